@@ -1,0 +1,1 @@
+"""Rollout's shared package: values, configuration, wire, stores, the client and the `rollout` command."""

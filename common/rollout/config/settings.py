@@ -1,0 +1,166 @@
+"""Settings of the coordinator and the worker: one model per file, unknown keys rejected.
+
+Loading (TOML with locations, environment overrides, nearest valid key) is in `load.py`; rules that concern several
+fields are validators here, so `rollout plan` and the daemons share them.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+
+
+class Section(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class EmbeddedStorage(Section):
+    path: str = Field(default="./data/rollout.db", description="SQLite file; made on first start.")
+
+
+class PostgresStorage(Section):
+    url: str = Field(
+        default="", description="postgresql://user@host:5432/db; may go through a transaction-mode pooler."
+    )
+    direct_url: str = Field(default="", description="Optional, past the pooler: LISTEN wakes watchers sooner.")
+    pool_size: int = Field(default=8, ge=2, le=200, description="Connections at most.")
+
+
+class StorageSection(Section):
+    backend: Literal["embedded", "postgres"] = Field(default="embedded", description="Where the ledger lives.")
+    embedded: EmbeddedStorage = EmbeddedStorage()
+    postgres: PostgresStorage = PostgresStorage()
+
+    @model_validator(mode="after")
+    def _url(self) -> StorageSection:
+        if self.backend == "postgres" and not self.postgres.url:
+            raise ValueError('storage.backend is "postgres" but [storage.postgres] url is empty')
+        return self
+
+
+class TransportSection(Section):
+    listen_addr: str = Field(
+        default="127.0.0.1:50051", description="mTLS address of the coordinator (port 0: any free)."
+    )
+    join_addr: str = Field(
+        default="", description="Second port, server authentication only, where hosts join; empty: off."
+    )
+    advertise_addr: str = Field(
+        default="", description="Address others reach this coordinator at; default: listen_addr."
+    )
+    coordinator_addrs: list[str] = Field(default_factory=list[str], description="Every coordinator, leader or standby.")
+    tls_dir: str = Field(default="./data/tls", description="CA, host key and certificates.")
+    cluster: str = Field(default="rollout", pattern=r"^[a-z0-9][a-z0-9.-]{0,62}$", description="SPIFFE trust domain.")
+    certificate_lifetime_s: float = Field(
+        default=4 * 3600, ge=4, description="Of incarnation certificates; renewed at half."
+    )
+    host_certificate_lifetime_s: float = Field(default=30 * 86400, ge=60, description="Of a joined host's certificate.")
+    orphan_grace_ms: int = Field(
+        default=60_000, ge=0, description="A fenced worker keeps work this long for a new leader."
+    )
+    heartbeat_interval_ms: int = Field(default=500, ge=50, le=60_000, description="Between beats.")
+    worker_self_fence_timeout_ms: int = Field(
+        default=4_000, ge=200, description="A worker without answers stops starting work."
+    )
+    coordinator_failure_timeout_ms: int = Field(
+        default=5_000, ge=300, description="A worker is failed, and a lease expires."
+    )
+    clock_skew_budget_ms: int = Field(default=250, ge=0, description="Slack on top of a deadline.")
+
+    @model_validator(mode="after")
+    def _split_brain(self) -> TransportSection:
+        if self.worker_self_fence_timeout_ms >= self.coordinator_failure_timeout_ms:
+            raise ValueError(
+                f"worker_self_fence_timeout_ms ({self.worker_self_fence_timeout_ms}) must be less than "
+                f"coordinator_failure_timeout_ms ({self.coordinator_failure_timeout_ms}): a worker must stop before "
+                "its work is given to another"
+            )
+        if self.clock_skew_budget_ms >= 2 * self.heartbeat_interval_ms:
+            raise ValueError(
+                f"clock_skew_budget_ms ({self.clock_skew_budget_ms}) must be less than twice heartbeat_interval_ms "
+                f"({self.heartbeat_interval_ms}): a larger slack makes deadlines meaningless"
+            )
+        if self.worker_self_fence_timeout_ms <= 2 * self.heartbeat_interval_ms:
+            raise ValueError(
+                f"worker_self_fence_timeout_ms ({self.worker_self_fence_timeout_ms}) must be more than twice "
+                f"heartbeat_interval_ms ({self.heartbeat_interval_ms}): one late beat would fence the worker"
+            )
+        return self
+
+
+class ObjectsSection(Section):
+    backend: str = Field(default="", description='"fs", "postgres" or a plugin\'s name; default: by storage.backend.')
+    path: str = Field(default="./data/object-store", description="Root of the fs store.")
+    shared: bool = Field(default=False, description="The fs path is on a file system that every coordinator mounts.")
+    listen_addr: str = Field(
+        default="", description="Objects port of the coordinator; default: a free port beside listen_addr."
+    )
+    cache_dir: str = Field(default="./data/object-cache", description="A worker's local cache.")
+    cache_max_mib: int = Field(default=20_480, ge=64, description="Cache size; least recently used objects go first.")
+
+
+class HttpSection(Section):
+    listen_addr: str = Field(default="", description="Metrics and health; empty: off.")
+
+
+class WorkerSection(Section):
+    slots: int = Field(default=1, ge=1, le=4096, description="Attempts of slot workloads at once.")
+    roles: list[str] = Field(default_factory=list[str], description="What items may require.")
+    labels: dict[str, str] = Field(default_factory=dict[str, str], description="What items may require.")
+    capacity: dict[str, float] = Field(default_factory=dict[str, float], description="Further resources, by name.")
+    scratch_dir: str = Field(default="./data/scratch", description="Per-attempt directories.")
+    max_engines: int = Field(default=1, ge=1, le=64, description="Engine processes at once.")
+    dev_hot_reload: bool = Field(default=False, description="Allow plugins to be reloaded.")
+    drain_budget_s: float = Field(default=60.0, ge=0, description="On SIGTERM: finish what fits in this time.")
+
+
+class SecretsSection(Section):
+    backend: str = Field(default="env", description="Where secrets come from.")
+    allow: list[str] = Field(default_factory=list[str], description="Names that may be read.")
+
+
+class ComputeSection(Section):
+    backend: str = Field(default="local", description="Inventory and preemption notice.")
+    preemption_file: str = Field(default="", description="local: notice is given when this file appears.")
+
+
+class LoggingSection(Section):
+    level: Literal["debug", "info", "warning", "error"] = "info"
+    format: Literal["auto", "json", "console"] = Field(
+        default="auto", description="auto: console on a terminal, else json."
+    )
+
+
+class CoordinatorSettings(Section):
+    storage: StorageSection = StorageSection()
+    transport: TransportSection = TransportSection()
+    objects: ObjectsSection = ObjectsSection()
+    http: HttpSection = HttpSection()
+    logging: LoggingSection = LoggingSection()
+
+    @model_validator(mode="after")
+    def _several_coordinators(self) -> CoordinatorSettings:
+        if len(self.transport.coordinator_addrs) > 1:
+            if self.storage.backend == "embedded":
+                raise ValueError(
+                    'transport.coordinator_addrs names several coordinators but storage.backend is "embedded", which '
+                    'only one host reaches: use "postgres"'
+                )
+            if self.objects.backend == "fs" and not self.objects.shared:
+                raise ValueError(
+                    "transport.coordinator_addrs names several coordinators but [objects] is a private fs store: "
+                    'use backend = "postgres", or a path that all mount with shared = true'
+                )
+        return self
+
+
+class WorkerSettings(Section):
+    transport: TransportSection = TransportSection()
+    objects: ObjectsSection = ObjectsSection()
+    http: HttpSection = HttpSection()
+    worker: WorkerSection = WorkerSection()
+    secrets: SecretsSection = SecretsSection()
+    compute: ComputeSection = ComputeSection()
+    logging: LoggingSection = LoggingSection()
+    plugins: list[str] = Field(default_factory=list[str], description="Manifests to load at start.")

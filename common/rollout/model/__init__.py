@@ -1,0 +1,1 @@
+"""Frozen values that every other package speaks in. No clock, no randomness, no I/O."""

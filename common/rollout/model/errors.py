@@ -1,0 +1,152 @@
+"""One root for every error the product raises on purpose.
+
+A class docstring is its default message. `code` is stable and travels on the wire; `retryable` says whether the
+same call may succeed later.
+"""
+
+from __future__ import annotations
+
+import inspect
+from typing import Any, ClassVar
+
+
+class RolloutError(Exception):
+    """Something went wrong."""
+
+    code: ClassVar[str] = "internal"
+    retryable: ClassVar[bool] = False
+
+    def __init__(self, message: str | None = None, **context: Any) -> None:
+        self.message = message or inspect.cleandoc(type(self).__doc__ or "")
+        self.context = context
+        super().__init__(self.message)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return (_rebuild, (type(self), self.message, self.context))
+
+    def __str__(self) -> str:
+        return self.message
+
+
+def _rebuild(kind: type[RolloutError], message: str, context: dict[str, Any]) -> RolloutError:
+    return kind(message, **context)
+
+
+class ConfigError(RolloutError):
+    """The configuration is not usable."""
+
+    code = "config_invalid"
+
+
+class InputError(RolloutError):
+    """The input is not usable."""
+
+    code = "input_invalid"
+
+
+class NotFoundError(RolloutError):
+    """No such thing."""
+
+    code = "not_found"
+
+
+class ConflictError(RolloutError):
+    """What is stored already says something else."""
+
+    code = "conflict"
+
+
+class StateError(RolloutError):
+    """The state of the run does not allow this."""
+
+    code = "wrong_state"
+
+
+class ProtocolError(RolloutError):
+    """The peer sent something the protocol does not allow."""
+
+    code = "protocol"
+
+
+class AuthError(RolloutError):
+    """The peer's identity does not allow this."""
+
+    code = "not_allowed"
+
+
+class FencedError(RolloutError):
+    """Another coordinator holds the lease."""
+
+    code = "fenced"
+
+
+class NotLeaderError(RolloutError):
+    """This coordinator is not the leader."""
+
+    code = "not_leader"
+    retryable = True
+
+
+class StorageError(RolloutError):
+    """The store refused or failed."""
+
+    code = "storage"
+
+
+class StorageUnavailableError(StorageError):
+    """The store cannot be reached at present."""
+
+    code = "storage_unavailable"
+    retryable = True
+
+
+class StorageFullError(StorageError):
+    """The disk or database is full: nothing was written, nothing acknowledged is lost."""
+
+    code = "storage_full"
+
+
+class SchemaVersionError(StorageError):
+    """The database was written by a newer version of this program."""
+
+    code = "schema_newer"
+
+
+class ObjectCorruptError(StorageError):
+    """An object's bytes do not match its id."""
+
+    code = "object_corrupt"
+
+
+class UnavailableError(RolloutError):
+    """The other side cannot be reached at present."""
+
+    code = "unavailable"
+    retryable = True
+
+
+class PluginError(RolloutError):
+    """The plugin broke its contract."""
+
+    code = "plugin"
+
+
+class AttemptError(RolloutError):
+    """One attempt at an item failed; `retry` says whether another may succeed.
+
+    Raised by executors and backends. Anything else an executor raises becomes `executor_error`, retryable.
+    """
+
+    code = "attempt_failed"
+
+    def __init__(self, message: str | None = None, *, code: str = "attempt_failed", retry: bool = True, **context: Any):
+        super().__init__(message, **context)
+        self.error_code = code
+        self.retry = retry
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return (_rebuild_attempt, (self.message, self.error_code, self.retry, self.context))
+
+
+def _rebuild_attempt(message: str, code: str, retry: bool, context: dict[str, Any]) -> AttemptError:
+    return AttemptError(message, code=code, retry=retry, **context)

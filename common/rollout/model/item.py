@@ -1,0 +1,107 @@
+"""An item of work, the states it goes through and what its attempts end in."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from enum import IntEnum, StrEnum
+from typing import NamedTuple
+
+
+class ItemState(StrEnum):
+    PENDING = "pending"
+    ASSIGNED = "assigned"
+    RUNNING = "running"
+    ACCEPTED = "accepted"  # durable, not yet behind the commit cursor
+    DONE = "done"
+    FAILED = "failed"
+    CANCELLED = "cancelled"
+    SKIPPED = "skipped"
+
+
+class Outcome(IntEnum):
+    """How a result ends its item. The values are those of the wire and of the `result` table."""
+
+    DONE = 1
+    FAILED = 2
+    CANCELLED = 3
+    SKIPPED = 4
+
+
+class AttemptEnd(StrEnum):
+    """How an attempt ended that did not end its item. Kept in the `attempt` table as evidence."""
+
+    FAILED = "failed"  # counted against max_attempts
+    TIMEOUT = "timeout"  # counted against max_attempts
+    WORKER_LOST = "worker_lost"  # started, and its worker or child process died; counted against max_worker_lost
+    RELEASED = "released"  # not started, or given back: counts against nothing
+    REVOKED = "revoked"  # stolen before it started
+    PAUSED = "paused"
+    DROPPED = "dropped"  # pipelined on a predecessor that changed
+    STALE = "stale"
+
+
+class Key(NamedTuple):
+    """Place of an item: `log` is its run's root log or a parent's child log, `seq` its place there."""
+
+    log: int
+    seq: int
+
+
+class ObjectSlice(NamedTuple):
+    """Bytes [offset, offset + length) of a stored object. Large payloads and results are such slices."""
+
+    object_id: bytes
+    offset: int
+    length: int
+
+
+Blob = bytes | ObjectSlice
+"""Inline bytes (at most INLINE_MAX) or a slice of an object."""
+
+INLINE_MAX = 4096
+"""Bytes of payload or result kept inline; larger ones are objects."""
+
+
+@dataclass(frozen=True, slots=True)
+class ItemSpec:
+    """What dispatch needs to know of an item. Items share few distinct specs, so rows and frames refer to a table."""
+
+    lane: str = ""
+    chain: str = ""
+    resources: tuple[tuple[str, float], ...] = (("slots", 1.0),)
+    require_roles: tuple[str, ...] = ()
+    require_labels: tuple[tuple[str, str], ...] = ()
+    require_plugin: str = ""
+    affinity: str = ""
+    group: str = ""
+    priority: int = 0
+    timeout_ms: int = 0
+    max_attempts: int = 3
+    max_worker_lost: int = 3
+    fail_on_worker_lost: bool = False
+    exclusive: bool = False
+    pipelined: bool = False
+    not_before_ms: int = 0
+    retry_backoff_ms: int = 1000
+
+
+DEFAULT_SPEC = ItemSpec()
+
+
+@dataclass(slots=True)
+class NewItem:
+    """An item as a client or a parent submits it."""
+
+    id: bytes
+    payload: Blob
+    spec: ItemSpec = field(default=DEFAULT_SPEC)
+
+
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """Why an attempt failed: `code` is stable, `message` for people."""
+
+    code: str
+    message: str
+    retryable: bool = True
+    worker_lost: bool = False

@@ -1,0 +1,38 @@
+"""Content-addressed bytes. Adapters register under `rollout.objects`: `open_store(options) -> ObjectStore`."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
+from typing import Protocol
+
+
+@dataclass(frozen=True, slots=True)
+class ObjectMeta:
+    object_id: bytes  # blake3, 32 bytes
+    size: int
+    created_ms: int
+
+
+class ObjectStore(Protocol):
+    async def open(self) -> None: ...
+    async def close(self) -> None: ...
+
+    async def put(self, object_id: bytes, chunks: AsyncIterator[bytes], size: int) -> bool:
+        """Durable on return. False: it was there. ObjectCorruptError if the bytes hash to something else."""
+        ...
+
+    def get(self, object_id: bytes, offset: int = 0, length: int | None = None) -> AsyncIterator[bytes]:
+        """Chunks of at most 512 KiB. NotFoundError."""
+        ...
+
+    async def head(self, object_id: bytes) -> ObjectMeta | None: ...
+    async def has(self, object_ids: list[bytes]) -> list[bool]: ...
+    def list(self) -> AsyncIterator[ObjectMeta]: ...
+
+    async def delete(self, object_id: bytes) -> bool: ...
+
+    # Pins keep an object from deletion while nothing in the ledger refers to it yet.
+    async def pin(self, object_ids: list[bytes], holder: str, ttl_s: float) -> None: ...
+    async def unpin(self, holder: str) -> None: ...
+    async def pinned(self, object_ids: list[bytes]) -> set[bytes]: ...

@@ -1,0 +1,352 @@
+from rollout.wire.v1 import common_pb2 as _common_pb2
+from google.protobuf.internal import containers as _containers
+from google.protobuf import descriptor as _descriptor
+from google.protobuf import message as _message
+from collections.abc import Iterable as _Iterable, Mapping as _Mapping
+from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
+
+DESCRIPTOR: _descriptor.FileDescriptor
+
+class LaneConfig(_message.Message):
+    __slots__ = ("name", "max_in_flight")
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    MAX_IN_FLIGHT_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    max_in_flight: int
+    def __init__(self, name: _Optional[str] = ..., max_in_flight: _Optional[int] = ...) -> None: ...
+
+class Policy(_message.Message):
+    __slots__ = ("name", "options")
+    class OptionsEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: str
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[str] = ...) -> None: ...
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    OPTIONS_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    options: _containers.ScalarMap[str, str]
+    def __init__(self, name: _Optional[str] = ..., options: _Optional[_Mapping[str, str]] = ...) -> None: ...
+
+class RunSpec(_message.Message):
+    __slots__ = ("run_id", "workload", "name", "config", "order", "priority", "max_in_flight", "lanes", "policies", "pause_timeout_ms", "labels")
+    class LabelsEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: str
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[str] = ...) -> None: ...
+    RUN_ID_FIELD_NUMBER: _ClassVar[int]
+    WORKLOAD_FIELD_NUMBER: _ClassVar[int]
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    CONFIG_FIELD_NUMBER: _ClassVar[int]
+    ORDER_FIELD_NUMBER: _ClassVar[int]
+    PRIORITY_FIELD_NUMBER: _ClassVar[int]
+    MAX_IN_FLIGHT_FIELD_NUMBER: _ClassVar[int]
+    LANES_FIELD_NUMBER: _ClassVar[int]
+    POLICIES_FIELD_NUMBER: _ClassVar[int]
+    PAUSE_TIMEOUT_MS_FIELD_NUMBER: _ClassVar[int]
+    LABELS_FIELD_NUMBER: _ClassVar[int]
+    run_id: str
+    workload: str
+    name: str
+    config: bytes
+    order: str
+    priority: int
+    max_in_flight: int
+    lanes: _containers.RepeatedCompositeFieldContainer[LaneConfig]
+    policies: _containers.RepeatedCompositeFieldContainer[Policy]
+    pause_timeout_ms: int
+    labels: _containers.ScalarMap[str, str]
+    def __init__(self, run_id: _Optional[str] = ..., workload: _Optional[str] = ..., name: _Optional[str] = ..., config: _Optional[bytes] = ..., order: _Optional[str] = ..., priority: _Optional[int] = ..., max_in_flight: _Optional[int] = ..., lanes: _Optional[_Iterable[_Union[LaneConfig, _Mapping]]] = ..., policies: _Optional[_Iterable[_Union[Policy, _Mapping]]] = ..., pause_timeout_ms: _Optional[int] = ..., labels: _Optional[_Mapping[str, str]] = ...) -> None: ...
+
+class SubmitUp(_message.Message):
+    __slots__ = ("epoch", "open", "items", "seal")
+    EPOCH_FIELD_NUMBER: _ClassVar[int]
+    OPEN_FIELD_NUMBER: _ClassVar[int]
+    ITEMS_FIELD_NUMBER: _ClassVar[int]
+    SEAL_FIELD_NUMBER: _ClassVar[int]
+    epoch: int
+    open: RunSpec
+    items: _common_pb2.ItemBatch
+    seal: Seal
+    def __init__(self, epoch: _Optional[int] = ..., open: _Optional[_Union[RunSpec, _Mapping]] = ..., items: _Optional[_Union[_common_pb2.ItemBatch, _Mapping]] = ..., seal: _Optional[_Union[Seal, _Mapping]] = ...) -> None: ...
+
+class Seal(_message.Message):
+    __slots__ = ("count",)
+    COUNT_FIELD_NUMBER: _ClassVar[int]
+    count: int
+    def __init__(self, count: _Optional[int] = ...) -> None: ...
+
+class SubmitDown(_message.Message):
+    __slots__ = ("epoch", "durable", "sealed", "status", "objects_addr")
+    EPOCH_FIELD_NUMBER: _ClassVar[int]
+    DURABLE_FIELD_NUMBER: _ClassVar[int]
+    SEALED_FIELD_NUMBER: _ClassVar[int]
+    STATUS_FIELD_NUMBER: _ClassVar[int]
+    OBJECTS_ADDR_FIELD_NUMBER: _ClassVar[int]
+    epoch: int
+    durable: int
+    sealed: bool
+    status: RunStatus
+    objects_addr: str
+    def __init__(self, epoch: _Optional[int] = ..., durable: _Optional[int] = ..., sealed: bool = ..., status: _Optional[_Union[RunStatus, _Mapping]] = ..., objects_addr: _Optional[str] = ...) -> None: ...
+
+class RunStatus(_message.Message):
+    __slots__ = ("spec", "state", "reason", "submitted", "sealed", "cursor", "done", "failed", "cancelled", "skipped", "in_flight", "running", "attempts", "retried", "worker_lost", "stale", "units_in", "units_out", "created_ms", "updated_ms", "ended_ms", "survivors", "lanes", "root_log", "workers", "pausing")
+    SPEC_FIELD_NUMBER: _ClassVar[int]
+    STATE_FIELD_NUMBER: _ClassVar[int]
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    SUBMITTED_FIELD_NUMBER: _ClassVar[int]
+    SEALED_FIELD_NUMBER: _ClassVar[int]
+    CURSOR_FIELD_NUMBER: _ClassVar[int]
+    DONE_FIELD_NUMBER: _ClassVar[int]
+    FAILED_FIELD_NUMBER: _ClassVar[int]
+    CANCELLED_FIELD_NUMBER: _ClassVar[int]
+    SKIPPED_FIELD_NUMBER: _ClassVar[int]
+    IN_FLIGHT_FIELD_NUMBER: _ClassVar[int]
+    RUNNING_FIELD_NUMBER: _ClassVar[int]
+    ATTEMPTS_FIELD_NUMBER: _ClassVar[int]
+    RETRIED_FIELD_NUMBER: _ClassVar[int]
+    WORKER_LOST_FIELD_NUMBER: _ClassVar[int]
+    STALE_FIELD_NUMBER: _ClassVar[int]
+    UNITS_IN_FIELD_NUMBER: _ClassVar[int]
+    UNITS_OUT_FIELD_NUMBER: _ClassVar[int]
+    CREATED_MS_FIELD_NUMBER: _ClassVar[int]
+    UPDATED_MS_FIELD_NUMBER: _ClassVar[int]
+    ENDED_MS_FIELD_NUMBER: _ClassVar[int]
+    SURVIVORS_FIELD_NUMBER: _ClassVar[int]
+    LANES_FIELD_NUMBER: _ClassVar[int]
+    ROOT_LOG_FIELD_NUMBER: _ClassVar[int]
+    WORKERS_FIELD_NUMBER: _ClassVar[int]
+    PAUSING_FIELD_NUMBER: _ClassVar[int]
+    spec: RunSpec
+    state: str
+    reason: str
+    submitted: int
+    sealed: bool
+    cursor: int
+    done: int
+    failed: int
+    cancelled: int
+    skipped: int
+    in_flight: int
+    running: int
+    attempts: int
+    retried: int
+    worker_lost: int
+    stale: int
+    units_in: int
+    units_out: int
+    created_ms: int
+    updated_ms: int
+    ended_ms: int
+    survivors: _containers.RepeatedCompositeFieldContainer[_common_pb2.AttemptKeys]
+    lanes: _containers.RepeatedCompositeFieldContainer[LaneStatus]
+    root_log: int
+    workers: int
+    pausing: bool
+    def __init__(self, spec: _Optional[_Union[RunSpec, _Mapping]] = ..., state: _Optional[str] = ..., reason: _Optional[str] = ..., submitted: _Optional[int] = ..., sealed: bool = ..., cursor: _Optional[int] = ..., done: _Optional[int] = ..., failed: _Optional[int] = ..., cancelled: _Optional[int] = ..., skipped: _Optional[int] = ..., in_flight: _Optional[int] = ..., running: _Optional[int] = ..., attempts: _Optional[int] = ..., retried: _Optional[int] = ..., worker_lost: _Optional[int] = ..., stale: _Optional[int] = ..., units_in: _Optional[int] = ..., units_out: _Optional[int] = ..., created_ms: _Optional[int] = ..., updated_ms: _Optional[int] = ..., ended_ms: _Optional[int] = ..., survivors: _Optional[_Iterable[_Union[_common_pb2.AttemptKeys, _Mapping]]] = ..., lanes: _Optional[_Iterable[_Union[LaneStatus, _Mapping]]] = ..., root_log: _Optional[int] = ..., workers: _Optional[int] = ..., pausing: bool = ...) -> None: ...
+
+class LaneStatus(_message.Message):
+    __slots__ = ("name", "max_in_flight", "in_flight", "done", "failed", "consecutive_failures", "pruned", "pruned_at")
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    MAX_IN_FLIGHT_FIELD_NUMBER: _ClassVar[int]
+    IN_FLIGHT_FIELD_NUMBER: _ClassVar[int]
+    DONE_FIELD_NUMBER: _ClassVar[int]
+    FAILED_FIELD_NUMBER: _ClassVar[int]
+    CONSECUTIVE_FAILURES_FIELD_NUMBER: _ClassVar[int]
+    PRUNED_FIELD_NUMBER: _ClassVar[int]
+    PRUNED_AT_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    max_in_flight: int
+    in_flight: int
+    done: int
+    failed: int
+    consecutive_failures: int
+    pruned: bool
+    pruned_at: int
+    def __init__(self, name: _Optional[str] = ..., max_in_flight: _Optional[int] = ..., in_flight: _Optional[int] = ..., done: _Optional[int] = ..., failed: _Optional[int] = ..., consecutive_failures: _Optional[int] = ..., pruned: bool = ..., pruned_at: _Optional[int] = ...) -> None: ...
+
+class WatchRequest(_message.Message):
+    __slots__ = ("epoch", "run_id", "cursor", "payloads", "status_only")
+    EPOCH_FIELD_NUMBER: _ClassVar[int]
+    RUN_ID_FIELD_NUMBER: _ClassVar[int]
+    CURSOR_FIELD_NUMBER: _ClassVar[int]
+    PAYLOADS_FIELD_NUMBER: _ClassVar[int]
+    STATUS_ONLY_FIELD_NUMBER: _ClassVar[int]
+    epoch: int
+    run_id: str
+    cursor: int
+    payloads: bool
+    status_only: bool
+    def __init__(self, epoch: _Optional[int] = ..., run_id: _Optional[str] = ..., cursor: _Optional[int] = ..., payloads: bool = ..., status_only: bool = ...) -> None: ...
+
+class WatchDown(_message.Message):
+    __slots__ = ("epoch", "batch", "status")
+    EPOCH_FIELD_NUMBER: _ClassVar[int]
+    BATCH_FIELD_NUMBER: _ClassVar[int]
+    STATUS_FIELD_NUMBER: _ClassVar[int]
+    epoch: int
+    batch: CommitBatch
+    status: RunStatus
+    def __init__(self, epoch: _Optional[int] = ..., batch: _Optional[_Union[CommitBatch, _Mapping]] = ..., status: _Optional[_Union[RunStatus, _Mapping]] = ...) -> None: ...
+
+class CommitBatch(_message.Message):
+    __slots__ = ("from_cursor", "seq", "attempt", "outcome", "length", "data", "refs", "errors", "duration_ms", "accepted_ms", "workers", "worker_index", "ids", "payload_length", "payload_data", "payload_refs", "units_in", "units_out")
+    FROM_CURSOR_FIELD_NUMBER: _ClassVar[int]
+    SEQ_FIELD_NUMBER: _ClassVar[int]
+    ATTEMPT_FIELD_NUMBER: _ClassVar[int]
+    OUTCOME_FIELD_NUMBER: _ClassVar[int]
+    LENGTH_FIELD_NUMBER: _ClassVar[int]
+    DATA_FIELD_NUMBER: _ClassVar[int]
+    REFS_FIELD_NUMBER: _ClassVar[int]
+    ERRORS_FIELD_NUMBER: _ClassVar[int]
+    DURATION_MS_FIELD_NUMBER: _ClassVar[int]
+    ACCEPTED_MS_FIELD_NUMBER: _ClassVar[int]
+    WORKERS_FIELD_NUMBER: _ClassVar[int]
+    WORKER_INDEX_FIELD_NUMBER: _ClassVar[int]
+    IDS_FIELD_NUMBER: _ClassVar[int]
+    PAYLOAD_LENGTH_FIELD_NUMBER: _ClassVar[int]
+    PAYLOAD_DATA_FIELD_NUMBER: _ClassVar[int]
+    PAYLOAD_REFS_FIELD_NUMBER: _ClassVar[int]
+    UNITS_IN_FIELD_NUMBER: _ClassVar[int]
+    UNITS_OUT_FIELD_NUMBER: _ClassVar[int]
+    from_cursor: int
+    seq: _containers.RepeatedScalarFieldContainer[int]
+    attempt: _containers.RepeatedScalarFieldContainer[int]
+    outcome: _containers.RepeatedScalarFieldContainer[_common_pb2.Outcome]
+    length: _containers.RepeatedScalarFieldContainer[int]
+    data: bytes
+    refs: _containers.RepeatedCompositeFieldContainer[_common_pb2.IndexedRef]
+    errors: _containers.RepeatedCompositeFieldContainer[_common_pb2.ErrorInfo]
+    duration_ms: _containers.RepeatedScalarFieldContainer[int]
+    accepted_ms: _containers.RepeatedScalarFieldContainer[int]
+    workers: _containers.RepeatedScalarFieldContainer[str]
+    worker_index: _containers.RepeatedScalarFieldContainer[int]
+    ids: bytes
+    payload_length: _containers.RepeatedScalarFieldContainer[int]
+    payload_data: bytes
+    payload_refs: _containers.RepeatedCompositeFieldContainer[_common_pb2.IndexedRef]
+    units_in: _containers.RepeatedScalarFieldContainer[int]
+    units_out: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, from_cursor: _Optional[int] = ..., seq: _Optional[_Iterable[int]] = ..., attempt: _Optional[_Iterable[int]] = ..., outcome: _Optional[_Iterable[_Union[_common_pb2.Outcome, str]]] = ..., length: _Optional[_Iterable[int]] = ..., data: _Optional[bytes] = ..., refs: _Optional[_Iterable[_Union[_common_pb2.IndexedRef, _Mapping]]] = ..., errors: _Optional[_Iterable[_Union[_common_pb2.ErrorInfo, _Mapping]]] = ..., duration_ms: _Optional[_Iterable[int]] = ..., accepted_ms: _Optional[_Iterable[int]] = ..., workers: _Optional[_Iterable[str]] = ..., worker_index: _Optional[_Iterable[int]] = ..., ids: _Optional[bytes] = ..., payload_length: _Optional[_Iterable[int]] = ..., payload_data: _Optional[bytes] = ..., payload_refs: _Optional[_Iterable[_Union[_common_pb2.IndexedRef, _Mapping]]] = ..., units_in: _Optional[_Iterable[int]] = ..., units_out: _Optional[_Iterable[int]] = ...) -> None: ...
+
+class RunRequest(_message.Message):
+    __slots__ = ("epoch", "run_id", "force")
+    EPOCH_FIELD_NUMBER: _ClassVar[int]
+    RUN_ID_FIELD_NUMBER: _ClassVar[int]
+    FORCE_FIELD_NUMBER: _ClassVar[int]
+    epoch: int
+    run_id: str
+    force: bool
+    def __init__(self, epoch: _Optional[int] = ..., run_id: _Optional[str] = ..., force: bool = ...) -> None: ...
+
+class RunReply(_message.Message):
+    __slots__ = ("epoch", "status", "objects_addr")
+    EPOCH_FIELD_NUMBER: _ClassVar[int]
+    STATUS_FIELD_NUMBER: _ClassVar[int]
+    OBJECTS_ADDR_FIELD_NUMBER: _ClassVar[int]
+    epoch: int
+    status: RunStatus
+    objects_addr: str
+    def __init__(self, epoch: _Optional[int] = ..., status: _Optional[_Union[RunStatus, _Mapping]] = ..., objects_addr: _Optional[str] = ...) -> None: ...
+
+class ListRequest(_message.Message):
+    __slots__ = ("epoch", "states", "limit")
+    EPOCH_FIELD_NUMBER: _ClassVar[int]
+    STATES_FIELD_NUMBER: _ClassVar[int]
+    LIMIT_FIELD_NUMBER: _ClassVar[int]
+    epoch: int
+    states: _containers.RepeatedScalarFieldContainer[str]
+    limit: int
+    def __init__(self, epoch: _Optional[int] = ..., states: _Optional[_Iterable[str]] = ..., limit: _Optional[int] = ...) -> None: ...
+
+class ListReply(_message.Message):
+    __slots__ = ("epoch", "runs")
+    EPOCH_FIELD_NUMBER: _ClassVar[int]
+    RUNS_FIELD_NUMBER: _ClassVar[int]
+    epoch: int
+    runs: _containers.RepeatedCompositeFieldContainer[RunStatus]
+    def __init__(self, epoch: _Optional[int] = ..., runs: _Optional[_Iterable[_Union[RunStatus, _Mapping]]] = ...) -> None: ...
+
+class CommandRequest(_message.Message):
+    __slots__ = ("epoch", "run_id", "verb", "reason", "priority")
+    EPOCH_FIELD_NUMBER: _ClassVar[int]
+    RUN_ID_FIELD_NUMBER: _ClassVar[int]
+    VERB_FIELD_NUMBER: _ClassVar[int]
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    PRIORITY_FIELD_NUMBER: _ClassVar[int]
+    epoch: int
+    run_id: str
+    verb: str
+    reason: str
+    priority: int
+    def __init__(self, epoch: _Optional[int] = ..., run_id: _Optional[str] = ..., verb: _Optional[str] = ..., reason: _Optional[str] = ..., priority: _Optional[int] = ...) -> None: ...
+
+class DeleteReply(_message.Message):
+    __slots__ = ("epoch", "items", "objects_freed")
+    EPOCH_FIELD_NUMBER: _ClassVar[int]
+    ITEMS_FIELD_NUMBER: _ClassVar[int]
+    OBJECTS_FREED_FIELD_NUMBER: _ClassVar[int]
+    epoch: int
+    items: int
+    objects_freed: int
+    def __init__(self, epoch: _Optional[int] = ..., items: _Optional[int] = ..., objects_freed: _Optional[int] = ...) -> None: ...
+
+class WorkersRequest(_message.Message):
+    __slots__ = ("epoch", "all")
+    EPOCH_FIELD_NUMBER: _ClassVar[int]
+    ALL_FIELD_NUMBER: _ClassVar[int]
+    epoch: int
+    all: bool
+    def __init__(self, epoch: _Optional[int] = ..., all: bool = ...) -> None: ...
+
+class WorkerStatus(_message.Message):
+    __slots__ = ("incarnation", "inventory", "state", "in_flight", "running", "registered_ms", "last_seen_s", "reason", "load", "done")
+    INCARNATION_FIELD_NUMBER: _ClassVar[int]
+    INVENTORY_FIELD_NUMBER: _ClassVar[int]
+    STATE_FIELD_NUMBER: _ClassVar[int]
+    IN_FLIGHT_FIELD_NUMBER: _ClassVar[int]
+    RUNNING_FIELD_NUMBER: _ClassVar[int]
+    REGISTERED_MS_FIELD_NUMBER: _ClassVar[int]
+    LAST_SEEN_S_FIELD_NUMBER: _ClassVar[int]
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    LOAD_FIELD_NUMBER: _ClassVar[int]
+    DONE_FIELD_NUMBER: _ClassVar[int]
+    incarnation: str
+    inventory: _common_pb2.Inventory
+    state: str
+    in_flight: int
+    running: int
+    registered_ms: int
+    last_seen_s: float
+    reason: str
+    load: float
+    done: int
+    def __init__(self, incarnation: _Optional[str] = ..., inventory: _Optional[_Union[_common_pb2.Inventory, _Mapping]] = ..., state: _Optional[str] = ..., in_flight: _Optional[int] = ..., running: _Optional[int] = ..., registered_ms: _Optional[int] = ..., last_seen_s: _Optional[float] = ..., reason: _Optional[str] = ..., load: _Optional[float] = ..., done: _Optional[int] = ...) -> None: ...
+
+class WorkersReply(_message.Message):
+    __slots__ = ("epoch", "workers", "leader")
+    EPOCH_FIELD_NUMBER: _ClassVar[int]
+    WORKERS_FIELD_NUMBER: _ClassVar[int]
+    LEADER_FIELD_NUMBER: _ClassVar[int]
+    epoch: int
+    workers: _containers.RepeatedCompositeFieldContainer[WorkerStatus]
+    leader: str
+    def __init__(self, epoch: _Optional[int] = ..., workers: _Optional[_Iterable[_Union[WorkerStatus, _Mapping]]] = ..., leader: _Optional[str] = ...) -> None: ...
+
+class WorkerCommandRequest(_message.Message):
+    __slots__ = ("epoch", "incarnation", "verb", "argument")
+    EPOCH_FIELD_NUMBER: _ClassVar[int]
+    INCARNATION_FIELD_NUMBER: _ClassVar[int]
+    VERB_FIELD_NUMBER: _ClassVar[int]
+    ARGUMENT_FIELD_NUMBER: _ClassVar[int]
+    epoch: int
+    incarnation: str
+    verb: str
+    argument: str
+    def __init__(self, epoch: _Optional[int] = ..., incarnation: _Optional[str] = ..., verb: _Optional[str] = ..., argument: _Optional[str] = ...) -> None: ...

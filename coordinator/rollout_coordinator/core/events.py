@@ -1,0 +1,266 @@
+"""What happens to the core. The driver makes these and calls `Core.handle(event, now)`.
+
+`request` numbers are the driver's: the core answers each with exactly one `Reply`, maybe in a later step.
+A `session` is one open Work stream; the core ignores frames of a session that is not its worker's newest.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from rollout.model.item import Blob, Failure, ItemSpec, Key, Outcome
+from rollout.model.run import RunSpec
+from rollout.model.worker import Credit, Inventory
+
+
+class Now(NamedTuple):
+    """`mono` is monotonic seconds, for deadlines; `wall_ms` is the wall clock, for what is stored and shown."""
+
+    mono: float
+    wall_ms: int
+
+
+@dataclass(slots=True)
+class Keys:
+    """Attempts of one log, columnar: (log, seq[i], attempt[i])."""
+
+    log: int
+    seq: list[int]
+    attempt: list[int]
+
+
+# ---- clients
+
+
+@dataclass(slots=True)
+class SubmitOpen:
+    """Open a run, or find it again. The same run_id with a different spec is a ConflictError that names the difference."""
+
+    request: int
+    spec: RunSpec
+
+
+@dataclass(slots=True)
+class SubmitItems:
+    """Contiguous items from `first_seq` of a run's root log. Those already there must carry the same ids."""
+
+    request: int
+    run_id: str
+    first_seq: int
+    ids: list[bytes]
+    payloads: list[Blob]
+    specs: tuple[ItemSpec, ...]
+    spec_index: list[int] | None = None  # None: all specs[0]
+
+
+@dataclass(slots=True)
+class SubmitSeal:
+    request: int
+    run_id: str
+    count: int
+
+
+@dataclass(slots=True)
+class RunCommand:
+    request: int
+    run_id: str
+    verb: str  # pause | resume | kill | continue | priority
+    reason: str = ""
+    priority: int = 0
+
+
+@dataclass(slots=True)
+class RunDelete:
+    """Only an ended run, or any with `force` (it is killed first)."""
+
+    request: int
+    run_id: str
+    force: bool = False
+
+
+# ---- workers
+
+
+@dataclass(slots=True)
+class WorkerHello:
+    session: str
+    incarnation: str
+    host_id: str
+    inventory: Inventory
+    credit: Credit
+    held: list[Keys] = field(default_factory=list[Keys])
+    started: list[Keys] = field(default_factory=list[Keys])
+    unacknowledged: list[Keys] = field(default_factory=list[Keys])
+    draining: bool = False
+
+
+@dataclass(slots=True)
+class WorkerGone:
+    """The Work stream broke. Not a failure by itself: deadlines decide."""
+
+    session: str
+
+
+@dataclass(slots=True)
+class WorkerGoodbye:
+    session: str
+    reason: str
+
+
+@dataclass(slots=True)
+class WorkerBeat:
+    incarnation: str
+    host_id: str
+    read_at: float  # Now.mono when the frame was read
+    state: str = "ready"
+    load: float = 0.0
+    running: int = 0
+
+
+@dataclass(slots=True)
+class WorkerCredit:
+    session: str
+    credit: Credit
+
+
+@dataclass(slots=True)
+class WorkerStarted:
+    session: str
+    keys: list[Keys]
+
+
+@dataclass(slots=True)
+class ResultGroup:
+    """Results of one log, columnar."""
+
+    log: int
+    seq: list[int]
+    attempt: list[int]
+    outcome: list[Outcome] | None  # None: all DONE
+    data: list[Blob]
+    failures: dict[int, Failure]  # by index
+    duration_ms: list[int]
+    units_in: list[int] | None = None
+    units_out: list[int] | None = None
+
+
+@dataclass(slots=True)
+class WorkerResults:
+    session: str
+    groups: list[ResultGroup]
+
+
+@dataclass(slots=True)
+class WorkerReleased:
+    session: str
+    keys: list[Keys]
+    reason: str
+
+
+@dataclass(slots=True)
+class WorkerConfirm:
+    session: str
+    revoke_id: int
+    given_up: list[Keys]
+    kept: list[Keys]
+
+
+@dataclass(slots=True)
+class WorkerSpawn:
+    session: str
+    parent: Key
+    attempt: int
+    first_ordinal: int
+    ids: list[bytes]
+    payloads: list[Blob]
+    specs: tuple[ItemSpec, ...]
+    spec_index: list[int] | None
+    seal: bool
+
+
+@dataclass(slots=True)
+class WorkerWaiting:
+    session: str
+    parent: Key
+    attempt: int
+    from_child: int
+
+
+@dataclass(slots=True)
+class WorkerProgress:
+    session: str
+    run_id: str
+    tokens_per_second: float
+    running: int
+
+
+@dataclass(slots=True)
+class WorkerCommand:
+    """An operator's order for one worker: drain | reload | log-level."""
+
+    request: int
+    incarnation: str
+    verb: str
+    argument: str = ""
+
+
+# ---- the driver's own
+
+
+@dataclass(slots=True)
+class PendingItem:
+    """A row read back from the ledger, with the history of its attempts."""
+
+    seq: int
+    id: bytes
+    spec: int  # index into the run's spec table
+    payload: Blob
+    attempts: int = 0  # highest attempt number so far
+    failures: int = 0
+    losses: int = 0
+    not_before_ms: int = 0
+
+
+@dataclass(slots=True)
+class Loaded:
+    """Answer to a `Load`. `end` tells that the log holds no further submitted row without a result."""
+
+    load_id: int
+    log: int
+    items: list[PendingItem]
+    next_seq: int
+    end: bool
+
+
+@dataclass(slots=True)
+class IdsLoaded:
+    load_id: int
+    log: int
+    first_seq: int
+    ids: list[bytes]
+
+
+@dataclass(slots=True)
+class ResultsLoaded:
+    load_id: int
+    log: int
+    first_seq: int
+    seq: list[int]
+    outcome: list[Outcome]
+    spec: list[int]
+    data: list[Blob]
+    failures: dict[int, Failure]
+    attempt: list[int]
+
+
+@dataclass(slots=True)
+class Tick:
+    """Time passed. The driver sends one at `wake_at` and at least every heartbeat_interval / 2."""
+
+
+Event = (
+    SubmitOpen | SubmitItems | SubmitSeal | RunCommand | RunDelete | WorkerHello | WorkerGone | WorkerGoodbye
+    | WorkerBeat | WorkerCredit | WorkerStarted | WorkerResults | WorkerReleased | WorkerConfirm | WorkerSpawn
+    | WorkerWaiting | WorkerProgress | WorkerCommand | Loaded | IdsLoaded | ResultsLoaded | Tick
+)  # fmt: skip

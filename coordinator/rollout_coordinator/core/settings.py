@@ -1,0 +1,23 @@
+"""Numbers the core works with. Seconds unless the name says otherwise; defaults are DESIGN's."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class CoreSettings:
+    heartbeat_interval: float = 0.5
+    coordinator_failure_timeout: float = 5.0
+    clock_skew_budget: float = 0.25
+    orphan_grace: float = 60.0
+    window_items: int = 8192  # pending rows of one log kept in memory
+    window_bytes: int = 32 << 20
+    window_items_max: int = 65536  # grown to this while lanes or chains block the head of the window
+    commit_horizon: int = 100_000  # runs with commit-time policies: dispatch at most this far past the cursor
+    assign_items_max: int = 256  # per worker and frame
+    assign_bytes_max: int = 512 << 10  # inline payload bytes per frame; the wire limit is 1 MiB
+    steal_max: int = 32
+    chain_grace: float = 2.0  # wait this long for the worker that ran a chain's previous item
+    retry_backoff_cap: float = 300.0
+    isolate_after_losses: int = 2

@@ -1,0 +1,393 @@
+"""What a step of the core asks of its caller, whose duties are, in this order:
+
+1. `writes`: commit all of them in one fenced ledger transaction. If that fails, discard the core and replay.
+2. `sends`: only after that, deliver them, in order.
+3. `loads`: read from the ledger and hand the answer back as an event.
+4. `wake_at`: send a Tick no later than this.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from rollout.model.errors import RolloutError
+from rollout.model.item import AttemptEnd, Blob, Failure, ItemSpec, Key, Outcome
+from rollout.model.run import RunSpec, RunState
+from rollout.model.worker import Inventory, WorkerState
+
+from rollout_coordinator.core.events import Keys
+
+# ---- writes: rows as the tables of ledger/schema.py hold them
+
+
+@dataclass(slots=True)
+class RunRow:
+    """Upserted whole; rare."""
+
+    spec: RunSpec
+    state: RunState
+    reason: str
+    root_log: int
+    created_ms: int
+    updated_ms: int
+    ended_ms: int  # 0: not ended
+    stop_submitting: bool = False
+    pausing_until_ms: int = 0
+    survivors: tuple[tuple[int, int, int, str], ...] = ()  # (log, seq, attempt, worker)
+    priority: int = 0  # may differ from the spec's after `priority`
+
+
+@dataclass(slots=True)
+class LogRow:
+    """Counters and cursor of one log; upserted whole, once per log and transaction."""
+
+    log: int
+    run_id: str
+    parent_log: int  # 0: a root log
+    parent_seq: int
+    submitted: int
+    sealed: bool
+    cursor: int  # schedule order: first seq not committed; arrival order: results committed
+    done: int
+    failed: int
+    cancelled: int
+    skipped: int
+    attempts: int
+    retried: int
+    worker_lost: int
+    stale: int
+    units_in: int
+    units_out: int
+    extra: str = "{}"  # JSON: state of commit-time policies, append origin
+
+
+@dataclass(slots=True)
+class LaneRow:
+    run_id: str
+    lane: str
+    done: int
+    failed: int
+    consecutive_failures: int
+    pruned_at: int  # -1: not pruned
+
+
+@dataclass(slots=True)
+class SpecRow:
+    run_id: str
+    index: int
+    spec: ItemSpec
+
+
+@dataclass(slots=True)
+class ItemRows:
+    """Inserted, contiguous from `first_seq`."""
+
+    log: int
+    first_seq: int
+    ids: list[bytes]
+    payloads: list[Blob]
+    spec: list[int]
+
+
+@dataclass(slots=True)
+class ResultRows:
+    """Inserted; (log, seq) is the once-only guard: a duplicate is a fault of the core and fails the transaction."""
+
+    log: int
+    seq: list[int]
+    attempt: list[int]
+    outcome: list[Outcome]
+    data: list[Blob]
+    failures: dict[int, Failure]
+    duration_ms: list[int]
+    units_in: list[int]
+    units_out: list[int]
+    worker: str
+    accepted_ms: int
+    position: list[int] | None = None  # arrival order: place in the commit log
+
+
+@dataclass(slots=True)
+class AssignmentRow:
+    """A batch given to a worker in one frame: one row, whatever its size."""
+
+    batch: int
+    worker: str
+    at_ms: int
+    keys: list[Keys]
+
+
+@dataclass(slots=True)
+class AttemptRow:
+    """How an attempt ended that did not end its item; evidence, and the counters of retries."""
+
+    log: int
+    seq: int
+    attempt: int
+    worker: str
+    end: AttemptEnd
+    code: str
+    message: str
+    at_ms: int
+    not_before_ms: int = 0
+
+
+@dataclass(slots=True)
+class WorkerRow:
+    incarnation: str
+    host_id: str
+    inventory: Inventory
+    state: WorkerState
+    registered_ms: int
+    ended_ms: int
+    reason: str
+
+
+@dataclass(slots=True)
+class Writes:
+    runs: dict[str, RunRow] = field(default_factory=dict[str, RunRow])
+    logs: dict[int, LogRow] = field(default_factory=dict[int, LogRow])
+    lanes: dict[tuple[str, str], LaneRow] = field(default_factory=dict[tuple[str, str], LaneRow])
+    specs: list[SpecRow] = field(default_factory=list[SpecRow])
+    items: list[ItemRows] = field(default_factory=list[ItemRows])
+    results: list[ResultRows] = field(default_factory=list[ResultRows])
+    assignments: list[AssignmentRow] = field(default_factory=list[AssignmentRow])
+    retired: list[int] = field(default_factory=list[int])  # assignment batches with no open attempt left
+    attempts: list[AttemptRow] = field(default_factory=list[AttemptRow])
+    workers: dict[str, WorkerRow] = field(default_factory=dict[str, WorkerRow])
+    prune: list[tuple[int, int, int]] = field(default_factory=list[tuple[int, int, int]])
+    """(log, seq, pruned position): accepted results that became skipped_pruned; their outcome changes to SKIPPED."""
+    deleted_runs: list[str] = field(default_factory=list[str])
+
+    def __bool__(self) -> bool:
+        return bool(
+            self.runs or self.logs or self.lanes or self.specs or self.items or self.results or self.assignments
+            or self.retired or self.attempts or self.workers or self.prune or self.deleted_runs
+        )  # fmt: skip
+
+
+# ---- sends
+
+
+@dataclass(slots=True)
+class AssignGroup:
+    """Items of one log for one worker. The service adds the run's context the first time on a session."""
+
+    log: int
+    run_id: str
+    parent: Key | None
+    seq: list[int]
+    attempt: list[int]
+    ids: list[bytes]
+    payloads: list[Blob]
+    specs: list[ItemSpec]
+    isolate: list[int]
+    predecessors: list[tuple[int, int, int, Blob]]  # (index, seq, attempt, data)
+
+
+@dataclass(slots=True)
+class SendWelcome:
+    session: str
+    keep: list[Keys]
+    drop: list[Keys]
+    resend: list[Keys]
+    accepted: list[Keys]
+
+
+@dataclass(slots=True)
+class SendAssign:
+    session: str
+    groups: list[AssignGroup]
+
+
+@dataclass(slots=True)
+class SendAccepted:
+    session: str
+    accepted: list[Keys]
+    stale: list[Keys]
+
+
+@dataclass(slots=True)
+class SendRevoke:
+    session: str
+    revoke_id: int
+    keys: list[Keys]
+
+
+@dataclass(slots=True)
+class SendCancel:
+    session: str
+    keys: list[Keys]
+    reason: str
+
+
+@dataclass(slots=True)
+class SendPause:
+    session: str
+    run_id: str
+    deadline_ms: int
+
+
+@dataclass(slots=True)
+class SendResume:
+    """A waiting parent may run on."""
+
+    session: str
+    parent: Key
+    attempt: int
+
+
+@dataclass(slots=True)
+class SendChildren:
+    session: str
+    parent: Key
+    from_child: int
+    results: object  # ResultsLoaded
+    complete: bool
+
+
+@dataclass(slots=True)
+class SendRunEnded:
+    session: str
+    run_id: str
+    state: str
+
+
+@dataclass(slots=True)
+class SendControl:
+    incarnation: str
+    verb: str  # drain | reload | log-level
+    argument: str
+
+
+@dataclass(slots=True)
+class CloseSession:
+    """End the Work stream of a worker that broke the protocol or was superseded."""
+
+    session: str
+    error: RolloutError
+
+
+@dataclass(slots=True)
+class Reply:
+    """`value` is a SubmitReply, a RunStatus or None, by the request's kind."""
+
+    request: int
+    value: Any = None
+    error: RolloutError | None = None
+
+
+@dataclass(slots=True)
+class RunMoved:
+    """The commit log or the state of a run moved: wake its watchers."""
+
+    run_id: str
+
+
+@dataclass(slots=True)
+class Emit:
+    """A log event, by a name of rollout.model.events."""
+
+    event: str
+    level: str
+    fields: dict[str, Any]
+
+
+Send = (
+    SendWelcome | SendAssign | SendAccepted | SendRevoke | SendCancel | SendPause | SendResume | SendChildren
+    | SendRunEnded | SendControl | CloseSession | Reply | RunMoved | Emit
+)  # fmt: skip
+
+
+@dataclass(slots=True)
+class SubmitReply:
+    run_id: str
+    durable: int  # every seq below is durable
+    sealed: bool
+    state: RunState
+    root_log: int
+
+
+# ---- loads
+
+
+@dataclass(slots=True)
+class LoadPending:
+    """Rows of `log` from `from_seq` that have no result, up to `limit` rows or `max_bytes`; answered by Loaded."""
+
+    load_id: int
+    log: int
+    from_seq: int
+    limit: int
+    max_bytes: int
+
+
+@dataclass(slots=True)
+class LoadItems:
+    """These rows (re-pended ones, whose payload memory was given up on assignment); answered by Loaded."""
+
+    load_id: int
+    log: int
+    seqs: list[int]
+
+
+@dataclass(slots=True)
+class LoadIds:
+    load_id: int
+    log: int
+    first_seq: int
+    count: int
+
+
+@dataclass(slots=True)
+class LoadResults:
+    """Results of `log` with seq in [first_seq, first_seq + limit), in seq order; answered by ResultsLoaded."""
+
+    load_id: int
+    log: int
+    first_seq: int
+    limit: int
+    with_data: bool
+
+
+Load = LoadPending | LoadItems | LoadIds | LoadResults
+
+
+@dataclass(slots=True)
+class Step:
+    writes: Writes = field(default_factory=Writes)
+    sends: list[Send] = field(default_factory=list[Send])
+    loads: list[Load] = field(default_factory=list[Load])
+    wake_at: float | None = None
+
+
+# ---- replay: what the ledger hands a new leader
+
+
+@dataclass(slots=True)
+class OpenAttempt:
+    log: int
+    seq: int
+    attempt: int
+    worker: str
+    batch: int
+    spec: int
+    failures: int
+    losses: int
+
+
+@dataclass(slots=True)
+class Snapshot:
+    """Everything non-terminal, and nothing else: ended runs are left on disk."""
+
+    runs: list[RunRow] = field(default_factory=list[RunRow])
+    logs: list[LogRow] = field(default_factory=list[LogRow])
+    lanes: list[LaneRow] = field(default_factory=list[LaneRow])
+    specs: list[SpecRow] = field(default_factory=list[SpecRow])
+    workers: list[WorkerRow] = field(default_factory=list[WorkerRow])
+    open_attempts: list[OpenAttempt] = field(default_factory=list[OpenAttempt])
+    accepted: dict[int, list[tuple[int, int]]] = field(default_factory=dict[int, list[tuple[int, int]]])
+    """By log: ranges [first, last] of seqs at or after the cursor that have a result (schedule order)."""
+    next_log: int = 1
+    next_batch: int = 1

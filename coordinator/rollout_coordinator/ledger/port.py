@@ -1,0 +1,111 @@
+"""What the coordinator needs of its durable store. Two adapters, one schema, one conformance suite."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import NamedTuple, Protocol
+
+from rollout.model.item import Blob, Failure, Outcome
+
+from rollout_coordinator.core.events import IdsLoaded, Loaded, ResultsLoaded
+from rollout_coordinator.core.step import LoadIds, LoadItems, LoadPending, LoadResults, Snapshot, WorkerRow, Writes
+from rollout_coordinator.core.views import RunView
+
+
+class Fence(NamedTuple):
+    """The transaction goes through iff the lease row still has this epoch and batch; then `batch` is one more."""
+
+    epoch: int
+    batch: int
+
+
+@dataclass(frozen=True, slots=True)
+class LeaseRow:
+    """The one row. Compared whole when it is swapped; `beat` grows with every renewal so that bytes change."""
+
+    holder: str
+    epoch: int
+    batch: int
+    beat: int
+    released: bool  # a clean stop: may be stolen at once
+    address: str  # where clients and workers reach the holder
+
+
+@dataclass(slots=True)
+class CommitPage:
+    """A piece of a commit log, columnar, in commit order from position `from_cursor`."""
+
+    from_cursor: int
+    seq: list[int]
+    attempt: list[int]
+    outcome: list[Outcome]
+    data: list[Blob]
+    failures: dict[int, Failure]
+    duration_ms: list[int]
+    accepted_ms: list[int]
+    worker: list[str]
+    units_in: list[int]
+    units_out: list[int]
+    ids: list[bytes]  # empty unless payloads were asked for
+    payloads: list[Blob]
+
+
+class Ledger(Protocol):
+    async def open(self) -> None:
+        """Connect and migrate. SchemaVersionError if the database is newer than this program."""
+        ...
+
+    async def close(self) -> None: ...
+
+    # lease -- each its own transaction
+    async def read_lease(self) -> LeaseRow | None: ...
+    async def insert_lease(self, row: LeaseRow) -> bool:
+        """From absent. False: somebody was faster."""
+        ...
+
+    async def swap_lease(self, old: LeaseRow, new: LeaseRow) -> bool:
+        """CAS over every field of `old`."""
+        ...
+
+    async def renew_lease(self, holder: str, epoch: int) -> bool:
+        """`beat` + 1, whatever `batch` is. False: another epoch, fenced."""
+        ...
+
+    # the one writer
+    async def commit(self, fence: Fence, writes: Writes) -> None:
+        """All of `writes` in one transaction under `fence`, durable on return.
+
+        An unknown outcome is resolved inside by reading `batch`. FencedError: the lease moved, nothing was written.
+        StorageFullError, StorageUnavailableError: nothing was written.
+        """
+        ...
+
+    # reads
+    async def snapshot(self) -> Snapshot: ...
+    async def pending(self, load: LoadPending) -> Loaded: ...
+    async def items(self, load: LoadItems) -> Loaded: ...
+    async def ids(self, load: LoadIds) -> IdsLoaded: ...
+    async def results(self, load: LoadResults) -> ResultsLoaded: ...
+    async def commit_log(self, log: int, cursor: int, limit: int, max_bytes: int, payloads: bool) -> CommitPage:
+        """From position `cursor` up to the log's commit cursor; empty at its end."""
+        ...
+
+    async def run_view(self, run_id: str) -> RunView | None:
+        """An ended run, from its rows (in_flight and running are 0). Also for a run the core knows: counters as stored."""
+        ...
+
+    async def run_views(self, states: tuple[str, ...], limit: int) -> list[RunView]:
+        """Newest first; empty `states`: all."""
+        ...
+
+    async def workers(self, limit: int) -> list[WorkerRow]:
+        """Newest first, ended ones too."""
+        ...
+
+    async def referenced(self, object_ids: list[bytes]) -> set[bytes]:
+        """Which of these objects any payload or result of any run refers to (for garbage collection)."""
+        ...
+
+    async def run_objects(self, run_id: str) -> set[bytes]:
+        """Objects that a run's payloads and results refer to."""
+        ...

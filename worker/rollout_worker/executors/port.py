@@ -1,0 +1,118 @@
+"""What an executor is: the code that runs items of one workload, in a child process of the worker daemon.
+
+Third parties register theirs under the entry point group `rollout.executors`; the name is the workload's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, ClassVar, Literal, Protocol
+
+from rollout.model.item import Blob, Failure, ItemSpec, Key, NewItem, Outcome
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """The run an attempt belongs to. `config` is the resolved configuration."""
+
+    run_id: str
+    workload: str
+    config: dict[str, Any]
+    name: str = ""
+
+
+@dataclass(slots=True)
+class Attempt:
+    """One try at one item. `payload` is resolved: always bytes, never a reference."""
+
+    key: Key
+    attempt: int
+    id: bytes
+    payload: bytes
+    spec: ItemSpec
+    run: Run
+    parent: Key | None = None
+    predecessor: bytes | None = None  # result of the chain's previous item
+    isolate: bool = False
+
+
+@dataclass(slots=True)
+class Done:
+    """A finished attempt. `data` is the deterministic part; it becomes an object if it is larger than INLINE_MAX."""
+
+    data: bytes
+    units_in: int = 0
+    units_out: int = 0
+    outcome: Outcome = Outcome.DONE
+
+
+@dataclass(frozen=True, slots=True)
+class Child:
+    ordinal: int
+    outcome: Outcome
+    data: bytes
+    failure: Failure | None
+
+
+class Context(Protocol):
+    """What an attempt may ask of the worker while it runs."""
+
+    scratch: Path
+    """A directory of the attempt's own, removed when it ends."""
+
+    def progress(self, note: str) -> None: ...
+
+    async def spawn(self, items: Sequence[NewItem], *, first_ordinal: int = 0, seal: bool = True) -> None:
+        """Children of this attempt. Their place is (parent, ordinal): a retried parent finds those already there."""
+        ...
+
+    def children(self, from_child: int = 0) -> AsyncIterator[Child]:
+        """Results in ordinal order, as they are committed; the slot is released while waiting. Ends when sealed."""
+        ...
+
+    async def put_object(self, data: bytes | Path) -> bytes:
+        """Durable when it returns; the content id (32 bytes)."""
+        ...
+
+    async def get_object(self, blob: Blob) -> bytes: ...
+
+    async def object_path(self, object_id: bytes) -> Path:
+        """A local file with the object's bytes, from the host's cache."""
+        ...
+
+
+class Executor(Protocol):
+    placement: ClassVar[Literal["engine", "slot"]]
+    """engine: one child per engine_key, many attempts at once. slot: one attempt at a time in a child from the pool."""
+
+    @property
+    def concurrency(self) -> int:
+        """Attempts at once; for `engine` known after start(). Credit is about twice this."""
+        ...
+
+    @classmethod
+    def engine_key(cls, run: Run) -> str:
+        """Runs with equal keys share one engine process."""
+        ...
+
+    @classmethod
+    def environment(cls, run: Run) -> dict[str, str]:
+        """Variables the child needs before its imports (HF_TOKEN, OMP_NUM_THREADS ...)."""
+        ...
+
+    async def start(self, run: Run, context: Context) -> None: ...
+
+    async def run(self, attempt: Attempt, context: Context) -> Done:
+        """AttemptError: the attempt failed, and it says whether to retry. Cancelled on timeout, cancel and shutdown."""
+        ...
+
+    async def close(self) -> None: ...
+
+
+@dataclass(slots=True)
+class ExecutorInfo:
+    """What the daemon tells the coordinator of executors it can host."""
+
+    names: list[str] = field(default_factory=list[str])
