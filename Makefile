@@ -41,6 +41,7 @@ lint: $(VENV)/.dev  ## Style, types, import contracts, generated stubs, deployme
 	$(BIN)/ruff check . && $(BIN)/ruff format --check .
 	$(BIN)/lint-imports
 	$(BIN)/python proto/generate.py --check
+	$(BIN)/python docs/generate.py --check
 	$(BIN)/pyright --pythonpath $(BIN)/python
 	$(BIN)/check-jsonschema --builtin-schema vendor.compose-spec deploy/compose.yaml
 	$(BIN)/hadolint deploy/Dockerfile

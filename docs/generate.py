@@ -1,0 +1,169 @@
+"""Writes docs/configuration.md and docs/cli.md from the settings models and the commands themselves.
+
+python docs/generate.py           write them
+python docs/generate.py --check   exit 1 if they differ from what is committed, or something has no description
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import json
+import sys
+import types
+import typing
+from pathlib import Path
+
+import click
+import typer.main
+from pydantic import BaseModel
+from pydantic.fields import FieldInfo
+
+HERE = Path(__file__).resolve().parent
+FILES = [
+    ("coordinator.toml", "rollout.config.settings:CoordinatorSettings", "`rollout-coordinator run --config`"),
+    ("worker.toml", "rollout.config.settings:WorkerSettings", "`rollout-worker run --config`"),
+    ("batch.toml", "rollout.workloads.infer.config:InferConfig", "`rollout infer batch --config`"),
+]
+PROGRAMS = [
+    ("rollout", "rollout.cli.__main__:app"),
+    ("rollout-coordinator", "rollout_coordinator.__main__:app"),
+    ("rollout-worker", "rollout_worker.__main__:app"),
+]
+missing: list[str] = []
+
+
+def load(path: str) -> typing.Any:
+    module, name = path.split(":")
+    return getattr(importlib.import_module(module), name)
+
+
+def model_of(annotation: object) -> type[BaseModel] | None:
+    """The settings model behind `annotation`, also inside an Optional."""
+    candidates = typing.get_args(annotation) if isinstance(annotation, types.UnionType) else (annotation,)
+    for candidate in candidates:
+        if isinstance(candidate, type) and issubclass(candidate, BaseModel):
+            return candidate
+    return None
+
+
+def type_name(annotation: object) -> str:
+    if typing.get_origin(annotation) is typing.Literal:
+        return " \\| ".join(f'`"{a}"`' if isinstance(a, str) else f"`{a}`" for a in typing.get_args(annotation))
+    if annotation is type(None):
+        return "none"
+    if isinstance(annotation, type) and not typing.get_args(annotation):
+        return annotation.__name__
+    if isinstance(annotation, types.UnionType) or typing.get_origin(annotation) is typing.Union:
+        return " or ".join(type_name(a) for a in typing.get_args(annotation) if a is not type(None))
+    if typing.get_origin(annotation) is typing.Annotated:
+        return type_name(typing.get_args(annotation)[0])
+    return str(annotation).replace("typing.", "").replace("|", "\\|")
+
+
+def default_of(field: FieldInfo) -> str:
+    if field.is_required():
+        return "required"
+    value = field.get_default(call_default_factory=True)
+    return "unset" if value is None else f"`{json.dumps(value, default=str)}`"
+
+
+def section(model: type[BaseModel], name: str, lines: list[str]) -> None:
+    rows, nested = [], []
+    for key, field in model.model_fields.items():
+        key = field.alias or key
+        inner = model_of(field.annotation)
+        if inner is not None:
+            nested.append((f"{name}.{key}" if name else key, inner))
+            continue
+        if not field.description and name:
+            missing.append(f"{name}.{key}")
+        rows.append(f"| `{key}` | {type_name(field.annotation)} | {default_of(field)} | {field.description or ''} |")
+    if rows:
+        lines += [
+            f"### `[{name}]`" if name else "### Top level",
+            "",
+            "| key | type | default | meaning |",
+            "|---|---|---|---|",
+        ]
+        lines += [*rows, ""]
+    for inner_name, inner in nested:
+        section(inner, inner_name, lines)
+
+
+def configuration() -> str:
+    lines = [
+        "# Configuration reference",
+        "",
+        "Written by `python docs/generate.py`; a test keeps it complete. Files are TOML. Unknown keys are errors with file, line and the nearest valid key.",
+        "Any value can be overridden by the environment: `ROLLOUT_<SECTION>__<KEY>`, e.g. `ROLLOUT_TRANSPORT__LISTEN_ADDR=0.0.0.0:50051`. Relative paths are relative to the current directory.",
+        "",
+    ]
+    for title, path, used_by in FILES:
+        lines += [f"## {title}", "", f"Read by {used_by}.", ""]
+        section(load(path), "", lines)
+    return "\n".join(lines)
+
+
+def command(name: str, node: click.Command, lines: list[str]) -> None:
+    if node.hidden:
+        return
+    context = click.Context(node, info_name=name)
+    if not (node.help or "").strip():
+        missing.append(name)
+    lines += [f"## `{name}`", "", (node.help or "").strip(), ""]
+    if isinstance(node, click.Group):
+        lines += [
+            f"- `{name} {child}`: {node.commands[child].get_short_help_str(120)}"
+            for child in node.list_commands(context)
+        ]
+        lines.append("")
+        for child in node.list_commands(context):
+            command(f"{name} {child}", node.commands[child], lines)
+        return
+    lines += ["```", node.get_usage(context), "```", ""]
+    rows = []
+    for param in node.params:
+        record = param.get_help_record(context)
+        if isinstance(param, click.Argument):
+            rows.append(f"| `{param.make_metavar(context)}` | {getattr(param, 'help', '') or ''} |")
+        elif record is not None and "--help" not in record[0]:
+            if not record[1].strip():
+                missing.append(f"{name} {record[0]}")
+            rows.append(f"| `{record[0]}` | {record[1]} |".replace("|[", "\\|["))
+    if rows:
+        lines += ["| option | meaning |", "|---|---|", *rows, ""]
+
+
+def cli() -> str:
+    lines = [
+        "# Command reference",
+        "",
+        "Written by `python docs/generate.py`; a test keeps it complete. Exit codes: 0 success; 1 the work itself failed; 2 configuration or usage error; 130 interrupted.",
+        "",
+    ]
+    for name, path in PROGRAMS:
+        command(name, typer.main.get_command(load(path)), lines)
+    return "\n".join(lines)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--check", action="store_true")
+    check = parser.parse_args().check
+    stale = []
+    for path, text in ((HERE / "configuration.md", configuration()), (HERE / "cli.md", cli())):
+        text = "\n".join(line.rstrip() for line in text.splitlines()).rstrip() + "\n"
+        if check and (not path.exists() or path.read_text() != text):
+            stale.append(path.name)
+        elif not check:
+            path.write_text(text)
+    for name in missing:
+        print(f"no description: {name}")
+    if stale:
+        print("run `python docs/generate.py`; these differ:", *stale)
+    return 1 if stale or missing else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
