@@ -1,0 +1,68 @@
+"""Numbered migrations, applied one after the other in one transaction, the same list on both databases."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Literal
+
+from sqlalchemy.dialects import postgresql, sqlite
+from sqlalchemy.schema import CreateIndex, CreateTable
+
+from rollout.model.errors import SchemaVersionError
+from rollout.storage.schema import ITEM_STATE_VIEW, METADATA
+
+DialectName = Literal["sqlite", "postgresql"]
+
+VERSION_TABLE = "CREATE TABLE IF NOT EXISTS schema_version (version INTEGER PRIMARY KEY, name TEXT NOT NULL)"
+READ_VERSION = "SELECT COALESCE(MAX(version), 0) FROM schema_version"
+
+
+@dataclass(frozen=True, slots=True)
+class Migration:
+    """`statements` gives the DDL of one dialect. A published migration never changes."""
+
+    number: int
+    name: str
+    statements: Callable[[DialectName], Iterable[str]]
+
+
+def tables_since(number: int, dialect: DialectName) -> list[str]:
+    """CREATE TABLE and CREATE INDEX of everything that came with migration `number`."""
+    compiler = sqlite.dialect() if dialect == "sqlite" else postgresql.dialect()
+    statements: list[str] = []
+    for table in METADATA.sorted_tables:
+        if table.info["since"] == number:
+            statements.append(str(CreateTable(table).compile(dialect=compiler)))
+        indexes = sorted(table.indexes, key=lambda index: str(index.name))
+        statements += [str(CreateIndex(i).compile(dialect=compiler)) for i in indexes if i.info["since"] == number]
+    return statements
+
+
+def _first(dialect: DialectName) -> list[str]:
+    return [*tables_since(1, dialect), ITEM_STATE_VIEW, "INSERT INTO kv_head (one, revision) VALUES (1, 0)"]
+
+
+MIGRATIONS: tuple[Migration, ...] = (Migration(1, "ledger, key-value and object tables", _first),)
+
+
+def plan(stored: int, dialect: DialectName, where: str, migrations: tuple[Migration, ...] = MIGRATIONS) -> list[str]:
+    """Statements that bring a database from version `stored` to the newest.
+
+    SchemaVersionError when `stored` is newer than the newest migration.
+    """
+    known = migrations[-1].number
+    if stored > known:
+        raise SchemaVersionError(
+            f"{where} has schema version {stored}, but this program knows versions up to {known}: install the release "
+            "that wrote it (or a later one), or point [storage] at another database; nothing was changed",
+            stored=stored,
+            known=known,
+        )
+    statements: list[str] = []
+    for migration in migrations:
+        if migration.number > stored:
+            statements += migration.statements(dialect)
+            name = migration.name.replace("'", "''")
+            statements.append(f"INSERT INTO schema_version (version, name) VALUES ({migration.number}, '{name}')")
+    return statements

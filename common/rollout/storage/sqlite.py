@@ -1,0 +1,201 @@
+"""The SQLite engine: WAL, synchronous=FULL, one writer thread, readers on connections of their own.
+
+A whole batch is one hop to the writer thread. Readers never block the writer, nor it them.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import sqlite3
+import threading
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TypeVar
+
+from rollout.model.errors import (
+    ConfigError,
+    ConflictError,
+    StorageError,
+    StorageFullError,
+    StorageUnavailableError,
+)
+from rollout.storage import migrations
+
+T = TypeVar("T")
+
+READERS = 3
+BUSY_TIMEOUT_MS = 5_000
+
+
+def translate(error: sqlite3.Error, where: str) -> StorageError | ConflictError:
+    """The typed error of a failure while running; `open` makes ConfigErrors of its own."""
+    code = getattr(error, "sqlite_errorcode", 0) & 0xFF
+    if code == sqlite3.SQLITE_FULL:
+        return StorageFullError(
+            f"the disk that holds {where} is full: nothing of this transaction was written and nothing acknowledged "
+            "is lost; free some space and start again"
+        )
+    if code == sqlite3.SQLITE_CONSTRAINT:
+        return ConflictError(f"a row is already in {where}: {error}")
+    if code in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED):
+        return StorageUnavailableError(
+            f"{where} stays locked by another program ({error}): close it, e.g. a sqlite3 shell"
+        )
+    if code in (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB):
+        return StorageError(f"{where} is damaged ({error}): restore it from a backup")
+    if code in (sqlite3.SQLITE_IOERR, sqlite3.SQLITE_CANTOPEN, sqlite3.SQLITE_READONLY, sqlite3.SQLITE_PERM):
+        return StorageUnavailableError(f"cannot read or write {where}: {error}")
+    return StorageError(f"{where}: {error}")
+
+
+@contextmanager
+def transaction(connection: sqlite3.Connection, begin: str = "BEGIN IMMEDIATE") -> Iterator[sqlite3.Connection]:
+    """Commits on a clean exit, rolls back on an exception, also on one of COMMIT itself."""
+    connection.execute(begin)
+    try:
+        yield connection
+        connection.execute("COMMIT")
+    except BaseException:
+        # SQLite has already rolled back by itself after some errors, e.g. SQLITE_FULL.
+        if connection.in_transaction:
+            connection.execute("ROLLBACK")
+        raise
+
+
+class SqliteEngine:
+    """Threads and connections of one database file. `max_pages` bounds the file, for tests of a full disk."""
+
+    def __init__(self, path: str | Path, *, readers: int = READERS, max_pages: int | None = None):
+        self.path = Path(path).expanduser()
+        self._max_pages = max_pages
+        self._readers = readers
+        self._write_pool: ThreadPoolExecutor | None = None
+        self._read_pool: ThreadPoolExecutor | None = None
+        self._writer: sqlite3.Connection | None = None
+        self._local = threading.local()
+        self._open_readers: list[sqlite3.Connection] = []
+        self._lock = threading.Lock()
+
+    async def open(self) -> None:
+        """Make the directory, connect, migrate. ConfigError for a path that cannot hold a database."""
+        if self._writer is not None:
+            return
+        self._write_pool = ThreadPoolExecutor(1, thread_name_prefix="sqlite-writer")
+        self._read_pool = ThreadPoolExecutor(self._readers, thread_name_prefix="sqlite-reader")
+        try:
+            self._writer = await asyncio.get_running_loop().run_in_executor(self._write_pool, self._open_writer)
+        except BaseException:
+            await self.close()
+            raise
+
+    async def close(self) -> None:
+        """Waits for what runs, then closes. Safe to call twice."""
+        for pool in (self._write_pool, self._read_pool):
+            if pool is not None:
+                await asyncio.to_thread(pool.shutdown, True, cancel_futures=True)
+        self._write_pool = self._read_pool = None
+        for connection in [*self._open_readers, *([self._writer] if self._writer else [])]:
+            connection.close()
+        self._open_readers.clear()
+        self._local = threading.local()
+        self._writer = None
+
+    async def write(self, work: Callable[[sqlite3.Connection], T]) -> T:
+        """Run `work` in one transaction on the writer thread: one hop, one fsync."""
+        return await self._submit(self._write_pool, self._in_transaction, work)
+
+    async def read(self, work: Callable[[sqlite3.Connection], T]) -> T:
+        """Run `work` on a reader thread, in one read transaction (one consistent view)."""
+        return await self._submit(self._read_pool, self._in_snapshot, work)
+
+    async def _submit(self, pool: ThreadPoolExecutor | None, run: Callable[..., T], work: Callable[..., T]) -> T:
+        if pool is None:
+            raise StorageUnavailableError(f"{self.path} is not open")
+        return await asyncio.get_running_loop().run_in_executor(pool, run, work)
+
+    def _in_transaction(self, work: Callable[[sqlite3.Connection], T]) -> T:
+        writer = self._writer
+        if writer is None:
+            raise StorageUnavailableError(f"{self.path} is not open")
+        try:
+            with transaction(writer):
+                return work(writer)
+        except sqlite3.Error as error:
+            raise translate(error, str(self.path)) from error
+
+    def _in_snapshot(self, work: Callable[[sqlite3.Connection], T]) -> T:
+        try:
+            connection = getattr(self._local, "connection", None)
+            if connection is None:
+                connection = self._connect()
+                connection.execute("PRAGMA query_only=ON")
+                self._local.connection = connection
+                with self._lock:
+                    self._open_readers.append(connection)
+            with transaction(connection, "BEGIN"):
+                return work(connection)
+        except sqlite3.Error as error:
+            raise translate(error, str(self.path)) from error
+
+    def _connect(self) -> sqlite3.Connection:
+        connection = sqlite3.connect(
+            self.path,
+            isolation_level=None,
+            check_same_thread=False,
+            cached_statements=256,
+            timeout=BUSY_TIMEOUT_MS / 1e3,
+        )
+        try:
+            for pragma in ("synchronous=FULL", "temp_store=MEMORY", "cache_size=-32768"):
+                connection.execute(f"PRAGMA {pragma}")
+        except BaseException:
+            connection.close()
+            raise
+        return connection
+
+    def _open_writer(self) -> sqlite3.Connection:
+        try:
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+            connection = self._connect()
+        except (OSError, sqlite3.Error) as error:
+            raise _unusable(self.path, error) from error
+        try:
+            connection.execute("PRAGMA journal_mode=WAL").fetchall()
+            # FULL syncs every commit; the WAL is folded back at 16 MiB so that it stays short.
+            connection.execute("PRAGMA wal_autocheckpoint=4096")
+            self._migrate(connection)
+            if self._max_pages is not None:
+                connection.execute(f"PRAGMA max_page_count={self._max_pages}")
+        except sqlite3.Error as error:
+            connection.close()
+            raise _unusable(self.path, error) from error
+        except BaseException:
+            connection.close()
+            raise
+        return connection
+
+    def _migrate(self, connection: sqlite3.Connection) -> None:
+        with transaction(connection):
+            connection.execute(migrations.VERSION_TABLE)
+            stored = connection.execute(migrations.READ_VERSION).fetchone()[0]
+            for statement in migrations.plan(stored, "sqlite", str(self.path)):
+                connection.execute(statement)
+
+
+def _unusable(path: Path, error: OSError | sqlite3.Error) -> ConfigError | StorageError | ConflictError:
+    code = getattr(error, "sqlite_errorcode", 0) & 0xFF
+    if isinstance(error, OSError) and error.errno == errno.ENOSPC:
+        return StorageFullError(f"the disk that is to hold {path} is full: free some space and start again")
+    if code == sqlite3.SQLITE_NOTADB:
+        return ConfigError(f"{path} is not a SQLite database: point [storage.embedded] path at another file")
+    if code == sqlite3.SQLITE_CORRUPT:
+        return ConfigError(f"{path} is damaged ({error}): restore it from a backup or choose another path")
+    if isinstance(error, OSError) or code in (sqlite3.SQLITE_CANTOPEN, sqlite3.SQLITE_READONLY, sqlite3.SQLITE_PERM):
+        return ConfigError(
+            f"cannot open {path} for writing ({error}): check [storage.embedded] path and its permissions"
+        )
+    assert isinstance(error, sqlite3.Error)
+    return translate(error, str(path))

@@ -1,0 +1,297 @@
+"""Every query of the ledger, named and described, for both databases.
+
+Parameters are `:name`. sqlite3 takes them so; `for_postgres` numbers them. Sets are passed whole and differ by dialect:
+the adapters fill in `{given}`, rows of (log, seq, attempt, n), and `{seqs}`, `{ids}`, `{states}`, one column each.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from functools import cache
+
+from rollout.model.item import AttemptEnd
+from rollout.model.run import ENDED
+
+ENDED_STATES = ", ".join(f"'{state.value}'" for state in sorted(ENDED))
+FAILURES = f"('{AttemptEnd.FAILED.value}', '{AttemptEnd.TIMEOUT.value}')"
+LOST = f"'{AttemptEnd.WORKER_LOST.value}'"
+
+_NAME = re.compile(r"(?<!:):([a-z_]+)")
+
+
+@cache
+def for_postgres(query: str) -> tuple[str, tuple[str, ...]]:
+    """The query with $1, $2 ... and the names these stand for."""
+    names: list[str] = []
+
+    def number(match: re.Match[str]) -> str:
+        name = match.group(1)
+        if name not in names:
+            names.append(name)
+        return f"${names.index(name) + 1}"
+
+    return _NAME.sub(number, query), tuple(names)
+
+
+# ---- lease
+
+READ_LEASE = "SELECT holder, epoch, batch, beat, released, address FROM lease WHERE one = 1"
+
+# From absent only.
+INSERT_LEASE = """
+INSERT INTO lease (one, holder, epoch, batch, beat, released, address)
+VALUES (1, :holder, :epoch, :batch, :beat, :released, :address) ON CONFLICT (one) DO NOTHING
+"""
+
+# Compare-and-swap over every field.
+SWAP_LEASE = """
+UPDATE lease SET holder = :holder, epoch = :epoch, batch = :batch, beat = :beat, released = :released,
+                 address = :address
+ WHERE one = 1 AND holder = :old_holder AND epoch = :old_epoch AND batch = :old_batch AND beat = :old_beat
+   AND released = :old_released AND address = :old_address
+"""
+
+# Whatever the batch is: the leader commits while it renews.
+RENEW_LEASE = """
+UPDATE lease SET beat = beat + 1 WHERE one = 1 AND holder = :holder AND epoch = :epoch AND released = 0
+"""
+
+# The fence and the number of a transaction, in one statement.
+FENCE = "UPDATE lease SET batch = batch + 1 WHERE epoch = :epoch AND batch = :batch"
+
+
+# ---- bulk writes: what `Bulk` below fills in
+
+
+@dataclass(frozen=True, slots=True)
+class Bulk:
+    """Rows of one table, inserted in few statements. `types` are PostgreSQL's, for unnest."""
+
+    table: str
+    columns: tuple[str, ...]
+    types: tuple[str, ...]
+    conflict: str = ""
+
+    @property
+    def insert(self) -> str:
+        return f"INSERT INTO {self.table} ({', '.join(self.columns)})"
+
+
+def _upsert(key: tuple[str, ...], columns: tuple[str, ...]) -> str:
+    changes = ", ".join(f"{column} = excluded.{column}" for column in columns if column not in key)
+    return f" ON CONFLICT ({', '.join(key)}) DO UPDATE SET {changes}"
+
+
+def _bulk(table: str, shape: str, key: tuple[str, ...] = (), ignore: bool = False) -> Bulk:
+    pairs = [part.split() for part in shape.split(",")]
+    columns = tuple(name for name, _ in pairs)
+    conflict = " ON CONFLICT DO NOTHING" if ignore else _upsert(key, columns) if key else ""
+    return Bulk(table, columns, tuple(kind for _, kind in pairs), conflict)
+
+
+RUNS = _bulk(
+    "run",
+    "run_id text, workload text, name text, state text, reason text, item_order text, root_log bigint, priority bigint,"
+    "spec text, config bytea, created_ms bigint, updated_ms bigint, ended_ms bigint, stop_submitting bigint,"
+    "pausing_until_ms bigint, survivors text",
+    key=("run_id",),
+)
+LOGS = _bulk(
+    "log",
+    "log bigint, run_id text, parent_log bigint, parent_seq bigint, submitted bigint, sealed bigint, cursor bigint,"
+    "done bigint, failed bigint, cancelled bigint, skipped bigint, attempts bigint, retried bigint, worker_lost bigint,"
+    "stale bigint, units_in bigint, units_out bigint, extra text",
+    key=("log",),
+)
+LANES = _bulk(
+    "lane",
+    "run_id text, lane text, done bigint, failed bigint, consecutive_failures bigint, pruned_at bigint",
+    key=("run_id", "lane"),
+)
+SPECS = _bulk("spec", "run_id text, idx bigint, body text", ignore=True)
+WORKERS = _bulk(
+    "worker",
+    "incarnation text, host_id text, inventory text, state text, registered_ms bigint, ended_ms bigint, reason text",
+    key=("incarnation",),
+)
+ITEMS = _bulk(
+    "item",
+    "log bigint, seq bigint, id bytea, spec bigint, payload bytea, object_id bytea, object_offset bigint,"
+    "object_length bigint",
+)
+# No conflict clause: a second result of an item is a fault and fails the transaction.
+RESULTS = _bulk(
+    "result",
+    "log bigint, seq bigint, attempt bigint, outcome smallint, data bytea, object_id bytea, object_offset bigint,"
+    "object_length bigint, code text, message text, flags smallint, worker text, duration_ms bigint, units_in bigint,"
+    "units_out bigint, accepted_ms bigint, position bigint",
+)
+ASSIGNMENTS = _bulk("assignment", "batch bigint, worker text, at_ms bigint, n bigint, keys bytea")
+# The first word on how an attempt ended stands.
+ATTEMPTS = _bulk(
+    "attempt",
+    "log bigint, seq bigint, attempt bigint, worker text, ending text, code text, message text, at_ms bigint,"
+    "not_before_ms bigint",
+    ignore=True,
+)
+
+RUN_COLUMNS = ", ".join(f"run.{column}" for column in RUNS.columns)
+LOG_COLUMNS = ", ".join(f"log.{column}" for column in LOGS.columns)
+LANE_COLUMNS = ", ".join(f"lane.{column}" for column in LANES.columns)
+WORKER_COLUMNS = ", ".join(WORKERS.columns)
+
+# ---- deletion: the run is gone at once, its rows go later in chunks
+
+# Remember the highest log number, so that a deleted one is never given out again.
+KEEP_NEXT_LOG = """
+INSERT INTO counter (name, value) SELECT 'next_log', COALESCE(MAX(log), 0) + 1 FROM log WHERE TRUE
+ON CONFLICT (name) DO UPDATE SET value = CASE WHEN excluded.value > counter.value
+                                              THEN excluded.value ELSE counter.value END
+"""
+MARK_PURGE = "INSERT INTO purge (log) SELECT log FROM log WHERE run_id = :run_id ON CONFLICT DO NOTHING"
+DELETE_RUN = tuple(f"DELETE FROM {table} WHERE run_id = :run_id" for table in ("log", "lane", "spec", "run"))
+
+NEXT_PURGE = "SELECT log FROM purge ORDER BY log LIMIT 1"
+PURGE_ROWS = tuple(
+    f"DELETE FROM {table} WHERE log = :log AND seq IN (SELECT seq FROM {table} WHERE log = :log ORDER BY seq LIMIT :n)"
+    for table in ("result", "item", "attempt")
+)
+END_PURGE = "DELETE FROM purge WHERE log = :log"
+
+# ---- replay
+
+LIVE_RUNS = f"SELECT {RUN_COLUMNS} FROM run WHERE state NOT IN ({ENDED_STATES}) ORDER BY created_ms, run_id"
+
+# Logs of live runs. A child log is over when its parent has a result and everything in it is committed.
+LIVE_LOGS = f"""
+SELECT {LOG_COLUMNS}, run.item_order FROM log JOIN run ON run.run_id = log.run_id
+ WHERE run.state NOT IN ({ENDED_STATES})
+   AND (log.parent_log = 0 OR log.cursor < log.submitted
+        OR NOT EXISTS (SELECT 1 FROM result
+                        WHERE result.log = log.parent_log AND result.seq = log.parent_seq))
+ ORDER BY log.log
+"""
+LIVE_LANES = f"""
+SELECT {LANE_COLUMNS} FROM lane JOIN run ON run.run_id = lane.run_id
+ WHERE run.state NOT IN ({ENDED_STATES}) ORDER BY lane.run_id, lane.lane
+"""
+LIVE_SPECS = f"""
+SELECT spec.run_id, spec.idx, spec.body FROM spec JOIN run ON run.run_id = spec.run_id
+ WHERE run.state NOT IN ({ENDED_STATES}) ORDER BY spec.run_id, spec.idx
+"""
+LIVE_WORKERS = f"SELECT {WORKER_COLUMNS} FROM worker WHERE ended_ms = 0 ORDER BY registered_ms, incarnation"
+LIVE_ASSIGNMENTS = "SELECT batch, worker, keys FROM assignment ORDER BY batch"
+
+# Gaps and islands: within a contiguous range seq minus its rank is constant. Reads the key's index only.
+# {given} is (log, seq, attempt, n): ranges of `log` from `seq` on.
+ACCEPTED_RANGES = """
+SELECT log, MIN(seq), MAX(seq)
+  FROM (SELECT result.log AS log, result.seq AS seq,
+               result.seq - ROW_NUMBER() OVER (PARTITION BY result.log ORDER BY result.seq) AS island
+          FROM {given} AS given CROSS JOIN result
+         WHERE result.log = given.log AND result.seq >= given.seq) AS numbered
+ GROUP BY log, island ORDER BY 1, 2
+"""
+
+# Which of the attempts {given} are open: no result of the item, no `attempt` row of that number.
+# CROSS JOIN makes SQLite walk `given` and look the items up, never the other way.
+OPEN_ATTEMPTS = f"""
+SELECT given.n, item.spec,
+       (SELECT COUNT(*) FROM attempt
+         WHERE attempt.log = given.log AND attempt.seq = given.seq AND ending IN {FAILURES}),
+       (SELECT COUNT(*) FROM attempt
+         WHERE attempt.log = given.log AND attempt.seq = given.seq AND ending = {LOST})
+  FROM {{given}} AS given CROSS JOIN item
+ WHERE item.log = given.log AND item.seq = given.seq
+   AND NOT EXISTS (SELECT 1 FROM result WHERE result.log = given.log AND result.seq = given.seq)
+   AND NOT EXISTS (SELECT 1 FROM attempt
+                    WHERE attempt.log = given.log AND attempt.seq = given.seq AND attempt.attempt = given.attempt)
+"""
+
+NEXT_LOG = """
+SELECT MAX(value) FROM (SELECT COALESCE(MAX(log), 0) + 1 AS value FROM log
+                        UNION ALL SELECT value FROM counter WHERE name = 'next_log') AS known
+"""
+NEXT_BATCH = "SELECT COALESCE(MAX(batch), 0) + 1 FROM assignment"
+
+# ---- reads of the core
+
+# Rows without a result, in order. SQLite and PostgreSQL look at the row itself only when the keys' anti-join let it pass.
+PENDING = """
+SELECT item.seq, item.id, item.spec, item.payload, item.object_id, item.object_offset, item.object_length
+  FROM item
+ WHERE item.log = :log AND item.seq >= :from_seq
+   AND NOT EXISTS (SELECT 1 FROM result WHERE result.log = item.log AND result.seq = item.seq)
+ ORDER BY item.seq LIMIT :n
+"""
+LAST_SEQ = "SELECT MAX(seq) FROM item WHERE log = :log"
+IDS = "SELECT id FROM item WHERE log = :log AND seq >= :from_seq AND seq < :to_seq ORDER BY seq"
+ITEMS_AT = """
+SELECT item.seq, item.id, item.spec, item.payload, item.object_id, item.object_offset, item.object_length
+  FROM item WHERE item.log = :log AND item.seq IN ({seqs}) ORDER BY item.seq
+"""
+
+# History of the attempts that ended without ending their item.
+_HISTORY = f"""
+SELECT seq, MAX(attempt), SUM(CASE WHEN ending IN {FAILURES} THEN 1 ELSE 0 END),
+       SUM(CASE WHEN ending = {LOST} THEN 1 ELSE 0 END), MAX(not_before_ms)
+  FROM attempt WHERE log = :log AND """
+HISTORY_BETWEEN = _HISTORY + "seq >= :from_seq AND seq <= :to_seq GROUP BY seq"
+HISTORY_AT = _HISTORY + "seq IN ({seqs}) GROUP BY seq"
+
+_RESULT = """result.seq, result.attempt, result.outcome, result.data, result.object_id, result.object_offset,
+       result.object_length, result.code, result.message, result.flags"""
+RESULTS_BETWEEN = f"""
+SELECT {_RESULT}, item.spec
+  FROM result JOIN item ON item.log = result.log AND item.seq = result.seq
+ WHERE result.log = :log AND result.seq >= :from_seq AND result.seq < :to_seq ORDER BY result.seq
+"""
+
+# ---- the commit log
+
+LOG_CURSOR = "SELECT cursor FROM log WHERE log = :log"
+
+# Results of a run in arrival order carry their place.
+IS_PLACED = "SELECT position IS NOT NULL FROM result WHERE log = :log LIMIT 1"
+
+_PAGE = f"""
+SELECT {_RESULT}, result.duration_ms, result.accepted_ms, result.worker, result.units_in, result.units_out"""
+_PAGE_ITEM = ", item.id, item.payload, item.object_id, item.object_offset, item.object_length"
+_JOIN_ITEM = " JOIN item ON item.log = result.log AND item.seq = result.seq"
+
+
+def commit_page(placed: bool, payloads: bool) -> str:
+    """Results at positions [from_pos, to_pos), in commit order, with their items when `payloads`."""
+    place = "result.position" if placed else "result.seq"
+    return (
+        f"{_PAGE}{_PAGE_ITEM if payloads else ''}\n  FROM result{_JOIN_ITEM if payloads else ''}\n"
+        f" WHERE result.log = :log AND {place} >= :from_pos AND {place} < :to_pos ORDER BY {place}"
+    )
+
+
+# ---- views for the service
+
+RUN_BY_ID = f"SELECT {RUN_COLUMNS} FROM run WHERE run_id = :run_id"
+LOG_BY_NUMBER = f"SELECT {LOG_COLUMNS} FROM log WHERE log = :log"
+LANES_OF_RUN = f"SELECT {LANE_COLUMNS} FROM lane WHERE run_id = :run_id ORDER BY lane"
+NEWEST_RUNS = f"""
+SELECT {RUN_COLUMNS} FROM run WHERE :any_state = 1 OR state IN ({{states}})
+ ORDER BY created_ms DESC, run_id DESC LIMIT :n
+"""
+NEWEST_WORKERS = f"SELECT {WORKER_COLUMNS} FROM worker ORDER BY registered_ms DESC, incarnation DESC LIMIT :n"
+
+# ---- objects: rows of deleted runs count no longer, though they may still be there
+
+REFERENCED = """
+SELECT DISTINCT object_id FROM item WHERE object_id IN ({ids}) AND log NOT IN (SELECT log FROM purge)
+UNION
+SELECT DISTINCT object_id FROM result WHERE object_id IN ({ids}) AND log NOT IN (SELECT log FROM purge)
+"""
+RUN_OBJECTS = """
+SELECT DISTINCT item.object_id FROM item JOIN log ON log.log = item.log
+ WHERE log.run_id = :run_id AND item.object_id IS NOT NULL
+UNION
+SELECT DISTINCT result.object_id FROM result JOIN log ON log.log = result.log
+ WHERE log.run_id = :run_id AND result.object_id IS NOT NULL
+"""

@@ -1,0 +1,142 @@
+"""Rows of the read queries, turned into what the core and the service take. Both adapters share these."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from rollout.model.item import Blob, ObjectSlice, Outcome
+from rollout.model.run import Order
+
+from rollout_coordinator.core.events import Keys, PendingItem, ResultsLoaded
+from rollout_coordinator.core.step import LoadResults, LogRow, OpenAttempt, Snapshot
+from rollout_coordinator.ledger import rows
+from rollout_coordinator.ledger.port import CommitPage
+
+Row = Sequence[Any]
+
+
+def size(blob: Blob) -> int:
+    """Bytes it takes in memory and in a frame: a slice is only a reference."""
+    return 48 if isinstance(blob, ObjectSlice) else len(blob)
+
+
+def pending_item(row: Row) -> PendingItem:
+    return PendingItem(row[0], bytes(row[1]), row[2], rows.blob(row[3], row[4], row[5], row[6]))
+
+
+def add_history(items: list[PendingItem], history: Iterable[Row]) -> None:
+    by_seq = {item.seq: item for item in items}
+    for seq, attempts, failures, losses, not_before_ms in history:
+        item = by_seq.get(seq)
+        if item is not None:
+            item.attempts, item.failures, item.losses = int(attempts), int(failures), int(losses)
+            item.not_before_ms = int(not_before_ms)
+
+
+class PageBuilder:
+    """Collects rows of a commit page until `max_bytes` are reached; always takes the first."""
+
+    def __init__(self, from_cursor: int, max_bytes: int, payloads: bool):
+        self.page = CommitPage(from_cursor, [], [], [], [], {}, [], [], [], [], [], [], [])
+        self._left = max_bytes
+        self._payloads = payloads
+
+    def add(self, row: Row) -> bool:
+        """False: the page is full and this row is not in it."""
+        page = self.page
+        data = rows.blob(row[3], row[4], row[5], row[6])
+        payload = rows.blob(row[16], row[17], row[18], row[19]) if self._payloads else b""
+        self._left -= size(data) + size(payload)
+        if self._left < 0 and page.seq:
+            return False
+        if row[7] is not None:
+            page.failures[len(page.seq)] = rows.failure(row[7], row[8], row[9])
+        page.seq.append(row[0])
+        page.attempt.append(row[1])
+        page.outcome.append(Outcome(row[2]))
+        page.data.append(data)
+        page.duration_ms.append(row[10])
+        page.accepted_ms.append(row[11])
+        page.worker.append(row[12])
+        page.units_in.append(row[13])
+        page.units_out.append(row[14])
+        if self._payloads:
+            page.ids.append(bytes(row[15]))
+            page.payloads.append(payload)
+        return True
+
+
+def results_loaded(load: LoadResults, found: Iterable[Row]) -> ResultsLoaded:
+    loaded = ResultsLoaded(load.load_id, load.log, load.first_seq, [], [], [], [], {}, [])
+    for row in found:
+        if row[7] is not None:
+            loaded.failures[len(loaded.seq)] = rows.failure(row[7], row[8], row[9])
+        loaded.seq.append(row[0])
+        loaded.attempt.append(row[1])
+        loaded.outcome.append(Outcome(row[2]))
+        loaded.data.append(rows.blob(row[3], row[4], row[5], row[6]) if load.with_data else b"")
+        loaded.spec.append(row[10])
+    return loaded
+
+
+class Replay:
+    """Builds a Snapshot step by step, as its queries answer."""
+
+    def __init__(self) -> None:
+        self.snapshot = Snapshot()
+        self.dead_batches: list[int] = []
+        self._arrival: set[int] = set()
+        self._given: list[tuple[int, int, int, str, int]] = []  # log, seq, attempt, worker, batch
+
+    def logs(self, found: Iterable[Row]) -> None:
+        """From LIVE_LOGS."""
+        for row in found:
+            log = rows.log_row(row)
+            self.snapshot.logs.append(log)
+            if row[18] == Order.ARRIVAL.value and log.parent_log == 0:
+                self._arrival.add(log.log)
+
+    def ranges_wanted(self) -> list[tuple[int, int]]:
+        """(log, from seq) of the logs that may hold accepted results: in arrival order, results lie anywhere."""
+
+        def start(log: LogRow) -> int:
+            return 0 if log.log in self._arrival else log.cursor
+
+        return [(log.log, start(log)) for log in self.snapshot.logs if start(log) < log.submitted]
+
+    def ranges(self, found: Iterable[Row]) -> None:
+        """From ACCEPTED_RANGES."""
+        for log, first, last in found:
+            self.snapshot.accepted.setdefault(log, []).append((first, last))
+
+    def assignments(self, found: Iterable[Row]) -> None:
+        """From LIVE_ASSIGNMENTS; must follow `logs`. Attempts of logs that are over are not open."""
+        live = {log.log for log in self.snapshot.logs}
+        for batch, worker, packed in found:
+            self.dead_batches.append(batch)
+            for group in rows.unpack_keys(packed):
+                if group.log in live:
+                    self._given.extend((group.log, s, a, worker, batch) for s, a in _pairs(group))
+        # In key order the look-ups walk the index, which is several times faster on a cold cache.
+        self._given.sort()
+
+    def given(self, chunk: int) -> Iterable[tuple[int, list[tuple[int, int, int, str, int]]]]:
+        for at in range(0, len(self._given), chunk):
+            yield at, self._given[at : at + chunk]
+
+    def open(self, at: int, found: Iterable[Row]) -> None:
+        """From OPEN_ATTEMPTS, for the chunk that began at `at`."""
+        for n, spec, failures, losses in found:
+            log, seq, attempt, worker, batch = self._given[at + n]
+            self.snapshot.open_attempts.append(OpenAttempt(log, seq, attempt, worker, batch, spec, failures, losses))
+
+    def finish(self) -> Snapshot:
+        used = {attempt.batch for attempt in self.snapshot.open_attempts}
+        self.dead_batches = [batch for batch in self.dead_batches if batch not in used]
+        self.snapshot.open_attempts.sort(key=lambda a: (a.batch, a.log, a.seq))
+        return self.snapshot
+
+
+def _pairs(group: Keys) -> Iterable[tuple[int, int]]:
+    return zip(group.seq, group.attempt, strict=True)
