@@ -1,0 +1,188 @@
+"""The configuration of `rollout infer batch`: models and the rules that concern several keys.
+
+Only `InferConfig` is loaded from a file (rollout.config.load, which adds file, line and nearest key to every error).
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any, Literal, Self
+
+from pydantic import Field, field_validator, model_validator
+
+from rollout.config.settings import Section
+from rollout.model.errors import ConfigError
+
+
+class ModelSection(Section):
+    uri: str = Field(
+        min_length=1,
+        description="Local directory, or Hugging Face name. A local directory travels to remote workers as objects.",
+    )
+    tokenizer: str | None = Field(default=None, description="Another tokenizer than the model's: directory or name.")
+    revision: str | None = Field(default=None, description="Branch, tag or commit of a Hugging Face name.")
+
+
+class SamplingSection(Section):
+    """Sampling of every row; a row may override each key but `stream` in its own `sampling` object."""
+
+    temperature: float = Field(default=1.0, ge=0, le=100, description="0: greedy.")
+    top_p: float = Field(default=1.0, gt=0, le=1, description="Smallest set of tokens with this probability mass.")
+    top_k: int = Field(default=-1, ge=-1, description="Most probable tokens considered; -1 (or 0): all.")
+    min_p: float = Field(default=0.0, ge=0, le=1, description="Drop tokens below this share of the best one's.")
+    max_tokens: int = Field(default=64, ge=1, le=1 << 24, description="Tokens generated at most.")
+    min_tokens: int = Field(default=0, ge=0, description="Tokens before an end of sequence or a stop string counts.")
+    seed: int | None = Field(
+        default=None,
+        ge=0,
+        lt=1 << 63,
+        description="Part of each row's identity, from which its own seed is derived. Unset: still deterministic.",
+    )
+    stop: list[str] = Field(default_factory=list[str], max_length=32, description="Strings that end the completion.")
+    n: int = Field(default=1, ge=1, le=256, description="Completions per row.")
+    logprobs: int | None = Field(
+        default=None, ge=0, le=20, description="Alternatives reported per token; 0: the chosen token's only."
+    )
+    presence_penalty: float = Field(default=0.0, ge=-2, le=2, description="Subtracted once from every token used.")
+    frequency_penalty: float = Field(default=0.0, ge=-2, le=2, description="Subtracted for every use of a token.")
+    repetition_penalty: float = Field(default=1.0, gt=0, le=10, description="Divides the score of tokens seen; 1: off.")
+    json_schema: dict[str, Any] | str | None = Field(
+        default=None, description="JSON schema of every completion: an inline table, or the path of a JSON file."
+    )
+    ignore_eos: bool = Field(default=False, description="Go on past the end-of-sequence token.")
+    stream: Literal[False] = Field(default=False, description="Batch inference does not stream: always false.")
+
+    @field_validator("stop", mode="before")
+    @classmethod
+    def _one_stop(cls, value: Any) -> Any:
+        return [value] if isinstance(value, str) else value
+
+    @field_validator("stop")
+    @classmethod
+    def _no_empty_stop(cls, value: list[str]) -> list[str]:
+        if "" in value:
+            raise ValueError("an empty string cannot be a stop string: remove it")
+        return value
+
+    @field_validator("top_k")
+    @classmethod
+    def _top_k(cls, value: int) -> int:
+        return -1 if value == 0 else value
+
+    @model_validator(mode="after")
+    def _tokens(self) -> Self:
+        if self.min_tokens > self.max_tokens:
+            raise ValueError(f"min_tokens ({self.min_tokens}) is larger than max_tokens ({self.max_tokens})")
+        return self
+
+
+class InputSection(Section):
+    glob: str | list[str] = Field(
+        description="Pattern(s) of JSONL files, plain, .gz or .zst; files are read in sorted order, pattern by pattern."
+    )
+
+    @field_validator("glob")
+    @classmethod
+    def _not_empty(cls, value: str | list[str]) -> str | list[str]:
+        patterns = [value] if isinstance(value, str) else value
+        if not patterns or not all(pattern.strip() for pattern in patterns):
+            raise ValueError("name at least one file or pattern, such as data/prompts/*.jsonl")
+        return value
+
+    @property
+    def patterns(self) -> list[str]:
+        return [self.glob] if isinstance(self.glob, str) else list(self.glob)
+
+
+class OutputSection(Section):
+    dir: str = Field(min_length=1, description="Directory of run-id, completions.jsonl, errors.jsonl, summary.json.")
+    openai: bool = Field(
+        default=False, description="Also write openai.jsonl: one OpenAI batch output line per row, errors included."
+    )
+
+
+class WorkersSection(Section):
+    count: int = Field(default=1, ge=1, le=1024, description="Workers that embedded mode starts.")
+
+
+class BackendSection(Section):
+    kind: Literal["vllm", "transformers", "mock"] | str = Field(
+        default="vllm", min_length=1, description="Inference engine: vllm, transformers, mock, or a registered name."
+    )
+    # mock
+    delay_ms: float = Field(default=0.0, ge=0, description="mock: time per row.")
+    jitter_ms: float = Field(default=0.0, ge=0, description="mock: up to this much more, by row.")
+    concurrency: int = Field(default=64, ge=1, le=65_536, description="mock: rows at once.")
+    fail_rate: float = Field(default=0.0, ge=0, le=1, description="mock: share of attempts that fail.")
+    fail_match: str = Field(default="", description="mock: rows whose prompt contains this always fail.")
+    seed: int = Field(default=0, ge=0, description="mock: changes every completion and which attempts fail.")
+    # engines
+    dtype: Literal["auto", "float32", "float16", "bfloat16"] = Field(default="auto", description="Of the weights.")
+    device: Literal["cpu", "cuda"] | None = Field(
+        default=None, description="Unset: cuda if torch.cuda.is_available() on the worker, else cpu."
+    )
+    max_model_len: int | None = Field(default=None, ge=1, description="Prompt and completion together, in tokens.")
+    max_num_seqs: int | None = Field(
+        default=None, ge=1, le=65_536, description="Sequences in a batch; default 32 on CPU, 256 on GPU."
+    )
+    gpu_memory_utilization: float | None = Field(default=None, gt=0, le=1, description="vllm: share of GPU memory.")
+    tensor_parallel_size: int = Field(default=1, ge=1, le=64, description="vllm: GPUs per engine.")
+    enforce_eager: bool | None = Field(default=None, description="vllm: no graph capture; default true on CPU.")
+    cpu_kvcache_gib: int = Field(default=1, ge=1, description="vllm on CPU: GiB of key-value cache.")
+    trust_remote_code: bool = Field(default=False, description="Run code that comes with the model.")
+    engine: dict[str, Any] = Field(
+        default_factory=dict[str, Any], description="Further arguments of the engine, passed as they are."
+    )
+
+
+class RunSection(Section):
+    name: str = Field(default="", description="For people.")
+    priority: int = Field(default=0, ge=-1000, le=1000, description="Larger gets a larger share of the workers.")
+    max_attempts: int = Field(default=3, ge=1, le=100, description="Attempts of a row before it goes to errors.jsonl.")
+    max_worker_lost: int = Field(
+        default=3, ge=1, le=100, description="Workers a row may take down before it is given up."
+    )
+    order: Literal["schedule", "arrival"] = Field(
+        default="schedule", description="schedule: completions in input order; arrival: as they finish."
+    )
+    timeout_ms: int = Field(default=0, ge=0, description="Of one attempt; 0: none.")
+    max_in_flight: int = Field(default=0, ge=0, description="Rows at once over all workers; 0: no cap.")
+
+
+class InferConfig(Section):
+    model: ModelSection
+    sampling: SamplingSection = SamplingSection()
+    input: InputSection
+    output: OutputSection
+    workers: WorkersSection = WorkersSection()
+    backend: BackendSection = BackendSection()
+    run: RunSection = RunSection()
+
+    @model_validator(mode="after")
+    def _across(self) -> Self:
+        if self.backend.tensor_parallel_size > 1 and self.backend.kind != "vllm":
+            raise ValueError('backend.tensor_parallel_size needs backend.kind = "vllm"')
+        if self.backend.device == "cpu" and self.backend.tensor_parallel_size > 1:
+            raise ValueError('backend.tensor_parallel_size needs GPUs but backend.device is "cpu"')
+        if self.backend.max_model_len is not None and self.sampling.max_tokens >= self.backend.max_model_len:
+            raise ValueError(
+                f"sampling.max_tokens ({self.sampling.max_tokens}) leaves no room for a prompt in "
+                f"backend.max_model_len ({self.backend.max_model_len})"
+            )
+        return self
+
+
+def load_schema(value: dict[str, Any] | str | None, what: str = "sampling.json_schema") -> dict[str, Any] | None:
+    """The schema itself. ConfigError when its file cannot be read or is not a JSON object."""
+    if value is None or isinstance(value, dict):
+        return value
+    try:
+        schema = json.loads(Path(value).read_text("utf-8"))
+    except OSError as error:
+        raise ConfigError(f"{what}: cannot read {value}: {error.strerror}") from error
+    except ValueError as error:
+        raise ConfigError(f"{what}: {value} is not JSON: {error}") from error
+    if not isinstance(schema, dict):
+        raise ConfigError(f"{what}: {value} must hold a JSON object")
+    return schema  # pyright: ignore[reportUnknownVariableType]

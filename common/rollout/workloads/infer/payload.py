@@ -1,0 +1,72 @@
+"""Formats of an item's payload and of its result: what the client writes, the executor reads and collect reads back."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from typing import Any, cast
+
+from rollout.model.errors import InputError
+from rollout.workloads.infer.request import JsonObject, canonical
+
+
+@dataclass(frozen=True, slots=True)
+class Payload:
+    """A row as written, with extra fields, and where it came from."""
+
+    row: JsonObject
+    index: int
+    file: str
+    line: int
+
+
+def encode_payload(payload: Payload) -> bytes:
+    # Not sorted: extra fields come back in the order they were written in.
+    fields = {"row": payload.row, "index": payload.index, "file": payload.file, "line": payload.line}
+    return json.dumps(fields, separators=(",", ":"), ensure_ascii=False).encode("utf-8", "surrogatepass")
+
+
+def decode_payload(data: bytes) -> Payload:
+    """InputError if it is no payload of this workload."""
+    try:
+        fields = json.loads(data.decode("utf-8", "surrogatepass"))
+        return Payload(fields["row"], fields["index"], fields["file"], fields["line"])
+    except (ValueError, KeyError, TypeError) as error:
+        raise InputError(f"this is no payload of the infer workload: {error}") from error
+
+
+@dataclass(frozen=True, slots=True)
+class ChoiceResult:
+    text: str
+    finish_reason: str
+    tokens: int
+    logprobs: list[JsonObject] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class RowResult:
+    choices: tuple[ChoiceResult, ...]
+    prompt_tokens: int
+
+
+def encode_result(result: RowResult) -> bytes:
+    choices: list[JsonObject] = []
+    for choice in result.choices:
+        fields: JsonObject = {"text": choice.text, "finish_reason": choice.finish_reason, "tokens": choice.tokens}
+        if choice.logprobs is not None:
+            fields["logprobs"] = choice.logprobs
+        choices.append(fields)
+    return canonical({"choices": choices, "prompt_tokens": result.prompt_tokens})
+
+
+def decode_result(data: bytes) -> RowResult:
+    """InputError if it is no result of this workload."""
+    try:
+        fields = json.loads(data)
+        choices = tuple(
+            ChoiceResult(choice["text"], choice["finish_reason"], choice["tokens"], choice.get("logprobs"))
+            for choice in cast(list[dict[str, Any]], fields["choices"])
+        )
+        return RowResult(choices, fields["prompt_tokens"])
+    except (ValueError, KeyError, TypeError) as error:
+        raise InputError(f"this is no result of the infer workload: {error}") from error

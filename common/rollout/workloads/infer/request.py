@@ -1,0 +1,213 @@
+"""What a row asks for: its prompt or messages and its sampling. Used by the client before anything starts and by the
+executor for every attempt, so both read a row alike.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from typing import Any, cast
+
+from blake3 import blake3
+from pydantic import ValidationError
+
+from rollout.model.errors import InputError
+from rollout.workloads.infer.config import SamplingSection
+
+SCHEMA_VERSION = 1
+"""First byte hashed into an item id: grows when the meaning of a row or of a sampling key changes."""
+
+JsonObject = dict[str, Any]
+
+_OVERRIDES = frozenset(SamplingSection.model_fields) - {"stream"}
+_BODY_SAMPLING = (
+    "temperature", "top_p", "top_k", "min_p", "min_tokens", "max_tokens", "seed", "stop", "n",
+    "presence_penalty", "frequency_penalty", "repetition_penalty", "ignore_eos",
+)  # fmt: skip
+_BODY_OTHER = frozenset({"prompt", "messages", "max_completion_tokens", "logprobs", "top_logprobs", "response_format"})
+# Keys of a request that change nothing about the text generated here.
+_BODY_IGNORED = frozenset(
+    {"model", "user", "metadata", "store", "service_tier", "stream", "safety_identifier", "prompt_cache_key"}
+)
+_URLS = ("/v1/chat/completions", "/v1/completions")
+
+
+def canonical(value: Any) -> bytes:
+    """Canonical JSON: equal values give equal bytes."""
+    return json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=False).encode()
+
+
+@dataclass(frozen=True, slots=True)
+class RowRequest:
+    """Exactly one of `prompt` and `messages` is set. `explicit_seed`: the row names its own seed."""
+
+    sampling: SamplingSection
+    prompt: str | None = None
+    messages: tuple[JsonObject, ...] | None = None
+    explicit_seed: bool = False
+    openai: str = ""  # the url of an OpenAI batch line, else empty
+
+    @property
+    def content(self) -> JsonObject:
+        return {"prompt": self.prompt} if self.messages is None else {"messages": list(self.messages)}
+
+
+def sampling_json(sampling: SamplingSection) -> JsonObject:
+    return sampling.model_dump(mode="json", exclude={"stream"})
+
+
+def parse_row(row: JsonObject, defaults: SamplingSection) -> RowRequest:
+    """The request in `row`. InputError says what is wrong and what to write instead, without the place."""
+    if "body" in row:
+        return _parse_openai(row, defaults)
+    prompt, messages = row.get("prompt"), row.get("messages")
+    if prompt is None and messages is None:
+        raise InputError('the row has no "prompt", "messages" or "body": add one of them')
+    if prompt is not None and messages is not None:
+        raise InputError('the row has both "prompt" and "messages": keep one of them')
+    if prompt is not None and not isinstance(prompt, str):
+        raise InputError(f'"prompt" must be a string, not {_kind(prompt)}')
+    checked = None if messages is None else _messages(messages, "messages")
+    override = row.get("sampling")
+    if override is None:
+        return RowRequest(defaults, prompt, checked)
+    if not isinstance(override, dict):
+        raise InputError(f'"sampling" must be an object with sampling keys, not {_kind(override)}')
+    override = cast(JsonObject, override)
+    unknown = sorted(override.keys() - _OVERRIDES)
+    if unknown:
+        raise InputError(f'"sampling" has the unknown key "{unknown[0]}"; known: {", ".join(sorted(_OVERRIDES))}')
+    if isinstance(override.get("json_schema"), str):
+        raise InputError('"sampling.json_schema" of a row must be the schema itself, not a path')
+    return RowRequest(_override(defaults, override), prompt, checked, override.get("seed") is not None)
+
+
+def _override(defaults: SamplingSection, override: JsonObject, what: str = "sampling") -> SamplingSection:
+    if not override:
+        return defaults
+    try:
+        return SamplingSection.model_validate({**defaults.model_dump(), **override}, strict=True)
+    except ValidationError as error:
+        first = error.errors(include_url=False)[0]
+        place = ".".join([what, *(str(part) for part in first["loc"])])
+        raise InputError(f'"{place}": {first["msg"]}') from None
+
+
+def _messages(value: Any, what: str) -> tuple[JsonObject, ...]:
+    if not isinstance(value, list) or not value:
+        raise InputError(f'"{what}" must be a non-empty list of messages, not {_kind(value)}')
+    return tuple(_message(message, f"{what}[{i}]") for i, message in enumerate(cast(list[Any], value)))
+
+
+def _message(message: Any, what: str) -> JsonObject:
+    if not isinstance(message, dict):
+        raise InputError(f'"{what}" must be an object with "role" and "content", not {_kind(message)}')
+    fields = cast(JsonObject, message)
+    if not isinstance(fields.get("role"), str):
+        raise InputError(f'"{what}" needs a "role", such as "user"')
+    content = fields.get("content")
+    if isinstance(content, str):
+        return fields
+    if not isinstance(content, list):
+        raise InputError(f'"{what}.content" must be a string or a list of text parts, not {_kind(content)}')
+    texts: list[str] = []
+    for part in cast(list[Any], content):
+        text = cast(JsonObject, part).get("text") if isinstance(part, dict) else None
+        if not isinstance(text, str):
+            raise InputError(f'"{what}.content" has a part that is not text: only {{"type": "text"}} is supported')
+        texts.append(text)
+    return {**fields, "content": "".join(texts)}
+
+
+def _parse_openai(row: JsonObject, defaults: SamplingSection) -> RowRequest:
+    body = row["body"]
+    if not isinstance(body, dict):
+        raise InputError(f'"body" must be an object, not {_kind(body)}')
+    body = cast(JsonObject, body)
+    if not isinstance(row.get("custom_id"), str):
+        raise InputError('an OpenAI batch line needs a "custom_id" that is a string')
+    if row.get("method", "POST") != "POST":
+        raise InputError('"method" must be "POST"')
+    url = row.get("url", _URLS[0] if "messages" in body else _URLS[1])
+    if url not in _URLS:
+        raise InputError(f'"url" must be {_URLS[0]} or {_URLS[1]}, not {url!r}')
+    if body.get("stream"):
+        raise InputError('"body.stream" must be false: a batch does not stream')
+    unknown = sorted(body.keys() - _BODY_IGNORED - _BODY_OTHER - set(_BODY_SAMPLING))
+    if unknown:
+        raise InputError(f'"body.{unknown[0]}" is not supported: remove it')
+    chat = url == _URLS[0]
+    override: JsonObject = {key: body[key] for key in _BODY_SAMPLING if body.get(key) is not None}
+    if body.get("max_completion_tokens") is not None:
+        override["max_tokens"] = body["max_completion_tokens"]
+    override.update(_body_logprobs(body, chat))
+    override.update(_response_format(body.get("response_format")))
+    sampling = _override(defaults, override, "body")
+    explicit = override.get("seed") is not None
+    if chat:
+        if "messages" not in body:
+            raise InputError(f'"body.messages" is missing: {url} needs it')
+        return RowRequest(sampling, None, _messages(body["messages"], "body.messages"), explicit, url)
+    prompt = body.get("prompt")
+    if isinstance(prompt, list) and len(cast(list[Any], prompt)) == 1:
+        prompt = cast(list[Any], prompt)[0]
+    if not isinstance(prompt, str):
+        raise InputError(f'"body.prompt" must be one string, not {_kind(prompt)}')
+    return RowRequest(sampling, prompt, None, explicit, url)
+
+
+def _body_logprobs(body: JsonObject, chat: bool) -> JsonObject:
+    value = body.get("logprobs")
+    if not chat:
+        return {} if value is None else {"logprobs": value}
+    top = body.get("top_logprobs")
+    if value is None or value is False:
+        if top:
+            raise InputError('"body.top_logprobs" needs "logprobs": true')
+        return {}
+    if value is not True:
+        raise InputError(f'"body.logprobs" must be true or false, not {_kind(value)}')
+    return {"logprobs": 0 if top is None else top}
+
+
+def _response_format(value: Any) -> JsonObject:
+    if value is None:
+        return {}
+    if isinstance(value, dict):
+        fields = cast(JsonObject, value)
+        kind = fields.get("type")
+        if kind == "text":
+            return {}
+        if kind == "json_object":
+            return {"json_schema": {"type": "object"}}
+        holder = fields.get("json_schema")
+        schema = cast(JsonObject, holder).get("schema") if isinstance(holder, dict) else None
+        if kind == "json_schema" and isinstance(schema, dict):
+            return {"json_schema": schema}
+    raise InputError('"body.response_format" must be {"type": "text" | "json_object"} or a json_schema with a "schema"')
+
+
+def _kind(value: Any) -> str:
+    names = {dict: "an object", list: "a list", str: "a string", bool: "a boolean", type(None): "null"}
+    return names.get(type(value), "a number" if isinstance(value, int | float) else type(value).__name__)
+
+
+def item_id(model_content_id: str, request: RowRequest, index: int) -> bytes:
+    """32 bytes that change with everything that changes the result, and with the row's place."""
+    hasher = blake3(bytes([SCHEMA_VERSION]))
+    for part in (
+        bytes.fromhex(model_content_id),
+        canonical(request.content),
+        canonical(sampling_json(request.sampling)),
+    ):
+        hasher.update(len(part).to_bytes(8, "little"))
+        hasher.update(part)
+    hasher.update(index.to_bytes(8, "little"))
+    return hasher.digest()
+
+
+def row_seed(request: RowRequest, identity: bytes) -> int:
+    """The row's own seed if it names one, else 63 bits of its item id. Choice k of a row uses seed + k."""
+    if request.explicit_seed and request.sampling.seed is not None:
+        return request.sampling.seed
+    return int.from_bytes(blake3(b"seed" + identity).digest()[:8], "little") >> 1

@@ -1,0 +1,35 @@
+"""Variables an engine reads at import, decided before its process starts and without importing it."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+
+def gpu_present() -> bool:
+    """Whether an NVIDIA driver is loaded. Only for variables: the engine itself asks torch.cuda.is_available()."""
+    return Path("/proc/driver/nvidia/version").exists() or Path("/dev/nvidiactl").exists()
+
+
+def engine_environment(backend: dict[str, Any], *, local_model: bool) -> dict[str, str]:
+    """What the child process of `backend` (the [backend] table) needs; variables already set are left alone."""
+    wanted = {"TOKENIZERS_PARALLELISM": "false"}
+    if local_model:
+        wanted["HF_HUB_OFFLINE"] = "1"
+    cpu = backend.get("device") == "cpu" or (backend.get("device") is None and not gpu_present())
+    if cpu and backend.get("kind") in ("transformers", "vllm"):
+        # More threads than this make small models several times slower; operators of large CPU hosts set their own.
+        wanted["OMP_NUM_THREADS"] = "1"
+    if backend.get("kind") == "vllm":
+        wanted.update(_vllm(backend, cpu=cpu))
+    return {name: value for name, value in wanted.items() if name not in os.environ}
+
+
+def _vllm(backend: dict[str, Any], *, cpu: bool) -> dict[str, str]:
+    wanted = {"VLLM_NO_USAGE_STATS": "1", "VLLM_CONFIGURE_LOGGING": "1", "VLLM_LOGGING_LEVEL": "WARNING"}
+    if cpu:
+        wanted["VLLM_CPU_KVCACHE_SPACE"] = str(backend.get("cpu_kvcache_gib") or 1)
+        # The engine child is the engine's process already: a second one only costs start-up time.
+        wanted["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
+    return wanted

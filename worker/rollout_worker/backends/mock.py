@@ -1,0 +1,137 @@
+"""A backend without a model: deterministic text after a delay, with failures on demand.
+
+Options: delay_ms, jitter_ms, concurrency (64), fail_rate, fail_match, seed, max_model_len (0: no limit).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from typing import Any
+
+from blake3 import blake3
+
+from rollout.model.errors import AttemptError
+from rollout_worker.backends.port import Backend, BackendOptions, Choice, Completion, Request
+
+
+def open_backend(config: BackendOptions) -> Backend:
+    return MockBackend(config.options)
+
+
+class MockBackend:
+    """A "token" is a word. Greedy text is `MOCK:` and the prompt; sampled text also names a number drawn from the seed."""
+
+    def __init__(self, options: dict[str, Any]) -> None:
+        self._delay_s = float(options.get("delay_ms") or 0) / 1000
+        self._jitter_s = float(options.get("jitter_ms") or 0) / 1000
+        self._concurrency = int(options.get("concurrency") or 64)
+        self._fail_rate = float(options.get("fail_rate") or 0)
+        self._fail_match = str(options.get("fail_match") or "")
+        self._seed = int(options.get("seed") or 0)
+        self._max_model_len = int(options.get("max_model_len") or 0)
+        self._slots = asyncio.Semaphore(self._concurrency)
+
+    @property
+    def concurrency(self) -> int:
+        return self._concurrency
+
+    @property
+    def device(self) -> str:
+        return "cpu"
+
+    async def start(self) -> None:
+        return None
+
+    async def close(self) -> None:
+        return None
+
+    async def generate(self, request: Request) -> Completion:
+        prompt = _prompt(request)
+        words = prompt.split()
+        if self._max_model_len and len(words) >= self._max_model_len:
+            raise AttemptError(
+                f"the prompt has {len(words)} tokens and the model holds {self._max_model_len}: shorten it",
+                code="prompt_too_long",
+                retry=False,
+            )
+        async with self._slots:
+            delay = self._delay_s + self._jitter_s * self._draw("jitter", request.request_id)
+            if delay:
+                await asyncio.sleep(delay)
+            if self._fail_match and self._fail_match in prompt:
+                raise AttemptError(f"the prompt contains {self._fail_match!r}", code="mock_failure", retry=True)
+            # The request id carries the attempt, so a retry draws anew.
+            if self._fail_rate and self._draw("fail", request.request_id) < self._fail_rate:
+                raise AttemptError("a failure was injected (backend.fail_rate)", code="mock_failure", retry=True)
+        choices = [self._choice(prompt, request, index) for index in range(request.sampling.n)]
+        return Completion(choices, prompt_tokens=len(words))
+
+    def _draw(self, what: str, key: str) -> float:
+        digest = blake3(f"{self._seed}\0{what}\0{key}".encode()).digest()
+        return int.from_bytes(digest[:8], "big") / 2**64
+
+    def _choice(self, prompt: str, request: Request, index: int) -> Choice:
+        sampling = request.sampling
+        if sampling.json_schema is not None:
+            tokens = [json.dumps(example(sampling.json_schema), separators=(",", ":"))]
+        else:
+            text = f"MOCK:{prompt}"
+            if sampling.temperature > 0 and (sampling.n > 1 or self._seed):
+                text += f" #{int(self._draw('text', f'{sampling.seed + index}') * 1_000_000):06d}"
+            tokens = _tokens(text)
+        finish = "stop"
+        if len(tokens) > sampling.max_tokens:
+            tokens, finish = tokens[: sampling.max_tokens], "length"
+        text = "".join(tokens)
+        cut = min((at for stop in sampling.stop if (at := text.find(stop)) >= 0), default=-1)
+        if cut >= 0:
+            text, finish = text[:cut], "stop"
+            tokens = _tokens(text)
+        return Choice(text, finish, len(tokens), self._logprobs(tokens, sampling.logprobs))
+
+    def _logprobs(self, tokens: list[str], top: int | None) -> list[dict[str, Any]] | None:
+        if top is None:
+            return None
+        out: list[dict[str, Any]] = []
+        for position, token in enumerate(tokens):
+            logprob = -self._draw("logprob", f"{position}\0{token}")
+            alternatives = [{"token": token, "logprob": logprob}]
+            alternatives += [{"token": f"<{rank}>", "logprob": logprob - rank} for rank in range(1, top)]
+            out.append({"token": token, "logprob": logprob, "top": alternatives[:top]})
+        return out
+
+
+def _prompt(request: Request) -> str:
+    if request.prompt is not None:
+        return request.prompt
+    return "\n".join(f"{message['role']}: {message['content']}" for message in request.messages or ())
+
+
+def _tokens(text: str) -> list[str]:
+    """Words with the space before them, so that joining them gives the text back."""
+    tokens: list[str] = []
+    for piece in text.split(" "):
+        tokens.append(f" {piece}" if tokens else piece)
+    return tokens
+
+
+def example(schema: dict[str, Any]) -> Any:
+    """A small value that fits the common part of JSON schema (type, enum, const, properties, items, bounds)."""
+    if "const" in schema:
+        return schema["const"]
+    if schema.get("enum"):
+        return schema["enum"][0]
+    for key in ("anyOf", "oneOf"):
+        if schema.get(key):
+            return example(schema[key][0])
+    kind = schema.get("type", "object" if "properties" in schema else "null")
+    if isinstance(kind, list):
+        kind = kind[0] if kind else "null"  # pyright: ignore[reportUnknownVariableType]
+    if kind == "object":
+        return {name: example(value) for name, value in schema.get("properties", {}).items()}
+    if kind == "array":
+        return [example(schema.get("items", {})) for _ in range(schema.get("minItems", 0))]
+    if kind in ("integer", "number"):
+        return schema.get("minimum", 0)
+    return {"string": "x" * schema.get("minLength", 0), "boolean": False}.get(str(kind))

@@ -1,0 +1,165 @@
+"""The executor of the `infer` workload: rows to a backend's continuous batch and back."""
+
+from __future__ import annotations
+
+from importlib.metadata import entry_points
+from pathlib import Path
+from typing import Any, ClassVar, Literal, cast
+
+import structlog
+from blake3 import blake3
+
+from rollout.model.errors import AttemptError, ConfigError, InputError
+from rollout.workloads.infer.config import SamplingSection
+from rollout.workloads.infer.payload import ChoiceResult, RowResult, decode_payload, encode_result
+from rollout.workloads.infer.request import RowRequest, canonical, parse_row, row_seed
+from rollout_worker.backends.environment import engine_environment
+from rollout_worker.backends.port import Backend, BackendOptions, Completion, Request, Sampling
+from rollout_worker.executors.port import Attempt, Context, Done, Run
+
+_log = structlog.get_logger()
+
+
+class InferExecutor:
+    placement: ClassVar[Literal["engine", "slot"]] = "engine"
+
+    def __init__(self) -> None:
+        self._backend: Backend | None = None
+        self._sampling: dict[str, SamplingSection] = {}
+
+    @property
+    def concurrency(self) -> int:
+        return self._backend.concurrency if self._backend else 1
+
+    @classmethod
+    def engine_key(cls, run: Run) -> str:
+        model = run.config["model"]
+        identity = {key: model.get(key) for key in ("content_id", "uri", "tokenizer", "revision")}
+        return blake3(canonical([identity, run.config["backend"]])).hexdigest()[:32]
+
+    @classmethod
+    def environment(cls, run: Run) -> dict[str, str]:
+        local = bool(run.config["model"].get("local"))
+        return engine_environment(run.config["backend"], local_model=local)
+
+    async def start(self, run: Run, context: Context) -> None:
+        """Bring the model here and load it. AttemptError (not retryable) says what is missing."""
+        backend = dict(run.config["backend"])
+        kind = str(backend.pop("kind"))
+        model, tokenizer = await locate_model(run, context)
+        if run.config["model"].get("revision"):
+            backend["revision"] = run.config["model"]["revision"]
+        options = BackendOptions(model=model, tokenizer=tokenizer, kind=kind, options=backend)
+        opened = open_backend(options)
+        await opened.start()
+        self._backend = opened
+        _log.info("engine_ready", backend=kind, device=opened.device, concurrency=opened.concurrency, run_id=run.run_id)
+
+    async def run(self, attempt: Attempt, context: Context) -> Done:
+        if self._backend is None:
+            raise AttemptError("the engine is not started", code="engine_not_started")
+        try:
+            request = parse_row(decode_payload(attempt.payload).row, self._defaults(attempt.run))
+        except InputError as error:
+            raise AttemptError(error.message, code="bad_request", retry=False) from error
+        completion = await self._backend.generate(engine_request(request, attempt))
+        if not completion.choices:
+            raise AttemptError("the backend returned no completion", code="empty_completion")
+        data = encode_result(row_result(completion))
+        units_out = sum(choice.tokens for choice in completion.choices)
+        return Done(data, units_in=completion.prompt_tokens, units_out=units_out)
+
+    async def close(self) -> None:
+        if self._backend is not None:
+            backend, self._backend = self._backend, None
+            await backend.close()
+
+    def _defaults(self, run: Run) -> SamplingSection:
+        defaults = self._sampling.get(run.run_id)
+        if defaults is None:
+            defaults = self._sampling[run.run_id] = SamplingSection.model_validate(run.config["sampling"])
+        return defaults
+
+
+def open_backend(options: BackendOptions) -> Backend:
+    """The backend registered under `options.kind`. AttemptError (not retryable) when there is none."""
+    registered = entry_points(group="rollout.backends")
+    found = [entry for entry in registered if entry.name == options.kind]
+    if not found:
+        known = ", ".join(sorted({entry.name for entry in registered})) or "none"
+        raise AttemptError(
+            f"no backend {options.kind!r} is installed on this worker (installed: {known})",
+            code="backend_missing",
+            retry=False,
+        )
+    try:
+        return cast(Backend, found[0].load()(options))
+    except ImportError as error:
+        raise AttemptError(
+            f"backend {options.kind!r} cannot be imported on this worker: {error}: install its extra, "
+            f"pip install 'rollout-engine[{options.kind}]'",
+            code="backend_missing",
+            retry=False,
+        ) from error
+
+
+async def locate_model(run: Run, context: Context) -> tuple[str, str | None]:
+    """Where the model and its tokenizer are on this host: directories made from objects, or the names as given."""
+    model: dict[str, Any] = run.config["model"]
+    path = await _materialise(model.get("manifest"), model["uri"], bool(model.get("local")), context)
+    if model.get("tokenizer") is None:
+        return path, None
+    local = bool(model.get("tokenizer_local"))
+    return path, await _materialise(model.get("tokenizer_manifest"), model["tokenizer"], local, context)
+
+
+async def _materialise(manifest: str | None, uri: str, local: bool, context: Context) -> str:
+    if manifest:
+        # Imported here: a run with a Hugging Face name or the mock needs no tree.
+        from rollout.objects.tree import materialise
+
+        return str(await materialise(bytes.fromhex(manifest), context))
+    if local and not Path(uri).expanduser().is_dir():
+        raise AttemptError(
+            f"the model directory {uri} is not on this host and was not uploaded", code="model_missing", retry=False
+        )
+    return str(Path(uri).expanduser()) if local else uri
+
+
+def engine_request(request: RowRequest, attempt: Attempt) -> Request:
+    """`request_id` differs between attempts, so that an engine never sees one id twice."""
+    return Request(
+        request_id=f"{attempt.id.hex()}-{attempt.attempt}",
+        sampling=to_sampling(request.sampling, row_seed(request, attempt.id)),
+        prompt=request.prompt,
+        messages=request.messages,
+    )
+
+
+def to_sampling(section: SamplingSection, seed: int) -> Sampling:
+    if isinstance(section.json_schema, str):
+        raise ConfigError("sampling.json_schema must be resolved before a run is submitted")
+    return Sampling(
+        temperature=section.temperature,
+        top_p=section.top_p,
+        top_k=section.top_k,
+        min_p=section.min_p,
+        max_tokens=section.max_tokens,
+        min_tokens=section.min_tokens,
+        stop=tuple(section.stop),
+        seed=seed,
+        n=section.n,
+        logprobs=section.logprobs,
+        presence_penalty=section.presence_penalty,
+        frequency_penalty=section.frequency_penalty,
+        repetition_penalty=section.repetition_penalty,
+        json_schema=section.json_schema,
+        ignore_eos=section.ignore_eos,
+    )
+
+
+def row_result(completion: Completion) -> RowResult:
+    choices = tuple(
+        ChoiceResult(choice.text, choice.finish_reason, choice.tokens, choice.logprobs) for choice in completion.choices
+    )
+    return RowResult(choices, completion.prompt_tokens)
