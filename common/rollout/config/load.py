@@ -1,0 +1,175 @@
+"""One loader for every configuration file: places in every error, nearest valid key, overrides by the environment.
+
+Relative paths in a file are relative to the current directory of the program that reads it, not to the file: the same
+file then means the same thing to a daemon's `WorkingDirectory` and to a person's shell.
+"""
+
+from __future__ import annotations
+
+import difflib
+import os
+import tomllib
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, TypeVar, cast
+
+from pydantic import BaseModel, ValidationError
+
+from rollout.config.environment import section_of, variables
+from rollout.config.locate import Place, key_lines, syntax_error
+from rollout.config.wording import describe
+from rollout.model.errors import ConfigError
+
+Model = TypeVar("Model", bound=BaseModel)
+
+
+@dataclass
+class _Source:
+    """Values and where each came from: a line of the file, a variable, or the command line."""
+
+    path: str
+    values: dict[str, Any]
+    lines: dict[Place, int]
+    origins: dict[Place, str] = field(default_factory=dict[Place, str])
+
+    def set(self, place: tuple[str, ...], value: Any, origin: str) -> None:
+        table = self.values
+        for key in place[:-1]:
+            inner = table.get(key)
+            if not isinstance(inner, dict):
+                inner = {}
+                table[key] = inner
+            table = cast(dict[str, Any], inner)
+        table[place[-1]] = value
+        self.origins[place] = origin
+
+    def where(self, place: Place) -> str:
+        for end in range(len(place), 0, -1):
+            if origin := self.origins.get(place[:end]):
+                return origin
+            if line := self.lines.get(place[:end]):
+                return f"{self.path}:{line}"
+        return self.path
+
+    def order(self, place: Place) -> int:
+        return next((self.lines[place[:end]] for end in range(len(place), 0, -1) if place[:end] in self.lines), 0)
+
+
+def load_settings(
+    model: type[Model],
+    path: str | Path,
+    overrides: Mapping[str, Any] | None = None,
+    *,
+    environ: Mapping[str, str] | None = None,
+) -> Model:
+    """`path` as `model`, with the environment and then `overrides` over it.
+
+    `overrides` maps dotted keys ("workers.count") to values; a None is no override. ConfigError lists everything that
+    is wrong, a line each, as `file:line: section.key: what is wrong`.
+    """
+    path = Path(path)
+    values, lines = read_values(path)
+    source = _Source(str(path), values, lines)
+    for name, place, value in variables(model, os.environ if environ is None else environ):
+        source.set(place, value, name)
+    for key, value in (overrides or {}).items():
+        if value is not None:
+            source.set(tuple(key.split(".")), value, "command line")
+    try:
+        return model.model_validate(source.values, strict=True)
+    except ValidationError as error:
+        raise ConfigError(_report(model, source, error), path=str(path)) from error
+
+
+def read_values(path: Path) -> tuple[dict[str, Any], dict[Place, int]]:
+    """The file's values and the line of each key, unchecked. ConfigError: unreadable, not text, not TOML."""
+    try:
+        raw = path.read_bytes()
+    except FileNotFoundError as error:
+        raise ConfigError(
+            f"{path}: no such file (seen from {Path.cwd()}): check the path given with --config"
+        ) from error
+    except OSError as error:
+        raise ConfigError(f"{path}: cannot be read: {error.strerror or error}") from error
+    try:
+        text = raw.decode("utf-8-sig").replace("\r\n", "\n")
+    except UnicodeDecodeError as error:
+        line = raw.count(b"\n", 0, error.start) + 1
+        raise ConfigError(f"{path}:{line}: not UTF-8 text: save the file as UTF-8") from error
+    return _FORMATS.get(path.suffix.lower(), _toml)(path, text)
+
+
+def _toml(path: Path, text: str) -> tuple[dict[str, Any], dict[Place, int]]:
+    try:
+        values = tomllib.loads(text)
+    except tomllib.TOMLDecodeError as error:
+        line, column, what = syntax_error(error, text)
+        shown = text.split("\n")[line - 1].strip() if line <= text.count("\n") + 1 else ""
+        hint = f": {shown[:100]}" if shown else ""
+        raise ConfigError(f"{path}:{line}:{column}: not valid TOML: {what}{hint}") from error
+    return values, key_lines(text)
+
+
+def _no_yaml(path: Path, text: str) -> tuple[dict[str, Any], dict[Place, int]]:
+    raise ConfigError(f"{path}: this configuration is TOML, not YAML: see the configuration reference")
+
+
+_FORMATS: dict[str, Callable[[Path, str], tuple[dict[str, Any], dict[Place, int]]]] = {
+    ".toml": _toml,
+    # Workloads that are configured in YAML put their reader here.
+    ".yaml": _no_yaml,
+    ".yml": _no_yaml,
+}
+
+
+def _report(model: type[BaseModel], source: _Source, error: ValidationError) -> str:
+    problems: dict[Place, list[str]] = {}
+    for entry in error.errors(include_url=False):
+        place = _known_part(source.values, tuple(entry["loc"]), missing=entry["type"] == "missing")
+        if entry["type"] == "extra_forbidden":
+            text = _unknown_key(model, place)
+        else:
+            text = describe(cast(Mapping[str, Any], entry), ".".join(map(str, place)))
+        texts = problems.setdefault(place, [])
+        if text not in texts:
+            texts.append(text)
+    ordered = sorted(problems.items(), key=lambda item: source.order(item[0]))
+    lines = [
+        f"{source.where(place)}: {'.'.join(map(str, place)) + ': ' if place else ''}{' or '.join(texts)}"
+        for place, texts in ordered
+    ]
+    return lines[0] if len(lines) == 1 else f"{len(lines)} problems:\n" + "\n".join(f"  {line}" for line in lines)
+
+
+def _known_part(values: Any, loc: Place, *, missing: bool) -> Place:
+    """`loc` without what pydantic adds after the key: the branch of a union, the name of a validator."""
+    place: Place = ()
+    for key in loc:
+        if isinstance(values, dict) and key in values:
+            values = cast(dict[Any, Any], values)[key]
+        elif isinstance(values, list) and isinstance(key, int) and key < len(cast(list[Any], values)):
+            values = cast(list[Any], values)[key]
+        else:
+            return (*place, key) if missing else place
+        place = (*place, key)
+    return place
+
+
+def _unknown_key(model: type[BaseModel], place: Place) -> str:
+    section: type[BaseModel] | None = model
+    for key in place[:-1]:
+        found = section.model_fields.get(str(key)) if section else None
+        section = section_of(found.annotation) if found else None
+    valid = list(section.model_fields) if section else []
+    key = str(place[-1])
+    if close := difflib.get_close_matches(key, valid, n=1, cutoff=0.6):
+        return f'unknown key; did you mean "{close[0]}"?'
+    elsewhere = [name for name, field in model.model_fields.items() if _has(section_of(field.annotation), key)]
+    if elsewhere:
+        return f"unknown key here; it belongs in [{elsewhere[0]}]"
+    return f"unknown key; valid keys are {', '.join(valid)}"
+
+
+def _has(section: type[BaseModel] | None, key: str) -> bool:
+    return section is not None and key in section.model_fields

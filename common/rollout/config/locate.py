@@ -1,0 +1,91 @@
+"""Where each key of a TOML file stands, so that an error can name its line."""
+
+from __future__ import annotations
+
+import re
+import tomllib
+from typing import Any, cast
+
+Place = tuple[str | int, ...]
+
+_POSITION = re.compile(r" \(at line (\d+), column (\d+)\)$")
+_AT_END = re.compile(r" \(at end of document\)$")
+
+
+def key_lines(text: str) -> dict[Place, int]:
+    """The 1-based line of every key and table of `text`, which must be valid TOML."""
+    lines: dict[Place, int] = {}
+    counts: dict[Place, int] = {}
+    prefix: Place = ()
+    source = text.split("\n")
+    at = 0
+    while at < len(source):
+        line = source[at].strip()
+        if not line or line.startswith("#"):
+            at += 1
+            continue
+        if line.startswith("["):
+            path = _path(tomllib.loads(line))
+            prefix = _indexed(path, counts, lines, new=line.startswith("[["))
+            lines.setdefault(prefix, at + 1)
+            at += 1
+            continue
+        value, used = _statement(source, at)
+        _record(value, prefix, at + 1, lines)
+        at += used
+    return lines
+
+
+def syntax_error(error: tomllib.TOMLDecodeError, text: str) -> tuple[int, int, str]:
+    """(line, column, what is wrong) of a file that is not TOML."""
+    message = str(error)
+    if found := _POSITION.search(message):
+        return int(found[1]), int(found[2]), message[: found.start()]
+    last = text.rstrip("\n").split("\n")
+    return len(last), len(last[-1]) + 1, _AT_END.sub("", message) + " before the file ends"
+
+
+def _statement(source: list[str], at: int) -> tuple[dict[str, Any], int]:
+    """`key = value` from line `at` on and how many lines it takes: values may span several."""
+    taken: list[str] = []
+    for line in source[at:]:
+        taken.append(line)
+        try:
+            return tomllib.loads("\n".join(taken)), len(taken)
+        except tomllib.TOMLDecodeError:
+            continue
+    return {}, len(taken)
+
+
+def _path(table: dict[str, Any]) -> tuple[str, ...]:
+    path: list[str] = []
+    value: Any = table
+    while isinstance(value, dict) and value:
+        key, value = next(iter(cast(dict[str, Any], value).items()))
+        path.append(key)
+        if isinstance(value, list):
+            value = cast(list[Any], value)[0]
+    return tuple(path)
+
+
+def _indexed(path: tuple[str, ...], counts: dict[Place, int], lines: dict[Place, int], *, new: bool) -> Place:
+    """`path` with the index of the current element after each array of tables."""
+    place: Place = ()
+    for depth, key in enumerate(path):
+        place = (*place, key)
+        last = depth == len(path) - 1
+        if last and new:
+            counts[place] = counts.get(place, -1) + 1
+        if place in counts:
+            place = (*place, counts[place])
+    return place
+
+
+def _record(value: Any, prefix: Place, line: int, lines: dict[Place, int]) -> None:
+    if isinstance(value, dict):
+        for key, inner in cast(dict[str, Any], value).items():
+            lines.setdefault((*prefix, key), line)
+            _record(inner, (*prefix, key), line, lines)
+    elif isinstance(value, list):
+        for index, inner in enumerate(cast(list[Any], value)):
+            _record(inner, (*prefix, index), line, lines)

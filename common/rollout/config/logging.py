@@ -1,0 +1,120 @@
+"""Structured logs: one JSON object a line for machines, a readable rendering for a person's terminal.
+
+Every line has `event`, `level` and `timestamp` (ISO 8601, UTC). Records of libraries that use the standard logging
+module come out the same way. Secrets are taken out before anything is written.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import re
+import sys
+from collections.abc import Mapping, MutableMapping
+from typing import Any, TextIO, cast
+
+import structlog
+from structlog.types import EventDict, Processor
+
+from rollout.config.settings import LoggingSection
+
+_LEVELS = {"debug": 10, "info": 20, "warning": 30, "error": 40}
+_HIDDEN = "***"
+_SECRET_KEY = re.compile(
+    r"(^|_)(token|secret|password|passwd|api_?key|authorization|private_key|key_pem)$", re.IGNORECASE
+)
+_SECRET_TEXT = re.compile(
+    r"-----BEGIN [A-Z ]*PRIVATE KEY-----.*?(-----END [A-Z ]*PRIVATE KEY-----|$)"
+    r"|\b(hf_|sk-|ghp_|gho_|github_pat_|xox[bp]-)[A-Za-z0-9_-]{16,}"
+    r"|\b(AKIA|ASIA)[A-Z0-9]{16}\b"
+    r"|(?<=[Bb]earer )[A-Za-z0-9._~+/-]{16,}=*",
+    re.DOTALL,
+)
+_URL_PASSWORD = re.compile(r"(?<=://)([^/\s:@]+):[^/\s@]+(?=@)")
+_MAX_DEPTH = 4
+
+
+def configure(settings: LoggingSection, *, stream: TextIO | None = None) -> None:
+    """Route structlog and the standard logging module to `stream` (default: standard output). Can be called again."""
+    out = stream or sys.stdout
+    console = settings.format == "console" or (settings.format == "auto" and out.isatty())
+    shared: list[Processor] = [
+        structlog.contextvars.merge_contextvars,
+        structlog.processors.add_log_level,
+        structlog.processors.TimeStamper(fmt="iso", utc=True),
+        structlog.processors.StackInfoRenderer(),
+    ]
+    ending: list[Processor]
+    if console:
+        # Plain tracebacks: the pretty ones show local variables, secrets included.
+        ending = [structlog.dev.ConsoleRenderer(colors=out.isatty(), exception_formatter=structlog.dev.plain_traceback)]
+    else:
+        ending = [structlog.processors.JSONRenderer(serializer=_dumps)]
+    ending = [structlog.processors.format_exc_info, redact, *ending]
+    structlog.configure(
+        processors=[*shared, *ending],
+        wrapper_class=structlog.make_filtering_bound_logger(_LEVELS[settings.level]),
+        logger_factory=structlog.WriteLoggerFactory(file=out),
+        cache_logger_on_first_use=False,  # so that set_level reaches loggers that exist already
+    )
+    _route_standard_logging(out, shared, ending, settings.level)
+
+
+def set_level(level: str) -> None:
+    """Change the level of everything that logs through structlog, from now on."""
+    structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(_LEVELS[level.lower()]))
+
+
+def _route_standard_logging(out: TextIO, shared: list[Processor], ending: list[Processor], level: str) -> None:
+    handler = logging.StreamHandler(out)
+    handler.setFormatter(
+        structlog.stdlib.ProcessorFormatter(
+            foreign_pre_chain=[*shared, structlog.stdlib.add_logger_name],
+            processors=[structlog.stdlib.ProcessorFormatter.remove_processors_meta, *ending],
+        )
+    )
+    root = logging.getLogger()
+    root.handlers[:] = [handler]
+    # Libraries tell of their inner life at info; what they warn of is worth a line.
+    root.setLevel(logging.INFO if level == "debug" else max(logging.WARNING, _LEVELS[level]))
+
+
+def redact(_logger: Any, _method: str, event: EventDict) -> EventDict:
+    """structlog processor: no passwords, tokens, keys or values of ROLLOUT_SECRET_* in any field."""
+    secrets = [value for name, value in os.environ.items() if name.startswith("ROLLOUT_SECRET_") and len(value) >= 6]
+    for key, value in event.items():
+        event[key] = _clean(key, value, secrets, 0)
+    return event
+
+
+def redact_text(text: str) -> str:
+    """`text` without what looks like a secret."""
+    secrets = [value for name, value in os.environ.items() if name.startswith("ROLLOUT_SECRET_") and len(value) >= 6]
+    return _clean_text(text, secrets)
+
+
+def _clean(key: str, value: Any, secrets: list[str], depth: int) -> Any:
+    if isinstance(value, str):
+        return _HIDDEN if value and _SECRET_KEY.search(key) else _clean_text(value, secrets)
+    if depth >= _MAX_DEPTH:
+        return value
+    if isinstance(value, Mapping):
+        items = cast(MutableMapping[str, Any], value).items()
+        return {str(name): _clean(str(name), inner, secrets, depth + 1) for name, inner in items}
+    if isinstance(value, list | tuple):
+        return [_clean(key, inner, secrets, depth + 1) for inner in cast(list[Any], value)]
+    if isinstance(value, BaseException):
+        return _clean_text(f"{type(value).__name__}: {value}", secrets)
+    return value
+
+
+def _clean_text(text: str, secrets: list[str]) -> str:
+    for secret in secrets:
+        text = text.replace(secret, _HIDDEN)
+    text = _URL_PASSWORD.sub(r"\1:" + _HIDDEN, text)
+    return _SECRET_TEXT.sub(_HIDDEN, text)
+
+
+def _dumps(value: Any, **_options: Any) -> str:
+    return json.dumps(value, default=str, separators=(", ", ": "))

@@ -1,0 +1,64 @@
+"""Ending with the process that started this one.
+
+Embedded mode starts daemons as children and hands each the reading end of a pipe whose writing end only the parent
+holds. However the parent ends, also by SIGKILL, the pipe closes, on every operating system.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import threading
+from collections.abc import Callable, Mapping
+
+PARENT_FD = "ROLLOUT_PARENT_FD"
+GRACE_S = 8.0
+"""Seconds a daemon has, after its parent is gone, before it is ended hard."""
+
+
+def watch_parent(
+    callback: Callable[[], None],
+    *,
+    environ: Mapping[str, str] | None = None,
+    grace_s: float = GRACE_S,
+) -> bool:
+    """Call `callback` once when the parent is gone; False (and nothing happens) where no parent asked for that.
+
+    With a running event loop the callback runs in it, else in a thread. What is still running `grace_s` seconds later
+    is killed, with its process group where this process leads one. Call it as early as possible.
+    """
+    text = (os.environ if environ is None else environ).get(PARENT_FD, "")
+    if not text.isdigit():
+        return False
+    fd = int(text)
+    try:
+        os.set_inheritable(fd, False)
+    except OSError:
+        return False  # inherited the variable, not the pipe: a grandchild
+    try:
+        loop = asyncio.get_running_loop()
+    except RuntimeError:
+        loop = None
+    threading.Thread(target=_wait, args=(fd, callback, loop, grace_s), name="parent-watch", daemon=True).start()
+    return True
+
+
+def _wait(fd: int, callback: Callable[[], None], loop: asyncio.AbstractEventLoop | None, grace_s: float) -> None:
+    try:
+        while os.read(fd, 1):
+            pass
+    except OSError:
+        pass  # a pipe that broke is as good as closed
+    try:
+        if loop is None:
+            callback()
+        else:
+            loop.call_soon_threadsafe(callback)
+    except RuntimeError:
+        pass  # the loop has ended already: so is the process about to
+    finally:
+        threading.Event().wait(grace_s)
+        if os.getpgid(0) == os.getpid():
+            os.killpg(0, signal.SIGKILL)
+        os._exit(1)
