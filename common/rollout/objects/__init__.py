@@ -1,0 +1,34 @@
+"""Content-addressed bytes: stores for the coordinator; a client, a cache, packs and directory trees for the others."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from importlib.metadata import entry_points
+from typing import cast
+
+from rollout.config.settings import ObjectsSection, StorageSection
+from rollout.model.errors import ConfigError
+from rollout.objects.port import ObjectMeta, ObjectStore
+
+__all__ = ["ObjectMeta", "ObjectStore", "open_store"]
+
+GROUP = "rollout.objects"
+StoreFactory = Callable[[ObjectsSection, StorageSection], ObjectStore]
+
+
+def backend_name(objects: ObjectsSection, storage: StorageSection) -> str:
+    """`[objects] backend`, or what goes with the storage: postgres with Postgres, else fs."""
+    return objects.backend or ("postgres" if storage.backend == "postgres" else "fs")
+
+
+def open_store(objects: ObjectsSection, storage: StorageSection) -> ObjectStore:
+    """The configured store, not opened yet. ConfigError if no installed package provides it."""
+    name = backend_name(objects, storage)
+    found = entry_points(group=GROUP)
+    if name not in found.names:
+        raise ConfigError(
+            f'[objects] backend = "{name}" is not installed; known: {", ".join(sorted(found.names)) or "none"}. '
+            f"A package provides one through the entry point group {GROUP}"
+        )
+    factory = cast(StoreFactory, found[name].load())
+    return factory(objects, storage)

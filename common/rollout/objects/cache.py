@@ -1,0 +1,179 @@
+"""Objects a host has fetched, shared by its processes, least recently used first to go."""
+
+from __future__ import annotations
+
+import asyncio
+import fcntl
+import os
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import BinaryIO
+
+from rollout.model.errors import ObjectCorruptError
+from rollout.model.item import Blob
+from rollout.objects.digest import check_id
+from rollout.objects.fs import storage_errors
+
+_IN_USE_S = 60.0
+"""An object used this recently is not evicted: its path may just have been given to somebody."""
+_SCAN_EVERY = 64
+
+
+class ObjectCache:
+    """`path` and `read` fetch what is missing once per host, however many tasks and processes ask.
+
+    `fetch(object_id, path)` must put the verified bytes at `path`, e.g. `RemoteObjects.fetch`. `max_bytes` is kept
+    approximately: what is in use stays.
+    """
+
+    def __init__(
+        self,
+        directory: Path,
+        max_bytes: int,
+        fetch: Callable[[bytes, Path], Awaitable[None]],
+        *,
+        now: Callable[[], float] = time.time,
+    ) -> None:
+        self._directory = directory
+        self._max_bytes = max_bytes
+        self._fetch = fetch
+        self._now = now
+        self._running: dict[bytes, asyncio.Task[Path]] = {}
+        self._size: int | None = None
+        self._inserts = 0
+
+    async def path(self, object_id: bytes) -> Path:
+        """A read-only file with the object's bytes. Open it or link to it at once: eviction may remove the name."""
+        path = self._path_of(object_id)
+        if await asyncio.to_thread(self._touch, path):
+            return path
+        task = self._running.get(object_id)
+        if task is None:
+            task = asyncio.get_running_loop().create_task(self._load(object_id, path))
+            self._running[object_id] = task
+            task.add_done_callback(lambda done: self._ended(object_id, done))
+        return await asyncio.shield(task)
+
+    async def read(self, blob: Blob) -> bytes:
+        """The bytes of a blob; a slice's pack is fetched whole, since its neighbours are wanted next."""
+        if isinstance(blob, bytes):
+            return blob
+        for _ in range(3):
+            path = await self.path(blob.object_id)
+            try:
+                data = await asyncio.to_thread(_read_range, path, blob.offset, blob.length)
+            except FileNotFoundError:  # evicted in between by another process
+                continue
+            if len(data) != blob.length:
+                raise ObjectCorruptError(f"object {blob.object_id.hex()} is shorter than the slice that refers to it")
+            return data
+        raise ObjectCorruptError(f"the cache {self._directory} is too small: objects are evicted before they are read")
+
+    async def close(self) -> None:
+        tasks = list(self._running.values())
+        for task in tasks:
+            task.cancel()
+        if tasks:
+            await asyncio.wait(tasks)
+
+    def _ended(self, object_id: bytes, task: asyncio.Task[Path]) -> None:
+        self._running.pop(object_id, None)
+        if not task.cancelled():
+            task.exception()  # seen, even if every waiter has gone
+
+    def _path_of(self, object_id: bytes) -> Path:
+        name = check_id(object_id).hex()
+        return self._directory / name[:2] / name
+
+    def _touch(self, path: Path) -> bool:
+        try:
+            os.utime(path, (self._now(), self._now()))
+        except FileNotFoundError:
+            return False
+        return True
+
+    async def _load(self, object_id: bytes, path: Path) -> Path:
+        with storage_errors(f"the object cache {self._directory} cannot be written"):
+            await asyncio.to_thread(path.parent.mkdir, parents=True, exist_ok=True)
+            async with locked(self._directory / "locks" / path.name):
+                if not await asyncio.to_thread(self._touch, path):  # another process may have been faster
+                    incoming = path.with_name(path.name + ".incoming")
+                    await self._fetch(object_id, incoming)
+                    size = await asyncio.to_thread(self._publish, incoming, path)
+                    await self._account(size)
+        return path
+
+    def _publish(self, incoming: Path, path: Path) -> int:
+        incoming.chmod(0o444)  # hard links share it: nobody may write through one
+        os.utime(incoming, (self._now(), self._now()))
+        incoming.replace(path)
+        return path.stat().st_size
+
+    async def _account(self, size: int) -> None:
+        self._inserts += 1
+        if self._size is not None:
+            self._size += size
+        if self._size is None or self._size > self._max_bytes or self._inserts % _SCAN_EVERY == 0:
+            async with locked(self._directory / "locks" / "evict"):
+                self._size = await asyncio.to_thread(self._evict)
+
+    def _evict(self) -> int:
+        """Removes the oldest until 90 % of the bound are left. The bytes that stay."""
+        files: list[tuple[float, int, Path]] = []
+        for path in self._directory.glob("??/*"):
+            try:
+                found = path.stat()
+            except FileNotFoundError:
+                continue
+            files.append((found.st_mtime, found.st_size, path))
+        total = sum(size for _, size, _ in files)
+        if total <= self._max_bytes:
+            return total
+        protected = self._now() - _IN_USE_S
+        for used, size, path in sorted(files):
+            if used > protected or total <= self._max_bytes * 0.9:
+                break
+            path.unlink(missing_ok=True)
+            (self._directory / "locks" / path.name).unlink(missing_ok=True)
+            total -= size
+        return total
+
+
+def _read_range(path: Path, offset: int, length: int) -> bytes:
+    with path.open("rb") as file:
+        file.seek(offset)
+        return file.read(length)
+
+
+@asynccontextmanager
+async def locked(path: Path) -> AsyncIterator[None]:
+    """One holder at a time among the host's processes and this process's tasks; the kernel frees a dead one's."""
+
+    def acquire() -> BinaryIO:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        while True:
+            file = path.open("ab")
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX)
+                if path.exists() and path.stat().st_ino == os.fstat(file.fileno()).st_ino:
+                    return file
+            except FileNotFoundError:  # removed by an eviction between open and lock: take the new one
+                pass
+            except BaseException:
+                file.close()
+                raise
+            file.close()
+
+    # Not cancellable half-way: a lock taken by a thread nobody waits for would be held for ever.
+    pending = asyncio.ensure_future(asyncio.to_thread(acquire))
+    try:
+        file = await asyncio.shield(pending)
+    except asyncio.CancelledError:
+        pending.add_done_callback(lambda done: None if done.cancelled() or done.exception() else done.result().close())
+        raise
+    try:
+        yield
+    finally:
+        file.close()

@@ -1,0 +1,283 @@
+"""Objects as files: `ab/cd/<hex>` with a `.meta.json` sibling, each made visible by one rename."""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import json
+import os
+import shutil
+import sqlite3
+import time
+import uuid
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import BinaryIO
+
+import structlog
+from blake3 import blake3
+
+from rollout.config.settings import ObjectsSection, StorageSection
+from rollout.model.errors import NotFoundError, ObjectCorruptError, StateError, StorageError, StorageFullError
+from rollout.objects.digest import CHUNK, check_id
+from rollout.objects.pins import PinTable
+from rollout.objects.port import ObjectMeta
+
+log = structlog.get_logger()
+
+FREE_RESERVE = 64 << 20
+"""Bytes of disk that a put leaves free: the ledger usually lives on the same disk and must still be able to commit."""
+_STALE_TMP_S = 24 * 3600
+_FULL = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
+
+
+def open_store(objects: ObjectsSection, storage: StorageSection) -> FsObjectStore:
+    return FsObjectStore(Path(objects.path), shared=objects.shared)
+
+
+def wall_ms() -> int:
+    return time.time_ns() // 1_000_000
+
+
+@contextmanager
+def storage_errors(what: str) -> Iterator[None]:
+    """OSError as the typed error a caller can act on."""
+    try:
+        yield
+    except OSError as e:
+        if e.errno in _FULL:
+            raise StorageFullError(f"{what}: {e.strerror}; free space or enlarge the disk, then retry") from e
+        raise StorageError(f"{what}: {e}") from e
+    except sqlite3.OperationalError as e:
+        if "full" in str(e):
+            raise StorageFullError(f"{what}: {e}; free space or enlarge the disk, then retry") from e
+        raise StorageError(f"{what}: {e}") from e
+
+
+def fsync_dir(path: Path) -> None:
+    fd = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(fd)
+    finally:
+        os.close(fd)
+
+
+def temporary_beside(path: Path) -> Path:
+    """A fresh name in the directory of `path`, for a file that will be renamed to it."""
+    return path.with_name(f".{path.name}.{uuid.uuid4().hex[:8]}")
+
+
+class FsObjectStore:
+    """One directory. Several processes on one host may share it; with `shared`, several hosts over a network mount."""
+
+    def __init__(
+        self,
+        root: Path,
+        *,
+        shared: bool = False,
+        reserve_bytes: int = FREE_RESERVE,
+        now_ms: Callable[[], int] = wall_ms,
+    ) -> None:
+        self._root = root
+        self._shared = shared
+        self._reserve = reserve_bytes
+        self._now_ms = now_ms
+        self._pins: PinTable | None = None
+
+    async def open(self) -> None:
+        await asyncio.to_thread(self._open)
+
+    def _open(self) -> None:
+        with storage_errors(f"cannot use the object store {self._root}"):
+            tmp = self._root / "tmp"
+            tmp.mkdir(parents=True, exist_ok=True)
+            self._pins = PinTable(self._root / "pins.db", shared=self._shared, now_ms=self._now_ms)
+            for left in tmp.iterdir():  # of uploads that a crash cut off
+                if left.stat().st_mtime < time.time() - _STALE_TMP_S:
+                    left.unlink(missing_ok=True)
+
+    async def close(self) -> None:
+        pins, self._pins = self._pins, None
+        if pins is not None:
+            await asyncio.to_thread(pins.close)
+
+    def _table(self) -> PinTable:
+        if self._pins is None:
+            raise StateError("the object store is not open; await open() first")
+        return self._pins
+
+    def path_of(self, object_id: bytes) -> Path:
+        name = check_id(object_id).hex()
+        return self._root / name[:2] / name[2:4] / name
+
+    # writing
+
+    async def put(self, object_id: bytes, chunks: AsyncIterator[bytes], size: int) -> bool:
+        path = self.path_of(object_id)
+        if await asyncio.to_thread(self._keep_existing, path, size):
+            return False
+        tmp = self._root / "tmp" / uuid.uuid4().hex
+        try:
+            with storage_errors(f"object {object_id.hex()[:12]} was not stored"):
+                await asyncio.to_thread(self._check_room, size)
+                await self._spool(tmp, object_id, chunks, size)
+                await asyncio.to_thread(self._publish, tmp, path, size)
+        finally:
+            await asyncio.to_thread(tmp.unlink, missing_ok=True)
+        return True
+
+    def _keep_existing(self, path: Path, size: int) -> bool:
+        try:
+            if path.stat().st_size != size:  # damaged: the caller's bytes heal it
+                return False
+            os.utime(path)  # its grace before collection begins anew
+        except FileNotFoundError:
+            return False
+        return True
+
+    def _check_room(self, size: int) -> None:
+        free = shutil.disk_usage(self._root).free
+        if free < size + self._reserve:
+            raise StorageFullError(
+                f"the object store {self._root} has {free >> 20} MiB free; {size >> 20} MiB are needed and "
+                f"{self._reserve >> 20} MiB are kept for the ledger: free space or enlarge the disk, then retry"
+            )
+
+    async def _spool(self, tmp: Path, object_id: bytes, chunks: AsyncIterator[bytes], size: int) -> None:
+        hasher, written = blake3(), 0
+
+        def write(file: BinaryIO, piece: bytes) -> None:
+            file.write(piece)
+            hasher.update(piece)
+
+        def finish(file: BinaryIO) -> None:
+            file.flush()
+            os.fsync(file.fileno())
+
+        with await asyncio.to_thread(tmp.open, "xb", buffering=0) as file:
+            async for piece in chunks:
+                written += len(piece)
+                if written > size:
+                    break
+                await asyncio.to_thread(write, file, piece)
+            if written != size:
+                more = "more than " if written > size else ""
+                raise ObjectCorruptError(f"the upload said {size} bytes and sent {more}{min(written, size)}")
+            if hasher.digest() != object_id:
+                raise ObjectCorruptError(
+                    f"the uploaded bytes hash to {hasher.hexdigest()[:12]}, not to {object_id.hex()[:12]}"
+                )
+            await asyncio.to_thread(finish, file)
+
+    def _publish(self, tmp: Path, path: Path, size: int) -> None:
+        shard = path.parent
+        if not shard.exists():
+            shard.mkdir(parents=True, exist_ok=True)
+            fsync_dir(self._root)
+            fsync_dir(shard.parent)
+        meta = self._root / "tmp" / uuid.uuid4().hex
+        try:
+            with meta.open("x") as file:
+                json.dump({"created_ms": self._now_ms(), "hash": "blake3", "size": size}, file)
+                file.flush()
+                os.fsync(file.fileno())
+            meta.replace(self._meta_of(path))
+        finally:
+            meta.unlink(missing_ok=True)
+        tmp.replace(path)  # last: a blob that can be seen has its meta beside it
+        fsync_dir(shard)
+
+    @staticmethod
+    def _meta_of(path: Path) -> Path:
+        return path.with_name(path.name + ".meta.json")
+
+    # reading
+
+    async def get(self, object_id: bytes, offset: int = 0, length: int | None = None) -> AsyncIterator[bytes]:
+        path = self.path_of(object_id)
+        try:
+            file = await asyncio.to_thread(path.open, "rb", buffering=0)
+        except FileNotFoundError:
+            raise NotFoundError(f"no object {object_id.hex()} in {self._root}") from None
+        with file:
+            size = (await asyncio.to_thread(os.fstat, file.fileno())).st_size
+            end = size if length is None else min(size, offset + length)
+            hasher = blake3() if offset == 0 and end == size else None
+            await asyncio.to_thread(file.seek, offset)
+            at = offset
+            while at < end:
+                piece = await asyncio.to_thread(file.read, min(CHUNK, end - at))
+                if not piece:
+                    break
+                at += len(piece)
+                if hasher is not None:
+                    hasher.update(piece)
+                    if at == end and hasher.digest() != object_id:  # before the last piece leaves
+                        await asyncio.to_thread(self._quarantine, path, object_id)
+                yield piece
+            if hasher is not None and hasher.digest() != object_id:  # empty or cut short while it was read
+                await asyncio.to_thread(self._quarantine, path, object_id)
+
+    def _quarantine(self, path: Path, object_id: bytes) -> None:
+        """Out of the way, so that the next upload of the true bytes heals the store."""
+        away = self._root / "corrupt" / path.name
+        away.parent.mkdir(exist_ok=True)
+        path.replace(away)
+        log.error("object_corrupt", object_id=object_id.hex(), moved_to=str(away))
+        raise ObjectCorruptError(
+            f"object {object_id.hex()} does not match its id; moved to {away}. Check the disk; a new upload heals it"
+        )
+
+    async def head(self, object_id: bytes) -> ObjectMeta | None:
+        return await asyncio.to_thread(self._head, object_id)
+
+    def _head(self, object_id: bytes) -> ObjectMeta | None:
+        try:
+            found = self.path_of(object_id).stat()
+        except FileNotFoundError:
+            return None
+        return ObjectMeta(object_id, found.st_size, found.st_mtime_ns // 1_000_000)
+
+    async def has(self, object_ids: list[bytes]) -> list[bool]:
+        return await asyncio.to_thread(lambda: [self.path_of(i).exists() for i in object_ids])
+
+    async def list(self) -> AsyncIterator[ObjectMeta]:
+        for first in range(256):
+            for meta in await asyncio.to_thread(self._list_shard, f"{first:02x}"):
+                yield meta
+
+    def _list_shard(self, first: str) -> list[ObjectMeta]:
+        found: list[ObjectMeta] = []
+        for path in sorted(self._root.glob(f"{first}/??/{'?' * 64}")):
+            if meta := self._head(bytes.fromhex(path.name)):
+                found.append(meta)
+        return found
+
+    # freeing
+
+    async def delete(self, object_id: bytes) -> bool:
+        """False: it was not there, or somebody has pinned it."""
+        path = self.path_of(object_id)
+
+        def remove() -> bool:
+            try:
+                path.unlink()
+            except FileNotFoundError:
+                return False
+            self._meta_of(path).unlink(missing_ok=True)
+            return True
+
+        with storage_errors(f"object {object_id.hex()[:12]} was not deleted"):
+            return await asyncio.to_thread(self._table().unless_pinned, object_id, remove)
+
+    async def pin(self, object_ids: list[bytes], holder: str, ttl_s: float) -> None:
+        with storage_errors("objects were not pinned"):
+            await asyncio.to_thread(self._table().pin, [check_id(i) for i in object_ids], holder, ttl_s)
+
+    async def unpin(self, holder: str) -> None:
+        with storage_errors("objects were not unpinned"):
+            await asyncio.to_thread(self._table().unpin, holder)
+
+    async def pinned(self, object_ids: list[bytes]) -> set[bytes]:
+        return await asyncio.to_thread(self._table().pinned, object_ids)

@@ -1,0 +1,100 @@
+"""Many blobs in one object, so that no row costs a file, a round trip or an fsync of its own."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+
+from rollout.model.errors import StateError
+from rollout.model.item import INLINE_MAX, Blob, ObjectSlice
+
+PACK_BYTES = 8 << 20
+LINGER_S = 0.02
+
+
+class _Pack:
+    def __init__(self) -> None:
+        self.data = bytearray()
+        self.id: asyncio.Future[bytes] = asyncio.get_running_loop().create_future()
+        self.timer: asyncio.TimerHandle | None = None
+
+
+class Packer:
+    """Gathers blobs until `max_bytes` or `linger_s` (seconds) is reached, then puts them as one object.
+
+    `put` makes bytes durable and returns their object id, e.g. `RemoteObjects.put`.
+    """
+
+    def __init__(
+        self,
+        put: Callable[[bytes], Awaitable[bytes]],
+        *,
+        max_bytes: int = PACK_BYTES,
+        linger_s: float = LINGER_S,
+        uploads: int = 4,
+    ) -> None:
+        self._put = put
+        self._max_bytes = max_bytes
+        self._linger_s = linger_s
+        self._slots = asyncio.Semaphore(uploads)
+        self._open: _Pack | None = None
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._closed = False
+
+    async def store(self, data: bytes) -> Blob:
+        """`data` itself if it may travel inline, else its slice, durable."""
+        return data if len(data) <= INLINE_MAX else await self.add(data)
+
+    async def add(self, data: bytes) -> ObjectSlice:
+        """Durable when it returns. Raises what `put` raised for the whole pack."""
+        if self._closed:
+            raise StateError("the packer is closed")
+        if len(data) >= self._max_bytes:
+            return ObjectSlice(await self._put(data), 0, len(data))
+        pack = self._open
+        if pack is not None and len(pack.data) + len(data) > self._max_bytes:
+            self._send()
+            pack = None
+        if pack is None:
+            pack = self._open = _Pack()
+            pack.timer = asyncio.get_running_loop().call_later(self._linger_s, self._send)
+        offset = len(pack.data)
+        pack.data += data
+        if len(pack.data) >= self._max_bytes:
+            self._send()
+        # Shielded: one caller that gives up must not take its neighbours' upload with it.
+        return ObjectSlice(await asyncio.shield(pack.id), offset, len(data))
+
+    async def flush(self) -> None:
+        """Returns when everything added so far is durable or has failed."""
+        self._send()
+        if self._tasks:
+            await asyncio.wait(list(self._tasks))
+
+    async def close(self) -> None:
+        """Flushes; later `add` calls are refused."""
+        self._closed = True
+        await self.flush()
+
+    def _send(self) -> None:
+        pack, self._open = self._open, None
+        if pack is None:
+            return
+        if pack.timer is not None:
+            pack.timer.cancel()
+        task = asyncio.get_running_loop().create_task(self._upload(pack))
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def _upload(self, pack: _Pack) -> None:
+        try:
+            async with self._slots:
+                object_id = await self._put(bytes(pack.data))
+        except asyncio.CancelledError:
+            pack.id.cancel()
+            raise
+        except Exception as e:  # noqa: BLE001 - whatever the upload raised belongs to those who wait for the pack
+            pack.id.set_exception(e)
+            pack.id.exception()  # seen, even if every waiter has gone
+        else:
+            pack.id.set_result(object_id)

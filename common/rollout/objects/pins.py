@@ -1,0 +1,84 @@
+"""Who still needs an object that nothing in the ledger refers to yet. One small SQLite file beside the fs store."""
+
+from __future__ import annotations
+
+import sqlite3
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+_SCHEMA = """
+CREATE TABLE IF NOT EXISTS pin (
+  object_id BLOB NOT NULL, holder TEXT NOT NULL, expires_ms INTEGER NOT NULL, PRIMARY KEY (object_id, holder)
+) WITHOUT ROWID;
+CREATE INDEX IF NOT EXISTS pin_holder ON pin (holder);
+"""
+
+
+class PinTable:
+    """Blocking; call it in a thread. Several processes may use one file at once."""
+
+    def __init__(self, path: Path, *, shared: bool, now_ms: Callable[[], int]) -> None:
+        self._now_ms = now_ms
+        self._lock = threading.Lock()
+        self._db = sqlite3.connect(path, timeout=30.0, isolation_level=None, check_same_thread=False)
+        try:
+            # WAL needs shared memory, which a network file system does not give.
+            self._db.execute(f"PRAGMA journal_mode={'DELETE' if shared else 'WAL'}")
+            self._db.execute("PRAGMA synchronous=NORMAL")
+            self._db.executescript(_SCHEMA)
+        except BaseException:
+            self._db.close()
+            raise
+
+    def close(self) -> None:
+        with self._lock:
+            self._db.close()
+
+    @contextmanager
+    def exclusive(self) -> Iterator[None]:
+        """Nobody pins or unpins meanwhile, in any process."""
+        with self._lock:
+            self._db.execute("BEGIN IMMEDIATE")
+            try:
+                yield
+            except BaseException:
+                self._db.execute("ROLLBACK")
+                raise
+            self._db.execute("COMMIT")
+
+    def pin(self, object_ids: list[bytes], holder: str, ttl_s: float) -> None:
+        expires = self._now_ms() + int(ttl_s * 1000)
+        rows = [(object_id, holder, expires) for object_id in object_ids]
+        with self.exclusive():
+            self._db.executemany(
+                "INSERT INTO pin VALUES (?, ?, ?)"
+                " ON CONFLICT DO UPDATE SET expires_ms = max(expires_ms, excluded.expires_ms)",
+                rows,
+            )
+
+    def unpin(self, holder: str) -> None:
+        with self.exclusive():
+            self._db.execute("DELETE FROM pin WHERE holder = ? OR expires_ms <= ?", (holder, self._now_ms()))
+
+    def pinned(self, object_ids: list[bytes]) -> set[bytes]:
+        with self._lock:
+            return self._pinned(object_ids)
+
+    def unless_pinned(self, object_id: bytes, act: Callable[[], bool]) -> bool:
+        """`act()` if nobody holds the object; no pin can come between the look and the act."""
+        with self.exclusive():
+            return False if self._pinned([object_id]) else act()
+
+    def _pinned(self, object_ids: list[bytes]) -> set[bytes]:
+        now = self._now_ms()
+        held: set[bytes] = set()
+        for start in range(0, len(object_ids), 500):
+            part = object_ids[start : start + 500]
+            marks = ",".join("?" * len(part))
+            rows = self._db.execute(
+                f"SELECT DISTINCT object_id FROM pin WHERE expires_ms > ? AND object_id IN ({marks})", (now, *part)
+            )
+            held.update(row[0] for row in rows)
+        return held

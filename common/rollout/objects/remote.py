@@ -1,0 +1,274 @@
+"""Client of the coordinator's Objects service: retries, resumes, and believes no byte it has not hashed."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import aclosing
+from pathlib import Path
+from typing import Any, BinaryIO, TypeVar
+
+import grpc
+import grpc.aio
+import structlog
+from blake3 import blake3
+from tenacity import AsyncRetrying, RetryCallState, retry_if_exception, stop_after_delay, wait_random_exponential
+
+from rollout.model.errors import ObjectCorruptError, RolloutError, UnavailableError
+from rollout.objects.digest import CHUNK, check_id, hash_file, object_id
+from rollout.objects.fs import storage_errors
+from rollout.wire.errors import error_of
+from rollout.wire.v1 import objects_pb2 as pb
+from rollout.wire.v1 import objects_pb2_grpc as rpc
+
+log = structlog.get_logger()
+T = TypeVar("T")
+
+_HAS_BATCH = 4096
+
+
+def _worth_retrying(e: BaseException) -> bool:
+    return isinstance(e, RolloutError) and e.retryable
+
+
+class RemoteObjects:
+    """Objects of the coordinator.
+
+    `open_channel` gives a channel to the Objects server that serves at present; it is called again after a failure, so
+    a new leader is found. `pin` names who keeps what is put (an incarnation or a run id) until it is referred to.
+    `epoch` is the highest lease epoch seen; `on_epoch` hears of those in replies. Whatever is retryable is retried for
+    `retry_for_s` seconds, then UnavailableError.
+    """
+
+    def __init__(
+        self,
+        open_channel: Callable[[], Awaitable[grpc.aio.Channel]],
+        *,
+        pin: str = "",
+        epoch: Callable[[], int] = lambda: 0,
+        on_epoch: Callable[[int], None] | None = None,
+        retry_for_s: float = 60.0,
+    ) -> None:
+        self._open_channel = open_channel
+        self._pin = pin
+        self._epoch = epoch
+        self._on_epoch = on_epoch
+        self._retry_for_s = retry_for_s
+        self._channel: grpc.aio.Channel | None = None
+        self._opening = asyncio.Lock()
+
+    async def close(self) -> None:
+        channel, self._channel = self._channel, None
+        if channel is not None:
+            await channel.close()
+
+    # putting
+
+    async def put(self, data: bytes) -> bytes:
+        """Durable when it returns; the content id."""
+        name = await asyncio.to_thread(object_id, data) if len(data) > CHUNK else object_id(data)
+
+        async def pieces() -> AsyncIterator[bytes]:
+            for at in range(0, len(data), CHUNK):
+                yield data[at : at + CHUNK]
+
+        await self._put(name, len(data), pieces)
+        return name
+
+    async def put_path(self, path: Path, *, known_id: bytes | None = None) -> bytes:
+        """As `put`, streamed from a file, which must not change meanwhile. `known_id`: hashed already."""
+        if known_id is None:
+            name, size = await asyncio.to_thread(hash_file, path)
+        else:
+            name, size = known_id, (await asyncio.to_thread(path.stat)).st_size
+
+        async def pieces() -> AsyncIterator[bytes]:
+            with await asyncio.to_thread(path.open, "rb", buffering=0) as file:
+                while piece := await asyncio.to_thread(file.read, CHUNK):
+                    yield piece
+
+        await self._put(name, size, pieces)
+        return name
+
+    async def _put(self, name: bytes, size: int, pieces: Callable[[], AsyncIterator[bytes]]) -> None:
+        failure: BaseException | None = None
+
+        async def messages() -> AsyncIterator[pb.PutUp]:
+            nonlocal failure
+            yield pb.PutUp(epoch=self._epoch(), object_id=name, size=size, pin=self._pin)
+            try:
+                async with aclosing(pieces()) as source:  # type: ignore[type-var]
+                    async for piece in source:
+                        yield pb.PutUp(epoch=self._epoch(), chunk=piece)
+            except OSError as e:  # grpc would only say that the call was cancelled
+                failure = e
+                raise
+
+        async def once(stub: Any) -> None:
+            nonlocal failure
+            failure = None
+            try:
+                reply = await stub.Put(messages())
+            except (grpc.aio.AioRpcError, asyncio.CancelledError):
+                if failure is not None:
+                    with storage_errors("the upload cannot be read"):
+                        raise failure from None
+                raise
+            self._seen(reply)
+
+        if size > CHUNK and (await self.has([name]))[0]:
+            return
+        await self._retrying(once)
+
+    async def has(self, object_ids: list[bytes]) -> list[bool]:
+        """Which of these are stored; those are pinned for `pin` as well."""
+        found: list[bool] = []
+        for start in range(0, len(object_ids), _HAS_BATCH):
+            part = [check_id(i) for i in object_ids[start : start + _HAS_BATCH]]
+
+            async def once(stub: Any, part: list[bytes] = part) -> list[bool]:
+                reply = await stub.Has(pb.HasRequest(epoch=self._epoch(), object_ids=part, pin=self._pin), timeout=30)
+                self._seen(reply)
+                return list(reply.has)
+
+            found += await self._retrying(once)
+        return found
+
+    # getting
+
+    async def get(self, object_id: bytes, offset: int = 0, length: int | None = None) -> bytes:
+        """The bytes. A read of the whole object is verified (ObjectCorruptError). NotFoundError."""
+        data = bytearray()
+        async with aclosing(self.stream(object_id, offset, length)) as pieces:  # type: ignore[type-var]
+            async for piece in pieces:
+                data += piece
+        return bytes(data)
+
+    async def stream(self, object_id: bytes, offset: int = 0, length: int | None = None) -> AsyncIterator[bytes]:
+        """Pieces of at most 512 KiB. A broken stream goes on from the byte it reached."""
+        check_id(object_id)
+        if length == 0:
+            return
+        hasher = blake3() if offset == 0 and length is None else None
+        at, size = offset, -1
+        want = length
+        while True:
+            # One request may end early for a fault; each new one starts where the last stopped.
+            first = await self._retrying(lambda stub, at=at, want=want: self._begin(stub, object_id, at, want))
+            call, message = first
+            broken: grpc.aio.AioRpcError | None = None
+            try:
+                while message is not None:
+                    self._seen(message)
+                    size = message.size
+                    if message.chunk:
+                        at += len(message.chunk)
+                        if want is not None:
+                            want -= len(message.chunk)
+                        if hasher is not None:
+                            hasher.update(message.chunk)
+                        yield message.chunk
+                    message = await self._next(call)
+            except grpc.aio.AioRpcError as e:
+                broken = e
+            finally:
+                call.cancel()
+            if broken is None or at == size or want == 0:
+                break
+            error = error_of(broken)
+            if not _worth_retrying(error):
+                raise error from broken
+            log.info("object_get_resumed", object_id=object_id.hex(), offset=at, reason=str(error))
+            await self._drop_channel()
+        if hasher is not None and hasher.digest() != object_id:
+            raise ObjectCorruptError(f"the bytes received for object {object_id.hex()} do not match its id")
+
+    async def _begin(self, stub: Any, object_id: bytes, at: int, want: int | None) -> tuple[Any, pb.GetDown | None]:
+        call = stub.Get(pb.GetRequest(epoch=self._epoch(), object_id=object_id, offset=at, length=want or 0))
+        try:
+            return call, await self._next(call)
+        except BaseException:
+            call.cancel()
+            raise
+
+    @staticmethod
+    async def _next(call: Any) -> pb.GetDown | None:
+        message = await call.read()
+        return None if message is grpc.aio.EOF else message
+
+    async def fetch(self, object_id: bytes, path: Path) -> None:
+        """The object into the file `path`, by one rename once it is verified.
+
+        `<path>.partial` keeps what came, so that another call, also of a later process, goes on from there.
+        """
+        partial = path.with_name(path.name + ".partial")
+        with storage_errors(f"object {object_id.hex()[:12]} was not fetched"):
+            done = await self._resume(object_id, partial)
+            if not done:  # what an earlier process left was damaged: once more from the first byte
+                partial.unlink(missing_ok=True)
+                if not await self._resume(object_id, partial):
+                    partial.unlink(missing_ok=True)
+                    raise ObjectCorruptError(f"the bytes received for object {object_id.hex()} do not match its id")
+            partial.replace(path)
+
+    async def _resume(self, object_id: bytes, partial: Path) -> bool:
+        hasher = blake3()
+
+        def write(file: BinaryIO, piece: bytes) -> None:
+            file.write(piece)
+            hasher.update(piece)
+
+        with await asyncio.to_thread(partial.open, "ab+", buffering=0) as file:
+            await asyncio.to_thread(file.seek, 0)
+            at = 0
+            while piece := await asyncio.to_thread(file.read, 4 * CHUNK):
+                hasher.update(piece)
+                at += len(piece)
+            if at and hasher.digest() == object_id:  # complete, cut off just before its rename
+                return True
+            # With a length given the stream does not hash: the whole is hashed here, over what was there before too.
+            async with aclosing(self.stream(object_id, at, 1 << 62)) as pieces:  # type: ignore[type-var]
+                async for piece in pieces:
+                    await asyncio.to_thread(write, file, piece)
+            await asyncio.to_thread(os.fsync, file.fileno())
+        return hasher.digest() == object_id
+
+    # channel
+
+    def _seen(self, reply: Any) -> None:
+        if self._on_epoch is not None and reply.HasField("epoch"):
+            self._on_epoch(reply.epoch)
+
+    async def _stub(self) -> Any:
+        async with self._opening:
+            if self._channel is None:
+                self._channel = await self._open_channel()
+            return rpc.ObjectsStub(self._channel)
+
+    async def _drop_channel(self) -> None:
+        channel, self._channel = self._channel, None
+        if channel is not None:
+            await channel.close(grace=30)  # neighbours' streams on it may be well
+
+    async def _retrying(self, call: Callable[[Any], Awaitable[T]]) -> T:
+        async def before_sleep(state: RetryCallState) -> None:
+            log.debug("objects_retry", attempt=state.attempt_number)
+            await self._drop_channel()
+
+        async def once() -> T:
+            try:
+                return await call(await self._stub())
+            except grpc.aio.AioRpcError as e:
+                raise error_of(e) from e
+            except grpc.aio.UsageError as e:  # a neighbour has just closed the channel
+                raise UnavailableError(str(e)) from e
+
+        retrying = AsyncRetrying(
+            retry=retry_if_exception(_worth_retrying),
+            wait=wait_random_exponential(multiplier=0.1, max=5),
+            stop=stop_after_delay(self._retry_for_s),
+            before_sleep=before_sleep,
+            reraise=True,
+        )
+        return await retrying(once)

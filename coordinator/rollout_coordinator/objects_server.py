@@ -1,0 +1,278 @@
+"""Serves objects over mTLS from a process of its own, so that gigabytes never delay a beat.
+
+The coordinator starts `python -m rollout_coordinator.objects_server` and writes one JSON line to its stdin:
+`{"objects": {...}, "storage": {...}, "transport": {...}, "incarnation": ULID, "epoch": N}`; it answers with one line on
+stdout, `{"event": "objects_ready", "addr": HOST:PORT}`. Later lines `{"epoch": N}` tell it of a new epoch. It ends when
+stdin closes, so it never outlives its coordinator. Logs go to stderr.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import signal
+import sys
+import time
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import aclosing, contextmanager
+from pathlib import Path
+from typing import Any, cast
+
+import grpc.aio
+import structlog
+from rollout.config.settings import ObjectsSection, StorageSection, TransportSection
+from rollout.model.errors import FencedError, InputError, ProtocolError, RolloutError, UnavailableError
+from rollout.objects import open_store
+from rollout.objects.digest import CHUNK, check_id
+from rollout.objects.port import ObjectStore
+from rollout.security.credentials import Credentials
+from rollout.security.roles import Role, require
+from rollout.wire.channel import SERVER_OPTIONS
+from rollout.wire.errors import abort
+from rollout.wire.v1 import objects_pb2 as pb
+from rollout.wire.v1 import objects_pb2_grpc as rpc
+
+log = structlog.get_logger()
+
+MAX_OBJECT_BYTES = 1 << 40
+STALL_S = 60.0
+OPERATOR_PIN_S = 30 * 86400.0
+"""What a client puts for a run (a model, large prompts); the coordinator unpins it when the run is deleted."""
+WORKER_PIN_S = 24 * 3600.0
+"""Results on their way to the ledger."""
+MAX_HAS = 10_000
+_RENEW_CHECK_S = 1.0
+
+
+@contextmanager
+def stall_watch(limit_s: float) -> Iterator[Callable[[], None]]:
+    """Gives `mark()`; ends the current task's block with UnavailableError when it is not called for `limit_s` seconds.
+
+    One timer an RPC instead of a timeout around each stream read, which leaks in grpc.aio (grpc issue 43360).
+    """
+    loop = asyncio.get_running_loop()
+    task = asyncio.current_task()
+    assert task is not None
+    last = loop.time()
+    stalled = False
+
+    def mark() -> None:
+        nonlocal last
+        last = loop.time()
+
+    def check() -> None:
+        nonlocal stalled, timer
+        left = last + limit_s - loop.time()
+        if left > 0:
+            timer = loop.call_later(left, check)
+        else:
+            stalled = True
+            task.cancel()
+
+    timer = loop.call_later(limit_s, check)
+    try:
+        yield mark
+    except asyncio.CancelledError:
+        if not stalled:
+            raise
+        task.uncancel()
+        raise UnavailableError(f"nothing moved on this stream for {limit_s:g} s; retry") from None
+    finally:
+        timer.cancel()
+
+
+class ObjectsService(rpc.ObjectsServicer):
+    """One client's slowness or bytes touch nobody else: a message of memory and a temporary file each."""
+
+    def __init__(
+        self,
+        store: ObjectStore,
+        epoch: int,
+        *,
+        max_object_bytes: int = MAX_OBJECT_BYTES,
+        stall_s: float = STALL_S,
+        check_peer: Callable[[Any], Role] | None = None,
+    ) -> None:
+        self.store = store
+        self.epoch = epoch
+        self._max_object_bytes = max_object_bytes
+        self._stall_s = stall_s
+        self._check_peer = check_peer or (lambda context: require(context, *Role).role)
+
+    async def Put(self, request_iterator: AsyncIterator[pb.PutUp], context: Any) -> pb.PutReply:
+        try:
+            with stall_watch(self._stall_s) as mark:
+                return await self._put(request_iterator, context, mark)
+        except RolloutError as e:
+            return await abort(context, e)
+
+    async def _put(self, requests: AsyncIterator[pb.PutUp], context: Any, mark: Callable[[], None]) -> pb.PutReply:
+        role = self._check_peer(context)
+        first = await anext(aiter(requests), None)
+        if first is None:
+            raise ProtocolError("an upload must begin with a message that names the object")
+        self._check_epoch(first)
+        object_id, size = check_id(first.object_id), first.size
+        if size > self._max_object_bytes:
+            raise InputError(f"an object of {size} bytes is over the limit of {self._max_object_bytes}")
+        await self._pin([object_id], first.pin, role)
+
+        async def chunks() -> AsyncIterator[bytes]:
+            if first.chunk:
+                yield _bounded(first.chunk)
+            async for message in requests:
+                mark()
+                yield _bounded(message.chunk)
+
+        async with aclosing(chunks()) as source:
+            existed = not await self.store.put(object_id, source, size)
+        return pb.PutReply(epoch=self.epoch, existed=existed, size=size)
+
+    async def Get(self, request: pb.GetRequest, context: Any) -> None:
+        try:
+            with stall_watch(self._stall_s) as mark:
+                await self._get(request, context, mark)
+        except RolloutError as e:
+            await abort(context, e)
+
+    async def _get(self, request: pb.GetRequest, context: Any, mark: Callable[[], None]) -> None:
+        self._check_peer(context)
+        self._check_epoch(request)
+        meta = await self.store.head(check_id(request.object_id))
+        size = meta.size if meta is not None else 0
+        sent = False
+        pieces = self.store.get(request.object_id, request.offset, request.length or None)
+        async with aclosing(pieces) as source:  # type: ignore[type-var]
+            async for piece in source:
+                await context.write(pb.GetDown(epoch=self.epoch, chunk=piece, size=size))
+                sent = True
+                mark()
+        if not sent:
+            await context.write(pb.GetDown(epoch=self.epoch, size=size))
+
+    async def Has(self, request: pb.HasRequest, context: Any) -> pb.HasReply:
+        try:
+            role = self._check_peer(context)
+            self._check_epoch(request)
+            if len(request.object_ids) > MAX_HAS:
+                raise InputError(f"at most {MAX_HAS} ids a request, this one has {len(request.object_ids)}")
+            ids = [check_id(i) for i in request.object_ids]
+            await self._pin(ids, request.pin, role)  # first: what is there now cannot go any more
+            return pb.HasReply(epoch=self.epoch, has=await self.store.has(ids))
+        except RolloutError as e:
+            return await abort(context, e)
+
+    async def _pin(self, object_ids: list[bytes], holder: str, role: Role) -> None:
+        if len(holder) > 128:
+            raise InputError("the holder of a pin is an incarnation or a run id")
+        if holder and object_ids:
+            await self.store.pin(object_ids, holder, WORKER_PIN_S if role is Role.WORKER else OPERATOR_PIN_S)
+
+    def _check_epoch(self, request: Any) -> None:
+        if not request.HasField("epoch"):
+            raise ProtocolError("the message carries no epoch")
+        if request.epoch > self.epoch:
+            # What is put here may be in a store that the newer leader does not read.
+            raise FencedError(f"epoch {request.epoch} has begun, this server belongs to epoch {self.epoch}")
+
+
+def _bounded(chunk: bytes) -> bytes:
+    if len(chunk) > CHUNK:
+        raise ProtocolError(f"a chunk has at most {CHUNK} bytes, this one has {len(chunk)}")
+    return chunk
+
+
+def _listen_on(objects: ObjectsSection, transport: TransportSection) -> tuple[str, str]:
+    """(address to bind, host that others reach it at)."""
+    listen = objects.listen_addr or transport.listen_addr.rpartition(":")[0] + ":0"
+    host = listen.rpartition(":")[0]
+    if transport.advertise_addr and (not objects.listen_addr or host in ("0.0.0.0", "[::]", "")):
+        host = transport.advertise_addr.rpartition(":")[0]
+    return listen, host
+
+
+async def _stdin() -> asyncio.StreamReader:
+    reader = asyncio.StreamReader(limit=1 << 20)
+    await asyncio.get_running_loop().connect_read_pipe(lambda: asyncio.StreamReaderProtocol(reader), sys.stdin)
+    return reader
+
+
+async def _keep_renewed(credentials: Credentials) -> None:
+    while True:
+        await asyncio.sleep(_RENEW_CHECK_S)
+        if credentials.renew_due(time.time()):
+            try:
+                await credentials.renew()
+            except RolloutError as e:  # the next second tries again; the old one lives as long again
+                log.warning("certificate_not_renewed", reason=str(e))
+
+
+async def serve(reader: asyncio.StreamReader, write: Callable[[str], object]) -> None:
+    """Serves until `reader` ends; `write` gets the ready line."""
+    line = await reader.readline()
+    if not line:
+        return
+    start: dict[str, Any] = json.loads(line)
+    objects = ObjectsSection.model_validate(start["objects"])
+    storage = StorageSection.model_validate(start["storage"])
+    transport = TransportSection.model_validate(start["transport"])
+    store = open_store(objects, storage)
+    await store.open()
+    server: grpc.aio.Server | None = None
+    renewing: asyncio.Task[None] | None = None
+    try:
+        credentials = await Credentials.obtain(
+            tls_dir=Path(transport.tls_dir),
+            cluster=transport.cluster,
+            role=Role.COORDINATOR,
+            incarnation=start["incarnation"],
+            lifetime_s=transport.certificate_lifetime_s,
+            addresses=transport.coordinator_addrs,
+        )
+        renewing = asyncio.create_task(_keep_renewed(credentials))
+        service = ObjectsService(store, int(start["epoch"]))
+        server = grpc.aio.server(options=SERVER_OPTIONS, maximum_concurrent_rpcs=1024)
+        rpc.add_ObjectsServicer_to_server(service, server)
+        listen, host = _listen_on(objects, transport)
+        port = server.add_secure_port(listen, credentials.server_credentials())
+        await server.start()
+        write(json.dumps({"event": "objects_ready", "addr": f"{host}:{port}"}))
+        while line := await reader.readline():
+            service.epoch = max(service.epoch, int(cast("dict[str, Any]", json.loads(line))["epoch"]))
+    finally:
+        if renewing is not None:
+            renewing.cancel()
+        if server is not None:
+            await server.stop(grace=1.0)
+        await store.close()
+
+
+async def _main() -> None:
+    def write(line: str) -> None:
+        sys.stdout.write(line + "\n")
+        sys.stdout.flush()
+
+    try:
+        await serve(await _stdin(), write)
+    except RolloutError as e:
+        write(json.dumps({"event": "objects_failed", "code": e.code, "message": e.message}))
+        raise SystemExit(2 if e.code == "config_invalid" else 1) from e
+
+
+def main() -> None:
+    # A terminal's Ctrl-C and systemd's SIGTERM reach the whole group; uploads of a drain still need this process.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    structlog.configure(
+        processors=[
+            structlog.processors.add_log_level,
+            structlog.processors.TimeStamper(fmt="iso", utc=True),
+            structlog.processors.JSONRenderer(),
+        ],
+        logger_factory=structlog.PrintLoggerFactory(sys.stderr),
+    )
+    asyncio.run(_main())
+
+
+if __name__ == "__main__":
+    main()

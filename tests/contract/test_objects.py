@@ -1,0 +1,274 @@
+"""One suite for every object store; what only the fs store promises is below it."""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import os
+import shutil
+from collections import namedtuple
+from collections.abc import AsyncIterator
+from contextlib import aclosing
+from pathlib import Path
+
+import pytest
+from rollout.config.settings import ObjectsSection, PostgresStorage, StorageSection
+from rollout.model.errors import ConfigError, InputError, NotFoundError, ObjectCorruptError, StorageFullError
+from rollout.objects import ObjectStore, backend_name, open_store
+from rollout.objects import fs as fs_module
+from rollout.objects.digest import CHUNK, object_id
+from rollout.objects.fs import FsObjectStore
+from rollout_coordinator.gc import collect_garbage
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.ms = 1_800_000_000_000
+
+    def __call__(self) -> int:
+        return self.ms
+
+
+async def pieces(data: bytes, step: int = 100_000) -> AsyncIterator[bytes]:
+    for at in range(0, len(data), step):
+        yield data[at : at + step]
+
+
+async def read(store: ObjectStore, name: bytes, offset: int = 0, length: int | None = None) -> bytes:
+    out = b""
+    async with aclosing(store.get(name, offset, length)) as source:  # type: ignore[type-var]
+        async for piece in source:
+            assert 0 < len(piece) <= CHUNK
+            out += piece
+    return out
+
+
+async def put(store: ObjectStore, data: bytes) -> bytes:
+    await store.put(object_id(data), pieces(data), len(data))
+    return object_id(data)
+
+
+class Refs:
+    def __init__(self, *ids: bytes) -> None:
+        self.ids = set(ids)
+
+    async def referenced(self, object_ids: list[bytes]) -> set[bytes]:
+        return self.ids & set(object_ids)
+
+
+class StoreContract:
+    """Subclass it with fixtures `store` (open) and `clock` for an adapter."""
+
+    BIG = bytes(range(256)) * 5000  # 1.28 MB
+
+    async def test_round_trip_and_ranges(self, store: ObjectStore) -> None:
+        name = object_id(self.BIG)
+        assert await store.put(name, pieces(self.BIG), len(self.BIG)) is True
+        assert await read(store, name) == self.BIG
+        for offset, length in [(0, 1), (1, 5), (CHUNK - 1, 2), (262_144, 262_144), (300_000, 700_000), (1, None)]:
+            end = None if length is None else offset + length
+            assert await read(store, name, offset, length) == self.BIG[offset:end]
+        assert await read(store, name, len(self.BIG) - 3, 1 << 62) == self.BIG[-3:]
+        assert await read(store, name, len(self.BIG) + 5) == b""
+
+    async def test_empty_object(self, store: ObjectStore) -> None:
+        name = await put(store, b"")
+        assert await read(store, name) == b""
+        assert (await store.has([name])) == [True]
+
+    async def test_put_again_reads_nothing_and_says_so(self, store: ObjectStore) -> None:
+        name = await put(store, b"once")
+
+        async def never() -> AsyncIterator[bytes]:
+            raise AssertionError("nothing to read")
+            yield b""
+
+        assert await store.put(name, never(), 4) is False
+
+    @pytest.mark.parametrize("data", [b"wrong bytes!", b"short", b"much too long for it"])
+    async def test_what_does_not_match_its_id_never_shows(self, store: ObjectStore, data: bytes) -> None:
+        name = object_id(b"promised....")
+        with pytest.raises(ObjectCorruptError):
+            await store.put(name, pieces(data, 3), 12)
+        assert await store.head(name) is None
+        assert await store.put(name, pieces(b"promised...."), 12) is True
+
+    async def test_missing_and_malformed(self, store: ObjectStore) -> None:
+        name = object_id(b"absent")
+        with pytest.raises(NotFoundError):
+            await read(store, name)
+        assert await store.head(name) is None
+        assert await store.delete(name) is False
+        with pytest.raises(InputError, match="32 bytes"):
+            await store.head(b"../../etc/passwd")
+
+    async def test_many_at_once(self, store: ObjectStore) -> None:
+        blobs = [str(i % 10).encode() * 50_000 for i in range(40)]
+        names = await asyncio.gather(*[put(store, b) for b in blobs])
+        assert await store.has(list(names)) == [True] * 40
+        listed = {m.object_id async for m in store.list()}
+        assert listed == set(names)
+        assert all(await asyncio.gather(*[read(store, n) for n in set(names)]))
+
+    async def test_pins_keep_from_deletion_until_they_expire(self, store: ObjectStore, clock: Clock) -> None:
+        a, b = await put(store, b"a"), await put(store, b"b")
+        await store.pin([a], "run-1", 10)
+        await store.pin([a, b], "run-2", 100)
+        await store.pin([a], "run-2", 1)  # never shortens
+        assert await store.pinned([a, b]) == {a, b}
+        assert await store.delete(a) is False
+        clock.ms += 11_000
+        await store.unpin("run-1")
+        assert await store.pinned([a]) == {a}
+        await store.unpin("run-2")
+        assert await store.pinned([a, b]) == set()
+        assert await store.delete(a) is True
+        await store.pin([b], "run-3", 5)
+        clock.ms += 5_001
+        assert await store.pinned([b]) == set()
+
+    async def test_collection_frees_only_what_is_old_loose_and_unpinned(self, store: ObjectStore) -> None:
+        names = [await put(store, str(i).encode()) for i in range(4)]
+        referenced, pinned, loose, _ = names
+        await store.pin([pinned], "run", 3600)
+        newest = max([m.created_ms async for m in store.list()])
+        young = await collect_garbage(store, Refs(referenced), 60, now_ms=lambda: newest + 59_000)
+        assert (young.objects, young.kept) == (0, 4)
+        done = await collect_garbage(store, Refs(referenced), 60, now_ms=lambda: newest + 61_000)
+        assert (done.objects, done.bytes, done.kept) == (2, 2, 2)
+        assert await store.has(names) == [True, True, False, False]
+        assert await store.put(loose, pieces(b"2"), 1) is True
+
+
+class TestFs(StoreContract):
+    @pytest.fixture
+    def clock(self) -> Clock:
+        return Clock()
+
+    @pytest.fixture
+    async def store(self, tmp_path: Path, clock: Clock) -> AsyncIterator[FsObjectStore]:
+        store = FsObjectStore(tmp_path / "objects", now_ms=clock)
+        await store.open()
+        yield store
+        await store.close()
+
+
+class TestPostgres(StoreContract):
+    @pytest.fixture
+    def clock(self) -> Clock:
+        return Clock()
+
+    @pytest.fixture
+    async def store(self, postgres_url: str, clock: Clock) -> AsyncIterator[ObjectStore]:
+        from rollout.objects.postgres import PostgresObjectStore
+
+        store = PostgresObjectStore(postgres_url, pool_size=4, now_ms=clock)
+        await store.open()
+        yield store
+        await store.close()
+
+
+@pytest.fixture
+async def fs_store(tmp_path: Path) -> AsyncIterator[FsObjectStore]:
+    store = FsObjectStore(tmp_path / "o", reserve_bytes=0)
+    await store.open()
+    yield store
+    await store.close()
+
+
+async def test_fs_layout_is_the_documented_one(fs_store: FsObjectStore, tmp_path: Path) -> None:
+    name = (await put(fs_store, b"x")).hex()
+    shard = tmp_path / "o" / name[:2] / name[2:4]
+    assert sorted(p.name for p in shard.iterdir()) == [name, name + ".meta.json"]
+    assert (shard / name).read_bytes() == b"x"
+    assert '"size": 1' in (shard / (name + ".meta.json")).read_text()
+    assert list((tmp_path / "o" / "tmp").iterdir()) == []
+
+
+async def test_fs_bit_rot_is_reported_and_healed_by_a_new_upload(fs_store: FsObjectStore, tmp_path: Path) -> None:
+    data = b"z" * 1_000_000
+    name = await put(fs_store, data)
+    with fs_store.path_of(name).open("r+b") as file:
+        file.seek(999_999)
+        file.write(b"!")
+    with pytest.raises(ObjectCorruptError, match="does not match its id"):
+        await read(fs_store, name)
+    assert (tmp_path / "o" / "corrupt" / name.hex()).exists()
+    assert await fs_store.put(name, pieces(data), len(data)) is True
+    assert await read(fs_store, name) == data
+
+
+async def test_fs_truncated_blob_is_replaced(fs_store: FsObjectStore) -> None:
+    name = await put(fs_store, b"whole")
+    fs_store.path_of(name).write_bytes(b"who")
+    with pytest.raises(ObjectCorruptError):
+        await read(fs_store, name)
+    assert await fs_store.put(name, pieces(b"whole"), 5) is True
+
+
+async def test_fs_full_disk(fs_store: FsObjectStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    usage = namedtuple("usage", "total used free")
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: usage(10, 9, 1))
+    with pytest.raises(StorageFullError, match="free space or enlarge"):
+        await put(fs_store, b"ten bytes.")
+    monkeypatch.undo()
+
+    def full(fd: int) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(fs_module.os, "fsync", full)
+    with pytest.raises(StorageFullError, match="No space left"):
+        await put(fs_store, b"ten bytes.")
+    monkeypatch.undo()
+    assert list((tmp_path / "o" / "tmp").iterdir()) == []
+    await put(fs_store, b"ten bytes.")
+
+
+async def test_fs_cancelled_upload_leaves_nothing(fs_store: FsObjectStore, tmp_path: Path) -> None:
+    begun = asyncio.Event()
+
+    async def slow() -> AsyncIterator[bytes]:
+        yield b"be"
+        begun.set()
+        await asyncio.Event().wait()
+
+    task = asyncio.create_task(fs_store.put(object_id(b"begun"), slow(), 5))
+    await begun.wait()
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    assert list((tmp_path / "o" / "tmp").iterdir()) == []
+    assert await fs_store.has([object_id(b"begun")]) == [False]
+
+
+async def test_fs_two_processes_see_each_others_pins(tmp_path: Path) -> None:
+    one, two = FsObjectStore(tmp_path / "o"), FsObjectStore(tmp_path / "o")
+    await asyncio.gather(one.open(), two.open())
+    name = await put(one, b"shared")
+    await one.pin([name], "w", 60)
+    assert await two.pinned([name]) == {name}
+    assert await two.delete(name) is False
+    await one.close()
+    await two.close()
+
+
+async def test_fs_old_leftovers_are_swept_at_open(tmp_path: Path) -> None:
+    tmp = tmp_path / "o" / "tmp"
+    tmp.mkdir(parents=True)
+    (tmp / "old").write_bytes(b"x")
+    os.utime(tmp / "old", (1, 1))
+    (tmp / "running").write_bytes(b"x")
+    store = FsObjectStore(tmp_path / "o")
+    await store.open()
+    assert [p.name for p in tmp.iterdir()] == ["running"]
+    await store.close()
+
+
+def test_backend_follows_the_storage() -> None:
+    postgres = StorageSection(backend="postgres", postgres=PostgresStorage(url="postgresql://x/y"))
+    assert backend_name(ObjectsSection(), StorageSection()) == "fs"
+    assert backend_name(ObjectsSection(), postgres) == "postgres"
+    assert backend_name(ObjectsSection(backend="fs"), postgres) == "fs"
+    assert isinstance(open_store(ObjectsSection(), StorageSection()), FsObjectStore)
+    with pytest.raises(ConfigError, match='"tape" is not installed; known: fs, postgres'):
+        open_store(ObjectsSection(backend="tape"), StorageSection())
