@@ -10,8 +10,8 @@ import json
 from typing import Any
 
 from blake3 import blake3
-
 from rollout.model.errors import AttemptError
+
 from rollout_worker.backends.port import Backend, BackendOptions, Choice, Completion, Request
 
 
@@ -20,7 +20,7 @@ def open_backend(config: BackendOptions) -> Backend:
 
 
 class MockBackend:
-    """A "token" is a word. Greedy text is `MOCK:` and the prompt; sampled text also names a number drawn from the seed."""
+    """A "token" is a word. The text is `MOCK:` and the prompt; a sampled one with n > 1 adds a number."""
 
     def __init__(self, options: dict[str, Any]) -> None:
         self._delay_s = float(options.get("delay_ms") or 0) / 1000

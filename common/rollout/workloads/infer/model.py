@@ -27,7 +27,9 @@ class ResolvedModel:
     uri: str
     content_id: str
     path: Path | None = None
+    tree: str = ""  # tree_digest of `path`
     tokenizer_path: Path | None = None
+    tokenizer_tree: str = ""
     commit: str = ""
     size: int = 0
 
@@ -47,17 +49,25 @@ def resolve_model(config: InferConfig) -> ResolvedModel:
         if not (path / "config.json").is_file():
             raise ConfigError(f"model.uri: {path} has no config.json: name the directory that holds the model's files")
         content, size = tree_digest(path)
-    tokenizer_path = None
+    tree = content.hex() if path else ""
+    tokenizer_path, tokenizer_tree = None, ""
     if model.tokenizer is not None:
         tokenizer_path = _local(model.tokenizer, "model.tokenizer")
-        named = b"hub\0" + model.tokenizer.encode()
-        tokenizer = tree_digest(tokenizer_path)[0] if tokenizer_path else blake3(named).digest()
+        if tokenizer_path:
+            tokenizer = tree_digest(tokenizer_path)[0]
+            tokenizer_tree = tokenizer.hex()
+        else:
+            tokenizer = blake3(b"hub\0" + model.tokenizer.encode()).digest()
         content = blake3(content + tokenizer).digest()
-    return ResolvedModel(model.uri, content.hex(), path, tokenizer_path, commit, size)
+    return ResolvedModel(model.uri, content.hex(), path, tree, tokenizer_path, tokenizer_tree, commit, size)
 
 
 def model_json(model: ModelSection, resolved: ResolvedModel) -> JsonObject:
-    """[model] of the resolved configuration. The client adds `manifest` after it has uploaded the directory."""
+    """[model] of the resolved configuration.
+
+    A client whose workers may be on other hosts uploads the directory (rollout.objects.tree) and sets `manifest`
+    (hex); without one, workers look for the same files under the same path.
+    """
     return {
         "uri": model.uri,
         "tokenizer": model.tokenizer,
@@ -65,8 +75,12 @@ def model_json(model: ModelSection, resolved: ResolvedModel) -> JsonObject:
         "content_id": resolved.content_id,
         "commit": resolved.commit,
         "local": resolved.path is not None,
-        "tokenizer_local": resolved.tokenizer_path is not None,
+        "path": str(resolved.path.absolute()) if resolved.path else None,
+        "tree": resolved.tree,
         "manifest": None,
+        "tokenizer_local": resolved.tokenizer_path is not None,
+        "tokenizer_path": str(resolved.tokenizer_path.absolute()) if resolved.tokenizer_path else None,
+        "tokenizer_tree": resolved.tokenizer_tree,
         "tokenizer_manifest": None,
     }
 

@@ -34,7 +34,8 @@ _URLS = ("/v1/chat/completions", "/v1/completions")
 
 def canonical(value: Any) -> bytes:
     """Canonical JSON: equal values give equal bytes."""
-    return json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=False).encode()
+    text = json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=False)
+    return text.encode("utf-8", "surrogatepass")
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,7 +18,7 @@ from blake3 import blake3
 
 from rollout.model.errors import InputError
 from rollout.workloads.infer.config import InferConfig, SamplingSection, load_schema
-from rollout.workloads.infer.request import JsonObject, RowRequest, canonical, parse_row
+from rollout.workloads.infer.request import JsonObject, RowRequest, parse_row
 
 MAX_LINE = 64 << 20
 """Bytes of one line at most."""
@@ -92,7 +92,7 @@ def request_of(row: Row, sampling: SamplingSection) -> RowRequest:
     """The row's request. InputError with file and line."""
     try:
         request = parse_row(row.fields, sampling)
-        canonical(request.content)
+        json.dumps([request.content, request.sampling.stop], ensure_ascii=False).encode()
     except UnicodeEncodeError:
         fail(row.file, row.line, "the text holds half of a surrogate pair, which is no Unicode: repair the escape")
     except InputError as error:

@@ -1,0 +1,263 @@
+"""Collecting: fields, order, and nothing lost or doubled wherever it is killed."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+from blake3 import blake3
+from rollout.model.errors import ConfigError, ProtocolError, StateError, StorageFullError
+from rollout.model.item import Failure, Outcome
+from rollout.workloads.commit import CommitEntry
+from rollout.workloads.infer import Collector, InferConfig, OutputDirectory, output
+from rollout.workloads.infer.payload import ChoiceResult, Payload, RowResult, encode_payload, encode_result
+from rollout.workloads.infer.request import JsonObject, sampling_json
+
+RUN = "01J00000000000000000000000"
+OTHER = "01J00000000000000000000001"
+
+
+def config(directory: Path, **more: Any) -> JsonObject:
+    found = InferConfig.model_validate(
+        {"model": {"uri": "m"}, "input": {"glob": "x"}, "output": {"dir": str(directory), **more}}
+    )
+    return {
+        "model": {"uri": "m", "content_id": "ab" * 32},
+        "sampling": sampling_json(found.sampling),
+        "backend": {"kind": "mock"},
+        "input": {"rows": 5},
+        "output": found.output.model_dump(),
+    }
+
+
+def entry(position: int, row: JsonObject | None = None, **more: Any) -> CommitEntry:
+    choices = more.pop("choices", (ChoiceResult(f"text {position}", "stop", 3),))
+    return CommitEntry(
+        position=position,
+        seq=position,
+        attempt=more.pop("attempt", 1),
+        outcome=more.pop("outcome", Outcome.DONE),
+        data=encode_result(RowResult(choices, 2)),
+        payload=encode_payload(Payload(row or {"prompt": f"p{position}"}, position, "a.jsonl", position + 1)),
+        id=bytes([position]) * 32,
+        accepted_ms=1_716_330_669_123 + position,
+        duration_ms=10,
+        units_in=2,
+        units_out=3,
+        **more,
+    )
+
+
+def lines(path: Path) -> list[JsonObject]:
+    return [json.loads(line) for line in path.read_text("utf-8").splitlines()]
+
+
+def test_fields(tmp_path: Path) -> None:
+    with OutputDirectory.open(tmp_path) as out:
+        collector = Collector(out, RUN, config(tmp_path))
+        collector.add(
+            [
+                entry(0, {"prompt": "hello", "tag": "demo", "usage": "mine"}),
+                entry(1, {"prompt": "hello", "id": "p-1", "sampling": {"temperature": 0}}),
+                entry(2, outcome=Outcome.FAILED, attempt=3, failure=Failure("bad_request", "no")),
+                entry(3, choices=(ChoiceResult("a", "stop", 1, []), ChoiceResult("\ud800", "length", 2, []))),
+            ]
+        )
+        summary = collector.finish("completed", started_ms=1_716_330_660_000, ended_ms=1_716_330_670_000)
+        collector.close()
+    first, second, third = lines(tmp_path / "completions.jsonl")
+    assert first["id"] == "00" * 32 and first["tag"] == "demo" and first["input"] == {"usage": "mine"}
+    assert first["prompt"] == "hello" and first["completion"] == "text 0" and first["finish_reason"] == "stop"
+    assert first["completion_blob_id"] == blake3(b"text 0").hexdigest()
+    assert first["generated_at"] == "2024-05-21T22:31:09.123Z"
+    assert (first["model_uri"], first["model_content_id"]) == ("m", "ab" * 32)
+    assert first["sampling_params"]["temperature"] == 1.0
+    assert second["id"] == "p-1" and second["sampling_params"]["temperature"] == 0
+    assert [choice["text"] for choice in third["completions"]] == ["a", "\ud800"]
+    (error,) = lines(tmp_path / "errors.jsonl")
+    assert (error["code"], error["message"], error["attempts"], error["row"]) == ("bad_request", "no", 3, 2)
+    assert error["file"] == "a.jsonl" and error["line"] == 3 and error["input"] == {"prompt": "p2"}
+    assert summary["rows"] == {"total": 5, "committed": 4, "completed": 3, "failed": 1, "cancelled": 0, "skipped": 0}
+    assert summary["rows_per_s"] == 0.4 and summary["attempts"]["retried"] == 2
+    assert json.loads((tmp_path / "summary.json").read_text()) == summary
+
+
+def test_openai_lines(tmp_path: Path) -> None:
+    body = {"messages": [{"role": "user", "content": "hi"}], "logprobs": True}
+    row = {"custom_id": "c1", "method": "POST", "url": "/v1/chat/completions", "body": body}
+    with OutputDirectory.open(tmp_path) as out:
+        collector = Collector(out, RUN, config(tmp_path, openai=True))
+        token = {"token": "a", "logprob": -1.0, "top": []}
+        collector.add([entry(0, row, choices=(ChoiceResult("a", "stop", 1, [token]),))])
+        collector.add([entry(1, row, outcome=Outcome.FAILED, failure=Failure("bad_request", "no"))])
+        collector.finish("completed")
+        collector.close()
+    (line,) = lines(tmp_path / "completions.jsonl")
+    assert line["id"] == "c1" and line["messages"] == body["messages"] and "body" not in line
+    good, bad = lines(tmp_path / "openai.jsonl")
+    choice = good["response"]["body"]["choices"][0]
+    assert choice["message"] == {"role": "assistant", "content": "a"}
+    assert choice["logprobs"]["content"][0]["logprob"] == -1.0
+    assert bad["error"]["code"] == "bad_request" and bad["custom_id"] == "c1"
+
+
+@pytest.mark.parametrize("kill_at", range(1, 40))
+def test_killed_anywhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kill_at: int) -> None:
+    """The n-th system call that makes something durable is the last one before the process dies."""
+    calls = 0
+    real_sync, real_replace = os.fsync, Path.replace
+
+    class KilledError(BaseException):
+        pass
+
+    def tick() -> None:
+        nonlocal calls
+        calls += 1
+        if calls == kill_at:
+            raise KilledError
+
+    def sync(fd: int) -> None:
+        tick()
+        real_sync(fd)
+
+    def replace(self: Path, target: Path) -> Path:
+        tick()
+        return real_replace(self, target)
+
+    entries = [
+        entry(i, outcome=Outcome.FAILED, failure=Failure("x", "y")) if i % 3 == 1 else entry(i) for i in range(12)
+    ]
+
+    def work() -> None:
+        with OutputDirectory.open(tmp_path) as out:
+            collector = Collector(out, RUN, config(tmp_path))
+            try:
+                for start in range(0, 12, 4):
+                    collector.add(entries[start : start + 4])
+                    collector.flush()
+                collector.finish("completed")
+            finally:
+                collector.close()
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "fsync", sync)
+        patch.setattr(Path, "replace", replace)
+        try:
+            work()
+        except KilledError:
+            pass
+        else:
+            assert kill_at > calls
+    work()
+    done = lines(tmp_path / "completions.jsonl")
+    assert [line["prompt"] for line in done] == [f"p{i}" for i in range(12) if i % 3 != 1]
+    assert [line["row"] for line in lines(tmp_path / "errors.jsonl")] == [1, 4, 7, 10]
+    assert json.loads((tmp_path / "summary.json").read_text())["rows"]["committed"] == 12
+
+
+def test_torn_tail_and_edited_file(tmp_path: Path) -> None:
+    def collect(upto: int) -> int:
+        with OutputDirectory.open(tmp_path) as out:
+            collector = Collector(out, RUN, config(tmp_path))
+            start = collector.cursor
+            collector.add(entry(i) for i in range(start, upto))
+            collector.flush()
+            collector.close()
+        return start
+
+    path = tmp_path / "completions.jsonl"
+    assert collect(3) == 0
+    with path.open("ab") as file:
+        file.write(b'{"half a li')
+    assert collect(4) == 3
+    assert [line["prompt"] for line in lines(path)] == ["p0", "p1", "p2", "p3"]
+    path.write_text("edited")  # the ledger has it all: written anew
+    assert collect(4) == 0
+    assert len(lines(path)) == 4
+    (tmp_path / ".collect.json").write_text("{")
+    assert collect(4) == 0
+    assert len(lines(path)) == 4
+
+
+def test_full_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with OutputDirectory.open(tmp_path) as out:
+        collector = Collector(out, RUN, config(tmp_path))
+        collector.add([entry(0)])
+        collector.flush()
+        collector.add([entry(1)])
+
+        def full(fd: int) -> None:
+            raise OSError(errno.ENOSPC, "No space left on device")
+
+        with monkeypatch.context() as patch:
+            patch.setattr(os, "fsync", full)
+            with pytest.raises(StorageFullError, match="free some space and run the same command again"):
+                collector.flush()
+        collector.flush()  # there is room again
+        collector.close()
+        again = Collector(out, RUN, config(tmp_path))
+        assert again.cursor == 2
+        again.close()
+    assert len(lines(tmp_path / "completions.jsonl")) == 2
+
+
+def test_gap_and_repeat(tmp_path: Path) -> None:
+    with OutputDirectory.open(tmp_path) as out:
+        collector = Collector(out, RUN, config(tmp_path))
+        collector.add([entry(0), entry(1)])
+        collector.add([entry(0), entry(1), entry(2)])
+        assert collector.cursor == 3
+        with pytest.raises(ProtocolError, match="jumps from 3 to 4"):
+            collector.add([entry(4)])
+        collector.close()
+
+
+def test_whose_directory(tmp_path: Path) -> None:
+    settings = config(tmp_path)
+    with OutputDirectory.open(tmp_path) as out:
+        assert out.check(None) is None and out.check(OTHER) == OTHER
+        out.claim(RUN, settings)
+        assert (tmp_path / "run-id").read_text() == f"{RUN}\n"
+        assert out.check(None) == RUN and out.stored_config == settings
+        with pytest.raises(ConfigError, match=f"belongs to run {RUN}, not {OTHER}"):
+            out.check(OTHER)
+        with pytest.raises(StateError, match=f"another process .pid {os.getpid()}"):
+            OutputDirectory.open(tmp_path)
+        collector = Collector(out, RUN, settings)
+        collector.add([entry(0)])
+        collector.flush()
+        collector.close()
+    (tmp_path / "run-id").unlink()  # forces a fresh run; what is there is moved aside
+    with OutputDirectory.open(tmp_path) as out:
+        assert out.check(None) is None
+        out.claim(OTHER, settings)
+        collector = Collector(out, OTHER, settings)
+        assert collector.cursor == 0
+        collector.close()
+    assert len(lines(tmp_path / f"completions.{RUN}.jsonl")) == 1
+    (tmp_path / "run-id").write_text("nonsense")
+    with OutputDirectory.open(tmp_path) as out, pytest.raises(ConfigError, match="no run id"):
+        out.check(None)
+
+
+def test_directory_that_cannot_be_made(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(ConfigError, match=r"output\.dir: cannot write"):
+        OutputDirectory.open(tmp_path / "file" / "out")
+
+
+def test_atomic_write_keeps_the_old_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "f"
+    output.write_atomically(path, b"old")
+
+    def full(fd: int) -> None:
+        raise OSError(errno.ENOSPC, "full")
+
+    monkeypatch.setattr(os, "fsync", full)
+    with pytest.raises(StorageFullError):
+        output.write_atomically(path, b"new")
+    assert path.read_bytes() == b"old"

@@ -1,0 +1,129 @@
+"""Item ids, what a resume may change, and what a model is."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from rollout.model.errors import ConfigError
+from rollout.workloads.infer import (
+    InferConfig,
+    check_input,
+    describe_change,
+    describe_ignored,
+    plan,
+    resolve_config,
+    resolve_model,
+    resumed_config,
+    run_spec,
+)
+from rollout.workloads.infer.payload import decode_payload
+
+
+def write(path: Path, *rows: Any) -> Path:
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return path
+
+
+def config(path: Path, **sections: Any) -> InferConfig:
+    base = {"model": {"uri": "m"}, "input": {"glob": str(path)}, "output": {"dir": "o"}, "backend": {"kind": "mock"}}
+    return InferConfig.model_validate({**base, **sections})
+
+
+def resolved(found: InferConfig) -> dict[str, Any]:
+    return json.loads(json.dumps(resolve_config(found, check_input(found), resolve_model(found))))
+
+
+def ids(found: InferConfig) -> list[bytes]:
+    return [item.id for item in plan(found, resolve_model(found).content_id)]
+
+
+def test_ids_change_with_all_that_changes_the_result(tmp_path: Path) -> None:
+    path = write(tmp_path / "a.jsonl", {"prompt": "x", "tag": 1}, {"prompt": "x", "tag": 1}, {"prompt": "y"})
+    base = ids(config(path))
+    assert len(set(base)) == 3
+    assert base == ids(config(path))
+    assert base == ids(config(path, output={"dir": "elsewhere"}, workers={"count": 4}))
+    assert not set(base) & set(ids(config(path, sampling={"seed": 1})))
+    assert not set(base) & set(ids(config(path, model={"uri": "other"})))
+    write(path, {"prompt": "x", "tag": 2}, {"messages": [{"role": "user", "content": "x"}]}, {"prompt": "y"})
+    changed = ids(config(path))
+    assert changed[0] == base[0] and changed[1] != base[1] and changed[2] == base[2]
+
+
+def test_the_id_is_locked(tmp_path: Path) -> None:
+    """A change here orphans every open run: bump SCHEMA_VERSION and say so in the changelog."""
+    path = write(tmp_path / "a.jsonl", {"prompt": "x"})
+    assert ids(config(path))[0].hex() == "c6397c3a48a24a85911ab9e89e93e67534aeb582980550c37cf523e6a14d4485"
+
+
+def test_payload_is_the_row_as_written(tmp_path: Path) -> None:
+    path = write(tmp_path / "a.jsonl", {"tag": [1], "prompt": "é", "a": None})
+    (item,) = plan(config(path), "00" * 32)
+    payload = decode_payload(item.payload)  # type: ignore[arg-type]
+    assert list(payload.row) == ["tag", "prompt", "a"] and payload.row["prompt"] == "é"
+    assert (payload.index, payload.file, payload.line) == (0, str(path), 1)
+    assert [item.id for item in plan(config(path), "00" * 32, start=1)] == []
+
+
+def test_changes_are_named(tmp_path: Path) -> None:
+    path = write(tmp_path / "a.jsonl", {"prompt": "x"}, {"prompt": "y"})
+    old = resolved(config(path))
+    assert describe_change(old, resolved(config(path, output={"dir": "p"}, workers={"count": 9}))) == []
+    assert describe_change(old, resolved(config(path, sampling={"temperature": 0.5}))) == [
+        "sampling.temperature: 1.0 -> 0.5"
+    ]
+    assert describe_change(old, resolved(config(path, model={"uri": "n"}))) == ["model.uri: 'm' -> 'n'"]
+    slower = resolved(config(path, backend={"kind": "mock", "delay_ms": 5}))
+    assert describe_change(old, slower) == []
+    assert describe_ignored(old, slower) == ["backend.delay_ms: the run keeps 0.0, not 5.0"]
+    write(path, {"prompt": "x"}, {"prompt": "z"})
+    new = resolved(config(path))
+    assert describe_change(old, new) == [f"input: the rows of {path} changed"]
+    assert describe_change(old, new, changed_row="row 2 (a:2) is another than before") == [
+        "input: row 2 (a:2) is another than before"
+    ]
+
+
+def test_a_renamed_input_is_the_same_input(tmp_path: Path) -> None:
+    old = resolved(config(write(tmp_path / "a.jsonl", {"prompt": "x"})))
+    assert describe_change(old, resolved(config(write(tmp_path / "b.jsonl", {"prompt": "x"})))) == []
+
+
+def test_opening_again_sends_the_same_config(tmp_path: Path) -> None:
+    path = write(tmp_path / "a.jsonl", {"prompt": "x"})
+    old, new = resolved(config(path)), resolved(config(path, output={"dir": "p"}, run={"priority": 3}))
+    resumed = resumed_config(old, new)
+    assert resumed["output"]["dir"] == "p"
+    assert run_spec("0" * 26, old) == run_spec("0" * 26, resumed)
+
+
+def test_models(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path / "hub"))
+    path = write(tmp_path / "a.jsonl", {"prompt": "x"})
+
+    def model(uri: str, **more: Any) -> Any:
+        return resolve_model(config(path, model={"uri": uri, **more}, backend={"kind": "transformers"}))
+
+    directory = tmp_path / "model"
+    with pytest.raises(ConfigError, match="no directory"):
+        model(str(directory))
+    directory.mkdir()
+    with pytest.raises(ConfigError, match=r"no config\.json"):
+        model(str(directory))
+    (directory / "config.json").write_text("{}")
+    first = model(str(directory))
+    assert first.path == directory and model(str(directory)) == first
+    (directory / "config.json").write_text("{ }")
+    assert model(str(directory)).content_id != first.content_id
+    hub = model("org/model")
+    assert hub.path is None and hub.content_id != model("org/model", revision="v2").content_id
+    ref = tmp_path / "hub" / "models--org--model" / "refs" / "main"
+    ref.parent.mkdir(parents=True)
+    ref.write_text("a" * 40)
+    assert model("org/model").commit == "a" * 40
+    with pytest.raises(ConfigError, match="is a file"):
+        model(str(path))

@@ -1,0 +1,163 @@
+"""Reading the input: forms it takes, and one message per way it can be wrong."""
+
+from __future__ import annotations
+
+import gzip
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import zstandard
+from rollout.model.errors import InputError
+from rollout.workloads.infer import rows
+from rollout.workloads.infer.config import InferConfig, SamplingSection
+from rollout.workloads.infer.request import parse_row, row_seed
+from rollout.workloads.infer.rows import check_input, first_changed_row, input_files, read_rows
+
+
+def config(glob: str | list[str], **sections: Any) -> InferConfig:
+    base = {"model": {"uri": "m"}, "input": {"glob": glob}, "output": {"dir": "o"}, "backend": {"kind": "mock"}}
+    return InferConfig.model_validate({**base, **sections})
+
+
+def write(path: Path, *lines: Any) -> Path:
+    path.write_text("".join((line if isinstance(line, str) else json.dumps(line)) + "\n" for line in lines))
+    return path
+
+
+def test_several_files_in_order_and_compressed(tmp_path: Path) -> None:
+    write(tmp_path / "b.jsonl", {"prompt": "b1"}, "", {"prompt": "b2"})
+    (tmp_path / "a.jsonl.gz").write_bytes(gzip.compress(b'{"prompt":"a1"}\n') + gzip.compress(b'{"prompt":"a2"}'))
+    frame = zstandard.ZstdCompressor().compress
+    (tmp_path / "c.jsonl.zst").write_bytes(frame(b'{"prompt":"c1"}\n{"pro') + frame(b'mpt":"c2"}\n'))
+    found = config(str(tmp_path / "*.jsonl*"))
+    read = list(read_rows(input_files(found.input.patterns)))
+    assert [row.fields["prompt"] for row in read] == ["a1", "a2", "b1", "b2", "c1", "c2"]
+    assert [row.index for row in read] == list(range(6))
+    assert [row.line for row in read] == [1, 2, 1, 3, 1, 2]
+    seen: list[tuple[int, int]] = []
+    report = check_input(found, progress=lambda count, size: seen.append((count, size)))
+    assert report.rows == 6 and len(report.files) == 3 and seen[-1] == (6, report.bytes)
+
+
+def test_bom_and_crlf(tmp_path: Path) -> None:
+    path = tmp_path / "a.jsonl"
+    path.write_bytes(b'\xef\xbb\xbf{"prompt":"x"}\r\n{"prompt":"y"}\r\n')
+    assert check_input(config(str(path))).rows == 2
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        ('{"prompt": "x"', "malformed JSON: .* at column"),
+        ("[1]", "a row must be a JSON object, not list"),
+        ('{"prompt": NaN}', "NaN is no JSON number"),
+        ("[" * 200_000, "nested too deeply"),
+        ('{"text": "x"}', 'no "prompt", "messages" or "body"'),
+        ('{"prompt": 3}', '"prompt" must be a string, not a number'),
+        ('{"prompt": "x", "messages": []}', 'both "prompt" and "messages"'),
+        ('{"messages": []}', "non-empty list"),
+        ('{"messages": ["x"]}', r'"messages\[0\]" must be an object'),
+        ('{"messages": [{"content": "x"}]}', 'needs a "role"'),
+        ('{"messages": [{"role": "user"}]}', "must be a string or a list of text parts, not null"),
+        ('{"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}', "a part that is not text"),
+        ('{"prompt": "x", "sampling": {"temprature": 1}}', 'unknown key "temprature"'),
+        ('{"prompt": "x", "sampling": {"top_p": 2}}', '"sampling.top_p"'),
+        ('{"prompt": "x", "sampling": {"max_tokens": "5"}}', '"sampling.max_tokens"'),
+        ('{"prompt": "x", "sampling": {"json_schema": "a.json"}}', "must be the schema itself"),
+        ('{"prompt": "\\ud800"}', "surrogate"),
+        ('{"prompt": "x", "id": [1]}', '"id" must be a string or an integer'),
+        ('{"body": {"prompt": "x"}}', '"custom_id"'),
+        ('{"custom_id": "a", "url": "/v1/embeddings", "body": {}}', '"url" must be'),
+        ('{"custom_id": "a", "url": "/v1/chat/completions", "body": {"prompt": "x"}}', '"body.messages" is missing'),
+        ('{"custom_id": "a", "body": {"prompt": "x", "tools": []}}', '"body.tools" is not supported'),
+        ('{"custom_id": "a", "body": {"prompt": "x", "stream": true}}', "does not stream"),
+        ('{"custom_id": "a", "body": {"prompt": "x", "n": 0}}', '"body.n"'),
+        ('{"custom_id": "a", "body": {"messages": [{"role": "user", "content": "x"}], "top_logprobs": 2}}', "needs"),
+        ('{"custom_id": "a", "body": {"prompt": "x", "response_format": {"type": "grammar"}}}', "response_format"),
+    ],
+)
+def test_bad_row_names_file_and_line(tmp_path: Path, line: str, message: str) -> None:
+    path = write(tmp_path / "a.jsonl", {"prompt": "fine"}, line)
+    with pytest.raises(InputError, match=message) as error:
+        check_input(config(str(path)))
+    assert str(error.value).startswith(f"{path}:2: ")
+
+
+def test_bad_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(InputError, match="no file matches"):
+        check_input(config(str(tmp_path / "*.jsonl")))
+    path = write(tmp_path / "a.jsonl", "", "  ")
+    with pytest.raises(InputError, match="the input is empty"):
+        check_input(config(str(path)))
+    path.write_bytes(b'{"prompt": "\xff"}')
+    with pytest.raises(InputError, match=r"a.jsonl:1: not UTF-8 at byte 12"):
+        check_input(config(str(path)))
+    path.write_bytes('{"prompt": "x"}'.encode("utf-16"))
+    with pytest.raises(InputError, match="UTF-16"):
+        check_input(config(str(path)))
+    (tmp_path / "t.gz").write_bytes(gzip.compress(b'{"prompt":"x"}\n' * 5000)[:-20])
+    with pytest.raises(InputError, match="cannot read on"):
+        check_input(config(str(tmp_path / "t.gz")))
+    (tmp_path / "t.zst").write_bytes(b"not zstd at all")
+    with pytest.raises(InputError, match="cannot read on"):
+        check_input(config(str(tmp_path / "t.zst")))
+    monkeypatch.setattr(rows, "MAX_LINE", 100)
+    write(path, {"prompt": "x" * 200})
+    with pytest.raises(InputError, match="longer than"):
+        check_input(config(str(path)))
+
+
+def test_unreadable_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = write(tmp_path / "a.jsonl", {"prompt": "x"})
+
+    def refuse(self: Path, mode: str = "r") -> None:
+        raise PermissionError(13, "Permission denied")
+
+    monkeypatch.setattr(Path, "open", refuse)  # root reads everything, so rights alone prove nothing here
+    with pytest.raises(InputError, match="cannot read .*: Permission denied"):
+        list(read_rows([path]))
+
+
+@pytest.mark.parametrize("key", ["id", "custom_id"])
+def test_duplicate_id_across_files(tmp_path: Path, key: str) -> None:
+    row: dict[str, Any] = {"prompt": "x", key: "a"} if key == "id" else {key: "a", "body": {"prompt": "x"}}
+    write(tmp_path / "1.jsonl", row)
+    path = write(tmp_path / "2.jsonl", {"prompt": "y"}, row)
+    with pytest.raises(InputError, match=f"2.jsonl:2: .*{key}.* is used by an earlier row"):
+        check_input(config(str(path.parent / "*.jsonl")))
+
+
+def test_sampling_of_a_row() -> None:
+    defaults = SamplingSection(temperature=0.5, max_tokens=10)
+    plain = parse_row({"prompt": "x", "temperature": 30, "stop": "is data"}, defaults)
+    assert plain.sampling == defaults and not plain.explicit_seed
+    own = parse_row({"prompt": "x", "sampling": {"temperature": 0, "stop": "\n", "seed": 7}}, defaults)
+    assert (own.sampling.temperature, own.sampling.stop, own.sampling.max_tokens) == (0, ["\n"], 10)
+    assert row_seed(own, b"i" * 32) == 7
+    assert row_seed(plain, b"i" * 32) != row_seed(plain, b"j" * 32)
+    body = {"model": "gpt", "messages": [{"role": "user", "content": [{"type": "text", "text": "hi"}]}], "n": 2}
+    body |= {
+        "max_completion_tokens": 5,
+        "logprobs": True,
+        "top_logprobs": 3,
+        "response_format": {"type": "json_object"},
+    }
+    line = parse_row({"custom_id": "a", "method": "POST", "url": "/v1/chat/completions", "body": body}, defaults)
+    assert line.messages == ({"role": "user", "content": "hi"},)
+    s = line.sampling
+    assert (s.max_tokens, s.logprobs, s.n, s.json_schema, s.temperature) == (5, 3, 2, {"type": "object"}, 0.5)
+
+
+def test_changed_row_is_named(tmp_path: Path) -> None:
+    path = write(tmp_path / "a.jsonl", {"prompt": "1"}, {"prompt": "2"}, {"prompt": "3"})
+    found, index = config(str(path)), tmp_path / "index"
+    check_input(found, index_path=index)
+    assert first_changed_row(found, index) is None
+    write(path, {"prompt": "1"}, {"prompt": "two"}, {"prompt": "3"})
+    assert first_changed_row(found, index) == f"row 2 ({path}:2) is another than before"
+    write(path, {"prompt": "1"}, {"prompt": "2"})
+    assert first_changed_row(found, index) == f"rows after row 2 ({path}:2) were removed"
+    write(path, *({"prompt": str(i)} for i in range(1, 5)))
+    assert first_changed_row(found, index) == f"row 4 ({path}:4) was added"
