@@ -266,14 +266,12 @@ class ListRequest(_message.Message):
     def __init__(self, epoch: _Optional[int] = ..., states: _Optional[_Iterable[str]] = ..., limit: _Optional[int] = ...) -> None: ...
 
 class ListReply(_message.Message):
-    __slots__ = ("epoch", "runs", "objects_addr")
+    __slots__ = ("epoch", "runs")
     EPOCH_FIELD_NUMBER: _ClassVar[int]
     RUNS_FIELD_NUMBER: _ClassVar[int]
-    OBJECTS_ADDR_FIELD_NUMBER: _ClassVar[int]
     epoch: int
     runs: _containers.RepeatedCompositeFieldContainer[RunStatus]
-    objects_addr: str
-    def __init__(self, epoch: _Optional[int] = ..., runs: _Optional[_Iterable[_Union[RunStatus, _Mapping]]] = ..., objects_addr: _Optional[str] = ...) -> None: ...
+    def __init__(self, epoch: _Optional[int] = ..., runs: _Optional[_Iterable[_Union[RunStatus, _Mapping]]] = ...) -> None: ...
 
 class CommandRequest(_message.Message):
     __slots__ = ("epoch", "run_id", "verb", "reason", "priority")
