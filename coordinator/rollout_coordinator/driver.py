@@ -1,0 +1,319 @@
+"""The one task that owns the core: gather events, step, commit, and only then send.
+
+The duties of a step are listed in core/step.py. This file is where they are kept: nothing leaves the coordinator
+before it is on disk, and when a commit fails the core is thrown away and rebuilt from the ledger.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Protocol, TypeVar
+
+import structlog
+from rollout.model.errors import FencedError, NotLeaderError, StorageError, StorageFullError, UnavailableError
+
+from rollout_coordinator.clock import Clock
+from rollout_coordinator.core.events import Event, Now, Tick, WorkerBeat
+from rollout_coordinator.core.step import (
+    Load,
+    LoadIds,
+    LoadItems,
+    LoadPending,
+    Reply,
+    Send,
+    Snapshot,
+    Step,
+)
+from rollout_coordinator.core.views import RunView, WorkerView
+from rollout_coordinator.event_queue import EventQueue
+from rollout_coordinator.http.metrics import Metrics
+from rollout_coordinator.ledger.port import Fence, Ledger
+
+log = structlog.get_logger()
+T = TypeVar("T")
+
+
+class CoreLike(Protocol):
+    """What the driver and the services use of `core.Core`."""
+
+    def handle(self, events: list[Event], now: Now) -> Step: ...
+    def run_view(self, run_id: str) -> RunView | None: ...
+    def run_views(self) -> list[RunView]: ...
+    def worker_views(self, now: Now) -> list[WorkerView]: ...
+
+
+class Tenure(Protocol):
+    """What the driver needs of the lease: may it still write, and as whom."""
+
+    @property
+    def epoch(self) -> int: ...
+    def trusted(self) -> bool: ...
+
+
+@dataclass(frozen=True, slots=True)
+class DriverLimits:
+    events: int = 256
+    weight: int = 4096  # items of one transaction, about
+    linger_s: float = 0.002
+    busy_s: float = 0.005  # a step ended less than this ago: more events are probably on their way
+    replay_backoff_s: float = 0.1
+    replay_backoff_max_s: float = 2.0
+
+
+class LeaseLostError(NotLeaderError):
+    """The lease ran out while the store did not answer; this coordinator stands by again."""
+
+    code = "lease_lost"
+
+
+class Driver:
+    """`serve_as_leader` runs while the lease is held; services use `submit`, `request` and `query`."""
+
+    def __init__(
+        self,
+        *,
+        ledger: Ledger,
+        make_core: Callable[[Snapshot, Now], CoreLike],
+        clock: Clock,
+        deliver: Callable[[Send], None],
+        on_serving: Callable[[], None],
+        on_reset: Callable[[Exception], None],
+        tick_interval: float,
+        metrics: Metrics,
+        limits: DriverLimits | None = None,
+    ) -> None:
+        self._ledger = ledger
+        self._make_core = make_core
+        self._clock = clock
+        self._deliver = deliver
+        self._on_serving = on_serving
+        self._on_reset = on_reset
+        self._tick_interval = tick_interval
+        self._metrics = metrics
+        self._limits = limits or DriverLimits()
+        self._queue = EventQueue()
+        self._queue.close()
+        self._beats: dict[str, WorkerBeat] = {}
+        self._waiting: dict[int, asyncio.Future[Any]] = {}
+        self._requests = 0
+        self._loads: set[asyncio.Task[None]] = set()
+        self._core: CoreLike | None = None
+        self._batch = 0
+        self._generation = 0  # of the core; answers to loads of a discarded core are dropped
+        self._stopping = False
+        self._fault: BaseException | None = None
+
+    # ---- what the services call
+
+    @property
+    def serving(self) -> bool:
+        return self._core is not None and not self._stopping
+
+    @property
+    def queued(self) -> int:
+        return len(self._queue)
+
+    async def submit(self, event: Event) -> None:
+        """Hand the core an event; waits while the inbox is full. UnavailableError when not serving."""
+        await self._queue.put(event)
+
+    def submit_nowait(self, event: Event) -> None:
+        """As `submit`, but never waits: for small events that a closing stream leaves behind."""
+        self._queue.put_nowait(event)
+
+    async def request(self, make: Callable[[int], Event]) -> asyncio.Future[Any]:
+        """Hand the core `make(request number)`. The future is the durable reply, or raises the refusal."""
+        self._requests += 1
+        number = self._requests
+        future: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
+        self._waiting[number] = future
+        try:
+            await self._queue.put(make(number))
+        except BaseException:
+            self._waiting.pop(number, None)
+            raise
+        return future
+
+    async def query(self, read: Callable[[CoreLike, Now], T]) -> T:
+        """`read` of the core between two transactions: what it sees is durable."""
+        future: asyncio.Future[T] = asyncio.get_running_loop().create_future()
+
+        def run() -> None:
+            if future.done():
+                return
+            if self._core is None:
+                future.set_exception(UnavailableError("The coordinator is replaying its ledger; try again."))
+            else:
+                future.set_result(read(self._core, self._clock.now()))
+
+        self._queue.ask(run, future)
+        return await future
+
+    def beat(self, beat: WorkerBeat) -> None:
+        """The newest beat of each worker goes to the core with the next batch, at the latest with the next Tick."""
+        self._beats[beat.incarnation] = beat
+
+    def peek(self) -> CoreLike | None:
+        """The core while it is delivering a step: for the router, which runs inside the driver's task."""
+        return self._core
+
+    # ---- the loop
+
+    async def serve_as_leader(self, lease: Tenure) -> None:
+        """Replays and serves until `stop`. FencedError: deposed. LeaseLostError: stand by again. StorageFullError."""
+        while not self._stopping:
+            await self._replay(lease)
+            reason: Exception = NotLeaderError("This coordinator stopped serving; go to the next one.")
+            try:
+                await self._serve(lease)
+            except StorageFullError as error:
+                reason = error
+                raise
+            except StorageError as error:
+                reason = UnavailableError("The coordinator lost its store for a moment; try again.")
+                self._metrics.replays.inc()
+                log.error("storage_unavailable", error=str(error), action="discard memory, replay from the ledger")
+            finally:
+                self._reset(reason)
+
+    def stop(self) -> None:
+        """Finish the batch in hand, then return from `serve_as_leader`."""
+        self._stopping = True
+        self._queue.wake()
+
+    async def _replay(self, lease: Tenure) -> None:
+        pause = self._limits.replay_backoff_s
+        while not self._stopping:
+            if not lease.trusted():
+                raise LeaseLostError
+            try:
+                row = await self._ledger.read_lease()
+                if row is None or row.epoch != lease.epoch:
+                    raise FencedError(f"The lease is at epoch {row.epoch if row else None}, not {lease.epoch}.")
+                began = self._clock.now()
+                snapshot = await self._ledger.snapshot()
+            except StorageFullError:
+                raise
+            except StorageError as error:
+                log.warning("ledger_unreachable", error=str(error), retry_in_s=pause)
+                await asyncio.sleep(pause)
+                pause = min(pause * 2, self._limits.replay_backoff_max_s)
+                continue
+            self._batch = row.batch
+            self._generation += 1
+            now = self._clock.now()
+            self._core = self._make_core(snapshot, now)
+            self._queue.open()
+            self._metrics.replay_seconds.set(now.mono - began.mono)
+            log.info(
+                "ledger_replayed",
+                runs=len(snapshot.runs),
+                open_attempts=len(snapshot.open_attempts),
+                seconds=round(now.mono - began.mono, 3),
+            )
+            self._on_serving()
+            return
+
+    async def _serve(self, lease: Tenure) -> None:
+        wake_at = last_tick = self._clock.now().mono
+        done_at = 0.0
+        while not self._stopping:
+            if self._fault is not None:
+                fault, self._fault = self._fault, None
+                raise fault
+            if not lease.trusted():
+                raise LeaseLostError
+            now = self._clock.now().mono
+            await self._queue.wait(min(wake_at, last_tick + self._tick_interval) - now)
+            now = self._clock.now().mono
+            if now - done_at < self._limits.busy_s and self._queue.weight < self._limits.weight:
+                await asyncio.sleep(self._limits.linger_s)
+            events = self._gather(self._clock.now(), min(wake_at, last_tick + self._tick_interval))
+            if events and isinstance(events[-1], Tick):
+                last_tick = self._clock.now().mono
+            if events:
+                step = await self._step(lease, events)
+                wake_at = step.wake_at if step.wake_at is not None else float("inf")
+                if len(events) > 1 or not isinstance(events[0], Tick):
+                    done_at = self._clock.now().mono
+            for query in self._queue.take_queries():
+                query()
+
+    def _gather(self, now: Now, tick_at: float) -> list[Event]:
+        events: list[Event] = []
+        if self._beats:
+            events.extend(self._beats.values())
+            self._beats.clear()
+        events.extend(self._queue.take(self._limits.events, self._limits.weight))
+        if now.mono >= tick_at:
+            events.append(Tick())
+        return events
+
+    async def _step(self, lease: Tenure, events: list[Event]) -> Step:
+        core = self._core
+        assert core is not None
+        began = self._clock.now()
+        step = core.handle(events, began)
+        self._metrics.batch_events.observe(len(events))
+        if step.writes:
+            if not lease.trusted():
+                raise LeaseLostError
+            handled = self._clock.now().mono
+            await self._ledger.commit(Fence(lease.epoch, self._batch), step.writes)
+            self._batch += 1
+            self._metrics.committed(step.writes, handled - began.mono, self._clock.now().mono - handled)
+        for send in step.sends:
+            if isinstance(send, Reply):
+                self._answer(send)
+            else:
+                self._deliver(send)
+        for load in step.loads:
+            task = asyncio.create_task(self._load(load, self._generation))
+            self._loads.add(task)
+            task.add_done_callback(self._loads.discard)
+        return step
+
+    def _answer(self, reply: Reply) -> None:
+        future = self._waiting.pop(reply.request, None)
+        if future is None or future.done():
+            return  # the client hung up
+        if reply.error is not None:
+            future.set_exception(reply.error)
+        else:
+            future.set_result(reply.value)
+
+    async def _load(self, load: Load, generation: int) -> None:
+        """Read for the core. A failed read goes the way of a failed commit: the store does not answer."""
+        self._metrics.loads.inc()
+        try:
+            if isinstance(load, LoadPending):
+                answer: Event = await self._ledger.pending(load)
+            elif isinstance(load, LoadItems):
+                answer = await self._ledger.items(load)
+            elif isinstance(load, LoadIds):
+                answer = await self._ledger.ids(load)
+            else:
+                answer = await self._ledger.results(load)
+        except StorageError as error:
+            if generation == self._generation:
+                self._fault = error
+                self._queue.wake()
+            return
+        if generation == self._generation and self._core is not None:
+            self._queue.put_nowait(answer)
+
+    def _reset(self, error: Exception) -> None:
+        """Forget the core and everybody who waits for it. They come back and find what the ledger says."""
+        self._core = None
+        self._generation += 1
+        self._fault = None
+        self._beats.clear()
+        self._queue.close(error)
+        waiting, self._waiting = self._waiting, {}
+        for future in waiting.values():
+            if not future.done():
+                future.set_exception(error)
+                future.exception()  # retrieved: a client that hung up must not leave a warning behind
+        self._on_reset(error)

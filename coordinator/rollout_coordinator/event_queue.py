@@ -1,0 +1,155 @@
+"""The driver's inbox: bounded by weight, in two lanes: a flood of submits neither fills memory nor delays workers."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Callable
+from typing import Any
+
+from rollout.model.errors import UnavailableError
+from rollout.model.item import Blob
+
+from rollout_coordinator.core.events import Event, SubmitItems, SubmitOpen, SubmitSeal, WorkerResults, WorkerSpawn
+
+Query = Callable[[], None]
+"""A read of the core, run by the driver between two transactions, so that it never shows what is not durable."""
+
+BYTES_PER_UNIT = 256
+"""Inline bytes that weigh as much as one item."""
+
+_SUBMITS = (SubmitOpen, SubmitItems, SubmitSeal)  # one lane, so that they stay in order
+
+
+def _inline(blobs: list[Blob]) -> int:
+    return sum(len(b) for b in blobs if isinstance(b, bytes))
+
+
+def weight_of(event: Event) -> int:
+    """Items, or inline bytes / 256 where that is more."""
+    if isinstance(event, SubmitItems | WorkerSpawn):
+        return max(1, len(event.ids), _inline(event.payloads) // BYTES_PER_UNIT)
+    if isinstance(event, WorkerResults):
+        return max(1, sum(max(len(g.seq), _inline(g.data) // BYTES_PER_UNIT) for g in event.groups))
+    return 1
+
+
+class _Lane:
+    __slots__ = ("entries", "limit", "waiters", "weight")
+
+    def __init__(self, limit: int) -> None:
+        self.entries: deque[tuple[int, Event]] = deque()
+        self.weight = 0
+        self.limit = limit
+        self.waiters: deque[asyncio.Future[None]] = deque()
+
+    def take(self, into: list[Event], count: int, weight: int) -> tuple[int, int]:
+        taken = 0
+        while self.entries and count > 0 and (taken == 0 or taken + self.entries[0][0] <= weight):
+            size, event = self.entries.popleft()
+            into.append(event)
+            taken += size
+            count -= 1
+        self.weight -= taken
+        while self.waiters and self.weight < self.limit:
+            waiter = self.waiters.popleft()
+            if not waiter.done():
+                waiter.set_result(None)
+                break  # each admitted sender wakes the next one
+        return taken, count
+
+
+class EventQueue:
+    """`put` waits while its lane is full: its caller stops reading, and HTTP/2 flow control slows the peer."""
+
+    def __init__(self, limit: int = 32_768) -> None:
+        self._workers = _Lane(limit)
+        self._clients = _Lane(limit)
+        self._queries: list[tuple[Query, asyncio.Future[Any]]] = []
+        self._ready = asyncio.Event()
+        self._closed: Exception | None = None
+
+    @property
+    def weight(self) -> int:
+        return self._workers.weight + self._clients.weight
+
+    def __len__(self) -> int:
+        return len(self._workers.entries) + len(self._clients.entries)
+
+    async def put(self, event: Event) -> None:
+        """UnavailableError while the queue is closed, also for those who waited."""
+        lane = self._clients if isinstance(event, _SUBMITS) else self._workers
+        while lane.weight >= lane.limit:
+            self._check()
+            waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+            lane.waiters.append(waiter)
+            await waiter
+        self.put_nowait(event)
+        if lane.waiters and lane.weight < lane.limit:
+            waiter = lane.waiters.popleft()
+            if not waiter.done():
+                waiter.set_result(None)
+
+    def put_nowait(self, event: Event) -> None:
+        self._check()
+        lane = self._clients if isinstance(event, _SUBMITS) else self._workers
+        size = weight_of(event)
+        lane.entries.append((size, event))
+        lane.weight += size
+        self._ready.set()
+
+    def ask(self, query: Query, answer: asyncio.Future[Any]) -> None:
+        """Queue a read; `answer` fails when the queue closes first."""
+        self._check()
+        self._queries.append((query, answer))
+        self._ready.set()
+
+    def wake(self) -> None:
+        self._ready.set()
+
+    def _check(self) -> None:
+        if self._closed is not None:
+            raise self._closed
+
+    def take(self, count: int, weight: int) -> list[Event]:
+        """Up to `count` events: workers' first, at most three quarters of `weight`, then clients'."""
+        events: list[Event] = []
+        used, count = self._workers.take(events, count, weight * 3 // 4)
+        self._clients.take(events, max(count, 1), weight - used)
+        if not self._workers.entries and not self._clients.entries and not self._queries:
+            self._ready.clear()
+        return events
+
+    def take_queries(self) -> list[Query]:
+        queries, self._queries = self._queries, []
+        return [query for query, _ in queries]
+
+    async def wait(self, timeout: float) -> None:
+        """Until something is there or `timeout` seconds passed."""
+        if self._ready.is_set():
+            return
+        loop = asyncio.get_running_loop()
+        handle = loop.call_later(max(timeout, 0.0), self._ready.set)
+        try:
+            await self._ready.wait()
+        finally:
+            handle.cancel()
+
+    def close(self, error: Exception | None = None) -> None:
+        """Drops what is queued and refuses more until `open`."""
+        self._closed = error or UnavailableError("The coordinator is not serving at present; try again.")
+        for lane in (self._workers, self._clients):
+            lane.entries.clear()
+            lane.weight = 0
+            for waiter in lane.waiters:
+                if not waiter.done():
+                    waiter.set_exception(self._closed)
+            lane.waiters.clear()
+        for _, answer in self._queries:
+            if not answer.done():
+                answer.set_exception(self._closed)
+        self._queries.clear()
+        self._ready.set()
+
+    def open(self) -> None:
+        self._closed = None

@@ -1,0 +1,134 @@
+"""What this coordinator is at the moment, and the gate that every call passes: leader, epoch, identity."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from enum import StrEnum
+from typing import Any, NoReturn, Protocol
+
+import grpc
+import structlog
+from google.protobuf.message import DecodeError
+from rollout.model.errors import AuthError, NotLeaderError, ProtocolError, RolloutError, UnavailableError
+from rollout.security.roles import Peer, Role, require
+from rollout.wire.errors import abort
+
+from rollout_coordinator.clock import Clock
+from rollout_coordinator.http.metrics import Metrics
+
+log = structlog.get_logger()
+
+
+class Part(StrEnum):
+    STANDBY = "standby"
+    REPLAYING = "replaying"  # holds the lease, reads the ledger
+    LEADER = "leader"
+    STOPPED = "stopped"
+
+
+class Leadership:
+    """One instance a process. `changed` callbacks run on every change of part."""
+
+    def __init__(self) -> None:
+        self.part = Part.STANDBY
+        self.epoch = 0
+        self.leader_address = ""  # of another coordinator, as last read from the lease
+        self.suspect: Callable[[int], None] = lambda epoch: None
+
+    @property
+    def leading(self) -> bool:
+        return self.part is Part.LEADER
+
+    def refusal(self) -> RolloutError | None:
+        """Why calls are refused at present; None while serving."""
+        if self.part is Part.LEADER:
+            return None
+        if self.part is Part.REPLAYING:
+            return UnavailableError("The coordinator is replaying its ledger; try again in a moment.")
+        return NotLeaderError("This coordinator is not the leader.", leader=self.leader_address)
+
+
+class Stamped(Protocol):
+    @property
+    def epoch(self) -> int: ...
+    def HasField(self, field_name: Any) -> bool: ...
+
+
+class Gate:
+    """Checks of every RPC, and the one place where an error becomes a gRPC status."""
+
+    def __init__(
+        self, leadership: Leadership, metrics: Metrics, clock: Clock, is_revoked: Callable[[str], bool]
+    ) -> None:
+        self._leadership = leadership
+        self._metrics = metrics
+        self._clock = clock
+        self._is_revoked = is_revoked
+
+    @property
+    def epoch(self) -> int:
+        return self._leadership.epoch
+
+    def check(self, message: Stamped) -> None:
+        """ProtocolError without an epoch; NotLeaderError when the sender has seen a newer leader."""
+        refusal = self._leadership.refusal()
+        if refusal is not None:
+            raise refusal
+        if not message.HasField("epoch"):
+            raise ProtocolError(f"{type(message).__name__} carries no epoch.")
+        if message.epoch > self._leadership.epoch:
+            self._leadership.suspect(message.epoch)
+            raise NotLeaderError(
+                f"The sender has seen epoch {message.epoch}, this coordinator is at {self._leadership.epoch}."
+            )
+
+    def peer(self, context: Any, *roles: Role, id: str | None = None) -> Peer:
+        """The caller's identity. AuthError for another role, another id or a revoked host."""
+        peer = require(context, *roles, id=id)
+        self.check_host(peer)
+        return peer
+
+    def check_host(self, peer: Peer) -> None:
+        """Streams live long, so this is asked again while they are open. AuthError: revoked, or expired meanwhile."""
+        if peer.not_after * 1000 < self._clock.now().wall_ms:
+            raise AuthError("The certificate of this stream has expired; renew it and connect again.")
+        if peer.host_id and self._is_revoked(peer.host_id):
+            raise AuthError(f"Host {peer.host_id} was revoked; join it again with a new token.")
+
+    @asynccontextmanager
+    async def answering(self, context: Any) -> AsyncIterator[None]:
+        """Ends the call with the status of a RolloutError raised inside."""
+        try:
+            yield
+        except DecodeError as error:
+            await self._refuse(context, ProtocolError(f"Not a message of this protocol: {error}"))
+        except RolloutError as error:
+            await self._refuse(context, error)
+
+    async def _refuse(self, context: Any, error: RolloutError) -> NoReturn:
+        self._metrics.refused.labels(error.code).inc()
+        await abort(context, error)
+
+
+class StandbyInterceptor(grpc.aio.ServerInterceptor):
+    """A coordinator that does not serve answers every call at once, before it reads a message."""
+
+    def __init__(self, leadership: Leadership) -> None:
+        self._leadership = leadership
+
+    async def intercept_service(self, continuation: Any, handler_call_details: grpc.HandlerCallDetails) -> Any:
+        refusal = self._leadership.refusal()
+        if refusal is None:
+            return await continuation(handler_call_details)
+
+        async def refuse(request_iterator: Any, context: Any) -> None:
+            await abort(context, refusal)
+
+        return grpc.stream_stream_rpc_method_handler(refuse)
+
+
+async def read(context: Any) -> Any | None:
+    """The next frame of a stream; None at its end. ProtocolError for bytes that are no message."""
+    frame = await context.read()
+    return None if frame is grpc.aio.EOF else frame

@@ -1,0 +1,143 @@
+"""Starts and supervises the objects server: its own process, so that gigabytes never delay a beat."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import sys
+from collections.abc import Callable
+from typing import Any, cast
+
+import structlog
+from rollout.config.settings import CoordinatorSettings
+from rollout.model.errors import ConfigError, UnavailableError
+
+from rollout_coordinator.clock import Clock
+
+log = structlog.get_logger()
+
+READY_LIMIT_S = 60.0
+STOP_LIMIT_S = 5.0
+BACKOFF_S = 0.2
+BACKOFF_MAX_S = 10.0
+STEADY_S = 30.0  # having run this long, the next death starts with a short pause again
+
+
+class ObjectsChild:
+    """`start` returns once it listens; after that a dead server is started again on the same address."""
+
+    def __init__(self, settings: CoordinatorSettings, clock: Clock, on_addr: Callable[[str], None]) -> None:
+        self._settings = settings
+        self._clock = clock
+        self._on_addr = on_addr
+        self._process: asyncio.subprocess.Process | None = None
+        self._supervisor: asyncio.Task[None] | None = None
+        self._listen = settings.objects.listen_addr
+        self._epoch = 0
+        self._stopping = False
+        self.addr = ""
+
+    @property
+    def pid(self) -> int | None:
+        return self._process.pid if self._process is not None else None
+
+    async def start(self) -> None:
+        """ConfigError or UnavailableError when it does not come up."""
+        await self._spawn()
+        self._supervisor = asyncio.create_task(self._supervise())
+
+    def set_epoch(self, epoch: int) -> None:
+        """Tell it of a new epoch."""
+        self._epoch = max(epoch, self._epoch)
+        self._write({"epoch": self._epoch})
+
+    async def stop(self) -> None:
+        """Closes its stdin, which ends it; kills it if that takes long."""
+        self._stopping = True
+        if self._supervisor is not None:
+            self._supervisor.cancel()
+            await asyncio.gather(self._supervisor, return_exceptions=True)
+        if self._process is not None:
+            await self._end(self._process)
+
+    def _write(self, message: dict[str, Any]) -> None:
+        if self._process is not None and self._process.stdin is not None and not self._process.stdin.is_closing():
+            self._process.stdin.write(json.dumps(message).encode() + b"\n")
+
+    async def _spawn(self) -> None:
+        objects = self._settings.objects.model_dump() | {"listen_addr": self._listen}
+        self._process = await asyncio.create_subprocess_exec(
+            sys.executable,
+            "-m",
+            "rollout_coordinator.objects_server",
+            stdin=asyncio.subprocess.PIPE,
+            stdout=asyncio.subprocess.PIPE,
+        )
+        try:
+            self._write(
+                {
+                    "objects": objects,
+                    "storage": self._settings.storage.model_dump(),
+                    "transport": self._settings.transport.model_dump(),
+                    "incarnation": self._clock.ulid(),
+                    "epoch": self._epoch,
+                }
+            )
+            assert self._process.stdout is not None
+            line = await asyncio.wait_for(self._process.stdout.readline(), READY_LIMIT_S)
+            message = _message(line)
+            if message.get("event") != "objects_ready":
+                text = str(message.get("message") or "it ended before it was ready; its log says why")
+                kind = ConfigError if message.get("code") == ConfigError.code else UnavailableError
+                raise kind(f"The objects server did not start: {text}")
+        except TimeoutError as error:
+            await self._end(self._process)
+            raise UnavailableError(f"The objects server was not ready within {READY_LIMIT_S:g} s.") from error
+        except BaseException:
+            await self._end(self._process)
+            raise
+        self.addr = str(message["addr"])
+        if not self._listen or self._listen.endswith(":0"):
+            # Workers keep the address: a restarted server listens where the first one did.
+            host = (self._listen or self._settings.transport.listen_addr).rpartition(":")[0]
+            self._listen = f"{host}:{self.addr.rpartition(':')[2]}"
+        self._on_addr(self.addr)
+
+    async def _supervise(self) -> None:
+        pause = BACKOFF_S
+        while True:
+            assert self._process is not None
+            began = self._clock.now().mono
+            code = await self._process.wait()
+            if self._clock.now().mono - began > STEADY_S:
+                pause = BACKOFF_S
+            log.error("objects_server_died", code=code, restart_in_s=pause)
+            while True:
+                await asyncio.sleep(pause)
+                pause = min(pause * 2, BACKOFF_MAX_S)
+                try:
+                    await self._spawn()
+                except (UnavailableError, ConfigError) as error:
+                    log.error("objects_server_not_started", error=str(error), retry_in_s=pause)
+                else:
+                    log.info("objects_server_restarted", addr=self.addr)
+                    break
+
+    async def _end(self, process: asyncio.subprocess.Process) -> None:
+        if process.stdin is not None:
+            process.stdin.close()
+        with contextlib.suppress(TimeoutError, ProcessLookupError):
+            await asyncio.wait_for(process.wait(), STOP_LIMIT_S)
+        if process.returncode is None:
+            with contextlib.suppress(ProcessLookupError):
+                process.kill()
+            await process.wait()
+
+
+def _message(line: bytes) -> dict[str, Any]:
+    try:
+        value: Any = json.loads(line)
+    except ValueError:
+        return {}
+    return cast("dict[str, Any]", value) if isinstance(value, dict) else {}

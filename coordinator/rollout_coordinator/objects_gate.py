@@ -1,0 +1,83 @@
+"""Results that refer to objects are accepted only when those objects are durable."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Iterable
+
+import structlog
+from rollout.model.errors import InputError, StorageError, UnavailableError
+from rollout.model.item import Failure, ObjectSlice, Outcome
+from rollout.objects.port import ObjectStore
+
+from rollout_coordinator.core.events import WorkerResults
+
+log = structlog.get_logger()
+
+KNOWN_MAX = 100_000
+OBJECT_MISSING = "object_missing"
+
+
+class ObjectsGate:
+    """Asks the store once per object. Deleted ids are forgotten by `forget`."""
+
+    def __init__(self, store: ObjectStore) -> None:
+        self._store = store
+        self._known: OrderedDict[bytes, None] = OrderedDict()
+
+    async def missing(self, ids: Iterable[bytes]) -> set[bytes]:
+        """Those that are not in the store. UnavailableError when it does not answer."""
+        unknown: list[bytes] = []
+        for object_id in set(ids):
+            if object_id in self._known:
+                self._known.move_to_end(object_id)
+            else:
+                unknown.append(object_id)
+        if not unknown:
+            return set()
+        try:
+            found = await self._store.has(unknown)
+        except StorageError as error:
+            raise UnavailableError(f"The object store does not answer: {error}") from error
+        for object_id, there in zip(unknown, found, strict=True):
+            if there:
+                self._known[object_id] = None
+        while len(self._known) > KNOWN_MAX:
+            self._known.popitem(last=False)
+        return {o for o, there in zip(unknown, found, strict=True) if not there}
+
+    def forget(self, ids: Iterable[bytes]) -> None:
+        for object_id in ids:
+            self._known.pop(object_id, None)
+
+    async def check_payloads(self, ids: set[bytes]) -> None:
+        """InputError naming the first object that is not there."""
+        if not ids:
+            return
+        missing = await self.missing(ids)
+        if missing:
+            first = min(missing).hex()
+            raise InputError(
+                f"{len(missing)} object(s) that payloads refer to are not in the object store, the first is {first}: "
+                "upload objects before the items that refer to them"
+            )
+
+    async def check_results(self, event: WorkerResults) -> None:
+        """Turn each result whose object is missing into a retryable failure, in place."""
+        ids = {b.object_id for g in event.groups for b in g.data if isinstance(b, ObjectSlice)}
+        if not ids:
+            return
+        missing = await self.missing(ids)
+        if not missing:
+            return
+        log.warning("object_missing", session=event.session, objects=len(missing), first=min(missing).hex())
+        for group in event.groups:
+            for index, blob in enumerate(group.data):
+                if isinstance(blob, ObjectSlice) and blob.object_id in missing:
+                    outcomes = group.outcome or [Outcome.DONE] * len(group.seq)
+                    outcomes[index] = Outcome.FAILED
+                    group.outcome = outcomes
+                    group.data[index] = b""
+                    group.failures[index] = Failure(
+                        OBJECT_MISSING, f"The result's object {blob.object_id.hex()} was never stored.", retryable=True
+                    )

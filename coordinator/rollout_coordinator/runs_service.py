@@ -1,0 +1,293 @@
+"""What clients call: submit and seal, watch the commit log, commands, lists."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import structlog
+from rollout.model.errors import InputError, NotFoundError, ProtocolError, RolloutError
+from rollout.model.ids import check_ulid, is_ulid
+from rollout.model.run import ENDED
+from rollout.objects.port import ObjectStore
+from rollout.security.roles import Role
+from rollout.wire.codec import item_batch_from_wire, run_spec_from_wire
+from rollout.wire.v1 import runs_pb2, runs_pb2_grpc
+
+from rollout_coordinator.clock import Clock
+from rollout_coordinator.core.events import RunCommand, RunDelete, SubmitItems, SubmitOpen, SubmitSeal, WorkerCommand
+from rollout_coordinator.core.step import SubmitReply
+from rollout_coordinator.driver import Driver
+from rollout_coordinator.leadership import Gate, read
+from rollout_coordinator.ledger.port import Ledger
+from rollout_coordinator.objects_gate import ObjectsGate
+from rollout_coordinator.run_views import RunViews
+from rollout_coordinator.runs_codec import (
+    CONFIG_MAX,
+    check_items,
+    commit_frames,
+    status_to_wire,
+    worker_row_to_wire,
+    worker_to_wire,
+)
+from rollout_coordinator.watchers import Watch, Watchers
+
+log = structlog.get_logger()
+
+WINDOW = 32  # batches of one Submit stream that wait for their commit
+PAGE_ROWS = 4096
+PAGE_BYTES = 800 << 10
+STATUS_INTERVAL_S = 1.0
+BURST_PAUSE_S = 0.02  # a watcher that is up to date reads again at most this often
+LIST_MAX = 1000
+VERBS = ("pause", "resume", "kill", "continue", "priority")
+WORKER_VERBS = ("drain", "reload", "log-level")
+
+
+class RunsService(runs_pb2_grpc.RunsServicer):
+    def __init__(
+        self,
+        *,
+        gate: Gate,
+        driver: Driver,
+        ledger: Ledger,
+        views: RunViews,
+        watchers: Watchers,
+        objects: ObjectsGate,
+        store: ObjectStore,
+        clock: Clock,
+        advertise: str,
+    ) -> None:
+        self._gate = gate
+        self._driver = driver
+        self._ledger = ledger
+        self._views = views
+        self._watchers = watchers
+        self._objects = objects
+        self._store = store
+        self._clock = clock
+        self._advertise = advertise
+        self.objects_addr = ""
+
+    def _admit(self, request: Any, context: Any) -> None:
+        self._gate.check(request)
+        self._gate.peer(context, Role.OPERATOR)
+
+    # ---- submit
+
+    async def Submit(self, request_iterator: Any, context: Any) -> None:
+        async with self._gate.answering(context):
+            first: runs_pb2.SubmitUp | None = await read(context)
+            if first is None or first.WhichOneof("body") != "open":
+                raise ProtocolError("The first frame of Submit must open the run.")
+            self._admit(first, context)
+            run_id = await self._open(first.open, context)
+            replies: asyncio.Queue[asyncio.Future[SubmitReply] | None] = asyncio.Queue(WINDOW)
+            reader = asyncio.create_task(self._read_batches(run_id, replies, context))
+            try:
+                await self._write_replies(replies, context)
+                await reader
+            finally:
+                reader.cancel()
+                await asyncio.gather(reader, return_exceptions=True)
+
+    async def _open(self, wire: runs_pb2.RunSpec, context: Any) -> str:
+        if len(wire.config) > CONFIG_MAX:
+            raise InputError(
+                f"The run's configuration has {len(wire.config)} bytes, the limit is {CONFIG_MAX}: put large parts into "
+                "objects."
+            )
+        spec = run_spec_from_wire(wire)
+        check_ulid(spec.run_id, "run_id")
+        reply: SubmitReply = await (await self._driver.request(lambda n: SubmitOpen(n, spec)))
+        view = await self._views.get(spec.run_id)
+        await context.write(
+            runs_pb2.SubmitDown(
+                epoch=self._gate.epoch,
+                durable=reply.durable,
+                sealed=reply.sealed,
+                status=status_to_wire(view),
+                objects_addr=self.objects_addr,
+            )
+        )
+        return spec.run_id
+
+    async def _read_batches(
+        self, run_id: str, replies: asyncio.Queue[asyncio.Future[SubmitReply] | None], context: Any
+    ) -> None:
+        """Feeds batches to the driver; the bounded queue of replies is the client's window."""
+        try:
+            while (frame := await read(context)) is not None:
+                self._gate.check(frame)
+                await replies.put(await self._submit(run_id, frame))
+        except RolloutError as error:
+            failed: asyncio.Future[SubmitReply] = asyncio.get_running_loop().create_future()
+            failed.set_exception(error)
+            failed.exception()
+            await replies.put(failed)  # after the replies of the batches before it
+            return
+        await replies.put(None)
+
+    async def _submit(self, run_id: str, frame: runs_pb2.SubmitUp) -> asyncio.Future[SubmitReply]:
+        kind = frame.WhichOneof("body")
+        if kind == "items":
+            first_seq, ids, payloads, specs, index = item_batch_from_wire(frame.items)
+            await self._objects.check_payloads(check_items(ids, payloads, first_seq))
+            return await self._driver.request(lambda n: SubmitItems(n, run_id, first_seq, ids, payloads, specs, index))
+        if kind == "seal":
+            return await self._driver.request(lambda n: SubmitSeal(n, run_id, frame.seal.count))
+        raise ProtocolError(f"Submit: expected items or seal, got {kind}.")
+
+    async def _write_replies(self, replies: asyncio.Queue[asyncio.Future[SubmitReply] | None], context: Any) -> None:
+        carried: asyncio.Future[SubmitReply] | None = None
+        while (future := carried or await replies.get()) is not None:
+            carried = None
+            reply = await future
+            ended = False
+            while not replies.empty() and carried is None:  # the newest of those that are ready says it all
+                following = replies.get_nowait()
+                if following is None:
+                    ended = True
+                    break
+                if following.done():
+                    reply = following.result()
+                else:
+                    carried = following
+            await context.write(runs_pb2.SubmitDown(epoch=self._gate.epoch, durable=reply.durable, sealed=reply.sealed))
+            if ended:
+                return
+
+    # ---- watch
+
+    async def Watch(self, request: runs_pb2.WatchRequest, context: Any) -> None:
+        async with self._gate.answering(context):
+            self._admit(request, context)
+            view = await self._views.get(request.run_id)
+            if request.cursor > view.cursor:
+                raise InputError(
+                    f"Cursor {request.cursor} is past the commit log of run {request.run_id}, which has {view.cursor} "
+                    "entries: the cursor belongs to another run or database."
+                )
+            watch = self._watchers.add(request.run_id)
+            try:
+                await self._follow(request, watch, context)
+            finally:
+                self._watchers.remove(request.run_id, watch)
+
+    async def _follow(self, request: runs_pb2.WatchRequest, watch: Watch, context: Any) -> None:
+        cursor = request.cursor
+        told_at = float("-inf")
+        while True:
+            await watch.wait(STATUS_INTERVAL_S)
+            # A view may be shared for less than this pause, so it is never older than the move that woke us.
+            await asyncio.sleep(BURST_PAUSE_S)
+            view = await self._views.get(request.run_id, max_age=BURST_PAUSE_S / 2)
+            if not request.status_only:
+                cursor = await self._pages(request, view.root_log, cursor, context)
+            ended = view.state in ENDED
+            now = self._clock.now().mono
+            if ended or now - told_at >= STATUS_INTERVAL_S:
+                told_at = now
+                await context.write(runs_pb2.WatchDown(epoch=self._gate.epoch, status=status_to_wire(view)))
+            if ended:
+                return
+
+    async def _pages(self, request: runs_pb2.WatchRequest, root_log: int, cursor: int, context: Any) -> int:
+        """Everything from `cursor` to the end of the commit log; the new cursor."""
+        while True:
+            page = await self._ledger.commit_log(root_log, cursor, PAGE_ROWS, PAGE_BYTES, request.payloads)
+            if not page.seq:
+                return cursor
+            for batch in commit_frames(page):
+                await context.write(runs_pb2.WatchDown(epoch=self._gate.epoch, batch=batch))
+            cursor += len(page.seq)
+
+    # ---- unary
+
+    async def Get(self, request: runs_pb2.RunRequest, context: Any) -> runs_pb2.RunReply:
+        async with self._gate.answering(context):
+            self._admit(request, context)
+            return await self._reply(request.run_id)
+        raise AssertionError
+
+    async def _reply(self, run_id: str) -> runs_pb2.RunReply:
+        view = await self._views.get(run_id)
+        return runs_pb2.RunReply(epoch=self._gate.epoch, status=status_to_wire(view), objects_addr=self.objects_addr)
+
+    async def List(self, request: runs_pb2.ListRequest, context: Any) -> runs_pb2.ListReply:
+        async with self._gate.answering(context):
+            self._admit(request, context)
+            views = await self._views.newest(tuple(request.states), min(request.limit or 100, LIST_MAX))
+            return runs_pb2.ListReply(epoch=self._gate.epoch, runs=[status_to_wire(v) for v in views])
+        raise AssertionError
+
+    async def Command(self, request: runs_pb2.CommandRequest, context: Any) -> runs_pb2.RunReply:
+        async with self._gate.answering(context):
+            self._admit(request, context)
+            if request.verb not in VERBS:
+                raise InputError(f"Unknown verb {request.verb!r}; there are {', '.join(VERBS)}.")
+            await self._views.get(request.run_id)
+            await (
+                await self._driver.request(
+                    lambda n: RunCommand(n, request.run_id, request.verb, request.reason, request.priority)
+                )
+            )
+            return await self._reply(request.run_id)
+        raise AssertionError
+
+    async def Delete(self, request: runs_pb2.RunRequest, context: Any) -> runs_pb2.DeleteReply:
+        async with self._gate.answering(context):
+            self._admit(request, context)
+            view = await self._views.get(request.run_id)
+            objects = await self._ledger.run_objects(request.run_id)
+            await (await self._driver.request(lambda n: RunDelete(n, request.run_id, request.force)))
+            self._views.forget(request.run_id)
+            await self._store.unpin(request.run_id)
+            freed = await self._free(objects)
+            log.info("run_deleted", run_id=request.run_id, items=view.submitted, objects_freed=freed)
+            return runs_pb2.DeleteReply(epoch=self._gate.epoch, items=view.submitted, objects_freed=freed)
+        raise AssertionError
+
+    async def _free(self, objects: set[bytes]) -> int:
+        """Deletes those that no other run refers to and nobody pins."""
+        if not objects:
+            return 0
+        pinned = await self._store.pinned(list(objects))
+        kept = pinned | await self._ledger.referenced(list(objects - pinned))
+        loose = objects - kept
+        self._objects.forget(loose)
+        return sum([await self._store.delete(object_id) for object_id in loose])
+
+    async def Workers(self, request: runs_pb2.WorkersRequest, context: Any) -> runs_pb2.WorkersReply:
+        async with self._gate.answering(context):
+            self._admit(request, context)
+            return await self._workers(all=request.all)
+        raise AssertionError
+
+    async def _workers(self, *, all: bool) -> runs_pb2.WorkersReply:
+        live = await self._views.workers()
+        reply = runs_pb2.WorkersReply(
+            epoch=self._gate.epoch, leader=self._advertise, workers=[worker_to_wire(v) for v in live]
+        )
+        if all:
+            known = {v.incarnation for v in live}
+            now_ms = self._clock.now().wall_ms
+            rows = await self._ledger.workers(LIST_MAX)
+            reply.workers.extend(worker_row_to_wire(r, now_ms) for r in rows if r.incarnation not in known)
+        return reply
+
+    async def Worker(self, request: runs_pb2.WorkerCommandRequest, context: Any) -> runs_pb2.WorkersReply:
+        async with self._gate.answering(context):
+            self._admit(request, context)
+            if request.verb not in WORKER_VERBS:
+                raise InputError(f"Unknown verb {request.verb!r}; there are {', '.join(WORKER_VERBS)}.")
+            if not is_ulid(request.incarnation):
+                raise NotFoundError(
+                    f"There is no worker {request.incarnation!r}; `rollout workers` shows those that are."
+                )
+            future = await self._driver.request(
+                lambda n: WorkerCommand(n, request.incarnation, request.verb, request.argument)
+            )
+            await future
+            return await self._workers(all=False)
+        raise AssertionError

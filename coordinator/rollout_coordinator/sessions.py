@@ -1,0 +1,166 @@
+"""Where the driver's sends go: Work streams, Control streams, watchers and the log."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import structlog
+from rollout.model.errors import ConflictError, RolloutError, UnavailableError
+from rollout.model.run import RunSpec
+
+from rollout_coordinator.core.step import (
+    CloseSession,
+    Emit,
+    RunMoved,
+    Send,
+    SendAssign,
+    SendControl,
+    SendRunEnded,
+)
+from rollout_coordinator.core.views import RunView
+from rollout_coordinator.watchers import Watchers
+
+log = structlog.get_logger()
+
+OUTBOX_MAX = 10_000
+"""Sends a worker may leave unread before its stream is closed; credit keeps honest workers far below."""
+
+
+class Outbox:
+    """Sends for one stream, in order. The driver puts without waiting; the stream's writer takes."""
+
+    def __init__(self) -> None:
+        self._sends: deque[Any] = deque()
+        self._ready = asyncio.Event()
+        self.closed: RolloutError | None = None
+
+    def put(self, send: Any) -> None:
+        if self.closed is None:
+            self._sends.append(send)
+            if len(self._sends) > OUTBOX_MAX:
+                self.close(UnavailableError("This worker does not read its stream; open a new one."))
+            self._ready.set()
+
+    def close(self, error: RolloutError) -> None:
+        """What is queued is still sent, then the stream ends with `error`."""
+        if self.closed is None:
+            self.closed = error
+            self._ready.set()
+
+    async def take(self) -> Any | None:
+        """The next send; None once closed and empty."""
+        while not self._sends:
+            if self.closed is not None:
+                return None
+            self._ready.clear()
+            await self._ready.wait()
+        return self._sends.popleft()
+
+
+@dataclass(slots=True)
+class AssignWithRuns:
+    """An assignment and the runs whose configuration this session has not been given yet."""
+
+    send: SendAssign
+    runs: dict[str, RunSpec]
+
+
+class Session:
+    """One open Work stream."""
+
+    def __init__(self, session: str, incarnation: str) -> None:
+        self.id = session
+        self.incarnation = incarnation
+        self.outbox = Outbox()
+        self.known_runs: set[str] = set()  # runs whose configuration was put on this session's outbox
+
+
+class Router:
+    """`deliver` runs inside the driver's task, after the commit, and never waits."""
+
+    def __init__(self, watchers: Watchers) -> None:
+        self._sessions: dict[str, Session] = {}
+        self._incarnations: dict[str, Session] = {}  # the newest of each worker
+        self._controls: dict[str, Outbox] = {}
+        self._watchers = watchers
+        self.find_run: Callable[[str], RunView | None] = lambda run_id: None
+
+    @property
+    def open_sessions(self) -> int:
+        return len(self._sessions)
+
+    def has_worker(self, incarnation: str) -> bool:
+        """Whether a Work stream of this incarnation is open."""
+        return incarnation in self._incarnations
+
+    def register(self, session: Session) -> None:
+        if session.id in self._sessions:
+            raise ConflictError(f"Session {session.id} is open already; make a fresh ULID for each stream.")
+        self._sessions[session.id] = session
+        self._incarnations[session.incarnation] = session
+
+    def unregister(self, session: Session) -> None:
+        if self._sessions.get(session.id) is session:
+            del self._sessions[session.id]
+        if self._incarnations.get(session.incarnation) is session:
+            del self._incarnations[session.incarnation]
+
+    def subscribe(self, incarnation: str, outbox: Outbox) -> None:
+        """The newest Control stream of a worker replaces the one before."""
+        before = self._controls.get(incarnation)
+        if before is not None:
+            before.close(ConflictError("A newer Control stream of this worker replaced this one."))
+        self._controls[incarnation] = outbox
+
+    def unsubscribe(self, incarnation: str, outbox: Outbox) -> None:
+        if self._controls.get(incarnation) is outbox:
+            del self._controls[incarnation]
+
+    def close_all(self, error: RolloutError) -> None:
+        """The core is gone: every stream ends, workers and watchers come back."""
+        for session in list(self._sessions.values()):
+            session.outbox.close(error)
+        for outbox in list(self._controls.values()):
+            outbox.close(error)
+        self._watchers.wake_all()
+
+    def deliver(self, send: Send) -> None:
+        if isinstance(send, RunMoved):
+            self._watchers.moved(send.run_id)
+        elif isinstance(send, Emit):
+            emit(send)
+        elif isinstance(send, SendControl):
+            outbox = self._controls.get(send.incarnation)
+            if outbox is not None:
+                outbox.put(send)
+        else:
+            session = self._sessions.get(getattr(send, "session", ""))
+            if session is None:
+                return  # the stream broke meanwhile; Hello reconciles
+            if isinstance(send, CloseSession):
+                session.outbox.close(send.error)
+                return
+            if isinstance(send, SendAssign):
+                session.outbox.put(self._with_runs(session, send))
+                return
+            if isinstance(send, SendRunEnded):
+                session.known_runs.discard(send.run_id)
+            session.outbox.put(send)
+
+    def _with_runs(self, session: Session, send: SendAssign) -> AssignWithRuns:
+        runs: dict[str, RunSpec] = {}
+        for group in send.groups:
+            if group.run_id not in session.known_runs:
+                view = self.find_run(group.run_id)
+                if view is not None:
+                    runs[group.run_id] = view.spec
+                    session.known_runs.add(group.run_id)
+        return AssignWithRuns(send, runs)
+
+
+def emit(send: Emit) -> None:
+    getattr(log, send.level, log.info)(send.event, **send.fields)

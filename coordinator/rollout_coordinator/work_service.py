@@ -1,0 +1,94 @@
+"""The Work stream of a worker: frames in become events in order, sends of the core go out in order."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from typing import Any
+
+import structlog
+from rollout.model.errors import ProtocolError, RolloutError, UnavailableError
+from rollout.model.ids import is_ulid
+from rollout.security.roles import Peer, Role
+from rollout.wire.v1 import work_pb2, work_pb2_grpc
+
+from rollout_coordinator.core.events import WorkerGone, WorkerResults
+from rollout_coordinator.driver import Driver
+from rollout_coordinator.leadership import Gate, read
+from rollout_coordinator.objects_gate import ObjectsGate
+from rollout_coordinator.sessions import Router, Session
+from rollout_coordinator.work_codec import down_frames, event_objects, hello_event, up_event
+
+log = structlog.get_logger()
+
+
+class WorkService(work_pb2_grpc.WorkServicer):
+    """One coroutine reads (and so feels the driver's backpressure), one writes; the first to end ends the call."""
+
+    def __init__(self, gate: Gate, driver: Driver, router: Router, objects: ObjectsGate, cluster: str) -> None:
+        self._gate = gate
+        self._driver = driver
+        self._router = router
+        self._objects = objects
+        self._cluster = cluster
+        self.objects_addr = ""
+
+    async def Stream(self, request_iterator: Any, context: Any) -> None:
+        async with self._gate.answering(context):
+            session, peer, first = await self._open(context)
+            self._router.register(session)
+            tasks: list[asyncio.Task[None]] = []
+            try:
+                await self._driver.submit(hello_event(first, peer.host_id))
+                tasks.append(asyncio.create_task(self._read(session, peer, context)))
+                tasks.append(asyncio.create_task(self._write(session, context)))
+                done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+                if tasks[0] in done and tasks[0].exception() is None:
+                    session.outbox.close(UnavailableError("The worker closed its stream."))
+                    await tasks[1]  # what is queued still goes out
+                    return
+                for task in done:
+                    task.result()
+                raise session.outbox.closed or UnavailableError("The stream ended.")
+            finally:
+                await self._close(session, tasks)
+
+    async def _open(self, context: Any) -> tuple[Session, Peer, work_pb2.WorkUp]:
+        first: work_pb2.WorkUp | None = await read(context)
+        if first is None:
+            raise ProtocolError("The stream ended before its Hello.")
+        self._gate.check(first)
+        if first.WhichOneof("body") != "hello":
+            raise ProtocolError(f"The first frame must be Hello, not {first.WhichOneof('body')}.")
+        if not is_ulid(first.session):
+            raise ProtocolError("Hello needs a session: a fresh ULID for each stream.")
+        peer = self._gate.peer(context, Role.WORKER, id=first.hello.incarnation)
+        return Session(first.session, first.hello.incarnation), peer, first
+
+    async def _close(self, session: Session, tasks: list[asyncio.Task[None]]) -> None:
+        self._router.unregister(session)
+        for task in tasks:
+            task.cancel()
+        with contextlib.suppress(RolloutError):  # not serving: there is nobody to tell
+            self._driver.submit_nowait(WorkerGone(session.id))
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    async def _read(self, session: Session, peer: Peer, context: Any) -> None:
+        while (frame := await read(context)) is not None:
+            self._gate.check(frame)
+            if frame.session != session.id:
+                raise ProtocolError(f"Frame of session {frame.session!r} on the stream of {session.id}.")
+            self._gate.check_host(peer)
+            event = up_event(frame)
+            if isinstance(event, WorkerResults):
+                await self._objects.check_results(event)
+            else:
+                await self._objects.check_payloads(event_objects(event))
+            await self._driver.submit(event)
+
+    async def _write(self, session: Session, context: Any) -> None:
+        while (send := await session.outbox.take()) is not None:
+            for frame in down_frames(send, self._cluster, self.objects_addr):
+                frame.epoch = self._gate.epoch
+                frame.session = session.id
+                await context.write(frame)
