@@ -60,7 +60,7 @@ def main() -> int:
         root / "batch.toml",
         {
             "model": {"uri": str(root / "model")},
-            "backend": {"kind": "transformers", "concurrency": 8},
+            "backend": {"kind": "transformers", "max_num_seqs": 8},
             "sampling": {"temperature": 0.8, "max_tokens": 48, "seed": 7},
             "input": {"glob": str(prompts)},
             "output": {"dir": str(root / "out")},
