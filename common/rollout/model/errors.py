@@ -106,6 +106,13 @@ class StorageFullError(StorageError):
     code = "storage_full"
 
 
+class TransactionConflictError(StorageError):
+    """Somebody else changed what this transaction read; nothing of it was written, run it again."""
+
+    code = "storage_conflict"
+    retryable = True
+
+
 class SchemaVersionError(StorageError):
     """The database was written by a newer version of this program."""
 

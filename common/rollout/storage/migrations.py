@@ -33,9 +33,14 @@ def tables_since(number: int, dialect: DialectName) -> list[str]:
     statements: list[str] = []
     for table in METADATA.sorted_tables:
         if table.info["since"] == number:
-            statements.append(str(CreateTable(table).compile(dialect=compiler)))
+            # The object tables may be there already: a store of objects can open the database first.
+            statements.append(str(CreateTable(table, if_not_exists=True).compile(dialect=compiler)))
         indexes = sorted(table.indexes, key=lambda index: str(index.name))
-        statements += [str(CreateIndex(i).compile(dialect=compiler)) for i in indexes if i.info["since"] == number]
+        statements += [
+            str(CreateIndex(index, if_not_exists=True).compile(dialect=compiler))
+            for index in indexes
+            if index.info["since"] == number
+        ]
     return statements
 
 

@@ -39,10 +39,21 @@ class Storage(Transaction, Protocol):
     async def close(self) -> None: ...
     async def ping(self) -> None: ...
 
+    async def revision(self) -> int:
+        """Of the newest commit. Read it, scan, then `watch(after=it)`: no change is missed."""
+        ...
+
     def transaction(self) -> AbstractAsyncContextManager[Transaction]:
-        """Commits on a clean exit, rolls back on an exception. Serializable."""
+        """Commits on a clean exit, rolls back on an exception. Serializable.
+
+        No database lock is held meanwhile: TransactionConflictError at the end when another process changed what was
+        read. Transactions of one process wait for each other instead, so keep them short and do not nest them.
+        """
         ...
 
     def watch(self, namespace: str, prefix: str = "", after: int | None = None) -> AsyncIterator[Change]:
-        """Changes after commit, never of a rolled-back transaction. SQLite: of this process; Postgres: of all."""
+        """Changes after commit, never of a rolled-back transaction; of every process on the same database.
+
+        `after` None: from the first iteration on. NotFoundError when the changes after `after` are no longer kept.
+        """
         ...

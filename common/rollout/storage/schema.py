@@ -199,7 +199,10 @@ WORKER = _table(
 Index("worker_registered", WORKER.c.registered_ms, info={"since": 1})
 
 KV = _table(
-    "kv", _key("namespace", BytewiseText), _key("key", BytewiseText), Column("value", LargeBinary, nullable=False)
+    "kv",
+    _key("namespace", BytewiseText),
+    _key("key", BytewiseText),
+    Column("value", LargeBinary, nullable=False),
 )
 
 KV_HEAD = _table("kv_head", _key("one"), _int("revision"))

@@ -81,7 +81,7 @@ class Ledger(Protocol):
         ...
 
     async def purge(self, limit: int) -> int:
-        """Remove about `limit` rows of deleted runs, in a transaction of its own; 0: nothing is left. For idle times."""
+        """Remove about `limit` rows of deleted runs, in its own transaction; 0: nothing is left. For idle times."""
         ...
 
     # reads
@@ -95,7 +95,7 @@ class Ledger(Protocol):
         ...
 
     async def run_view(self, run_id: str) -> RunView | None:
-        """An ended run, from its rows (in_flight and running are 0). Also for a run the core knows: counters as stored."""
+        """An ended run, from its rows (in_flight, running are 0). Also for a run the core knows: counters as stored."""
         ...
 
     async def run_views(self, states: tuple[str, ...], limit: int) -> list[RunView]:

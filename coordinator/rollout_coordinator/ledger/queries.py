@@ -141,6 +141,16 @@ LOG_COLUMNS = ", ".join(f"log.{column}" for column in LOGS.columns)
 LANE_COLUMNS = ", ".join(f"lane.{column}" for column in LANES.columns)
 WORKER_COLUMNS = ", ".join(WORKERS.columns)
 
+# Accepted results behind a lane's prune point: they stay as evidence.
+PRUNE = "UPDATE result SET outcome = :outcome, pruned_at = :position WHERE log = :log AND seq = :seq"
+PRUNE_MANY = """
+UPDATE result SET outcome = :outcome, pruned_at = pruned.position
+  FROM unnest(:logs::bigint[], :seqs::bigint[], :positions::bigint[]) AS pruned(log, seq, position)
+ WHERE result.log = pruned.log AND result.seq = pruned.seq
+"""
+RETIRE_MANY = "DELETE FROM assignment WHERE batch = ANY(:batches::bigint[])"
+RETIRE_JSON = "DELETE FROM assignment WHERE batch IN (SELECT value FROM json_each(:batches))"
+
 # ---- deletion: the run is gone at once, its rows go later in chunks
 
 # Remember the highest log number, so that a deleted one is never given out again.
@@ -217,7 +227,7 @@ NEXT_BATCH = "SELECT COALESCE(MAX(batch), 0) + 1 FROM assignment"
 
 # ---- reads of the core
 
-# Rows without a result, in order. SQLite and PostgreSQL look at the row itself only when the keys' anti-join let it pass.
+# Rows without a result, in order. The anti-join reads the keys' indexes; a row itself only when it passes.
 PENDING = """
 SELECT item.seq, item.id, item.spec, item.payload, item.object_id, item.object_offset, item.object_length
   FROM item

@@ -8,8 +8,8 @@ from typing import Any
 from rollout.model.item import Blob, ObjectSlice, Outcome
 from rollout.model.run import Order
 
-from rollout_coordinator.core.events import Keys, PendingItem, ResultsLoaded
-from rollout_coordinator.core.step import LoadResults, LogRow, OpenAttempt, Snapshot
+from rollout_coordinator.core.events import Keys, Loaded, PendingItem, ResultsLoaded
+from rollout_coordinator.core.step import LoadPending, LoadResults, LogRow, OpenAttempt, Snapshot
 from rollout_coordinator.ledger import rows
 from rollout_coordinator.ledger.port import CommitPage
 
@@ -32,6 +32,48 @@ def add_history(items: list[PendingItem], history: Iterable[Row]) -> None:
         if item is not None:
             item.attempts, item.failures, item.losses = int(attempts), int(failures), int(losses)
             item.not_before_ms = int(not_before_ms)
+
+
+class PendingBuilder:
+    """Collects pending rows until the load's limits are reached; always takes the first."""
+
+    def __init__(self, load: LoadPending):
+        self.loaded = Loaded(load.load_id, load.log, [], load.from_seq, False)
+        self.complete = load.limit <= 0
+        self._limit, self._left = load.limit, load.max_bytes
+
+    @property
+    def count(self) -> int:
+        return len(self.loaded.items)
+
+    @property
+    def next_seq(self) -> int:
+        return self.loaded.next_seq
+
+    @property
+    def span(self) -> tuple[int, int] | None:
+        items = self.loaded.items
+        return (items[0].seq, items[-1].seq) if items else None
+
+    def add(self, found: Iterable[Row], asked: int) -> None:
+        """Rows of PENDING, when `asked` were wanted at most: fewer mean the end of the log."""
+        seen = 0
+        for row in found:
+            seen += 1
+            item = pending_item(row)
+            self._left -= size(item.payload)
+            if self._left < 0 and self.loaded.items:
+                self.complete = True
+                return
+            self.loaded.items.append(item)
+            self.loaded.next_seq = item.seq + 1
+        self.loaded.end = seen < asked
+        self.complete = self.loaded.end or self.count >= self._limit
+
+    def last(self, seq: int | None) -> None:
+        """The last row there is, with or without a result: reading goes on behind it."""
+        if seq is not None:
+            self.loaded.next_seq = max(self.loaded.next_seq, seq + 1)
 
 
 class PageBuilder:
@@ -85,7 +127,7 @@ class Replay:
 
     def __init__(self) -> None:
         self.snapshot = Snapshot()
-        self.dead_batches: list[int] = []
+        self._batches: list[int] = []
         self._arrival: set[int] = set()
         self._given: list[tuple[int, int, int, str, int]] = []  # log, seq, attempt, worker, batch
 
@@ -114,7 +156,7 @@ class Replay:
         """From LIVE_ASSIGNMENTS; must follow `logs`. Attempts of logs that are over are not open."""
         live = {log.log for log in self.snapshot.logs}
         for batch, worker, packed in found:
-            self.dead_batches.append(batch)
+            self._batches.append(batch)
             for group in rows.unpack_keys(packed):
                 if group.log in live:
                     self._given.extend((group.log, s, a, worker, batch) for s, a in _pairs(group))
@@ -131,11 +173,11 @@ class Replay:
             log, seq, attempt, worker, batch = self._given[at + n]
             self.snapshot.open_attempts.append(OpenAttempt(log, seq, attempt, worker, batch, spec, failures, losses))
 
-    def finish(self) -> Snapshot:
+    def finish(self) -> list[int]:
+        """Batches with no open attempt, which nobody else will retire."""
         used = {attempt.batch for attempt in self.snapshot.open_attempts}
-        self.dead_batches = [batch for batch in self.dead_batches if batch not in used]
         self.snapshot.open_attempts.sort(key=lambda a: (a.batch, a.log, a.seq))
-        return self.snapshot
+        return [batch for batch in self._batches if batch not in used]
 
 
 def _pairs(group: Keys) -> Iterable[tuple[int, int]]:

@@ -18,6 +18,7 @@ from rollout.model.worker import Inventory, WorkerState
 from rollout_coordinator.core.events import Keys
 from rollout_coordinator.core.step import AttemptRow, LaneRow, LogRow, RunRow, SpecRow, WorkerRow
 from rollout_coordinator.core.views import LaneView, RunView
+from rollout_coordinator.ledger.port import LeaseRow
 
 Row = Sequence[Any]
 
@@ -244,8 +245,17 @@ def attempt_columns(row: AttemptRow) -> Row:
     )  # fmt: skip
 
 
-def run_view(run: RunRow, log: LogRow, lanes: list[LaneRow]) -> RunView:
+def lease_columns(row: LeaseRow) -> dict[str, Any]:
+    return {
+        "holder": row.holder, "epoch": row.epoch, "batch": row.batch, "beat": row.beat,
+        "released": int(row.released), "address": row.address,
+    }  # fmt: skip
+
+
+def run_view(run: RunRow, log: LogRow | None, lanes: list[LaneRow]) -> RunView:
     """What the ledger knows of a run; nothing of it is in flight here, that is the core's to say."""
+    if log is None:
+        log = LogRow(run.root_log, run.spec.run_id, 0, 0, 0, False, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0)
     caps = {lane.name: lane.max_in_flight for lane in run.spec.lanes}
     views = [
         LaneView(

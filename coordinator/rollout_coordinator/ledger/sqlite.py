@@ -18,7 +18,6 @@ from rollout_coordinator.core.step import (
     LoadItems,
     LoadPending,
     LoadResults,
-    LogRow,
     Snapshot,
     WorkerRow,
     Writes,
@@ -88,13 +87,14 @@ class SqliteLedger:
         for bulk, values in bulks(writes):
             _insert(db, bulk, values)
         if writes.prune:
-            db.executemany(
-                "UPDATE result SET outcome = ?, pruned_at = ? WHERE log = ? AND seq = ?",
-                [(int(Outcome.SKIPPED), position, log, seq) for log, seq, position in writes.prune],
-            )
+            pruned = [
+                {"outcome": int(Outcome.SKIPPED), "log": log, "seq": seq, "position": position}
+                for log, seq, position in writes.prune
+            ]
+            db.executemany(queries.PRUNE, pruned)
         retired = [*writes.retired, *dead_batches]
         if retired:
-            db.execute("DELETE FROM assignment WHERE batch IN (SELECT value FROM json_each(?))", (json.dumps(retired),))
+            db.execute(queries.RETIRE_JSON, {"batches": json.dumps(retired)})
         for run_id in writes.deleted_runs:
             db.execute(queries.KEEP_NEXT_LOG)
             for query in (queries.MARK_PURGE, *queries.DELETE_RUN):
@@ -108,7 +108,7 @@ class SqliteLedger:
 
     async def snapshot(self) -> Snapshot:
         replay = await self._engine.read(_replay)
-        self._dead_batches = replay.dead_batches
+        self._dead_batches = replay.finish()
         return replay.snapshot
 
     # ---- reads of the core
@@ -170,9 +170,7 @@ class SqliteLedger:
 
 
 def _lease(row: LeaseRow, prefix: str = "") -> dict[str, Any]:
-    fields = ("holder", "epoch", "batch", "beat", "released", "address")
-    values = (row.holder, row.epoch, row.batch, row.beat, int(row.released), row.address)
-    return {prefix + name: value for name, value in zip(fields, values, strict=True)}
+    return {prefix + name: value for name, value in rows.lease_columns(row).items()}
 
 
 def _insert(db: sqlite3.Connection, bulk: Bulk, values: list[tuple[Any, ...]]) -> None:
@@ -231,29 +229,18 @@ def _replay(db: sqlite3.Connection) -> reads.Replay:
         replay.open(at, db.execute(queries.OPEN_ATTEMPTS.format(given=GIVEN), {"given": given}))
     snapshot.next_log = db.execute(queries.NEXT_LOG).fetchone()[0]
     snapshot.next_batch = db.execute(queries.NEXT_BATCH).fetchone()[0]
-    replay.finish()
     return replay
 
 
 def _pending(db: sqlite3.Connection, load: LoadPending) -> Loaded:
-    loaded = Loaded(load.load_id, load.log, [], load.from_seq, False)
-    room = load.max_bytes
-    for row in db.execute(queries.PENDING, {"log": load.log, "from_seq": load.from_seq, "n": load.limit}):
-        item = reads.pending_item(row)
-        room -= reads.size(item.payload)
-        if room < 0 and loaded.items:
-            break
-        loaded.items.append(item)
-        loaded.next_seq = item.seq + 1
-    else:
-        loaded.end = len(loaded.items) < load.limit
-    if loaded.end:
-        last = db.execute(queries.LAST_SEQ, {"log": load.log}).fetchone()[0]
-        loaded.next_seq = max(load.from_seq, -1 if last is None else last + 1)
-    if loaded.items:
-        bounds = {"log": load.log, "from_seq": loaded.items[0].seq, "to_seq": loaded.items[-1].seq}
-        reads.add_history(loaded.items, db.execute(queries.HISTORY_BETWEEN, bounds))
-    return loaded
+    builder = reads.PendingBuilder(load)
+    builder.add(db.execute(queries.PENDING, {"log": load.log, "from_seq": load.from_seq, "n": load.limit}), load.limit)
+    if builder.loaded.end:
+        builder.last(db.execute(queries.LAST_SEQ, {"log": load.log}).fetchone()[0])
+    if builder.span is not None:
+        bounds = {"log": load.log, "from_seq": builder.span[0], "to_seq": builder.span[1]}
+        reads.add_history(builder.loaded.items, db.execute(queries.HISTORY_BETWEEN, bounds))
+    return builder.loaded
 
 
 def _items(db: sqlite3.Connection, load: LoadItems) -> Loaded:
@@ -281,8 +268,4 @@ def _run_view(db: sqlite3.Connection, row: Sequence[Any]) -> RunView:
     run = rows.run_row(row)
     log = db.execute(queries.LOG_BY_NUMBER, {"log": run.root_log}).fetchone()
     lanes = [rows.lane_row(lane) for lane in db.execute(queries.LANES_OF_RUN, {"run_id": run.spec.run_id})]
-    return rows.run_view(run, rows.log_row(log) if log else empty_log(run.root_log, run.spec.run_id), lanes)
-
-
-def empty_log(log: int, run_id: str) -> LogRow:
-    return LogRow(log, run_id, 0, 0, 0, False, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0)
+    return rows.run_view(run, rows.log_row(log) if log else None, lanes)

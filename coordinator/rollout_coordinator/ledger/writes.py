@@ -17,6 +17,7 @@ _NO_FAILURE = (None, None, None)
 
 def bulks(writes: Writes) -> Iterator[tuple[Bulk, list[tuple[Any, ...]]]]:
     """Inserts and upserts in an order that needs no deferred checks; tables without rows are left out."""
+    retired = frozenset(writes.retired)  # given and over within this very transaction: never written
     parts: list[tuple[Bulk, Iterable[Sequence[Any]]]] = [
         (queries.RUNS, map(rows.run_columns, writes.runs.values())),
         (queries.LOGS, map(rows.log_columns, writes.logs.values())),
@@ -27,7 +28,7 @@ def bulks(writes: Writes) -> Iterator[tuple[Bulk, list[tuple[Any, ...]]]]:
         (queries.RESULTS, (row for group in writes.results for row in result_columns(group))),
         (queries.ASSIGNMENTS, (
             (a.batch, rows.clean(a.worker), a.at_ms, sum(len(k.seq) for k in a.keys), rows.pack_keys(a.keys))
-            for a in writes.assignments
+            for a in writes.assignments if a.batch not in retired
         )),
         (queries.ATTEMPTS, map(rows.attempt_columns, writes.attempts)),
     ]  # fmt: skip

@@ -1,0 +1,204 @@
+"""The PostgreSQL engine: a pool whose every use is one explicit transaction.
+
+Nothing outlives a transaction (no prepared statement, no session setting, no session lock), so a transaction-mode
+pooler such as PgBouncer may stand between. Even a single read is wrapped, for the pooler could otherwise hand the parse
+and the execution of one query to different servers.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager, suppress
+from typing import Any
+
+import asyncpg
+from tenacity import AsyncRetrying, retry_if_exception_type, stop_after_attempt, wait_random
+
+from rollout.model.errors import (
+    ConfigError,
+    ConflictError,
+    RolloutError,
+    StorageError,
+    StorageFullError,
+    StorageUnavailableError,
+)
+from rollout.storage import migrations
+
+Connection = Any  # asyncpg ships no useful types
+
+CONNECT_TIMEOUT_S = 5.0
+_MIGRATION_LOCK = 0x726F6C6C
+
+_GONE = (
+    asyncpg.PostgresConnectionError,  # 08: reset, refused
+    asyncpg.OperatorInterventionError,  # 57: shutting down, starting up, timeouts
+    asyncpg.InsufficientResourcesError,  # 53: too many connections (a full disk is told apart first)
+    asyncpg.LockNotAvailableError,
+    asyncpg.IdleInTransactionSessionTimeoutError,
+    asyncpg.TransactionRollbackError,  # 40: deadlock
+    asyncpg.ReadOnlySQLTransactionError,  # a replica
+    asyncpg.InterfaceError,
+    asyncpg.InternalClientError,
+    OSError,
+    TimeoutError,
+)
+_REFUSED = (
+    asyncpg.InvalidAuthorizationSpecificationError,
+    asyncpg.InvalidCatalogNameError,
+    asyncpg.ClientConfigurationError,
+    asyncpg.InsufficientPrivilegeError,
+)
+
+ERRORS = (asyncpg.PostgresError, *_GONE)
+
+
+class CommitUnknown(Exception):
+    """The connection broke while COMMIT was under way. Never leaves the adapters."""
+
+
+def translate(error: BaseException) -> RolloutError:
+    """The typed error of a failure, except one while COMMIT was under way."""
+    if isinstance(error, RolloutError):
+        return error
+    if isinstance(error, asyncpg.DiskFullError):
+        return StorageFullError(
+            f"the database's disk is full ({error}): nothing of this transaction was written and nothing acknowledged "
+            "is lost; free some space and start again"
+        )
+    if isinstance(error, _REFUSED):
+        return ConfigError(f"PostgreSQL refused the connection ({error}): check [storage.postgres] url")
+    if isinstance(error, asyncpg.IntegrityConstraintViolationError):
+        return ConflictError(f"a row is already in the database: {error}")
+    if isinstance(error, _GONE):
+        return StorageUnavailableError(f"PostgreSQL cannot be reached at present ({error or type(error).__name__})")
+    return StorageError(f"PostgreSQL failed: {error}")
+
+
+def settings(timeout_ms: int, lock_ms: int | None = None) -> str:
+    """SET LOCAL of every bound a transaction gets, so that a stopped process cannot keep others out."""
+    return (
+        f"SET LOCAL statement_timeout = {timeout_ms}; SET LOCAL lock_timeout = {lock_ms or timeout_ms}; "
+        f"SET LOCAL idle_in_transaction_session_timeout = {timeout_ms};"
+    )
+
+
+class _Connection(asyncpg.Connection):  # pyright: ignore[reportMissingTypeArgument, reportUntypedBaseClass]
+    """No session state, so there is nothing to reset when it goes back to the pool: that saves a round trip."""
+
+    def get_reset_query(self) -> str:
+        return ""
+
+
+def normal_url(url: str) -> str:
+    """SQLAlchemy's spelling is accepted too."""
+    return url.replace("postgresql+asyncpg://", "postgresql://", 1)
+
+
+class PostgresEngine:
+    """The pool. `READ_MS` bounds reads; writers give their own bound."""
+
+    READ_MS = 60_000
+
+    def __init__(self, url: str, *, pool_size: int = 8):
+        self.url = normal_url(url)
+        self._pool_size = pool_size
+        self._pool: Any = None
+
+    async def open(self) -> None:
+        """Connect and migrate. ConfigError: the server refuses these credentials or knows no such database."""
+        if self._pool is not None:
+            return
+        try:
+            self._pool = await asyncpg.create_pool(  # pyright: ignore[reportUnknownMemberType]
+                self.url,
+                min_size=0,
+                max_size=self._pool_size,
+                statement_cache_size=0,
+                timeout=CONNECT_TIMEOUT_S,
+                connection_class=_Connection,
+            )
+            # Another process may be creating the same tables outside of this lock.
+            async for attempt in AsyncRetrying(
+                retry=retry_if_exception_type(ConflictError),
+                stop=stop_after_attempt(5),
+                wait=wait_random(0.05, 0.3),
+                reraise=True,
+            ):
+                with attempt:
+                    await self._migrate()
+        except (ValueError, *ERRORS) as error:
+            await self.close()
+            if isinstance(error, ValueError) and not isinstance(error, ERRORS):
+                raise ConfigError(f"[storage.postgres] url is not usable: {error}") from error
+            raise translate(error) from error
+        except BaseException:
+            await self.close()
+            raise
+
+    async def close(self) -> None:
+        pool, self._pool = self._pool, None
+        if pool is not None:
+            try:
+                await asyncio.wait_for(pool.close(), 5)
+            except TimeoutError:
+                pool.terminate()
+
+    async def _migrate(self) -> None:
+        async with self.write(120_000) as db:
+            await db.execute(f"SELECT pg_advisory_xact_lock({_MIGRATION_LOCK})")
+            await db.execute(migrations.VERSION_TABLE)
+            stored = await db.fetchval(migrations.READ_VERSION)
+            for statement in migrations.plan(stored, "postgresql", "the PostgreSQL database"):
+                await db.execute(statement)
+
+    @asynccontextmanager
+    async def _connection(self) -> AsyncIterator[Connection]:
+        if self._pool is None:
+            raise StorageUnavailableError("the PostgreSQL pool is not open")
+        connection = await self._pool.acquire(timeout=CONNECT_TIMEOUT_S)
+        try:
+            yield connection
+        finally:
+            if connection.is_in_transaction():
+                # Cancelled or broken in the middle: whatever it was, it must not reach the next user.
+                connection.terminate()
+            await self._pool.release(connection)
+
+    @asynccontextmanager
+    async def write(self, timeout_ms: int) -> AsyncIterator[Connection]:
+        """One transaction, READ COMMITTED. Raises typed errors, or CommitUnknown."""
+        try:
+            async with self._connection() as db:
+                await db.execute(f"BEGIN; {settings(timeout_ms)}", timeout=timeout_ms / 1000)
+                try:
+                    yield db
+                except BaseException:
+                    await _roll_back(db)
+                    raise
+                try:
+                    await db.execute("COMMIT", timeout=timeout_ms / 1000)
+                except _GONE as error:
+                    raise CommitUnknown from error
+        except ERRORS as error:
+            raise translate(error) from error
+
+    @asynccontextmanager
+    async def read(self) -> AsyncIterator[Connection]:
+        """One read-only transaction with one view of the data."""
+        try:
+            async with self._connection() as db:
+                await db.execute(f"BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY; {settings(self.READ_MS)}")
+                try:
+                    yield db
+                finally:
+                    await _roll_back(db)
+        except ERRORS as error:
+            raise translate(error) from error
+
+
+async def _roll_back(db: Connection) -> None:
+    """Failing to is fine: the connection is then dropped by its owner, and the server rolls back."""
+    if not db.is_closed():
+        with suppress(*ERRORS):
+            await db.execute("ROLLBACK", timeout=2)

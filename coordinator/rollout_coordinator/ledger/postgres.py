@@ -1,0 +1,303 @@
+"""The ledger on PostgreSQL: every call is one explicit transaction, every set is one statement over arrays."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from typing import Any
+
+from rollout.model.errors import FencedError, StorageUnavailableError
+from rollout.model.item import Outcome
+from rollout.storage.postgres import CommitUnknown, Connection, PostgresEngine
+from tenacity import AsyncRetrying, RetryError, retry_if_exception_type, stop_after_delay, wait_random_exponential
+
+from rollout_coordinator.core.events import IdsLoaded, Loaded, ResultsLoaded
+from rollout_coordinator.core.step import LoadIds, LoadItems, LoadPending, LoadResults, Snapshot, WorkerRow, Writes
+from rollout_coordinator.core.views import RunView
+from rollout_coordinator.ledger import queries, reads, rows
+from rollout_coordinator.ledger.port import CommitPage, Fence, LeaseRow
+from rollout_coordinator.ledger.queries import Bulk
+from rollout_coordinator.ledger.writes import bulks
+
+SET_ROWS = 50_000
+FETCH_ROWS = 500
+PURGE_MS = 30_000
+
+GIVEN = (
+    "(SELECT log, seq, attempt, n - 1 AS n"
+    " FROM unnest(:logs::bigint[], :seqs::bigint[], :attempts::bigint[]) WITH ORDINALITY AS u(log, seq, attempt, n))"
+)
+SEQS = "SELECT unnest(:seqs::bigint[])"
+IDS = "SELECT unnest(:ids::bytea[])"
+STATES = "SELECT unnest(:states::text[])"
+
+
+async def _fetch(db: Connection, query: str, **parameters: Any) -> list[Any]:
+    text, names = queries.for_postgres(query)
+    return await db.fetch(text, *(parameters[name] for name in names))
+
+
+async def _value(db: Connection, query: str, **parameters: Any) -> Any:
+    found = await _fetch(db, query, **parameters)
+    return found[0][0] if found else None
+
+
+async def _execute(db: Connection, query: str, **parameters: Any) -> int:
+    """The number of rows it changed."""
+    text, names = queries.for_postgres(query)
+    status: str = await db.execute(text, *(parameters[name] for name in names))
+    return int(status.rsplit(" ", 1)[-1])
+
+
+class PostgresLedger:
+    """`Ledger` in a PostgreSQL database. `ttl` is the lease's, in seconds: every transaction is bounded by a third."""
+
+    def __init__(self, url: str, *, pool_size: int = 8, ttl: float = 5.0):
+        self._engine = PostgresEngine(url, pool_size=pool_size)
+        self._ttl = ttl
+        self._bound_ms = max(50, int(ttl * 1000 / 3) - 50)
+        self._dead_batches: list[int] = []
+
+    async def open(self) -> None:
+        await self._engine.open()
+
+    async def close(self) -> None:
+        await self._engine.close()
+
+    # ---- lease
+
+    async def read_lease(self) -> LeaseRow | None:
+        async with self._engine.read() as db:
+            found = await _fetch(db, queries.READ_LEASE)
+        return LeaseRow(*found[0][:4], bool(found[0][4]), found[0][5]) if found else None
+
+    async def insert_lease(self, row: LeaseRow) -> bool:
+        return await self._changed(queries.INSERT_LEASE, _lease(row))
+
+    async def swap_lease(self, old: LeaseRow, new: LeaseRow) -> bool:
+        return await self._changed(queries.SWAP_LEASE, _lease(new) | _lease(old, "old_"))
+
+    async def renew_lease(self, holder: str, epoch: int) -> bool:
+        return await self._changed(queries.RENEW_LEASE, {"holder": holder, "epoch": epoch})
+
+    async def _changed(self, query: str, parameters: dict[str, Any]) -> bool:
+        try:
+            async with self._engine.write(self._bound_ms) as db:
+                return await _execute(db, query, **parameters) == 1
+        except CommitUnknown as error:
+            raise StorageUnavailableError(
+                "the connection to PostgreSQL broke while the lease was written: read it again"
+            ) from error
+
+    # ---- the one writer
+
+    async def commit(self, fence: Fence, writes: Writes) -> None:
+        dead, self._dead_batches = self._dead_batches, []
+        try:
+            async with self._engine.write(self._bound_ms) as db:
+                await self._commit(db, fence, writes, dead)
+        except CommitUnknown as error:
+            if not await self._was_committed(fence):
+                raise StorageUnavailableError(
+                    "the connection to PostgreSQL broke at COMMIT: nothing was written"
+                ) from error
+
+    async def _commit(self, db: Connection, fence: Fence, writes: Writes, dead_batches: list[int]) -> None:
+        # Literal integers: the simple protocol takes one round trip.
+        fencing = queries.FENCE.replace(":epoch", str(int(fence.epoch))).replace(":batch", str(int(fence.batch)))
+        if await db.execute(fencing) != "UPDATE 1":
+            raise FencedError(
+                f"the lease is no longer at epoch {fence.epoch}, batch {fence.batch}: nothing was written"
+            )
+        await _insert(db, list(bulks(writes)))
+        if writes.prune:
+            logs, seqs, positions = (list(column) for column in zip(*writes.prune, strict=True))
+            await _execute(
+                db, queries.PRUNE_MANY, outcome=int(Outcome.SKIPPED), logs=logs, seqs=seqs, positions=positions
+            )
+        retired = [*writes.retired, *dead_batches]
+        if retired:
+            await _execute(db, queries.RETIRE_MANY, batches=retired)
+        for run_id in writes.deleted_runs:
+            await _execute(db, queries.KEEP_NEXT_LOG)
+            for query in (queries.MARK_PURGE, *queries.DELETE_RUN):
+                await _execute(db, query, run_id=run_id)
+
+    async def _was_committed(self, fence: Fence) -> bool:
+        """Read `batch` under the row's lock, so that a COMMIT still under way on the server is over by then."""
+        deadline = asyncio.get_running_loop().time() + self._ttl
+        try:
+            async for attempt in AsyncRetrying(
+                retry=retry_if_exception_type(StorageUnavailableError),
+                stop=stop_after_delay(self._ttl),
+                wait=wait_random_exponential(multiplier=0.05, max=0.5),
+            ):
+                with attempt:
+                    async with asyncio.timeout_at(deadline):
+                        return await self._read_batch() == (fence.epoch, fence.batch + 1)
+        except (RetryError, TimeoutError) as error:
+            raise StorageUnavailableError(
+                "the connection to PostgreSQL broke at COMMIT and did not come back in time: discard and replay"
+            ) from error
+        raise AssertionError("a retry loop ends in a return or an error")
+
+    async def _read_batch(self) -> tuple[int, int] | None:
+        try:
+            async with self._engine.write(self._bound_ms) as db:
+                found = await db.fetch("SELECT epoch, batch FROM lease WHERE one = 1 FOR UPDATE")
+                return tuple(found[0]) if found else None
+        except CommitUnknown as error:
+            raise StorageUnavailableError from error
+
+    async def purge(self, limit: int) -> int:
+        """Remove up to about `limit` rows of deleted runs; 0 when nothing is left."""
+        removed = 0
+        try:
+            async with self._engine.write(PURGE_MS) as db:
+                while removed < limit:
+                    log = await _value(db, queries.NEXT_PURGE)
+                    if log is None:
+                        break
+                    for query in queries.PURGE_ROWS:
+                        if removed < limit:
+                            removed += await _execute(db, query, log=log, n=limit - removed)
+                    if removed < limit:
+                        await _execute(db, queries.END_PURGE, log=log)
+                        removed += 1
+        except CommitUnknown:
+            # Either way the next call goes on from what is there.
+            return removed
+        return removed
+
+    # ---- replay
+
+    async def snapshot(self) -> Snapshot:
+        replay = reads.Replay()
+        snapshot = replay.snapshot
+        async with self._engine.read() as db:
+            snapshot.runs = [rows.run_row(row) for row in await _fetch(db, queries.LIVE_RUNS)]
+            replay.logs(await _fetch(db, queries.LIVE_LOGS))
+            snapshot.lanes = [rows.lane_row(row) for row in await _fetch(db, queries.LIVE_LANES)]
+            snapshot.specs = [rows.spec_row(row) for row in await _fetch(db, queries.LIVE_SPECS)]
+            snapshot.workers = [rows.worker_row(row) for row in await _fetch(db, queries.LIVE_WORKERS)]
+            wanted = replay.ranges_wanted()
+            for at in range(0, len(wanted), SET_ROWS):
+                piece = wanted[at : at + SET_ROWS]
+                given = _given([(log, seq, 0) for log, seq in piece])
+                replay.ranges(await _fetch(db, queries.ACCEPTED_RANGES.format(given=GIVEN), **given))
+            replay.assignments(await _fetch(db, queries.LIVE_ASSIGNMENTS))
+            for at, chunk in replay.given(SET_ROWS):
+                query = queries.OPEN_ATTEMPTS.format(given=GIVEN)
+                replay.open(at, await _fetch(db, query, **_given([row[:3] for row in chunk])))
+            snapshot.next_log = await _value(db, queries.NEXT_LOG)
+            snapshot.next_batch = await _value(db, queries.NEXT_BATCH)
+        self._dead_batches = replay.finish()
+        return snapshot
+
+    # ---- reads of the core
+
+    async def pending(self, load: LoadPending) -> Loaded:
+        builder = reads.PendingBuilder(load)
+        async with self._engine.read() as db:
+            while not builder.complete:
+                n = min(FETCH_ROWS, load.limit - builder.count)
+                found = await _fetch(db, queries.PENDING, log=load.log, from_seq=builder.next_seq, n=n)
+                builder.add(found, n)
+            if builder.loaded.end:
+                builder.last(await _value(db, queries.LAST_SEQ, log=load.log))
+            if builder.span is not None:
+                first, last = builder.span
+                history = await _fetch(db, queries.HISTORY_BETWEEN, log=load.log, from_seq=first, to_seq=last)
+                reads.add_history(builder.loaded.items, history)
+        return builder.loaded
+
+    async def items(self, load: LoadItems) -> Loaded:
+        async with self._engine.read() as db:
+            found = await _fetch(db, queries.ITEMS_AT.format(seqs=SEQS), log=load.log, seqs=load.seqs)
+            items = [reads.pending_item(row) for row in found]
+            history = await _fetch(db, queries.HISTORY_AT.format(seqs=SEQS), log=load.log, seqs=load.seqs)
+            reads.add_history(items, history)
+        return Loaded(load.load_id, load.log, items, 0, False)
+
+    async def ids(self, load: LoadIds) -> IdsLoaded:
+        async with self._engine.read() as db:
+            found = await _fetch(
+                db, queries.IDS, log=load.log, from_seq=load.first_seq, to_seq=load.first_seq + load.count
+            )
+        return IdsLoaded(load.load_id, load.log, load.first_seq, [row[0] for row in found])
+
+    async def results(self, load: LoadResults) -> ResultsLoaded:
+        async with self._engine.read() as db:
+            found = await _fetch(
+                db, queries.RESULTS_BETWEEN, log=load.log, from_seq=load.first_seq, to_seq=load.first_seq + load.limit
+            )
+        return reads.results_loaded(load, found)
+
+    async def commit_log(self, log: int, cursor: int, limit: int, max_bytes: int, payloads: bool) -> CommitPage:
+        builder = reads.PageBuilder(cursor, max_bytes, payloads)
+        async with self._engine.read() as db:
+            committed = await _value(db, queries.LOG_CURSOR, log=log)
+            placed = await _value(db, queries.IS_PLACED, log=log)
+            if committed is None or placed is None:
+                return builder.page
+            end = min(cursor + limit, committed)
+            query = queries.commit_page(placed, payloads)
+            for at in range(cursor, end, FETCH_ROWS):
+                found = await _fetch(db, query, log=log, from_pos=at, to_pos=min(at + FETCH_ROWS, end))
+                if not all(map(builder.add, found)):
+                    break
+        return builder.page
+
+    # ---- views for the service
+
+    async def run_view(self, run_id: str) -> RunView | None:
+        async with self._engine.read() as db:
+            found = await _fetch(db, queries.RUN_BY_ID, run_id=run_id)
+            return await _run_view(db, found[0]) if found else None
+
+    async def run_views(self, states: tuple[str, ...], limit: int) -> list[RunView]:
+        query = queries.NEWEST_RUNS.format(states=STATES)
+        async with self._engine.read() as db:
+            found = await _fetch(db, query, any_state=int(not states), states=list(states), n=limit)
+            return [await _run_view(db, row) for row in found]
+
+    async def workers(self, limit: int) -> list[WorkerRow]:
+        async with self._engine.read() as db:
+            return [rows.worker_row(row) for row in await _fetch(db, queries.NEWEST_WORKERS, n=limit)]
+
+    async def referenced(self, object_ids: list[bytes]) -> set[bytes]:
+        async with self._engine.read() as db:
+            return {row[0] for row in await _fetch(db, queries.REFERENCED.format(ids=IDS), ids=object_ids)}
+
+    async def run_objects(self, run_id: str) -> set[bytes]:
+        async with self._engine.read() as db:
+            return {row[0] for row in await _fetch(db, queries.RUN_OBJECTS, run_id=run_id)}
+
+
+def _lease(row: LeaseRow, prefix: str = "") -> dict[str, Any]:
+    return {prefix + name: value for name, value in rows.lease_columns(row).items()}
+
+
+def _given(keys: Sequence[tuple[int, int, int]]) -> dict[str, list[int]]:
+    logs, seqs, attempts = zip(*keys, strict=True)
+    return {"logs": list(logs), "seqs": list(seqs), "attempts": list(attempts)}
+
+
+async def _insert(db: Connection, parts: list[tuple[Bulk, list[tuple[Any, ...]]]]) -> None:
+    """All tables in one statement: each insert is a CTE over arrays, so it costs two round trips whatever it holds."""
+    if not parts:
+        return
+    inserts: list[str] = []
+    arguments: list[list[Any]] = []
+    for bulk, values in parts:
+        arrays = ", ".join(f"${len(arguments) + n}::{kind}[]" for n, kind in enumerate(bulk.types, 1))
+        inserts.append(f"{bulk.table}_rows AS ({bulk.insert} SELECT * FROM unnest({arrays}){bulk.conflict})")
+        arguments.extend(list(column) for column in zip(*values, strict=True))
+    await db.execute(f"WITH {', '.join(inserts)} SELECT 1", *arguments)
+
+
+async def _run_view(db: Connection, row: Sequence[Any]) -> RunView:
+    run = rows.run_row(row)
+    log = await _fetch(db, queries.LOG_BY_NUMBER, log=run.root_log)
+    lanes = [rows.lane_row(lane) for lane in await _fetch(db, queries.LANES_OF_RUN, run_id=run.spec.run_id)]
+    return rows.run_view(run, rows.log_row(log[0]) if log else None, lanes)
