@@ -1,0 +1,265 @@
+"""The lease: one row that makes one coordinator the leader.
+
+Absent -> epoch 0; every new holder -> epoch + 1; the row is never emptied. No wall clock is compared with another's: a
+challenger steals after it saw the same row unchanged for TTL on its own monotonic clock, and the holder trusts its
+lease until the *start* of its last successful write + TTL - margin. On SQLite an OS file lock beside the database comes
+first: whoever has it may steal at once, since the kernel lets go of it when its owner dies.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import IO
+
+import structlog
+from rollout.model.errors import ConfigError, FencedError, StorageError, StorageFullError, StorageUnavailableError
+from rollout.model.events import LEASE_ACQUIRED
+
+from rollout_coordinator.ledger.port import Fence, LeaseRow, Ledger
+
+log = structlog.get_logger()
+
+RELEASE_TRIES = 5
+
+
+def file_lock_path(database: str | Path) -> Path:
+    """Where the lock of a SQLite database lies: beside it."""
+    path = Path(database).expanduser()
+    return path.with_name(f"{path.name}.leader")
+
+
+class FileLock:
+    """An exclusive lock that its process holds until it lets go or dies."""
+
+    def __init__(self, path: Path):
+        self.path = path
+        self._file: IO[bytes] | None = None
+
+    @property
+    def held(self) -> bool:
+        return self._file is not None
+
+    def try_acquire(self) -> bool:
+        """False: another process (or another lock of this one) has it. ConfigError: the file cannot be made."""
+        import fcntl  # not on Windows, where only PostgreSQL is for
+
+        if self._file is not None:
+            return True
+        try:
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+            file = self.path.open("ab")
+        except OSError as error:
+            raise ConfigError(f"cannot make the lock file {self.path} ({error}): check its directory") from error
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            file.close()
+            return False
+        except OSError as error:
+            file.close()
+            raise ConfigError(
+                f"the file system of {self.path} has no file locks ({error}): put the database on a local disk"
+            ) from error
+        self._file = file
+        return True
+
+    def release(self) -> None:
+        """The file stays: removing it would let two processes lock two different files of one name."""
+        if self._file is not None:
+            self._file.close()
+            self._file = None
+
+
+class LeaseKeeper:
+    """Acquires, renews and releases. Seconds throughout; `clock` and `sleep` are the monotonic ones, or virtual.
+
+    `holder` names this incarnation and must be fresh with every start; `address` is what others are told.
+    """
+
+    def __init__(
+        self,
+        ledger: Ledger,
+        holder: str,
+        address: str,
+        ttl: float,
+        clock: Callable[[], float] = time.monotonic,
+        margin: float = 0.5,
+        file_lock: Path | None = None,
+        sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
+    ):
+        if not 0 <= margin < ttl:
+            raise ConfigError(f"the lease's margin ({margin} s) must be less than its TTL ({ttl} s)")
+        self._ledger = ledger
+        self._holder = holder
+        self._address = address
+        self._ttl = ttl
+        self._clock = clock
+        self._margin = margin
+        self._sleep = sleep
+        self._poll = min(0.5, ttl / 10)
+        self._lock = FileLock(file_lock) if file_lock is not None else None
+        self._epoch: int | None = None
+        self._started = float("-inf")  # of the last attempt that wrote the row
+        self._hint = ""
+
+    @property
+    def epoch(self) -> int:
+        """Of the tenure; NotLeader is for the caller to know: 0 before the first."""
+        return self._epoch or 0
+
+    @property
+    def leading(self) -> bool:
+        """Acquired and neither released nor found to be another's; says nothing of `trusted`."""
+        return self._epoch is not None
+
+    def trusted(self, now: float | None = None) -> bool:
+        """Whether the holder may act as leader at `now` (default: the clock's)."""
+        if self._epoch is None:
+            return False
+        if self._lock is not None:
+            return self._lock.held  # nobody else can have stolen it, however long a write took
+        return (self._clock() if now is None else now) < self._started + self._ttl - self._margin
+
+    def leader_hint(self) -> str:
+        """Address of the leader, as last seen; empty when unknown."""
+        return self._address if self._epoch is not None else self._hint
+
+    def extend(self, started: float) -> None:
+        """A fenced ledger transaction that began at `started` went through: it changed the row, as a renewal does."""
+        if self._epoch is not None:
+            self._started = max(self._started, started)
+
+    # ---- acquire
+
+    async def acquire(self) -> Fence:
+        """Stand by until the lease is won; the fence of the first transaction. ConfigError for a lock file that fails."""
+        if self._lock is not None:
+            await self._wait_for_file(self._lock)
+        seen: LeaseRow | None = None
+        seen_at = 0.0
+        while True:
+            try:
+                started = self._clock()
+                row = await self._ledger.read_lease()
+                if row is None:
+                    won = LeaseRow(self._holder, 0, 0, 0, False, self._address)
+                    if await self._ledger.insert_lease(won):
+                        return self._win(won, started)
+                    continue
+                now = self._clock()
+                if row != seen:
+                    seen, seen_at = row, now
+                    self._see(row)
+                if self._lock is not None or row.released or now - seen_at >= self._ttl:
+                    won = LeaseRow(self._holder, row.epoch + 1, row.batch, row.beat + 1, False, self._address)
+                    started = self._clock()
+                    if await self._ledger.swap_lease(row, won):
+                        return self._win(won, started)
+                    continue
+            except StorageFullError:
+                raise
+            except StorageUnavailableError as error:
+                # An unknown outcome may have made this the holder: then the row says so and is stolen from itself.
+                log.warning("lease_store_unavailable", error=str(error))
+            await self._sleep(self._poll)
+
+    async def _wait_for_file(self, lock: FileLock) -> None:
+        told = False
+        while not lock.try_acquire():
+            row = await self._peek()
+            if row is not None:
+                self._see(row, quiet=True)
+            if not told:
+                told = True
+                log.info(
+                    "lease_standby", lock=str(lock.path), leader=self._hint, reason="another coordinator has it open"
+                )
+            await self._sleep(self._poll)
+
+    async def _peek(self) -> LeaseRow | None:
+        try:
+            return await self._ledger.read_lease()
+        except StorageUnavailableError as error:
+            log.warning("lease_store_unavailable", error=str(error))
+            return None
+
+    def _see(self, row: LeaseRow, quiet: bool = False) -> None:
+        hint = "" if row.released or row.holder == self._holder else row.address
+        if hint and hint != self._hint and not quiet and self._lock is None:
+            log.info("lease_standby", leader=hint, epoch=row.epoch)
+        self._hint = hint
+
+    def _win(self, row: LeaseRow, started: float) -> Fence:
+        self._epoch = row.epoch
+        self._started = started
+        self._hint = ""
+        log.info(LEASE_ACQUIRED, epoch=row.epoch, holder=self._holder)
+        return Fence(row.epoch, row.batch)
+
+    # ---- keep
+
+    async def run_renewals(self) -> None:
+        """Renew every TTL/3, counted from the start of the attempt, until released. FencedError: another epoch."""
+        due = self._started + self._ttl / 3
+        while self._epoch is not None:
+            await self._sleep(max(0.0, due - self._clock()))
+            if self._epoch is None:
+                return
+            due = await self._renew()
+
+    async def _renew(self) -> float:
+        """When the next attempt is due."""
+        epoch, started = self._epoch, self._clock()
+        assert epoch is not None
+        try:
+            held = await self._ledger.renew_lease(self._holder, epoch)
+        except StorageError as error:
+            # Sooner than usual: what is left of the TTL is running out. Past it `trusted` is false.
+            log.warning("lease_renewal_failed", error=str(error), trusted=self.trusted())
+            return self._clock() + self._poll
+        if self._epoch != epoch:
+            return started  # released meanwhile
+        if not held:
+            self._fall()
+            row = await self._peek()
+            if row is not None:
+                self._see(row, quiet=True)
+            raise FencedError(
+                f"another coordinator took the lease (epoch {row.epoch if row else 'unknown'}, this one had {epoch})"
+            )
+        self._started = max(self._started, started)
+        return started + self._ttl / 3
+
+    def fenced(self) -> None:
+        """The ledger refused a transaction of this tenure: act as if a renewal had."""
+        self._fall()
+
+    def _fall(self) -> None:
+        self._epoch = None
+        if self._lock is not None:
+            self._lock.release()
+
+    async def release(self) -> None:
+        """A clean stop: mark the row so that a standby steals at once; it keeps the epoch. Never raises StorageError."""
+        epoch, self._epoch = self._epoch, None
+        try:
+            if epoch is not None:
+                await self._mark_released(epoch)
+        except StorageError as error:
+            log.warning("lease_not_released", error=str(error), hint="a standby takes over after the TTL")
+        finally:
+            if self._lock is not None:
+                self._lock.release()
+
+    async def _mark_released(self, epoch: int) -> None:
+        # Again when the row changed in between, e.g. by a transaction that was still under way.
+        for _ in range(RELEASE_TRIES):
+            row = await self._ledger.read_lease()
+            if row is None or row.epoch != epoch or row.holder != self._holder:
+                return
+            released = LeaseRow(row.holder, row.epoch, row.batch, row.beat + 1, True, row.address)
+            if await self._ledger.swap_lease(row, released):
+                return
