@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.postgres import postgres_server, postgres_server_url, postgres_url
+from postgres import postgres_server, postgres_server_url, postgres_url
 
 __all__ = ["postgres_server", "postgres_server_url", "postgres_url", "short_dir"]
 
