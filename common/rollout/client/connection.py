@@ -1,0 +1,192 @@
+"""A connection to whichever coordinator leads at present: finds it, follows it, renews its own certificate."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import time
+from collections.abc import Awaitable, Callable
+from typing import Any, TypeVar
+
+import grpc
+import grpc.aio
+import structlog
+
+from rollout.model.errors import AuthError, FencedError, RolloutError, UnavailableError
+from rollout.security.credentials import Credentials
+from rollout.wire.channel import open_channel
+from rollout.wire.epoch import EpochGuard, StaleEpochError
+from rollout.wire.errors import error_of
+from rollout.wire.v1 import runs_pb2_grpc as rpc
+
+log = structlog.get_logger()
+Reply = TypeVar("Reply")
+
+_BACKOFF_FIRST_S = 0.1
+_BACKOFF_MAX_S = 2.0
+_TLS_PATIENCE_S = 3.0
+_WRONG_PEER = ("CERTIFICATE_VERIFY_FAILED", "TLSV1_ALERT", "SSLV3_ALERT", "CERTIFICATE_UNKNOWN", "BAD_CERTIFICATE")
+
+
+class Patience:
+    """How long failures are put up with: counted from the first one since the last success."""
+
+    def __init__(self, connection: Connection) -> None:
+        self._connection = connection
+        self._since: float | None = None
+        self._pause = _BACKOFF_FIRST_S
+
+    def succeeded(self) -> None:
+        if self._since is not None:
+            self._connection.tell(None, time.monotonic() - self._since)
+        self._since = None
+        self._pause = _BACKOFF_FIRST_S
+
+    async def failed(self, error: RolloutError) -> None:
+        """Returns when the next try is due. Raises `error` when another try cannot help, or was tried long enough."""
+        if not error.retryable:
+            raise error
+        now = time.monotonic()
+        if self._since is None:
+            self._since = now
+        waited = now - self._since
+        if waited >= self._connection.patience_s:
+            raise self._connection.gave_up(error, waited) from error
+        if isinstance(error, _WrongPeerError) and waited >= _TLS_PATIENCE_S:
+            raise AuthError(error.message) from error
+        self._connection.tell(error, waited)
+        # Jitter, so that clients of a dead leader do not meet again at the next one.
+        await asyncio.sleep(self._pause * random.uniform(0.5, 1.0))
+        self._pause = min(self._pause * 2, _BACKOFF_MAX_S)
+
+
+class _WrongPeerError(UnavailableError):
+    """The TLS handshake failed."""
+
+
+class Connection:
+    """Calls go to one coordinator until it fails or says that it is not the leader, then to its hint or the next.
+
+    `patience_s`: seconds of failures before a call gives up. `on_trouble(error, seconds)` hears of each failure and,
+    with None, of its end. `addresses` must not be empty.
+    """
+
+    def __init__(
+        self,
+        addresses: list[str],
+        credentials: Credentials,
+        *,
+        patience_s: float = 60.0,
+        on_trouble: Callable[[RolloutError | None, float], None] | None = None,
+    ) -> None:
+        self.addresses = list(dict.fromkeys(addresses))
+        self.credentials = credentials
+        self.patience_s = patience_s
+        self._guard = EpochGuard("client")
+        self._on_trouble = on_trouble
+        self._address = self.addresses[0]
+        self._channel: grpc.aio.Channel | None = None
+        self._old: set[asyncio.Task[None]] = set()
+        self._opening = asyncio.Lock()
+
+    @property
+    def address(self) -> str:
+        """The coordinator that is asked at present."""
+        return self._address
+
+    @property
+    def epoch(self) -> int:
+        """The highest seen, for every message sent."""
+        return self._guard.current
+
+    async def close(self) -> None:
+        channel, self._channel = self._channel, None
+        if channel is not None:
+            await channel.close()
+        for task in list(self._old):
+            task.cancel()
+        await asyncio.gather(*self._old, return_exceptions=True)
+
+    async def stub(self) -> rpc.RunsStub:
+        """Of the channel to the present leader, as far as known; a due certificate is renewed first."""
+        async with self._opening:
+            if self.credentials.renew_due(time.time()):
+                await self.credentials.renew()
+                self._retire()
+            if self._channel is None:
+                self._channel = open_channel(self._address, self.credentials.channel_credentials())
+            return rpc.RunsStub(self._channel)
+
+    async def unary(self, call: Callable[[rpc.RunsStub], Awaitable[Reply]]) -> Reply:
+        """`call`'s reply, from whichever coordinator leads, through failovers."""
+        patience = Patience(self)
+        while True:
+            try:
+                reply = await call(await self.stub())
+                self.seen(reply)
+            except grpc.aio.AioRpcError as error:
+                await patience.failed(self.moved_on(error))
+            except (grpc.aio.UsageError, UnavailableError) as error:
+                self._retire()
+                await patience.failed(UnavailableError(str(error)))
+            else:
+                patience.succeeded()
+                return reply
+
+    def seen(self, message: Any) -> None:
+        """Note the message's epoch. StaleEpochError, an UnavailableError, for one of a deposed leader."""
+        try:
+            self._guard.check_peer(message)
+        except StaleEpochError:
+            self.leave()
+            raise
+
+    def moved_on(self, error: grpc.aio.AioRpcError) -> RolloutError:
+        """The typed error; where another coordinator may do better, the next call goes there."""
+        typed = _typed(error)
+        if typed.retryable:
+            self.leave(hint=str(typed.context.get("leader") or ""))
+        return typed
+
+    def leave(self, hint: str = "") -> None:
+        """Ask `hint`, or the next coordinator, from now on."""
+        self._retire()
+        if hint and hint != self._address:
+            self._address = hint
+            return
+        known = self.addresses
+        at = known.index(self._address) if self._address in known else -1
+        self._address = known[(at + 1) % len(known)]
+
+    def tell(self, error: RolloutError | None, seconds: float) -> None:
+        if error is not None:
+            log.debug("coordinator_unreachable", address=self._address, seconds=round(seconds, 1), reason=str(error))
+        if self._on_trouble is not None:
+            self._on_trouble(error, seconds)
+
+    def gave_up(self, error: RolloutError, waited: float) -> RolloutError:
+        tried = ", ".join(self.addresses)
+        return UnavailableError(
+            f"no coordinator leads at {tried}: tried for {waited:.0f} s, last answer: {error.message}. Check the "
+            "address, and that a coordinator runs there"
+        )
+
+    def _retire(self) -> None:
+        channel, self._channel = self._channel, None
+        if channel is not None:
+            # Streams of others on it end in their own time.
+            task = asyncio.get_running_loop().create_task(channel.close(grace=5))
+            self._old.add(task)
+            task.add_done_callback(self._old.discard)
+
+
+def _typed(error: grpc.aio.AioRpcError) -> RolloutError:
+    details = error.details() or ""
+    if error.code() is grpc.StatusCode.UNAVAILABLE and any(word in details.upper() for word in _WRONG_PEER):
+        return _WrongPeerError(
+            "the TLS handshake failed: the coordinator belongs to another cluster than the certificates in --tls-dir, "
+            f"or one of them has expired. Join again with a new token ({details.splitlines()[0][:300]})"
+        )
+    typed = error_of(error)
+    # A coordinator that was just deposed: another one leads.
+    return UnavailableError(typed.message) if isinstance(typed, FencedError) else typed

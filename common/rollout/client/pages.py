@@ -1,0 +1,92 @@
+"""Commit batches from the wire as the entries that a workload's collect reads, with every reference resolved."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Sequence
+
+from rollout.model.errors import ProtocolError
+from rollout.model.item import Blob, ObjectSlice, Outcome
+from rollout.wire.codec import failures_from_wire, split_ids, unpack_blobs
+from rollout.wire.v1 import runs_pb2 as pb
+from rollout.workloads.commit import CommitEntry
+
+Read = Callable[[bytes, int, int], Awaitable[bytes]]
+"""(object id, offset, length) -> bytes"""
+
+_SPAN_MAX = 32 << 20
+_READS = 8
+
+
+async def entries_of(batch: pb.CommitBatch, read: Read) -> list[CommitEntry]:
+    """ProtocolError when the columns disagree; NotFoundError when an object is gone."""
+    count = len(batch.seq)
+    data = unpack_blobs(batch.length, batch.data, batch.refs)
+    with_payloads = bool(batch.ids)
+    payloads: list[Blob] = [b""] * count
+    ids = [b""] * count
+    if with_payloads:
+        payloads = unpack_blobs(batch.payload_length, batch.payload_data, batch.payload_refs)
+        ids = split_ids(batch.ids)
+    columns = (
+        batch.attempt,
+        batch.outcome,
+        data,
+        batch.duration_ms,
+        batch.accepted_ms,
+        batch.worker_index,
+        payloads,
+        ids,
+    )
+    if any(len(column) != count for column in columns):
+        raise ProtocolError("the columns of a commit batch differ in length")
+    failures = failures_from_wire(batch.errors)
+    resolved = await _resolve([*data, *payloads], read)
+    return [
+        CommitEntry(
+            position=batch.from_cursor + index,
+            seq=batch.seq[index],
+            attempt=batch.attempt[index],
+            outcome=Outcome(batch.outcome[index]),
+            data=resolved[index],
+            payload=resolved[count + index],
+            id=ids[index],
+            failure=failures.get(index),
+            duration_ms=batch.duration_ms[index],
+            accepted_ms=batch.accepted_ms[index],
+            worker=batch.workers[batch.worker_index[index]],
+            units_in=batch.units_in[index] if batch.units_in else 0,
+            units_out=batch.units_out[index] if batch.units_out else 0,
+        )
+        for index in range(count)
+    ]
+
+
+async def _resolve(blobs: Sequence[Blob], read: Read) -> list[bytes]:
+    spans: dict[bytes, tuple[int, int]] = {}
+    for blob in blobs:
+        if isinstance(blob, ObjectSlice):
+            low, high = spans.get(blob.object_id, (blob.offset, blob.offset))
+            spans[blob.object_id] = (min(low, blob.offset), max(high, blob.offset + blob.length))
+    if not spans:
+        return [blob for blob in blobs if isinstance(blob, bytes)]
+    slots = asyncio.Semaphore(_READS)
+
+    async def one(object_id: bytes, offset: int, length: int) -> bytes:
+        async with slots:
+            return await read(object_id, offset, length)
+
+    # Neighbours in a pack are read in one go, unless too far apart.
+    together = {key: (low, high) for key, (low, high) in spans.items() if high - low <= _SPAN_MAX}
+    parts = await asyncio.gather(*(one(key, low, high - low) for key, (low, high) in together.items()))
+    packs = dict(zip(together, parts, strict=True))
+    resolved: list[bytes] = []
+    for blob in blobs:
+        if isinstance(blob, bytes):
+            resolved.append(blob)
+        elif (pack := packs.get(blob.object_id)) is not None:
+            start = blob.offset - together[blob.object_id][0]
+            resolved.append(pack[start : start + blob.length])
+        else:
+            resolved.append(await one(*blob))
+    return resolved

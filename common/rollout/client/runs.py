@@ -1,0 +1,331 @@
+"""`Runs`: everything a client can ask of a cluster, through failovers."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import AsyncGenerator, Callable, Iterable, Sequence
+from dataclasses import dataclass
+from itertools import islice
+from pathlib import Path
+from typing import Self
+
+import grpc
+import grpc.aio
+
+from rollout.client.batches import Batch, batches
+from rollout.client.connection import Connection, Patience
+from rollout.client.pages import entries_of
+from rollout.client.submit import Submission
+from rollout.model.address import parse_address
+from rollout.model.errors import ConfigError, ProtocolError, RolloutError, UnavailableError
+from rollout.model.ids import make_ulid
+from rollout.model.item import NewItem
+from rollout.model.run import ENDED, RunSpec
+from rollout.objects import tree
+from rollout.objects.pack import Packer
+from rollout.objects.remote import RemoteObjects
+from rollout.security.credentials import Credentials
+from rollout.security.roles import Role
+from rollout.wire.channel import open_channel
+from rollout.wire.codec import run_spec_to_wire
+from rollout.wire.v1 import runs_pb2 as pb
+from rollout.wire.v1.runs_pb2_grpc import RunsStub
+from rollout.workloads.commit import CommitEntry
+
+Trouble = Callable[[RolloutError | None, float], None]
+Items = Callable[[int], Iterable[NewItem]]
+"""The items from a seq on."""
+
+_CALL_S = 30.0
+_LIFETIME_S = 4 * 3600.0
+_ENDED = frozenset(str(state) for state in ENDED)
+
+
+def new_ulid() -> str:
+    """A fresh id for a run or an incarnation."""
+    return make_ulid(time.time_ns() // 1_000_000, os.urandom(10))
+
+
+@dataclass(slots=True)
+class Page:
+    """A piece of a watched run: entries of its commit log, or its status at the time."""
+
+    entries: list[CommitEntry]
+    status: pb.RunStatus | None = None
+
+    @property
+    def last(self) -> bool:
+        return self.status is not None and self.status.state in _ENDED
+
+
+class Runs:
+    """An async client of the coordinators at `addresses`, of which any one may lead.
+
+    Calls follow the leader and retry for `patience_s` seconds; then UnavailableError. Other errors are those the
+    coordinator raised (rollout.model.errors). Use `connect` and `async with`.
+    """
+
+    def __init__(
+        self,
+        addresses: Sequence[str],
+        credentials: Credentials,
+        *,
+        patience_s: float = 60.0,
+        on_trouble: Trouble | None = None,
+    ) -> None:
+        if not addresses:
+            raise ConfigError("no coordinator address is known: give --coordinator HOST:PORT")
+        self._connection = Connection(list(addresses), credentials, patience_s=patience_s, on_trouble=on_trouble)
+        self._objects: dict[str, RemoteObjects] = {}
+        self._objects_addr = ""
+
+    @classmethod
+    async def connect(
+        cls,
+        addresses: Sequence[str],
+        *,
+        tls_dir: Path,
+        cluster: str = "rollout",
+        lifetime_s: float = _LIFETIME_S,
+        patience_s: float = 60.0,
+        on_trouble: Trouble | None = None,
+    ) -> Self:
+        """As an operator with the certificates in `tls_dir`. ConfigError says how to join where there are none."""
+        credentials = await Credentials.obtain(
+            tls_dir=tls_dir,
+            cluster=cluster,
+            role=Role.OPERATOR,
+            incarnation=new_ulid(),
+            lifetime_s=lifetime_s,
+            addresses=list(addresses),
+        )
+        return cls(addresses, credentials, patience_s=patience_s, on_trouble=on_trouble)
+
+    async def close(self) -> None:
+        for objects in self._objects.values():
+            await objects.close()
+        await self._connection.close()
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.close()
+
+    @property
+    def address(self) -> str:
+        return self._connection.address
+
+    @property
+    def patience_s(self) -> float:
+        return self._connection.patience_s
+
+    @patience_s.setter
+    def patience_s(self, seconds: float) -> None:
+        self._connection.patience_s = seconds
+
+    # ---- submitting
+
+    async def open(self, spec: RunSpec) -> pb.RunStatus:
+        """Open the run, or find it again: `submitted` says how many items are durable. ConflictError if it differs."""
+        found: list[pb.SubmitDown] = []
+        await self._submission(spec, lambda _: [], None, seal=False, opened=found.append).run()
+        return found[-1].status
+
+    async def submit(
+        self,
+        spec: RunSpec,
+        items: Items,
+        *,
+        seal: bool = True,
+        progress: Callable[[int], None] | None = None,
+    ) -> int:
+        """Stream items until all are durable, then seal the run; their number.
+
+        `items(seq)` gives those from `seq` on and is called once, with what the ledger already has: a submission that
+        was cut off goes on. It runs in a thread. `progress(durable)` is called as items become durable.
+        """
+        return await self._submission(spec, items, progress, seal=seal, opened=lambda _: None).run()
+
+    def _submission(
+        self,
+        spec: RunSpec,
+        items: Items,
+        progress: Callable[[int], None] | None,
+        *,
+        seal: bool,
+        opened: Callable[[pb.SubmitDown], None],
+    ) -> Submission:
+        def note(reply: pb.SubmitDown) -> None:
+            self._note_objects(reply.objects_addr)
+            opened(reply)
+
+        async def source(durable: int) -> AsyncGenerator[Batch, None]:
+            packer = Packer(self.objects(spec.run_id).put)
+            frames = batches(iter(items(durable)), durable, packer)
+            try:
+                async for batch in frames:
+                    yield batch
+            finally:
+                await frames.aclose()
+                await packer.close()
+
+        wire = run_spec_to_wire(spec)
+        return Submission(self._connection, wire, source, seal=seal, progress=progress, opened=note)
+
+    # ---- watching
+
+    async def watch(
+        self, run_id: str, cursor: int = 0, *, payloads: bool = False, status_only: bool = False
+    ) -> AsyncGenerator[Page, None]:
+        """The commit log from `cursor` on and about one status a second, until the run has ended.
+
+        Goes on by itself at the next leader, with the entry it had reached. The last page has the final status.
+        """
+        patience = Patience(self._connection)
+        while True:
+            call = None
+            try:
+                stub = await self._connection.stub()
+                request = pb.WatchRequest(
+                    epoch=self._connection.epoch,
+                    run_id=run_id,
+                    cursor=cursor,
+                    payloads=payloads,
+                    status_only=status_only,
+                )
+                call = stub.Watch(request)
+                while (message := await call.read()) is not grpc.aio.EOF:
+                    self._connection.seen(message)
+                    patience.succeeded()
+                    page = await self._page(run_id, message, cursor)
+                    cursor += len(page.entries)
+                    yield page
+                    if page.last:
+                        return
+                if await call.code() is not grpc.StatusCode.OK:
+                    await call  # raises the status
+                raise UnavailableError("the coordinator closed the stream")
+            except grpc.aio.AioRpcError as error:
+                await patience.failed(self._connection.moved_on(error))
+            except (grpc.aio.UsageError, UnavailableError) as error:
+                self._connection.leave()
+                await patience.failed(UnavailableError(str(error)))
+            finally:
+                if call is not None:
+                    call.cancel()
+
+    async def _page(self, run_id: str, message: pb.WatchDown, cursor: int) -> Page:
+        entries: list[CommitEntry] = []
+        if message.HasField("batch"):
+            batch = message.batch
+            if batch.from_cursor != cursor:
+                raise ProtocolError(f"the commit log came from {batch.from_cursor}, wanted was {cursor}")
+            entries = await entries_of(batch, self.objects(run_id).get)
+        return Page(entries, message.status if message.HasField("status") else None)
+
+    # ---- asking and commanding
+
+    async def get(self, run_id: str) -> pb.RunStatus:
+        """NotFoundError."""
+        return (await self._get(run_id)).status
+
+    async def list(self, states: Sequence[str] = (), limit: int = 100) -> Sequence[pb.RunStatus]:
+        """Newest first."""
+
+        async def call(stub: RunsStub) -> pb.ListReply:
+            request = pb.ListRequest(epoch=self._connection.epoch, states=list(states), limit=limit)
+            return await stub.List(request, timeout=_CALL_S)
+
+        return (await self._connection.unary(call)).runs
+
+    async def command(self, run_id: str, verb: str, *, reason: str = "", priority: int = 0) -> pb.RunStatus:
+        """`verb`: pause, resume, kill, continue, priority. NotFoundError, StateError."""
+
+        async def call(stub: RunsStub) -> pb.RunReply:
+            request = pb.CommandRequest(
+                epoch=self._connection.epoch, run_id=run_id, verb=verb, reason=reason, priority=priority
+            )
+            return await stub.Command(request, timeout=_CALL_S)
+
+        return (await self._connection.unary(call)).status
+
+    async def delete(self, run_id: str, *, force: bool = False) -> pb.DeleteReply:
+        """The run and the objects that only it used. StateError unless it has ended, or `force`."""
+
+        async def call(stub: RunsStub) -> pb.DeleteReply:
+            request = pb.RunRequest(epoch=self._connection.epoch, run_id=run_id, force=force)
+            return await stub.Delete(request, timeout=10 * _CALL_S)
+
+        return await self._connection.unary(call)
+
+    async def workers(self, *, all: bool = False) -> pb.WorkersReply:
+        """Who is there; with `all` those that were, too."""
+
+        async def call(stub: RunsStub) -> pb.WorkersReply:
+            return await stub.Workers(pb.WorkersRequest(epoch=self._connection.epoch, all=all), timeout=_CALL_S)
+
+        return await self._connection.unary(call)
+
+    async def worker_command(self, incarnation: str, verb: str, argument: str = "") -> pb.WorkersReply:
+        """`verb`: drain, reload, log-level. NotFoundError."""
+
+        async def call(stub: RunsStub) -> pb.WorkersReply:
+            request = pb.WorkerCommandRequest(
+                epoch=self._connection.epoch, incarnation=incarnation, verb=verb, argument=argument
+            )
+            return await stub.Worker(request, timeout=_CALL_S)
+
+        return await self._connection.unary(call)
+
+    async def _get(self, run_id: str) -> pb.RunReply:
+        async def call(stub: RunsStub) -> pb.RunReply:
+            return await stub.Get(pb.RunRequest(epoch=self._connection.epoch, run_id=run_id), timeout=_CALL_S)
+
+        reply = await self._connection.unary(call)
+        self._note_objects(reply.objects_addr)
+        return reply
+
+    # ---- objects
+
+    def objects(self, run_id: str) -> RemoteObjects:
+        """The cluster's objects; what is put is kept for `run_id`, which must be open, until it refers to it."""
+        if run_id not in self._objects:
+
+            async def channel() -> grpc.aio.Channel:
+                # Asked again for every channel: a new leader has another objects server.
+                await self._get(run_id)
+                credentials = self._connection.credentials.channel_credentials()
+                return open_channel(self._objects_addr, credentials)
+
+            self._objects[run_id] = RemoteObjects(
+                channel,
+                pin=run_id,
+                epoch=lambda: self._connection.epoch,
+                retry_for_s=self._connection.patience_s,
+            )
+        return self._objects[run_id]
+
+    async def upload_tree(
+        self, run_id: str, directory: Path, progress: Callable[[int, int], None] | None = None
+    ) -> bytes:
+        """What the cluster lacks of a directory; the id of its manifest. `progress(bytes done, bytes in all)`."""
+        return await tree.upload(directory, self.objects(run_id), progress, links="follow")
+
+    async def download(self, run_id: str, object_id: bytes, path: Path) -> None:
+        """An object into a file, verified. NotFoundError."""
+        await self.objects(run_id).fetch(object_id, path)
+
+    def _note_objects(self, address: str) -> None:
+        if not address:
+            return
+        place = parse_address(address, "objects_addr")
+        if place.is_wildcard:  # it listens everywhere: reach it where the coordinator is
+            place = place._replace(host=parse_address(self._connection.address).host)
+        self._objects_addr = str(place)
+
+
+def from_seq(items: Iterable[NewItem]) -> Items:
+    """`items`, all of them, as something that can start later."""
+    return lambda seq: islice(items, seq, None)

@@ -1,0 +1,178 @@
+"""Streaming a run's items to the leader, surviving leaders: what is not yet durable is kept and sent again."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import AsyncGenerator, Callable
+from typing import Any
+
+import grpc
+import grpc.aio
+
+from rollout.client.batches import Batch
+from rollout.client.connection import Connection, Patience
+from rollout.model.errors import ProtocolError, RolloutError, UnavailableError
+from rollout.wire.v1 import runs_pb2 as pb
+
+WINDOW = 24
+"""Batches sent and not yet durable, at most."""
+
+Source = Callable[[int], AsyncGenerator[Batch, None]]
+
+
+class Submission:
+    """One submission: `run` until everything is durable and sealed.
+
+    `source(durable)` gives the batches from the first seq that the ledger lacks; it is called once.
+    """
+
+    def __init__(
+        self,
+        connection: Connection,
+        spec: Any,
+        source: Source,
+        *,
+        seal: bool,
+        progress: Callable[[int], None] | None,
+        opened: Callable[[pb.SubmitDown], None],
+    ) -> None:
+        self._connection = connection
+        self._spec = spec
+        self._source = source
+        self._seal = seal
+        self._progress = progress
+        self._opened = opened
+        self._window: deque[Batch] = deque()
+        self._batches: AsyncGenerator[Batch, None] | None = None
+        self._taking: asyncio.Future[Batch | None] | None = None
+        self._exhausted = False
+        self._count = 0
+        self._durable = 0
+        self._sealed = False
+        self._moved = asyncio.Event()
+
+    async def run(self) -> int:
+        """The number of durable items. Errors of the source, of the leader, and UnavailableError."""
+        patience = Patience(self._connection)
+        try:
+            while True:
+                try:
+                    await self._stream(patience)
+                except grpc.aio.AioRpcError as error:
+                    await patience.failed(self._connection.moved_on(error))
+                except grpc.aio.UsageError as error:
+                    await patience.failed(UnavailableError(str(error)))
+                except UnavailableError as error:
+                    self._connection.leave()
+                    await patience.failed(error)
+                else:
+                    return self._durable
+        finally:
+            if self._batches is not None:
+                if self._taking is not None:
+                    self._taking.cancel()
+                    await asyncio.gather(self._taking, return_exceptions=True)
+                await self._batches.aclose()
+
+    async def _stream(self, patience: Patience) -> None:
+        call: Any = (await self._connection.stub()).Submit()
+        try:
+            await call.write(pb.SubmitUp(epoch=self._connection.epoch, open=self._spec))
+            reply = await call.read()
+            if reply is grpc.aio.EOF:
+                await _raise_status(call)
+            self._acknowledged(reply)
+            patience.succeeded()
+            self._opened(reply)
+            if self._batches is None:
+                self._batches = self._source(self._durable)
+                self._count = self._durable
+            if self._sealed:
+                return
+            await self._exchange(call, patience)
+        finally:
+            call.cancel()
+
+    async def _exchange(self, call: Any, patience: Patience) -> None:
+        reader = asyncio.create_task(self._read(call, patience))
+        writer = asyncio.create_task(self._write(call))
+        try:
+            await asyncio.wait({reader, writer}, return_when=asyncio.FIRST_COMPLETED)
+            if writer.done() and isinstance(writer.exception(), RolloutError):
+                writer.result()
+            # A broken stream shows in both; only the reader knows why.
+            await reader
+            if not self._finished():
+                raise UnavailableError("the coordinator ended the stream before everything was durable")
+        finally:
+            for task in (reader, writer):
+                task.cancel()
+            await asyncio.gather(reader, writer, return_exceptions=True)
+
+    def _finished(self) -> bool:
+        return self._sealed if self._seal else self._exhausted and not self._window
+
+    async def _read(self, call: Any, patience: Patience) -> None:
+        while not self._finished():
+            reply = await call.read()
+            if reply is grpc.aio.EOF:
+                if self._finished():
+                    return
+                await _raise_status(call)
+            self._acknowledged(reply)
+            patience.succeeded()
+
+    def _acknowledged(self, reply: pb.SubmitDown) -> None:
+        self._connection.seen(reply)
+        if reply.durable < self._durable:
+            raise ProtocolError(
+                f"run {self._spec.run_id} had {self._durable} durable items and now has {reply.durable}: the ledger "
+                "was restored from an older backup; submit it again under a new run id"
+            )
+        self._durable = reply.durable
+        self._sealed = self._sealed or reply.sealed
+        while self._window and self._window[0].end <= self._durable:
+            self._window.popleft()
+        self._moved.set()
+        if self._progress is not None:
+            self._progress(self._durable)
+
+    async def _write(self, call: Any) -> None:
+        assert self._batches is not None
+        for batch in list(self._window):
+            await call.write(pb.SubmitUp(epoch=self._connection.epoch, items=batch.message))
+        while not self._exhausted:
+            while len(self._window) >= WINDOW:
+                self._moved.clear()
+                await self._moved.wait()
+            batch = await self._next()
+            if batch is None:
+                break
+            self._window.append(batch)
+            self._count = batch.end
+            await call.write(pb.SubmitUp(epoch=self._connection.epoch, items=batch.message))
+        if self._seal:
+            await call.write(pb.SubmitUp(epoch=self._connection.epoch, seal=pb.Seal(count=self._count)))
+        await call.done_writing()
+
+    async def _next(self) -> Batch | None:
+        assert self._batches is not None
+        # Not cancelled with the stream: a batch taken from the source must not be lost.
+        if self._taking is None:
+            self._taking = asyncio.ensure_future(anext(self._batches, None))
+        batch = await asyncio.shield(self._taking)
+        self._taking = None
+        if batch is None:
+            self._exhausted = True
+        return batch
+
+
+async def _raise_status(call: Any) -> None:
+    """The stream ended: by an error, which is raised, or early."""
+    code = await call.code()
+    if code is grpc.StatusCode.OK:
+        raise UnavailableError("the coordinator closed the stream")
+    raise grpc.aio.AioRpcError(
+        code, await call.initial_metadata(), await call.trailing_metadata(), details=await call.details()
+    )
