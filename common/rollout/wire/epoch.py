@@ -68,7 +68,7 @@ class EpochGuard:
                     self._on_deposed(epoch)
             if self._deposed_by is not None:
                 raise FencedError(
-                    f"This coordinator held epoch {self._current}; a leader of epoch {self._deposed_by} has taken over.",
+                    f"This coordinator is of epoch {self._current}; a leader of epoch {self._deposed_by} took over.",
                     epoch=self._deposed_by,
                 )
         elif epoch < self._current:

@@ -1,0 +1,65 @@
+"""Files of `tls_dir`: names, and writes that leave the old file or the new one, never a part."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from rollout.model.errors import ConfigError
+
+CA = "ca.pem"
+CA_KEY = "ca.key.pem"
+ISSUER = "issuer.pem"
+ISSUER_KEY = "issuer.key.pem"
+HOST = "host.pem"
+HOST_KEY = "host.key.pem"
+JOINED = "join.json"
+
+
+def write_atomic(path: Path, data: bytes, mode: int = 0o644) -> None:
+    """Durable, and `mode` holds from the first byte on. ConfigError when the directory cannot be written."""
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+        descriptor, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+        try:
+            with os.fdopen(descriptor, "wb") as file:
+                os.fchmod(file.fileno(), mode)
+                file.write(data)
+                file.flush()
+                os.fsync(file.fileno())
+            Path(temporary).replace(path)
+        except BaseException:
+            Path(temporary).unlink(missing_ok=True)
+            raise
+    except OSError as error:
+        raise ConfigError(f"cannot write {path}: {error.strerror or error}; check transport.tls_dir") from error
+
+
+def read(path: Path) -> bytes | None:
+    """None when it is not there; ConfigError when it cannot be read."""
+    try:
+        return path.read_bytes()
+    except FileNotFoundError:
+        return None
+    except OSError as error:
+        raise ConfigError(f"cannot read {path}: {error.strerror or error}; check its owner and mode") from error
+
+
+@contextmanager
+def locked(directory: Path) -> Iterator[None]:
+    """One process at a time; the lock goes with the process, so a crash leaves none behind."""
+    import fcntl
+
+    try:
+        directory.mkdir(parents=True, exist_ok=True, mode=0o700)
+        descriptor = os.open(directory / ".lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    except OSError as error:
+        raise ConfigError(f"cannot use {directory}: {error.strerror or error}; check transport.tls_dir") from error
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(descriptor)

@@ -1,0 +1,128 @@
+"""Join tokens: `rj1.<role letter>.<secret>.<hash of the CA>.<checksum>`.
+
+The hash lets a host check the CA before it shows the secret; the checksum tells a typo from a wrong token. The store
+keeps a hash of the secret only.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import json
+import secrets
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, cast
+
+from rollout.model.errors import AuthError, ConfigError, UnavailableError
+from rollout.security.roles import Role
+from rollout.storage.port import Storage, Transaction
+
+NAMESPACE = "security"
+PREFIX = "token/"
+SECRET_BYTES = 20
+CAS_TRIES = 50
+
+_LETTERS = {"c": Role.COORDINATOR, "w": Role.WORKER, "o": Role.OPERATOR}
+
+
+@dataclass(frozen=True, slots=True)
+class Token:
+    role: Role
+    secret: str
+    ca_hash: bytes
+
+
+def _base32(data: bytes) -> str:
+    return base64.b32encode(data).decode().rstrip("=").lower()
+
+
+def _unbase32(text: str) -> bytes:
+    return base64.b32decode(text.upper() + "=" * (-len(text) % 8))
+
+
+def _checksum(body: str) -> str:
+    return _base32(hashlib.sha256(body.encode()).digest()[:5])
+
+
+def format_token(token: Token) -> str:
+    letter = next(letter for letter, role in _LETTERS.items() if role is token.role)
+    body = f"rj1.{letter}.{token.secret}.{_base32(token.ca_hash)}"
+    return f"{body}.{_checksum(body)}"
+
+
+def parse_token(text: str) -> Token:
+    """AuthError that says whether it is no token at all or was mistyped."""
+    text = "".join(text.split()).lower()
+    parts = text.split(".")
+    if parts[0] != "rj1" or len(parts) != 5:
+        raise AuthError(
+            "This is not a join token (they look like rj1.w.xxxx.xxxx.xxxx); copy the whole line that "
+            "`rollout-coordinator token create` printed."
+        )
+    body, checksum = text.rsplit(".", 1)
+    if checksum != _checksum(body) or parts[1] not in _LETTERS:
+        raise AuthError("The join token was mistyped or cut short: its checksum does not match; copy it again.")
+    return Token(_LETTERS[parts[1]], parts[2], _unbase32(parts[3]))
+
+
+def _key(secret: str) -> str:
+    return PREFIX + hashlib.sha256(secret.encode()).hexdigest()
+
+
+def _encode(value: dict[str, Any]) -> bytes:
+    return json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=False).encode()
+
+
+async def create_token(
+    storage: Transaction,
+    role: Role,
+    *,
+    ca_hash: bytes,
+    ttl_s: float = 600.0,
+    uses: int = 1,
+    clock: Callable[[], float] = time.time,
+) -> str:
+    """A new token's text, shown once and never stored. Tokens long expired are removed on the way."""
+    if ttl_s <= 0 or uses < 1:
+        raise ConfigError(f"a token needs a time to live and at least one use, got ttl {ttl_s} s and {uses} uses")
+    now_ms = int(clock() * 1000)
+    for key, value in await storage.scan(NAMESPACE, PREFIX):
+        if json.loads(value)["expires_ms"] < now_ms - 86_400_000:
+            await storage.cas(NAMESPACE, key, value, None)
+    secret = _base32(secrets.token_bytes(SECRET_BYTES))
+    record = {"role": role.value, "expires_ms": now_ms + int(ttl_s * 1000), "uses": uses, "used_by": []}
+    await storage.put(NAMESPACE, _key(secret), _encode(record))
+    return format_token(Token(role, secret, ca_hash))
+
+
+async def consume_token(
+    storage: Storage, secret: str, key_fingerprint: str, clock: Callable[[], float] = time.time
+) -> Role:
+    """Use the token up by one, in one compare-and-swap; the same key does so only once. The role it gives.
+
+    AuthError: unknown, expired or used up.
+    """
+    key = _key(secret)
+    for _ in range(CAS_TRIES):
+        stored = await storage.get(NAMESPACE, key)
+        if stored is None:
+            raise AuthError(
+                "The join token is not known to this cluster; make one by `rollout-coordinator token create`."
+            )
+        record = cast("dict[str, Any]", json.loads(stored))
+        if record["expires_ms"] <= clock() * 1000:
+            raise AuthError("The join token has expired; make a new one by `rollout-coordinator token create`.")
+        used_by = cast("list[str]", record["used_by"])
+        role = Role(record["role"])
+        if key_fingerprint in used_by:
+            return role
+        if len(used_by) >= record["uses"]:
+            raise AuthError(
+                f"The join token is used up ({record['uses']} of {record['uses']} hosts joined); make a new one by "
+                "`rollout-coordinator token create`, with --uses N for several hosts."
+            )
+        if await storage.cas(NAMESPACE, key, stored, _encode({**record, "used_by": [*used_by, key_fingerprint]})):
+            return role
+    raise UnavailableError("Too many hosts join with this token at once; try again in a moment.")
