@@ -1,0 +1,8 @@
+"""What a plugin author imports, the manifest, and the checks a plugin must pass."""
+
+from __future__ import annotations
+
+from rollout.plugins.api import Environment, reward
+from rollout.plugins.manifest import Manifest, load_manifest
+
+__all__ = ["Environment", "Manifest", "load_manifest", "reward"]

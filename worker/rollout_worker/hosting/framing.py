@@ -1,0 +1,57 @@
+"""Frames between host and plugin: a big-endian u32 length, then UTF-8 JSON. Standard library only.
+
+Request: `{"id": N, "method": STR, "payload": JSON}`. Reply: `{"id": N, "payload": JSON}` or
+`{"id": N, "error": {"code": STR, "message": STR}}`. Bytes stand in `payload_b64` instead of `payload`.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+import socket
+import struct
+from typing import Any
+
+HEADER = struct.Struct(">I")
+
+
+def with_payload(frame: dict[str, Any], payload: Any) -> dict[str, Any]:
+    if isinstance(payload, bytes | bytearray | memoryview):
+        frame["payload_b64"] = base64.b64encode(payload).decode()
+    else:
+        frame["payload"] = payload
+    return frame
+
+
+def payload_of(frame: dict[str, Any]) -> Any:
+    """ValueError where neither form is there."""
+    if "payload_b64" in frame:
+        return base64.b64decode(frame["payload_b64"], validate=True)
+    if "payload" not in frame:
+        raise ValueError("neither payload, payload_b64 nor error")
+    return frame["payload"]
+
+
+def encode(frame: dict[str, Any]) -> bytes:
+    """ValueError or TypeError: not JSON (NaN, a set, an object)."""
+    body = json.dumps(frame, allow_nan=False, separators=(",", ":")).encode()
+    return HEADER.pack(len(body)) + body
+
+
+def receive(connection: socket.socket) -> dict[str, Any] | None:
+    """The next frame, blocking; None at the end."""
+    head = _exactly(connection, HEADER.size)
+    if head is None:
+        return None
+    body = _exactly(connection, HEADER.unpack(head)[0])
+    return None if body is None else json.loads(body)
+
+
+def _exactly(connection: socket.socket, count: int) -> bytes | None:
+    data = bytearray()
+    while len(data) < count:
+        piece = connection.recv(min(count - len(data), 1 << 20))
+        if not piece:
+            return None
+        data += piece
+    return bytes(data)

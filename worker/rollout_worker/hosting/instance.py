@@ -1,0 +1,176 @@
+"""One loaded plugin: calls it, and replaces its process when it hangs, crashes or floods."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import Any
+
+import structlog
+from rollout.model.errors import PluginError, RolloutError
+from rollout.plugins import api
+from rollout.plugins.manifest import Manifest
+
+from rollout_worker.hosting import cdylib, python_mode, sidecar
+from rollout_worker.hosting.channel import FATAL, Limits
+from rollout_worker.hosting.running import Running, handshake
+
+log = structlog.get_logger()
+
+
+async def start(manifest: Manifest, limits: Limits) -> Running:
+    """A process that has answered init and preflight. PluginError, ConfigError; nothing is left behind then."""
+    if manifest.mode == "python":
+        running, payload = await python_mode.start(manifest, limits), python_mode.init_payload(manifest)
+    elif manifest.mode == "sidecar":
+        running, payload = await sidecar.start(manifest, limits), sidecar.init_payload(manifest)
+    else:
+        running, payload = await cdylib.start(manifest, limits), cdylib.init_payload(manifest, limits)
+    try:
+        await handshake(running, manifest, payload, limits)
+    except PluginError as e:
+        text = e.message
+        if e.context.get("reason") == "crashed":
+            text = f"the process {await running.process.describe_end()}"
+        await running.stop(0.0, politely=False)
+        raise PluginError(f"plugin {manifest.name} did not start: {text}", reason=e.context.get("reason")) from e
+    except BaseException:
+        await running.stop(0.0, politely=False)
+        raise
+    return running
+
+
+class Instance:
+    """At most `runtime.concurrency` calls at once. After a fatal fault the next call starts a new process, after a
+    backoff that doubles until a call succeeds."""
+
+    def __init__(self, manifest: Manifest, limits: Limits, clock: Callable[[], float] | None = None) -> None:
+        self.manifest = manifest
+        self._limits = limits
+        self._clock = clock or asyncio.get_running_loop().time
+        self._running: Running | None = None
+        self._calls = asyncio.Semaphore(manifest.runtime.concurrency)
+        self._starting = asyncio.Lock()
+        self._faults = 0
+        self._not_before = 0.0
+        self._stops: set[asyncio.Task[None]] = set()
+        self._open_calls: set[asyncio.Task[Any]] = set()
+        self._closed = False
+
+    async def start(self) -> None:
+        """The first process: a fault here is the caller's, nothing is tried again."""
+        async with self._starting:
+            self._running = await start(self.manifest, self._limits)
+
+    @property
+    def pid(self) -> int | None:
+        return None if self._running is None else self._running.process.pid
+
+    async def call(self, method: str, payload: dict[str, Any] | bytes, timeout_s: float) -> Any:
+        """PluginError with a `reason`. The time limit counts from when the plugin is free."""
+        task = asyncio.create_task(self._call(method, payload, timeout_s))
+        self._open_calls.add(task)
+        task.add_done_callback(self._open_calls.discard)
+        # A caller that gives up leaves the plugin at work: the call keeps its place until it ends or times out.
+        return await asyncio.shield(task)
+
+    async def _call(self, method: str, payload: Any, timeout_s: float) -> Any:
+        async with self._calls:
+            try:
+                running = await self._ready(timeout_s)
+            except RolloutError as e:
+                log.warning("plugin_call_error", plugin=self.manifest.name, method=method, error=e.message)
+                raise
+            try:
+                value = await running.channel.call(method, payload, timeout_s)
+                value = api.check_result(self.manifest.kind, method, value)
+            except PluginError as e:
+                raise await self._faulted(running, method, e) from e
+            self._faults = 0
+            return value
+
+    async def _faulted(self, running: Running, method: str, e: PluginError) -> PluginError:
+        reason = e.context.get("reason", "plugin_error")
+        text = e.message
+        if reason == "crashed":
+            text = f"its process {await running.process.describe_end()}"
+        if reason in FATAL:
+            text += "; the plugin is restarted"
+            self._discard(running)
+        log.warning("plugin_call_error", plugin=self.manifest.name, method=method, reason=reason, error=text)
+        return PluginError(f"plugin {self.manifest.name}, {method}: {text}", reason=reason)
+
+    async def _ready(self, timeout_s: float) -> Running:
+        async with self._starting:
+            running = self._running
+            if running is not None and running.process.ended:  # between two calls
+                self._discard(running)
+                running = None
+            if self._running is not None and running is not None:
+                return running
+            if self._closed:
+                raise PluginError(f"plugin {self.manifest.name} is unloaded", reason="unloaded")
+            wait = self._not_before - self._clock()
+            if wait > timeout_s:
+                raise PluginError(
+                    f"plugin {self.manifest.name} failed {self._faults} times in a row; next try in {wait:.1f} s",
+                    reason="backoff",
+                )
+            if wait > 0:
+                await asyncio.sleep(wait)
+            try:
+                self._running = await start(self.manifest, self._limits)
+            except RolloutError:
+                self._back_off()
+                raise
+            log.info("plugin_restarted", plugin=self.manifest.name, faults=self._faults)
+            return self._running
+
+    def _discard(self, running: Running) -> None:
+        """Kills it now, so that a call that hangs takes no more time; the rest of the stop goes on behind."""
+        if self._running is not running:
+            return
+        self._running = None
+        running.process.kill()
+        self._back_off()
+        self._stop_later(running, politely=False)
+
+    def _back_off(self) -> None:
+        delay = min(self._limits.max_backoff_s, self._limits.first_backoff_s * 2**self._faults)
+        self._faults += 1
+        self._not_before = self._clock() + delay
+
+    def _stop_later(self, running: Running, *, politely: bool, after: list[asyncio.Task[Any]] | None = None) -> None:
+        async def stop() -> None:
+            if after:
+                await asyncio.wait(after)
+            await running.stop(self._limits.stop_grace_s, politely=politely)
+
+        task = asyncio.create_task(stop())
+        self._stops.add(task)
+        task.add_done_callback(self._stops.discard)
+
+    async def replace(self, manifest: Manifest) -> None:
+        """A new process of `manifest`; calls under way end on the old one. On an error the old one stays."""
+        async with self._starting:
+            fresh = await start(manifest, self._limits)
+            old, self._running = self._running, fresh
+            if manifest.runtime.concurrency != self.manifest.runtime.concurrency:
+                self._calls = asyncio.Semaphore(manifest.runtime.concurrency)
+            self.manifest = manifest
+            self._faults, self._not_before = 0, 0.0
+            if old is not None:
+                self._stop_later(old, politely=True, after=list(self._open_calls))
+
+    async def close(self) -> None:
+        self._closed = True
+        async with self._starting:
+            running, self._running = self._running, None
+        if running is not None:
+            if self._open_calls:
+                running.process.kill()
+            await running.stop(self._limits.stop_grace_s, politely=not self._open_calls)
+        if self._open_calls:
+            await asyncio.wait(list(self._open_calls))
+        if self._stops:
+            await asyncio.wait(list(self._stops))

@@ -1,0 +1,141 @@
+"""A plugin's process: its own group, bounded output, ended with everything it started."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import time
+from collections import deque
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
+
+import structlog
+from rollout.config.parent import PARENT_FD
+from rollout.model.errors import PluginError
+
+log = structlog.get_logger()
+
+_LINES_PER_S = 50
+_LINE_BYTES = 2000
+_TAIL = 20
+_HIDDEN_PREFIX = "ROLLOUT_SECRET_"
+
+
+def child_environment(extra: Mapping[str, str]) -> dict[str, str]:
+    """This process's environment without what plugins must not see."""
+    kept = {k: v for k, v in os.environ.items() if not k.startswith(_HIDDEN_PREFIX) and k != PARENT_FD}
+    return {**kept, "PYTHONUNBUFFERED": "1", **extra}
+
+
+class PluginProcess:
+    """Started with `start`. Its stdout and stderr become log lines, at most 50 a second; the rest is counted."""
+
+    def __init__(self, plugin: str, process: asyncio.subprocess.Process) -> None:
+        self.plugin = plugin
+        self._process = process
+        self._tail: deque[str] = deque(maxlen=_TAIL)
+        self._window = 0.0
+        self._in_window = 0
+        self.dropped_lines = 0
+        assert process.stdout is not None
+        self._drain = asyncio.create_task(self._read_output(process.stdout))
+
+    @classmethod
+    async def start(
+        cls,
+        plugin: str,
+        command: Sequence[str],
+        *,
+        cwd: Path,
+        environment: Mapping[str, str] = {},
+        pass_fds: Sequence[int] = (),
+    ) -> PluginProcess:
+        """PluginError with reason "start" if the program cannot be run."""
+        try:
+            process = await asyncio.create_subprocess_exec(
+                *command,
+                cwd=cwd,
+                env=child_environment(environment),
+                stdin=asyncio.subprocess.PIPE,  # the lifeline: never written, closes with this process
+                stdout=asyncio.subprocess.PIPE,
+                stderr=asyncio.subprocess.STDOUT,
+                start_new_session=True,
+                pass_fds=tuple(pass_fds),
+                limit=_LINE_BYTES,
+            )
+        except (OSError, ValueError) as e:
+            raise PluginError(f"plugin {plugin} cannot be started: {command[0]}: {e}", reason="start") from e
+        return cls(plugin, process)
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
+    @property
+    def ended(self) -> bool:
+        return self._process.returncode is not None
+
+    async def wait(self) -> int:
+        return await self._process.wait()
+
+    def kill(self) -> None:
+        self._signal(signal.SIGKILL)
+
+    async def stop(self, grace_s: float) -> None:
+        """SIGTERM, `grace_s` seconds later SIGKILL, each to the whole group; returns when it has ended."""
+        if not self.ended:
+            self._signal(signal.SIGTERM)
+            with suppress(TimeoutError):
+                await asyncio.wait_for(self._process.wait(), grace_s)
+        self._signal(signal.SIGKILL)
+        await self._process.wait()
+        if self._process.stdin is not None:
+            self._process.stdin.close()
+        await asyncio.wait([self._drain], timeout=1.0)
+        self._drain.cancel()
+        await asyncio.gather(self._drain, return_exceptions=True)
+        # A grandchild that left the group may hold the pipe; without this its transport would outlive the loop.
+        self._process._transport.close()  # type: ignore[attr-defined]  # pyright: ignore
+
+    async def describe_end(self) -> str:
+        """How it ended and what it said last, for a person."""
+        with suppress(TimeoutError):
+            await asyncio.wait_for(self._process.wait(), 1.0)
+        await asyncio.wait([self._drain], timeout=0.2)
+        code = self._process.returncode
+        if code is None:
+            how = "closed its connection"
+        elif code < 0:
+            how = f"was killed by {signal.Signals(-code).name}"
+        else:
+            how = f"exited with {code}"
+        said = " | ".join(list(self._tail)[-3:])
+        return f"{how}; it said: {said}" if said else how
+
+    def _signal(self, number: signal.Signals) -> None:
+        with suppress(ProcessLookupError, PermissionError):
+            os.killpg(self._process.pid, number)
+
+    async def _read_output(self, stream: asyncio.StreamReader) -> None:
+        while True:
+            piece = await stream.read(4096)
+            if not piece:
+                return
+            for line in piece.decode(errors="replace").splitlines():
+                if text := line.strip()[:_LINE_BYTES]:
+                    self._line(text)
+
+    def _line(self, text: str) -> None:
+        self._tail.append(text)
+        now = time.monotonic()
+        if now - self._window >= 1.0:
+            self._window, self._in_window = now, 0
+        self._in_window += 1
+        if self._in_window <= _LINES_PER_S:
+            log.info("plugin_output", plugin=self.plugin, line=text)
+            return
+        self.dropped_lines += 1
+        if self._in_window == _LINES_PER_S + 1:
+            log.warning("plugin_output_dropped", plugin=self.plugin, lines_per_s=_LINES_PER_S)

@@ -1,0 +1,36 @@
+"""Mode `python`: the author's module in a slot process of its own."""
+
+from __future__ import annotations
+
+import sys
+
+from rollout.model.errors import ConfigError
+from rollout.plugins.manifest import Manifest
+
+from rollout_worker.hosting.channel import Limits
+from rollout_worker.hosting.running import Running, start_child
+
+
+async def start(manifest: Manifest, limits: Limits) -> Running:
+    """The process, not yet initialised. ConfigError if this Python is too old for the plugin."""
+    wanted = tuple(map(int, manifest.runtime.python_min.split(".")))
+    if sys.version_info[:2] < wanted:
+        raise ConfigError(
+            f"{manifest.path}: the plugin wants Python {manifest.runtime.python_min}, this worker runs "
+            f"{sys.version_info.major}.{sys.version_info.minor}"
+        )
+    return await start_child(manifest, limits, "rollout_worker.hosting.python_child")
+
+
+def init_payload(manifest: Manifest) -> dict[str, object]:
+    entry = manifest.entry.python
+    assert entry is not None
+    return {
+        "name": manifest.name,
+        "kind": manifest.kind,
+        "module": entry.module,
+        "factory": entry.factory,
+        "path": str((manifest.directory / entry.path).resolve()),
+        "concurrency": manifest.runtime.concurrency,
+        "config": manifest.config,
+    }

@@ -1,0 +1,74 @@
+"""A started plugin process with its channel, whatever the mode."""
+
+from __future__ import annotations
+
+import shutil
+import socket
+import sys
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import anyio.to_thread
+from rollout.model.errors import PluginError
+from rollout.plugins import api
+from rollout.plugins.manifest import Manifest
+
+from rollout_worker.hosting.channel import Channel, JsonChannel, Limits, fault
+from rollout_worker.hosting.process import PluginProcess
+
+
+@dataclass
+class Running:
+    process: PluginProcess
+    channel: Channel
+    scratch: Path | None = None
+    said: dict[str, Any] = field(default_factory=dict[str, Any])  # reply to init
+
+    async def stop(self, grace_s: float, *, politely: bool) -> None:
+        if politely and not self.process.ended:
+            with suppress(PluginError):  # not every plugin cares; the signal follows
+                await self.channel.call(api.SHUTDOWN, {}, grace_s)
+        await self.channel.close()
+        await self.process.stop(grace_s if politely else 0.0)
+        if self.scratch is not None:
+            await anyio.to_thread.run_sync(lambda: shutil.rmtree(self.scratch or "", ignore_errors=True))
+
+
+async def start_child(manifest: Manifest, limits: Limits, module: str) -> Running:
+    """One of our own child modules, on a socket pair it inherits; never in the daemon's process."""
+    ours, theirs = socket.socketpair()
+    try:
+        process = await PluginProcess.start(
+            manifest.name,
+            [sys.executable, "-m", module, str(theirs.fileno())],
+            cwd=manifest.directory,
+            pass_fds=[theirs.fileno()],
+        )
+    except BaseException:
+        ours.close()
+        raise
+    finally:
+        theirs.close()
+    return Running(process, await JsonChannel.over(ours, limits))
+
+
+async def handshake(running: Running, manifest: Manifest, payload: dict[str, Any], limits: Limits) -> None:
+    """init, then preflight. PluginError; the caller stops what was started."""
+    said = await running.channel.call(api.INIT, payload, limits.start_timeout_s)
+    if not isinstance(said, dict):
+        raise fault("wrong_type", f"its init must answer an object with name and version, not {type(said).__name__}")
+    running.said = said
+    for key, wanted in (("name", manifest.name), ("version", manifest.version)):
+        found = running.said.get(key, wanted)
+        if found != wanted:
+            raise fault("wrong_plugin", f"the manifest says {key} {wanted!r}, the plugin says {found!r}")
+    try:
+        ready = await running.channel.call(api.PREFLIGHT, {}, limits.start_timeout_s)
+    except PluginError as e:
+        if e.context.get("reason") == "unknown_method":
+            return
+        raise
+    if isinstance(ready, dict) and ready.get("ok") is False:  # pyright: ignore[reportUnknownMemberType]
+        raise fault("not_ready", f"its preflight says: {ready.get('message', '')}")  # pyright: ignore

@@ -1,0 +1,1 @@
+"""One plugin of each mode, to copy from. Not imported: loaded through their manifests."""
