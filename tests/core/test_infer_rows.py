@@ -116,7 +116,7 @@ def test_unreadable_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Non
         raise PermissionError(13, "Permission denied")
 
     monkeypatch.setattr(Path, "open", refuse)  # root reads everything, so rights alone prove nothing here
-    with pytest.raises(InputError, match="cannot read .*: Permission denied"):
+    with pytest.raises(InputError, match=r"cannot read .*: Permission denied"):
         list(read_rows([path]))
 
 

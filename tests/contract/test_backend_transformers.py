@@ -1,0 +1,141 @@
+"""The transformers backend against the library's own generate(), and what only it can get wrong."""
+
+from __future__ import annotations
+
+import asyncio
+import collections
+import random
+from pathlib import Path
+from typing import Any
+
+import pytest
+from rollout.model.errors import AttemptError, ConfigError
+from rollout_worker.backends.port import BackendOptions, Request, Sampling
+
+pytestmark = pytest.mark.engine
+torch = pytest.importorskip("torch")
+transformers = pytest.importorskip("transformers")
+
+
+@pytest.fixture(scope="module")
+def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    from rollout_worker.backends.tiny import make_tiny
+
+    directory = tmp_path_factory.mktemp("model") / "tiny"
+    make_tiny(directory)
+    return directory
+
+
+def options(tiny: Path, **more: Any) -> BackendOptions:
+    return BackendOptions(model=str(tiny), kind="transformers", options={"device": "cpu", "max_num_seqs": 6, **more})
+
+
+async def test_greedy_is_that_of_generate(tiny: Path) -> None:
+    """Rows join and leave a batch of six all the time; every one must equal a generate() of its own."""
+    from rollout_worker.backends.transformers import open_backend
+
+    backend = open_backend(options(tiny))
+    await backend.start()
+    draw = random.Random(0)
+    words = ["the", "worker", "gives", "work", "back", "to", "12", "and", "30", "{", "}", ",", "is", "what", "user", "hello"]
+    rows = [(" ".join(draw.choices(words, k=draw.randint(1, 40))), draw.randint(1, 40)) for _ in range(40)]
+    requests = [
+        Request(f"r{at}", Sampling(temperature=0, max_tokens=limit), prompt=prompt)
+        for at, (prompt, limit) in enumerate(rows)
+    ]
+    completions = await asyncio.gather(*(backend.generate(request) for request in requests))
+    await backend.close()
+    model = transformers.AutoModelForCausalLM.from_pretrained(tiny)
+    tokenizer = transformers.AutoTokenizer.from_pretrained(tiny)
+    for (prompt, limit), completion in zip(rows, completions, strict=True):
+        ids = tokenizer(prompt, return_tensors="pt").input_ids
+        out = model.generate(ids, attention_mask=torch.ones_like(ids), max_new_tokens=limit, do_sample=False)
+        new = out[0, ids.shape[1] :]
+        assert completion.choices[0].tokens == len(new)
+        assert completion.choices[0].text == tokenizer.decode(new, skip_special_tokens=True)
+
+
+def test_sampling_follows_the_distribution() -> None:
+    from rollout_worker.backends.sampling import RowState, next_tokens
+
+    scores = torch.log(torch.tensor([0.5, 0.3, 0.15, 0.05]))
+
+    def counts(**more: Any) -> list[float]:
+        row = RowState(Sampling(**more), [0], [], random.Random(1), frozenset({3}))
+        seen = collections.Counter(next_tokens(scores[None].clone(), [row])[0] for _ in range(4000))
+        return [seen[token] / 4000 for token in range(4)]
+
+    assert counts() == pytest.approx([0.5, 0.3, 0.15, 0.05], abs=0.03)
+    assert counts(top_k=2) == pytest.approx([0.625, 0.375, 0, 0], abs=0.03)
+    assert counts(top_p=0.8) == pytest.approx([0.625, 0.375, 0, 0], abs=0.03)
+    assert counts(top_p=0.81)[2] > 0
+    assert counts(min_p=0.4) == pytest.approx([0.625, 0.375, 0, 0], abs=0.03)
+    assert counts(min_tokens=1)[3] == 0
+    squares = [0.25, 0.09, 0.0225, 0.0025]
+    assert counts(temperature=0.5) == pytest.approx([s / sum(squares) for s in squares], abs=0.03)
+    assert counts(temperature=0) == [1, 0, 0, 0]
+
+
+def test_tiny_is_deterministic_and_seeded(tiny: Path, tmp_path: Path) -> None:
+    from rollout_worker.backends.tiny import make_tiny
+
+    make_tiny(tmp_path / "again")
+    make_tiny(tmp_path / "other", seed=1)
+    names = sorted(path.name for path in tiny.iterdir())
+    assert names == sorted(path.name for path in (tmp_path / "again").iterdir())
+    assert all((tiny / name).read_bytes() == (tmp_path / "again" / name).read_bytes() for name in names)
+    weights = "model.safetensors"
+    assert (tiny / weights).read_bytes() != (tmp_path / "other" / weights).read_bytes()
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "notes").write_text("keep")
+    with pytest.raises(ConfigError, match="holds something else"):
+        make_tiny(tmp_path / "mine")
+
+
+@pytest.mark.parametrize(
+    ("more", "message"),
+    [({"device": "cuda"}, "is_available"), ({"max_model_len": 4096}, "the model holds 2048 tokens")],
+)
+async def test_start_says_what_is_wrong(tiny: Path, more: dict[str, Any], message: str) -> None:
+    from rollout_worker.backends.transformers import open_backend
+
+    if more.get("device") == "cuda" and torch.cuda.is_available():
+        pytest.skip("this machine has a GPU")
+    with pytest.raises(AttemptError, match=message) as error:
+        await open_backend(options(tiny, **more)).start()
+    assert not error.value.retry
+
+
+async def test_missing_model(tmp_path: Path) -> None:
+    from rollout_worker.backends.transformers import open_backend
+
+    with pytest.raises(AttemptError, match="cannot be loaded") as error:
+        await open_backend(options(tmp_path / "none")).start()
+    assert error.value.error_code == "model_load_failed"
+
+
+async def test_a_step_that_fails_fails_its_rows_only(tiny: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from rollout_worker.backends.batch import ContinuousBatch
+    from rollout_worker.backends.transformers import open_backend
+
+    backend = open_backend(options(tiny))
+    await backend.start()
+    real = ContinuousBatch._decode
+    calls = 0
+
+    def decode(self: ContinuousBatch) -> None:
+        nonlocal calls
+        calls += 1
+        if calls == 3:
+            raise RuntimeError("device-side assert")
+        real(self)
+
+    monkeypatch.setattr(ContinuousBatch, "_decode", decode)
+    request = Request("a", Sampling(temperature=0, max_tokens=8, ignore_eos=True), prompt="hello")
+    with pytest.raises(AttemptError, match="device-side assert") as error:
+        await backend.generate(request)
+    assert error.value.retry
+    assert (await backend.generate(request)).choices[0].tokens == 8
+    await backend.close()
+    with pytest.raises(AttemptError):
+        await backend.generate(request)

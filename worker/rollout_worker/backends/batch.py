@@ -1,0 +1,276 @@
+"""A continuous batch over a Hugging Face model: rows join and leave between two steps.
+
+One thread owns the model. Rows are left-padded to a common length in one key-value cache; each has its own positions,
+mask, sampling and random numbers, so what a row gets does not depend on its neighbours (up to floating-point rounding).
+"""
+
+from __future__ import annotations
+
+import random
+import threading
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import structlog
+from rollout.model.errors import AttemptError
+
+from rollout_worker.backends.port import Choice, Sampling
+from rollout_worker.backends.sampling import RowState, next_tokens, token_logprobs
+from rollout_worker.backends.tokens import TextCodec, cut_at_stop
+
+_log = structlog.get_logger()
+
+_PREFILL_TOKENS = 8192
+"""Padded tokens of prompts read in one pass: bounds memory."""
+
+
+@dataclass(slots=True, eq=False)
+class Sequence:
+    """One completion in the making. `done` is called once, from the model's thread."""
+
+    prompt: list[int]
+    sampling: Sampling
+    seed: int
+    done: Callable[[Choice | BaseException], None]
+    limit: int
+    eos: frozenset[int]
+    constraint: Any = None
+    cancelled: bool = False
+    state: RowState = field(init=False)
+
+    def __post_init__(self) -> None:
+        draws = random.Random(self.seed)
+        self.state = RowState(self.sampling, self.prompt, [], draws, self.eos, self.constraint)
+
+
+class ContinuousBatch(threading.Thread):
+    def __init__(self, model: Any, codec: TextCodec, device: str, max_sequences: int) -> None:
+        super().__init__(name="transformers-batch", daemon=True)
+        self._model = model
+        self._codec = codec
+        self._device = device
+        self._max_sequences = max_sequences
+        self._waiting: deque[Sequence] = deque()
+        self._wake = threading.Condition()
+        self._stopping = False
+        self._live: list[Sequence] = []
+        self._cache: Any = None
+        self._mask: Any = None
+
+    def submit(self, sequence: Sequence) -> None:
+        with self._wake:
+            if self._stopping:
+                raise AttemptError("the engine is shutting down", code="engine_stopped")
+            self._waiting.append(sequence)
+            self._wake.notify()
+
+    def stop(self) -> None:
+        """Fail what is open and end the thread."""
+        with self._wake:
+            self._stopping = True
+            self._wake.notify()
+
+    def run(self) -> None:
+        import torch
+
+        with torch.inference_mode():
+            while True:
+                with self._wake:
+                    while not (self._stopping or self._waiting or self._live):
+                        self._wake.wait()
+                    if self._stopping:
+                        break
+                self._round()
+        error = AttemptError("the engine was stopped", code="engine_stopped")
+        for sequence in [*self._live, *self._waiting]:
+            sequence.done(error)
+
+    def _round(self) -> None:
+        """Admit, then one token for everybody."""
+        admitted: list[Sequence] = []
+        try:
+            self._keep([not sequence.cancelled for sequence in self._live])
+            admitted = self._admit()
+            if admitted:
+                self._prefill(admitted)
+            elif self._live:
+                self._decode()
+        except Exception as error:  # noqa: BLE001 - a fault in the model must reach its rows, or they wait for ever
+            self._fail_all(error, admitted)
+
+    def _admit(self) -> list[Sequence]:
+        admitted: list[Sequence] = []
+        longest = 0
+        with self._wake:
+            while self._waiting and len(self._live) + len(admitted) < self._max_sequences:
+                sequence = self._waiting[0]
+                if sequence.cancelled:
+                    self._waiting.popleft()
+                    continue
+                longest = max(longest, len(sequence.prompt))
+                if admitted and longest * (len(admitted) + 1) > _PREFILL_TOKENS:
+                    break
+                admitted.append(self._waiting.popleft())
+        return admitted
+
+    def _prefill(self, admitted: list[Sequence]) -> None:
+        import torch
+
+        width = max(len(sequence.prompt) for sequence in admitted)
+        pads = [width - len(sequence.prompt) for sequence in admitted]
+        ids = torch.tensor([[0] * pad + s.prompt for pad, s in zip(pads, admitted, strict=True)], device=self._device)
+        mask = torch.tensor([[0] * pad + [1] * (width - pad) for pad in pads], device=self._device)
+        positions = (mask.cumsum(dim=-1) - 1).clamp(min=0)
+        logits, cache = self._forward(ids, mask, positions, None)
+        keep = self._choose(admitted, logits)
+        kept = [sequence for sequence, live in zip(admitted, keep, strict=True) if live]
+        if not kept:
+            return
+        layers, mask = select(layers_of(cache), mask, keep)
+        if self._live:
+            layers, mask = merge(layers_of(self._cache), self._mask, layers, mask)
+        self._cache, self._mask = cache_of(layers), mask
+        self._live += kept
+
+    def _decode(self) -> None:
+        import torch
+
+        live = self._live
+        ids = torch.tensor([[sequence.state.generated[-1]] for sequence in live], device=self._device)
+        places = [[len(sequence.prompt) + len(sequence.state.generated) - 1] for sequence in live]
+        self._mask = torch.cat([self._mask, self._mask.new_ones((len(live), 1))], dim=1)
+        positions = torch.tensor(places, device=self._device)
+        logits, self._cache = self._forward(ids, self._mask, positions, self._cache)
+        self._keep(self._choose(live, logits))
+
+    def _forward(self, ids: Any, mask: Any, positions: Any, cache: Any) -> tuple[Any, Any]:
+        out = self._model(
+            input_ids=ids,
+            attention_mask=mask,
+            position_ids=positions,
+            past_key_values=cache_of([]) if cache is None else cache,
+            use_cache=True,
+            logits_to_keep=1,
+        )
+        return out.logits[:, -1, :].float(), out.past_key_values
+
+    def _choose(self, sequences: list[Sequence], logits_BV: Any) -> list[bool]:
+        """Give each sequence its next token; whether it goes on."""
+        wants = [sequence.sampling.logprobs is not None for sequence in sequences]
+        raw = logits_BV.clone() if any(wants) else None
+        tokens = next_tokens(logits_BV, [sequence.state for sequence in sequences])
+        going: list[bool] = []
+        for index, (sequence, token) in enumerate(zip(sequences, tokens, strict=True)):
+            state = sequence.state
+            state.generated.append(token)
+            if raw is not None and sequence.sampling.logprobs is not None:
+                top = sequence.sampling.logprobs
+                state.logprobs.append(token_logprobs(raw[index], token, top, self._codec.name))
+            try:
+                outcome = self._ended(sequence, token)
+            except AttemptError as error:
+                outcome = error
+            if outcome is not None:
+                sequence.done(outcome)
+            going.append(outcome is None)
+        return going
+
+    def _ended(self, sequence: Sequence, token: int) -> Choice | None:
+        sampling, generated = sequence.sampling, sequence.state.generated
+        at_eos = token in sequence.eos and not sampling.ignore_eos
+        complete = sequence.constraint is not None and not at_eos and sequence.constraint.accept(token)
+        if at_eos or complete:
+            return self._choice(sequence, None, "stop")
+        if sampling.stop and len(generated) > sampling.min_tokens:
+            # A token is at least a byte, so a stop string that just ended lies within this many tokens.
+            reach = max(len(stop.encode()) for stop in sampling.stop) + 4
+            if cut_at_stop(self._codec.decode(generated[:-reach], generated[-reach:]), sampling.stop) is not None:
+                text = cut_at_stop(self._codec.decode(sequence.prompt, generated), sampling.stop)
+                if text is not None:
+                    return self._choice(sequence, text, "stop")
+        if len(generated) >= sequence.limit:
+            return self._choice(sequence, None, "length")
+        return None
+
+    def _choice(self, sequence: Sequence, text: str | None, reason: str) -> Choice:
+        generated = sequence.state.generated
+        if text is None:
+            text = self._codec.decode(sequence.prompt, generated)
+        logprobs = None if sequence.sampling.logprobs is None else sequence.state.logprobs
+        return Choice(text, reason, len(generated), logprobs)
+
+    def _keep(self, going: list[bool]) -> None:
+        if all(going):
+            return
+        self._live = [sequence for sequence, live in zip(self._live, going, strict=True) if live]
+        if not self._live:
+            self._cache = self._mask = None
+            return
+        layers, self._mask = select(layers_of(self._cache), self._mask, going)
+        self._cache = cache_of(layers)
+
+    def _fail_all(self, error: Exception, admitted: list[Sequence]) -> None:
+        import torch
+
+        memory = isinstance(error, torch.OutOfMemoryError | MemoryError)
+        code = "out_of_memory" if memory else "engine_error"
+        hint = ": lower backend.max_num_seqs or backend.max_model_len" if memory else ""
+        _log.error("engine_step_failed", code=code, error=repr(error), rows=len(self._live) + len(admitted))
+        failure = AttemptError(f"the model failed in a step: {error!r}{hint}", code=code)
+        failed = {id(sequence): sequence for sequence in [*self._live, *admitted]}
+        self._live, self._cache, self._mask = [], None, None
+        for sequence in failed.values():
+            sequence.done(failure)
+
+
+Layers = list[tuple[Any, Any]]
+"""Keys and values of each layer: [rows, heads, length, width]."""
+
+
+def layers_of(cache: Any) -> Layers:
+    layers = getattr(cache, "layers", None)
+    if layers is not None:
+        return [(layer.keys, layer.values) for layer in layers]
+    return list(zip(cache.key_cache, cache.value_cache, strict=True))
+
+
+def cache_of(layers: Layers) -> Any:
+    from transformers import DynamicCache
+
+    cache: Any = DynamicCache()
+    for index, (keys, values) in enumerate(layers):
+        cache.update(keys, values, index)
+    return cache
+
+
+def select(layers: Layers, mask: Any, going: list[bool]) -> tuple[Layers, Any]:
+    """The rows that go on, without the padding that all of them share."""
+    import torch
+
+    rows = torch.tensor([index for index, live in enumerate(going) if live], device=mask.device)
+    mask = mask[rows]
+    first = int(mask.argmax(dim=-1).min())
+    return [(keys[rows, :, first:], values[rows, :, first:]) for keys, values in layers], mask[:, first:]
+
+
+def merge(layers: Layers, mask: Any, new_layers: Layers, new_mask: Any) -> tuple[Layers, Any]:
+    """Both batches in one, left-padded to the longer of the two."""
+    import torch
+
+    width = max(mask.shape[1], new_mask.shape[1])
+
+    def padded(tensor: Any, axis: int) -> Any:
+        missing = width - tensor.shape[axis]
+        if not missing:
+            return tensor
+        shape = list(tensor.shape)
+        shape[axis] = missing
+        return torch.cat([tensor.new_zeros(shape), tensor], dim=axis)
+
+    merged = [
+        tuple(torch.cat([padded(old, 2), padded(new, 2)]) for old, new in zip(before, after, strict=True))
+        for before, after in zip(layers, new_layers, strict=True)
+    ]
+    return [(keys, values) for keys, values in merged], torch.cat([padded(mask, 1), padded(new_mask, 1)])

@@ -1,0 +1,116 @@
+"""A small model with random weights, a byte-level tokenizer and a chat template: real engines, offline, in seconds."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from rollout.model.errors import ConfigError
+
+PAD, EOS, START, END = "<|pad|>", "<|endoftext|>", "<|im_start|>", "<|im_end|>"
+VOCABULARY = 512
+MAX_LENGTH = 2048
+
+CHAT_TEMPLATE = (
+    "{% for message in messages %}<|im_start|>{{ message['role'] }}\n{{ message['content'] }}<|im_end|>\n{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
+
+# What the tokenizer's merges are learned from: prose, numbers, JSON and code, so that none of them is all bytes.
+_TEXT = [
+    "The coordinator hands work to the workers and the workers hand results back to the coordinator.",
+    "A worker that is lost gives its work to another worker, and nothing is done twice.",
+    "When the lease ends, another coordinator takes it and the epoch grows by one.",
+    "Please write a short answer to the question. Think about it step by step and then answer with a number.",
+    "What is the sum of 12 and 30? The sum of 12 and 30 is 42. What is 7 times 8? It is 56.",
+    "0 1 2 3 4 5 6 7 8 9 10 11 12 13 14 15 16 17 18 19 20 30 40 50 60 70 80 90 100 1000 2024 2025 2026",
+    '{"name": "value", "count": 3, "items": [1, 2, 3], "done": true, "error": null, "text": "some text"}',
+    "def add(first, second):\n    return first + second\n\nfor item in items:\n    print(item)\n",
+    "Translate to French: Hello. Summarize this text in one sentence. List three colours: red, green, blue.",
+    "user\nassistant\nsystem\nYou are a helpful assistant.",
+]
+
+
+def make_tiny(directory: Path, seed: int = 0) -> None:
+    """Write a 2-layer, 128-wide Llama (some 0.5 M parameters) that transformers and vLLM load.
+
+    The same seed and library versions give the same bytes. ConfigError when torch or transformers are missing, or when
+    the directory holds something else.
+    """
+    try:
+        import torch
+        from safetensors.torch import save_file
+        from tokenizers import Tokenizer
+        from transformers import LlamaConfig, LlamaForCausalLM
+    except ImportError as error:
+        raise ConfigError(
+            f"making a model needs torch and transformers ({error}): pip install 'rollout-engine[transformers]'"
+        ) from error
+    if directory.exists() and any(directory.iterdir()) and not (directory / "config.json").is_file():
+        raise ConfigError(f"{directory} exists and holds something else than a model: name another directory")
+    directory.mkdir(parents=True, exist_ok=True)
+    tokenizer: Tokenizer = _tokenizer()
+    tokenizer.save(str(directory / "tokenizer.json"))
+    ids = {name: int(tokenizer.token_to_id(name)) for name in (PAD, EOS, START, END)}
+    config = LlamaConfig(
+        vocab_size=VOCABULARY,
+        hidden_size=128,
+        intermediate_size=256,
+        num_hidden_layers=2,
+        num_attention_heads=2,
+        num_key_value_heads=2,
+        head_dim=64,
+        max_position_embeddings=MAX_LENGTH,
+        # Larger than usual, so that the most probable token stands out from its neighbours and greedy is stable.
+        initializer_range=0.2,
+        tie_word_embeddings=False,
+        bos_token_id=None,
+        eos_token_id=ids[EOS],
+        pad_token_id=ids[PAD],
+    )
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        model: Any = LlamaForCausalLM(config)
+    model.generation_config.eos_token_id = [ids[EOS], ids[END]]
+    model.generation_config.pad_token_id = ids[PAD]
+    weights = {name: tensor.contiguous() for name, tensor in model.to(torch.float32).state_dict().items()}
+    save_file(weights, str(directory / "model.safetensors"), metadata={"format": "pt"})
+    (directory / "model.safetensors").chmod(0o644)
+    config.architectures = ["LlamaForCausalLM"]
+    config.save_pretrained(str(directory))
+    model.generation_config.save_pretrained(str(directory))
+    _write(directory / "tokenizer_config.json", _tokenizer_config())
+
+
+def _tokenizer() -> Any:
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+
+    tokenizer: Any = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    trainer: Any = trainers.BpeTrainer(
+        vocab_size=VOCABULARY,
+        special_tokens=[PAD, EOS, START, END],
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        show_progress=False,
+    )
+    tokenizer.train_from_iterator(_TEXT * 2, trainer)
+    return tokenizer
+
+
+def _tokenizer_config() -> dict[str, Any]:
+    # By hand: what save_pretrained writes differs between versions, and older ones cannot read the newer form.
+    return {
+        "tokenizer_class": "PreTrainedTokenizerFast",
+        "eos_token": EOS,
+        "pad_token": PAD,
+        "additional_special_tokens": [START, END],
+        "clean_up_tokenization_spaces": False,
+        "model_max_length": MAX_LENGTH,
+        "chat_template": CHAT_TEMPLATE,
+    }
+
+
+def _write(path: Path, value: dict[str, Any]) -> None:
+    path.write_text(json.dumps(value, indent=2) + "\n", "utf-8")

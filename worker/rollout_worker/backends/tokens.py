@@ -1,0 +1,87 @@
+"""Text to tokens and back, the same for every engine."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from rollout.model.errors import AttemptError
+
+from rollout_worker.backends.port import Request
+
+# Tokens of the prompt decoded along with the completion: some tokenizers write a word's first space only in context.
+_CONTEXT = 6
+
+
+class TextCodec:
+    """Around a Hugging Face tokenizer. Not for use by several threads at once while encoding."""
+
+    def __init__(self, tokenizer: Any, max_model_len: int) -> None:
+        self.tokenizer = tokenizer
+        self.max_model_len = max_model_len
+        self._names: dict[int, str] = {}
+
+    @classmethod
+    def load(cls, name: str, *, revision: str | None, trust_remote_code: bool, max_model_len: int) -> TextCodec:
+        from transformers import AutoTokenizer
+
+        tokenizer: Any = AutoTokenizer.from_pretrained(name, revision=revision, trust_remote_code=trust_remote_code)  # pyright: ignore[reportUnknownMemberType]
+        return cls(tokenizer, max_model_len)
+
+    def encode(self, request: Request) -> list[int]:
+        """The prompt's tokens. AttemptError: prompt_too_long, bad_request (no or failing chat template, empty)."""
+        if request.prompt is not None:
+            ids = self.tokenizer.encode(request.prompt)
+        else:
+            ids = self.tokenizer.encode(self._chat(request), add_special_tokens=False)
+        if not ids:
+            raise AttemptError("the prompt is empty: it has no token", code="bad_request", retry=False)
+        if len(ids) >= self.max_model_len:
+            raise AttemptError(
+                f"the prompt has {len(ids)} tokens and the model holds {self.max_model_len}, completion included: "
+                "shorten it, or raise backend.max_model_len if the model allows",
+                code="prompt_too_long",
+                retry=False,
+            )
+        return ids
+
+    def _chat(self, request: Request) -> str:
+        if not getattr(self.tokenizer, "chat_template", None):
+            raise AttemptError(
+                "the model has no chat template: use rows with a prompt, or a model made for chat",
+                code="bad_request",
+                retry=False,
+            )
+        from jinja2 import TemplateError
+
+        try:
+            return self.tokenizer.apply_chat_template(
+                list(request.messages or ()), tokenize=False, add_generation_prompt=True
+            )
+        except (TemplateError, ValueError, TypeError, KeyError) as error:
+            # Templates refuse conversations they do not like (a role, an order) by raising.
+            raise AttemptError(
+                f"the model's chat template refuses the messages: {error}", code="bad_request", retry=False
+            ) from error
+
+    def decode(self, prompt: list[int], ids: list[int]) -> str:
+        """The text that `ids` add after `prompt`, without special tokens."""
+        context = prompt[-_CONTEXT:]
+        before = self._text(context)
+        both = self._text(context + ids)
+        return both[len(before) :] if both.startswith(before) else self._text(ids)
+
+    def name(self, token: int) -> str:
+        """One token as text, special ones too."""
+        name = self._names.get(token)
+        if name is None:
+            name = self._names[token] = self.tokenizer.decode([token], skip_special_tokens=False)
+        return name
+
+    def _text(self, ids: list[int]) -> str:
+        return self.tokenizer.decode(ids, skip_special_tokens=True, clean_up_tokenization_spaces=False)
+
+
+def cut_at_stop(text: str, stops: tuple[str, ...]) -> str | None:
+    """`text` up to the first stop string in it; None if there is none."""
+    found = [at for stop in stops if (at := text.find(stop)) >= 0]
+    return text[: min(found)] if found else None

@@ -1,0 +1,178 @@
+"""The `transformers` backend: any causal model of Hugging Face, on a GPU or the CPU, in a continuous batch.
+
+Options: those of [backend] (dtype, device, max_model_len, max_num_seqs, trust_remote_code), `revision`, and `engine`,
+whose keys go to AutoModelForCausalLM.from_pretrained.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+from rollout.model.errors import AttemptError
+
+from rollout_worker.backends.batch import ContinuousBatch, Sequence
+from rollout_worker.backends.constraint import ConstraintFactory
+from rollout_worker.backends.port import Backend, BackendOptions, Choice, Completion, Request
+from rollout_worker.backends.tokens import TextCodec
+
+CPU_SEQUENCES = 32
+GPU_SEQUENCES = 256
+
+
+def open_backend(config: BackendOptions) -> Backend:
+    return TransformersBackend(config)
+
+
+class TransformersBackend:
+    def __init__(self, config: BackendOptions) -> None:
+        self._config = config
+        self._options = config.options
+        self._batch: ContinuousBatch | None = None
+        self._codec: TextCodec | None = None
+        self._constraints: ConstraintFactory | None = None
+        self._eos: frozenset[int] = frozenset()
+        self._device = ""
+        self._concurrency = int(self._options.get("max_num_seqs") or CPU_SEQUENCES)
+
+    @property
+    def concurrency(self) -> int:
+        return self._concurrency
+
+    @property
+    def device(self) -> str:
+        return self._device
+
+    async def start(self) -> None:
+        await asyncio.to_thread(self._load)
+
+    async def close(self) -> None:
+        if self._batch is not None:
+            self._batch.stop()
+            await asyncio.to_thread(self._batch.join)
+            self._batch = None
+
+    async def generate(self, request: Request) -> Completion:
+        if self._batch is None or self._codec is None:
+            raise AttemptError("the engine is not started", code="engine_not_started")
+        prompt = self._codec.encode(request)
+        sequences = [self._sequence(request, prompt, index) for index in range(request.sampling.n)]
+        try:
+            for sequence, _ in sequences:
+                self._batch.submit(sequence)
+            choices = [await future for _, future in sequences]
+        finally:
+            # Done ones do not mind; the others leave the batch before its next step.
+            for sequence, future in sequences:
+                sequence.cancelled = True
+                if not future.cancel() and not future.cancelled():
+                    future.exception()  # looked at: several choices may fail of one cause
+        return Completion(choices, len(prompt))
+
+    def _sequence(self, request: Request, prompt: list[int], index: int) -> tuple[Sequence, asyncio.Future[Choice]]:
+        if self._codec is None or self._constraints is None:
+            raise AttemptError("the engine is not started", code="engine_not_started")
+        loop = asyncio.get_running_loop()
+        future: asyncio.Future[Choice] = loop.create_future()
+        sampling = request.sampling
+
+        def settle(outcome: Choice | BaseException) -> None:
+            if future.done():
+                return
+            if isinstance(outcome, BaseException):
+                future.set_exception(outcome)
+            else:
+                future.set_result(outcome)
+
+        def done(outcome: Choice | BaseException) -> None:
+            if not loop.is_closed():
+                loop.call_soon_threadsafe(settle, outcome)
+
+        constraint = None if sampling.json_schema is None else self._constraints.make(sampling.json_schema)
+        sequence = Sequence(
+            prompt=prompt,
+            sampling=sampling,
+            seed=sampling.seed + index,
+            done=done,
+            limit=min(sampling.max_tokens, self._codec.max_model_len - len(prompt)),
+            eos=self._eos,
+            constraint=constraint,
+        )
+        return sequence, future
+
+    def _load(self) -> None:
+        try:
+            import torch
+            import transformers
+        except ImportError as error:
+            raise AttemptError(
+                f"the transformers backend cannot be imported: {error}: pip install 'rollout-engine[transformers]'",
+                code="backend_missing",
+                retry=False,
+            ) from error
+        self._device = probe_device(self._options.get("device"))
+        if not self._options.get("max_num_seqs"):
+            self._concurrency = GPU_SEQUENCES if self._device == "cuda" else CPU_SEQUENCES
+        dtype = self._options.get("dtype") or "auto"
+        newer = tuple(int(part) for part in transformers.__version__.split(".")[:2]) >= (4, 56)
+        arguments = {
+            "dtype" if newer else "torch_dtype": dtype if dtype == "auto" else getattr(torch, dtype),
+            "revision": self._options.get("revision"),
+            "trust_remote_code": bool(self._options.get("trust_remote_code")),
+            **(self._options.get("engine") or {}),
+        }
+        name = self._config.model
+        try:
+            model: Any = transformers.AutoModelForCausalLM.from_pretrained(name, **arguments)  # pyright: ignore[reportUnknownMemberType]
+            model.eval().to(self._device)
+            length = model_length(model.config, self._options.get("max_model_len"))
+            self._codec = TextCodec.load(
+                self._config.tokenizer or name,
+                revision=None if self._config.tokenizer else self._options.get("revision"),
+                trust_remote_code=arguments["trust_remote_code"],
+                max_model_len=length,
+            )
+        except (OSError, ValueError, RuntimeError, KeyError, TypeError, ImportError) as error:
+            raise AttemptError(
+                f"the model {name} cannot be loaded: {error}", code="model_load_failed", retry=False
+            ) from error
+        self._eos = eos_ids(model, self._codec.tokenizer)
+        eos = self._codec.tokenizer.eos_token_id
+        first = eos if eos is not None else min(self._eos, default=0)
+        self._constraints = ConstraintFactory(self._codec.tokenizer, len(self._codec.tokenizer), first)
+        self._batch = ContinuousBatch(model, self._codec, self._device, self._concurrency)
+        self._batch.start()
+
+
+def probe_device(wanted: str | None) -> str:
+    """cpu or cuda, by asking torch and nothing else. AttemptError when cuda is wanted and not there."""
+    import torch
+
+    available = torch.cuda.is_available()
+    if wanted == "cuda" and not available:
+        raise AttemptError(
+            'backend.device is "cuda" but torch.cuda.is_available() is false on this worker: check the driver, or '
+            "that a CUDA build of torch is installed",
+            code="device_missing",
+            retry=False,
+        )
+    return wanted or ("cuda" if available else "cpu")
+
+
+def model_length(config: Any, wanted: int | None) -> int:
+    """Tokens of prompt and completion together. AttemptError when more is wanted than the model was made for."""
+    text = config.get_text_config() if hasattr(config, "get_text_config") else config
+    limit = int(getattr(text, "max_position_embeddings", 0) or 0)
+    if wanted and limit and wanted > limit:
+        raise AttemptError(
+            f"backend.max_model_len is {wanted} but the model holds {limit} tokens: lower it",
+            code="model_load_failed",
+            retry=False,
+        )
+    return wanted or limit or 1 << 20
+
+
+def eos_ids(model: Any, tokenizer: Any) -> frozenset[int]:
+    found = getattr(getattr(model, "generation_config", None), "eos_token_id", None)
+    ids = set(found if isinstance(found, list) else [found])  # pyright: ignore[reportUnknownArgumentType]
+    return frozenset(int(i) for i in {*ids, tokenizer.eos_token_id} if i is not None)
