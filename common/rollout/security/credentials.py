@@ -166,7 +166,9 @@ class Credentials:
         answers; AuthError when they refuse.
         """
         tls_dir = files.expand(tls_dir)
-        authority = Authority.load(tls_dir, cluster)
+        # A coordinator's first start makes the CA; anybody else must have joined.
+        find = Authority.load_or_create if role is Role.COORDINATOR else Authority.load
+        authority = find(tls_dir, cluster)
         if authority is not None:
             host_id = _host_id(tls_dir)
 
@@ -246,7 +248,7 @@ class Credentials:
                 [(self._key_pem, self._chain_pem)], self.ca_pem if mutual else None
             )
 
-        def fetch() -> grpc.ServerCertificateConfiguration | None:
+        def fetch() -> Any:  # None: as before
             nonlocal served
             if served == self.generation:
                 return None

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Generator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -38,6 +39,10 @@ def write_atomic(path: Path, data: bytes, mode: int = 0o644) -> None:
         raise ConfigError(f"cannot write {path}: {error.strerror or error}; check transport.tls_dir") from error
 
 
+def expand(path: Path) -> Path:
+    return path.expanduser()
+
+
 def read(path: Path) -> bytes | None:
     """None when it is not there; ConfigError when it cannot be read."""
     try:
@@ -49,10 +54,8 @@ def read(path: Path) -> bytes | None:
 
 
 @contextmanager
-def locked(directory: Path) -> Iterator[None]:
+def locked(directory: Path) -> Generator[None]:
     """One process at a time; the lock goes with the process, so a crash leaves none behind."""
-    import fcntl
-
     try:
         directory.mkdir(parents=True, exist_ok=True, mode=0o700)
         descriptor = os.open(directory / ".lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)

@@ -43,7 +43,8 @@ def _encode(host: Host) -> bytes:
 
 def _decode(value: bytes) -> Host:
     fields = cast("dict[str, Any]", json.loads(value))
-    return Host(**{**fields, "role": Role(fields["role"])})
+    role = Role(fields.pop("role"))
+    return Host(role=role, **fields)
 
 
 async def find_host(storage: Transaction, host_id: str) -> Host | None:

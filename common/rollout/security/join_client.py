@@ -44,7 +44,7 @@ async def join(address: str, token: str, tls_dir: Path, host_name: str = "") -> 
     """
     wanted = parse_token(token)
     target = parse_address(address, "--coordinator", need_port=True)
-    tls_dir = tls_dir.expanduser()
+    tls_dir = files.expand(tls_dir)
     if files.read(tls_dir / files.CA_KEY) is not None:
         raise ConfigError(
             f"{tls_dir} holds a CA key: it is the home of a cluster of its own; join with another tls_dir"
@@ -82,7 +82,7 @@ async def _fetch_authority(target: Address, token: Token) -> bytes:
         raise AuthError(f"{target} sent no certificate as its CA; the token was not shown to it.") from error
     if keys.ca_hash(root) != token.ca_hash:
         raise AuthError(
-            f"{target} presents another CA than the one this token was made for: it is a different cluster, or somebody "
+            f"{target} presents another CA than the one this token was made for: a different cluster, or somebody "
             "is in between. Nothing was written and the token was not shown to it."
         )
     return keys.certificate_pem(root)

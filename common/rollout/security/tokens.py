@@ -92,7 +92,7 @@ async def create_token(
         if json.loads(value)["expires_ms"] < now_ms - 86_400_000:
             await storage.cas(NAMESPACE, key, value, None)
     secret = _base32(secrets.token_bytes(SECRET_BYTES))
-    record = {"role": role.value, "expires_ms": now_ms + int(ttl_s * 1000), "uses": uses, "used_by": []}
+    record: dict[str, Any] = {"role": role.value, "expires_ms": now_ms + int(ttl_s * 1000), "uses": uses, "used_by": []}
     await storage.put(NAMESPACE, _key(secret), _encode(record))
     return format_token(Token(role, secret, ca_hash))
 
