@@ -12,7 +12,13 @@ from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppres
 from dataclasses import dataclass
 from typing import Protocol
 
-from rollout.model.errors import InputError, NotFoundError, StateError, TransactionConflictError
+from rollout.model.errors import (
+    InputError,
+    NotFoundError,
+    StateError,
+    StorageUnavailableError,
+    TransactionConflictError,
+)
 from rollout.storage.port import Change, Transaction
 
 KEEP_REVISIONS = 10_000
@@ -166,7 +172,11 @@ class KvStorage:
             reached = await self._backend.revision() if after is None else after
             while not self._closed:
                 event.clear()
-                page = await self._backend.changes(namespace, prefix, reached)
+                try:
+                    page = await self._backend.changes(namespace, prefix, reached)
+                except StorageUnavailableError:
+                    # The log is still there when the database is back; nothing is missed.
+                    page = ChangesPage([], reached, None)
                 if page.reached > reached and (page.floor is None or reached + 1 < page.floor):
                     raise NotFoundError(
                         f"the changes after revision {reached} are no longer kept (the oldest is {page.floor}): "
@@ -177,6 +187,8 @@ class KvStorage:
                 if page.reached > reached:
                     reached = page.reached
                     continue
+                if self._closed:
+                    return
                 with suppress(TimeoutError):
                     await asyncio.wait_for(event.wait(), self._poll_s)
         finally:

@@ -21,7 +21,8 @@ from rollout.model.errors import (
     StorageError,
     StorageFullError,
     StorageUnavailableError,
-)
+)from tenacity import retry, retry_if_exception, stop_after_delay, wait_random
+
 from rollout.storage import migrations
 
 T = TypeVar("T")
@@ -163,7 +164,7 @@ class SqliteEngine:
         except (OSError, sqlite3.Error) as error:
             raise _unusable(self.path, error) from error
         try:
-            connection.execute("PRAGMA journal_mode=WAL").fetchall()
+            _use_wal(connection)
             # FULL syncs every commit; the WAL is folded back at 16 MiB so that it stays short.
             connection.execute("PRAGMA wal_autocheckpoint=4096")
             self._migrate(connection)
@@ -183,6 +184,17 @@ class SqliteEngine:
             stored = connection.execute(migrations.READ_VERSION).fetchone()[0]
             for statement in migrations.plan(stored, "sqlite", str(self.path)):
                 connection.execute(statement)
+
+
+@retry(
+    retry=retry_if_exception(lambda e: getattr(e, "sqlite_errorcode", 0) & 0xFF == sqlite3.SQLITE_BUSY),
+    stop=stop_after_delay(BUSY_TIMEOUT_MS / 1000),
+    wait=wait_random(0.01, 0.05),
+    reraise=True,
+)
+def _use_wal(connection: sqlite3.Connection) -> None:
+    """Several programs may open a new file at once, and this one statement does not heed the busy timeout."""
+    connection.execute("PRAGMA journal_mode=WAL").fetchall()
 
 
 def _unusable(path: Path, error: OSError | sqlite3.Error) -> ConfigError | StorageError | ConflictError:
