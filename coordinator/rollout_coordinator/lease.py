@@ -32,7 +32,10 @@ def file_lock_path(database: str | Path) -> Path:
 
 
 class FileLock:
-    """An exclusive lock that its process holds until it lets go or dies."""
+    """An exclusive lock that its process holds until it lets go or dies.
+
+    A child made by fork without exec would hold it too, and outlive its parent with it: start children by exec.
+    """
 
     def __init__(self, path: Path):
         self.path = path
@@ -101,23 +104,24 @@ class LeaseKeeper:
         self._sleep = sleep
         self._poll = min(0.5, ttl / 10)
         self._lock = FileLock(file_lock) if file_lock is not None else None
-        self._epoch: int | None = None
+        self._epoch = 0
+        self._leading = False
         self._started = float("-inf")  # of the last attempt that wrote the row
         self._hint = ""
 
     @property
     def epoch(self) -> int:
-        """Of the tenure; NotLeader is for the caller to know: 0 before the first."""
-        return self._epoch or 0
+        """Of the tenure, or of the last one; 0 before the first."""
+        return self._epoch
 
     @property
     def leading(self) -> bool:
         """Acquired and neither released nor found to be another's; says nothing of `trusted`."""
-        return self._epoch is not None
+        return self._leading
 
     def trusted(self, now: float | None = None) -> bool:
         """Whether the holder may act as leader at `now` (default: the clock's)."""
-        if self._epoch is None:
+        if not self._leading:
             return False
         if self._lock is not None:
             return self._lock.held  # nobody else can have stolen it, however long a write took
@@ -125,19 +129,27 @@ class LeaseKeeper:
 
     def leader_hint(self) -> str:
         """Address of the leader, as last seen; empty when unknown."""
-        return self._address if self._epoch is not None else self._hint
+        return self._address if self._leading else self._hint
 
     def extend(self, started: float) -> None:
         """A fenced ledger transaction that began at `started` went through: it changed the row, as a renewal does."""
-        if self._epoch is not None:
+        if self._leading:
             self._started = max(self._started, started)
 
     # ---- acquire
 
     async def acquire(self) -> Fence:
-        """Stand by until the lease is won; the fence of the first transaction. ConfigError for a lock file that fails."""
-        if self._lock is not None:
-            await self._wait_for_file(self._lock)
+        """Stand by until the lease is won; the fence of the first transaction. ConfigError: the lock file fails."""
+        try:
+            if self._lock is not None:
+                await self._wait_for_file(self._lock)
+            return await self._win_row()
+        except BaseException:
+            if self._lock is not None:
+                self._lock.release()
+            raise
+
+    async def _win_row(self) -> Fence:
         seen: LeaseRow | None = None
         seen_at = 0.0
         while True:
@@ -153,7 +165,9 @@ class LeaseKeeper:
                 if row != seen:
                     seen, seen_at = row, now
                     self._see(row)
-                if self._lock is not None or row.released or now - seen_at >= self._ttl:
+                # Under its own name: a write of unknown outcome, or a tenure that this keeper gave up.
+                own = row.holder == self._holder
+                if self._lock is not None or own or row.released or now - seen_at >= self._ttl:
                     won = LeaseRow(self._holder, row.epoch + 1, row.batch, row.beat + 1, False, self._address)
                     started = self._clock()
                     if await self._ledger.swap_lease(row, won):
@@ -162,7 +176,6 @@ class LeaseKeeper:
             except StorageFullError:
                 raise
             except StorageUnavailableError as error:
-                # An unknown outcome may have made this the holder: then the row says so and is stolen from itself.
                 log.warning("lease_store_unavailable", error=str(error))
             await self._sleep(self._poll)
 
@@ -193,7 +206,7 @@ class LeaseKeeper:
         self._hint = hint
 
     def _win(self, row: LeaseRow, started: float) -> Fence:
-        self._epoch = row.epoch
+        self._epoch, self._leading = row.epoch, True
         self._started = started
         self._hint = ""
         log.info(LEASE_ACQUIRED, epoch=row.epoch, holder=self._holder)
@@ -204,23 +217,22 @@ class LeaseKeeper:
     async def run_renewals(self) -> None:
         """Renew every TTL/3, counted from the start of the attempt, until released. FencedError: another epoch."""
         due = self._started + self._ttl / 3
-        while self._epoch is not None:
+        while self._leading:
             await self._sleep(max(0.0, due - self._clock()))
-            if self._epoch is None:
+            if not self._leading:
                 return
             due = await self._renew()
 
     async def _renew(self) -> float:
         """When the next attempt is due."""
         epoch, started = self._epoch, self._clock()
-        assert epoch is not None
         try:
             held = await self._ledger.renew_lease(self._holder, epoch)
         except StorageError as error:
             # Sooner than usual: what is left of the TTL is running out. Past it `trusted` is false.
             log.warning("lease_renewal_failed", error=str(error), trusted=self.trusted())
             return self._clock() + self._poll
-        if self._epoch != epoch:
+        if not self._leading:
             return started  # released meanwhile
         if not held:
             self._fall()
@@ -238,16 +250,16 @@ class LeaseKeeper:
         self._fall()
 
     def _fall(self) -> None:
-        self._epoch = None
+        self._leading = False
         if self._lock is not None:
             self._lock.release()
 
     async def release(self) -> None:
-        """A clean stop: mark the row so that a standby steals at once; it keeps the epoch. Never raises StorageError."""
-        epoch, self._epoch = self._epoch, None
+        """A clean stop: mark the row, which keeps its epoch, so that a standby steals at once. No StorageError."""
+        leading, self._leading = self._leading, False
         try:
-            if epoch is not None:
-                await self._mark_released(epoch)
+            if leading:
+                await self._mark_released(self._epoch)
         except StorageError as error:
             log.warning("lease_not_released", error=str(error), hint="a standby takes over after the TTL")
         finally:

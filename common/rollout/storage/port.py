@@ -54,6 +54,7 @@ class Storage(Transaction, Protocol):
     def watch(self, namespace: str, prefix: str = "", after: int | None = None) -> AsyncIterator[Change]:
         """Changes after commit, never of a rolled-back transaction; of every process on the same database.
 
-        Waits through a database that goes away and returns. `after` None: from the first iteration on. NotFoundError when the changes after `after` are no longer kept.
+        Waits through a database that goes away and returns. `after` None: from the first iteration on.
+        NotFoundError when the changes after `after` are no longer kept.
         """
         ...

@@ -15,14 +15,15 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TypeVar
 
+from tenacity import retry, retry_if_exception, stop_after_delay, wait_random
+
 from rollout.model.errors import (
     ConfigError,
     ConflictError,
     StorageError,
     StorageFullError,
     StorageUnavailableError,
-)from tenacity import retry, retry_if_exception, stop_after_delay, wait_random
-
+)
 from rollout.storage import migrations
 
 T = TypeVar("T")
