@@ -32,4 +32,7 @@ def _vllm(backend: dict[str, Any], *, cpu: bool) -> dict[str, str]:
         wanted["VLLM_CPU_KVCACHE_SPACE"] = str(backend.get("cpu_kvcache_gib") or 1)
         # The engine child is the engine's process already: a second one only costs start-up time.
         wanted["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
+        if backend.get("enforce_eager") is not False:
+            # Some of vLLM's kernels compile on first use whatever enforce_eager says: 20 s for the first logprob.
+            wanted["TORCHDYNAMO_DISABLE"] = "1"
     return wanted

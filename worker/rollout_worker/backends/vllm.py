@@ -1,0 +1,209 @@
+"""The `vllm` backend: vLLM's AsyncLLM inside the engine child, on GPUs or the CPU.
+
+Options: those of [backend], `revision`, and `engine`, whose keys go to AsyncEngineArgs. Versions of vLLM differ in what
+they take, so arguments are offered only where this version has them.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import inspect
+import json
+from typing import Any
+
+from rollout.model.errors import AttemptError
+
+from rollout_worker.backends.port import Backend, BackendOptions, Choice, Completion, Request, Sampling
+from rollout_worker.backends.tokens import TextCodec
+
+CPU_SEQUENCES = 32
+GPU_SEQUENCES = 256
+
+
+def open_backend(config: BackendOptions) -> Backend:
+    return VllmBackend(config)
+
+
+class VllmBackend:
+    def __init__(self, config: BackendOptions) -> None:
+        self._config = config
+        self._options = config.options
+        self._engine: Any = None
+        self._codec: TextCodec | None = None
+        self._device = ""
+        self._concurrency = int(self._options.get("max_num_seqs") or CPU_SEQUENCES)
+
+    @property
+    def concurrency(self) -> int:
+        return self._concurrency
+
+    @property
+    def device(self) -> str:
+        return self._device
+
+    async def start(self) -> None:
+        try:
+            import vllm
+        except ImportError as error:
+            raise AttemptError(
+                f"the vllm backend cannot be imported: {error}: pip install 'rollout-engine[vllm]', or on a CPU "
+                "host see the operator's guide",
+                code="backend_missing",
+                retry=False,
+            ) from error
+        self._device = self._probe()
+        if not self._options.get("max_num_seqs"):
+            self._concurrency = GPU_SEQUENCES if self._device == "cuda" else CPU_SEQUENCES
+        arguments = self._arguments(vllm.AsyncEngineArgs)
+        try:
+            # In the loop's thread: AsyncLLM binds to the running loop.
+            self._engine = vllm.AsyncLLMEngine.from_engine_args(vllm.AsyncEngineArgs(**arguments))
+        except (OSError, ValueError, RuntimeError, KeyError, TypeError, ImportError, AssertionError) as error:
+            raise AttemptError(
+                f"vLLM cannot load {self._config.model}: {error}", code="model_load_failed", retry=False
+            ) from error
+        model_config: Any = self._engine.model_config
+        self._codec = await asyncio.to_thread(
+            TextCodec.load,
+            self._config.tokenizer or self._config.model,
+            revision=None if self._config.tokenizer else self._options.get("revision"),
+            trust_remote_code=bool(self._options.get("trust_remote_code")),
+            max_model_len=int(model_config.max_model_len),
+        )
+
+    async def close(self) -> None:
+        if self._engine is not None:
+            engine, self._engine = self._engine, None
+            engine.shutdown()
+
+    async def generate(self, request: Request) -> Completion:
+        if self._engine is None or self._codec is None:
+            raise AttemptError("the engine is not started", code="engine_not_started")
+        prompt = self._codec.encode(request)
+        try:
+            parameters = sampling_params(request.sampling)
+            stream = self._engine.generate({"prompt_token_ids": prompt}, parameters, request.request_id)
+            # Closing the stream, which cancellation does too, aborts the request in the engine.
+            final: Any = None
+            async for output in stream:
+                final = output
+        except (ValueError, TypeError, NotImplementedError) as error:
+            raise AttemptError(f"vLLM refuses the row: {error}", code="bad_request", retry=False) from error
+        except RuntimeError as error:
+            # EngineDeadError and EngineGenerateError: the daemon restarts an engine whose rows all fail.
+            raise AttemptError(f"vLLM failed: {error!r}", code="engine_error") from error
+        if final is None or not final.finished:
+            raise AttemptError("vLLM ended the row without a completion", code="engine_error")
+        choices = [self._choice(output, request.sampling) for output in sorted(final.outputs, key=lambda o: o.index)]
+        for choice in choices:
+            if choice.finish_reason not in ("stop", "length"):
+                raise AttemptError(f"vLLM ended the row with {choice.finish_reason!r}", code="engine_error")
+        return Completion(choices, len(prompt))
+
+    def _choice(self, output: Any, sampling: Sampling) -> Choice:
+        logprobs = None
+        if sampling.logprobs is not None and output.logprobs is not None:
+            pairs = zip(output.token_ids, output.logprobs, strict=True)
+            logprobs = [self._logprob(token, found, sampling.logprobs) for token, found in pairs]
+        return Choice(output.text, str(output.finish_reason), len(output.token_ids), logprobs)
+
+    def _logprob(self, token: int, found: Any, top: int) -> dict[str, Any]:
+        if self._codec is None:
+            raise AttemptError("the engine is not started", code="engine_not_started")
+        name = self._codec.name
+        ranked = sorted(found.items(), key=lambda pair: pair[1].rank)[:top]
+        alternatives = [{"token": name(other), "logprob": float(entry.logprob)} for other, entry in ranked]
+        return {"token": name(token), "logprob": float(found[token].logprob), "top": alternatives}
+
+    def _probe(self) -> str:
+        # Asked of torch, never left to vLLM: it falls back to the CPU silently where CUDA is half installed.
+        from rollout_worker.backends.transformers import probe_device
+
+        return probe_device(self._options.get("device"))
+
+    def _arguments(self, kind: Any) -> dict[str, Any]:
+        known = {field.name for field in dataclasses.fields(kind)}
+        options, cpu = self._options, self._device == "cpu"
+        wanted: dict[str, Any] = {
+            "model": self._config.model,
+            "tokenizer": self._config.tokenizer,
+            "revision": options.get("revision"),
+            "device": self._device,  # gone from newer versions, which decide by the build
+            "dtype": options.get("dtype"),
+            "max_model_len": options.get("max_model_len"),
+            "max_num_seqs": self._concurrency,
+            "gpu_memory_utilization": None if cpu else options.get("gpu_memory_utilization"),
+            "tensor_parallel_size": options.get("tensor_parallel_size"),
+            "enforce_eager": cpu if options.get("enforce_eager") is None else options["enforce_eager"],
+            "trust_remote_code": options.get("trust_remote_code"),
+            "max_logprobs": 20,
+            "disable_log_stats": True,
+            "enable_log_requests": False,
+            "disable_log_requests": True,
+            # Sampling is this product's: what a model's generation_config suggests must not slip in.
+            "generation_config": "vllm",
+            # One library for JSON schema in every backend, and no white space that a model could emit without end.
+            "structured_outputs_config": {"backend": "guidance", "disable_any_whitespace": True},
+            "guided_decoding_backend": "guidance",
+            "guided_decoding_disable_any_whitespace": True,
+        }
+        if cpu:
+            wanted["distributed_executor_backend"] = "uni"
+        arguments = {name: value for name, value in wanted.items() if name in known and value is not None}
+        extra = dict(options.get("engine") or {})
+        unknown = sorted(extra.keys() - known)
+        if unknown:
+            raise AttemptError(
+                f"backend.engine.{unknown[0]} is no argument of this vLLM", code="model_load_failed", retry=False
+            )
+        return {**arguments, **extra}
+
+
+def sampling_params(sampling: Sampling) -> Any:
+    """vLLM's SamplingParams. ValueError when vLLM refuses them."""
+    from vllm import SamplingParams
+
+    wanted: dict[str, Any] = {
+        "n": sampling.n,
+        "temperature": sampling.temperature,
+        "top_p": sampling.top_p,
+        "top_k": sampling.top_k,
+        "min_p": sampling.min_p,
+        "max_tokens": sampling.max_tokens,
+        "min_tokens": sampling.min_tokens,
+        "seed": sampling.seed,
+        "stop": list(sampling.stop) or None,
+        "logprobs": sampling.logprobs,
+        "presence_penalty": sampling.presence_penalty,
+        "frequency_penalty": sampling.frequency_penalty,
+        "repetition_penalty": sampling.repetition_penalty,
+        "ignore_eos": sampling.ignore_eos,
+        **_final_only(),
+    }
+    if sampling.json_schema is not None:
+        wanted.update(_structured(sampling.json_schema))
+    return SamplingParams(**wanted)
+
+
+def _final_only() -> dict[str, Any]:
+    """Only the finished completion is wanted: token by token, the event loop would be the bottleneck."""
+    try:
+        from vllm.sampling_params import RequestOutputKind
+    except ImportError:
+        return {}
+    return {"output_kind": RequestOutputKind.FINAL_ONLY}
+
+
+def _structured(schema: dict[str, Any]) -> dict[str, Any]:
+    """The argument this version takes for a JSON schema; it was renamed in vLLM 0.11."""
+    import vllm.sampling_params as module
+
+    kind: Any = getattr(module, "StructuredOutputsParams", None)
+    if kind is not None:
+        return {"structured_outputs": kind(json=json.dumps(schema))}
+    older: Any = getattr(module, "GuidedDecodingParams")  # noqa: B009 - absent from the versions types are read from
+    arguments = {"json": json.dumps(schema)}
+    if "backend" in inspect.signature(older).parameters:
+        arguments["backend"] = "auto"
+    return {"guided_decoding": older(**arguments)}
