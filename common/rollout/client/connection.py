@@ -25,6 +25,7 @@ Reply = TypeVar("Reply")
 _BACKOFF_FIRST_S = 0.1
 _BACKOFF_MAX_S = 2.0
 _TLS_PATIENCE_S = 3.0
+_RENEW_AGAIN_S = 5.0
 _WRONG_PEER = ("CERTIFICATE_VERIFY_FAILED", "TLSV1_ALERT", "SSLV3_ALERT", "CERTIFICATE_UNKNOWN", "BAD_CERTIFICATE")
 
 
@@ -88,6 +89,7 @@ class Connection:
         self._channel: grpc.aio.Channel | None = None
         self._old: set[asyncio.Task[None]] = set()
         self._opening = asyncio.Lock()
+        self._renew_again_at = 0.0
 
     @property
     def address(self) -> str:
@@ -110,12 +112,23 @@ class Connection:
     async def stub(self) -> rpc.RunsStub:
         """Of the channel to the present leader, as far as known; a due certificate is renewed first."""
         async with self._opening:
-            if self.credentials.renew_due(time.time()):
-                await self.credentials.renew()
-                self._retire()
+            await self._renew()
             if self._channel is None:
                 self._channel = open_channel(self._address, self.credentials.channel_credentials())
             return rpc.RunsStub(self._channel)
+
+    async def _renew(self) -> None:
+        now = time.time()
+        if not self.credentials.renew_due(now) or now < self._renew_again_at:
+            return
+        try:
+            await self.credentials.renew()
+        except UnavailableError:
+            if self.credentials.not_after <= now:
+                raise
+            self._renew_again_at = now + _RENEW_AGAIN_S  # there is half a lifetime left for it
+        else:
+            self._retire()
 
     async def unary(self, call: Callable[[rpc.RunsStub], Awaitable[Reply]]) -> Reply:
         """`call`'s reply, from whichever coordinator leads, through failovers."""

@@ -99,6 +99,7 @@ class Runs:
             incarnation=new_ulid(),
             lifetime_s=lifetime_s,
             addresses=list(addresses),
+            patience_s=patience_s,
         )
         return cls(addresses, credentials, patience_s=patience_s, on_trouble=on_trouble)
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import difflib
 import os
+import re
 import tomllib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -136,10 +137,18 @@ def _report(model: type[BaseModel], source: _Source, error: ValidationError) -> 
             texts.append(text)
     ordered = sorted(problems.items(), key=lambda item: source.order(item[0]))
     lines = [
-        f"{source.where(place)}: {'.'.join(map(str, place)) + ': ' if place else ''}{' or '.join(texts)}"
+        f"{source.where(place)}: {'.'.join(map(str, place)) + ': ' if place else ''}{_joined(texts)}"
         for place, texts in ordered
     ]
     return lines[0] if len(lines) == 1 else f"{len(lines)} problems:\n" + "\n".join(f"  {line}" for line in lines)
+
+
+def _joined(texts: list[str]) -> str:
+    """What the branches of a union say, as one sentence: "must be a string or a list, not 3"."""
+    parts = [re.fullmatch(r"must be (.*), not (.*)", text) for text in texts]
+    if all(parts) and len({part[2] for part in parts if part}) == 1:
+        return f"must be {' or '.join(part[1] for part in parts if part)}, not {parts[0][2] if parts[0] else ''}"
+    return " or ".join(texts)
 
 
 def _known_part(values: Any, loc: Place, *, missing: bool) -> Place:

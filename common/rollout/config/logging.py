@@ -28,6 +28,7 @@ _SECRET_TEXT = re.compile(
     r"-----BEGIN [A-Z ]*PRIVATE KEY-----.*?(-----END [A-Z ]*PRIVATE KEY-----|$)"
     r"|\b(hf_|sk-|ghp_|gho_|github_pat_|xox[bp]-)[A-Za-z0-9_-]{16,}"
     r"|\b(AKIA|ASIA)[A-Z0-9]{16}\b"
+    r"|\brj1\.[a-z]\.[a-z2-7.]{16,}"  # join tokens
     r"|(?<=[Bb]earer )[A-Za-z0-9._~+/-]{16,}=*",
     re.DOTALL,
 )

@@ -1,0 +1,332 @@
+"""A cluster for as long as one command runs: coordinator and workers as child processes of it, on loopback.
+
+It is the same code as on many machines, with a throw-away authority. State lives in one directory, so the next command
+finds the ledger again. The children end with this process however it ends: each holds a pipe whose other end is here.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+import sys
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+from rollout.config.parent import PARENT_FD
+from rollout.model.errors import ConfigError, RolloutError, UnavailableError
+
+READY_S = 60.0
+STOP_S = 8.0
+_POLL_S = 0.05
+_SETTLED_S = 10.0  # a child that lived this long is restarted without growing pauses
+_PAUSE_MAX_S = 10.0
+_TRIES = 5
+_USAGE = 2
+# Sections that say where things are: those of the person's environment belong to another cluster.
+_OURS = ("TRANSPORT", "STORAGE", "OBJECTS", "HTTP", "LOGGING")
+
+
+class ChildError(RolloutError):
+    """A process of the embedded cluster cannot be kept running."""
+
+    code = "embedded_child"
+
+
+class Child:
+    """One daemon: started, watched, started again."""
+
+    def __init__(self, name: str, command: list[str], log: Path, env: dict[str, str], parent_fd: int) -> None:
+        self.name = name
+        self.log = log
+        self._command = command
+        self._env = env
+        self._parent_fd = parent_fd
+        self._process: asyncio.subprocess.Process | None = None
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid if self._process else 0
+
+    async def start(self) -> None:
+        self.log.parent.mkdir(parents=True, exist_ok=True)
+        with self.log.open("ab") as out:
+            self._process = await asyncio.create_subprocess_exec(
+                *self._command,
+                stdin=asyncio.subprocess.DEVNULL,
+                stdout=out,
+                stderr=out,
+                env=self._env,
+                pass_fds=(self._parent_fd,),
+                start_new_session=True,  # Ctrl-C is this process's to handle
+            )
+
+    async def ended(self) -> int:
+        assert self._process is not None
+        return await self._process.wait()
+
+    def signal(self, number: int) -> None:
+        """To the whole group: an engine must not outlive its worker."""
+        if self._process is not None and (self._process.returncode is None or number == signal.SIGKILL):
+            with suppress(ProcessLookupError, PermissionError):  # it has ended already
+                os.killpg(self._process.pid, number)
+
+    def last_words(self) -> str:
+        """What its log says of its end, for a message."""
+        try:
+            lines = self.log.read_text("utf-8", "replace").splitlines()[-20:]
+        except OSError:
+            return ""
+        for line in reversed(lines):
+            try:
+                entry: Any = json.loads(line)
+            except ValueError:
+                if line.strip():
+                    return line.strip()[:500]
+                continue
+            if isinstance(entry, dict) and entry.get("level") in ("error", "critical"):  # pyright: ignore[reportUnknownMemberType]
+                text = {k: v for k, v in entry.items() if k not in ("level", "timestamp", "exception")}  # pyright: ignore
+                return json.dumps(text, ensure_ascii=False)[:500]
+        return ""
+
+
+class Embedded:
+    """`start`, then `address`; `failure` is done when it cannot go on; `stop` always.
+
+    `directory` must be this process's alone. `report` hears of restarts.
+    """
+
+    def __init__(self, directory: Path, *, workers: int, report: Callable[[str], None]) -> None:
+        self.directory = directory.resolve()
+        self.tls_dir = self.directory / "tls"
+        self.logs = self.directory / "logs"
+        self.address = ""
+        self.failure: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._workers = workers
+        self._report = report
+        self._children: list[Child] = []
+        self._watchers: list[asyncio.Task[None]] = []
+        self._stopping = False
+        self._read_fd, self._write_fd = os.pipe()
+
+    async def start(self) -> None:
+        """Returns when the coordinator serves. ChildError with its last words when it does not."""
+        try:
+            self.directory.mkdir(parents=True, exist_ok=True)
+            await asyncio.to_thread(self._bury_predecessor)
+            coordinator = self._coordinator("127.0.0.1:0")
+            seen = coordinator.log.stat().st_size if coordinator.log.exists() else 0
+            await self._launch(coordinator)
+            self.address = await self._ready(coordinator, seen)
+            # A restarted one must be found where the workers and this process look for it.
+            self._coordinator_config(self.address)
+            self._watch(coordinator)
+            for number in range(1, self._workers + 1):
+                worker = self._worker(number)
+                await self._launch(worker)
+                self._watch(worker)
+        except OSError as error:
+            raise ConfigError(f"{self.directory} cannot be used: {error.strerror or error}") from error
+
+    async def stop(self) -> None:
+        """Ends every child, cleanly if they manage in time."""
+        self._stopping = True
+        for watcher in self._watchers:
+            watcher.cancel()
+        await asyncio.gather(*self._watchers, return_exceptions=True)
+        if self._write_fd >= 0:
+            os.close(self._write_fd)
+            os.close(self._read_fd)
+            self._write_fd = self._read_fd = -1
+        running = [asyncio.ensure_future(child.ended()) for child in self._children if child.pid]
+        if running:
+            await asyncio.wait(running, timeout=STOP_S)
+        self.kill()
+        await asyncio.gather(*running, return_exceptions=True)
+        (self.directory / "children.json").unlink(missing_ok=True)
+        if not self.failure.done():
+            self.failure.cancel()
+
+    def kill(self) -> None:
+        """At once, without waiting."""
+        for child in self._children:
+            child.signal(signal.SIGKILL)
+
+    # ---- children
+
+    def _coordinator(self, listen: str) -> Child:
+        return self._child("coordinator", "rollout_coordinator", self._coordinator_config(listen), {})
+
+    def _coordinator_config(self, listen: str) -> Path:
+        at = self.directory
+        return _write_toml(
+            at / "coordinator.toml",
+            {
+                "storage": {"backend": "embedded"},
+                "storage.embedded": {"path": str(at / "rollout.db")},
+                "transport": {"listen_addr": listen, "tls_dir": str(self.tls_dir)},
+                "objects": {"backend": "fs", "path": str(at / "objects")},
+                "logging": {"format": "json", "level": "info"},
+            },
+        )
+
+    def _worker(self, number: int) -> Child:
+        at = self.directory
+        config = _write_toml(
+            at / f"worker-{number}.toml",
+            {
+                "transport": {"coordinator_addrs": [self.address], "tls_dir": str(self.tls_dir)},
+                "objects": {"cache_dir": str(at / "cache")},
+                "worker": {"scratch_dir": str(at / "scratch" / f"worker-{number}")},
+                "secrets": {"allow": ["HF_TOKEN"]},
+                "logging": {"format": "json", "level": "info"},
+            },
+        )
+        return self._child(f"worker-{number}", "rollout_worker", config, _gpus_of(number - 1, self._workers))
+
+    def _child(self, name: str, package: str, config: Path, env: dict[str, str]) -> Child:
+        base = {key: value for key, value in os.environ.items() if not _belongs_elsewhere(key)}
+        command = [sys.executable, "-m", package, "run", "--config", str(config)]
+        env = base | env | {PARENT_FD: str(self._read_fd)}
+        return Child(name, command, self.logs / f"{name}.jsonl", env, self._read_fd)
+
+    async def _launch(self, child: Child) -> None:
+        await child.start()
+        if child not in self._children:
+            self._children.append(child)
+        self._remember()
+
+    def _watch(self, child: Child) -> None:
+        self._watchers.append(asyncio.create_task(self._keep(child)))
+
+    async def _keep(self, child: Child) -> None:
+        pause, short_lives = 0.5, 0
+        while not self._stopping:
+            began = time.monotonic()
+            code = await child.ended()
+            if self._stopping:
+                return
+            lived = time.monotonic() - began
+            short_lives = 0 if lived > _SETTLED_S else short_lives + 1
+            pause = 0.5 if lived > _SETTLED_S else min(pause * 2, _PAUSE_MAX_S)
+            if code == _USAGE or short_lives >= _TRIES:
+                if not self.failure.done():
+                    self.failure.set_exception(self._fatal(child, code))
+                return
+            self._report(f"{child.name} ended ({_ending(code)}); it is started again, its work goes on")
+            child.signal(signal.SIGKILL)  # what is left of its group
+            await asyncio.sleep(pause)
+            await self._launch(child)
+
+    async def _ready(self, child: Child, offset: int) -> str:
+        ended = asyncio.ensure_future(child.ended())
+        try:
+            deadline = time.monotonic() + READY_S
+            while time.monotonic() < deadline:
+                for entry in _events(child.log, offset):
+                    if entry.get("event") == "coordinator_ready":
+                        return str(entry["addr"])
+                if ended.done():
+                    raise self._fatal(child, ended.result())
+                await asyncio.sleep(_POLL_S)
+            raise UnavailableError(f"the embedded coordinator is not ready after {READY_S:.0f} s; its log: {child.log}")
+        finally:
+            ended.cancel()
+
+    def _fatal(self, child: Child, code: int) -> RolloutError:
+        words = child.last_words()
+        return ChildError(
+            f"{child.name} of the embedded cluster ended ({_ending(code)})"
+            + (f": {words}" if words else "")
+            + f"; its log: {child.log}"
+        )
+
+    # ---- a predecessor that was killed
+
+    def _remember(self) -> None:
+        known: list[tuple[int, float]] = []
+        for child in self._children:
+            try:
+                known.append((child.pid, psutil.Process(child.pid).create_time()))
+            except psutil.NoSuchProcess:
+                continue
+        path = self.directory / "children.json"
+        temporary = path.with_suffix(".tmp")
+        temporary.write_text(json.dumps(known))
+        temporary.replace(path)
+
+    def _bury_predecessor(self) -> None:
+        """Children of a killed command end by themselves; one that hangs would keep the ledger locked."""
+        path = self.directory / "children.json"
+        try:
+            known: list[tuple[int, float]] = json.loads(path.read_text())
+        except (OSError, ValueError):
+            return
+        left: list[psutil.Process] = []
+        for pid, created in known:
+            try:
+                process = psutil.Process(pid)
+                if process.create_time() == created:
+                    left.append(process)
+            except psutil.Error:
+                continue
+        _, hanging = psutil.wait_procs(left, timeout=2.0)
+        for process in hanging:
+            try:
+                os.killpg(process.pid, signal.SIGKILL)
+            except (ProcessLookupError, PermissionError):
+                continue
+        psutil.wait_procs(hanging, timeout=5.0)
+        path.unlink(missing_ok=True)
+
+
+def _belongs_elsewhere(variable: str) -> bool:
+    return variable == "ROLLOUT_COORDINATOR" or variable.startswith(tuple(f"ROLLOUT_{name}__" for name in _OURS))
+
+
+def _gpus_of(index: int, workers: int) -> dict[str, str]:
+    """Each worker its share of this machine's GPUs, where there are enough and nobody has chosen."""
+    gpus = len(list(Path("/dev").glob("nvidia[0-9]*")))
+    if workers == 1 or gpus < workers or "CUDA_VISIBLE_DEVICES" in os.environ:
+        return {}
+    share = gpus // workers
+    return {"CUDA_VISIBLE_DEVICES": ",".join(str(n) for n in range(index * share, (index + 1) * share))}
+
+
+def _events(log: Path, offset: int) -> list[dict[str, Any]]:
+    found: list[dict[str, Any]] = []
+    try:
+        with log.open("rb") as file:
+            file.seek(offset)
+            lines = file.read().split(b"\n")
+    except FileNotFoundError:
+        return []
+    for line in lines:
+        if line.startswith(b"{"):
+            try:
+                found.append(json.loads(line))
+            except ValueError:
+                continue  # half written
+    return found
+
+
+def _ending(code: int) -> str:
+    return f"signal {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
+
+
+def _write_toml(path: Path, sections: dict[str, dict[str, Any]]) -> Path:
+    lines: list[str] = []
+    for section, values in sections.items():
+        lines.append(f"[{section}]")
+        # A JSON string or list of strings is the same in TOML.
+        lines += [f"{key} = {json.dumps(value)}" for key, value in values.items()]
+    temporary = path.with_suffix(".tmp")
+    temporary.write_text("\n".join(lines) + "\n", "utf-8")
+    temporary.replace(path)
+    return path

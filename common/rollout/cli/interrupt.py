@@ -1,0 +1,49 @@
+"""Ctrl-C once: stop cleanly. Twice: at once. SIGTERM counts as Ctrl-C."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+from collections.abc import Callable, Coroutine
+from typing import Any, TypeVar
+
+T = TypeVar("T")
+
+
+class Interrupted(BaseException):
+    """The person asked to stop. No Exception: nothing on the way may take it for a failure of its own."""
+
+
+class Interrupts:
+    """`at_once` runs at the second signal and must not return."""
+
+    def __init__(self, at_once: Callable[[], None]) -> None:
+        self._at_once = at_once
+        self._asked = asyncio.Event()
+
+    def install(self) -> None:
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGINT, signal.SIGTERM):
+            loop.add_signal_handler(number, self._signalled)
+
+    def _signalled(self) -> None:
+        if self._asked.is_set():
+            self._at_once()
+        self._asked.set()
+
+    async def guard(self, work: Coroutine[Any, Any, T]) -> T:
+        """`work`'s result; on a signal it is cancelled, has cleaned up when Interrupted is raised."""
+        task = asyncio.ensure_future(work)
+        asked = asyncio.ensure_future(self._asked.wait())
+        try:
+            await asyncio.wait({task, asked}, return_when=asyncio.FIRST_COMPLETED)
+            if task.done():
+                return task.result()
+            task.cancel()
+            # gather: also when the work ends otherwise meanwhile.
+            (result,) = await asyncio.gather(task, return_exceptions=True)
+            if isinstance(result, BaseException) and not isinstance(result, asyncio.CancelledError):
+                raise result
+            raise Interrupted
+        finally:
+            asked.cancel()

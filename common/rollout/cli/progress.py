@@ -1,0 +1,187 @@
+"""How a batch tells of itself: a live line on a terminal, plain lines in a log, JSON lines for programs."""
+
+from __future__ import annotations
+
+import sys
+import time
+from abc import ABC, abstractmethod
+from collections import deque
+from dataclasses import asdict, dataclass
+from typing import Any, TextIO
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
+
+from rollout.cli.show import print_json
+
+_WINDOW_S = 30.0
+_PLAIN_EVERY_S = 5.0
+
+
+@dataclass(frozen=True, slots=True)
+class Snapshot:
+    """A moment of a run, counted by its ledger. Rates over the last half minute."""
+
+    rows: int
+    submitted: int
+    done: int
+    failed: int
+    committed: int
+    running: int
+    workers: int
+    rows_per_s: float = 0.0
+    tokens_per_s: float = 0.0
+    eta_s: float | None = None
+
+
+class Rates:
+    """Rates over a sliding window, from counts that only grow."""
+
+    def __init__(self) -> None:
+        self._points: deque[tuple[float, int, int]] = deque()
+
+    def add(self, rows: int, tokens: int, now: float | None = None) -> tuple[float, float]:
+        """(rows/s, tokens/s)"""
+        at = time.monotonic() if now is None else now
+        self._points.append((at, rows, tokens))
+        while len(self._points) > 2 and at - self._points[0][0] > _WINDOW_S:
+            self._points.popleft()
+        first = self._points[0]
+        seconds = at - first[0]
+        if seconds <= 0:
+            return 0.0, 0.0
+        return (rows - first[1]) / seconds, (tokens - first[2]) / seconds
+
+
+class Display(ABC):
+    """Calls may come in any order; `close` always."""
+
+    @abstractmethod
+    def note(self, message: str) -> None:
+        """Something worth a line."""
+
+    @abstractmethod
+    def event(self, name: str, message: str, **fields: Any) -> None:
+        """A turning point: `fields` for programs, `message` for people; an empty one says nothing to them."""
+
+    @abstractmethod
+    def progress(self, snapshot: Snapshot) -> None: ...
+
+    def step(self, message: str) -> None:
+        """Something long is under way; replaced by the next."""
+        self.note(message)
+
+    def close(self) -> None:
+        """Leave the terminal as it was."""
+        return
+
+
+class JsonDisplay(Display):
+    def note(self, message: str) -> None:
+        print_json({"event": "note", "message": message})
+
+    def event(self, name: str, message: str, **fields: Any) -> None:
+        print_json({"event": name, **fields})
+
+    def progress(self, snapshot: Snapshot) -> None:
+        print_json({"event": "progress", **asdict(snapshot)})
+
+
+class PlainDisplay(Display):
+    """A line every few seconds."""
+
+    def __init__(self, out: TextIO) -> None:
+        self._out = out
+        self._last = 0.0
+
+    def note(self, message: str) -> None:
+        self._out.write(message + "\n")
+        self._out.flush()
+
+    def event(self, name: str, message: str, **fields: Any) -> None:
+        if message:
+            self.note(message)
+
+    def progress(self, snapshot: Snapshot) -> None:
+        now = time.monotonic()
+        if now - self._last < _PLAIN_EVERY_S:
+            return
+        self._last = now
+        done = snapshot.done + snapshot.failed
+        share = 100 * done / snapshot.rows if snapshot.rows else 0
+        self.note(f"{done}/{snapshot.rows} rows ({share:.1f} %), {details(snapshot)}")
+
+
+class TerminalDisplay(Display):
+    def __init__(self) -> None:
+        self._console = Console(highlight=False)
+        self._progress = Progress(
+            TextColumn("{task.description}"),
+            BarColumn(bar_width=30),
+            MofNCompleteColumn(),
+            TextColumn("{task.fields[details]}"),
+            console=self._console,
+            transient=True,
+            redirect_stdout=False,
+            redirect_stderr=False,
+        )
+        self._task = self._progress.add_task("", total=None, details="", visible=False)
+        self._started = False
+
+    def note(self, message: str) -> None:
+        self._console.print(message, markup=False, soft_wrap=True)
+
+    def event(self, name: str, message: str, **fields: Any) -> None:
+        if message:
+            self.note(message)
+
+    def step(self, message: str) -> None:
+        self._start()
+        self._progress.update(self._task, description=message, total=None, details="", visible=True)
+
+    def progress(self, snapshot: Snapshot) -> None:
+        self._start()
+        self._progress.update(
+            self._task,
+            description="rows",
+            total=snapshot.rows,
+            completed=snapshot.done + snapshot.failed,
+            details=details(snapshot),
+            visible=True,
+        )
+
+    def close(self) -> None:
+        if self._started:
+            self._progress.stop()
+            self._started = False
+
+    def _start(self) -> None:
+        if not self._started:
+            self._progress.start()
+            self._started = True
+
+
+def details(snapshot: Snapshot) -> str:
+    parts = [
+        f"{snapshot.rows_per_s:.1f} rows/s",
+        f"{snapshot.tokens_per_s:.0f} tokens/s",
+        f"ETA {_duration(snapshot.eta_s)}",
+        f"{snapshot.failed} failed",
+        f"{snapshot.workers} workers",
+    ]
+    return ", ".join(parts)
+
+
+def display_for(*, json: bool) -> Display:
+    """What fits standard output."""
+    if json:
+        return JsonDisplay()
+    return TerminalDisplay() if sys.stdout.isatty() else PlainDisplay(sys.stdout)
+
+
+def _duration(seconds: float | None) -> str:
+    if seconds is None:
+        return "-"
+    minutes, second = divmod(int(seconds), 60)
+    hours, minute = divmod(minutes, 60)
+    return f"{hours}:{minute:02}:{second:02}" if hours else f"{minute}:{second:02}"

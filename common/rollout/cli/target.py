@@ -1,0 +1,119 @@
+"""Which cluster a command speaks to: options, environment, `./rollout.toml`, then what `join` wrote down."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import AsyncGenerator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from pydantic import Field
+
+from rollout.config.load import load_settings
+from rollout.config.settings import Section
+from rollout.model.address import parse_address
+from rollout.model.errors import ConfigError
+
+if TYPE_CHECKING:
+    from rollout.client import Runs
+    from rollout.client.runs import Trouble
+
+CLIENT_FILE = Path("rollout.toml")
+DEFAULT_TLS_DIR = "./data/tls"
+
+CoordinatorOption = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--coordinator",
+        metavar="HOST:PORT",
+        help="Coordinator to speak to; repeat it for each one. Default: ROLLOUT_COORDINATOR, then ./rollout.toml, "
+        "then what `rollout join` wrote into the TLS directory.",
+    ),
+]
+TlsDirOption = Annotated[
+    Path | None,
+    typer.Option(
+        "--tls-dir",
+        metavar="DIR",
+        help=f"Directory of the certificates. Default: ROLLOUT_TLS_DIR, then ./rollout.toml, then {DEFAULT_TLS_DIR}.",
+    ),
+]
+JsonOption = Annotated[bool, typer.Option("--json", help="Machine-readable output on standard output.")]
+
+
+class ClientTransport(Section):
+    coordinator_addrs: list[str] = Field(default_factory=list[str], description="Every coordinator, leader or standby.")
+    tls_dir: str = Field(default="", description="Directory of the operator's certificates.")
+    cluster: str = Field(default="", description="Name of the cluster; default: the one that was joined.")
+
+
+class ClientSettings(Section):
+    """`./rollout.toml`: where `rollout` commands started in this directory go."""
+
+    transport: ClientTransport = ClientTransport()
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    addresses: list[str]
+    tls_dir: Path
+    cluster: str
+    explicit: bool
+    """Named by an option, the environment or rollout.toml, rather than found in a directory that was joined."""
+
+
+def find_target(coordinators: list[str] | None, tls_dir: Path | None) -> Target:
+    """Addresses may be empty: nothing names a coordinator. ConfigError for addresses and files that are not usable."""
+    file = load_settings(ClientSettings, CLIENT_FILE) if CLIENT_FILE.is_file() else ClientSettings()
+    environment = [part.strip() for part in os.environ.get("ROLLOUT_COORDINATOR", "").split(",") if part.strip()]
+    addresses = list(coordinators or []) or environment or file.transport.coordinator_addrs
+    directory = tls_dir or Path(os.environ.get("ROLLOUT_TLS_DIR") or file.transport.tls_dir or DEFAULT_TLS_DIR)
+    joined = _joined(directory)
+    explicit = bool(addresses)
+    if not addresses:
+        addresses = [str(a) for a in joined.get("coordinator_addrs", [])]
+    for address in addresses:
+        parse_address(address, "--coordinator", need_port=True)
+    cluster = file.transport.cluster or str(joined.get("cluster") or "rollout")
+    return Target(addresses, directory, cluster, explicit)
+
+
+def need_target(coordinators: list[str] | None, tls_dir: Path | None) -> Target:
+    """As `find_target`; ConfigError that says what to do when there is no address."""
+    target = find_target(coordinators, tls_dir)
+    if not target.addresses:
+        raise ConfigError(
+            "no coordinator is named: give --coordinator HOST:PORT, set ROLLOUT_COORDINATOR, write it into "
+            "./rollout.toml ([transport] coordinator_addrs), or join a cluster first: rollout join --coordinator "
+            f"HOST:JOIN_PORT --token TOKEN (looked for {target.tls_dir}/join.json)"
+        )
+    return target
+
+
+@asynccontextmanager
+async def connected(
+    target: Target, *, patience_s: float = 15.0, on_trouble: Trouble | None = None
+) -> AsyncGenerator[Runs, None]:
+    """A client of `target`."""
+    from rollout.client import Runs  # grpc takes longer to import than `--help` to print
+
+    runs = await Runs.connect(
+        target.addresses, tls_dir=target.tls_dir, cluster=target.cluster, patience_s=patience_s, on_trouble=on_trouble
+    )
+    async with runs:
+        yield runs
+
+
+def _joined(directory: Path) -> dict[str, Any]:
+    path = directory / "join.json"
+    try:
+        found: Any = json.loads(path.read_text("utf-8"))
+    except FileNotFoundError:
+        return {}
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"{path} cannot be read: {error}: join again with a new token") from error
+    return found if isinstance(found, dict) else {}  # pyright: ignore[reportUnknownVariableType]
