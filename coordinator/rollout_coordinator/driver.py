@@ -12,7 +12,14 @@ from dataclasses import dataclass
 from typing import Any, Protocol, TypeVar
 
 import structlog
-from rollout.model.errors import FencedError, NotLeaderError, StorageError, StorageFullError, UnavailableError
+from rollout.model.errors import (
+    FencedError,
+    NotLeaderError,
+    RolloutError,
+    StorageError,
+    StorageFullError,
+    UnavailableError,
+)
 
 from rollout_coordinator.clock import Clock
 from rollout_coordinator.core.events import Event, Now, Tick, WorkerBeat
@@ -42,6 +49,7 @@ class CoreLike(Protocol):
     def run_view(self, run_id: str) -> RunView | None: ...
     def run_views(self) -> list[RunView]: ...
     def worker_views(self, now: Now) -> list[WorkerView]: ...
+    def gauges(self) -> dict[str, float]: ...
 
 
 class Tenure(Protocol):
@@ -50,6 +58,7 @@ class Tenure(Protocol):
     @property
     def epoch(self) -> int: ...
     def trusted(self) -> bool: ...
+    def extend(self, started: float) -> None: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,8 +87,6 @@ class Driver:
         make_core: Callable[[Snapshot, Now], CoreLike],
         clock: Clock,
         deliver: Callable[[Send], None],
-        on_serving: Callable[[], None],
-        on_reset: Callable[[Exception], None],
         tick_interval: float,
         metrics: Metrics,
         limits: DriverLimits | None = None,
@@ -88,8 +95,8 @@ class Driver:
         self._make_core = make_core
         self._clock = clock
         self._deliver = deliver
-        self._on_serving = on_serving
-        self._on_reset = on_reset
+        self.on_serving: Callable[[], None] = lambda: None
+        self.on_reset: Callable[[RolloutError], None] = lambda error: None
         self._tick_interval = tick_interval
         self._metrics = metrics
         self._limits = limits or DriverLimits()
@@ -155,9 +162,9 @@ class Driver:
         """The newest beat of each worker goes to the core with the next batch, at the latest with the next Tick."""
         self._beats[beat.incarnation] = beat
 
-    def peek(self) -> CoreLike | None:
-        """The core while it is delivering a step: for the router, which runs inside the driver's task."""
-        return self._core
+    def run_view(self, run_id: str) -> RunView | None:
+        """For the router only, which runs inside the driver's task after a commit."""
+        return self._core.run_view(run_id) if self._core is not None else None
 
     # ---- the loop
 
@@ -165,7 +172,7 @@ class Driver:
         """Replays and serves until `stop`. FencedError: deposed. LeaseLostError: stand by again. StorageFullError."""
         while not self._stopping:
             await self._replay(lease)
-            reason: Exception = NotLeaderError("This coordinator stopped serving; go to the next one.")
+            reason: RolloutError = NotLeaderError("This coordinator stopped serving; go to the next one.")
             try:
                 await self._serve(lease)
             except StorageFullError as error:
@@ -213,7 +220,7 @@ class Driver:
                 open_attempts=len(snapshot.open_attempts),
                 seconds=round(now.mono - began.mono, 3),
             )
-            self._on_serving()
+            self.on_serving()
             return
 
     async def _serve(self, lease: Tenure) -> None:
@@ -263,6 +270,7 @@ class Driver:
             handled = self._clock.now().mono
             await self._ledger.commit(Fence(lease.epoch, self._batch), step.writes)
             self._batch += 1
+            lease.extend(handled)
             self._metrics.committed(step.writes, handled - began.mono, self._clock.now().mono - handled)
         for send in step.sends:
             if isinstance(send, Reply):
@@ -304,7 +312,7 @@ class Driver:
         if generation == self._generation and self._core is not None:
             self._queue.put_nowait(answer)
 
-    def _reset(self, error: Exception) -> None:
+    def _reset(self, error: RolloutError) -> None:
         """Forget the core and everybody who waits for it. They come back and find what the ledger says."""
         self._core = None
         self._generation += 1
@@ -316,4 +324,4 @@ class Driver:
             if not future.done():
                 future.set_exception(error)
                 future.exception()  # retrieved: a client that hung up must not leave a warning behind
-        self._on_reset(error)
+        self.on_reset(error)

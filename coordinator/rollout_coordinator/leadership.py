@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncGenerator, Callable
 from contextlib import asynccontextmanager
 from enum import StrEnum
-from typing import Any, NoReturn, Protocol
+from typing import Any, NoReturn, Protocol, cast
 
 import grpc
 import structlog
@@ -18,6 +18,9 @@ from rollout_coordinator.clock import Clock
 from rollout_coordinator.http.metrics import Metrics
 
 log = structlog.get_logger()
+
+
+EOF: Any = cast(Any, grpc.aio).EOF  # what reading a stream past its end gives
 
 
 class Part(StrEnum):
@@ -97,7 +100,7 @@ class Gate:
             raise AuthError(f"Host {peer.host_id} was revoked; join it again with a new token.")
 
     @asynccontextmanager
-    async def answering(self, context: Any) -> AsyncIterator[None]:
+    async def answering(self, context: Any) -> AsyncGenerator[None]:
         """Ends the call with the status of a RolloutError raised inside."""
         try:
             yield
@@ -125,10 +128,11 @@ class StandbyInterceptor(grpc.aio.ServerInterceptor):
         async def refuse(request_iterator: Any, context: Any) -> None:
             await abort(context, refusal)
 
-        return grpc.stream_stream_rpc_method_handler(refuse)
+        handler = cast(Any, grpc).stream_stream_rpc_method_handler(refuse)
+        return handler
 
 
 async def read(context: Any) -> Any | None:
     """The next frame of a stream; None at its end. ProtocolError for bytes that are no message."""
     frame = await context.read()
-    return None if frame is grpc.aio.EOF else frame
+    return None if frame is EOF else frame

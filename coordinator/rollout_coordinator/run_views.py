@@ -1,4 +1,4 @@
-"""Views of runs for clients: live ones from the core, ended ones from the ledger, shared between those who ask at once."""
+"""Views of runs for clients: live ones from the core, ended ones from the ledger, shared by those who ask at once."""
 
 from __future__ import annotations
 

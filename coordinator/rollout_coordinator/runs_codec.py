@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any, cast
 
 from rollout.model.errors import InputError
 from rollout.model.item import Blob, ObjectSlice
 from rollout.wire.codec import failure_to_wire, inventory_to_wire, pack_blobs, run_spec_to_wire
-from rollout.wire.v1 import common_pb2, runs_pb2
+from rollout.wire.v1 import runs_pb2
 
 from rollout_coordinator.core.step import WorkerRow
 from rollout_coordinator.core.views import RunView, WorkerView
@@ -137,7 +138,7 @@ def _commit_batch(page: CommitPage, start: int, end: int) -> runs_pb2.CommitBatc
         from_cursor=page.from_cursor + start,
         seq=page.seq[start:end],
         attempt=page.attempt[start:end],
-        outcome=[common_pb2.Outcome.ValueType(o) for o in page.outcome[start:end]],
+        outcome=cast(Any, page.outcome[start:end]),
         length=lengths,
         data=data,
         refs=refs,

@@ -56,7 +56,6 @@ class RunsService(runs_pb2_grpc.RunsServicer):
         objects: ObjectsGate,
         store: ObjectStore,
         clock: Clock,
-        advertise: str,
     ) -> None:
         self._gate = gate
         self._driver = driver
@@ -66,7 +65,7 @@ class RunsService(runs_pb2_grpc.RunsServicer):
         self._objects = objects
         self._store = store
         self._clock = clock
-        self._advertise = advertise
+        self.leader_addr = ""
         self.objects_addr = ""
 
     def _admit(self, request: Any, context: Any) -> None:
@@ -94,8 +93,8 @@ class RunsService(runs_pb2_grpc.RunsServicer):
     async def _open(self, wire: runs_pb2.RunSpec, context: Any) -> str:
         if len(wire.config) > CONFIG_MAX:
             raise InputError(
-                f"The run's configuration has {len(wire.config)} bytes, the limit is {CONFIG_MAX}: put large parts into "
-                "objects."
+                f"The run's configuration has {len(wire.config)} bytes, the limit is {CONFIG_MAX}: put large "
+                "parts into objects."
             )
         spec = run_spec_from_wire(wire)
         check_ulid(spec.run_id, "run_id")
@@ -267,7 +266,7 @@ class RunsService(runs_pb2_grpc.RunsServicer):
     async def _workers(self, *, all: bool) -> runs_pb2.WorkersReply:
         live = await self._views.workers()
         reply = runs_pb2.WorkersReply(
-            epoch=self._gate.epoch, leader=self._advertise, workers=[worker_to_wire(v) for v in live]
+            epoch=self._gate.epoch, leader=self.leader_addr, workers=[worker_to_wire(v) for v in live]
         )
         if all:
             known = {v.incarnation for v in live}
@@ -282,9 +281,7 @@ class RunsService(runs_pb2_grpc.RunsServicer):
             if request.verb not in WORKER_VERBS:
                 raise InputError(f"Unknown verb {request.verb!r}; there are {', '.join(WORKER_VERBS)}.")
             if not is_ulid(request.incarnation):
-                raise NotFoundError(
-                    f"There is no worker {request.incarnation!r}; `rollout workers` shows those that are."
-                )
+                raise NotFoundError(f"There is no worker {request.incarnation!r}; `rollout workers` shows them.")
             future = await self._driver.request(
                 lambda n: WorkerCommand(n, request.incarnation, request.verb, request.argument)
             )

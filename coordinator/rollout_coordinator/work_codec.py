@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
+from typing import Any, cast
 
 from rollout.model.errors import ProtocolError
 from rollout.model.item import Blob, Key, ObjectSlice, Outcome
@@ -299,7 +300,7 @@ def _children_frames(send: SendChildren) -> Iterator[work_pb2.WorkDown]:
             parent_log=send.parent.log,
             parent_seq=send.parent.seq,
             from_child=send.from_child + start,
-            outcome=[common_pb2.Outcome.ValueType(o) for o in results.outcome[start:end]],
+            outcome=cast(Any, results.outcome[start:end]),
             length=lengths,
             data=data,
             refs=refs,

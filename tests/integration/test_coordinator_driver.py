@@ -38,10 +38,11 @@ class ScriptedCore:
 
     def __init__(self) -> None:
         self.batches: list[list[Event]] = []
-        self.loads: list[LoadPending] = []
+        self.handled = asyncio.Event()
 
     def handle(self, events: list[Event], now: Now) -> Step:
         self.batches.append(events)
+        self.handled.set()
         step = Step()
         for event in events:
             if isinstance(event, RunCommand | SubmitItems):
@@ -60,6 +61,11 @@ class ScriptedCore:
 
     def worker_views(self, now: Now) -> list[Any]:
         return []
+
+    async def saw(self, kind: type) -> None:
+        while not self.seen(kind):
+            self.handled.clear()
+            await self.handled.wait()
 
     def seen(self, kind: type) -> list[Any]:
         return [e for batch in self.batches for e in batch if isinstance(e, kind)]
@@ -107,6 +113,9 @@ class Lease:
     def trusted(self) -> bool:
         return self.good
 
+    def extend(self, started: float) -> None:
+        pass
+
 
 class Bench:
     def __init__(self) -> None:
@@ -121,12 +130,12 @@ class Bench:
             make_core=self._core,
             clock=SystemClock(),
             deliver=self._deliver,
-            on_serving=self.serving.set,
-            on_reset=self.resets.append,
             tick_interval=0.05,
             metrics=Metrics(),
             limits=DriverLimits(replay_backoff_s=0.01),
         )
+        self.driver.on_serving = self.serving.set
+        self.driver.on_reset = self.resets.append
 
     def _core(self, snapshot: Snapshot, now: Now) -> ScriptedCore:
         self.cores.append(ScriptedCore())
@@ -155,8 +164,7 @@ async def test_a_reply_comes_after_its_commit(bench: Bench) -> None:
     task = await bench.start()
     bench.ledger.gate.clear()
     future = await bench.driver.request(command())
-    while not bench.cores[0].seen(RunCommand):
-        await asyncio.sleep(0)
+    await bench.cores[0].saw(RunCommand)
     assert not future.done() and not bench.sent
     bench.ledger.gate.set()
     assert await future == 1
@@ -170,8 +178,7 @@ async def test_events_that_come_during_a_commit_share_the_next_one(bench: Bench)
     task = await bench.start()
     bench.ledger.gate.clear()
     first = await bench.driver.request(command())
-    while not bench.cores[0].seen(RunCommand):
-        await asyncio.sleep(0)
+    await bench.cores[0].saw(RunCommand)
     rest = [await bench.driver.request(command()) for _ in range(50)]
     bench.ledger.gate.set()
     await asyncio.gather(first, *rest)
@@ -184,8 +191,7 @@ async def test_ticks_come_and_the_newest_beat_of_a_worker_goes_first(bench: Benc
     task = await bench.start()
     for number in range(5):
         bench.driver.beat(WorkerBeat("w", "h", float(number)))
-    while not bench.cores[0].seen(WorkerBeat):
-        await asyncio.sleep(0.01)
+    await bench.cores[0].saw(WorkerBeat)
     assert [b.read_at for b in bench.cores[0].seen(WorkerBeat)] == [4.0]
     assert bench.cores[0].seen(Tick)
     bench.driver.stop()
@@ -195,8 +201,7 @@ async def test_ticks_come_and_the_newest_beat_of_a_worker_goes_first(bench: Benc
 async def test_a_load_is_answered_with_an_event(bench: Bench) -> None:
     task = await bench.start()
     await (await bench.driver.request(command("load")))
-    while not bench.cores[0].seen(Loaded):
-        await asyncio.sleep(0.001)
+    await bench.cores[0].saw(Loaded)
     bench.driver.stop()
     await task
 

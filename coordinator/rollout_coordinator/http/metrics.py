@@ -27,7 +27,6 @@ class Metrics:
         self.results = Counter("rollout_results", "Results accepted, by outcome.", ["outcome"], registry=r)
         self.assigned = Counter("rollout_attempts_assigned", "Attempts given to workers.", registry=r)
         self.ended = Counter("rollout_attempts_ended", "Attempts that did not end their item.", ["end"], registry=r)
-        self.stale = Counter("rollout_stale_results", "Results overtaken by another attempt.", registry=r)
         self.beats = Counter("rollout_heartbeats", "Heartbeats read.", registry=r)
         self.loads = Counter("rollout_ledger_loads", "Reads that the core asked for.", registry=r)
         self.replays = Counter("rollout_replays", "Times the ledger was replayed after a store fault.", registry=r)
@@ -37,6 +36,7 @@ class Metrics:
         self.workers = Gauge("rollout_workers", "Workers by state.", ["state"], registry=r)
         self.runs = Gauge("rollout_runs", "Runs that have not ended, by state.", ["state"], registry=r)
         self.items = Gauge("rollout_items", "Items of runs that have not ended, by state.", ["state"], registry=r)
+        self.core = Gauge("rollout_core", "Numbers of the core since it began, by name.", ["name"], registry=r)
         self.refused = Counter("rollout_calls_refused", "Calls refused, by error code.", ["code"], registry=r)
 
     def committed(self, writes: Writes, step_s: float, commit_s: float) -> None:
@@ -55,10 +55,13 @@ class Metrics:
         for attempt in writes.attempts:
             self.ended.labels(str(attempt.end)).inc()
 
-    def observe(self, runs: Iterable[RunView], workers: Iterable[WorkerView]) -> None:
+    def observe(self, runs: Iterable[RunView], workers: Iterable[WorkerView], core: dict[str, float]) -> None:
         """Set the gauges that are read from the core, at a scrape."""
         for gauge in (self.workers, self.runs, self.items):
             gauge.clear()
+        self.core.clear()
+        for name, value in core.items():
+            self.core.labels(name).set(value)
         for worker in workers:
             self.workers.labels(str(worker.state)).inc()
         for run in runs:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 
 from rollout.model.errors import ConfigError
 
@@ -18,7 +18,7 @@ TEXT = "text/plain; charset=utf-8"
 class HttpServer:
     """Serves `routes` (path to handler). `listen_addr` is host:port; port 0 takes any free one."""
 
-    def __init__(self, listen_addr: str, routes: dict[str, Handler]) -> None:
+    def __init__(self, listen_addr: str, routes: Mapping[str, Handler]) -> None:
         self._listen_addr = listen_addr
         self._routes = routes
         self._server: asyncio.Server | None = None

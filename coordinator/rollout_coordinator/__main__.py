@@ -1,0 +1,202 @@
+"""`rollout-coordinator`: run, token create, join, host list | revoke, version."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import re
+import signal
+import sys
+from collections.abc import Awaitable, Callable
+from importlib.metadata import version as installed_version
+from pathlib import Path
+from typing import Annotated, Any, TypeVar
+
+import structlog
+import typer
+from rollout.config.load import load_settings
+from rollout.config.logging import configure
+from rollout.config.parent import watch_parent
+from rollout.config.settings import CoordinatorSettings
+from rollout.model.errors import ConfigError, InputError, RolloutError, SchemaVersionError
+from rollout.security.authority import Authority
+from rollout.security.hosts import list_hosts, revoke_host
+from rollout.security.join_client import join as join_cluster
+from rollout.security.roles import Role
+from rollout.security.tokens import create_token
+from rollout.storage import Storage, open_storage
+
+from rollout_coordinator.lifecycle import Coordinator, started
+from rollout_coordinator.wiring import build, tls_directory
+
+log = structlog.get_logger()
+T = TypeVar("T")
+
+OK, FAILED, USAGE, INTERRUPTED = 0, 1, 2, 130
+
+app = typer.Typer(
+    help="The coordinator: leads runs, keeps the ledger.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+)
+token_app = typer.Typer(help="Join tokens for hosts.", no_args_is_help=True)
+host_app = typer.Typer(help="Hosts that joined.", no_args_is_help=True)
+app.add_typer(token_app, name="token")
+app.add_typer(host_app, name="host")
+
+Config = Annotated[Path, typer.Option("--config", help="The coordinator's configuration file.")]
+DEFAULT_CONFIG = Path("coordinator.toml")
+
+_UNITS = {"": 1.0, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
+
+
+def duration(text: str) -> float:
+    """Seconds of `30s`, `10m`, `24h`, `7d` or a bare number. InputError."""
+    match = re.fullmatch(r"(\d+(?:\.\d+)?)([smhd]?)", text.strip())
+    if match is None or float(match[1]) <= 0:
+        raise InputError(f"{text!r} is no duration; write 30s, 10m, 24h or 7d.")
+    return float(match[1]) * _UNITS[match[2]]
+
+
+def _fail(error: RolloutError) -> typer.Exit:
+    typer.echo(f"rollout-coordinator: {error}", err=True)
+    return typer.Exit(USAGE if isinstance(error, ConfigError | InputError | SchemaVersionError) else FAILED)
+
+
+def _load(config: Path, **overrides: Any) -> CoordinatorSettings:
+    try:
+        return load_settings(CoordinatorSettings, config, overrides)
+    except ConfigError as error:
+        raise _fail(error) from error
+
+
+@app.command()
+def run(
+    config: Config = DEFAULT_CONFIG,
+    json_logs: Annotated[bool, typer.Option("--json-logs", help="One JSON object a line, also on a terminal.")] = False,
+) -> None:
+    """Serve until SIGTERM or Ctrl-C. With another coordinator on the same store, one leads and the others stand by."""
+    settings = _load(config, **({"logging.format": "json"} if json_logs else {}))
+    configure(settings.logging)
+    try:
+        code = asyncio.run(_serve(settings))
+    except RolloutError as error:
+        log.error("coordinator_failed", code=error.code, error=str(error))
+        raise _fail(error) from error
+    raise typer.Exit(code)
+
+
+async def _serve(settings: CoordinatorSettings) -> int:
+    coordinator: Coordinator | None = None
+    starting = asyncio.create_task(started(build(settings)))
+    signals: list[signal.Signals] = []
+
+    def stop() -> None:
+        if coordinator is not None:
+            coordinator.stop()
+        else:
+            starting.cancel()
+
+    def on_signal(sig: signal.Signals) -> None:
+        if signals:
+            os._exit(INTERRUPTED)  # asked twice: at once
+        signals.append(sig)
+        stop()
+
+    for sig in (signal.SIGTERM, signal.SIGINT):
+        asyncio.get_running_loop().add_signal_handler(sig, on_signal, sig)
+    watch_parent(stop)
+    try:
+        coordinator = await starting
+    except asyncio.CancelledError:
+        return INTERRUPTED if signals == [signal.SIGINT] else OK
+    code = await coordinator.run()
+    return INTERRUPTED if code == OK and signals == [signal.SIGINT] else code
+
+
+async def _with_storage(settings: CoordinatorSettings, work: Callable[[Storage], Awaitable[T]]) -> T:
+    storage = open_storage(settings.storage)
+    await storage.open()
+    try:
+        return await work(storage)
+    finally:
+        await storage.close()
+
+
+def _on_storage(config: Path, work: Callable[[CoordinatorSettings, Storage], Awaitable[T]]) -> T:
+    """Run `work` on the database of `config`, beside a running coordinator or without one."""
+    settings = _load(config)
+    configure(settings.logging.model_copy(update={"level": "warning"}), stream=sys.stderr)
+    try:
+        return asyncio.run(_with_storage(settings, lambda storage: work(settings, storage)))
+    except RolloutError as error:
+        raise _fail(error) from error
+
+
+@token_app.command("create")
+def token_create(
+    role: Annotated[Role, typer.Option("--role", help="What the host will be.")],
+    config: Config = DEFAULT_CONFIG,
+    ttl: Annotated[str, typer.Option("--ttl", help="How long the token lives: 30s, 10m, 24h.")] = "10m",
+    uses: Annotated[int, typer.Option("--uses", min=1, help="Hosts that may join with it.")] = 1,
+) -> None:
+    """Print a join token, and nothing else, on stdout."""
+    try:
+        ttl_s = duration(ttl)
+    except InputError as error:
+        raise _fail(error) from error
+
+    async def work(settings: CoordinatorSettings, storage: Storage) -> str:
+        authority = Authority.load_or_create(tls_directory(settings), settings.transport.cluster)
+        return await create_token(storage, role, ca_hash=authority.ca_hash, ttl_s=ttl_s, uses=uses)
+
+    typer.echo(_on_storage(config, work))
+
+
+@host_app.command("list")
+def host_list(config: Config = DEFAULT_CONFIG) -> None:
+    """Every host that ever joined."""
+
+    async def work(settings: CoordinatorSettings, storage: Storage) -> list[Any]:
+        return list(await list_hosts(storage))
+
+    for host in _on_storage(config, work):
+        typer.echo(f"{host.id}  {host.role:<12} {'revoked' if host.revoked else 'active':<8} {host.name}")
+
+
+@host_app.command("revoke")
+def host_revoke(
+    host_id: Annotated[str, typer.Argument(help="As `host list` shows it.")], config: Config = DEFAULT_CONFIG
+) -> None:
+    """Shut a host out, within a minute."""
+    host = _on_storage(config, lambda settings, storage: revoke_host(storage, host_id))
+    typer.echo(f"{host.id} revoked")
+
+
+@app.command()
+def join(
+    coordinator: Annotated[str, typer.Option("--coordinator", help="HOST:JOIN_PORT of a running coordinator.")],
+    token: Annotated[str, typer.Option("--token", help="From `token create --role coordinator`.")],
+    tls_dir: Annotated[Path, typer.Option("--tls-dir", help="Where the identity is kept.")] = Path("./data/tls"),
+) -> None:
+    """Enrol this host as a further coordinator (a standby)."""
+    try:
+        joined = asyncio.run(join_cluster(coordinator, token, tls_dir, os.uname().nodename))
+    except RolloutError as error:
+        raise _fail(error) from error
+    typer.echo(f"joined cluster {joined.cluster} as {joined.role}, host {joined.host_id}; identity in {joined.tls_dir}")
+
+
+@app.command()
+def version() -> None:
+    """Print the version."""
+    typer.echo(f"rollout-coordinator {installed_version('rollout-engine')}")
+
+
+def main() -> None:
+    app()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,65 @@
+"""The gRPC servers of a coordinator: the mutual TLS port, and the port where hosts join."""
+
+from __future__ import annotations
+
+from typing import Any, cast
+
+import grpc
+from rollout.model.errors import ConfigError
+from rollout.security.authority import Authority
+from rollout.security.credentials import Credentials
+from rollout.wire.channel import SERVER_OPTIONS
+from rollout.wire.v1 import control_pb2_grpc, heartbeat_pb2_grpc, join_pb2_grpc, runs_pb2_grpc, work_pb2_grpc
+
+from rollout_coordinator.health import health_handler
+from rollout_coordinator.join import CertificatesService, JoinService
+from rollout_coordinator.leadership import StandbyInterceptor
+from rollout_coordinator.wiring import Parts
+
+
+def _listen(server: grpc.aio.Server, key: str, addr: str, credentials: grpc.ServerCredentials) -> str:
+    host = addr.rpartition(":")[0]
+    try:
+        port = server.add_secure_port(addr, credentials)
+    except RuntimeError as error:
+        raise ConfigError(
+            f"[transport] {key} {addr!r} cannot be listened on: is another process there, or is it not an address of "
+            "this host? Choose a free host:port."
+        ) from error
+    return f"{host}:{port}"
+
+
+def bind_server(parts: Parts, credentials: Credentials, authority: Authority) -> tuple[grpc.aio.Server, str]:
+    """The mTLS server, bound and not started, and its address. ConfigError when the port is taken."""
+    server = grpc.aio.server(options=SERVER_OPTIONS, interceptors=[StandbyInterceptor(parts.leadership)])
+    cast(Any, heartbeat_pb2_grpc).add_HeartbeatServicer_to_server(parts.heartbeat, server)
+    cast(Any, control_pb2_grpc).add_ControlServicer_to_server(parts.control, server)
+    cast(Any, work_pb2_grpc).add_WorkServicer_to_server(parts.work, server)
+    cast(Any, runs_pb2_grpc).add_RunsServicer_to_server(parts.runs, server)
+    certificates = CertificatesService(
+        parts.storage, authority, parts.settings.transport, lambda: parts.leadership.epoch
+    )
+    cast(Any, join_pb2_grpc).add_CertificatesServicer_to_server(certificates, server)
+    server.add_generic_rpc_handlers((health_handler(),))
+    addr = _listen(server, "listen_addr", parts.settings.transport.listen_addr, credentials.server_credentials())
+    return server, addr
+
+
+def bind_join_server(
+    parts: Parts, credentials: Credentials, authority: Authority, leader_addr: str
+) -> tuple[grpc.aio.Server | None, str]:
+    """The server of `join_addr`, where callers have no certificate yet; None when that is empty."""
+    transport = parts.settings.transport
+    if not transport.join_addr:
+        return None, ""
+    server = grpc.aio.server(options=SERVER_OPTIONS, maximum_concurrent_rpcs=64)
+    join = JoinService(
+        parts.storage,
+        authority,
+        transport,
+        lambda: parts.leadership.epoch,
+        addresses=lambda: transport.coordinator_addrs or [leader_addr],
+    )
+    cast(Any, join_pb2_grpc).add_JoinServicer_to_server(join, server)
+    addr = _listen(server, "join_addr", transport.join_addr, credentials.join_server_credentials())
+    return server, addr
