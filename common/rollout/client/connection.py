@@ -20,6 +20,8 @@ from rollout.wire.errors import error_of
 from rollout.wire.v1 import runs_pb2_grpc as rpc
 
 log = structlog.get_logger()
+EOF: Any = vars(grpc.aio)["EOF"]  # the type stubs lack it
+"""What `read` of a stream gives at its end."""
 Reply = TypeVar("Reply")
 
 _BACKOFF_FIRST_S = 0.1
@@ -97,6 +99,11 @@ class Connection:
         return self._address
 
     @property
+    def guard(self) -> EpochGuard:
+        """Of this process: its objects are asked with the same."""
+        return self._guard
+
+    @property
     def epoch(self) -> int:
         """The highest seen, for every message sent."""
         return self._guard.current
@@ -109,8 +116,8 @@ class Connection:
             task.cancel()
         await asyncio.gather(*self._old, return_exceptions=True)
 
-    async def stub(self) -> rpc.RunsStub:
-        """Of the channel to the present leader, as far as known; a due certificate is renewed first."""
+    async def stub(self) -> Any:
+        """A RunsStub of the channel to the present leader, as far as known; a due certificate is renewed first."""
         async with self._opening:
             await self._renew()
             if self._channel is None:
@@ -130,7 +137,7 @@ class Connection:
         else:
             self._retire()
 
-    async def unary(self, call: Callable[[rpc.RunsStub], Awaitable[Reply]]) -> Reply:
+    async def unary(self, call: Callable[[Any], Awaitable[Reply]]) -> Reply:
         """`call`'s reply, from whichever coordinator leads, through failovers."""
         patience = Patience(self)
         while True:

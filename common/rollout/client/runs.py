@@ -8,13 +8,13 @@ from collections.abc import AsyncGenerator, Callable, Iterable, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
-from typing import Self
+from typing import Any, Self
 
 import grpc
 import grpc.aio
 
 from rollout.client.batches import Batch, batches
-from rollout.client.connection import Connection, Patience
+from rollout.client.connection import EOF, Connection, Patience
 from rollout.client.pages import entries_of
 from rollout.client.submit import Submission
 from rollout.model.address import parse_address
@@ -30,7 +30,6 @@ from rollout.security.roles import Role
 from rollout.wire.channel import open_channel
 from rollout.wire.codec import run_spec_to_wire
 from rollout.wire.v1 import runs_pb2 as pb
-from rollout.wire.v1.runs_pb2_grpc import RunsStub
 from rollout.workloads.commit import CommitEntry
 
 Trouble = Callable[[RolloutError | None, float], None]
@@ -186,7 +185,7 @@ class Runs:
         """
         patience = Patience(self._connection)
         while True:
-            call = None
+            call: Any = None
             try:
                 stub = await self._connection.stub()
                 request = pb.WatchRequest(
@@ -197,7 +196,7 @@ class Runs:
                     status_only=status_only,
                 )
                 call = stub.Watch(request)
-                while (message := await call.read()) is not grpc.aio.EOF:
+                while (message := await call.read()) is not EOF:
                     self._connection.seen(message)
                     patience.succeeded()
                     page = await self._page(run_id, message, cursor)
@@ -235,7 +234,7 @@ class Runs:
     async def list(self, states: Sequence[str] = (), limit: int = 100) -> Sequence[pb.RunStatus]:
         """Newest first."""
 
-        async def call(stub: RunsStub) -> pb.ListReply:
+        async def call(stub: Any) -> pb.ListReply:
             request = pb.ListRequest(epoch=self._connection.epoch, states=list(states), limit=limit)
             return await stub.List(request, timeout=_CALL_S)
 
@@ -244,7 +243,7 @@ class Runs:
     async def command(self, run_id: str, verb: str, *, reason: str = "", priority: int = 0) -> pb.RunStatus:
         """`verb`: pause, resume, kill, continue, priority. NotFoundError, StateError."""
 
-        async def call(stub: RunsStub) -> pb.RunReply:
+        async def call(stub: Any) -> pb.RunReply:
             request = pb.CommandRequest(
                 epoch=self._connection.epoch, run_id=run_id, verb=verb, reason=reason, priority=priority
             )
@@ -255,7 +254,7 @@ class Runs:
     async def delete(self, run_id: str, *, force: bool = False) -> pb.DeleteReply:
         """The run and the objects that only it used. StateError unless it has ended, or `force`."""
 
-        async def call(stub: RunsStub) -> pb.DeleteReply:
+        async def call(stub: Any) -> pb.DeleteReply:
             request = pb.RunRequest(epoch=self._connection.epoch, run_id=run_id, force=force)
             return await stub.Delete(request, timeout=10 * _CALL_S)
 
@@ -264,7 +263,7 @@ class Runs:
     async def workers(self, *, all: bool = False) -> pb.WorkersReply:
         """Who is there; with `all` those that were, too."""
 
-        async def call(stub: RunsStub) -> pb.WorkersReply:
+        async def call(stub: Any) -> pb.WorkersReply:
             return await stub.Workers(pb.WorkersRequest(epoch=self._connection.epoch, all=all), timeout=_CALL_S)
 
         return await self._connection.unary(call)
@@ -272,7 +271,7 @@ class Runs:
     async def worker_command(self, incarnation: str, verb: str, argument: str = "") -> pb.WorkersReply:
         """`verb`: drain, reload, log-level. NotFoundError."""
 
-        async def call(stub: RunsStub) -> pb.WorkersReply:
+        async def call(stub: Any) -> pb.WorkersReply:
             request = pb.WorkerCommandRequest(
                 epoch=self._connection.epoch, incarnation=incarnation, verb=verb, argument=argument
             )
@@ -281,7 +280,7 @@ class Runs:
         return await self._connection.unary(call)
 
     async def _get(self, run_id: str) -> pb.RunReply:
-        async def call(stub: RunsStub) -> pb.RunReply:
+        async def call(stub: Any) -> pb.RunReply:
             return await stub.Get(pb.RunRequest(epoch=self._connection.epoch, run_id=run_id), timeout=_CALL_S)
 
         reply = await self._connection.unary(call)
@@ -303,7 +302,7 @@ class Runs:
             self._objects[run_id] = RemoteObjects(
                 channel,
                 pin=run_id,
-                epoch=lambda: self._connection.epoch,
+                guard=self._connection.guard,
                 retry_for_s=self._connection.patience_s,
             )
         return self._objects[run_id]

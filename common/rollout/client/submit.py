@@ -11,7 +11,7 @@ import grpc
 import grpc.aio
 
 from rollout.client.batches import Batch
-from rollout.client.connection import Connection, Patience
+from rollout.client.connection import EOF, Connection, Patience
 from rollout.model.errors import ProtocolError, RolloutError, UnavailableError
 from rollout.wire.v1 import runs_pb2 as pb
 
@@ -80,7 +80,7 @@ class Submission:
         try:
             await call.write(pb.SubmitUp(epoch=self._connection.epoch, open=self._spec))
             reply = await call.read()
-            if reply is grpc.aio.EOF:
+            if reply is EOF:
                 await _raise_status(call)
             self._acknowledged(reply)
             patience.succeeded()
@@ -116,7 +116,7 @@ class Submission:
     async def _read(self, call: Any, patience: Patience) -> None:
         while not self._finished():
             reply = await call.read()
-            if reply is grpc.aio.EOF:
+            if reply is EOF:
                 if self._finished():
                     return
                 await _raise_status(call)
