@@ -1,0 +1,176 @@
+"""Books of what is in flight: opening, ending and re-pending attempts. Every counter of attempts moves here."""
+
+from __future__ import annotations
+
+import heapq
+from zlib import crc32
+
+from rollout.model.item import AttemptEnd, ItemState
+
+from rollout_coordinator.core.chains import attempt_ended
+from rollout_coordinator.core.events import Keys
+from rollout_coordinator.core.state import Grant, History, Log, Run, State, Worker, touch
+from rollout_coordinator.core.step import AttemptRow, Send, SendCancel
+from rollout_coordinator.core.tables import ITEM
+from rollout_coordinator.core.window import unpark
+
+_CAUSE = {
+    AttemptEnd.FAILED: "retry",
+    AttemptEnd.TIMEOUT: "retry",
+    AttemptEnd.WORKER_LOST: "worker_lost",
+    AttemptEnd.RELEASED: "release",
+    AttemptEnd.REVOKED: "revoke",
+    AttemptEnd.PAUSED: "release",
+    AttemptEnd.DROPPED: "drop",
+}
+
+
+def state_of(grant: Grant, seq: int) -> ItemState:
+    return ItemState.RUNNING if seq in grant.started or grant.unsure else ItemState.ASSIGNED
+
+
+def hold_caps(run: Run, grant: Grant, n: int) -> None:
+    """Take `n` places under the caps of run, lane and worker resources (give back with a negative `n`)."""
+    run.in_flight += n
+    grant.info.lane.in_flight += n
+    used = grant.worker.used
+    for name, amount in grant.info.shape.strict:
+        used[name] = used.get(name, 0.0) + amount * n
+
+
+def open_grant(c: State, grant: Grant, size: int) -> None:
+    """`grant` is with its worker from now on. `size`: inline bytes of all its payloads."""
+    worker, log, n = grant.worker, grant.log, len(grant.seqs)
+    run = log.run
+    log.flight.update(dict.fromkeys(grant.seqs, grant))
+    grant.batch.open += n
+    grant.each = size // n
+    worker.bytes += grant.each * n
+    worker.in_flight += n
+    worker.by_run[run.id] = worker.by_run.get(run.id, 0) + n
+    worker.grants[grant.n] = grant
+    hold_caps(run, grant, n)
+    if grant.info.spec.timeout_ms:
+        c.timed[grant.n] = grant
+
+
+def close(c: State, grant: Grant, seqs: list[int]) -> None:
+    """These attempts are over, however they ended: free what they held."""
+    worker, log, info, n = grant.worker, grant.log, grant.info, len(seqs)
+    run, flight = log.run, log.flight
+    for seq in seqs:
+        del flight[seq]
+    waiting = 0
+    if grant.waiting:
+        waiting = len(grant.waiting.intersection(seqs))
+        grant.waiting.difference_update(seqs)
+        worker.waiting -= waiting
+        run.waiting -= waiting
+    if grant.started:
+        before = len(grant.started)
+        grant.started.difference_update(seqs)
+        ran = before - len(grant.started)
+        worker.running -= ran
+        run.running -= ran
+    hold_caps(run, grant, waiting - n)
+    worker.in_flight -= n
+    worker.bytes -= grant.each * n
+    left = worker.by_run[run.id] - n
+    if left:
+        worker.by_run[run.id] = left
+    else:
+        del worker.by_run[run.id]
+    grant.open -= n
+    if not grant.open:
+        del worker.grants[grant.n]
+        c.timed.pop(grant.n, None)
+    batch = grant.batch
+    batch.open -= n
+    if not batch.open:
+        c.step.writes.retired.append(batch.id)
+    log.attempts += n
+    touch(c, log)
+    c.hungry[worker.id] = worker
+    c.dirty = True
+    if info.lane.parked:
+        unpark(info.lane.parked)
+    if info.spec.chain:
+        attempt_ended(c, grant, seqs)
+    if run.pausing_until_ms and not run.in_flight and not run.waiting:
+        c.dirty_runs[run.id] = run
+
+
+def backoff_ms(c: State, grant: Grant, seq: int) -> int:
+    """Exponential in the number of failures; the jitter is a hash of the attempt, so that a replay agrees."""
+    spread = crc32(f"{grant.log.run.id}/{grant.log.id}/{seq}/{grant.attempt}".encode()) / 0xFFFFFFFF
+    base = grant.info.spec.retry_backoff_ms * 2 ** min(grant.failures, 30)
+    return int(min(base, c.settings.retry_backoff_cap * 1000) * (0.5 + 0.5 * spread))
+
+
+def end_attempt(
+    c: State, grant: Grant, seq: int, end: AttemptEnd, code: str, message: str, to: str = "", closing: bool = True
+) -> None:
+    """The attempt ended and its item did not: evidence is written and the item is pending again."""
+    ITEM.move(state_of(grant, seq), _CAUSE[end])
+    failures, losses, not_before = grant.failures, grant.losses, 0
+    log = grant.log
+    if end in (AttemptEnd.FAILED, AttemptEnd.TIMEOUT):
+        not_before = c.now.wall_ms + backoff_ms(c, grant, seq)
+        failures += 1
+        log.retried += 1
+        c.totals["retried"] += 1
+    elif end is AttemptEnd.WORKER_LOST:
+        losses += 1
+        log.worker_lost += 1
+        c.totals["worker_lost"] += 1
+    c.step.writes.attempts.append(
+        AttemptRow(log.id, seq, grant.attempt, grant.worker.id, end, code, message, c.now.wall_ms, not_before)
+    )
+    if closing:
+        close(c, grant, [seq])
+    repend(c, log, seq, History(grant.attempt, failures, losses, not_before, to))
+
+
+def repend(c: State, log: Log, seq: int, history: History) -> None:
+    """Pending again; the payload is read back when the window has room for it and its time has come."""
+    if log.closed:
+        return
+    if seq >= log.tail:
+        log.ahead.add(seq)
+    if history.not_before_ms > c.now.wall_ms:
+        c.next_grant += 1
+        log.loading_back.pop(seq, None)
+        heapq.heappush(c.timers, (history.not_before_ms, c.next_grant, log.id, (seq, history)))
+    else:
+        log.back[seq] = history
+        c.window_dirty[log.id] = log
+    c.dirty = True
+
+
+def open_seqs(grant: Grant) -> list[int]:
+    flight = grant.log.flight
+    return [seq for seq in grant.seqs if flight.get(seq) is grant]
+
+
+def keys_of(grants: list[tuple[Grant, list[int]]]) -> list[Keys]:
+    """Columnar keys, one entry per log."""
+    by_log: dict[int, Keys] = {}
+    for grant, seqs in grants:
+        keys = by_log.setdefault(grant.log.id, Keys(grant.log.id, [], []))
+        keys.seq.extend(seqs)
+        keys.attempt.extend([grant.attempt] * len(seqs))
+    return list(by_log.values())
+
+
+def run_grants(c: State, run: Run) -> list[tuple[Worker, list[tuple[Grant, list[int]]]]]:
+    """Everything of a run that is in flight, by worker."""
+    out: list[tuple[Worker, list[tuple[Grant, list[int]]]]] = []
+    for worker in c.workers.values():
+        if run.id in worker.by_run:
+            out.append((worker, [(g, open_seqs(g)) for g in worker.grants.values() if g.log.run is run]))
+    return out
+
+
+def cancel(worker: Worker, grants: list[tuple[Grant, list[int]]], reason: str, sends: list[Send]) -> None:
+    if worker.session and grants:
+        sends.append(SendCancel(worker.session, keys_of(grants), reason))

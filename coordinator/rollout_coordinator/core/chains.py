@@ -1,0 +1,139 @@
+"""Chains: items of one log that run one at a time, in order, each given the result of the one before.
+
+The predecessor of an item is the last item of its chain that is DONE: a failed one passes its own predecessor on, and
+the worker can see the gap by the sequence number. A pipelined item may go to the worker that still runs its
+predecessor; it is dropped when that attempt ends in anything but a result that is DONE.
+"""
+
+from __future__ import annotations
+
+import heapq
+
+from rollout.model.item import AttemptEnd, Blob, Outcome
+
+from rollout_coordinator.core.events import ResultsLoaded
+from rollout_coordinator.core.state import Chain, Grant, LoadNote, Log, SpecQueue, State, Worker
+from rollout_coordinator.core.step import LoadResults, SendCancel
+from rollout_coordinator.core.window import chain_of, is_accepted, unpark
+
+LOOK_BACK = 1024  # results read at once to find a chain's last one after a replay
+
+
+def attempt_ended(c: State, grant: Grant, seqs: list[int]) -> None:
+    """Frees the chain of these attempts."""
+    chain = chain_of(grant.log, grant.info.spec.chain)
+    for seq in seqs:
+        chain.flying.pop(seq, None)
+    chain.last_worker = grant.worker.id
+    chain.free_at = c.now.mono
+    unpark(chain.parked)
+
+
+def next_open(log: Log, chain: Chain) -> int | None:
+    """The first member that is neither accepted nor in flight."""
+    members = chain.members
+    while members and is_accepted(log, members[0]):
+        heapq.heappop(members)
+    if not members:
+        return None
+    if not chain.flying:
+        return members[0]
+    rest = [seq for seq in members if seq not in chain.flying and not is_accepted(log, seq)]
+    return min(rest) if rest else None
+
+
+def may_go(c: State, queue: SpecQueue, worker: Worker) -> str:
+    """`go`, `park` (until the chain moves) or `aside` (not to this worker, yet) for the head of the queue."""
+    chain, log = queue.chain, queue.log
+    assert chain is not None
+    if next_open(log, chain) != queue.head():
+        return "park"
+    if chain.flying:
+        spec = queue.info.spec
+        if not spec.pipelined or len(chain.flying) > 1:
+            return "park"
+        seq, grant = next(iter(chain.flying.items()))
+        return "go" if seq < queue.head() and grant.worker is worker else "aside"
+    if not chain.known:
+        look_back(c, log, chain, queue.head())
+        return "park"
+    if chain.last_worker and chain.last_worker != worker.id:
+        last = c.workers.get(chain.last_worker)
+        until = chain.free_at + c.settings.chain_grace
+        if last is not None and last.session and last.state.value == "ready" and c.now.mono < until:
+            c.wake_by(until)
+            c.chain_waits.append(queue)
+            return "aside"
+    return "go"
+
+
+def predecessor(queue: SpecQueue) -> tuple[int, int, Blob] | None:
+    """(seq, attempt, data) that the head stands on; pipelined: no data, the worker has or will have it."""
+    chain = queue.chain
+    assert chain is not None
+    if chain.flying:
+        seq, grant = next(iter(chain.flying.items()))
+        return seq, grant.attempt, b""
+    return chain.tail
+
+
+def result_accepted(c: State, grant: Grant, seq: int, outcome: Outcome, data: Blob) -> None:
+    """Called after the attempt was closed."""
+    chain = chain_of(grant.log, grant.info.spec.chain)
+    if outcome is Outcome.DONE:
+        if chain.tail is None or chain.tail[0] < seq:
+            chain.tail = (seq, grant.attempt, data)
+    else:
+        drop_dependents(c, grant, seq)
+
+
+def stands(log: Log, grant: Grant) -> bool:
+    """What a pipelined attempt was built on is final."""
+    tail = chain_of(log, grant.info.spec.chain).tail
+    return tail is not None and tail[:2] == grant.pred
+
+
+def drop_dependents(c: State, grant: Grant, seq: int) -> None:
+    """The attempt that pipelined successors stand on is no more: their attempts end with it."""
+    from rollout_coordinator.core.attempts import end_attempt, keys_of
+
+    chain = chain_of(grant.log, grant.info.spec.chain)
+    for later, other in list(chain.flying.items()):
+        if other.pred == (seq, grant.attempt):
+            if other.worker.session:
+                c.step.sends.append(
+                    SendCancel(other.worker.session, keys_of([(other, [later])]), "predecessor changed")
+                )
+            end_attempt(
+                c, other, later, AttemptEnd.DROPPED, "predecessor_changed", f"seq {seq} did not end as it began"
+            )
+
+
+def look_back(c: State, log: Log, chain: Chain, before: int) -> None:
+    """After a replay: find the chain's last result, a page at a time, newest first."""
+    if chain.waiting:
+        return
+    if before <= 0:
+        chain.known = True
+        return
+    chain.waiting = True
+    first = max(0, before - LOOK_BACK)
+    load, c.next_load = c.next_load, c.next_load + 1
+
+    def found(event: ResultsLoaded) -> None:
+        chain.waiting = False
+        for i in range(len(event.seq) - 1, -1, -1):
+            spec = log.run.specs[event.spec[i]].spec
+            if spec.chain == chain.name and event.outcome[i] is Outcome.DONE:
+                if chain.tail is None or chain.tail[0] < event.seq[i]:
+                    chain.tail = (event.seq[i], event.attempt[i], event.data[i])
+                chain.known = True
+                break
+        else:
+            look_back(c, log, chain, first)
+        if chain.known:
+            unpark(chain.parked)
+            c.dirty = True
+
+    c.loads[load] = LoadNote("results", log.id, found)
+    c.step.loads.append(LoadResults(load, log.id, first, before - first, True))

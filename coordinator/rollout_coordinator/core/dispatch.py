@@ -1,0 +1,322 @@
+"""Who gets what. Constraints are looked at once per spec queue; then as many items are taken as all of them allow.
+
+A queue that cannot go on whatever the worker is parked at what blocks it (its lane, its chain, its `not_before`, the
+commit horizon) and comes back when that moves, so that a pass costs what it hands out.
+"""
+
+from __future__ import annotations
+
+import heapq
+from itertools import accumulate
+
+from rollout.model.item import Blob, ItemState
+
+from rollout_coordinator.core.attempts import open_grant
+from rollout_coordinator.core.chains import may_go, predecessor
+from rollout_coordinator.core.events import Keys
+from rollout_coordinator.core.state import FRESH, Batch, Grant, History, Run, Shape, SpecQueue, State, Worker
+from rollout_coordinator.core.step import AssignGroup, AssignmentRow, SendAssign
+from rollout_coordinator.core.tables import ITEM
+from rollout_coordinator.core.window import enlist, unpark
+
+PASSES = 64  # frames to one worker in one step, at most
+UNLIMITED = 1 << 30
+
+
+class Frame:
+    """One SendAssign and its assignment row, under construction."""
+
+    __slots__ = ("batch", "bytes_left", "groups", "items_left", "worker")
+
+    def __init__(self, c: State, worker: Worker) -> None:
+        self.worker = worker
+        self.batch = Batch(c.next_batch)
+        self.groups: dict[int, AssignGroup] = {}
+        self.items_left = c.settings.assign_items_max
+        self.bytes_left = c.settings.assign_bytes_max
+
+
+def dispatch(c: State) -> None:
+    """Hand out what can be handed out."""
+    c.dirty = False
+    for queue in c.chain_waits:  # set aside for a worker that did not come in time
+        enlist(queue)
+    c.chain_waits.clear()
+    runs = [r for r in c.runs.values() if r.state.value == "running" and any(s.heap for s in r.shapes.values())]
+    if not runs or not c.hungry:
+        return
+    workers = [w for w in c.hungry.values() if w.session and w.state.value == "ready" and not w.fenced]
+    if not workers:
+        return
+    waiting = sum(log.window for run in runs for log in run.logs.values())
+    share = max(1, -(-waiting // len(workers)))
+    aside = feed_all(c, workers, runs, share, soft=True)
+    if waiting > share * len(workers) or len(workers) > 1:
+        aside = feed_all(c, workers, runs, UNLIMITED, soft=True) or aside
+    if aside:
+        feed_all(c, workers, runs, UNLIMITED, soft=False)
+
+
+def feed_all(c: State, workers: list[Worker], runs: list[Run], share: int, soft: bool) -> bool:
+    aside = False
+    for worker in workers:
+        left = share
+        for _ in range(PASSES):
+            frame = Frame(c, worker)
+            frame.items_left = most = min(frame.items_left, left)
+            aside = feed(c, frame, runs, soft) or aside
+            if not frame.groups:
+                break
+            send(c, frame)
+            left -= most - frame.items_left
+            if left <= 0:
+                break
+    return aside
+
+
+def limit_of(worker: Worker, run: Run) -> int:
+    own = worker.credit_runs.get(run.id)
+    return worker.credit.items if own is None else own
+
+
+def room(worker: Worker, run: Run) -> int:
+    """Items of `run` that the worker's credit still allows."""
+    if worker.bytes >= worker.credit.bytes:
+        return 0
+    own = worker.credit_runs.get(run.id)
+    if own is not None:
+        return own - worker.by_run.get(run.id, 0)
+    held = worker.in_flight - worker.waiting
+    for run_id in worker.credit_runs:
+        held -= worker.by_run.get(run_id, 0)
+    return worker.credit.items - held
+
+
+def feed(c: State, frame: Frame, runs: list[Run], soft: bool) -> bool:
+    """Fill one frame, smallest share first. True if something was set aside that a less choosy pass could take."""
+    worker, aside = frame.worker, False
+    open_runs = list(runs)
+    full = True
+    while open_runs and frame.items_left > 0 and frame.bytes_left > 0:
+        run = open_runs[0] if len(open_runs) == 1 else min(open_runs, key=lambda r: r.in_flight / r.weight)
+        n = min(room(worker, run), frame.items_left)
+        if n > 0:
+            full = False
+        if run.spec.max_in_flight:
+            n = min(n, run.spec.max_in_flight - run.in_flight)
+        if n > 0 and len(open_runs) > 1:
+            n = max(1, n // 4)
+        taken = 0
+        if n > 0:
+            taken, left = take_from_run(c, frame, run, n, soft)
+            aside = aside or left
+        if not taken:
+            open_runs.remove(run)
+    if full and not frame.groups:
+        c.hungry.pop(worker.id, None)
+    return aside
+
+
+def fits(worker: Worker, shape: Shape) -> bool:
+    """What of a shape does not change while the worker lives."""
+    known = worker.fits.get(id(shape))
+    if known is None:
+        have = worker.inventory
+        labels = dict(have.labels)
+        known = worker.fits[id(shape)] = (
+            (not have.executors or shape.workload in have.executors)
+            and shape.roles.issubset(have.roles)
+            and all(labels.get(name) == value for name, value in shape.labels)
+            and (not shape.plugin or shape.plugin in have.plugins)
+            and shape.slots <= worker.capacity.get("slots", 0.0)
+            and all(amount <= worker.capacity.get(name, 0.0) for name, amount in shape.strict)
+        )
+    return known
+
+
+def strict_room(worker: Worker, shape: Shape) -> int:
+    """How many more items of this shape the resources other than slots allow. The epsilon is for sums of fractions."""
+    free = UNLIMITED
+    for name, amount in shape.strict:
+        left = worker.capacity.get(name, 0.0) - worker.used.get(name, 0.0)
+        free = min(free, int(left / amount + 1e-9))
+    return free
+
+
+def take_from_run(c: State, frame: Frame, run: Run, n: int, soft: bool) -> tuple[int, bool]:
+    worker, taken = frame.worker, 0
+    aside: list[SpecQueue] = []
+    shapes = [s for s in run.shapes.values() if s.heap and fits(worker, s)]
+    while n > 0 and frame.bytes_left > 0:
+        best: Shape | None = None
+        for shape in shapes:
+            if shape.heap and (not shape.strict or strict_room(worker, shape) > 0):
+                if best is None or shape.heap[0] < best.heap[0]:
+                    best = shape
+        if best is None:
+            break
+        queue = heapq.heappop(best.heap)[-1]
+        queue.queued = False
+        if not queue.size or queue.log.closed:
+            continue
+        most = allowed(c, queue, worker, soft)
+        if most < 0:  # not to this worker, now
+            queue.queued = True
+            aside.append(queue)
+            continue
+        if most == 0:  # parked
+            continue
+        if best.strict:
+            most = min(most, strict_room(worker, best))
+        got = take(c, frame, queue, min(n, most))
+        enlist(queue)
+        n -= got
+        taken += got
+        if not got:
+            break
+    left = bool(aside)
+    unpark(aside)
+    return taken, left
+
+
+def allowed(c: State, queue: SpecQueue, worker: Worker, soft: bool) -> int:
+    """Items of the queue that may go to the worker; 0: the queue was parked; -1: set it aside."""
+    info, log = queue.info, queue.log
+    spec, lane, most = info.spec, info.lane, UNLIMITED
+    if spec.not_before_ms > c.now.wall_ms:
+        queue.queued = True
+        c.next_grant += 1
+        heapq.heappush(c.timers, (spec.not_before_ms, c.next_grant, log.id, queue))
+        c.wake_by(c.now.mono + (spec.not_before_ms - c.now.wall_ms) / 1000)
+        return 0
+    if lane.cap:
+        most = lane.cap - lane.in_flight
+        if most <= 0:
+            queue.queued = True
+            lane.parked.append(queue)
+            return 0
+    if log.run.tracked and log.parent is None:
+        beyond = log.cursor + c.settings.commit_horizon - queue.head()
+        if beyond <= 0:
+            queue.queued = True
+            log.parked.append(queue)
+            return 0
+        most = min(most, beyond)
+    if queue.chain is not None:
+        verdict = may_go(c, queue, worker)
+        if verdict == "park":
+            queue.queued = True
+            queue.chain.parked.append(queue)
+            return 0
+        if verdict == "aside":
+            return -1
+        return 1
+    if soft and wanted_elsewhere(c, queue, worker):
+        return -1
+    return most
+
+
+def wanted_elsewhere(c: State, queue: SpecQueue, worker: Worker) -> bool:
+    """Another worker that takes work now is the better place: it asked for the item, or last ran its affinity key."""
+    want = ""
+    if queue.retry and queue.retry[0][0] == queue.head():
+        want = queue.retry[0][3].to
+    if not want and queue.info.spec.affinity:
+        want = queue.log.run.warm.get(queue.info.spec.affinity, "")
+    if not want or want == worker.id:
+        return False
+    other = c.hungry.get(want)
+    return other is not None and bool(other.session) and other.state.value == "ready" and room(other, queue.log.run) > 0
+
+
+def take(c: State, frame: Frame, queue: SpecQueue, n: int) -> int:
+    """Move up to `n` items, of one history, from the head of the queue into the frame."""
+    chunk = queue.chunks[0] if queue.chunks else None
+    if queue.retry and (chunk is None or queue.retry[0][0] < chunk.seqs[chunk.pos]):
+        seq, item, payload, history = queue.retry[0]
+        if not fits_bytes(frame, len(payload)):
+            return 0
+        heapq.heappop(queue.retry)
+        if history.to:
+            thief = c.workers.get(history.to)
+            if thief is not None and thief.incoming:
+                thief.incoming -= 1
+        give(c, frame, queue, [seq], [item], [payload], history, len(payload))
+        return 1
+    assert chunk is not None
+    first, last = chunk.pos, min(chunk.pos + n, len(chunk.seqs))
+    payloads = chunk.payloads[first:last]
+    size = sum(map(len, payloads))
+    if not fits_bytes(frame, size):
+        budget = min(frame.bytes_left, frame.worker.credit.bytes - frame.worker.bytes)
+        fitting = 0
+        for fitting, total in enumerate(accumulate(map(len, payloads))):  # noqa: B007
+            if total > budget:
+                break
+        if not fitting and (frame.groups or not fits_bytes(frame, len(payloads[0]))):
+            return 0
+        last = first + max(1, fitting)
+        payloads = chunk.payloads[first:last]
+        size = sum(map(len, payloads))
+    seqs, ids = chunk.seqs[first:last], chunk.ids[first:last]
+    chunk.pos = last
+    if last == len(chunk.seqs):
+        queue.chunks.popleft()
+    give(c, frame, queue, seqs, ids, payloads, FRESH, size)
+    return last - first
+
+
+def fits_bytes(frame: Frame, size: int) -> bool:
+    """An item larger than the budgets goes alone, to a worker that holds nothing."""
+    worker = frame.worker
+    if size <= frame.bytes_left and worker.bytes + size <= worker.credit.bytes:
+        return True
+    return not frame.groups and not worker.bytes
+
+
+def give(
+    c: State, frame: Frame, queue: SpecQueue, seqs: list[int], ids: list[bytes], payloads: list[Blob],
+    history: History, size: int,
+) -> None:  # fmt: skip
+    ITEM.move(ItemState.PENDING, "assign")
+    log, info, n, attempt = queue.log, queue.info, len(seqs), history.attempts + 1
+    before = predecessor(queue) if queue.chain is not None else None
+    c.next_grant += 1
+    grant = Grant(
+        c.next_grant, log, info, frame.worker, frame.batch, attempt, history.failures, history.losses, seqs, c.now.mono
+    )
+    open_grant(c, grant, size)
+    queue.size -= n
+    log.window -= n
+    log.window_bytes -= size
+    c.window_dirty[log.id] = log
+    frame.items_left -= n
+    frame.bytes_left -= size
+    group = frame.groups.get(log.id)
+    if group is None:
+        group = frame.groups[log.id] = AssignGroup(log.id, log.run.id, log.parent, [], [], [], [], [], [], [])
+    at = len(group.seq)
+    group.seq += seqs
+    group.attempt += [attempt] * n
+    group.ids += ids
+    group.payloads += payloads
+    group.specs += [info.spec] * n
+    if history.losses >= c.settings.isolate_after_losses:
+        group.isolate.append(at)
+    if queue.chain is not None:
+        if before is not None:
+            group.predecessors.append((at, *before))
+            if queue.chain.flying:
+                grant.pred = (before[0], before[1])
+        queue.chain.flying[seqs[0]] = grant
+    if info.spec.affinity:
+        log.run.warm[info.spec.affinity] = frame.worker.id
+    c.totals["assigned"] += n
+
+
+def send(c: State, frame: Frame) -> None:
+    groups = list(frame.groups.values())
+    c.next_batch += 1
+    keys = [Keys(g.log, g.seq, g.attempt) for g in groups]
+    c.step.writes.assignments.append(AssignmentRow(frame.batch.id, frame.worker.id, c.now.wall_ms, keys))
+    c.step.sends.append(SendAssign(frame.worker.session, groups))

@@ -1,0 +1,155 @@
+"""A new leader's memory, from what the ledger says is not finished.
+
+Attempts stay with their workers, who get a full fresh deadline to say Hello; pending rows come back through the window.
+"""
+
+from __future__ import annotations
+
+import heapq
+import json
+
+from rollout.model.item import Key, Outcome
+from rollout.model.worker import WorkerState
+
+from rollout_coordinator.core import runs
+from rollout_coordinator.core.attempts import open_grant
+from rollout_coordinator.core.events import Now, ResultsLoaded
+from rollout_coordinator.core.state import Batch, Grant, LoadNote, Log, Run, State, Worker, touch_run
+from rollout_coordinator.core.step import LoadResults, LogRow, Snapshot
+from rollout_coordinator.core.window import chain_of, is_accepted
+from rollout_coordinator.core.workers import UNKNOWN, heard
+
+PAGE = 8192  # outcomes read at once
+
+
+def restore(c: State, snapshot: Snapshot, now: Now) -> None:
+    c.now = now
+    c.next_log, c.next_batch = snapshot.next_log, snapshot.next_batch
+    roots: dict[str, int] = {}
+    for row in snapshot.runs:
+        run = runs.make_run(c, row.spec, row.state, row.created_ms)
+        run.reason, run.updated_ms, run.ended_ms = row.reason, row.updated_ms, row.ended_ms
+        run.stop_submitting, run.pausing_until_ms, run.survivors = (
+            row.stop_submitting, row.pausing_until_ms, tuple(row.survivors),
+        )  # fmt: skip
+        runs.set_priority(run, row.priority)
+        roots[run.id] = row.root_log
+    for spec in sorted(snapshot.specs, key=lambda s: (s.run_id, s.index)):
+        if spec.run_id in c.runs:
+            runs.intern_spec(c, c.runs[spec.run_id], spec.spec, write=False)
+    for log_row in sorted(snapshot.logs, key=lambda row: row.log):
+        run = c.runs.get(log_row.run_id)
+        if run is not None:
+            log = restore_log(c, run, log_row, snapshot.accepted.get(log_row.log, []))
+            if log.id == roots[run.id]:
+                run.root = log
+    for lane_row in snapshot.lanes:
+        run = c.runs.get(lane_row.run_id)
+        if run is not None and lane_row.lane in run.lanes:
+            lane = run.lanes[lane_row.lane]
+            lane.done, lane.failed, lane.consecutive = lane_row.done, lane_row.failed, lane_row.consecutive_failures
+            lane.pruned_at = lane_row.pruned_at
+    for worker_row in snapshot.workers:
+        worker = Worker(worker_row.incarnation, worker_row.host_id, worker_row.inventory, worker_row.state, now)
+        worker.registered_ms, worker.ended_ms, worker.reason = (
+            worker_row.registered_ms, worker_row.ended_ms, worker_row.reason,
+        )  # fmt: skip
+        heard(c, worker, now.mono)
+        c.workers[worker.id] = worker
+    restore_attempts(c, snapshot, now)
+    c.dirty_logs.clear()
+    for log in c.logs.values():
+        if log.parent is not None and (is_accepted(c.logs[log.parent.log], log.parent.seq)):
+            log.closed = True
+        reopen(c, log)
+    for run in c.runs.values():
+        if run.pausing_until_ms and not run.in_flight:
+            touch_run(c, run)
+
+
+def restore_log(c: State, run: Run, row: LogRow, accepted: list[tuple[int, int]]) -> Log:
+    parent = Key(row.parent_log, row.parent_seq) if row.parent_log else None
+    log = runs.make_log(c, run, parent, row.log)
+    log.submitted, log.sealed, log.cursor = row.submitted, row.sealed, row.cursor
+    log.counts = [0, row.done, row.failed, row.cancelled, row.skipped]
+    log.attempts, log.retried, log.worker_lost, log.stale = row.attempts, row.retried, row.worker_lost, row.stale
+    log.units_in, log.units_out = row.units_in, row.units_out
+    log.extra = json.loads(row.extra or "{}")
+    log.groups = {str(k): int(v) for k, v in log.extra.get("groups", {}).items()}
+    for first, last in accepted:
+        log.accepted.add(first, last)
+    return log
+
+
+def restore_attempts(c: State, snapshot: Snapshot, now: Now) -> None:
+    batches: dict[int, Batch] = {}
+    grants: dict[tuple[int, int, int, int, int, int, str], list[int]] = {}
+    for one in snapshot.open_attempts:
+        if one.log in c.logs:
+            key = (one.batch, one.log, one.spec, one.attempt, one.failures, one.losses, one.worker)
+            grants.setdefault(key, []).append(one.seq)
+    for (number, log_id, spec, attempt, failures, losses, incarnation), seqs in grants.items():
+        worker = c.workers.get(incarnation)
+        if worker is None:
+            worker = c.workers[incarnation] = Worker(incarnation, "", UNKNOWN, WorkerState.READY, now)
+            heard(c, worker, now.mono)
+        batch = batches.setdefault(number, Batch(number))
+        log = c.logs[log_id]
+        info = log.run.specs[spec]
+        c.next_grant += 1
+        grant = Grant(c.next_grant, log, info, worker, batch, attempt, failures, losses, seqs, now.mono)
+        grant.unsure = True
+        open_grant(c, grant, 0)
+        if info.spec.timeout_ms:
+            grant.started_at = dict.fromkeys(seqs, now.mono)
+        if info.spec.chain:
+            log.extra["replayed"] = True
+            chain = chain_of(log, info.spec.chain)
+            for seq in seqs:
+                heapq.heappush(chain.members, seq)
+                chain.flying[seq] = grant
+            pair = sorted(chain.flying)
+            if len(pair) > 1:
+                chain.flying[pair[1]].pred = (pair[0], chain.flying[pair[0]].attempt)
+
+
+def reopen(c: State, log: Log) -> None:
+    """Let a log run: everything before `tail` that is neither accepted nor in flight comes from the ledger again."""
+    parent = log.parent
+    if parent is not None and is_accepted(c.logs[parent.log], parent.seq):
+        return
+    log.closed = log.parent is not None and c.logs[log.parent.log].closed
+    log.tail = 0 if log.by_arrival else log.cursor
+    log.ahead.clear()
+    if log.submitted:
+        log.extra["replayed"] = True
+    if log.run.tracked and parent is None and not log.by_arrival and len(log.accepted):
+        log.rereading = True
+        c.rereads.append(log)
+    c.window_dirty[log.id] = log
+    c.moved[log.id] = log
+
+
+def reread(c: State) -> None:
+    """Outcomes of accepted results before the cursor moves again: policies will ask for them."""
+    for log in c.rereads:
+        read_page(c, log, log.cursor, max(log.accepted.hi) + 1)
+    c.rereads = []
+
+
+def read_page(c: State, log: Log, first: int, end: int) -> None:
+    load, c.next_load = c.next_load, c.next_load + 1
+
+    def found(event: ResultsLoaded) -> None:
+        for seq, outcome, spec in zip(event.seq, event.outcome, event.spec, strict=True):
+            if seq >= log.cursor:
+                log.outcomes.setdefault(seq, (int(Outcome(outcome)), spec))
+        if first + PAGE < end:
+            read_page(c, log, first + PAGE, end)
+        else:
+            log.rereading = False
+            c.moved[log.id] = log
+            c.window_dirty[log.id] = log
+
+    c.loads[load] = LoadNote("results", log.id, found)
+    c.step.loads.append(LoadResults(load, log.id, first, min(PAGE, end - first), False))

@@ -1,0 +1,153 @@
+"""Runs as a whole: opening, ending and what becomes of their work then."""
+
+from __future__ import annotations
+
+from rollout.model import events as names
+from rollout.model.item import AttemptEnd, ItemSpec, Key
+from rollout.model.run import ENDED, RunSpec, RunState
+
+from rollout_coordinator.core import policies
+from rollout_coordinator.core.attempts import cancel, close, run_grants
+from rollout_coordinator.core.state import LaneState, Log, Run, Shape, SpecInfo, State, touch, touch_run
+from rollout_coordinator.core.step import AttemptRow, Emit, RunMoved, RunRow, SendRunEnded, SpecRow
+from rollout_coordinator.core.tables import RUN
+from rollout_coordinator.core.window import drop_window
+
+LIVE = frozenset({RunState.RUNNING, RunState.PAUSED, RunState.INTERRUPTED})
+
+
+def live(run: Run) -> bool:
+    return run.state in LIVE
+
+
+def open_run(c: State, spec: RunSpec) -> Run:
+    """A run and its empty root log."""
+    run = make_run(c, spec, RunState.RUNNING, c.now.wall_ms)
+    run.root = make_log(c, run, None)
+    touch_run(c, run)
+    c.step.sends.append(
+        Emit(names.RUN_SUBMITTED, "info", {"run_id": run.id, "workload": spec.workload, "name": spec.name})
+    )
+    return run
+
+
+def make_run(c: State, spec: RunSpec, state: RunState, created_ms: int) -> Run:
+    run = Run(spec, state, created_ms)
+    for lane in spec.lanes:
+        run.lanes[lane.name] = LaneState(lane.name, lane.max_in_flight)
+    run.policies = policies.compile_policies(spec)
+    run.tracked = bool(run.policies)
+    set_priority(run, spec.priority)
+    c.runs[run.id] = run
+    return run
+
+
+def set_priority(run: Run, priority: int) -> None:
+    run.priority = priority
+    run.weight = 2.0 ** max(-32, min(32, priority))
+
+
+def make_log(c: State, run: Run, parent: Key | None, number: int = 0) -> Log:
+    if not number:
+        number, c.next_log = c.next_log, c.next_log + 1
+    log = Log(number, run, parent)
+    run.logs[number] = log
+    c.logs[number] = log
+    if parent is not None:
+        c.logs[parent.log].children[parent.seq] = log
+    touch(c, log)
+    return log
+
+
+def intern_spec(c: State, run: Run, spec: ItemSpec, write: bool = True) -> SpecInfo:
+    """The run's entry for this spec; a row the first time."""
+    info = run.by_spec.get(spec)
+    if info is not None:
+        return info
+    lane = run.lanes.get(spec.lane)
+    if lane is None:
+        lane = run.lanes[spec.lane] = LaneState(spec.lane, 0)
+    key = (spec.require_roles, spec.require_labels, spec.require_plugin, spec.resources)
+    shape = run.shapes.get(key)
+    if shape is None:
+        shape = run.shapes[key] = Shape(spec, run.spec.workload)
+    info = SpecInfo(len(run.specs), spec, lane, shape)
+    run.specs.append(info)
+    run.by_spec[spec] = info
+    if spec.group:
+        run.tracked = True
+    if write:
+        c.step.writes.specs.append(SpecRow(run.id, info.index, spec))
+    return info
+
+
+def row(run: Run) -> RunRow:
+    return RunRow(
+        run.spec, run.state, run.reason, run.root.id, run.created_ms, run.updated_ms, run.ended_ms,
+        run.stop_submitting, run.pausing_until_ms, run.survivors, run.priority,
+    )  # fmt: skip
+
+
+def end(c: State, run: Run, cause: str, reason: str) -> None:
+    """Complete, fail or kill: what is pending is left in the ledger, what is in flight is cancelled.
+
+    No result rows are written for items that never ran; a late result of a cancelled attempt is stale.
+    """
+    run.state = RUN.move(run.state, cause)
+    run.reason = reason
+    run.ended_ms = c.now.wall_ms
+    run.pausing_until_ms = 0
+    run.survivors = ()
+    touch_run(c, run)
+    drop_flight(c, run, f"run {run.state.value}")
+    for log in run.logs.values():
+        shut(c, log)
+    event = names.RUN_COMPLETED if run.state is RunState.COMPLETED else f"run_{run.state.value}"
+    _, done, failed, cancelled, skipped = run.root.counts
+    fields = {
+        "run_id": run.id, "reason": reason, "items": run.root.submitted, "done": done, "failed": failed,
+        "cancelled": cancelled, "skipped": skipped,
+    }  # fmt: skip
+    c.step.sends.append(Emit(event, "info", fields))
+    c.step.sends.append(RunMoved(run.id))
+    for worker in c.workers.values():
+        if worker.session:
+            c.step.sends.append(SendRunEnded(worker.session, run.id, run.state.value))
+
+
+def drop_flight(c: State, run: Run, reason: str) -> None:
+    """Take every attempt of the run away from its worker."""
+    for worker, grants in run_grants(c, run):
+        cancel(worker, grants, reason, c.step.sends)
+        for grant, seqs in grants:
+            for seq in seqs:
+                c.step.writes.attempts.append(
+                    AttemptRow(
+                        grant.log.id,
+                        seq,
+                        grant.attempt,
+                        worker.id,
+                        AttemptEnd.RELEASED,
+                        "run_ended",
+                        reason,
+                        c.now.wall_ms,
+                    )  # fmt: skip
+                )
+            if seqs:
+                close(c, grant, seqs)
+
+
+def shut(c: State, log: Log) -> None:
+    """Nothing of this log will run any more."""
+    log.closed = True
+    drop_window(log)
+    log.chains.clear()
+    log.queues.clear()
+    log.parked.clear()
+    log.outcomes.clear()
+    c.readers.pop(log.id, None)
+    c.timers = [timer for timer in c.timers if timer[2] != log.id]
+
+
+def ended(run: Run) -> bool:
+    return run.state in ENDED

@@ -1,0 +1,372 @@
+"""What the core remembers. Plain mutable records; the modules beside this one change them.
+
+Memory grows with what is in flight and in the window, not with the size of a run: accepted results are ranges, items
+in flight share one `Grant` per (frame, log, spec), and pending items sit in columnar chunks.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+from rollout.model.item import Blob, ItemSpec, Key, Outcome
+from rollout.model.run import Order, RunSpec, RunState
+from rollout.model.worker import Credit, Inventory, WorkerState
+
+from rollout_coordinator.core.events import Keys, Now, ResultsLoaded, SubmitItems, SubmitSeal
+from rollout_coordinator.core.ranges import Ranges
+from rollout_coordinator.core.settings import CoreSettings
+from rollout_coordinator.core.step import LaneRow, LogRow, Snapshot, Step
+
+ROOT_RANK = 1 << 62  # children before the root log: a parent that waits for them holds work open
+
+
+class History(NamedTuple):
+    """What is known of an item's earlier attempts."""
+
+    attempts: int = 0  # highest attempt number so far
+    failures: int = 0
+    losses: int = 0
+    not_before_ms: int = 0
+    to: str = ""  # incarnation that asked for it by stealing
+
+
+FRESH = History()
+
+
+class Chunk:
+    """Pending items of one spec that were never tried, columnar; `pos` is the first not taken."""
+
+    __slots__ = ("ids", "payloads", "pos", "seqs")
+
+    def __init__(self, seqs: list[int], ids: list[bytes], payloads: list[Blob]) -> None:
+        self.seqs, self.ids, self.payloads, self.pos = seqs, ids, payloads, 0
+
+
+class Shape:
+    """What a worker must have: checked once per worker for all specs of a run that ask the same."""
+
+    __slots__ = ("heap", "labels", "needs", "plugin", "roles", "slots", "strict", "workload")
+
+    def __init__(self, spec: ItemSpec, workload: str) -> None:
+        self.workload = workload
+        self.roles = frozenset(spec.require_roles)
+        self.labels = spec.require_labels
+        self.plugin = spec.require_plugin
+        self.slots = dict(spec.resources).get("slots", 0.0)
+        self.strict = tuple((name, amount) for name, amount in spec.resources if name != "slots" and amount > 0)
+        self.heap: list[tuple[int, int, int, int, SpecQueue]] = []
+
+
+class SpecInfo:
+    """A spec of a run, with what dispatch needs resolved."""
+
+    __slots__ = ("index", "lane", "shape", "spec")
+
+    def __init__(self, index: int, spec: ItemSpec, lane: LaneState, shape: Shape) -> None:
+        self.index, self.spec, self.lane, self.shape = index, spec, lane, shape
+
+
+class SpecQueue:
+    """Pending items of one log and spec that are in memory."""
+
+    __slots__ = ("chain", "chunks", "info", "log", "queued", "retry", "size")
+
+    def __init__(self, log: Log, info: SpecInfo, chain: Chain | None) -> None:
+        self.log, self.info, self.chain = log, info, chain
+        self.chunks: deque[Chunk] = deque()
+        self.retry: list[tuple[int, bytes, Blob, History]] = []  # heap by seq: items tried before
+        self.size = 0
+        self.queued = False  # in a heap, or parked at whatever blocks it
+
+    def head(self) -> int:
+        head = self.chunks[0].seqs[self.chunks[0].pos] if self.chunks else ROOT_RANK
+        return min(head, self.retry[0][0]) if self.retry else head
+
+
+class LaneState:
+    __slots__ = ("cap", "consecutive", "done", "failed", "in_flight", "name", "parked", "pruned_at", "touched")
+
+    def __init__(self, name: str, cap: int) -> None:
+        self.name, self.cap = name, cap
+        self.in_flight = self.done = self.failed = self.consecutive = 0
+        self.pruned_at = -1
+        self.parked: list[SpecQueue] = []
+        self.touched = False  # has a row
+
+    def row(self, run_id: str) -> LaneRow:
+        return LaneRow(run_id, self.name, self.done, self.failed, self.consecutive, self.pruned_at)
+
+
+class Chain:
+    """Items of one log that run one at a time, in order."""
+
+    __slots__ = ("flying", "free_at", "known", "last_worker", "members", "name", "parked", "tail", "waiting")
+
+    def __init__(self, name: str, known: bool) -> None:
+        self.name = name
+        self.members: list[int] = []  # heap of seqs in memory or in flight, not accepted
+        self.flying: dict[int, Grant] = {}
+        self.last_worker = ""
+        self.free_at = 0.0
+        self.tail: tuple[int, int, Blob] | None = None  # (seq, attempt, data) of the last item that is done
+        self.known = known  # False after a replay, until the tail was looked up
+        self.waiting = False
+        self.parked: list[SpecQueue] = []
+
+
+class Log:
+    __slots__ = (
+        "accepted", "ahead", "attempts", "back", "by_arrival", "chains", "checking", "children", "closed", "counts", "cursor",
+        "dirty", "done", "extra", "failed", "flight", "groups", "held", "id", "loading", "loading_back", "outcomes",
+        "parent", "parked", "queues", "rank", "reader", "rereading", "retried", "run", "sealed", "stale", "submitted",
+        "tail", "units_in", "units_out", "window", "window_bytes", "worker_lost", "workers_done",
+    )  # fmt: skip
+
+    def __init__(self, log: int, run: Run, parent: Key | None) -> None:
+        self.id, self.run, self.parent = log, run, parent
+        self.rank = log if parent else ROOT_RANK
+        self.by_arrival = parent is None and run.spec.order is Order.ARRIVAL  # children are read by ordinal
+        self.submitted = self.cursor = self.tail = 0
+        self.sealed = False
+        self.counts = [0, 0, 0, 0, 0]  # accepted, by Outcome
+        self.attempts = self.retried = self.worker_lost = self.stale = self.units_in = self.units_out = 0
+        self.extra: dict[str, Any] = {}
+        self.accepted = Ranges()
+        self.outcomes: dict[int, tuple[int, int]] = {}  # seq -> (outcome, spec), only where a policy will ask
+        self.rereading = False  # outcomes of accepted results are on their way from the ledger
+        self.flight: dict[int, Grant] = {}
+        self.queues: dict[int, SpecQueue] = {}
+        self.chains: dict[str, Chain] = {}
+        self.groups: dict[str, int] = {}  # group -> seq that won it
+        self.window = self.window_bytes = 0
+        self.loading = 0  # load id of the LoadPending under way
+        self.back: dict[int, History] = {}  # to be pending again; their payloads are on disk
+        self.loading_back: dict[int, History] = {}
+        self.ahead: set[int] = set()  # seqs at or after `tail` that were loaded out of turn
+        self.parked: list[SpecQueue] = []  # past the commit horizon
+        self.children: dict[int, Log] = {}  # by parent seq
+        self.reader: Reader | None = None
+        self.checking = 0  # LoadIds under way
+        self.held: deque[SubmitItems | SubmitSeal] = deque()
+        self.closed = False  # nothing of it will run any more
+        self.dirty = False
+
+    @property
+    def pending(self) -> int:
+        return self.submitted - sum(self.counts) - len(self.flight)
+
+    def row(self, extra: str) -> LogRow:
+        parent = self.parent or (0, 0)
+        _, done, failed, cancelled, skipped = self.counts
+        return LogRow(
+            self.id, self.run.id, parent[0], parent[1], self.submitted, self.sealed, self.cursor, done, failed,
+            cancelled, skipped, self.attempts, self.retried, self.worker_lost, self.stale, self.units_in,
+            self.units_out, extra,
+        )  # fmt: skip
+
+
+class Reader:
+    """A parent's attempt that reads its children's results."""
+
+    __slots__ = ("attempt", "loading", "next", "resume", "session", "told_complete")
+
+    def __init__(self, session: str, attempt: int, next_child: int) -> None:
+        self.session, self.attempt, self.next = session, attempt, next_child
+        self.loading = False
+        self.resume = False  # has something to read, waits for its caps
+        self.told_complete = False
+
+
+class Run:
+    __slots__ = (
+        "by_spec", "created_ms", "dirty", "ended_ms", "id", "in_flight", "lanes", "logs", "pausing_until_ms",
+        "policies", "priority", "reason", "root", "running", "shapes", "spec", "specs", "state",
+        "stop_submitting", "survivors", "tracked", "updated_ms", "waiting", "warm", "weight",
+    )  # fmt: skip
+
+    def __init__(self, spec: RunSpec, state: RunState, created_ms: int) -> None:
+        self.id, self.spec, self.state = spec.run_id, spec, state
+        self.reason = ""
+        self.created_ms = self.updated_ms = created_ms
+        self.ended_ms = self.pausing_until_ms = 0
+        self.stop_submitting = False
+        self.survivors: tuple[tuple[int, int, int, str], ...] = ()
+        self.priority = spec.priority
+        self.weight = 1.0
+        self.root: Log
+        self.logs: dict[int, Log] = {}
+        self.specs: list[SpecInfo] = []
+        self.by_spec: dict[ItemSpec, SpecInfo] = {}
+        self.shapes: dict[tuple[Any, ...], Shape] = {}
+        self.lanes: dict[str, LaneState] = {}
+        self.in_flight = self.running = self.waiting = 0  # in_flight without those that wait for children
+        self.policies: list[Any] = []
+        self.tracked = False  # outcomes are kept until the cursor passes them
+        self.warm: dict[str, str] = {}  # affinity key -> worker that last got it
+        self.dirty = False
+
+
+class Batch:
+    """One assignment row."""
+
+    __slots__ = ("id", "open")
+
+    def __init__(self, batch: int) -> None:
+        self.id, self.open = batch, 0
+
+
+class Grant:
+    """Attempts with equal number, history, log and spec that a worker got in one frame."""
+
+    __slots__ = (
+        "at", "attempt", "batch", "each", "failures", "info", "log", "losses", "n", "open", "pred", "seqs", "started",
+        "started_at", "unsure", "waiting", "worker",
+    )  # fmt: skip
+
+    def __init__(
+        self, n: int, log: Log, info: SpecInfo, worker: Worker, batch: Batch, attempt: int, failures: int, losses: int,
+        seqs: list[int], at: float,
+    ) -> None:  # fmt: skip
+        self.n, self.log, self.info, self.worker, self.batch = n, log, info, worker, batch
+        self.attempt, self.failures, self.losses, self.seqs, self.at = attempt, failures, losses, seqs, at
+        self.open = len(seqs)
+        self.each = 0  # inline bytes per item
+        self.started: set[int] = set()
+        self.started_at: dict[int, float] = {}  # only where the spec has a timeout
+        self.waiting: set[int] = set()
+        self.pred: tuple[int, int] | None = None  # pipelined: (seq, attempt) it stands on
+        self.unsure = False  # known from the ledger only: it may have started
+
+
+class Revoke:
+    __slots__ = ("id", "keys", "thief")
+
+    def __init__(self, revoke: int, thief: str, keys: list[Keys]) -> None:
+        self.id, self.thief, self.keys = revoke, thief, keys
+
+
+class Worker:
+    __slots__ = (
+        "by_run",
+        "bytes",
+        "capacity",
+        "credit",
+        "credit_runs",
+        "done",
+        "due_at",
+        "ended_ms",
+        "fenced",
+        "fits",
+        "grants",
+        "host_id",
+        "id",
+        "in_flight",
+        "incoming",
+        "inventory",
+        "load",
+        "reason",
+        "registered_ms",
+        "revoke",
+        "running",
+        "session",
+        "state",
+        "told_failed",
+        "used",
+        "waiting",
+    )  # fmt: skip
+
+    def __init__(self, incarnation: str, host_id: str, inventory: Inventory, state: WorkerState, now: Now) -> None:
+        self.id, self.host_id, self.state = incarnation, host_id, state
+        self.session = ""
+        self.credit = Credit()
+        self.credit_runs: dict[str, int] = {}
+        self.due_at = now.mono
+        self.registered_ms = now.wall_ms
+        self.ended_ms = 0
+        self.reason = ""
+        self.load = 0.0
+        self.done = self.in_flight = self.running = self.waiting = self.bytes = 0  # in_flight with `waiting`
+        self.incoming = 0  # stolen for it and on the way
+        self.by_run: dict[str, int] = {}
+        self.used: dict[str, float] = {}
+        self.grants: dict[int, Grant] = {}
+        self.revoke: Revoke | None = None
+        self.fenced = False
+        self.told_failed = False
+        self.set_inventory(inventory)
+
+    def set_inventory(self, inventory: Inventory) -> None:
+        self.inventory = inventory
+        self.capacity = dict(inventory.capacity)
+        self.fits: dict[int, bool] = {}  # by id(shape)
+
+
+class LoadNote(NamedTuple):
+    """What an answer from the ledger is for."""
+
+    kind: str
+    log: int
+    call: Callable[..., None]
+    submitted: int = 0
+
+
+class State:
+    """All of the core's memory, and the step under construction."""
+
+    __slots__ = (
+        "batches", "chain_waits", "dirty", "dirty_lanes", "dirty_logs", "dirty_runs", "hungry", "in_step", "last_mono",
+        "loads", "logs", "moved", "next_batch", "next_grant", "next_load", "next_log", "next_revoke", "next_scan", "now",
+        "opening", "readers", "rereads", "runs", "sessions", "settings", "stale_total", "step", "timed", "timers", "totals",
+        "wake", "window_dirty", "workers",
+    )  # fmt: skip
+
+    def __init__(self, settings: CoreSettings) -> None:
+        self.settings = settings
+        self.now = Now(0.0, 0)
+        self.step = Step()
+        self.runs: dict[str, Run] = {}
+        self.logs: dict[int, Log] = {}
+        self.workers: dict[str, Worker] = {}
+        self.sessions: dict[str, Worker] = {}
+        self.hungry: dict[str, Worker] = {}
+        self.loads: dict[int, LoadNote] = {}
+        self.opening: dict[str, list[Any]] = {}  # run id -> events that wait for the ledger to tell of it
+        self.next_log = self.next_batch = self.next_grant = self.next_load = self.next_revoke = 1
+        self.next_scan = 0.0
+        self.last_mono: float | None = None
+        self.timers: list[tuple[int, int, int, Any]] = []  # (wall ms, n, log, seq | SpecQueue)
+        self.chain_waits: list[SpecQueue] = []
+        self.timed: dict[int, Grant] = {}
+        self.readers: dict[int, Log] = {}  # child logs with somebody who reads them
+        self.rereads: list[Log] = []  # logs whose accepted outcomes have to be read again
+        self.dirty = False  # dispatch may find something to do
+        self.dirty_logs: dict[int, Log] = {}
+        self.dirty_runs: dict[str, Run] = {}
+        self.dirty_lanes: dict[tuple[str, str], LaneRow] = {}
+        self.window_dirty: dict[int, Log] = {}
+        self.moved: dict[int, Log] = {}  # logs with new results
+        self.wake: float | None = None
+        self.totals = {"accepted": 0, "stale": 0, "retried": 0, "worker_lost": 0, "stolen": 0, "assigned": 0}
+
+    def wake_by(self, mono: float) -> None:
+        if self.wake is None or mono < self.wake:
+            self.wake = mono
+
+
+def touch(c: State, log: Log) -> None:
+    """The log's row changed: write it at the end of the step."""
+    c.dirty_logs[log.id] = log
+
+
+def touch_run(c: State, run: Run) -> None:
+    run.updated_ms = c.now.wall_ms
+    c.dirty_runs[run.id] = run
+
+
+__all__ = [
+    "FRESH", "Batch", "Chain", "Chunk", "Grant", "History", "LaneState", "LoadNote", "Log", "Outcome", "Reader",
+    "ResultsLoaded", "Revoke", "Run", "Shape", "Snapshot", "SpecInfo", "SpecQueue", "State", "Worker", "touch",
+    "touch_run",
+]  # fmt: skip

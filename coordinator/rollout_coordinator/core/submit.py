@@ -1,0 +1,219 @@
+"""Submitting: idempotent by (run, seq, id). What is answered is durable once the step is committed."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from typing import Any
+
+from rollout.model.errors import ConflictError, InputError, NotFoundError, RolloutError, StateError
+from rollout.model.item import Blob, ItemSpec
+from rollout.model.run import RunSpec
+
+from rollout_coordinator.core import runs
+from rollout_coordinator.core.commit import finish_if_complete
+from rollout_coordinator.core.events import IdsLoaded, SubmitItems, SubmitOpen, SubmitSeal
+from rollout_coordinator.core.state import LoadNote, Log, Run, State, touch
+from rollout_coordinator.core.step import ItemRows, LoadIds, Reply, SubmitReply
+from rollout_coordinator.core.window import place, room
+
+CHECK = 4096  # ids read back at once
+
+
+def reply(c: State, request: int, value: object = None, error: RolloutError | None = None) -> None:
+    c.step.sends.append(Reply(request, value, error))
+
+
+def answer(run: Run) -> SubmitReply:
+    return SubmitReply(run.id, run.root.submitted, run.root.sealed, run.state, run.root.id)
+
+
+def open_submit(c: State, event: SubmitOpen) -> None:
+    run = c.runs.get(event.spec.run_id)
+    if run is None:
+        try:
+            run = runs.open_run(c, event.spec)
+        except RolloutError as error:
+            reply(c, event.request, error=error)
+            return
+    else:
+        different = differences(run.spec, event.spec)
+        if different:
+            reply(
+                c,
+                event.request,
+                error=ConflictError(
+                    f"run {run.id} was submitted with another configuration; different: {', '.join(different)}. "
+                    "Submit it as it was, or start a new run.",
+                    keys=different,
+                ),
+            )
+            return
+    reply(c, event.request, answer(run))
+
+
+def differences(old: RunSpec, new: RunSpec) -> list[str]:
+    """Dotted names of what differs; empty when the two mean the same run. Priority and labels may differ."""
+    out = [
+        name
+        for name in ("workload", "name", "order", "max_in_flight", "lanes", "policies")
+        if getattr(old, name) != getattr(new, name)
+    ]
+    if old.config != new.config:
+        try:
+            before, after = json.loads(old.config or b"{}"), json.loads(new.config or b"{}")
+        except ValueError:
+            return [*out, "config"]
+        out += _paths(before, after, "")
+    return out
+
+
+def _paths(a: Any, b: Any, prefix: str) -> list[str]:
+    if isinstance(a, dict) and isinstance(b, dict):
+        out: list[str] = []
+        for key in sorted({*a, *b}, key=str):  # pyright: ignore[reportUnknownArgumentType, reportUnknownVariableType]
+            path = f"{prefix}.{key}" if prefix else str(key)  # pyright: ignore[reportUnknownArgumentType]
+            if key not in a or key not in b:
+                out.append(path)
+            else:
+                out += _paths(a[key], b[key], path)
+        return out
+    return [] if a == b else [prefix or "config"]
+
+
+def find(c: State, request: int, run_id: str) -> Run | None:
+    run = c.runs.get(run_id)
+    if run is None:
+        reply(c, request, error=NotFoundError(f"no run {run_id}; open it first"))
+    return run
+
+
+def submit_items(c: State, event: SubmitItems) -> None:
+    run = find(c, event.request, event.run_id)
+    if run is None:
+        return
+    if run.root.checking:  # keep the order of one client's messages
+        run.root.held.append(event)
+        return
+
+    def done(error: RolloutError | None) -> None:
+        reply(c, event.request, None if error else answer(run), error)
+
+    add_items(
+        c, run.root, event.first_seq, event.ids, event.payloads, event.specs, event.spec_index, done,
+        open_for=lambda: refusal(run),
+    )  # fmt: skip
+
+
+def refusal(run: Run) -> RolloutError | None:
+    """Why the run takes no new items, or None."""
+    if run.root.sealed:
+        return ConflictError(f"run {run.id} is sealed with {run.root.submitted} items; start a new run for more")
+    if runs.ended(run):
+        return StateError(f"run {run.id} is {run.state.value}; `continue` it first, or start a new run")
+    return None
+
+
+def add_items(
+    c: State, log: Log, first: int, ids: list[bytes], payloads: list[Blob], specs: tuple[ItemSpec, ...],
+    spec_index: list[int] | None, done: Callable[[RolloutError | None], None],
+    open_for: Callable[[], RolloutError | None],
+) -> None:  # fmt: skip
+    """Append what is new, compare what is there; `done` is called once, maybe in a later step."""
+    n = len(ids)
+    if n != len(payloads) or (n and not specs) or (spec_index is not None and len(spec_index) != n):
+        done(InputError("an item batch needs one payload and one spec per id"))
+        return
+    if first > log.submitted:
+        done(InputError(f"items start at seq {first}, but only {log.submitted} are there; send them without a gap"))
+        return
+    known = min(n, log.submitted - first)
+    if known <= 0:
+        error = open_for() if n else None
+        if error is None:
+            append(c, log, ids, payloads, specs, spec_index)
+        done(error)
+        return
+    load, c.next_load = c.next_load, c.next_load + 1
+    log.checking += 1
+
+    def checked(event: IdsLoaded) -> None:
+        log.checking -= 1
+        error: RolloutError | None = None
+        for i, (old, new) in enumerate(zip(event.ids, ids, strict=False)):
+            if old != new:
+                error = ConflictError(
+                    f"seq {first + i} holds item {old.hex()[:16]}, not {new.hex()[:16]}", seq=first + i
+                )
+                break
+        else:
+            if len(event.ids) < known:
+                error = ConflictError(f"seq {first + len(event.ids)} is counted but not stored")
+            elif known < n:
+                error = open_for()
+        if error is None and known < n:
+            index = None if spec_index is None else spec_index[known:]
+            append(c, log, ids[known:], payloads[known:], specs, index)
+        done(error)
+        while log.held and not log.checking:
+            held = log.held.popleft()
+            if isinstance(held, SubmitItems):
+                submit_items(c, held)
+            else:
+                seal(c, held)
+
+    c.loads[load] = LoadNote("ids", log.id, checked)
+    c.step.loads.append(LoadIds(load, log.id, first, known))
+
+
+def append(
+    c: State, log: Log, ids: list[bytes], payloads: list[Blob], specs: tuple[ItemSpec, ...],
+    spec_index: list[int] | None,
+) -> None:  # fmt: skip
+    """New rows at the end of the log, and into the window if it has room and its end is the log's end."""
+    run, first, n = log.run, log.submitted, len(ids)
+    infos = [runs.intern_spec(c, run, spec).index for spec in specs]
+    spec_of = [infos[0]] * n if spec_index is None else [infos[i] for i in spec_index]
+    c.step.writes.items.append(ItemRows(log.id, first, ids, payloads, spec_of))
+    direct = log.tail == first and not log.loading and not log.closed and room(c, log) >= n and not log.rereading
+    log.submitted += n
+    touch(c, log)
+    if not direct:
+        c.window_dirty[log.id] = log
+        return
+    log.tail = log.submitted
+    if len(infos) == 1 or spec_index is None:
+        place(c, log, infos[0], list(range(first, first + n)), ids, payloads)
+        return
+    at: dict[int, list[int]] = {}
+    for i, spec in enumerate(spec_of):
+        at.setdefault(spec, []).append(i)
+    for spec, places in at.items():
+        place(c, log, spec, [first + i for i in places], [ids[i] for i in places], [payloads[i] for i in places])
+
+
+def seal(c: State, event: SubmitSeal) -> None:
+    run = find(c, event.request, event.run_id)
+    if run is None:
+        return
+    root = run.root
+    if root.checking:
+        root.held.append(event)
+        return
+    count = root.extra.get("sealed_count", root.submitted) if root.sealed else root.submitted
+    if event.count != count:
+        if root.sealed:
+            error: RolloutError = ConflictError(f"run {run.id} is sealed with {count} items, not {event.count}")
+        elif event.count > count:
+            error = StateError(f"run {run.id} has {count} of {event.count} items; send the rest before sealing")
+        else:
+            error = ConflictError(f"run {run.id} has {count} items already, more than {event.count}")
+        reply(c, event.request, error=error)
+        return
+    if not root.sealed:
+        root.sealed = True
+        if run.policies:
+            root.extra["sealed_count"] = count
+        touch(c, root)
+        finish_if_complete(c, run)
+    reply(c, event.request, answer(run))

@@ -1,0 +1,348 @@
+"""Workers: hello and reconciliation, liveness, drain, goodbye, quarantine.
+
+One mechanism finds the dead: a deadline, moved by every frame that was read. Its passing emits `worker_failed` and
+re-pends the work in the same step.
+"""
+
+from __future__ import annotations
+
+from rollout.model import events as names
+from rollout.model.errors import NotFoundError, ProtocolError, RolloutError
+from rollout.model.item import AttemptEnd, Failure
+from rollout.model.worker import Inventory, WorkerState
+
+from rollout_coordinator.core import results, steal
+from rollout_coordinator.core.attempts import cancel, end_attempt, open_seqs
+from rollout_coordinator.core.events import (
+    Keys,
+    WorkerBeat,
+    WorkerCommand,
+    WorkerCredit,
+    WorkerGone,
+    WorkerGoodbye,
+    WorkerHello,
+    WorkerProgress,
+)
+from rollout_coordinator.core.state import Grant, State, Worker
+from rollout_coordinator.core.step import CloseSession, Emit, Reply, SendControl, SendPause, SendWelcome, WorkerRow
+from rollout_coordinator.core.tables import WORKER
+from rollout_coordinator.core.window import is_accepted
+
+ALIVE = frozenset({WorkerState.JOINING, WorkerState.READY, WorkerState.DRAINING})
+UNKNOWN = Inventory(capacity=())
+
+
+def write(c: State, worker: Worker) -> None:
+    c.step.writes.workers[worker.id] = WorkerRow(
+        worker.id, worker.host_id, worker.inventory, worker.state, worker.registered_ms, worker.ended_ms, worker.reason
+    )
+
+
+def heard(c: State, worker: Worker, read_at: float) -> None:
+    worker.due_at = max(worker.due_at, read_at + 2 * c.settings.heartbeat_interval)
+
+
+def speaking(c: State, session: str) -> Worker | None:
+    """The worker whose newest session this is; None for frames of older ones, which are ignored."""
+    worker = c.sessions.get(session)
+    if worker is not None:
+        heard(c, worker, c.now.mono)
+    return worker
+
+
+def join(c: State, incarnation: str, host_id: str) -> Worker:
+    worker = Worker(incarnation, host_id, UNKNOWN, WorkerState.JOINING, c.now)
+    c.workers[incarnation] = worker
+    c.step.sends.append(Emit(names.WORKER_REGISTERED, "info", {"worker": incarnation, "host": host_id}))
+    return worker
+
+
+def beat(c: State, event: WorkerBeat) -> None:
+    worker = c.workers.get(event.incarnation)
+    if worker is None:
+        worker = join(c, event.incarnation, event.host_id)
+        c.step.sends.append(Emit(names.WORKER_HEARTBEAT, "info", {"worker": worker.id}))
+    if worker.state not in ALIVE:
+        return
+    heard(c, worker, event.read_at)
+    worker.load = event.load
+    fenced = event.state == "fenced"
+    if worker.fenced != fenced:
+        worker.fenced = fenced
+        c.dirty = True
+    if event.state == "draining" and worker.state is WorkerState.READY:
+        drain(c, worker, "the worker said so")
+
+
+def hello(c: State, event: WorkerHello) -> None:
+    worker = c.workers.get(event.incarnation)
+    if worker is None:
+        worker = join(c, event.incarnation, event.host_id)
+    if worker.state in (WorkerState.QUARANTINED, WorkerState.GONE):
+        error = ProtocolError(f"worker {worker.id} is {worker.state.value}: {worker.reason}. Start it anew.")
+        c.step.sends.append(CloseSession(event.session, error))
+        return
+    if worker.session and worker.session != event.session:
+        c.sessions.pop(worker.session, None)
+        c.step.sends.append(CloseSession(worker.session, ProtocolError("A newer session of this worker took over.")))
+    before = worker.state
+    worker.state = WORKER.move(before, "hello_draining" if event.draining else "hello")
+    worker.session = event.session
+    c.sessions[event.session] = worker
+    worker.host_id = event.host_id
+    worker.set_inventory(event.inventory)
+    set_credit(worker, event.credit)
+    worker.fenced = False
+    worker.reason = ""
+    worker.ended_ms = 0
+    worker.due_at = c.now.mono
+    heard(c, worker, c.now.mono)
+    steal.forget(c, worker)
+    write(c, worker)
+    c.step.sends.append(reconcile(c, worker, event))
+    for run in c.runs.values():
+        if run.pausing_until_ms and run.id in worker.by_run:
+            c.step.sends.append(SendPause(worker.session, run.id, max(0, run.pausing_until_ms - c.now.wall_ms)))
+    if before is not worker.state:
+        c.step.sends.append(
+            Emit(names.WORKER_READY, "info", {"worker": worker.id, "host": worker.host_id, "state": worker.state.value})
+        )
+    c.hungry[worker.id] = worker
+    c.dirty = True
+
+
+def reconcile(c: State, worker: Worker, event: WorkerHello) -> SendWelcome:
+    """Keep, drop, resend, accepted: what becomes of everything that either side believes the worker has."""
+    started = {(k.log, seq, attempt) for k in event.started for seq, attempt in zip(k.seq, k.attempt, strict=True)}
+    listed: set[tuple[int, int]] = set()
+    answer = SendWelcome(event.session, [], [], [], [])
+    for keys in event.held:
+        keep, drop = Keys(keys.log, [], []), Keys(keys.log, [], [])
+        now_open = {seq: grant for grant, seq in results.current(c, worker, keys)}
+        for seq, attempt in zip(keys.seq, keys.attempt, strict=True):
+            grant = now_open.get(seq)
+            put = drop
+            if grant is not None and grant.attempt == attempt:
+                put = keep
+                listed.add((keys.log, seq))
+                resume(c, grant, seq, (keys.log, seq, attempt) in started)
+            put.seq.append(seq)
+            put.attempt.append(attempt)
+        answer.keep += [keep] if keep.seq else []
+        answer.drop += [drop] if drop.seq else []
+    for keys in event.unacknowledged:
+        unacknowledged(c, worker, keys, answer, listed)
+    for grant in list(worker.grants.values()):
+        for seq in open_seqs(grant):
+            if (grant.log.id, seq) not in listed and grant.log.flight.get(seq) is grant:
+                not_listed(c, grant, seq)
+    return answer
+
+
+def resume(c: State, grant: Grant, seq: int, started: bool) -> None:
+    """A kept attempt: take its worker's word for whether it runs. A parent says Waiting again."""
+    from rollout_coordinator.core.spawn import stop_waiting
+
+    stop_waiting(c, grant, seq)
+    if started and seq not in grant.started:
+        grant.started.add(seq)
+        grant.worker.running += 1
+        grant.log.run.running += 1
+    if started and grant.info.spec.timeout_ms:
+        grant.started_at.setdefault(seq, c.now.mono)
+    grant.unsure = False
+
+
+def unacknowledged(c: State, worker: Worker, keys: Keys, answer: SendWelcome, listed: set[tuple[int, int]]) -> None:
+    resend, accepted, drop = Keys(keys.log, [], []), Keys(keys.log, [], []), Keys(keys.log, [], [])
+    log = c.logs.get(keys.log)
+    now_open = {seq for _, seq in results.current(c, worker, keys)}
+    for seq, attempt in zip(keys.seq, keys.attempt, strict=True):
+        if seq in now_open:
+            put = resend
+            listed.add((keys.log, seq))
+        elif log is not None and is_accepted(log, seq):
+            put = accepted  # durable, be it this attempt's or another's: the worker may forget its copy
+        else:
+            put = drop
+        put.seq.append(seq)
+        put.attempt.append(attempt)
+    answer.resend += [resend] if resend.seq else []
+    answer.accepted += [accepted] if accepted.seq else []
+    answer.drop += [drop] if drop.seq else []
+
+
+def not_listed(c: State, grant: Grant, seq: int) -> None:
+    """Believed held, but the same incarnation does not have it: never received, or stopped when it fenced itself.
+
+    That is no loss of a worker, except where a second run of the item would do harm.
+    """
+    spec = grant.info.spec
+    if spec.fail_on_worker_lost and (grant.unsure or seq in grant.started):
+        lose(c, grant, seq, "not_held")
+    else:
+        end_attempt(c, grant, seq, AttemptEnd.RELEASED, "not_held", "its worker said Hello without it")
+
+
+def lose(c: State, grant: Grant, seq: int, code: str) -> None:
+    """A started attempt died with its worker."""
+    final = results.loss_is_final(grant)
+    if final is None:
+        end_attempt(c, grant, seq, AttemptEnd.WORKER_LOST, code, f"worker {grant.worker.id} was lost")
+        return
+    grant.log.worker_lost += 1
+    c.totals["worker_lost"] += 1
+    results.close_failed(c, grant, seq, Failure(final.code, f"{final.message} Last: {grant.worker.id}", False, True))
+
+
+def take_back(c: State, worker: Worker, code: str, lost: bool) -> int:
+    """Everything the worker held is pending again, or has failed for good."""
+    n = 0
+    for grant in list(worker.grants.values()):
+        for seq in open_seqs(grant):
+            if grant.log.flight.get(seq) is not grant:
+                continue  # dropped with its predecessor
+            n += 1
+            began = seq in grant.started or (grant.unsure and grant.info.spec.fail_on_worker_lost)
+            if lost and began:
+                lose(c, grant, seq, code)
+            else:
+                end_attempt(c, grant, seq, AttemptEnd.RELEASED, code, f"not started on {worker.id}")
+    return n
+
+
+def leave(c: State, worker: Worker, cause: str, reason: str) -> None:
+    worker.state = WORKER.move(worker.state, cause)
+    worker.reason = reason
+    worker.ended_ms = c.now.wall_ms
+    c.sessions.pop(worker.session, None)
+    worker.session = ""
+    steal.forget(c, worker)
+    c.hungry.pop(worker.id, None)
+
+
+def allow_for_stall(c: State) -> None:
+    """Our own stall (a slow fsync, a stopped process) is nobody's silence: it moves every deadline."""
+    if c.last_mono is not None:
+        stall = c.now.mono - c.last_mono - c.settings.heartbeat_interval
+        if stall > 0:
+            for worker in c.workers.values():
+                worker.due_at += stall
+    c.last_mono = c.now.mono
+
+
+def scan(c: State) -> None:
+    """Find the silent, every half interval."""
+    now, settings = c.now.mono, c.settings
+    tick = settings.heartbeat_interval / 2
+    c.wake_by(now + tick)
+    if now < c.next_scan:
+        return
+    c.next_scan = now + tick
+    for worker in list(c.workers.values()):
+        late = now - worker.due_at
+        if late <= settings.coordinator_failure_timeout or late <= settings.clock_skew_budget:
+            continue
+        if worker.state in ALIVE:
+            failed(c, worker, late)
+        elif late > 10 * settings.orphan_grace and not worker.grants:
+            del c.workers[worker.id]  # its row stays in the ledger
+    overdue(c)
+
+
+def failed(c: State, worker: Worker, late: float) -> None:
+    joining = worker.state is WorkerState.JOINING
+    if worker.session:
+        c.step.sends.append(CloseSession(worker.session, ProtocolError("No frame came in time; say Hello again.")))
+    leave(c, worker, "silent", f"silent for {late + 2 * c.settings.heartbeat_interval:.1f} s")
+    items = take_back(c, worker, "worker_failed", lost=True)
+    if not joining:
+        write(c, worker)
+    if not worker.told_failed:
+        worker.told_failed = True
+        fields = {"worker": worker.id, "host": worker.host_id, "items": items, "reason": worker.reason}
+        c.step.sends.append(Emit(names.WORKER_FAILED, "warning", fields))
+
+
+def overdue(c: State) -> None:
+    """Backstop for attempts whose worker does not enforce their timeout: 2 x timeout + orphan_grace."""
+    for grant in list(c.timed.values()):
+        limit = 2 * grant.info.spec.timeout_ms / 1000 + c.settings.orphan_grace
+        for seq, began in list(grant.started_at.items()):
+            if grant.log.flight.get(seq) is not grant:
+                del grant.started_at[seq]
+            elif c.now.mono - began > limit and seq not in grant.waiting:
+                del grant.started_at[seq]
+                cancel(grant.worker, [(grant, [seq])], "timeout", c.step.sends)
+                failure = Failure("timeout", f"no result within {limit:.0f} s", True)
+                outcome, final = results.judge_failure(c, grant, seq, failure)
+                if outcome is not None and final is not None:
+                    results.close_failed(c, grant, seq, final)
+
+
+def gone(c: State, event: WorkerGone) -> None:
+    """The stream broke; the deadline decides."""
+    worker = c.sessions.pop(event.session, None)
+    if worker is not None:
+        worker.session = ""
+
+
+def goodbye(c: State, event: WorkerGoodbye) -> None:
+    worker = speaking(c, event.session)
+    if worker is None:
+        return
+    leave(c, worker, "goodbye", event.reason)
+    take_back(c, worker, "goodbye", lost=False)
+    write(c, worker)
+    c.step.sends.append(
+        Emit(names.WORKER_DEREGISTERED, "info", {"worker": worker.id, "host": worker.host_id, "reason": event.reason})
+    )
+
+
+def drain(c: State, worker: Worker, reason: str) -> None:
+    worker.state = WORKER.move(worker.state, "drain")
+    worker.reason = reason
+    c.hungry.pop(worker.id, None)
+    write(c, worker)
+
+
+def quarantine(c: State, worker: Worker, error: RolloutError) -> None:
+    """It broke the protocol: no more work for this incarnation, and what it held goes to others."""
+    session = worker.session
+    leave(c, worker, "fault", error.message)
+    take_back(c, worker, "quarantined", lost=True)
+    write(c, worker)
+    c.step.sends.append(CloseSession(session, error))
+    c.step.sends.append(Emit("worker_quarantined", "error", {"worker": worker.id, "reason": error.message}))
+
+
+def set_credit(worker: Worker, credit: object) -> None:
+    from rollout.model.worker import Credit
+
+    assert isinstance(credit, Credit)
+    worker.credit = credit
+    worker.credit_runs = dict(credit.run_items)
+
+
+def credit(c: State, event: WorkerCredit) -> None:
+    worker = speaking(c, event.session)
+    if worker is not None and worker.state in ALIVE:
+        set_credit(worker, event.credit)
+        c.hungry[worker.id] = worker
+        c.dirty = True
+
+
+def progress(c: State, event: WorkerProgress) -> None:
+    speaking(c, event.session)
+
+
+def command(c: State, event: WorkerCommand) -> None:
+    worker = c.workers.get(event.incarnation)
+    if worker is None or worker.state not in (WorkerState.READY, WorkerState.DRAINING):
+        error = NotFoundError(f"no live worker {event.incarnation}; `rollout workers` lists them")
+        c.step.sends.append(Reply(event.request, None, error))
+        return
+    if event.verb == "drain":
+        drain(c, worker, event.argument or "operator")
+    c.step.sends.append(SendControl(worker.id, event.verb, event.argument))
+    c.step.sends.append(Reply(event.request, None))

@@ -1,0 +1,206 @@
+"""A ledger of plain dicts that applies Writes the way the tables would, and complains where a table would."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+from rollout.model.item import Outcome
+from rollout.model.run import ENDED, Order
+from rollout.model.worker import WorkerState
+from rollout_coordinator.core.events import IdsLoaded, Loaded, PendingItem, ResultsLoaded
+from rollout_coordinator.core.step import (
+    LoadIds,
+    LoadItems,
+    LoadPending,
+    LoadResults,
+    OpenAttempt,
+    Snapshot,
+    Writes,
+)
+
+
+class FakeLedger:
+    def __init__(self) -> None:
+        self.runs: dict[str, Any] = {}
+        self.logs: dict[int, Any] = {}
+        self.lanes: dict[tuple[str, str], Any] = {}
+        self.specs: dict[tuple[str, int], Any] = {}
+        self.items: dict[int, list[tuple[bytes, Any, int]]] = {}
+        self.results: dict[int, dict[int, tuple[int, Outcome, Any, Any]]] = {}
+        self.assignments: dict[int, Any] = {}
+        self.attempts: dict[tuple[int, int, int], Any] = {}
+        self.workers: dict[str, Any] = {}
+        self.next_batch = 1
+        self.next_log = 1
+
+    def commit(self, w: Writes) -> None:
+        for run_id in w.deleted_runs:
+            dead = {n for n, row in self.logs.items() if row.run_id == run_id}
+            for log in dead:
+                del self.logs[log]
+                self.items.pop(log, None)
+                self.results.pop(log, None)
+            self.runs.pop(run_id, None)
+        self.runs.update(copy.deepcopy(w.runs))
+        self.logs.update(w.logs)
+        self.next_log = max([self.next_log, *(n + 1 for n in w.logs)])
+        self.lanes.update(w.lanes)
+        for s in w.specs:
+            assert (s.run_id, s.index) not in self.specs
+            self.specs[s.run_id, s.index] = s
+        for rows in w.items:
+            items = self.items.setdefault(rows.log, [])
+            assert len(items) == rows.first_seq, "rows are contiguous"
+            items.extend(zip(rows.ids, rows.payloads, rows.spec, strict=True))
+        for row in w.assignments:
+            assert row.batch >= self.next_batch
+            self.next_batch = row.batch + 1
+            for keys in row.keys:
+                for seq, attempt in zip(keys.seq, keys.attempt, strict=True):
+                    assert not self.open_of(keys.log, seq), f"{keys.log}/{seq} is already in flight"
+                    assert seq not in self.results.get(keys.log, {}), "has a result already"
+                    assert attempt > self.highest(keys.log, seq)
+            self.assignments[row.batch] = copy.deepcopy(row)
+            self.index(row)
+        for a in w.attempts:
+            assert (a.log, a.seq, a.attempt) not in self.attempts
+            self.attempts[a.log, a.seq, a.attempt] = a
+            self.top[a.log, a.seq] = max(self.top.get((a.log, a.seq), 0), a.attempt)
+        for r in w.results:
+            table = self.results.setdefault(r.log, {})
+            for i, seq in enumerate(r.seq):
+                assert seq not in table, f"second result for {r.log}/{seq}"
+                assert seq < len(self.items[r.log])
+                table[seq] = (r.attempt[i], r.outcome[i], r.data[i], r.failures.get(i))
+        for log, seq, _ in w.prune:
+            attempt, _, data, failure = self.results[log][seq]
+            self.results[log][seq] = (attempt, Outcome.SKIPPED, data, failure)
+        for batch in w.retired:
+            row = self.assignments.pop(batch)
+            for keys in row.keys:
+                for seq, attempt in zip(keys.seq, keys.attempt, strict=True):
+                    if keys.log in self.logs:
+                        assert not self.is_open(keys.log, seq, attempt), "a batch with an open attempt was retired"
+        self.workers.update(w.workers)
+        for n in w.logs:
+            self.check_log(n)
+
+    @property
+    def top(self) -> dict[tuple[int, int], int]:
+        return self.__dict__.setdefault("_top", {})
+
+    @property
+    def last(self) -> dict[tuple[int, int], tuple[int, int]]:
+        return self.__dict__.setdefault("_last", {})
+
+    def index(self, row: Any) -> None:
+        for keys in row.keys:
+            for seq, attempt in zip(keys.seq, keys.attempt, strict=True):
+                self.last[keys.log, seq] = (row.batch, attempt)
+
+    def is_open(self, log: int, seq: int, attempt: int) -> bool:
+        return seq not in self.results.get(log, {}) and (log, seq, attempt) not in self.attempts
+
+    def open_of(self, log: int, seq: int) -> bool:
+        batch, attempt = self.last.get((log, seq), (0, 0))
+        return batch in self.assignments and self.is_open(log, seq, attempt)
+
+    def highest(self, log: int, seq: int) -> int:
+        return max(self.top.get((log, seq), 0), 0)
+
+    def check_log(self, n: int) -> None:
+        row = self.logs[n]
+        table = self.results.get(n, {})
+        assert row.submitted == len(self.items.get(n, []))
+        counts = [sum(1 for v in table.values() if v[1] == o) for o in (1, 2, 3, 4)] if len(table) < 500 else None
+        if counts is not None:
+            assert counts == [row.done, row.failed, row.cancelled, row.skipped], (n, counts, row)
+        run = self.runs[row.run_id]
+        if run.spec.order is Order.SCHEDULE or row.parent_log:
+            assert all(seq in table for seq in range(max(0, row.cursor - 300), row.cursor)), "cursor over a hole"
+        else:
+            assert row.cursor <= len(table)
+
+    # ---- reads
+
+    def history(self, log: int, seq: int) -> tuple[int, int, int, int]:
+        rows = [a for k, a in self.attempts.items() if k[0] == log and k[1] == seq]
+        return (
+            max([a.attempt for a in rows], default=0),
+            sum(a.end in ("failed", "timeout") for a in rows),
+            sum(a.end == "worker_lost" for a in rows),
+            max([a.not_before_ms for a in rows], default=0),
+        )
+
+    def item(self, log: int, seq: int) -> PendingItem:
+        item, payload, spec = self.items[log][seq]
+        tried = self.history(log, seq) if (log, seq) in self.top else (0, 0, 0, 0)
+        return PendingItem(seq, item, spec, payload, *tried)
+
+    def answer(self, load: Any) -> Any:
+        items, table = self.items.get(load.log, []), self.results.get(load.log, {})
+        if isinstance(load, LoadPending):
+            seqs = [s for s in range(load.from_seq, len(items)) if s not in table]
+            page = seqs[: load.limit]
+            end = len(page) == len(seqs)
+            return Loaded(
+                load.load_id,
+                load.log,
+                [self.item(load.log, s) for s in page],
+                page[-1] + 1 if page else len(items),
+                end,
+            )
+        if isinstance(load, LoadItems):
+            return Loaded(load.load_id, load.log, [self.item(load.log, s) for s in load.seqs], 0, False)
+        if isinstance(load, LoadIds):
+            ids = [i[0] for i in items[load.first_seq : load.first_seq + load.count]]
+            return IdsLoaded(load.load_id, load.log, load.first_seq, ids)
+        assert isinstance(load, LoadResults)
+        seqs = [s for s in range(load.first_seq, load.first_seq + load.limit) if s in table]
+        return ResultsLoaded(
+            load.load_id, load.log, load.first_seq, seqs, [table[s][1] for s in seqs], [items[s][2] for s in seqs],
+            [table[s][2] for s in seqs] if load.with_data else [b""] * len(seqs),
+            {i: table[s][3] for i, s in enumerate(seqs) if table[s][3]}, [table[s][0] for s in seqs],
+        )  # fmt: skip
+
+    def snapshot(self) -> Snapshot:
+        live = {run_id for run_id, row in self.runs.items() if row.state not in ENDED}
+        logs = {n: row for n, row in self.logs.items() if row.run_id in live}
+        snap = Snapshot(
+            runs=[copy.deepcopy(r) for i, r in self.runs.items() if i in live],
+            logs=[copy.copy(r) for r in logs.values()],
+            lanes=[r for (i, _), r in self.lanes.items() if i in live],
+            specs=[s for (i, _), s in self.specs.items() if i in live],
+            workers=[
+                w for w in self.workers.values() if w.state in (WorkerState.READY, WorkerState.DRAINING)
+            ],
+            next_log=self.next_log, next_batch=self.next_batch,
+        )  # fmt: skip
+        for row in self.assignments.values():
+            for keys in row.keys:
+                for seq, attempt in zip(keys.seq, keys.attempt, strict=True):
+                    if keys.log in logs and self.is_open(keys.log, seq, attempt):
+                        _, failures, losses, _ = self.history(keys.log, seq)
+                        snap.open_attempts.append(
+                            OpenAttempt(
+                                keys.log,
+                                seq,
+                                attempt,
+                                row.worker,
+                                row.batch,
+                                self.items[keys.log][seq][2],
+                                failures,
+                                losses,
+                            )  # fmt: skip
+                        )
+        for n, row in logs.items():
+            if self.runs[row.run_id].spec.order is Order.SCHEDULE or row.parent_log:
+                ranges: list[tuple[int, int]] = []
+                for seq in sorted(s for s in self.results.get(n, {}) if s >= row.cursor):
+                    if ranges and ranges[-1][1] == seq - 1:
+                        ranges[-1] = (ranges[-1][0], seq)
+                    else:
+                        ranges.append((seq, seq))
+                snap.accepted[n] = ranges
+        return snap
