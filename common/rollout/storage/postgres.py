@@ -154,16 +154,19 @@ class PostgresEngine:
 
     @asynccontextmanager
     async def _connection(self) -> AsyncIterator[Connection]:
-        if self._pool is None:
+        pool = self._pool
+        if pool is None:
             raise StorageUnavailableError("the PostgreSQL pool is not open")
-        connection = await self._pool.acquire(timeout=CONNECT_TIMEOUT_S)
+        connection = await pool.acquire(timeout=CONNECT_TIMEOUT_S)
         try:
             yield connection
         finally:
-            if connection.is_in_transaction():
-                # Cancelled or broken in the middle: whatever it was, it must not reach the next user.
-                connection.terminate()
-            await self._pool.release(connection)
+            # A connection that broke has already left its pool, and every call on it is an InterfaceError.
+            with suppress(asyncpg.InterfaceError):
+                if connection.is_in_transaction():
+                    # Cancelled in the middle: whatever it was, it must not reach the next user.
+                    connection.terminate()
+            await pool.release(connection)
 
     @asynccontextmanager
     async def write(self, timeout_ms: int) -> AsyncIterator[Connection]:
@@ -199,6 +202,6 @@ class PostgresEngine:
 
 async def _roll_back(db: Connection) -> None:
     """Failing to is fine: the connection is then dropped by its owner, and the server rolls back."""
-    if not db.is_closed():
-        with suppress(*ERRORS):
+    with suppress(*ERRORS):
+        if not db.is_closed():
             await db.execute("ROLLBACK", timeout=2)
