@@ -67,7 +67,7 @@ def _choices(expected: str, value: Any, shown: str) -> str:
 
 def _shown(value: Any, name: str) -> str:
     if _SENSITIVE.search(name):
-        return f"this {_type(value)}"
+        return _type(value)
     if isinstance(value, str):
         return f'"{value[:80]}"' + ("..." if len(value) > 80 else "")
     if isinstance(value, bool):
