@@ -7,7 +7,7 @@ log, so they see only commits, in commit order; being woken early is an optimisa
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
 from dataclasses import dataclass
 from typing import Protocol
@@ -132,7 +132,7 @@ class KvStorage:
         return self._transaction()
 
     @asynccontextmanager
-    async def _transaction(self) -> AsyncIterator[Transaction]:
+    async def _transaction(self) -> AsyncGenerator[Transaction]:
         async with self._turn:
             buffered = BufferedTransaction(self._backend)
             try:

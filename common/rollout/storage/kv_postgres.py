@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Sequence
 from contextlib import suppress
-from typing import Any
+from typing import Any, cast
 
 import asyncpg
 import structlog
@@ -105,11 +105,19 @@ class PostgresStorage(KvStorage):
                 await self._listen_once()
 
     async def _listen_once(self) -> None:
-        connection: Any = await asyncpg.connect(self._direct_url, timeout=5, statement_cache_size=0)  # pyright: ignore[reportUnknownMemberType]
+        connect = cast(Any, asyncpg.connect)  # pyright: ignore[reportUnknownMemberType]
+        connection: Any = await connect(self._direct_url, timeout=5, statement_cache_size=0)
         broken = asyncio.Event()
+
+        def on_end(_: object) -> None:
+            broken.set()
+
+        def on_notice(*_: object) -> None:
+            self.wake()
+
         try:
-            connection.add_termination_listener(lambda _: broken.set())
-            await connection.add_listener(CHANNEL, lambda *_: self.wake())
+            connection.add_termination_listener(on_end)
+            await connection.add_listener(CHANNEL, on_notice)
             self.wake()
             await broken.wait()
             log.info("kv_listen_lost", hint="watchers poll until it is back")

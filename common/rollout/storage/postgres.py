@@ -8,7 +8,7 @@ and the execution of one query to different servers.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager, suppress
 from typing import Any
 
@@ -153,7 +153,7 @@ class PostgresEngine:
                 await db.execute(statement)
 
     @asynccontextmanager
-    async def _connection(self) -> AsyncIterator[Connection]:
+    async def _connection(self) -> AsyncGenerator[Connection]:
         pool = self._pool
         if pool is None:
             raise StorageUnavailableError("the PostgreSQL pool is not open")
@@ -169,7 +169,7 @@ class PostgresEngine:
             await pool.release(connection)
 
     @asynccontextmanager
-    async def write(self, timeout_ms: int) -> AsyncIterator[Connection]:
+    async def write(self, timeout_ms: int) -> AsyncGenerator[Connection]:
         """One transaction, READ COMMITTED. Raises typed errors, or CommitUnknown."""
         try:
             async with self._connection() as db:
@@ -187,7 +187,7 @@ class PostgresEngine:
             raise translate(error) from error
 
     @asynccontextmanager
-    async def read(self) -> AsyncIterator[Connection]:
+    async def read(self) -> AsyncGenerator[Connection]:
         """One read-only transaction with one view of the data."""
         try:
             async with self._connection() as db:

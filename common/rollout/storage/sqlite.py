@@ -9,7 +9,7 @@ import asyncio
 import errno
 import sqlite3
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
@@ -54,7 +54,7 @@ def translate(error: sqlite3.Error, where: str) -> StorageError | ConflictError:
 
 
 @contextmanager
-def transaction(connection: sqlite3.Connection, begin: str = "BEGIN IMMEDIATE") -> Iterator[sqlite3.Connection]:
+def transaction(connection: sqlite3.Connection, begin: str = "BEGIN IMMEDIATE") -> Generator[sqlite3.Connection]:
     """Commits on a clean exit, rolls back on an exception, also on one of COMMIT itself."""
     connection.execute(begin)
     try:

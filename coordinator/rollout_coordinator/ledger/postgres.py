@@ -69,7 +69,7 @@ class PostgresLedger:
     async def read_lease(self) -> LeaseRow | None:
         async with self._engine.read() as db:
             found = await _fetch(db, queries.READ_LEASE)
-        return LeaseRow(*found[0][:4], bool(found[0][4]), found[0][5]) if found else None
+        return rows.lease_row(found[0]) if found else None
 
     async def insert_lease(self, row: LeaseRow) -> bool:
         return await self._changed(queries.INSERT_LEASE, _lease(row))

@@ -14,6 +14,8 @@ from rollout_coordinator.ledger import rows
 from rollout_coordinator.ledger.port import CommitPage
 
 Row = Sequence[Any]
+Given = tuple[int, int, int, str, int]
+"""(log, seq, attempt, worker, batch)"""
 
 
 def size(blob: Blob) -> int:
@@ -129,7 +131,7 @@ class Replay:
         self.snapshot = Snapshot()
         self._batches: list[int] = []
         self._arrival: set[int] = set()
-        self._given: list[tuple[int, int, int, str, int]] = []  # log, seq, attempt, worker, batch
+        self._given: list[Given] = []
 
     def logs(self, found: Iterable[Row]) -> None:
         """From LIVE_LOGS."""
@@ -163,14 +165,14 @@ class Replay:
         # In key order the look-ups walk the index, which is several times faster on a cold cache.
         self._given.sort()
 
-    def given(self, chunk: int) -> Iterable[tuple[int, list[tuple[int, int, int, str, int]]]]:
+    def given(self, chunk: int) -> Iterable[tuple[int, list[Given]]]:
         for at in range(0, len(self._given), chunk):
             yield at, self._given[at : at + chunk]
 
     def open(self, at: int, found: Iterable[Row]) -> None:
         """From OPEN_ATTEMPTS, for the chunk that began at `at`."""
         for n, spec, failures, losses in found:
-            log, seq, attempt, worker, batch = self._given[at + n]
+            log, seq, attempt, worker, batch = self._given[at + int(n)]
             self.snapshot.open_attempts.append(OpenAttempt(log, seq, attempt, worker, batch, spec, failures, losses))
 
     def finish(self) -> list[int]:

@@ -95,8 +95,8 @@ def _little(values: array[int]) -> bytes:
     return values.tobytes()
 
 
-def _from_little(code: str, data: memoryview) -> list[int]:
-    values = array(code)
+def _from_little(data: memoryview) -> list[int]:
+    values: array[int] = array("Q")
     values.frombytes(data)
     if sys.byteorder == "big":
         values.byteswap()
@@ -131,14 +131,14 @@ def unpack_keys(packed: bytes) -> list[Keys]:
             log, n, seqs, attempts = _GROUP.unpack_from(view, at)
             at += _GROUP.size
             width = 8 if seqs == _RANGE else 8 * n
-            seq = _from_little("Q", view[at : at + width])
+            seq = _from_little(view[at : at + width])
             at += width
             if seqs == _RANGE:
                 seq = list(range(seq[0], seq[0] + n))
             width = {_SAME: 8, _BYTES: n, _WIDE: 8 * n}[attempts]
             piece = view[at : at + width]
             at += width
-            attempt = list(piece) if attempts == _BYTES else _from_little("Q", piece)
+            attempt = list(piece) if attempts == _BYTES else _from_little(piece)
             if attempts == _SAME:
                 attempt = attempt * n
             if len(seq) != n or len(attempt) != n:
@@ -212,7 +212,8 @@ def log_columns(row: LogRow) -> Row:
 
 
 def log_row(row: Row) -> LogRow:
-    return LogRow(*row[:5], bool(row[5]), *row[6:18])
+    values: list[Any] = [*row[:5], bool(row[5]), *row[6:18]]
+    return LogRow(*values)
 
 
 def lane_columns(row: LaneRow) -> Row:
@@ -243,6 +244,10 @@ def attempt_columns(row: AttemptRow) -> Row:
         row.log, row.seq, row.attempt, clean(row.worker), AttemptEnd(row.end).value, clean(row.code),
         clean(row.message), row.at_ms, row.not_before_ms,
     )  # fmt: skip
+
+
+def lease_row(row: Row) -> LeaseRow:
+    return LeaseRow(row[0], row[1], row[2], row[3], bool(row[4]), row[5])
 
 
 def lease_columns(row: LeaseRow) -> dict[str, Any]:

@@ -59,7 +59,7 @@ class SqliteLedger:
 
     async def read_lease(self) -> LeaseRow | None:
         row = await self._engine.read(lambda db: db.execute(queries.READ_LEASE).fetchone())
-        return None if row is None else LeaseRow(*row[:4], bool(row[4]), row[5])
+        return None if row is None else rows.lease_row(row)
 
     async def insert_lease(self, row: LeaseRow) -> bool:
         return await self._changed(queries.INSERT_LEASE, _lease(row))
