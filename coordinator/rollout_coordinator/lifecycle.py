@@ -63,7 +63,7 @@ class Coordinator:
         self._join_server: grpc.aio.Server | None = None
         self._credentials: Credentials | None = None
         self._lease: LeaseKeeper | None = None  # made once the port is bound
-        self._probes = Probes(parts)
+        self.probes = Probes(parts)
         self._frozen = False
         self.addr = self.join_addr = ""
         self.serving = asyncio.Event()  # for tests: set while this one leads
@@ -104,7 +104,7 @@ class Coordinator:
         await self._server.start()
         if self._join_server is not None:
             await self._join_server.start()
-        await self._probes.start()
+        await self.probes.start()
         self._background = [
             asyncio.create_task(self._credentials.keep_renewed()),
             asyncio.create_task(p.revocations.run()),
@@ -173,7 +173,7 @@ class Coordinator:
                         "coordinator_standby",
                         addr=self.addr,
                         join_addr=self.join_addr,
-                        http_addr=self._probes.addr,
+                        http_addr=self.probes.addr,
                         leader=p.leadership.leader_address,
                     )
             fence = await acquiring
@@ -229,7 +229,7 @@ class Coordinator:
             addr=self.addr,
             join_addr=self.join_addr,
             objects_addr=p.objects_child.addr,
-            http_addr=self._probes.addr,
+            http_addr=self.probes.addr,
             epoch=p.leadership.epoch,
         )
 
@@ -325,7 +325,7 @@ class Coordinator:
             if server is not None:
                 await server.stop(STOP_GRACE_S)
         await p.objects_child.stop()
-        await self._probes.stop()
+        await self.probes.stop()
         for closing in (p.store.close, p.storage.close, p.ledger.close):
             await closing()
         log.info("coordinator_stopped")
