@@ -192,7 +192,7 @@ class FakeLedger:
                                 self.items[keys.log][seq][2],
                                 failures,
                                 losses,
-                            )  # fmt: skip
+                            )
                         )
         for n, row in logs.items():
             if self.runs[row.run_id].spec.order is Order.SCHEDULE or row.parent_log:

@@ -62,6 +62,7 @@ class FakeWorker:
         return list(by.values())
 
     def hello(self) -> st.Step:
+        self.revokes.clear()
         self.sessions += 1
         self.session = f"{self.name}-s{self.sessions}"
         self.world.by_session[self.session] = self
@@ -76,7 +77,7 @@ class FakeWorker:
                 self.keys({k: a for k, a in self.held.items() if k in self.started}),
                 self.keys(self.unacked),
                 self.draining,
-            )  # fmt: skip
+            )
         )
 
     def beat(self) -> None:
@@ -111,7 +112,7 @@ class FakeWorker:
                     [data if data is not None else b"r%d" % s for s in one.seq],
                     dict.fromkeys(range(n), failure) if failure else {},
                     [5] * n,
-                )  # fmt: skip
+                )
             )
         for key, attempt in keys.items():
             self.unacked[key] = attempt

@@ -7,7 +7,7 @@ from zlib import crc32
 
 from rollout.model.item import AttemptEnd, ItemState
 
-from rollout_coordinator.core.chains import attempt_ended
+from rollout_coordinator.core.chains import attempt_ended, drop_dependents
 from rollout_coordinator.core.events import Keys
 from rollout_coordinator.core.state import Grant, History, Log, Run, State, Worker, touch
 from rollout_coordinator.core.step import AttemptRow, Send, SendCancel
@@ -107,9 +107,7 @@ def backoff_ms(c: State, grant: Grant, seq: int) -> int:
     return int(min(base, c.settings.retry_backoff_cap * 1000) * (0.5 + 0.5 * spread))
 
 
-def end_attempt(
-    c: State, grant: Grant, seq: int, end: AttemptEnd, code: str, message: str, to: str = "", closing: bool = True
-) -> None:
+def end_attempt(c: State, grant: Grant, seq: int, end: AttemptEnd, code: str, message: str, to: str = "") -> None:
     """The attempt ended and its item did not: evidence is written and the item is pending again."""
     ITEM.move(state_of(grant, seq), _CAUSE[end])
     failures, losses, not_before = grant.failures, grant.losses, 0
@@ -126,9 +124,10 @@ def end_attempt(
     c.step.writes.attempts.append(
         AttemptRow(log.id, seq, grant.attempt, grant.worker.id, end, code, message, c.now.wall_ms, not_before)
     )
-    if closing:
-        close(c, grant, [seq])
+    close(c, grant, [seq])
     repend(c, log, seq, History(grant.attempt, failures, losses, not_before, to))
+    if grant.info.spec.chain:
+        drop_dependents(c, grant, seq)
 
 
 def repend(c: State, log: Log, seq: int, history: History) -> None:

@@ -56,7 +56,8 @@ def may_go(c: State, queue: SpecQueue, worker: Worker) -> str:
         return "go" if seq < queue.head() and grant.worker is worker else "aside"
     if not chain.known:
         look_back(c, log, chain, queue.head())
-        return "park"
+        if not chain.known:
+            return "park"
     if chain.last_worker and chain.last_worker != worker.id:
         last = c.workers.get(chain.last_worker)
         until = chain.free_at + c.settings.chain_grace
@@ -104,9 +105,7 @@ def drop_dependents(c: State, grant: Grant, seq: int) -> None:
                 c.step.sends.append(
                     SendCancel(other.worker.session, keys_of([(other, [later])]), "predecessor changed")
                 )
-            end_attempt(
-                c, other, later, AttemptEnd.DROPPED, "predecessor_changed", f"seq {seq} did not end as it began"
-            )
+            end_attempt(c, other, later, AttemptEnd.DROPPED, "predecessor_changed", f"seq {seq} changed")
 
 
 def look_back(c: State, log: Log, chain: Chain, before: int) -> None:

@@ -9,6 +9,7 @@ from rollout_coordinator.core import (
     commit,
     dispatch,
     look,
+    policies,
     replay,
     results,
     spawn,
@@ -77,7 +78,7 @@ class Core:
         return core
 
     def handle(self, events: Sequence[Event], now: Now) -> Step:
-        """Everything that follows from `events` at `now`. Do what `step.py` says with the answer before calling again."""
+        """Everything that follows from `events` at `now`. Do with it what `step.py` says, then call again."""
         c = self._state
         c.now = now
         c.wake = None
@@ -103,6 +104,7 @@ class Core:
                 commit.advance(c, log)
             for log in moved.values():
                 if log.parent is None:
+                    policies.serve_appends(c, log.run)
                     commit.finish_if_complete(c, log.run)
         spawn.serve_readers(c)
         if c.dirty:

@@ -150,9 +150,10 @@ def take_from_run(c: State, frame: Frame, run: Run, n: int, soft: bool) -> tuple
     while n > 0 and frame.bytes_left > 0:
         best: Shape | None = None
         for shape in shapes:
-            if shape.heap and (not shape.strict or strict_room(worker, shape) > 0):
-                if best is None or shape.heap[0] < best.heap[0]:
-                    best = shape
+            if not shape.heap or (shape.strict and strict_room(worker, shape) <= 0):
+                continue
+            if best is None or shape.heap[0] < best.heap[0]:
+                best = shape
         if best is None:
             break
         queue = heapq.heappop(best.heap)[-1]

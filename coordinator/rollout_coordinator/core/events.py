@@ -35,7 +35,7 @@ class Keys:
 
 @dataclass(slots=True)
 class SubmitOpen:
-    """Open a run, or find it again. The same run_id with a different spec is a ConflictError that names the difference."""
+    """Open a run, or find it again. The same run_id with another spec is a ConflictError that names the difference."""
 
     request: int
     spec: RunSpec

@@ -4,8 +4,8 @@
   behind that point are skipped. Without `lane` every named lane is watched.
 - `stop_early {failures: N}` fails the run, `stop_early {successes: N}` completes it, once N results say so.
 - `end_run {on: failed|done, state: failed|completed?}`: the first such result ends the run.
-- `append {on: failed|done, times: N?, limit: M?}`: each such result of an item appends a copy of it at the end of a sealed
-  run, up to N copies of copies and M items in all.
+- `append {on: failed|done, times: N?, limit: M?}`: each such result of an item appends a copy of it at the end of a
+  sealed run, up to N copies of copies and M items in all.
 - groups (`first_success`, from the items' own specs): the first member that is done cancels the others.
 """
 
@@ -14,11 +14,14 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
+from blake3 import blake3
 from rollout.model.errors import InputError
 from rollout.model.item import Failure, Outcome
-from rollout.model.run import Policy, RunSpec
+from rollout.model.run import Policy, RunSpec, RunState
 
-from rollout_coordinator.core.state import LaneState, Log, Run, SpecInfo, SpecQueue, State, touch
+from rollout_coordinator.core.events import Loaded
+from rollout_coordinator.core.state import LaneState, LoadNote, Log, Run, SpecInfo, SpecQueue, State, touch
+from rollout_coordinator.core.step import LoadItems
 from rollout_coordinator.core.window import decided
 
 _ON = {"failed": Outcome.FAILED, "done": Outcome.DONE}
@@ -154,6 +157,35 @@ def committed(c: State, log: Log, seq: int, outcome: Outcome, info: SpecInfo) ->
 def wants_more(c: State, run: Run) -> bool:
     """An `append` waits to be carried out: the run is not complete."""
     return bool(run.root.extra.get("append"))
+
+
+def serve_appends(c: State, run: Run) -> None:
+    """Copy the items that `append` asked for to the end of the sealed log. The ledger has their payloads."""
+    root = run.root
+    queue: list[list[int]] = root.extra.get("append", [])
+    if not queue or not root.sealed or root.appending or run.state is not RunState.RUNNING:
+        return
+    load, c.next_load = c.next_load, c.next_load + 1
+    wanted = [first for first, _ in queue]
+    root.appending = True
+
+    def found(event: Loaded) -> None:
+        from rollout_coordinator.core.submit import append
+
+        root.appending = False
+        if run.state is not RunState.RUNNING:
+            return
+        rows = {item.seq: item for item in event.items}
+        origin: dict[str, list[int]] = root.extra.setdefault("origin", {})
+        for first, generation in queue[: len(wanted)]:
+            row = rows[first]
+            origin[str(root.submitted)] = [first, generation]
+            item = blake3(b"\x01append" + row.id + generation.to_bytes(4, "big")).digest()
+            append(c, root, [item], [row.payload], (run.specs[row.spec].spec,), None)
+        del queue[: len(wanted)]
+
+    c.loads[load] = LoadNote("call", root.id, found)
+    c.step.loads.append(LoadItems(load, root.id, sorted(set(wanted))))
 
 
 def prune(c: State, log: Log, lane: LaneState, seq: int) -> None:

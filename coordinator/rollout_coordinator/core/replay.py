@@ -83,12 +83,13 @@ def restore_log(c: State, run: Run, row: LogRow, accepted: list[tuple[int, int]]
 
 def restore_attempts(c: State, snapshot: Snapshot, now: Now) -> None:
     batches: dict[int, Batch] = {}
-    grants: dict[tuple[int, int, int, int, int, int, str], list[int]] = {}
+    grants: dict[tuple[int, int, int, int, int, int, str, int], list[int]] = {}
     for one in snapshot.open_attempts:
         if one.log in c.logs:
-            key = (one.batch, one.log, one.spec, one.attempt, one.failures, one.losses, one.worker)
+            alone = one.seq if c.logs[one.log].run.specs[one.spec].spec.chain else -1
+            key = (one.batch, one.log, one.spec, one.attempt, one.failures, one.losses, one.worker, alone)
             grants.setdefault(key, []).append(one.seq)
-    for (number, log_id, spec, attempt, failures, losses, incarnation), seqs in grants.items():
+    for (number, log_id, spec, attempt, failures, losses, incarnation, _), seqs in grants.items():
         worker = c.workers.get(incarnation)
         if worker is None:
             worker = c.workers[incarnation] = Worker(incarnation, "", UNKNOWN, WorkerState.READY, now)

@@ -82,9 +82,7 @@ def impossible(c: State, log: Log | None, group: ResultGroup) -> str:
     """
     if log is None:
         if group.log >= c.next_log or group.log < 1:
-            return (
-                f"Result for log {group.log}, which was never opened. Work that was not assigned cannot be submitted."
-            )
+            return f"Result for log {group.log}, which was never opened: it cannot have been assigned."
         return ""
     if group.seq and (max(group.seq) >= log.submitted or min(group.seq) < 0):
         return f"Result for seq {max(group.seq)} of log {log.id}, which has only {log.submitted} items."

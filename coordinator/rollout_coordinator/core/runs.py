@@ -131,7 +131,7 @@ def drop_flight(c: State, run: Run, reason: str) -> None:
                         "run_ended",
                         reason,
                         c.now.wall_ms,
-                    )  # fmt: skip
+                    )
                 )
             if seqs:
                 close(c, grant, seqs)

@@ -16,6 +16,7 @@ from rollout_coordinator.core.events import ResultsLoaded, WorkerSpawn, WorkerWa
 from rollout_coordinator.core.state import Grant, LoadNote, Log, Reader, State, touch
 from rollout_coordinator.core.step import LoadResults, SendChildren, SendResume
 from rollout_coordinator.core.submit import add_items
+from rollout_coordinator.core.window import unpark
 
 PAGE = 256  # children in one message
 
@@ -45,25 +46,21 @@ def spawn(c: State, event: WorkerSpawn) -> None:
     log = child
 
     def refusal() -> RolloutError | None:
-        return (
-            ConflictError(f"the children of item {parent.seq} were sealed at {log.submitted}") if log.sealed else None
-        )
+        sealed = f"the children of item {parent.seq} were sealed at {log.submitted}"
+        return ConflictError(sealed) if log.sealed else None
 
     def done(error: RolloutError | None) -> None:
         now = holder(c, event.session, parent, attempt)
         if error is not None and now is not None:
-            failure = Failure(
-                "spawn_conflict", f"{error.message}; a parent must spawn the same children each time", False
-            )
+            why = f"{error.message}; a parent must spawn the same children each time"
+            failure = Failure("spawn_conflict", why, False)
             cancel(now.worker, [(now, [parent.seq])], "spawn_conflict", c.step.sends)
             results.close_failed(c, now, parent.seq, failure)
         elif error is None and event.seal and not log.sealed:
             log.sealed = True
             touch(c, log)
 
-    add_items(
-        c, log, event.first_ordinal, event.ids, event.payloads, event.specs or (), event.spec_index, done, refusal
-    )
+    add_items(c, log, event.first_ordinal, event.ids, event.payloads, event.specs, event.spec_index, done, refusal)
 
 
 def waiting(c: State, event: WorkerWaiting) -> None:
@@ -81,7 +78,7 @@ def waiting(c: State, event: WorkerWaiting) -> None:
         hold_caps(run, grant, -1)
         c.hungry[worker.id] = worker
         if grant.info.lane.parked:
-            runs.unpark(grant.info.lane.parked)
+            unpark(grant.info.lane.parked)
         c.dirty = True
     reader = child.reader
     if reader is None or reader.session != event.session or reader.attempt != event.attempt:

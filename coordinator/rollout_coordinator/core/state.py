@@ -118,10 +118,10 @@ class Chain:
 
 class Log:
     __slots__ = (
-        "accepted", "ahead", "attempts", "back", "by_arrival", "chains", "checking", "children", "closed", "counts", "cursor",
-        "dirty", "done", "extra", "failed", "flight", "groups", "held", "id", "loading", "loading_back", "outcomes",
+        "accepted", "ahead", "appending", "attempts", "back", "by_arrival", "chains", "checking", "children", "closed",
+        "counts", "cursor", "extra", "flight", "groups", "held", "id", "loading", "loading_back", "outcomes",
         "parent", "parked", "queues", "rank", "reader", "rereading", "retried", "run", "sealed", "stale", "submitted",
-        "tail", "units_in", "units_out", "window", "window_bytes", "worker_lost", "workers_done",
+        "tail", "units_in", "units_out", "window", "window_bytes", "worker_lost",
     )  # fmt: skip
 
     def __init__(self, log: int, run: Run, parent: Key | None) -> None:
@@ -135,6 +135,7 @@ class Log:
         self.extra: dict[str, Any] = {}
         self.accepted = Ranges()
         self.outcomes: dict[int, tuple[int, int]] = {}  # seq -> (outcome, spec), only where a policy will ask
+        self.appending = False  # payloads to append copies of are on their way
         self.rereading = False  # outcomes of accepted results are on their way from the ledger
         self.flight: dict[int, Grant] = {}
         self.queues: dict[int, SpecQueue] = {}
@@ -151,7 +152,6 @@ class Log:
         self.checking = 0  # LoadIds under way
         self.held: deque[SubmitItems | SubmitSeal] = deque()
         self.closed = False  # nothing of it will run any more
-        self.dirty = False
 
     @property
     def pending(self) -> int:
@@ -181,7 +181,7 @@ class Reader:
 
 class Run:
     __slots__ = (
-        "by_spec", "created_ms", "dirty", "ended_ms", "id", "in_flight", "lanes", "logs", "pausing_until_ms",
+        "by_spec", "created_ms", "ended_ms", "id", "in_flight", "lanes", "logs", "pausing_until_ms",
         "policies", "priority", "reason", "root", "running", "shapes", "spec", "specs", "state",
         "stop_submitting", "survivors", "tracked", "updated_ms", "waiting", "warm", "weight",
     )  # fmt: skip
@@ -205,7 +205,6 @@ class Run:
         self.policies: list[Any] = []
         self.tracked = False  # outcomes are kept until the cursor passes them
         self.warm: dict[str, str] = {}  # affinity key -> worker that last got it
-        self.dirty = False
 
 
 class Batch:
@@ -316,10 +315,10 @@ class State:
     """All of the core's memory, and the step under construction."""
 
     __slots__ = (
-        "batches", "chain_waits", "dirty", "dirty_lanes", "dirty_logs", "dirty_runs", "hungry", "in_step", "last_mono",
-        "loads", "logs", "moved", "next_batch", "next_grant", "next_load", "next_log", "next_revoke", "next_scan", "now",
-        "opening", "readers", "rereads", "runs", "sessions", "settings", "stale_total", "step", "timed", "timers", "totals",
-        "wake", "window_dirty", "workers",
+        "chain_waits", "dirty", "dirty_lanes", "dirty_logs", "dirty_runs", "hungry", "last_mono", "loads", "logs",
+        "moved", "next_batch", "next_grant", "next_load", "next_log", "next_revoke", "next_scan", "now", "opening",
+        "readers", "rereads", "runs", "sessions", "settings", "step", "timed", "timers", "totals", "wake",
+        "window_dirty", "workers",
     )  # fmt: skip
 
     def __init__(self, settings: CoreSettings) -> None:

@@ -86,21 +86,25 @@ def loot(c: State, thief: Worker, victim: Worker) -> list[tuple[Grant, list[int]
 
 
 def confirmed(c: State, victim: Worker, event: WorkerConfirm) -> None:
+    """What was given up is pending again, also when the revoke is not remembered: it will never start there."""
     revoke = victim.revoke
-    if revoke is None or revoke.id != event.revoke_id:
-        return
-    forget(c, victim)
-    thief = c.workers.get(revoke.thief)
-    alive = thief is not None and thief.session and thief.state is WorkerState.READY
-    asked = {(k.log, seq, attempt) for k in revoke.keys for seq, attempt in zip(k.seq, k.attempt, strict=True)}
+    thief: Worker | None = None
+    asked: set[tuple[int, int, int]] = set()
+    if revoke is not None and revoke.id == event.revoke_id:
+        forget(c, victim)
+        thief = c.workers.get(revoke.thief)
+        if thief is not None and not (thief.session and thief.state is WorkerState.READY):
+            thief = None
+        asked = {(k.log, seq, attempt) for k in revoke.keys for seq, attempt in zip(k.seq, k.attempt, strict=True)}
     n = 0
     for keys in event.given_up:
         for grant, seq in results.current(c, victim, keys):
-            if (keys.log, seq, grant.attempt) not in asked:
-                continue
-            end_attempt(c, grant, seq, AttemptEnd.REVOKED, "revoked", f"stolen for {revoke.thief}", to=revoke.thief)
-            n += 1
-    if n and alive and thief is not None:
+            to = ""
+            if thief is not None and (keys.log, seq, grant.attempt) in asked:
+                to = thief.id
+                n += 1
+            end_attempt(c, grant, seq, AttemptEnd.REVOKED, "revoked", f"stolen for {to}" if to else "given up", to=to)
+    if n and thief is not None:
         thief.incoming += n
         c.totals["stolen"] += n
         c.step.sends.append(Emit(names.WORK_STOLEN, "info", {"thief": thief.id, "victim": victim.id, "count": n}))

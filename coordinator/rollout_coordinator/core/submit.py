@@ -215,5 +215,6 @@ def seal(c: State, event: SubmitSeal) -> None:
         if run.policies:
             root.extra["sealed_count"] = count
         touch(c, root)
+        c.moved[root.id] = root
         finish_if_complete(c, run)
     reply(c, event.request, answer(run))

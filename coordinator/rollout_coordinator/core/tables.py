@@ -54,6 +54,7 @@ ITEM: Table[ItemState] = Table(
         (A, "release"): P,
         (R, "release"): P,
         (A, "revoke"): P,
+        (R, "revoke"): P,  # a new leader does not know that it never started; its worker does
         (A, "retry"): P,
         (R, "retry"): P,
         (A, "worker_lost"): P,

@@ -72,6 +72,7 @@ def add_tried(c: State, log: Log, spec: int, seq: int, item: bytes, payload: Blo
     queue.size += 1
     log.window += 1
     log.window_bytes += len(payload)
+    unpark(log.parked)  # its queue may be parked for a head far behind this item
     if queue.chain is not None:
         heapq.heappush(queue.chain.members, seq)
         unpark(queue.chain.parked)
@@ -124,6 +125,9 @@ def loaded(c: State, event: Loaded) -> None:
     note = c.loads.pop(event.load_id, None)
     log = c.logs.get(event.log)
     if note is None or log is None:
+        return
+    if note.kind == "call":
+        note.call(event)
         return
     if note.kind == "items":
         for item in event.items:
