@@ -15,9 +15,10 @@ import structlog
 from blake3 import blake3
 from tenacity import AsyncRetrying, RetryCallState, retry_if_exception, stop_after_delay, wait_random_exponential
 
-from rollout.model.errors import ObjectCorruptError, RolloutError, UnavailableError
+from rollout.model.errors import FencedError, ObjectCorruptError, RolloutError, UnavailableError
 from rollout.objects.digest import CHUNK, check_id, hash_file, object_id
 from rollout.objects.fs import storage_errors
+from rollout.wire.epoch import EpochGuard, StaleEpochError
 from rollout.wire.errors import error_of
 from rollout.wire.v1 import objects_pb2 as pb
 from rollout.wire.v1 import objects_pb2_grpc as rpc
@@ -29,7 +30,7 @@ _HAS_BATCH = 4096
 
 
 def _worth_retrying(e: BaseException) -> bool:
-    return isinstance(e, RolloutError) and e.retryable
+    return isinstance(e, RolloutError) and (e.retryable or isinstance(e, FencedError))
 
 
 class RemoteObjects:
@@ -37,8 +38,8 @@ class RemoteObjects:
 
     `open_channel` gives a channel to the Objects server that serves at present; it is called again after a failure, so
     a new leader is found. `pin` names who keeps what is put (an incarnation or a run id) until it is referred to.
-    `epoch` is the highest lease epoch seen; `on_epoch` hears of those in replies. Whatever is retryable is retried for
-    `retry_for_s` seconds, then UnavailableError.
+    `guard` is the process's own: it stamps requests and refuses replies of a deposed coordinator. Whatever is retryable
+    is retried for `retry_for_s` seconds, then the last UnavailableError is raised.
     """
 
     def __init__(
@@ -46,14 +47,12 @@ class RemoteObjects:
         open_channel: Callable[[], Awaitable[grpc.aio.Channel]],
         *,
         pin: str = "",
-        epoch: Callable[[], int] = lambda: 0,
-        on_epoch: Callable[[int], None] | None = None,
+        guard: EpochGuard | None = None,
         retry_for_s: float = 60.0,
     ) -> None:
         self._open_channel = open_channel
         self._pin = pin
-        self._epoch = epoch
-        self._on_epoch = on_epoch
+        self._guard = guard or EpochGuard("client")
         self._retry_for_s = retry_for_s
         self._channel: grpc.aio.Channel | None = None
         self._opening = asyncio.Lock()
@@ -96,11 +95,11 @@ class RemoteObjects:
 
         async def messages() -> AsyncIterator[pb.PutUp]:
             nonlocal failure
-            yield pb.PutUp(epoch=self._epoch(), object_id=name, size=size, pin=self._pin)
+            yield pb.PutUp(epoch=self._guard.current, object_id=name, size=size, pin=self._pin)
             try:
                 async with aclosing(pieces()) as source:  # type: ignore[type-var]
                     async for piece in source:
-                        yield pb.PutUp(epoch=self._epoch(), chunk=piece)
+                        yield pb.PutUp(epoch=self._guard.current, chunk=piece)
             except OSError as e:  # grpc would only say that the call was cancelled
                 failure = e
                 raise
@@ -115,7 +114,7 @@ class RemoteObjects:
                     with storage_errors("the upload cannot be read"):
                         raise failure from None
                 raise
-            self._seen(reply)
+            self._guard.check_peer(reply)
 
         if size > CHUNK and (await self.has([name]))[0]:
             return
@@ -128,8 +127,10 @@ class RemoteObjects:
             part = [check_id(i) for i in object_ids[start : start + _HAS_BATCH]]
 
             async def once(stub: Any, part: list[bytes] = part) -> list[bool]:
-                reply = await stub.Has(pb.HasRequest(epoch=self._epoch(), object_ids=part, pin=self._pin), timeout=30)
-                self._seen(reply)
+                reply = await stub.Has(
+                    pb.HasRequest(epoch=self._guard.current, object_ids=part, pin=self._pin), timeout=30
+                )
+                self._guard.check_peer(reply)
                 return list(reply.has)
 
             found += await self._retrying(once)
@@ -157,10 +158,10 @@ class RemoteObjects:
             # One request may end early for a fault; each new one starts where the last stopped.
             first = await self._retrying(lambda stub, at=at, want=want: self._begin(stub, object_id, at, want))
             call, message = first
-            broken: grpc.aio.AioRpcError | None = None
+            broken: grpc.aio.AioRpcError | StaleEpochError | None = None
             try:
                 while message is not None:
-                    self._seen(message)
+                    self._guard.check_peer(message)
                     size = message.size
                     if message.chunk:
                         at += len(message.chunk)
@@ -170,13 +171,13 @@ class RemoteObjects:
                             hasher.update(message.chunk)
                         yield message.chunk
                     message = await self._next(call)
-            except grpc.aio.AioRpcError as e:
+            except (grpc.aio.AioRpcError, StaleEpochError) as e:
                 broken = e
             finally:
                 call.cancel()
             if broken is None or at == size or want == 0:
                 break
-            error = error_of(broken)
+            error = broken if isinstance(broken, StaleEpochError) else error_of(broken)
             if not _worth_retrying(error):
                 raise error from broken
             log.info("object_get_resumed", object_id=object_id.hex(), offset=at, reason=str(error))
@@ -185,7 +186,7 @@ class RemoteObjects:
             raise ObjectCorruptError(f"the bytes received for object {object_id.hex()} do not match its id")
 
     async def _begin(self, stub: Any, object_id: bytes, at: int, want: int | None) -> tuple[Any, pb.GetDown | None]:
-        call = stub.Get(pb.GetRequest(epoch=self._epoch(), object_id=object_id, offset=at, length=want or 0))
+        call = stub.Get(pb.GetRequest(epoch=self._guard.current, object_id=object_id, offset=at, length=want or 0))
         try:
             return call, await self._next(call)
         except BaseException:
@@ -235,10 +236,6 @@ class RemoteObjects:
         return hasher.digest() == object_id
 
     # channel
-
-    def _seen(self, reply: Any) -> None:
-        if self._on_epoch is not None and reply.HasField("epoch"):
-            self._on_epoch(reply.epoch)
 
     async def _stub(self) -> Any:
         async with self._opening:

@@ -1,4 +1,7 @@
-"""The process of a C-ABI plugin (samples/cdylib/rollout_plugin.h): `python -m rollout_worker.hosting.cdylib_child FD`."""
+"""The process of a C-ABI plugin: `python -m rollout_worker.hosting.cdylib_child FD`.
+
+The ABI is written down in samples/cdylib/rollout_plugin.h.
+"""
 
 from __future__ import annotations
 
@@ -95,7 +98,7 @@ class Server:
             return {}
         if isinstance(payload, bytes):
             return self._library.call(method, payload)
-        reply = self._library.call(method, json.dumps(payload).encode())
+        reply = self._library.call(method, json.dumps(payload, separators=(",", ":")).encode())
         try:
             return json.loads(reply)
         except ValueError as e:

@@ -43,6 +43,11 @@ class Channel(Protocol):
 
     async def close(self) -> None: ...
 
+    @property
+    def broken(self) -> PluginError | None:
+        """Why nothing more can be asked, though nobody was asking when it happened."""
+        ...
+
 
 class JsonChannel:
     """Replies are matched by id; a reply nobody asked for, one too large or one that is not a frame ends it."""
@@ -55,6 +60,10 @@ class JsonChannel:
         self._waiting: dict[int, asyncio.Future[Any]] = {}
         self._broken: PluginError | None = None
         self._task = asyncio.create_task(self._receive())
+
+    @property
+    def broken(self) -> PluginError | None:
+        return self._broken
 
     @classmethod
     async def over(cls, connection: socket.socket, limits: Limits) -> JsonChannel:
@@ -115,7 +124,7 @@ class JsonChannel:
             raise fault("bad_frame", f"it sent {type(value).__name__} instead of a JSON object")
         frame = cast("dict[str, Any]", value)
         number = frame.get("id")
-        answer = self._waiting.get(number) if isinstance(number, int) else None
+        answer = self._waiting.pop(number, None) if isinstance(number, int) else None
         if answer is None:
             raise fault("bad_frame", f"it sent a reply to call {number!r}, which nobody waits for")
         if answer.done():
@@ -126,7 +135,9 @@ class JsonChannel:
         try:
             answer.set_result(payload_of(frame))
         except (ValueError, TypeError) as e:
-            raise fault("bad_frame", f"it sent a reply without a usable payload: {e}") from e
+            broken = fault("bad_frame", f"it sent a reply without a usable payload: {e}")
+            answer.set_exception(broken)
+            raise broken from e
 
     def _fail(self, error: PluginError) -> None:
         self._broken = error
@@ -155,6 +166,7 @@ class GrpcChannel:
         self._channel = grpc.aio.insecure_channel(address, options=options)
         self._stub: Any = rpc.PluginStub(self._channel)
         self._ids = count(1)
+        self.broken: PluginError | None = None  # a unary call has no reply that nobody asked for
 
     async def call(self, method: str, payload: Any, timeout_s: float) -> Any:
         try:

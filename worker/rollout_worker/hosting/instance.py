@@ -103,11 +103,13 @@ class Instance:
     async def _ready(self, timeout_s: float) -> Running:
         async with self._starting:
             running = self._running
-            if running is not None and running.process.ended:  # between two calls
-                self._discard(running)
-                running = None
-            if self._running is not None and running is not None:
+            if running is not None and not running.process.ended and running.channel.broken is None:
                 return running
+            if running is not None:  # between two calls
+                why = running.channel.broken
+                text = "its process ended" if why is None else why.message
+                log.warning("plugin_call_error", plugin=self.manifest.name, method="", reason="idle", error=text)
+                self._discard(running)
             if self._closed:
                 raise PluginError(f"plugin {self.manifest.name} is unloaded", reason="unloaded")
             wait = self._not_before - self._clock()

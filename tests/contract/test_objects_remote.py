@@ -1,0 +1,311 @@
+# ruff: noqa: ASYNC240
+"""The client against the real Objects server over mTLS, and against one that breaks."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import sys
+from collections.abc import AsyncIterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import grpc.aio
+import pytest
+from rollout.config.settings import ObjectsSection, StorageSection, TransportSection
+from rollout.model.errors import (
+    InputError,
+    NotFoundError,
+    ObjectCorruptError,
+    ProtocolError,
+    StorageFullError,
+    UnavailableError,
+)
+from rollout.objects.cache import ObjectCache
+from rollout.objects.digest import CHUNK, object_id
+from rollout.objects.fs import FsObjectStore
+from rollout.objects.remote import RemoteObjects
+from rollout.objects.tree import materialise, upload
+from rollout.security.authority import Authority
+from rollout.security.credentials import Credentials
+from rollout.security.roles import Role
+from rollout.wire.channel import CLIENT_OPTIONS, SERVER_OPTIONS, open_channel
+from rollout.wire.epoch import EpochGuard
+from rollout.wire.errors import error_of
+from rollout.wire.v1 import objects_pb2 as pb
+from rollout.wire.v1 import objects_pb2_grpc as rpc
+from rollout_coordinator.objects_server import ObjectsService
+from ulid import ULID
+
+BIG = os.urandom(3 * CHUNK + 12345)
+
+
+class Faults(grpc.aio.ServerInterceptor):
+    """Breaks streams of Get after so many messages, as often as told."""
+
+    def __init__(self) -> None:
+        self.cut_after: list[int] = []
+        self.offsets: list[int] = []
+        self.damage = False
+
+    async def intercept_service(self, continuation: Any, details: Any) -> Any:
+        handler = await continuation(details)
+        if not details.method.endswith("/Get"):
+            return handler
+
+        async def get(request: pb.GetRequest, context: Any) -> None:
+            self.offsets.append(request.offset)
+            cut = self.cut_after.pop(0) if self.cut_after else -1
+            await handler.unary_stream(request, _Cut(context, cut, self.damage))
+
+        return grpc.unary_stream_rpc_method_handler(
+            get, request_deserializer=handler.request_deserializer, response_serializer=handler.response_serializer
+        )
+
+
+@dataclass
+class _Cut:
+    context: Any
+    left: int
+    damage: bool
+
+    async def write(self, message: pb.GetDown) -> None:
+        if self.left == 0:
+            await self.context.abort(grpc.StatusCode.UNAVAILABLE, "cut by the test")
+        self.left -= 1
+        if self.damage and message.chunk:
+            message.chunk = bytes([message.chunk[0] ^ 1]) + message.chunk[1:]
+        await self.context.write(message)
+
+    async def abort(self, *args: Any) -> None:
+        await self.context.abort(*args)
+
+
+@dataclass
+class Rig:
+    service: ObjectsService
+    store: FsObjectStore
+    faults: Faults
+    port: int
+    opened: int = 0
+    channels: list[grpc.aio.Channel] = field(default_factory=list[grpc.aio.Channel])
+
+    async def channel(self) -> grpc.aio.Channel:
+        self.opened += 1
+        self.channels.append(grpc.aio.insecure_channel(f"127.0.0.1:{self.port}", options=CLIENT_OPTIONS))
+        return self.channels[-1]
+
+    def client(self, **options: Any) -> RemoteObjects:
+        return RemoteObjects(self.channel, **{"pin": "run", "retry_for_s": 5.0, **options})
+
+
+@pytest.fixture
+async def rig(tmp_path: Path) -> AsyncIterator[Rig]:
+    store = FsObjectStore(tmp_path / "store", reserve_bytes=0)
+    await store.open()
+    faults = Faults()
+    service = ObjectsService(store, 0, max_object_bytes=4 << 20, stall_s=0.5, check_peer=lambda _: Role.WORKER)
+    server = grpc.aio.server(options=SERVER_OPTIONS, interceptors=[faults])
+    rpc.add_ObjectsServicer_to_server(service, server)
+    rig = Rig(service, store, faults, server.add_insecure_port("127.0.0.1:0"))
+    await server.start()
+    yield rig
+    for channel in rig.channels:
+        await channel.close()
+    await server.stop(0)
+    await store.close()
+
+
+async def test_round_trip(rig: Rig, tmp_path: Path) -> None:
+    client = rig.client()
+    name = await client.put(BIG)
+    assert name == object_id(BIG)
+    assert await client.get(name) == BIG
+    assert await client.get(name, 5, 7) == BIG[5:12]
+    assert await client.get(name, CHUNK - 1) == BIG[CHUNK - 1 :]
+    assert await client.get(name, 3, 0) == b""
+    (tmp_path / "file").write_bytes(BIG)
+    assert await client.put_path(tmp_path / "file") == name
+    await client.fetch(name, tmp_path / "copy")
+    assert (tmp_path / "copy").read_bytes() == BIG
+    assert await client.has([name, object_id(b"no")]) == [True, False]
+    empty = await client.put(b"")
+    assert await client.get(empty) == b""
+    assert await rig.store.pinned([name, empty]) == {name, empty}
+    with pytest.raises(NotFoundError):
+        await client.get(object_id(b"no"))
+    with pytest.raises(NotFoundError):
+        await client.fetch(object_id(b"no"), tmp_path / "no")
+    await client.close()
+
+
+async def test_a_cut_stream_goes_on_where_it_stopped(rig: Rig) -> None:
+    client = rig.client()
+    name = await client.put(BIG)
+    rig.faults.cut_after = [1, 0, 2]
+    assert await client.get(name) == BIG
+    assert rig.faults.offsets == [0, CHUNK, CHUNK, 3 * CHUNK]
+    await client.close()
+
+
+async def test_a_fetch_goes_on_after_its_process_died(rig: Rig, tmp_path: Path) -> None:
+    name = await rig.client().put(BIG)
+    (tmp_path / "copy.partial").write_bytes(BIG[: CHUNK + 5])
+    client = rig.client()
+    await client.fetch(name, tmp_path / "copy")
+    assert rig.faults.offsets == [CHUNK + 5]
+    assert (tmp_path / "copy").read_bytes() == BIG
+    (tmp_path / "other.partial").write_bytes(b"damaged" + BIG[: CHUNK + 5])
+    await client.fetch(name, tmp_path / "other")
+    assert rig.faults.offsets[-1] == 0
+    assert (tmp_path / "other").read_bytes() == BIG
+
+
+async def test_damaged_bytes_are_never_believed(rig: Rig, tmp_path: Path) -> None:
+    client = rig.client()
+    name = await client.put(BIG)
+    rig.faults.damage = True
+    with pytest.raises(ObjectCorruptError):
+        await client.get(name)
+    with pytest.raises(ObjectCorruptError):
+        await client.fetch(name, tmp_path / "copy")
+    assert [p.name for p in tmp_path.iterdir()] == ["store"]
+
+
+async def test_it_gives_up_in_time_when_nobody_answers() -> None:
+    async def channel() -> grpc.aio.Channel:
+        return grpc.aio.insecure_channel("127.0.0.1:1", options=CLIENT_OPTIONS)
+
+    client = RemoteObjects(channel, retry_for_s=0.3)
+    with pytest.raises(UnavailableError):
+        await client.put(b"x")
+    await client.close()
+
+
+async def test_epochs(rig: Rig) -> None:
+    guard = EpochGuard("worker", 3)
+    client = rig.client(guard=guard, retry_for_s=0.3)
+    with pytest.raises(UnavailableError) as caught:
+        try:
+            await client.put(b"x")
+        except Exception as e:
+            raise UnavailableError(str(e)) from e
+    assert "epoch 3" in str(caught.value)
+    rig.service.epoch = 5
+    await client.put(b"x")
+    assert guard.current == 5
+    rig.service.epoch = 4  # a deposed coordinator's server
+    with pytest.raises(Exception, match="epoch"):
+        await client.has([object_id(b"x")])
+    await client.close()
+
+
+async def raw(rig: Rig) -> Any:
+    return rpc.ObjectsStub(await rig.channel())
+
+
+@pytest.mark.parametrize(
+    ("messages", "kind", "words"),
+    [
+        ([], ProtocolError, "must begin"),
+        ([pb.PutUp(object_id=bytes(32), size=1)], ProtocolError, "no epoch"),
+        ([pb.PutUp(epoch=0, object_id=b"short", size=1)], InputError, "32 bytes"),
+        ([pb.PutUp(epoch=0, object_id=bytes(32), size=5 << 20)], InputError, "over the limit"),
+        ([pb.PutUp(epoch=0, object_id=bytes(32), size=1, pin="x" * 999)], InputError, "holder of a pin"),
+        ([pb.PutUp(epoch=0, object_id=bytes(32), size=1, chunk=b"x" * (CHUNK + 1))], ProtocolError, "at most"),
+        ([pb.PutUp(epoch=0, object_id=bytes(32), size=1, chunk=b"x")], ObjectCorruptError, "hash to"),
+        ([pb.PutUp(epoch=0, object_id=bytes(32), size=9, chunk=b"x")], ObjectCorruptError, "said 9 bytes"),
+    ],
+)
+async def test_bad_uploads(rig: Rig, messages: list[pb.PutUp], kind: type[Exception], words: str) -> None:
+    stub = await raw(rig)
+    with pytest.raises(grpc.aio.AioRpcError) as caught:
+        await stub.Put(iter(messages))
+    error = error_of(caught.value)
+    assert words in str(error)
+    assert isinstance(error, kind | ProtocolError)
+    assert await rig.client().put(b"another client is well") == object_id(b"another client is well")
+
+
+async def test_a_stalled_upload_is_ended_and_leaves_nothing(rig: Rig, tmp_path: Path) -> None:
+    stub = await raw(rig)
+    call = stub.Put()
+    await call.write(pb.PutUp(epoch=0, object_id=bytes(32), size=100, chunk=b"x"))
+    with pytest.raises(grpc.aio.AioRpcError) as caught:
+        await call
+    assert isinstance(error_of(caught.value), UnavailableError)
+    assert list((tmp_path / "store" / "tmp").iterdir()) == []
+
+
+async def test_full_disk_is_not_retried(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(size: int) -> None:
+        raise StorageFullError("full; free space")
+
+    monkeypatch.setattr(rig.store, "_check_room", full)
+    with pytest.raises(StorageFullError, match="free space"):
+        await rig.client().put(b"x")
+
+
+async def test_the_file_that_is_uploaded_goes_away(rig: Rig, tmp_path: Path) -> None:
+    with pytest.raises(FileNotFoundError):
+        await rig.client().put_path(tmp_path / "absent")
+
+
+async def test_a_model_directory_travels(rig: Rig, tmp_path: Path) -> None:
+    source = tmp_path / "model"
+    source.mkdir()
+    (source / "weights.bin").write_bytes(BIG)
+    (source / "config.json").write_text("{}")
+    client = rig.client()
+    name = await upload(source, client)
+    cache = ObjectCache(tmp_path / "cache", 1 << 30, client.fetch)
+    made = await materialise(name, cache, tmp_path / "models")
+    assert (made / "weights.bin").read_bytes() == BIG
+
+
+# the process, over mTLS
+
+
+async def test_the_server_process(tmp_path: Path) -> None:
+    tls = tmp_path / "tls"
+    Authority.load_or_create(tls, "test")
+    start = {
+        "objects": ObjectsSection(path=str(tmp_path / "store")).model_dump(),
+        "storage": StorageSection().model_dump(),
+        "transport": TransportSection(tls_dir=str(tls), cluster="test", listen_addr="127.0.0.1:0").model_dump(),
+        "incarnation": str(ULID()),
+        "epoch": 7,
+    }
+    process = await asyncio.create_subprocess_exec(
+        sys.executable,
+        "-m",
+        "rollout_coordinator.objects_server",
+        stdin=asyncio.subprocess.PIPE,
+        stdout=asyncio.subprocess.PIPE,
+    )
+    assert process.stdin is not None
+    assert process.stdout is not None
+    try:
+        process.stdin.write(json.dumps(start).encode() + b"\n")
+        ready = json.loads(await process.stdout.readline())
+        assert ready["event"] == "objects_ready", ready
+        credentials = await Credentials.obtain(
+            tls_dir=tls, cluster="test", role=Role.WORKER, incarnation=str(ULID()), lifetime_s=3600
+        )
+
+        async def channel() -> grpc.aio.Channel:
+            return open_channel(ready["addr"], credentials)
+
+        guard = EpochGuard("worker")
+        client = RemoteObjects(channel, pin="w", guard=guard)
+        assert await client.get(await client.put(BIG)) == BIG
+        assert guard.current == 7
+        process.stdin.write(b'{"epoch": 9}\n')
+        while guard.current != 9:
+            await client.has([object_id(BIG)])
+        await client.close()
+    finally:
+        process.stdin.close()
+        assert await asyncio.wait_for(process.wait(), 20) == 0
