@@ -37,7 +37,24 @@ async def test_greedy_is_that_of_generate(tiny: Path) -> None:
     backend = open_backend(options(tiny))
     await backend.start()
     draw = random.Random(0)
-    words = ["the", "worker", "gives", "work", "back", "to", "12", "and", "30", "{", "}", ",", "is", "what", "user", "hello"]
+    words = [
+        "the",
+        "worker",
+        "gives",
+        "work",
+        "back",
+        "to",
+        "12",
+        "and",
+        "30",
+        "{",
+        "}",
+        ",",
+        "is",
+        "what",
+        "user",
+        "hello",
+    ]
     rows = [(" ".join(draw.choices(words, k=draw.randint(1, 40))), draw.randint(1, 40)) for _ in range(40)]
     requests = [
         Request(f"r{at}", Sampling(temperature=0, max_tokens=limit), prompt=prompt)

@@ -28,6 +28,9 @@ def engine_environment(backend: dict[str, Any], *, local_model: bool) -> dict[st
 
 def _vllm(backend: dict[str, Any], *, cpu: bool) -> dict[str, str]:
     wanted = {"VLLM_NO_USAGE_STATS": "1", "VLLM_CONFIGURE_LOGGING": "1", "VLLM_LOGGING_LEVEL": "WARNING"}
+    if not cpu:
+        # torch was asked whether there is a GPU, and a process that has touched CUDA must not be forked.
+        wanted["VLLM_WORKER_MULTIPROC_METHOD"] = "spawn"
     if cpu:
         wanted["VLLM_CPU_KVCACHE_SPACE"] = str(backend.get("cpu_kvcache_gib") or 1)
         # The engine child is the engine's process already: a second one only costs start-up time.

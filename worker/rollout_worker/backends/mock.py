@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from typing import Any
+from typing import Any, cast
 
 from blake3 import blake3
 from rollout.model.errors import AttemptError
@@ -127,7 +127,7 @@ def example(schema: dict[str, Any]) -> Any:
             return example(schema[key][0])
     kind = schema.get("type", "object" if "properties" in schema else "null")
     if isinstance(kind, list):
-        kind = kind[0] if kind else "null"  # pyright: ignore[reportUnknownVariableType]
+        kind = str(cast(list[Any], kind)[0]) if kind else "null"
     if kind == "object":
         return {name: example(value) for name, value in schema.get("properties", {}).items()}
     if kind == "array":

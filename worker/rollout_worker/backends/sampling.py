@@ -6,6 +6,7 @@ Shapes: B rows of the batch, V vocabulary.
 from __future__ import annotations
 
 import random
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -55,8 +56,9 @@ def _adjust(scores_V: Any, row: RowState) -> None:
         penalty = sampling.repetition_penalty
         scores_V[seen] = torch.where(values > 0, values / penalty, values * penalty)
     if row.generated and (sampling.presence_penalty or sampling.frequency_penalty):
-        used, counts = torch.unique(torch.tensor(row.generated, device=scores_V.device), return_counts=True)
-        scores_V[used] -= sampling.presence_penalty + sampling.frequency_penalty * counts
+        counts = Counter(row.generated)
+        penalties = [sampling.presence_penalty + sampling.frequency_penalty * count for count in counts.values()]
+        scores_V[torch.tensor(list(counts), device=scores_V.device)] -= torch.tensor(penalties, device=scores_V.device)
     if len(row.generated) < sampling.min_tokens:
         scores_V[torch.tensor(sorted(row.eos), device=scores_V.device)] = float("-inf")
     if row.constraint is not None:

@@ -1,5 +1,9 @@
 """A small model with random weights, a byte-level tokenizer and a chat template: real engines, offline, in seconds."""
 
+# The engine's own types are incomplete or, where it is not installed, absent.
+# pyright: reportMissingImports=false, reportUnknownMemberType=false, reportUnknownVariableType=false
+# pyright: reportUnknownArgumentType=false, reportUnknownParameterType=false
+
 from __future__ import annotations
 
 import json
@@ -41,7 +45,6 @@ def make_tiny(directory: Path, seed: int = 0) -> None:
     try:
         import torch
         from safetensors.torch import save_file
-        from tokenizers import Tokenizer
         from transformers import LlamaConfig, LlamaForCausalLM
     except ImportError as error:
         raise ConfigError(
@@ -50,7 +53,7 @@ def make_tiny(directory: Path, seed: int = 0) -> None:
     if directory.exists() and any(directory.iterdir()) and not (directory / "config.json").is_file():
         raise ConfigError(f"{directory} exists and holds something else than a model: name another directory")
     directory.mkdir(parents=True, exist_ok=True)
-    tokenizer: Tokenizer = _tokenizer()
+    tokenizer = _tokenizer()
     tokenizer.save(str(directory / "tokenizer.json"))
     ids = {name: int(tokenizer.token_to_id(name)) for name in (PAD, EOS, START, END)}
     config = LlamaConfig(

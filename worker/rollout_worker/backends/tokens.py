@@ -1,5 +1,9 @@
 """Text to tokens and back, the same for every engine."""
 
+# The engine's own types are incomplete or, where it is not installed, absent.
+# pyright: reportMissingImports=false, reportUnknownMemberType=false, reportUnknownVariableType=false
+# pyright: reportUnknownArgumentType=false, reportUnknownParameterType=false
+
 from __future__ import annotations
 
 from typing import Any
@@ -24,7 +28,7 @@ class TextCodec:
     def load(cls, name: str, *, revision: str | None, trust_remote_code: bool, max_model_len: int) -> TextCodec:
         from transformers import AutoTokenizer
 
-        tokenizer: Any = AutoTokenizer.from_pretrained(name, revision=revision, trust_remote_code=trust_remote_code)  # pyright: ignore[reportUnknownMemberType]
+        tokenizer: Any = AutoTokenizer.from_pretrained(name, revision=revision, trust_remote_code=trust_remote_code)
         return cls(tokenizer, max_model_len)
 
     def encode(self, request: Request) -> list[int]:

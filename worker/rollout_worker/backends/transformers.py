@@ -4,6 +4,10 @@ Options: those of [backend] (dtype, device, max_model_len, max_num_seqs, trust_r
 whose keys go to AutoModelForCausalLM.from_pretrained.
 """
 
+# The engine's own types are incomplete or, where it is not installed, absent.
+# pyright: reportMissingImports=false, reportUnknownMemberType=false, reportUnknownVariableType=false
+# pyright: reportUnknownArgumentType=false, reportUnknownParameterType=false
+
 from __future__ import annotations
 
 import asyncio
@@ -115,7 +119,7 @@ class TransformersBackend:
             self._concurrency = GPU_SEQUENCES if self._device == "cuda" else CPU_SEQUENCES
         dtype = self._options.get("dtype") or "auto"
         newer = tuple(int(part) for part in transformers.__version__.split(".")[:2]) >= (4, 56)
-        arguments = {
+        arguments: dict[str, Any] = {
             "dtype" if newer else "torch_dtype": dtype if dtype == "auto" else getattr(torch, dtype),
             "revision": self._options.get("revision"),
             "trust_remote_code": bool(self._options.get("trust_remote_code")),
@@ -123,13 +127,13 @@ class TransformersBackend:
         }
         name = self._config.model
         try:
-            model: Any = transformers.AutoModelForCausalLM.from_pretrained(name, **arguments)  # pyright: ignore[reportUnknownMemberType]
+            model: Any = transformers.AutoModelForCausalLM.from_pretrained(name, **arguments)
             model.eval().to(self._device)
             length = model_length(model.config, self._options.get("max_model_len"))
             self._codec = TextCodec.load(
                 self._config.tokenizer or name,
                 revision=None if self._config.tokenizer else self._options.get("revision"),
-                trust_remote_code=arguments["trust_remote_code"],
+                trust_remote_code=bool(self._options.get("trust_remote_code")),
                 max_model_len=length,
             )
         except (OSError, ValueError, RuntimeError, KeyError, TypeError, ImportError) as error:
@@ -174,5 +178,5 @@ def model_length(config: Any, wanted: int | None) -> int:
 
 def eos_ids(model: Any, tokenizer: Any) -> frozenset[int]:
     found = getattr(getattr(model, "generation_config", None), "eos_token_id", None)
-    ids = set(found if isinstance(found, list) else [found])  # pyright: ignore[reportUnknownArgumentType]
+    ids = set(found if isinstance(found, list) else [found])
     return frozenset(int(i) for i in {*ids, tokenizer.eos_token_id} if i is not None)

@@ -4,6 +4,10 @@ Options: those of [backend], `revision`, and `engine`, whose keys go to AsyncEng
 they take, so arguments are offered only where this version has them.
 """
 
+# The engine's own types are incomplete or, where it is not installed, absent.
+# pyright: reportMissingImports=false, reportUnknownMemberType=false, reportUnknownVariableType=false
+# pyright: reportUnknownArgumentType=false, reportUnknownParameterType=false
+
 from __future__ import annotations
 
 import asyncio
@@ -14,6 +18,7 @@ from typing import Any
 
 from rollout.model.errors import AttemptError
 
+from rollout_worker.backends.lifeline import hold
 from rollout_worker.backends.port import Backend, BackendOptions, Choice, Completion, Request, Sampling
 from rollout_worker.backends.tokens import TextCodec
 
@@ -56,6 +61,7 @@ class VllmBackend:
         if not self._options.get("max_num_seqs"):
             self._concurrency = GPU_SEQUENCES if self._device == "cuda" else CPU_SEQUENCES
         arguments = self._arguments(vllm.AsyncEngineArgs)
+        hold()
         try:
             # In the loop's thread: AsyncLLM binds to the running loop.
             self._engine = vllm.AsyncLLMEngine.from_engine_args(vllm.AsyncEngineArgs(**arguments))

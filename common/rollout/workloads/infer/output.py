@@ -6,7 +6,7 @@ import errno
 import fcntl
 import json
 import os
-from collections.abc import Iterator
+from collections.abc import Generator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, Any, Self
@@ -28,7 +28,7 @@ _TAIL = 4096
 
 
 @contextmanager
-def disk_errors(path: Path) -> Iterator[None]:
+def disk_errors(path: Path) -> Generator[None]:
     """StorageFullError or StorageError for what the file system refuses."""
     try:
         yield

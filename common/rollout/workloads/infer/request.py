@@ -96,7 +96,7 @@ def _override(defaults: SamplingSection, override: JsonObject, what: str = "samp
 
 def _messages(value: Any, what: str) -> tuple[JsonObject, ...]:
     if not isinstance(value, list) or not value:
-        raise InputError(f'"{what}" must be a non-empty list of messages, not {_kind(value)}')
+        raise InputError(f'"{what}" must be a non-empty list of messages, not {_kind(cast(object, value))}')
     return tuple(_message(message, f"{what}[{i}]") for i, message in enumerate(cast(list[Any], value)))
 
 
@@ -188,9 +188,20 @@ def _response_format(value: Any) -> JsonObject:
     raise InputError('"body.response_format" must be {"type": "text" | "json_object"} or a json_schema with a "schema"')
 
 
-def _kind(value: Any) -> str:
-    names = {dict: "an object", list: "a list", str: "a string", bool: "a boolean", type(None): "null"}
-    return names.get(type(value), "a number" if isinstance(value, int | float) else type(value).__name__)
+def _kind(value: object) -> str:
+    match value:
+        case None:
+            return "null"
+        case bool():
+            return "a boolean"
+        case int() | float():
+            return "a number"
+        case str():
+            return "a string"
+        case list():
+            return "a list"
+        case _:
+            return "an object"
 
 
 def item_id(model_content_id: str, request: RowRequest, index: int) -> bytes:

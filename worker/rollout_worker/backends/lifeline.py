@@ -1,0 +1,34 @@
+"""Processes that an engine library starts must die with the engine child, or they keep the GPU's memory for ever.
+
+vLLM runs its core in a process of its own. When the engine child is killed outright, that process is adopted by init
+and lives on. On Linux the kernel kills it instead: `hold()` makes every forked child ask for that, and `plugin`,
+registered under `vllm.general_plugins`, does so in children that vLLM spawns.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import signal
+import sys
+
+_OWNER = "ROLLOUT_ENGINE_OWNER"
+_PR_SET_PDEATHSIG = 1  # prctl(2)
+
+
+def hold() -> None:
+    """Call in the engine child, once, before the engine starts processes. Nothing happens except on Linux."""
+    if sys.platform != "linux" or os.environ.get(_OWNER) == str(os.getpid()):
+        return
+    os.environ[_OWNER] = str(os.getpid())
+    os.register_at_fork(after_in_child=plugin)
+
+
+def plugin() -> None:
+    """Die when the process that started this one dies; only below a process that called hold()."""
+    owner = os.environ.get(_OWNER)
+    if sys.platform != "linux" or owner is None or owner == str(os.getpid()):
+        return
+    ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+    if os.getppid() == 1 and owner != "1":
+        os._exit(1)  # it died before the kernel was asked
