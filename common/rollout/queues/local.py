@@ -1,0 +1,262 @@
+"""A queue in the key-value store: durable before it is visible, replayed in order after a restart.
+
+Of each message the id is always in memory (26 bytes), the body only near the head of the queue: the hot deque. What
+lies behind is read from storage in order when the head gets there, so a long backlog does not grow the process.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import heapq
+import os
+import time
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from rollout.model.errors import InputError, StateError
+from rollout.model.ids import make_ulid
+from rollout.queues.port import Message
+from rollout.storage.port import Storage
+
+NAMESPACE = "cloudlocal_queue"
+HOT_MESSAGES = 10_000
+_PAGE = 1000
+_CROCKFORD = "0123456789ABCDEFGHJKMNPQRSTVWXYZ"
+
+
+async def open_queue(options: dict[str, Any], storage: Storage) -> LocalQueue:
+    """Options: `name` (default "default"), `hot_messages`. Unknown options are an InputError."""
+    unknown = set(options) - {"name", "hot_messages"}
+    if unknown:
+        raise InputError(f"the local queue has no option {sorted(unknown)[0]!r}; it has name and hot_messages")
+    queue = LocalQueue(storage, name=options.get("name", "default"), hot=options.get("hot_messages", HOT_MESSAGES))
+    await queue.open()
+    return queue
+
+
+@dataclass(slots=True)
+class _Leased:
+    body: bytes
+    deadline: float
+    receipt: int
+
+
+class LocalQueue:
+    """One process at a time. Stored as `cloudlocal_queue/<name>/<ulid>`.
+
+    `now`: monotonic seconds for leases. `wall_ms` and `entropy` make the ULIDs; ids grow even where the clock does not.
+    """
+
+    def __init__(
+        self,
+        storage: Storage,
+        *,
+        name: str = "default",
+        hot: int = HOT_MESSAGES,
+        now: Callable[[], float] = time.monotonic,
+        wall_ms: Callable[[], int] = lambda: time.time_ns() // 1_000_000,
+        entropy: Callable[[int], bytes] = os.urandom,
+    ) -> None:
+        if not name or "/" in name:
+            raise InputError(f"a queue's name must not be empty nor hold a slash, got {name!r}")
+        self._storage = storage
+        self._prefix = name + "/"
+        self._hot_limit = hot
+        self._now = now
+        self._wall_ms = wall_ms
+        self._entropy = entropy
+        self._front: deque[str] = deque()  # nacked and expired ones, in the order they come again
+        self._cold: deque[str] = deque()  # the rest, in order of id
+        self._hot: dict[str, bytes] = {}
+        self._leased: dict[str, _Leased] = {}
+        self._deadlines: list[tuple[float, str, int]] = []
+        self._deliveries: dict[str, int] = {}
+        self._receipts = 0
+        self._last_ms = 0
+        self._last_low = 0
+        self._changed = asyncio.Event()
+        self._closed = False
+        self._enqueuing = asyncio.Lock()
+
+    async def open(self) -> None:
+        """Replays what an earlier process left, in order of id; leases of that process are void."""
+        await self._replay(self._prefix)
+        if self._cold:
+            # Ids of this process must sort behind those, also if the clock was set back meanwhile.
+            self._last_ms = _milliseconds(self._cold[-1])
+
+    async def _replay(self, prefix: str) -> None:
+        """In order, a page at a time: where a prefix holds more than a page, each longer prefix is read on its own."""
+        rows = await self._storage.scan(NAMESPACE, prefix, _PAGE)
+        if len(rows) == _PAGE:
+            for character in _CROCKFORD:
+                await self._replay(prefix + character)
+            return
+        for key, body in rows:
+            name = key.removeprefix(self._prefix)
+            self._cold.append(name)
+            self._keep_hot(name, body)
+
+    async def enqueue(self, bodies: list[bytes]) -> list[str]:
+        self._check_open()
+        async with self._enqueuing:  # so that the order of ids is the order in the queue
+            names = self._make_ids(len(bodies))
+            async with self._storage.transaction() as tx:
+                for name, body in zip(names, bodies, strict=True):
+                    await tx.put(NAMESPACE, self._prefix + name, body)
+            for name, body in zip(names, bodies, strict=True):
+                self._cold.append(name)
+                self._keep_hot(name, body)
+        self._wake()
+        return names
+
+    async def dequeue(self, limit: int, lease_s: float, wait_s: float = 0.0) -> list[Message]:
+        self._check_open()
+        until = self._now() + wait_s
+        while True:
+            if taken := await self._take(limit, lease_s):
+                return taken
+            if limit > 0 and (self._front or self._cold):
+                continue
+            left = until - self._now()
+            if left <= 0 or self._closed:
+                return []
+            if self._deadlines:
+                left = min(left, max(0.0, self._deadlines[0][0] - self._now()))
+            self._changed.clear()
+            try:
+                async with asyncio.timeout(left):
+                    await self._changed.wait()
+            except TimeoutError:
+                continue
+
+    async def extend(self, message: Message, lease_s: float) -> bool:
+        self._expire()
+        held = self._holder(message)
+        if held is None:
+            return False
+        held.deadline = self._now() + lease_s
+        heapq.heappush(self._deadlines, (held.deadline, message.id, held.receipt))
+        return True
+
+    async def ack(self, messages: list[Message]) -> None:
+        """For good. A message whose lease was lost meanwhile is somebody else's: it is left alone."""
+        self._expire()
+        mine = [m for m in messages if self._holder(m) is not None]
+        if not mine:
+            return
+        held = [(m.id, self._leased.pop(m.id)) for m in mine]  # first: no lease may end while they are deleted
+        try:
+            async with self._storage.transaction() as tx:
+                for message in mine:
+                    await tx.delete(NAMESPACE, self._prefix + message.id)
+        except BaseException:
+            for name, lease in held:
+                self._leased[name] = lease
+                heapq.heappush(self._deadlines, (lease.deadline, name, lease.receipt))
+            raise
+        for name, _ in held:
+            self._deliveries.pop(name, None)
+
+    async def nack(self, messages: list[Message]) -> None:
+        """To the front, in the order given. Storage is not touched, so a restart replays them too."""
+        self._expire()
+        for message in reversed(messages):
+            held = self._holder(message)
+            if held is not None:
+                self._give_back(message.id, held)
+        self._wake()
+
+    async def depth(self) -> int:
+        """Messages neither leased nor acknowledged."""
+        self._expire()
+        return len(self._front) + len(self._cold)
+
+    async def close(self) -> None:
+        self._closed = True
+        self._wake()
+
+    async def _take(self, limit: int, lease_s: float) -> list[Message]:
+        self._expire()
+        names: list[str] = []
+        while len(names) < limit and (self._front or self._cold):
+            names.append(self._front.popleft() if self._front else self._cold.popleft())
+        try:
+            bodies = await self._bodies(names)
+        except BaseException:
+            self._front.extendleft(reversed(names))
+            raise
+        taken: list[Message] = []
+        for name, body in zip(names, bodies, strict=True):
+            if body is None:  # deleted by hand
+                continue
+            self._receipts += 1
+            deliveries = self._deliveries[name] = self._deliveries.get(name, 0) + 1
+            held = self._leased[name] = _Leased(body, self._now() + lease_s, self._receipts)
+            heapq.heappush(self._deadlines, (held.deadline, name, held.receipt))
+            taken.append(Message(name, body, str(held.receipt), deliveries))
+        return taken
+
+    async def _bodies(self, names: list[str]) -> list[bytes | None]:
+        """From memory, and what lies behind the hot deque in one transaction."""
+        missing = [name for name in names if name not in self._hot]
+        loaded: dict[str, bytes | None] = {}
+        if missing:
+            async with self._storage.transaction() as tx:
+                for name in missing:
+                    loaded[name] = await tx.get(NAMESPACE, self._prefix + name)
+        return [self._hot.pop(name, None) if name not in loaded else loaded[name] for name in names]
+
+    def _expire(self) -> None:
+        """Gives back what was leased too long, the oldest first in line."""
+        late: list[tuple[str, _Leased]] = []
+        while self._deadlines and self._deadlines[0][0] <= self._now():
+            deadline, name, receipt = heapq.heappop(self._deadlines)
+            held = self._leased.get(name)
+            if held is not None and held.receipt == receipt and held.deadline == deadline:
+                late.append((name, held))
+        for name, held in sorted(late, reverse=True):
+            self._give_back(name, held)
+
+    def _give_back(self, name: str, held: _Leased) -> None:
+        del self._leased[name]
+        self._front.appendleft(name)
+        self._keep_hot(name, held.body)
+
+    def _holder(self, message: Message) -> _Leased | None:
+        held = self._leased.get(message.id)
+        return held if held is not None and str(held.receipt) == message.receipt else None
+
+    def _keep_hot(self, name: str, body: bytes) -> None:
+        if len(self._hot) < self._hot_limit:
+            self._hot[name] = body
+
+    def _make_ids(self, count: int) -> list[str]:
+        ms = max(self._wall_ms(), self._last_ms)
+        if ms > self._last_ms:
+            self._last_low = int.from_bytes(self._entropy(9), "big")  # 72 of 80 bits: room to count up
+        elif self._last_low == 0:  # the first ids of this process, in the millisecond of the last replayed
+            ms += 1
+            self._last_low = int.from_bytes(self._entropy(9), "big")
+        names: list[str] = []
+        for _ in range(count):
+            self._last_low += 1
+            names.append(make_ulid(ms, self._last_low.to_bytes(10, "big")))
+        self._last_ms = ms
+        return names
+
+    def _wake(self) -> None:
+        self._changed.set()
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise StateError("the queue is closed")
+
+
+def _milliseconds(ulid: str) -> int:
+    value = 0
+    for character in ulid[:10]:
+        value = value * 32 + _CROCKFORD.index(character)
+    return value

@@ -1,0 +1,252 @@
+"""One suite for every queue; what only the local one promises is below it."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from typing import Any
+
+import pytest
+from rollout.model.errors import ConfigError, InputError, StateError, StorageFullError
+from rollout.model.ids import is_ulid
+from rollout.queues import Queue, open_queue
+from rollout.queues import local as local_module
+from rollout.queues.local import NAMESPACE, LocalQueue
+
+
+class MemoryStorage:
+    """Key-value with transactions that roll back; `fail` makes the next commit fail."""
+
+    def __init__(self) -> None:
+        self.rows: dict[tuple[str, str], bytes] = {}
+        self.fail: Exception | None = None
+        self.commits = 0
+
+    @asynccontextmanager
+    async def transaction(self) -> AsyncIterator[Any]:
+        before = dict(self.rows)
+        try:
+            yield self
+            if self.fail is not None:
+                raise self.fail
+            self.commits += 1
+        except BaseException:
+            self.rows = before
+            raise
+
+    async def get(self, namespace: str, key: str) -> bytes | None:
+        return self.rows.get((namespace, key))
+
+    async def put(self, namespace: str, key: str, value: bytes) -> None:
+        self.rows[namespace, key] = value
+
+    async def delete(self, namespace: str, key: str) -> bool:
+        return self.rows.pop((namespace, key), None) is not None
+
+    async def scan(self, namespace: str, prefix: str = "", limit: int | None = None) -> list[tuple[str, bytes]]:
+        found = sorted((k, v) for (n, k), v in self.rows.items() if n == namespace and k.startswith(prefix))
+        return found[:limit]
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.s = 1000.0
+
+    def __call__(self) -> float:
+        return self.s
+
+
+class QueueContract:
+    """Subclass it with fixtures `queue` (empty) and `pass_time(seconds)` for an adapter.
+
+    `ordered` and `immediate` say what a queue service promises beyond at-least-once delivery.
+    """
+
+    ordered = True
+    immediate = True
+
+    async def take(self, queue: Queue, limit: int, lease_s: float = 30.0) -> list[Any]:
+        return await queue.dequeue(limit, lease_s, 0.0 if self.immediate else 5.0)
+
+    async def test_in_and_out(self, queue: Queue) -> None:
+        ids = await queue.enqueue([b"a", b"b", b"c", b""])
+        assert len(set(ids)) == 4
+        got = await self.take(queue, 10)
+        assert sorted(m.body for m in got) == [b"", b"a", b"b", b"c"]
+        if self.ordered:
+            assert [m.id for m in got] == ids
+        assert {m.deliveries for m in got} == {1}
+        await queue.ack(got)
+        assert await queue.dequeue(10, 30.0) == []
+
+    async def test_a_leased_message_is_nobody_elses(self, queue: Queue) -> None:
+        await queue.enqueue([b"a", b"b"])
+        first, second = await self.take(queue, 1), await self.take(queue, 1)
+        assert {first[0].body, second[0].body} == {b"a", b"b"}
+        assert await queue.dequeue(1, 30.0) == []
+
+    async def test_nack_gives_it_back_with_another_receipt(self, queue: Queue) -> None:
+        await queue.enqueue([b"a", b"b", b"c"])
+        got = await self.take(queue, 2)
+        await queue.nack(got)
+        again = await self.take(queue, 3)
+        assert len(again) == 3
+        if self.ordered:
+            assert [m.body for m in again] == [b"a", b"b", b"c"]
+        counts = {m.body: m.deliveries for m in again}
+        assert counts == {b"a": 2, b"b": 2, b"c": 1}
+        assert not {m.receipt for m in got} & {m.receipt for m in again}
+
+    async def test_what_is_not_acknowledged_in_time_comes_again(
+        self, queue: Queue, pass_time: Callable[[float], Awaitable[None]]
+    ) -> None:
+        await queue.enqueue([b"a"])
+        (first,) = await self.take(queue, 1, 2.0)
+        await pass_time(2.5)
+        (second,) = await self.take(queue, 1, 30.0)
+        assert (second.id, second.deliveries) == (first.id, 2)
+        assert await queue.extend(first, 10) is False
+
+    async def test_extend_keeps_it(self, queue: Queue, pass_time: Callable[[float], Awaitable[None]]) -> None:
+        await queue.enqueue([b"a"])
+        (held,) = await self.take(queue, 1, 2.0)
+        assert await queue.extend(held, 60.0) is True
+        await pass_time(2.5)
+        assert await queue.dequeue(1, 30.0) == []
+        await queue.ack([held])
+
+    async def test_waiting_ends_when_something_comes(self, queue: Queue) -> None:
+        waiting = asyncio.create_task(queue.dequeue(1, 30.0, 10.0))
+        await asyncio.sleep(0)
+        await queue.enqueue([b"a"])
+        assert [m.body for m in await asyncio.wait_for(waiting, 10)] == [b"a"]
+
+
+class TestLocal(QueueContract):
+    @pytest.fixture
+    def clock(self) -> Clock:
+        return Clock()
+
+    @pytest.fixture
+    async def queue(self, clock: Clock) -> AsyncIterator[LocalQueue]:
+        queue = LocalQueue(MemoryStorage(), now=clock)  # type: ignore[arg-type]
+        await queue.open()
+        yield queue
+        await queue.close()
+
+    @pytest.fixture
+    def pass_time(self, clock: Clock) -> Callable[[float], Awaitable[None]]:
+        async def pass_time(seconds: float) -> None:
+            clock.s += seconds
+
+        return pass_time
+
+    async def test_expired_ones_come_first_and_in_order(self, queue: LocalQueue, clock: Clock) -> None:
+        await queue.enqueue([b"a", b"b", b"c", b"d"])
+        await queue.dequeue(1, 5)
+        await queue.dequeue(2, 1)
+        clock.s += 10
+        assert await queue.depth() == 4
+        assert [m.body for m in await queue.dequeue(4, 10)] == [b"a", b"b", b"c", b"d"]
+
+    async def test_a_lost_lease_acknowledges_nothing(self, queue: LocalQueue, clock: Clock) -> None:
+        await queue.enqueue([b"a"])
+        first = await queue.dequeue(1, 1)
+        clock.s += 2
+        await queue.ack(first)
+        await queue.nack(first)
+        (second,) = await queue.dequeue(1, 10)
+        assert second.deliveries == 2
+
+
+async def local(storage: MemoryStorage, **options: Any) -> LocalQueue:
+    queue = LocalQueue(storage, **options)  # type: ignore[arg-type]
+    await queue.open()
+    return queue
+
+
+async def test_a_restart_replays_in_order_what_was_not_acknowledged() -> None:
+    storage = MemoryStorage()
+    queue = await local(storage)
+    ids = await queue.enqueue([bytes([i]) for i in range(6)])
+    got = await queue.dequeue(3, 60)
+    await queue.ack(got[1:2])
+    await queue.nack(got[:1])
+    again = await local(storage)
+    assert [m.id for m in await again.dequeue(10, 60)] == [ids[0], *ids[2:]]
+
+
+async def test_ids_are_ulids_that_grow_even_if_the_clock_goes_back() -> None:
+    storage = MemoryStorage()
+    ids: list[str] = []
+    for wall in (5000, 4000, 4000, 9000):
+        queue = await local(storage, wall_ms=lambda wall=wall: wall)
+        ids += await queue.enqueue([b"x", b"y"])
+        ids += await queue.enqueue([b"z"])
+    assert all(map(is_ulid, ids))
+    assert ids == sorted(set(ids))
+
+
+async def test_a_long_backlog_stays_in_storage(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(local_module, "_PAGE", 7)
+    storage = MemoryStorage()
+    queue = await local(storage, hot=10)
+    ids = await queue.enqueue([str(i).encode() for i in range(100)])
+    assert len(queue._hot) == 10
+    again = await local(storage, hot=10)
+    assert len(again._hot) == 10
+    for reader in (queue, again):
+        got = [m for _ in range(10) for m in await reader.dequeue(10, 60)]
+        assert [m.id for m in got] == ids
+        assert [m.body for m in got] == [str(i).encode() for i in range(100)]
+
+
+async def test_nothing_shows_before_it_is_durable() -> None:
+    storage = MemoryStorage()
+    queue = await local(storage)
+    storage.fail = StorageFullError()
+    with pytest.raises(StorageFullError):
+        await queue.enqueue([b"a"])
+    assert await queue.depth() == 0
+    assert storage.rows == {}
+    storage.fail = None
+    await queue.enqueue([b"b"])
+    got = await queue.dequeue(1, 60)
+    storage.fail = StorageFullError()
+    with pytest.raises(StorageFullError):
+        await queue.ack(got)
+    storage.fail = None
+    await queue.ack(got)  # still ours
+    assert storage.rows == {}
+
+
+async def test_one_transaction_for_many() -> None:
+    storage = MemoryStorage()
+    queue = await local(storage)
+    await queue.enqueue([b"x"] * 500)
+    await queue.ack(await queue.dequeue(500, 60))
+    assert storage.commits == 2
+
+
+async def test_queues_of_one_store_are_apart() -> None:
+    storage = MemoryStorage()
+    one, two = await local(storage, name="one"), await local(storage, name="two")
+    await one.enqueue([b"1"])
+    assert await two.depth() == 0
+    assert next(iter(storage.rows))[0] == NAMESPACE
+    with pytest.raises(InputError):
+        LocalQueue(storage, name="a/b")  # type: ignore[arg-type]
+
+
+async def test_opening_by_name() -> None:
+    storage = MemoryStorage()
+    queue = await open_queue("local", {"name": "rows"}, storage)  # type: ignore[arg-type]
+    await queue.enqueue([b"x"])
+    await queue.close()
+    with pytest.raises(StateError):
+        await queue.enqueue([b"x"])
+    with pytest.raises(InputError, match="no option 'nmae'"):
+        await open_queue("local", {"nmae": "x"}, storage)  # type: ignore[arg-type]
+    with pytest.raises(ConfigError, match="not installed; known: local"):
+        await open_queue("kafka", {}, storage)  # type: ignore[arg-type]
