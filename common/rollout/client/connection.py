@@ -124,6 +124,12 @@ class Connection:
                 self._channel = open_channel(self._address, self.credentials.channel_credentials())
             return rpc.RunsStub(self._channel)
 
+    async def renewed(self) -> int:
+        """Renew the certificate if that is due; its generation."""
+        async with self._opening:
+            await self._renew()
+        return self.credentials.generation
+
     async def _renew(self) -> None:
         now = time.time()
         if not self.credentials.renew_due(now) or now < self._renew_again_at:

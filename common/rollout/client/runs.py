@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import AsyncGenerator, Callable, Iterable, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
@@ -299,7 +299,8 @@ class Runs:
                 credentials = self._connection.credentials.channel_credentials()
                 return open_channel(self._objects_addr, credentials)
 
-            self._objects[run_id] = RemoteObjects(
+            self._objects[run_id] = _RunObjects(
+                self._connection,
                 channel,
                 pin=run_id,
                 guard=self._connection.guard,
@@ -324,6 +325,22 @@ class Runs:
         if place.is_wildcard:  # it listens everywhere: reach it where the coordinator is
             place = place._replace(host=parse_address(self._connection.address).host)
         self._objects_addr = str(place)
+
+
+class _RunObjects(RemoteObjects):
+    """Rebuilds its channel when the certificate was renewed: servers refuse an expired one also on old connections."""
+
+    def __init__(self, connection: Connection, channel: Callable[[], Awaitable[grpc.aio.Channel]], **options: Any):
+        super().__init__(channel, **options)
+        self._connection = connection
+        self._generation = 0
+
+    async def _stub(self) -> Any:
+        generation = await self._connection.renewed()
+        if generation != self._generation:
+            self._generation = generation
+            await self._drop_channel()
+        return await super()._stub()
 
 
 def from_seq(items: Iterable[NewItem]) -> Items:
