@@ -60,6 +60,7 @@ _HANDLERS: dict[type, Callable[[State, Any], None]] = {
     ev.Loaded: window.loaded,
     ev.IdsLoaded: _answered,
     ev.ResultsLoaded: _answered,
+    ev.RunLoaded: replay.recall,
     ev.Tick: _tick,
 }
 

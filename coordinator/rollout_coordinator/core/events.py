@@ -7,7 +7,7 @@ A `session` is one open Work stream; the core ignores frames of a session that i
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from rollout.model.item import Blob, Failure, ItemSpec, Key, Outcome
 from rollout.model.run import RunSpec
@@ -255,6 +255,15 @@ class ResultsLoaded:
 
 
 @dataclass(slots=True)
+class RunLoaded:
+    """Answer to LoadRun: a step.Snapshot of that one run whatever its state (no workers), or None if there is none."""
+
+    load_id: int
+    run_id: str
+    snapshot: Any
+
+
+@dataclass(slots=True)
 class Tick:
     """Time passed. The driver sends one at `wake_at` and at least every heartbeat_interval / 2."""
 
@@ -262,5 +271,5 @@ class Tick:
 Event = (
     SubmitOpen | SubmitItems | SubmitSeal | RunCommand | RunDelete | WorkerHello | WorkerGone | WorkerGoodbye
     | WorkerBeat | WorkerCredit | WorkerStarted | WorkerResults | WorkerReleased | WorkerConfirm | WorkerSpawn
-    | WorkerWaiting | WorkerProgress | WorkerCommand | Loaded | IdsLoaded | ResultsLoaded | Tick
+    | WorkerWaiting | WorkerProgress | WorkerCommand | Loaded | IdsLoaded | ResultsLoaded | RunLoaded | Tick
 )  # fmt: skip

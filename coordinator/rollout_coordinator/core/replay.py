@@ -7,15 +7,17 @@ from __future__ import annotations
 
 import heapq
 import json
+from collections.abc import Callable
+from typing import Any
 
 from rollout.model.item import Key, Outcome
 from rollout.model.worker import WorkerState
 
 from rollout_coordinator.core import runs
 from rollout_coordinator.core.attempts import open_grant
-from rollout_coordinator.core.events import Now, ResultsLoaded
+from rollout_coordinator.core.events import Now, ResultsLoaded, RunLoaded
 from rollout_coordinator.core.state import Batch, Grant, LoadNote, Log, Run, State, Worker, touch_run
-from rollout_coordinator.core.step import LoadResults, LogRow, Snapshot
+from rollout_coordinator.core.step import LoadResults, LoadRun, LogRow, Snapshot
 from rollout_coordinator.core.window import chain_of, is_accepted
 from rollout_coordinator.core.workers import UNKNOWN, heard
 
@@ -25,6 +27,60 @@ PAGE = 8192  # outcomes read at once
 def restore(c: State, snapshot: Snapshot, now: Now) -> None:
     c.now = now
     c.next_log, c.next_batch = snapshot.next_log, snapshot.next_batch
+    restore_runs(c, snapshot)
+    for worker_row in snapshot.workers:
+        worker = Worker(worker_row.incarnation, worker_row.host_id, worker_row.inventory, worker_row.state, now)
+        worker.registered_ms, worker.ended_ms, worker.reason = (
+            worker_row.registered_ms, worker_row.ended_ms, worker_row.reason,
+        )  # fmt: skip
+        heard(c, worker, now.mono)
+        c.workers[worker.id] = worker
+    restore_attempts(c, snapshot, now)
+    c.dirty_logs.clear()
+    for log in c.logs.values():
+        revive(c, log)
+    for run in c.runs.values():
+        if run.pausing_until_ms and not run.in_flight:
+            touch_run(c, run)
+
+
+def revive(c: State, log: Log) -> None:
+    if log.parent is not None and is_accepted(c.logs[log.parent.log], log.parent.seq):
+        log.closed = True
+    reopen(c, log)
+    if runs.ended(log.run):
+        log.closed = True
+
+
+def recall(c: State, event: RunLoaded) -> None:
+    """An ended run of an earlier leader, asked for by a client; what waited for it goes on."""
+    c.loads.pop(event.load_id, None)
+    waiting = c.opening.pop(event.run_id, [])
+    if event.snapshot is not None and event.run_id not in c.runs:
+        before = dict(c.dirty_logs)
+        restore_runs(c, event.snapshot)
+        c.dirty_logs = before
+        for log in c.runs[event.run_id].logs.values():
+            revive(c, log)
+    c.recalled.add(event.run_id)
+    for handler, waiter in waiting:
+        handler(c, waiter)
+    c.recalled.discard(event.run_id)
+
+
+def ask_for(c: State, run_id: str, handler: Callable[[State, Any], None], event: Any) -> bool:
+    """True if the ledger is asked for a run this core does not know; `handler(c, event)` is called again then."""
+    if run_id in c.runs or run_id in c.recalled or not c.settings.ended_on_disk:
+        return False
+    waiting = c.opening.setdefault(run_id, [])
+    waiting.append((handler, event))
+    if len(waiting) == 1:
+        load, c.next_load = c.next_load, c.next_load + 1
+        c.step.loads.append(LoadRun(load, run_id))
+    return True
+
+
+def restore_runs(c: State, snapshot: Snapshot) -> None:
     roots: dict[str, int] = {}
     for row in snapshot.runs:
         run = runs.make_run(c, row.spec, row.state, row.created_ms)
@@ -49,22 +105,6 @@ def restore(c: State, snapshot: Snapshot, now: Now) -> None:
             lane = run.lanes[lane_row.lane]
             lane.done, lane.failed, lane.consecutive = lane_row.done, lane_row.failed, lane_row.consecutive_failures
             lane.pruned_at = lane_row.pruned_at
-    for worker_row in snapshot.workers:
-        worker = Worker(worker_row.incarnation, worker_row.host_id, worker_row.inventory, worker_row.state, now)
-        worker.registered_ms, worker.ended_ms, worker.reason = (
-            worker_row.registered_ms, worker_row.ended_ms, worker_row.reason,
-        )  # fmt: skip
-        heard(c, worker, now.mono)
-        c.workers[worker.id] = worker
-    restore_attempts(c, snapshot, now)
-    c.dirty_logs.clear()
-    for log in c.logs.values():
-        if log.parent is not None and (is_accepted(c.logs[log.parent.log], log.parent.seq)):
-            log.closed = True
-        reopen(c, log)
-    for run in c.runs.values():
-        if run.pausing_until_ms and not run.in_flight:
-            touch_run(c, run)
 
 
 def restore_log(c: State, run: Run, row: LogRow, accepted: list[tuple[int, int]]) -> Log:

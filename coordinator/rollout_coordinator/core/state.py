@@ -317,7 +317,7 @@ class State:
     __slots__ = (
         "chain_waits", "dirty", "dirty_lanes", "dirty_logs", "dirty_runs", "hungry", "last_mono", "loads", "logs",
         "moved", "next_batch", "next_grant", "next_load", "next_log", "next_revoke", "next_scan", "now", "opening",
-        "readers", "rereads", "runs", "sessions", "settings", "step", "timed", "timers", "totals", "wake",
+        "readers", "recalled", "rereads", "runs", "sessions", "settings", "step", "timed", "timers", "totals", "wake",
         "window_dirty", "workers",
     )  # fmt: skip
 
@@ -332,6 +332,7 @@ class State:
         self.hungry: dict[str, Worker] = {}
         self.loads: dict[int, LoadNote] = {}
         self.opening: dict[str, list[Any]] = {}  # run id -> events that wait for the ledger to tell of it
+        self.recalled: set[str] = set()  # asked for and answered, in this very call
         self.next_log = self.next_batch = self.next_grant = self.next_load = self.next_revoke = 1
         self.next_scan = 0.0
         self.last_mono: float | None = None

@@ -351,7 +351,15 @@ class LoadResults:
     with_data: bool
 
 
-Load = LoadPending | LoadItems | LoadIds | LoadResults
+@dataclass(slots=True)
+class LoadRun:
+    """An ended run that this core does not remember; answered by RunLoaded. Asked only with settings.ended_on_disk."""
+
+    load_id: int
+    run_id: str
+
+
+Load = LoadPending | LoadItems | LoadIds | LoadResults | LoadRun
 
 
 @dataclass(slots=True)

@@ -10,7 +10,7 @@ from rollout.model.errors import ConflictError, InputError, NotFoundError, Rollo
 from rollout.model.item import Blob, ItemSpec
 from rollout.model.run import RunSpec
 
-from rollout_coordinator.core import runs
+from rollout_coordinator.core import replay, runs
 from rollout_coordinator.core.commit import finish_if_complete
 from rollout_coordinator.core.events import IdsLoaded, SubmitItems, SubmitOpen, SubmitSeal
 from rollout_coordinator.core.state import LoadNote, Log, Run, State, touch
@@ -29,6 +29,8 @@ def answer(run: Run) -> SubmitReply:
 
 
 def open_submit(c: State, event: SubmitOpen) -> None:
+    if replay.ask_for(c, event.spec.run_id, open_submit, event):
+        return
     run = c.runs.get(event.spec.run_id)
     if run is None:
         try:
@@ -89,6 +91,8 @@ def find(c: State, request: int, run_id: str) -> Run | None:
 
 
 def submit_items(c: State, event: SubmitItems) -> None:
+    if replay.ask_for(c, event.run_id, submit_items, event):
+        return
     run = find(c, event.request, event.run_id)
     if run is None:
         return
@@ -193,6 +197,8 @@ def append(
 
 
 def seal(c: State, event: SubmitSeal) -> None:
+    if replay.ask_for(c, event.run_id, seal, event):
+        return
     run = find(c, event.request, event.run_id)
     if run is None:
         return

@@ -42,6 +42,8 @@ _INSTEAD = {
 
 
 def command(c: State, event: RunCommand) -> None:
+    if replay.ask_for(c, event.run_id, command, event):
+        return
     run = c.runs.get(event.run_id)
     if run is None:
         error = NotFoundError(f"no run {event.run_id} here; `rollout run list` shows all")
@@ -139,6 +141,8 @@ def deadlines(c: State) -> None:
 
 
 def delete(c: State, event: RunDelete) -> None:
+    if replay.ask_for(c, event.run_id, delete, event):
+        return
     run = c.runs.get(event.run_id)
     if run is None:
         # an ended run of an earlier leader is on disk only; deleting what is not there harms nothing
