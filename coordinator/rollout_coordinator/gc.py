@@ -57,7 +57,7 @@ async def collect_garbage(
         kept += len(batch)
 
     batch: list[ObjectMeta] = []
-    async with aclosing(store.list()) as metas:  # type: ignore[type-var]
+    async with aclosing(store.list()) as metas:
         async for meta in metas:
             if meta.created_ms > oldest:
                 kept += 1

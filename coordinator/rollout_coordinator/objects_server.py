@@ -13,7 +13,7 @@ import json
 import signal
 import sys
 import time
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Generator
 from contextlib import aclosing, contextmanager
 from pathlib import Path
 from typing import Any, cast
@@ -45,7 +45,7 @@ _RENEW_CHECK_S = 1.0
 
 
 @contextmanager
-def stall_watch(limit_s: float) -> Iterator[Callable[[], None]]:
+def stall_watch(limit_s: float) -> Generator[Callable[[], None]]:
     """Gives `mark()`; ends the current task's block with UnavailableError when it is not called for `limit_s` seconds.
 
     One timer an RPC instead of a timeout around each stream read, which leaks in grpc.aio (grpc issue 43360).
@@ -81,6 +81,10 @@ def stall_watch(limit_s: float) -> Iterator[Callable[[], None]]:
         timer.cancel()
 
 
+def _any_role(context: Any) -> Role:
+    return require(context, *Role).role
+
+
 class ObjectsService(rpc.ObjectsServicer):
     """One client's slowness or bytes touch nobody else: a message of memory and a temporary file each."""
 
@@ -97,7 +101,7 @@ class ObjectsService(rpc.ObjectsServicer):
         self.epoch = epoch
         self._max_object_bytes = max_object_bytes
         self._stall_s = stall_s
-        self._check_peer = check_peer or (lambda context: require(context, *Role).role)
+        self._check_peer = check_peer or _any_role
 
     async def Put(self, request_iterator: AsyncIterator[pb.PutUp], context: Any) -> pb.PutReply:
         try:
@@ -117,7 +121,7 @@ class ObjectsService(rpc.ObjectsServicer):
             raise InputError(f"an object of {size} bytes is over the limit of {self._max_object_bytes}")
         await self._pin([object_id], first.pin, role)
 
-        async def chunks() -> AsyncIterator[bytes]:
+        async def chunks() -> AsyncGenerator[bytes]:
             if first.chunk:
                 yield _bounded(first.chunk)
             async for message in requests:
@@ -142,7 +146,7 @@ class ObjectsService(rpc.ObjectsServicer):
         size = meta.size if meta is not None else 0
         sent = False
         pieces = self.store.get(request.object_id, request.offset, request.length or None)
-        async with aclosing(pieces) as source:  # type: ignore[type-var]
+        async with aclosing(pieces) as source:
             async for piece in source:
                 await context.write(pb.GetDown(epoch=self.epoch, chunk=piece, size=size))
                 sent = True
@@ -232,7 +236,7 @@ async def serve(reader: asyncio.StreamReader, write: Callable[[str], object]) ->
         renewing = asyncio.create_task(_keep_renewed(credentials))
         service = ObjectsService(store, int(start["epoch"]))
         server = grpc.aio.server(options=SERVER_OPTIONS, maximum_concurrent_rpcs=1024)
-        rpc.add_ObjectsServicer_to_server(service, server)
+        cast(Any, rpc).add_ObjectsServicer_to_server(service, server)
         listen, host = _listen_on(objects, transport)
         port = server.add_secure_port(listen, credentials.server_credentials())
         await server.start()

@@ -6,7 +6,7 @@ import asyncio
 import fcntl
 import os
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import BinaryIO
@@ -148,7 +148,7 @@ def _read_range(path: Path, offset: int, length: int) -> bytes:
 
 
 @asynccontextmanager
-async def locked(path: Path) -> AsyncIterator[None]:
+async def locked(path: Path) -> AsyncGenerator[None]:
     """One holder at a time among the host's processes and this process's tasks; the kernel frees a dead one's."""
 
     def acquire() -> BinaryIO:

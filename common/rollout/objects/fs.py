@@ -10,7 +10,7 @@ import shutil
 import sqlite3
 import time
 import uuid
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Generator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import BinaryIO
@@ -41,7 +41,7 @@ def wall_ms() -> int:
 
 
 @contextmanager
-def storage_errors(what: str) -> Iterator[None]:
+def storage_errors(what: str) -> Generator[None]:
     """OSError as the typed error a caller can act on."""
     try:
         yield
@@ -194,7 +194,7 @@ class FsObjectStore:
 
     # reading
 
-    async def get(self, object_id: bytes, offset: int = 0, length: int | None = None) -> AsyncIterator[bytes]:
+    async def get(self, object_id: bytes, offset: int = 0, length: int | None = None) -> AsyncGenerator[bytes]:
         path = self.path_of(object_id)
         try:
             file = await asyncio.to_thread(path.open, "rb", buffering=0)
@@ -242,7 +242,7 @@ class FsObjectStore:
     async def has(self, object_ids: list[bytes]) -> list[bool]:
         return await asyncio.to_thread(lambda: [self.path_of(i).exists() for i in object_ids])
 
-    async def list(self) -> AsyncIterator[ObjectMeta]:
+    async def list(self) -> AsyncGenerator[ObjectMeta]:
         for first in range(256):
             for meta in await asyncio.to_thread(self._list_shard, f"{first:02x}"):
                 yield meta

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import fcntl
 import sqlite3
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -24,10 +25,13 @@ class PinTable:
         self._lock = threading.Lock()
         self._db = sqlite3.connect(path, timeout=30.0, isolation_level=None, check_same_thread=False)
         try:
-            # WAL needs shared memory, which a network file system does not give.
-            self._db.execute(f"PRAGMA journal_mode={'DELETE' if shared else 'WAL'}")
-            self._db.execute("PRAGMA synchronous=NORMAL")
-            self._db.executescript(_SCHEMA)
+            # Two that open at once collide on the change of the journal mode, for which SQLite does not wait.
+            with path.with_suffix(".lock").open("ab") as lock:
+                fcntl.flock(lock, fcntl.LOCK_EX)
+                # WAL needs shared memory, which a network file system does not give.
+                self._db.execute(f"PRAGMA journal_mode={'DELETE' if shared else 'WAL'}")
+                self._db.execute("PRAGMA synchronous=NORMAL")
+                self._db.executescript(_SCHEMA)
         except BaseException:
             self._db.close()
             raise
@@ -37,7 +41,7 @@ class PinTable:
             self._db.close()
 
     @contextmanager
-    def exclusive(self) -> Iterator[None]:
+    def exclusive(self) -> Generator[None]:
         """Nobody pins or unpins meanwhile, in any process."""
         with self._lock:
             self._db.execute("BEGIN IMMEDIATE")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -22,13 +22,13 @@ class ObjectStore(Protocol):
         """Durable on return. False: it was there. ObjectCorruptError if the bytes hash to something else."""
         ...
 
-    def get(self, object_id: bytes, offset: int = 0, length: int | None = None) -> AsyncIterator[bytes]:
+    def get(self, object_id: bytes, offset: int = 0, length: int | None = None) -> AsyncGenerator[bytes]:
         """Chunks of at most 512 KiB. NotFoundError."""
         ...
 
     async def head(self, object_id: bytes) -> ObjectMeta | None: ...
     async def has(self, object_ids: list[bytes]) -> list[bool]: ...
-    def list(self) -> AsyncIterator[ObjectMeta]: ...
+    def list(self) -> AsyncGenerator[ObjectMeta]: ...
 
     async def delete(self, object_id: bytes) -> bool: ...
 

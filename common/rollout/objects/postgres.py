@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import tempfile
 import time
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Generator
 from contextlib import contextmanager
 from typing import Any, cast
 
@@ -50,7 +50,7 @@ def wall_ms() -> int:
 
 
 @contextmanager
-def storage_errors(what: str) -> Iterator[None]:
+def storage_errors(what: str) -> Generator[None]:
     """Database and network errors as the typed error a caller can act on."""
     try:
         yield
@@ -73,7 +73,7 @@ class PostgresObjectStore:
 
     async def open(self) -> None:
         with storage_errors("cannot open the object store"):
-            self._pool = await asyncpg.create_pool(
+            self._pool = await cast(Any, asyncpg).create_pool(
                 self._url, min_size=0, max_size=self._pool_size, statement_cache_size=0
             )
             async with self._acquire() as db, db.transaction():
@@ -146,7 +146,7 @@ class PostgresObjectStore:
                 n += 1
         return True
 
-    async def get(self, object_id: bytes, offset: int = 0, length: int | None = None) -> AsyncIterator[bytes]:
+    async def get(self, object_id: bytes, offset: int = 0, length: int | None = None) -> AsyncGenerator[bytes]:
         meta = await self.head(object_id)
         if meta is None:
             raise NotFoundError(f"no object {object_id.hex()} in the database")
@@ -160,10 +160,6 @@ class PostgresObjectStore:
                     found = await db.fetchval(
                         "SELECT data FROM object_chunk WHERE object_id = $1 AND idx = $2", object_id, n
                     )
-            part = cast(
-                "bytes | None",
-                await db.fetchval("SELECT data FROM object_chunk WHERE object_id = $1 AND n = $2", object_id, n),
-            )
             part = cast("bytes | None", found)
             if part is None:
                 raise NotFoundError(f"object {object_id.hex()} was deleted while it was read")
@@ -193,7 +189,7 @@ class PostgresObjectStore:
         there = {cast(bytes, row["object_id"]) for row in rows}
         return [i in there for i in ids]
 
-    async def list(self) -> AsyncIterator[ObjectMeta]:
+    async def list(self) -> AsyncGenerator[ObjectMeta]:
         after = b""
         while True:
             with storage_errors("objects cannot be listed"):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
 from contextlib import aclosing
 from pathlib import Path
 from typing import Any, BinaryIO, TypeVar
@@ -68,7 +68,7 @@ class RemoteObjects:
         """Durable when it returns; the content id."""
         name = await asyncio.to_thread(object_id, data) if len(data) > CHUNK else object_id(data)
 
-        async def pieces() -> AsyncIterator[bytes]:
+        async def pieces() -> AsyncGenerator[bytes]:
             for at in range(0, len(data), CHUNK):
                 yield data[at : at + CHUNK]
 
@@ -82,7 +82,7 @@ class RemoteObjects:
         else:
             name, size = known_id, (await asyncio.to_thread(path.stat)).st_size
 
-        async def pieces() -> AsyncIterator[bytes]:
+        async def pieces() -> AsyncGenerator[bytes]:
             with await asyncio.to_thread(path.open, "rb", buffering=0) as file:
                 while piece := await asyncio.to_thread(file.read, CHUNK):
                     yield piece
@@ -90,14 +90,14 @@ class RemoteObjects:
         await self._put(name, size, pieces)
         return name
 
-    async def _put(self, name: bytes, size: int, pieces: Callable[[], AsyncIterator[bytes]]) -> None:
+    async def _put(self, name: bytes, size: int, pieces: Callable[[], AsyncGenerator[bytes]]) -> None:
         failure: BaseException | None = None
 
         async def messages() -> AsyncIterator[pb.PutUp]:
             nonlocal failure
             yield pb.PutUp(epoch=self._guard.current, object_id=name, size=size, pin=self._pin)
             try:
-                async with aclosing(pieces()) as source:  # type: ignore[type-var]
+                async with aclosing(pieces()) as source:
                     async for piece in source:
                         yield pb.PutUp(epoch=self._guard.current, chunk=piece)
             except OSError as e:  # grpc would only say that the call was cancelled
@@ -141,12 +141,12 @@ class RemoteObjects:
     async def get(self, object_id: bytes, offset: int = 0, length: int | None = None) -> bytes:
         """The bytes. A read of the whole object is verified (ObjectCorruptError). NotFoundError."""
         data = bytearray()
-        async with aclosing(self.stream(object_id, offset, length)) as pieces:  # type: ignore[type-var]
+        async with aclosing(self.stream(object_id, offset, length)) as pieces:
             async for piece in pieces:
                 data += piece
         return bytes(data)
 
-    async def stream(self, object_id: bytes, offset: int = 0, length: int | None = None) -> AsyncIterator[bytes]:
+    async def stream(self, object_id: bytes, offset: int = 0, length: int | None = None) -> AsyncGenerator[bytes]:
         """Pieces of at most 512 KiB. A broken stream goes on from the byte it reached."""
         check_id(object_id)
         if length == 0:
@@ -196,7 +196,7 @@ class RemoteObjects:
     @staticmethod
     async def _next(call: Any) -> pb.GetDown | None:
         message = await call.read()
-        return None if message is grpc.aio.EOF else message
+        return message if isinstance(message, pb.GetDown) else None  # else grpc.aio.EOF
 
     async def fetch(self, object_id: bytes, path: Path) -> None:
         """The object into the file `path`, by one rename once it is verified.
@@ -229,7 +229,7 @@ class RemoteObjects:
             if at and hasher.digest() == object_id:  # complete, cut off just before its rename
                 return True
             # With a length given the stream does not hash: the whole is hashed here, over what was there before too.
-            async with aclosing(self.stream(object_id, at, 1 << 62)) as pieces:  # type: ignore[type-var]
+            async with aclosing(self.stream(object_id, at, 1 << 62)) as pieces:
                 async for piece in pieces:
                     await asyncio.to_thread(write, file, piece)
             await asyncio.to_thread(os.fsync, file.fileno())

@@ -54,7 +54,7 @@ def check_result(kind: str, method: str, value: Any) -> Any:
         if "observation" not in fields or not isinstance(fields.get("done"), bool):
             raise _wrong(method, "a dict with an observation and a bool done", value)
         _check_number(method, fields.get("reward"))
-    return value
+    return cast("Any", value)
 
 
 def _check_reward(method: str, value: Any) -> None:

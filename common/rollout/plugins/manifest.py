@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import re
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 from blake3 import blake3
 from pydantic import ConfigDict, Field, PrivateAttr, field_validator, model_validator
@@ -62,7 +62,9 @@ class Entry(Section):
     @model_validator(mode="before")
     @classmethod
     def _older_names(cls, value: Any) -> Any:
-        return {_ALIASES.get(k, k): v for k, v in value.items()} if isinstance(value, dict) else value
+        if not isinstance(value, dict):
+            return value
+        return {_ALIASES.get(key, key): table for key, table in cast("dict[str, Any]", value).items()}
 
 
 class Example(Section):

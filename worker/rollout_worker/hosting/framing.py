@@ -16,7 +16,7 @@ HEADER = struct.Struct(">I")
 
 
 def with_payload(frame: dict[str, Any], payload: Any) -> dict[str, Any]:
-    if isinstance(payload, bytes | bytearray | memoryview):
+    if isinstance(payload, bytes | bytearray):
         frame["payload_b64"] = base64.b64encode(payload).decode()
     else:
         frame["payload"] = payload

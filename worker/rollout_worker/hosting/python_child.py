@@ -66,31 +66,33 @@ class Target:
     def _of_episode(self, method: str, payload: Any) -> tuple[Callable[..., Any], Any]:
         if method not in ("reset", "step", "close"):
             raise Refused("unknown_method", f"an environment has reset, step and close, not {method!r}")
-        episode = payload.get("episode_id") if isinstance(payload, dict) else None  # pyright: ignore
+        fields = cast("dict[str, Any]", payload) if isinstance(payload, dict) else {}
+        episode = fields.get("episode_id")
         if not isinstance(episode, str):
             raise Refused("bad_payload", f"{method} needs the keyword episode_id")
         if method == "reset":
             if len(self._episodes) >= MAX_EPISODES:
                 raise Refused("too_many", f"{MAX_EPISODES} episodes are open; close some")
             environment = self._episodes[episode] = self._make()
-            return environment.reset, payload
+            return environment.reset, fields
         environment = self._episodes.get(episode) if method == "step" else self._episodes.pop(episode, None)
         if environment is None:
             raise Refused("unknown_episode", f"episode {episode!r} is not open here: reset it first")
-        return getattr(environment, method), {k: v for k, v in payload.items() if k != "episode_id"}
+        return getattr(environment, method), {k: v for k, v in fields.items() if k != "episode_id"}
 
 
 async def invoke(target: Target, method: str, payload: Any, *, in_thread: bool) -> Any:
     function, payload = target.find(method, payload)
-    arguments: tuple[tuple[Any, ...], dict[str, Any]] = ((), payload) if isinstance(payload, dict) else ((payload,), {})
+    named = cast("dict[str, Any]", payload) if isinstance(payload, dict) else {}
+    placed: tuple[Any, ...] = () if isinstance(payload, dict) else (payload,)
     try:
-        inspect.signature(function).bind(*arguments[0], **arguments[1])
+        inspect.signature(function).bind(*placed, **named)
     except TypeError as e:
         raise Refused("bad_payload", f"{method} cannot take these arguments: {e}") from e
     if in_thread and not inspect.iscoroutinefunction(function):
-        value = await asyncio.to_thread(function, *arguments[0], **arguments[1])
+        value = await asyncio.to_thread(function, *placed, **named)
     else:
-        value = function(*arguments[0], **arguments[1])
+        value = function(*placed, **named)
     return await value if inspect.isawaitable(value) else value
 
 

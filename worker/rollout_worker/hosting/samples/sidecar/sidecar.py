@@ -10,7 +10,12 @@ import json
 import os
 import socket
 import struct
+from collections.abc import Callable
 from typing import Any
+
+
+def init(**_manifest: Any) -> dict[str, str]:
+    return {"name": "sample-sidecar", "version": "0.1.0"}
 
 
 def overlap(completion: str, answer: str) -> float:
@@ -23,8 +28,8 @@ def echo(**payload: Any) -> dict[str, Any]:
     return {"reward": None, **payload}
 
 
-METHODS = {
-    "rollout.init": lambda **_: {"name": "sample-sidecar", "version": "0.1.0"},
+METHODS: dict[str, Callable[..., Any]] = {
+    "rollout.init": init,
     "rollout.preflight": lambda: {"ok": True, "message": ""},
     "rollout.shutdown": dict,
     "overlap": overlap,
