@@ -54,7 +54,22 @@ class RowRequest:
 
 
 def sampling_json(sampling: SamplingSection) -> JsonObject:
-    return sampling.model_dump(mode="json", exclude={"stream"})
+    """The sampling keys by name. Not to be changed: rows without sampling of their own share one."""
+    return _dumped(sampling)[0]
+
+
+# The run's defaults, which nearly every row uses, and what they are as JSON: dumping them anew is half of a row's cost.
+_last: list[tuple[SamplingSection, JsonObject, bytes]] = []
+
+
+def _dumped(sampling: SamplingSection) -> tuple[JsonObject, bytes]:
+    for known, fields, text in _last:
+        if known is sampling:
+            return fields, text
+    fields = sampling.model_dump(mode="json", exclude={"stream"})
+    text = canonical(fields)
+    _last[:] = [(sampling, fields, text)]
+    return fields, text
 
 
 def parse_row(row: JsonObject, defaults: SamplingSection) -> RowRequest:
@@ -153,7 +168,7 @@ def _parse_openai(row: JsonObject, defaults: SamplingSection) -> RowRequest:
     if isinstance(prompt, list) and len(cast(list[Any], prompt)) == 1:
         prompt = cast(list[Any], prompt)[0]
     if not isinstance(prompt, str):
-        raise InputError(f'"body.prompt" must be one string, not {_kind(prompt)}')
+        raise InputError(f'"body.prompt" must be one string, not {_kind(cast(object, prompt))}')
     return RowRequest(sampling, prompt, None, explicit, url)
 
 
@@ -207,11 +222,7 @@ def _kind(value: object) -> str:
 def item_id(model_content_id: str, request: RowRequest, index: int) -> bytes:
     """32 bytes that change with everything that changes the result, and with the row's place."""
     hasher = blake3(bytes([SCHEMA_VERSION]))
-    for part in (
-        bytes.fromhex(model_content_id),
-        canonical(request.content),
-        canonical(sampling_json(request.sampling)),
-    ):
+    for part in (bytes.fromhex(model_content_id), canonical(request.content), _dumped(request.sampling)[1]):
         hasher.update(len(part).to_bytes(8, "little"))
         hasher.update(part)
     hasher.update(index.to_bytes(8, "little"))
