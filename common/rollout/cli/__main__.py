@@ -22,13 +22,18 @@ app = typer.Typer(
 )
 
 
-@app.callback()
-def _main(  # pyright: ignore[reportUnusedFunction]
-    version: Annotated[bool, typer.Option("--version", help="Print the version and exit.", is_eager=True)] = False,
-) -> None:
-    if version:
+def _print_version(wanted: bool) -> None:
+    if wanted:
         typer.echo(version_line())
         raise typer.Exit
+
+
+@app.callback()
+def _main(  # pyright: ignore[reportUnusedFunction]
+    version: Annotated[
+        bool, typer.Option("--version", help="Print the version and exit.", is_eager=True, callback=_print_version)
+    ] = False,
+) -> None: ...
 
 
 @app.command()

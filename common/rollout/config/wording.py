@@ -28,7 +28,7 @@ _BOUNDS = {
     "less_than_equal": ("at most", "le"),
     "less_than": ("less than", "lt"),
 }
-_SENSITIVE = re.compile(r"url|token|secret|password|key$", re.IGNORECASE)
+_SENSITIVE = re.compile(r"(^|[._])(url|token|secret|password|key)$", re.IGNORECASE)
 
 
 def describe(error: Mapping[str, Any], name: str) -> str:
@@ -82,4 +82,4 @@ def _type(value: Any) -> str:
         return "a table"
     if isinstance(value, list):
         return "a list"
-    return f"a {type(value).__name__}"
+    return "a string" if isinstance(value, str) else f"a {type(value).__name__}"

@@ -1,0 +1,20 @@
+"""The CLI as a user runs it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from acceptance_cli import Cli, until
+
+
+@pytest.fixture
+def cli(tmp_path: Path) -> Iterator[Cli]:
+    found = Cli(tmp_path)
+    yield found
+    for process in found.started:
+        if process.poll() is None:
+            process.kill()
+        process.communicate()
+    until(lambda: not found.left_behind(), "every process to end", 20)
