@@ -59,8 +59,10 @@ class Child:
 class Context(Protocol):
     """What an attempt may ask of the worker while it runs."""
 
-    scratch: Path
-    """A directory of the attempt's own, removed when it ends."""
+    @property
+    def scratch(self) -> Path:
+        """A directory of the attempt's own, made when first asked for, removed when it ends."""
+        ...
 
     def progress(self, note: str) -> None: ...
 
@@ -109,6 +111,9 @@ class Executor(Protocol):
         ...
 
     async def close(self) -> None: ...
+
+    # Optional: `run_many(attempts: list[Attempt]) -> list[Done | None]`, synchronous, for attempts so short that a task
+    # each would cost more than the work. None: this one goes through `run`. It must not wait and must not raise.
 
 
 @dataclass(slots=True)

@@ -1,0 +1,130 @@
+"""`rollout-worker`: run, join, version."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+import sys
+from importlib.metadata import version as installed_version
+from pathlib import Path
+from typing import Annotated
+
+import structlog
+import typer
+from rollout.config.load import load_settings
+from rollout.config.logging import configure
+from rollout.config.parent import watch_parent
+from rollout.config.settings import WorkerSettings
+from rollout.model.errors import ConfigError, InputError, PluginError, RolloutError
+from rollout.model.ids import check_ulid
+from rollout.security.join_client import join as join_cluster
+
+from rollout_worker.wiring import Worker
+
+log = structlog.get_logger()
+
+OK, FAILED, USAGE, INTERRUPTED = 0, 1, 2, 130
+
+app = typer.Typer(
+    help="A worker: pulls work from a coordinator and runs it in child processes.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+)
+
+
+def _fail(error: RolloutError) -> typer.Exit:
+    typer.echo(f"rollout-worker: {error}", err=True)
+    return typer.Exit(USAGE if isinstance(error, ConfigError | InputError) else FAILED)
+
+
+def settings_for(config: Path | None, *, hot_reload: bool) -> WorkerSettings:
+    """The file's settings, or the defaults with the environment over them. ConfigError."""
+    overrides = {"worker.dev_hot_reload": True} if hot_reload else {}
+    return load_settings(WorkerSettings, config if config is not None else Path("/dev/null"), overrides)
+
+
+@app.command()
+def run(
+    config: Annotated[Path | None, typer.Option("--config", help="worker.toml; default: built-in defaults.")] = None,
+    worker_id: Annotated[str, typer.Option("--worker-id", help="ULID of this incarnation; default: a fresh one.")] = "",
+    plugin: Annotated[list[Path] | None, typer.Option("--plugin", help="A plugin's manifest; repeatable.")] = None,
+    hot_reload: Annotated[bool, typer.Option("--hot-reload", help="Allow plugins to be reloaded.")] = False,
+) -> None:
+    """Work until SIGTERM or Ctrl-C, which drain; a second signal ends at once."""
+    try:
+        settings = settings_for(config, hot_reload=hot_reload)
+        if worker_id:
+            check_ulid(worker_id, "--worker-id")
+        if not settings.transport.coordinator_addrs:
+            transport = settings.transport.model_copy(
+                update={"coordinator_addrs": [settings.transport.advertise_addr or settings.transport.listen_addr]}
+            )
+            settings = settings.model_copy(update={"transport": transport})
+    except RolloutError as error:
+        raise _fail(error) from error
+    configure(settings.logging)
+    raise typer.Exit(asyncio.run(serve(settings, worker_id, plugin or [])))
+
+
+async def serve(settings: WorkerSettings, worker_id: str, plugins: list[Path]) -> int:
+    """The exit code of a worker that runs until it has drained, or is told twice to stop."""
+    loop = asyncio.get_running_loop()
+    worker: Worker | None = None
+    task: asyncio.Task[int] | None = None
+    signals: list[int] = []
+
+    def told(number: int) -> None:
+        signals.append(number)
+        if worker is None or task is None:
+            return
+        if len(signals) == 1:
+            worker.drain(signal.Signals(number).name, settings.worker.drain_budget_s)
+        else:
+            task.cancel()
+
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, told, number)
+    try:
+        worker = Worker(settings, worker_id, plugins)
+        task = asyncio.create_task(worker.run())
+        watch_parent(task.cancel)
+        return await task
+    except asyncio.CancelledError:
+        return INTERRUPTED
+    except (ConfigError, InputError, PluginError) as error:
+        log.error("worker_config_error", error=error.message)
+        return USAGE
+    except RolloutError as error:
+        log.error("worker_failed_to_run", error=error.message, code=error.code)
+        return FAILED
+
+
+@app.command()
+def join(
+    coordinator: Annotated[str, typer.Option("--coordinator", help="host:port of [transport] join_addr.")],
+    token: Annotated[str, typer.Option("--token", help="From `rollout-coordinator token create --role worker`.")],
+    tls_dir: Annotated[Path, typer.Option("--tls-dir", help="Where this host's identity is kept.")] = Path(
+        "./data/tls"
+    ),
+) -> None:
+    """Enrol this host: check the cluster's CA against the token, then get a certificate."""
+    try:
+        joined = asyncio.run(join_cluster(coordinator, token, tls_dir))
+    except RolloutError as error:
+        raise _fail(error) from error
+    typer.echo(f"joined {joined.cluster} as {joined.role}, host {joined.host_id}; identity in {tls_dir}")
+
+
+@app.command()
+def version() -> None:
+    """Print the version."""
+    typer.echo(installed_version("rollout-engine"))
+
+
+def main() -> None:
+    app()
+
+
+if __name__ == "__main__":
+    sys.exit(app())

@@ -1,0 +1,316 @@
+"""Attempts a worker holds: their states, and their columns on the wire. Pure, as the session is."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from itertools import repeat
+from typing import Any, NamedTuple
+
+from rollout.model.errors import ProtocolError
+from rollout.model.item import Blob, Failure, ItemSpec, Key, Outcome
+from rollout.wire.codec import (
+    failure_to_wire,
+    pack_blobs,
+    ref_from_wire,
+    spec_columns_from_wire,
+    spec_table,
+    split_ids,
+    unpack_blobs,
+)
+from rollout.wire.v1 import common_pb2, work_pb2
+
+from rollout_worker.executors.port import Run
+
+FRAME_BYTES = 900 << 10  # below the wire limit of 1 MiB, with room for what is not counted
+ROW_BYTES = 64
+FRAME_ITEMS = 4096
+
+
+class State(StrEnum):
+    FETCHING = "fetching"  # its payload is an object on its way here
+    QUEUED = "queued"  # may be revoked
+    RUNNING = "running"  # given to a child process
+    WAITING = "waiting"  # for its children; takes no slot
+    STOPPING = "stopping"  # its child was told to cancel it
+    STORING = "storing"  # finished; its result becomes an object
+
+
+UNSTARTED = frozenset({State.FETCHING, State.QUEUED})
+
+# (state, cause) -> state; "" means that the session forgets the attempt. What is not listed is a fault.
+TABLE: dict[tuple[State, str], State | str] = {
+    (State.FETCHING, "fetched"): State.QUEUED,
+    (State.FETCHING, "give_up"): "",
+    (State.FETCHING, "finish"): "",  # the object cannot be had
+    (State.QUEUED, "give_up"): "",
+    (State.QUEUED, "finish"): "",  # its engine cannot be started here
+    (State.QUEUED, "deliver"): State.RUNNING,
+    (State.RUNNING, "wait"): State.WAITING,
+    (State.RUNNING, "stop"): State.STOPPING,
+    (State.RUNNING, "store"): State.STORING,
+    (State.RUNNING, "finish"): "",
+    (State.RUNNING, "requeue"): State.QUEUED,  # behind the one that took its child down
+    (State.WAITING, "wait"): State.WAITING,
+    (State.WAITING, "resume"): State.RUNNING,
+    (State.WAITING, "stop"): State.STOPPING,
+    (State.WAITING, "store"): State.STORING,
+    (State.WAITING, "finish"): "",
+    (State.STOPPING, "stop"): State.STOPPING,
+    (State.STOPPING, "wait"): State.STOPPING,
+    (State.STOPPING, "resume"): State.STOPPING,
+    (State.STOPPING, "store"): State.STORING,
+    (State.STOPPING, "finish"): "",
+    (State.STOPPING, "give_up"): "",
+    (State.STORING, "stop"): State.STORING,
+    (State.STORING, "finish"): "",
+    (State.STORING, "give_up"): "",
+}
+
+
+class AttemptKey(NamedTuple):
+    log: int
+    seq: int
+    attempt: int
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """Where the attempts of a run execute: runs with equal `key` share a child process."""
+
+    run: Run
+    kind: str  # engine | slot
+    key: str
+    environment: tuple[tuple[str, str], ...] = ()
+
+
+class Held:
+    """An assigned attempt that has no result yet."""
+
+    __slots__ = (
+        "assigned", "attempt", "child", "id", "isolate", "kill_at", "log", "parent", "payload", "plan",
+        "predecessor", "seq", "spec", "started", "state", "stop_reason",
+    )  # fmt: skip
+
+    def __init__(
+        self, log: int, seq: int, attempt: int, id: bytes, payload: Blob, spec: ItemSpec, plan: Plan,
+        parent: Key | None = None,
+    ) -> None:  # fmt: skip
+        self.log = log
+        self.seq = seq
+        self.attempt = attempt
+        self.id = id
+        self.payload = payload
+        self.spec = spec
+        self.plan = plan
+        self.parent = parent
+        self.predecessor: Blob | None = None
+        self.isolate = False
+        self.state = State.QUEUED
+        self.child = 0
+        self.assigned = 0  # grows by one: the order in which they came
+        self.started: float | None = None
+        self.kill_at: float | None = None
+        self.stop_reason = ""
+
+    @property
+    def key(self) -> AttemptKey:
+        return AttemptKey(self.log, self.seq, self.attempt)
+
+    @property
+    def remote(self) -> bool:
+        """Whether its input has to be fetched first."""
+        return not isinstance(self.payload, bytes) or isinstance(self.predecessor, tuple)
+
+    def move(self, cause: str) -> None:
+        """The next state. The caller forgets the attempt where the table says "". KeyError: a fault of the session."""
+        after = TABLE[self.state, cause]
+        if after:
+            self.state = after  # type: ignore[assignment]
+
+
+class Finished:
+    """The end of an attempt, kept until the coordinator has it."""
+
+    __slots__ = (
+        "attempt", "data", "duration_ms", "failure", "log", "outcome", "run_id", "sent", "seq", "units_in", "units_out",
+    )  # fmt: skip
+
+    def __init__(
+        self, log: int, seq: int, attempt: int, run_id: str, data: Blob = b"", outcome: int = 1,
+        failure: Failure | None = None, duration_ms: int = 0, units_in: int = 0, units_out: int = 0,
+    ) -> None:  # fmt: skip
+        self.log = log
+        self.seq = seq
+        self.attempt = attempt
+        self.run_id = run_id
+        self.data = data
+        self.outcome = outcome
+        self.failure = failure
+        self.duration_ms = duration_ms
+        self.units_in = units_in
+        self.units_out = units_out
+        self.sent: float | None = None
+
+
+# ---- keys
+
+
+def keys_to_wire(keys: Iterable[tuple[int, int, int]]) -> list[common_pb2.AttemptKeys]:
+    """One AttemptKeys per log, in the order of first appearance."""
+    by_log: dict[int, tuple[list[int], list[int]]] = {}
+    for log, seq, attempt in keys:
+        columns = by_log.get(log)
+        if columns is None:
+            columns = by_log[log] = ([], [])
+        columns[0].append(seq)
+        columns[1].append(attempt)
+    return [common_pb2.AttemptKeys(log=log, seq=seq, attempt=attempt) for log, (seq, attempt) in by_log.items()]
+
+
+def keys_from_wire(wire: Iterable[common_pb2.AttemptKeys]) -> list[AttemptKey]:
+    found: list[AttemptKey] = []
+    for keys in wire:
+        if len(keys.seq) != len(keys.attempt):
+            raise ProtocolError(f"AttemptKeys: {len(keys.seq)} seqs but {len(keys.attempt)} attempts")
+        found.extend(map(AttemptKey, repeat(keys.log), keys.seq, keys.attempt))
+    return found
+
+
+# ---- assignments
+
+
+def run_from_wire(context: work_pb2.RunContext) -> Run:
+    """ProtocolError when its configuration is no JSON object."""
+    try:
+        config: Any = json.loads(context.config or b"{}")
+    except ValueError as error:
+        raise ProtocolError(f"RunContext of {context.run_id}: config is not JSON: {error}") from error
+    if not isinstance(config, dict):
+        raise ProtocolError(f"RunContext of {context.run_id}: config is no JSON object")
+    return Run(context.run_id, context.workload, config, context.name)  # type: ignore[arg-type]
+
+
+def held_from_wire(group: work_pb2.AssignGroup, plan: Plan) -> list[Held]:
+    """The attempts of a group. ProtocolError when its columns disagree."""
+    ids = split_ids(group.ids)
+    count = len(ids)
+    seqs, attempts = group.seq, group.attempt
+    payloads = unpack_blobs(group.length, group.data, group.refs)
+    if not (len(seqs) == len(attempts) == len(payloads) == count):
+        raise ProtocolError(
+            f"AssignGroup: {len(seqs)} seqs, {len(attempts)} attempts, {count} ids, {len(payloads)} payloads"
+        )
+    specs, index = spec_columns_from_wire(group.specs, group.spec_index, count)
+    parent = Key(group.parent_log, group.parent_seq) if group.parent_log else None
+    column = repeat(specs[0], count) if index is None else [specs[i] for i in index]
+    held = list(map(Held, repeat(group.log), seqs, attempts, ids, payloads, column, repeat(plan), repeat(parent)))
+    for entry in group.predecessors:
+        if entry.index >= count:
+            raise ProtocolError(f"AssignGroup: predecessor of entry {entry.index}, there are {count}")
+        held[entry.index].predecessor = ref_from_wire(entry.ref) if entry.HasField("ref") else entry.data
+    for at in group.isolate:
+        if at >= count:
+            raise ProtocolError(f"AssignGroup: isolate names entry {at}, there are {count}")
+        held[at].isolate = True
+    return held
+
+
+def held_to_wire(held: Sequence[Held], known_runs: set[str]) -> list[work_pb2.AssignGroup]:
+    """Groups for a child process; payloads are inline. Adds to `known_runs` the runs whose context they carry."""
+    by_log: dict[int, list[Held]] = {}
+    for one in held:
+        by_log.setdefault(one.log, []).append(one)
+    groups: list[work_pb2.AssignGroup] = []
+    for log, members in by_log.items():
+        first = members[0]
+        run = first.plan.run
+        context = work_pb2.RunContext(run_id=run.run_id)
+        if run.run_id not in known_runs:
+            known_runs.add(run.run_id)
+            context.workload, context.name = run.workload, run.name
+            context.config = json.dumps(run.config, separators=(",", ":")).encode()
+        lengths, data, refs = pack_blobs([h.payload for h in members])
+        assert not refs, "payloads are fetched before an attempt is delivered"
+        specs, index = spec_table([h.spec for h in members])
+        group = work_pb2.AssignGroup(
+            log=log,
+            run=context,
+            seq=[h.seq for h in members],
+            attempt=[h.attempt for h in members],
+            ids=b"".join([h.id for h in members]),
+            length=lengths,
+            data=data,
+            specs=specs,
+            spec_index=index,
+            isolate=[i for i, h in enumerate(members) if h.isolate],
+        )
+        if first.parent is not None:
+            group.parent_log, group.parent_seq = first.parent
+        for i, h in enumerate(members):
+            if h.predecessor is not None:
+                assert isinstance(h.predecessor, bytes)
+                group.predecessors.add(index=i, data=h.predecessor)
+        groups.append(group)
+    return groups
+
+
+# ---- results
+
+
+def result_frames(results: Iterable[Finished]) -> list[work_pb2.WorkUp]:
+    """Results frames of at most 1 MiB each."""
+    frames: list[work_pb2.WorkUp] = []
+    chunk: list[Finished] = []
+    size = 0
+    for one in results:
+        extra = ROW_BYTES + (len(one.data) if isinstance(one.data, bytes) else 64)
+        if one.failure is not None:
+            extra += len(one.failure.message) * 3
+        if chunk and (size + extra > FRAME_BYTES or len(chunk) >= FRAME_ITEMS):
+            frames.append(_result_frame(chunk))
+            chunk, size = [], 0
+        chunk.append(one)
+        size += extra
+    if chunk:
+        frames.append(_result_frame(chunk))
+    return frames
+
+
+def _result_frame(results: list[Finished]) -> work_pb2.WorkUp:
+    by_log: dict[int, list[Finished]] = {}
+    for one in results:
+        by_log.setdefault(one.log, []).append(one)
+    return work_pb2.WorkUp(
+        results=work_pb2.Results(groups=[group_to_wire(log, members) for log, members in by_log.items()])
+    )
+
+
+def group_to_wire(log: int, results: Sequence[Finished]) -> work_pb2.ResultGroup:
+    lengths, data, refs = pack_blobs([r.data for r in results])
+    group = work_pb2.ResultGroup(
+        log=log,
+        seq=[r.seq for r in results],
+        attempt=[r.attempt for r in results],
+        length=lengths,
+        data=data,
+        refs=refs,
+        duration_ms=[r.duration_ms for r in results],
+    )
+    if any(r.outcome != 1 or r.failure is not None for r in results):
+        group.outcome.extend([common_pb2.Outcome.ValueType(r.outcome) for r in results])
+        group.errors.extend([failure_to_wire(i, r.failure) for i, r in enumerate(results) if r.failure is not None])
+    if any(r.units_in for r in results):
+        group.units_in.extend([r.units_in for r in results])
+    if any(r.units_out for r in results):
+        group.units_out.extend([r.units_out for r in results])
+    return group
+
+
+def failed(held: Held, failure: Failure, duration_ms: int = 0) -> Finished:
+    run_id = held.plan.run.run_id
+    return Finished(
+        held.log, held.seq, held.attempt, run_id, b"", int(Outcome.FAILED), failure, duration_ms
+    )  # fmt: skip

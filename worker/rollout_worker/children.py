@@ -1,0 +1,282 @@
+"""The daemon's side of its child processes: start, talk, capture what they print, and leave none behind."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import structlog
+from google.protobuf.message import DecodeError
+from rollout.config.parent import PARENT_FD
+from rollout.model.errors import ProtocolError
+from rollout.model.item import Failure
+from rollout.wire.v1 import common_pb2, work_pb2
+
+from rollout_worker import guard
+from rollout_worker import session_events as ev
+from rollout_worker.attempts import AttemptKey, Held, Plan, held_to_wire
+from rollout_worker.pipe import Kind, Pipe
+
+log = structlog.get_logger()
+
+LINE_MAX = 8192
+OUTPUT_WAIT_S = 1.0
+STOP_GRACE_S = 10.0
+_LEVELS = frozenset({"debug", "info", "warning", "error", "critical"})
+
+
+@dataclass(slots=True)
+class Handlers:
+    event: Callable[[ev.Event], None]
+    request: Callable[[dict[str, Any]], Any]  # coroutine function: the value for a child's question
+
+
+class Guard:
+    """The process that kills what is left when this one is killed."""
+
+    def __init__(self, scratch: Path) -> None:
+        self._process = subprocess.Popen(
+            [sys.executable, "-I", "-S", str(Path(guard.__file__)), str(scratch)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            start_new_session=True,
+        )
+
+    def _tell(self, line: str) -> None:
+        assert self._process.stdin is not None
+        try:
+            self._process.stdin.write(line.encode())
+            self._process.stdin.flush()
+        except OSError as error:  # the kernel's own signal is left, on Linux
+            log.error("guard_lost", error=str(error))
+
+    def add(self, group: int) -> None:
+        self._tell(f"+{group}\n")
+
+    def remove(self, group: int) -> None:
+        self._tell(f"-{group}\n")
+
+    def close(self) -> None:
+        assert self._process.stdin is not None
+        with contextlib.suppress(OSError):
+            self._process.stdin.close()
+        self._process.wait(timeout=30)
+
+
+class ChildProcess:
+    """One `rollout_worker.runner`."""
+
+    def __init__(self, number: int, plan: Plan, scratch: Path, guard: Guard, handlers: Handlers) -> None:
+        self.number = number
+        self.pid = 0
+        self._plan = plan
+        self._scratch = scratch
+        self._guard = guard
+        self._handlers = handlers
+        self._pipe = Pipe(self._frame, self._pipe_lost)
+        self._pipe_gone = asyncio.Event()
+        self._known_runs = {plan.run.run_id}
+        self._process: asyncio.subprocess.Process | None = None
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._early: list[tuple[int, bytes]] | None = []
+        self._asked_to_stop = False
+        self.done = asyncio.Event()
+
+    async def run(self) -> None:
+        """From start to end; ChildEnded is the last event it makes."""
+        try:
+            reason = await self._run()
+        except OSError as error:
+            reason = f"it could not be started: {error}"
+        self.done.set()
+        self._handlers.event(ev.ChildEnded(self.number, reason))
+
+    async def _run(self) -> str:
+        ours, theirs = socket.socketpair()
+        environment = {**os.environ, **dict(self._plan.environment), "PYTHONUNBUFFERED": "1"}
+        environment.pop(PARENT_FD, None)
+        try:
+            process = self._process = await asyncio.create_subprocess_exec(
+                sys.executable,
+                "-m",
+                "rollout_worker.runner",
+                str(theirs.fileno()),
+                str(os.getpid()),
+                pass_fds=(theirs.fileno(),),
+                start_new_session=True,
+                env=environment,
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
+                limit=LINE_MAX,
+            )
+        except BaseException:
+            ours.close()
+            raise
+        finally:
+            theirs.close()
+        self.pid = process.pid
+        self._guard.add(process.pid)
+        assert process.stdout is not None and process.stderr is not None
+        output = [
+            asyncio.create_task(self._capture(process.stdout)),
+            asyncio.create_task(self._capture(process.stderr)),
+        ]  # fmt: skip
+        try:
+            ours.setblocking(False)
+            await asyncio.get_running_loop().create_unix_connection(lambda: self._pipe, sock=ours)
+            self._pipe.send(
+                Kind.INIT, json.dumps({"run": asdict(self._plan.run), "scratch": str(self._scratch)}).encode()
+            )
+            for kind, body in self._early or ():
+                self._pipe.send(kind, body)
+            self._early = None
+            code = await process.wait()
+            # What it said before it died counts; a grandchild may hold the socket open for ever, though.
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._pipe_gone.wait(), OUTPUT_WAIT_S)
+        finally:
+            self._kill_group()
+            self._guard.remove(process.pid)
+            self._pipe.abort()
+            await asyncio.wait(output, timeout=OUTPUT_WAIT_S)
+            for task in [*output, *self._tasks]:
+                task.cancel()
+        return "it stopped" if self._asked_to_stop and code == 0 else exit_reason(code)
+
+    def _kill_group(self) -> None:
+        if self.pid:
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.killpg(self.pid, signal.SIGKILL)
+
+    def kill(self) -> None:
+        """It and all processes it started."""
+        self._kill_group()
+
+    def stop(self) -> None:
+        """Close the executor and end; killed if that takes too long."""
+        self._asked_to_stop = True
+        self._send(Kind.STOP, b"")
+        asyncio.get_running_loop().call_later(STOP_GRACE_S, lambda: None if self.done.is_set() else self.kill())
+
+    # ---- to the child
+
+    def _send(self, kind: int, body: bytes) -> None:
+        if self._early is not None:
+            self._early.append((kind, body))
+        else:
+            self._pipe.send(kind, body)
+
+    def deliver(self, attempts: list[Held]) -> None:
+        for group in held_to_wire(attempts, self._known_runs):
+            self._send(Kind.ASSIGN, group.SerializeToString())
+
+    def cancel(self, keys: list[AttemptKey]) -> None:
+        for key in keys:
+            message = common_pb2.AttemptKeys(log=key.log, seq=[key.seq], attempt=[key.attempt])
+            self._send(Kind.CANCEL, message.SerializeToString())
+
+    def pass_children(self, results: work_pb2.ChildResults) -> None:
+        self._send(Kind.CHILDREN, results.SerializeToString())
+
+    def resume(self, key: AttemptKey) -> None:
+        message = work_pb2.Resume(log=key.log, seq=key.seq, attempt=key.attempt)
+        self._send(Kind.RESUME, message.SerializeToString())
+
+    # ---- from the child
+
+    def _pipe_lost(self) -> None:
+        self._pipe_gone.set()
+
+    def _frame(self, kind: int, body: bytes) -> None:
+        """What a child says is not to be trusted: user code may have written to its socket."""
+        try:
+            event = self._event(kind, body)
+        except (ValueError, KeyError, TypeError, IndexError, DecodeError) as error:
+            self._broke(kind, error)
+            return
+        if event is not None:
+            try:
+                self._handlers.event(event)
+            except ProtocolError as error:
+                self._broke(kind, error)
+
+    def _broke(self, kind: int, error: Exception) -> None:
+        log.error("child_broke_protocol", child=self.number, kind=kind, error=str(error))
+        self.kill()
+
+    def _event(self, kind: int, body: bytes) -> ev.Event | None:
+        if kind == Kind.RESULTS:
+            return ev.ChildResults(self.number, work_pb2.ResultGroup.FromString(body))
+        if kind == Kind.READY:
+            return ev.ChildReady(self.number, int(json.loads(body)["width"]))
+        if kind == Kind.FAILED:
+            said = json.loads(body)
+            self.stop()
+            return ev.ChildFailed(self.number, Failure(said["code"], said["message"], said["retryable"]))
+        if kind == Kind.SPAWN:
+            return ev.ChildSpawned(self.number, work_pb2.Spawn.FromString(body))
+        if kind == Kind.WAITING:
+            return ev.ChildWaits(self.number, work_pb2.Waiting.FromString(body))
+        if kind == Kind.PROGRESS:
+            said = work_pb2.Progress.FromString(body)
+            keys = said.keys[0]
+            return ev.ChildProgress(self.number, AttemptKey(keys.log, keys.seq[0], keys.attempt[0]), said.note)
+        if kind == Kind.REQUEST:
+            task = asyncio.get_running_loop().create_task(self._answer(json.loads(body)))
+            self._tasks.add(task)
+            task.add_done_callback(self._tasks.discard)
+            return None
+        raise ValueError(f"unknown frame kind {kind}")
+
+    async def _answer(self, question: dict[str, Any]) -> None:
+        reply = {"id": question["id"], **await self._handlers.request(question)}
+        self._send(Kind.REPLY, json.dumps(reply).encode())
+
+    async def _capture(self, stream: asyncio.StreamReader) -> None:
+        """Each line into the daemon's log; a line without end is cut, so that no output fills the memory."""
+        while True:
+            try:
+                line = await stream.readline()
+            except ValueError:  # longer than the limit: what came so far has been dropped
+                log.warning("child_output", child=self.number, text="(a line too long for the log)")
+                continue
+            if not line:
+                return
+            self._log_line(line.decode(errors="replace").rstrip())
+
+    def _log_line(self, line: str) -> None:
+        if line.startswith("{"):
+            try:
+                entry = json.loads(line)
+                event, level = str(entry.pop("event")), str(entry.pop("level", "info"))
+            except (ValueError, KeyError):
+                pass
+            else:
+                entry.pop("timestamp", None)
+                entry.pop("child", None)
+                getattr(log, level if level in _LEVELS else "info")(event, child=self.number, **entry)
+                return
+        if line:
+            log.info("child_output", child=self.number, pid=self.pid, text=line)
+
+
+def exit_reason(code: int) -> str:
+    if code >= 0:
+        return f"exit code {code}"
+    try:
+        name = signal.Signals(-code).name
+    except ValueError:
+        name = str(-code)
+    return f"signal {name}" + (" (out of memory?)" if name == "SIGKILL" else "")

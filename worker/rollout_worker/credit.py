@@ -1,0 +1,70 @@
+"""How much unfinished work the worker asks for: enough that it never idles for a round trip, and no more. Pure."""
+
+from __future__ import annotations
+
+from rollout.model.worker import Credit
+
+CREDIT_MAX = 2048
+ADAPT_S = 0.1
+"""Work finished within this time is about what a worker must hold while an answer is on its way."""
+
+
+class CreditKeeper:
+    """Twice what runs at once, per run; more where attempts end too fast for it; 1 where none starts."""
+
+    def __init__(self, slots: int, bytes: int) -> None:
+        self.base = 2 * slots
+        self._bytes = bytes
+        self._floor: dict[str, int] = {}
+        self._items: dict[str, int] = {}
+        self._ended: dict[str, int] = {}
+        self._throttled: set[str] = set()
+        self._adapted_at = 0.0
+
+    def current(self) -> Credit:
+        return Credit(self.base, self._bytes, tuple(sorted(self._items.items())))
+
+    def ended(self, run_id: str) -> None:
+        self._ended[run_id] = self._ended.get(run_id, 0) + 1
+
+    def engine_up(self, run_id: str, width: int) -> bool:
+        """Whether the credit changed, as of the other methods."""
+        self._throttled.discard(run_id)
+        self._floor[run_id] = max(self.base, 2 * width)
+        return self._set(run_id, self._floor[run_id])
+
+    def throttle(self, run_id: str) -> bool:
+        """Its engine does not start here: one attempt at a time finds out when it does."""
+        self._throttled.add(run_id)
+        return self._set(run_id, 1)
+
+    def forget(self, run_id: str) -> bool:
+        self._floor.pop(run_id, None)
+        self._ended.pop(run_id, None)
+        self._throttled.discard(run_id)
+        return self._items.pop(run_id, None) is not None
+
+    def adapt(self, now: float) -> bool:
+        if now - self._adapted_at < ADAPT_S:
+            return False
+        self._adapted_at = now
+        changed = False
+        for run_id in {**self._ended, **self._items}:
+            if run_id in self._throttled:
+                continue
+            ended = self._ended.get(run_id, 0)
+            floor = self._floor.get(run_id, self.base)
+            items = self._items.get(run_id, self.base)
+            if 2 * ended >= items:
+                items = max(floor, min(items * 2, CREDIT_MAX))
+            elif 8 * ended < items:
+                items = max(floor, items // 2)
+            changed |= self._set(run_id, items)
+        self._ended.clear()
+        return changed
+
+    def _set(self, run_id: str, items: int) -> bool:
+        if self._items.get(run_id, self.base) == items:
+            return False
+        self._items[run_id] = items
+        return True

@@ -1,0 +1,399 @@
+"""One incarnation of a worker: the session's hands. Everything here only waits and moves bytes; the session decides."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import shutil
+import time
+from collections.abc import Callable, Coroutine
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import grpc
+import grpc.aio
+import psutil
+import structlog
+from rollout.config.logging import set_level
+from rollout.config.settings import WorkerSettings
+from rollout.model.errors import NotFoundError, ProtocolError, RolloutError, UnavailableError
+from rollout.model.ids import make_ulid
+from rollout.model.item import Failure
+from rollout.objects.cache import ObjectCache
+from rollout.objects.pack import Packer
+from rollout.objects.remote import RemoteObjects
+from rollout.security.credentials import Credentials
+from rollout.wire.channel import open_channel, parse_address
+from rollout.wire.epoch import EpochGuard
+from rollout.wire.v1 import control_pb2, control_pb2_grpc, heartbeat_pb2
+
+from rollout_worker import session_events as ev
+from rollout_worker.attempts import Held, Plan
+from rollout_worker.children import ChildProcess, Guard, Handlers
+from rollout_worker.heartbeat import Heartbeat
+from rollout_worker.link import Link
+from rollout_worker.session import Phase, Session
+from rollout_worker.work_stream import RefusedError, WorkStream
+
+log = structlog.get_logger()
+
+LINGER_S = 0.002
+TICK_S = 0.05
+LEAVE_S = 2.0
+_PHASES = {
+    Phase.INIT: heartbeat_pb2.WORKER_STATE_INIT,
+    Phase.READY: heartbeat_pb2.WORKER_STATE_READY,
+    Phase.DRAINING: heartbeat_pb2.WORKER_STATE_DRAINING,
+    Phase.FENCED: heartbeat_pb2.WORKER_STATE_FENCED,
+}
+
+
+def clock() -> float:
+    """Seconds that go on while the machine sleeps, where the system has such a clock."""
+    boottime = getattr(time, "CLOCK_BOOTTIME", None)
+    return time.monotonic() if boottime is None else time.clock_gettime(boottime)
+
+
+def new_ulid() -> str:
+    return make_ulid(time.time_ns() // 1_000_000, os.urandom(10))
+
+
+@dataclass(slots=True)
+class Parts:
+    """What an incarnation is built from."""
+
+    settings: WorkerSettings
+    session: Session
+    credentials: Credentials
+    guard: EpochGuard
+    incarnation: str
+    reload_plugins: Callable[[list[str]], Coroutine[Any, Any, None]]
+
+
+class Driver:
+    """`await run()` until the incarnation is over; how it ended: drained | orphaned | refused."""
+
+    def __init__(self, parts: Parts) -> None:
+        self._parts = parts
+        self._session = parts.session
+        settings = parts.settings
+        self._link = Link(settings.transport.coordinator_addrs or [settings.transport.listen_addr], parts.credentials)
+        self._work = WorkStream(self._link, parts.guard, self.event, new_ulid)
+        self._heartbeat = Heartbeat(
+            self._link,
+            parts.guard,
+            settings.transport.heartbeat_interval_ms / 1000,
+            self._beat,
+            self._acknowledged,
+            clock,
+        )
+        self._scratch = Path(settings.worker.scratch_dir).absolute() / parts.incarnation
+        self._children: dict[int, ChildProcess] = {}
+        self._guard: Guard | None = None
+        self._objects = RemoteObjects(
+            self._objects_channel,
+            pin=parts.incarnation,
+            epoch=lambda: parts.guard.current,
+            on_epoch=parts.guard.adopt,
+        )
+        cache_dir = Path(settings.objects.cache_dir).absolute()
+        self._cache = ObjectCache(cache_dir, settings.objects.cache_max_mib << 20, self._objects.fetch)
+        self._packer = Packer(self._objects.put)
+        self._tasks: set[asyncio.Task[Any]] = set()
+        self._child_tasks: set[asyncio.Task[None]] = set()
+        self._over: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+        self._flush_due = False
+        self._flushed_at = 0.0
+        self._process = psutil.Process()
+        self._work_tasks: list[asyncio.Task[Any]] = []
+
+    @property
+    def session(self) -> Session:
+        return self._session
+
+    @property
+    def children(self) -> dict[int, ChildProcess]:
+        return self._children
+
+    # ---- life
+
+    async def run(self) -> str:
+        await asyncio.to_thread(self._prepare_scratch)
+        self._guard = Guard(self._scratch)
+        work = asyncio.create_task(self._work.run())
+        loops = [
+            work,
+            asyncio.create_task(self._heartbeat.run()),
+            asyncio.create_task(self._control()),
+            asyncio.create_task(self._ticks()),
+            asyncio.create_task(self._parts.credentials.keep_renewed(self._renewed)),
+        ]
+        self._work_tasks = loops
+        try:
+            await asyncio.wait([*loops, self._over], return_when=asyncio.FIRST_COMPLETED)
+            if self._over.done():
+                if self._over.result() == "drained":
+                    await self._work.finish(LEAVE_S)
+                return self._over.result()
+            for task in loops:
+                if task.done():
+                    try:
+                        task.result()
+                    except RefusedError as error:
+                        log.error("worker_refused", error=error.message, by=error.context.get("by"))
+                        return "refused" if error.context.get("by") != "not_allowed" else "not_allowed"
+            raise AssertionError("a loop of the worker ended")
+        finally:
+            await self._close(loops)
+
+    async def _close(self, loops: list[asyncio.Task[Any]]) -> None:
+        if not self._over.done():
+            self._over.set_result("closed")
+        for child in self._children.values():
+            child.kill()
+        for task in [*loops, *self._tasks]:
+            if task not in self._child_tasks:
+                task.cancel()
+        self._heartbeat.close()
+        await asyncio.gather(*loops, *self._tasks, return_exceptions=True)
+        await self._packer.close()
+        await self._cache.close()
+        await self._objects.close()
+        await self._link.close()
+        assert self._guard is not None
+        await asyncio.to_thread(self._guard.close)
+
+    def _prepare_scratch(self) -> None:
+        self._scratch.mkdir(parents=True, exist_ok=True)
+        # What a machine that lost its power left behind; live daemons of this host refresh theirs.
+        for old in self._scratch.parent.iterdir():
+            if old.is_dir() and len(old.name) == 26 and old != self._scratch and _age_s(old) > 86400:
+                shutil.rmtree(old, ignore_errors=True)
+
+    def drain(self, reason: str, budget_s: float) -> None:
+        self.event(ev.Drain(reason, budget_s))
+
+    # ---- the session
+
+    def event(self, event: ev.Event) -> None:
+        try:
+            actions = self._session.handle(event, clock())
+        except ProtocolError as error:
+            if not isinstance(event, ev.Frame):
+                raise
+            log.error("coordinator_broke_protocol", error=error.message)
+            self._work.drop()
+            return
+        for action in actions:
+            _ACTIONS[type(action)](self, action)
+        if self._session.wants_flush and not self._flush_due:
+            self._flush_due = True
+            loop = asyncio.get_running_loop()
+            idle = loop.time() - self._flushed_at > 2 * LINGER_S
+            # Alone at once, in company together: batches where there is load, no delay where there is none.
+            loop.call_later(0 if idle else LINGER_S, self._flush)
+
+    def _flush(self) -> None:
+        self._flush_due = False
+        self._flushed_at = asyncio.get_running_loop().time()
+        self.event(ev.Flush())
+
+    async def _ticks(self) -> None:
+        while True:
+            await asyncio.sleep(TICK_S)
+            self.event(ev.Tick())
+
+    def _spawn_task(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+        task = asyncio.get_running_loop().create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+        return task
+
+    # ---- actions
+
+    def _do_send(self, action: ev.Send) -> None:
+        self._work.send(action.frame)
+
+    def _do_start(self, action: ev.StartChild) -> None:
+        assert self._guard is not None
+        number = action.child
+        child = ChildProcess(
+            number, action.plan, self._scratch / f"child-{number}", self._guard, Handlers(self.event, self._answer)
+        )
+        self._children[number] = child
+        self._child_tasks.add(self._spawn_task(self._run_child(number, action.plan, child)))
+
+    async def _run_child(self, number: int, plan: Plan, child: ChildProcess) -> None:
+        log.debug("child_starting", child=number, workload=plan.run.workload, kind=plan.kind)
+        try:
+            await child.run()
+        finally:
+            self._children.pop(number, None)
+
+    def _do_stop(self, action: ev.StopChild) -> None:
+        child = self._children.get(action.child)
+        if child is not None:
+            child.kill() if action.kill else child.stop()
+
+    def _do_deliver(self, action: ev.Deliver) -> None:
+        child = self._children.get(action.child)
+        if child is not None:
+            child.deliver(action.attempts)
+
+    def _do_cancel(self, action: ev.CancelIn) -> None:
+        child = self._children.get(action.child)
+        if child is not None:
+            child.cancel(action.keys)
+
+    def _do_children(self, action: ev.PassChildren) -> None:
+        child = self._children.get(action.child)
+        if child is not None:
+            child.pass_children(action.results)
+
+    def _do_resume(self, action: ev.ResumeIn) -> None:
+        child = self._children.get(action.child)
+        if child is not None:
+            child.resume(action.key)
+
+    def _do_fetch(self, action: ev.Fetch) -> None:
+        self._spawn_task(self._fetch(action.held))
+
+    def _do_store(self, action: ev.Store) -> None:
+        self._spawn_task(self._store(action))
+
+    def _do_drop(self, action: ev.DropStream) -> None:
+        self._work.drop(renewed=action.reason == "self_fence")
+
+    def _do_emit(self, action: ev.Emit) -> None:
+        getattr(log, action.level)(action.event, worker=self._parts.incarnation, **action.fields)
+
+    def _do_exit(self, action: ev.Exit) -> None:
+        if not self._over.done():
+            self._over.set_result(action.how)
+
+    # ---- objects
+
+    async def _objects_channel(self) -> grpc.aio.Channel:
+        address = self._session.objects_addr
+        if not address:
+            raise UnavailableError("no coordinator has said yet where objects are served")
+        parsed = parse_address(address)
+        if parsed.is_wildcard:
+            address = str(parsed._replace(host=self._link.host))
+        return open_channel(address, self._parts.credentials.channel_credentials())
+
+    async def _fetch(self, held: Held) -> None:
+        try:
+            payload = await self._cache.read(held.payload)
+            before = held.predecessor
+            predecessor = None if before is None else await self._cache.read(before)
+        except RolloutError as error:
+            self.event(ev.FetchFailed(held.key, _object_failure("its input", error)))
+        else:
+            self.event(ev.Fetched(held.key, payload, predecessor))
+
+    async def _store(self, action: ev.Store) -> None:
+        try:
+            blob = await self._packer.add(action.data)
+        except RolloutError as error:
+            self.event(ev.StoreFailed(action.key, _object_failure("its result", error)))
+        else:
+            self.event(ev.Stored(action.key, blob))
+
+    async def _answer(self, question: dict[str, Any]) -> dict[str, Any]:
+        """A child's question about objects."""
+        try:
+            if question["op"] == "put":
+                return {"value": (await self._objects.put_path(Path(question["path"]))).hex()}
+            if question["op"] == "path":
+                return {"value": str(await self._cache.path(bytes.fromhex(question["object_id"])))}
+        except (RolloutError, OSError, ValueError, KeyError) as error:
+            code = error.code if isinstance(error, RolloutError) else "object_store"
+            retryable = not isinstance(error, NotFoundError)
+            return {"error": {"code": code, "message": str(error), "retryable": retryable}}
+        return {"error": {"code": "protocol", "message": f"unknown request {question['op']!r}", "retryable": False}}
+
+    # ---- beats, control, certificates
+
+    def _beat(self) -> heartbeat_pb2.BeatUp:
+        session = self._session
+        running = session.running
+        return heartbeat_pb2.BeatUp(
+            incarnation=self._parts.incarnation,
+            state=_PHASES[session.phase],
+            load=running / max(1, self._parts.settings.worker.slots),
+            running=running,
+            backlog=session.backlog,
+            cpu_percent=self._process.cpu_percent(),
+            memory_mib=self._process.memory_info().rss >> 20,
+        )
+
+    def _acknowledged(self, sent_at: float, known: bool) -> None:
+        self.event(ev.Acknowledged(sent_at))
+
+    def _renewed(self) -> None:
+        """Other loops follow the link; Work says Hello again, and nothing is lost by it."""
+        log.debug("certificate_renewed", worker=self._parts.incarnation)
+        self._link.rebuild()
+        self._work.drop(renewed=True)
+
+    async def _control(self) -> None:
+        while True:
+            changed = self._link.changed
+            stub: Any = control_pb2_grpc.ControlStub(self._link.channel)
+            request = control_pb2.SubscribeRequest(
+                epoch=self._parts.guard.current, incarnation=self._parts.incarnation
+            )  # fmt: skip
+            try:
+                call = stub.Subscribe(request)
+                while (command := await call.read()) is not grpc.aio.EOF:
+                    self._parts.guard.check_peer(command)
+                    await self._command(command)
+            except (grpc.aio.AioRpcError, grpc.aio.UsageError, RolloutError) as error:
+                log.debug("control_ended", error=str(error))
+            waiting = asyncio.ensure_future(changed.wait())
+            await asyncio.wait([waiting], timeout=1.0)
+            waiting.cancel()
+
+    async def _command(self, command: control_pb2.ControlCommand) -> None:
+        kind = command.WhichOneof("body")
+        if kind == "drain":
+            budget = command.drain.budget_ms / 1000 or self._parts.settings.worker.drain_budget_s
+            self.drain(command.drain.reason or "operator", budget)
+        elif kind == "reload":
+            await self._parts.reload_plugins(list(command.reload.names))
+        elif kind == "log_level":
+            try:
+                set_level(command.log_level.level)
+            except KeyError:
+                log.warning("log_level_unknown", level=command.log_level.level)
+        else:
+            log.warning("control_ignored", kind=kind)
+
+
+def _object_failure(what: str, error: RolloutError) -> Failure:
+    return Failure("object_store", f"{what} could not be moved: {error.message}", True)
+
+
+def _age_s(path: Path) -> float:
+    try:
+        return time.time() - path.stat().st_mtime
+    except OSError:
+        return 0.0
+
+
+_ACTIONS: dict[type, Any] = {
+    ev.Send: Driver._do_send,
+    ev.StartChild: Driver._do_start,
+    ev.StopChild: Driver._do_stop,
+    ev.Deliver: Driver._do_deliver,
+    ev.CancelIn: Driver._do_cancel,
+    ev.PassChildren: Driver._do_children,
+    ev.ResumeIn: Driver._do_resume,
+    ev.Fetch: Driver._do_fetch,
+    ev.Store: Driver._do_store,
+    ev.DropStream: Driver._do_drop,
+    ev.Emit: Driver._do_emit,
+    ev.Exit: Driver._do_exit,
+}

@@ -1,0 +1,119 @@
+"""The workload `script`: each item says in JSON how it behaves. For tests, demos and benchmarks of the engine itself.
+
+Keys of a payload, all optional: `sleep_ms`, `busy_ms` (holds the interpreter), `alloc_mib`, `fail_times` (attempts
+numbered up to this fail), `fail_code`, `fatal` (no retry), `crash` (the process kills itself; a number: only attempts up
+to it), `segv`, `exit`, `hang` (ignores cancellation), `spawn` (payloads of children; the result is the list of theirs),
+`chain_append` (the predecessor's result and `data`), `size` (bytes of result), `print`, `put` (bytes stored as an
+object, whose id is the result), `echo`, `data`. A payload that begins with b"noop" returns at once.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import ctypes
+import json
+import os
+import signal
+import time
+from typing import Any, ClassVar, Literal, cast
+
+from blake3 import blake3
+from rollout.model.errors import AttemptError
+from rollout.model.item import ItemSpec, NewItem, Outcome
+
+from rollout_worker.executors.port import Attempt, Context, Done, Run
+
+NOOP = b"noop"
+
+
+class ScriptExecutor:
+    placement: ClassVar[Literal["engine", "slot"]] = "slot"
+
+    @property
+    def concurrency(self) -> int:
+        return 1
+
+    @classmethod
+    def engine_key(cls, run: Run) -> str:
+        return "script"
+
+    @classmethod
+    def environment(cls, run: Run) -> dict[str, str]:
+        environment = run.config.get("environment", {})
+        return {str(k): str(v) for k, v in environment.items()}
+
+    async def start(self, run: Run, context: Context) -> None:
+        fault = run.config.get("start_error")
+        if fault:
+            raise AttemptError(str(fault), code="start_error", retry=False)
+        if run.config.get("start_crash"):
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    def run_many(self, attempts: list[Attempt]) -> list[Done | None]:
+        return [Done(b"") if a.payload.startswith(NOOP) else None for a in attempts]
+
+    async def run(self, attempt: Attempt, context: Context) -> Done:
+        if attempt.payload.startswith(NOOP):
+            return Done(b"")
+        try:
+            script = json.loads(attempt.payload or b"{}")
+        except ValueError as error:
+            raise AttemptError(f"the script is not JSON: {error}", code="bad_script", retry=False) from error
+        if not isinstance(script, dict):
+            raise AttemptError("the script is no JSON object", code="bad_script", retry=False)
+        return await self._run(cast(dict[str, Any], script), attempt, context)
+
+    async def _run(self, script: dict[str, Any], attempt: Attempt, context: Context) -> Done:
+        if script.get("print"):
+            os.write(1, f"{script['print']}\n".encode())
+        if script.get("progress"):
+            context.progress(str(script["progress"]))
+        await self._misbehave(script, attempt)
+        if script.get("sleep_ms"):
+            await asyncio.sleep(script["sleep_ms"] / 1000)
+        if attempt.attempt <= int(script.get("fail_times", 0)) or script.get("fatal"):
+            code = str(script.get("fail_code", "scripted"))
+            raise AttemptError(f"attempt {attempt.attempt} fails as told", code=code, retry=not script.get("fatal"))
+        if "spawn" in script:
+            return await self._family(script, attempt, context)
+        if "put" in script:
+            return Done((await context.put_object(os.urandom(0) + b"x" * int(script["put"]))).hex().encode())
+        if "get" in script:
+            return Done((await context.object_path(bytes.fromhex(script["get"]))).read_bytes())
+        if script.get("chain_append"):
+            return Done((attempt.predecessor or b"") + str(script.get("data", "")).encode())
+        if "size" in script:
+            return Done((attempt.id * (int(script["size"]) // 32 + 1))[: int(script["size"])])
+        if script.get("echo"):
+            return Done(attempt.payload)
+        outcome = Outcome.SKIPPED if script.get("skip") else Outcome.DONE
+        return Done(str(script.get("data", "")).encode(), units_in=1, units_out=1, outcome=outcome)
+
+    async def _misbehave(self, script: dict[str, Any], attempt: Attempt) -> None:
+        crash = script.get("crash", False)
+        if crash and (crash is True or attempt.attempt <= int(crash)):
+            os.kill(os.getpid(), signal.SIGKILL)
+        if script.get("segv"):
+            ctypes.string_at(0)
+        if "exit" in script:
+            os._exit(int(script["exit"]))
+        if script.get("busy_ms"):
+            # One C call that never lets go of the interpreter, so that no other thread of this process runs.
+            ctypes.PyDLL(None).usleep(int(script["busy_ms"]) * 1000)
+        if script.get("alloc_mib"):
+            memory = bytearray(int(script["alloc_mib"]) << 20)
+            memory[::4096] = b"x" * len(memory[::4096])
+        while script.get("hang"):
+            time.sleep(0.1)  # noqa: ASYNC251 - an executor that blocks its loop is what this is for
+
+    async def _family(self, script: dict[str, Any], attempt: Attempt, context: Context) -> Done:
+        items: list[NewItem] = []
+        for ordinal, payload in enumerate(script["spawn"]):
+            body = json.dumps(payload).encode() if not isinstance(payload, str) else payload.encode()
+            place = attempt.id + ordinal.to_bytes(8, "big")
+            items.append(NewItem(blake3(b"\x01" + place + body).digest(), body, ItemSpec()))
+        await context.spawn(items)
+        found: list[Any] = []
+        async for child in context.children():
+            found.append(child.data.decode() if child.failure is None else {"error": child.failure.code})
+        return Done(json.dumps(found, separators=(",", ":")).encode())

@@ -1,0 +1,189 @@
+"""What a worker's session holds, and how attempts end: the base of the session. Pure."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+from rollout.model.item import Failure
+from rollout.model.worker import Credit, Inventory
+from rollout.wire.codec import credit_to_wire
+from rollout.wire.v1 import work_pb2
+
+from rollout_worker import session_events as ev
+from rollout_worker.attempts import (
+    UNSTARTED,
+    AttemptKey,
+    Finished,
+    Held,
+    State,
+    failed,
+    keys_to_wire,
+    result_frames,
+)
+from rollout_worker.credit import CreditKeeper
+from rollout_worker.placement import Placement
+
+
+@dataclass(frozen=True, slots=True)
+class SessionSettings:
+    incarnation: str
+    inventory: Inventory
+    slots: int = 1
+    max_engines: int = 1
+    self_fence_s: float = 4.0
+    orphan_grace_s: float = 60.0
+    cancel_grace_s: float = 5.0
+    credit_bytes: int = 4 << 20
+
+
+class Phase(StrEnum):
+    """What a worker says of itself in a beat."""
+
+    INIT = "init"  # no coordinator has welcomed it yet
+    READY = "ready"
+    DRAINING = "draining"
+    FENCED = "fenced"  # no acknowledgement for too long: starts and submits nothing
+
+
+SILENT = frozenset({"drop", "self_fence"})
+"""Reasons of a stop that the coordinator knows already, or learns from the next Hello."""
+
+
+class Holding:
+    """Attempts, finished results, and what is to be told of them."""
+
+    def __init__(self, settings: SessionSettings) -> None:
+        self._settings = settings
+        self.place = Placement(settings.slots, settings.max_engines)
+        self.credit = CreditKeeper(settings.slots, settings.credit_bytes)
+        self.held: dict[AttemptKey, Held] = {}
+        self.unacknowledged: dict[AttemptKey, Finished] = {}
+        self._outbox: dict[AttemptKey, Finished] = {}  # of the unacknowledged, those to send
+        self._started: list[AttemptKey] = []
+        self._released: list[tuple[AttemptKey, str]] = []
+        self._storing: dict[AttemptKey, Finished] = {}
+        self._kills: dict[AttemptKey, float] = {}  # when a child that does not let go is killed
+        self._spawned: dict[AttemptKey, list[work_pb2.Spawn]] = {}
+        self._awaited: dict[AttemptKey, int] = {}  # parents that wait, and the ordinal they wait for
+        self._session = ""
+        self._welcomed = False
+        self._fenced_at: float | None = None
+        self._drain_until: float | None = None
+        self._actions: list[ev.Action] = []
+        self._dispatch_due = False
+
+    @property
+    def running(self) -> int:
+        return sum(c.active for c in self.place.children.values())
+
+    @property
+    def backlog(self) -> int:
+        return len(self.held)
+
+    @property
+    def wants_flush(self) -> bool:
+        if not self._welcomed or self._fenced_at is not None:
+            return False
+        return bool(self._outbox or self._started or self._released)
+
+    # ---- endings
+
+    def _give_up(self, key: AttemptKey, reason: str, now: float) -> None:
+        """Stop an attempt wherever it is; once it has stopped, tell the coordinator (unless it asked to drop it)."""
+        held = self.held.get(key)
+        if held is None:
+            return
+        if held.state in UNSTARTED:
+            held.move("give_up")
+            self._forget(held)
+            self._release(key, reason)
+        elif held.state is State.STORING:
+            if reason == "drop":
+                held.move("give_up")
+                self._storing.pop(key, None)
+                self._forget(held)
+        else:
+            self._stop(held, reason, now)
+
+    def _stop(self, held: Held, reason: str, now: float) -> None:
+        child = self.place.children.get(held.child)
+        if held.state is State.WAITING and child is not None:
+            child.waiting -= 1
+        if not held.stop_reason or reason == "drop":
+            held.stop_reason = reason
+        held.move("stop")
+        if held.key not in self._kills and child is not None:
+            self._kills[held.key] = now + self._settings.cancel_grace_s
+            self._actions.append(ev.CancelIn(child.id, [held.key]))
+
+    def _stopped(self, held: Held) -> None:
+        """Its child has let go of it."""
+        reason = held.stop_reason
+        held.move("finish")
+        self._forget(held)
+        if reason == "timeout":
+            message = f"it ran longer than its timeout of {held.spec.timeout_ms} ms"
+            self._finish(failed(held, Failure("timeout", message, True), held.spec.timeout_ms))
+        else:
+            self._release(held.key, reason or "stopped")
+
+    def _release(self, key: AttemptKey, reason: str) -> None:
+        if reason not in SILENT and self._welcomed:
+            self._released.append((key, reason))
+
+    def _forget(self, held: Held) -> None:
+        key = held.key
+        held.stop_reason = held.stop_reason or "gone"  # a queue drops it when it comes to the front
+        self.held.pop(key, None)
+        self._kills.pop(key, None)
+        if self._spawned or self._awaited:
+            self._spawned.pop(key, None)
+            self._awaited.pop(key, None)
+        self.credit.ended(held.plan.run.run_id)
+        self._dispatch_due = True
+
+    def _finish(self, result: Finished) -> None:
+        key = AttemptKey(result.log, result.seq, result.attempt)
+        self.unacknowledged[key] = result
+        if self._session:  # without a stream the next Hello tells of it
+            self._outbox[key] = result
+
+    # ---- telling
+
+    def _flush(self, now: float) -> None:
+        if not self.wants_flush:
+            return
+        if self._started:
+            keys = [k for k in self._started if k in self.held]
+            self._started.clear()
+            if keys:
+                self._actions.append(ev.Send(work_pb2.WorkUp(started=work_pb2.Started(keys=keys_to_wire(keys)))))
+        if self._outbox:
+            results = list(self._outbox.values())
+            self._outbox.clear()
+            for result in results:
+                result.sent = now
+            self._actions += [ev.Send(frame) for frame in result_frames(results)]
+        if self._released:
+            by_reason: dict[str, list[AttemptKey]] = {}
+            for key, reason in self._released:
+                by_reason.setdefault(reason, []).append(key)
+            self._released.clear()
+            for reason, keys in by_reason.items():
+                released = work_pb2.Released(keys=keys_to_wire(keys), reason=reason)
+                self._actions.append(ev.Send(work_pb2.WorkUp(released=released)))
+
+    def _send(self, frame: work_pb2.WorkUp, now: float) -> None:
+        """At once, after all that happened before. Lost without a stream: the next Hello makes up for it."""
+        if self._welcomed and self._fenced_at is None:
+            self._flush(now)
+            self._actions.append(ev.Send(frame))
+
+    def _credit_now(self) -> Credit:
+        if self._drain_until is not None:
+            return Credit(0, 0, ())
+        return self.credit.current()
+
+    def _tell_credit(self, now: float) -> None:
+        self._send(work_pb2.WorkUp(credit=credit_to_wire(self._credit_now())), now)

@@ -1,0 +1,83 @@
+"""`[http]` of a worker: /healthz, /readyz, /metrics. GET only; a scraper's connection never outlives its answer."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+
+from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, Gauge, generate_latest
+from rollout.model.address import parse_address
+from rollout.model.errors import ConfigError
+
+from rollout_worker.session import Phase, Session
+
+REQUEST_MAX = 8192
+READ_S = 5.0
+
+
+class WorkerHttp:
+    """`session()` is that of the present incarnation; None between two."""
+
+    def __init__(self, listen_addr: str, session: Callable[[], Session | None]) -> None:
+        self._address = parse_address(listen_addr, "http.listen_addr")
+        self._session = session
+        self._server: asyncio.Server | None = None
+        self._registry = CollectorRegistry()
+        self._gauges = {
+            name: Gauge(f"rollout_worker_{name}", text, registry=self._registry)
+            for name, text in (
+                ("running", "Attempts that child processes run now."),
+                ("held", "Attempts assigned here that have no result yet."),
+                ("unacknowledged", "Results that no coordinator has confirmed."),
+                ("children", "Child processes."),
+                ("ready", "1 while a coordinator answers and work is taken."),
+            )
+        }
+
+    async def start(self) -> str:
+        """The address it listens on. ConfigError when it is taken."""
+        try:
+            self._server = await asyncio.start_server(self._serve, self._address.host or None, self._address.port)
+        except OSError as error:
+            raise ConfigError(f"http.listen_addr: cannot listen on {self._address}: {error}") from error
+        return str(self._address._replace(port=self._server.sockets[0].getsockname()[1]))
+
+    async def close(self) -> None:
+        if self._server is not None:
+            self._server.close()
+            await self._server.wait_closed()
+
+    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        try:
+            head = await asyncio.wait_for(reader.readuntil(b"\r\n\r\n"), READ_S)
+            method, path = (head.split(b"\r\n", 1)[0].decode("latin-1").split(" ") + ["", ""])[:2]
+            status, kind, body = self._answer(method, path.partition("?")[0])
+            writer.write(
+                f"HTTP/1.1 {status}\r\nContent-Type: {kind}\r\nContent-Length: {len(body)}\r\n"
+                "Connection: close\r\n\r\n".encode()
+                + body
+            )
+            await writer.drain()
+        except (OSError, TimeoutError, asyncio.IncompleteReadError, asyncio.LimitOverrunError):
+            pass  # the other side's trouble
+        finally:
+            writer.close()
+
+    def _answer(self, method: str, path: str) -> tuple[str, str, bytes]:
+        session = self._session()
+        ready = session is not None and session.phase is Phase.READY
+        if method != "GET":
+            return "405 Method Not Allowed", "text/plain", b"GET only\n"
+        if path == "/healthz":
+            return "200 OK", "text/plain", b"ok\n"
+        if path == "/readyz":
+            phase = session.phase.value if session is not None else "init"
+            return ("200 OK" if ready else "503 Service Unavailable"), "text/plain", f"{phase}\n".encode()
+        if path == "/metrics":
+            self._gauges["ready"].set(ready)
+            self._gauges["running"].set(session.running if session else 0)
+            self._gauges["held"].set(session.backlog if session else 0)
+            self._gauges["unacknowledged"].set(len(session.unacknowledged) if session else 0)
+            self._gauges["children"].set(len(session.place.children) if session else 0)
+            return "200 OK", CONTENT_TYPE_LATEST, generate_latest(self._registry)
+        return "404 Not Found", "text/plain", b"/healthz /readyz /metrics\n"

@@ -1,0 +1,88 @@
+"""The channel to whichever coordinator leads: found by trying, followed by hints, rebuilt with every new certificate."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+
+import grpc
+import grpc.aio
+import structlog
+from rollout.model.address import parse_address
+from rollout.model.errors import NotLeaderError, RolloutError, UnavailableError
+from rollout.security.credentials import Credentials
+from rollout.wire.channel import open_channel
+from rollout.wire.errors import error_of
+
+log = structlog.get_logger()
+
+BACKOFF_FIRST_S, BACKOFF_MAX_S = 0.1, 2.0
+CLOSE_GRACE_S = 2.0
+
+
+class Link:
+    """`channel` is the present one; `changed` is set and replaced whenever there is another."""
+
+    def __init__(self, addresses: list[str], credentials: Credentials) -> None:
+        self.addresses = list(dict.fromkeys(addresses))
+        self._credentials = credentials
+        self._address = self.addresses[0]
+        self._pause = BACKOFF_FIRST_S
+        self._round = 0
+        self._closing: set[asyncio.Task[None]] = set()
+        self.changed = asyncio.Event()
+        self.channel = open_channel(self._address, credentials.channel_credentials())
+
+    @property
+    def address(self) -> str:
+        return self._address
+
+    @property
+    def host(self) -> str:
+        return parse_address(self._address).host
+
+    def succeeded(self) -> None:
+        self._pause = BACKOFF_FIRST_S
+        self._round = 0
+
+    async def failed(self, error: RolloutError) -> None:
+        """Go to the leader the error names, else to the next coordinator; returns when it is time to try."""
+        hint = str(error.context.get("leader", "")) if isinstance(error, NotLeaderError) else ""
+        log.debug("coordinator_unavailable", addr=self._address, error=error.message, hint=hint)
+        self._round += 1
+        at_once = False
+        if hint and hint != self._address:
+            at_once = self._round <= 2  # a stale hint may point in a circle
+            if hint not in self.addresses:
+                self.addresses.append(hint)
+            self._address = hint
+        else:
+            at = self.addresses.index(self._address)
+            self._address = self.addresses[(at + 1) % len(self.addresses)]
+            at_once = self._round < len(self.addresses)
+        if not at_once:
+            # Jitter, so that a dead leader's workers do not all meet again at the next one.
+            await asyncio.sleep(self._pause * random.uniform(0.5, 1.0))
+            self._pause = min(self._pause * 2, BACKOFF_MAX_S)
+        self.rebuild()
+
+    def rebuild(self) -> None:
+        """A channel with the newest certificate. What runs on the old one has a moment to end."""
+        old = self.channel
+        self.channel = open_channel(self._address, self._credentials.channel_credentials())
+        changed, self.changed = self.changed, asyncio.Event()
+        changed.set()
+        task = asyncio.get_running_loop().create_task(old.close(grace=CLOSE_GRACE_S))
+        self._closing.add(task)
+        task.add_done_callback(self._closing.discard)
+
+    async def close(self) -> None:
+        await self.channel.close()
+        if self._closing:
+            await asyncio.wait(self._closing, timeout=2 * CLOSE_GRACE_S)
+
+
+def typed(error: grpc.aio.AioRpcError | grpc.aio.UsageError | asyncio.CancelledError) -> RolloutError:
+    if isinstance(error, grpc.aio.AioRpcError):
+        return error_of(error)
+    return UnavailableError(f"the channel was closed: {error}")

@@ -1,0 +1,270 @@
+"""Which child process runs what: engines by key, slots from a pool. Pure, as the session is."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterator
+from enum import StrEnum
+
+from rollout_worker.attempts import Held, Plan, State
+from rollout_worker.session_events import Action, Deliver, StartChild, StopChild
+
+DEPTH_MAX = 512
+FAST_S = 0.01
+"""Attempts that end this soon are given in larger batches: a round trip each would cost more than the work."""
+BACKOFF_FIRST_S, BACKOFF_MAX_S = 0.1, 30.0
+START_BACKOFF_FIRST_S, START_BACKOFF_MAX_S = 1.0, 60.0
+FAIR_S = 60.0
+"""An engine in use makes room for another that has waited this long."""
+
+
+class ChildState(StrEnum):
+    STARTING = "starting"
+    UP = "up"
+    STOPPING = "stopping"
+
+
+class Child:
+    """A child process. Of what it has `in_hand`, in that order, it runs the first `width` that do not wait."""
+
+    __slots__ = (
+        "alone", "delivered_at", "depth", "id", "in_hand", "plan", "retiring", "state", "timed", "used", "waiting",
+        "width",
+    )  # fmt: skip
+
+    def __init__(self, id: int, plan: Plan) -> None:
+        self.id = id
+        self.plan = plan
+        self.state = ChildState.STARTING
+        self.width = 1
+        self.depth = 1
+        self.in_hand: dict[tuple[int, int], Held] = {}
+        self.waiting = 0
+        self.timed = 0
+        self.alone = False
+        self.retiring = False
+        self.used = 0
+        self.delivered_at = 0.0
+
+    @property
+    def room(self) -> int:
+        if self.state is not ChildState.UP or self.alone or self.retiring:
+            return 0
+        return self.depth - len(self.in_hand) + self.waiting
+
+    @property
+    def active(self) -> int:
+        return len(self.in_hand) - self.waiting
+
+    def heads(self) -> Iterator[Held]:
+        """Those it is running."""
+        left = self.width
+        for held in self.in_hand.values():
+            if held.state is State.WAITING:
+                continue
+            if left == 0:
+                return
+            left -= 1
+            yield held
+
+    def mark_started(self, now: float) -> None:
+        for held in self.heads():
+            if held.started is None:
+                held.started = now
+
+    def take_out(self, held: Held) -> None:
+        if self.in_hand.pop((held.log, held.seq), None) is None:
+            return
+        if held.state is State.WAITING:
+            self.waiting -= 1
+        if held.spec.timeout_ms:
+            self.timed -= 1
+        if held.isolate:
+            self.alone = False
+
+    def settle(self, now: float) -> None:
+        """After some have ended: how many to give it next, and which it runs now."""
+        took = now - self.delivered_at
+        if took < FAST_S:
+            if not self.active:
+                self.depth = min(self.depth * 2, max(DEPTH_MAX, self.width))
+        elif took > 2 * FAST_S:
+            self.depth = max(self.width, self.depth // 2)
+        self.mark_started(now)
+
+
+class Backoff:
+    """Of one key: it grows with every failure in a row."""
+
+    __slots__ = ("failures", "until")
+
+    def __init__(self) -> None:
+        self.failures = 0
+        self.until = 0.0
+
+    def failed(self, now: float, first: float, most: float) -> float:
+        delay = min(most, first * 2**self.failures)
+        self.failures += 1
+        self.until = now + delay
+        return delay
+
+
+class Placement:
+    """`slots` and `max_engines` bound the processes; queues of unstarted attempts wait here, one per key."""
+
+    def __init__(self, slots: int, max_engines: int) -> None:
+        self.slots = slots
+        self.max_engines = max_engines
+        self.children: dict[int, Child] = {}
+        self.queues: dict[str, deque[Held]] = {}
+        self.plans: dict[str, Plan] = {}
+        self.backoffs: dict[str, Backoff] = {}
+        self._blocked_since: dict[str, float] = {}
+        self._next_child = 1
+        self._uses = 0
+
+    # ---- queues
+
+    def enqueue(self, held: Held, front: bool = False) -> None:
+        key = held.plan.key
+        queue = self.queues.get(key)
+        if queue is None:
+            queue = self.queues[key] = deque()
+        self.plans[key] = held.plan
+        if front:
+            queue.appendleft(held)
+        else:
+            queue.append(held)
+
+    def head(self, key: str) -> Held | None:
+        """The first that is still to start; those given up meanwhile are dropped here."""
+        queue = self.queues.get(key)
+        while queue:
+            if queue[0].state is State.QUEUED and queue[0].stop_reason == "":
+                return queue[0]
+            queue.popleft()
+        return None
+
+    def of_kind(self, kind: str) -> list[Child]:
+        return [c for c in self.children.values() if c.plan.kind == kind]
+
+    def backoff(self, key: str) -> Backoff:
+        return self.backoffs.setdefault(key, Backoff())
+
+    # ---- dispatch
+
+    def dispatch(self, now: float) -> tuple[list[Action], list[Held]]:
+        """(starts, stops and deliveries, the attempts delivered). The longest-waiting key is served first."""
+        actions: list[Action] = []
+        delivered: list[Held] = []
+        heads = [(head.assigned, key) for key in list(self.queues) if (head := self.head(key)) is not None]
+        for _, key in sorted(heads):
+            self._serve(key, now, actions, delivered)
+        for key in [k for k, q in self.queues.items() if not q]:
+            del self.queues[key]
+            self._blocked_since.pop(key, None)
+        return actions, delivered
+
+    def _serve(self, key: str, now: float, actions: list[Action], delivered: list[Held]) -> None:
+        served: set[int] = set()
+        while (head := self.head(key)) is not None:
+            child = self._free_child(key, alone=head.isolate, skip=served)
+            if child is None:
+                break
+            served.add(child.id)
+            batch = self._fill(child, key, now)
+            if batch:
+                actions.append(Deliver(child.id, batch))
+                delivered += batch
+        if self.head(key) is not None:
+            self._grow(key, now, actions)
+        else:
+            self._blocked_since.pop(key, None)
+
+    def _free_child(self, key: str, *, alone: bool, skip: set[int]) -> Child | None:
+        best: Child | None = None
+        for child in self.children.values():
+            if child.plan.key != key or child.id in skip or child.room <= 0 or (alone and child.in_hand):
+                continue
+            # An idle process first: one whose parent attempts wait for children dies with their memory.
+            if best is None or (bool(child.waiting), child.active) < (bool(best.waiting), best.active):
+                best = child
+        return best
+
+    def _fill(self, child: Child, key: str, now: float) -> list[Held]:
+        batch: list[Held] = []
+        room = child.room
+        while len(batch) < room and (held := self.head(key)) is not None:
+            if held.isolate and (batch or child.in_hand):
+                break
+            self.queues[key].popleft()
+            batch.append(held)
+            held.move("deliver")
+            held.child = child.id
+            child.in_hand[held.log, held.seq] = held
+            if held.spec.timeout_ms:
+                child.timed += 1
+            if held.isolate:
+                child.alone = True
+                break
+        self._uses += 1
+        child.used = self._uses
+        child.delivered_at = now
+        child.mark_started(now)
+        return batch
+
+    def _grow(self, key: str, now: float, actions: list[Action]) -> None:
+        plan = self.plans[key]
+        mine = [c for c in self.children.values() if c.plan.key == key]
+        if any(c.state is ChildState.STARTING for c in mine) or now < self.backoff(key).until:
+            return
+        if plan.kind == "engine":
+            if mine:
+                return  # it is full, alone or retiring
+            room = self.max_engines - len(self.of_kind("engine"))
+        else:
+            # Processes whose parents wait do not count, up to as many again: children must find somewhere to run.
+            pool = self.of_kind("slot")
+            waiting = sum(1 for c in pool if c.waiting and not c.active)
+            room = self.slots + min(waiting, self.slots) - len(pool)
+        if room > 0:
+            actions.append(self.start(plan))
+        else:
+            self._make_room(key, plan.kind, now, actions)
+
+    def _make_room(self, key: str, kind: str, now: float, actions: list[Action]) -> None:
+        """End the least recently used process of another key that is idle; none is taken from its work."""
+        others = [c for c in self.of_kind(kind) if c.plan.key != key]
+        if any(c.state is ChildState.STOPPING for c in others):
+            return
+        idle = [c for c in others if c.state is ChildState.UP and not c.in_hand]
+        if idle:
+            actions.append(self.stop(min(idle, key=lambda c: c.used)))
+        elif others and kind == "engine":
+            since = self._blocked_since.setdefault(key, now)
+            if now - since >= FAIR_S and not any(c.retiring for c in others):
+                min(others, key=lambda c: c.used).retiring = True
+
+    # ---- processes
+
+    def start(self, plan: Plan) -> StartChild:
+        child = Child(self._next_child, plan)
+        self._next_child += 1
+        self.children[child.id] = child
+        return StartChild(child.id, plan)
+
+    def stop(self, child: Child, *, kill: bool = False) -> StopChild:
+        child.state = ChildState.STOPPING
+        return StopChild(child.id, kill)
+
+    def retire_idle(self) -> list[Action]:
+        """Processes that were asked to make room and have finished."""
+        return [
+            self.stop(c)
+            for c in self.children.values()
+            if c.retiring and not c.in_hand and c.state is ChildState.UP
+        ]  # fmt: skip
+
+    def ready(self, child: Child, width: int) -> None:
+        child.state = ChildState.UP
+        child.width = child.depth = max(1, width)

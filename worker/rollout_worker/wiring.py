@@ -1,0 +1,222 @@
+"""A worker from its settings: the only place that knows every part."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import socket
+from collections.abc import Callable
+from importlib.metadata import entry_points
+from importlib.metadata import version as installed_version
+from pathlib import Path
+from typing import Any, cast
+
+import structlog
+from rollout.compute.port import Compute
+from rollout.config.settings import WorkerSettings
+from rollout.model.errors import AttemptError, ConfigError, RolloutError
+from rollout.model.worker import Inventory
+from rollout.security.credentials import Credentials
+from rollout.security.roles import Role
+from rollout.wire.epoch import EpochGuard
+
+from rollout_worker.attempts import Plan
+from rollout_worker.driver import Driver, Parts, new_ulid
+from rollout_worker.executors.port import Executor, Run
+from rollout_worker.hosting import PluginHost
+from rollout_worker.http import WorkerHttp
+from rollout_worker.session import Session, SessionSettings
+
+log = structlog.get_logger()
+
+EXECUTORS = "rollout.executors"
+
+
+def load_executors() -> dict[str, type[Executor]]:
+    """Every installed executor that can be imported; one that cannot is told of, and not offered."""
+    found: dict[str, type[Executor]] = {}
+    for entry in sorted(entry_points(group=EXECUTORS), key=lambda e: e.name):
+        try:
+            found[entry.name] = entry.load()
+        except ImportError as error:
+            log.warning("executor_unavailable", executor=entry.name, error=str(error))
+    return found
+
+
+def planner(executors: dict[str, type[Executor]]) -> Callable[[Run], Plan]:
+    """Where a run's attempts execute."""
+
+    def plan(run: Run) -> Plan:
+        executor = executors.get(run.workload)
+        if executor is None:
+            raise AttemptError(
+                f"this worker has no executor for workload {run.workload!r} (it has: {', '.join(executors) or 'none'})",
+                code="executor_missing",
+            )
+        try:
+            environment = tuple(sorted(executor.environment(run).items()))
+            engine = executor.engine_key(run)
+        except Exception as error:
+            raise AttemptError(
+                f"executor {run.workload!r} cannot read the run's configuration: {type(error).__name__}: {error}",
+                code="bad_run_config",
+            ) from error
+        # Variables are read at import: another value needs another process.
+        key = json.dumps([run.workload, executor.placement, engine, environment])
+        return Plan(run, executor.placement, key, environment)
+
+    return plan
+
+
+def open_compute(settings: WorkerSettings) -> Compute:
+    """ConfigError if no installed package provides `[compute] backend`."""
+    found = entry_points(group="rollout.compute")
+    name = settings.compute.backend
+    if name not in found.names:
+        raise ConfigError(
+            f'[compute] backend = "{name}" is not installed; known: {", ".join(sorted(found.names)) or "none"}'
+        )
+    return cast(Compute, found[name].load()(settings.compute))
+
+
+async def inventory(
+    settings: WorkerSettings, compute: Compute, plugins: tuple[str, ...], executors: dict[str, type[Executor]]
+) -> Inventory:
+    host = await compute.inventory()
+    capacity: dict[str, float] = {
+        "cpus": float(host.cpus),
+        "memory_mib": float(host.memory_mib),
+        "gpus": float(len(host.gpus)),
+        **settings.worker.capacity,
+        "slots": float(settings.worker.slots),
+    }
+    return Inventory(
+        capacity=tuple(sorted(capacity.items())),
+        roles=tuple(settings.worker.roles),
+        labels=tuple(sorted(settings.worker.labels.items())),
+        plugins=plugins,
+        host=socket.gethostname(),
+        version=installed_version("rollout-engine"),
+        executors=tuple(executors),
+    )
+
+
+class Worker:
+    """A daemon: one incarnation after another, until it has drained or must not go on."""
+
+    def __init__(self, settings: WorkerSettings, worker_id: str = "", plugins: list[Path] | None = None) -> None:
+        self._settings = settings
+        self._next_id = worker_id
+        self._manifests = [*map(Path, settings.plugins), *(plugins or [])]
+        self.host = PluginHost(hot_reload=settings.worker.dev_hot_reload)
+        self._driver: Driver | None = None
+        self._drain: tuple[str, float] | None = None
+        self._waiting: asyncio.Task[Any] | None = None
+
+    @property
+    def driver(self) -> Driver | None:
+        return self._driver
+
+    def _session(self) -> Session | None:
+        return self._driver.session if self._driver is not None else None
+
+    def drain(self, reason: str, budget_s: float) -> None:
+        self._drain = (reason, budget_s)
+        if self._driver is not None:
+            self._driver.drain(reason, budget_s)
+        elif self._waiting is not None:
+            self._waiting.cancel()
+
+    async def run(self) -> int:
+        """The exit code: 0 drained, 1 the cluster shut this worker out."""
+        settings = self._settings
+        compute = open_compute(settings)
+        http = WorkerHttp(settings.http.listen_addr, self._session) if settings.http.listen_addr else None
+        notice: asyncio.Task[None] | None = None
+        try:
+            for manifest in self._manifests:
+                await self.host.load(manifest)
+            if http is not None:
+                log.info("http_ready", addr=await http.start())
+            executors = await asyncio.to_thread(load_executors)
+            offer = await inventory(settings, compute, tuple(self.host.names()), executors)
+            notice = asyncio.create_task(self._preemption(compute))
+            while True:
+                how = await self._incarnation(offer, executors)
+                log.info("worker_stopped", how=how)
+                if how == "drained":
+                    return 0
+                if how == "not_allowed":
+                    return 1
+                # What it held is lost to it; a fresh incarnation takes new work.
+        finally:
+            if notice is not None:
+                notice.cancel()
+            if http is not None:
+                await http.close()
+            await self.host.close()
+            await compute.close()
+
+    async def _incarnation(self, offer: Inventory, executors: dict[str, type[Executor]]) -> str:
+        settings = self._settings
+        incarnation, self._next_id = self._next_id or new_ulid(), ""
+        transport = settings.transport
+        while True:
+            if self._drain is not None:
+                return "drained"
+            self._waiting = asyncio.create_task(
+                Credentials.obtain(
+                    tls_dir=Path(transport.tls_dir),
+                    cluster=transport.cluster,
+                    role=Role.WORKER,
+                    incarnation=incarnation,
+                    lifetime_s=transport.certificate_lifetime_s,
+                    addresses=transport.coordinator_addrs,
+                )
+            )
+            try:
+                credentials = await self._waiting
+                break
+            except asyncio.CancelledError:
+                if self._drain is None:
+                    raise
+            except RolloutError as error:
+                if not error.retryable:
+                    raise
+                log.warning("certificate_unavailable", error=error.message)
+            finally:
+                self._waiting = None
+        worker = settings.worker
+        session = Session(
+            SessionSettings(
+                incarnation=incarnation,
+                inventory=offer,
+                slots=worker.slots,
+                max_engines=worker.max_engines,
+                self_fence_s=transport.worker_self_fence_timeout_ms / 1000,
+                orphan_grace_s=transport.orphan_grace_ms / 1000,
+            ),
+            planner(executors),
+        )
+        parts = Parts(settings, session, credentials, EpochGuard("worker"), incarnation, self._reload)
+        driver = self._driver = Driver(parts)
+        log.info("worker_starting", worker=incarnation, slots=worker.slots, pid=os.getpid())
+        if self._drain is not None:
+            driver.drain(*self._drain)
+        try:
+            return await driver.run()
+        finally:
+            self._driver = None
+
+    async def _reload(self, names: list[str]) -> None:
+        for name in names or self.host.names():
+            try:
+                await self.host.reload(name, "control")
+            except RolloutError as error:
+                log.error("plugin_reload_failed", plugin=name, error=error.message)
+
+    async def _preemption(self, compute: Compute) -> None:
+        notice = await compute.preemption()
+        log.warning("preemption_notice", reason=notice.reason, lead_s=notice.lead_s, budget_s=notice.budget_s)
+        self.drain("preemption", notice.budget_s)

@@ -1,0 +1,151 @@
+"""The Work stream: opened again for ever, on whichever coordinator leads."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Callable
+from typing import Any
+
+import grpc
+import grpc.aio
+import structlog
+from rollout.model.errors import ProtocolError, RolloutError, UnavailableError
+from rollout.wire.epoch import EpochGuard
+from rollout.wire.v1 import work_pb2, work_pb2_grpc
+
+from rollout_worker import session_events as ev
+from rollout_worker.link import Link, typed
+
+log = structlog.get_logger()
+
+WELCOME_S = 5.0
+REFUSALS_MAX = 3
+_FATAL = frozenset({"not_allowed"})
+
+
+class RefusedError(RolloutError):
+    """The coordinators will not have this incarnation."""
+
+    code = "refused"
+
+
+class WorkStream:
+    """`event` takes what happens; `send` puts a frame on the present stream, in order."""
+
+    def __init__(
+        self, link: Link, guard: EpochGuard, event: Callable[[ev.Event], None], new_session: Callable[[], str]
+    ) -> None:
+        self._link = link
+        self._guard = guard
+        self._event = event
+        self._new_session = new_session
+        self._session = ""
+        self._frames: deque[work_pb2.WorkUp] = deque()
+        self._ready = asyncio.Event()
+        self._call: Any = None
+        self._dropped = False
+        self._welcomed = False
+        self._refusals = 0
+        self._closing = False
+
+    def send(self, frame: work_pb2.WorkUp) -> None:
+        if self._session:
+            frame.session = self._session
+            self._frames.append(frame)
+            self._ready.set()
+
+    def drop(self, *, renewed: bool = False) -> None:
+        """End the present stream; another is opened: on the same coordinator at once if `renewed`, else where it can."""
+        self._dropped = renewed
+        if self._call is not None:
+            self._call.cancel()
+
+    async def run(self) -> None:
+        """RefusedError when no coordinator will have this incarnation."""
+        while True:
+            try:
+                await self._one()
+                error: RolloutError = UnavailableError("the stream ended")
+            except (grpc.aio.AioRpcError, grpc.aio.UsageError) as failed:
+                error = typed(failed)
+            except RolloutError as failed:
+                error = failed
+            renewed, self._dropped = self._dropped, False
+            if self._welcomed:
+                self._refusals = 0
+            elif isinstance(error, ProtocolError) or error.code in _FATAL:
+                self._refusals += 1
+                if self._refusals >= REFUSALS_MAX:
+                    raise RefusedError(error.message, by=error.code)
+            if not renewed:
+                log.info("coordinator_lost", addr=self._link.address, error=error.message, code=error.code)
+                await self._link.failed(error)
+
+    async def _one(self) -> None:
+        self._session = self._new_session()
+        self._frames.clear()
+        self._welcomed = False
+        stub: Any = work_pb2_grpc.WorkStub(self._link.channel)
+        call = self._call = stub.Stream()
+        patience = asyncio.get_running_loop().call_later(WELCOME_S, call.cancel)
+        writer: asyncio.Task[None] | None = None
+        try:
+            self._event(ev.StreamUp(self._session))
+            writer = asyncio.get_running_loop().create_task(self._write(call))
+            await self._read(call, patience)
+        except asyncio.CancelledError:
+            if not call.cancelled():
+                raise  # this task, not the call
+            raise UnavailableError("the stream was given up") from None
+        finally:
+            patience.cancel()
+            call.cancel()
+            self._call = None
+            self._session = ""
+            if writer is not None:
+                writer.cancel()
+                await asyncio.wait([writer])
+            self._event(ev.StreamDown())
+
+    async def _read(self, call: Any, patience: asyncio.TimerHandle) -> None:
+        while (frame := await call.read()) is not grpc.aio.EOF:
+            self._guard.check_peer(frame)
+            if not self._welcomed and frame.WhichOneof("body") == "welcome":
+                self._welcomed = True
+                patience.cancel()
+                self._link.succeeded()
+            self._event(ev.Frame(frame))
+        code = await call.code()
+        if code is not grpc.StatusCode.OK:
+            raise typed(
+                grpc.aio.AioRpcError(
+                    code, await call.initial_metadata(), await call.trailing_metadata(), await call.details()
+                )
+            )
+
+    async def _write(self, call: Any) -> None:
+        try:
+            while True:
+                while self._frames:
+                    frame = self._frames.popleft()
+                    frame.epoch = self._guard.current
+                    await call.write(frame)
+                self._ready.clear()
+                if self._closing:
+                    await call.done_writing()
+                    return
+                await self._ready.wait()
+        except (grpc.aio.AioRpcError, grpc.aio.UsageError, asyncio.InvalidStateError) as error:
+            log.debug("work_write_failed", error=str(error))
+            call.cancel() if not call.done() else None
+
+    async def finish(self, timeout_s: float) -> None:
+        """Send what is queued, half-close, and wait for the other side to end the stream."""
+        self._closing = True
+        self._ready.set()
+        call = self._call
+        if call is not None:
+            waiting = asyncio.ensure_future(call.code())
+            await asyncio.wait([waiting], timeout=timeout_s)
+            waiting.cancel()
