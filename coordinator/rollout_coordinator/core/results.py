@@ -113,6 +113,7 @@ def take_group(c: State, worker: Worker, log: Log, group: ResultGroup) -> tuple[
             at.append(i)
     plain = not stale and not group.failures and group.outcome is None and not log.run.tracked
     if plain and all(not g.info.spec.chain and g.info.lane.pruned_at < 0 for g in by_grant):
+        ITEM.move(ItemState.ASSIGNED, "result")
         for grant, at in by_grant.items():
             lane = grant.info.lane
             close(c, grant, seqs if len(at) == len(seqs) else [seqs[i] for i in at])

@@ -54,7 +54,7 @@ ITEM: Table[ItemState] = Table(
         (A, "release"): P,
         (R, "release"): P,
         (A, "revoke"): P,
-        (R, "revoke"): P,  # a new leader does not know that it never started; its worker does
+        (R, "revoke"): P,  # its worker said that it started and gives it up all the same: its word counts
         (A, "retry"): P,
         (R, "retry"): P,
         (A, "worker_lost"): P,
