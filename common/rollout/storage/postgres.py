@@ -83,6 +83,10 @@ def settings(timeout_ms: int, lock_ms: int | None = None) -> str:
     )
 
 
+_READING = "SET LOCAL jit = off; SET LOCAL work_mem = '64MB';"
+"""Compiling a look-up over a large array takes longer than the look-up; sorts of a replay stay in memory."""
+
+
 class _Connection(asyncpg.Connection):  # pyright: ignore[reportMissingTypeArgument, reportUntypedBaseClass]
     """No session state, so there is nothing to reset when it goes back to the pool: that saves a round trip."""
 
@@ -191,7 +195,9 @@ class PostgresEngine:
         """One read-only transaction with one view of the data."""
         try:
             async with self._connection() as db:
-                await db.execute(f"BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY; {settings(self.READ_MS)}")
+                await db.execute(
+                    f"BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY; {settings(self.READ_MS)} {_READING}"
+                )
                 try:
                     yield db
                 finally:

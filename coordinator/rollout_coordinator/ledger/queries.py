@@ -204,7 +204,7 @@ SELECT log, MIN(seq), MAX(seq)
  GROUP BY log, island ORDER BY 1, 2
 """
 
-# Which of the attempts {given} are open: no result of the item, no `attempt` row of that number.
+# Which of the attempts {given}, of items without a result, are open: those without an `attempt` row of that number.
 # CROSS JOIN makes SQLite walk `given` and look the items up, never the other way.
 OPEN_ATTEMPTS = f"""
 SELECT given.n, item.spec,
@@ -214,7 +214,6 @@ SELECT given.n, item.spec,
          WHERE attempt.log = given.log AND attempt.seq = given.seq AND ending = {LOST})
   FROM {{given}} AS given CROSS JOIN item
  WHERE item.log = given.log AND item.seq = given.seq
-   AND NOT EXISTS (SELECT 1 FROM result WHERE result.log = given.log AND result.seq = given.seq)
    AND NOT EXISTS (SELECT 1 FROM attempt
                     WHERE attempt.log = given.log AND attempt.seq = given.seq AND attempt.attempt = given.attempt)
 """

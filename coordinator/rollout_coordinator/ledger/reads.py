@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Iterable, Sequence
 from typing import Any
 
@@ -9,7 +10,7 @@ from rollout.model.item import Blob, ObjectSlice, Outcome
 from rollout.model.run import Order
 
 from rollout_coordinator.core.events import Keys, Loaded, PendingItem, ResultsLoaded
-from rollout_coordinator.core.step import LoadPending, LoadResults, LogRow, OpenAttempt, Snapshot
+from rollout_coordinator.core.step import LoadPending, LoadResults, OpenAttempt, Snapshot
 from rollout_coordinator.ledger import rows
 from rollout_coordinator.ledger.port import CommitPage
 
@@ -143,11 +144,12 @@ class Replay:
 
     def ranges_wanted(self) -> list[tuple[int, int]]:
         """(log, from seq) of the logs that may hold accepted results: in arrival order, results lie anywhere."""
+        submitted = {log.log: log.submitted for log in self.snapshot.logs}
+        return [(log, start) for log, start in self._starts() if start < submitted[log]]
 
-        def start(log: LogRow) -> int:
-            return 0 if log.log in self._arrival else log.cursor
-
-        return [(log.log, start(log)) for log in self.snapshot.logs if start(log) < log.submitted]
+    def _starts(self) -> list[tuple[int, int]]:
+        """By log: the first seq that may be without a result."""
+        return [(log.log, 0 if log.log in self._arrival else log.cursor) for log in self.snapshot.logs]
 
     def ranges(self, found: Iterable[Row]) -> None:
         """From ACCEPTED_RANGES."""
@@ -155,13 +157,15 @@ class Replay:
             self.snapshot.accepted.setdefault(log, []).append((first, last))
 
     def assignments(self, found: Iterable[Row]) -> None:
-        """From LIVE_ASSIGNMENTS; must follow `logs`. Attempts of logs that are over are not open."""
-        live = {log.log for log in self.snapshot.logs}
+        """From LIVE_ASSIGNMENTS; must follow `ranges`. Attempts of logs that are over are not open, nor those of items
+        with a result: these are known by now, so the database need not be asked for each."""
+        live = {log: _WithoutResult(start, self.snapshot.accepted.get(log, [])) for log, start in self._starts()}
         for batch, worker, packed in found:
             self._batches.append(batch)
             for group in rows.unpack_keys(packed):
-                if group.log in live:
-                    self._given.extend((group.log, s, a, worker, batch) for s, a in _pairs(group))
+                without_result = live.get(group.log)
+                if without_result is not None:
+                    self._given.extend((group.log, s, a, worker, batch) for s, a in _pairs(group) if without_result(s))
         # In key order the look-ups walk the index, which is several times faster on a cold cache.
         self._given.sort()
 
@@ -180,6 +184,21 @@ class Replay:
         used = {attempt.batch for attempt in self.snapshot.open_attempts}
         self.snapshot.open_attempts.sort(key=lambda a: (a.batch, a.log, a.seq))
         return [batch for batch in self._batches if batch not in used]
+
+
+class _WithoutResult:
+    """Whether an item of a log has no result, from its first unknown seq and its ranges of results after that."""
+
+    def __init__(self, start: int, ranges: list[tuple[int, int]]):
+        self._start = start
+        self._firsts = [first for first, _ in ranges]
+        self._lasts = [last for _, last in ranges]
+
+    def __call__(self, seq: int) -> bool:
+        if seq < self._start:
+            return False
+        at = bisect_right(self._firsts, seq) - 1
+        return at < 0 or seq > self._lasts[at]
 
 
 def _pairs(group: Keys) -> Iterable[tuple[int, int]]:
