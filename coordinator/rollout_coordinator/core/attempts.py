@@ -109,6 +109,8 @@ def backoff_ms(c: State, grant: Grant, seq: int) -> int:
 
 def end_attempt(c: State, grant: Grant, seq: int, end: AttemptEnd, code: str, message: str, to: str = "") -> None:
     """The attempt ended and its item did not: evidence is written and the item is pending again."""
+    if grant.log.flight.get(seq) is not grant:
+        return  # it went with its predecessor, earlier in the same message
     ITEM.move(state_of(grant, seq), _CAUSE[end])
     failures, losses, not_before = grant.failures, grant.losses, 0
     log = grant.log
