@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import signal
 from pathlib import Path
 from typing import Any
@@ -212,4 +211,4 @@ def test_no_key_is_readable_by_others(cli: Cli) -> None:
     cli.rows(3)
     assert cli.run("infer", "batch", "--config", str(cli.config())).code == 0
     keys = list((cli.directory / "out" / ".rollout" / "tls").glob("*.key.pem"))
-    assert keys and all(os.stat(key).st_mode & 0o077 == 0 for key in keys)
+    assert keys and all(key.stat().st_mode & 0o077 == 0 for key in keys)

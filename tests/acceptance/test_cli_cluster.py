@@ -1,0 +1,125 @@
+"""The commands against a cluster of real daemons with directories of their own, joined by token."""
+
+from __future__ import annotations
+
+import json
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from acceptance_cli import Cli, until
+from cluster import Cluster
+
+
+@pytest.fixture
+def cluster(tmp_path: Path) -> Iterator[Cluster]:
+    with Cluster(tmp_path / "nodes") as found:
+        found.add_coordinator().wait_event("coordinator_ready")
+        yield found
+
+
+@pytest.fixture
+def at(cluster: Cluster) -> list[str]:
+    return cluster.operator()
+
+
+def ask(cli: Cli, *args: str) -> dict[str, Any]:
+    done = cli.run(*args, "--json")
+    assert done.code == 0, done
+    return json.loads(done.out)
+
+
+def test_a_batch_is_submitted_commanded_and_collected(cli: Cli, cluster: Cluster, at: list[str]) -> None:
+    cli.rows(300)
+    config = str(cli.config(backend={"delay_ms": 100, "concurrency": 8}))
+    for _ in range(2):
+        cluster.add_worker()
+    for worker in cluster.workers:
+        worker.wait_event("worker_ready")
+    done = cli.run("infer", "batch", "--config", config, *at, "--detach")
+    assert done.code == 0 and "collects" in done.out, done
+    (run,) = ask(cli, "run", "list", *at)["runs"]
+    run_id = run["run_id"]
+    assert (run["workload"], run["submitted"], run["sealed"]) == ("infer", 300, True)
+
+    paused = ask(cli, "run", "pause", run_id, *at)
+    assert paused["state"] in ("paused", "running")
+    until(lambda: ask(cli, "run", "show", run_id, *at)["state"] == "paused", "the pause")
+    assert run_id in cli.run("run", "list", *at, "--state", "paused").out
+    assert ask(cli, "run", "resume", run_id, *at)["state"] == "running"
+
+    workers = ask(cli, "workers", *at)
+    assert {worker["state"] for worker in workers["workers"]} == {"ready"} and len(workers["workers"]) == 2
+    assert workers["leader"] == cluster.addresses[0]
+
+    collected = cli.run("infer", "batch", "--config", config, *at)
+    assert collected.code == 0, collected
+    assert [row["n"] for row in cli.completions()] == list(range(300))
+    watched = cli.run("run", "watch", run_id, *at)
+    assert watched.code == 0 and "completed: 300 done" in watched.out
+    assert cli.run("run", "pause", run_id, *at).code == 2
+
+    ask(cli, "workers", *at, "--drain", workers["workers"][0]["worker_id"])
+    until(lambda: len(ask(cli, "workers", *at)["workers"]) == 1, "the worker to leave")
+    assert ask(cli, "run", "delete", run_id, *at)["items"] == 300
+    assert cli.run("run", "show", run_id, *at).code == 2
+
+
+def test_interrupted_the_run_goes_on(cli: Cli, cluster: Cluster, at: list[str]) -> None:
+    cli.rows(200)
+    config = str(cli.config(backend={"delay_ms": 200, "concurrency": 8}))
+    cluster.add_worker().wait_event("worker_ready")
+    process = cli.start("infer", "batch", "--config", config, *at)
+    cli.wait_for_rows(10, process)
+    process.send_signal(signal.SIGINT)
+    out, err = process.communicate(timeout=30)
+    assert process.returncode == 130, (out, err)
+    run_id = (cli.directory / "out" / "run-id").read_text().strip()
+    assert f"run {run_id} goes on at the cluster; stop it with: rollout run pause {run_id}" in out
+    until(lambda: ask(cli, "run", "show", run_id, *at)["state"] == "completed", "the run to end without us")
+    assert cli.run("infer", "batch", "--config", config, *at).code == 0
+    assert [row["n"] for row in cli.completions()] == list(range(200))
+
+
+def test_a_killed_run_fails_the_command_and_goes_on_by_the_same(cli: Cli, cluster: Cluster, at: list[str]) -> None:
+    cli.rows(100)
+    config = str(cli.config(backend={"delay_ms": 300, "concurrency": 4}))
+    cluster.add_worker().wait_event("worker_ready")
+    process = cli.start("infer", "batch", "--config", config, *at)
+    cli.wait_for_rows(5, process)
+    run_id = (cli.directory / "out" / "run-id").read_text().strip()
+    assert ask(cli, "run", "kill", run_id, *at, "--reason", "enough")["state"] == "killed"
+    out, err = process.communicate(timeout=30)
+    assert process.returncode == 1 and "killed" in out, (out, err)
+    done = cli.run("infer", "batch", "--config", config, *at)
+    assert done.code == 0 and "is killed: continue" in done.out
+    assert [row["n"] for row in cli.completions()] == list(range(100))
+
+
+def test_joined_addresses_are_found(cli: Cli, cluster: Cluster) -> None:
+    token = cluster.token("operator")
+    done = cli.run("join", "--coordinator", cluster.join_address, "--token", token)
+    assert done.code == 0 and "joined cluster rollout as operator host" in done.out
+    assert cli.run("run", "list").code == 0
+    cli.env["ROLLOUT_COORDINATOR"] = cluster.addresses[0]
+    assert cli.run("workers").code == 0
+    wrong = cli.run(
+        "join", "--coordinator", cluster.join_address, "--token", cluster.token("worker"), "--tls-dir", "t2"
+    )
+    assert wrong.code == 2 and "this token enrols a worker" in wrong.err
+    used = cli.run("join", "--coordinator", cluster.join_address, "--token", token, "--tls-dir", "t3")
+    assert used.code == 2 and "token" in used.err
+    missing = cli.run("run", "show", "01ARZ3NDEKTSV4RRFFQ69G5FAV")
+    assert missing.code == 2 and "01ARZ3NDEKTSV4RRFFQ69G5FAV" in missing.err
+
+
+def test_a_run_of_another_cluster_is_not_started_again(cli: Cli, cluster: Cluster, at: list[str]) -> None:
+    cli.rows(20)
+    cluster.add_worker().wait_event("worker_ready")
+    config = str(cli.config())
+    assert cli.run("infer", "batch", "--config", config).code == 0
+    (cli.directory / "out" / "summary.json").unlink()  # as if it had been cut off before its end
+    done = cli.run("infer", "batch", "--config", config, *at)
+    assert done.code == 2 and "it was started on this machine" in done.err
