@@ -190,6 +190,19 @@ async def test_json_schema(backend: Backend) -> None:
         jsonschema.validate(json.loads(choice.text), SCHEMA)
 
 
+async def test_a_schema_that_cannot_be(backend: Backend, kind: str) -> None:
+    if kind == "mock":
+        pytest.skip("the mock reads only what it knows of a schema")
+    fine, error = await asyncio.gather(
+        backend.generate(ask(PROMPTS[0], GREEDY)),
+        backend.generate(ask(PROMPTS[0], GREEDY, json_schema={"type": "nonsense"})),
+        return_exceptions=True,
+    )
+    assert isinstance(fine, Completion)
+    assert isinstance(error, AttemptError)
+    assert (error.error_code, error.retry) == ("bad_request", False)
+
+
 async def test_penalties_and_cuts_are_taken(backend: Backend) -> None:
     sampling = replace(WARM, top_k=5, top_p=0.9, min_p=0.05, presence_penalty=0.5, frequency_penalty=0.5)
     sampling = replace(sampling, repetition_penalty=1.2, min_tokens=4)

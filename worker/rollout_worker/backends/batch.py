@@ -16,6 +16,7 @@ from typing import Any
 import structlog
 from rollout.model.errors import AttemptError
 
+from rollout_worker.backends.lifeline import die
 from rollout_worker.backends.port import Choice, Sampling
 from rollout_worker.backends.sampling import RowState, next_tokens, token_logprobs
 from rollout_worker.backends.tokens import TextCodec, cut_at_stop
@@ -218,6 +219,8 @@ class ContinuousBatch(threading.Thread):
         code = "out_of_memory" if memory else "engine_error"
         hint = ": lower backend.max_num_seqs or backend.max_model_len" if memory else ""
         _log.error("engine_step_failed", code=code, error=repr(error), rows=len(self._live) + len(admitted))
+        if "CUDA error" in str(error) and not memory:
+            die()  # after a fault on the device every later call fails too: only a new process helps
         failure = AttemptError(f"the model failed in a step: {error!r}{hint}", code=code)
         failed = {id(sequence): sequence for sequence in [*self._live, *admitted]}
         self._live, self._cache, self._mask = [], None, None

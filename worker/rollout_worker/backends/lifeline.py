@@ -11,6 +11,7 @@ import ctypes
 import os
 import signal
 import sys
+from typing import NoReturn
 
 _OWNER = "ROLLOUT_ENGINE_OWNER"
 _PR_SET_PDEATHSIG = 1  # prctl(2)
@@ -22,6 +23,13 @@ def hold() -> None:
         return
     os.environ[_OWNER] = str(os.getpid())
     os.register_at_fork(after_in_child=plugin)
+
+
+def die() -> NoReturn:
+    """End the engine child as a crash would: its engine is beyond repair."""
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(70)
 
 
 def plugin() -> None:

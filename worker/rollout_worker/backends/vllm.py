@@ -16,11 +16,14 @@ import inspect
 import json
 from typing import Any
 
+import structlog
 from rollout.model.errors import AttemptError
 
-from rollout_worker.backends.lifeline import hold
+from rollout_worker.backends.lifeline import die, hold
 from rollout_worker.backends.port import Backend, BackendOptions, Choice, Completion, Request, Sampling
 from rollout_worker.backends.tokens import TextCodec
+
+_log = structlog.get_logger()
 
 CPU_SEQUENCES = 32
 GPU_SEQUENCES = 256
@@ -94,11 +97,8 @@ class VllmBackend:
             final: Any = None
             async for output in stream:
                 final = output
-        except (ValueError, TypeError, NotImplementedError) as error:
-            raise AttemptError(f"vLLM refuses the row: {error}", code="bad_request", retry=False) from error
-        except RuntimeError as error:
-            # EngineDeadError and EngineGenerateError: the daemon restarts an engine whose rows all fail.
-            raise AttemptError(f"vLLM failed: {error!r}", code="engine_error") from error
+        except Exception as error:
+            raise self._typed(error) from error
         if final is None or not final.finished:
             raise AttemptError("vLLM ended the row without a completion", code="engine_error")
         choices = [self._choice(output, request.sampling) for output in sorted(final.outputs, key=lambda o: o.index)]
@@ -106,6 +106,18 @@ class VllmBackend:
             if choice.finish_reason not in ("stop", "length"):
                 raise AttemptError(f"vLLM ended the row with {choice.finish_reason!r}", code="engine_error")
         return Completion(choices, len(prompt))
+
+    def _typed(self, error: Exception) -> AttemptError:
+        if self._engine is not None and getattr(self._engine, "errored", False):
+            # Its core process is gone for good. As a crash of this process the daemon starts another engine, and counts
+            # a loss for every row that ran, so that a row that keeps killing engines ends up running alone.
+            _log.critical("engine_dead", error=repr(error), model=self._config.model)
+            die()
+        kinds = {kind.__name__ for kind in type(error).__mro__}
+        if isinstance(error, ValueError | TypeError | NotImplementedError) or "VLLMClientError" in kinds:
+            return AttemptError(f"vLLM refuses the row: {error}", code="bad_request", retry=False)
+        cause = error.__cause__ or error
+        return AttemptError(f"vLLM failed: {cause!r}", code="engine_error")
 
     def _choice(self, output: Any, sampling: Sampling) -> Choice:
         logprobs = None
