@@ -17,6 +17,7 @@ from collections.abc import AsyncGenerator, AsyncIterator, Callable, Generator
 from contextlib import aclosing, contextmanager
 from pathlib import Path
 from typing import Any, cast
+from weakref import WeakValueDictionary
 
 import grpc.aio
 import structlog
@@ -26,7 +27,7 @@ from rollout.objects import open_store
 from rollout.objects.digest import CHUNK, check_id
 from rollout.objects.port import ObjectStore
 from rollout.security.credentials import Credentials
-from rollout.security.roles import Role, require
+from rollout.security.roles import Peer, Role, require
 from rollout.wire.channel import SERVER_OPTIONS
 from rollout.wire.errors import abort
 from rollout.wire.v1 import objects_pb2 as pb
@@ -41,6 +42,7 @@ OPERATOR_PIN_S = 30 * 86400.0
 WORKER_PIN_S = 24 * 3600.0
 """Results on their way to the ledger."""
 MAX_HAS = 10_000
+STREAMS_PER_PEER = 8
 _RENEW_CHECK_S = 1.0
 
 
@@ -81,10 +83,6 @@ def stall_watch(limit_s: float) -> Generator[Callable[[], None]]:
         timer.cancel()
 
 
-def _any_role(context: Any) -> Role:
-    return require(context, *Role).role
-
-
 class ObjectsService(rpc.ObjectsServicer):
     """One client's slowness or bytes touch nobody else: a message of memory and a temporary file each."""
 
@@ -95,23 +93,25 @@ class ObjectsService(rpc.ObjectsServicer):
         *,
         max_object_bytes: int = MAX_OBJECT_BYTES,
         stall_s: float = STALL_S,
-        check_peer: Callable[[Any], Role] | None = None,
+        check_peer: Callable[[Any], Peer] = require,
     ) -> None:
         self.store = store
         self.epoch = epoch
         self._max_object_bytes = max_object_bytes
         self._stall_s = stall_s
-        self._check_peer = check_peer or _any_role
+        self._check_peer = check_peer
+        self._slots: WeakValueDictionary[str, asyncio.Semaphore] = WeakValueDictionary()
 
     async def Put(self, request_iterator: AsyncIterator[pb.PutUp], context: Any) -> pb.PutReply:
         try:
-            with stall_watch(self._stall_s) as mark:
-                return await self._put(request_iterator, context, mark)
+            peer = self._check_peer(context)
+            async with self._slot(peer):
+                with stall_watch(self._stall_s) as mark:
+                    return await self._put(request_iterator, peer, mark)
         except RolloutError as e:
             return await abort(context, e)
 
-    async def _put(self, requests: AsyncIterator[pb.PutUp], context: Any, mark: Callable[[], None]) -> pb.PutReply:
-        role = self._check_peer(context)
+    async def _put(self, requests: AsyncIterator[pb.PutUp], peer: Peer, mark: Callable[[], None]) -> pb.PutReply:
         first = await anext(aiter(requests), None)
         if first is None:
             raise ProtocolError("an upload must begin with a message that names the object")
@@ -119,7 +119,7 @@ class ObjectsService(rpc.ObjectsServicer):
         object_id, size = check_id(first.object_id), first.size
         if size > self._max_object_bytes:
             raise InputError(f"an object of {size} bytes is over the limit of {self._max_object_bytes}")
-        await self._pin([object_id], first.pin, role)
+        await self._pin([object_id], first.pin, peer.role)
 
         async def chunks() -> AsyncGenerator[bytes]:
             if first.chunk:
@@ -134,13 +134,13 @@ class ObjectsService(rpc.ObjectsServicer):
 
     async def Get(self, request: pb.GetRequest, context: Any) -> None:
         try:
-            with stall_watch(self._stall_s) as mark:
-                await self._get(request, context, mark)
+            async with self._slot(self._check_peer(context)):
+                with stall_watch(self._stall_s) as mark:
+                    await self._get(request, context, mark)
         except RolloutError as e:
             await abort(context, e)
 
     async def _get(self, request: pb.GetRequest, context: Any, mark: Callable[[], None]) -> None:
-        self._check_peer(context)
         self._check_epoch(request)
         meta = await self.store.head(check_id(request.object_id))
         size = meta.size if meta is not None else 0
@@ -156,12 +156,12 @@ class ObjectsService(rpc.ObjectsServicer):
 
     async def Has(self, request: pb.HasRequest, context: Any) -> pb.HasReply:
         try:
-            role = self._check_peer(context)
+            peer = self._check_peer(context)
             self._check_epoch(request)
             if len(request.object_ids) > MAX_HAS:
                 raise InputError(f"at most {MAX_HAS} ids a request, this one has {len(request.object_ids)}")
             ids = [check_id(i) for i in request.object_ids]
-            await self._pin(ids, request.pin, role)  # first: what is there now cannot go any more
+            await self._pin(ids, request.pin, peer.role)  # first: what is there now cannot go any more
             return pb.HasReply(epoch=self.epoch, has=await self.store.has(ids))
         except RolloutError as e:
             return await abort(context, e)
@@ -171,6 +171,10 @@ class ObjectsService(rpc.ObjectsServicer):
             raise InputError("the holder of a pin is an incarnation or a run id")
         if holder and object_ids:
             await self.store.pin(object_ids, holder, WORKER_PIN_S if role is Role.WORKER else OPERATOR_PIN_S)
+
+    def _slot(self, peer: Peer) -> asyncio.Semaphore:
+        """A peer's own, so that its many streams hold up none but its own further ones."""
+        return self._slots.setdefault(peer.id, asyncio.Semaphore(STREAMS_PER_PEER))
 
     def _check_epoch(self, request: Any) -> None:
         if not request.HasField("epoch"):
@@ -235,7 +239,7 @@ async def serve(reader: asyncio.StreamReader, write: Callable[[str], object]) ->
         )
         renewing = asyncio.create_task(_keep_renewed(credentials))
         service = ObjectsService(store, int(start["epoch"]))
-        server = grpc.aio.server(options=SERVER_OPTIONS, maximum_concurrent_rpcs=1024)
+        server = grpc.aio.server(options=SERVER_OPTIONS)
         cast(Any, rpc).add_ObjectsServicer_to_server(service, server)
         listen, host = _listen_on(objects, transport)
         port = server.add_secure_port(listen, credentials.server_credentials())

@@ -7,7 +7,7 @@ import asyncio
 import json
 import os
 import sys
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -30,7 +30,7 @@ from rollout.objects.remote import RemoteObjects
 from rollout.objects.tree import materialise, upload
 from rollout.security.authority import Authority
 from rollout.security.credentials import Credentials
-from rollout.security.roles import Role
+from rollout.security.roles import Peer, Role
 from rollout.wire.channel import CLIENT_OPTIONS, SERVER_OPTIONS, open_channel
 from rollout.wire.epoch import EpochGuard
 from rollout.wire.errors import error_of
@@ -106,7 +106,9 @@ async def rig(tmp_path: Path) -> AsyncIterator[Rig]:
     store = FsObjectStore(tmp_path / "store", reserve_bytes=0)
     await store.open()
     faults = Faults()
-    service = ObjectsService(store, 0, max_object_bytes=4 << 20, stall_s=0.5, check_peer=lambda _: Role.WORKER)
+    service = ObjectsService(
+        store, 0, max_object_bytes=4 << 20, stall_s=0.5, check_peer=lambda _: Peer(Role.WORKER, "w", "h", "test", 1e12)
+    )
     server = grpc.aio.server(options=SERVER_OPTIONS, interceptors=[faults])
     rpc.add_ObjectsServicer_to_server(service, server)
     rig = Rig(service, store, faults, server.add_insecure_port("127.0.0.1:0"))
@@ -161,6 +163,25 @@ async def test_a_fetch_goes_on_after_its_process_died(rig: Rig, tmp_path: Path) 
     await client.fetch(name, tmp_path / "other")
     assert rig.faults.offsets[-1] == 0
     assert (tmp_path / "other").read_bytes() == BIG
+
+
+async def test_what_is_there_is_not_sent_again(rig: Rig) -> None:
+    client = rig.client()
+    name = await client.put(b"small")
+    assert await client.put(b"small") == name
+    big = await client.put(BIG)
+
+    async def pieces() -> AsyncGenerator[bytes]:
+        for at in range(0, len(BIG), CHUNK):
+            yield BIG[at : at + CHUNK]
+
+    async def not_yet(ids: list[bytes]) -> list[bool]:
+        return [False] * len(ids)
+
+    client.has = not_yet  # type: ignore[method-assign]
+    for _ in range(5):  # somebody else put it after we asked: the server answers before it has read all
+        await client._put(big, len(BIG), pieces)
+    await client.close()
 
 
 async def test_damaged_bytes_are_never_believed(rig: Rig, tmp_path: Path) -> None:

@@ -293,8 +293,13 @@ async def test_pinned_hash(host: PluginHost, make: Make) -> None:
     manifest = make("python", top=f'sha256 = "{digest}"')
     await host.load(manifest)
     await host.unload("faulty-python")
+    await host.load(manifest)
     with manifest.with_name("faulty.py").open("a") as file:
         file.write("# changed\n")
+    assert await reason(host, "faulty-python", "leave") == "crashed"
+    with pytest.raises(ConfigError, match="review the change and pin the new hash"):  # a restart looks again
+        await host.call("faulty-python", "pid", {}, 5)
+    await host.unload("faulty-python")
     with pytest.raises(ConfigError, match="review the change and pin the new hash"):
         await host.load(manifest)
 

@@ -1,4 +1,4 @@
-# ruff: noqa: ASYNC240
+# ruff: noqa: ASYNC220, ASYNC240
 """The samples work, pass the checks for authors, and the checks find what is wrong with others."""
 
 from __future__ import annotations
@@ -111,6 +111,15 @@ async def test_grpc_sidecar(host: PluginHost, tmp_path: Path) -> None:
             await host.call("grpc-sidecar", method, {}, 1.0)
         assert caught.value.context["reason"] == reason, method
         assert await host.call("grpc-sidecar", "echo", {}, 5) == {}
+
+
+async def test_what_a_killed_worker_left_is_swept(host: PluginHost, samples: Path) -> None:
+    gone = subprocess.Popen(["true"])
+    gone.wait()
+    left = Path(f"/tmp/rollout-plugin-{gone.pid}-test")
+    left.mkdir()
+    await host.load(samples / "sidecar")
+    assert not left.exists()
 
 
 async def test_the_socket_is_private(host: PluginHost, samples: Path) -> None:

@@ -1,4 +1,7 @@
-"""Content-addressed bytes. Adapters register under `rollout.objects`: `open_store(options) -> ObjectStore`."""
+"""Content-addressed bytes.
+
+Adapters register under the entry point group `rollout.objects`: `open_store(ObjectsSection, StorageSection) -> ObjectStore`.
+"""
 
 from __future__ import annotations
 
@@ -30,7 +33,9 @@ class ObjectStore(Protocol):
     async def has(self, object_ids: list[bytes]) -> list[bool]: ...
     def list(self) -> AsyncGenerator[ObjectMeta]: ...
 
-    async def delete(self, object_id: bytes) -> bool: ...
+    async def delete(self, object_id: bytes) -> bool:
+        """False: it was not there, or somebody has pinned it; no pin can come between the look and the deletion."""
+        ...
 
     # Pins keep an object from deletion while nothing in the ledger refers to it yet.
     async def pin(self, object_ids: list[bytes], holder: str, ttl_s: float) -> None: ...

@@ -9,7 +9,7 @@ from typing import Any
 
 import structlog
 from rollout.model.errors import ConfigError, NotFoundError, PluginError, StateError
-from rollout.plugins.manifest import Manifest, load_manifest, verify_pin
+from rollout.plugins.manifest import Manifest, load_manifest
 
 from rollout_worker.hosting.channel import Limits
 from rollout_worker.hosting.instance import Instance
@@ -111,7 +111,6 @@ class PluginHost:
 
 def _checked(path: str | Path) -> Manifest:
     manifest = load_manifest(path)
-    verify_pin(manifest)
     if manifest.network_allowlist:
         raise ConfigError(
             f"{manifest.path}: network_allowlist = {list(manifest.network_allowlist)}: this worker cannot confine a "

@@ -9,7 +9,7 @@ from typing import Any
 import structlog
 from rollout.model.errors import PluginError, RolloutError
 from rollout.plugins import api
-from rollout.plugins.manifest import Manifest
+from rollout.plugins.manifest import Manifest, verify_pin
 
 from rollout_worker.hosting import cdylib, python_mode, sidecar
 from rollout_worker.hosting.channel import FATAL, Limits
@@ -20,6 +20,7 @@ log = structlog.get_logger()
 
 async def start(manifest: Manifest, limits: Limits) -> Running:
     """A process that has answered init and preflight. PluginError, ConfigError; nothing is left behind then."""
+    await asyncio.to_thread(verify_pin, manifest)  # at each start: the file may have changed since the last
     if manifest.mode == "python":
         running, payload = await python_mode.start(manifest, limits), python_mode.init_payload(manifest)
     elif manifest.mode == "sidecar":

@@ -13,6 +13,7 @@ import sys
 import tempfile
 from pathlib import Path
 
+import psutil
 from rollout.plugins.manifest import Manifest
 
 from rollout_worker.hosting import lifeline
@@ -22,6 +23,8 @@ from rollout_worker.hosting.running import Running
 
 SOCKET = "ROLLOUT_PLUGIN_SOCKET"
 _LOOK_EVERY_S = 0.02
+_TMP = Path("/tmp")
+_PREFIX = "rollout-plugin-"
 
 
 async def start(manifest: Manifest, limits: Limits) -> Running:
@@ -30,7 +33,8 @@ async def start(manifest: Manifest, limits: Limits) -> Running:
     assert entry is not None
     program = sys.executable if entry.command[0] == "python" else entry.command[0]
     # Under /tmp, not $TMPDIR: a Unix socket's path has at most 103 bytes on macOS. mkdtemp makes it 0700.
-    scratch = Path(tempfile.mkdtemp(prefix="rollout-plugin-", dir="/tmp"))
+    await asyncio.to_thread(sweep)
+    scratch = Path(tempfile.mkdtemp(prefix=f"{_PREFIX}{os.getpid()}-", dir=_TMP))
     path = scratch / "s"
     process: PluginProcess | None = None
     try:
@@ -51,6 +55,17 @@ async def start(manifest: Manifest, limits: Limits) -> Running:
 
 def init_payload(manifest: Manifest) -> dict[str, object]:
     return {"name": manifest.name, "version": manifest.version, "protocol": 1, "config": manifest.config}
+
+
+def sweep() -> None:
+    """Removes what killed workers of this user left."""
+    for left in _TMP.glob(f"{_PREFIX}*-*"):
+        pid = left.name.removeprefix(_PREFIX).partition("-")[0]
+        try:
+            if pid.isdigit() and left.stat().st_uid == os.getuid() and not psutil.pid_exists(int(pid)):
+                shutil.rmtree(left, ignore_errors=True)
+        except FileNotFoundError:
+            continue  # another worker was faster
 
 
 async def _connect(process: PluginProcess, path: Path, protocol: str, limits: Limits) -> Channel:
