@@ -94,8 +94,7 @@ class Driver:
         self._objects = RemoteObjects(
             self._objects_channel,
             pin=parts.incarnation,
-            epoch=lambda: parts.guard.current,
-            on_epoch=parts.guard.adopt,
+            guard=parts.guard,
         )
         cache_dir = Path(settings.objects.cache_dir).absolute()
         self._cache = ObjectCache(cache_dir, settings.objects.cache_max_mib << 20, self._objects.fetch)

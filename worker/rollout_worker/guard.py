@@ -1,7 +1,7 @@
 """Ends what a killed daemon leaves behind. A process of its own, standard library only: `guard.py SCRATCH_DIR`.
 
-It reads "+PGID" and "-PGID" lines from its stdin, a pipe whose other end only the daemon holds. However the daemon ends,
-also by SIGKILL, the pipe closes: then every process group still listed is killed, grandchildren included, also those
+It reads "+PGID" and "-PGID" lines from its stdin, a pipe whose other end only the daemon holds. However the daemon
+ends, also by SIGKILL, the pipe closes: then every group still listed is killed, grandchildren included, also those
 whose interpreter is stuck, and the daemon's scratch directory is removed.
 """
 

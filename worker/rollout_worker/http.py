@@ -50,7 +50,7 @@ class WorkerHttp:
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         try:
             head = await asyncio.wait_for(reader.readuntil(b"\r\n\r\n"), READ_S)
-            method, path = (head.split(b"\r\n", 1)[0].decode("latin-1").split(" ") + ["", ""])[:2]
+            method, path = [*head.split(b"\r\n", 1)[0].decode("latin-1").split(" "), "", ""][:2]
             status, kind, body = self._answer(method, path.partition("?")[0])
             writer.write(
                 f"HTTP/1.1 {status}\r\nContent-Type: {kind}\r\nContent-Length: {len(body)}\r\n"

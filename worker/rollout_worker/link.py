@@ -1,4 +1,4 @@
-"""The channel to whichever coordinator leads: found by trying, followed by hints, rebuilt with every new certificate."""
+"""The channel to whichever coordinator leads: found by trying, followed by hints, rebuilt with each certificate."""
 
 from __future__ import annotations
 

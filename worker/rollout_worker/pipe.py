@@ -1,4 +1,4 @@
-"""Frames between the daemon and its child processes, on a socket pair: length, kind, body. Bodies are protobuf or JSON."""
+"""Frames between the daemon and its child processes, on a socket pair: length, kind, body (protobuf or JSON)."""
 
 from __future__ import annotations
 

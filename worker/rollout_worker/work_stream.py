@@ -56,7 +56,7 @@ class WorkStream:
             self._ready.set()
 
     def drop(self, *, renewed: bool = False) -> None:
-        """End the present stream; another is opened: on the same coordinator at once if `renewed`, else where it can."""
+        """End the present stream and open another: at once on the same coordinator if `renewed`, else where it can."""
         self._dropped = renewed
         if self._call is not None:
             self._call.cancel()

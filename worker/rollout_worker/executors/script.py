@@ -1,8 +1,8 @@
 """The workload `script`: each item says in JSON how it behaves. For tests, demos and benchmarks of the engine itself.
 
 Keys of a payload, all optional: `sleep_ms`, `busy_ms` (holds the interpreter), `alloc_mib`, `fail_times` (attempts
-numbered up to this fail), `fail_code`, `fatal` (no retry), `crash` (the process kills itself; a number: only attempts up
-to it), `segv`, `exit`, `hang` (ignores cancellation), `spawn` (payloads of children; the result is the list of theirs),
+numbered up to this fail), `fail_code`, `fatal` (no retry), `crash` (the process kills itself; a number: only attempts
+up to it), `segv`, `exit`, `hang` (ignores cancellation), `spawn` (payloads of children; whose results are listed),
 `chain_append` (the predecessor's result and `data`), `size` (bytes of result), `print`, `put` (bytes stored as an
 object, whose id is the result), `echo`, `data`. A payload that begins with b"noop" returns at once.
 """

@@ -1,0 +1,141 @@
+"""Real workers, real child processes, a real coordinator, real mTLS."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import signal
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+from rollout.client import Runs
+from rollout.model.item import ItemSpec, Outcome
+from worker_nodes import Nodes, collect, leftovers, run_all, script, submit, until
+
+
+@pytest.fixture
+async def nodes(tmp_path: Path) -> AsyncIterator[Nodes]:
+    nodes = Nodes(tmp_path)
+    try:
+        await nodes.coordinator().event("coordinator_ready")
+        yield nodes
+    finally:
+        nodes.close()
+
+
+@pytest.fixture
+async def runs(nodes: Nodes) -> AsyncIterator[Runs]:
+    async with await nodes.client() as runs:
+        yield runs
+
+
+async def test_items_of_every_kind(nodes: Nodes, runs: Runs) -> None:
+    await nodes.worker(worker__slots=2).event("worker_ready")
+    chain = ItemSpec(chain="c")
+    payloads = [
+        script({"data": "hello"}),
+        script({"echo": True, "x": 1}),
+        script({"fail_times": 1, "data": "second try"}, ItemSpec(retry_backoff_ms=10)),
+        script({"fatal": True, "fail_code": "mine"}),
+        script({"size": 100_000}),
+        script({"chain_append": True, "data": "a"}, chain),
+        script({"chain_append": True, "data": "b"}, chain),
+        script({"spawn": [{"data": "x"}, {"sleep_ms": 30, "data": "y"}, {"data": "z"}]}),
+        script({"skip": True}),
+        script({"sleep_ms": 60_000}, ItemSpec(timeout_ms=200, max_attempts=1)),
+        script(b"noop"),
+        script({"put": 5000}),
+    ]
+    entries = await run_all(runs, payloads)
+    data = [e.data for e in entries]
+    assert data[0] == b"hello"
+    assert data[1] == payloads[1].payload
+    assert (data[2], entries[2].attempt) == (b"second try", 2)
+    assert entries[3].failure is not None and entries[3].failure.code == "mine"
+    assert len(data[4]) == 100_000
+    assert data[5:7] == [b"a", b"ab"]
+    assert json.loads(data[7]) == ["x", "y", "z"]
+    assert entries[8].outcome is Outcome.SKIPPED
+    assert entries[9].failure is not None and entries[9].failure.code == "timeout"
+    assert data[10] == b""
+    assert len(data[11]) == 64
+
+
+async def test_a_crash_costs_its_attempt_and_nothing_else(nodes: Nodes, runs: Runs) -> None:
+    worker = nodes.worker(worker__slots=2)
+    items = [
+        script({"crash": 1, "data": "survived"}),
+        script({"segv": True}, ItemSpec(max_worker_lost=2)),
+        script({"exit": 3}, ItemSpec(max_worker_lost=1)),
+        *[script({"data": "ok"}, salt=i) for i in range(50)],
+    ]
+    entries = await run_all(runs, items)
+    assert (entries[0].data, entries[0].attempt) == (b"survived", 2)
+    assert entries[1].failure is not None and entries[1].failure.code == "dead_letter"
+    assert entries[2].failure is not None and entries[2].failure.worker_lost
+    assert all(e.data == b"ok" and e.attempt == 1 for e in entries[3:])
+    assert worker.process.is_running() and worker.events("child_crashed")
+
+
+async def test_a_child_that_holds_the_interpreter_delays_no_beat(nodes: Nodes, runs: Runs) -> None:
+    worker = nodes.worker()
+    entries = await run_all(runs, [script({"busy_ms": 7000, "data": "done"})])
+    assert entries[0].data == b"done" and entries[0].attempt == 1
+    assert not worker.events("worker_fenced")
+
+
+async def test_a_hanging_attempt_is_killed_with_its_process_only(nodes: Nodes, runs: Runs) -> None:
+    nodes.worker(worker__slots=2)
+    items = [script({"hang": True}, ItemSpec(timeout_ms=300, max_attempts=1)), script({"sleep_ms": 500, "data": "x"})]
+    entries = await run_all(runs, items)
+    assert entries[0].failure is not None and entries[0].failure.code == "timeout"
+    assert entries[1].data == b"x" and entries[1].attempt == 1
+
+
+async def test_a_killed_daemon_leaves_no_process(nodes: Nodes, runs: Runs) -> None:
+    worker = nodes.worker(worker__slots=3)
+    run_id = await submit(
+        runs, [script({"busy_ms": 60_000}, salt=0), *[script({"sleep_ms": 60_000}, salt=i) for i in range(1, 3)]]
+    )
+    await until(lambda: len([p for p in worker.family() if "rollout_worker.runner" in " ".join(p.cmdline())]) == 3, "3")
+    family = worker.family()
+    worker.kill()
+    await until(lambda: not leftovers(family), "the children to be gone", 10)
+    await runs.command(run_id, "kill")
+
+
+async def test_sigterm_drains(nodes: Nodes, runs: Runs) -> None:
+    first = nodes.worker()
+    run_id = await submit(runs, [script({"sleep_ms": 700, "data": "x"}, salt=i) for i in range(4)])
+    await until(lambda: bool(first.family()) and len(first.family()) > 1, "a child")
+    await asyncio.sleep(0.5)
+    family = first.family()
+    first.process.send_signal(signal.SIGTERM)
+    assert await first.ended() == 0
+    assert not leftovers(family)
+    second = nodes.worker()
+    entries, status = await collect(runs, run_id)
+    assert [e.attempt for e in entries if e.worker == entries[0].worker][0] == 1
+    assert status.worker_lost == 0 and len({e.worker for e in entries}) == 2
+    assert second.process.is_running()
+
+
+async def test_an_executor_that_cannot_start_fails_few_rows(nodes: Nodes, runs: Runs) -> None:
+    worker = nodes.worker()
+    items = [script({"data": "x"}, ItemSpec(max_attempts=2, retry_backoff_ms=10), salt=i) for i in range(1000)]
+    run_id = await submit(runs, items, config={"start_error": "no such model"})
+    await worker.event("engine_start_failed", 2)
+    status = await runs.get(run_id)
+    assert status.failed <= 2
+    await runs.command(run_id, "kill")
+    entries = await run_all(runs, [script({"data": "fine"})])
+    assert entries[0].data == b"fine"
+
+
+async def test_many_short_items(nodes: Nodes, runs: Runs) -> None:
+    for _ in range(2):
+        nodes.worker()
+    entries = await run_all(runs, [script(b"noop" + i.to_bytes(4, "big"), salt=i) for i in range(20_000)])
+    assert [e.seq for e in entries] == list(range(20_000))
+    assert all(e.attempt == 1 for e in entries)
