@@ -148,7 +148,10 @@ def loaded(c: State, event: Loaded) -> None:
             admit(c, log, item, History(item.attempts, item.failures, item.losses, item.not_before_ms))
         else:
             fresh.append(item)
-    log.tail = max(log.tail, note.submitted if event.end else event.next_seq)
+    if event.end:  # the read may have seen rows that were submitted after it was asked for
+        log.tail = max(log.tail, note.submitted, event.items[-1].seq + 1 if event.items else 0)
+    else:
+        log.tail = max(log.tail, event.next_seq)
     if log.ahead:
         log.ahead = {seq for seq in log.ahead if seq >= log.tail}
     for spec, group in groupby(fresh, key=lambda item: item.spec):
