@@ -5,14 +5,17 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
+from pathlib import Path
 from typing import Any
 
 import pytest
+from rollout.config.settings import EmbeddedStorage, StorageSection
 from rollout.model.errors import ConfigError, InputError, StateError, StorageFullError
 from rollout.model.ids import is_ulid
 from rollout.queues import Queue, open_queue
 from rollout.queues import local as local_module
 from rollout.queues.local import NAMESPACE, LocalQueue
+from rollout.storage import open_storage
 
 
 class MemoryStorage:
@@ -175,6 +178,23 @@ async def test_a_restart_replays_in_order_what_was_not_acknowledged() -> None:
     await queue.nack(got[:1])
     again = await local(storage)
     assert [m.id for m in await again.dequeue(10, 60)] == [ids[0], *ids[2:]]
+
+
+async def test_on_the_real_store(tmp_path: Path) -> None:
+    section = StorageSection(embedded=EmbeddedStorage(path=str(tmp_path / "rollout.db")))
+    storage = open_storage(section)
+    await storage.open()
+    queue = await open_queue("local", {}, storage)
+    ids = await queue.enqueue([b"a" * 5000, b"", b"c"])
+    await queue.ack(await queue.dequeue(1, 60))
+    await storage.close()
+    storage = open_storage(section)
+    await storage.open()
+    again = await open_queue("local", {"hot_messages": 1}, storage)
+    got = await again.dequeue(5, 60)
+    assert [(m.id, m.body) for m in got] == [(ids[1], b""), (ids[2], b"c")]
+    await again.ack(got)
+    await storage.close()
 
 
 async def test_ids_are_ulids_that_grow_even_if_the_clock_goes_back() -> None:

@@ -1,6 +1,7 @@
 """Content-addressed bytes.
 
-Adapters register under the entry point group `rollout.objects`: `open_store(ObjectsSection, StorageSection) -> ObjectStore`.
+Adapters register under the entry point group `rollout.objects`, as a function
+`open_store(ObjectsSection, StorageSection) -> ObjectStore`.
 """
 
 from __future__ import annotations
