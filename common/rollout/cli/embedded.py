@@ -23,7 +23,9 @@ from rollout.config.parent import PARENT_FD
 from rollout.model.errors import ConfigError, RolloutError, UnavailableError
 
 READY_S = 60.0
-STOP_S = 8.0
+STOP_S = 5.0
+DRAIN_S = 1.0
+_COORDINATOR = "coordinator"
 _POLL_S = 0.05
 _SETTLED_S = 10.0  # a child that lived this long is restarted without growing pauses
 _PAUSE_MAX_S = 10.0
@@ -71,11 +73,15 @@ class Child:
         assert self._process is not None
         return await self._process.wait()
 
-    def signal(self, number: int) -> None:
-        """To the whole group: an engine must not outlive its worker."""
-        if self._process is not None and (self._process.returncode is None or number == signal.SIGKILL):
-            with suppress(ProcessLookupError, PermissionError):  # it has ended already
+    def signal(self, number: int, *, group: bool = True) -> None:
+        """To the whole group, also of a leader that has ended: an engine must not outlive its worker."""
+        if self._process is None:
+            return
+        with suppress(ProcessLookupError, PermissionError):  # it has ended already
+            if group:
                 os.killpg(self._process.pid, number)
+            elif self._process.returncode is None:
+                self._process.send_signal(number)
 
     def last_words(self) -> str:
         """What its log says of its end, for a message."""
@@ -140,15 +146,22 @@ class Embedded:
         for watcher in self._watchers:
             watcher.cancel()
         await asyncio.gather(*self._watchers, return_exceptions=True)
+        running = {child.name: asyncio.ensure_future(child.ended()) for child in self._children if child.pid}
+        # Workers first, while there is a coordinator to hand things back to.
+        workers = [ended for name, ended in running.items() if name != _COORDINATOR]
+        for child in self._children:
+            if child.name != _COORDINATOR:
+                child.signal(signal.SIGTERM, group=False)
+        if workers:
+            await asyncio.wait(workers, timeout=DRAIN_S + STOP_S)
         if self._write_fd >= 0:
             os.close(self._write_fd)
             os.close(self._read_fd)
             self._write_fd = self._read_fd = -1
-        running = [asyncio.ensure_future(child.ended()) for child in self._children if child.pid]
         if running:
-            await asyncio.wait(running, timeout=STOP_S)
+            await asyncio.wait(running.values(), timeout=STOP_S)
         self.kill()
-        await asyncio.gather(*running, return_exceptions=True)
+        await asyncio.gather(*running.values(), return_exceptions=True)
         (self.directory / "children.json").unlink(missing_ok=True)
         if not self.failure.done():
             self.failure.cancel()
@@ -161,7 +174,7 @@ class Embedded:
     # ---- children
 
     def _coordinator(self, listen: str) -> Child:
-        return self._child("coordinator", "rollout_coordinator", self._coordinator_config(listen), {})
+        return self._child(_COORDINATOR, "rollout_coordinator", self._coordinator_config(listen), {})
 
     def _coordinator_config(self, listen: str) -> Path:
         at = self.directory
@@ -183,7 +196,7 @@ class Embedded:
             {
                 "transport": {"coordinator_addrs": [self.address], "tls_dir": str(self.tls_dir)},
                 "objects": {"cache_dir": str(at / "cache")},
-                "worker": {"scratch_dir": str(at / "scratch" / f"worker-{number}")},
+                "worker": {"scratch_dir": str(at / "scratch" / f"worker-{number}"), "drain_budget_s": DRAIN_S},
                 "secrets": {"allow": ["HF_TOKEN"]},
                 "logging": {"format": "json", "level": "info"},
             },
