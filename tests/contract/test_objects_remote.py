@@ -16,6 +16,7 @@ import grpc.aio
 import pytest
 from rollout.config.settings import ObjectsSection, StorageSection, TransportSection
 from rollout.model.errors import (
+    AuthError,
     InputError,
     NotFoundError,
     ObjectCorruptError,
@@ -181,6 +182,26 @@ async def test_what_is_there_is_not_sent_again(rig: Rig) -> None:
     client.has = not_yet  # type: ignore[method-assign]
     for _ in range(5):  # somebody else put it after we asked: the server answers before it has read all
         await client._put(big, len(BIG), pieces)
+    await client.close()
+
+
+async def test_an_expired_certificate_costs_a_new_channel(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+    client = rig.client()
+    name = await client.put(b"x")
+    good, refused = rig.service._check_peer, [1]
+
+    def check(context: Any) -> Peer:
+        if refused:
+            refused.pop()
+            raise AuthError("expired")
+        return good(context)
+
+    monkeypatch.setattr(rig.service, "_check_peer", check)
+    assert await client.get(name) == b"x"
+    assert rig.opened == 2
+    refused += [1, 1]  # a fresh channel is refused too: then it is final
+    with pytest.raises(AuthError):
+        await client.get(name)
     await client.close()
 
 

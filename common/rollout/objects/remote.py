@@ -15,7 +15,7 @@ import structlog
 from blake3 import blake3
 from tenacity import AsyncRetrying, RetryCallState, retry_if_exception, stop_after_delay, wait_random_exponential
 
-from rollout.model.errors import FencedError, ObjectCorruptError, RolloutError, UnavailableError
+from rollout.model.errors import AuthError, FencedError, ObjectCorruptError, RolloutError, UnavailableError
 from rollout.objects.digest import CHUNK, check_id, hash_file, object_id
 from rollout.objects.fs import storage_errors
 from rollout.wire.epoch import EpochGuard, StaleEpochError
@@ -55,6 +55,7 @@ class RemoteObjects:
         self._guard = guard or EpochGuard("client")
         self._retry_for_s = retry_for_s
         self._channel: grpc.aio.Channel | None = None
+        self._proven: grpc.aio.Channel | None = None  # the last that a call succeeded on
         self._opening = asyncio.Lock()
 
     async def close(self) -> None:
@@ -254,12 +255,20 @@ class RemoteObjects:
             await self._drop_channel()
 
         async def once() -> T:
+            stub = await self._stub()
+            channel = self._channel
             try:
-                return await call(await self._stub())
+                value = await call(stub)
             except grpc.aio.AioRpcError as e:
-                raise error_of(e) from e
+                error = error_of(e)
+                if isinstance(error, AuthError) and channel is not None and channel is self._proven:
+                    # What it presented when it was opened has expired; a new channel presents the renewed one.
+                    raise UnavailableError(error.message) from e
+                raise error from e
             except grpc.aio.UsageError as e:  # a neighbour has just closed the channel
                 raise UnavailableError(str(e)) from e
+            self._proven = channel
+            return value
 
         retrying = AsyncRetrying(
             retry=retry_if_exception(_worth_retrying),

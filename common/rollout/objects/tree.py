@@ -16,7 +16,7 @@ from pathlib import Path, PurePosixPath
 from typing import Any, Literal, Protocol, cast
 
 from rollout.model.errors import InputError, ObjectCorruptError
-from rollout.objects.cache import ObjectCache, locked
+from rollout.objects.cache import locked
 from rollout.objects.digest import ID_BYTES, hash_file, object_id
 from rollout.objects.fs import fsync_dir, storage_errors, temporary_beside
 
@@ -32,6 +32,12 @@ class Uploads(Protocol):
     async def has(self, object_ids: list[bytes]) -> list[bool]: ...
     async def put(self, data: bytes) -> bytes: ...
     async def put_path(self, path: Path, *, known_id: bytes | None = None) -> bytes: ...
+
+
+class Paths(Protocol):
+    """What materialising needs of `ObjectCache`."""
+
+    async def path(self, object_id: bytes) -> Path: ...
 
 
 Links = Literal["inside", "follow"]
@@ -173,7 +179,7 @@ async def upload(
     return await remote.put(tree.to_bytes())
 
 
-async def materialise(manifest_id: bytes, cache: ObjectCache, root: Path, progress: Progress | None = None) -> Path:
+async def materialise(manifest_id: bytes, cache: Paths, root: Path, progress: Progress | None = None) -> Path:
     """The tree as the directory `root/<hex of manifest_id>`, read-only, complete as soon as it has that name.
 
     Files are hard links into the cache where the file system allows, else copies. A call cut off goes on from the
@@ -205,7 +211,7 @@ async def materialise(manifest_id: bytes, cache: ObjectCache, root: Path, progre
     return final
 
 
-async def _place(file: TreeFile, cache: ObjectCache, partial: Path) -> None:
+async def _place(file: TreeFile, cache: Paths, partial: Path) -> None:
     target = partial / file.path
     try:
         if (await asyncio.to_thread(target.stat)).st_size == file.size:
