@@ -116,7 +116,7 @@ async def test_sigterm_drains(nodes: Nodes, runs: Runs) -> None:
     assert not leftovers(family)
     second = nodes.worker()
     entries, status = await collect(runs, run_id)
-    assert [e.attempt for e in entries if e.worker == entries[0].worker][0] == 1
+    assert all(e.attempt == 1 for e in entries if e.worker == entries[0].worker)
     assert status.worker_lost == 0 and len({e.worker for e in entries}) == 2
     assert second.process.is_running()
 

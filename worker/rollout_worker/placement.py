@@ -182,14 +182,23 @@ class Placement:
             self._blocked_since.pop(key, None)
 
     def _free_child(self, key: str, *, alone: bool, skip: set[int]) -> Child | None:
+        # One whose parent attempts wait for children dies with their memory: last, when no other may be started.
+        shared = self.plans[key].kind == "engine" or self._slot_room() <= 0
         best: Child | None = None
         for child in self.children.values():
             if child.plan.key != key or child.id in skip or child.room <= 0 or (alone and child.in_hand):
                 continue
-            # An idle process first: one whose parent attempts wait for children dies with their memory.
+            if child.waiting and not shared:
+                continue
             if best is None or (bool(child.waiting), child.active) < (bool(best.waiting), best.active):
                 best = child
         return best
+
+    def _slot_room(self) -> int:
+        """Processes to start. Those whose parents wait do not count, up to as many: children must find a place."""
+        pool = self.of_kind("slot")
+        waiting = sum(1 for c in pool if c.waiting and not c.active)
+        return self.slots + min(waiting, self.slots) - len(pool)
 
     def _fill(self, child: Child, key: str, now: float) -> list[Held]:
         batch: list[Held] = []
@@ -216,20 +225,19 @@ class Placement:
     def _grow(self, key: str, now: float, actions: list[Action]) -> None:
         plan = self.plans[key]
         mine = [c for c in self.children.values() if c.plan.key == key]
-        if any(c.state is ChildState.STARTING for c in mine) or now < self.backoff(key).until:
+        starting = sum(1 for c in mine if c.state is ChildState.STARTING)
+        wanted = len(self.queues[key]) - starting
+        if wanted <= 0 or now < self.backoff(key).until:
             return
         if plan.kind == "engine":
             if mine:
-                return  # it is full, alone or retiring
-            room = self.max_engines - len(self.of_kind("engine"))
+                return  # it starts, is full, alone or retiring
+            wanted, room = 1, self.max_engines - len(self.of_kind("engine"))
         else:
-            # Processes whose parents wait do not count, up to as many again: children must find somewhere to run.
-            pool = self.of_kind("slot")
-            waiting = sum(1 for c in pool if c.waiting and not c.active)
-            room = self.slots + min(waiting, self.slots) - len(pool)
-        if room > 0:
+            room = self._slot_room()
+        for _ in range(min(wanted, room)):
             actions.append(self.start(plan))
-        else:
+        if room <= 0 and not starting:
             self._make_room(key, plan.kind, now, actions)
 
     def _make_room(self, key: str, kind: str, now: float, actions: list[Action]) -> None:
