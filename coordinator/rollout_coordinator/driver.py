@@ -22,18 +22,20 @@ from rollout.model.errors import (
 )
 
 from rollout_coordinator.clock import Clock
-from rollout_coordinator.core.events import Event, Now, Tick, WorkerBeat
+from rollout_coordinator.core.events import Event, Now, RunLoaded, Tick, WorkerBeat
 from rollout_coordinator.core.step import (
     Load,
     LoadIds,
     LoadItems,
     LoadPending,
+    LoadRun,
     Reply,
     Send,
     Snapshot,
     Step,
 )
 from rollout_coordinator.core.views import RunView, WorkerView
+from rollout_coordinator.ended_run import snapshot_of
 from rollout_coordinator.event_queue import EventQueue
 from rollout_coordinator.http.metrics import Metrics
 from rollout_coordinator.ledger.port import Fence, Ledger
@@ -75,6 +77,12 @@ class LeaseLostError(NotLeaderError):
     """The lease ran out while the store did not answer; this coordinator stands by again."""
 
     code = "lease_lost"
+
+
+def _retrieved(future: asyncio.Future[Any]) -> None:
+    """A client that hung up must not leave a warning behind."""
+    if not future.cancelled():
+        future.exception()
 
 
 class Driver:
@@ -135,6 +143,7 @@ class Driver:
         self._requests += 1
         number = self._requests
         future: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
+        future.add_done_callback(_retrieved)
         self._waiting[number] = future
         try:
             await self._queue.put(make(number))
@@ -302,6 +311,9 @@ class Driver:
                 answer = await self._ledger.items(load)
             elif isinstance(load, LoadIds):
                 answer = await self._ledger.ids(load)
+            elif isinstance(load, LoadRun):
+                view = await self._ledger.run_view(load.run_id)
+                answer = RunLoaded(load.load_id, load.run_id, snapshot_of(view) if view is not None else None)
             else:
                 answer = await self._ledger.results(load)
         except StorageError as error:
@@ -323,5 +335,4 @@ class Driver:
         for future in waiting.values():
             if not future.done():
                 future.set_exception(error)
-                future.exception()  # retrieved: a client that hung up must not leave a warning behind
         self.on_reset(error)

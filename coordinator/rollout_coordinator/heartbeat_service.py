@@ -20,7 +20,6 @@ from rollout_coordinator.sessions import Outbox, Router
 log = structlog.get_logger()
 
 ACK_INTERVAL_S = 1.0
-KNOWN_MAX = 100_000
 
 _STATES = {
     heartbeat_pb2.WORKER_STATE_INIT: "joining",
@@ -39,7 +38,6 @@ class HeartbeatService(heartbeat_pb2_grpc.HeartbeatServicer):
         self._router = router
         self._clock = clock
         self._metrics = metrics
-        self._seen: set[str] = set()
 
     async def Beats(self, request_iterator: Any, context: Any) -> None:
         async with self._gate.answering(context):
@@ -68,13 +66,7 @@ class HeartbeatService(heartbeat_pb2_grpc.HeartbeatServicer):
         self._metrics.beats.inc()
         state = _STATES.get(beat.state, "ready")
         self._driver.beat(WorkerBeat(beat.incarnation, peer.host_id, read_at, state, beat.load, beat.running))
-        if beat.incarnation in self._seen:
-            log.debug(names.WORKER_HEARTBEAT, worker=beat.incarnation, number=beat.number, state=state)
-        else:
-            if len(self._seen) >= KNOWN_MAX:
-                self._seen.clear()
-            self._seen.add(beat.incarnation)
-            log.info(names.WORKER_HEARTBEAT, worker=beat.incarnation, number=beat.number, state=state)
+        log.debug(names.WORKER_HEARTBEAT, worker=beat.incarnation, number=beat.number, state=state)  # the first: core
 
     def _ack(self, beat: heartbeat_pb2.BeatUp) -> heartbeat_pb2.BeatAck:
         known = self._router.has_worker(beat.incarnation)

@@ -66,7 +66,8 @@ class Coordinator:
         self.probes = Probes(parts)
         self._frozen = False
         self.addr = self.join_addr = ""
-        self.serving = asyncio.Event()  # for tests: set while this one leads
+        self.serving = asyncio.Event()  # set while this one leads
+        self.ended: asyncio.Task[int] | None = None  # for those who run it as a task
 
     @property
     def lease(self) -> LeaseKeeper:
@@ -204,7 +205,8 @@ class Coordinator:
                 p.driver.stop()
             await serving
         except LeaseLostError:
-            log.warning("lease_lost", reason="the store did not answer for longer than the lease lives")
+            await self._check_deposed()
+            log.warning("lease_lost", reason="it was not renewed in time", action="stand by again")
         finally:
             for task in tasks:
                 task.cancel()
@@ -245,6 +247,15 @@ class Coordinator:
         """A peer has seen a newer epoch: believe the ledger, not the peer."""
         if self._suspecting is None or self._suspecting.done():
             self._suspecting = asyncio.create_task(self._verify(epoch))
+
+    async def _check_deposed(self) -> None:
+        """FencedError when the lease is another's by now; a store that does not answer leaves it open."""
+        try:
+            row = await self._parts.ledger.read_lease()
+        except StorageError:
+            return
+        if row is not None and row.epoch != self.lease.epoch:
+            raise FencedError(f"The lease is at epoch {row.epoch}, this one held {self.lease.epoch}.")
 
     async def _verify(self, epoch: int) -> None:
         p = self._parts

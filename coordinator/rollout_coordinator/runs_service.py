@@ -35,6 +35,7 @@ from rollout_coordinator.watchers import Watch, Watchers
 log = structlog.get_logger()
 
 WINDOW = 32  # batches of one Submit stream that wait for their commit
+DRAIN_S = 0.5
 PAGE_ROWS = 4096
 PAGE_BYTES = 800 << 10
 STATUS_INTERVAL_S = 1.0
@@ -42,6 +43,20 @@ BURST_PAUSE_S = 0.02  # a watcher that is up to date reads again at most this of
 LIST_MAX = 1000
 VERBS = ("pause", "resume", "kill", "continue", "priority")
 WORKER_VERBS = ("drain", "reload", "log-level")
+
+
+class Replies(asyncio.Queue["asyncio.Future[SubmitReply] | None"]):
+    """Of one Submit stream, in order; None ends them."""
+
+    def __init__(self) -> None:
+        super().__init__(WINDOW)
+        self.given_up = False
+
+    def give_up(self) -> None:
+        """From now on what the client sends is dropped, and the reader never waits."""
+        self.given_up = True
+        while not self.empty():
+            self.get_nowait()
 
 
 class RunsService(runs_pb2_grpc.RunsServicer):
@@ -81,11 +96,16 @@ class RunsService(runs_pb2_grpc.RunsServicer):
                 raise ProtocolError("The first frame of Submit must open the run.")
             self._admit(first, context)
             run_id = await self._open(first.open, context)
-            replies: asyncio.Queue[asyncio.Future[SubmitReply] | None] = asyncio.Queue(WINDOW)
+            replies = Replies()
             reader = asyncio.create_task(self._read_batches(run_id, replies, context))
             try:
                 await self._write_replies(replies, context)
-                await reader
+            except RolloutError:
+                # A stream that ends while its client writes loses its status on the way (grpc.aio reports INTERNAL),
+                # so what the client still has in its window is read and dropped before it is told.
+                replies.give_up()
+                await asyncio.wait({reader}, timeout=DRAIN_S)
+                raise
             finally:
                 reader.cancel()
                 await asyncio.gather(reader, return_exceptions=True)
@@ -111,20 +131,20 @@ class RunsService(runs_pb2_grpc.RunsServicer):
         )
         return spec.run_id
 
-    async def _read_batches(
-        self, run_id: str, replies: asyncio.Queue[asyncio.Future[SubmitReply] | None], context: Any
-    ) -> None:
+    async def _read_batches(self, run_id: str, replies: Replies, context: Any) -> None:
         """Feeds batches to the driver; the bounded queue of replies is the client's window."""
-        try:
-            while (frame := await read(context)) is not None:
+        while (frame := await read(context)) is not None:
+            if replies.given_up:
+                continue
+            try:
                 self._gate.check(frame)
                 await replies.put(await self._submit(run_id, frame))
-        except RolloutError as error:
-            failed: asyncio.Future[SubmitReply] = asyncio.get_running_loop().create_future()
-            failed.set_exception(error)
-            failed.exception()
-            await replies.put(failed)  # after the replies of the batches before it
-            return
+            except RolloutError as error:
+                failed: asyncio.Future[SubmitReply] = asyncio.get_running_loop().create_future()
+                failed.set_exception(error)
+                failed.exception()
+                await replies.put(failed)  # after the replies of the batches before it
+                replies.given_up = True
         await replies.put(None)
 
     async def _submit(self, run_id: str, frame: runs_pb2.SubmitUp) -> asyncio.Future[SubmitReply]:
@@ -137,7 +157,7 @@ class RunsService(runs_pb2_grpc.RunsServicer):
             return await self._driver.request(lambda n: SubmitSeal(n, run_id, frame.seal.count))
         raise ProtocolError(f"Submit: expected items or seal, got {kind}.")
 
-    async def _write_replies(self, replies: asyncio.Queue[asyncio.Future[SubmitReply] | None], context: Any) -> None:
+    async def _write_replies(self, replies: Replies, context: Any) -> None:
         carried: asyncio.Future[SubmitReply] | None = None
         while (future := carried or await replies.get()) is not None:
             carried = None

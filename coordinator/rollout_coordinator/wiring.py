@@ -42,6 +42,7 @@ def core_settings(settings: CoordinatorSettings) -> CoreSettings:
         coordinator_failure_timeout=t.coordinator_failure_timeout_ms / 1000,
         clock_skew_budget=t.clock_skew_budget_ms / 1000,
         orphan_grace=t.orphan_grace_ms / 1000,
+        ended_on_disk=True,
     )
 
 

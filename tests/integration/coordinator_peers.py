@@ -10,12 +10,15 @@ import signal
 import sys
 import time
 from collections.abc import AsyncIterator, Callable, Iterable
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import grpc
 from blake3 import blake3
+from rollout.config.load import load_settings
+from rollout.config.settings import CoordinatorSettings
 from rollout.model.ids import make_ulid
 from rollout.model.item import ItemSpec, NewItem, ObjectSlice
 from rollout.security.credentials import Credentials
@@ -24,6 +27,8 @@ from rollout.wire.channel import open_channel
 from rollout.wire.codec import item_batch_to_wire, unpack_blobs
 from rollout.wire.v1 import common_pb2, heartbeat_pb2, heartbeat_pb2_grpc, runs_pb2, runs_pb2_grpc, work_pb2
 from rollout.wire.v1 import work_pb2_grpc as work_grpc
+from rollout_coordinator.lifecycle import Coordinator, started
+from rollout_coordinator.wiring import Parts, build
 
 CLUSTER = "rollout"
 
@@ -85,6 +90,7 @@ class FakeWorker:
     failures: list[grpc.aio.AioRpcError] = field(default_factory=list)
     beats: bool = True
     changed: asyncio.Event = field(default_factory=asyncio.Event)
+    send: Any = None  # of the open session
     _task: asyncio.Task[None] | None = None
 
     async def start(self) -> FakeWorker:
@@ -96,6 +102,11 @@ class FakeWorker:
             self._task.cancel()
             with contextlib.suppress(asyncio.CancelledError):
                 await self._task
+
+    async def poke(self) -> None:
+        """Ask `work` again about what is held."""
+        if self.send is not None:
+            await self._finish(self.send)
 
     async def until(self, condition: Callable[[], bool], timeout: float = 20.0) -> None:
         async with asyncio.timeout(timeout):
@@ -128,12 +139,14 @@ class FakeWorker:
         beating = asyncio.create_task(self._beat(channel))
         try:
             await send(hello=self._hello())
+            self.send = send
             while (frame := await call.read()) is not grpc.aio.EOF:
                 self.epoch = max(self.epoch, frame.epoch)
                 await self._receive(frame, send)
                 self.changed.set()
             raise grpc.aio.AioRpcError(await call.code(), await call.initial_metadata(), await call.trailing_metadata())
         finally:
+            self.send = None
             beating.cancel()
             with contextlib.suppress(asyncio.CancelledError, grpc.aio.AioRpcError):
                 await beating
@@ -249,7 +262,7 @@ class FakeClient:
 
     def __init__(self, addresses: list[str], owned: Credentials) -> None:
         self.addresses = addresses
-        self._owned = owned
+        self.owned = owned
         self._channels = [open_channel(a, owned) for a in addresses]
         self._turn = 0
         self.epoch = 0
@@ -272,7 +285,9 @@ class FakeClient:
             try:
                 return await call()
             except grpc.aio.AioRpcError as error:
-                if error.code() != grpc.StatusCode.UNAVAILABLE or time.monotonic() > deadline:
+                # A write into a stream that the server has just ended makes grpc.aio report INTERNAL, not its status.
+                ended = error.code() == grpc.StatusCode.INTERNAL and "from Core" in (error.details() or "")
+                if (error.code() != grpc.StatusCode.UNAVAILABLE and not ended) or time.monotonic() > deadline:
                     raise
                 self._turn += 1
                 await asyncio.sleep(0.05)
@@ -289,6 +304,8 @@ class FakeClient:
         replies: list[runs_pb2.SubmitDown] = []
         with contextlib.suppress(asyncio.InvalidStateError):  # the call ended: reading tells with what
             await call.write(self.open_frame(run_id, **fields))
+            if (opened := await call.read()) is not grpc.aio.EOF:
+                replies.append(opened)
             seq = 0
             for batch in batches:
                 await call.write(runs_pb2.SubmitUp(epoch=self.epoch, items=item_batch_to_wire(seq, batch)))
@@ -423,3 +440,24 @@ def free_addr() -> str:
     with socket.socket() as s:
         s.bind(("127.0.0.1", 0))
         return f"127.0.0.1:{s.getsockname()[1]}"
+
+
+@asynccontextmanager
+async def inprocess(
+    directory: Path, *, listen: str = "127.0.0.1:0", extra: str = "", **seams: Any
+) -> AsyncIterator[tuple[Coordinator, Parts]]:
+    settings = load_settings(CoordinatorSettings, config(directory, listen, extra=extra))
+    parts = build(settings, **seams)
+    exits: list[int] = []
+    node = await started(parts, exit_hard=exits.append)
+    running = node.ended = asyncio.create_task(node.run())
+    try:
+        serving = asyncio.create_task(node.serving.wait())
+        await asyncio.wait({running, serving}, return_when=asyncio.FIRST_COMPLETED)
+        serving.cancel()
+        if running.done():
+            raise AssertionError(f"ended with {running.result()}")
+        yield node, parts
+    finally:
+        node.stop()
+        await running

@@ -4,47 +4,20 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import Any
 
 import grpc
 import pytest
 from blake3 import blake3
-from coordinator_peers import Answer, FakeClient, FakeWorker, Held, config, item, items, ulid
-from rollout.config.load import load_settings
-from rollout.config.settings import CoordinatorSettings
+from coordinator_peers import Answer, FakeClient, FakeWorker, Held, inprocess, item, items, ulid
 from rollout.model.item import ItemSpec, ObjectSlice
 from rollout.wire.v1 import common_pb2, runs_pb2
-from rollout_coordinator.lifecycle import Coordinator, started
-from rollout_coordinator.wiring import Parts, build
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")  # grpc.aio knows one event loop a process
 
 
-@asynccontextmanager
-async def coordinator(
-    directory: Path, *, listen: str = "127.0.0.1:0", extra: str = "", **seams: Any
-) -> AsyncIterator[tuple[Coordinator, Parts]]:
-    settings = load_settings(CoordinatorSettings, config(directory, listen, extra=extra))
-    parts = build(settings, **seams)
-    exits: list[int] = []
-    node = await started(parts, exit_hard=exits.append)
-    running = asyncio.create_task(node.run())
-    try:
-        serving = asyncio.create_task(node.serving.wait())
-        await asyncio.wait({running, serving}, return_when=asyncio.FIRST_COMPLETED)
-        serving.cancel()
-        if running.done():
-            raise AssertionError(f"ended with {running.result()}")
-        yield node, parts
-    finally:
-        node.stop()
-        await running
-
-
 async def test_submit_dispatch_result_watch(tmp_path: Path) -> None:
-    async with coordinator(tmp_path) as (node, _):
+    async with inprocess(tmp_path) as (node, _):
         worker = await FakeWorker([node.addr], tmp_path / "tls").start()
         client = await FakeClient.open([node.addr], tmp_path / "tls")
         run_id = ulid()
@@ -70,7 +43,7 @@ async def test_a_second_run_gets_its_own_context_and_failures_are_in_the_log(tmp
             return common_pb2.ErrorInfo(code="bad_row", message="no prompt", retryable=False)
         return b"ok"
 
-    async with coordinator(tmp_path) as (node, _):
+    async with inprocess(tmp_path) as (node, _):
         worker = await FakeWorker([node.addr], tmp_path / "tls", work=work).start()
         client = await FakeClient.open([node.addr], tmp_path / "tls")
         for body in (b'{"n":1}', b'{"n":2}'):
@@ -93,7 +66,7 @@ async def test_a_second_run_gets_its_own_context_and_failures_are_in_the_log(tmp
 
 
 async def test_submitting_again_finds_the_run_and_another_config_is_refused(tmp_path: Path) -> None:
-    async with coordinator(tmp_path) as (node, _):
+    async with inprocess(tmp_path) as (node, _):
         client = await FakeClient.open([node.addr], tmp_path / "tls")
         run_id = ulid()
         await client.submit(run_id, [items(30)], seal=False)
@@ -109,7 +82,7 @@ async def test_submitting_again_finds_the_run_and_another_config_is_refused(tmp_
 
 
 async def test_pause_resume_kill_delete(tmp_path: Path) -> None:
-    async with coordinator(tmp_path) as (node, parts):
+    async with inprocess(tmp_path) as (node, _):
         go = False
         worker = await FakeWorker([node.addr], tmp_path / "tls", work=lambda held: b"x" if go else None).start()
         client = await FakeClient.open([node.addr], tmp_path / "tls")
@@ -141,7 +114,7 @@ async def test_pause_resume_kill_delete(tmp_path: Path) -> None:
 
 
 async def test_results_with_objects_are_accepted_only_when_the_object_is_there(tmp_path: Path) -> None:
-    async with coordinator(tmp_path) as (node, parts):
+    async with inprocess(tmp_path) as (node, _):
         body = b"large " * 2000
         digest = blake3(body).digest()
         stored = asyncio.Event()
@@ -168,7 +141,7 @@ async def test_results_with_objects_are_accepted_only_when_the_object_is_there(t
 
 
 async def test_bounds_of_submit(tmp_path: Path) -> None:
-    async with coordinator(tmp_path) as (node, _):
+    async with inprocess(tmp_path) as (node, _):
         client = await FakeClient.open([node.addr], tmp_path / "tls")
         with pytest.raises(grpc.aio.AioRpcError) as caught:
             await client.submit(ulid(), [[item(b"x" * 70_000, 0)]])
@@ -186,7 +159,7 @@ async def test_bounds_of_submit(tmp_path: Path) -> None:
 
 
 async def test_large_payloads_are_cut_into_frames(tmp_path: Path) -> None:
-    async with coordinator(tmp_path) as (node, _):
+    async with inprocess(tmp_path) as (node, _):
         worker = await FakeWorker([node.addr], tmp_path / "tls", work=lambda held: held.payload).start()
         client = await FakeClient.open([node.addr], tmp_path / "tls")
         run_id = ulid()
@@ -200,7 +173,7 @@ async def test_large_payloads_are_cut_into_frames(tmp_path: Path) -> None:
 
 
 async def test_metrics_and_health(tmp_path: Path) -> None:
-    async with coordinator(tmp_path, extra='[http]\nlisten_addr = "127.0.0.1:0"\n') as (node, _):
+    async with inprocess(tmp_path, extra='[http]\nlisten_addr = "127.0.0.1:0"\n') as (node, _):
         client = await FakeClient.open([node.addr], tmp_path / "tls")
         await client.submit(ulid(), [items(25)], seal=False)
         line = node.probes.addr
