@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import sys
+from pathlib import Path
 
 import psutil
 import pytest
@@ -41,3 +42,44 @@ def test_a_forked_process_does_not_survive(held: bool) -> None:
     else:
         assert survived, "the test proves nothing: the child dies by itself"
         os.kill(child.pid, signal.SIGKILL)
+
+
+_ENGINE = """
+import asyncio, os, sys
+from rollout_worker.backends.environment import engine_environment
+from rollout_worker.backends.port import BackendOptions
+
+async def main():
+    from rollout_worker.backends.vllm import open_backend
+    await open_backend(BackendOptions(sys.argv[1], kind="vllm", options=OPTIONS)).start()
+    print("started", flush=True)
+    await asyncio.Event().wait()
+
+if __name__ == "__main__":
+    OPTIONS = {"device": "cpu", "dtype": "float32", "max_model_len": 256}
+    os.environ.update(engine_environment({"kind": "vllm", **OPTIONS}, local_model=True))
+    asyncio.run(main())
+"""
+
+
+@pytest.mark.vllm
+@pytest.mark.timeout(180)
+def test_vllms_core_does_not_survive(tmp_path: Path) -> None:
+    from rollout_worker.backends.tiny import make_tiny
+
+    make_tiny(tmp_path / "tiny")
+    script = tmp_path / "engine.py"
+    script.write_text(_ENGINE)
+    command = [sys.executable, str(script), str(tmp_path / "tiny")]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as parent:
+        assert parent.stdout is not None
+        while parent.stdout.readline() not in ("started\n", ""):
+            pass
+        children = psutil.Process(parent.pid).children(recursive=True)
+        parent.kill()
+    assert any(children), "vLLM has no process of its own any more: this test, and lifeline.py, are not needed"
+    _, alive = psutil.wait_procs(children, timeout=10)
+    survived = [child for child in alive if child.status() != psutil.STATUS_ZOMBIE]
+    for child in survived:
+        child.kill()
+    assert survived == []
