@@ -37,6 +37,7 @@ class ObjectsChild:
         self._epoch = 0
         self._stopping = False
         self.addr = ""
+        self.ready = asyncio.Event()  # set whenever it has begun to serve
 
     @property
     def pid(self) -> int | None:
@@ -103,6 +104,7 @@ class ObjectsChild:
             host = (self._listen or self._settings.transport.listen_addr).rpartition(":")[0]
             self._listen = f"{host}:{self.addr.rpartition(':')[2]}"
         self._on_addr(self.addr)
+        self.ready.set()
 
     async def _supervise(self) -> None:
         pause = BACKOFF_S

@@ -91,6 +91,7 @@ class FakeWorker:
     beats: bool = True
     changed: asyncio.Event = field(default_factory=asyncio.Event)
     send: Any = None  # of the open session
+    channel: grpc.aio.Channel | None = None
     _task: asyncio.Task[None] | None = None
 
     async def start(self) -> FakeWorker:
@@ -131,6 +132,7 @@ class FakeWorker:
 
     async def _session(self, channel: grpc.aio.Channel) -> None:
         call = work_grpc.WorkStub(channel).Stream()
+        self.channel = channel
         session = ulid()
 
         async def send(**body: Any) -> None:

@@ -16,7 +16,7 @@ from rollout_coordinator.ledger.sqlite import SqliteLedger
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
-ROWS = 3000
+ROWS = 1500
 
 
 def batches(count: int = ROWS) -> list[Any]:
@@ -49,7 +49,7 @@ async def test_restart_mid_run_keeps_what_is_in_flight(tmp_path: Path) -> None:
     await node.kill()
     node = await spawn(path)
     assert (await node.event("coordinator_ready"))["epoch"] == 1
-    await worker.until(lambda: worker.welcomes == 2)
+    await worker.until(lambda: worker.welcomes >= 2)
     assert held <= set(worker.held)  # adopted, not run again
     hold = False
     await worker.poke()

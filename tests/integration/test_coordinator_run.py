@@ -114,7 +114,7 @@ async def test_pause_resume_kill_delete(tmp_path: Path) -> None:
 
 
 async def test_results_with_objects_are_accepted_only_when_the_object_is_there(tmp_path: Path) -> None:
-    async with inprocess(tmp_path) as (node, _):
+    async with inprocess(tmp_path) as (node, parts):
         body = b"large " * 2000
         digest = blake3(body).digest()
         stored = asyncio.Event()
