@@ -18,7 +18,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parent))
 
 import rollout_worker.hosting.samples as samples
 from cluster import Cluster, wait_until
-from rollout.client import Runs, new_ulid
+from rollout.client import Runs
+from rollout.client.runs import new_ulid
 from rollout.model.item import ItemSpec, NewItem, Outcome
 from rollout.model.run import RunSpec
 from rollout.workloads.commit import CommitEntry
