@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import asyncio
 import signal
 from pathlib import Path
 
 from rollout.model.item import ItemSpec
-from worker_nodes import Nodes, collect, script, submit, until
+from worker_nodes import Nodes, collect, script, started, submit, until
 
 QUICK = {
     "heartbeat_interval_ms": 100,
-    "worker_self_fence_timeout_ms": 600,
-    "coordinator_failure_timeout_ms": 900,
+    "worker_self_fence_timeout_ms": 1000,
+    "coordinator_failure_timeout_ms": 1500,
     "clock_skew_budget_ms": 50,
 }
 
@@ -25,8 +24,7 @@ async def test_work_survives_the_coordinators_death(tmp_path: Path) -> None:
         worker = nodes.worker(worker__slots=2)
         async with await nodes.client() as runs:
             run_id = await submit(runs, [script({"sleep_ms": 3000, "data": str(i)}, salt=i) for i in range(2)])
-            await until(lambda: len(worker.family()) >= 3, "both to run")
-            await asyncio.sleep(1.0)
+            await started(runs, run_id, 2)
             coordinator.kill()
             await nodes.coordinator().event("coordinator_ready")
             entries, status = await collect(runs, run_id)
@@ -48,8 +46,7 @@ async def test_a_silent_coordinator_fences_and_exclusive_attempts_die(tmp_path: 
                 script({"sleep_ms": 4000, "data": "again"}, ItemSpec(exclusive=True)),
             ]
             run_id = await submit(runs, items)
-            await until(lambda: len(worker.family()) >= 3, "both to run")
-            await asyncio.sleep(1.0)
+            await started(runs, run_id, 2)
             children = [p for p in worker.family() if "rollout_worker.runner" in " ".join(p.cmdline())]
             coordinator.process.send_signal(signal.SIGSTOP)
             await worker.event("worker_fenced")
@@ -72,7 +69,7 @@ async def test_an_orphan_gives_up_and_begins_anew(tmp_path: Path) -> None:
         worker = nodes.worker()
         async with await nodes.client() as runs:
             run_id = await submit(runs, [script({"sleep_ms": 1500, "data": "x"})])
-            await until(lambda: len(worker.family()) >= 2, "it to run")
+            await started(runs, run_id, 1)
             coordinator.kill()
             await worker.event("worker_orphaned")
             await until(lambda: len(worker.family()) <= 1, "its children to be gone", 10)
@@ -110,8 +107,7 @@ async def test_a_second_signal_ends_at_once(tmp_path: Path) -> None:
         await nodes.coordinator().event("coordinator_ready")
         worker = nodes.worker()
         async with await nodes.client() as runs:
-            await submit(runs, [script({"sleep_ms": 60_000})])
-            await until(lambda: len(worker.family()) >= 2, "it to run")
+            await started(runs, await submit(runs, [script({"sleep_ms": 60_000})]), 1)
             worker.process.send_signal(signal.SIGINT)
             await worker.event("worker_draining")
             worker.process.send_signal(signal.SIGINT)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 import signal
 from collections.abc import AsyncIterator
@@ -11,7 +10,7 @@ from pathlib import Path
 import pytest
 from rollout.client import Runs
 from rollout.model.item import ItemSpec, Outcome
-from worker_nodes import Nodes, collect, leftovers, run_all, script, submit, until
+from worker_nodes import Nodes, collect, leftovers, run_all, script, started, submit, until
 
 
 @pytest.fixture
@@ -98,7 +97,7 @@ async def test_a_killed_daemon_leaves_no_process(nodes: Nodes, runs: Runs) -> No
     run_id = await submit(
         runs, [script({"busy_ms": 60_000}, salt=0), *[script({"sleep_ms": 60_000}, salt=i) for i in range(1, 3)]]
     )
-    await until(lambda: len([p for p in worker.family() if "rollout_worker.runner" in " ".join(p.cmdline())]) == 3, "3")
+    await started(runs, run_id, 3)
     family = worker.family()
     worker.kill()
     await until(lambda: not leftovers(family), "the children to be gone", 10)
@@ -108,8 +107,7 @@ async def test_a_killed_daemon_leaves_no_process(nodes: Nodes, runs: Runs) -> No
 async def test_sigterm_drains(nodes: Nodes, runs: Runs) -> None:
     first = nodes.worker()
     run_id = await submit(runs, [script({"sleep_ms": 700, "data": "x"}, salt=i) for i in range(4)])
-    await until(lambda: bool(first.family()) and len(first.family()) > 1, "a child")
-    await asyncio.sleep(0.5)
+    await started(runs, run_id, 1)
     family = first.family()
     first.process.send_signal(signal.SIGTERM)
     assert await first.ended() == 0

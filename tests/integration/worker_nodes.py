@@ -133,6 +133,13 @@ async def collect(runs: Runs, run_id: str) -> tuple[list[CommitEntry], runs_pb2.
     return entries, status
 
 
+async def started(runs: Runs, run_id: str, count: int) -> None:
+    """Returns once `count` attempts of the run have started."""
+    async with asyncio.timeout(PATIENCE_S):
+        while (await runs.get(run_id)).running < count:
+            await asyncio.sleep(0.02)
+
+
 async def run_all(runs: Runs, items: Sequence[NewItem], **options: Any) -> list[CommitEntry]:
     async with asyncio.timeout(PATIENCE_S):
         return (await collect(runs, await submit(runs, items, **options)))[0]
@@ -142,4 +149,4 @@ def leftovers(family: list[psutil.Process]) -> list[psutil.Process]:
     return [p for p in family if p.is_running() and p.status() != psutil.STATUS_ZOMBIE]
 
 
-__all__ = ["Daemon", "Nodes", "collect", "leftovers", "run_all", "script", "submit", "until"]
+__all__ = ["Daemon", "Nodes", "collect", "leftovers", "run_all", "script", "started", "submit", "until"]

@@ -88,7 +88,8 @@ async def serve(settings: WorkerSettings, worker_id: str, plugins: list[Path]) -
     try:
         worker = Worker(settings, worker_id, plugins)
         task = asyncio.create_task(worker.run())
-        watch_parent(task.cancel)
+        running = task
+        watch_parent(lambda: (running.cancel(), None)[1])
         return await task
     except asyncio.CancelledError:
         return INTERRUPTED
@@ -98,6 +99,11 @@ async def serve(settings: WorkerSettings, worker_id: str, plugins: list[Path]) -
     except RolloutError as error:
         log.error("worker_failed_to_run", error=error.message, code=error.code)
         return FAILED
+    finally:
+        # The work is over: a late Ctrl-C must not change the exit code while the interpreter winds up.
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.remove_signal_handler(number)
+            signal.signal(number, signal.SIG_IGN)
 
 
 @app.command()

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from itertools import repeat
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 from rollout.model.errors import ProtocolError
 from rollout.model.item import Blob, Failure, ItemSpec, Key, Outcome
@@ -40,33 +40,33 @@ class State(StrEnum):
 
 UNSTARTED = frozenset({State.FETCHING, State.QUEUED})
 
-# (state, cause) -> state; "" means that the session forgets the attempt. What is not listed is a fault.
-TABLE: dict[tuple[State, str], State | str] = {
+# (state, cause) -> state; None means that the session forgets the attempt. What is not listed is a fault.
+TABLE: dict[tuple[State, str], State | None] = {
     (State.FETCHING, "fetched"): State.QUEUED,
-    (State.FETCHING, "give_up"): "",
-    (State.FETCHING, "finish"): "",  # the object cannot be had
-    (State.QUEUED, "give_up"): "",
-    (State.QUEUED, "finish"): "",  # its engine cannot be started here
+    (State.FETCHING, "give_up"): None,
+    (State.FETCHING, "finish"): None,  # the object cannot be had
+    (State.QUEUED, "give_up"): None,
+    (State.QUEUED, "finish"): None,  # its engine cannot be started here
     (State.QUEUED, "deliver"): State.RUNNING,
     (State.RUNNING, "wait"): State.WAITING,
     (State.RUNNING, "stop"): State.STOPPING,
     (State.RUNNING, "store"): State.STORING,
-    (State.RUNNING, "finish"): "",
+    (State.RUNNING, "finish"): None,
     (State.RUNNING, "requeue"): State.QUEUED,  # behind the one that took its child down
     (State.WAITING, "wait"): State.WAITING,
     (State.WAITING, "resume"): State.RUNNING,
     (State.WAITING, "stop"): State.STOPPING,
     (State.WAITING, "store"): State.STORING,
-    (State.WAITING, "finish"): "",
+    (State.WAITING, "finish"): None,
     (State.STOPPING, "stop"): State.STOPPING,
     (State.STOPPING, "wait"): State.STOPPING,
     (State.STOPPING, "resume"): State.STOPPING,
     (State.STOPPING, "store"): State.STORING,
-    (State.STOPPING, "finish"): "",
-    (State.STOPPING, "give_up"): "",
+    (State.STOPPING, "finish"): None,
+    (State.STOPPING, "give_up"): None,
     (State.STORING, "stop"): State.STORING,
-    (State.STORING, "finish"): "",
-    (State.STORING, "give_up"): "",
+    (State.STORING, "finish"): None,
+    (State.STORING, "give_up"): None,
 }
 
 
@@ -108,7 +108,7 @@ class Held:
         self.parent = parent
         self.predecessor: Blob | None = None
         self.isolate = False
-        self.state = State.QUEUED
+        self.state: State = State.QUEUED
         self.child = 0
         self.assigned = 0  # grows by one: the order in which they came
         self.started: float | None = None
@@ -125,10 +125,10 @@ class Held:
         return not isinstance(self.payload, bytes) or isinstance(self.predecessor, tuple)
 
     def move(self, cause: str) -> None:
-        """The next state. The caller forgets the attempt where the table says "". KeyError: a fault of the session."""
+        """The next state; the caller forgets the attempt where the table says None. KeyError: the session's fault."""
         after = TABLE[self.state, cause]
-        if after:
-            self.state = after  # type: ignore[assignment]
+        if after is not None:
+            self.state = after
 
 
 class Finished:
@@ -300,7 +300,7 @@ def group_to_wire(log: int, results: Sequence[Finished]) -> work_pb2.ResultGroup
         duration_ms=[r.duration_ms for r in results],
     )
     if any(r.outcome != 1 or r.failure is not None for r in results):
-        group.outcome.extend([common_pb2.Outcome.ValueType(r.outcome) for r in results])
+        group.outcome.extend([cast(common_pb2.Outcome, r.outcome) for r in results])
         group.errors.extend([failure_to_wire(i, r.failure) for i, r in enumerate(results) if r.failure is not None])
     if any(r.units_in for r in results):
         group.units_in.extend([r.units_in for r in results])

@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable, Coroutine
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import grpc
 import grpc.aio
@@ -32,7 +32,7 @@ from rollout_worker import session_events as ev
 from rollout_worker.attempts import Held, Plan
 from rollout_worker.children import ChildProcess, Guard, Handlers
 from rollout_worker.heartbeat import Heartbeat
-from rollout_worker.link import Link
+from rollout_worker.link import EOF, Link, told_to_stop
 from rollout_worker.session import Phase, Session
 from rollout_worker.work_stream import RefusedError, WorkStream
 
@@ -87,6 +87,7 @@ class Driver:
             self._beat,
             self._acknowledged,
             clock,
+            ask_after_s=settings.transport.worker_self_fence_timeout_ms / 3000,
         )
         self._scratch = Path(settings.worker.scratch_dir).absolute() / parts.incarnation
         self._children: dict[int, ChildProcess] = {}
@@ -185,7 +186,7 @@ class Driver:
             self._work.drop()
             return
         for action in actions:
-            _ACTIONS[type(action)](self, action)
+            self._ACTIONS[type(action)](self, action)
         if self._session.wants_flush and not self._flush_due:
             self._flush_due = True
             loop = asyncio.get_running_loop()
@@ -346,11 +347,14 @@ class Driver:
             )  # fmt: skip
             try:
                 call = stub.Subscribe(request)
-                while (command := await call.read()) is not grpc.aio.EOF:
+                while (command := await call.read()) is not EOF:
                     self._parts.guard.check_peer(command)
                     await self._command(command)
             except (grpc.aio.AioRpcError, grpc.aio.UsageError, RolloutError) as error:
                 log.debug("control_ended", error=str(error))
+            except asyncio.CancelledError:
+                if told_to_stop():
+                    raise
             waiting = asyncio.ensure_future(changed.wait())
             await asyncio.wait([waiting], timeout=1.0)
             waiting.cancel()
@@ -370,6 +374,21 @@ class Driver:
         else:
             log.warning("control_ignored", kind=kind)
 
+    _ACTIONS: ClassVar[dict[type, Any]] = {
+        ev.Send: _do_send,
+        ev.StartChild: _do_start,
+        ev.StopChild: _do_stop,
+        ev.Deliver: _do_deliver,
+        ev.CancelIn: _do_cancel,
+        ev.PassChildren: _do_children,
+        ev.ResumeIn: _do_resume,
+        ev.Fetch: _do_fetch,
+        ev.Store: _do_store,
+        ev.DropStream: _do_drop,
+        ev.Emit: _do_emit,
+        ev.Exit: _do_exit,
+    }
+
 
 def _object_failure(what: str, error: RolloutError) -> Failure:
     return Failure("object_store", f"{what} could not be moved: {error.message}", True)
@@ -380,19 +399,3 @@ def _age_s(path: Path) -> float:
         return time.time() - path.stat().st_mtime
     except OSError:
         return 0.0
-
-
-_ACTIONS: dict[type, Any] = {
-    ev.Send: Driver._do_send,
-    ev.StartChild: Driver._do_start,
-    ev.StopChild: Driver._do_stop,
-    ev.Deliver: Driver._do_deliver,
-    ev.CancelIn: Driver._do_cancel,
-    ev.PassChildren: Driver._do_children,
-    ev.ResumeIn: Driver._do_resume,
-    ev.Fetch: Driver._do_fetch,
-    ev.Store: Driver._do_store,
-    ev.DropStream: Driver._do_drop,
-    ev.Emit: Driver._do_emit,
-    ev.Exit: Driver._do_exit,
-}

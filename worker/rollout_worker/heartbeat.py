@@ -13,13 +13,17 @@ from rollout.model.errors import RolloutError
 from rollout.wire.epoch import EpochGuard
 from rollout.wire.v1 import heartbeat_pb2, heartbeat_pb2_grpc
 
-from rollout_worker.link import Link, typed
+from rollout_worker.link import EOF, Link, told_to_stop, typed
 
 log = structlog.get_logger()
 
 
 class Heartbeat:
-    """`beat()` makes the next message; `acknowledged(sent_at, known)` hears what the coordinator has read."""
+    """`beat()` makes the next message; `acknowledged(sent_at, known)` hears what the coordinator has read.
+
+    Streams are acknowledged about once a second. After `ask_after_s` without an answer a single call asks for one, so
+    that a self-fence time shorter than that, or a stream that is stuck, does not fence a worker that is well.
+    """
 
     def __init__(
         self,
@@ -29,6 +33,8 @@ class Heartbeat:
         beat: Callable[[], heartbeat_pb2.BeatUp],
         acknowledged: Callable[[float, bool], None],
         clock: Callable[[], float],
+        *,
+        ask_after_s: float,
     ) -> None:
         self._link = link
         self._guard = guard
@@ -41,6 +47,9 @@ class Heartbeat:
         self._call: Any = None
         self._channel: Any = None
         self._reader: asyncio.Task[None] | None = None
+        self._ask_after_s = ask_after_s
+        self._answered_at = clock()
+        self._asking: asyncio.Task[None] | None = None
 
     async def run(self) -> None:
         loop = asyncio.get_running_loop()
@@ -53,9 +62,10 @@ class Heartbeat:
     def close(self) -> None:
         if self._call is not None:
             self._call.cancel()
-        if self._reader is not None:
-            self._reader.cancel()
-        self._call = self._reader = None
+        for task in (self._reader, self._asking):
+            if task is not None:
+                task.cancel()
+        self._call = self._reader = self._asking = None
 
     async def once(self) -> None:
         """One beat by itself: the last word of a worker that leaves."""
@@ -71,14 +81,30 @@ class Heartbeat:
                 await self.once()
                 self._open()
             else:
+                self._ask()
                 await self._call.write(self._next())
         except (grpc.aio.AioRpcError, grpc.aio.UsageError, asyncio.InvalidStateError) as error:
             self.close()
             if not isinstance(error, asyncio.InvalidStateError):
                 log.debug("beat_failed", error=typed(error).message)
+        except asyncio.CancelledError:
+            if told_to_stop():
+                raise
+            self.close()
         except RolloutError as error:
             self.close()
             log.debug("beat_refused", error=error.message)
+
+    def _ask(self) -> None:
+        late = self._clock() - self._answered_at >= self._ask_after_s
+        if late and (self._asking is None or self._asking.done()):
+            self._asking = asyncio.get_running_loop().create_task(self._question())
+
+    async def _question(self) -> None:
+        try:
+            await self.once()
+        except (grpc.aio.AioRpcError, grpc.aio.UsageError, RolloutError) as error:
+            log.debug("beat_failed", error=str(error))
 
     def _open(self) -> None:
         self._channel = self._link.channel
@@ -88,7 +114,7 @@ class Heartbeat:
 
     async def _acks(self, call: Any) -> None:
         try:
-            while (ack := await call.read()) is not grpc.aio.EOF:
+            while (ack := await call.read()) is not EOF:
                 self._read(ack)
         except (grpc.aio.AioRpcError, grpc.aio.UsageError, RolloutError) as error:
             log.debug("beats_ended", error=str(error))
@@ -108,4 +134,5 @@ class Heartbeat:
         while self._sent and self._sent[0][0] <= ack.number:
             sent_at = self._sent.popleft()[1]
         if sent_at is not None:
+            self._answered_at = self._clock()
             self._acknowledged(sent_at, ack.known)

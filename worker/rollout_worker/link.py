@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import random
+from typing import Any, cast
 
 import grpc
 import grpc.aio
@@ -16,6 +17,7 @@ from rollout.wire.errors import error_of
 
 log = structlog.get_logger()
 
+EOF: Any = cast(Any, grpc.aio).EOF  # what reading a stream past its end gives
 BACKOFF_FIRST_S, BACKOFF_MAX_S = 0.1, 2.0
 CLOSE_GRACE_S = 2.0
 
@@ -80,6 +82,12 @@ class Link:
         await self.channel.close()
         if self._closing:
             await asyncio.wait(self._closing, timeout=2 * CLOSE_GRACE_S)
+
+
+def told_to_stop() -> bool:
+    """Whether a CancelledError is meant for this task: grpc.aio raises it too where only the call was cancelled."""
+    task = asyncio.current_task()
+    return task is not None and task.cancelling() > 0
 
 
 def typed(error: grpc.aio.AioRpcError | grpc.aio.UsageError | asyncio.CancelledError) -> RolloutError:

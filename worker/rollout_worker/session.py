@@ -7,7 +7,7 @@ is seconds of a clock that goes on while the machine sleeps, so that a laptop th
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, ClassVar
 
 from rollout.model.errors import AttemptError, ProtocolError
 from rollout.model.item import Failure
@@ -32,6 +32,9 @@ from rollout_worker.executors.port import Run
 from rollout_worker.holding import SILENT, Phase, SessionSettings
 
 __all__ = ["Phase", "Session", "SessionSettings"]
+
+DRAIN_SLACK_S = 2.0
+"""Beyond a drain's budget and the grace of cancellation: for results to be acknowledged."""
 
 
 class Session(ChildEvents):
@@ -61,7 +64,7 @@ class Session(ChildEvents):
         """ProtocolError when the coordinator, or a child, said what the protocol does not allow."""
         if self._over:
             return []
-        EVENTS[type(event)](self, event, now)
+        self.EVENTS[type(event)](self, event, now)
         if self._dispatch_due and self._fenced_at is None and not self._stopped_all:
             self._dispatch_due = False
             actions, delivered = self.place.dispatch(now)
@@ -110,7 +113,7 @@ class Session(ChildEvents):
             raise ProtocolError("a Work frame without a body")
         if not self._welcomed:
             raise ProtocolError(f"{kind} before Welcome")
-        FRAMES[kind](self, getattr(frame, kind), now)
+        self.FRAMES[kind](self, getattr(frame, kind), now)
 
     def _welcome(self, welcome: work_pb2.Welcome, now: float) -> None:
         if self._welcomed:
@@ -346,37 +349,35 @@ class Session(ChildEvents):
     def _flush_event(self, event: ev.Flush, now: float) -> None:
         self._flush(now)
 
+    # What is not listed here is no event and no frame.
+    FRAMES: ClassVar[dict[str, Any]] = {
+        "assign": _assign,
+        "accepted": _accepted,
+        "revoke": _revoke,
+        "cancel": _cancel,
+        "pause": _pause,
+        "children": _children,
+        "resume": _resume,
+        "ended": _ended,
+    }
 
-DRAIN_SLACK_S = 2.0
-
-FRAMES: dict[str, Any] = {
-    "assign": Session._assign,
-    "accepted": Session._accepted,
-    "revoke": Session._revoke,
-    "cancel": Session._cancel,
-    "pause": Session._pause,
-    "children": Session._children,
-    "resume": Session._resume,
-    "ended": Session._ended,
-}
-
-EVENTS: dict[type, Any] = {
-    ev.StreamUp: Session._stream_up,
-    ev.StreamDown: Session._stream_down,
-    ev.Frame: Session._frame,
-    ev.Acknowledged: Session._acknowledged,
-    ev.ChildReady: Session._child_ready,
-    ev.ChildFailed: Session._child_failed,
-    ev.ChildEnded: Session._child_ended,
-    ev.ChildResults: Session._child_results,
-    ev.ChildSpawned: Session._child_spawned,
-    ev.ChildWaits: Session._child_waits,
-    ev.ChildProgress: Session._child_progress,
-    ev.Fetched: Session._fetched,
-    ev.FetchFailed: Session._fetch_failed,
-    ev.Stored: Session._stored,
-    ev.StoreFailed: Session._store_failed,
-    ev.Drain: Session._drain,
-    ev.Flush: Session._flush_event,
-    ev.Tick: Session._tick,
-}
+    EVENTS: ClassVar[dict[type, Any]] = {
+        ev.StreamUp: _stream_up,
+        ev.StreamDown: _stream_down,
+        ev.Frame: _frame,
+        ev.Acknowledged: _acknowledged,
+        ev.ChildReady: ChildEvents._child_ready,
+        ev.ChildFailed: ChildEvents._child_failed,
+        ev.ChildEnded: ChildEvents._child_ended,
+        ev.ChildResults: ChildEvents._child_results,
+        ev.ChildSpawned: ChildEvents._child_spawned,
+        ev.ChildWaits: ChildEvents._child_waits,
+        ev.ChildProgress: ChildEvents._child_progress,
+        ev.Fetched: ChildEvents._fetched,
+        ev.FetchFailed: ChildEvents._fetch_failed,
+        ev.Stored: ChildEvents._stored,
+        ev.StoreFailed: ChildEvents._store_failed,
+        ev.Drain: _drain,
+        ev.Flush: _flush_event,
+        ev.Tick: _tick,
+    }

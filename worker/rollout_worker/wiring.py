@@ -202,12 +202,16 @@ class Worker:
         parts = Parts(settings, session, credentials, EpochGuard("worker"), incarnation, self._reload)
         driver = self._driver = Driver(parts)
         log.info("worker_starting", worker=incarnation, slots=worker.slots, pid=os.getpid())
-        if self._drain is not None:
-            driver.drain(*self._drain)
+        self._pass_on_drain(driver)
         try:
             return await driver.run()
         finally:
             self._driver = None
+
+    def _pass_on_drain(self, driver: Driver) -> None:
+        """An order that came while there was no incarnation to obey it."""
+        if self._drain is not None:
+            driver.drain(*self._drain)
 
     async def _reload(self, names: list[str]) -> None:
         for name in names or self.host.names():

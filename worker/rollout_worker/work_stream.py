@@ -15,7 +15,7 @@ from rollout.wire.epoch import EpochGuard
 from rollout.wire.v1 import work_pb2, work_pb2_grpc
 
 from rollout_worker import session_events as ev
-from rollout_worker.link import Link, typed
+from rollout_worker.link import EOF, Link, told_to_stop, typed
 
 log = structlog.get_logger()
 
@@ -95,8 +95,8 @@ class WorkStream:
             writer = asyncio.get_running_loop().create_task(self._write(call))
             await self._read(call, patience)
         except asyncio.CancelledError:
-            if not call.cancelled():
-                raise  # this task, not the call
+            if told_to_stop():
+                raise
             raise UnavailableError("the stream was given up") from None
         finally:
             patience.cancel()
@@ -109,7 +109,7 @@ class WorkStream:
             self._event(ev.StreamDown())
 
     async def _read(self, call: Any, patience: asyncio.TimerHandle) -> None:
-        while (frame := await call.read()) is not grpc.aio.EOF:
+        while (frame := await call.read()) is not EOF:
             self._guard.check_peer(frame)
             if not self._welcomed and frame.WhichOneof("body") == "welcome":
                 self._welcomed = True
