@@ -67,9 +67,15 @@ class Display(ABC):
     @abstractmethod
     def progress(self, snapshot: Snapshot) -> None: ...
 
+    _stage = ""
+    _told = 0.0
+
     def step(self, message: str) -> None:
-        """Something long is under way; replaced by the next."""
-        self.note(message)
+        """Something long is under way, as `what: how far`; replaced by the next. In a log, now and then."""
+        stage, now = message.partition(":")[0], time.monotonic()
+        if stage != self._stage or now - self._told >= _PLAIN_EVERY_S:
+            self._stage, self._told = stage, now
+            self.note(message)
 
     def close(self) -> None:
         """Leave the terminal as it was."""

@@ -30,7 +30,8 @@ def workers(
         reply = ask(coordinator, tls_dir, lambda client: client.workers(all=all_workers))
     from rollout.cli import show
 
+    listed = [worker for worker in reply.workers if all_workers or worker.state != "gone"]
     if json:
-        show.print_json({"leader": reply.leader, "workers": [show.worker_json(worker) for worker in reply.workers]})
+        show.print_json({"leader": reply.leader, "workers": [show.worker_json(worker) for worker in listed]})
     else:
-        show.print_workers(reply.workers, reply.leader)
+        show.print_workers(listed, reply.leader)
