@@ -273,9 +273,9 @@ class Driver:
         began = self._clock.now()
         step = core.handle(events, began)
         self._metrics.batch_events.observe(len(events))
+        if not lease.trusted():
+            raise LeaseLostError  # nothing is written, and nothing is said
         if step.writes:
-            if not lease.trusted():
-                raise LeaseLostError
             handled = self._clock.now().mono
             await self._ledger.commit(Fence(lease.epoch, self._batch), step.writes)
             self._batch += 1
