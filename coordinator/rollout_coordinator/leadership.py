@@ -128,8 +128,7 @@ class StandbyInterceptor(grpc.aio.ServerInterceptor):
         async def refuse(request_iterator: Any, context: Any) -> None:
             await abort(context, refusal)
 
-        handler = cast(Any, grpc).stream_stream_rpc_method_handler(refuse)
-        return handler
+        return cast(Any, grpc).stream_stream_rpc_method_handler(refuse)
 
 
 async def read(context: Any) -> Any | None:

@@ -33,7 +33,7 @@ def ask(cli: Cli, *args: str) -> dict[str, Any]:
 
 def test_a_batch_is_submitted_commanded_and_collected(cli: Cli, cluster: Cluster, at: list[str]) -> None:
     cli.rows(300)
-    config = str(cli.config(backend={"delay_ms": 100, "concurrency": 8}))
+    config = str(cli.config(backend={"delay_ms": 800, "concurrency": 8}))
     for _ in range(2):
         cluster.add_worker()
     for worker in cluster.workers:

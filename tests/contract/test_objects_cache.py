@@ -1,5 +1,4 @@
 """Packs, the host's cache and directory trees, over a store in memory."""
-# ruff: noqa: ASYNC230, ASYNC240
 
 from __future__ import annotations
 

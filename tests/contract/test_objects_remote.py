@@ -1,4 +1,3 @@
-# ruff: noqa: ASYNC240
 """The client against the real Objects server over mTLS, and against one that breaks."""
 
 from __future__ import annotations

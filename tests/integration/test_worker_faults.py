@@ -21,7 +21,7 @@ async def test_work_survives_the_coordinators_death(tmp_path: Path) -> None:
     try:
         coordinator = nodes.coordinator()
         await coordinator.event("coordinator_ready")
-        worker = nodes.worker(worker__slots=2)
+        nodes.worker(worker__slots=2)
         async with await nodes.client() as runs:
             run_id = await submit(runs, [script({"sleep_ms": 3000, "data": str(i)}, salt=i) for i in range(2)])
             await started(runs, run_id, 2)

@@ -136,7 +136,7 @@ async def collect(runs: Runs, run_id: str) -> tuple[list[CommitEntry], runs_pb2.
 async def started(runs: Runs, run_id: str, count: int) -> None:
     """Returns once `count` attempts of the run have started."""
     async with asyncio.timeout(PATIENCE_S):
-        while (await runs.get(run_id)).running < count:
+        while (await runs.get(run_id)).running < count:  # noqa: ASYNC110 - another process's state
             await asyncio.sleep(0.02)
 
 

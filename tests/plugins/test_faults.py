@@ -1,4 +1,3 @@
-# ruff: noqa: ASYNC240
 """What a plugin does wrong costs the caller a typed error in bounded time, and the worker nothing."""
 
 from __future__ import annotations

@@ -1,4 +1,3 @@
-# ruff: noqa: ASYNC220, ASYNC240
 """The samples work, pass the checks for authors, and the checks find what is wrong with others."""
 
 from __future__ import annotations

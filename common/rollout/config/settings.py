@@ -126,7 +126,7 @@ class ComputeSection(Section):
 
 
 class LoggingSection(Section):
-    level: Literal["debug", "info", "warning", "error"] = "info"
+    level: Literal["debug", "info", "warning", "error"] = Field(default="info", description="Least severe line shown.")
     format: Literal["auto", "json", "console"] = Field(
         default="auto", description="auto: console on a terminal, else json."
     )
