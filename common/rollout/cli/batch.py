@@ -8,6 +8,7 @@ import os
 import shlex
 import signal
 import sys
+import threading
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
@@ -24,7 +25,7 @@ from rollout.cli.target import Target, connected, find_target
 from rollout.client import Runs
 from rollout.client.runs import new_ulid
 from rollout.config.load import load_settings
-from rollout.model.errors import ConfigError, NotFoundError, RolloutError
+from rollout.model.errors import ConfigError, InputError, NotFoundError, RolloutError
 from rollout.model.ids import check_ulid
 from rollout.objects import tree
 from rollout.workloads.infer import (
@@ -149,13 +150,20 @@ class _Batch:
         told = asyncio.get_running_loop().time()
         loop = asyncio.get_running_loop()
 
+        stopped = threading.Event()
+
         def progress(rows: int, size: int) -> None:
             nonlocal told
+            if stopped.is_set():
+                raise InputError("interrupted")
             if loop.time() - told > 2:
                 told = loop.time()
                 loop.call_soon_threadsafe(self._display.step, f"checking the input: {rows} rows, {size >> 20} MiB")
 
-        return await asyncio.to_thread(check_input, self._config, index_path=index, progress=progress)
+        try:
+            return await asyncio.to_thread(check_input, self._config, index_path=index, progress=progress)
+        finally:
+            stopped.set()  # after Ctrl-C the thread would read on to the end of the input
 
     async def _compare(self, stored: JsonObject, resolved: JsonObject, output: OutputDirectory) -> None:
         """ConfigError that names what changed since the run was made."""
@@ -285,7 +293,9 @@ class _Batch:
         self._display.close()
         run, command = self._run, self._options.command()
         if run is None or run.run_id == "":
-            self._display.event("interrupted", "interrupted before anything was submitted", run_id="", committed=0)
+            self._display.event(
+                "interrupted", "interrupted before anything was submitted", run_id="", committed=0, command=command
+            )
             return
         committed = run.committed
         lines = [f"interrupted: {committed} of {run.rows} rows are in {self._config.output.dir}; nothing is lost"]
