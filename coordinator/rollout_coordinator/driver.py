@@ -35,7 +35,6 @@ from rollout_coordinator.core.step import (
     Step,
 )
 from rollout_coordinator.core.views import RunView, WorkerView
-from rollout_coordinator.ended_run import snapshot_of
 from rollout_coordinator.event_queue import EventQueue
 from rollout_coordinator.http.metrics import Metrics
 from rollout_coordinator.ledger.port import Fence, Ledger
@@ -312,8 +311,7 @@ class Driver:
             elif isinstance(load, LoadIds):
                 answer = await self._ledger.ids(load)
             elif isinstance(load, LoadRun):
-                view = await self._ledger.run_view(load.run_id)
-                answer = RunLoaded(load.load_id, load.run_id, snapshot_of(view) if view is not None else None)
+                answer = RunLoaded(load.load_id, load.run_id, await self._ledger.run_snapshot(load.run_id))
             else:
                 answer = await self._ledger.results(load)
         except StorageError as error:

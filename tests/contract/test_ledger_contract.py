@@ -154,6 +154,12 @@ async def test_ended_runs_are_left_on_disk(writer: Writer, ledger: Ledger, state
     snapshot = await ledger.snapshot()
     assert (snapshot.runs, snapshot.logs, snapshot.specs, snapshot.open_attempts) == ([], [], [], [])
     assert (snapshot.accepted, snapshot.next_log) == ({}, 2)
+    one = await ledger.run_snapshot(RUN)
+    assert one is not None
+    assert [row.state for row in one.runs] == [state]
+    assert ([row.log for row in one.logs], [row.index for row in one.specs]) == ([1], [0])
+    assert (one.accepted, one.open_attempts, one.workers) == ({1: [(1, 1)]}, [], [])
+    assert await ledger.run_snapshot("no such run") is None
 
 
 async def test_assigned_items_are_open(writer: Writer, ledger: Ledger) -> None:

@@ -96,7 +96,9 @@ def error_of(failed: grpc.aio.AioRpcError) -> RolloutError:
 def _foreign(status: grpc.StatusCode, details: str) -> RolloutError:
     if status in (grpc.StatusCode.INTERNAL, grpc.StatusCode.UNKNOWN):
         # The transport's own endings of a stream; the call itself may well succeed on another connection.
-        if "RST_STREAM" in details or "Stream removed" in details or "GOAWAY" in details:
+        # "Internal error from Core": grpc.aio's word for a write to a stream that the server has just ended.
+        endings = ("RST_STREAM", "Stream removed", "GOAWAY", "Internal error from Core")
+        if any(ending in details for ending in endings):
             return errors.UnavailableError(details)
         return RolloutError(f"The other side failed: {details}")
     if status is grpc.StatusCode.UNIMPLEMENTED:

@@ -7,7 +7,7 @@ re-pends the work in the same step.
 from __future__ import annotations
 
 from rollout.model import events as names
-from rollout.model.errors import NotFoundError, ProtocolError, RolloutError
+from rollout.model.errors import NotFoundError, ProtocolError, RolloutError, UnavailableError
 from rollout.model.item import AttemptEnd, Failure
 from rollout.model.worker import Inventory, WorkerState
 
@@ -84,7 +84,7 @@ def hello(c: State, event: WorkerHello) -> None:
         return
     if worker.session and worker.session != event.session:
         c.sessions.pop(worker.session, None)
-        c.step.sends.append(CloseSession(worker.session, ProtocolError("A newer session of this worker took over.")))
+        c.step.sends.append(CloseSession(worker.session, UnavailableError("A newer session of this worker took over.")))
     before = worker.state
     worker.state = WORKER.move(before, "hello_draining" if event.draining else "hello")
     worker.session = event.session
@@ -132,11 +132,27 @@ def reconcile(c: State, worker: Worker, event: WorkerHello) -> SendWelcome:
         answer.drop += [drop] if drop.seq else []
     for keys in event.unacknowledged:
         unacknowledged(c, worker, keys, answer, listed)
+    missing = 0
     for grant in list(worker.grants.values()):
         for seq in open_seqs(grant):
             if (grant.log.id, seq) not in listed and grant.log.flight.get(seq) is grant:
                 not_listed(c, grant, seq)
+                missing += 1
+    tell_reconciled(c, worker, answer, missing)
     return answer
+
+
+def tell_reconciled(c: State, worker: Worker, answer: SendWelcome, missing: int) -> None:
+    """What became of every attempt that either side believed open; silent for a worker that had none."""
+    counts = {
+        "kept": sum(len(k.seq) for k in answer.keep),
+        "resend": sum(len(k.seq) for k in answer.resend),
+        "accepted": sum(len(k.seq) for k in answer.accepted),
+        "dropped": sum(len(k.seq) for k in answer.drop),
+        "repended": missing,
+    }
+    if any(counts.values()):
+        c.step.sends.append(Emit("worker_reconciled", "info", {"worker": worker.id, **counts}))
 
 
 def resume(c: State, grant: Grant, seq: int, started: bool) -> None:
@@ -253,7 +269,7 @@ def scan(c: State) -> None:
 def failed(c: State, worker: Worker, late: float) -> None:
     joining = worker.state is WorkerState.JOINING
     if worker.session:
-        c.step.sends.append(CloseSession(worker.session, ProtocolError("No frame came in time; say Hello again.")))
+        c.step.sends.append(CloseSession(worker.session, UnavailableError("No frame came in time; say Hello again.")))
     leave(c, worker, "silent", f"silent for {late + 2 * c.settings.heartbeat_interval:.1f} s")
     items = take_back(c, worker, "worker_failed", lost=True)
     if not joining:

@@ -42,6 +42,13 @@ async def _value(db: Connection, query: str, **parameters: Any) -> Any:
     return found[0][0] if found else None
 
 
+async def _accepted(db: Connection, replay: reads.Replay) -> None:
+    wanted = replay.ranges_wanted()
+    for at in range(0, len(wanted), SET_ROWS):
+        given = _given([(log, seq, 0) for log, seq in wanted[at : at + SET_ROWS]])
+        replay.ranges(await _fetch(db, queries.ACCEPTED_RANGES.format(given=GIVEN), **given))
+
+
 async def _execute(db: Connection, query: str, **parameters: Any) -> int:
     """The number of rows it changed."""
     text, names = queries.for_postgres(query)
@@ -180,11 +187,7 @@ class PostgresLedger:
             snapshot.lanes = [rows.lane_row(row) for row in await _fetch(db, queries.LIVE_LANES)]
             snapshot.specs = [rows.spec_row(row) for row in await _fetch(db, queries.LIVE_SPECS)]
             snapshot.workers = [rows.worker_row(row) for row in await _fetch(db, queries.LIVE_WORKERS)]
-            wanted = replay.ranges_wanted()
-            for at in range(0, len(wanted), SET_ROWS):
-                piece = wanted[at : at + SET_ROWS]
-                given = _given([(log, seq, 0) for log, seq in piece])
-                replay.ranges(await _fetch(db, queries.ACCEPTED_RANGES.format(given=GIVEN), **given))
+            await _accepted(db, replay)
             replay.assignments(await _fetch(db, queries.LIVE_ASSIGNMENTS))
             for at, chunk in replay.given(SET_ROWS):
                 query = queries.OPEN_ATTEMPTS.format(given=GIVEN)
@@ -192,6 +195,19 @@ class PostgresLedger:
             snapshot.next_log = await _value(db, queries.NEXT_LOG)
             snapshot.next_batch = await _value(db, queries.NEXT_BATCH)
         self._dead_batches = replay.finish()
+        return snapshot
+
+    async def run_snapshot(self, run_id: str) -> Snapshot | None:
+        replay = reads.Replay()
+        snapshot = replay.snapshot
+        async with self._engine.read() as db:
+            snapshot.runs = [rows.run_row(row) for row in await _fetch(db, queries.RUN_BY_ID, run_id=run_id)]
+            if not snapshot.runs:
+                return None
+            replay.logs(await _fetch(db, queries.LOGS_OF_RUN, run_id=run_id))
+            snapshot.lanes = [rows.lane_row(row) for row in await _fetch(db, queries.LANES_OF_RUN, run_id=run_id)]
+            snapshot.specs = [rows.spec_row(row) for row in await _fetch(db, queries.SPECS_OF_RUN, run_id=run_id)]
+            await _accepted(db, replay)
         return snapshot
 
     # ---- reads of the core

@@ -173,15 +173,17 @@ END_PURGE = "DELETE FROM purge WHERE log = :log"
 
 LIVE_RUNS = f"SELECT {RUN_COLUMNS} FROM run WHERE state NOT IN ({ENDED_STATES}) ORDER BY created_ms, run_id"
 
-# Logs of live runs. A child log is over when its parent has a result and everything in it is committed.
-LIVE_LOGS = f"""
+# Logs of some runs. A child log is over when its parent has a result and everything in it is committed.
+_LOGS_OF = f"""
 SELECT {LOG_COLUMNS}, run.item_order FROM log JOIN run ON run.run_id = log.run_id
- WHERE run.state NOT IN ({ENDED_STATES})
+ WHERE {{runs}}
    AND (log.parent_log = 0 OR log.cursor < log.submitted
         OR NOT EXISTS (SELECT 1 FROM result
                         WHERE result.log = log.parent_log AND result.seq = log.parent_seq))
  ORDER BY log.log
 """
+LIVE_LOGS = _LOGS_OF.format(runs=f"run.state NOT IN ({ENDED_STATES})")
+LOGS_OF_RUN = _LOGS_OF.format(runs="run.run_id = :run_id")
 LIVE_LANES = f"""
 SELECT {LANE_COLUMNS} FROM lane JOIN run ON run.run_id = lane.run_id
  WHERE run.state NOT IN ({ENDED_STATES}) ORDER BY lane.run_id, lane.lane
@@ -190,6 +192,7 @@ LIVE_SPECS = f"""
 SELECT spec.run_id, spec.idx, spec.body FROM spec JOIN run ON run.run_id = spec.run_id
  WHERE run.state NOT IN ({ENDED_STATES}) ORDER BY spec.run_id, spec.idx
 """
+SPECS_OF_RUN = "SELECT run_id, idx, body FROM spec WHERE run_id = :run_id ORDER BY idx"
 LIVE_WORKERS = f"SELECT {WORKER_COLUMNS} FROM worker WHERE ended_ms = 0 ORDER BY registered_ms, incarnation"
 LIVE_ASSIGNMENTS = "SELECT batch, worker, keys FROM assignment ORDER BY batch"
 

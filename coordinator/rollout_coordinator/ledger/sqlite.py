@@ -111,6 +111,9 @@ class SqliteLedger:
         self._dead_batches = replay.finish()
         return replay.snapshot
 
+    async def run_snapshot(self, run_id: str) -> Snapshot | None:
+        return await self._engine.read(lambda db: _run_snapshot(db, run_id))
+
     # ---- reads of the core
 
     async def pending(self, load: LoadPending) -> Loaded:
@@ -219,10 +222,7 @@ def _replay(db: sqlite3.Connection) -> reads.Replay:
     snapshot.lanes = [rows.lane_row(row) for row in db.execute(queries.LIVE_LANES)]
     snapshot.specs = [rows.spec_row(row) for row in db.execute(queries.LIVE_SPECS)]
     snapshot.workers = [rows.worker_row(row) for row in db.execute(queries.LIVE_WORKERS)]
-    wanted = replay.ranges_wanted()
-    for at in range(0, len(wanted), SET_ROWS):
-        given = json.dumps([(log, seq, 0) for log, seq in wanted[at : at + SET_ROWS]])
-        replay.ranges(db.execute(queries.ACCEPTED_RANGES.format(given=GIVEN), {"given": given}))
+    _accepted(db, replay)
     replay.assignments(db.execute(queries.LIVE_ASSIGNMENTS))
     for at, chunk in replay.given(SET_ROWS):
         given = json.dumps([row[:3] for row in chunk])
@@ -230,6 +230,27 @@ def _replay(db: sqlite3.Connection) -> reads.Replay:
     snapshot.next_log = db.execute(queries.NEXT_LOG).fetchone()[0]
     snapshot.next_batch = db.execute(queries.NEXT_BATCH).fetchone()[0]
     return replay
+
+
+def _accepted(db: sqlite3.Connection, replay: reads.Replay) -> None:
+    wanted = replay.ranges_wanted()
+    for at in range(0, len(wanted), SET_ROWS):
+        given = json.dumps([(log, seq, 0) for log, seq in wanted[at : at + SET_ROWS]])
+        replay.ranges(db.execute(queries.ACCEPTED_RANGES.format(given=GIVEN), {"given": given}))
+
+
+def _run_snapshot(db: sqlite3.Connection, run_id: str) -> Snapshot | None:
+    named = {"run_id": run_id}
+    replay = reads.Replay()
+    snapshot = replay.snapshot
+    snapshot.runs = [rows.run_row(row) for row in db.execute(queries.RUN_BY_ID, named)]
+    if not snapshot.runs:
+        return None
+    replay.logs(db.execute(queries.LOGS_OF_RUN, named))
+    snapshot.lanes = [rows.lane_row(row) for row in db.execute(queries.LANES_OF_RUN, named)]
+    snapshot.specs = [rows.spec_row(row) for row in db.execute(queries.SPECS_OF_RUN, named)]
+    _accepted(db, replay)
+    return snapshot
 
 
 def _pending(db: sqlite3.Connection, load: LoadPending) -> Loaded:
