@@ -102,7 +102,13 @@ async def scenario(cluster: Cluster, plugins: list[str], root: Path) -> list[str
         )
         answers = [(e.outcome, json.loads(e.data) if e.data else e.failure) for e in entries]
         step(f"both plugins called on each of three workers: {[a for _, a in answers]}", start)
-        if any(outcome is not Outcome.DONE for outcome, _ in answers) or len({e.worker for e in entries}) != 3:
+        right = {"sample-sidecar": 0.5, "sample-cdylib": {"bytes": len(b'{"text":"abc"}')}}
+        wrong = [
+            (plugin, answer)
+            for (_, plugin), (outcome, answer) in zip(places, answers, strict=True)
+            if outcome is not Outcome.DONE or answer != right[f"sample-{plugin}"]
+        ]
+        if wrong or len({e.worker for e in entries}) != 3:
             faults.append(f"plugin calls failed: {answers}")
 
         step(f"{ROWS} rows; kill -9 of worker-2, then of the coordinator", start)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import base64
 import json
 import shutil
 import time
@@ -31,7 +32,7 @@ class Requests:
         self._next = 0
         self._open: dict[int, asyncio.Future[Any]] = {}
 
-    async def ask(self, op: str, **arguments: str) -> Any:
+    async def ask(self, op: str, **arguments: Any) -> Any:
         """AttemptError with the daemon's reason."""
         self._next += 1
         number = self._next
@@ -114,6 +115,15 @@ class AttemptContext:
             return blob
         path = await self.object_path(blob.object_id)
         return await asyncio.to_thread(_read, path, blob.offset, blob.length)
+
+    # ---- plugins
+
+    async def call_plugin(
+        self, name: str, method: str, payload: dict[str, Any] | bytes, timeout_s: float = 60.0
+    ) -> Any:
+        body = {"b64": base64.b64encode(payload).decode()} if isinstance(payload, bytes) else {"json": payload}
+        value = await self._requests.ask("plugin", name=name, method=method, payload=body, timeout_s=timeout_s)
+        return base64.b64decode(value["b64"]) if "b64" in value else value["json"]
 
     # ---- children
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import base64
 import os
 import shutil
 import time
@@ -69,6 +70,7 @@ class Parts:
     guard: EpochGuard
     incarnation: str
     reload_plugins: Callable[[list[str]], Coroutine[Any, Any, None]]
+    call_plugin: Callable[[str, str, dict[str, Any] | bytes, float], Coroutine[Any, Any, Any]]
 
 
 class Driver:
@@ -302,17 +304,28 @@ class Driver:
             self.event(ev.Stored(action.key, blob))
 
     async def _answer(self, question: dict[str, Any]) -> dict[str, Any]:
-        """A child's question about objects."""
+        """A child's question: about objects, or for a plugin."""
         try:
             if question["op"] == "put":
                 return {"value": (await self._objects.put_path(Path(question["path"]))).hex()}
             if question["op"] == "path":
                 return {"value": str(await self._cache.path(bytes.fromhex(question["object_id"])))}
-        except (RolloutError, OSError, ValueError, KeyError) as error:
+            if question["op"] == "plugin":
+                return {"value": await self._call_plugin(question)}
+        except (RolloutError, OSError, ValueError, KeyError, TypeError) as error:
             code = error.code if isinstance(error, RolloutError) else "object_store"
             retryable = not isinstance(error, NotFoundError)
             return {"error": {"code": code, "message": str(error), "retryable": retryable}}
         return {"error": {"code": "protocol", "message": f"unknown request {question['op']!r}", "retryable": False}}
+
+    async def _call_plugin(self, question: dict[str, Any]) -> dict[str, Any]:
+        """Bytes travel as base64 through the JSON of the pipe, both ways."""
+        body = question["payload"]
+        payload = base64.b64decode(body["b64"]) if "b64" in body else body["json"]
+        value = await self._parts.call_plugin(
+            question["name"], question["method"], payload, float(question["timeout_s"])
+        )  # fmt: skip
+        return {"b64": base64.b64encode(value).decode()} if isinstance(value, bytes) else {"json": value}
 
     # ---- beats, control, certificates
 

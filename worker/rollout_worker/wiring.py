@@ -199,7 +199,7 @@ class Worker:
             ),
             planner(executors),
         )
-        parts = Parts(settings, session, credentials, EpochGuard("worker"), incarnation, self._reload)
+        parts = Parts(settings, session, credentials, EpochGuard("worker"), incarnation, self._reload, self.host.call)
         driver = self._driver = Driver(parts)
         log.info("worker_starting", worker=incarnation, slots=worker.slots, pid=os.getpid())
         self._pass_on_drain(driver)

@@ -84,6 +84,16 @@ class Context(Protocol):
         """A local file with the object's bytes, from the host's cache."""
         ...
 
+    async def call_plugin(
+        self, name: str, method: str, payload: dict[str, Any] | bytes, timeout_s: float = 60.0
+    ) -> Any:
+        """What `method` of the worker's plugin `name` returns: a JSON value, or bytes where the plugin gives bytes.
+
+        The time limit counts from when the plugin is free. AttemptError: code `not_found` where this worker has no
+        such plugin (an item says `require_plugin` to be sent where it is), `plugin` for every fault of the plugin's.
+        """
+        ...
+
 
 class Executor(Protocol):
     placement: ClassVar[Literal["engine", "slot"]]

@@ -2,19 +2,25 @@
 
 Keys of a payload, all optional: `sleep_ms`, `busy_ms` (holds the interpreter), `alloc_mib`, `fail_times` (attempts
 numbered up to this fail), `fail_code`, `fatal` (no retry), `crash` (the process kills itself; a number: only attempts
-up to it), `segv`, `exit`, `hang` (ignores cancellation), `spawn` (payloads of children; whose results are listed),
+up to it), `segv`, `exit`, `hang` (ignores cancellation), `spawn` (payloads of children, whose results are listed; with
+`child_labels` and `child_lane`),
 `chain_append` (the predecessor's result and `data`), `size` (bytes of result), `print`, `put` (bytes stored as an
-object, whose id is the result), `echo`, `data`. A payload that begins with b"noop" returns at once.
+object, whose id is the result), `echo`, `data`, `plugin` with `method` and `payload` (the result is its answer as
+JSON). `until`: goes on once that file exists. `effects`: appends a line when it starts, ends and is cancelled to that
+file, as something outside that cannot be taken back. `crash_after`: like `crash`, but after the children were spawned
+and before anything is returned. A payload that begins with b"noop" returns at once.
 """
 
 from __future__ import annotations
 
 import asyncio
+import base64
 import ctypes
 import json
 import os
 import signal
 import time
+from pathlib import Path
 from typing import Any, ClassVar, Literal, cast
 
 from blake3 import blake3
@@ -61,7 +67,15 @@ class ScriptExecutor:
             raise AttemptError(f"the script is not JSON: {error}", code="bad_script", retry=False) from error
         if not isinstance(script, dict):
             raise AttemptError("the script is no JSON object", code="bad_script", retry=False)
-        return await self._run(cast(dict[str, Any], script), attempt, context)
+        script = cast(dict[str, Any], script)
+        effect(script, attempt, "start")
+        try:
+            done = await self._run(script, attempt, context)
+        except asyncio.CancelledError:
+            effect(script, attempt, "cancelled")
+            raise
+        effect(script, attempt, "end")
+        return done
 
     async def _run(self, script: dict[str, Any], attempt: Attempt, context: Context) -> Done:
         if script.get("print"):
@@ -71,6 +85,8 @@ class ScriptExecutor:
         await self._misbehave(script, attempt)
         if script.get("sleep_ms"):
             await asyncio.sleep(script["sleep_ms"] / 1000)
+        while not there(script.get("until")):  # noqa: ASYNC110 - another process makes the file
+            await asyncio.sleep(0.02)
         if attempt.attempt <= int(script.get("fail_times", 0)) or script.get("fatal"):
             code = str(script.get("fail_code", "scripted"))
             raise AttemptError(f"attempt {attempt.attempt} fails as told", code=code, retry=not script.get("fatal"))
@@ -80,6 +96,12 @@ class ScriptExecutor:
             return Done((await context.put_object(os.urandom(0) + b"x" * int(script["put"]))).hex().encode())
         if "get" in script:
             return Done((await context.object_path(bytes.fromhex(script["get"]))).read_bytes())
+        if "plugin" in script:
+            limit = float(script.get("timeout_s", 30.0))
+            answer = await context.call_plugin(script["plugin"], script["method"], script.get("payload", {}), limit)
+            if isinstance(answer, bytes):
+                answer = {"b64": base64.b64encode(answer).decode()}
+            return Done(json.dumps(answer, sort_keys=True).encode())
         if script.get("chain_append"):
             return Done((attempt.predecessor or b"") + str(script.get("data", "")).encode())
         if "size" in script:
@@ -108,12 +130,32 @@ class ScriptExecutor:
 
     async def _family(self, script: dict[str, Any], attempt: Attempt, context: Context) -> Done:
         items: list[NewItem] = []
+        labels = tuple(sorted(script.get("child_labels", {}).items()))
+        spec = ItemSpec(lane=str(script.get("child_lane", "")), require_labels=labels, retry_backoff_ms=100)
         for ordinal, payload in enumerate(script["spawn"]):
             body = json.dumps(payload).encode() if not isinstance(payload, str) else payload.encode()
             place = attempt.id + ordinal.to_bytes(8, "big")
-            items.append(NewItem(blake3(b"\x01" + place + body).digest(), body, ItemSpec()))
+            items.append(NewItem(blake3(b"\x01" + place + body).digest(), body, spec))
         await context.spawn(items)
+        if attempt.attempt <= int(script.get("crash_after", 0)):
+            os.kill(os.getpid(), signal.SIGKILL)
         found: list[Any] = []
         async for child in context.children():
             found.append(child.data.decode() if child.failure is None else {"error": child.failure.code})
         return Done(json.dumps(found, separators=(",", ":")).encode())
+
+
+def there(path: str | None) -> bool:
+    return path is None or Path(path).exists()
+
+
+def effect(script: dict[str, Any], attempt: Attempt, what: str) -> None:
+    """One line: `what` item attempt nanoseconds. O_APPEND, so that lines of many processes do not mix."""
+    path = script.get("effects")
+    if path:
+        line = f"{what} {script.get('data', attempt.key.seq)} {attempt.attempt} {time.monotonic_ns()}\n"
+        file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+        try:
+            os.write(file, line.encode())
+        finally:
+            os.close(file)
