@@ -68,6 +68,28 @@ def strike(cluster: Cluster, output: Path, rows: int, report: list[dict[str, Any
         )
 
 
+def unaccounted(cluster: Cluster) -> list[str]:
+    """Every attempt that a new leader found open must be adopted or given to another, by what the logs say."""
+    faults: list[str] = []
+    entries = sorted((e for c in cluster.coordinators for e in c.events()), key=lambda e: e["timestamp"])
+    starts = [n for n, e in enumerate(entries) if e["event"] == "ledger_replayed" and e["open_attempts"]]
+    for at, end in zip(starts, [*starts[1:], len(entries)], strict=True):
+        told = [e for e in entries[at:end] if e["event"] == "worker_reconciled"]
+        adopted = sum(e["kept"] + e["resend"] + e["accepted"] for e in told)
+        repended = sum(e["repended"] for e in told)
+        lost = sum(e["items"] for e in entries[at:end] if e["event"] == "worker_failed")
+        print(
+            f"-- leader at {entries[at]['timestamp']}: {entries[at]['open_attempts']} open, {adopted} adopted, {repended} re-pended"
+        )
+        if adopted + repended + lost < entries[at]["open_attempts"]:
+            faults.append(
+                f"{entries[at]['open_attempts']} attempts were open, {adopted + repended + lost} are accounted for"
+            )
+        if repended:
+            faults.append(f"{repended} attempts that could have survived the coordinator did not")
+    return faults
+
+
 def check(output: Path, rows: int) -> list[str]:
     faults: list[str] = []
     numbers = [json.loads(line)["n"] for line in output.read_text().splitlines()]
@@ -127,7 +149,7 @@ def main() -> int:
             name: sum(1 for c in cluster.coordinators for _ in c.events(name))
             for name in ("lease_acquired", "ledger_replayed", "worker_reconciled", "worker_failed", "work_stolen")
         }
-    faults = check(output, args.rows)
+    faults = check(output, args.rows) + unaccounted(cluster)
     if code != 0:
         faults.append(f"rollout infer batch exited with {code}")
     if len(report) != 4:
