@@ -348,10 +348,11 @@ async def test_reload_needs_its_flag_and_no_cdylib(host: PluginHost, reloading_h
 
 async def test_nothing_is_left_behind(make: Make) -> None:
     before = {p for p in Path("/tmp").glob("rollout-plugin-*") if p.owner() == Path.home().owner()}
+    others = {p.pid for p in psutil.Process(os.getpid()).children(recursive=True)}
     host = PluginHost()
     for mode in ("python", "sidecar", "cdylib"):
         await host.load(make(mode))
-    mine = [p for p in psutil.Process(os.getpid()).children(recursive=True) if p.name() != "cc"]
+    mine = [p for p in psutil.Process(os.getpid()).children(recursive=True) if p.pid not in others]
     assert len(mine) >= 3
     await host.close()
     _, alive = psutil.wait_procs(mine, timeout=5)

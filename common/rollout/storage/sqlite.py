@@ -95,10 +95,10 @@ class SqliteEngine:
 
     async def close(self) -> None:
         """Waits for what runs, then closes. Safe to call twice."""
-        for pool in (self._write_pool, self._read_pool):
+        pools, self._write_pool, self._read_pool = (self._write_pool, self._read_pool), None, None
+        for pool in pools:
             if pool is not None:
                 await asyncio.to_thread(pool.shutdown, True, cancel_futures=True)
-        self._write_pool = self._read_pool = None
         for connection in [*self._open_readers, *([self._writer] if self._writer else [])]:
             connection.close()
         self._open_readers.clear()
@@ -116,7 +116,14 @@ class SqliteEngine:
     async def _submit(self, pool: ThreadPoolExecutor | None, run: Callable[..., T], work: Callable[..., T]) -> T:
         if pool is None:
             raise StorageUnavailableError(f"{self.path} is not open")
-        return await asyncio.get_running_loop().run_in_executor(pool, run, work)
+        try:
+            return await asyncio.get_running_loop().run_in_executor(pool, run, work)
+        except asyncio.CancelledError:
+            # close() cancels what has not begun; that must not look as if the caller had been cancelled.
+            task = asyncio.current_task()
+            if self._write_pool is None and (task is None or not task.cancelling()):
+                raise StorageUnavailableError(f"{self.path} was closed") from None
+            raise
 
     def _in_transaction(self, work: Callable[[sqlite3.Connection], T]) -> T:
         writer = self._writer
