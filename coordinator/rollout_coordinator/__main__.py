@@ -14,11 +14,12 @@ from typing import Annotated, Any, TypeVar
 
 import structlog
 import typer
+from rollout.cli.boundary import INTERRUPTED, OK, exit_code_of, run_app
 from rollout.config.load import load_settings
 from rollout.config.logging import configure
 from rollout.config.parent import watch_parent
 from rollout.config.settings import CoordinatorSettings
-from rollout.model.errors import ConfigError, InputError, RolloutError, SchemaVersionError
+from rollout.model.errors import ConfigError, InputError, RolloutError
 from rollout.security.authority import Authority
 from rollout.security.hosts import list_hosts, revoke_host
 from rollout.security.join_client import join as join_cluster
@@ -31,8 +32,6 @@ from rollout_coordinator.wiring import build, tls_directory
 
 log = structlog.get_logger()
 T = TypeVar("T")
-
-OK, FAILED, USAGE, INTERRUPTED = 0, 1, 2, 130
 
 app = typer.Typer(
     help="The coordinator: leads runs, keeps the ledger.",
@@ -61,7 +60,7 @@ def duration(text: str) -> float:
 
 def _fail(error: RolloutError) -> typer.Exit:
     typer.echo(f"rollout-coordinator: {error}", err=True)
-    return typer.Exit(USAGE if isinstance(error, ConfigError | InputError | SchemaVersionError) else FAILED)
+    return typer.Exit(exit_code_of(error))
 
 
 def _load(config: Path, **overrides: Any) -> CoordinatorSettings:
@@ -195,7 +194,7 @@ def version() -> None:
 
 
 def main() -> None:
-    app()
+    run_app(app)
 
 
 if __name__ == "__main__":

@@ -22,7 +22,7 @@ from weakref import WeakValueDictionary
 import grpc.aio
 import structlog
 from rollout.config.settings import ObjectsSection, StorageSection, TransportSection
-from rollout.model.errors import FencedError, InputError, ProtocolError, RolloutError, UnavailableError
+from rollout.model.errors import ConfigError, FencedError, InputError, ProtocolError, RolloutError, UnavailableError
 from rollout.objects import open_store
 from rollout.objects.digest import CHUNK, check_id
 from rollout.objects.port import ObjectStore
@@ -242,7 +242,13 @@ async def serve(reader: asyncio.StreamReader, write: Callable[[str], object]) ->
         server = grpc.aio.server(options=SERVER_OPTIONS)
         cast(Any, rpc).add_ObjectsServicer_to_server(service, server)
         listen, host = _listen_on(objects, transport)
-        port = server.add_secure_port(listen, credentials.server_credentials())
+        try:
+            port = server.add_secure_port(listen, credentials.server_credentials())
+        except RuntimeError as error:
+            raise ConfigError(
+                f"[objects] listen_addr {listen!r} cannot be listened on: is another process there, or is it not an "
+                "address of this host? Choose a free host:port, or leave it empty for any free port"
+            ) from error
         await server.start()
         write(json.dumps({"event": "objects_ready", "addr": f"{host}:{port}"}))
         while line := await reader.readline():
@@ -264,7 +270,7 @@ async def _main() -> None:
         await serve(await _stdin(), write)
     except RolloutError as e:
         write(json.dumps({"event": "objects_failed", "code": e.code, "message": e.message}))
-        raise SystemExit(2 if e.code == "config_invalid" else 1) from e
+        raise SystemExit(2 if e.code == "config_invalid" else 1) from None
 
 
 def main() -> None:

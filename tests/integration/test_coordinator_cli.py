@@ -76,7 +76,7 @@ async def test_a_host_joins_works_and_is_revoked(tmp_path: Path) -> None:
     host_id = next(word.rstrip(";") for word in out.split() if len(word.rstrip(";")) == 26)
     again = ("join", "--coordinator", join_addr, "--token", token.strip(), "--tls-dir", str(tmp_path / "third"))
     code, _, err = await command(*again)
-    assert code == 1 and "used up" in err
+    assert code == 2 and "used up" in err
     worker = await FakeWorker([addr], other).start()
     await worker.until(lambda: worker.welcomes == 1)
     listed = await command("host", "list", "--config", str(path))

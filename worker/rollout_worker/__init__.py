@@ -1,1 +1,6 @@
 """The worker: a daemon that does I/O only, and supervised child processes that run plugins, engines and executors."""
+
+import os
+
+# gRPC reads it when it is imported. What it would print, the statuses say too, and its lines are not JSON.
+os.environ.setdefault("GRPC_VERBOSITY", "NONE")

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import signal
-import sys
 from importlib.metadata import version as installed_version
 from pathlib import Path
 from typing import Annotated
 
 import structlog
 import typer
+from rollout.cli.boundary import INTERRUPTED, USAGE, exit_code_of, run_app
 from rollout.config.load import load_settings
 from rollout.config.logging import configure
 from rollout.config.parent import watch_parent
@@ -23,8 +23,6 @@ from rollout_worker.wiring import Worker
 
 log = structlog.get_logger()
 
-OK, FAILED, USAGE, INTERRUPTED = 0, 1, 2, 130
-
 app = typer.Typer(
     help="A worker: pulls work from a coordinator and runs it in child processes.",
     no_args_is_help=True,
@@ -35,7 +33,7 @@ app = typer.Typer(
 
 def _fail(error: RolloutError) -> typer.Exit:
     typer.echo(f"rollout-worker: {error}", err=True)
-    return typer.Exit(USAGE if isinstance(error, ConfigError | InputError) else FAILED)
+    return typer.Exit(exit_code_of(error))
 
 
 def settings_for(config: Path | None, *, hot_reload: bool) -> WorkerSettings:
@@ -98,7 +96,7 @@ async def serve(settings: WorkerSettings, worker_id: str, plugins: list[Path]) -
         return USAGE
     except RolloutError as error:
         log.error("worker_failed_to_run", error=error.message, code=error.code)
-        return FAILED
+        return exit_code_of(error)
     finally:
         # The work is over: a late Ctrl-C must not change the exit code while the interpreter winds up.
         for number in (signal.SIGTERM, signal.SIGINT):
@@ -129,8 +127,8 @@ def version() -> None:
 
 
 def main() -> None:
-    app()
+    run_app(app)
 
 
 if __name__ == "__main__":
-    sys.exit(app())
+    main()

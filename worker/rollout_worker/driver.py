@@ -22,6 +22,7 @@ from rollout.model.errors import NotFoundError, ProtocolError, RolloutError, Una
 from rollout.model.ids import make_ulid
 from rollout.model.item import Failure
 from rollout.objects.cache import ObjectCache
+from rollout.objects.fs import make_directory
 from rollout.objects.pack import Packer
 from rollout.objects.remote import RemoteObjects
 from rollout.security.credentials import Credentials
@@ -167,7 +168,8 @@ class Driver:
         await asyncio.to_thread(self._guard.close)
 
     def _prepare_scratch(self) -> None:
-        self._scratch.mkdir(parents=True, exist_ok=True)
+        make_directory(self._scratch, "[worker] scratch_dir")
+        make_directory(Path(self._parts.settings.objects.cache_dir).absolute(), "[objects] cache_dir")
         # What a machine that lost its power left behind; live daemons of this host refresh theirs.
         for old in self._scratch.parent.iterdir():
             if old.is_dir() and len(old.name) == 26 and old != self._scratch and _age_s(old) > 86400:

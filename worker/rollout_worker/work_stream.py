@@ -21,6 +21,12 @@ log = structlog.get_logger()
 
 WELCOME_S = 5.0
 REFUSALS_MAX = 3
+TELL_AT, TELL_EVERY = 5, 30  # tries; a pause is 2 s at most
+_NOBODY = "check [transport] coordinator_addrs and that a coordinator runs there; trying on"
+_WRONG_CA = (
+    "check [transport] coordinator_addrs; to enter the cluster that answers there, join it with a new token and "
+    "another [transport] tls_dir; trying on"
+)
 _FATAL = frozenset({"not_allowed"})
 
 
@@ -47,6 +53,7 @@ class WorkStream:
         self._dropped = False
         self._welcomed = False
         self._refusals = 0
+        self._tries = 0
         self._closing = False
 
     def send(self, frame: work_pb2.WorkUp) -> None:
@@ -80,7 +87,20 @@ class WorkStream:
                     raise RefusedError(error.message, by=error.code)
             if not renewed:
                 log.info("coordinator_lost", addr=self._link.address, error=error.message, code=error.code)
+                self._tell(error)
                 await self._link.failed(error)
+
+    def _tell(self, error: RolloutError) -> None:
+        """Said now and then, not at every try: nobody lets this worker in."""
+        self._tries = 0 if self._welcomed else self._tries + 1
+        if self._tries % TELL_EVERY == TELL_AT:
+            log.warning(
+                "no_coordinator",
+                addrs=self._link.addresses,
+                tries=self._tries,
+                error=error.message,
+                action=_WRONG_CA if "CERTIFICATE" in error.message.upper() else _NOBODY,
+            )
 
     async def _one(self) -> None:
         self._session = self._new_session()

@@ -1,0 +1,4 @@
+import os
+
+# gRPC reads it when it is imported. What it would print, the statuses say too, and its lines are not JSON.
+os.environ.setdefault("GRPC_VERBOSITY", "NONE")

@@ -25,11 +25,12 @@ from rollout.model.errors import (
     InputError,
     NotFoundError,
     RolloutError,
+    SchemaVersionError,
     StateError,
 )
 
 OK, FAILED, USAGE, INTERRUPTED = 0, 1, 2, 130
-_USAGE = (ConfigError, InputError, NotFoundError, ConflictError, StateError, AuthError)
+_USAGE = (ConfigError, InputError, NotFoundError, ConflictError, StateError, AuthError, SchemaVersionError)
 
 
 def debugging() -> bool:

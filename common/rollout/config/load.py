@@ -51,7 +51,8 @@ class _Source:
                 return origin
             if line := self.lines.get(place[:end]):
                 return f"{self.path}:{line}"
-        return self.path
+        inside = [line for key, line in self.lines.items() if key[: len(place)] == place]
+        return f"{self.path}:{min(inside)}" if place and inside else self.path
 
     def order(self, place: Place) -> int:
         return next((self.lines[place[:end]] for end in range(len(place), 0, -1) if place[:end] in self.lines), 0)
@@ -88,9 +89,7 @@ def read_values(path: Path) -> tuple[dict[str, Any], dict[Place, int]]:
     try:
         raw = path.read_bytes()
     except FileNotFoundError as error:
-        raise ConfigError(
-            f"{path}: no such file (seen from {Path.cwd()}): check the path given with --config"
-        ) from error
+        raise ConfigError(f"{path}: no such file (seen from {Path.cwd()}): check the path given") from error
     except OSError as error:
         raise ConfigError(f"{path}: cannot be read: {error.strerror or error}") from error
     try:
@@ -165,6 +164,17 @@ def _known_part(values: Any, loc: Place, *, missing: bool) -> Place:
     return place
 
 
+_OWNERS = {
+    "storage": "is of a coordinator's configuration: `rollout-coordinator run` reads this file",
+    "worker": "is of a worker's configuration: `rollout-worker run` reads this file",
+    **dict.fromkeys(
+        ("model", "sampling", "input", "output", "backend"),
+        "is of a batch's configuration: `rollout infer batch` reads this file",
+    ),
+}
+"""Sections that tell which program a file is for: the commonest mistake is to give a file to another one."""
+
+
 def _unknown_key(model: type[BaseModel], place: Place) -> str:
     section: type[BaseModel] | None = model
     for key in place[:-1]:
@@ -174,6 +184,8 @@ def _unknown_key(model: type[BaseModel], place: Place) -> str:
     key = str(place[-1])
     if close := difflib.get_close_matches(key, valid, n=1, cutoff=0.6):
         return f'unknown key; did you mean "{close[0]}"?'
+    if section is model and (owner := _OWNERS.get(key)):
+        return f"[{key}] {owner}; the sections valid here are {', '.join(valid)}"
     elsewhere = [name for name, field in model.model_fields.items() if _has(section_of(field.annotation), key)]
     if elsewhere:
         return f"unknown key here; it belongs in [{elsewhere[0]}]"

@@ -8,6 +8,7 @@ import json
 import os
 import shutil
 import sqlite3
+import tempfile
 import time
 import uuid
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Generator
@@ -19,7 +20,14 @@ import structlog
 from blake3 import blake3
 
 from rollout.config.settings import ObjectsSection, StorageSection
-from rollout.model.errors import NotFoundError, ObjectCorruptError, StateError, StorageError, StorageFullError
+from rollout.model.errors import (
+    ConfigError,
+    NotFoundError,
+    ObjectCorruptError,
+    StateError,
+    StorageError,
+    StorageFullError,
+)
 from rollout.objects.digest import CHUNK, check_id
 from rollout.objects.pins import PinTable
 from rollout.objects.port import ObjectMeta
@@ -53,6 +61,20 @@ def storage_errors(what: str) -> Generator[None]:
         if "full" in str(e):
             raise StorageFullError(f"{what}: {e}; free space or enlarge the disk, then retry") from e
         raise StorageError(f"{what}: {e}") from e
+
+
+def make_directory(path: Path, key: str) -> None:
+    """`path` exists and can be written to. ConfigError names the setting `key`; StorageFullError."""
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=path):
+            pass
+    except OSError as e:
+        if e.errno in _FULL:
+            raise StorageFullError(f"cannot write in {path}: {e.strerror}; free some space and start again") from e
+        raise ConfigError(
+            f"cannot write in {path}: {e.strerror or e}; check {key}, and the owner and mode of that directory"
+        ) from e
 
 
 def fsync_dir(path: Path) -> None:
@@ -89,9 +111,9 @@ class FsObjectStore:
         await asyncio.to_thread(self._open)
 
     def _open(self) -> None:
+        tmp = self._root / "tmp"
+        make_directory(tmp, "[objects] path")
         with storage_errors(f"cannot use the object store {self._root}"):
-            tmp = self._root / "tmp"
-            tmp.mkdir(parents=True, exist_ok=True)
             self._pins = PinTable(self._root / "pins.db", shared=self._shared, now_ms=self._now_ms)
             for left in tmp.iterdir():  # of uploads that a crash cut off
                 if left.stat().st_mtime < time.time() - _STALE_TMP_S:

@@ -53,8 +53,8 @@ class Host:
             )
         if self.identity.role is not role:
             raise ConfigError(
-                f"{tls_dir} joined as {self.identity.role}, but this process is a {role}: join with a token of role "
-                f"{role} and another tls_dir"
+                f"{tls_dir} joined as {self.identity.role}, but this process is of role {role}: join with a token of "
+                f"role {role} and another tls_dir"
             )
 
     def _use(self, pem: bytes) -> None:

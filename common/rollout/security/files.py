@@ -19,6 +19,8 @@ HOST = "host.pem"
 HOST_KEY = "host.key.pem"
 JOINED = "join.json"
 
+_KEYS = (CA_KEY, ISSUER_KEY, HOST_KEY)
+
 
 def write_atomic(path: Path, data: bytes, mode: int = 0o644) -> None:
     """Durable, and `mode` holds from the first byte on. ConfigError when the directory cannot be written."""
@@ -44,9 +46,17 @@ def expand(path: Path) -> Path:
 
 
 def read(path: Path) -> bytes | None:
-    """None when it is not there; ConfigError when it cannot be read."""
+    """None when it is not there; ConfigError when it cannot be read, or is a key that everybody may read."""
     try:
-        return path.read_bytes()
+        with path.open("rb") as file:
+            mode = os.fstat(file.fileno()).st_mode
+            # A group may read: Kubernetes mounts secrets so.
+            if path.name in _KEYS and mode & 0o007:
+                raise ConfigError(
+                    f"{path} is a private key that every user of this host may read (mode {mode & 0o777:04o}): run "
+                    f"`chmod 600 {path}`, and if others have users here, make new keys"
+                )
+            return file.read()
     except FileNotFoundError:
         return None
     except OSError as error:

@@ -103,7 +103,8 @@ async def _shown_certificate(target: Address) -> bytes:
         ) from error
     except (OSError, ssl.SSLError) as error:
         raise UnavailableError(
-            f"cannot reach {target}: {error}; check the address, and that [transport] join_addr is set there"
+            f"cannot reach {target} ({str(error) or 'it does not speak TLS'}); check the address, and that [transport] "
+            "join_addr is set there"
         ) from error
     try:
         shown: bytes = writer.get_extra_info("ssl_object").getpeercert(True)

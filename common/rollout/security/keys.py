@@ -12,6 +12,13 @@ from cryptography.x509.oid import NameOID
 from rollout.model.errors import AuthError, ConfigError
 from rollout.model.ids import make_ulid
 
+_RESTORE = "restore that directory from a backup, or remove it and join again with a new token"
+
+
+def _brief(error: Exception) -> str:
+    """Without the address of a page of the library's documentation."""
+    return str(error).split(" See https:")[0].rstrip(".")
+
 
 def new_key() -> ec.EllipticCurvePrivateKey:
     return ec.generate_private_key(ec.SECP256R1())
@@ -28,7 +35,7 @@ def load_key(pem: bytes, where: str) -> ec.EllipticCurvePrivateKey:
     try:
         key = serialization.load_pem_private_key(pem, None)
     except (ValueError, TypeError) as error:
-        raise ConfigError(f"{where} holds no usable private key: {error}") from error
+        raise ConfigError(f"{where} holds no usable private key; {_RESTORE} ({_brief(error)})") from error
     if not isinstance(key, ec.EllipticCurvePrivateKey):
         raise ConfigError(f"{where} holds no EC key; this product makes and uses EC P-256 keys only")
     return key
@@ -38,7 +45,7 @@ def load_chain(pem: bytes, where: str) -> list[x509.Certificate]:
     try:
         return x509.load_pem_x509_certificates(pem)
     except ValueError as error:
-        raise ConfigError(f"{where} holds no usable certificate: {error}") from error
+        raise ConfigError(f"{where} holds no usable certificate; {_RESTORE} ({_brief(error)})") from error
 
 
 def certificate_pem(*chain: x509.Certificate) -> bytes:

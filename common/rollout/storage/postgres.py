@@ -71,7 +71,10 @@ def translate(error: BaseException) -> RolloutError:
     if isinstance(error, asyncpg.IntegrityConstraintViolationError):
         return ConflictError(f"a row is already in the database: {error}")
     if isinstance(error, _GONE):
-        return StorageUnavailableError(f"PostgreSQL cannot be reached at present ({error or type(error).__name__})")
+        return StorageUnavailableError(
+            f"PostgreSQL cannot be reached at present ({str(error) or type(error).__name__}): check that the server "
+            "of [storage.postgres] url runs and can be reached from here"
+        )
     return StorageError(f"PostgreSQL failed: {error}")
 
 
