@@ -40,8 +40,8 @@ class WorkerHttp:
             self._server = await asyncio.start_server(self._serve, self._address.host or None, self._address.port)
         except OSError as error:
             raise ConfigError(
-                f"[http] listen_addr {str(self._address)!r} cannot be listened on: {error}. Choose a free host:port, or "
-                "leave it empty to switch metrics off."
+                f"[http] listen_addr {str(self._address)!r} cannot be listened on: {error}. Choose a free host:port, "
+                "or leave it empty to switch metrics off."
             ) from error
         return str(self._address._replace(port=self._server.sockets[0].getsockname()[1]))
 

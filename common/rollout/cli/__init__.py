@@ -1,3 +1,5 @@
+"""The `rollout` command."""
+
 import os
 
 # gRPC reads it when it is imported. What it would print, the statuses say too, and its lines are not JSON.
