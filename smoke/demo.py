@@ -18,7 +18,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent))
 
 from cluster import Cluster, binary, wait_until, write_toml
 
-ROWS = 300
+ROWS = 400
 TOPICS = [
     "the sea",
     "a clock",
@@ -60,8 +60,8 @@ def main() -> int:
         root / "batch.toml",
         {
             "model": {"uri": str(root / "model")},
-            "backend": {"kind": "transformers", "max_num_seqs": 8},
-            "sampling": {"temperature": 0.8, "max_tokens": 48, "seed": 7},
+            "backend": {"kind": "transformers", "max_num_seqs": 4},
+            "sampling": {"temperature": 0.8, "max_tokens": 64, "seed": 7},
             "input": {"glob": str(prompts)},
             "output": {"dir": str(root / "out")},
         },
@@ -85,11 +85,12 @@ def main() -> int:
             coordinator.kill()
             coordinator.start()
             struck.append("coordinator")
-            wait_until(lambda: committed(output) >= ROWS // 2, 200, "half of the rows")
+            wait_until(lambda: committed(output) >= ROWS * 2 // 5, 200, "two fifths of the rows")
             say(f"kill -9 worker-1 at {committed(output)} committed rows (it comes back as a new incarnation)")
             cluster.workers[0].kill()
             cluster.workers[0].start()
-            struck.append("worker-1")
+            if committed(output) < ROWS:
+                struck.append("worker-1")
 
         killer = threading.Thread(target=trouble, daemon=True)
         killer.start()
@@ -105,6 +106,7 @@ def main() -> int:
     ids = [row["id"] for row in rows]
     expected = [f"row-{n:04d}" for n in range(ROWS)]
     say(f"{len(rows)} completions, in input order: {ids == expected}, none twice: {len(set(ids)) == len(ids)}")
+    print("   a few of them (the weights are random, so this is noise; it is the same noise every time):")
     for row in rows[:3]:
         print(f"   {row['prompt']!r} -> {row['completion'][:60]!r}")
     say(f"killed midway: {' and '.join(struck) or 'nothing'}; {time.monotonic() - started:.0f} s in all")
