@@ -14,7 +14,6 @@ import types
 import typing
 from pathlib import Path
 
-import click
 import typer.main
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
@@ -105,34 +104,32 @@ def configuration() -> str:
     return "\n".join(lines)
 
 
-def command(name: str, node: click.Command, lines: list[str]) -> None:
+def command(name: str, node: typing.Any, lines: list[str]) -> None:
+    """One command and those below it. By duck type: typer brings a click of its own in some versions."""
     if node.hidden:
         return
-    context = click.Context(node, info_name=name)
+    context = node.context_class(node, info_name=name)
     if not (node.help or "").strip():
         missing.append(name)
-    lines += [f"## `{name}`", "", (node.help or "").strip(), ""]
-    if isinstance(node, click.Group):
-        lines += [
-            f"- `{name} {child}`: {node.commands[child].get_short_help_str(120)}"
-            for child in node.list_commands(context)
-        ]
-        lines.append("")
-        for child in node.list_commands(context):
-            command(f"{name} {child}", node.commands[child], lines)
-        return
-    lines += ["```", node.get_usage(context), "```", ""]
+    lines += [f"## `{name}`", "", (node.help or "").strip().replace("\b\n", ""), ""]
+    children = getattr(node, "commands", {})
+    for child in children:
+        if not children[child].hidden:
+            lines.append(f"- `{name} {child}`: {children[child].get_short_help_str(120)}")
+    lines += ["", "```", node.get_usage(context), "```", ""]
     rows = []
     for param in node.params:
         record = param.get_help_record(context)
-        if isinstance(param, click.Argument):
-            rows.append(f"| `{param.make_metavar(context)}` | {getattr(param, 'help', '') or ''} |")
-        elif record is not None and "--help" not in record[0]:
-            if not record[1].strip():
-                missing.append(f"{name} {record[0]}")
-            rows.append(f"| `{record[0]}` | {record[1]} |".replace("|[", "\\|["))
+        shown, text = record or (param.name, getattr(param, "help", "") or "")
+        if "--help" in shown or "completion" in shown:
+            continue
+        if not text.strip():
+            missing.append(f"{name} {shown}")
+        rows.append(f"| `{shown}` | {text} |".replace("|[", "\\|["))
     if rows:
         lines += ["| option | meaning |", "|---|---|", *rows, ""]
+    for child in children:
+        command(f"{name} {child}", children[child], lines)
 
 
 def cli() -> str:

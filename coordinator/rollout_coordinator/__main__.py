@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import re
 import signal
@@ -153,14 +154,36 @@ def token_create(
     typer.echo(_on_storage(config, work))
 
 
+@app.command()
+def authority(
+    tls_dir: Annotated[Path, typer.Option("--tls-dir", help="Directory to make it in.")],
+    cluster: Annotated[str, typer.Option("--cluster", help="As [transport] cluster.")] = "rollout",
+) -> None:
+    """Make a certificate authority ahead of the first start, for coordinators that get it from a secret store."""
+    try:
+        made = Authority.load_or_create(tls_dir, cluster)
+    except RolloutError as error:
+        raise _fail(error) from error
+    typer.echo(f"{tls_dir}: authority of cluster {cluster}, {made.ca_hash}")
+
+
 @host_app.command("list")
-def host_list(config: Config = DEFAULT_CONFIG) -> None:
+def host_list(
+    config: Config = DEFAULT_CONFIG,
+    as_json: Annotated[bool, typer.Option("--json", help="A list of {id, role, state, name}.")] = False,
+) -> None:
     """Every host that ever joined."""
 
     async def work(settings: CoordinatorSettings, storage: Storage) -> list[Any]:
         return list(await list_hosts(storage))
 
-    for host in _on_storage(config, work):
+    hosts = _on_storage(config, work)
+    if as_json:
+        states = [(host, "revoked" if host.revoked else "active") for host in hosts]
+        rows = [{"id": host.id, "role": host.role, "state": state, "name": host.name} for host, state in states]
+        typer.echo(json.dumps(rows))
+        return
+    for host in hosts:
         typer.echo(f"{host.id}  {host.role:<12} {'revoked' if host.revoked else 'active':<8} {host.name}")
 
 

@@ -140,6 +140,17 @@ class CoordinatorSettings(Section):
     logging: LoggingSection = LoggingSection()
 
     @model_validator(mode="after")
+    def _reachable(self) -> CoordinatorSettings:
+        transport = self.transport
+        wildcard = transport.listen_addr.rpartition(":")[0] in ("0.0.0.0", "[::]", "")
+        if wildcard and not transport.advertise_addr and (transport.join_addr or transport.coordinator_addrs):
+            raise ValueError(
+                f'transport.listen_addr is "{transport.listen_addr}", which no other host can dial: set '
+                "transport.advertise_addr to the HOST:PORT that workers and clients reach this coordinator at"
+            )
+        return self
+
+    @model_validator(mode="after")
     def _several_coordinators(self) -> CoordinatorSettings:
         if len(self.transport.coordinator_addrs) > 1:
             if self.storage.backend == "embedded":
