@@ -9,10 +9,12 @@ from core_world import World
 from rollout.model.errors import ConflictError, InputError, StateError
 from rollout.model.item import Failure, ItemSpec, Key
 from rollout.model.run import Lane, RunState
+from rollout.model.worker import Credit
 from rollout_coordinator.core import step as st
 from rollout_coordinator.core.events import (
     RunDelete,
     SubmitItems,
+    WorkerCredit,
     WorkerGone,
     WorkerGoodbye,
     WorkerSpawn,
@@ -301,6 +303,29 @@ def test_runs_share_by_priority() -> None:
     a = w.worker("A", credit=30)
     mine = [k for k in a.held if k[0] == w.root("R2")]
     assert len(a.held) == 30 and 17 <= len(mine) <= 23
+
+
+def test_runs_share_by_priority_also_when_each_has_credit_of_its_own() -> None:
+    w = World()
+    a = w.worker("A", credit=8)
+    w.open("R1")
+    w.submit(100, "R1")
+    w.open("R2", priority=1)
+    w.submit(100, "R2")
+    w.step(WorkerCredit(a.session, Credit(8, 1 << 20, (("R1", 60), ("R2", 60)))))
+    mine = [k for k in a.held if k[0] == w.root("R2")]
+    assert (len(a.held) - len(mine), len(mine)) == (20, 40)
+
+
+def test_a_share_that_is_not_used_goes_to_the_other_run() -> None:
+    """R2 has items for the worker, but its lane is full."""
+    w = World()
+    w.open("R1")
+    w.submit(100, "R1")
+    w.open("R2", priority=5, lanes=(Lane("l", 1),))
+    w.submit(100, "R2", specs=ItemSpec(lane="l"))
+    a = w.worker("A", credit=8)
+    assert len(a.held) >= 4
 
 
 def test_items_and_their_seal_in_one_step() -> None:

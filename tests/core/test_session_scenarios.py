@@ -455,3 +455,36 @@ def test_the_session_is_deterministic() -> None:
         return [repr(a) for a in w.actions if not isinstance(a, ev.Deliver)]
 
     assert story() == story()
+
+
+def test_what_waits_in_a_process_behind_a_long_attempt_comes_back_and_runs_elsewhere() -> None:
+    w = Worker(slots=2)
+    w.assign([0, 1])
+    w.ready()
+    w.flush()
+    w.end(1, 0)
+    w.end(2, 1)  # so quick that the processes are given two at a time from now on
+    w.flush()
+    assert delivered(w.assign([2, 3])) == {1: [2, 3]}
+    assert seqs(w.flush()[-1].started.keys) == [2], "the other has not begun"
+    assert of(w.tick(0.02), ev.RecallIn) == []
+    (recall,) = of(w.tick(0.05), ev.RecallIn)
+    assert recall == ev.RecallIn(1, [AttemptKey(LOG, 3, 1)])
+    assert of(w.tick(0.1), ev.RecallIn) == [], "asked once"
+    assert delivered(w.do(ev.ChildReturned(1, recall.keys))) == {2: [3]}
+    assert seqs(w.flush()[-1].started.keys) == [3]
+
+
+def test_a_pause_takes_back_what_a_process_has_not_begun() -> None:
+    w = Worker()
+    w.assign([0])
+    w.ready()
+    w.end(1, 0)
+    w.flush()
+    w.assign([1, 2])
+    w.flush()
+    (recall,) = of(w.down(pause=work_pb2.Pause(run_id=RUN)), ev.RecallIn)
+    w.do(ev.ChildReturned(1, recall.keys))
+    released = [f.released for f in w.flush() if f.HasField("released")]
+    assert [(seqs(r.keys), r.reason) for r in released] == [([2], "pause")]
+    assert [k.seq for k in w.session.held] == [1]

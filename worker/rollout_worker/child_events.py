@@ -91,11 +91,34 @@ class ChildEvents(Holding):
                 self._finish(failed(held, Failure("executor_crashed", message, True, worker_lost=True)))
             else:
                 behind.append(held)
+        self._requeue(behind)
+
+    def _requeue(self, behind: list[Held]) -> None:
         for held in reversed(behind):
             held.move("requeue")
             held.started = None
             held.child = 0
             self.place.enqueue(held, front=True)
+
+    def _child_returned(self, event: ev.ChildReturned, now: float) -> None:
+        """They waited in that process behind a long one."""
+        child = self.place.children.get(event.child)
+        behind: list[Held] = []
+        for key in event.keys:
+            held = child.in_hand.get((key.log, key.seq)) if child is not None else None
+            if child is None or held is None or held.attempt != key.attempt:
+                continue
+            child.take_out(held)
+            reason = self._recalled.pop(held.key, "")
+            if reason and held.state is not State.STOPPING:
+                held.stop_reason = reason
+                held.move("stop")
+            if held.state is State.STOPPING:
+                self._stopped(held)
+            else:
+                behind.append(held)
+        self._requeue(behind)
+        self._dispatch_due = True
 
     def _child_results(self, event: ev.ChildResults, now: float) -> None:
         child = self.place.children.get(event.child)
@@ -125,7 +148,7 @@ class ChildEvents(Holding):
             self._complete(held, result)
         if not failures:
             self.place.backoff(child.plan.key).failures = 0
-        child.settle(now)
+        self._started += child.settle(now)
         self._dispatch_due = True
 
     def _complete(self, held: Held, result: Finished) -> None:

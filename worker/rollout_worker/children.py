@@ -187,6 +187,15 @@ class ChildProcess:
             message = common_pb2.AttemptKeys(log=key.log, seq=[key.seq], attempt=[key.attempt])
             self._send(Kind.CANCEL, message.SerializeToString())
 
+    def recall(self, keys: list[AttemptKey]) -> None:
+        by_log: dict[int, common_pb2.AttemptKeys] = {}
+        for key in keys:
+            message = by_log.setdefault(key.log, common_pb2.AttemptKeys(log=key.log))
+            message.seq.append(key.seq)
+            message.attempt.append(key.attempt)
+        for message in by_log.values():
+            self._send(Kind.RECALL, message.SerializeToString())
+
     def pass_children(self, results: work_pb2.ChildResults) -> None:
         self._send(Kind.CHILDREN, results.SerializeToString())
 
@@ -219,6 +228,10 @@ class ChildProcess:
     def _event(self, kind: int, body: bytes) -> ev.Event | None:
         if kind == Kind.RESULTS:
             return ev.ChildResults(self.number, work_pb2.ResultGroup.FromString(body))
+        if kind == Kind.RETURNED:
+            returned = common_pb2.AttemptKeys.FromString(body)
+            pairs = zip(returned.seq, returned.attempt, strict=True)
+            return ev.ChildReturned(self.number, [AttemptKey(returned.log, s, n) for s, n in pairs])
         if kind == Kind.READY:
             return ev.ChildReady(self.number, int(json.loads(body)["width"]))
         if kind == Kind.FAILED:

@@ -250,6 +250,11 @@ class Driver:
         if child is not None:
             child.cancel(action.keys)
 
+    def _do_recall(self, action: ev.RecallIn) -> None:
+        child = self._children.get(action.child)
+        if child is not None:
+            child.recall(action.keys)
+
     def _do_children(self, action: ev.PassChildren) -> None:
         child = self._children.get(action.child)
         if child is not None:
@@ -321,12 +326,10 @@ class Driver:
         return {"error": {"code": "protocol", "message": f"unknown request {question['op']!r}", "retryable": False}}
 
     async def _call_plugin(self, question: dict[str, Any]) -> dict[str, Any]:
-        """Bytes travel as base64 through the JSON of the pipe, both ways."""
         body = question["payload"]
         payload = base64.b64decode(body["b64"]) if "b64" in body else body["json"]
-        value = await self._parts.call_plugin(
-            question["name"], question["method"], payload, float(question["timeout_s"])
-        )  # fmt: skip
+        call = self._parts.call_plugin(question["name"], question["method"], payload, float(question["timeout_s"]))
+        value = await call
         return {"b64": base64.b64encode(value).decode()} if isinstance(value, bytes) else {"json": value}
 
     # ---- beats, control, certificates
@@ -395,6 +398,7 @@ class Driver:
         ev.StopChild: _do_stop,
         ev.Deliver: _do_deliver,
         ev.CancelIn: _do_cancel,
+        ev.RecallIn: _do_recall,
         ev.PassChildren: _do_children,
         ev.ResumeIn: _do_resume,
         ev.Fetch: _do_fetch,

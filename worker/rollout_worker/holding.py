@@ -65,6 +65,7 @@ class Holding:
         self._storing: dict[AttemptKey, Finished] = {}
         self._kills: dict[AttemptKey, float] = {}  # when a child that does not let go is killed
         self._spawned: dict[AttemptKey, list[work_pb2.Spawn]] = {}
+        self._recalled: dict[AttemptKey, str] = {}  # to be released, for that reason, if they have not begun
         self._awaited: dict[AttemptKey, int] = {}  # parents that wait, and the ordinal they wait for
         self._session = ""
         self._welcomed = False
@@ -117,6 +118,14 @@ class Holding:
             self._kills[held.key] = now + self._settings.cancel_grace_s
             self._actions.append(ev.CancelIn(child.id, [held.key]))
 
+    def _release_behind(self, run_id: str, reason: str) -> None:
+        """Attempts that a child process was given and has not begun go back as well, unless it begins them first."""
+        for child in self.place.children.values():
+            keys = [k for k in child.behind() if not run_id or self.held[k].plan.run.run_id == run_id]
+            if keys:
+                self._recalled.update(dict.fromkeys(keys, reason))
+                self._actions.append(ev.RecallIn(child.id, keys))
+
     def _stopped(self, held: Held) -> None:
         """Its child has let go of it."""
         reason = held.stop_reason
@@ -137,6 +146,7 @@ class Holding:
         held.stop_reason = held.stop_reason or "gone"  # a queue drops it when it comes to the front
         self.held.pop(key, None)
         self._kills.pop(key, None)
+        self._recalled.pop(key, None)
         if self._spawned or self._awaited:
             self._spawned.pop(key, None)
             self._awaited.pop(key, None)

@@ -23,6 +23,7 @@ class Kind(IntEnum):
     RESUME = 5  # Resume
     REPLY = 6  # JSON {id, value | error}
     STOP = 7
+    RECALL = 8  # AttemptKeys: give back those that have not begun
     # child to daemon
     READY = 20  # JSON {width}
     FAILED = 21  # JSON {code, message, retryable}
@@ -31,6 +32,7 @@ class Kind(IntEnum):
     WAITING = 24  # Waiting
     PROGRESS = 25  # Progress
     REQUEST = 26  # JSON {id, op, ...}
+    RETURNED = 27  # AttemptKeys: of a recall, those that had not begun
 
 
 class Pipe(asyncio.Protocol):

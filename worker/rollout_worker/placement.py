@@ -6,12 +6,14 @@ from collections import deque
 from collections.abc import Iterator
 from enum import StrEnum
 
-from rollout_worker.attempts import Held, Plan, State
-from rollout_worker.session_events import Action, Deliver, StartChild, StopChild
+from rollout_worker.attempts import AttemptKey, Held, Plan, State
+from rollout_worker.session_events import Action, Deliver, RecallIn, StartChild, StopChild
 
 DEPTH_MAX = 512
 FAST_S = 0.01
 """Attempts that end this soon are given in larger batches: a round trip each would cost more than the work."""
+RECALL_S = 0.05
+"""A process that has ended none for so long gives back what waits in it: others may be free, here or elsewhere."""
 BACKOFF_FIRST_S, BACKOFF_MAX_S = 0.1, 30.0
 START_BACKOFF_FIRST_S, START_BACKOFF_MAX_S = 1.0, 60.0
 FAIR_S = 60.0
@@ -28,8 +30,8 @@ class Child:
     """A child process. Of what it has `in_hand`, in that order, it runs the first `width` that do not wait."""
 
     __slots__ = (
-        "alone", "delivered_at", "depth", "id", "in_hand", "plan", "retiring", "state", "timed", "used", "waiting",
-        "width",
+        "alone", "delivered_at", "depth", "id", "in_hand", "moved_at", "plan", "recalled", "retiring", "state", "timed",
+        "used", "waiting", "width",
     )  # fmt: skip
 
     def __init__(self, id: int, plan: Plan) -> None:
@@ -45,6 +47,8 @@ class Child:
         self.retiring = False
         self.used = 0
         self.delivered_at = 0.0
+        self.moved_at = 0.0  # it was given something, or ended something
+        self.recalled = False
 
     @property
     def room(self) -> int:
@@ -67,10 +71,14 @@ class Child:
             left -= 1
             yield held
 
-    def mark_started(self, now: float) -> None:
+    def mark_started(self, now: float) -> list[AttemptKey]:
+        """Those that it runs since now."""
+        begun: list[AttemptKey] = []
         for held in self.heads():
             if held.started is None:
                 held.started = now
+                begun.append(held.key)
+        return begun
 
     def take_out(self, held: Held) -> None:
         if self.in_hand.pop((held.log, held.seq), None) is None:
@@ -82,15 +90,31 @@ class Child:
         if held.isolate:
             self.alone = False
 
-    def settle(self, now: float) -> None:
-        """After some have ended: how many to give it next, and which it runs now."""
+    def settle(self, now: float) -> list[AttemptKey]:
+        """After some have ended: how many to give it next; which it begins now."""
+        self.recalled = False
+        self.moved_at = now
         took = now - self.delivered_at
         if took < FAST_S:
             if not self.active:
                 self.depth = min(self.depth * 2, max(DEPTH_MAX, self.width))
         elif took > 2 * FAST_S:
             self.depth = max(self.width, self.depth // 2)
-        self.mark_started(now)
+        return self.mark_started(now)
+
+    def recall(self, now: float) -> list[AttemptKey]:
+        """What waits in it behind attempts that take long."""
+        late = self.state is ChildState.UP and self.active > self.width and now - self.moved_at >= RECALL_S
+        if self.recalled or not late:
+            return []
+        self.recalled = True
+        self.depth = self.width
+        return self.behind()
+
+    def behind(self) -> list[AttemptKey]:
+        """What it was given and does not run yet."""
+        heads = set(map(id, self.heads()))
+        return [h.key for h in self.in_hand.values() if h.state is State.RUNNING and id(h) not in heads]
 
 
 class Backoff:
@@ -153,29 +177,31 @@ class Placement:
 
     # ---- dispatch
 
-    def dispatch(self, now: float) -> tuple[list[Action], list[Held]]:
-        """(starts, stops and deliveries, the attempts delivered). The longest-waiting key is served first."""
+    def dispatch(self, now: float) -> tuple[list[Action], list[AttemptKey]]:
+        """(starts, stops and deliveries, the attempts that begin). The longest-waiting key is served first."""
         actions: list[Action] = []
-        delivered: list[Held] = []
+        begun: list[AttemptKey] = []
         heads = [(head.assigned, key) for key in list(self.queues) if (head := self.head(key)) is not None]
         for _, key in sorted(heads):
-            self._serve(key, now, actions, delivered)
+            self._serve(key, now, actions, begun)
         for key in [k for k, q in self.queues.items() if not q]:
             del self.queues[key]
             self._blocked_since.pop(key, None)
-        return actions, delivered
+        return actions, begun
 
-    def _serve(self, key: str, now: float, actions: list[Action], delivered: list[Held]) -> None:
+    def _serve(self, key: str, now: float, actions: list[Action], begun: list[AttemptKey]) -> None:
         served: set[int] = set()
         while (head := self.head(key)) is not None:
             child = self._free_child(key, alone=head.isolate, skip=served)
             if child is None:
                 break
             served.add(child.id)
-            batch = self._fill(child, key, now)
+            batch = self._fill(child, key)
             if batch:
                 actions.append(Deliver(child.id, batch))
-                delivered += batch
+                child.delivered_at = child.moved_at = now
+                child.recalled = False
+                begun += child.mark_started(now)
         if self.head(key) is not None:
             self._grow(key, now, actions)
         else:
@@ -200,7 +226,7 @@ class Placement:
         waiting = sum(1 for c in pool if c.waiting and not c.active)
         return self.slots + min(waiting, self.slots) - len(pool)
 
-    def _fill(self, child: Child, key: str, now: float) -> list[Held]:
+    def _fill(self, child: Child, key: str) -> list[Held]:
         batch: list[Held] = []
         room = child.room
         while len(batch) < room and (held := self.head(key)) is not None:
@@ -218,8 +244,6 @@ class Placement:
                 break
         self._uses += 1
         child.used = self._uses
-        child.delivered_at = now
-        child.mark_started(now)
         return batch
 
     def _grow(self, key: str, now: float, actions: list[Action]) -> None:
@@ -252,6 +276,10 @@ class Placement:
             since = self._blocked_since.setdefault(key, now)
             if now - since >= FAIR_S and not any(c.retiring for c in others):
                 min(others, key=lambda c: c.used).retiring = True
+
+    def recall(self, now: float) -> list[Action]:
+        asked = [(child.id, child.recall(now)) for child in self.children.values()]
+        return [RecallIn(child, keys) for child, keys in asked if keys]
 
     # ---- processes
 

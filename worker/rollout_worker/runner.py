@@ -110,6 +110,8 @@ class Runner:
             self._assign(work_pb2.AssignGroup.FromString(body))
         elif kind == Kind.CANCEL:
             self._cancel(common_pb2.AttemptKeys.FromString(body))
+        elif kind == Kind.RECALL:
+            self._give_back(common_pb2.AttemptKeys.FromString(body))
         elif kind == Kind.RESUME:
             message = work_pb2.Resume.FromString(body)
             self._in_order(self._resume(Key(message.log, message.seq)))
@@ -227,6 +229,20 @@ class Runner:
                     self._pending.remove(attempt)
                     self._report(attempt, CANCELLED, 0)
                     break
+
+    def _give_back(self, asked: common_pb2.AttemptKeys) -> None:
+        """Attempts that wait here behind a long one may run elsewhere; what has begun stays."""
+        keys = set(zip(asked.seq, asked.attempt, strict=True))
+        returned = common_pb2.AttemptKeys(log=asked.log)
+        kept: deque[Attempt] = deque()
+        for attempt in self._pending:
+            if attempt.key.log == asked.log and (attempt.key.seq, attempt.attempt) in keys:
+                returned.seq.append(attempt.key.seq)
+                returned.attempt.append(attempt.attempt)
+            else:
+                kept.append(attempt)
+        self._pending = kept
+        self._pipe.send(Kind.RETURNED, returned.SerializeToString())
 
     def _report(self, attempt: Attempt, done: Done | Failure, duration_ms: int) -> None:
         log, seq = attempt.key

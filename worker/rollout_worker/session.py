@@ -67,9 +67,9 @@ class Session(ChildEvents):
         self.EVENTS[type(event)](self, event, now)
         if self._dispatch_due and self._fenced_at is None and not self._stopped_all:
             self._dispatch_due = False
-            actions, delivered = self.place.dispatch(now)
+            actions, begun = self.place.dispatch(now)
             self._actions += actions
-            self._started += [h.key for h in delivered]
+            self._started += begun
         if self._drain_until is not None:
             self._drain_step(now)
         actions, self._actions = self._actions, []
@@ -209,6 +209,7 @@ class Session(ChildEvents):
         for held in [h for h in self.held.values() if h.plan.run.run_id == pause.run_id]:
             if held.state in UNSTARTED or held.state is State.WAITING:
                 self._give_up(held.key, "pause", now)
+        self._release_behind(pause.run_id, "pause")
 
     def _children(self, results: work_pb2.ChildResults, now: float) -> None:
         for held in self._parents(results.parent_log, results.parent_seq):
@@ -299,6 +300,7 @@ class Session(ChildEvents):
             if child is not None:
                 self._actions.append(self.place.stop(child, kill=True))
         self._actions += self.place.retire_idle()
+        self._actions += self.place.recall(now)
         if self._welcomed and self._fenced_at is None and self.credit.adapt(now):
             self._tell_credit(now)
         self._dispatch_due = True
@@ -324,6 +326,7 @@ class Session(ChildEvents):
             self._tell_credit(now)
             for held in [h for h in self.held.values() if h.state in UNSTARTED]:
                 self._give_up(held.key, "drain", now)
+            self._release_behind("", "drain")
         self._drain_until = min(self._drain_until, until)
 
     def _drain_step(self, now: float) -> None:
@@ -373,6 +376,7 @@ class Session(ChildEvents):
         ev.ChildSpawned: ChildEvents._child_spawned,
         ev.ChildWaits: ChildEvents._child_waits,
         ev.ChildProgress: ChildEvents._child_progress,
+        ev.ChildReturned: ChildEvents._child_returned,
         ev.Fetched: ChildEvents._fetched,
         ev.FetchFailed: ChildEvents._fetch_failed,
         ev.Stored: ChildEvents._stored,

@@ -98,6 +98,14 @@ class FetchFailed:
 
 
 @dataclass(slots=True)
+class ChildReturned:
+    """Of the attempts it was asked to give back, those that it had not begun."""
+
+    child: int
+    keys: list[AttemptKey]
+
+
+@dataclass(slots=True)
 class Stored:
     key: AttemptKey
     blob: Blob
@@ -129,7 +137,7 @@ class Tick:
 
 Event = (
     StreamUp | StreamDown | Frame | Acknowledged | ChildReady | ChildFailed | ChildEnded | ChildResults | ChildSpawned
-    | ChildWaits | ChildProgress | Fetched | FetchFailed | Stored | StoreFailed | Drain | Flush | Tick
+    | ChildWaits | ChildProgress | ChildReturned | Fetched | FetchFailed | Stored | StoreFailed | Drain | Flush | Tick
 )  # fmt: skip
 
 # ---- actions
@@ -164,6 +172,14 @@ class Deliver:
 
 @dataclass(slots=True)
 class CancelIn:
+    child: int
+    keys: list[AttemptKey]
+
+
+@dataclass(slots=True)
+class RecallIn:
+    """Give back those that have not begun; answered by ChildReturned."""
+
     child: int
     keys: list[AttemptKey]
 
@@ -219,6 +235,6 @@ class Exit:
 
 
 Action = (
-    Send | StartChild | StopChild | Deliver | CancelIn | PassChildren | ResumeIn | Fetch | Store | DropStream | Emit
-    | Exit
+    Send | StartChild | StopChild | Deliver | CancelIn | RecallIn | PassChildren | ResumeIn | Fetch | Store
+    | DropStream | Emit | Exit
 )  # fmt: skip

@@ -92,16 +92,31 @@ def room(worker: Worker, run: Run) -> int:
     return worker.credit.items - held
 
 
+def shares(worker: Worker, runs: list[Run]) -> dict[str, int]:
+    """Items of each run that this worker may hold while several want it: its credit, divided by weight.
+
+    A worker takes what it was given in turn, so what a run holds there is what it gets of it.
+    """
+    rivals = [r for r in runs if any(s.heap and fits(worker, s) for s in r.shapes.values())]
+    if len(rivals) < 2:
+        return {}
+    total = sum(r.weight for r in rivals)
+    return {r.id: max(1, int(limit_of(worker, r) * r.weight / total)) for r in rivals}
+
+
 def feed(c: State, frame: Frame, runs: list[Run], soft: bool) -> bool:
     """Fill one frame, smallest share first. True if something was set aside that a less choosy pass could take."""
     worker, aside = frame.worker, False
     open_runs = list(runs)
     full = True
+    share = shares(worker, runs) if len(runs) > 1 else {}
     while open_runs and frame.items_left > 0 and frame.bytes_left > 0:
         run = open_runs[0] if len(open_runs) == 1 else min(open_runs, key=lambda r: r.in_flight / r.weight)
         n = min(room(worker, run), frame.items_left)
         if n > 0:
             full = False
+            if run.id in share:
+                n = min(n, share[run.id] - worker.by_run.get(run.id, 0))
         if run.spec.max_in_flight:
             n = min(n, run.spec.max_in_flight - run.in_flight)
         if n > 0 and len(open_runs) > 1:
@@ -112,6 +127,8 @@ def feed(c: State, frame: Frame, runs: list[Run], soft: bool) -> bool:
             aside = aside or left
         if not taken:
             open_runs.remove(run)
+            if not open_runs and share and worker.in_flight - worker.waiting < worker.credit.items // 2:
+                share, open_runs = {}, list(runs)  # what the others cannot use now is no reason to idle
     if full and not frame.groups:
         c.hungry.pop(worker.id, None)
     return aside

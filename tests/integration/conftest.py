@@ -1,0 +1,65 @@
+"""Clusters of real daemons for the tests of the engine; `cluster` is that of the smokes."""
+
+from __future__ import annotations
+
+import sys
+import tempfile
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
+
+import pytest
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "smoke"))
+
+from engine_cluster import Engine, EngineCluster, database
+
+
+@pytest.fixture(scope="session", params=["sqlite", "postgres"])
+def calm_cluster(request: pytest.FixtureRequest) -> Iterator[EngineCluster]:
+    """Three workers that nobody kills: node 1 (4 slots, 2 gpus, role `gpu`, a plugin), 2 (4 slots), 3 (1 slot)."""
+    import rollout_worker.hosting.samples as samples
+
+    plugin = Path(samples.__file__).parent / "sidecar" / "rollout-plugin.toml"
+    with (
+        database(request) as url,
+        tempfile.TemporaryDirectory(prefix="re-", ignore_cleanup_errors=True) as root,
+        EngineCluster(Path(root), postgres_url=url) as cluster,
+    ):
+        cluster.add_coordinator().wait_event("coordinator_ready")
+        gpus = {"worker.capacity": {"gpus": 2}}
+        cluster.worker("1", 4, roles=["gpu"], args=["--plugin", str(plugin)], **gpus)
+        cluster.worker("2", 4)
+        cluster.worker("3", 1)
+        cluster.ready()
+        yield cluster
+
+
+@pytest.fixture(scope="module", params=["sqlite", "postgres"])
+def rough_cluster(request: pytest.FixtureRequest) -> Iterator[EngineCluster]:
+    """A coordinator that looks for its workers' deaths sooner than the default; tests add workers, and kill."""
+    with (
+        database(request) as url,
+        tempfile.TemporaryDirectory(prefix="re-", ignore_cleanup_errors=True) as root,
+        EngineCluster(Path(root), postgres_url=url, transport=SOONER) as cluster,
+    ):
+        cluster.add_coordinator().wait_event("coordinator_ready")
+        yield cluster
+
+
+SOONER = {
+    "heartbeat_interval_ms": 250,
+    "worker_self_fence_timeout_ms": 2000,
+    "coordinator_failure_timeout_ms": 2500,
+}
+
+
+@pytest.fixture
+async def calm(calm_cluster: EngineCluster, tmp_path: Path) -> AsyncIterator[Engine]:
+    async with Engine(calm_cluster, tmp_path) as engine:
+        yield engine
+
+
+@pytest.fixture
+async def rough(rough_cluster: EngineCluster, tmp_path: Path) -> AsyncIterator[Engine]:
+    async with Engine(rough_cluster, tmp_path) as engine:
+        yield engine
