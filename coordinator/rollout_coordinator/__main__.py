@@ -164,7 +164,7 @@ def authority(
         made = Authority.load_or_create(tls_dir, cluster)
     except RolloutError as error:
         raise _fail(error) from error
-    typer.echo(f"{tls_dir}: authority of cluster {cluster}, {made.ca_hash}")
+    typer.echo(f"{tls_dir}: authority of cluster {cluster}, sha256 {made.ca_hash.hex()}")
 
 
 @host_app.command("list")

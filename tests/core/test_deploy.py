@@ -47,7 +47,7 @@ def check_command(words: list[str]) -> None:
 def commands_in(text: str) -> list[list[str]]:
     """Every call of one of our programs in a shell text or a comment."""
     text = re.sub(r"\\\n[#\s]*", " ", text)
-    found = re.findall(r"(?<![\w/.-])(rollout(?:-coordinator|-worker)? (?!\|)[a-z][^\n;&|`)]*)", text)
+    found = re.findall(r"(?<![\w/.=-])(rollout(?:-coordinator|-worker)? (?!\|)[a-z][^\n;&|`)]*)", text)
     return [shlex.split(call.replace('"', " ").replace("'", " ").replace(",", " ")) for call in found]
 
 
@@ -71,9 +71,27 @@ def test_kubernetes_configurations_load(tmp_path: Path) -> None:
     assert len(maps) == 2
 
 
-@pytest.mark.parametrize("path", sorted(DEPLOY.rglob("*.*")), ids=lambda p: p.name)
+TEXTS = sorted(
+    [
+        *DEPLOY.rglob("*.*"),
+        *(p for p in (DEPLOY.parent / "docs").glob("*.md") if p.name != "cli.md"),
+        DEPLOY.parent / "README.md",
+    ]
+)
+
+
+def code_in(path: Path) -> str:
+    """All of a deployment file; of a document what is marked as code."""
+    text = path.read_text()
+    if path.suffix != ".md":
+        return text
+    fences = re.findall(r"```\w*\n(.*?)```", text, re.DOTALL)
+    return "\n".join([*fences, *re.findall(r"`([^`\n]+)`", re.sub(r"```.*?```", "", text, flags=re.DOTALL))])
+
+
+@pytest.mark.parametrize("path", TEXTS, ids=lambda p: p.name)
 def test_commands_exist(path: Path) -> None:
-    for words in commands_in(path.read_text()):
+    for words in commands_in(code_in(path)):
         if Path(words[0]).name in PROGRAMS and len(words) > 1:
             check_command(words)
 
