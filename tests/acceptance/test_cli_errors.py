@@ -117,6 +117,9 @@ def test_an_output_directory_of_another_run(cli: Cli) -> None:
     other = "01ARZ3NDEKTSV4RRFFQ69G5FAW"
     done = cli.run("infer", "batch", "--config", str(cli.config()), "--resume", other)
     assert done.code == 2 and f"belongs to run {ULID}, not {other}" in done.err
+    done = cli.run("infer", "batch", "--config", str(cli.config()))
+    assert done.code == 2 and f"run {ULID} of out is not known at" in done.err
+    assert "with --coordinator HOST:PORT of the cluster it was submitted to), or name another output.dir" in done.err
 
 
 def test_errors_as_json(cli: Cli) -> None:

@@ -213,13 +213,15 @@ class _Batch:
             status = None if new else await runs.get(run_id)
         except NotFoundError:
             status = None
-            if stored is None and not self._target.explicit:
-                raise
             if stored is None or _collected(output) > 0:
+                elsewhere = (
+                    "without --coordinator: it was started on this machine"
+                    if stored is not None and self._target.explicit
+                    else "with --coordinator HOST:PORT of the cluster it was submitted to"
+                )
                 raise ConfigError(
-                    f"run {run_id} of {output.path} is not known at {runs.address}: go on where it was started"
-                    + (" (no --coordinator: it was started on this machine)" if self._target.explicit else "")
-                    + ", or name another output.dir"
+                    f"run {run_id} of {output.path} is not known at {runs.address}: go on where it was started "
+                    f"({elsewhere}), or name another output.dir to start a new run"
                 ) from None
         if status is not None:
             ledger: JsonObject = json.loads(status.spec.config)
