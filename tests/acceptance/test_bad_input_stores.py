@@ -15,7 +15,7 @@ from acceptance_cli import Cli, until
 from cluster import Cluster, Node
 from postgres import PostgresServer
 
-ROWS = 1500
+ROWS = 800
 
 
 @pytest.fixture
@@ -121,7 +121,7 @@ def test_a_database_that_stops_and_crashes_and_returns(
         config = str(cli.config(backend={"delay_ms": 300, "concurrency": 32}))
         process = cli.start("infer", "batch", "--config", config, *at)
         for number, how in enumerate((signal.SIGINT, signal.SIGKILL), 1):
-            cli.wait_for_rows(number * 200, process)
+            cli.wait_for_rows(number * 150, process)
             seen = away(node)
             postgres_server.stop(how)
             until(lambda seen=seen: len(away(node)) > len(seen), "the outage to be told")
