@@ -196,14 +196,15 @@ class RunsService(runs_pb2_grpc.RunsServicer):
     async def _follow(self, request: runs_pb2.WatchRequest, watch: Watch, context: Any) -> None:
         cursor = request.cursor
         told_at = float("-inf")
+        behind = False
         while True:
-            await watch.wait(STATUS_INTERVAL_S)
+            await watch.wait(0.0 if behind else STATUS_INTERVAL_S)
             # A view may be shared for less than this pause, so it is never older than the move that woke us.
             await asyncio.sleep(BURST_PAUSE_S)
             view = await self._views.get(request.run_id, max_age=BURST_PAUSE_S / 2)
             if not request.status_only:
-                cursor = await self._pages(request, view.root_log, cursor, context)
-            ended = view.state in ENDED
+                cursor, behind = await self._pages(request, view.root_log, cursor, context)
+            ended = view.state in ENDED and not behind
             now = self._clock.now().mono
             if ended or now - told_at >= STATUS_INTERVAL_S:
                 told_at = now
@@ -211,15 +212,19 @@ class RunsService(runs_pb2_grpc.RunsServicer):
             if ended:
                 return
 
-    async def _pages(self, request: runs_pb2.WatchRequest, root_log: int, cursor: int, context: Any) -> int:
-        """Everything from `cursor` to the end of the commit log; the new cursor."""
-        while True:
+    async def _pages(
+        self, request: runs_pb2.WatchRequest, root_log: int, cursor: int, context: Any
+    ) -> tuple[int, bool]:
+        """The commit log from `cursor` on, for as long as a status may wait: (new cursor, whether there is more)."""
+        until = self._clock.now().mono + STATUS_INTERVAL_S
+        while self._clock.now().mono < until:
             page = await self._ledger.commit_log(root_log, cursor, PAGE_ROWS, PAGE_BYTES, request.payloads)
             if not page.seq:
-                return cursor
+                return cursor, False
             for batch in commit_frames(page):
                 await context.write(runs_pb2.WatchDown(epoch=self._gate.epoch, batch=batch))
             cursor += len(page.seq)
+        return cursor, True
 
     # ---- unary
 
