@@ -167,6 +167,22 @@ def test_an_idle_worker_steals_unstarted_work() -> None:
     assert w.view().done == 20
 
 
+def test_a_thief_that_has_begun_what_it_stole_steals_again() -> None:
+    """Nothing else happens meanwhile: the victim's items take for ever."""
+    w = World()
+    a = w.worker("A", credit=4)
+    w.open()
+    w.submit(4)
+    a.start((w.root(), 0), (w.root(), 1))
+    thief = w.worker("B", credit=4)
+    a.confirm()
+    assert len(thief.held) == 1
+    thief.start(*[key[:2] for key in thief.held])
+    w.pass_time(0.5)
+    a.confirm()
+    assert len(thief.held) == 2 and len(a.held) == 2
+
+
 def test_a_steal_does_not_outlive_its_victims_session() -> None:
     w = World()
     a = w.worker("A", credit=20)

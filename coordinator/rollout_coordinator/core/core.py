@@ -111,6 +111,9 @@ class Core:
         if c.dirty:
             dispatch.dispatch(c)
             steal.seek(c)
+        elif c.steal_due:
+            steal.seek(c)
+        c.steal_due = False
         if c.window_dirty:
             for log in c.window_dirty.values():
                 window.refill(c, log)

@@ -317,8 +317,8 @@ class State:
     __slots__ = (
         "chain_waits", "dirty", "dirty_lanes", "dirty_logs", "dirty_runs", "hungry", "last_mono", "loads", "logs",
         "moved", "next_batch", "next_grant", "next_load", "next_log", "next_revoke", "next_scan", "now", "opening",
-        "readers", "recalled", "rereads", "runs", "sessions", "settings", "step", "timed", "timers", "totals", "wake",
-        "window_dirty", "workers",
+        "readers", "recalled", "rereads", "runs", "sessions", "settings", "steal_due", "step", "timed", "timers",
+        "totals", "wake", "window_dirty", "workers",
     )  # fmt: skip
 
     def __init__(self, settings: CoreSettings) -> None:
@@ -341,6 +341,7 @@ class State:
         self.timed: dict[int, Grant] = {}
         self.readers: dict[int, Log] = {}  # child logs with somebody who reads them
         self.rereads: list[Log] = []  # logs whose accepted outcomes have to be read again
+        self.steal_due = False  # time has passed: an idle worker may find what it did not find before
         self.dirty = False  # dispatch may find something to do
         self.dirty_logs: dict[int, Log] = {}
         self.dirty_runs: dict[str, Run] = {}

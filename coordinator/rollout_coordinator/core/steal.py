@@ -34,15 +34,16 @@ def idle(worker: Worker) -> bool:
 
 
 def seek(c: State) -> None:
-    """Called after dispatch: whoever is still idle then had nothing pending for it."""
+    """Called after dispatch, since whoever is still idle then had nothing pending for it, and at every scan: that a
+    thief has begun what it stole, or that a victim sits on its backlog, is no event that leads to a dispatch."""
     thieves = [w for w in c.hungry.values() if idle(w)]
     if not thieves:
         return
-    victims = [w for w in c.workers.values() if w.session and w.revoke is None and backlog(w) > 0]
+    victims = [w for w in c.workers.values() if w.session and w.revoke is None and backlog(w) > 0 and overloaded(c, w)]
+    victims.sort(key=backlog, reverse=True)
     for thief in thieves:
-        victims.sort(key=backlog, reverse=True)
         for victim in victims:
-            if victim is thief or not overloaded(c, victim):
+            if victim is thief:
                 continue
             grants = loot(c, thief, victim)
             if not grants:

@@ -255,6 +255,7 @@ def scan(c: State) -> None:
     if now < c.next_scan:
         return
     c.next_scan = now + tick
+    c.steal_due = True
     for worker in list(c.workers.values()):
         late = now - worker.due_at
         if late <= settings.coordinator_failure_timeout or late <= settings.clock_skew_budget:
