@@ -50,8 +50,10 @@ def test_a_bad_configuration(cli: Cli, sections: dict[str, Any], message: str) -
             "in.jsonl:2: \"id\" 'x' is used by an earlier row",
         ),
         ('{"prompt": "a", "sampling": {"heat": 1}}\n', "in.jsonl:1:"),
+        (f'{{"prompt": "{"x" * (65 << 20)}"}}\n', "in.jsonl:1: the line is longer than 64 MiB: is this JSONL"),
         ('\ufeff{"prompt": "\udce9"}\n', "in.jsonl:1: not UTF-8"),
     ],
+    ids=lambda value: value[:40],
 )
 def test_a_bad_input(cli: Cli, text: str, message: str) -> None:
     (cli.directory / "in.jsonl").write_text(text, "utf-8", errors="surrogateescape")
