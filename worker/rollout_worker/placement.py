@@ -210,8 +210,12 @@ class Placement:
     def _free_child(self, key: str, *, alone: bool, skip: set[int]) -> Child | None:
         # One whose parent attempts wait for children dies with their memory: last, when no other may be started.
         shared = self.plans[key].kind == "engine" or self._slot_room() <= 0
+        # Processes that were made while parents waited stay; no more of them than there are slots work at once.
+        full = self.plans[key].kind == "slot" and sum(1 for c in self.of_kind("slot") if c.active) >= self.slots
         best: Child | None = None
         for child in self.children.values():
+            if full and not child.active:
+                continue
             if child.plan.key != key or child.id in skip or child.room <= 0 or (alone and child.in_hand):
                 continue
             if child.waiting and not shared:
