@@ -204,7 +204,9 @@ class RunsService(runs_pb2_grpc.RunsServicer):
             view = await self._views.get(request.run_id, max_age=BURST_PAUSE_S / 2)
             if not request.status_only:
                 cursor, behind = await self._pages(request, view.root_log, cursor, context)
-            ended = view.state in ENDED and not behind
+            ended = view.state in ENDED
+            if ended and behind:
+                continue  # the status of an ended run is the last frame: nothing may follow it
             now = self._clock.now().mono
             if ended or now - told_at >= STATUS_INTERVAL_S:
                 told_at = now
@@ -217,14 +219,15 @@ class RunsService(runs_pb2_grpc.RunsServicer):
     ) -> tuple[int, bool]:
         """The commit log from `cursor` on, for as long as a status may wait: (new cursor, whether there is more)."""
         until = self._clock.now().mono + STATUS_INTERVAL_S
-        while self._clock.now().mono < until:
+        while True:
             page = await self._ledger.commit_log(root_log, cursor, PAGE_ROWS, PAGE_BYTES, request.payloads)
             if not page.seq:
                 return cursor, False
             for batch in commit_frames(page):
                 await context.write(runs_pb2.WatchDown(epoch=self._gate.epoch, batch=batch))
             cursor += len(page.seq)
-        return cursor, True
+            if self._clock.now().mono >= until:
+                return cursor, True
 
     # ---- unary
 

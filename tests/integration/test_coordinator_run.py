@@ -37,6 +37,24 @@ async def test_submit_dispatch_result_watch(tmp_path: Path) -> None:
         await worker.stop()
 
 
+async def test_a_watcher_that_is_behind_gets_every_row_before_the_last_status(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("rollout_coordinator.runs_service.STATUS_INTERVAL_S", 0.0)
+    monkeypatch.setattr("rollout_coordinator.runs_service.PAGE_ROWS", 7)
+    async with inprocess(tmp_path) as (node, _):
+        worker = await FakeWorker([node.addr], tmp_path / "tls").start()
+        client = await FakeClient.open([node.addr], tmp_path / "tls")
+        run_id = ulid()
+        await client.submit(run_id, [items(300)])
+        log, status = await client.collect(run_id)
+        assert ([seq for seq, _ in log], status.cursor) == (list(range(300)), 300)
+        again, _ = await client.collect(run_id)  # of a run that has ended: everything is there at once
+        assert again == log
+        await client.close()
+        await worker.stop()
+
+
 async def test_a_second_run_gets_its_own_context_and_failures_are_in_the_log(tmp_path: Path) -> None:
     def work(held: Held) -> Answer:
         if held.payload == b"row 7":

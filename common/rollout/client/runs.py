@@ -200,7 +200,10 @@ class Runs:
                     self._connection.seen(message)
                     patience.succeeded()
                     page = await self._page(run_id, message, cursor)
-                    cursor += len(page.entries)
+                    reached = cursor + len(page.entries)
+                    if page.last and page.status and not status_only and reached < page.status.cursor:
+                        raise UnavailableError(f"the log ended at {reached}, before the run's {page.status.cursor}")
+                    cursor = reached
                     yield page
                     if page.last:
                         return
