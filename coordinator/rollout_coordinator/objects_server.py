@@ -10,8 +10,10 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import signal
 import sys
+import threading
 import time
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Generator
 from contextlib import aclosing, contextmanager
@@ -43,6 +45,7 @@ WORKER_PIN_S = 24 * 3600.0
 """Results on their way to the ledger."""
 MAX_HAS = 10_000
 STREAMS_PER_PEER = 8
+_END_S = 5.0
 _RENEW_CHECK_S = 1.0
 
 
@@ -254,11 +257,17 @@ async def serve(reader: asyncio.StreamReader, write: Callable[[str], object]) ->
         while line := await reader.readline():
             service.epoch = max(service.epoch, int(cast("dict[str, Any]", json.loads(line))["epoch"]))
     finally:
+        # A call that does not end must not keep a server alive whose coordinator is gone: what was not yet renamed into
+        # place is nobody's, and clients try again at the next one.
+        ending = threading.Timer(_END_S, os._exit, (0,))
+        ending.daemon = True
+        ending.start()
         if renewing is not None:
             renewing.cancel()
         if server is not None:
             await server.stop(grace=1.0)
         await store.close()
+        ending.cancel()
 
 
 async def _main() -> None:
