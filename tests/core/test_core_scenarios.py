@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 from core_world import World
-from rollout.model.errors import ConflictError, InputError, StateError
+from rollout.model.errors import ConflictError, InputError, NotFoundError, StateError
 from rollout.model.item import Failure, ItemSpec, Key
 from rollout.model.run import Lane, RunState
 from rollout.model.worker import Credit
@@ -351,3 +351,77 @@ def test_items_and_their_seal_in_one_step() -> None:
         SubmitItems(900, "R", 0, [b"i"], [b"p"], (ItemSpec(),)),
     )
     assert any(isinstance(s, st.Reply) for s in step.sends)
+
+
+def test_children_spawned_again_while_the_first_are_compared_are_made_once() -> None:
+    w = World()
+    a = w.worker("A")
+    w.open()
+    w.submit(1)
+    parent = Key(w.root(), 0)
+
+    def spawn(first: int, n: int) -> None:
+        ids = [b"%032d" % (first + i) for i in range(n)]
+        w.step(WorkerSpawn(a.session, parent, 1, first, ids, [b"c"] * n, (ItemSpec(),), None, False))
+
+    spawn(0, 5)
+    w.hold_loads = True
+    spawn(0, 10)  # compared with what is there
+    spawn(10, 3)  # the next of the same parent, before the ledger has answered
+    a.hello()
+    spawn(0, 10)  # told again on a new stream
+    w.hold_loads = False
+    w.pass_time(0.5)
+    child = next(n for n, row in w.ledger.logs.items() if row.parent_log)
+    assert [row[0] for row in w.ledger.items[child]] == [b"%032d" % i for i in range(10)]
+    assert w.view().failed == 0
+    spawn(10, 3)
+    assert len(w.ledger.items[child]) == 13
+
+
+def test_a_submit_that_is_compared_is_answered_though_its_run_is_deleted() -> None:
+    w = World()
+    w.open()
+    w.submit(3)
+    w.hold_loads = True
+    ids = [b"%032d" % i for i in range(3)]
+    w.step(SubmitItems(901, "R", 0, ids, [b"p"] * 3, (ItemSpec(),), None))
+    w.step(SubmitItems(902, "R", 0, ids, [b"p"] * 3, (ItemSpec(),), None))
+    w.step(RunDelete(903, "R", True))
+    w.hold_loads = False
+    w.pass_time(0.5)
+    assert isinstance(w.replies[901].error, NotFoundError)
+    assert isinstance(w.replies[902].error, NotFoundError)
+    assert w.replies[903].error is None
+
+
+def test_a_parent_that_is_done_ends_its_children() -> None:
+    w = World()
+    a, b = w.worker("A"), w.worker("B")
+    w.open()
+    w.submit(2)
+    parent = Key(w.root(), 0)
+    holder = a if tuple(parent) in a.held else b
+    ids = [b"%032d" % i for i in range(2)]
+    w.step(WorkerSpawn(holder.session, parent, 1, 0, ids, [b"c"] * 2, (ItemSpec(),), None, True))
+    child = next(n for n, row in w.ledger.logs.items() if row.parent_log)
+    assert any(key[0] == child for key in [*a.held, *b.held])
+    holder.finish(tuple(parent))
+    assert not any(key[0] == child for key in [*a.held, *b.held])
+
+
+def test_what_was_stolen_from_a_run_that_ends_is_not_waited_for() -> None:
+    w = World()
+    a = w.worker("A", credit=8)
+    w.open()
+    w.submit(8)
+    b = w.worker("B", credit=8)
+    w.pass_time(2.0)
+    assert a.revokes
+    w.hold_loads = True
+    a.confirm()
+    w.verb("kill")
+    w.hold_loads = False
+    w.pass_time(0.5)
+    for worker in (a, b):
+        assert w.core._state.workers[worker.name].incoming == 0  # pyright: ignore[reportPrivateUsage]

@@ -17,7 +17,7 @@ from rollout_coordinator.core.events import Keys
 from rollout_coordinator.core.state import FRESH, Batch, Grant, History, Run, Shape, SpecQueue, State, Worker
 from rollout_coordinator.core.step import AssignGroup, AssignmentRow, SendAssign
 from rollout_coordinator.core.tables import ITEM
-from rollout_coordinator.core.window import enlist, unpark
+from rollout_coordinator.core.window import enlist, landed, unpark
 
 PASSES = 64  # frames to one worker in one step, at most
 UNLIMITED = 1 << 30
@@ -255,10 +255,7 @@ def take(c: State, frame: Frame, queue: SpecQueue, n: int) -> int:
         if not fits_bytes(frame, len(payload)):
             return 0
         heapq.heappop(queue.retry)
-        if history.to:
-            thief = c.workers.get(history.to)
-            if thief is not None and thief.incoming:
-                thief.incoming -= 1
+        landed(c, history)
         give(c, frame, queue, [seq], [item], [payload], history, len(payload))
         return 1
     assert chunk is not None

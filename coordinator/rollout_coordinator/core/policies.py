@@ -22,7 +22,7 @@ from rollout.model.run import Policy, RunSpec, RunState
 from rollout_coordinator.core.events import Loaded
 from rollout_coordinator.core.state import LaneState, LoadNote, Log, Run, SpecInfo, SpecQueue, State, touch
 from rollout_coordinator.core.step import LoadItems
-from rollout_coordinator.core.window import decided
+from rollout_coordinator.core.window import decided, landed
 
 _ON = {"failed": Outcome.FAILED, "done": Outcome.DONE}
 _OPTIONS = {
@@ -212,7 +212,7 @@ def settle(c: State, log: Log, concerned: Callable[[SpecInfo], bool], seq: int, 
         if queue.size and concerned(info):
             verdict = decided(log, index)
             assert verdict is not None
-            close_pending(c, log, index, empty(log, queue), *verdict)
+            close_pending(c, log, index, empty(c, log, queue), *verdict)
     if flight:
         from rollout_coordinator.core.attempts import cancel, open_seqs
 
@@ -227,10 +227,12 @@ def settle(c: State, log: Log, concerned: Callable[[SpecInfo], bool], seq: int, 
                         close_failed(c, grant, one, verdict[1], verdict[0])
 
 
-def empty(log: Log, queue: SpecQueue) -> list[int]:
+def empty(c: State, log: Log, queue: SpecQueue) -> list[int]:
     """Takes every item out of the queue."""
     seqs = [seq for chunk in queue.chunks for seq in chunk.seqs[chunk.pos :]]
     size = sum(len(p) for chunk in queue.chunks for p in chunk.payloads[chunk.pos :])
+    for entry in queue.retry:
+        landed(c, entry[3])
     seqs += [entry[0] for entry in queue.retry]
     size += sum(len(entry[2]) for entry in queue.retry)
     queue.chunks.clear()

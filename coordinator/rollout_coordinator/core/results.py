@@ -111,7 +111,7 @@ def take_group(c: State, worker: Worker, log: Log, group: ResultGroup) -> tuple[
             by_grant[grant] = [i]
         else:
             at.append(i)
-    plain = not stale and not group.failures and group.outcome is None and not log.run.tracked
+    plain = not stale and not group.failures and group.outcome is None and not log.run.tracked and not log.children
     if plain and all(not g.info.spec.chain and g.info.lane.pruned_at < 0 for g in by_grant):
         ITEM.move(ItemState.ASSIGNED, "result")
         for grant, at in by_grant.items():

@@ -140,7 +140,7 @@ def drop_flight(c: State, run: Run, reason: str) -> None:
 def shut(c: State, log: Log) -> None:
     """Nothing of this log will run any more."""
     log.closed = True
-    drop_window(log)
+    drop_window(c, log)
     log.chains.clear()
     log.queues.clear()
     log.parked.clear()

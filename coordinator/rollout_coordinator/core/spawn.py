@@ -39,7 +39,10 @@ def spawn(c: State, event: WorkerSpawn) -> None:
     child = grant.log.children.get(parent.seq)
     if child is None:
         child = runs.make_log(c, grant.log.run, parent)
-    if event.first_ordinal > child.submitted and not child.checking:
+    if child.checking:  # the end of the log is not known before the ledger has answered
+        child.held.append(event)
+        return
+    if event.first_ordinal > child.submitted:
         gap = f"children of item {parent.seq} start at {event.first_ordinal}, but only {child.submitted} are there"
         workers.quarantine(c, grant.worker, ProtocolError(gap))
         return

@@ -14,7 +14,7 @@ from rollout.model.item import Blob, ItemSpec, Key, Outcome
 from rollout.model.run import Order, RunSpec, RunState
 from rollout.model.worker import Credit, Inventory, WorkerState
 
-from rollout_coordinator.core.events import Keys, Now, ResultsLoaded, SubmitItems, SubmitSeal
+from rollout_coordinator.core.events import Keys, Now, ResultsLoaded, SubmitItems, SubmitSeal, WorkerSpawn
 from rollout_coordinator.core.ranges import Ranges
 from rollout_coordinator.core.settings import CoreSettings
 from rollout_coordinator.core.step import LaneRow, LogRow, Snapshot, Step
@@ -150,7 +150,7 @@ class Log:
         self.children: dict[int, Log] = {}  # by parent seq
         self.reader: Reader | None = None
         self.checking = 0  # LoadIds under way
-        self.held: deque[SubmitItems | SubmitSeal] = deque()
+        self.held: deque[SubmitItems | SubmitSeal | WorkerSpawn] = deque()
         self.closed = False  # nothing of it will run any more
 
     @property

@@ -12,7 +12,7 @@ from rollout.model.run import RunSpec
 
 from rollout_coordinator.core import replay, runs
 from rollout_coordinator.core.commit import finish_if_complete
-from rollout_coordinator.core.events import IdsLoaded, SubmitItems, SubmitOpen, SubmitSeal
+from rollout_coordinator.core.events import IdsLoaded, SubmitItems, SubmitOpen, SubmitSeal, WorkerSpawn
 from rollout_coordinator.core.state import LoadNote, Log, Run, State, touch
 from rollout_coordinator.core.step import ItemRows, LoadIds, Reply, SubmitReply
 from rollout_coordinator.core.window import place, room
@@ -144,16 +144,18 @@ def add_items(
     def checked(event: IdsLoaded) -> None:
         log.checking -= 1
         error: RolloutError | None = None
-        for i, (old, new) in enumerate(zip(event.ids, ids, strict=False)):
+        if log.id not in c.logs:
+            error = NotFoundError(f"run {log.run.id} was deleted meanwhile")
+        for i, (old, new) in enumerate(zip(event.ids if error is None else (), ids, strict=False)):
             if old != new:
                 error = ConflictError(
                     f"seq {first + i} holds item {old.hex()[:16]}, not {new.hex()[:16]}", seq=first + i
                 )
                 break
         else:
-            if len(event.ids) < known:
+            if error is None and len(event.ids) < known:
                 error = ConflictError(f"seq {first + len(event.ids)} is counted but not stored")
-            elif known < n:
+            elif error is None and known < n:
                 error = open_for()
         if error is None and known < n:
             index = None if spec_index is None else spec_index[known:]
@@ -163,6 +165,10 @@ def add_items(
             held = log.held.popleft()
             if isinstance(held, SubmitItems):
                 submit_items(c, held)
+            elif isinstance(held, WorkerSpawn):
+                from rollout_coordinator.core.spawn import spawn
+
+                spawn(c, held)
             else:
                 seal(c, held)
 

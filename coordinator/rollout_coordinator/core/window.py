@@ -80,6 +80,13 @@ def add_tried(c: State, log: Log, spec: int, seq: int, item: bytes, payload: Blo
     c.dirty = True
 
 
+def landed(c: State, history: History) -> None:
+    """A stolen item is given to somebody, or never will be: its thief waits for it no longer."""
+    thief = c.workers.get(history.to) if history.to else None
+    if thief is not None and thief.incoming:
+        thief.incoming -= 1
+
+
 def room(c: State, log: Log) -> int:
     return 0 if log.window_bytes >= c.settings.window_bytes else c.settings.window_items - log.window
 
@@ -182,6 +189,7 @@ def admit(c: State, log: Log, item: PendingItem, history: History) -> None:
     if log.closed:
         return
     if verdict is not None:
+        landed(c, history)
         from rollout_coordinator.core.commit import close_pending
 
         close_pending(c, log, item.spec, [item.seq], *verdict)
@@ -206,9 +214,13 @@ def decided(log: Log, spec: int) -> tuple[Outcome, Failure] | None:
     return None
 
 
-def drop_window(log: Log) -> None:
+def drop_window(c: State, log: Log) -> None:
     """Forget pending items; the ledger has them."""
+    for history in (*log.back.values(), *log.loading_back.values()):
+        landed(c, history)
     for queue in log.queues.values():
+        for entry in queue.retry:
+            landed(c, entry[3])
         queue.chunks.clear()
         queue.retry.clear()
         queue.size = 0
