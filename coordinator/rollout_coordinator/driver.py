@@ -279,6 +279,8 @@ class Driver:
             await self._ledger.commit(Fence(lease.epoch, self._batch), step.writes)
             self._batch += 1
             lease.extend(handled)
+            if not lease.trusted():
+                raise LeaseLostError  # stopped for long since: it is on disk, but another may lead and say so
             self._metrics.committed(step.writes, handled - began.mono, self._clock.now().mono - handled)
         for send in step.sends:
             if isinstance(send, Reply):
@@ -288,8 +290,15 @@ class Driver:
         for load in step.loads:
             task = asyncio.create_task(self._load(load, self._generation))
             self._loads.add(task)
-            task.add_done_callback(self._loads.discard)
+            task.add_done_callback(self._loaded)
         return step
+
+    def _loaded(self, task: asyncio.Task[None]) -> None:
+        self._loads.discard(task)
+        error = None if task.cancelled() else task.exception()
+        if error is not None and self._core is not None:
+            self._fault = error  # no answer would ever come: better a loud end than a run that waits for ever
+            self._queue.wake()
 
     def _answer(self, reply: Reply) -> None:
         future = self._waiting.pop(reply.request, None)

@@ -34,13 +34,19 @@ def wall_ms() -> int:
 
 
 async def collect_garbage(
-    store: ObjectStore, ledger: References, grace_s: float, *, now_ms: Callable[[], int] = wall_ms
+    store: ObjectStore,
+    ledger: References,
+    grace_s: float,
+    *,
+    now_ms: Callable[[], int] = wall_ms,
+    forget: Callable[[list[bytes]], None] = lambda object_ids: None,
 ) -> Collected:
     """Deletes objects older than `grace_s` seconds that no payload or result refers to and nobody pins.
 
     Safe beside uploads and submits. An object is pinned before its first byte, so what is not pinned and then not
     referred to is free; asked in that order, since a pin is dropped only after the reference is in the ledger. A pin
-    that comes after the question makes the store refuse the deletion.
+    that comes after the question makes the store refuse the deletion. `forget` is told what was deleted, so that nobody
+    believes in it any longer.
     """
     freed = freed_bytes = kept = 0
     oldest = now_ms() - int(grace_s * 1000)
@@ -52,6 +58,7 @@ async def collect_garbage(
         referenced = await ledger.referenced([m.object_id for m in loose]) if loose else set[bytes]()
         for meta in loose:
             if meta.object_id not in referenced and await store.delete(meta.object_id):
+                forget([meta.object_id])
                 freed += 1
                 freed_bytes += meta.size
         kept += len(batch)

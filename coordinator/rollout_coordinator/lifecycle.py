@@ -185,6 +185,7 @@ class Coordinator:
         p.leadership.part = Part.REPLAYING
         p.metrics.epoch.set(fence.epoch)
         p.objects_child.set_epoch(fence.epoch)
+        p.objects_gate.forget_all()  # another leader may have deleted some meanwhile
         return True
 
     async def _lead(self) -> None:
@@ -305,7 +306,7 @@ class Coordinator:
                 await self._purge()
                 if p.clock.now().mono >= garbage_at:
                     garbage_at = p.clock.now().mono + GARBAGE_EVERY_S
-                    await collect_garbage(p.store, p.ledger, GARBAGE_GRACE_S)
+                    await collect_garbage(p.store, p.ledger, GARBAGE_GRACE_S, forget=p.objects_gate.forget)
             except StorageError as error:
                 log.warning("maintenance_failed", error=str(error))
 

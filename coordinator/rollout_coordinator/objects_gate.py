@@ -50,6 +50,9 @@ class ObjectsGate:
         for object_id in ids:
             self._known.pop(object_id, None)
 
+    def forget_all(self) -> None:
+        self._known.clear()
+
     async def check_payloads(self, ids: set[bytes]) -> None:
         """InputError naming the first object that is not there."""
         if not ids:

@@ -19,6 +19,7 @@ from rollout.objects import fs as fs_module
 from rollout.objects.digest import CHUNK, object_id
 from rollout.objects.fs import FsObjectStore
 from rollout_coordinator.gc import collect_garbage
+from rollout_coordinator.objects_gate import ObjectsGate
 
 
 class Clock:
@@ -134,7 +135,10 @@ class StoreContract:
         newest = max([m.created_ms async for m in store.list()])
         young = await collect_garbage(store, Refs(referenced), 60, now_ms=lambda: newest + 59_000)
         assert (young.objects, young.kept) == (0, 4)
-        done = await collect_garbage(store, Refs(referenced), 60, now_ms=lambda: newest + 61_000)
+        gate = ObjectsGate(store)
+        assert await gate.missing(names) == set()
+        done = await collect_garbage(store, Refs(referenced), 60, now_ms=lambda: newest + 61_000, forget=gate.forget)
+        assert await gate.missing(names) == set(names[2:]), "what was collected is not taken for stored"
         assert (done.objects, done.bytes, done.kept) == (2, 2, 2)
         assert await store.has(names) == [True, True, False, False]
         assert await store.put(loose, pieces(b"2"), 1) is True

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 from rollout.model.errors import (
+    ConfigError,
     FencedError,
     NotLeaderError,
     StorageFullError,
@@ -294,3 +295,31 @@ async def test_closing_the_queue_refuses_those_who_wait() -> None:
     queue.close()
     with pytest.raises(UnavailableError):
         await waiting
+
+
+async def test_a_load_that_breaks_ends_the_driver_instead_of_never_being_answered(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def refused(load: LoadPending) -> Loaded:
+        raise ConfigError("PostgreSQL refused the connection")
+
+    monkeypatch.setattr(bench.ledger, "pending", refused)
+    task = await bench.start()
+    await (await bench.driver.request(command("load")))
+    with pytest.raises(ConfigError):
+        await asyncio.wait_for(task, 5)
+    assert not bench.driver.serving
+
+
+async def test_nothing_is_said_when_the_lease_ran_out_while_a_commit_was_under_way(bench: Bench) -> None:
+    task = await bench.start()
+    bench.ledger.gate.clear()
+    future = await bench.driver.request(command())
+    await bench.cores[0].saw(RunCommand)
+    bench.lease.good = False  # stopped in the middle, continued much later
+    bench.ledger.gate.set()
+    with pytest.raises(LeaseLostError):
+        await task
+    with pytest.raises(NotLeaderError):
+        await future
+    assert len(bench.ledger.commits) == 1 and not bench.sent
