@@ -83,6 +83,11 @@ def make_tiny(directory: Path, seed: int = 0) -> None:
     config.architectures = ["LlamaForCausalLM"]
     config.save_pretrained(str(directory))
     model.generation_config.save_pretrained(str(directory))
+    for name in ("config.json", "generation_config.json"):
+        # The version is part of the bytes, hence of the model's content id and of every row's seed.
+        saved = json.loads((directory / name).read_text("utf-8"))
+        saved.pop("transformers_version", None)
+        _write(directory / name, saved)
     _write(directory / "tokenizer_config.json", _tokenizer_config())
 
 
