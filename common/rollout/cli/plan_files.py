@@ -106,7 +106,7 @@ def need_backend(config: InferConfig) -> None:
 def describe_batch(config: InferConfig, report: InputReport) -> list[str]:
     return [
         f"model {config.model.uri} on backend {config.backend.kind}",
-        f"{report.rows} rows in {len(report.files)} files ({report.bytes} bytes)",
+        f"{report.rows} rows in {len(report.files)} file(s) ({report.bytes} bytes)",
         f"writes completions.jsonl, errors.jsonl and summary.json to {config.output.dir}",
         f"{config.workers.count} workers when no coordinator is named",
     ]
