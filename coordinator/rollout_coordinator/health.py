@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import Any
 
 import grpc
@@ -48,6 +49,7 @@ class Probes:
         p.metrics.queue.set(p.driver.queued)
         p.metrics.sessions.set(p.router.open_sessions)
         p.metrics.watchers.set(p.watchers.count)
+        p.metrics.tasks.set(len(asyncio.all_tasks()))
         try:
             p.metrics.observe(
                 *await p.driver.query(lambda core, now: (core.run_views(), core.worker_views(now), core.gauges()))

@@ -96,6 +96,7 @@ class Coordinator:
             lifetime_s=transport.certificate_lifetime_s,
             addresses=transport.coordinator_addrs,
         )
+        p.metrics.certificate.set_function(lambda credentials=self._credentials: credentials.not_after)
         await p.revocations.refresh()
         self._server, self.addr = bind_server(p, self._credentials, authority)
         leader_addr = p.runs.leader_addr = advertised(p.settings, self.addr)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import AsyncIterator
 from pathlib import Path
 
@@ -207,6 +208,9 @@ async def test_metrics_and_health(tmp_path: Path) -> None:
             "rollout_commit_seconds_count",
         ):
             assert expected in page
+        gauges = dict(line.rsplit(" ", 1) for line in page.splitlines() if not line.startswith("#"))
+        assert float(gauges["rollout_asyncio_tasks"]) >= 5
+        assert float(gauges["rollout_certificate_not_after_seconds"]) > time.time()
         assert (await fetch(line, "/nothing"))[0] == 404
         await client.close()
 

@@ -16,11 +16,14 @@ READ_S = 5.0
 
 
 class WorkerHttp:
-    """`session()` is that of the present incarnation; None between two."""
+    """`session()` is that of the present incarnation, None between two; `certificate_ends()` in unix seconds, or 0."""
 
-    def __init__(self, listen_addr: str, session: Callable[[], Session | None]) -> None:
+    def __init__(
+        self, listen_addr: str, session: Callable[[], Session | None], certificate_ends: Callable[[], float]
+    ) -> None:
         self._address = parse_address(listen_addr, "http.listen_addr")
         self._session = session
+        self._certificate_ends = certificate_ends
         self._server: asyncio.Server | None = None
         self._registry = CollectorRegistry()
         self._gauges = {
@@ -30,6 +33,8 @@ class WorkerHttp:
                 ("held", "Attempts assigned here that have no result yet."),
                 ("unacknowledged", "Results that no coordinator has confirmed."),
                 ("children", "Child processes."),
+                ("asyncio_tasks", "Tasks of the daemon's event loop."),
+                ("certificate_not_after_seconds", "Unix time at which this incarnation's certificate ends."),
                 ("ready", "1 while a coordinator answers and work is taken."),
             )
         }
@@ -82,5 +87,7 @@ class WorkerHttp:
             self._gauges["held"].set(session.backlog if session else 0)
             self._gauges["unacknowledged"].set(len(session.unacknowledged) if session else 0)
             self._gauges["children"].set(len(session.place.children) if session else 0)
+            self._gauges["asyncio_tasks"].set(len(asyncio.all_tasks()))
+            self._gauges["certificate_not_after_seconds"].set(self._certificate_ends())
             return "200 OK", CONTENT_TYPE_LATEST, generate_latest(self._registry)
         return "404 Not Found", "text/plain", b"/healthz /readyz /metrics\n"

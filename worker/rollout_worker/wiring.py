@@ -111,6 +111,7 @@ class Worker:
         self._manifests = [*map(Path, settings.plugins), *(plugins or [])]
         self.host = PluginHost(hot_reload=settings.worker.dev_hot_reload)
         self._driver: Driver | None = None
+        self._credentials: Credentials | None = None
         self._drain: tuple[str, float] | None = None
         self._waiting: asyncio.Task[Any] | None = None
 
@@ -120,6 +121,9 @@ class Worker:
 
     def _session(self) -> Session | None:
         return self._driver.session if self._driver is not None else None
+
+    def _certificate_ends(self) -> float:
+        return self._credentials.not_after if self._credentials is not None else 0.0
 
     def drain(self, reason: str, budget_s: float) -> None:
         self._drain = (reason, budget_s)
@@ -132,7 +136,8 @@ class Worker:
         """The exit code: 0 drained, 1 the cluster shut this worker out."""
         settings = self._settings
         compute = open_compute(settings)
-        http = WorkerHttp(settings.http.listen_addr, self._session) if settings.http.listen_addr else None
+        listen = settings.http.listen_addr
+        http = WorkerHttp(listen, self._session, self._certificate_ends) if listen else None
         notice: asyncio.Task[None] | None = None
         try:
             for manifest in self._manifests:
@@ -200,13 +205,14 @@ class Worker:
             planner(executors),
         )
         parts = Parts(settings, session, credentials, EpochGuard("worker"), incarnation, self._reload, self.host.call)
+        self._credentials = credentials
         driver = self._driver = Driver(parts)
         log.info("worker_starting", worker=incarnation, slots=worker.slots, pid=os.getpid())
         self._pass_on_drain(driver)
         try:
             return await driver.run()
         finally:
-            self._driver = None
+            self._driver = self._credentials = None
 
     def _pass_on_drain(self, driver: Driver) -> None:
         """An order that came while there was no incarnation to obey it."""

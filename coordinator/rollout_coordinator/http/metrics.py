@@ -37,6 +37,10 @@ class Metrics:
         self.runs = Gauge("rollout_runs", "Runs that have not ended, by state.", ["state"], registry=r)
         self.items = Gauge("rollout_items", "Items of runs that have not ended, by state.", ["state"], registry=r)
         self.core = Gauge("rollout_core", "Numbers of the core since it began, by name.", ["name"], registry=r)
+        self.tasks = Gauge("rollout_asyncio_tasks", "Tasks of the event loop.", registry=r)
+        self.certificate = Gauge(
+            "rollout_certificate_not_after_seconds", "Unix time at which this process's certificate ends.", registry=r
+        )
         self.refused = Counter("rollout_calls_refused", "Calls refused, by error code.", ["code"], registry=r)
 
     def committed(self, writes: Writes, step_s: float, commit_s: float) -> None:
