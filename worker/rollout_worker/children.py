@@ -10,14 +10,13 @@ import signal
 import socket
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 import structlog
 from google.protobuf.message import DecodeError
-from rollout.config.parent import PARENT_FD
 from rollout.model.errors import ProtocolError
 from rollout.model.item import Failure
 from rollout.wire.v1 import common_pb2, work_pb2
@@ -25,6 +24,7 @@ from rollout.wire.v1 import common_pb2, work_pb2
 from rollout_worker import guard
 from rollout_worker import session_events as ev
 from rollout_worker.attempts import AttemptKey, Held, Plan, held_to_wire
+from rollout_worker.environment import child_environment
 from rollout_worker.pipe import Kind, Pipe
 
 log = structlog.get_logger()
@@ -32,6 +32,7 @@ log = structlog.get_logger()
 LINE_MAX = 8192
 OUTPUT_WAIT_S = 1.0
 STOP_GRACE_S = 10.0
+KILLED_EARLY = "it was killed before it had started"
 _LEVELS = frozenset({"debug", "info", "warning", "error", "critical"})
 
 
@@ -39,6 +40,7 @@ _LEVELS = frozenset({"debug", "info", "warning", "error", "critical"})
 class Handlers:
     event: Callable[[ev.Event], None]
     request: Callable[[dict[str, Any]], Any]  # coroutine function: the value for a child's question
+    secrets: Callable[[], Awaitable[dict[str, str]]]  # what the child may know, by name
 
 
 class Guard:
@@ -91,6 +93,7 @@ class ChildProcess:
         self._tasks: set[asyncio.Task[None]] = set()
         self._early: list[tuple[int, bytes]] | None = []
         self._asked_to_stop = False
+        self._killed = False
         self.done = asyncio.Event()
 
     async def run(self) -> None:
@@ -103,9 +106,12 @@ class ChildProcess:
         self._handlers.event(ev.ChildEnded(self.number, reason))
 
     async def _run(self) -> str:
+        # The operator's word counts more than what a run says: secrets last.
+        secrets = await self._handlers.secrets()
+        environment = child_environment(dict(self._plan.environment) | secrets)
+        if self._killed:
+            return KILLED_EARLY
         ours, theirs = socket.socketpair()
-        environment = {**os.environ, **dict(self._plan.environment), "PYTHONUNBUFFERED": "1"}
-        environment.pop(PARENT_FD, None)
         try:
             process = self._process = await asyncio.create_subprocess_exec(
                 sys.executable,
@@ -128,6 +134,8 @@ class ChildProcess:
             theirs.close()
         self.pid = process.pid
         self._guard.add(process.pid)
+        if self._killed:
+            self._kill_group()
         assert process.stdout is not None and process.stderr is not None
         output = [
             asyncio.create_task(self._capture(process.stdout)),
@@ -136,9 +144,8 @@ class ChildProcess:
         try:
             ours.setblocking(False)
             await asyncio.get_running_loop().create_unix_connection(lambda: self._pipe, sock=ours)
-            self._pipe.send(
-                Kind.INIT, json.dumps({"run": asdict(self._plan.run), "scratch": str(self._scratch)}).encode()
-            )
+            init = {"run": asdict(self._plan.run), "scratch": str(self._scratch), "secrets": sorted(secrets)}
+            self._pipe.send(Kind.INIT, json.dumps(init).encode())
             for kind, body in self._early or ():
                 self._pipe.send(kind, body)
             self._early = None
@@ -161,7 +168,8 @@ class ChildProcess:
                 os.killpg(self.pid, signal.SIGKILL)
 
     def kill(self) -> None:
-        """It and all processes it started."""
+        """It and all processes it started; one that is only being started ends as soon as it has."""
+        self._killed = True
         self._kill_group()
 
     def stop(self) -> None:

@@ -72,6 +72,7 @@ class Parts:
     incarnation: str
     reload_plugins: Callable[[list[str]], Coroutine[Any, Any, None]]
     call_plugin: Callable[[str, str, dict[str, Any] | bytes, float], Coroutine[Any, Any, Any]]
+    secrets: Callable[[], Coroutine[Any, Any, dict[str, str]]]
 
 
 class Driver:
@@ -222,9 +223,8 @@ class Driver:
     def _do_start(self, action: ev.StartChild) -> None:
         assert self._guard is not None
         number = action.child
-        child = ChildProcess(
-            number, action.plan, self._scratch / f"child-{number}", self._guard, Handlers(self.event, self._answer)
-        )
+        handlers = Handlers(self.event, self._answer, self._parts.secrets)
+        child = ChildProcess(number, action.plan, self._scratch / f"child-{number}", self._guard, handlers)
         self._children[number] = child
         self._child_tasks.add(self._spawn_task(self._run_child(number, action.plan, child)))
 

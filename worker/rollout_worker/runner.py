@@ -20,7 +20,7 @@ from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Any
 
-from rollout.config.logging import configure
+from rollout.config.logging import configure, hide, redact_text
 from rollout.config.settings import LoggingSection
 from rollout.model.errors import AttemptError, RolloutError
 from rollout.model.item import Failure, Key, Outcome
@@ -76,6 +76,8 @@ class Runner:
         init = await self._init
         run = Run(**init["run"])
         self._runs[run.run_id] = run
+        for name in init["secrets"]:
+            hide(os.environ[name])
         self._scratch = Path(init["scratch"])
         context = AttemptContext(self._requests, self._scratch / "start", None, lambda _: None)
         try:
@@ -269,11 +271,12 @@ class Runner:
 
 
 def failure_of(error: Exception) -> Failure:
+    """It travels to the ledger and to clients: no secret may be quoted in it."""
     if isinstance(error, AttemptError):
-        return Failure(error.error_code, error.message, error.retry)
+        return Failure(error.error_code, redact_text(error.message), error.retry)
     if isinstance(error, RolloutError):
-        return Failure(error.code, error.message, True)
-    return Failure("executor_error", f"{type(error).__name__}: {error}"[:2000], True)
+        return Failure(error.code, redact_text(error.message), True)
+    return Failure("executor_error", redact_text(f"{type(error).__name__}: {error}")[:2000], True)
 
 
 def main() -> None:

@@ -10,19 +10,21 @@ from collections.abc import Callable
 from importlib.metadata import entry_points
 from importlib.metadata import version as installed_version
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import structlog
-from rollout.compute.port import Compute
+from rollout.compute import Compute, open_compute
 from rollout.config.settings import WorkerSettings
-from rollout.model.errors import AttemptError, ConfigError, RolloutError
+from rollout.model.errors import AttemptError, RolloutError
 from rollout.model.worker import Inventory
+from rollout.secrets import open_secrets
 from rollout.security.credentials import Credentials
 from rollout.security.roles import Role
 from rollout.wire.epoch import EpochGuard
 
 from rollout_worker.attempts import Plan
 from rollout_worker.driver import Driver, Parts, new_ulid
+from rollout_worker.environment import AllowedSecrets
 from rollout_worker.executors.port import Executor, Run
 from rollout_worker.hosting import PluginHost
 from rollout_worker.http import WorkerHttp
@@ -69,17 +71,6 @@ def planner(executors: dict[str, type[Executor]]) -> Callable[[Run], Plan]:
     return plan
 
 
-def open_compute(settings: WorkerSettings) -> Compute:
-    """ConfigError if no installed package provides `[compute] backend`."""
-    found = entry_points(group="rollout.compute")
-    name = settings.compute.backend
-    if name not in found.names:
-        raise ConfigError(
-            f'[compute] backend = "{name}" is not installed; known: {", ".join(sorted(found.names)) or "none"}'
-        )
-    return cast(Compute, found[name].load()(settings.compute))
-
-
 async def inventory(
     settings: WorkerSettings, compute: Compute, plugins: tuple[str, ...], executors: dict[str, type[Executor]]
 ) -> Inventory:
@@ -110,6 +101,7 @@ class Worker:
         self._next_id = worker_id
         self._manifests = [*map(Path, settings.plugins), *(plugins or [])]
         self.host = PluginHost(hot_reload=settings.worker.dev_hot_reload)
+        self._secrets = AllowedSecrets(open_secrets(settings.secrets), settings.secrets.allow)
         self._driver: Driver | None = None
         self._credentials: Credentials | None = None
         self._drain: tuple[str, float] | None = None
@@ -135,7 +127,7 @@ class Worker:
     async def run(self) -> int:
         """The exit code: 0 drained, 1 the cluster shut this worker out."""
         settings = self._settings
-        compute = open_compute(settings)
+        compute = open_compute(settings.compute)
         listen = settings.http.listen_addr
         http = WorkerHttp(listen, self._session, self._certificate_ends) if listen else None
         notice: asyncio.Task[None] | None = None
@@ -161,6 +153,7 @@ class Worker:
             if http is not None:
                 await http.close()
             await self.host.close()
+            await self._secrets.close()
             await compute.close()
 
     async def _incarnation(self, offer: Inventory, executors: dict[str, type[Executor]]) -> str:
@@ -204,7 +197,16 @@ class Worker:
             ),
             planner(executors),
         )
-        parts = Parts(settings, session, credentials, EpochGuard("worker"), incarnation, self._reload, self.host.call)
+        parts = Parts(
+            settings=settings,
+            session=session,
+            credentials=credentials,
+            guard=EpochGuard("worker"),
+            incarnation=incarnation,
+            reload_plugins=self._reload,
+            call_plugin=self.host.call,
+            secrets=self._secrets.read,
+        )
         self._credentials = credentials
         driver = self._driver = Driver(parts)
         log.info("worker_starting", worker=incarnation, slots=worker.slots, pid=os.getpid())

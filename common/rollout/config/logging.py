@@ -20,7 +20,11 @@ from structlog.types import EventDict, Processor
 from rollout.config.settings import LoggingSection
 
 _LEVELS = {"debug": 10, "info": 20, "warning": 30, "error": 40}
+SECRET_PREFIX = "ROLLOUT_SECRET_"
+"""Variables that begin so hold secrets: their values are never shown, and child processes do not inherit them."""
 _HIDDEN = "***"
+_SHORTEST = 6  # characters; hiding shorter values would maim ordinary text
+_hidden_values: set[str] = set()
 _SECRET_KEY = re.compile(
     r"(^|_)(token|secret|password|passwd|api_?key|authorization|private_key|key_pem)$", re.IGNORECASE
 )
@@ -81,9 +85,21 @@ def _route_standard_logging(out: TextIO, shared: list[Processor], ending: list[P
     root.setLevel(logging.INFO if level == "debug" else max(logging.WARNING, _LEVELS[level]))
 
 
+def hide(value: str) -> None:
+    """From now on `value` appears in no line and no redacted text of this process."""
+    if len(value) >= _SHORTEST:
+        _hidden_values.add(value)
+
+
+def _secrets() -> list[str]:
+    """Longest first, so that one that is part of another leaves no rest of it."""
+    provided = {v for k, v in os.environ.items() if k.startswith(SECRET_PREFIX) and len(v) >= _SHORTEST}
+    return sorted(provided | _hidden_values, key=len, reverse=True)
+
+
 def redact(_logger: Any, _method: str, event: EventDict) -> EventDict:
-    """structlog processor: no passwords, tokens, keys or values of ROLLOUT_SECRET_* in any field."""
-    secrets = [value for name, value in os.environ.items() if name.startswith("ROLLOUT_SECRET_") and len(value) >= 6]
+    """structlog processor: no passwords, tokens, keys, values of ROLLOUT_SECRET_* or hidden ones in any field."""
+    secrets = _secrets()
     for key, value in event.items():
         event[key] = _clean(key, value, secrets, 0)
     return event
@@ -91,8 +107,7 @@ def redact(_logger: Any, _method: str, event: EventDict) -> EventDict:
 
 def redact_text(text: str) -> str:
     """`text` without what looks like a secret."""
-    secrets = [value for name, value in os.environ.items() if name.startswith("ROLLOUT_SECRET_") and len(value) >= 6]
-    return _clean_text(text, secrets)
+    return _clean_text(text, _secrets())
 
 
 def _clean(key: str, value: Any, secrets: list[str], depth: int) -> Any:

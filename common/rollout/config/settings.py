@@ -117,7 +117,10 @@ class WorkerSection(Section):
 
 class SecretsSection(Section):
     backend: str = Field(default="env", description="Where secrets come from.")
-    allow: list[str] = Field(default_factory=list[str], description="Names that may be read.")
+    allow: list[str] = Field(
+        default_factory=list[str],
+        description="Names that executors' processes may see; env: NAME is read from ROLLOUT_SECRET_NAME.",
+    )
 
 
 class ComputeSection(Section):

@@ -6,10 +6,10 @@ import os
 import re
 from collections.abc import Iterable, Mapping
 
+from rollout.config.logging import SECRET_PREFIX as PREFIX
 from rollout.config.settings import SecretsSection
 from rollout.model.errors import ConfigError, UnavailableError
 
-PREFIX = "ROLLOUT_SECRET_"
 _NAME = re.compile(r"[A-Za-z][A-Za-z0-9_]*")
 
 

@@ -6,9 +6,11 @@ up to it), `segv`, `exit`, `hang` (ignores cancellation), `spawn` (payloads of c
 `child_labels` and `child_lane`),
 `chain_append` (the predecessor's result and `data`), `size` (bytes of result), `print`, `put` (bytes stored as an
 object, whose id is the result), `echo`, `data`, `plugin` with `method` and `payload` (the result is its answer as
-JSON). `until`: goes on once that file exists. `effects`: appends a line when it starts, ends and is cancelled to that
-file, as something outside that cannot be taken back. `crash_after`: like `crash`, but after the children were spawned
-and before anything is returned. A payload that begins with b"noop" returns at once.
+JSON), `environ` (names of variables: the result is the hash of each value, null where it is not set), `leak` (a
+variable whose value is printed and quoted in a failure). `until`: goes on once that file exists. `effects`: appends a
+line when it starts, ends and is cancelled to that file, as something outside that cannot be taken back. `crash_after`:
+like `crash`, but after the children were spawned and before anything is returned. A payload that begins with b"noop"
+returns at once.
 """
 
 from __future__ import annotations
@@ -96,6 +98,14 @@ class ScriptExecutor:
             return Done((await context.put_object(os.urandom(0) + b"x" * int(script["put"]))).hex().encode())
         if "get" in script:
             return Done((await context.object_path(bytes.fromhex(script["get"]))).read_bytes())
+        if "environ" in script:
+            values = {str(name): os.environ.get(str(name)) for name in script["environ"]}
+            hashes = {name: value and blake3(value.encode()).hexdigest() for name, value in values.items()}
+            return Done(json.dumps(hashes, sort_keys=True).encode())
+        if "leak" in script:
+            value = os.environ[script["leak"]]
+            os.write(1, f"the secret is {value}\n".encode())
+            raise AttemptError(f"the secret is {value}", code="leak", retry=False)
         if "plugin" in script:
             limit = float(script.get("timeout_s", 30.0))
             answer = await context.call_plugin(script["plugin"], script["method"], script.get("payload", {}), limit)

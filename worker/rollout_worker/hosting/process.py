@@ -12,21 +12,15 @@ from contextlib import suppress
 from pathlib import Path
 
 import structlog
-from rollout.config.parent import PARENT_FD
 from rollout.model.errors import PluginError
+
+from rollout_worker.environment import child_environment
 
 log = structlog.get_logger()
 
 _LINES_PER_S = 50
 _LINE_BYTES = 2000
 _TAIL = 20
-_HIDDEN_PREFIX = "ROLLOUT_SECRET_"
-
-
-def child_environment(extra: Mapping[str, str]) -> dict[str, str]:
-    """This process's environment without what plugins must not see."""
-    kept = {k: v for k, v in os.environ.items() if not k.startswith(_HIDDEN_PREFIX) and k != PARENT_FD}
-    return {**kept, "PYTHONUNBUFFERED": "1", **extra}
 
 
 class PluginProcess:
