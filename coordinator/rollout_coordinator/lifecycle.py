@@ -50,11 +50,22 @@ GARBAGE_GRACE_S = 24 * 3600.0
 
 
 class Coordinator:
-    """`start`, then `run` until `stop` is called; `run` returns the exit code. `exit_hard` ends a deposed process."""
+    """`start`, then `run` until `stop` is called; `run` returns the exit code. `exit_hard` ends a deposed process.
 
-    def __init__(self, parts: Parts, *, exit_hard: Callable[[int], object] = os._exit) -> None:
+    `lease`, given in place of `start`, and `hint_every_s` are seams for simulations.
+    """
+
+    def __init__(
+        self,
+        parts: Parts,
+        *,
+        exit_hard: Callable[[int], object] = os._exit,
+        lease: LeaseKeeper | None = None,
+        hint_every_s: float = 0.2,
+    ) -> None:
         self._parts = parts
         self._exit_hard = exit_hard
+        self._hint_every_s = hint_every_s
         self._stop = asyncio.Event()
         self._fenced: asyncio.Future[str] = asyncio.get_running_loop().create_future()
         self._suspecting: asyncio.Task[None] | None = None
@@ -62,12 +73,15 @@ class Coordinator:
         self._server: grpc.aio.Server | None = None
         self._join_server: grpc.aio.Server | None = None
         self._credentials: Credentials | None = None
-        self._lease: LeaseKeeper | None = None  # made once the port is bound
+        self._lease = lease  # made once the port is bound
         self.probes = Probes(parts)
         self._frozen = False
         self.addr = self.join_addr = ""
         self.serving = asyncio.Event()  # set while this one leads
         self.ended: asyncio.Task[int] | None = None  # for those who run it as a task
+        parts.driver.on_serving = self._on_serving
+        parts.driver.on_reset = self._on_reset
+        parts.leadership.suspect = self._suspect
 
     @property
     def lease(self) -> LeaseKeeper:
@@ -79,9 +93,6 @@ class Coordinator:
     async def start(self) -> None:
         """Opens stores and ports. ConfigError for what a person must change; waits for a database that is away."""
         p = self._parts
-        p.driver.on_serving = self._on_serving
-        p.driver.on_reset = self._on_reset
-        p.leadership.suspect = self._suspect
         for opening in (p.ledger.open, p.storage.open, p.store.open):
             await self._patiently(opening)
         transport = p.settings.transport
@@ -164,7 +175,9 @@ class Coordinator:
         try:
             while not acquiring.done():
                 stopping = asyncio.create_task(self._stop.wait())
-                await asyncio.wait({acquiring, stopping}, timeout=0.2, return_when=asyncio.FIRST_COMPLETED)
+                await asyncio.wait(
+                    {acquiring, stopping}, timeout=self._hint_every_s, return_when=asyncio.FIRST_COMPLETED
+                )
                 stopping.cancel()
                 if self._stop.is_set():
                     return False

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import random
+from collections.abc import Callable
 from typing import Any, cast
 
 import grpc
@@ -25,15 +26,18 @@ CLOSE_GRACE_S = 2.0
 class Link:
     """`channel` is the present one; `changed` is set and replaced whenever there is another."""
 
-    def __init__(self, addresses: list[str], credentials: Credentials) -> None:
+    def __init__(
+        self, addresses: list[str], credentials: Credentials, dial: Callable[[str, Credentials], Any] = open_channel
+    ) -> None:
         self.addresses = list(dict.fromkeys(addresses))
         self._credentials = credentials
+        self._dial = dial  # a simulation brings its own
         self._address = self.addresses[0]
         self._pause = BACKOFF_FIRST_S
         self._round = 0
         self._closing: set[asyncio.Task[None]] = set()
         self.changed = asyncio.Event()
-        self.channel = open_channel(self._address, credentials.channel_credentials())
+        self.channel = dial(self._address, credentials)
 
     @property
     def address(self) -> str:
@@ -71,7 +75,7 @@ class Link:
     def rebuild(self) -> None:
         """A channel with the newest certificate. What runs on the old one has a moment to end."""
         old = self.channel
-        self.channel = open_channel(self._address, self._credentials.channel_credentials())
+        self.channel = self._dial(self._address, self._credentials)
         changed, self.changed = self.changed, asyncio.Event()
         changed.set()
         task = asyncio.get_running_loop().create_task(old.close(grace=CLOSE_GRACE_S))

@@ -41,7 +41,7 @@ class Patience:
 
     def succeeded(self) -> None:
         if self._since is not None:
-            self._connection.tell(None, time.monotonic() - self._since)
+            self._connection.tell(None, asyncio.get_running_loop().time() - self._since)
         self._since = None
         self._pause = _BACKOFF_FIRST_S
 
@@ -49,7 +49,7 @@ class Patience:
         """Returns when the next try is due. Raises `error` when another try cannot help, or was tried long enough."""
         if not error.retryable:
             raise error
-        now = time.monotonic()
+        now = asyncio.get_running_loop().time()
         if self._since is None:
             self._since = now
         waited = now - self._since
@@ -81,12 +81,14 @@ class Connection:
         *,
         patience_s: float = 60.0,
         on_trouble: Callable[[RolloutError | None, float], None] | None = None,
+        dial: Callable[[str, Credentials], Any] = open_channel,
     ) -> None:
         self.addresses = list(dict.fromkeys(addresses))
         self.credentials = credentials
         self.patience_s = patience_s
         self._guard = EpochGuard("client")
         self._on_trouble = on_trouble
+        self._dial = dial  # a simulation brings its own
         self._address = self.addresses[0]
         self._channel: grpc.aio.Channel | None = None
         self._old: set[asyncio.Task[None]] = set()
@@ -121,7 +123,7 @@ class Connection:
         async with self._opening:
             await self._renew()
             if self._channel is None:
-                self._channel = open_channel(self._address, self.credentials.channel_credentials())
+                self._channel = self._dial(self._address, self.credentials)
             return rpc.RunsStub(self._channel)
 
     async def renewed(self) -> int:

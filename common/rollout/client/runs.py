@@ -72,10 +72,13 @@ class Runs:
         *,
         patience_s: float = 60.0,
         on_trouble: Trouble | None = None,
+        dial: Callable[[str, Credentials], Any] = open_channel,
     ) -> None:
         if not addresses:
             raise ConfigError("no coordinator address is known: give --coordinator HOST:PORT")
-        self._connection = Connection(list(addresses), credentials, patience_s=patience_s, on_trouble=on_trouble)
+        self._connection = Connection(
+            list(addresses), credentials, patience_s=patience_s, on_trouble=on_trouble, dial=dial
+        )
         self._objects: dict[str, RemoteObjects] = {}
         self._objects_addr = ""
 
