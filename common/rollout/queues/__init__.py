@@ -1,4 +1,7 @@
-"""Queues with leases: a run's intake, where rows arrive from outside."""
+"""Queues with leases, meant as a run's intake, where rows arrive from outside.
+
+A library so far: no command and no configuration key fills a run from a queue yet.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A queue with leases: a run's intake (rows that arrive from outside)."""
+"""A queue with leases, for rows that arrive from outside; no run takes its items from one yet."""
 
 from __future__ import annotations
 
