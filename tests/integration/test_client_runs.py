@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
+from itertools import islice
 from pathlib import Path
 
 import pytest
 from coordinator_peers import FakeWorker, Held, Node, config, free_addr, item, spawn
-from rollout.client import Runs
+from rollout.client import Runs, connection
 from rollout.client.runs import from_seq, new_ulid
 from rollout.model.errors import (
     AuthError,
@@ -204,6 +206,32 @@ async def test_a_certificate_is_renewed_within_a_run(tmp_path: Path) -> None:
                 await runs.get(run.run_id)
         await runs.submit(run, from_seq(rows(200)))
         check(await collect(runs, run.run_id), 200)
+
+
+async def test_streams_outlive_the_channel_they_began_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A certificate renewed by one call closes the channel under the others, which go on with the next."""
+    monkeypatch.setattr(connection, "RETIRE_GRACE_S", 0.1)
+    async with (
+        cluster(tmp_path) as (_, address),
+        await Runs.connect([address], tls_dir=tmp_path / "tls", lifetime_s=4.0) as runs,
+    ):
+        run = spec()
+        await runs.submit(run, from_seq(rows(50)), seal=False)
+        watching = asyncio.create_task(collect(runs, run.run_id))
+
+        def slowly(seq: int) -> Iterator[NewItem]:
+            for row in islice(rows(200), seq, None):
+                time.sleep(0.05)
+                yield row
+
+        submitting = asyncio.create_task(runs.submit(run, slowly))
+        async with asyncio.timeout(60):
+            while runs._connection.credentials.generation < 3:
+                await asyncio.sleep(0.2)
+                await runs.get(run.run_id)
+            assert await submitting == 200
+            check(await watching, 200)
+        assert runs.address == address
 
 
 async def test_a_directory_travels(tmp_path: Path) -> None:

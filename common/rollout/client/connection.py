@@ -28,6 +28,7 @@ _BACKOFF_FIRST_S = 0.1
 _BACKOFF_MAX_S = 2.0
 _TLS_PATIENCE_S = 3.0
 _RENEW_AGAIN_S = 5.0
+RETIRE_GRACE_S = 5.0
 _WRONG_PEER = ("CERTIFICATE_VERIFY_FAILED", "TLSV1_ALERT", "SSLV3_ALERT", "CERTIFICATE_UNKNOWN", "BAD_CERTIFICATE")
 
 
@@ -65,6 +66,24 @@ class Patience:
 
 class _WrongPeerError(UnavailableError):
     """The TLS handshake failed."""
+
+
+class ReplacedError(UnavailableError):
+    """This process closed the channel under the call, for a renewed certificate or another coordinator; call again."""
+
+
+async def unless_replaced(waiting: Awaitable[Reply]) -> Reply:
+    """What a call gives. grpc says CancelledError when the channel is closed under it: that is no order to this task,
+    which goes on, so it becomes ReplacedError."""
+    try:
+        return await waiting
+    except asyncio.CancelledError:
+        task = asyncio.current_task()
+        if task is None or task.cancelling():
+            raise
+        raise ReplacedError from None
+    except grpc.aio.UsageError as error:  # the same, a moment earlier
+        raise ReplacedError(str(error)) from error
 
 
 class Connection:
@@ -150,13 +169,14 @@ class Connection:
         patience = Patience(self)
         while True:
             try:
-                reply = await call(await self.stub())
+                reply = await unless_replaced(call(await self.stub()))
                 self.seen(reply)
             except grpc.aio.AioRpcError as error:
                 await patience.failed(self.moved_on(error))
-            except (grpc.aio.UsageError, UnavailableError) as error:
-                self._retire()
-                await patience.failed(UnavailableError(str(error)))
+            except UnavailableError as error:
+                if not isinstance(error, ReplacedError):
+                    self._retire()
+                await patience.failed(error)
             else:
                 patience.succeeded()
                 return reply
@@ -175,6 +195,11 @@ class Connection:
         if typed.retryable:
             self.leave(hint=str(typed.context.get("leader") or ""))
         return typed
+
+    def lost(self, error: UnavailableError) -> None:
+        """A stream ended so. The next one goes elsewhere, unless its channel was only replaced by another."""
+        if not isinstance(error, ReplacedError):
+            self.leave()
 
     def leave(self, hint: str = "") -> None:
         """Ask `hint`, or the next coordinator, from now on."""
@@ -202,8 +227,8 @@ class Connection:
     def _retire(self) -> None:
         channel, self._channel = self._channel, None
         if channel is not None:
-            # Streams of others on it end in their own time.
-            task = asyncio.get_running_loop().create_task(channel.close(grace=5))
+            # Calls of others on it have a moment to end; those that are cancelled then begin anew.
+            task = asyncio.get_running_loop().create_task(channel.close(grace=RETIRE_GRACE_S))
             self._old.add(task)
             task.add_done_callback(self._old.discard)
 

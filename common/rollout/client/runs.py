@@ -14,7 +14,7 @@ import grpc
 import grpc.aio
 
 from rollout.client.batches import Batch, batches
-from rollout.client.connection import EOF, Connection, Patience
+from rollout.client.connection import EOF, Connection, Patience, unless_replaced
 from rollout.client.pages import entries_of
 from rollout.client.submit import Submission
 from rollout.model.address import parse_address
@@ -199,7 +199,7 @@ class Runs:
                     status_only=status_only,
                 )
                 call = stub.Watch(request)
-                while (message := await call.read()) is not EOF:
+                while (message := await unless_replaced(call.read())) is not EOF:
                     self._connection.seen(message)
                     patience.succeeded()
                     page = await self._page(run_id, message, cursor)
@@ -211,13 +211,13 @@ class Runs:
                     if page.last:
                         return
                 if await call.code() is not grpc.StatusCode.OK:
-                    await call  # raises the status
+                    await unless_replaced(call)  # raises the status
                 raise UnavailableError("the coordinator closed the stream")
             except grpc.aio.AioRpcError as error:
                 await patience.failed(self._connection.moved_on(error))
-            except (grpc.aio.UsageError, UnavailableError) as error:
-                self._connection.leave()
-                await patience.failed(UnavailableError(str(error)))
+            except UnavailableError as error:
+                self._connection.lost(error)
+                await patience.failed(error)
             finally:
                 if call is not None:
                     call.cancel()

@@ -11,7 +11,7 @@ import grpc
 import grpc.aio
 
 from rollout.client.batches import Batch
-from rollout.client.connection import EOF, Connection, Patience
+from rollout.client.connection import EOF, Connection, Patience, unless_replaced
 from rollout.model.errors import ProtocolError, RolloutError, UnavailableError
 from rollout.wire.v1 import runs_pb2 as pb
 
@@ -61,10 +61,8 @@ class Submission:
                     await self._stream(patience)
                 except grpc.aio.AioRpcError as error:
                     await patience.failed(self._connection.moved_on(error))
-                except grpc.aio.UsageError as error:
-                    await patience.failed(UnavailableError(str(error)))
                 except UnavailableError as error:
-                    self._connection.leave()
+                    self._connection.lost(error)
                     await patience.failed(error)
                 else:
                     return self._durable
@@ -78,8 +76,8 @@ class Submission:
     async def _stream(self, patience: Patience) -> None:
         call: Any = (await self._connection.stub()).Submit()
         try:
-            await call.write(pb.SubmitUp(epoch=self._connection.epoch, open=self._spec))
-            reply = await call.read()
+            await unless_replaced(call.write(pb.SubmitUp(epoch=self._connection.epoch, open=self._spec)))
+            reply = await unless_replaced(call.read())
             if reply is EOF:
                 await _raise_status(call)
             self._acknowledged(reply)
@@ -115,7 +113,7 @@ class Submission:
 
     async def _read(self, call: Any, patience: Patience) -> None:
         while not self._finished():
-            reply = await call.read()
+            reply = await unless_replaced(call.read())
             if reply is EOF:
                 if self._finished():
                     return
@@ -141,7 +139,7 @@ class Submission:
     async def _write(self, call: Any) -> None:
         assert self._batches is not None
         for batch in list(self._window):
-            await call.write(pb.SubmitUp(epoch=self._connection.epoch, items=batch.message))
+            await unless_replaced(call.write(pb.SubmitUp(epoch=self._connection.epoch, items=batch.message)))
         while not self._exhausted:
             while len(self._window) >= WINDOW:
                 self._moved.clear()
@@ -151,10 +149,12 @@ class Submission:
                 break
             self._window.append(batch)
             self._count = batch.end
-            await call.write(pb.SubmitUp(epoch=self._connection.epoch, items=batch.message))
+            await unless_replaced(call.write(pb.SubmitUp(epoch=self._connection.epoch, items=batch.message)))
         if self._seal:
-            await call.write(pb.SubmitUp(epoch=self._connection.epoch, seal=pb.Seal(count=self._count)))
-        await call.done_writing()
+            await unless_replaced(
+                call.write(pb.SubmitUp(epoch=self._connection.epoch, seal=pb.Seal(count=self._count)))
+            )
+        await unless_replaced(call.done_writing())
 
     async def _next(self) -> Batch | None:
         assert self._batches is not None
