@@ -12,6 +12,7 @@ import threading
 from collections.abc import Callable, Generator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from operator import itemgetter
 from pathlib import Path
 from typing import TypeVar
 
@@ -27,6 +28,10 @@ from rollout.model.errors import (
 from rollout.storage import migrations
 
 T = TypeVar("T")
+
+# The module looks for an adapter of every parameter that is not exactly int, float, str or bytearray, at several times
+# the cost of binding it; one that gives the value back ends the search at once.
+sqlite3.register_adapter(bytes, itemgetter(slice(None)))
 
 READERS = 3
 BUSY_TIMEOUT_MS = 5_000

@@ -299,16 +299,16 @@ def _given(keys: Sequence[tuple[int, int, int]]) -> dict[str, list[int]]:
     return {"logs": list(logs), "seqs": list(seqs), "attempts": list(attempts)}
 
 
-async def _insert(db: Connection, parts: list[tuple[Bulk, list[tuple[Any, ...]]]]) -> None:
+async def _insert(db: Connection, parts: list[tuple[Bulk, list[Sequence[Any]]]]) -> None:
     """All tables in one statement: each insert is a CTE over arrays, so it costs two round trips whatever it holds."""
     if not parts:
         return
     inserts: list[str] = []
     arguments: list[list[Any]] = []
-    for bulk, values in parts:
+    for number, (bulk, columns) in enumerate(parts):
         arrays = ", ".join(f"${len(arguments) + n}::{kind}[]" for n, kind in enumerate(bulk.types, 1))
-        inserts.append(f"{bulk.table}_rows AS ({bulk.insert} SELECT * FROM unnest({arrays}){bulk.conflict})")
-        arguments.extend(list(column) for column in zip(*values, strict=True))
+        inserts.append(f"{bulk.table}_{number} AS ({bulk.insert} SELECT * FROM unnest({arrays}){bulk.conflict})")
+        arguments.extend(list(column) for column in columns)
     await db.execute(f"WITH {', '.join(inserts)} SELECT 1", *arguments)
 
 

@@ -77,6 +77,12 @@ class Bulk:
     def insert(self) -> str:
         return f"INSERT INTO {self.table} ({', '.join(self.columns)})"
 
+    @cache  # noqa: B019 - of the few constants below, with the few sets of columns there are
+    def only(self, names: tuple[str, ...]) -> Bulk:
+        """The same with some of its columns, in the order of `names`."""
+        kinds = dict(zip(self.columns, self.types, strict=True))
+        return Bulk(self.table, names, tuple(kinds[name] for name in names), self.conflict)
+
 
 def _upsert(key: tuple[str, ...], columns: tuple[str, ...]) -> str:
     changes = ", ".join(f"{column} = excluded.{column}" for column in columns if column not in key)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import sqlite3
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -28,8 +28,8 @@ from rollout_coordinator.ledger.port import CommitPage, Fence, LeaseRow
 from rollout_coordinator.ledger.queries import Bulk
 from rollout_coordinator.ledger.writes import bulks
 
-VALUES_ROWS = 50
-"""Rows a statement inserts: 1.2 times the speed of executemany; more gains nothing."""
+VALUES_ROWS = 128
+"""Rows a statement inserts at most, a power of two: 1.3 times the speed of executemany; more gains nothing."""
 
 SET_ROWS = 20_000
 
@@ -84,8 +84,8 @@ class SqliteLedger:
             raise FencedError(
                 f"the lease is no longer at epoch {fence.epoch}, batch {fence.batch}: nothing was written"
             )
-        for bulk, values in bulks(writes):
-            _insert(db, bulk, values)
+        for bulk, columns in bulks(writes):
+            _insert(db, bulk, columns)
         if writes.prune:
             pruned = [
                 {"outcome": int(Outcome.SKIPPED), "log": log, "seq": seq, "position": position}
@@ -176,26 +176,20 @@ def _lease(row: LeaseRow, prefix: str = "") -> dict[str, Any]:
     return {prefix + name: value for name, value in rows.lease_columns(row).items()}
 
 
-def _insert(db: sqlite3.Connection, bulk: Bulk, values: list[tuple[Any, ...]]) -> None:
-    """In statements of VALUES_ROWS rows, whose text repeats so that sqlite3 keeps them prepared."""
-    row = f"({', '.join('?' * len(bulk.columns))})"
-    whole = len(values) - len(values) % VALUES_ROWS
-    if whole:
-        statement = f"{bulk.insert} VALUES {', '.join([row] * VALUES_ROWS)}{bulk.conflict}"
-        for at in range(0, whole, VALUES_ROWS):
-            db.execute(statement, _flat(values[at : at + VALUES_ROWS]))
-    rest = values[whole:]
-    if rest:
+def _insert(db: sqlite3.Connection, bulk: Bulk, columns: list[Sequence[Any]]) -> None:
+    """In statements of up to VALUES_ROWS rows, whose texts repeat so that sqlite3 keeps them prepared."""
+    width, count = len(columns), len(columns[0])
+    flat: list[Any] = [None] * (width * count)
+    for n, values in enumerate(columns):
+        flat[n::width] = values
+    row = f"({', '.join('?' * width)})"
+    at = 0
+    while at < count:
         # A few distinct lengths instead of every one: powers of two, each prepared once.
-        at = 0
-        while at < len(rest):
-            n = 1 << ((len(rest) - at).bit_length() - 1)
-            db.execute(f"{bulk.insert} VALUES {', '.join([row] * n)}{bulk.conflict}", _flat(rest[at : at + n]))
-            at += n
-
-
-def _flat(values: Iterable[Sequence[Any]]) -> list[Any]:
-    return [value for row in values for value in row]
+        n = min(VALUES_ROWS, 1 << ((count - at).bit_length() - 1))
+        statement = f"{bulk.insert} VALUES {', '.join([row] * n)}{bulk.conflict}"
+        db.execute(statement, flat[at * width : (at + n) * width])
+        at += n
 
 
 def _purge(db: sqlite3.Connection, limit: int) -> int:

@@ -1,62 +1,111 @@
-"""What one transaction writes, flattened to rows of columns; the adapters only push them through."""
+"""What one transaction writes, as columns; the adapters only push them through."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
-from itertools import repeat
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
-from rollout.model.item import Blob
+from rollout.model.item import Blob, ObjectSlice
 
 from rollout_coordinator.core.step import ItemRows, ResultRows, Writes
 from rollout_coordinator.ledger import queries, rows
 from rollout_coordinator.ledger.queries import Bulk
 
-_NO_FAILURE = (None, None, None)
+Columns = Mapping[str, Sequence[Any]]
+"""By name. A column that is missing is NULL, or has its default, in every row."""
 
 
-def bulks(writes: Writes) -> Iterator[tuple[Bulk, list[tuple[Any, ...]]]]:
-    """Inserts and upserts in an order that needs no deferred checks; tables without rows are left out."""
+def bulks(writes: Writes) -> Iterator[tuple[Bulk, list[Sequence[Any]]]]:
+    """Inserts and upserts in an order that needs no deferred checks; tables without rows are left out.
+
+    Each comes with its columns, all of one length. Columns that hold nothing are left out of items and results: binding
+    a NULL costs as much as binding a value, and most of these are NULL in nearly every row.
+    """
     retired = frozenset(writes.retired)  # given and over within this very transaction: never written
-    parts: list[tuple[Bulk, Iterable[Sequence[Any]]]] = [
+    before: list[tuple[Bulk, Iterable[Sequence[Any]]]] = [
         (queries.RUNS, map(rows.run_columns, writes.runs.values())),
         (queries.LOGS, map(rows.log_columns, writes.logs.values())),
         (queries.LANES, map(rows.lane_columns, writes.lanes.values())),
         (queries.SPECS, ((s.run_id, s.index, rows.spec_json(s.spec)) for s in writes.specs)),
         (queries.WORKERS, map(rows.worker_columns, writes.workers.values())),
-        (queries.ITEMS, (row for group in writes.items for row in item_columns(group))),
-        (queries.RESULTS, (row for group in writes.results for row in result_columns(group))),
+    ]
+    after: list[tuple[Bulk, Iterable[Sequence[Any]]]] = [
         (queries.ASSIGNMENTS, (
             (a.batch, rows.clean(a.worker), a.at_ms, sum(len(k.seq) for k in a.keys), rows.pack_keys(a.keys))
             for a in writes.assignments if a.batch not in retired
         )),
         (queries.ATTEMPTS, map(rows.attempt_columns, writes.attempts)),
     ]  # fmt: skip
+    yield from _turned(before)
+    yield from _joined(queries.ITEMS, map(item_columns, writes.items))
+    yield from _joined(queries.RESULTS, map(result_columns, writes.results))
+    yield from _turned(after)
+
+
+def _turned(parts: list[tuple[Bulk, Iterable[Sequence[Any]]]]) -> Iterator[tuple[Bulk, list[Sequence[Any]]]]:
     for bulk, found in parts:
-        values = [tuple(row) for row in found]
-        if values:
-            yield bulk, values
+        columns: list[Sequence[Any]] = list(zip(*found, strict=True))
+        if columns:
+            yield bulk, columns
 
 
-def _blobs(blobs: list[Blob]) -> Iterable[tuple[Any, Any, Any, Any]]:
-    return map(rows.blob_columns, blobs)
+def _joined(bulk: Bulk, groups: Iterable[Columns]) -> Iterator[tuple[Bulk, list[Sequence[Any]]]]:
+    """Groups with the same columns end to end: one insert, or a few where they differ."""
+    alike: dict[tuple[str, ...], dict[str, list[Any]]] = {}
+    for group in groups:
+        into = alike.setdefault(tuple(group), {name: [] for name in group})
+        for name, values in group.items():
+            into[name] += values
+    for names, columns in alike.items():
+        if columns["seq"]:
+            yield bulk.only(names), list(columns.values())
 
 
-def item_columns(group: ItemRows) -> Iterator[tuple[Any, ...]]:
-    seqs = range(group.first_seq, group.first_seq + len(group.ids))
-    for seq, item_id, spec, blob in zip(seqs, group.ids, group.spec, _blobs(group.payloads), strict=True):
-        yield group.log, seq, item_id, spec, *blob
+def item_columns(group: ItemRows) -> Columns:
+    n = len(group.ids)
+    if not n == len(group.payloads) == len(group.spec):
+        raise ValueError(f"items of log {group.log}: columns of different lengths")
+    return {
+        "log": [group.log] * n,
+        "seq": range(group.first_seq, group.first_seq + n),
+        "id": group.ids,
+        "spec": group.spec,
+        **_blobs("payload", group.payloads),
+    }
 
 
-def result_columns(group: ResultRows) -> Iterator[tuple[Any, ...]]:
-    failures, worker, log, accepted_ms = group.failures, rows.clean(group.worker), group.log, group.accepted_ms
-    columns = zip(
-        group.seq, group.attempt, group.outcome, _blobs(group.data), group.duration_ms, group.units_in, group.units_out,
-        group.position if group.position is not None else repeat(None, len(group.seq)), strict=True,
-    )  # fmt: skip
-    for index, (seq, attempt, outcome, blob, duration, units_in, units_out, position) in enumerate(columns):
-        failure = rows.failure_columns(failures[index]) if index in failures else _NO_FAILURE
-        yield (
-            log, seq, attempt, int(outcome), *blob, *failure, worker, rows.clamp(duration), rows.clamp(units_in),
-            rows.clamp(units_out), accepted_ms, position,
-        )  # fmt: skip
+def result_columns(group: ResultRows) -> Columns:
+    n = len(group.seq)
+    columns: dict[str, Sequence[Any]] = {
+        "log": [group.log] * n,
+        "seq": group.seq,
+        "attempt": group.attempt,
+        "outcome": [int(outcome) for outcome in group.outcome],
+        "worker": [rows.clean(group.worker)] * n,
+        "duration_ms": _counts(group.duration_ms),
+        "units_in": _counts(group.units_in),
+        "units_out": _counts(group.units_out),
+        "accepted_ms": [group.accepted_ms] * n,
+        **_blobs("data", group.data),
+    }
+    if group.position is not None:
+        columns["position"] = group.position
+    if group.failures:
+        failures = [rows.failure_columns(group.failures.get(index)) for index in range(n)]
+        columns |= zip(("code", "message", "flags"), zip(*failures, strict=True), strict=True)
+    if any(len(values) != n for values in columns.values()):
+        raise ValueError(f"results of log {group.log}: columns of different lengths")
+    return columns
+
+
+def _blobs(inline: str, blobs: list[Blob]) -> Columns:
+    if ObjectSlice not in set(map(type, blobs)):
+        return {inline: blobs}
+    names = (inline, "object_id", "object_offset", "object_length")
+    return dict(zip(names, zip(*map(rows.blob_columns, blobs), strict=True), strict=True))
+
+
+def _counts(values: list[int]) -> list[int]:
+    """As 64-bit columns take them."""
+    fits = not values or (rows.clamp(max(values)) == max(values) and rows.clamp(min(values)) == min(values))
+    return values if fits else list(map(rows.clamp, values))
