@@ -117,7 +117,7 @@ def join(
         joined = asyncio.run(join_cluster(coordinator, token, tls_dir))
     except RolloutError as error:
         raise _fail(error) from error
-    typer.echo(f"joined {joined.cluster} as {joined.role}, host {joined.host_id}; identity in {tls_dir}")
+    typer.echo(f"joined cluster {joined.cluster} as {joined.role}, host {joined.host_id}; identity in {tls_dir}")
 
 
 @app.command()
