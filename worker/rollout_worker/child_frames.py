@@ -7,7 +7,7 @@ caller gets ProtocolError and ends that child. No child can make its worker brea
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, cast
 
 from google.protobuf.message import DecodeError
@@ -120,7 +120,7 @@ def _progress(child: int, body: bytes) -> ev.Event:
     return ev.ChildProgress(child, keys[0], text_for_wire(said.note))
 
 
-_READERS = {
+_READERS: dict[int, Callable[[int, bytes], ev.Event]] = {
     Kind.RESULTS: _results,
     Kind.RETURNED: _returned,
     Kind.READY: _ready,
