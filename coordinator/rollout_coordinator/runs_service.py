@@ -11,7 +11,7 @@ from rollout.model.ids import check_ulid, is_ulid
 from rollout.model.run import ENDED
 from rollout.objects.port import ObjectStore
 from rollout.security.roles import Role
-from rollout.wire.codec import item_batch_from_wire, run_spec_from_wire
+from rollout.wire.codec import item_batch_from_wire, run_config, run_spec_from_wire
 from rollout.wire.v1 import runs_pb2, runs_pb2_grpc
 
 from rollout_coordinator.clock import Clock
@@ -118,6 +118,7 @@ class RunsService(runs_pb2_grpc.RunsServicer):
             )
         spec = run_spec_from_wire(wire)
         check_ulid(spec.run_id, "run_id")
+        run_config(spec.config)
         reply: SubmitReply = await (await self._driver.request(lambda n: SubmitOpen(n, spec)))
         view = await self._views.get(spec.run_id)
         await context.write(

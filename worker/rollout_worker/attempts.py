@@ -7,14 +7,15 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from itertools import repeat
-from typing import Any, NamedTuple, cast
+from typing import NamedTuple, cast
 
-from rollout.model.errors import ProtocolError
+from rollout.model.errors import AttemptError, ProtocolError
 from rollout.model.item import Blob, Failure, ItemSpec, Key, Outcome
 from rollout.wire.codec import (
     failure_to_wire,
     pack_blobs,
     ref_from_wire,
+    run_config,
     spec_columns_from_wire,
     spec_table,
     split_ids,
@@ -183,14 +184,12 @@ def keys_from_wire(wire: Iterable[common_pb2.AttemptKeys]) -> list[AttemptKey]:
 
 
 def run_from_wire(context: work_pb2.RunContext) -> Run:
-    """ProtocolError when its configuration is no JSON object."""
+    """AttemptError when its configuration cannot be read: that is the run's fault, not the coordinator's."""
     try:
-        config: Any = json.loads(context.config or b"{}")
-    except ValueError as error:
-        raise ProtocolError(f"RunContext of {context.run_id}: config is not JSON: {error}") from error
-    if not isinstance(config, dict):
-        raise ProtocolError(f"RunContext of {context.run_id}: config is no JSON object")
-    return Run(context.run_id, context.workload, config, context.name)  # type: ignore[arg-type]
+        config = run_config(context.config)
+    except ProtocolError as error:
+        raise AttemptError(f"run {context.run_id}: {error.message}", code="bad_run_config", retry=False) from error
+    return Run(context.run_id, context.workload, config, context.name)
 
 
 def held_from_wire(group: work_pb2.AssignGroup, plan: Plan) -> list[Held]:

@@ -16,14 +16,13 @@ from pathlib import Path
 from typing import Any
 
 import structlog
-from google.protobuf.message import DecodeError
 from rollout.model.errors import ProtocolError
-from rollout.model.item import Failure
 from rollout.wire.v1 import common_pb2, work_pb2
 
 from rollout_worker import guard
 from rollout_worker import session_events as ev
 from rollout_worker.attempts import AttemptKey, Held, Plan, held_to_wire
+from rollout_worker.child_frames import read_frame, read_question
 from rollout_worker.environment import child_environment
 from rollout_worker.pipe import Kind, Pipe
 
@@ -34,6 +33,7 @@ OUTPUT_WAIT_S = 1.0
 STOP_GRACE_S = 10.0
 KILLED_EARLY = "it was killed before it had started"
 _LEVELS = frozenset({"debug", "info", "warning", "error", "critical"})
+_LOGGERS_OWN = frozenset({"self", "method_name", "event", "timestamp", "child", "exc_info", "stack_info"})
 
 
 @dataclass(slots=True)
@@ -214,52 +214,28 @@ class ChildProcess:
     # ---- from the child
 
     def _pipe_lost(self) -> None:
+        """One that closed its socket, or broke the framing, and lives on would keep its attempts for ever."""
         self._pipe_gone.set()
+        asyncio.get_running_loop().call_later(STOP_GRACE_S, lambda: None if self.done.is_set() else self.kill())
 
     def _frame(self, kind: int, body: bytes) -> None:
-        """What a child says is not to be trusted: user code may have written to its socket."""
+        """ProtocolError kills the child, and nobody else is hurt."""
         try:
-            event = self._event(kind, body)
-        except (ValueError, KeyError, TypeError, IndexError, DecodeError) as error:
-            self._broke(kind, error)
-            return
-        if event is not None:
-            try:
-                self._handlers.event(event)
-            except ProtocolError as error:
-                self._broke(kind, error)
+            if kind == Kind.REQUEST:
+                self._ask(read_question(body))
+                return
+            event = read_frame(self.number, kind, body)
+            if kind == Kind.FAILED:
+                self.stop()
+            self._handlers.event(event)
+        except ProtocolError as error:
+            log.error("child_broke_protocol", child=self.number, kind=kind, error=str(error))
+            self.kill()
 
-    def _broke(self, kind: int, error: Exception) -> None:
-        log.error("child_broke_protocol", child=self.number, kind=kind, error=str(error))
-        self.kill()
-
-    def _event(self, kind: int, body: bytes) -> ev.Event | None:
-        if kind == Kind.RESULTS:
-            return ev.ChildResults(self.number, work_pb2.ResultGroup.FromString(body))
-        if kind == Kind.RETURNED:
-            returned = common_pb2.AttemptKeys.FromString(body)
-            pairs = zip(returned.seq, returned.attempt, strict=True)
-            return ev.ChildReturned(self.number, [AttemptKey(returned.log, s, n) for s, n in pairs])
-        if kind == Kind.READY:
-            return ev.ChildReady(self.number, int(json.loads(body)["width"]))
-        if kind == Kind.FAILED:
-            said = json.loads(body)
-            self.stop()
-            return ev.ChildFailed(self.number, Failure(said["code"], said["message"], said["retryable"]))
-        if kind == Kind.SPAWN:
-            return ev.ChildSpawned(self.number, work_pb2.Spawn.FromString(body))
-        if kind == Kind.WAITING:
-            return ev.ChildWaits(self.number, work_pb2.Waiting.FromString(body))
-        if kind == Kind.PROGRESS:
-            said = work_pb2.Progress.FromString(body)
-            keys = said.keys[0]
-            return ev.ChildProgress(self.number, AttemptKey(keys.log, keys.seq[0], keys.attempt[0]), said.note)
-        if kind == Kind.REQUEST:
-            task = asyncio.get_running_loop().create_task(self._answer(json.loads(body)))
-            self._tasks.add(task)
-            task.add_done_callback(self._tasks.discard)
-            return None
-        raise ValueError(f"unknown frame kind {kind}")
+    def _ask(self, question: dict[str, Any]) -> None:
+        task = asyncio.get_running_loop().create_task(self._answer(question))
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
 
     async def _answer(self, question: dict[str, Any]) -> None:
         reply = {"id": question["id"], **await self._handlers.request(question)}
@@ -280,14 +256,14 @@ class ChildProcess:
     def _log_line(self, line: str) -> None:
         if line.startswith("{"):
             try:
-                entry = json.loads(line)
+                entry: dict[str, Any] = json.loads(line)
                 event, level = str(entry.pop("event")), str(entry.pop("level", "info"))
-            except (ValueError, KeyError):
+            except (ValueError, KeyError, RecursionError):
                 pass
             else:
-                entry.pop("timestamp", None)
-                entry.pop("child", None)
-                getattr(log, level if level in _LEVELS else "info")(event, child=self.number, **entry)
+                # Not `child`, which is this one, nor what means something to the logger itself.
+                fields = {k: v for k, v in entry.items() if k not in _LOGGERS_OWN}
+                getattr(log, level if level in _LEVELS else "info")(event, child=self.number, **fields)
                 return
         if line:
             log.info("child_output", child=self.number, pid=self.pid, text=line)

@@ -8,8 +8,6 @@ from collections.abc import Callable
 from enum import IntEnum
 from typing import cast
 
-from rollout.model.errors import ProtocolError
-
 _HEAD = struct.Struct("<IB")
 FRAME_MAX = 1 << 30
 
@@ -42,12 +40,15 @@ class Pipe(asyncio.Protocol):
         self._on_frame = on_frame
         self._on_lost = on_lost
         self._buffer = bytearray()
+        self._broken = False
         self._transport: asyncio.Transport | None = None
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast(asyncio.Transport, transport)
 
     def data_received(self, data: bytes) -> None:
+        if self._broken:
+            return
         buffer = self._buffer
         buffer += data
         at = 0
@@ -55,7 +56,10 @@ class Pipe(asyncio.Protocol):
             while len(buffer) - at >= _HEAD.size:
                 size, kind = _HEAD.unpack_from(buffer, at)
                 if size > FRAME_MAX:
-                    raise ProtocolError(f"a frame of {size} bytes")
+                    self._broken = True
+                    at = len(buffer)
+                    self.abort()
+                    return
                 end = at + _HEAD.size + size
                 if len(buffer) < end:
                     break

@@ -6,10 +6,12 @@ travel: columns are cut out of one bytes object, and the few distinct specs are 
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from functools import lru_cache
 from itertools import accumulate, pairwise
+from typing import Any, cast
 
 from rollout.model.errors import ProtocolError
 from rollout.model.ids import is_ulid
@@ -22,6 +24,8 @@ ID_BYTES = 32
 ERROR_TEXT_MAX = 4096
 ERROR_CODE_MAX = 128
 INT_MAX = (1 << 63) - 1  # both databases store signed 64 bit
+CONFIG_DEPTH = 100
+"""Levels of a run's configuration: what compares, copies and prints it goes down level by level."""
 
 
 # ---- blobs and ids
@@ -290,6 +294,28 @@ def credit_from_wire(wire: work_pb2.Credit) -> Credit:
 
 
 # ---- runs
+
+
+def run_config(body: bytes) -> dict[str, Any]:
+    """A run's configuration; none is empty. ProtocolError: no JSON object, or one nested too deeply to pass on."""
+    try:
+        value: Any = json.loads(body or b"{}")
+    except (ValueError, RecursionError) as error:
+        raise ProtocolError(f"config: it is not JSON: {error}") from error
+    if not isinstance(value, dict):
+        raise ProtocolError("config: it is no JSON object")
+    level: list[Any] = [value]
+    for _ in range(CONFIG_DEPTH):
+        level = [part for one in level for part in _parts(one)]
+        if not level:
+            return cast("dict[str, Any]", value)
+    raise ProtocolError(f"config: it is nested more than {CONFIG_DEPTH} levels deep")
+
+
+def _parts(value: Any) -> Iterable[Any]:
+    """Those of its members that may have members."""
+    members: Iterable[Any] = cast("dict[str, Any]", value).values() if isinstance(value, dict) else value
+    return [part for part in members if isinstance(part, dict | list)]
 
 
 def run_spec_to_wire(spec: RunSpec) -> runs_pb2.RunSpec:
