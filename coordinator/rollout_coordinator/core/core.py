@@ -12,6 +12,7 @@ from rollout_coordinator.core import (
     policies,
     replay,
     results,
+    runs,
     spawn,
     steal,
     submit,
@@ -91,9 +92,11 @@ class Core:
             _HANDLERS[type(event)](c, event)
         workers.scan(c)
         verbs.deadlines(c)
+        runs.forget_ended(c)
         window.fire_timers(c)
         self._settle(c)
         write_dirty(c)
+        runs.forget_over(c)
         step.wake_at = c.wake
         return step
 

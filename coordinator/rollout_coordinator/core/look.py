@@ -40,6 +40,7 @@ def worker_view(c: State, worker: Worker, now: Now) -> WorkerView:
 def gauges(c: State) -> dict[str, float]:
     out: dict[str, float] = {
         "runs": len(c.runs),
+        "logs": len(c.logs),
         "items_in_flight": sum(run.in_flight + run.waiting for run in c.runs.values()),
         "items_running": sum(run.running for run in c.runs.values()),
         "items_pending": sum(log.pending for log in c.logs.values() if not log.closed),

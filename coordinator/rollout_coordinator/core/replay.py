@@ -47,6 +47,8 @@ def restore(c: State, snapshot: Snapshot, now: Now) -> None:
 def revive(c: State, log: Log) -> None:
     if log.parent is not None and is_accepted(c.logs[log.parent.log], log.parent.seq):
         log.closed = True
+        if not log.flight:
+            c.over.append(log)
     reopen(c, log)
     if runs.ended(log.run):
         log.closed = True
@@ -62,6 +64,7 @@ def recall(c: State, event: RunLoaded) -> None:
         c.dirty_logs = before
         for log in c.runs[event.run_id].logs.values():
             revive(c, log)
+        runs.keep_for_now(c, c.runs[event.run_id])
     c.recalled.add(event.run_id)
     for handler, waiter in waiting:
         handler(c, waiter)

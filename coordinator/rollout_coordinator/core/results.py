@@ -62,6 +62,7 @@ def results(c: State, event: WorkerResults) -> None:
             break
         if log is None:
             stale.append(Keys(group.log, group.seq, group.attempt))
+            c.totals["stale"] += len(group.seq)
             continue
         yes, no = take_group(c, worker, log, group)
         if yes.seq:

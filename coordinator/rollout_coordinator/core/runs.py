@@ -13,6 +13,7 @@ from rollout_coordinator.core.step import AttemptRow, Emit, RunMoved, RunRow, Se
 from rollout_coordinator.core.tables import RUN
 from rollout_coordinator.core.window import drop_window
 
+TALLIES = ("attempts", "retried", "worker_lost", "stale", "units_in", "units_out")
 LIVE = frozenset({RunState.RUNNING, RunState.PAUSED, RunState.INTERRUPTED})
 
 
@@ -102,6 +103,9 @@ def end(c: State, run: Run, cause: str, reason: str) -> None:
     drop_flight(c, run, f"run {run.state.value}")
     for log in run.logs.values():
         shut(c, log)
+        if log.parent is not None:
+            fold(c, log)
+    keep_for_now(c, run)
     event = names.RUN_COMPLETED if run.state is RunState.COMPLETED else f"run_{run.state.value}"
     _, done, failed, cancelled, skipped = run.root.counts
     fields = {
@@ -113,6 +117,13 @@ def end(c: State, run: Run, cause: str, reason: str) -> None:
     for worker in c.workers.values():
         if worker.session:
             c.step.sends.append(SendRunEnded(worker.session, run.id, run.state.value))
+
+
+def keep_for_now(c: State, run: Run) -> None:
+    """An ended run is in memory for those who ask for it soon."""
+    if c.settings.ended_on_disk:
+        c.ended.pop(run.id, None)
+        c.ended[run.id] = c.now.mono
 
 
 def drop_flight(c: State, run: Run, reason: str) -> None:
@@ -151,3 +162,50 @@ def shut(c: State, log: Log) -> None:
 
 def ended(run: Run) -> bool:
     return run.state in ENDED
+
+
+def forget(c: State, run: Run) -> None:
+    """Out of memory; the ledger has all of it."""
+    for log in list(run.logs.values()):
+        forget_log(c, log)
+    del c.runs[run.id]
+    c.ended.pop(run.id, None)
+
+
+def forget_log(c: State, log: Log) -> None:
+    shut(c, log)
+    if log.parent is not None:
+        parent = c.logs.get(log.parent.log)
+        if parent is not None:
+            parent.children.pop(log.parent.seq, None)
+    c.logs.pop(log.id, None)
+    log.run.logs.pop(log.id, None)
+
+
+def fold(c: State, log: Log) -> None:
+    """A child log's tallies move to its run's root, so that the run's do not depend on which logs are in memory."""
+    root = log.run.root
+    for name in TALLIES:
+        setattr(root, name, getattr(root, name) + getattr(log, name))
+        setattr(log, name, 0)
+    touch(c, root)
+    touch(c, log)
+
+
+def forget_over(c: State) -> None:
+    """At the end of a step, when their last rows are among its writes."""
+    for log in c.over:
+        forget_log(c, log)
+    c.over = []
+
+
+def forget_ended(c: State) -> None:
+    """Runs that ended, or were asked for, `keep_ended` ago: whoever wants them later has them from the ledger."""
+    for run_id, since in list(c.ended.items()):
+        if c.now.mono - since < c.settings.keep_ended:
+            return
+        run = c.runs.get(run_id)
+        if run is None or not ended(run):
+            del c.ended[run_id]
+        elif not any(log.checking or log.flight for log in run.logs.values()):
+            forget(c, run)

@@ -21,4 +21,5 @@ class CoreSettings:
     chain_grace: float = 2.0  # wait this long for the worker that ran a chain's previous item
     retry_backoff_cap: float = 300.0
     isolate_after_losses: int = 2
-    ended_on_disk: bool = False  # the driver answers LoadRun: ended runs of earlier leaders are found again
+    ended_on_disk: bool = False  # the driver answers LoadRun: ended runs need not be kept, those of others are found
+    keep_ended: float = 60.0  # an ended run stays in memory this long; only with ended_on_disk

@@ -164,3 +164,5 @@ def close_children(c: State, child: Log) -> None:
     for grandchild in child.children.values():
         close_children(c, grandchild)
     runs.shut(c, child)
+    runs.fold(c, child)
+    c.over.append(child)

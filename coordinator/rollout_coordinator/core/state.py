@@ -315,10 +315,10 @@ class State:
     """All of the core's memory, and the step under construction."""
 
     __slots__ = (
-        "chain_waits", "dirty", "dirty_lanes", "dirty_logs", "dirty_runs", "hungry", "last_mono", "loads", "logs",
-        "moved", "next_batch", "next_grant", "next_load", "next_log", "next_revoke", "next_scan", "now", "opening",
-        "readers", "recalled", "rereads", "runs", "sessions", "settings", "steal_due", "step", "timed", "timers",
-        "totals", "wake", "window_dirty", "workers",
+        "chain_waits", "dirty", "dirty_lanes", "dirty_logs", "dirty_runs", "ended", "hungry", "last_mono", "loads",
+        "logs", "moved", "next_batch", "next_grant", "next_load", "next_log", "next_revoke", "next_scan", "now",
+        "opening", "over", "readers", "recalled", "rereads", "runs", "sessions", "settings", "steal_due", "step",
+        "timed", "timers", "totals", "wake", "window_dirty", "workers",
     )  # fmt: skip
 
     def __init__(self, settings: CoreSettings) -> None:
@@ -333,6 +333,8 @@ class State:
         self.loads: dict[int, LoadNote] = {}
         self.opening: dict[str, list[Any]] = {}  # run id -> events that wait for the ledger to tell of it
         self.recalled: set[str] = set()  # asked for and answered, in this very call
+        self.ended: dict[str, float] = {}  # run id -> since when it is of use to nobody but late callers; oldest first
+        self.over: list[Log] = []  # children of parents with a result: forgotten at the end of the step
         self.next_log = self.next_batch = self.next_grant = self.next_load = self.next_revoke = 1
         self.next_scan = 0.0
         self.last_mono: float | None = None

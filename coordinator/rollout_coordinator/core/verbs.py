@@ -15,7 +15,6 @@ Asking for the state a run is already in changes nothing and is no error.
 from __future__ import annotations
 
 from rollout.model.errors import InputError, NotFoundError, StateError
-from rollout.model.item import Key
 from rollout.model.run import RunState
 
 from rollout_coordinator.core import commit, replay, runs
@@ -106,6 +105,7 @@ def go_on(c: State, run: Run, reason: str) -> None:
     ended = runs.ended(run)
     run.state = RUN.move(run.state, "continue")
     if ended:
+        c.ended.pop(run.id, None)
         run.root.extra.pop("tally", None)  # a stop_early that fired counts anew
         for log in run.logs.values():
             replay.reopen(c, log)
@@ -155,15 +155,8 @@ def delete(c: State, event: RunDelete) -> None:
             c.step.sends.append(Reply(event.request, None, error))
             return
         kill(c, run, "deleted")
-    for log in run.logs.values():
-        runs.shut(c, log)
-        if log.parent is not None:
-            parent = c.logs.get(Key(*log.parent).log)
-            if parent is not None:
-                parent.children.pop(log.parent.seq, None)
-        del c.logs[log.id]
-    del c.runs[run.id]
     forget_writes(c, run)
+    runs.forget(c, run)
     c.step.writes.deleted_runs.append(run.id)
     c.step.sends.append(RunMoved(run.id))
     c.step.sends.append(Reply(event.request, None))

@@ -1,0 +1,125 @@
+"""What is over leaves memory: ended runs after a while, children with their parent. The ledger keeps it all."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from core_world import FakeWorker, World
+from rollout.model.item import ItemSpec, Key
+from rollout.model.run import RunState
+from rollout_coordinator.core.events import RunLoaded, WorkerSpawn, WorkerWaiting
+from rollout_coordinator.core.step import LoadRun
+
+
+def remembering() -> World:
+    """A world whose ledger answers for ended runs, as the driver's does."""
+    w = World(ended_on_disk=True, keep_ended=5.0)
+    answer = w.ledger.answer
+
+    def with_runs(load: Any) -> Any:
+        if not isinstance(load, LoadRun):
+            return answer(load)
+        row = w.ledger.runs.get(load.run_id)
+        if row is None:
+            return RunLoaded(load.load_id, load.run_id, None)
+        state, row.state = row.state, RunState.RUNNING  # snapshot() leaves ended runs out
+        snapshot = w.ledger.snapshot()
+        snapshot.runs = [one for one in snapshot.runs if one.spec.run_id == load.run_id]
+        snapshot.runs[0].state = row.state = state
+        return RunLoaded(load.load_id, load.run_id, snapshot)
+
+    w.ledger.answer = with_runs  # type: ignore[method-assign]
+    return w
+
+
+def gauges(w: World) -> tuple[float, float]:
+    found = w.core.gauges()
+    return found["runs"], found["logs"]
+
+
+def test_ended_runs_leave_memory_and_can_go_on() -> None:
+    w = remembering()
+    a = w.worker("A", credit=8)
+    for n in range(5):
+        w.open(f"R{n}")
+        w.submit(4, run_id=f"R{n}")
+        if n == 4:
+            held = min(a.held)
+            a.finish(held)
+            w.verb("kill", run_id="R4")
+        else:
+            w.seal(4, run_id=f"R{n}")
+            w.drain_all()
+            assert w.view(f"R{n}").state is RunState.COMPLETED
+    assert gauges(w) == (5, 5)
+    w.pass_time(6.0)
+    assert gauges(w) == (0, 0)
+    before = w.core.gauges()["items_stale_total"]
+    a.send({held: 1})  # a late word about a run that nobody remembers
+    assert w.core.gauges()["items_stale_total"] == before + 1 and not w.closed
+    assert w.open("R0").state is RunState.COMPLETED, "found again in the ledger"
+    assert gauges(w) == (1, 1)
+    w.pass_time(6.0)
+    assert gauges(w) == (0, 0)
+    assert w.verb("continue", run_id="R4").state is RunState.RUNNING and len(a.held) == 3
+    w.seal(4, run_id="R4")
+    w.drain_all()
+    assert w.view("R4").state is RunState.COMPLETED and w.view("R4").done == 4
+
+
+def family(w: World, a: FakeWorker, seq: int, children: int) -> None:
+    """Item `seq` spawns children, reads them and is done."""
+    parent = Key(w.root(), seq)
+    attempt = a.held[parent]
+    a.start((parent.log, parent.seq))
+    ids = [b"%032d" % (seq * 100 + n) for n in range(children)]
+    w.step(WorkerSpawn(a.session, parent, attempt, 0, ids, [b"c"] * children, (ItemSpec(),), None, True))
+    w.step(WorkerWaiting(a.session, parent, attempt, 0))
+    a.finish(*(key for key in list(a.held) if key[0] != parent.log))
+    a.finish((parent.log, parent.seq))
+
+
+def test_children_leave_memory_with_their_parent_and_the_tallies_stay() -> None:
+    w = remembering()
+    a = w.worker("A", credit=4)
+    w.open()
+    for seq in range(6):
+        w.submit(1, first=seq)
+        family(w, a, seq, 2)
+        assert gauges(w) == (1, 1), "the run's own log is left"
+    view = w.view()
+    assert (view.done, view.attempts) == (6, 18)
+    assert [row.cursor for row in w.ledger.logs.values() if row.parent_log] == [2] * 6, "their last rows were written"
+    w.restart()
+    a.hello()
+    assert gauges(w) == (1, 1) and w.view().attempts == 18, "a new leader counts the same"
+    w.seal(6)
+    assert w.view().state is RunState.COMPLETED
+
+
+def test_children_of_a_killed_run_count_and_go_on() -> None:
+    w = remembering()
+    a = w.worker("A", credit=4)
+    w.open()
+    w.submit(1)
+    parent = Key(w.root(), 0)
+    a.start((parent.log, parent.seq))
+    w.step(WorkerSpawn(a.session, parent, 1, 0, [b"%032d" % 1, b"%032d" % 2], [b"c"] * 2, (ItemSpec(),), None, True))
+    w.step(WorkerWaiting(a.session, parent, 1, 0))
+    a.finish(min(key for key in a.held if key[0] != parent.log))
+    w.verb("kill")
+    killed = w.view().attempts
+    row = w.ledger.logs[parent.log]
+    assert row.attempts == killed == 3, "the root's row alone tells the run's tallies: views of ended runs read it"
+    w.pass_time(6.0)
+    assert gauges(w) == (0, 0)
+    assert w.verb("continue").state is RunState.RUNNING and gauges(w) == (1, 2)
+    family_again = a.held[parent]
+    a.start((parent.log, parent.seq))
+    ids = [b"%032d" % 1, b"%032d" % 2]
+    w.step(WorkerSpawn(a.session, parent, family_again, 0, ids, [b"c"] * 2, (ItemSpec(),), None, True))
+    w.step(WorkerWaiting(a.session, parent, family_again, 0))
+    a.finish(*(key for key in list(a.held) if key[0] != parent.log))
+    a.finish((parent.log, parent.seq))
+    w.seal(1)
+    assert w.view().state is RunState.COMPLETED and gauges(w) == (1, 1)
