@@ -262,13 +262,13 @@ def take(c: State, frame: Frame, queue: SpecQueue, n: int) -> int:
     first, last = chunk.pos, min(chunk.pos + n, len(chunk.seqs))
     payloads = chunk.payloads[first:last]
     size = sum(map(len, payloads))
-    if not fits_bytes(frame, size):
-        budget = min(frame.bytes_left, frame.worker.credit.bytes - frame.worker.bytes)
+    budget = min(frame.bytes_left, frame.worker.credit.bytes - frame.worker.bytes)
+    if size > budget:
         fitting = 0
         for fitting, total in enumerate(accumulate(map(len, payloads))):  # noqa: B007
             if total > budget:
                 break
-        if not fitting and (frame.groups or not fits_bytes(frame, len(payloads[0]))):
+        if not fitting and not fits_bytes(frame, len(payloads[0])):
             return 0
         last = first + max(1, fitting)
         payloads = chunk.payloads[first:last]
