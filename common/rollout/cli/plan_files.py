@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from importlib.metadata import entry_points
 from importlib.util import find_spec
 from pathlib import Path
 
 from rollout.cli.workloads import WORKLOADS
+from rollout.config.adapters import find_adapter
 from rollout.config.load import load_settings, read_values
 from rollout.config.settings import CoordinatorSettings, TransportSection, WorkerSettings
 from rollout.model.address import parse_address
@@ -48,7 +48,7 @@ def check_coordinator(path: Path) -> list[str]:
     parse_address(transport.listen_addr, "transport.listen_addr")
     where = storage.embedded.path if storage.backend == "embedded" else "PostgreSQL"
     objects = settings.objects.backend or ("postgres" if storage.backend == "postgres" else "fs")
-    _registered("rollout.objects", objects, "objects.backend")
+    find_adapter("rollout.objects", objects, "objects.backend:")
     return [
         f"serves {transport.listen_addr} over mutual TLS with certificates in {transport.tls_dir}",
         f"lets hosts join on {transport.join_addr}" if transport.join_addr else "no host can join (join_addr is empty)",
@@ -64,8 +64,8 @@ def check_worker(path: Path) -> list[str]:
     _addresses(settings.transport)
     if not settings.transport.coordinator_addrs:
         raise ConfigError(f"{path}: transport.coordinator_addrs is empty: name the coordinators, as host:port")
-    _registered("rollout.secrets", settings.secrets.backend, "secrets.backend")
-    _registered("rollout.compute", settings.compute.backend, "compute.backend")
+    find_adapter("rollout.secrets", settings.secrets.backend, "secrets.backend:")
+    find_adapter("rollout.compute", settings.compute.backend, "compute.backend:")
     missing = [manifest for manifest in settings.plugins if not Path(manifest).is_file()]
     if missing:
         raise ConfigError(f"{path}: plugins: no such file: {', '.join(missing)}")
@@ -86,7 +86,7 @@ def check_infer(path: Path) -> list[str]:
 
 def check_batch(config: InferConfig) -> InputReport:
     """All that can be checked before anything starts, the backend's packages apart. ConfigError, InputError."""
-    _registered("rollout.backends", config.backend.kind, "backend.kind")
+    find_adapter("rollout.backends", config.backend.kind, "backend.kind:")
     resolve_model(config)
     return check_input(config)
 
@@ -94,7 +94,7 @@ def check_batch(config: InferConfig) -> InputReport:
 def need_backend(config: InferConfig) -> None:
     """ConfigError that names the extra to install when this host's workers could not load the engine."""
     kind = config.backend.kind
-    _registered("rollout.backends", kind, "backend.kind")
+    find_adapter("rollout.backends", kind, "backend.kind:")
     package = _PACKAGE.get(kind)
     if package and find_spec(package) is None:
         raise ConfigError(
@@ -118,9 +118,3 @@ def _addresses(transport: TransportSection) -> None:
     for key in ("join_addr", "advertise_addr"):
         if value := getattr(transport, key):
             parse_address(value, f"transport.{key}")
-
-
-def _registered(group: str, name: str, key: str) -> None:
-    known = sorted(entry_points(group=group).names)
-    if name not in known:
-        raise ConfigError(f'{key}: "{name}" is not installed; known: {", ".join(known) or "none"}')

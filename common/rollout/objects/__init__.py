@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from importlib.metadata import entry_points
-from typing import cast
 
+from rollout.config.adapters import load_adapter
 from rollout.config.settings import ObjectsSection, StorageSection
-from rollout.model.errors import ConfigError
 from rollout.objects.port import ObjectMeta, ObjectStore
 
 __all__ = ["ObjectMeta", "ObjectStore", "open_store"]
@@ -23,12 +21,5 @@ def backend_name(objects: ObjectsSection, storage: StorageSection) -> str:
 
 def open_store(objects: ObjectsSection, storage: StorageSection) -> ObjectStore:
     """The configured store, not opened yet. ConfigError if no installed package provides it."""
-    name = backend_name(objects, storage)
-    found = entry_points(group=GROUP)
-    if name not in found.names:
-        raise ConfigError(
-            f'[objects] backend = "{name}" is not installed; known: {", ".join(sorted(found.names)) or "none"}. '
-            f"A package provides one through the entry point group {GROUP}"
-        )
-    factory = cast(StoreFactory, found[name].load())
+    factory: StoreFactory = load_adapter(GROUP, backend_name(objects, storage), "[objects] backend =")
     return factory(objects, storage)

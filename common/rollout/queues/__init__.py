@@ -6,10 +6,9 @@ A library so far: no command and no configuration key fills a run from a queue y
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
-from importlib.metadata import entry_points
-from typing import Any, cast
+from typing import Any
 
-from rollout.model.errors import ConfigError
+from rollout.config.adapters import load_adapter
 from rollout.queues.port import Message, Queue
 from rollout.storage.port import Storage
 
@@ -21,10 +20,5 @@ QueueFactory = Callable[[dict[str, Any], Storage], Awaitable[Queue]]
 
 async def open_queue(backend: str, options: dict[str, Any], storage: Storage) -> Queue:
     """The queue that `backend` names ("local", or an installed package's). ConfigError if there is none."""
-    found = entry_points(group=GROUP)
-    if backend not in found.names:
-        raise ConfigError(
-            f'queue backend "{backend}" is not installed; known: {", ".join(sorted(found.names)) or "none"}. '
-            f"A package provides one through the entry point group {GROUP}"
-        )
-    return await cast(QueueFactory, found[backend].load())(options, storage)
+    factory: QueueFactory = load_adapter(GROUP, backend, "queue backend")
+    return await factory(options, storage)
