@@ -73,6 +73,7 @@ class Parts:
     reload_plugins: Callable[[list[str]], Coroutine[Any, Any, None]]
     call_plugin: Callable[[str, str, dict[str, Any] | bytes, float], Coroutine[Any, Any, Any]]
     secrets: Callable[[], Coroutine[Any, Any, dict[str, str]]]
+    clock: Callable[[], float] = clock  # a simulation brings its own
 
 
 class Driver:
@@ -90,17 +91,13 @@ class Driver:
             settings.transport.heartbeat_interval_ms / 1000,
             self._beat,
             self._acknowledged,
-            clock,
+            parts.clock,
             ask_after_s=settings.transport.worker_self_fence_timeout_ms / 3000,
         )
         self._scratch = Path(settings.worker.scratch_dir).absolute() / parts.incarnation
         self._children: dict[int, ChildProcess] = {}
         self._guard: Guard | None = None
-        self._objects = RemoteObjects(
-            self._objects_channel,
-            pin=parts.incarnation,
-            guard=parts.guard,
-        )
+        self._objects = RemoteObjects(self._objects_channel, pin=parts.incarnation, guard=parts.guard)
         cache_dir = Path(settings.objects.cache_dir).absolute()
         self._cache = ObjectCache(cache_dir, settings.objects.cache_max_mib << 20, self._objects.fetch)
         self._packer = Packer(self._objects.put)
@@ -183,7 +180,7 @@ class Driver:
 
     def event(self, event: ev.Event) -> None:
         try:
-            actions = self._session.handle(event, clock())
+            actions = self._session.handle(event, self._parts.clock())
         except ProtocolError as error:
             if not isinstance(event, ev.Frame):
                 raise
