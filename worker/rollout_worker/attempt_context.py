@@ -75,6 +75,11 @@ class AttemptContext:
         self._uploads = 0
 
     @property
+    def number(self) -> int:
+        """Of the attempt; 0: of a start."""
+        return self._attempt.attempt if self._attempt is not None else 0
+
+    @property
     def scratch(self) -> Path:
         if not self._made:
             self._scratch.mkdir(parents=True, exist_ok=True)

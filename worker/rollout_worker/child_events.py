@@ -34,7 +34,7 @@ class ChildEvents(Holding):
         child = self.place.children.get(event.child)
         if child is None or child.state is not ChildState.STARTING:
             return
-        self.place.ready(child, event.width)
+        self.place.ready(child, event.width, event.ahead)
         self._dispatch_due = True
         width = child.width if child.plan.kind == "engine" else self._settings.slots
         changed = [self.credit.engine_up(run_id, width) for run_id in self._runs_of(child.plan.key)]
@@ -91,7 +91,8 @@ class ChildEvents(Holding):
                 self._finish(failed(held, Failure("executor_crashed", message, True, worker_lost=True)))
             else:
                 behind.append(held)
-        self._requeue(behind)
+        self._requeue([held for held in behind if not self._revoked(held)])
+        self._confirm_revokes(event.child, now)
 
     def _requeue(self, behind: list[Held]) -> None:
         for held in reversed(behind):
@@ -117,7 +118,8 @@ class ChildEvents(Holding):
                 self._stopped(held)
             else:
                 behind.append(held)
-        self._requeue(behind)
+        self._requeue([held for held in behind if not self._revoked(held)])
+        self._confirm_revokes(event.child, now)
         self._dispatch_due = True
 
     def _child_results(self, event: ev.ChildResults, now: float) -> None:

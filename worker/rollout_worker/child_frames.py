@@ -55,10 +55,13 @@ def _object(body: bytes) -> dict[str, Any]:
 
 
 def _ready(child: int, body: bytes) -> ev.Event:
-    width = _object(body).get("width")
+    said = _object(body)
+    width, ahead = said.get("width"), said.get("ahead", 0)
     if type(width) is not int or not 1 <= width <= WIDTH_MAX:
         raise ProtocolError(f"width {width!r} is no number from 1 to {WIDTH_MAX}")
-    return ev.ChildReady(child, width)
+    if type(ahead) is not int or not 0 <= ahead <= WIDTH_MAX:
+        raise ProtocolError(f"ahead {ahead!r} is no number from 0 to {WIDTH_MAX}")
+    return ev.ChildReady(child, width, ahead)
 
 
 def _failed(child: int, body: bytes) -> ev.Event:

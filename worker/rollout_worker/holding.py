@@ -50,6 +50,15 @@ SILENT = frozenset({"drop", "self_fence"})
 """Reasons of a stop that the coordinator knows already, or learns from the next Hello."""
 
 
+@dataclass(slots=True)
+class Revoke:
+    """One that is answered once every process in `asked` has said which of its attempts it gives back."""
+
+    given_up: list[AttemptKey]
+    kept: list[AttemptKey]
+    asked: dict[int, set[AttemptKey]]  # by child
+
+
 class Holding:
     """Attempts, finished results, and what is to be told of them."""
 
@@ -66,6 +75,7 @@ class Holding:
         self._kills: dict[AttemptKey, float] = {}  # when a child that does not let go is killed
         self._spawned: dict[AttemptKey, list[work_pb2.Spawn]] = {}
         self._recalled: dict[AttemptKey, str] = {}  # to be released, for that reason, if they have not begun
+        self._revokes: dict[int, Revoke] = {}
         self._awaited: dict[AttemptKey, int] = {}  # parents that wait, and the ordinal they wait for
         self._session = ""
         self._welcomed = False
@@ -76,7 +86,7 @@ class Holding:
 
     @property
     def running(self) -> int:
-        return sum(c.active for c in self.place.children.values())
+        return sum(c.running for c in self.place.children.values())
 
     @property
     def backlog(self) -> int:
@@ -125,6 +135,38 @@ class Holding:
             if keys:
                 self._recalled.update(dict.fromkeys(keys, reason))
                 self._actions.append(ev.RecallIn(child.id, keys))
+
+    def _recall_revoked(self, revoke_id: int, revoke: Revoke) -> None:
+        """Attempts that wait in a process for their turn are stolen as those that wait here are, if it lets them go."""
+        self._revokes[revoke_id] = revoke
+        self._actions += [ev.RecallIn(child, sorted(keys)) for child, keys in revoke.asked.items()]
+
+    def _revoked(self, held: Held) -> bool:
+        """Its process gave it back, and a revoke waits for it: it is the coordinator's again."""
+        for revoke in self._revokes.values():
+            if held.key in revoke.asked.get(held.child, ()):
+                revoke.asked[held.child].discard(held.key)
+                revoke.given_up.append(held.key)
+                held.move("requeue")
+                held.move("give_up")
+                self._forget(held)
+                return True
+        return False
+
+    def _confirm_revokes(self, child: int, now: float) -> None:
+        """What that process was asked for and has not given back, it keeps."""
+        for revoke_id, revoke in list(self._revokes.items()):
+            revoke.kept += sorted(revoke.asked.pop(child, ()))
+            if not revoke.asked:
+                del self._revokes[revoke_id]
+                self._send(
+                    work_pb2.WorkUp(
+                        confirm=work_pb2.Confirm(
+                            revoke_id=revoke_id, given_up=keys_to_wire(revoke.given_up), kept=keys_to_wire(revoke.kept)
+                        )
+                    ),
+                    now,
+                )
 
     def _stopped(self, held: Held) -> None:
         """Its child has let go of it."""

@@ -27,11 +27,14 @@ class ChildState(StrEnum):
 
 
 class Child:
-    """A child process. Of what it has `in_hand`, in that order, it runs the first `width` that do not wait."""
+    """A child process. Of what it has `in_hand`, in that order, it runs the first `width` that do not wait.
+
+    It is given `base` at once: `width`, and what its engine wants beyond that so that its batch never waits for a row.
+    """
 
     __slots__ = (
-        "alone", "delivered_at", "depth", "id", "in_hand", "moved_at", "plan", "recalled", "retiring", "state", "timed",
-        "used", "waiting", "width",
+        "alone", "base", "delivered_at", "depth", "id", "in_hand", "moved_at", "plan", "recalled", "retiring", "state",
+        "timed", "used", "waiting", "width",
     )  # fmt: skip
 
     def __init__(self, id: int, plan: Plan) -> None:
@@ -39,6 +42,7 @@ class Child:
         self.plan = plan
         self.state = ChildState.STARTING
         self.width = 1
+        self.base = 1
         self.depth = 1
         self.in_hand: dict[tuple[int, int], Held] = {}
         self.waiting = 0
@@ -59,6 +63,10 @@ class Child:
     @property
     def active(self) -> int:
         return len(self.in_hand) - self.waiting
+
+    @property
+    def running(self) -> int:
+        return min(self.active, self.width)
 
     def heads(self) -> Iterator[Held]:
         """Those it is running."""
@@ -97,19 +105,19 @@ class Child:
         took = now - self.delivered_at
         if took < FAST_S:
             if not self.active:
-                self.depth = min(self.depth * 2, max(DEPTH_MAX, self.width))
+                self.depth = min(self.depth * 2, max(DEPTH_MAX, self.base))
         elif took > 2 * FAST_S:
-            self.depth = max(self.width, self.depth // 2)
+            self.depth = max(self.base, self.depth // 2)
         return self.mark_started(now)
 
     def recall(self, now: float) -> list[AttemptKey]:
-        """What waits in it behind attempts that take long."""
-        late = self.state is ChildState.UP and self.active > self.width and now - self.moved_at >= RECALL_S
+        """What waits in it behind attempts that take long, beyond what it is meant to have."""
+        late = self.state is ChildState.UP and self.active > self.base and now - self.moved_at >= RECALL_S
         if self.recalled or not late:
             return []
         self.recalled = True
-        self.depth = self.width
-        return self.behind()
+        self.depth = self.base
+        return self.behind()[self.base - self.width :]
 
     def behind(self) -> list[AttemptKey]:
         """What it was given and does not run yet."""
@@ -305,6 +313,7 @@ class Placement:
             if c.retiring and not c.in_hand and c.state is ChildState.UP
         ]  # fmt: skip
 
-    def ready(self, child: Child, width: int) -> None:
+    def ready(self, child: Child, width: int, ahead: int = 0) -> None:
         child.state = ChildState.UP
-        child.width = child.depth = max(1, width)
+        child.width = max(1, width)
+        child.base = child.depth = child.width + ahead

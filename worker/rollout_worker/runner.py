@@ -16,6 +16,7 @@ import sys
 import time
 from collections import deque
 from collections.abc import Callable
+from functools import partial
 from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Any
@@ -60,7 +61,9 @@ class Runner:
         self._run_many: Callable[[list[Attempt]], list[Done | None]] | None = None
         self._scratch = Path()
         self._width = 1
+        self._ahead = 0
         self._waiting = 0
+        self._leaving: set[Key] = set()  # begun before their turn and asked back
         self._runs: dict[str, Run] = {}
         self._pending: deque[Attempt] = deque()
         self._tasks: dict[Key, asyncio.Task[None]] = {}
@@ -90,10 +93,12 @@ class Runner:
             await self._stop.wait()
             return 1
         self._width = max(1, self._executor.concurrency) if self._executor.placement == "engine" else 1
+        if self._executor.placement == "engine":
+            self._ahead = max(0, int(getattr(self._executor, "ahead", 0)))
         self._run_many = getattr(self._executor, "run_many", None)
         gc.collect()
         gc.freeze()
-        self._pipe.send(Kind.READY, json.dumps({"width": self._width}).encode())
+        self._pipe.send(Kind.READY, json.dumps({"width": self._width, "ahead": self._ahead}).encode())
         await self._stop.wait()
         for task in list(self._tasks.values()):
             task.cancel()
@@ -191,12 +196,13 @@ class Runner:
     # ---- attempts
 
     def _pump(self) -> None:
-        while self._pending and len(self._tasks) - self._waiting < self._width:
+        while self._pending and len(self._tasks) - self._waiting < self._width + self._ahead:
             attempt = self._pending.popleft()
             scratch = self._scratch / f"{attempt.key.log}-{attempt.key.seq}-{attempt.attempt}"
             context = AttemptContext(self._requests, scratch, attempt, self._waits)
             self._contexts[attempt.key] = context
-            self._tasks[attempt.key] = self._loop.create_task(self._attempt(attempt, context))
+            task = self._tasks[attempt.key] = self._loop.create_task(self._attempt(attempt, context))
+            task.add_done_callback(partial(self._ended, attempt))
 
     def _waits(self, change: int) -> None:
         self._waiting += change
@@ -216,7 +222,19 @@ class Runner:
         await context.close()
         del self._tasks[attempt.key]
         del self._contexts[attempt.key]
-        self._report(attempt, done, round((time.monotonic() - started) * 1000))
+        if done is not CANCELLED or attempt.key not in self._leaving:
+            self._leaving.discard(attempt.key)
+            self._report(attempt, done, round((time.monotonic() - started) * 1000))
+        self._pump()
+
+    def _ended(self, attempt: Attempt, task: asyncio.Task[None]) -> None:
+        """A task that is cancelled before its first step runs none of its code."""
+        if self._tasks.get(attempt.key) is not task:
+            return
+        del self._tasks[attempt.key]
+        del self._contexts[attempt.key]
+        if attempt.key not in self._leaving:
+            self._report(attempt, CANCELLED, 0)
         self._pump()
 
     def _cancel(self, keys: common_pb2.AttemptKeys) -> None:
@@ -233,7 +251,7 @@ class Runner:
                     break
 
     def _give_back(self, asked: common_pb2.AttemptKeys) -> None:
-        """Attempts that wait here behind a long one may run elsewhere; what has begun stays."""
+        """Attempts that wait here behind others may run elsewhere; those whose turn it is stay."""
         keys = set(zip(asked.seq, asked.attempt, strict=True))
         returned = common_pb2.AttemptKeys(log=asked.log)
         kept: deque[Attempt] = deque()
@@ -244,6 +262,25 @@ class Runner:
             else:
                 kept.append(attempt)
         self._pending = kept
+        early = list(self._tasks)[self._width + self._waiting :] if self._ahead else []
+        early = [k for k in early if k.log == asked.log and (k.seq, self._contexts[k].number) in keys]
+        if early:
+            self._in_order(self._take_back(early, returned))
+        else:
+            self._pipe.send(Kind.RETURNED, returned.SerializeToString())
+
+    async def _take_back(self, early: list[Key], returned: common_pb2.AttemptKeys) -> None:
+        tasks = {key: (self._tasks[key], self._contexts[key].number) for key in early if key in self._tasks}
+        self._leaving.update(tasks)
+        for task, _ in tasks.values():
+            task.cancel()
+        if tasks:
+            await asyncio.wait([task for task, _ in tasks.values()])
+        for key, (_, number) in tasks.items():
+            if key in self._leaving:  # not over before it could be cancelled
+                self._leaving.discard(key)
+                returned.seq.append(key.seq)
+                returned.attempt.append(number)
         self._pipe.send(Kind.RETURNED, returned.SerializeToString())
 
     def _report(self, attempt: Attempt, done: Done | Failure, duration_ms: int) -> None:

@@ -29,7 +29,7 @@ from rollout_worker.attempts import (
 )
 from rollout_worker.child_events import ChildEvents
 from rollout_worker.executors.port import Run
-from rollout_worker.holding import SILENT, Phase, SessionSettings
+from rollout_worker.holding import SILENT, Phase, Revoke, SessionSettings
 
 __all__ = ["Phase", "Session", "SessionSettings"]
 
@@ -82,6 +82,7 @@ class Session(ChildEvents):
         self._welcomed = False
         self._hello_at = now
         self._outbox.clear()  # Welcome says which are wanted
+        self._revokes.clear()  # the coordinator forgot them with the stream
         self._started.clear()
         self._released.clear()
         # What was stopped by the fence is on its way out: not listed, so it is pending again.
@@ -166,7 +167,7 @@ class Session(ChildEvents):
         try:
             plan: Plan | Failure = self._plan_run(run_from_wire(context))
         except AttemptError as error:
-            plan = Failure(error.error_code, error.message, True)
+            plan = Failure(error.error_code, error.message, error.retry)
         self._plans[context.run_id] = plan
         return plan
 
@@ -185,20 +186,23 @@ class Session(ChildEvents):
     def _revoke(self, revoke: work_pb2.Revoke, now: float) -> None:
         given_up: list[AttemptKey] = []
         kept: list[AttemptKey] = []
+        asked: dict[int, set[AttemptKey]] = {}
+        behind = {key: child.id for child in self.place.children.values() for key in child.behind()}
         for key in keys_from_wire(revoke.keys):
             held = self.held.get(key)
             if held is not None and held.state in UNSTARTED:
                 held.move("give_up")
                 self._forget(held)
                 given_up.append(key)
+            elif key in behind:
+                asked.setdefault(behind[key], set()).add(key)
             elif held is not None or key in self.unacknowledged:
                 kept.append(key)
             else:
                 given_up.append(key)
-        confirm = work_pb2.Confirm(
-            revoke_id=revoke.revoke_id, given_up=keys_to_wire(given_up), kept=keys_to_wire(kept)
-        )  # fmt: skip
-        self._send(work_pb2.WorkUp(confirm=confirm), now)
+        self._recall_revoked(revoke.revoke_id, Revoke(given_up, kept, asked))
+        if not asked:
+            self._confirm_revokes(0, now)
 
     def _cancel(self, cancel: work_pb2.Cancel, now: float) -> None:
         for key in keys_from_wire(cancel.keys):

@@ -43,6 +43,7 @@ class Acknowledged:
 class ChildReady:
     child: int
     width: int  # attempts it runs at once
+    ahead: int = 0  # more that it takes before their turn
 
 
 @dataclass(slots=True)

@@ -30,10 +30,16 @@ class InferExecutor:
     def __init__(self) -> None:
         self._backend: Backend | None = None
         self._sampling: dict[str, SamplingSection] = {}
+        self._calls = 0
 
     @property
     def concurrency(self) -> int:
         return self._backend.concurrency if self._backend else 1
+
+    @property
+    def ahead(self) -> int:
+        """A whole batch: where all rows are of one length they end in one step, and the next must be there."""
+        return self.concurrency
 
     @classmethod
     def engine_key(cls, run: Run) -> str:
@@ -66,7 +72,8 @@ class InferExecutor:
             request = parse_row(decode_payload(attempt.payload).row, self._defaults(attempt.run))
         except InputError as error:
             raise AttemptError(error.message, code="bad_request", retry=False) from error
-        completion = await self._backend.generate(engine_request(request, attempt))
+        self._calls += 1
+        completion = await self._backend.generate(engine_request(request, attempt, self._calls))
         if not completion.choices:
             raise AttemptError("the backend returned no completion", code="empty_completion")
         data = encode_result(row_result(completion))
@@ -155,10 +162,11 @@ class _ContextCache:
         return await self._context.object_path(object_id)
 
 
-def engine_request(request: RowRequest, attempt: Attempt) -> Request:
-    """`request_id` differs between attempts, so that an engine never sees one id twice."""
+def engine_request(request: RowRequest, attempt: Attempt, call: int = 0) -> Request:
+    """`request_id` differs between attempts, and between calls for one that was given back: an engine never sees one id
+    twice. What comes before the dot names the attempt."""
     return Request(
-        request_id=f"{attempt.id.hex()}-{attempt.attempt}",
+        request_id=f"{attempt.id.hex()}-{attempt.attempt}.{call}",
         sampling=to_sampling(request.sampling, row_seed(request, attempt.id)),
         prompt=request.prompt,
         messages=request.messages,

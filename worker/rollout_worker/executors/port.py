@@ -122,6 +122,9 @@ class Executor(Protocol):
 
     async def close(self) -> None: ...
 
+    # Optional, for `engine`: `ahead`, attempts beyond `concurrency` that `run` is called for before their turn, so that
+    # an engine with a queue of its own never waits for a row. They count as not begun: while they are among the last,
+    # `run` may be cancelled and called again, here or elsewhere. Known after start().
     # Optional: `run_many(attempts: list[Attempt]) -> list[Done | None]`, synchronous, for attempts so short that a task
     # each would cost more than the work. None: this one goes through `run`. It must not wait and must not raise.
 

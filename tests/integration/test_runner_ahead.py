@@ -1,0 +1,117 @@
+"""A real engine process that is given more rows than it runs at once."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import struct
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from rollout.model.item import DEFAULT_SPEC
+from rollout.wire.v1 import common_pb2, work_pb2
+from rollout.workloads.infer.payload import Payload, encode_payload
+from rollout_worker.attempts import Held, Plan, held_to_wire
+from rollout_worker.executors.port import Run
+from rollout_worker.pipe import Kind
+
+HEAD = struct.Struct("<IB")
+CONFIG: dict[str, Any] = {
+    "model": {"uri": "mock"},
+    "sampling": {},
+    "backend": {"kind": "mock", "concurrency": 2, "delay_ms": 200},
+}
+RUN = Run("01ARZ3NDEKTSV4RRFFQ69G5FAV", "infer", CONFIG)
+
+
+class Engine:
+    def __init__(self, scratch: Path) -> None:
+        self.socket, theirs = socket.socketpair()
+        self.socket.settimeout(60)
+        self.process = subprocess.Popen(
+            [sys.executable, "-m", "rollout_worker.runner", str(theirs.fileno()), str(os.getpid())],
+            pass_fds=(theirs.fileno(),),
+            stderr=subprocess.DEVNULL,
+            start_new_session=True,  # it ends its whole process group when this socket closes
+        )
+        theirs.close()
+        run = {"run_id": RUN.run_id, "workload": RUN.workload, "config": RUN.config, "name": ""}
+        self.send(Kind.INIT, json.dumps({"run": run, "scratch": str(scratch), "secrets": []}).encode())
+
+    def send(self, kind: Kind, body: bytes) -> None:
+        self.socket.sendall(HEAD.pack(len(body), kind) + body)
+
+    def read(self, size: int) -> bytes:
+        data = b""
+        while len(data) < size:
+            more = self.socket.recv(size - len(data))
+            assert more, "the process ended"
+            data += more
+        return data
+
+    def frame(self) -> tuple[int, bytes]:
+        size, kind = HEAD.unpack(self.read(HEAD.size))
+        return kind, self.read(size)
+
+    def assign(self, *seqs: int) -> None:
+        plan = Plan(RUN, "engine", "k")
+        held = [
+            Held(1, s, 1, bytes(32), encode_payload(Payload({"prompt": f"p{s}"}, s, "f", s)), DEFAULT_SPEC, plan)
+            for s in seqs
+        ]
+        for group in held_to_wire(held, set()):
+            self.send(Kind.ASSIGN, group.SerializeToString())
+
+    def recall(self, *seqs: int) -> None:
+        self.send(Kind.RECALL, keys(*seqs))
+
+    def results(self, count: int) -> list[work_pb2.ResultGroup]:
+        found: list[work_pb2.ResultGroup] = []
+        while sum(len(g.seq) for g in found) < count:
+            kind, body = self.frame()
+            assert kind == Kind.RESULTS
+            found.append(work_pb2.ResultGroup.FromString(body))
+        return found
+
+
+def keys(*seqs: int) -> bytes:
+    return common_pb2.AttemptKeys(log=1, seq=seqs, attempt=[1] * len(seqs)).SerializeToString()
+
+
+@pytest.fixture
+def engine(tmp_path: Path) -> Iterator[Engine]:
+    made = Engine(tmp_path)
+    try:
+        assert made.frame() == (Kind.READY, json.dumps({"width": 2, "ahead": 2}).encode())
+        yield made
+    finally:
+        made.socket.close()
+        made.process.wait(timeout=30)
+
+
+def returned(frame: tuple[int, bytes]) -> list[int]:
+    kind, body = frame
+    assert kind == Kind.RETURNED
+    return list(common_pb2.AttemptKeys.FromString(body).seq)
+
+
+def test_rows_before_their_turn_are_given_back_and_run_when_they_come_again(engine: Engine) -> None:
+    engine.assign(0, 1, 2, 3, 4)
+    engine.recall(0, 1, 2, 3, 4)
+    assert sorted(returned(engine.frame())) == [2, 3, 4], "two have begun"
+    assert sorted(s for g in engine.results(2) for s in g.seq) == [0, 1]
+    engine.assign(2, 3)
+    groups = engine.results(2)
+    assert sorted(s for g in groups for s in g.seq) == [2, 3] and not any(g.errors for g in groups)
+
+
+def test_a_row_cancelled_before_its_first_step_is_told(engine: Engine) -> None:
+    engine.assign(0)
+    engine.send(Kind.CANCEL, keys(0))
+    (group,) = engine.results(1)
+    assert [error.code for error in group.errors] == ["cancelled"]
