@@ -23,7 +23,7 @@ from rollout.wire.codec import (
 )
 from rollout.wire.v1 import common_pb2, work_pb2
 
-from rollout_worker.executors.port import Run
+from rollout_worker.executors.port import Run, remember
 
 FRAME_BYTES = 900 << 10  # below the wire limit of 1 MiB, with room for what is not counted
 ROW_BYTES = 64
@@ -217,7 +217,7 @@ def held_from_wire(group: work_pb2.AssignGroup, plan: Plan) -> list[Held]:
     return held
 
 
-def held_to_wire(held: Sequence[Held], known_runs: set[str]) -> list[work_pb2.AssignGroup]:
+def held_to_wire(held: Sequence[Held], known_runs: dict[str, None]) -> list[work_pb2.AssignGroup]:
     """Groups for a child process; payloads are inline. Adds to `known_runs` the runs whose context they carry."""
     by_log: dict[int, list[Held]] = {}
     for one in held:
@@ -228,7 +228,7 @@ def held_to_wire(held: Sequence[Held], known_runs: set[str]) -> list[work_pb2.As
         run = first.plan.run
         context = work_pb2.RunContext(run_id=run.run_id)
         if run.run_id not in known_runs:
-            known_runs.add(run.run_id)
+            remember(known_runs, run.run_id, None)
             context.workload, context.name = run.workload, run.name
             context.config = json.dumps(run.config, separators=(",", ":")).encode()
         lengths, data, refs = pack_blobs([h.payload for h in members])

@@ -88,7 +88,7 @@ class ChildProcess:
         self._handlers = handlers
         self._pipe = Pipe(self._frame, self._pipe_lost)
         self._pipe_gone = asyncio.Event()
-        self._known_runs = {plan.run.run_id}
+        self._known_runs: dict[str, None] = {plan.run.run_id: None}
         self._process: asyncio.subprocess.Process | None = None
         self._tasks: set[asyncio.Task[None]] = set()
         self._early: list[tuple[int, bytes]] | None = []

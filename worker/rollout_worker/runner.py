@@ -30,7 +30,7 @@ from rollout.wire.v1 import common_pb2, work_pb2
 
 from rollout_worker.attempt_context import AttemptContext, Requests
 from rollout_worker.attempts import Finished, group_to_wire, run_from_wire
-from rollout_worker.executors.port import Attempt, Done, Executor, Run
+from rollout_worker.executors.port import Attempt, Done, Executor, Run, remember
 from rollout_worker.hosting.lifeline import ask_kernel
 from rollout_worker.pipe import Kind, Pipe
 
@@ -163,7 +163,7 @@ class Runner:
     def _assign(self, group: work_pb2.AssignGroup) -> None:
         run = self._runs.get(group.run.run_id)
         if run is None:
-            run = self._runs[group.run.run_id] = run_from_wire(group.run)
+            run = remember(self._runs, group.run.run_id, run_from_wire(group.run))
         ids = split_ids(group.ids)
         payloads = unpack_blobs(group.length, group.data, ())
         specs, index = spec_columns_from_wire(group.specs, group.spec_index, len(ids))

@@ -19,7 +19,7 @@ from rollout.workloads.infer.request import RowRequest, canonical, parse_row, ro
 
 from rollout_worker.backends.environment import engine_environment
 from rollout_worker.backends.port import Backend, BackendOptions, Completion, Request, Sampling
-from rollout_worker.executors.port import Attempt, Context, Done, Run
+from rollout_worker.executors.port import Attempt, Context, Done, Run, remember
 
 _log = structlog.get_logger()
 
@@ -88,7 +88,8 @@ class InferExecutor:
     def _defaults(self, run: Run) -> SamplingSection:
         defaults = self._sampling.get(run.run_id)
         if defaults is None:
-            defaults = self._sampling[run.run_id] = SamplingSection.model_validate(run.config["sampling"])
+            sampling = SamplingSection.model_validate(run.config["sampling"])
+            defaults = remember(self._sampling, run.run_id, sampling)
         return defaults
 
 

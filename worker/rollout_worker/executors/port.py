@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, ClassVar, Literal, Protocol
+from typing import Any, ClassVar, Literal, Protocol, TypeVar
 
 from rollout.model.item import Blob, Failure, ItemSpec, Key, NewItem, Outcome
 
@@ -21,6 +21,21 @@ class Run:
     workload: str
     config: dict[str, Any]
     name: str = ""
+
+
+RUNS_KEPT = 32
+T = TypeVar("T")
+
+
+def remember(runs: dict[str, T], run_id: str, what: T) -> T:
+    """Keep `what` of a run, and of the newest RUNS_KEPT only: processes outlive the runs they work for.
+
+    Both ends of a child's pipe forget in the same order, so that each knows what the other still knows.
+    """
+    runs[run_id] = what
+    if len(runs) > RUNS_KEPT:
+        del runs[next(iter(runs))]
+    return what
 
 
 @dataclass(slots=True)
