@@ -12,8 +12,6 @@ from rollout.model.worker import Credit
 from rollout_coordinator.core import step as st
 from rollout_coordinator.core.events import SubmitItems, WorkerBeat, WorkerCommand, WorkerCredit, WorkerGone
 
-LOST = Failure("crash", "x", worker_lost=True)
-
 
 def steal(a_credit: int = 20, n: int = 20, **spec: Any) -> tuple[World, FakeWorker, FakeWorker]:
     """A worker with a backlog, and an idle one that came later."""
@@ -214,7 +212,7 @@ def test_an_adopted_attempt_keeps_its_chain_busy() -> None:
 
 
 def test_a_stolen_item_is_its_thiefs_only_when_its_victim_gave_it_up() -> None:
-    w, a, thief = steal()
+    _, a, thief = steal()
     assert a.revokes and not thief.held
     a.start(*list(a.held))
     a.confirm()
