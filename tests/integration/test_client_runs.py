@@ -84,6 +84,7 @@ async def test_submit_and_watch_with_large_payloads(tmp_path: Path) -> None:
         status = await runs.get(run.run_id)
         assert (status.state, status.done) == ("completed", 2000)
         assert await runs.submit(run, from_seq(rows(2000))) == 2000  # again: nothing to do
+        assert not runs._objects, "a client that lives long keeps nothing of the runs it is done with"
 
 
 async def test_a_coordinator_killed_while_submitting_and_watching(tmp_path: Path) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Sequence
+from contextlib import aclosing, asynccontextmanager
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
@@ -79,7 +80,7 @@ class Runs:
         self._connection = Connection(
             list(addresses), credentials, patience_s=patience_s, on_trouble=on_trouble, dial=dial
         )
-        self._objects: dict[str, RemoteObjects] = {}
+        self._objects: dict[str, _RunObjects] = {}
         self._objects_addr = ""
 
     @classmethod
@@ -165,14 +166,15 @@ class Runs:
             opened(reply)
 
         async def source(durable: int) -> AsyncGenerator[Batch, None]:
-            packer = Packer(self.objects(spec.run_id).put)
-            frames = batches(iter(items(durable)), durable, packer)
-            try:
-                async for batch in frames:
-                    yield batch
-            finally:
-                await frames.aclose()
-                await packer.close()
+            async with self.objects(spec.run_id) as objects:
+                packer = Packer(objects.put)
+                frames = batches(iter(items(durable)), durable, packer)
+                try:
+                    async for batch in frames:
+                        yield batch
+                finally:
+                    await frames.aclose()
+                    await packer.close()
 
         wire = run_spec_to_wire(spec)
         return Submission(self._connection, wire, source, seal=seal, progress=progress, opened=note)
@@ -186,6 +188,15 @@ class Runs:
 
         Goes on by itself at the next leader, with the entry it had reached. The last page has the final status.
         """
+        async with self.objects(run_id) as objects:
+            pages = self._pages(run_id, cursor, objects, payloads=payloads, status_only=status_only)
+            async with aclosing(pages):
+                async for page in pages:
+                    yield page
+
+    async def _pages(
+        self, run_id: str, cursor: int, objects: RemoteObjects, *, payloads: bool, status_only: bool
+    ) -> AsyncGenerator[Page, None]:
         patience = Patience(self._connection)
         while True:
             call: Any = None
@@ -202,7 +213,7 @@ class Runs:
                 while (message := await unless_replaced(call.read())) is not EOF:
                     self._connection.seen(message)
                     patience.succeeded()
-                    page = await self._page(run_id, message, cursor)
+                    page = await _page(message, cursor, objects)
                     reached = cursor + len(page.entries)
                     if page.last and page.status and not status_only and reached < page.status.cursor:
                         raise UnavailableError(f"the log ended at {reached}, before the run's {page.status.cursor}")
@@ -221,15 +232,6 @@ class Runs:
             finally:
                 if call is not None:
                     call.cancel()
-
-    async def _page(self, run_id: str, message: pb.WatchDown, cursor: int) -> Page:
-        entries: list[CommitEntry] = []
-        if message.HasField("batch"):
-            batch = message.batch
-            if batch.from_cursor != cursor:
-                raise ProtocolError(f"the commit log came from {batch.from_cursor}, wanted was {cursor}")
-            entries = await entries_of(batch, self.objects(run_id).get)
-        return Page(entries, message.status if message.HasField("status") else None)
 
     # ---- asking and commanding
 
@@ -295,34 +297,50 @@ class Runs:
 
     # ---- objects
 
-    def objects(self, run_id: str) -> RemoteObjects:
-        """The cluster's objects; what is put is kept for `run_id`, which must be open, until it refers to it."""
-        if run_id not in self._objects:
+    @asynccontextmanager
+    async def objects(self, run_id: str) -> AsyncGenerator[RemoteObjects, None]:
+        """The cluster's objects; what is put is kept for `run_id`, which must be open, until it refers to it.
 
-            async def channel() -> grpc.aio.Channel:
-                # Asked again for every channel: a new leader has another objects server.
-                await self._get(run_id)
-                credentials = self._connection.credentials.channel_credentials()
-                return open_channel(self._objects_addr, credentials)
+        Those who use a run's at the same time share a connection, which is closed with the last of them.
+        """
+        objects = self._objects.get(run_id)
+        if objects is None:
+            objects = self._objects[run_id] = self._open_objects(run_id)
+        objects.users += 1
+        try:
+            yield objects
+        finally:
+            objects.users -= 1
+            if not objects.users:
+                self._objects.pop(run_id, None)
+                await objects.close()
 
-            self._objects[run_id] = _RunObjects(
-                self._connection,
-                channel,
-                pin=run_id,
-                guard=self._connection.guard,
-                retry_for_s=self._connection.patience_s,
-            )
-        return self._objects[run_id]
+    def _open_objects(self, run_id: str) -> _RunObjects:
+        async def channel() -> grpc.aio.Channel:
+            # Asked again for every channel: a new leader has another objects server.
+            await self._get(run_id)
+            credentials = self._connection.credentials.channel_credentials()
+            return open_channel(self._objects_addr, credentials)
+
+        return _RunObjects(
+            self._connection,
+            channel,
+            pin=run_id,
+            guard=self._connection.guard,
+            retry_for_s=self._connection.patience_s,
+        )
 
     async def upload_tree(
         self, run_id: str, directory: Path, progress: Callable[[int, int], None] | None = None
     ) -> bytes:
         """What the cluster lacks of a directory; the id of its manifest. `progress(bytes done, bytes in all)`."""
-        return await tree.upload(directory, self.objects(run_id), progress, links="follow")
+        async with self.objects(run_id) as objects:
+            return await tree.upload(directory, objects, progress, links="follow")
 
     async def download(self, run_id: str, object_id: bytes, path: Path) -> None:
         """An object into a file, verified. NotFoundError."""
-        await self.objects(run_id).fetch(object_id, path)
+        async with self.objects(run_id) as objects:
+            await objects.fetch(object_id, path)
 
     def _note_objects(self, address: str) -> None:
         if not address:
@@ -338,6 +356,7 @@ class _RunObjects(RemoteObjects):
 
     def __init__(self, connection: Connection, channel: Callable[[], Awaitable[grpc.aio.Channel]], **options: Any):
         super().__init__(channel, **options)
+        self.users = 0
         self._connection = connection
         self._generation = 0
 
@@ -352,3 +371,13 @@ class _RunObjects(RemoteObjects):
 def from_seq(items: Iterable[NewItem]) -> Items:
     """`items`, all of them, as something that can start later."""
     return lambda seq: islice(items, seq, None)
+
+
+async def _page(message: pb.WatchDown, cursor: int, objects: RemoteObjects) -> Page:
+    entries: list[CommitEntry] = []
+    if message.HasField("batch"):
+        batch = message.batch
+        if batch.from_cursor != cursor:
+            raise ProtocolError(f"the commit log came from {batch.from_cursor}, wanted was {cursor}")
+        entries = await entries_of(batch, objects.get)
+    return Page(entries, message.status if message.HasField("status") else None)
