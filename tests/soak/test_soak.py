@@ -1,0 +1,68 @@
+"""The soak, and its judge on made-up numbers: a judge that finds nothing proves nothing."""
+
+from __future__ import annotations
+
+import os
+import random
+from pathlib import Path
+
+import pytest
+from soak import Soak, soak
+from soak_sampling import Series
+from soak_verdict import FLOORS, judge, table
+
+SECONDS = float(os.environ.get("ROLLOUT_SOAK_S", "3600"))
+
+
+def series(what: str, growth: float, *, start: float = 80.0, noise: float = 0.5, lived: float = 1.0) -> Series:
+    """360 samples of an hour; `growth` from the first to the last of them."""
+    dice = random.Random(what)
+    count = int(360 * lived)
+    points = [(10.0 * n, start + growth * n / 360 + dice.uniform(-noise, noise)) for n in range(count)]
+    return Series("coordinator", what, "MiB", points)
+
+
+@pytest.mark.parametrize(
+    ("what", "growth", "start", "flat"),
+    [
+        ("rss", 0.0, 80.0, True),
+        ("rss", 15.0, 80.0, True),  # within a fifth between the quarters
+        ("rss", 40.0, 80.0, False),
+        ("rss", 5.0, 10.0, True),  # half as much again, but below the floor
+        ("descriptors", 4.0, 30.0, True),
+        ("descriptors", 20.0, 30.0, False),
+        ("tasks", 60.0, 40.0, False),
+        ("runs in memory", 200.0, 3.0, False),
+        ("database", 300.0, 10.0, True),  # grows with its rows: shown, not judged
+    ],
+)
+def test_growth_is_found(what: str, growth: float, start: float, flat: bool) -> None:
+    (found,) = judge([series(what, growth, start=start)], 3600.0)
+    assert found.flat is flat
+    assert abs(found.slope_h - growth) < 1.0
+    assert f"| coordinator | {what} |" in table([found])
+
+
+def test_short_lives_and_the_warm_up_are_not_judged() -> None:
+    warm = Series("worker-1", "rss", "MiB", [(10.0 * n, 40.0 if n < 30 else 90.0) for n in range(360)])
+    passing = series("threads", 100.0, lived=0.5)
+    (found,) = judge([warm, passing], 3600.0)
+    assert (found.who, found.first, found.last) == ("worker-1", 90.0, 90.0)
+
+
+def test_every_sampled_quantity_has_a_floor() -> None:
+    with pytest.raises(KeyError):
+        judge([series("unheard of", 50.0)], 3600.0)
+    assert all(floor > 0 for floor in FLOORS.values())
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(SECONDS + 1200)
+def test_an_hour_of_everyday_life(tmp_path: Path) -> None:
+    """`ROLLOUT_SOAK_S` seconds (default 3600). `python tests/soak/soak.py --postgres URL` does the same on Postgres."""
+    report = soak(tmp_path / "soak", SECONDS)
+    print(report.text())
+    assert not report.faults
+    assert report.counts["workers killed (SIGKILL)"] and report.counts["workers drained (SIGTERM)"]
+    if SECONDS >= Soak.JUDGED_FROM_S:
+        assert report.judged
