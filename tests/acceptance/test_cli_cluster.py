@@ -101,7 +101,7 @@ def test_a_killed_run_fails_the_command_and_goes_on_by_the_same(cli: Cli, cluste
 def test_joined_addresses_are_found(cli: Cli, cluster: Cluster) -> None:
     token = cluster.token("operator")
     done = cli.run("join", "--coordinator", cluster.join_address, "--token", token)
-    assert done.code == 0 and "joined cluster rollout as operator host" in done.out
+    assert done.code == 0 and "joined cluster rollout as operator, host" in done.out
     assert cli.run("run", "list").code == 0
     cli.env["ROLLOUT_COORDINATOR"] = cluster.addresses[0]
     assert cli.run("workers").code == 0
