@@ -1,0 +1,160 @@
+"""Each check of the worker's session by itself, where the scenarios do not depend on it alone."""
+
+from __future__ import annotations
+
+import time
+
+import pytest
+from rollout.model.errors import ProtocolError
+from rollout.model.item import Failure, ItemSpec
+from rollout.wire.v1 import common_pb2, work_pb2
+from rollout_worker import driver
+from rollout_worker import session_events as ev
+from rollout_worker.attempts import AttemptKey, Finished, State, group_to_wire
+from rollout_worker.session import Phase
+from test_session_scenarios import LOG, Worker, delivered, keys, of, seqs
+
+
+def test_a_new_stream_sends_only_what_it_is_asked_for() -> None:
+    w = Worker()
+    w.assign([0])
+    w.ready()
+    w.end(1, 0, data=b"r")  # finished, and its frame not yet sent
+    w.do(ev.StreamDown())
+    w.up()
+    w.down(welcome=work_pb2.Welcome(accepted=keys(0)))  # it had reached the ledger by another stream
+    assert w.flush() == [] and not w.session.unacknowledged
+
+
+def test_an_assignment_told_twice_runs_once() -> None:
+    w = Worker(slots=2)
+    w.assign([0])
+    w.assign([0])
+    assert delivered(w.ready()) == {1: [0]}
+    w.end(1, 0, data=b"r")
+    assert not delivered(w.assign([0])) and not w.session.held
+
+
+def test_what_waits_in_a_process_is_given_up_only_when_that_lets_it_go() -> None:
+    w = Worker()
+    w.assign([0])
+    w.ready()
+    w.session.place.children[1].depth = 8
+    w.assign([1, 2])
+    w.flush()
+    actions = w.down(revoke=work_pb2.Revoke(revoke_id=3, keys=keys(1, 2)))
+    assert not [f for f in w.sent(actions) if f.HasField("confirm")]
+    (recall,) = of(actions, ev.RecallIn)
+    assert [k.seq for k in recall.keys] == [1, 2]
+    sent = w.sent(w.do(ev.ChildReturned(1, [AttemptKey(LOG, 2, 1)])))  # it has begun the other meanwhile
+    (confirm,) = [f.confirm for f in sent if f.HasField("confirm")]
+    assert (seqs(confirm.given_up), seqs(confirm.kept)) == ([2], [1])
+
+
+def test_an_exclusive_attempt_that_the_fence_killed_is_not_claimed() -> None:
+    w = Worker()
+    w.assign([0], ItemSpec(exclusive=True))
+    w.ready()
+    w.tick(4.1)
+    assert w.session.phase is Phase.FENCED
+    w.do(ev.StreamDown())
+    assert not seqs(w.up().held), "its process is on its way out"
+
+
+def test_a_late_acceptance_counts_from_the_send_of_its_result() -> None:
+    w = Worker()
+    w.assign([0])
+    w.ready()
+    w.end(1, 0)
+    w.flush()
+    w.now += 3.5
+    w.down(accepted=work_pb2.Accepted(accepted=keys(0)))
+    w.tick(0.6)
+    assert w.session.phase is Phase.FENCED
+
+
+def test_a_late_answer_does_not_move_the_fence_back() -> None:
+    w = Worker()
+    w.now += 3.9
+    w.do(ev.Acknowledged(w.now))
+    w.do(ev.Acknowledged(w.now - 3.8))
+    w.tick(0.5)
+    assert w.session.phase is Phase.READY
+
+
+def test_the_fence_counts_the_time_that_a_machine_sleeps(monkeypatch: pytest.MonkeyPatch) -> None:
+    if not hasattr(time, "CLOCK_BOOTTIME"):
+        pytest.skip("this system has no such clock")
+    real = time.clock_gettime
+    asleep = 3600.0
+    monkeypatch.setattr(
+        driver.time, "clock_gettime", lambda which: real(which) + (asleep if which == time.CLOCK_BOOTTIME else 0.0)
+    )
+    assert driver.clock() >= time.monotonic() + asleep - 1.0
+
+
+def test_an_assignment_that_crosses_a_drain_goes_back() -> None:
+    w = Worker()
+    w.assign([0])
+    w.ready()
+    w.do(ev.Drain("SIGTERM", 30))
+    w.flush()
+    released = [f.released for f in w.sent(w.assign([1])) if f.HasField("released")]
+    assert [(seqs(r.keys), r.reason) for r in released] == [([1], "drain")]
+    assert [k.seq for k in w.session.held] == [0]
+
+
+def test_what_a_process_says_of_another_attempt_is_ignored() -> None:
+    w = Worker()
+    w.assign([0])
+    w.ready()
+    w.do(ev.ChildResults(1, group_to_wire(LOG, [Finished(LOG, 0, 9, "", b"old")])))
+    w.do(ev.ChildReturned(1, [AttemptKey(LOG, 0, 9)]))
+    assert not w.session.unacknowledged
+    assert [h.state for h in w.session.held.values()] == [State.RUNNING]
+
+
+def test_a_large_result_is_told_only_when_it_is_stored() -> None:
+    w = Worker()
+    w.assign([0])
+    w.ready()
+    w.flush()
+    w.end(1, 0, data=b"x" * 5000)
+    assert w.flush() == [] and not w.session.unacknowledged
+    w.do(ev.Stored(AttemptKey(LOG, 0, 1), b"slice"))
+    (frame,) = w.flush()
+    assert frame.results.groups[0].data == b"slice"
+
+
+def test_an_attempt_that_is_being_stopped_makes_no_children() -> None:
+    w = Worker()
+    w.assign([0])
+    w.ready()
+    w.down(cancel=work_pb2.Cancel(keys=keys(0), reason="x"))
+    actions = w.do(ev.ChildSpawned(1, work_pb2.Spawn(log=LOG, seq=0, attempt=1, seal=True)))
+    assert not [f for f in w.sent(actions) if f.HasField("spawn")]
+
+
+def test_an_attempt_changes_state_as_its_table_says() -> None:
+    w = Worker()
+    w.assign([0])
+    (held,) = w.session.held.values()
+    with pytest.raises(KeyError):
+        held.move("resume")
+    assert held.state is State.QUEUED
+
+
+def test_a_failure_to_store_is_told_as_one() -> None:
+    w = Worker()
+    w.assign([0])
+    w.ready()
+    w.end(1, 0, data=b"x" * 5000)
+    w.do(ev.StoreFailed(AttemptKey(LOG, 0, 1), Failure("object_store", "full", True)))
+    (result,) = w.session.unacknowledged.values()
+    assert result.failure == Failure("object_store", "full", True)
+
+
+def test_a_message_without_keys_for_its_attempts_is_a_fault() -> None:
+    w = Worker()
+    with pytest.raises(ProtocolError):
+        w.down(revoke=work_pb2.Revoke(revoke_id=1, keys=[common_pb2.AttemptKeys(log=1, seq=[1], attempt=[])]))
