@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import select
 import signal
 import sys
 import threading
@@ -45,7 +46,8 @@ WORKER_PIN_S = 24 * 3600.0
 """Results on their way to the ledger."""
 MAX_HAS = 10_000
 STREAMS_PER_PEER = 8
-_END_S = 5.0
+END_S = 3.0
+"""Seconds to end in, once the coordinator is gone; less than it waits when it closes stdin itself."""
 _RENEW_CHECK_S = 1.0
 
 
@@ -257,17 +259,30 @@ async def serve(reader: asyncio.StreamReader, write: Callable[[str], object]) ->
         while line := await reader.readline():
             service.epoch = max(service.epoch, int(cast("dict[str, Any]", json.loads(line))["epoch"]))
     finally:
-        # A call that does not end must not keep a server alive whose coordinator is gone: what was not yet renamed into
-        # place is nobody's, and clients try again at the next one.
-        ending = threading.Timer(_END_S, os._exit, (0,))
-        ending.daemon = True
-        ending.start()
         if renewing is not None:
             renewing.cancel()
         if server is not None:
             await server.stop(grace=1.0)
         await store.close()
-        ending.cancel()
+
+
+def _end_with_stdin() -> None:
+    """A thread that ends this process END_S after its stdin has no writer any more, whatever else it is doing.
+
+    Leaving in order can take long: a thread in a system call cannot be cancelled, and both the store's close and the
+    end of asyncio.run wait for it. A pin that waits for a lock of SQLite held it up for 30 s (its busy timeout), a file
+    system or a database that does not answer does so for as long as they please. Nothing is lost by not waiting: an
+    object is there once it is renamed into place, a pin or a row once its transaction is committed.
+    """
+    poll = select.poll()
+    poll.register(sys.stdin.fileno(), 0)  # a hang-up is always told
+
+    def watch() -> None:
+        poll.poll()
+        time.sleep(END_S)
+        os._exit(0)
+
+    threading.Thread(target=watch, name="end-with-stdin", daemon=True).start()
 
 
 async def _main() -> None:
@@ -286,6 +301,7 @@ def main() -> None:
     # A terminal's Ctrl-C and systemd's SIGTERM reach the whole group; uploads of a drain still need this process.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    _end_with_stdin()
     structlog.configure(
         processors=[
             structlog.processors.add_log_level,

@@ -5,8 +5,10 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import sqlite3
 import sys
 from collections.abc import AsyncGenerator, AsyncIterator
+from contextlib import asynccontextmanager, closing
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -309,7 +311,9 @@ async def test_a_model_directory_travels(rig: Rig, tmp_path: Path) -> None:
 # the process, over mTLS
 
 
-async def test_the_server_process(tmp_path: Path) -> None:
+@asynccontextmanager
+async def server_process(tmp_path: Path) -> AsyncIterator[tuple[asyncio.subprocess.Process, str]]:
+    """The process, started by way of its stdin, and its address; afterwards it has ended with its stdin."""
     tls = tmp_path / "tls"
     Authority.load_or_create(tls, "test")
     start = {
@@ -332,21 +336,45 @@ async def test_the_server_process(tmp_path: Path) -> None:
         process.stdin.write(json.dumps(start).encode() + b"\n")
         ready = json.loads(await process.stdout.readline())
         assert ready["event"] == "objects_ready", ready
-        credentials = await Credentials.obtain(
-            tls_dir=tls, cluster="test", role=Role.WORKER, incarnation=str(ULID()), lifetime_s=3600
-        )
+        yield process, ready["addr"]
+    finally:
+        process.stdin.close()
+        assert await asyncio.wait_for(process.wait(), 20) == 0
 
-        async def channel() -> grpc.aio.Channel:
-            return open_channel(ready["addr"], credentials)
 
+async def worker_channel(tmp_path: Path, address: str) -> grpc.aio.Channel:
+    credentials = await Credentials.obtain(
+        tls_dir=tmp_path / "tls", cluster="test", role=Role.WORKER, incarnation=str(ULID()), lifetime_s=3600
+    )
+    return open_channel(address, credentials)
+
+
+async def test_the_server_process(tmp_path: Path) -> None:
+    async with server_process(tmp_path) as (process, address):
         guard = EpochGuard("worker")
-        client = RemoteObjects(channel, pin="w", guard=guard)
+        client = RemoteObjects(lambda: worker_channel(tmp_path, address), pin="w", guard=guard)
         assert await client.get(await client.put(BIG)) == BIG
         assert guard.current == 7
+        assert process.stdin is not None
         process.stdin.write(b'{"epoch": 9}\n')
         while guard.current != 9:
             await client.has([object_id(BIG)])
         await client.close()
-    finally:
-        process.stdin.close()
-        assert await asyncio.wait_for(process.wait(), 20) == 0
+
+
+async def test_the_server_process_ends_with_its_stdin_though_its_store_does_not_answer(tmp_path: Path) -> None:
+    """SQLite waits 30 s for a lock, in a thread that nothing can cancel; the process is given 20."""
+    async with server_process(tmp_path) as (process, address):
+        channel = await worker_channel(tmp_path, address)
+        stub: Any = rpc.ObjectsStub(channel)
+        with closing(sqlite3.connect(tmp_path / "store" / "pins.db", isolation_level=None)) as pins:
+            pins.execute("BEGIN IMMEDIATE")
+            pinning = stub.Has(pb.HasRequest(epoch=7, object_ids=[bytes(32)], pin="w"))
+            await stub.Has(pb.HasRequest(epoch=7, object_ids=[bytes(32)]))  # by now the other has been taken up
+            assert not pinning.done()
+            assert process.stdin is not None
+            process.stdin.close()
+            await asyncio.wait_for(process.wait(), 20)
+        with pytest.raises(grpc.aio.AioRpcError):
+            await pinning
+        await channel.close()

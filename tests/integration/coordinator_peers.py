@@ -125,6 +125,8 @@ class FakeWorker:
             except grpc.aio.AioRpcError as error:
                 self.failures.append(error)
                 self.changed.set()
+            except asyncio.InvalidStateError:
+                self.changed.set()  # a write to a call that has just ended; reading would have told with what
             finally:
                 await channel.close()
             turn += 1
@@ -150,7 +152,7 @@ class FakeWorker:
         finally:
             self.send = None
             beating.cancel()
-            with contextlib.suppress(asyncio.CancelledError, grpc.aio.AioRpcError):
+            with contextlib.suppress(asyncio.CancelledError, grpc.aio.AioRpcError, asyncio.InvalidStateError):
                 await beating
             call.cancel()
 
