@@ -1,0 +1,273 @@
+"""What must hold after every step, whatever happens. Incremental: a check costs as much as the step changed."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from rollout.model.item import Outcome
+from rollout.model.run import ENDED, RunState
+from rollout_coordinator.core import step as st
+from rollout_coordinator.core.events import Keys
+from rollout_coordinator.ledger.port import Fence
+from sim_store import Tables
+
+
+class Violation(Exception):
+    """An invariant does not hold. `tail` is the end of the trace."""
+
+    def __init__(self, invariant: str, message: str) -> None:
+        super().__init__(f"{invariant}: {message}")
+        self.invariant = invariant
+        self.message = message
+        self.seed = -1
+        self.at = 0.0
+        self.tail: list[str] = []
+
+    def __str__(self) -> str:
+        return f"seed {self.seed} at {self.at:.3f} s: {self.invariant}: {self.message}"
+
+
+def expected(item_id: bytes, payload: bytes) -> bytes:
+    """The result of an item: the same whoever runs it, and however often."""
+    return b"=" + item_id[:12] + payload
+
+
+class Checker:
+    """Hears of transactions, sends, frames, acknowledgements, pages and executions."""
+
+    def __init__(self, tables: Tables) -> None:
+        self.t = tables
+        self.ids: dict[str, list[bytes]] = {}  # of each run, as its client submits them
+        self.commit_logs: dict[int, list[tuple[int, int, int, Any]]] = {}
+        self.counts: dict[int, list[int]] = {}
+        self.acknowledged: dict[str, int] = {}
+        self.running: dict[tuple[int, int], dict[tuple[str, int], Any]] = {}  # exclusive items
+        self.epochs: dict[str, int] = {}  # the newest that a worker process has seen
+
+    # ---- transactions
+
+    def before(self, who: str, fence: Fence, w: st.Writes) -> None:
+        t = self.t
+        lease = t.lease
+        if lease is None or fence.epoch != lease.epoch:
+            raise Violation("fencing", f"{who} committed as epoch {fence.epoch}, the lease is {lease}")
+        if fence.batch != lease.batch:
+            raise Violation("batch_number", f"{who} committed batch {fence.batch}, the lease is at {lease.batch}")
+        rows = {group.log: len(t.items.get(group.log, ())) for group in w.items}
+        for group in w.items:
+            self._items(w, group, rows[group.log])
+            rows[group.log] += len(group.ids)
+        for row in w.assignments:
+            for keys in row.keys:
+                for seq, attempt in zip(keys.seq, keys.attempt, strict=True):
+                    self._assigned(keys.log, seq, attempt, row.worker, w)
+        for group in w.results:
+            self._results(group)
+        if w.prune:
+            self._pruned(w)
+
+    def _pruned(self, w: st.Writes) -> None:
+        fresh = {(g.log, seq): g.outcome[i] for g in w.results for i, seq in enumerate(g.seq)}
+        for log, seq, _ in w.prune:
+            row, found = self.t.logs[log], self.t.results.get(log, {}).get(seq)
+            outcome = found.outcome if found is not None else fresh.get((log, seq))
+            if seq < row.cursor or outcome is None:
+                raise Violation("commit_log", f"{log}/{seq} was pruned, the cursor is at {row.cursor}")
+            counts = self.counts[log]
+            counts[outcome] -= 1
+            counts[Outcome.SKIPPED] += 1
+
+    def _items(self, w: st.Writes, group: st.ItemRows, have: int) -> None:
+        if group.first_seq != have:
+            raise Violation("submit", f"rows of log {group.log} from {group.first_seq}, there are {have}")
+        row = w.logs.get(group.log) or self.t.logs[group.log]
+        if row.parent_log:
+            return
+        ids = self.ids[row.run_id][group.first_seq : group.first_seq + len(group.ids)]
+        if ids != group.ids[: len(ids)]:  # appended items follow those of the client
+            raise Violation("submit", f"other ids than the client's in run {row.run_id} from {group.first_seq}")
+
+    def _assigned(self, log: int, seq: int, attempt: int, worker: str, w: st.Writes) -> None:
+        t = self.t
+        if seq in t.results.get(log, ()):
+            raise Violation("assignment", f"{log}/{seq} was assigned though it has a result")
+        if attempt <= t.last.get((log, seq), 0):
+            raise Violation("assignment", f"{log}/{seq}: attempt {attempt} was given before")
+        given = t.given.get((log, seq))
+        if given is not None and not any(
+            (a.log, a.seq, a.attempt) == (log, seq, given.attempt) for a in w.attempts
+        ):  # fmt: skip
+            raise Violation("assignment", f"{log}/{seq}: {attempt} for {worker} while {given} is open")
+
+    def _results(self, group: st.ResultRows) -> None:
+        t, log = self.t, group.log
+        table, items = t.results.get(log, {}), t.items.get(log, ())
+        counts = self.counts.setdefault(log, [0] * 5)
+        for i, seq in enumerate(group.seq):
+            outcome, attempt = group.outcome[i], group.attempt[i]
+            counts[outcome] += 1
+            if seq in table:
+                raise Violation("committed_once", f"a second result for {log}/{seq}: attempt {attempt}")
+            if seq >= len(items):
+                raise Violation("committed_once", f"a result for {log}/{seq}, which was never submitted")
+            given = t.given.get((log, seq))
+            if outcome is Outcome.DONE:
+                if given is None or (given.attempt, given.worker) != (attempt, group.worker):
+                    raise Violation(
+                        "current_assignment", f"{log}/{seq}: attempt {attempt} of {group.worker}, open is {given}"
+                    )
+                item_id, payload, _ = items[seq]
+                if group.data[i] != expected(item_id, payload):
+                    raise Violation("facts", f"{log}/{seq}: the result is {group.data[i]!r}")
+            elif given is not None and attempt and given.attempt != attempt:
+                raise Violation("current_assignment", f"{log}/{seq}: {attempt} ended it, open is {given}")
+
+    def committed(self, w: st.Writes, before: dict[int, st.LogRow]) -> None:
+        """`before`: the log rows as they were, of those that were written."""
+        t = self.t
+        for log, row in w.logs.items():
+            old = before.get(log)
+            if old is not None and (row.submitted < old.submitted or (old.sealed and not row.sealed)):
+                raise Violation("submit", f"log {log} lost what was submitted: {old} -> {row}")
+            if row.submitted != len(t.items.get(log, ())):
+                raise Violation("submit", f"log {log} says {row.submitted} items")
+            start = old.cursor if old is not None else 0
+            if row.cursor < start:
+                raise Violation("cursor", f"log {log}: the cursor went back from {start} to {row.cursor}")
+            self._advanced(log, row, start)
+            counts = self.counts.get(log, [0] * 5)
+            if log in t.logs and counts[1:] != [row.done, row.failed, row.cancelled, row.skipped]:
+                raise Violation("counters", f"log {log}: {counts[1:]} results, the row says {row}")
+        for run in w.runs.values():
+            if run.state is RunState.COMPLETED and run.spec.run_id in t.runs:
+                root = t.logs[run.root_log]
+                if not run.stop_submitting and not (root.sealed and root.cursor == root.submitted):
+                    raise Violation("completed", f"run {run.spec.run_id} is completed at {root}")
+
+    def _advanced(self, log: int, row: st.LogRow, start: int) -> None:
+        if row.cursor == start or log not in self.t.logs:
+            return
+        table, places = self.t.results.get(log, {}), self.t.places.get(log)
+        entries = self.commit_logs.setdefault(log, [])
+        if len(entries) != start:
+            raise Violation("commit_log", f"log {log} had {len(entries)} entries, the cursor says {start}")
+        for position in range(start, row.cursor):
+            seq = position if places is None else places.get(position, -1)
+            result = table.get(seq)
+            if result is None:
+                raise Violation("cursor", f"log {log}: the cursor {row.cursor} passed {position} without a result")
+            entries.append((seq, result.attempt, int(result.outcome), result.data))
+
+    # ---- sends
+
+    def sent(self, who: str, epoch: int, send: Any) -> None:
+        """Inside the driver, as a send leaves."""
+        t = self.t
+        if isinstance(send, st.Emit | st.RunMoved):
+            return
+        if t.lease is None or t.lease.epoch != epoch:
+            raise Violation("deposed_leader", f"{who} of epoch {epoch} said {send}; the lease is {t.lease}")
+        if isinstance(send, st.SendAssign):
+            for group in send.groups:
+                for seq, attempt in zip(group.seq, group.attempt, strict=True):
+                    if t.last.get((group.log, seq), 0) < attempt:
+                        raise Violation("durable_before_sent", f"assignment {group.log}/{seq}/{attempt}")
+        elif isinstance(send, st.SendAccepted | st.SendWelcome):
+            self._accepted(send.accepted)
+            if isinstance(send, st.SendWelcome):
+                self._kept(send)
+        elif isinstance(send, st.SendRunEnded):
+            run = t.runs.get(send.run_id)
+            if run is not None and run.state not in ENDED:
+                raise Violation("durable_before_sent", f"run {send.run_id} ended, on disk it is {run.state}")
+        elif isinstance(send, st.SendChildren):
+            results: Any = send.results
+            table = t.results.get(results.log, {})
+            if any(
+                seq not in table or table[seq].data != data for seq, data in zip(results.seq, results.data, strict=True)
+            ):
+                raise Violation("durable_before_sent", f"children of {send.parent}")
+
+    def _accepted(self, accepted: list[Keys]) -> None:
+        for keys in accepted:
+            table = self.t.results.get(keys.log, {})
+            for seq, attempt in zip(keys.seq, keys.attempt, strict=True):
+                durable = seq in table or attempt in self.t.attempts.get((keys.log, seq), ())
+                if not durable and keys.log in self.t.logs:
+                    raise Violation("durable_before_sent", f"{keys.log}/{seq}/{attempt} was called accepted")
+
+    def _kept(self, send: st.SendWelcome) -> None:
+        for keys in send.keep:
+            for seq, attempt in zip(keys.seq, keys.attempt, strict=True):
+                given = self.t.given.get((keys.log, seq))
+                if given is None or given.attempt != attempt:
+                    raise Violation("current_assignment", f"Welcome keeps {keys.log}/{seq}/{attempt}, open is {given}")
+
+    def replied(self, who: str, epoch: int, value: Any) -> None:
+        if isinstance(value, st.SubmitReply):
+            log = self.t.logs.get(value.root_log)
+            have = len(self.t.items.get(value.root_log, ()))
+            if log is None or value.durable > have or (value.sealed and not log.sealed):
+                raise Violation("durable_before_sent", f"{value}, on disk are {have} items of {log}")
+
+    # ---- workers and clients
+
+    def frame(self, worker: str, epoch: int) -> None:
+        """A worker acts on a coordinator's frame."""
+        newest = self.epochs.get(worker, 0)
+        if epoch < newest:
+            raise Violation("stale_leader_obeyed", f"{worker} saw epoch {newest} and took a frame of {epoch}")
+        self.epochs[worker] = epoch
+
+    def acknowledged_submit(self, run_id: str, durable: int) -> None:
+        row = self.t.runs.get(run_id)
+        have = len(self.t.items.get(row.root_log, ())) if row is not None else 0
+        if durable > have:
+            raise Violation("lost_submit", f"the client of {run_id} was told {durable}, on disk are {have}")
+        self.acknowledged[run_id] = max(self.acknowledged.get(run_id, 0), durable)
+
+    def page(self, run_id: str, entries: list[Any]) -> None:
+        """What a client read of the commit log."""
+        row = self.t.runs[run_id]
+        log = self.commit_logs.get(row.root_log, [])
+        for entry in entries:
+            said = (entry.seq, entry.attempt, int(entry.outcome), entry.data)
+            if entry.position >= len(log) or log[entry.position] != said:
+                raise Violation("commit_log", f"run {run_id} at {entry.position}: read {said}")
+
+    def starts(self, worker: str, log: int, seq: int, attempt: int, exclusive: bool, grace: Any) -> None:
+        """An executor begins. `grace(worker)`: whether that worker's host has only just woken up."""
+        if not exclusive:
+            return
+        running = self.running.setdefault((log, seq), {})
+        for other, was in running:
+            if not grace(other):
+                raise Violation("exclusive", f"{log}/{seq}: {attempt} on {worker} while {was} runs on {other}")
+        running[worker, attempt] = None
+
+    def stops(self, worker: str, log: int, seq: int, attempt: int) -> None:
+        running = self.running.get((log, seq))
+        if running is not None:
+            running.pop((worker, attempt), None)
+
+    def died(self, worker: str) -> None:
+        for running in self.running.values():
+            for key in [k for k in running if k[0] == worker]:
+                del running[key]
+
+    # ---- the end
+
+    def finished(self) -> None:
+        """Every run has ended: what was acknowledged is there, and counted."""
+        t = self.t
+        for run_id, durable in self.acknowledged.items():
+            row = t.runs[run_id]
+            if len(t.items.get(row.root_log, ())) < durable:
+                raise Violation("lost_submit", f"run {run_id}: {durable} were acknowledged")
+            root = t.logs[row.root_log]
+            if (
+                row.state is RunState.COMPLETED
+                and not row.stop_submitting
+                and len(t.results.get(root.log, ())) != root.submitted
+            ):
+                raise Violation("completed", f"run {run_id}: {root}")

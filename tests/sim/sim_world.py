@@ -1,0 +1,436 @@
+"""A scenario under way: the cluster, its faults as they strike, and what is observed."""
+
+from __future__ import annotations
+
+import hashlib
+from collections import Counter
+from collections.abc import Callable
+from random import Random
+from typing import Any
+
+from rollout.model.run import ENDED
+from rollout_coordinator.core.events import Event, Tick
+from rollout_coordinator.core.step import Emit, LogRow, Step, Writes
+from rollout_coordinator.ledger.port import Fence
+from rollout_worker.attempts import AttemptKey, Held
+from sim_certificates import ulid
+from sim_checker import Checker, Violation
+from sim_loop import DEAD, PAUSED, NodeLoop, Scheduler
+from sim_network import Channel, Dial, Network
+from sim_nodes import WORKER_TICK, ClientNode, CoordinatorNode, Node, OperatorNode, WorkerNode
+from sim_scenario import Command, Fault, Scenario
+from sim_store import Store
+
+TTL = 5.0
+STEPS_MIN = 400
+"""Steps of a core in every seed, at least."""
+
+
+class World:
+    def __init__(self, scenario: Scenario, *, trace: bool = False) -> None:
+        self.scenario = scenario
+        self.random = Random(scenario.seed * 2 + 1)
+        self.scheduler = Scheduler()
+        self.scheduler.unhandled = self._unhandled
+        self.network = Network(self.scheduler, self.random)
+        self.network.count = self._fired
+        self.store = Store(self.scheduler, self.random, TTL)
+        self.store.count = self._fired
+        self.store.before = self._before
+        self.store.committed = self._committed
+        self.checker = Checker(self.store.tables)
+        self.faults: Counter[str] = Counter()
+        self.events: Counter[str] = Counter()
+        self.steps = 0
+        self.idle_steps = 0
+        self.commits = 0
+        self.over = False
+        self.failure: Violation | None = None
+        self.keep = trace
+        self.trace: list[str] = []
+        self.milestones: list[str] = []
+        self._hash = hashlib.blake2b(digest_size=16)
+        self._old: dict[int, LogRow] = {}
+        self._numbers = 1000
+        self._processes = 0
+        self._ids: dict[str, list[bytes]] = {}
+        self._pending_commands: Counter[str] = Counter()
+        self._finished: set[str] = set()
+        self._life = self.scheduler.loop("world")
+        self._build()
+
+    def _build(self) -> None:
+        scenario = self.scenario
+        self.coordinators = {name: CoordinatorNode(self, name, rate) for name, rate in scenario.coordinators}
+        self.addresses = [c.address for c in self.coordinators.values()]
+        self.workers = {spec.name: WorkerNode(self, spec) for spec in scenario.workers}
+        self.clients = {plan.client: ClientNode(self, plan.client) for plan in scenario.runs}
+        self.operator = OperatorNode(self)
+        self.plans = {ulid(500 + n): plan for n, plan in enumerate(scenario.runs)}
+        for run_id, plan in self.plans.items():
+            self.clients[plan.client].plans.append((run_id, plan))
+            self.checker.ids[run_id] = self.ids(run_id)
+        self.nodes: dict[str, Node] = {
+            **self.coordinators, **self.workers, **self.clients, "op": self.operator,
+        }  # fmt: skip
+        for n, node in enumerate(self.nodes.values()):
+            self.later(0.01 * n, node.start)
+        for fault in scenario.faults:
+            self.later(fault.at, lambda fault=fault: strike(self, fault))
+        run_ids = list(self.plans)
+        for command in scenario.commands:
+            self._pending_commands[run_ids[command.run]] += 1
+            self.later(0.5, lambda command=command: self._try(command, run_ids[command.run]))
+
+    # ---- names and numbers
+
+    def fresh(self) -> str:
+        self._numbers += 1
+        return ulid(self._numbers)
+
+    def fresh_worker(self) -> str:
+        self._processes += 1
+        return ulid(600 + self._processes)
+
+    def ids(self, run_id: str) -> list[bytes]:
+        found = self._ids.get(run_id)
+        if found is None:
+            count = len(self.plans[run_id].items)
+            found = self._ids[run_id] = [b"%s%06d" % (run_id.encode(), n) for n in range(count)]
+        return found
+
+    def dial(self, loop: NodeLoop) -> Dial:
+        return lambda address, credentials: Channel(self.network, loop, address, credentials.pem)
+
+    def later(self, seconds: float, act: Callable[[], Any]) -> None:
+        self.scheduler.at(self.scheduler.now + seconds, self._life, act)
+
+    # ---- what is observed
+
+    def note(self, line: str) -> None:
+        """A milestone."""
+        self.milestones.append(line)
+        self._line(f"{self.scheduler.now:.6f} {line}")
+
+    def _line(self, line: str) -> None:
+        self._hash.update(line.encode())
+        if self.keep:
+            self.trace.append(line)
+
+    def digest(self) -> str:
+        return self._hash.hexdigest()
+
+    def _fired(self, kind: str) -> None:
+        self.faults[kind] += 1
+
+    def count_event(self, name: str) -> None:
+        self.events[name] += 1
+
+    def violation(self, invariant: str, message: str) -> Violation:
+        if self.failure is None:
+            self.failure = Violation(invariant, message)
+            self.scheduler.stop = True
+        return self.failure
+
+    violated = violation
+
+    def _unhandled(self, loop: NodeLoop, context: dict[str, Any]) -> None:
+        error = context.get("exception")
+        self.crashed(loop.name, error if isinstance(error, BaseException) else RuntimeError(str(context)))
+
+    def crashed(self, name: str, error: BaseException) -> None:
+        """Something of production code raised what nobody expects."""
+        if isinstance(error, Violation):
+            self.violation(error.invariant, error.message)
+        else:
+            self.violation("unhandled", f"{name}: {error!r}").__cause__ = error
+
+    def lost_exceptions(self) -> None:
+        """Of tasks whose result nobody asked for."""
+        for node in self.nodes.values():
+            for task in node.loop.tasks:
+                if node.alive and task.done() and not task.cancelled() and task._log_traceback:  # type: ignore[attr-defined]  # pyright: ignore
+                    self.crashed(node.name, task.exception() or RuntimeError("?"))
+
+    def stepped(self, node: CoordinatorNode, events: list[Event], step: Step) -> None:
+        self.steps += 1
+        if len(events) == 1 and isinstance(events[0], Tick):
+            self.idle_steps += 1
+        lease = self.store.tables.lease
+        if lease is not None and lease.epoch != node.epoch:
+            self._fired("deposed_leader_steps")
+        kinds = ",".join([type(event).__name__ for event in events])
+        self._line(f"{self.scheduler.now:.6f} {node.name}/{node.epoch} {kinds} -> {len(step.sends)} {len(step.loads)}")
+
+    def led(self, node: CoordinatorNode) -> None:
+        self.note(f"{node.name} leads epoch {node.epoch}")
+
+    def emitted(self, node: CoordinatorNode, send: Emit) -> None:
+        self.events[send.event] += 1
+        self._line(f"{self.scheduler.now:.6f} {node.name} {send.event} {sorted(send.fields.items())}")
+
+    def _before(self, who: str, fence: Fence, writes: Writes) -> None:
+        self._guarded(lambda: self.checker.before(who, fence, writes))
+        logs = self.store.tables.logs
+        self._old = {log: logs[log] for log in writes.logs if log in logs}
+
+    def _committed(self, who: str, fence: Fence, writes: Writes) -> None:
+        self.commits += 1
+        self._guarded(lambda: self.checker.committed(writes, self._old))
+        rows = [(row.log, row.submitted, row.cursor, row.done, row.failed) for row in writes.logs.values()]
+        self._line(f"{self.scheduler.now:.6f} {who} commits {fence.epoch}/{fence.batch} {rows}")
+        for run in writes.runs.values():
+            self._line(f"run {run.spec.run_id[-3:]} {run.state}")
+
+    def _guarded(self, check: Callable[[], None]) -> None:
+        try:
+            check()
+        except Violation as violation:
+            raise self.violation(violation.invariant, violation.message) from None
+
+    def starts(self, node: WorkerNode, held: Held) -> None:
+        def grace(incarnation: str) -> bool:
+            # A host that was stopped and goes on finds out with its next tick.
+            woke = [w.woke_at for w in self.workers.values() if w.incarnation == incarnation]
+            asleep = [w for w in self.workers.values() if w.incarnation == incarnation and w.loop.state == PAUSED]
+            return bool(asleep) or any(self.scheduler.now - at <= 2 * WORKER_TICK for at in [*woke, node.woke_at])
+
+        self.checker.starts(node.incarnation, held.log, held.seq, held.attempt, held.spec.exclusive, grace)
+
+    def stops(self, node: WorkerNode, key: AttemptKey) -> None:
+        self.checker.stops(node.incarnation, key.log, key.seq, key.attempt)
+
+    def revoking(self, session: str) -> None:
+        """A steal is under way: whoever waited for it is drained."""
+        for node in self.workers.values():
+            if node.drain_at_revoke is not None and node.alive and node.driver.session_id == session:
+                budget, node.drain_at_revoke = node.drain_at_revoke, None
+                self._fired("drain_in_steal")
+                self.note(f"fault drain_in_steal {node.name}")
+                node.drain(budget)
+
+    # ---- runs
+
+    def opened_at(self, run_id: str) -> float:
+        return self.plans[run_id].at
+
+    def has_ended(self, run_id: str) -> bool:
+        row = self.store.tables.runs.get(run_id)
+        return row is not None and row.state in ENDED
+
+    def final(self, run_id: str) -> bool:
+        return not self._pending_commands[run_id] and self.has_ended(run_id)
+
+    def finished(self, run_id: str) -> None:
+        row = self.store.tables.runs[run_id]
+        log = self.store.tables.logs[row.root_log]
+        self.note(f"run {run_id[-3:]} {row.state} {log.cursor}/{log.submitted} done {log.done} failed {log.failed}")
+        self._finished.add(run_id)
+        if len(self._finished) == len(self.plans):
+            self._end_when_due()
+
+    def _end_when_due(self) -> None:
+        """Not before the last fault, nor before there was something to see."""
+        if self.scheduler.now >= self.scenario.heal_at and self.steps >= STEPS_MIN:
+            self.scheduler.stop = True
+        else:
+            self.later(0.5, self._end_when_due)
+
+    def _try(self, command: Command, run_id: str) -> None:
+        """Wait for the run to get that far."""
+        row = self.store.tables.runs.get(run_id)
+        if row is None or (
+            row.state not in ENDED and self.store.tables.logs[row.root_log].cursor < command.after
+            and self.scheduler.now < self.scenario.heal_at
+        ):  # fmt: skip
+            self.later(0.2, lambda: self._try(command, run_id))
+            return
+        self.operator.spawn(self._command(command, run_id))
+
+    async def _command(self, command: Command, run_id: str) -> None:
+        import asyncio
+
+        if await self.operator.verb(run_id, command.verb, command.after):
+            self.events[f"verb_{command.verb}"] += 1
+            if command.back:
+                await asyncio.sleep(command.seconds)
+                await self.operator.verb(run_id, command.back)
+                if command.back == "resume":  # an interrupted run takes another word
+                    await self.operator.verb(run_id, "continue")
+        self._pending_commands[run_id] -= 1
+
+
+# ---- faults
+
+
+def strike(world: World, fault: Fault) -> None:
+    """Make it happen, and see to its end."""
+    world.note(f"fault {fault.kind} {fault.node} {fault.peer} {fault.seconds} {fault.amount}")
+    if _FAULTS[fault.kind](world, fault):
+        world.faults[fault.kind] += 1
+
+
+def _partition(world: World, f: Fault) -> bool:
+    world.network.block(f.node, f.peer)
+    world.later(f.seconds, lambda: world.network.unblock(f.node, f.peer))
+    return True
+
+
+def _one_way(world: World, f: Fault) -> bool:
+    world.network.block(f.node, f.peer, both=False)
+    world.later(f.seconds, lambda: world.network.unblock(f.node, f.peer))
+    return True
+
+
+def _cut(world: World, f: Fault) -> bool:
+    world.network.cut(f.node, f.peer)
+    return True
+
+
+def _reorder(world: World, f: Fault) -> bool:
+    world.network.spread[f.node] = f.amount
+    world.later(f.seconds, lambda: world.network.spread.pop(f.node, None))
+    return False  # counted message by message
+
+
+def _duplicate(world: World, f: Fault) -> bool:
+    world.network.twice = f.amount
+    world.later(f.seconds, lambda: setattr(world.network, "twice", 0.0))
+    return False
+
+
+def _pause_node(world: World, node: Node, seconds: float) -> bool:
+    """Stopped and continued: its deadlines pass meanwhile; peers give up its connections."""
+    if not node.alive or node.loop.state == PAUSED:
+        return False
+    loop = node.loop
+    loop.pause()
+
+    def resume() -> None:
+        if loop.state == PAUSED:
+            node.woke_at = world.scheduler.now
+            loop.resume()
+
+    world.later(seconds, resume)
+    if seconds > world.network.break_after:
+        world.later(world.network.break_after, lambda: world.network.gone(node.name))
+    return True
+
+
+def _pause(world: World, f: Fault) -> bool:
+    return _pause_node(world, world.nodes[f.node], f.seconds)
+
+
+def _crash(world: World, f: Fault) -> bool:
+    node = world.nodes[f.node]
+    if not node.alive:
+        return False
+    node.crash()
+    node.restart_in(f.seconds)
+    return True
+
+
+def _child_crash(world: World, f: Fault) -> bool:
+    node = world.workers[f.node]
+    return node.alive and node.driver is not None and node.driver.crash_child()
+
+
+def _arm(name: str) -> Callable[[World, Fault], bool]:
+    def act(world: World, f: Fault) -> bool:
+        setattr(world.coordinators[f.node].faults, name, int(f.amount))
+        return False  # counted when a commit meets it
+
+    return act
+
+
+def _slow_commit(world: World, f: Fault) -> bool:
+    faults = world.coordinators[f.node].faults
+    faults.slow = f.amount
+    world.later(f.seconds, lambda: setattr(faults, "slow", 0.0))
+    return False
+
+
+def _unreachable(world: World, f: Fault) -> bool:
+    faults = world.coordinators[f.node].faults
+    faults.unreachable = True
+    world.later(f.seconds, lambda: setattr(faults, "unreachable", False))
+    return False
+
+
+def _store_full(world: World, f: Fault) -> bool:
+    world.store.full = True
+    world.later(f.seconds, lambda: setattr(world.store, "full", False))
+    return False
+
+
+def _two_leaders(world: World, f: Fault) -> bool:
+    """The leader is stopped, or away from the database, for longer than its lease lasts; then it is back."""
+    lease = world.store.tables.lease
+    leader = next((c for c in world.coordinators.values() if lease is not None and c.address == lease.address), None)
+    if leader is None or not leader.alive:
+        return False
+    if f.amount:
+        leader.faults.unreachable = True
+        world.later(f.seconds, lambda: setattr(leader.faults, "unreachable", False))
+        return True
+    return _pause_node(world, leader, f.seconds)
+
+
+def _clock_jump(world: World, f: Fault) -> bool:
+    node = world.nodes[f.node]
+    node.wall_offset_ms += int(f.amount)
+    world.later(4.0, lambda: setattr(node, "wall_offset_ms", node.wall_offset_ms - int(f.amount)))  # NTP
+    return node.alive
+
+
+def _drain(world: World, f: Fault) -> bool:
+    world.workers[f.node].drain(f.amount)
+    return world.workers[f.node].alive
+
+
+def _drain_in_steal(world: World, f: Fault) -> bool:
+    world.workers[f.node].drain_at_revoke = f.amount
+    return False
+
+
+def _operator_drain(world: World, f: Fault) -> bool:
+    node = world.workers[f.node]
+    if not node.alive or not world.operator.alive:
+        return False
+
+    async def order() -> None:
+        from rollout.model.errors import RolloutError
+
+        try:
+            await world.operator.runs.worker_command(node.incarnation, "drain")
+        except RolloutError as error:
+            if error.code not in ("not_found", "wrong_state"):
+                raise
+
+    world.operator.spawn(order())
+    return True
+
+
+def _slow_node(world: World, f: Fault) -> bool:
+    node = world.nodes[f.node]
+    node.set_lag(f.amount)
+    world.later(f.seconds, lambda: node.set_lag(0.0))
+    return node.alive
+
+
+def _handover(world: World, f: Fault) -> bool:
+    node = world.coordinators[f.node]
+    if not node.alive or node.loop.state == DEAD:
+        return False
+    node.loop.call_soon(node.stop)
+    return True
+
+
+_FAULTS: dict[str, Callable[[World, Fault], bool]] = {
+    "partition": _partition, "one_way": _one_way, "cut": _cut, "reorder": _reorder, "duplicate": _duplicate,
+    "pause": _pause, "suspend": _pause, "crash": _crash, "child_crash": _child_crash, "failed_commit": _arm("fail"),
+    "torn_commit": _arm("torn"), "late_commit": _arm("late"), "slow_commit": _slow_commit,
+    "store_unreachable": _unreachable, "store_full": _store_full, "two_leaders": _two_leaders,
+    "clock_jump": _clock_jump, "drain": _drain, "drain_in_steal": _drain_in_steal, "slow_node": _slow_node,
+    "handover": _handover, "client_dies": _crash, "operator_drain": _operator_drain,
+}  # fmt: skip
