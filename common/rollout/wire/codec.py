@@ -24,6 +24,10 @@ ID_BYTES = 32
 ERROR_TEXT_MAX = 4096
 ERROR_CODE_MAX = 128
 INT_MAX = (1 << 63) - 1  # both databases store signed 64 bit
+UNITS_MAX = (1 << 32) - 1
+"""Units (tokens) of one result: their sum over a run still fits."""
+NAME_MAX = 1024
+"""Bytes of a lane's name: it is part of a key, which PostgreSQL limits to 2,700."""
 CONFIG_DEPTH = 100
 """Levels of a run's configuration: what compares, copies and prints it goes down level by level."""
 
@@ -125,6 +129,7 @@ def _spec_of_bytes(body: bytes) -> ItemSpec:
     wire = common_pb2.ItemSpec.FromString(body)
     if wire.not_before_ms < 0:
         raise ProtocolError(f"spec.not_before_ms: {wire.not_before_ms} is negative")
+    check_name("spec.lane", wire.lane)
     _check_size("spec.timeout_ms", wire.timeout_ms)
     _check_size("spec.retry_backoff_ms", wire.retry_backoff_ms)
     return ItemSpec(
@@ -155,6 +160,17 @@ def _amounts(field: str, wire: Mapping[str, float]) -> tuple[tuple[str, float], 
         if not math.isfinite(value) or value < 0:
             raise ProtocolError(f"{field}: {name} = {value} must be a finite number, 0 or more")
     return tuple(sorted(wire.items()))
+
+
+def check_name(field: str, text: str) -> None:
+    """ProtocolError: too long for a key, or with a NUL, which PostgreSQL cannot store and would mistake for another."""
+    if "\x00" in text or len(text.encode()) > NAME_MAX:
+        raise ProtocolError(f"{field}: it has a NUL or more than {NAME_MAX} bytes")
+
+
+def check_units(units: Iterable[int]) -> None:
+    if max(units, default=0) > UNITS_MAX:
+        raise ProtocolError(f"units: a result has more than {UNITS_MAX}")
 
 
 def _check_size(field: str, value: int) -> None:
@@ -344,6 +360,8 @@ def run_spec_from_wire(wire: runs_pb2.RunSpec) -> RunSpec:
     names = [lane.name for lane in wire.lanes]
     if len(set(names)) != len(names):
         raise ProtocolError("lanes: a name is there twice")
+    for name in names:
+        check_name("lanes", name)
     if any(not policy.name for policy in wire.policies):
         raise ProtocolError("policies: one has no name")
     _check_size("pause_timeout_ms", wire.pause_timeout_ms)
