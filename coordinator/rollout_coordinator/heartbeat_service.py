@@ -96,7 +96,7 @@ class ControlService(control_pb2_grpc.ControlServicer):
     def _command(self, send: SendControl) -> control_pb2.ControlCommand:
         command = control_pb2.ControlCommand(epoch=self._gate.epoch)
         if send.verb == "drain":
-            budget = int(send.argument) if send.argument.isdigit() else 0
+            budget = int(send.argument) if send.argument.isdecimal() else 0
             command.drain.CopyFrom(control_pb2.Drain(budget_ms=budget, reason="operator"))
         elif send.verb == "reload":
             command.reload.CopyFrom(control_pb2.ReloadPlugins(names=[n for n in send.argument.split(",") if n]))

@@ -41,6 +41,8 @@ PAGE_BYTES = 800 << 10
 STATUS_INTERVAL_S = 1.0
 BURST_PAUSE_S = 0.02  # a watcher that is up to date reads again at most this often
 LIST_MAX = 1000
+ARGUMENT_MAX = 4096
+DIGITS_MAX = 12
 VERBS = ("pause", "resume", "kill", "continue", "priority")
 WORKER_VERBS = ("drain", "reload", "log-level")
 
@@ -312,6 +314,10 @@ class RunsService(runs_pb2_grpc.RunsServicer):
                 raise InputError(f"Unknown verb {request.verb!r}; there are {', '.join(WORKER_VERBS)}.")
             if not is_ulid(request.incarnation):
                 raise NotFoundError(f"There is no worker {request.incarnation!r}; `rollout workers` shows them.")
+            if len(request.argument) > ARGUMENT_MAX:
+                raise InputError(f"The argument of {request.verb} has over {ARGUMENT_MAX} characters.")
+            if request.verb == "drain" and len(request.argument) > DIGITS_MAX and request.argument.isdecimal():
+                raise InputError(f"A drain takes milliseconds of at most {DIGITS_MAX} digits.")
             future = await self._driver.request(
                 lambda n: WorkerCommand(n, request.incarnation, request.verb, request.argument)
             )

@@ -9,6 +9,7 @@ from rollout.model.errors import ProtocolError
 from rollout.model.item import Blob, Key, ObjectSlice, Outcome
 from rollout.model.run import RunSpec
 from rollout.wire.codec import (
+    check_units,
     credit_from_wire,
     failure_to_wire,
     failures_from_wire,
@@ -92,6 +93,8 @@ def result_group(group: work_pb2.ResultGroup) -> ResultGroup:
     failures = failures_from_wire(group.errors)
     if any(index >= count for index in failures):
         raise ProtocolError("Results: an error names an entry that is not there.")
+    check_units(group.units_in)
+    check_units(group.units_out)
     return ResultGroup(
         log=group.log,
         seq=list(group.seq),

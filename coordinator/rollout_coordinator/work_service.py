@@ -7,12 +7,12 @@ import contextlib
 from typing import Any
 
 import structlog
-from rollout.model.errors import ProtocolError, RolloutError, UnavailableError
+from rollout.model.errors import InputError, ProtocolError, RolloutError, UnavailableError
 from rollout.model.ids import is_ulid
 from rollout.security.roles import Peer, Role
 from rollout.wire.v1 import work_pb2, work_pb2_grpc
 
-from rollout_coordinator.core.events import WorkerGone, WorkerResults
+from rollout_coordinator.core.events import WorkerGone, WorkerResults, WorkerSpawn
 from rollout_coordinator.driver import Driver
 from rollout_coordinator.leadership import Gate, read
 from rollout_coordinator.objects_gate import ObjectsGate
@@ -82,8 +82,11 @@ class WorkService(work_pb2_grpc.WorkServicer):
             event = up_event(frame)
             if isinstance(event, WorkerResults):
                 await self._objects.check_results(event)
-            else:
-                await self._objects.check_payloads(event_objects(event))
+            elif isinstance(event, WorkerSpawn):
+                try:
+                    await self._objects.check_payloads(event_objects(event))
+                except InputError as error:  # of one item's code: not a reason to end its worker's stream
+                    event.missing = error.message
             await self._driver.submit(event)
 
     async def _write(self, session: Session, context: Any) -> None:

@@ -42,6 +42,9 @@ class FakeLedger:
                 self.items.pop(log, None)
                 self.results.pop(log, None)
             self.runs.pop(run_id, None)
+            for table in (self.lanes, self.specs):
+                for key in [k for k in table if k[0] == run_id]:
+                    del table[key]
         self.runs.update(copy.deepcopy(w.runs))
         self.logs.update(w.logs)
         self.next_log = max([self.next_log, *(n + 1 for n in w.logs)])

@@ -30,7 +30,8 @@ from rollout.wire.v1 import (
 FILES = (common_pb2, control_pb2, heartbeat_pb2, join_pb2, objects_pb2, plugin_pb2, runs_pb2, work_pb2)
 
 Known = Mapping[str, Sequence[Any]]
-"""Field name (`seq`) or message and field name (`Hello.incarnation`) to the values it mostly has; the first is tamest."""
+"""Field name (`seq`) or message and field name (`Hello.incarnation`) to the values it mostly has, the tamest first; none:
+it is mostly absent. A function gives the value for a message of so many rows: columns mostly agree."""
 
 T = TypeVar("T")
 DEPTH = 4
@@ -97,10 +98,11 @@ def kinds() -> list[type[Message]]:
     ]
 
 
-def _value(feed: Feed, field: FieldDescriptor, known: Known, depth: int) -> Any:
+def _value(feed: Feed, field: FieldDescriptor, known: Known, depth: int, rows: int = 1) -> Any:
     likely = _likely(field, known)
-    if likely is not None and feed.byte() < 208:
-        return feed.pick(likely)
+    if likely and feed.byte() < 224:
+        value = feed.pick(likely)
+        return value(rows) if callable(value) else value
     if field.message_type is not None:
         return build(message_factory.GetMessageClass(field.message_type), feed, known, depth - 1)
     edges = _EDGES[field.type]
@@ -121,6 +123,7 @@ def _likely(field: FieldDescriptor, known: Known) -> Sequence[Any] | None:
 def build(kind: type[Message], feed: Feed, known: Known | None = None, depth: int = DEPTH) -> Any:
     known = known or {}
     message = kind()
+    rows = 1 + feed.below(REPEAT)
     descriptor: Descriptor = kind.DESCRIPTOR
     chosen = {
         oneof.name: feed.pick(oneof.fields) for oneof in descriptor.oneofs if not oneof.name.startswith("_")
@@ -131,15 +134,15 @@ def build(kind: type[Message], feed: Feed, known: Known | None = None, depth: in
         group = field.containing_oneof
         if group is not None and group.name in chosen:
             if chosen[group.name] is field:
-                _set(feed, message, field, known, depth)
+                _set(feed, message, field, known, depth, rows)
             continue
-        presence = feed.byte()
-        if presence < 240 if _likely(field, known) is not None else presence & 1:
-            _set(feed, message, field, known, depth)
+        presence, likely = feed.byte(), _likely(field, known)
+        if presence & 1 if likely is None else presence < 244 if likely else presence > 244:
+            _set(feed, message, field, known, depth, rows)
     return message
 
 
-def _set(feed: Feed, message: Message, field: FieldDescriptor, known: Known, depth: int) -> None:
+def _set(feed: Feed, message: Message, field: FieldDescriptor, known: Known, depth: int, rows: int) -> None:
     if field.message_type is not None and field.message_type.GetOptions().map_entry:
         key, value = field.message_type.fields
         target = getattr(message, field.name)
@@ -147,12 +150,12 @@ def _set(feed: Feed, message: Message, field: FieldDescriptor, known: Known, dep
             name, drawn = _value(feed, key, known, depth), _value(feed, value, known, depth)
             target[name].CopyFrom(drawn) if value.message_type is not None else target.__setitem__(name, drawn)
     elif field.is_repeated:
-        count = feed.below(REPEAT + 1) if _likely(field, known) is None else 1 + feed.below(REPEAT)
+        count = feed.below(REPEAT + 1) if feed.byte() > 236 or field.message_type is not None else rows
         getattr(message, field.name).extend([_value(feed, field, known, depth) for _ in range(count)])
     elif field.message_type is not None:
         getattr(message, field.name).CopyFrom(_value(feed, field, known, depth))
     else:
-        setattr(message, field.name, _value(feed, field, known, depth))
+        setattr(message, field.name, _value(feed, field, known, depth, rows))
 
 
 def damage(feed: Feed, data: bytes) -> bytes:

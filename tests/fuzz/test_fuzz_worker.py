@@ -132,7 +132,20 @@ KINDS = {
     Kind.PROGRESS: work_pb2.Progress,
 }
 HELD = {"log": (LOG,), "seq": (0, 1, 2, 3), "attempt": (1,), "run_id": (RUN_ID,)}
-ITEM = {"ItemBatch.ids": (bytes(32),), "ItemBatch.length": (0,), "ItemBatch.data": (b"",), "first_seq": (0, 0, 1)}
+ITEM = {
+    "ItemBatch.ids": (lambda rows: bytes(32) * rows,),
+    "ItemBatch.length": (0,),
+    "ItemBatch.data": (b"",),
+    "ItemBatch.refs": (),
+    "ItemBatch.spec_index": (),
+    "ItemSpec.resources": (),
+    "first_seq": (0, 0, 1),
+    "ResultGroup.outcome": (1, 2),
+    "ResultGroup.length": (0,),
+    "ResultGroup.data": (b"",),
+    "ResultGroup.refs": (),
+    "ResultGroup.errors": (),
+}
 
 json_values = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=8) | st.just(1 << 80),
@@ -303,9 +316,14 @@ DOWN = {
     "run_id": (RUN_ID,),
     "RunContext.workload": ("script", "infer", "unknown"),
     "RunContext.config": (b"{}", b'{"a": 1}', b"not json", b"[1]"),
-    "AssignGroup.ids": (bytes(32), bytes(64)),
+    "AssignGroup.ids": (lambda rows: bytes(32) * rows,),
     "AssignGroup.length": (0,),
     "AssignGroup.data": (b"",),
+    "AssignGroup.refs": (),
+    "AssignGroup.spec_index": (),
+    "AssignGroup.isolate": (),
+    "AssignGroup.predecessors": (),
+    "ItemSpec.resources": (),
 }
 
 local = st.sampled_from(["ready", "results", "end", "tick", "drop", "wait", "kill", "nothing"])

@@ -13,7 +13,14 @@ from typing import Any, cast
 from google.protobuf.message import DecodeError
 from rollout.model.errors import ProtocolError
 from rollout.model.item import Failure, Outcome
-from rollout.wire.codec import INT_MAX, failures_from_wire, item_batch_from_wire, text_for_wire, unpack_blobs
+from rollout.wire.codec import (
+    INT_MAX,
+    check_units,
+    failures_from_wire,
+    item_batch_from_wire,
+    text_for_wire,
+    unpack_blobs,
+)
 from rollout.wire.v1 import common_pb2, work_pb2
 
 from rollout_worker import session_events as ev
@@ -83,8 +90,8 @@ def _results(child: int, body: bytes) -> ev.Event:
             raise ProtocolError(f"results of a child: {count} seqs but {len(getattr(group, name))} of {name}")
     if not _OUTCOMES.issuperset(group.outcome):
         raise ProtocolError("results of a child: an outcome that is none")
-    if max((*group.units_in, *group.units_out), default=0) > INT_MAX:
-        raise ProtocolError("results of a child: units do not fit 63 bits")
+    check_units(group.units_in)
+    check_units(group.units_out)
     if any(index >= count for index in failures_from_wire(group.errors)):
         raise ProtocolError("results of a child: an error names an entry that is not there")
     return ev.ChildResults(child, group)

@@ -177,6 +177,7 @@ class WorkerSpawn:
     specs: tuple[ItemSpec, ...]
     spec_index: list[int] | None
     seal: bool
+    missing: str = ""  # why its items cannot be taken: objects that are not there
 
 
 @dataclass(slots=True)

@@ -42,8 +42,8 @@ class Compiled:
 
 def number(policy: Policy, options: dict[str, str], key: str, default: int = 0) -> int:
     text = options.get(key, str(default))
-    if not text.isdigit():
-        raise InputError(f"policy {policy.name}: {key} must be a whole number, got {text!r}")
+    if not (text.isascii() and text.isdigit() and len(text) <= 18):
+        raise InputError(f"policy {policy.name}: {key} must be a whole number of at most 18 digits, got {text[:40]!r}")
     return int(text)
 
 

@@ -6,7 +6,7 @@ that waits gives up its slot and caps until there is something for it to read.
 
 from __future__ import annotations
 
-from rollout.model.errors import ConflictError, ProtocolError, RolloutError
+from rollout.model.errors import ConflictError, InputError, RolloutError
 from rollout.model.item import AttemptEnd, Failure, Key
 
 from rollout_coordinator.core import results, runs, workers
@@ -42,10 +42,6 @@ def spawn(c: State, event: WorkerSpawn) -> None:
     if child.checking:  # the end of the log is not known before the ledger has answered
         child.held.append(event)
         return
-    if event.first_ordinal > child.submitted:
-        gap = f"children of item {parent.seq} start at {event.first_ordinal}, but only {child.submitted} are there"
-        workers.quarantine(c, grant.worker, ProtocolError(gap))
-        return
     log = child
 
     def refusal() -> RolloutError | None:
@@ -55,7 +51,8 @@ def spawn(c: State, event: WorkerSpawn) -> None:
     def done(error: RolloutError | None) -> None:
         now = holder(c, event.session, parent, attempt)
         if error is not None and now is not None:
-            why = f"{error.message}; a parent must spawn the same children each time"
+            # Ordinals, ids and objects are the user's own: his item pays, not the worker that runs it.
+            why = f"{error.message}; a parent must spawn the same children each time, without a gap"
             failure = Failure("spawn_conflict", why, False)
             cancel(now.worker, [(now, [parent.seq])], "spawn_conflict", c.step.sends)
             results.close_failed(c, now, parent.seq, failure)
@@ -63,6 +60,9 @@ def spawn(c: State, event: WorkerSpawn) -> None:
             log.sealed = True
             touch(c, log)
 
+    if event.missing:
+        done(InputError(event.missing))
+        return
     add_items(c, log, event.first_ordinal, event.ids, event.payloads, event.specs, event.spec_index, done, refusal)
 
 
