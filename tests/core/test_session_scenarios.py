@@ -285,6 +285,17 @@ def test_an_engine_takes_its_width_and_raises_credit_for_its_run() -> None:
     assert (credit[0].items, dict(credit[0].run_items)) == (2, {RUN: 6})
 
 
+def test_a_run_that_finds_its_engine_up_gets_the_same_credit() -> None:
+    w = Worker(slots=1)
+    other = RUN[:-1] + "W"
+    w.assign(range(2), workload="infer")
+    w.ready(width=3)
+    w.end(1, 0)
+    w.end(1, 1)
+    credit = [f.credit for f in w.sent(w.assign([0], workload="infer", run=other)) if f.WhichOneof("body") == "credit"]
+    assert dict(credit[-1].run_items) == {RUN: 6, other: 6}
+
+
 def test_an_isolated_attempt_runs_alone_in_its_engine() -> None:
     w = Worker()
     w.assign([0, 1, 2], workload="infer", isolate=[1])

@@ -30,6 +30,7 @@ from rollout_worker.attempts import (
 from rollout_worker.child_events import ChildEvents
 from rollout_worker.executors.port import Run
 from rollout_worker.holding import SILENT, Phase, Revoke, SessionSettings
+from rollout_worker.placement import ChildState
 
 __all__ = ["Phase", "Session", "SessionSettings"]
 
@@ -138,10 +139,13 @@ class Session(ChildEvents):
 
     def _assign(self, assign: work_pb2.Assign, now: float) -> None:
         for group in assign.groups:
+            known = group.run.run_id in self._plans
             plan = self._plan_of(group.run)
             if isinstance(plan, Failure):
                 self._refuse(group, plan)
                 continue
+            if not known:
+                self._use_engine(group.run.run_id, plan, now)
             for held in held_from_wire(group, plan):
                 key = held.key
                 if key in self.held or key in self.unacknowledged:
@@ -170,6 +174,12 @@ class Session(ChildEvents):
             plan = Failure(error.error_code, error.message, error.retry)
         self._plans[context.run_id] = plan
         return plan
+
+    def _use_engine(self, run_id: str, plan: Plan, now: float) -> None:
+        """An engine that is up already, for another run, says no second time how much it takes at once."""
+        up = [c.width for c in self.place.children.values() if c.plan.key == plan.key and c.state is ChildState.UP]
+        if plan.kind == "engine" and up and self.credit.engine_up(run_id, max(up)):
+            self._tell_credit(now)
 
     def _refuse(self, group: work_pb2.AssignGroup, failure: Failure) -> None:
         for seq, attempt in zip(group.seq, group.attempt, strict=False):
