@@ -23,6 +23,7 @@ SPECS = {
     ),
     "groups": ([ItemSpec(group="g"), ItemSpec(group="h"), ItemSpec(), ItemSpec(group="g")], {}),
     "arrival": ([ItemSpec(), ItemSpec(affinity="m")], {"order": Order.ARRIVAL}),
+    "preferred": ([ItemSpec(affinity="a"), ItemSpec(affinity="b", cost=3), ItemSpec(), ItemSpec(cost=1)], {}),
     "gpu": ([ItemSpec(resources=(("slots", 1.0), ("gpus", 1.0))), ItemSpec(max_worker_lost=2)], {}),
     "append": ([ItemSpec(max_attempts=1)], {"policies": (Policy("append", (("on", "failed"),)),)}),
 }  # fmt: skip

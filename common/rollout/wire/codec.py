@@ -116,6 +116,7 @@ def spec_to_wire(spec: ItemSpec) -> common_pb2.ItemSpec:
         pipelined=spec.pipelined,
         not_before_ms=spec.not_before_ms,
         retry_backoff_ms=spec.retry_backoff_ms,
+        cost=spec.cost,
     )
 
 
@@ -150,6 +151,7 @@ def _spec_of_bytes(body: bytes) -> ItemSpec:
         pipelined=wire.pipelined,
         not_before_ms=wire.not_before_ms,
         retry_backoff_ms=wire.retry_backoff_ms,
+        cost=wire.cost,
     )
 
 

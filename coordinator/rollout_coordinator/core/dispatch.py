@@ -14,7 +14,8 @@ from rollout.model.item import Blob, ItemState
 from rollout_coordinator.core.attempts import open_grant
 from rollout_coordinator.core.chains import may_go, predecessor
 from rollout_coordinator.core.events import Keys
-from rollout_coordinator.core.state import FRESH, Batch, Grant, History, Run, Shape, SpecQueue, State, Worker
+from rollout_coordinator.core.prefer import limit_of_order, prefer, served, within
+from rollout_coordinator.core.state import FRESH, ROOT_RANK, Batch, Grant, History, Run, Shape, SpecQueue, State, Worker
 from rollout_coordinator.core.step import AssignGroup, AssignmentRow, SendAssign
 from rollout_coordinator.core.tables import ITEM
 from rollout_coordinator.core.window import enlist, landed, unpark
@@ -173,6 +174,22 @@ def take_from_run(c: State, frame: Frame, run: Run, n: int, soft: bool) -> tuple
                 best = shape
         if best is None:
             break
+        limit = limit_of_order(c, best, aside) if best.prefs is not None else ROOT_RANK
+        queue = prefer(best, worker, limit) if best.prefs is not None and soft else None
+        if queue is not None:  # it stays in the heap
+            most = within(queue, limit)
+            if best.strict:
+                most = min(most, strict_room(worker, best))
+            got = take(c, frame, queue, min(n, most))
+            n -= got
+            taken += got
+            if not got:
+                break
+            continue
+        if not best.heap:
+            continue
+        if best.heap[0][2] > limit:
+            break  # what was set aside must go first
         queue = heapq.heappop(best.heap)[-1]
         queue.queued = False
         if not queue.size or queue.log.closed:
@@ -184,6 +201,8 @@ def take_from_run(c: State, frame: Frame, run: Run, n: int, soft: bool) -> tuple
             continue
         if most == 0:  # parked
             continue
+        if best.prefs is not None:
+            most = min(most, within(queue, limit))
         if best.strict:
             most = min(most, strict_room(worker, best))
         got = take(c, frame, queue, min(n, most))
@@ -325,7 +344,7 @@ def give(
                 grant.pred = (before[0], before[1])
         queue.chain.flying[seqs[0]] = grant
     if info.spec.affinity:
-        log.run.warm[info.spec.affinity] = frame.worker.id
+        served(queue, frame.worker)
     c.totals["assigned"] += n
 
 

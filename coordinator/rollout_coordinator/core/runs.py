@@ -8,6 +8,7 @@ from rollout.model.run import ENDED, RunSpec, RunState
 
 from rollout_coordinator.core import policies
 from rollout_coordinator.core.attempts import cancel, close, run_grants
+from rollout_coordinator.core.prefer import watch
 from rollout_coordinator.core.state import LaneState, Log, Run, Shape, SpecInfo, State, touch, touch_run
 from rollout_coordinator.core.step import AttemptRow, Emit, RunMoved, RunRow, SendRunEnded, SpecRow
 from rollout_coordinator.core.tables import RUN
@@ -77,6 +78,8 @@ def intern_spec(c: State, run: Run, spec: ItemSpec, write: bool = True) -> SpecI
     run.by_spec[spec] = info
     if spec.group:
         run.tracked = True
+    if spec.affinity or spec.cost:
+        watch(run, shape)
     if write:
         c.step.writes.specs.append(SpecRow(run.id, info.index, spec))
     return info

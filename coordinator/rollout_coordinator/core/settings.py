@@ -14,6 +14,7 @@ class CoreSettings:
     window_items: int = 8192  # pending rows of one log kept in memory
     window_bytes: int = 32 << 20
     window_items_max: int = 65536  # grown to this while lanes or chains block the head of the window
+    reorder_items: int = 4096  # how far behind an item another may be that is begun before it for its cost or affinity
     commit_horizon: int = 100_000  # runs with commit-time policies: dispatch at most this far past the cursor
     assign_items_max: int = 256  # per worker and frame
     assign_bytes_max: int = 512 << 10  # inline payload bytes per frame; the wire limit is 1 MiB

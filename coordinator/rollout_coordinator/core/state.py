@@ -47,7 +47,7 @@ class Chunk:
 class Shape:
     """What a worker must have: checked once per worker for all specs of a run that ask the same."""
 
-    __slots__ = ("heap", "labels", "needs", "plugin", "roles", "slots", "strict", "workload")
+    __slots__ = ("heap", "labels", "needs", "plugin", "prefs", "roles", "slots", "strict", "workload")
 
     def __init__(self, spec: ItemSpec, workload: str) -> None:
         self.workload = workload
@@ -57,6 +57,24 @@ class Shape:
         self.slots = dict(spec.resources).get("slots", 0.0)
         self.strict = tuple((name, amount) for name, amount in spec.resources if name != "slots" and amount > 0)
         self.heap: list[tuple[int, int, int, int, SpecQueue]] = []
+        self.prefs: Prefs | None = None  # until its items differ
+
+
+Entry = tuple[int, int, "SpecQueue"]
+"""Head, number of the entry, queue."""
+
+
+class Prefs:
+    """Queues by where they should be served and what their items cost. Entries may be out of date: a queue's `place`
+    says where it is now."""
+
+    __slots__ = ("costs", "entries", "homes", "last")
+
+    def __init__(self) -> None:
+        self.homes: dict[str, dict[int, list[Entry]]] = {}  # "": nobody's yet
+        self.costs: set[int] = set()
+        self.entries = 0
+        self.last: dict[str, SpecQueue] = {}  # worker -> what it was given last
 
 
 class SpecInfo:
@@ -71,7 +89,7 @@ class SpecInfo:
 class SpecQueue:
     """Pending items of one log and spec that are in memory."""
 
-    __slots__ = ("chain", "chunks", "info", "log", "queued", "retry", "size")
+    __slots__ = ("chain", "chunks", "info", "log", "place", "queued", "retry", "size")
 
     def __init__(self, log: Log, info: SpecInfo, chain: Chain | None) -> None:
         self.log, self.info, self.chain = log, info, chain
@@ -79,6 +97,7 @@ class SpecQueue:
         self.retry: list[tuple[int, bytes, Blob, History]] = []  # heap by seq: items tried before
         self.size = 0
         self.queued = False  # in a heap, or parked at whatever blocks it
+        self.place: str | None = None  # where its shape's prefs have it
 
     def head(self) -> int:
         head = self.chunks[0].seqs[self.chunks[0].pos] if self.chunks else ROOT_RANK

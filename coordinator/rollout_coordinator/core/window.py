@@ -38,8 +38,27 @@ def enlist(queue: SpecQueue) -> None:
     """Let dispatch see the queue, once."""
     if not queue.queued and queue.size:
         queue.queued = True
-        spec = queue.info.spec
-        heapq.heappush(queue.info.shape.heap, (-spec.priority, queue.log.rank, queue.head(), queue.info.index, queue))
+        heapq.heappush(queue.info.shape.heap, key_of(queue))
+    if queue.place is None and queue.info.shape.prefs is not None:
+        index_queue(queue)
+
+
+def key_of(queue: SpecQueue) -> tuple[int, int, int, int, SpecQueue]:
+    return (-queue.info.spec.priority, queue.log.rank, queue.head(), queue.info.index, queue)
+
+
+def index_queue(queue: SpecQueue) -> None:
+    """Where prefer.py finds the queue. One that may have to be parked is served in the order of the schedule only."""
+    prefs, info, run = queue.info.shape.prefs, queue.info, queue.log.run
+    if prefs is None or not queue.size or queue.chain is not None or info.lane.cap or info.spec.not_before_ms:
+        return
+    if run.tracked and queue.log.parent is None:
+        return
+    place = queue.place = run.warm.get(info.spec.affinity, "") if info.spec.affinity else ""
+    prefs.costs.add(info.spec.cost)
+    heap = prefs.homes.setdefault(place, {}).setdefault(info.spec.cost, [])
+    prefs.entries += 1
+    heapq.heappush(heap, (queue.head(), prefs.entries, queue))
 
 
 def unpark(parked: list[SpecQueue]) -> None:

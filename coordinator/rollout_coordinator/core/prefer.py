@@ -1,0 +1,129 @@
+"""Which queue a worker is served from, where items of one shape differ: long ones early, those of one prefix together.
+
+Order is the schedule's, but for two wishes. An item of higher `cost` is begun before others, so that none of the long
+ones is left to run alone at the end. Items of one `affinity` go to the worker that had the last of them, which goes on
+with them before it turns to others. No wish lets an item be overtaken by one more than `reorder_items` behind it, and
+no worker is left without work for one: what remains in the order of the schedule is for whoever asks.
+"""
+
+from __future__ import annotations
+
+import heapq
+from bisect import bisect_right
+
+from rollout_coordinator.core.state import Entry, Prefs, Run, Shape, SpecQueue, State, Worker
+from rollout_coordinator.core.window import index_queue, key_of
+
+HOMES_MAX = 64  # places of workers remembered before those of workers that are gone are forgotten
+
+
+def watch(run: Run, shape: Shape) -> None:
+    """From now on the shape's items differ: what is pending already is looked at as well."""
+    if shape.prefs is None:
+        shape.prefs = Prefs()
+        for log in run.logs.values():
+            for queue in log.queues.values():
+                index_queue(queue)
+
+
+def eldest(shape: Shape) -> SpecQueue | None:
+    """The queue whose head comes first in the schedule. Entries that are out of date are put right on the way."""
+    heap = shape.heap
+    while heap:
+        queue = heap[0][-1]
+        if not queue.size or queue.log.closed:
+            heapq.heappop(heap)
+            queue.queued = False
+        elif heap[0][2] != queue.head():
+            heapq.heapreplace(heap, (*heap[0][:2], queue.head(), *heap[0][3:]))
+        else:
+            return queue
+    return None
+
+
+def prefer(shape: Shape, worker: Worker, limit: int) -> SpecQueue | None:
+    """The queue this worker should be served from, still in the heap; None: the first in the order of the schedule."""
+    prefs = shape.prefs
+    if prefs is None or not shape.heap:
+        return None
+    top = shape.heap[0]
+    for cost in sorted(prefs.costs, reverse=True):
+        for queue in (
+            going_on(prefs, cost, worker),
+            head_of(prefs.homes.get(worker.id, {}).get(cost), worker.id),
+            head_of(prefs.homes.get("", {}).get(cost), ""),
+        ):
+            if queue is not None and queue.head() <= limit and key_of(queue)[:2] == top[:2] and free(queue, worker):
+                return queue
+    return None
+
+
+def within(queue: SpecQueue, limit: int) -> int:
+    """How many items from its head on are not beyond `limit`; at least the head."""
+    if not queue.chunks:
+        return 1
+    chunk = queue.chunks[0]
+    return max(1, bisect_right(chunk.seqs, limit, chunk.pos) - chunk.pos)
+
+
+def going_on(prefs: Prefs, cost: int, worker: Worker) -> SpecQueue | None:
+    """What the worker was given last."""
+    queue = prefs.last.get(worker.id)
+    if queue is None or queue.info.spec.cost != cost or not queue.size or queue.log.closed:
+        return None
+    return queue if home_of(queue) == worker.id else None
+
+
+def limit_of_order(c: State, shape: Shape, aside: list[SpecQueue]) -> int:
+    """The last seq that may be begun before what comes first, be that `aside` for another worker."""
+    prefs, first = shape.prefs, eldest(shape)
+    if prefs is not None and len(prefs.homes) > HOMES_MAX:
+        prefs.homes = {name: heaps for name, heaps in prefs.homes.items() if not name or name in c.workers}
+        prefs.last = {name: queue for name, queue in prefs.last.items() if name in c.workers}
+    return min([queue.head() for queue in (*aside, *([first] if first else ()))], default=0) + c.settings.reorder_items
+
+
+def head_of(heap: list[Entry] | None, place: str) -> SpecQueue | None:
+    while heap:
+        queue = heap[0][-1]
+        if queue.place != place:
+            heapq.heappop(heap)
+        elif not queue.size or queue.log.closed:
+            heapq.heappop(heap)
+            queue.place = None
+        elif home_of(queue) != place:
+            heapq.heappop(heap)
+            queue.place = None
+            index_queue(queue)
+        elif heap[0][0] != queue.head():
+            heapq.heapreplace(heap, (queue.head(), heap[0][1], queue))
+        else:
+            return queue
+    return None
+
+
+def home_of(queue: SpecQueue) -> str:
+    affinity = queue.info.spec.affinity
+    return queue.log.run.warm.get(affinity, "") if affinity else ""
+
+
+def free(queue: SpecQueue, worker: Worker) -> bool:
+    """Nothing speaks against its head going to the worker: it was not stolen for another, no horizon is near."""
+    if queue.log.run.tracked and queue.log.parent is None:
+        return False
+    if not queue.retry or queue.retry[0][0] != queue.head():
+        return True
+    return queue.retry[0][3].to in ("", worker.id)
+
+
+def served(queue: SpecQueue, worker: Worker) -> None:
+    """The worker got items of it: their prefix is warm there."""
+    affinity, prefs = queue.info.spec.affinity, queue.info.shape.prefs
+    if not affinity:
+        return
+    queue.log.run.warm[affinity] = worker.id
+    if prefs is not None:
+        prefs.last[worker.id] = queue
+        if queue.place != worker.id:
+            queue.place = None
+            index_queue(queue)
