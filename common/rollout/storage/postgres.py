@@ -165,12 +165,18 @@ class PostgresEngine:
         if pool is None:
             raise StorageUnavailableError("the PostgreSQL pool is not open")
         connection = await pool.acquire(timeout=CONNECT_TIMEOUT_S)
+        given_up = False
         try:
             yield connection
+        except (asyncio.CancelledError, TimeoutError):
+            # An answer is still due. asyncpg would ask the server to cancel, wait for that, and where the server cannot
+            # be reached raise TimeoutError in place of the cancellation, which would then be lost.
+            given_up = True
+            raise
         finally:
             # A connection that broke has already left its pool, and every call on it is an InterfaceError.
             with suppress(asyncpg.InterfaceError):
-                if connection.is_in_transaction():
+                if given_up or connection.is_in_transaction():
                     # Cancelled in the middle: whatever it was, it must not reach the next user.
                     connection.terminate()
             await pool.release(connection)

@@ -1,0 +1,113 @@
+"""A database that is there and says nothing: a link that was cut, where nobody is told."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from urllib.parse import urlsplit, urlunsplit
+
+import pytest
+from rollout.model.errors import StorageUnavailableError
+from rollout.storage.postgres import PostgresEngine
+
+PATIENCE_S = 20.0
+
+
+class Link:
+    """Forwards connections to the server until `cut`; from then on nothing arrives, and nothing is closed."""
+
+    def __init__(self, host: str, port: int) -> None:
+        self._target = (host, port)
+        self._whole = asyncio.Event()
+        self._whole.set()
+        self._pumps: set[asyncio.Task[None]] = set()
+        self.server: asyncio.Server
+
+    def cut(self) -> None:
+        self._whole.clear()
+
+    def heal(self) -> None:
+        self._whole.set()
+
+    async def accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await self._whole.wait()
+        there = await asyncio.open_connection(*self._target)
+        for source, sink in ((reader, there[1]), (there[0], writer)):
+            task = asyncio.create_task(self._pump(source, sink))
+            self._pumps.add(task)
+
+    async def _pump(self, source: asyncio.StreamReader, sink: asyncio.StreamWriter) -> None:
+        with contextlib.suppress(OSError):
+            while data := await source.read(65536):
+                await self._whole.wait()
+                sink.write(data)
+                await sink.drain()
+        sink.close()
+
+    async def close(self) -> None:
+        self.server.close()
+        for task in self._pumps:
+            task.cancel()
+        await asyncio.gather(*self._pumps, return_exceptions=True)
+
+
+@asynccontextmanager
+async def linked(url: str) -> AsyncIterator[tuple[Link, PostgresEngine]]:
+    parts = urlsplit(url)
+    assert parts.hostname and parts.port
+    link = Link(parts.hostname, parts.port)
+    link.server = await asyncio.start_server(link.accept, "127.0.0.1", 0)
+    port = link.server.sockets[0].getsockname()[1]
+    engine = PostgresEngine(urlunsplit(parts._replace(netloc=f"{parts.username}@127.0.0.1:{port}")), pool_size=2)
+    await engine.open()
+    try:
+        yield link, engine
+    finally:
+        link.heal()
+        await engine.close()
+        await link.close()
+
+
+@pytest.mark.parametrize("waiting_for", ["BEGIN", "statement", "COMMIT"])
+async def test_who_waits_for_a_silent_database_can_be_cancelled(postgres_url: str, waiting_for: str) -> None:
+    """A leader whose database went silent must end its tasks, or it never stands by again."""
+    async with linked(postgres_url) as (link, engine):
+        async with engine.write(30_000) as db:
+            await db.execute("CREATE TABLE t (n int)")
+        started = asyncio.Event()
+
+        async def write() -> None:
+            if waiting_for == "BEGIN":
+                started.set()
+                link.cut()
+            async with engine.write(30_000) as db:
+                if waiting_for == "statement":
+                    started.set()
+                    link.cut()
+                await db.execute("INSERT INTO t VALUES (1)")
+                if waiting_for == "COMMIT":
+                    started.set()
+                    link.cut()
+
+        task = asyncio.create_task(write())
+        await started.wait()
+        await asyncio.sleep(0.2)
+        task.cancel()
+        done, _ = await asyncio.wait({task}, timeout=PATIENCE_S)
+        assert done and task.cancelled(), "the cancellation was lost on the way out"
+        link.heal()
+        async with engine.write(5_000) as db:  # nothing of it is left in the pool, and no lock is held
+            await db.execute("DROP TABLE t")
+
+
+async def test_a_silent_database_is_told_as_unavailable(postgres_url: str) -> None:
+    async with linked(postgres_url) as (link, engine):
+        link.cut()
+        with pytest.raises(StorageUnavailableError):
+            async with engine.write(500) as db:
+                await db.execute("SELECT 1")
+        link.heal()
+        async with engine.write(5_000) as db:
+            assert await db.fetchval("SELECT 1") == 1
