@@ -100,7 +100,7 @@ class ChildProcess:
         """From start to end; ChildEnded is the last event it makes."""
         try:
             reason = await self._run()
-        except OSError as error:
+        except (OSError, ValueError) as error:  # ValueError: a NUL in a variable that the run's configuration sets
             reason = f"it could not be started: {error}"
         self.done.set()
         self._handlers.event(ev.ChildEnded(self.number, reason))
