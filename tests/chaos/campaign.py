@@ -21,6 +21,7 @@ import sys
 import tempfile
 import time
 import traceback
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -306,6 +307,8 @@ async def run_all(args: argparse.Namespace, say: Any) -> list[Report]:
 
 
 async def main_task(args: argparse.Namespace, say: Any) -> list[Report]:
+    # Starting, waiting for a log line and reading SQLite block a thread each: none may wait for another.
+    asyncio.get_running_loop().set_default_executor(ThreadPoolExecutor(64))
     task = asyncio.ensure_future(run_all(args, say))
     for number in (signal.SIGINT, signal.SIGTERM):
         asyncio.get_running_loop().add_signal_handler(number, task.cancel)

@@ -24,15 +24,9 @@ from chaos.audit import statements
 from chaos.ledger_reader import AwayError, PostgresReader, Reader, SqliteReader
 from chaos.links import Front, opener
 
-TRANSPORT = {
-    "coordinator_failure_timeout_ms": 3000,
-    "worker_self_fence_timeout_ms": 2400,
-    "heartbeat_interval_ms": 300,
-    "clock_skew_budget_ms": 250,
-}
-"""Shorter than the defaults (5000, 4000, 500), so that a fault takes seconds; everything else is as shipped."""
+TTL_S = 5.0
+"""`coordinator_failure_timeout_ms`, which is left at its default, as everything is but addresses."""
 
-TTL_S = TRANSPORT["coordinator_failure_timeout_ms"] / 1000
 FENCED = 3
 RESTART_S = 0.3
 MARK = "ROLLOUT_CHAOS_MARK"
@@ -109,7 +103,7 @@ class World:
         self._n_workers = workers
         self._dice = dice
         self._reader: Reader | None = None
-        self._cluster = Cluster(root / "nodes", transport=dict(TRANSPORT))
+        self._cluster = Cluster(root / "nodes")
         self._keeper: asyncio.Task[None] | None = None
         self._operator: list[str] = []
 
