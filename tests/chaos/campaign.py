@@ -14,6 +14,7 @@ import argparse
 import asyncio
 import contextlib
 import json
+import pickle
 import random
 import shutil
 import signal
@@ -264,6 +265,10 @@ class Campaign:
         found += unexplained(failures, windows, FAILURE_GRACE_S)
         for objection in found:
             world.object_to(objection)
+        if world.objections:
+            # What was judged, to judge it again: the database is gone by then.
+            evidence = pickle.dumps((ledger, leaders, writers))
+            await asyncio.to_thread((world.root / "judged.pickle").write_bytes, evidence)
         self.report.totals = self._totals(ledger, batches, failures)
 
     def _worker_failures(self) -> list[tuple[float, str]]:
@@ -344,8 +349,9 @@ def conclude(args: argparse.Namespace, reports: list[Report], say: Any) -> int:
     for report in reports:
         say("\n" + record.table(asdict(report)))
         bad = bad or bool(report.objections)
+        if args.dir is not None or report.objections:
+            Path(report.directory, "report.json").write_text(json.dumps(asdict(report), indent=2))
         if report.objections:
-            Path(report.directory, "objections.json").write_text(json.dumps(asdict(report), indent=2))
             say(f"\n{report.database}: {len(report.objections)} objections:")
             for objection in report.objections:
                 say(f"  {objection}")

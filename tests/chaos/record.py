@@ -13,7 +13,6 @@ from typing import Any
 import psutil
 from postgres import find_binary
 
-
 PER_KIND = 20
 
 
