@@ -33,6 +33,7 @@ from rollout.security.credentials import Credentials
 from rollout.security.roles import Peer, Role, require
 from rollout.wire.channel import SERVER_OPTIONS
 from rollout.wire.errors import abort
+from rollout.wire.strict import StrictInterceptor
 from rollout.wire.v1 import objects_pb2 as pb
 from rollout.wire.v1 import objects_pb2_grpc as rpc
 
@@ -244,7 +245,7 @@ async def serve(reader: asyncio.StreamReader, write: Callable[[str], object]) ->
         )
         renewing = asyncio.create_task(_keep_renewed(credentials))
         service = ObjectsService(store, int(start["epoch"]))
-        server = grpc.aio.server(options=SERVER_OPTIONS)
+        server = grpc.aio.server(options=SERVER_OPTIONS, interceptors=[StrictInterceptor()])
         cast(Any, rpc).add_ObjectsServicer_to_server(service, server)
         listen, host = _listen_on(objects, transport)
         try:

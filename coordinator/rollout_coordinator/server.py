@@ -9,6 +9,7 @@ from rollout.model.errors import ConfigError
 from rollout.security.authority import Authority
 from rollout.security.credentials import Credentials
 from rollout.wire.channel import SERVER_OPTIONS
+from rollout.wire.strict import StrictInterceptor
 from rollout.wire.v1 import control_pb2_grpc, heartbeat_pb2_grpc, join_pb2_grpc, runs_pb2_grpc, work_pb2_grpc
 
 from rollout_coordinator.health import health_handler
@@ -31,7 +32,9 @@ def _listen(server: grpc.aio.Server, key: str, addr: str, credentials: grpc.Serv
 
 def bind_server(parts: Parts, credentials: Credentials, authority: Authority) -> tuple[grpc.aio.Server, str]:
     """The mTLS server, bound and not started, and its address. ConfigError when the port is taken."""
-    server = grpc.aio.server(options=SERVER_OPTIONS, interceptors=[StandbyInterceptor(parts.leadership)])
+    server = grpc.aio.server(
+        options=SERVER_OPTIONS, interceptors=[StandbyInterceptor(parts.leadership), StrictInterceptor()]
+    )
     cast(Any, heartbeat_pb2_grpc).add_HeartbeatServicer_to_server(parts.heartbeat, server)
     cast(Any, control_pb2_grpc).add_ControlServicer_to_server(parts.control, server)
     cast(Any, work_pb2_grpc).add_WorkServicer_to_server(parts.work, server)
@@ -52,7 +55,7 @@ def bind_join_server(
     transport = parts.settings.transport
     if not transport.join_addr:
         return None, ""
-    server = grpc.aio.server(options=SERVER_OPTIONS, maximum_concurrent_rpcs=64)
+    server = grpc.aio.server(options=SERVER_OPTIONS, interceptors=[StrictInterceptor()], maximum_concurrent_rpcs=64)
     join = JoinService(
         parts.storage,
         authority,

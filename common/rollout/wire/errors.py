@@ -30,6 +30,7 @@ _STATUS: tuple[tuple[type[RolloutError], grpc.StatusCode], ...] = (
     (errors.UnavailableError, grpc.StatusCode.UNAVAILABLE),
     (errors.StorageUnavailableError, grpc.StatusCode.UNAVAILABLE),
     (errors.StorageFullError, grpc.StatusCode.RESOURCE_EXHAUSTED),
+    (errors.ObjectCorruptError, grpc.StatusCode.DATA_LOSS),
 )
 
 _KINDS: dict[str, type[RolloutError]] = {
