@@ -276,6 +276,24 @@ def test_an_executor_that_cannot_start_costs_one_attempt_per_try() -> None:
     assert of(w.tick(1.0), ev.StartChild)
 
 
+def test_an_executor_that_does_not_start_in_time_is_killed_and_tried_again() -> None:
+    w = Worker(self_fence_s=1e9, start_timeout_s=30.0)
+    w.assign(range(3), workload="infer")
+    assert not of(w.tick(29.0), ev.StopChild)
+    assert of(w.tick(2.0), ev.StopChild) == [ev.StopChild(1, True)]
+    (result,) = w.session.unacknowledged.values()
+    assert result.failure is not None and result.failure.code == "engine_start" and result.failure.retryable
+    assert "not ready within 30 s" in result.failure.message
+    released = [f.released for f in w.flush() if f.WhichOneof("body") == "released"]
+    assert seqs(released[0].keys) == [1, 2]
+    w.do(ev.ChildEnded(1, "signal SIGKILL"))
+    assert not w.session.place.children
+    w.assign([20], workload="infer")
+    assert of(w.tick(1.0), ev.StartChild)
+    w.ready()
+    assert not of(w.tick(60.0), ev.StopChild), "one that is up has all the time it wants"
+
+
 def test_an_engine_takes_its_width_and_raises_credit_for_its_run() -> None:
     w = Worker(slots=1)
     w.assign(range(5), workload="infer")

@@ -48,6 +48,14 @@ class ChildEvents(Holding):
         child.state = ChildState.STOPPING  # its process is on its way out
         self._not_startable(child, event.failure, now)
 
+    def _check_starts(self, now: float) -> None:
+        """A download or a driver that hangs must not hold its runs for ever."""
+        limit = self._settings.start_timeout_s
+        for child in self.place.starting_since(now - limit):
+            self._actions.append(self.place.stop(child, kill=True))
+            message = f"it was not ready within {limit:g} s ([worker] start_timeout_s)"
+            self._not_startable(child, Failure("start_timeout", message, True), now)
+
     def _not_startable(self, child: Child, failure: Failure, now: float) -> None:
         """One attempt pays for each try, the others go back: a million rows must not fail for one missing model."""
         key = child.plan.key

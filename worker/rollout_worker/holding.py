@@ -34,6 +34,7 @@ class SessionSettings:
     self_fence_s: float = 4.0
     orphan_grace_s: float = 60.0
     cancel_grace_s: float = 5.0
+    start_timeout_s: float = 3600.0
     credit_bytes: int = 4 << 20
 
 

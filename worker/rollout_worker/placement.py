@@ -51,7 +51,7 @@ class Child:
         self.retiring = False
         self.used = 0
         self.delivered_at = 0.0
-        self.moved_at = 0.0  # it was given something, or ended something
+        self.moved_at = 0.0  # it was started, given something, or ended something
         self.recalled = False
 
     @property
@@ -272,7 +272,7 @@ class Placement:
         else:
             room = self._slot_room()
         for _ in range(min(wanted, room)):
-            actions.append(self.start(plan))
+            actions.append(self.start(plan, now))
         if room <= 0 and not starting:
             self._make_room(key, plan.kind, now, actions)
 
@@ -295,8 +295,9 @@ class Placement:
 
     # ---- processes
 
-    def start(self, plan: Plan) -> StartChild:
+    def start(self, plan: Plan, now: float) -> StartChild:
         child = Child(self._next_child, plan)
+        child.moved_at = now
         self._next_child += 1
         self.children[child.id] = child
         return StartChild(child.id, plan)
@@ -304,6 +305,10 @@ class Placement:
     def stop(self, child: Child, *, kill: bool = False) -> StopChild:
         child.state = ChildState.STOPPING
         return StopChild(child.id, kill)
+
+    def starting_since(self, time: float) -> list[Child]:
+        """Processes that were started by then and are not up yet."""
+        return [c for c in self.children.values() if c.state is ChildState.STARTING and c.moved_at <= time]
 
     def retire_idle(self) -> list[Action]:
         """Processes that were asked to make room and have finished."""

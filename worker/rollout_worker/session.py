@@ -307,6 +307,7 @@ class Session(ChildEvents):
         elif self._acked_at is not None and now - self._acked_at >= self._settings.self_fence_s:
             self._fence(now)
         self._check_timeouts(now)
+        self._check_starts(now)
         for key in [k for k, at in self._kills.items() if now >= at]:
             del self._kills[key]
             held = self.held.get(key)

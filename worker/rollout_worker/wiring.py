@@ -192,6 +192,7 @@ class Worker:
                 inventory=offer,
                 slots=worker.slots,
                 max_engines=worker.max_engines,
+                start_timeout_s=worker.start_timeout_s,
                 self_fence_s=transport.worker_self_fence_timeout_ms / 1000,
                 orphan_grace_s=transport.orphan_grace_ms / 1000,
             ),

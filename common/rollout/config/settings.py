@@ -111,6 +111,9 @@ class WorkerSection(Section):
     capacity: dict[str, float] = Field(default_factory=dict[str, float], description="Further resources, by name.")
     scratch_dir: str = Field(default="./data/scratch", description="Per-attempt directories.")
     max_engines: int = Field(default=1, ge=1, le=64, description="Engine processes at once.")
+    start_timeout_s: float = Field(
+        default=3600.0, gt=0, description="An engine, downloads of its model included, must be ready by then."
+    )
     dev_hot_reload: bool = Field(default=False, description="Allow plugins to be reloaded.")
     drain_budget_s: float = Field(default=60.0, ge=0, description="On SIGTERM: finish what fits in this time.")
 
