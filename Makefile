@@ -69,8 +69,8 @@ test-slow: $(VENV)/.dev  ## The long lane.
 chaos: $(VENV)/.dev  ## Random faults on real processes, checked independently; CHAOS_ARGS="--faults 12", "--record".
 	$(BIN)/python tests/chaos/campaign.py $(CHAOS_ARGS)
 
-bench: $(VENV)/.dev  ## Benchmarks; they print tables and assert nothing.
-	for b in tests/bench/bench_*.py; do $(BIN)/python $$b || exit 1; done
+bench: $(VENV)/.dev  ## Every target's figure on this machine, into docs/benchmarks.md. BENCH_ARGS="--quick --only NAME".
+	$(BIN)/python tests/bench/report.py $(BENCH_ARGS)
 
 protos: $(VENV)/.dev  ## Regenerate the committed stubs.
 	$(BIN)/python proto/generate.py

@@ -72,6 +72,7 @@ class PostgresServer:
     directory: Path
     port: int = field(default_factory=free_port)
     process: subprocess.Popen[bytes] | None = None
+    settings: dict[str, str] = field(default_factory=dict[str, str])
 
     @property
     def user(self) -> str:
@@ -114,7 +115,7 @@ class PostgresServer:
             "fsync": "off",
             "shared_buffers": "32MB",
             "max_connections": "60",
-        }
+        } | self.settings
         command = [postgres, "-D", str(self.directory / "data")]
         for name, value in options.items():
             command += ["-c", f"{name}={value}"]

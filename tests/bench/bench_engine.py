@@ -1,25 +1,17 @@
-"""No-op items from submit to commit: one coordinator and two workers over mTLS, SQLite, on this machine.
+"""No-op items from submit to commit: one coordinator and two workers over mTLS, on SQLite and on PostgreSQL.
 
-Run: python tests/bench/bench_engine.py [items] [repeats]
+Run: python tests/bench/report.py --only throughput
 """
 
 from __future__ import annotations
 
 import asyncio
-import os
-import platform
-import statistics
-import sys
-import tempfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
 
-import psutil
-
-sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "smoke"))
-
 from cluster import Cluster
+from measure import NoPostgresError, Row, cpu_s, directory, postgres, spread
 from rollout.client import Runs
 from rollout.client.runs import new_ulid
 from rollout.model.item import NewItem
@@ -33,6 +25,7 @@ def items(count: int, size: int, start: int) -> Iterator[NewItem]:
 
 
 async def once(client: Runs, count: int, size: int) -> float:
+    """Seconds from opening a run to its last commit."""
     spec = RunSpec(new_ulid(), "script", b"{}")
     began = time.perf_counter()
     await client.open(spec)
@@ -44,29 +37,55 @@ async def once(client: Runs, count: int, size: int) -> float:
     return time.perf_counter() - began
 
 
-async def main(count: int, repeats: int) -> None:
-    print(f"{platform.node()}: {os.cpu_count()} cores, Python {platform.python_version()}, SQLite, 2 workers, mTLS")
-    print(f"{'payload':>8} {'items':>9} {'median s':>9} {'min-max':>13} {'items/s':>9} {'coordinator CPU µs/item':>24}")
-    with tempfile.TemporaryDirectory() as root, Cluster(Path(root)) as cluster:
+async def throughput(
+    root: Path, url: str, sizes: dict[int, int], repeats: int
+) -> dict[int, tuple[list[float], list[float]]]:
+    """By payload size: items/s and coordinator processor time (µs an item) of each repeat. `sizes`: items a repeat."""
+    found: dict[int, tuple[list[float], list[float]]] = {}
+    with Cluster(root, postgres_url=url) as cluster:
         coordinator = cluster.add_coordinator()
         coordinator.wait_event("coordinator_ready")
         for _ in range(2):
             cluster.add_worker(worker={"slots": 4}).wait_event("worker_ready")
         assert coordinator.process is not None
-        process = psutil.Process(coordinator.process.pid)
+        pid = coordinator.process.pid
         async with await Runs.connect(cluster.addresses, tls_dir=Path(cluster.operator()[-1])) as client:
-            await once(client, 2000, 256)
-            for size in (256, 4096):
-                times: list[float] = []
-                before = process.cpu_times()
+            for size, count in sizes.items():
+                await once(client, max(2000, count // 10), size)
+                rates: list[float] = []
+                costs: list[float] = []
                 for _ in range(repeats):
-                    times.append(await once(client, count, size))
-                after = process.cpu_times()
-                cpu = (after.user + after.system - before.user - before.system) / (count * repeats)
-                median = statistics.median(times)
-                spread = f"{min(times):.2f}-{max(times):.2f}"
-                print(f"{size:>6} B {count:>9} {median:>9.2f} {spread:>13} {count / median:>9.0f} {cpu * 1e6:>24.1f}")
+                    before = cpu_s(pid)
+                    rates.append(count / await once(client, count, size))
+                    costs.append((cpu_s(pid) - before) / count * 1e6)
+                found[size] = rates, costs
+    return found
 
 
-if __name__ == "__main__":
-    asyncio.run(main(*(int(a) for a in sys.argv[1:3]), *(50_000, 5)[len(sys.argv[1:3]) :]))
+def line(store: str, size: int, count: int, rates: list[float], costs: list[float], target: bool) -> Row:
+    median, cost = sorted(rates)[len(rates) // 2], sorted(costs)[len(costs) // 2]
+    label = f"{size} B" if size < 1024 else f"{size >> 10} KiB"
+    return Row(
+        f"no-op items of {label}, submit to commit, durable, 1 coordinator and 2 workers over mTLS, {store}",
+        f"{spread(rates, 0)} items/s; coordinator {spread(costs, 1)} µs of processor time an item "
+        f"({len(rates)} times {count:,})",
+        "≥ 30,000/s; ≤ 25 µs" if target else "",
+        (median >= 30_000 and cost <= 25) if target else None,
+        {"items_per_s": median, "coordinator_us_per_item": cost},
+    )
+
+
+def rows(quick: bool) -> list[Row]:
+    sizes = {256: 10_000 if quick else 50_000, 4096: 3_000 if quick else 15_000}
+    repeats = 3 if quick else 5
+    found: list[Row] = []
+    with directory() as root:
+        for size, (rates, costs) in asyncio.run(throughput(root, "", sizes, repeats)).items():
+            found.append(line("SQLite", size, sizes[size], rates, costs, size == 256))
+    try:
+        with postgres() as url, directory() as root:
+            for size, (rates, costs) in asyncio.run(throughput(root, url, sizes, repeats)).items():
+                found.append(line("PostgreSQL", size, sizes[size], rates, costs, size == 256))
+    except NoPostgresError as error:
+        found.append(Row("the same on PostgreSQL", f"not run: {error}"))
+    return found

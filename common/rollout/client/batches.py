@@ -76,11 +76,7 @@ def _take(items: Iterator[NewItem]) -> list[NewItem]:
 
 
 async def _packed(first: int, part: list[NewItem], packer: Packer) -> Batch:
-
-    async def pack(item: NewItem) -> None:
-        if isinstance(item.payload, bytes):
-            item.payload = await packer.store(item.payload)
-
-    large = [item for item in part if isinstance(item.payload, bytes) and len(item.payload) > INLINE_MAX]
-    await asyncio.gather(*map(pack, large))
+    stored = await packer.store_many([item.payload for item in part])
+    for item, payload in zip(part, stored, strict=True):
+        item.payload = payload
     return Batch(first, first + len(part), item_batch_to_wire(first, part))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
+from typing import Any
 
 from rollout.model.errors import StateError
 from rollout.model.item import INLINE_MAX, Blob, ObjectSlice
@@ -38,19 +39,48 @@ class Packer:
         self._linger_s = linger_s
         self._slots = asyncio.Semaphore(uploads)
         self._open: _Pack | None = None
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._tasks: set[asyncio.Future[Any]] = set()
         self._closed = False
 
     async def store(self, data: bytes) -> Blob:
         """`data` itself if it may travel inline, else its slice, durable."""
         return data if len(data) <= INLINE_MAX else await self.add(data)
 
+    async def store_many(self, blobs: list[Blob]) -> list[Blob]:
+        """As `store` for each, at the cost of a few: what is an object's slice already stays."""
+        large = {n: b for n, b in enumerate(blobs) if isinstance(b, bytes) and len(b) > INLINE_MAX}
+        slices = await self.add_many(list(large.values()))
+        found = list(blobs)
+        for n, stored in zip(large, slices, strict=True):
+            found[n] = stored
+        return found
+
     async def add(self, data: bytes) -> ObjectSlice:
         """Durable when it returns. Raises what `put` raised for the whole pack."""
+        return (await self.add_many([data]))[0]
+
+    async def add_many(self, blobs: list[bytes]) -> list[ObjectSlice]:
+        """As `add`, of all of them."""
         if self._closed:
             raise StateError("the packer is closed")
-        if len(data) >= self._max_bytes:
-            return ObjectSlice(await self._put(data), 0, len(data))
+        places: list[tuple[asyncio.Future[bytes], int, int]] = []
+        for data in blobs:
+            if len(data) >= self._max_bytes:
+                places.append((self._alone(data), 0, len(data)))
+            else:
+                pack, offset = self._place(data)
+                places.append((pack.id, offset, len(data)))
+        # Shielded: one caller that gives up must not take its neighbours' upload with it.
+        await asyncio.shield(asyncio.gather(*{future for future, _, _ in places}))
+        return [ObjectSlice(future.result(), offset, length) for future, offset, length in places]
+
+    def _alone(self, data: bytes) -> asyncio.Future[bytes]:
+        task = asyncio.ensure_future(self._put(data))
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+        return task
+
+    def _place(self, data: bytes) -> tuple[_Pack, int]:
         pack = self._open
         if pack is not None and len(pack.data) + len(data) > self._max_bytes:
             self._send()
@@ -62,8 +92,7 @@ class Packer:
         pack.data += data
         if len(pack.data) >= self._max_bytes:
             self._send()
-        # Shielded: one caller that gives up must not take its neighbours' upload with it.
-        return ObjectSlice(await asyncio.shield(pack.id), offset, len(data))
+        return pack, offset
 
     async def flush(self) -> None:
         """Returns when everything added so far is durable or has failed."""
