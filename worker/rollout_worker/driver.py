@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import base64
 import os
 import shutil
 import time
@@ -18,24 +17,21 @@ import psutil
 import structlog
 from rollout.config.logging import set_level
 from rollout.config.settings import WorkerSettings
-from rollout.model.errors import NotFoundError, ProtocolError, RolloutError, UnavailableError
+from rollout.model.errors import ProtocolError, RolloutError, UnavailableError
 from rollout.model.ids import make_ulid
-from rollout.model.item import Failure
-from rollout.objects.cache import ObjectCache
 from rollout.objects.fs import make_directory
-from rollout.objects.pack import Packer
-from rollout.objects.remote import RemoteObjects
 from rollout.security.credentials import Credentials
 from rollout.wire.channel import open_channel, parse_address
 from rollout.wire.epoch import EpochGuard
 from rollout.wire.v1 import control_pb2, control_pb2_grpc, heartbeat_pb2
 
 from rollout_worker import session_events as ev
-from rollout_worker.attempts import Held, Plan
+from rollout_worker.attempts import Plan
 from rollout_worker.children import ChildProcess, Guard, Handlers
 from rollout_worker.heartbeat import Heartbeat
 from rollout_worker.link import EOF, Link, told_to_stop
 from rollout_worker.session import Phase, Session
+from rollout_worker.supply import CallPlugin, Supply
 from rollout_worker.work_stream import RefusedError, WorkStream
 
 log = structlog.get_logger()
@@ -71,7 +67,7 @@ class Parts:
     guard: EpochGuard
     incarnation: str
     reload_plugins: Callable[[list[str]], Coroutine[Any, Any, None]]
-    call_plugin: Callable[[str, str, dict[str, Any] | bytes, float], Coroutine[Any, Any, Any]]
+    call_plugin: CallPlugin
     secrets: Callable[[], Coroutine[Any, Any, dict[str, str]]]
     clock: Callable[[], float] = clock  # a simulation brings its own
 
@@ -97,10 +93,9 @@ class Driver:
         self._scratch = Path(settings.worker.scratch_dir).absolute() / parts.incarnation
         self._children: dict[int, ChildProcess] = {}
         self._guard: Guard | None = None
-        self._objects = RemoteObjects(self._objects_channel, pin=parts.incarnation, guard=parts.guard)
-        cache_dir = Path(settings.objects.cache_dir).absolute()
-        self._cache = ObjectCache(cache_dir, settings.objects.cache_max_mib << 20, self._objects.fetch)
-        self._packer = Packer(self._objects.put)
+        self._supply = Supply(
+            settings.objects, self._objects_channel, parts.incarnation, parts.guard, parts.call_plugin
+        )
         self._tasks: set[asyncio.Task[Any]] = set()
         self._child_tasks: set[asyncio.Task[None]] = set()
         self._over: asyncio.Future[str] = asyncio.get_running_loop().create_future()
@@ -158,9 +153,7 @@ class Driver:
                 task.cancel()
         self._heartbeat.close()
         await asyncio.gather(*loops, *self._tasks, return_exceptions=True)
-        await self._packer.close()
-        await self._cache.close()
-        await self._objects.close()
+        await self._supply.close()
         await self._link.close()
         assert self._guard is not None
         await asyncio.to_thread(self._guard.close)
@@ -220,7 +213,7 @@ class Driver:
     def _do_start(self, action: ev.StartChild) -> None:
         assert self._guard is not None
         number = action.child
-        handlers = Handlers(self.event, self._answer, self._parts.secrets)
+        handlers = Handlers(self.event, self._supply.answer, self._parts.secrets)
         child = ChildProcess(number, action.plan, self._scratch / f"child-{number}", self._guard, handlers)
         self._children[number] = child
         self._child_tasks.add(self._spawn_task(self._run_child(number, action.plan, child)))
@@ -263,10 +256,13 @@ class Driver:
             child.resume(action.key)
 
     def _do_fetch(self, action: ev.Fetch) -> None:
-        self._spawn_task(self._fetch(action.held))
+        self._spawn_task(self._tell(self._supply.fetch(action.held)))
 
     def _do_store(self, action: ev.Store) -> None:
-        self._spawn_task(self._store(action))
+        self._spawn_task(self._tell(self._supply.store(action)))
+
+    async def _tell(self, outcome: Coroutine[Any, Any, ev.Event]) -> None:
+        self.event(await outcome)
 
     def _do_drop(self, action: ev.DropStream) -> None:
         self._work.drop(renewed=action.reason == "self_fence")
@@ -288,46 +284,6 @@ class Driver:
         if parsed.is_wildcard:
             address = str(parsed._replace(host=self._link.host))
         return open_channel(address, self._parts.credentials.channel_credentials())
-
-    async def _fetch(self, held: Held) -> None:
-        try:
-            payload = await self._cache.read(held.payload)
-            before = held.predecessor
-            predecessor = None if before is None else await self._cache.read(before)
-        except RolloutError as error:
-            self.event(ev.FetchFailed(held.key, _object_failure("its input", error)))
-        else:
-            self.event(ev.Fetched(held.key, payload, predecessor))
-
-    async def _store(self, action: ev.Store) -> None:
-        try:
-            blob = await self._packer.add(action.data)
-        except RolloutError as error:
-            self.event(ev.StoreFailed(action.key, _object_failure("its result", error)))
-        else:
-            self.event(ev.Stored(action.key, blob))
-
-    async def _answer(self, question: dict[str, Any]) -> dict[str, Any]:
-        """A child's question: about objects, or for a plugin."""
-        try:
-            if question["op"] == "put":
-                return {"value": (await self._objects.put_path(Path(question["path"]))).hex()}
-            if question["op"] == "path":
-                return {"value": str(await self._cache.path(bytes.fromhex(question["object_id"])))}
-            if question["op"] == "plugin":
-                return {"value": await self._call_plugin(question)}
-        except (RolloutError, OSError, ValueError, KeyError, TypeError) as error:
-            code = error.code if isinstance(error, RolloutError) else "object_store"
-            retryable = not isinstance(error, NotFoundError)
-            return {"error": {"code": code, "message": str(error), "retryable": retryable}}
-        return {"error": {"code": "protocol", "message": f"unknown request {question['op']!r}", "retryable": False}}
-
-    async def _call_plugin(self, question: dict[str, Any]) -> dict[str, Any]:
-        body = question["payload"]
-        payload = base64.b64decode(body["b64"]) if "b64" in body else body["json"]
-        call = self._parts.call_plugin(question["name"], question["method"], payload, float(question["timeout_s"]))
-        value = await call
-        return {"b64": base64.b64encode(value).decode()} if isinstance(value, bytes) else {"json": value}
 
     # ---- beats, control, certificates
 
@@ -404,10 +360,6 @@ class Driver:
         ev.Emit: _do_emit,
         ev.Exit: _do_exit,
     }
-
-
-def _object_failure(what: str, error: RolloutError) -> Failure:
-    return Failure("object_store", f"{what} could not be moved: {error.message}", True)
 
 
 def _age_s(path: Path) -> float:

@@ -1,0 +1,86 @@
+"""What attempts are given and what they leave: objects moved to and from this host, answers to child processes."""
+
+from __future__ import annotations
+
+import base64
+from collections.abc import Callable, Coroutine
+from pathlib import Path
+from typing import Any
+
+import grpc.aio
+from rollout.config.settings import ObjectsSection
+from rollout.model.errors import NotFoundError, RolloutError
+from rollout.model.item import Failure
+from rollout.objects.cache import ObjectCache
+from rollout.objects.pack import Packer
+from rollout.objects.remote import RemoteObjects
+from rollout.wire.epoch import EpochGuard
+
+from rollout_worker import session_events as ev
+from rollout_worker.attempts import Held
+
+CallPlugin = Callable[[str, str, dict[str, Any] | bytes, float], Coroutine[Any, Any, Any]]
+
+
+class Supply:
+    """Of one incarnation, which pins what it uploads."""
+
+    def __init__(
+        self,
+        section: ObjectsSection,
+        channel: Callable[[], Coroutine[Any, Any, grpc.aio.Channel]],
+        incarnation: str,
+        guard: EpochGuard,
+        call_plugin: CallPlugin,
+    ) -> None:
+        self._objects = RemoteObjects(channel, pin=incarnation, guard=guard)
+        cache_dir = Path(section.cache_dir).absolute()
+        self._cache = ObjectCache(cache_dir, section.cache_max_mib << 20, self._objects.fetch)
+        self._packer = Packer(self._objects.put)
+        self._call_plugin = call_plugin
+
+    async def close(self) -> None:
+        await self._packer.close()
+        await self._cache.close()
+        await self._objects.close()
+
+    async def fetch(self, held: Held) -> ev.Fetched | ev.FetchFailed:
+        try:
+            payload = await self._cache.read(held.payload)
+            before = held.predecessor
+            predecessor = None if before is None else await self._cache.read(before)
+        except RolloutError as error:
+            return ev.FetchFailed(held.key, _object_failure("its input", error))
+        return ev.Fetched(held.key, payload, predecessor)
+
+    async def store(self, result: ev.Store) -> ev.Stored | ev.StoreFailed:
+        try:
+            blob = await self._packer.add(result.data)
+        except RolloutError as error:
+            return ev.StoreFailed(result.key, _object_failure("its result", error))
+        return ev.Stored(result.key, blob)
+
+    async def answer(self, question: dict[str, Any]) -> dict[str, Any]:
+        """A child's question: about objects, or for a plugin."""
+        try:
+            if question["op"] == "put":
+                return {"value": (await self._objects.put_path(Path(question["path"]))).hex()}
+            if question["op"] == "path":
+                return {"value": str(await self._cache.path(bytes.fromhex(question["object_id"])))}
+            if question["op"] == "plugin":
+                return {"value": await self._plugin(question)}
+        except (RolloutError, OSError, ValueError, KeyError, TypeError) as error:
+            code = error.code if isinstance(error, RolloutError) else "object_store"
+            retryable = not isinstance(error, NotFoundError)
+            return {"error": {"code": code, "message": str(error), "retryable": retryable}}
+        return {"error": {"code": "protocol", "message": f"unknown request {question['op']!r}", "retryable": False}}
+
+    async def _plugin(self, question: dict[str, Any]) -> dict[str, Any]:
+        body = question["payload"]
+        payload = base64.b64decode(body["b64"]) if "b64" in body else body["json"]
+        value = await self._call_plugin(question["name"], question["method"], payload, float(question["timeout_s"]))
+        return {"b64": base64.b64encode(value).decode()} if isinstance(value, bytes) else {"json": value}
+
+
+def _object_failure(what: str, error: RolloutError) -> Failure:
+    return Failure("object_store", f"{what} could not be moved: {error.message}", True)
