@@ -10,7 +10,8 @@ from pathlib import Path
 
 import grpc
 import pytest
-from coordinator_peers import FakeClient, FakeWorker, config, free_addr, inprocess, items, spawn, ulid
+from coordinator_peers import FakeClient, FakeWorker, items, ulid
+from coordinator_places import config, free_addr, inprocess, spawn
 from rollout.wire.v1 import control_pb2, control_pb2_grpc, runs_pb2
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")

@@ -9,7 +9,8 @@ from typing import Any
 
 import grpc
 import pytest
-from coordinator_peers import FakeClient, FakeWorker, config, free_addr, inprocess, items, spawn, ulid
+from coordinator_peers import FakeClient, FakeWorker, items, ulid
+from coordinator_places import config, free_addr, inprocess, spawn
 from rollout.model.errors import StorageFullError, StorageUnavailableError
 from rollout.wire.v1 import runs_pb2
 from rollout_coordinator.ledger.sqlite import SqliteLedger

@@ -10,7 +10,8 @@ from typing import Any
 import grpc
 import pytest
 import pytest_asyncio
-from coordinator_peers import FakeClient, FakeWorker, credentials, inprocess, items, ulid
+from coordinator_peers import FakeClient, FakeWorker, credentials, items, ulid
+from coordinator_places import inprocess
 from rollout.security.roles import Role
 from rollout.wire.channel import open_channel
 from rollout.wire.v1 import common_pb2, heartbeat_pb2, heartbeat_pb2_grpc, runs_pb2, work_pb2, work_pb2_grpc

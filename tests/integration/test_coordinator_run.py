@@ -10,7 +10,8 @@ from pathlib import Path
 import grpc
 import pytest
 from blake3 import blake3
-from coordinator_peers import Answer, FakeClient, FakeWorker, Held, inprocess, item, items, ulid
+from coordinator_peers import Answer, FakeClient, FakeWorker, Held, item, items, ulid
+from coordinator_places import inprocess
 from rollout.model.item import ItemSpec, ObjectSlice
 from rollout.wire.v1 import common_pb2, runs_pb2
 
