@@ -39,7 +39,7 @@ from chaos.watcher import Watcher
 from chaos.world import TTL_S, World
 
 WORKERS = 3
-OVERLAP = 0.15
+OVERLAP = 0.2
 AIM_S = 45.0
 STALL_S = 60.0
 FAILURE_GRACE_S = TTL_S + 3.0
@@ -315,8 +315,15 @@ async def main_task(args: argparse.Namespace, say: Any) -> list[Report]:
     # Starting, waiting for a log line and reading SQLite block a thread each: none may wait for another.
     asyncio.get_running_loop().set_default_executor(ThreadPoolExecutor(64))
     task = asyncio.ensure_future(run_all(args, say))
+    told: list[int] = []
+
+    def stop(number: int) -> None:
+        told.append(number)
+        if len(told) == 1:  # another must not interrupt the tidying up
+            task.cancel()
+
     for number in (signal.SIGINT, signal.SIGTERM):
-        asyncio.get_running_loop().add_signal_handler(number, task.cancel)
+        asyncio.get_running_loop().add_signal_handler(number, stop, number)
     return await task
 
 

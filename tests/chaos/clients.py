@@ -151,7 +151,7 @@ class Client:
         config = str(batch.directory / "batch.toml")
         with (batch.directory / "log").open("ab") as log:
             self._process = await asyncio.create_subprocess_exec(
-                binary("rollout"), "infer", "batch", "--config", config, "--json", *self._world.operator,
+                *self._world.behind, binary("rollout"), "infer", "batch", "--config", config, "--json", *self._world.operator,
                 stdin=asyncio.subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True,
                 env=os.environ | {MARK: self._world.mark},
             )  # fmt: skip

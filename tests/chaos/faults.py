@@ -313,6 +313,12 @@ class CutWorkerOneWay(CutWorker):
     one_way = True
 
 
+class CutWorkerSomehow(CutWorker):
+    async def aim(self) -> Aim | None:
+        self.one_way = self.dice.random() < 0.5
+        return await super().aim()
+
+
 class CutCoordinator(Cut):
     """The coordinator from everybody, in both directions or one."""
 
@@ -493,8 +499,7 @@ KINDS: dict[str, dict[str, type[Fault]]] = {
         "leader cut off": CutCoordinator,
         "worker killed": KillWorker,
         "worker stopped": StopWorker,
-        "worker cut off": CutWorker,
-        "worker cut off one way": CutWorkerOneWay,
+        "worker cut off": CutWorkerSomehow,
         "slow links": Slow,
         "client killed": KillClient,
     },

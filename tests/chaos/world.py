@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import json
+import os
 import random
 import shutil
 import signal
 import tempfile
 import time
 import uuid
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import psutil
 from cluster import Cluster, Node
@@ -24,10 +26,13 @@ from chaos.audit import statements
 from chaos.ledger_reader import AwayError, PostgresReader, Reader, SqliteReader
 from chaos.links import Front, opener
 
+T = TypeVar("T")
+
 TTL_S = 5.0
 """`coordinator_failure_timeout_ms`, which is left at its default, as everything is but addresses."""
 
 FENCED = 3
+AHEAD = 10
 RESTART_S = 0.3
 MARK = "ROLLOUT_CHAOS_MARK"
 """Environment variable that every process of a campaign inherits: what still has it afterwards is an orphan."""
@@ -100,12 +105,14 @@ class World:
         self.ports: dict[int, list[tuple[float, str]]] = {}  # at PostgreSQL: local port to (since, coordinator)
         self.objections: list[str] = []
         self.exits: list[dict[str, Any]] = []
+        self.behind = give_way()
         self._n_workers = workers
         self._dice = dice
         self._reader: Reader | None = None
         self._cluster = Cluster(root / "nodes")
         self._keeper: asyncio.Task[None] | None = None
         self._operator: list[str] = []
+        self._running: set[asyncio.Future[Any]] = set()
 
     @property
     def reader(self) -> Reader:
@@ -128,7 +135,7 @@ class World:
 
     async def start(self) -> None:
         if self.database == "postgres":
-            await asyncio.to_thread(self._start_server)
+            await self._blocking(self._start_server)
             assert self.server is not None
             self._reader = PostgresReader(self.server.url)
         for _ in range(2 if self.server else 1):
@@ -136,15 +143,22 @@ class World:
         if self._reader is None:
             self._reader = SqliteReader(self.coordinators[0].node.directory / "data/rollout.db")
         await self.reader.execute(*statements(self.database))
-        self._operator = await asyncio.to_thread(self._cluster.operator)
+        self._operator = await self._blocking(self._cluster.operator)
         for _ in range(self._n_workers):
             # Runs share an engine of one configuration; the second is for the one that replaces it.
             section = {"max_engines": 2, "drain_budget_s": 2.0}
-            node = await asyncio.to_thread(self._cluster.add_worker, start=False, worker=section)
+            node = await self._blocking(self._cluster.add_worker, start=False, worker=section)
             self.workers.append(self._started(node, "worker"))
         for worker in self.workers:
-            await asyncio.to_thread(worker.node.wait_event, "worker_starting")
+            await self._blocking(worker.node.wait_event, "worker_starting")
         self._keeper = asyncio.create_task(self._keep())
+
+    async def _blocking(self, call: Callable[..., T], *args: Any, **options: Any) -> T:
+        """In a thread, which ends in its own time when this is cancelled: `close` waits for it."""
+        running = asyncio.ensure_future(asyncio.to_thread(call, *args, **options))
+        self._running.add(running)
+        running.add_done_callback(self._running.discard)
+        return await asyncio.shield(running)
 
     def _start_server(self) -> None:
         # Not below root, whose parents `nobody` may not enter.
@@ -168,7 +182,7 @@ class World:
             sections = {"storage": {"backend": "postgres"}, "storage.postgres": {"url": url}}
             sections["objects"] = {"backend": "postgres"}
         others = self._cluster.addresses or None
-        node = await asyncio.to_thread(self._cluster.add_coordinator, others=others, start=False, **sections)
+        node = await self._blocking(self._cluster.add_coordinator, others=others, start=False, **sections)
         host, _, port = self._cluster.addresses[-1].rpartition(":")
         front = await Front(name, (host, int(port)), self._opener, self._dice).open()
         self.fronts[name] = front
@@ -177,10 +191,11 @@ class World:
         path.write_text(path.read_text().replace("[transport]", f'[transport]\nadvertise_addr = "{front.address}"', 1))
         self.coordinators.append(self._started(node, "coordinator"))
         ready = "coordinator_standby" if others else "coordinator_ready"
-        await asyncio.to_thread(node.wait_event, ready)
+        await self._blocking(node.wait_event, ready)
 
     def _started(self, node: Node, role: str) -> Daemon:
         node.env[MARK] = self.mark
+        node.command = [*self.behind, *node.command]
         return Daemon(node.start(), role, started_at=time.monotonic())
 
     def _opener(self, port: int) -> str:
@@ -242,7 +257,7 @@ class World:
 
     async def start_database(self) -> None:
         assert self.server is not None
-        await asyncio.to_thread(self.server.start)
+        await self._blocking(self.server.start)
         self.database_down = False
 
     # ---- end
@@ -271,9 +286,9 @@ class World:
             self._keeper.cancel()
         if self._reader is not None:
             await self._reader.close()
-        for process in self.marked():
-            with contextlib.suppress(psutil.Error):
-                process.kill()
+        self._kill_marked()
+        await asyncio.gather(*self._running, return_exceptions=True)
+        self._kill_marked()
         for daemon in self.daemons:
             if daemon.node.process is not None:
                 daemon.node.process.wait()
@@ -282,6 +297,11 @@ class World:
         if self.server is not None:
             with contextlib.suppress(AwayError, OSError):
                 await asyncio.to_thread(self._end_server)
+
+    def _kill_marked(self) -> None:
+        for process in self.marked():
+            with contextlib.suppress(psutil.Error):
+                process.kill()
 
     def _end_server(self) -> None:
         assert self.server is not None
@@ -300,6 +320,19 @@ class World:
                 break
             await asyncio.sleep(0.2)
         return [f"{p.pid} {' '.join(_command(p))}" for p in self.marked()]
+
+
+@functools.cache
+def give_way() -> list[str]:
+    """Puts this process ahead of those it starts, where that is allowed; what their commands must begin with then.
+
+    It is their network: a busy machine must not turn it into one that is slow by itself.
+    """
+    try:
+        os.nice(-AHEAD)
+    except PermissionError:
+        return []
+    return ["nice", "-n", str(AHEAD)]
 
 
 def _with_mark(mark: str) -> Iterable[psutil.Process]:
