@@ -119,19 +119,6 @@ async def test_the_leader_is_found_among_several_addresses(tmp_path: Path) -> No
             assert runs.address == address
 
 
-async def test_calls_that_fail_together_move_on_once(tmp_path: Path) -> None:
-    """With two addresses, two streams that each moved on would come back to the dead coordinator for ever."""
-    async with cluster(tmp_path) as (_, address):
-        dead = free_addr()
-        async with await Runs.connect([dead, address], tls_dir=tmp_path / "tls", patience_s=20) as runs:
-            at_once = await asyncio.gather(*(runs.list() for _ in range(4)))
-            assert at_once == [[]] * 4 and runs.address == address
-            turn = runs._connection.turn
-            for _ in range(2):
-                runs._connection.leave(turn)
-            assert runs.address == dead
-
-
 async def test_nobody_there_is_said_in_time(tmp_path: Path) -> None:
     async with cluster(tmp_path):
         pass
