@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections import deque
+from collections.abc import Awaitable, Callable
 from contextlib import nullcontext
 from pathlib import Path
 from types import SimpleNamespace
@@ -14,7 +15,7 @@ from rollout.client.batches import Batch
 from rollout.client.pages import entries_of
 from rollout.client.runs import Runs
 from rollout.client.submit import Submission
-from rollout.model.errors import ProtocolError, UnavailableError
+from rollout.model.errors import ProtocolError, RolloutError, UnavailableError
 from rollout.wire.v1 import common_pb2
 from rollout.wire.v1 import runs_pb2 as pb
 from rollout.workloads.infer.collect import Collector
@@ -87,6 +88,22 @@ def test_a_ledger_that_lost_acknowledged_items_is_noticed() -> None:
         one._acknowledged(pb.SubmitDown(durable=5))
 
 
+class Connected:
+    """A connection that has no patience and takes note of nothing."""
+
+    patience_s = 0.0
+    epoch = 0
+
+    def __init__(self, stub: Callable[[], Awaitable[Any]]) -> None:
+        self.stub = stub
+
+    def gave_up(self, error: RolloutError, waited: float) -> RolloutError:
+        return error
+
+    def __getattr__(self, name: str) -> Any:
+        return lambda *_: None
+
+
 def client(*messages: pb.WatchDown) -> Runs:
     """One whose coordinator says these things, and that has no patience."""
     said = list(messages)
@@ -100,10 +117,7 @@ def client(*messages: pb.WatchDown) -> Runs:
     runs: Any = object.__new__(Runs)
     runs._objects = {}
     runs.objects = lambda run_id: nullcontext(SimpleNamespace(get=None))
-    runs._connection = SimpleNamespace(
-        stub=stub, epoch=0, seen=lambda message: None, leave=lambda: None, patience_s=0.0,
-        gave_up=lambda error, waited: error, tell=lambda error, seconds: None,
-    )  # fmt: skip
+    runs._connection = Connected(stub)
     return runs
 
 
