@@ -9,6 +9,8 @@ from typing import Any, Union, get_args, get_origin
 
 from pydantic import BaseModel, TypeAdapter, ValidationError
 
+from rollout.config.locate import parse
+
 PREFIX = "ROLLOUT_"
 
 
@@ -75,7 +77,7 @@ def _value(annotation: Any, text: str) -> Any:
 def _readings(text: str) -> list[Any]:
     readings: list[Any] = []
     try:
-        readings.append(tomllib.loads(f"v = {text}")["v"])
+        readings.append(parse(f"v = {text}")["v"])
     except tomllib.TOMLDecodeError:
         if text in ("True", "False"):
             readings.append(text == "True")

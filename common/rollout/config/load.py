@@ -18,7 +18,7 @@ from typing import Any, TypeVar, cast
 from pydantic import BaseModel, ValidationError
 
 from rollout.config.environment import section_of, variables
-from rollout.config.locate import Place, key_lines, syntax_error
+from rollout.config.locate import Place, key_lines, parse, syntax_error
 from rollout.config.wording import describe
 from rollout.model.errors import ConfigError
 
@@ -102,7 +102,7 @@ def read_values(path: Path) -> tuple[dict[str, Any], dict[Place, int]]:
 
 def _toml(path: Path, text: str) -> tuple[dict[str, Any], dict[Place, int]]:
     try:
-        values = tomllib.loads(text)
+        values = parse(text)
     except tomllib.TOMLDecodeError as error:
         line, column, what = syntax_error(error, text)
         shown = text.split("\n")[line - 1].strip() if line <= text.count("\n") + 1 else ""

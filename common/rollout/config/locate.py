@@ -4,12 +4,37 @@ from __future__ import annotations
 
 import re
 import tomllib
+from collections.abc import Iterable
 from typing import Any, cast
 
 Place = tuple[str | int, ...]
 
 _POSITION = re.compile(r" \(at line (\d+), column (\d+)\)$")
 _AT_END = re.compile(r" \(at end of document\)$")
+DEPTH_MAX = 100
+"""Levels of tables and lists; what looks at them goes down level by level."""
+
+
+def parse(text: str) -> dict[str, Any]:
+    """TOMLDecodeError also for what tomllib stumbles over: nesting and numbers without end."""
+    try:
+        values = tomllib.loads(text)
+    except tomllib.TOMLDecodeError:
+        raise
+    except RecursionError:
+        raise tomllib.TOMLDecodeError(f"Values nested more than {DEPTH_MAX} levels deep") from None
+    except ValueError as error:  # a number of more than 4,300 digits
+        raise tomllib.TOMLDecodeError(str(error).partition(";")[0]) from None
+    level: list[Any] = [values]
+    for _ in range(DEPTH_MAX):
+        level = [part for one in level for part in _parts(one) if isinstance(part, dict | list)]
+        if not level:
+            return values
+    raise tomllib.TOMLDecodeError(f"Values nested more than {DEPTH_MAX} levels deep")
+
+
+def _parts(value: Any) -> Iterable[Any]:
+    return cast("dict[str, Any]", value).values() if isinstance(value, dict) else value
 
 
 def key_lines(text: str) -> dict[Place, int]:
@@ -25,7 +50,7 @@ def key_lines(text: str) -> dict[Place, int]:
             at += 1
             continue
         if line.startswith("["):
-            path = _path(tomllib.loads(line))
+            path = _path(parse(line))
             prefix = _indexed(path, counts, lines, new=line.startswith("[["))
             lines.setdefault(prefix, at + 1)
             at += 1
@@ -41,6 +66,8 @@ def syntax_error(error: tomllib.TOMLDecodeError, text: str) -> tuple[int, int, s
     message = str(error)
     if found := _POSITION.search(message):
         return int(found[1]), int(found[2]), message[: found.start()]
+    if not _AT_END.search(message):
+        return 1, 1, message
     last = text.rstrip("\n").split("\n")
     return len(last), len(last[-1]) + 1, _AT_END.sub("", message) + " before the file ends"
 
@@ -51,7 +78,7 @@ def _statement(source: list[str], at: int) -> tuple[dict[str, Any], int]:
     for line in source[at:]:
         taken.append(line)
         try:
-            return tomllib.loads("\n".join(taken)), len(taken)
+            return parse("\n".join(taken)), len(taken)
         except tomllib.TOMLDecodeError:
             continue
     return {}, len(taken)
