@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
+from rollout.model.errors import FencedError
 from rollout.model.item import Blob, Failure, Outcome
 
 from rollout_coordinator.core.events import IdsLoaded, Loaded, ResultsLoaded
@@ -17,6 +18,10 @@ class Fence(NamedTuple):
 
     epoch: int
     batch: int
+
+    def lost(self) -> FencedError:
+        """What to raise when the row has changed."""
+        return FencedError(f"the lease is no longer at epoch {self.epoch}, batch {self.batch}: nothing was written")
 
 
 @dataclass(frozen=True, slots=True)

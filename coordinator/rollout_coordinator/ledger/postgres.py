@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Sequence
 from typing import Any
 
-from rollout.model.errors import FencedError, StorageUnavailableError
+from rollout.model.errors import StorageUnavailableError
 from rollout.model.item import Outcome
 from rollout.storage.postgres import CommitUnknown, Connection, PostgresEngine
 from tenacity import AsyncRetrying, RetryError, retry_if_exception_type, stop_after_delay, wait_random_exponential
@@ -79,10 +79,10 @@ class PostgresLedger:
         return rows.lease_row(found[0]) if found else None
 
     async def insert_lease(self, row: LeaseRow) -> bool:
-        return await self._changed(queries.INSERT_LEASE, _lease(row))
+        return await self._changed(queries.INSERT_LEASE, rows.lease_columns(row))
 
     async def swap_lease(self, old: LeaseRow, new: LeaseRow) -> bool:
-        return await self._changed(queries.SWAP_LEASE, _lease(new) | _lease(old, "old_"))
+        return await self._changed(queries.SWAP_LEASE, rows.lease_columns(new) | rows.lease_columns(old, "old_"))
 
     async def renew_lease(self, holder: str, epoch: int) -> bool:
         return await self._changed(queries.RENEW_LEASE, {"holder": holder, "epoch": epoch})
@@ -113,9 +113,7 @@ class PostgresLedger:
         # Literal integers: the simple protocol takes one round trip.
         fencing = queries.FENCE.replace(":epoch", str(int(fence.epoch))).replace(":batch", str(int(fence.batch)))
         if await db.execute(fencing) != "UPDATE 1":
-            raise FencedError(
-                f"the lease is no longer at epoch {fence.epoch}, batch {fence.batch}: nothing was written"
-            )
+            raise fence.lost()
         await _insert(db, list(bulks(writes)))
         if writes.prune:
             logs, seqs, positions = (list(column) for column in zip(*writes.prune, strict=True))
@@ -288,10 +286,6 @@ class PostgresLedger:
     async def run_objects(self, run_id: str) -> set[bytes]:
         async with self._engine.read() as db:
             return {row[0] for row in await _fetch(db, queries.RUN_OBJECTS, run_id=run_id)}
-
-
-def _lease(row: LeaseRow, prefix: str = "") -> dict[str, Any]:
-    return {prefix + name: value for name, value in rows.lease_columns(row).items()}
 
 
 def _given(keys: Sequence[tuple[int, int, int]]) -> dict[str, list[int]]:

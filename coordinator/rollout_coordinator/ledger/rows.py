@@ -250,11 +250,13 @@ def lease_row(row: Row) -> LeaseRow:
     return LeaseRow(row[0], row[1], row[2], row[3], bool(row[4]), row[5])
 
 
-def lease_columns(row: LeaseRow) -> dict[str, Any]:
-    return {
+def lease_columns(row: LeaseRow, prefix: str = "") -> dict[str, Any]:
+    """Parameters of a statement, their names after `prefix`."""
+    columns = {
         "holder": row.holder, "epoch": row.epoch, "batch": row.batch, "beat": row.beat,
         "released": int(row.released), "address": row.address,
     }  # fmt: skip
+    return {prefix + name: value for name, value in columns.items()}
 
 
 def run_view(run: RunRow, log: LogRow | None, lanes: list[LaneRow]) -> RunView:

@@ -8,7 +8,6 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from rollout.model.errors import FencedError
 from rollout.model.item import Outcome
 from rollout.storage.sqlite import SqliteEngine
 
@@ -62,10 +61,10 @@ class SqliteLedger:
         return None if row is None else rows.lease_row(row)
 
     async def insert_lease(self, row: LeaseRow) -> bool:
-        return await self._changed(queries.INSERT_LEASE, _lease(row))
+        return await self._changed(queries.INSERT_LEASE, rows.lease_columns(row))
 
     async def swap_lease(self, old: LeaseRow, new: LeaseRow) -> bool:
-        return await self._changed(queries.SWAP_LEASE, _lease(new) | _lease(old, "old_"))
+        return await self._changed(queries.SWAP_LEASE, rows.lease_columns(new) | rows.lease_columns(old, "old_"))
 
     async def renew_lease(self, holder: str, epoch: int) -> bool:
         return await self._changed(queries.RENEW_LEASE, {"holder": holder, "epoch": epoch})
@@ -81,9 +80,7 @@ class SqliteLedger:
 
     def _commit(self, db: sqlite3.Connection, fence: Fence, writes: Writes, dead_batches: list[int]) -> None:
         if db.execute(queries.FENCE, fence._asdict()).rowcount != 1:
-            raise FencedError(
-                f"the lease is no longer at epoch {fence.epoch}, batch {fence.batch}: nothing was written"
-            )
+            raise fence.lost()
         for bulk, columns in bulks(writes):
             _insert(db, bulk, columns)
         if writes.prune:
@@ -170,10 +167,6 @@ class SqliteLedger:
     async def run_objects(self, run_id: str) -> set[bytes]:
         found = await self._engine.read(lambda db: db.execute(queries.RUN_OBJECTS, {"run_id": run_id}).fetchall())
         return {bytes(row[0]) for row in found}
-
-
-def _lease(row: LeaseRow, prefix: str = "") -> dict[str, Any]:
-    return {prefix + name: value for name, value in rows.lease_columns(row).items()}
 
 
 def _insert(db: sqlite3.Connection, bulk: Bulk, columns: list[Sequence[Any]]) -> None:
