@@ -74,52 +74,31 @@ def watch_run(
     raise typer.Exit(OK if status.state == "completed" else FAILED)
 
 
-@app.command("pause")
-def pause_run(
-    run_id: RunArgument,
-    coordinator: CoordinatorOption = None,
-    tls_dir: TlsDirOption = None,
-    reason: ReasonOption = "",
-    json: JsonOption = False,
-) -> None:
-    """Start nothing more; unstarted items come back, running ones finish."""
-    _command("pause", run_id, coordinator, tls_dir, reason, json)
+VERBS = {
+    "pause": "Start nothing more; unstarted items come back, running ones finish.",
+    "resume": "Go on with a paused run.",
+    "kill": "Cancel everything of a run; what is committed stays readable.",
+    "continue": "Go on with a killed, failed or interrupted run, from its ledger.",
+}
 
 
-@app.command("resume")
-def resume_run(
-    run_id: RunArgument,
-    coordinator: CoordinatorOption = None,
-    tls_dir: TlsDirOption = None,
-    reason: ReasonOption = "",
-    json: JsonOption = False,
-) -> None:
-    """Go on with a paused run."""
-    _command("resume", run_id, coordinator, tls_dir, reason, json)
+def _add_verb(verb: str, what_it_does: str) -> None:
+    @app.command(verb, help=what_it_does)
+    def command_run(
+        run_id: RunArgument,
+        coordinator: CoordinatorOption = None,
+        tls_dir: TlsDirOption = None,
+        reason: ReasonOption = "",
+        json: JsonOption = False,
+    ) -> None:
+        check_ulid(run_id, "RUN_ID")
+        _show(ask(coordinator, tls_dir, lambda client: client.command(run_id, verb, reason=reason)), json)
+
+    del command_run  # typer keeps it
 
 
-@app.command("kill")
-def kill_run(
-    run_id: RunArgument,
-    coordinator: CoordinatorOption = None,
-    tls_dir: TlsDirOption = None,
-    reason: ReasonOption = "",
-    json: JsonOption = False,
-) -> None:
-    """Cancel everything of a run; what is committed stays readable."""
-    _command("kill", run_id, coordinator, tls_dir, reason, json)
-
-
-@app.command("continue")
-def continue_run(
-    run_id: RunArgument,
-    coordinator: CoordinatorOption = None,
-    tls_dir: TlsDirOption = None,
-    reason: ReasonOption = "",
-    json: JsonOption = False,
-) -> None:
-    """Go on with a killed, failed or interrupted run, from its ledger."""
-    _command("continue", run_id, coordinator, tls_dir, reason, json)
+for _verb, _help in VERBS.items():
+    _add_verb(_verb, _help)
 
 
 @app.command("delete")
@@ -155,13 +134,6 @@ def ask(
             return await question(client)
 
     return asyncio.run(asking())
-
-
-def _command(
-    verb: str, run_id: str, coordinator: list[str] | None, tls_dir: Path | None, reason: str, as_json: bool
-) -> None:
-    check_ulid(run_id, "RUN_ID")
-    _show(ask(coordinator, tls_dir, lambda client: client.command(run_id, verb, reason=reason)), as_json)
 
 
 def _show(status: pb.RunStatus, as_json: bool) -> None:
