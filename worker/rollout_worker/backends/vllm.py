@@ -155,6 +155,7 @@ class VllmBackend:
             "tensor_parallel_size": options.get("tensor_parallel_size"),
             "enforce_eager": cpu if options.get("enforce_eager") is None else options["enforce_eager"],
             "trust_remote_code": options.get("trust_remote_code"),
+            "enable_prefix_caching": True,
             "max_logprobs": 20,
             "disable_log_stats": True,
             "enable_log_requests": False,

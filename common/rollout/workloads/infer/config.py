@@ -104,6 +104,12 @@ class OutputSection(Section):
 
 class WorkersSection(Section):
     count: int = Field(default=1, ge=1, le=1024, description="Workers that embedded mode starts.")
+    prefix_affinity: bool = Field(
+        default=True, description="Rows whose prompts begin alike go to one worker, one after the other."
+    )
+    longest_first: bool = Field(
+        default=True, description="Rows with a larger max_tokens are begun earlier; results stay in input order."
+    )
 
 
 class BackendSection(Section):

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any, cast
 
 from rollout.model.item import ItemSpec, NewItem
@@ -10,8 +12,9 @@ from rollout.model.run import Order, RunSpec
 from rollout.workloads.infer.config import InferConfig
 from rollout.workloads.infer.model import ResolvedModel, model_json
 from rollout.workloads.infer.payload import Payload, encode_payload
-from rollout.workloads.infer.request import SCHEMA_VERSION, JsonObject, canonical, item_id, sampling_json
-from rollout.workloads.infer.rows import InputReport, effective_sampling, input_files, read_rows, request_of
+from rollout.workloads.infer.prefix import affinities, cost_of
+from rollout.workloads.infer.request import SCHEMA_VERSION, JsonObject, RowRequest, canonical, item_id, sampling_json
+from rollout.workloads.infer.rows import InputReport, Row, effective_sampling, input_files, read_rows, request_of
 
 WORKLOAD = "infer"
 
@@ -74,13 +77,47 @@ def item_spec(config: InferConfig) -> ItemSpec:
 
 def plan(config: InferConfig, model_content_id: str, *, start: int = 0) -> Iterator[NewItem]:
     """Items from row `start` on, in input order. InputError if a row is wrong (check_input found none)."""
-    sampling, spec = effective_sampling(config), item_spec(config)
-    for row in read_rows(input_files(config.input.patterns)):
-        if row.index < start:
-            continue
-        request = request_of(row, sampling)
+    sampling, specs = effective_sampling(config), Specs(config)
+    rows = (
+        (row, request_of(row, sampling)) for row in read_rows(input_files(config.input.patterns)) if row.index >= start
+    )
+    for row, request, affinity in _with_affinity(rows, wanted=config.workers.prefix_affinity):
         payload = encode_payload(Payload(row.fields, row.index, row.file, row.line))
-        yield NewItem(item_id(model_content_id, request, row.index), payload, spec)
+        yield NewItem(item_id(model_content_id, request, row.index), payload, specs.of(request, affinity))
+
+
+class Specs:
+    """The run's few specs: what differs between rows is where, and how early, they are best begun."""
+
+    def __init__(self, config: InferConfig) -> None:
+        sampling = config.sampling
+        self._plain = item_spec(config)
+        self._longest_first = config.workers.longest_first
+        self._tokens = sampling.max_tokens * sampling.n
+        self._known: dict[tuple[str, int], ItemSpec] = {("", 0): self._plain}
+
+    def of(self, request: RowRequest, affinity: str) -> ItemSpec:
+        key = (affinity, cost_of(request, self._tokens) if self._longest_first else 0)
+        spec = self._known.get(key)
+        if spec is None:
+            spec = self._known[key] = replace(self._plain, affinity=key[0], cost=key[1])
+        return spec
+
+
+def _with_affinity(rows: Iterator[tuple[Row, RowRequest]], *, wanted: bool) -> Iterator[tuple[Row, RowRequest, str]]:
+    if not wanted:
+        yield from ((row, request, "") for row, request in rows)
+        return
+    ahead: deque[tuple[Row, RowRequest]] = deque()
+
+    def requests() -> Iterator[tuple[RowRequest, int]]:
+        for row, request in rows:
+            ahead.append((row, request))
+            yield request, len(row.raw)
+
+    for affinity in affinities(requests()):
+        row, request = ahead.popleft()
+        yield row, request, affinity
 
 
 def describe_change(old: JsonObject, new: JsonObject, *, changed_row: str | None = None) -> list[str]:
