@@ -119,6 +119,19 @@ async def test_the_leader_is_found_among_several_addresses(tmp_path: Path) -> No
             assert runs.address == address
 
 
+async def test_calls_that_fail_together_move_on_once(tmp_path: Path) -> None:
+    """With two addresses, two streams that each moved on would come back to the dead coordinator for ever."""
+    async with cluster(tmp_path) as (_, address):
+        dead = free_addr()
+        async with await Runs.connect([dead, address], tls_dir=tmp_path / "tls", patience_s=20) as runs:
+            at_once = await asyncio.gather(*(runs.list() for _ in range(4)))
+            assert at_once == [[]] * 4 and runs.address == address
+            turn = runs._connection.turn
+            for _ in range(2):
+                runs._connection.leave(turn)
+            assert runs.address == dead
+
+
 async def test_nobody_there_is_said_in_time(tmp_path: Path) -> None:
     async with cluster(tmp_path):
         pass
@@ -215,7 +228,7 @@ async def test_streams_outlive_the_channel_they_began_on(tmp_path: Path, monkeyp
     monkeypatch.setattr(connection, "RETIRE_GRACE_S", 0.1)
     async with (
         cluster(tmp_path) as (_, address),
-        await Runs.connect([address], tls_dir=tmp_path / "tls", lifetime_s=4.0) as runs,
+        await Runs.connect([address], tls_dir=tmp_path / "tls", lifetime_s=8.0) as runs,
     ):
         run = spec()
         await runs.submit(run, from_seq(rows(50)), seal=False)
@@ -227,8 +240,8 @@ async def test_streams_outlive_the_channel_they_began_on(tmp_path: Path, monkeyp
                 yield row
 
         submitting = asyncio.create_task(runs.submit(run, slowly))
-        async with asyncio.timeout(60):
-            while runs._connection.credentials.generation < 3:
+        async with asyncio.timeout(90):
+            while runs._connection.credentials.generation < 2:
                 await asyncio.sleep(0.2)
                 await runs.get(run.run_id)
             assert await submitting == 200

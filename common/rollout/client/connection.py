@@ -113,6 +113,8 @@ class Connection:
         self._old: set[asyncio.Task[None]] = set()
         self._opening = asyncio.Lock()
         self._renew_again_at = 0.0
+        self.turn = 0
+        """Grows by one with each channel that is given up: who fails on an older one has nothing to leave."""
 
     @property
     def address(self) -> str:
@@ -167,42 +169,43 @@ class Connection:
     async def unary(self, call: Callable[[Any], Awaitable[Reply]]) -> Reply:
         """`call`'s reply, from whichever coordinator leads, through failovers."""
         patience = Patience(self)
+        turn = self.turn
         while True:
             try:
-                reply = await unless_replaced(call(await self.stub()))
-                self.seen(reply)
+                stub = await self.stub()
+                turn = self.turn
+                reply = await unless_replaced(call(stub))
+                self.seen(reply, turn)
             except grpc.aio.AioRpcError as error:
-                await patience.failed(self.moved_on(error))
+                await patience.failed(self.moved_on(error, turn))
             except UnavailableError as error:
-                if not isinstance(error, ReplacedError):
-                    self._retire()
                 await patience.failed(error)
             else:
                 patience.succeeded()
                 return reply
 
-    def seen(self, message: Any) -> None:
+    def seen(self, message: Any, turn: int) -> None:
         """Note the message's epoch. StaleEpochError, an UnavailableError, for one of a deposed leader."""
         try:
             self._guard.check_peer(message)
         except StaleEpochError:
-            self.leave()
+            self.leave(turn)
             raise
 
-    def moved_on(self, error: grpc.aio.AioRpcError) -> RolloutError:
+    def moved_on(self, error: grpc.aio.AioRpcError, turn: int) -> RolloutError:
         """The typed error; where another coordinator may do better, the next call goes there."""
         typed = _typed(error)
         if typed.retryable:
-            self.leave(hint=str(typed.context.get("leader") or ""))
+            self.leave(turn, hint=str(typed.context.get("leader") or ""))
         return typed
 
-    def lost(self, error: UnavailableError) -> None:
-        """A stream ended so. The next one goes elsewhere, unless its channel was only replaced by another."""
-        if not isinstance(error, ReplacedError):
-            self.leave()
+    def leave(self, turn: int, hint: str = "") -> None:
+        """Ask `hint`, or the next coordinator, from now on: once for all calls that fail on the channel of `turn`.
 
-    def leave(self, hint: str = "") -> None:
-        """Ask `hint`, or the next coordinator, from now on."""
+        If each of them moved on, two streams and two coordinators would come back to the dead one for ever.
+        """
+        if turn != self.turn:
+            return
         self._retire()
         if hint and hint != self._address:
             self._address = hint
@@ -225,6 +228,7 @@ class Connection:
         )
 
     def _retire(self) -> None:
+        self.turn += 1
         channel, self._channel = self._channel, None
         if channel is not None:
             # Calls of others on it have a moment to end; those that are cancelled then begin anew.

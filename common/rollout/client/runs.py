@@ -198,10 +198,12 @@ class Runs:
         self, run_id: str, cursor: int, objects: RemoteObjects, *, payloads: bool, status_only: bool
     ) -> AsyncGenerator[Page, None]:
         patience = Patience(self._connection)
+        turn = self._connection.turn
         while True:
             call: Any = None
             try:
                 stub = await self._connection.stub()
+                turn = self._connection.turn
                 request = pb.WatchRequest(
                     epoch=self._connection.epoch,
                     run_id=run_id,
@@ -211,7 +213,7 @@ class Runs:
                 )
                 call = stub.Watch(request)
                 while (message := await unless_replaced(call.read())) is not EOF:
-                    self._connection.seen(message)
+                    self._connection.seen(message, turn)
                     patience.succeeded()
                     page = await _page(message, cursor, objects)
                     reached = cursor + len(page.entries)
@@ -225,9 +227,9 @@ class Runs:
                     await unless_replaced(call)  # raises the status
                 raise UnavailableError("the coordinator closed the stream")
             except grpc.aio.AioRpcError as error:
-                await patience.failed(self._connection.moved_on(error))
+                await patience.failed(self._connection.moved_on(error, turn))
             except UnavailableError as error:
-                self._connection.lost(error)
+                self._connection.leave(turn)
                 await patience.failed(error)
             finally:
                 if call is not None:

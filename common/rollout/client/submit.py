@@ -51,6 +51,7 @@ class Submission:
         self._durable = 0
         self._sealed = False
         self._moved = asyncio.Event()
+        self._turn = connection.turn  # that of the channel its stream is on
 
     async def run(self) -> int:
         """The number of durable items. Errors of the source, of the leader, and UnavailableError."""
@@ -60,9 +61,9 @@ class Submission:
                 try:
                     await self._stream(patience)
                 except grpc.aio.AioRpcError as error:
-                    await patience.failed(self._connection.moved_on(error))
+                    await patience.failed(self._connection.moved_on(error, self._turn))
                 except UnavailableError as error:
-                    self._connection.lost(error)
+                    self._connection.leave(self._turn)
                     await patience.failed(error)
                 else:
                     return self._durable
@@ -74,7 +75,9 @@ class Submission:
                 await self._batches.aclose()
 
     async def _stream(self, patience: Patience) -> None:
-        call: Any = (await self._connection.stub()).Submit()
+        stub = await self._connection.stub()
+        self._turn = self._connection.turn
+        call: Any = stub.Submit()
         try:
             await unless_replaced(call.write(pb.SubmitUp(epoch=self._connection.epoch, open=self._spec)))
             reply = await unless_replaced(call.read())
@@ -122,7 +125,7 @@ class Submission:
             patience.succeeded()
 
     def _acknowledged(self, reply: pb.SubmitDown) -> None:
-        self._connection.seen(reply)
+        self._connection.seen(reply, self._turn)
         if reply.durable < self._durable:
             raise ProtocolError(
                 f"run {self._spec.run_id} had {self._durable} durable items and now has {reply.durable}: the ledger "
