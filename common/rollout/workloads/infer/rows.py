@@ -6,8 +6,9 @@ import glob
 import gzip
 import io
 import json
+import math
 import zlib
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Callable, Generator, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,6 +23,9 @@ from rollout.workloads.infer.request import JsonObject, RowRequest, parse_row
 
 MAX_LINE = 64 << 20
 """Bytes of one line at most."""
+
+DEPTH_MAX = 100
+"""Levels of a row: it is written again, level by level, by programs whose stacks are fuller than the reader's."""
 
 _BOM = b"\xef\xbb\xbf"
 _BATCH = 2000  # rows between two progress calls
@@ -188,7 +192,7 @@ def _decode(path: Path, line: int, raw: bytes) -> JsonObject:
         )
         fail(str(path), line, f"not UTF-8 at byte {error.start} of the line: {hint}")
     try:
-        value: Any = json.loads(text, parse_constant=_no_constant)
+        value: Any = json.loads(text, parse_constant=_no_constant, parse_float=_finite)
     except json.JSONDecodeError as error:
         fail(str(path), line, f"malformed JSON: {error.msg} at column {error.colno}")
     except RecursionError:
@@ -197,7 +201,29 @@ def _decode(path: Path, line: int, raw: bytes) -> JsonObject:
         fail(str(path), line, f"malformed JSON: {error}")
     if not isinstance(value, dict):
         fail(str(path), line, f"a row must be a JSON object, not {type(value).__name__}")
+    if raw.count(b"[") + raw.count(b"{") > DEPTH_MAX and _deeper(value, DEPTH_MAX):
+        fail(str(path), line, f"malformed JSON: nested more than {DEPTH_MAX} levels deep")
     return cast(JsonObject, value)
+
+
+def _deeper(value: Any, levels: int) -> bool:
+    level: list[Any] = [value]
+    for _ in range(levels):
+        level = [part for one in level for part in _parts(one) if isinstance(part, dict | list)]
+        if not level:
+            return False
+    return True
+
+
+def _parts(value: Any) -> Iterable[Any]:
+    return cast(JsonObject, value).values() if isinstance(value, dict) else value
+
+
+def _finite(text: str) -> float:
+    number = float(text)
+    if math.isinf(number):
+        raise ValueError(f"the number {text[:40]} is too large")
+    return number
 
 
 def _no_constant(name: str) -> NoReturn:
