@@ -5,6 +5,7 @@ The stable code travels as trailing metadata `rollout-code`; a standby adds `rol
 
 from __future__ import annotations
 
+import asyncio
 from typing import Any, NoReturn
 
 import grpc
@@ -113,8 +114,21 @@ def _foreign(status: grpc.StatusCode, details: str) -> RolloutError:
     return _FOREIGN.get(status, RolloutError)(details)
 
 
+ABORT_TRIES, ABORT_PAUSE_S = 20, 0.05
+
+
 async def abort(context: Any, error: RolloutError) -> NoReturn:
-    """End a call on the server side with the status of `error`."""
+    """End a call on the server side with the status of `error`.
+
+    While a write of the same call waits for a peer that does not read, grpc.aio takes no status: the peer gets a
+    second, then its call ends without one, as if it had gone away.
+    """
     code, details, metadata = status_of(error)
-    await context.abort(code, details, metadata)
-    raise AssertionError("context.abort raises")
+    for _ in range(ABORT_TRIES):
+        try:
+            await context.abort(code, details, metadata)
+        except grpc.aio.InternalError:
+            await asyncio.sleep(ABORT_PAUSE_S)
+        else:
+            raise AssertionError("context.abort raises")
+    raise asyncio.CancelledError
