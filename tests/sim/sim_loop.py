@@ -58,7 +58,7 @@ class NodeLoop(asyncio.AbstractEventLoop):
         self.state = RUNNING
         self.rate = rate
         self.lag = 0.0  # a slow node: every timer fires this much later
-        self._start = start
+        self.start = start
         self._stash: list[Handle] = []
         self.tasks: list[SimTask] = []
         self._ready = scheduler.ready
@@ -66,10 +66,10 @@ class NodeLoop(asyncio.AbstractEventLoop):
     # ---- time
 
     def time(self) -> float:
-        return self._start + self.scheduler.now * self.rate
+        return self.start + self.scheduler.now * self.rate
 
     def local(self, due: float) -> float:
-        return self._start + due * self.rate
+        return self.start + due * self.rate
 
     # ---- handles
 

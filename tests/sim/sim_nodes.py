@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Coroutine
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any, cast
 
 from rollout.client.runs import Runs
@@ -16,7 +15,7 @@ from rollout.wire.epoch import EpochGuard
 from rollout.wire.v1 import control_pb2_grpc, heartbeat_pb2_grpc, runs_pb2_grpc, work_pb2_grpc
 from rollout_coordinator import wiring
 from rollout_coordinator.core.core import Core
-from rollout_coordinator.core.events import Event, Now, Tick
+from rollout_coordinator.core.events import Event, Now
 from rollout_coordinator.core.settings import CoreSettings
 from rollout_coordinator.core.step import Emit, Reply, Send, SendRevoke, Snapshot, Step
 from rollout_coordinator.driver import Driver
@@ -32,7 +31,7 @@ from rollout_coordinator.watchers import Watchers
 from rollout_coordinator.work_service import WorkService
 from rollout_worker import driver as worker_driver
 from rollout_worker import session_events as ev
-from rollout_worker.attempts import AttemptKey, Held, Plan
+from rollout_worker.attempts import Plan
 from rollout_worker.executors.port import Run
 from rollout_worker.heartbeat import Heartbeat
 from rollout_worker.link import Link
@@ -41,7 +40,7 @@ from rollout_worker.work_stream import RefusedError, WorkStream
 from sim_certificates import CLUSTER, SimCredentials, ulid
 from sim_executors import SimChild
 from sim_loop import DEAD, NodeLoop
-from sim_network import Channel, Server
+from sim_network import Server
 from sim_scenario import RunPlan, WorkerPlan
 from sim_store import Faults, StoreLedger
 
@@ -50,7 +49,7 @@ if TYPE_CHECKING:
 
 TTL = 5.0
 HEARTBEAT = 1.0
-TICK = 0.25  # of the coordinator: what the default heartbeat gives
+TICK = 0.125  # of the coordinator
 SELF_FENCE = 4.0
 ORPHAN_GRACE = 20.0
 WORKER_TICK = 0.5
@@ -80,8 +79,10 @@ class SimClock:
         self._node = node
 
     def now(self) -> Now:
-        mono = self._node.loop.time()
-        return Now(mono, WALL_MS + self._node.wall_offset_ms + int(mono * 1000))
+        node = self._node
+        loop = node.loop
+        mono = loop.start + loop.scheduler.now * loop.rate
+        return Now(mono, WALL_MS + node.wall_offset_ms + int(mono * 1000))
 
     def ulid(self) -> str:
         return self._node.world.fresh()
@@ -471,13 +472,17 @@ class OperatorNode(Node):
 
     async def verb(self, run_id: str, verb: str, priority: int = 0) -> bool:
         """Whether it was obeyed; a run in another state says no."""
-        try:
-            await self.runs.command(run_id, verb, priority=priority)
-        except RolloutError as error:
-            if error.code in ("wrong_state", "not_found"):
-                return False
-            raise
-        return True
+        while True:
+            try:
+                await self.runs.command(run_id, verb, priority=priority)
+            except StorageFullError:
+                await asyncio.sleep(1.0)
+            except RolloutError as error:
+                if error.code in ("wrong_state", "not_found"):
+                    return False
+                raise
+            else:
+                return True
 
 
 def run_spec(run_id: str, how: RunPlan) -> RunSpec:
@@ -485,6 +490,3 @@ def run_spec(run_id: str, how: RunPlan) -> RunSpec:
         run_id, how.kind, b"{}", order=Order(how.order), priority=how.priority, max_in_flight=how.max_in_flight,
         lanes=how.lanes, policies=how.policies, pause_timeout_ms=how.pause_timeout_ms,
     )  # fmt: skip
-
-
-__all__ = ["AttemptKey", "Channel", "ClientNode", "CoordinatorNode", "Held", "Tick", "WorkerNode", "replace"]

@@ -11,7 +11,7 @@ from rollout.model.item import ItemSpec
 from rollout.model.run import Lane, Order, Policy
 from sim_executors import Behaviour
 
-FAULTS_BEGIN, FAULTS_END = 0.5, 16.0
+FAULTS_BEGIN, FAULTS_END = 0.3, 14.0
 """Seconds of virtual time."""
 
 
@@ -88,7 +88,7 @@ KINDS = tuple(WEIGHTS)
 
 
 def _fault(random: Random, kind: str, workers: list[str], coordinators: list[str], clients: list[str]) -> Fault:
-    at = round(random.uniform(FAULTS_BEGIN, FAULTS_END - 4.0), 3)
+    at = round(random.uniform(FAULTS_BEGIN, FAULTS_END - 5.0), 3)
     everybody = workers + coordinators
     if kind in ("partition", "one_way", "cut"):
         a, b = random.choice(workers + clients), random.choice(coordinators)
@@ -203,8 +203,8 @@ def generate(seed: int) -> Scenario:
     )  # fmt: skip
     coordinators = tuple((f"c{n}", random.choice((1.0, 1.0, 0.98, 1.02))) for n in range(2))
     clients = ["k0", "k1"][: random.choice((1, 2, 2))]
-    total = random.randint(80, 110)
-    count = random.randint(2, 4)
+    total = random.randint(36, 54)
+    count = random.randint(2, 3)
     runs = tuple(_run(random, n, random.choice(clients), total // count) for n in range(count))
     names = [w.name for w in workers]
     clients = sorted({run.client for run in runs})

@@ -348,6 +348,8 @@ class StoreLedger:
         due = scheduler.now + store.latency * (0.5 + store.random.random()) + slow
         if writes and due < store.locked_until:
             due = store.locked_until + store.latency
+            if due - scheduler.now > store.ttl / 3:  # lock_timeout
+                lose = "request"
 
         def answer(error: BaseException | None, value: Any) -> None:
             if not future.done():
@@ -410,29 +412,31 @@ class StoreLedger:
             store.count("slow_commit")
         if faults.late:
             faults.late -= 1
-            await self._late(fence, act)
+            await self._begin(fence, act, store.ttl * (0.2 + store.random.random()))
+            store.count("late_commit")
+            raise StorageUnavailableError("no answer to COMMIT")
         if not faults.torn:
             await self._call(act, slow=slow, writes=True)
             return
         faults.torn -= 1
+        await self._begin(fence, act if store.random.random() < 0.6 else None, 0.02)
         store.count("torn_commit")
-        committed = store.random.random() < 0.6
-        try:
-            await self._call(act if committed else lambda: store.check(fence), lose="answer", writes=True)
-        except StorageUnavailableError:
-            row = await self._call(lambda: store.tables.lease, writes=True)  # FOR UPDATE: waits for one under way
-            if row is None or (row.epoch, row.batch) != (fence.epoch, fence.batch + 1):
-                raise StorageUnavailableError("the connection broke at COMMIT: nothing was written") from None
+        row = await self._call(lambda: store.tables.lease, writes=True)  # FOR UPDATE: waits for one under way
+        if row is None or (row.epoch, row.batch) != (fence.epoch, fence.batch + 1):
+            raise StorageUnavailableError("the connection broke at COMMIT: nothing was written")
 
-    async def _late(self, fence: Fence, act: Callable[[], None]) -> None:
-        """The server got as far as the fence, and so holds that row, when the client gave up. It commits later."""
+    async def _begin(self, fence: Fence, act: Callable[[], None] | None, seconds: float) -> None:
+        """The fence held, so the server keeps that row locked until it commits or rolls back; COMMIT has no answer."""
         store = self._store
         scheduler = store.loop.scheduler
-        await self._call(lambda: store.check(fence), writes=True)
-        store.count("late_commit")
-        store.locked_until = scheduler.now + store.ttl * (0.2 + store.random.random())
-        scheduler.at(store.locked_until, store.loop, act)
-        raise StorageUnavailableError("no answer to COMMIT")
+
+        def locked() -> None:
+            store.check(fence)
+            store.locked_until = scheduler.now + seconds
+            if act is not None:
+                scheduler.at(store.locked_until, store.loop, act)
+
+        await self._call(locked, writes=True)
 
     async def purge(self, limit: int) -> int:
         return 0

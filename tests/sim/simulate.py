@@ -5,6 +5,7 @@ Production functions are looked up when they are called, so that a test can take
 
 from __future__ import annotations
 
+import asyncio
 import gc
 import random
 from collections import Counter
@@ -41,6 +42,11 @@ class Report:
     milestones: list[str] = field(default_factory=list[str])
     trace: list[str] = field(default_factory=list[str])
 
+    @property
+    def outline(self) -> list[str]:
+        """What struck, who led and how the runs ended; without what depends on the pace of workers."""
+        return [line for line in self.milestones if line.startswith(("fault ", "run ")) or line[0] == "c"]
+
 
 def simulate(seed: int, *, trace: bool = False) -> Report:
     """Violation: an invariant is broken, or a run did not end."""
@@ -66,6 +72,8 @@ def run(scenario: Scenario, *, trace: bool = False) -> Report:
     gc.disable()
     structlog.configure(wrapper_class=_Silent, cache_logger_on_first_use=False)
     Table.move, attempts.Held.move = move, held  # type: ignore[method-assign]
+    registry: Any = vars(asyncio.tasks)["_all_tasks"]
+    registry.add = _ignore  # the interpreter's list of all tasks is of no use here and costs a tenth of a seed
     world = World(scenario, trace=trace)
     try:
         try:
@@ -86,11 +94,16 @@ def run(scenario: Scenario, *, trace: bool = False) -> Report:
     finally:
         world.over = True
         world.scheduler.close()
+        del registry.add
         Table.move, attempts.Held.move = table_move, held_move  # type: ignore[method-assign]
         structlog.configure(**logging)
         random.setstate(state)
         if collecting:
             gc.enable()
+
+
+def _ignore(task: Any) -> None:
+    pass
 
 
 class _Silent:
