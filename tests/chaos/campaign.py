@@ -78,17 +78,18 @@ class Report:
 
 
 def plan(kinds: list[str], faults: int, seed: int) -> list[tuple[str, bool]]:
-    """(kind, whether it strikes before the last one is over): every kind as often as the others, in random order."""
+    """(kind, whether it strikes before the last one is over): round after round of every kind, in random order."""
     dice = random.Random(seed)
-    drawn = [kinds[n % len(kinds)] for n in range(faults)]
-    dice.shuffle(drawn)
-    return [(kind, n > 0 and dice.random() < OVERLAP) for n, kind in enumerate(drawn)]
+    drawn: list[str] = []
+    while len(drawn) < faults:
+        drawn += dice.sample(kinds, len(kinds))
+    return [(kind, n > 0 and dice.random() < OVERLAP) for n, kind in enumerate(drawn[:faults])]
 
 
 class Campaign:
     """One database, one cluster, one plan."""
 
-    def __init__(self, database: str, faults: int, seed: int, root: Path, say: Any) -> None:
+    def __init__(self, database: str, faults: int, seed: int, root: Path, say: Any, minutes: float) -> None:
         self.report = Report(database, seed, directory=str(root))
         self.world = World(database, root, workers=WORKERS, dice=random.Random(seed + 1))
         self.clients = [
@@ -100,6 +101,7 @@ class Campaign:
         self._plan = plan(list(KINDS[database]), faults, seed)
         self._faults = faults
         self._seed = seed
+        self._minutes = minutes
         self._say = say
         self._going: set[asyncio.Task[None]] = set()
         self._background: list[asyncio.Task[None]] = []
@@ -141,7 +143,8 @@ class Campaign:
     async def _strike_all(self) -> None:
         waiting = [(kind, overlaps, 1) for kind, overlaps in self._plan]
         number = 0
-        while waiting:
+        until = time.monotonic() + 60 * self._minutes
+        while waiting and time.monotonic() < until:
             self._check_background()
             kind, overlaps, tries = waiting.pop(0)
             number += 1
@@ -305,7 +308,7 @@ async def run_all(args: argparse.Namespace, say: Any) -> list[Report]:
     campaigns: list[Campaign] = []
     for database in databases:
         faults = args.faults or record.PER_KIND * len(KINDS[database])
-        campaigns.append(Campaign(database, faults, args.seed, base / database, say))
+        campaigns.append(Campaign(database, faults, args.seed, base / database, say, args.minutes))
     if args.together:
         return list(await asyncio.gather(*(campaign.run() for campaign in campaigns)))
     return [await campaign.run() for campaign in campaigns]
@@ -332,6 +335,7 @@ def main() -> int:
     parser.add_argument("--faults", type=int, default=0, help=f"per database; default {record.PER_KIND} of each kind")
     parser.add_argument("--database", choices=("sqlite", "postgres", "both"), default="both")
     parser.add_argument("--seed", type=int, default=None, help="default: a fresh one, which is printed")
+    parser.add_argument("--minutes", type=float, default=120.0, help="no further fault after so long")
     parser.add_argument("--together", action="store_true", help="both databases at the same time")
     parser.add_argument("--json", action="store_true", help="the report as JSON on standard output")
     parser.add_argument("--record", action="store_true", help="write docs/chaos.md")

@@ -22,7 +22,7 @@ MIN_OF_ONE, MIN_OF_ALL = 8, 24
 """Attempts that must be in flight at one worker, or in all, for a fault to count."""
 
 TAKEOVER_S = 30.0
-FENCED_EXIT_S = 10.0
+FENCED_EXIT_S = 30.0
 RESTART_S = (0.0, 1.0)
 
 Place = tuple[int, int]
