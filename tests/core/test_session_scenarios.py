@@ -419,7 +419,7 @@ def test_large_inputs_and_results_travel_as_objects() -> None:
     ref = common_pb2.IndexedRef(index=0, ref=common_pb2.ObjectRef(object_id=bytes(32), offset=3, length=9))
     actions = w.assign([0], refs=[ref])
     assert len(of(actions, ev.Fetch)) == 1 and not of(actions, ev.StartChild)
-    assert of(w.do(ev.Fetched(AttemptKey(LOG, 0, 1), b"payload", None)), ev.StartChild)
+    assert of(w.do(ev.Fetched([ev.Input(AttemptKey(LOG, 0, 1), b"payload", None)])), ev.StartChild)
     w.ready()
     assert len(of(w.end(1, 0, data=b"x" * 5000), ev.Store)) == 1
     assert seqs(w.flush()[0].started.keys) == [0]

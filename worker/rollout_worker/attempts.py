@@ -91,7 +91,7 @@ class Held:
     """An assigned attempt that has no result yet."""
 
     __slots__ = (
-        "assigned", "attempt", "child", "id", "isolate", "kill_at", "log", "parent", "payload", "plan",
+        "assigned", "attempt", "child", "id", "isolate", "key", "kill_at", "log", "parent", "payload", "plan",
         "predecessor", "seq", "spec", "started", "state", "stop_reason",
     )  # fmt: skip
 
@@ -102,6 +102,7 @@ class Held:
         self.log = log
         self.seq = seq
         self.attempt = attempt
+        self.key = AttemptKey(log, seq, attempt)
         self.id = id
         self.payload = payload
         self.spec = spec
@@ -115,10 +116,6 @@ class Held:
         self.started: float | None = None
         self.kill_at: float | None = None
         self.stop_reason = ""
-
-    @property
-    def key(self) -> AttemptKey:
-        return AttemptKey(self.log, self.seq, self.attempt)
 
     @property
     def remote(self) -> bool:

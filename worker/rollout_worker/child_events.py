@@ -135,25 +135,31 @@ class ChildEvents(Holding):
         if child is None:
             return
         group = event.group
+        count = len(group.seq)
+        # Columns as lists, at once: reaching into a message for each value costs more than all the rest of a row.
+        seqs, attempts = list(group.seq), list(group.attempt)
         blobs = unpack_blobs(group.length, group.data, ())
-        if not (len(blobs) == len(group.seq) == len(group.attempt)):
+        if not (len(blobs) == len(attempts) == count):
             raise ProtocolError("results of a child: columns disagree")
         failures = failures_from_wire(group.errors) if group.errors else {}
-        for i, seq in enumerate(group.seq):
-            held = child.in_hand.get((group.log, seq))
-            if held is None or held.attempt != group.attempt[i]:
+        outcomes = _column(group.outcome, count, int(Outcome.DONE))
+        durations = _column(group.duration_ms, count)
+        units_in, units_out = _column(group.units_in, count), _column(group.units_out, count)
+        in_hand, log = child.in_hand, group.log
+        for i, seq in enumerate(seqs):
+            held = in_hand.get((log, seq))
+            if held is None or held.attempt != attempts[i]:
                 continue
             child.take_out(held)
             failure = failures.get(i)
             if failure is not None and failure.code == CANCELLED:
                 self._stopped(held)
                 continue
-            outcome = group.outcome[i] if group.outcome else int(Outcome.DONE)
             data = blobs[i]
             assert isinstance(data, bytes)
             result = Finished(
-                held.log, seq, held.attempt, held.plan.run.run_id, data, outcome, failure,
-                _entry(group.duration_ms, i), _entry(group.units_in, i), _entry(group.units_out, i),
+                log, seq, held.attempt, held.plan.run.run_id, data, outcomes[i], failure, durations[i], units_in[i],
+                units_out[i],
             )  # fmt: skip
             self._complete(held, result)
         if not failures:
@@ -190,14 +196,15 @@ class ChildEvents(Holding):
         self._input_or_output_failed(event.key, event.failure)
 
     def _fetched(self, event: ev.Fetched, now: float) -> None:
-        held = self.held.get(event.key)
-        if held is not None and held.state is State.FETCHING:
-            held.payload = event.payload
-            if event.predecessor is not None:
-                held.predecessor = event.predecessor
-            held.move("fetched")
-            self.place.enqueue(held)
-            self._dispatch_due = True
+        for found in event.inputs:
+            held = self.held.get(found.key)
+            if held is not None and held.state is State.FETCHING:
+                held.payload = found.payload
+                if found.predecessor is not None:
+                    held.predecessor = found.predecessor
+                held.move("fetched")
+                self.place.enqueue(held)
+                self._dispatch_due = True
 
     def _fetch_failed(self, event: ev.FetchFailed, now: float) -> None:
         held = self.held.get(event.key)
@@ -254,5 +261,5 @@ class ChildEvents(Holding):
             self._send(work_pb2.WorkUp(progress=keys), now)
 
 
-def _entry(column: Sequence[int], index: int) -> int:
-    return column[index] if column else 0
+def _column(values: Sequence[int], count: int, absent: int = 0) -> list[int]:
+    return list(values) if values else [absent] * count

@@ -94,7 +94,13 @@ class Driver:
         self._children: dict[int, ChildProcess] = {}
         self._guard: Guard | None = None
         self._supply = Supply(
-            settings.objects, self._objects_channel, parts.incarnation, parts.guard, parts.call_plugin
+            settings.objects,
+            self._objects_channel,
+            parts.incarnation,
+            parts.guard,
+            parts.call_plugin,
+            self.event,
+            self._spawn_task,
         )
         self._tasks: set[asyncio.Task[Any]] = set()
         self._child_tasks: set[asyncio.Task[None]] = set()
@@ -256,13 +262,10 @@ class Driver:
             child.resume(action.key)
 
     def _do_fetch(self, action: ev.Fetch) -> None:
-        self._spawn_task(self._tell(self._supply.fetch(action.held)))
+        self._supply.fetch(action.held)
 
     def _do_store(self, action: ev.Store) -> None:
-        self._spawn_task(self._tell(self._supply.store(action)))
-
-    async def _tell(self, outcome: Coroutine[Any, Any, ev.Event]) -> None:
-        self.event(await outcome)
+        self._supply.store(action)
 
     def _do_drop(self, action: ev.DropStream) -> None:
         self._work.drop(renewed=action.reason == "self_fence")

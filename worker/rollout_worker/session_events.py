@@ -86,10 +86,15 @@ class ChildProgress:
 
 
 @dataclass(slots=True)
-class Fetched:
+class Input:
     key: AttemptKey
     payload: bytes
     predecessor: bytes | None
+
+
+@dataclass(slots=True)
+class Fetched:
+    inputs: list[Input]
 
 
 @dataclass(slots=True)

@@ -10,20 +10,19 @@ from typing import Any
 import grpc.aio
 from rollout.config.settings import ObjectsSection
 from rollout.model.errors import NotFoundError, RolloutError
-from rollout.model.item import Failure
 from rollout.objects.cache import ObjectCache
 from rollout.objects.pack import Packer
 from rollout.objects.remote import RemoteObjects
 from rollout.wire.epoch import EpochGuard
 
 from rollout_worker import session_events as ev
-from rollout_worker.attempts import Held
+from rollout_worker.transfer import Transfer
 
 CallPlugin = Callable[[str, str, dict[str, Any] | bytes, float], Coroutine[Any, Any, Any]]
 
 
 class Supply:
-    """Of one incarnation, which pins what it uploads."""
+    """Of one incarnation, which pins what it uploads. `fetch` and `store` are answered through `event`."""
 
     def __init__(
         self,
@@ -32,33 +31,21 @@ class Supply:
         incarnation: str,
         guard: EpochGuard,
         call_plugin: CallPlugin,
+        event: Callable[[ev.Event], None],
+        spawn: Callable[[Coroutine[Any, Any, None]], Any],
     ) -> None:
         self._objects = RemoteObjects(channel, pin=incarnation, guard=guard)
         cache_dir = Path(section.cache_dir).absolute()
         self._cache = ObjectCache(cache_dir, section.cache_max_mib << 20, self._objects.fetch)
         self._packer = Packer(self._objects.put)
+        self._transfer = Transfer(self._cache, self._packer, event, spawn)
+        self.fetch, self.store = self._transfer.fetch, self._transfer.store
         self._call_plugin = call_plugin
 
     async def close(self) -> None:
         await self._packer.close()
         await self._cache.close()
         await self._objects.close()
-
-    async def fetch(self, held: Held) -> ev.Fetched | ev.FetchFailed:
-        try:
-            payload = await self._cache.read(held.payload)
-            before = held.predecessor
-            predecessor = None if before is None else await self._cache.read(before)
-        except RolloutError as error:
-            return ev.FetchFailed(held.key, _object_failure("its input", error))
-        return ev.Fetched(held.key, payload, predecessor)
-
-    async def store(self, result: ev.Store) -> ev.Stored | ev.StoreFailed:
-        try:
-            blob = await self._packer.add(result.data)
-        except RolloutError as error:
-            return ev.StoreFailed(result.key, _object_failure("its result", error))
-        return ev.Stored(result.key, blob)
 
     async def answer(self, question: dict[str, Any]) -> dict[str, Any]:
         """A child's question: about objects, or for a plugin."""
@@ -80,7 +67,3 @@ class Supply:
         payload = base64.b64decode(body["b64"]) if "b64" in body else body["json"]
         value = await self._call_plugin(question["name"], question["method"], payload, float(question["timeout_s"]))
         return {"b64": base64.b64encode(value).decode()} if isinstance(value, bytes) else {"json": value}
-
-
-def _object_failure(what: str, error: RolloutError) -> Failure:
-    return Failure("object_store", f"{what} could not be moved: {error.message}", True)
