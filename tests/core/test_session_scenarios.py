@@ -322,6 +322,23 @@ def test_an_isolated_attempt_runs_alone_in_its_engine() -> None:
     assert delivered(w.end(1, 1)) == {1: [2]}
 
 
+def test_an_isolated_child_does_not_wait_for_the_parent_that_waits_for_it() -> None:
+    w = Worker()
+    w.assign([0], workload="infer")
+    w.ready(width=4)
+    w.do(ev.ChildWaits(1, work_pb2.Waiting(log=LOG, seq=0, attempt=1)))
+    assert delivered(w.assign([1, 2], workload="infer", isolate=[0])) == {1: [1]}
+    assert delivered(w.end(1, 1)) == {1: [2]}
+
+
+def test_children_of_an_isolated_parent_that_waits_find_its_engine() -> None:
+    w = Worker()
+    w.assign([0], workload="infer", isolate=[0])
+    assert delivered(w.ready(width=4)) == {1: [0]}
+    assert not delivered(w.assign([1], workload="infer"))
+    assert delivered(w.do(ev.ChildWaits(1, work_pb2.Waiting(log=LOG, seq=0, attempt=1)))) == {1: [1]}
+
+
 def test_an_engine_in_use_is_not_evicted_and_an_idle_one_is() -> None:
     w = Worker()
     w.assign([0], workload="infer", name="a")

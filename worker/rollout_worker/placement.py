@@ -56,7 +56,7 @@ class Child:
 
     @property
     def room(self) -> int:
-        if self.state is not ChildState.UP or self.alone or self.retiring:
+        if self.state is not ChildState.UP or self.retiring or (self.alone and self.active):
             return 0
         return self.depth - len(self.in_hand) + self.waiting
 
@@ -224,8 +224,8 @@ class Placement:
         for child in self.children.values():
             if full and not child.active:
                 continue
-            if child.plan.key != key or child.id in skip or child.room <= 0 or (alone and child.in_hand):
-                continue
+            if child.plan.key != key or child.id in skip or child.room <= 0 or (alone and child.active):
+                continue  # parents that wait are no company: they may wait for this very attempt
             if child.waiting and not shared:
                 continue
             if best is None or (bool(child.waiting), child.active) < (bool(best.waiting), best.active):
@@ -242,7 +242,7 @@ class Placement:
         batch: list[Held] = []
         room = child.room
         while len(batch) < room and (held := self.head(key)) is not None:
-            if held.isolate and (batch or child.in_hand):
+            if held.isolate and (batch or child.active):
                 break
             self.queues[key].popleft()
             batch.append(held)
