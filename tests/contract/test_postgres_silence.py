@@ -10,7 +10,9 @@ from urllib.parse import urlsplit, urlunsplit
 
 import pytest
 from rollout.model.errors import StorageUnavailableError
-from rollout.storage.postgres import PostgresEngine
+from rollout.storage.postgres import CommitUnknown, PostgresEngine
+from rollout_coordinator.ledger.port import LeaseRow
+from rollout_coordinator.ledger.postgres import PostgresLedger
 
 PATIENCE_S = 20.0
 
@@ -111,3 +113,33 @@ async def test_a_silent_database_is_told_as_unavailable(postgres_url: str) -> No
         link.heal()
         async with engine.write(5_000) as db:
             assert await db.fetchval("SELECT 1") == 1
+
+
+async def test_a_silent_leader_does_not_keep_the_lease_locked(postgres_url: str) -> None:
+    """Cut between two messages of one statement the server waits for ever, with the lease's row locked: steal it."""
+    challenger = PostgresLedger(postgres_url, ttl=3.0)
+    await challenger.open()
+    held = LeaseRow("leader", 0, 0, 0, False, "a:1")
+    assert await challenger.insert_lease(held)
+    async with linked(postgres_url) as (link, engine):
+        locked, over = asyncio.Event(), asyncio.Event()
+
+        async def lead() -> None:
+            async with engine.write(900) as db:
+                await db.execute("UPDATE lease SET batch = batch + 1 WHERE epoch = 0 AND batch = 0")
+                await db.prepare("SELECT 1")  # the server has read half of a statement and waits for the rest
+                link.cut()
+                locked.set()
+                await over.wait()
+
+        leading = asyncio.create_task(lead())
+        await locked.wait()
+        await asyncio.sleep(1.5)  # longer than every bound of that transaction
+        assert await challenger.swap_lease(held, LeaseRow("challenger", 1, 0, 1, False, "b:1"))
+        over.set()
+        link.heal()
+        with pytest.raises((CommitUnknown, StorageUnavailableError)):
+            await leading
+    row = await challenger.read_lease()
+    assert row is not None and (row.holder, row.epoch, row.batch) == ("challenger", 1, 0)
+    await challenger.close()

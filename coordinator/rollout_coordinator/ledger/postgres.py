@@ -82,14 +82,19 @@ class PostgresLedger:
         return await self._changed(queries.INSERT_LEASE, rows.lease_columns(row))
 
     async def swap_lease(self, old: LeaseRow, new: LeaseRow) -> bool:
-        return await self._changed(queries.SWAP_LEASE, rows.lease_columns(new) | rows.lease_columns(old, "old_"))
+        # Whoever swaps from another holder has waited out its TTL, or found its word that it is gone.
+        free = old.holder != new.holder
+        columns = rows.lease_columns(new) | rows.lease_columns(old, "old_")
+        return await self._changed(queries.SWAP_LEASE, columns, free=free)
 
     async def renew_lease(self, holder: str, epoch: int) -> bool:
         return await self._changed(queries.RENEW_LEASE, {"holder": holder, "epoch": epoch})
 
-    async def _changed(self, query: str, parameters: dict[str, Any]) -> bool:
+    async def _changed(self, query: str, parameters: dict[str, Any], *, free: bool = False) -> bool:
         try:
             async with self._engine.write(self._bound_ms) as db:
+                if free:
+                    await db.execute(queries.FREE_LEASE)
                 return await _execute(db, query, **parameters) == 1
         except CommitUnknown as error:
             raise StorageUnavailableError(

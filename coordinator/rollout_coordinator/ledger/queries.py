@@ -52,6 +52,15 @@ UPDATE lease SET holder = :holder, epoch = :epoch, batch = :batch, beat = :beat,
    AND released = :old_released AND address = :old_address
 """
 
+# PostgreSQL only, before a steal: ends the session in whose unfinished transaction the row is. Where the leader fell
+# silent between two messages of one statement, neither statement_timeout nor idle_in_transaction_session_timeout ends
+# it, and the row would stay locked until TCP gives up, hours later.
+FREE_LEASE = """
+SELECT pg_terminate_backend(activity.pid)
+  FROM lease JOIN pg_stat_activity AS activity ON activity.backend_xid = lease.xmax
+ WHERE lease.one = 1 AND activity.usename = current_user AND activity.pid <> pg_backend_pid()
+"""
+
 # Whatever the batch is: the leader commits while it renews.
 RENEW_LEASE = """
 UPDATE lease SET beat = beat + 1 WHERE one = 1 AND holder = :holder AND epoch = :epoch AND released = 0
