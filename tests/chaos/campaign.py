@@ -310,7 +310,9 @@ async def run_all(args: argparse.Namespace, say: Any) -> list[Report]:
         faults = args.faults or record.PER_KIND * len(KINDS[database])
         campaigns.append(Campaign(database, faults, args.seed, base / database, say, args.minutes))
     if args.together:
-        return list(await asyncio.gather(*(campaign.run() for campaign in campaigns)))
+        # When cancelled, each must have tidied up before this returns.
+        ended = await asyncio.gather(*(campaign.run() for campaign in campaigns), return_exceptions=True)
+        return [campaign.report for campaign, _ in zip(campaigns, ended, strict=True)]
     return [await campaign.run() for campaign in campaigns]
 
 
