@@ -180,10 +180,12 @@ class GrpcChannel:
     async def _call(self, method: str, payload: Any, timeout_s: float) -> Any:
         if method == api.INIT:
             config = json.dumps(payload.get("config", {})).encode()
-            init = await self._stub.Init(pb.InitRequest(epoch=0, config=config), timeout=timeout_s, wait_for_ready=True)
+            init = _message(
+                await self._stub.Init(pb.InitRequest(epoch=0, config=config), timeout=timeout_s, wait_for_ready=True)
+            )
             return {"name": init.name, "version": init.version}
         if method == api.PREFLIGHT:
-            ready = await self._stub.Preflight(pb.PreflightRequest(epoch=0), timeout=timeout_s)
+            ready = _message(await self._stub.Preflight(pb.PreflightRequest(epoch=0), timeout=timeout_s))
             return {"ok": ready.ok, "message": ready.message}
         if method == api.SHUTDOWN:
             await self._stub.Shutdown(pb.ShutdownRequest(epoch=0, grace_ms=1000), timeout=timeout_s)
@@ -192,7 +194,7 @@ class GrpcChannel:
         body = payload if raw else json.dumps(payload, allow_nan=False).encode()
         number = next(self._ids)
         request = pb.CallRequest(epoch=0, method=method, payload=body, timeout_ms=int(timeout_s * 1000), call_id=number)
-        reply = await self._stub.Call(request, timeout=timeout_s)
+        reply = _message(await self._stub.Call(request, timeout=timeout_s))
         if reply.call_id != number:
             raise fault("bad_frame", f"it sent a reply to call {reply.call_id} instead of {number}")
         if reply.error_code:
@@ -201,11 +203,18 @@ class GrpcChannel:
             return reply.payload
         try:
             return json.loads(reply.payload)
-        except ValueError as e:
+        except (ValueError, RecursionError) as e:
             raise fault("bad_frame", f"it sent something that is not JSON: {reply.payload[:60]!r}") from e
 
     async def close(self) -> None:
         await self._channel.close()
+
+
+def _message(reply: Any) -> Any:
+    """grpc.aio gives None for bytes that are no message."""
+    if reply is None:
+        raise fault("bad_frame", "it sent something that is no message of the protocol")
+    return reply
 
 
 _REASONS: dict[grpc.StatusCode, tuple[str, str]] = {
