@@ -1,0 +1,106 @@
+"""A client that keeps one run busy until FILE appears, and writes down every committed row as it comes.
+
+    python netns_client.py --coordinator ADDR [--coordinator ADDR] --tls-dir DIR --stop FILE --rows FILE --effects DIR
+
+Rows are numbers; most sleep a moment, some long enough to be under way when a link is cut, some are exclusive and note
+their starts and ends in a file of their own below DIR. One JSON line per committed row in `--rows`; on stdout at the
+end one JSON object: rows submitted, rows committed, state.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import hashlib
+import json
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, TextIO
+
+from rollout.client import Runs
+from rollout.client.runs import new_ulid
+from rollout.model.item import ItemSpec, NewItem
+from rollout.model.run import Order, RunSpec
+
+AHEAD = 400  # rows submitted and not committed, about: more than pass while one long row holds up the cursor
+CHUNK = 40
+LONG_EVERY, LONG_MS = 37, 4000
+EXCLUSIVE_EVERY, EXCLUSIVE_MS = 29, 3000
+SHORT_MS = 250
+
+
+def item(n: int, effects: Path) -> NewItem:
+    payload: dict[str, Any] = {"sleep_ms": LONG_MS if n % LONG_EVERY == 0 else SHORT_MS, "data": n}
+    spec = ItemSpec(max_worker_lost=100)
+    if n % EXCLUSIVE_EVERY == 0:
+        payload |= {"sleep_ms": EXCLUSIVE_MS, "effects": str(effects / str(n))}
+        spec = ItemSpec(max_worker_lost=100, exclusive=True)
+    body = json.dumps(payload).encode()
+    return NewItem(hashlib.sha256(body).digest(), body, spec)
+
+
+class Feed:
+    def __init__(self, client: Runs, args: argparse.Namespace) -> None:
+        self.client, self.stop, self.effects = client, args.stop, args.effects
+        self.spec = RunSpec(new_ulid(), "script", b"{}", name="netns", order=Order.SCHEDULE)
+        self.submitted = self.committed = 0
+        self.state = ""
+        self.opened = asyncio.Event()
+
+    async def feed(self) -> None:
+        def items(end: int) -> Any:
+            def rest(seq: int) -> Iterator[NewItem]:
+                return (item(n, self.effects) for n in range(seq, end))
+
+            return rest
+
+        await self.client.submit(self.spec, items(CHUNK), seal=False)
+        self.submitted = CHUNK
+        self.opened.set()
+        while not self.stop.exists():
+            if self.submitted - self.committed < AHEAD:
+                self.submitted += CHUNK
+                await self.client.submit(self.spec, items(self.submitted), seal=False)
+            else:
+                await asyncio.sleep(0.05)
+        await self.client.submit(self.spec, items(self.submitted))
+
+    async def watch(self, out: TextIO) -> None:
+        await self.opened.wait()
+        async for page in self.client.watch(self.spec.run_id):
+            now = time.monotonic()
+            for entry in page.entries:
+                data = entry.data.decode() if entry.failure is None else f"failed: {entry.failure.code}"
+                row = {"seq": entry.seq, "data": data, "attempt": entry.attempt, "worker": entry.worker, "at": now}
+                out.write(json.dumps(row) + "\n")
+            if page.entries:
+                out.flush()
+                self.committed += len(page.entries)
+            if page.status is not None:
+                self.state = page.status.state
+
+
+async def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--coordinator", action="append", required=True)
+    for name in ("--tls-dir", "--stop", "--rows", "--effects"):
+        parser.add_argument(name, type=Path, required=True)
+    args = parser.parse_args()
+    with args.rows.open("w") as out:
+        async with await Runs.connect(args.coordinator, tls_dir=args.tls_dir, patience_s=120) as client:
+            run = Feed(client, args)
+            await asyncio.gather(run.feed(), run.watch(out))
+    summary = {
+        "event": "client_done",
+        "submitted": run.submitted,
+        "committed": run.committed,
+        "state": run.state,
+    }
+    print(json.dumps(summary), flush=True)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(asyncio.run(main()))
