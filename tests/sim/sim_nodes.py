@@ -49,7 +49,7 @@ if TYPE_CHECKING:
 
 TTL = 5.0
 HEARTBEAT = 1.0
-TICK = 0.125  # of the coordinator
+TICK = 0.1  # of the coordinator
 SELF_FENCE = 4.0
 ORPHAN_GRACE = 20.0
 WORKER_TICK = 0.5

@@ -182,12 +182,17 @@ def _run(random: Random, number: int, client: str, items: int) -> RunPlan:
     )  # fmt: skip
 
 
+VERBS = (
+    ("pause", "resume"), ("pause", "resume"), ("pause", "kill"), ("kill", "continue"), ("kill", ""), ("continue", ""),
+)  # fmt: skip
+
+
 def _commands(random: Random, runs: int) -> tuple[Command, ...]:
     commands: list[Command] = []
-    for _ in range(random.randint(0, 2)):
-        verb, back = random.choice((("pause", "resume"), ("pause", "resume"), ("kill", "continue"), ("kill", "")))
+    for _ in range(random.randint(0, 3)):
+        verb, back = random.choice(VERBS)
         commands.append(
-            Command(random.randrange(runs), verb, random.randint(0, 12), back, round(random.uniform(0.1, 5.0), 3))
+            Command(random.randrange(runs), verb, random.randint(0, 12), back, round(random.uniform(0.1, 8.0), 3))
         )
     if random.random() < 0.3:
         commands.append(Command(random.randrange(runs), "priority", random.randint(0, 5)))
@@ -203,7 +208,7 @@ def generate(seed: int) -> Scenario:
     )  # fmt: skip
     coordinators = tuple((f"c{n}", random.choice((1.0, 1.0, 0.98, 1.02))) for n in range(2))
     clients = ["k0", "k1"][: random.choice((1, 2, 2))]
-    total = random.randint(36, 54)
+    total = random.randint(30, 45)
     count = random.randint(2, 3)
     runs = tuple(_run(random, n, random.choice(clients), total // count) for n in range(count))
     names = [w.name for w in workers]

@@ -239,8 +239,9 @@ class World:
     def _try(self, command: Command, run_id: str) -> None:
         """Wait for the run to get that far."""
         row = self.store.tables.runs.get(run_id)
+        waits = command.verb == "continue" and self.scheduler.now < self.scenario.heal_at  # for a run that failed
         if row is None or (
-            row.state not in ENDED and self.store.tables.logs[row.root_log].cursor < command.after
+            row.state not in ENDED and (waits or self.store.tables.logs[row.root_log].cursor < command.after)
             and self.scheduler.now < self.scenario.heal_at
         ):  # fmt: skip
             self.later(0.2, lambda: self._try(command, run_id))
