@@ -14,7 +14,7 @@ from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from rollout.config.settings import TransportSection
-from rollout.model.errors import AuthError, ConfigError, StateError
+from rollout.model.errors import AuthError, ConfigError, NotLeaderError, StateError, UnavailableError
 from rollout.security import files, keys
 from rollout.security.hosts import revoke_host
 from rollout.security.join_client import join
@@ -25,7 +25,7 @@ from rollout.wire.v1 import join_pb2
 from rollout_coordinator.core.events import Now
 from rollout_coordinator.http.metrics import Metrics
 from rollout_coordinator.join import CertificatesService, JoinService
-from rollout_coordinator.leadership import Gate, Leadership
+from rollout_coordinator.leadership import Gate, Leadership, Part
 from test_security_join import A, B, C, Cluster, cluster
 
 __all__ = ["cluster"]
@@ -119,3 +119,18 @@ async def test_a_port_is_not_shared() -> None:
         second.add_insecure_port(f"127.0.0.1:{port}")
     await first.stop(None)
     await second.stop(None)
+
+
+def test_who_does_not_lead_serves_nobody() -> None:
+    leadership = Leadership()
+    clock: Any = SimpleNamespace(now=lambda: Now(0.0, 0))
+    gate = Gate(leadership, Metrics(), clock, lambda host: False)
+    leadership.leader_address = "other:1"
+    with pytest.raises(NotLeaderError) as refused:
+        gate.check(join_pb2.IssueRequest(epoch=0))
+    assert refused.value.context["leader"] == "other:1"
+    leadership.part = Part.REPLAYING
+    with pytest.raises(UnavailableError):
+        gate.check(join_pb2.IssueRequest(epoch=0))
+    leadership.part = Part.LEADER
+    gate.check(join_pb2.IssueRequest(epoch=0))

@@ -98,6 +98,17 @@ async def test_an_object_is_synced_before_it_shows(tmp_path: Path, monkeypatch: 
     await store.close()
 
 
+async def test_an_object_of_the_wrong_length_is_not_taken_for_stored(tmp_path: Path) -> None:
+    store = FsObjectStore(tmp_path, reserve_bytes=0)
+    await store.open()
+    name = object_id(b"whole")
+    await store.put(name, pieces(b"whole"), 5)
+    store.path_of(name).write_bytes(b"who")  # cut short by a disk that lied
+    assert await store.put(name, pieces(b"whole"), 5) is True
+    assert store.path_of(name).read_bytes() == b"whole"
+    await store.close()
+
+
 async def test_what_a_client_is_told_to_be_there_is_kept_for_it(rig: Rig) -> None:
     first, second = rig.client(pin="run-1"), rig.client(pin="run-2")
     name = await first.put(b"x")

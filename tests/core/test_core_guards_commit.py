@@ -12,6 +12,7 @@ from rollout.model.run import Order, Policy, RunSpec, RunState
 from rollout.model.worker import Credit
 from rollout_coordinator.core import step as st
 from rollout_coordinator.core.events import (
+    Event,
     SubmitItems,
     SubmitOpen,
     SubmitSeal,
@@ -211,7 +212,7 @@ def test_a_result_for_a_log_that_was_never_opened_is_a_fault() -> None:
 # ---- an answer of the ledger that comes too late
 
 
-@pytest.mark.parametrize("late", ["before", "after"])
+@pytest.mark.parametrize("late", ["before", "after", "last"])
 def test_a_read_for_a_run_that_was_killed_and_continued_counts_for_nothing(late: str) -> None:
     w = World(window_items=4)
     a = w.worker("A", credit=2)
@@ -229,6 +230,9 @@ def test_a_read_for_a_run_that_was_killed_and_continued_counts_for_nothing(late:
     if late == "after":
         w.step(*old)
     w.hold_loads = False
+    w.pass_time(0.25)
+    if late == "last":
+        w.step(*old)
     w.seal(12)
     w.drain_all()
     assert (w.view().state, w.view().done) == (RunState.COMPLETED, 12)

@@ -109,7 +109,7 @@ def test_what_a_process_says_of_another_attempt_is_ignored() -> None:
     w.assign([0])
     w.ready()
     w.do(ev.ChildResults(1, group_to_wire(LOG, [Finished(LOG, 0, 9, "", b"old")])))
-    w.do(ev.ChildReturned(1, [AttemptKey(LOG, 0, 9)]))
+    assert not delivered(w.do(ev.ChildReturned(1, [AttemptKey(LOG, 0, 9)])))
     assert not w.session.unacknowledged
     assert [h.state for h in w.session.held.values()] == [State.RUNNING]
 
