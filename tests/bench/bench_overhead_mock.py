@@ -53,7 +53,7 @@ def case(root: Path, delay_ms: int, concurrency: int, seconds: float, repeats: i
 
 
 def rows(quick: bool) -> list[Row]:
-    seconds, repeats = (4.0, 2) if quick else (15.0, 3)
+    seconds, repeats = (4.0, 2) if quick else (12.0, 3)
     found: list[Row] = []
     for delay_ms, concurrency in CASES:
         with directory() as root:

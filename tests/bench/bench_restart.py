@@ -134,6 +134,8 @@ def rows(quick: bool) -> list[Row]:
             )
     try:
         with postgres() as url, directory() as root:
+            total, open_items = total // 5, open_items // 5
+            what = f"restart after a crash with {total:,} items, {open_items:,} open, {{}}"
             words = "all in flight, PostgreSQL (the dead leader's lease has to run out first: 5 s of it)"
             found.append(line(what.format(words), *restarts(root, url, total, open_items, open_items, 1), target=False))
     except NoPostgresError as error:
