@@ -12,13 +12,16 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from rollout.model.errors import FencedError, InputError, ProtocolError
 from rollout.objects import fs
 from rollout.objects.digest import object_id
 from rollout.objects.fs import FsObjectStore
+from rollout.wire.v1 import objects_pb2 as pb
 from rollout_coordinator.leadership import Leadership
 from rollout_coordinator.ledger import Fence
 from rollout_coordinator.lifecycle import Coordinator
 from rollout_coordinator.objects_gate import ObjectsGate
+from rollout_coordinator.objects_server import ObjectsService
 from test_objects import pieces
 from test_objects_remote import Rig, rig
 
@@ -144,3 +147,24 @@ async def test_a_new_tenure_believes_in_no_object_it_has_seen(tmp_path: Path) ->
     assert await coordinator._win()
     assert await gate.missing([name]) == {name}
     await store.close()
+
+
+async def test_items_that_refer_to_what_is_not_stored_are_refused(tmp_path: Path) -> None:
+    store = FsObjectStore(tmp_path, reserve_bytes=0)
+    await store.open()
+    gate = ObjectsGate(store)
+    name = object_id(b"x")
+    with pytest.raises(InputError, match="upload objects before"):
+        await gate.check_payloads({name})
+    await store.put(name, pieces(b"x"), 1)
+    await gate.check_payloads({name})
+    await store.close()
+
+
+def test_nothing_is_put_at_the_server_of_a_deposed_leader(tmp_path: Path) -> None:
+    service = ObjectsService(FsObjectStore(tmp_path), 4)
+    service._check_epoch(pb.HasRequest(epoch=4))
+    with pytest.raises(FencedError):
+        service._check_epoch(pb.HasRequest(epoch=5))
+    with pytest.raises(ProtocolError):
+        service._check_epoch(pb.HasRequest())
