@@ -1,0 +1,354 @@
+"""Submitting, the cursor, policies, runs as a whole, spawned children, replay."""
+
+from __future__ import annotations
+
+from removal import Edit
+from safeguard import CORE, Safeguard, cut, never
+
+COMMIT, SUBMIT, POLICIES = f"{CORE}commit", f"{CORE}submit", f"{CORE}policies"
+SPAWN, RUNS, VERBS, REPLAY = f"{CORE}spawn", f"{CORE}runs", f"{CORE}verbs", f"{CORE}replay"
+
+SAFEGUARDS = (
+    Safeguard(
+        "cursor contiguity",
+        "The cursor never passes an item without a final result.",
+        cut(f"{CORE}ranges:Ranges.advance", "while lo and lo[0] <= cursor:", "while lo:"),
+        (
+            "core/test_core_guards.py::test_a_lane_keeps_its_cap_when_a_parent_goes_on",
+            "core/test_core_scenarios.py::test_lane_caps_and_run_cap",
+        ),
+        simulated=True,
+    ),
+    Safeguard(
+        "cursor contiguity under policies",
+        "Policies see results in schedule order, without a gap.",
+        cut(f"{COMMIT}:advance", "while log.cursor in log.accepted and", "while log.cursor < log.submitted and"),
+        ("core/test_core_guards_dispatch.py::test_dispatch_does_not_run_far_ahead_of_a_straggler",),
+    ),
+    Safeguard(
+        "outcomes are read before the cursor moves",
+        "After a restart policies miss no result that was accepted before.",
+        cut(f"{REPLAY}:reopen", "log.rereading = True", "log.rereading = False"),
+        ("core/test_core_guards_commit.py::test_policies_see_what_was_accepted_under_the_last_leader",),
+    ),
+    Safeguard(
+        "the cursor stops with its run",
+        "Nothing is committed behind the result that ended the run.",
+        cut(f"{COMMIT}:advance", ' and log.run.state.value in ("running", "paused", "interrupted")', ""),
+        ("core/test_core_guards_commit.py::test_nothing_is_committed_behind_the_result_that_ended_the_run",),
+    ),
+    Safeguard(
+        "completed means sealed",
+        "A run does not end while its client is still submitting.",
+        cut(f"{COMMIT}:finish_if_complete", "root.sealed and ", ""),
+        ("core/test_core_guards_commit.py::test_a_run_waits_for_its_seal",),
+    ),
+    Safeguard(
+        "completed means committed",
+        "A run ends when its last item has a final result.",
+        cut(f"{COMMIT}:finish_if_complete", "root.cursor >= root.submitted and ", ""),
+        (
+            "core/test_core_scenarios.py::test_a_run_completes",
+            "core/test_core_guards_dispatch.py::test_fresh_rows_do_not_pass_rows_that_are_on_disk_only",
+        ),
+    ),
+    Safeguard(
+        "ended runs do not end again",
+        "A late result changes nothing in a run that was killed.",
+        cut(f"{COMMIT}:finish_if_complete", " and runs.live(run)", ""),
+        (
+            "core/test_core_guards.py::test_a_hello_with_an_old_attempt_does_not_keep_the_present_one",
+            "core/test_core_scenarios.py::test_failures_retry_with_backoff_then_fail",
+        ),
+    ),
+    Safeguard(
+        "appended items belong to the run",
+        "A run does not complete while a policy has still to append.",
+        never(f"{COMMIT}:finish_if_complete", "policies.wants_more(c, run)"),
+        ("core/test_core_guards_commit.py::test_a_run_is_not_complete_while_items_are_to_be_appended",),
+    ),
+    Safeguard(
+        "seal count",
+        "A run is sealed only with as many items as its client has sent.",
+        cut(f"{SUBMIT}:seal", "if event.count != count:", "if False:"),
+        ("core/test_core_scenarios.py::test_submit_is_idempotent_and_says_what_differs",),
+    ),
+    Safeguard(
+        "dedupe on submit (run, seq)",
+        "Items that are sent again are found, not appended again.",
+        cut(f"{SUBMIT}:add_items", "known = min(n, log.submitted - first)", "known = 0"),
+        (
+            "core/test_core_scenarios.py::test_a_submit_that_is_compared_is_answered_though_its_run_is_deleted",
+            "core/test_core_scenarios.py::test_submit_is_idempotent_and_says_what_differs",
+        ),
+    ),
+    Safeguard(
+        "dedupe on submit (id)",
+        "Another item at a place that is taken is an error.",
+        cut(f"{SUBMIT}:add_items", "if old != new:", "if False:"),
+        ("core/test_core_scenarios.py::test_submit_is_idempotent_and_says_what_differs",),
+    ),
+    Safeguard(
+        "no gap in a submission",
+        "Items that skip a place are refused.",
+        never(f"{SUBMIT}:add_items", "first > log.submitted"),
+        ("core/test_core_scenarios.py::test_submit_is_idempotent_and_says_what_differs",),
+    ),
+    Safeguard(
+        "columns of a submission",
+        "A batch whose columns differ in length is refused whole.",
+        cut(
+            f"{SUBMIT}:add_items",
+            "if n != len(payloads) or (n and not specs) or (spec_index is not None and len(spec_index) != n):",
+            "if False:",
+        ),
+        ("core/test_core_guards_commit.py::test_columns_that_disagree_are_refused_whole",),
+    ),
+    Safeguard(
+        "sealed runs take no items",
+        "Nothing is added behind the count that was sealed.",
+        never(f"{SUBMIT}:refusal", "run.root.sealed"),
+        ("core/test_core_guards_commit.py::test_a_sealed_run_takes_no_items",),
+    ),
+    Safeguard(
+        "ended runs take no items",
+        "Nothing is acknowledged that will never run.",
+        never(f"{SUBMIT}:refusal", "runs.ended(run)"),
+        ("core/test_core_guards_commit.py::test_an_ended_run_takes_no_items",),
+    ),
+    Safeguard(
+        "submits in order",
+        "A batch does not overtake one that is still compared with the ledger.",
+        cut(
+            f"{SUBMIT}:submit_items",
+            "if run.root.checking:",
+            "if False:",
+        ),
+        ("core/test_core_guards_commit.py::test_batches_and_the_seal_keep_their_order_while_the_first_is_compared",),
+    ),
+    Safeguard(
+        "the seal waits for items before it",
+        "A seal does not overtake a batch that is still compared with the ledger.",
+        cut(f"{SUBMIT}:seal", "if root.checking:", "if False:"),
+        ("core/test_core_guards_commit.py::test_batches_and_the_seal_keep_their_order_while_the_first_is_compared",),
+    ),
+    Safeguard(
+        "one configuration a run",
+        "The same run id with another configuration is refused.",
+        never(f"{SUBMIT}:open_submit", "different"),
+        ("core/test_core_scenarios.py::test_submit_is_idempotent_and_says_what_differs",),
+    ),
+    Safeguard(
+        "ended runs are found on disk",
+        "A run of an earlier leader is not opened anew under its id.",
+        cut(f"{SUBMIT}:open_submit", "if replay.ask_for(c, event.spec.run_id, open_submit, event):", "if False:"),
+        (
+            "core/test_core_guards_commit.py::test_an_ended_run_that_is_opened_again_is_the_one_on_disk",
+            "core/test_core_tables.py::test_an_ended_run_of_an_earlier_leader_is_found_again",
+        ),
+    ),
+    Safeguard(
+        "a run that ends takes its attempts back",
+        "Killed work stops, and its late results are stale.",
+        cut(f"{RUNS}:end", "drop_flight(c, run, ", "(lambda *a: None)(c, run, "),
+        (
+            "core/test_core_guards.py::test_killed_work_stops_and_its_late_results_count_for_nothing",
+            "core/test_core_scenarios.py::test_pause_resume_interrupt_continue_kill_delete",
+        ),
+    ),
+    Safeguard(
+        "a run that ends drops its window",
+        "Nothing pending of a killed run is handed out.",
+        cut(f"{RUNS}:end", "shut(c, log)", "pass"),
+        (
+            "core/test_core_scenarios.py::test_what_was_stolen_from_a_run_that_ends_is_not_waited_for",
+            "core/test_core_scenarios.py::test_pause_resume_interrupt_continue_kill_delete",
+        ),
+    ),
+    Safeguard(
+        "unlisted transitions",
+        "A state changes only as its table says.",
+        cut(f"{CORE}tables:Table.move", "if after is None:", "if False:"),
+        ("core/test_core_tables.py::test_an_unlisted_transition_raises",),
+    ),
+    Safeguard(
+        "verbs heed the run's state",
+        "A verb that the run's state does not allow is refused with a hint.",
+        never(f"{VERBS}:command", "not RUN.allows(run.state, verb)"),
+        ("core/test_core_guards.py::test_a_verb_that_the_state_does_not_allow_is_answered",),
+    ),
+    Safeguard(
+        "only ended runs are deleted",
+        "Work in progress is not thrown away by a slip.",
+        never(f"{VERBS}:delete", "not event.force"),
+        ("core/test_core_guards.py::test_a_verb_that_the_state_does_not_allow_is_answered",),
+    ),
+    Safeguard(
+        "rows of a deleted run are not written after it",
+        "A deletion leaves no orphan behind.",
+        cut(f"{VERBS}:delete", "forget_writes(c, run)", "pass"),
+        ("core/test_core_guards.py::test_a_deletion_leaves_no_row_of_its_own_step",),
+    ),
+    Safeguard(
+        "deadline of a pause",
+        "A run whose attempts do not stop says so, with its survivors.",
+        cut(f"{VERBS}:deadlines", "elif c.now.wall_ms >= run.pausing_until_ms:", "elif False:"),
+        ("core/test_core_scenarios.py::test_pause_resume_interrupt_continue_kill_delete",),
+    ),
+    Safeguard(
+        "a group is won once",
+        "A second success of a group does not settle it again.",
+        cut(f"{POLICIES}:committed", " and group not in log.groups", ""),
+        ("core/test_core_guards_commit.py::test_the_first_success_of_a_group_ends_the_others",),
+        covered_by="group cancel",
+    ),
+    Safeguard(
+        "group cancel",
+        "The first success of a group cancels the others.",
+        cut(
+            f"{POLICIES}:committed", "settle(c, log, lambda other: other.spec.group == group, seq, flight=True)", "pass"
+        ),
+        ("core/test_core_guards_commit.py::test_the_first_success_of_a_group_ends_the_others",),
+    ),
+    Safeguard(
+        "won groups take nothing into the window",
+        "A member that is read back after its group was won does not run.",
+        cut(f"{CORE}window:decided", "if winner is not None:", "if False:"),
+        ("core/test_core_guards_commit.py::test_the_first_success_of_a_group_ends_the_others",),
+    ),
+    Safeguard(
+        "pruned lanes take nothing into the window",
+        "An item that is read back after its lane was pruned does not run.",
+        cut(f"{CORE}window:decided", "if info.lane.pruned_at >= 0:", "if False:"),
+        ("core/test_core_guards_commit.py::test_a_pruned_lane_skips_what_is_behind_its_prune_point",),
+    ),
+    Safeguard(
+        "pruned results stay as evidence",
+        "Results behind a prune point become skipped in the ledger too.",
+        cut(f"{POLICIES}:settle", "c.step.writes.prune.append((log.id, later, seq))", "pass"),
+        (
+            "core/test_core_guards_commit.py::test_a_pruned_lane_skips_what_is_behind_its_prune_point",
+            "core/test_core_guards_commit.py::test_the_first_success_of_a_group_ends_the_others",
+        ),
+    ),
+    Safeguard(
+        "spawn: only the present attempt",
+        "A parent that was tried elsewhere makes no more children.",
+        (Edit(f"{SPAWN}:holder", " or grant.worker is not worker or grant.attempt != attempt", ""),),
+        ("core/test_core_guards_commit.py::test_an_attempt_that_was_taken_away_makes_no_children",),
+    ),
+    Safeguard(
+        "spawn: a child's place",
+        "A parent that is tried again finds its children instead of making new ones.",
+        cut(f"{SPAWN}:spawn", "child = grant.log.children.get(parent.seq)", "child = None"),
+        (
+            "core/test_core_scenarios.py::test_children_spawned_again_while_the_first_are_compared_are_made_once",
+            "core/test_core_scenarios.py::test_children_are_read_in_order_and_the_parent_gives_up_its_slot",
+        ),
+    ),
+    Safeguard(
+        "spawn: sealed children",
+        "A parent that spawns others the second time fails.",
+        cut(f"{SPAWN}:spawn", "return ConflictError(sealed) if log.sealed else None", "return None"),
+        ("core/test_core_guards_commit.py::test_a_parent_that_spawns_more_the_second_time_fails",),
+    ),
+    Safeguard(
+        "spawn: one comparison at a time",
+        "Children spawned again while the first are compared are made once.",
+        cut(f"{SPAWN}:spawn", "if child.checking:", "if False:"),
+        ("core/test_core_scenarios.py::test_children_spawned_again_while_the_first_are_compared_are_made_once",),
+    ),
+    Safeguard(
+        "children in commit order",
+        "A parent reads its children only up to their cursor.",
+        (
+            Edit(f"{SPAWN}:serve_readers", "if child.cursor > reader.next and", "if child.submitted > reader.next and"),
+            Edit(f"{SPAWN}:read", "min(PAGE, child.cursor - reader.next)", "min(PAGE, child.submitted - reader.next)"),
+        ),
+        ("core/test_core_scenarios.py::test_children_are_read_in_order_and_the_parent_gives_up_its_slot",),
+    ),
+    Safeguard(
+        "a parent resumes within its caps",
+        "A lane's cap holds while parents go on.",
+        cut(f"{SPAWN}:serve_readers", " and free(grant):", ":"),
+        ("core/test_core_guards.py::test_a_lane_keeps_its_cap_when_a_parent_goes_on",),
+    ),
+    Safeguard(
+        "readers are present attempts",
+        "Children are not sent to an attempt that was taken away.",
+        cut(
+            f"{SPAWN}:serve_readers",
+            "reader is None or grant is None or grant.attempt != reader.attempt or grant.worker.session != reader.session",
+            "reader is None or grant is None",
+        ),
+        ("core/test_core_guards_commit.py::test_children_are_not_sent_to_a_stream_that_has_ended",),
+    ),
+    Safeguard(
+        "a parent's children end with it",
+        "Children of a parent that has a result do not run on.",
+        cut(f"{CORE}results:accept_one", "if child is not None:", "if False:"),
+        ("core/test_core_scenarios.py::test_a_parent_that_is_done_ends_its_children",),
+    ),
+    Safeguard(
+        "children of a done parent stay closed",
+        "A restart does not run them again.",
+        (
+            Edit(
+                f"{REPLAY}:revive",
+                "        log.closed = True\n        if not log.flight:\n            c.over.append(log)\n",
+                "        pass\n",
+            ),
+            *never(f"{REPLAY}:reopen", "parent is not None and is_accepted(c.logs[parent.log], parent.seq)"),
+        ),
+        tests=("core/test_core_guards_commit.py::test_children_of_a_parent_that_is_done_do_not_run_after_a_restart",),
+    ),
+    Safeguard(
+        "open attempts survive a restart",
+        "A new leader adopts what is in flight and does not run it twice.",
+        cut(f"{REPLAY}:restore", "restore_attempts(c, snapshot, now)", "pass"),
+        (
+            "core/test_core_guards_dispatch.py::test_an_adopted_attempt_keeps_its_chain_busy",
+            "core/test_core_guards_dispatch.py::test_a_row_whose_result_came_while_it_was_read_does_not_run_again",
+        ),
+        simulated=True,
+    ),
+    Safeguard(
+        "adopted attempts may have begun",
+        "on_worker_lost = fail holds for an attempt of the last leader.",
+        cut(f"{REPLAY}:restore_attempts", "grant.unsure = True", "pass"),
+        (
+            "core/test_core_guards_dispatch.py::test_what_is_known_from_the_ledger_only_is_not_asked_back",
+            "core/test_core_guards.py::test_what_must_not_run_twice_may_have_begun_under_the_last_leader",
+        ),
+    ),
+    Safeguard(
+        "adopted attempts keep their chain busy",
+        "A restart does not run two items of a chain at once.",
+        cut(f"{REPLAY}:restore_attempts", "chain.flying[seq] = grant", "pass"),
+        ("core/test_core_guards_dispatch.py::test_an_adopted_attempt_keeps_its_chain_busy",),
+        covered_by="a chain runs in order",
+    ),
+    Safeguard(
+        "numbers go on after a restart",
+        "A new leader gives no log or batch a number that is in use.",
+        cut(f"{REPLAY}:restore", "c.next_log, c.next_batch = snapshot.next_log, snapshot.next_batch", "pass"),
+        (
+            "core/test_core_guards_dispatch.py::test_a_chain_gets_its_predecessors_result_from_the_ledger",
+            "core/test_core_guards_dispatch.py::test_a_backoff_outlives_the_leader",
+        ),
+        simulated=True,
+    ),
+    Safeguard(
+        "known workers get a full deadline",
+        "A new leader waits for the workers of the last one before it takes their work.",
+        cut(
+            f"{REPLAY}:restore",
+            "heard(c, worker, now.mono)",
+            "worker.due_at = now.mono - 60",
+        ),
+        (
+            "core/test_core_guards_dispatch.py::test_an_adopted_attempt_keeps_its_chain_busy",
+            "core/test_core_guards_dispatch.py::test_a_row_whose_result_came_while_it_was_read_does_not_run_again",
+        ),
+    ),
+)

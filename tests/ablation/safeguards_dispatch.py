@@ -1,0 +1,378 @@
+"""Who gets what, and what may not run yet: dispatch, chains, steals, the window over the ledger."""
+
+from __future__ import annotations
+
+from removal import Edit
+from safeguard import CORE, Safeguard, cut, never
+
+DISPATCH, STEAL, WINDOW, CHAINS = f"{CORE}dispatch", f"{CORE}steal", f"{CORE}window", f"{CORE}chains"
+
+SAFEGUARDS = (
+    Safeguard(
+        "only running runs dispatch",
+        "A paused, interrupted or ended run hands out nothing.",
+        cut(f"{DISPATCH}:dispatch", 'r.state.value == "running" and ', ""),
+        ("core/test_core_scenarios.py::test_pause_resume_interrupt_continue_kill_delete",),
+    ),
+    Safeguard(
+        "only ready workers get work",
+        "A worker that drains gets nothing new.",
+        cut(f"{DISPATCH}:dispatch", ' and w.state.value == "ready"', ""),
+        ("core/test_core_guards_dispatch.py::test_a_draining_worker_gets_nothing_though_it_tells_credit",),
+    ),
+    Safeguard(
+        "fenced workers get no work",
+        "Work does not wait at a worker that starts nothing.",
+        cut(f"{DISPATCH}:dispatch", " and not w.fenced", ""),
+        ("core/test_core_guards_dispatch.py::test_a_fenced_worker_gets_nothing",),
+    ),
+    Safeguard(
+        "only workers with a stream get work",
+        "Nothing is assigned to a worker that cannot hear of it.",
+        cut(f"{DISPATCH}:dispatch", "if w.session and", "if"),
+        ("core/test_core_guards_dispatch.py::test_nothing_is_assigned_where_no_stream_is_open",),
+    ),
+    Safeguard(
+        "credit in items",
+        "A worker is never given more than it asked for.",
+        (
+            Edit(f"{DISPATCH}:room", "return worker.credit.items - held", "return UNLIMITED"),
+            Edit(f"{DISPATCH}:room", "return own - worker.by_run.get(run.id, 0)", "return UNLIMITED"),
+        ),
+        (
+            "core/test_core_scenarios.py::test_runs_share_by_priority_also_when_each_has_credit_of_its_own",
+            "core/test_core_guards.py::test_killed_work_stops_and_its_late_results_count_for_nothing",
+        ),
+    ),
+    Safeguard(
+        "credit in bytes",
+        "Large payloads do not pile up at a worker.",
+        (
+            Edit(f"{DISPATCH}:room", "if worker.bytes >= worker.credit.bytes:", "if False:"),
+            Edit(f"{DISPATCH}:fits_bytes", " and worker.bytes + size <= worker.credit.bytes", ""),
+            Edit(
+                f"{DISPATCH}:take",
+                "min(frame.bytes_left, frame.worker.credit.bytes - frame.worker.bytes)",
+                "frame.bytes_left",
+            ),
+        ),
+        ("core/test_core_guards_dispatch.py::test_payloads_beyond_a_workers_bytes_wait",),
+    ),
+    Safeguard(
+        "bytes of a frame",
+        "An assignment stays below the limit of the wire.",
+        (
+            Edit(f"{DISPATCH}:fits_bytes", "size <= frame.bytes_left and ", ""),
+            Edit(
+                f"{DISPATCH}:take",
+                "min(frame.bytes_left, frame.worker.credit.bytes - frame.worker.bytes)",
+                "frame.worker.credit.bytes - frame.worker.bytes",
+            ),
+            Edit(f"{DISPATCH}:feed", " and frame.bytes_left > 0", ""),
+            Edit(f"{DISPATCH}:take_from_run", " and frame.bytes_left > 0", ""),
+        ),
+        ("core/test_core_guards_dispatch.py::test_an_assignment_stays_below_the_limit_of_a_frame",),
+    ),
+    Safeguard(
+        "cap of a run",
+        "A run never has more in flight than it says.",
+        never(f"{DISPATCH}:feed", "run.spec.max_in_flight"),
+        ("core/test_core_scenarios.py::test_lane_caps_and_run_cap",),
+    ),
+    Safeguard(
+        "cap of a lane",
+        "A lane never has more in flight than it says.",
+        never(f"{DISPATCH}:allowed", "lane.cap"),
+        ("core/test_core_scenarios.py::test_lane_caps_and_run_cap",),
+    ),
+    Safeguard(
+        "strict resources",
+        "A worker's gpus, cpus and memory are not overcommitted.",
+        (
+            Edit(f"{DISPATCH}:take_from_run", "(shape.strict and strict_room(worker, shape) <= 0)", "False"),
+            Edit(
+                f"{DISPATCH}:take_from_run",
+                "        if best.strict:\n            most",
+                "        if False:\n            most",
+            ),
+        ),
+        ("core/test_core_guards_dispatch.py::test_strict_resources_are_not_overcommitted",),
+    ),
+    Safeguard(
+        "required executor",
+        "An item goes only to a worker that has its executor.",
+        cut(f"{DISPATCH}:fits", "(not have.executors or shape.workload in have.executors)\n            and ", ""),
+        ("core/test_core_guards_dispatch.py::test_an_item_waits_for_a_worker_that_has_what_it_requires[executor]",),
+    ),
+    Safeguard(
+        "required roles",
+        "An item goes only to a worker with its roles.",
+        cut(f"{DISPATCH}:fits", "and shape.roles.issubset(have.roles)", ""),
+        (
+            "core/test_core_guards_dispatch.py::test_an_item_waits_for_a_worker_that_has_what_it_requires[roles]",
+            "core/test_core_guards_dispatch.py::test_what_a_thief_may_not_have_is_not_asked_for[fits]",
+        ),
+    ),
+    Safeguard(
+        "required labels",
+        "An item goes only to a worker with its labels.",
+        cut(f"{DISPATCH}:fits", "and all(labels.get(name) == value for name, value in shape.labels)", ""),
+        ("core/test_core_guards_dispatch.py::test_an_item_waits_for_a_worker_that_has_what_it_requires[labels]",),
+    ),
+    Safeguard(
+        "required plugin",
+        "An item goes only to a worker with its plugin.",
+        cut(f"{DISPATCH}:fits", "and (not shape.plugin or shape.plugin in have.plugins)", ""),
+        ("core/test_core_guards_dispatch.py::test_an_item_waits_for_a_worker_that_has_what_it_requires[plugin]",),
+    ),
+    Safeguard(
+        "not_before",
+        "An item does not run before its time.",
+        never(f"{DISPATCH}:allowed", "spec.not_before_ms > c.now.wall_ms"),
+        ("core/test_core_guards_dispatch.py::test_an_item_waits_for_its_time",),
+    ),
+    Safeguard(
+        "backoff of a retry",
+        "A failed attempt is not tried again at once.",
+        cut(f"{CORE}attempts:repend", "if history.not_before_ms > c.now.wall_ms:", "if False:"),
+        (
+            "core/test_core_guards_dispatch.py::test_a_backoff_outlives_the_leader",
+            "core/test_core_guards_dispatch.py::test_a_chain_waits_for_its_failed_item_and_goes_on_in_order",
+        ),
+    ),
+    Safeguard(
+        "backoff of a retry, after a restart",
+        "A new leader keeps to the backoff that the ledger knows.",
+        cut(f"{WINDOW}:admit", "elif history.not_before_ms > c.now.wall_ms:", "elif False:"),
+        ("core/test_core_guards_dispatch.py::test_a_backoff_outlives_the_leader",),
+    ),
+    Safeguard(
+        "attempt numbers grow",
+        "Two attempts of an item are told apart, across restarts too.",
+        cut(f"{DISPATCH}:give", "history.attempts + 1", "1"),
+        (
+            "core/test_core_guards.py::test_a_late_result_of_an_attempt_given_back_is_stale",
+            "core/test_core_guards.py::test_a_late_start_of_an_attempt_given_back_is_ignored",
+        ),
+        simulated=True,
+    ),
+    Safeguard(
+        "commit horizon",
+        "A straggler at seq 0 does not make memory grow with the run.",
+        cut(f"{DISPATCH}:allowed", "if log.run.tracked and log.parent is None:", "if False:"),
+        ("core/test_core_guards_dispatch.py::test_dispatch_does_not_run_far_ahead_of_a_straggler",),
+    ),
+    Safeguard(
+        "bounded window",
+        "Memory does not grow with what is pending.",
+        cut(
+            f"{WINDOW}:room",
+            "0 if log.window_bytes >= c.settings.window_bytes else c.settings.window_items - log.window",
+            "1 << 40",
+        ),
+        (
+            "core/test_core_scenarios.py::test_the_window_is_bounded",
+            "core/test_core_guards_dispatch.py::test_rows_submitted_while_the_rest_was_read_are_not_forgotten",
+        ),
+    ),
+    Safeguard(
+        "a chain runs one at a time",
+        "An item of a chain waits while another of it is in flight.",
+        never(f"{CHAINS}:may_go", "chain.flying"),
+        (
+            "core/test_core_guards_dispatch.py::test_a_pipelined_item_goes_only_to_the_worker_of_its_predecessor",
+            "core/test_core_guards_dispatch.py::test_an_adopted_attempt_keeps_its_chain_busy",
+        ),
+    ),
+    Safeguard(
+        "a pipelined item follows its predecessor",
+        "It goes to the worker that runs its predecessor, and only there.",
+        cut(f"{CHAINS}:may_go", ' and grant.worker is worker else "aside"', ' else "aside"'),
+        ("core/test_core_guards_dispatch.py::test_a_pipelined_item_goes_only_to_the_worker_of_its_predecessor",),
+    ),
+    Safeguard(
+        "at most one ahead in a pipelined chain",
+        "k+2 does not run before k is committed.",
+        cut(f"{CHAINS}:may_go", " or len(chain.flying) > 1", ""),
+        ("core/test_core_guards_commit.py::test_a_pipelined_chain_runs_one_ahead_and_ends_with_what_it_stands_on",),
+    ),
+    Safeguard(
+        "a chain runs in order",
+        "A later item does not overtake an earlier one that is pending again.",
+        never(f"{CHAINS}:may_go", "next_open(log, chain) != queue.head()"),
+        ("core/test_core_guards_dispatch.py::test_a_chain_waits_for_its_failed_item_and_goes_on_in_order",),
+    ),
+    Safeguard(
+        "a chain's last result after a restart",
+        "The next item gets its predecessor's result from the ledger.",
+        (Edit(f"{CHAINS}:may_go", "    if not chain.known:\n        look_back", "    if False:\n        look_back"),),
+        ("core/test_core_guards_dispatch.py::test_a_chain_gets_its_predecessors_result_from_the_ledger",),
+    ),
+    Safeguard(
+        "a pipelined result stands on a final one",
+        "k+1 does not commit before k, nor on a k that changed.",
+        cut(f"{CORE}results:take_singly", "grant.pred is not None and not chains.stands(log, grant)", "False"),
+        ("core/test_core_guards_dispatch.py::test_a_pipelined_result_before_its_predecessors_is_dropped",),
+    ),
+    Safeguard(
+        "dependents are dropped",
+        "A pipelined attempt ends with the attempt that it stands on.",
+        cut(f"{CHAINS}:drop_dependents", "if other.pred == (seq, grant.attempt):", "if False:"),
+        ("core/test_core_guards_commit.py::test_a_pipelined_chain_runs_one_ahead_and_ends_with_what_it_stands_on",),
+    ),
+    Safeguard(
+        "revoke confirmation",
+        "A stolen item is given to its thief only after its victim gave it up.",
+        cut(
+            f"{STEAL}:seek",
+            "            victims.remove(victim)\n",
+            "            victims.remove(victim)\n"
+            "            for grant, seqs in grants:\n"
+            "                for seq in seqs:\n"
+            '                    end_attempt(c, grant, seq, AttemptEnd.REVOKED, "revoked", "", to=thief.id)\n',
+        ),
+        (
+            "core/test_core_guards_dispatch.py::test_a_stolen_item_is_its_thiefs_only_when_its_victim_gave_it_up",
+            "core/test_core_scenarios.py::test_a_steal_does_not_outlive_its_victims_session",
+        ),
+    ),
+    Safeguard(
+        "only unstarted items are stolen",
+        "Work that has begun is not asked back.",
+        cut(f"{STEAL}:loot", " if seq not in grant.started", ""),
+        ("core/test_core_guards_dispatch.py::test_what_has_begun_is_not_asked_back",),
+    ),
+    Safeguard(
+        "adopted attempts are not stolen",
+        "What a new leader knows from the ledger only may have begun.",
+        cut(f"{STEAL}:loot", " or grant.unsure", ""),
+        ("core/test_core_guards_dispatch.py::test_what_is_known_from_the_ledger_only_is_not_asked_back",),
+    ),
+    Safeguard(
+        "chains are not stolen",
+        "An item of a chain stays with the worker that has its state.",
+        cut(f"{STEAL}:loot", " or spec.chain", ""),
+        ("core/test_core_guards_dispatch.py::test_what_a_thief_may_not_have_is_not_asked_for[chain]",),
+    ),
+    Safeguard(
+        "thieves fit their loot",
+        "A worker is not handed what it cannot run.",
+        cut(f"{STEAL}:loot", " or not fits(thief, grant.info.shape)", ""),
+        ("core/test_core_guards_dispatch.py::test_what_a_thief_may_not_have_is_not_asked_for[fits]",),
+    ),
+    Safeguard(
+        "only running runs are stolen from",
+        "The items of a paused run stay where they are.",
+        cut(f"{STEAL}:loot", "run.state is not RunState.RUNNING or ", ""),
+        ("core/test_core_guards_dispatch.py::test_a_paused_run_is_not_stolen_from",),
+    ),
+    Safeguard(
+        "one steal a victim",
+        "A second revoke is not sent while the first is unanswered.",
+        cut(f"{STEAL}:seek", " and w.revoke is None", ""),
+        ("core/test_core_guards_dispatch.py::test_a_victim_is_asked_once_at_a_time",),
+    ),
+    Safeguard(
+        "a steal ends with its session",
+        "A revoke that will never be answered does not block its victim.",
+        cut(f"{CORE}workers:hello", "steal.forget(c, worker)", "pass"),
+        ("core/test_core_scenarios.py::test_a_steal_does_not_outlive_its_victims_session",),
+    ),
+    Safeguard(
+        "bound of a steal",
+        "A thief gets at most half of a backlog, and 32 items.",
+        cut(f"{STEAL}:loot", "min(-(-backlog(victim) // 2), c.settings.steal_max)", "1 << 30"),
+        (
+            "core/test_core_scenarios.py::test_a_thief_that_has_begun_what_it_stole_steals_again",
+            "core/test_core_scenarios.py::test_an_idle_worker_steals_unstarted_work",
+        ),
+    ),
+    Safeguard(
+        "rows read back: already in flight",
+        "An item that is in flight is not handed out again by a read of the ledger.",
+        cut(f"{WINDOW}:loaded", "or seq in log.flight or", "or"),
+        (
+            "core/test_core_guards_dispatch.py::test_what_is_known_from_the_ledger_only_is_not_asked_back",
+            "core/test_core_scenarios.py::test_a_chain_goes_in_order_with_its_predecessors_result",
+        ),
+        simulated=True,
+    ),
+    Safeguard(
+        "rows read back: already accepted",
+        "An item whose result came while it was read is not run again.",
+        cut(f"{WINDOW}:loaded", " or is_accepted(log, seq):", ":"),
+        ("core/test_core_guards_dispatch.py::test_a_row_whose_result_came_while_it_was_read_does_not_run_again",),
+    ),
+    Safeguard(
+        "rows read back: before the window's end",
+        "A row that is in memory already is not put there twice.",
+        cut(f"{WINDOW}:loaded", "seq < log.tail or ", ""),
+        ("core/test_core_guards_commit.py::test_a_read_for_a_run_that_was_killed_and_continued_counts_for_nothing",),
+        covered_by="answers of an older read",
+    ),
+    Safeguard(
+        "rows read back: out of turn",
+        "A row that was loaded by itself is not loaded again with the page that holds it.",
+        cut(f"{WINDOW}:loaded", "seq in log.flight or seq in log.ahead", "seq in log.flight"),
+        ("core/test_core_guards_dispatch.py::test_a_row_read_by_itself_is_not_taken_again_from_its_page",),
+    ),
+    Safeguard(
+        "retries read back: already in flight or accepted",
+        "A retry whose item moved on meanwhile is dropped.",
+        cut(
+            f"{WINDOW}:loaded",
+            "if history is not None and item.seq not in log.flight and not is_accepted(log, item.seq):",
+            "if history is not None:",
+        ),
+        ("core/test_core_guards_dispatch.py::test_a_row_read_by_itself_is_not_taken_again_from_its_page",),
+        covered_by="rows read back: out of turn",
+    ),
+    Safeguard(
+        "answers of an older read",
+        "Only the read under way fills the window.",
+        never(f"{WINDOW}:loaded", "log.loading != event.load_id"),
+        (
+            "core/test_core_guards_commit.py::test_a_read_for_a_run_that_was_killed_and_continued_counts_for_nothing[after]",
+        ),
+    ),
+    Safeguard(
+        "the end of a read log",
+        "Rows that were submitted while the log was read are not taken for read.",
+        cut(
+            f"{WINDOW}:loaded",
+            "max(log.tail, note.submitted, event.items[-1].seq + 1 if event.items else 0)",
+            "log.submitted",
+        ),
+        (
+            "core/test_core_guards_dispatch.py::test_rows_submitted_while_the_rest_was_read_are_not_forgotten",
+            "core/test_core_guards_dispatch.py::test_a_row_read_by_itself_is_not_taken_again_from_its_page",
+        ),
+    ),
+    Safeguard(
+        "fresh rows behind unread ones",
+        "New rows go to the window only where everything before them is there.",
+        cut(f"{CORE}submit:append", "log.tail == first and ", ""),
+        ("core/test_core_guards_dispatch.py::test_fresh_rows_do_not_pass_rows_that_are_on_disk_only",),
+    ),
+    Safeguard(
+        "fresh rows while a read is under way",
+        "A row is not both put into the window and read back.",
+        cut(f"{CORE}submit:append", "not log.loading and ", ""),
+        ("core/test_core_guards_dispatch.py::test_fresh_rows_do_not_pass_rows_that_are_on_disk_only",),
+        covered_by="fresh rows behind unread ones",
+    ),
+    Safeguard(
+        "closed logs take nothing into the window",
+        "What is read back for a run that has ended does not run.",
+        never(f"{WINDOW}:place", "log.closed"),
+        ("core/test_core_guards_commit.py::test_a_read_for_a_run_that_was_killed_and_continued_counts_for_nothing",),
+        covered_by="answers of an older read",
+    ),
+    Safeguard(
+        "closed logs take no retry into the window",
+        "A retry of a run that has ended does not run.",
+        never(f"{WINDOW}:admit", "log.closed"),
+        ("core/test_core_guards_commit.py::test_a_read_for_a_run_that_was_killed_and_continued_counts_for_nothing",),
+        covered_by="a run that ends drops its window",
+    ),
+)

@@ -1,0 +1,26 @@
+"""The table of safeguards, by area."""
+
+from __future__ import annotations
+
+import safeguards_access
+import safeguards_client
+import safeguards_commit
+import safeguards_dispatch
+import safeguards_lease
+import safeguards_results
+import safeguards_stores
+import safeguards_worker
+from safeguard import Safeguard
+
+AREAS: dict[str, tuple[Safeguard, ...]] = {
+    "Lease, epochs, what leaves a coordinator": safeguards_lease.SAFEGUARDS,
+    "Results, sessions, liveness": safeguards_results.SAFEGUARDS,
+    "Dispatch, chains, steals, the window": safeguards_dispatch.SAFEGUARDS,
+    "Submitting, the cursor, policies, children, replay": safeguards_commit.SAFEGUARDS,
+    "The worker": safeguards_worker.SAFEGUARDS,
+    "The ledger, storage, objects, queues": safeguards_stores.SAFEGUARDS,
+    "Identities, limits, plugins": safeguards_access.SAFEGUARDS,
+    "The client and its files": safeguards_client.SAFEGUARDS,
+}
+ALL: tuple[Safeguard, ...] = tuple(one for area in AREAS.values() for one in area)
+BY_NAME = {one.name: one for one in ALL}
