@@ -61,8 +61,9 @@ $(VENV_VLLM)/.done: pyproject.toml
 test-vllm: $(VENV_VLLM)/.done  ## The same acceptance on real vLLM, on the CPU.
 	HF_HUB_OFFLINE=1 VLLM_CPU_KVCACHE_SPACE=1 $(VENV_VLLM)/bin/python -m pytest -m vllm $(PYTEST_ARGS)
 
-smoke: $(VENV)/.dev  ## One coordinator and three workers with plugins, a steal, two kills.
+smoke: $(VENV)/.dev  ## Three workers with plugins, a steal, two kills; then every node in a network namespace, links cut.
 	BIN=$(BIN) smoke/three_nodes.sh
+	BIN=$(BIN) smoke/netns.sh
 
 test-slow: $(VENV)/.dev  ## The long lane.
 	$(BIN)/python -m pytest -m slow --timeout 3600 $(PYTEST_ARGS)
@@ -73,10 +74,8 @@ chaos: $(VENV)/.dev  ## Random faults on real processes, checked independently; 
 bench: $(VENV)/.dev  ## Every target's figure on this machine, into docs/benchmarks.md. BENCH_ARGS="--quick --only NAME".
 	$(BIN)/python tests/bench/report.py $(BENCH_ARGS)
 
-bench-vllm: $(VENV_VLLM)/.done  ## Overhead over bare vLLM and transformers, and what prefix-aware order gives, on the CPU.
-	HF_HUB_OFFLINE=1 VLLM_CPU_KVCACHE_SPACE=1 $(VENV_VLLM)/bin/python tests/bench/bench_overhead_transformers.py
-	HF_HUB_OFFLINE=1 VLLM_CPU_KVCACHE_SPACE=1 $(VENV_VLLM)/bin/python tests/bench/bench_overhead_vllm.py
-	HF_HUB_OFFLINE=1 VLLM_CPU_KVCACHE_SPACE=1 $(VENV_VLLM)/bin/python tests/bench/bench_order.py
+bench-vllm: $(VENV_VLLM)/.done  ## Overhead over bare engines and what order gives, on the CPU. BENCH_ARGS="--record docs/engines.md".
+	HF_HUB_OFFLINE=1 VLLM_CPU_KVCACHE_SPACE=1 $(VENV_VLLM)/bin/python tests/bench/engines.py $(BENCH_ARGS)
 
 $(VENV_PEERS)/.done: Makefile
 	test -x $(VENV_PEERS)/bin/python || $(PYTHON) -m venv $(VENV_PEERS)
