@@ -8,7 +8,7 @@ import pytest
 from core_world import World
 from rollout.model.errors import ConflictError, InputError, NotFoundError, StateError
 from rollout.model.item import Failure, ItemSpec, Key
-from rollout.model.run import Lane, RunState
+from rollout.model.run import Lane, Policy, RunState
 from rollout.model.worker import Credit
 from rollout_coordinator.core import step as st
 from rollout_coordinator.core.events import (
@@ -425,3 +425,19 @@ def test_what_was_stolen_from_a_run_that_ends_is_not_waited_for() -> None:
     w.pass_time(0.5)
     for worker in (a, b):
         assert w.core._state.workers[worker.name].incoming == 0  # pyright: ignore[reportPrivateUsage]
+
+
+def test_what_was_accepted_behind_an_early_stop_counts_when_the_run_continues() -> None:
+    w = World()
+    a = w.worker("A", credit=8)
+    w.open(policies=(Policy("stop_early", (("failures", "1"),)),))
+    w.submit(4, specs=ItemSpec(max_attempts=1))
+    w.seal(4)
+    first = min(a.held)
+    a.finish(*[key for key in a.held if key != first])
+    a.finish(first, failure=Failure("bad", "x", False))
+    assert (w.view().state, w.view().cursor, w.view().done) == (RunState.FAILED, 1, 3)
+    w.verb("continue")
+    w.pass_time(0.5)  # outcomes are read from the ledger again
+    view = w.view()
+    assert (view.state, view.cursor, view.done, view.failed) == (RunState.COMPLETED, 4, 3, 1)

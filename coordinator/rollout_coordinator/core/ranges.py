@@ -60,5 +60,13 @@ class Ranges:
             del lo[0], hi[0]
         return cursor
 
+    def forget(self, before: int) -> None:
+        """Drop the numbers below `before`."""
+        lo, hi = self.lo, self.hi
+        while lo and hi[0] < before:
+            del lo[0], hi[0]
+        if lo and lo[0] < before:
+            lo[0] = before
+
     def __len__(self) -> int:
         return len(self.lo)
