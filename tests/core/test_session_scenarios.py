@@ -457,6 +457,14 @@ def test_credit_follows_the_pace_of_short_attempts_and_falls_back() -> None:
     assert dict(w.session.credit.current().run_items)[RUN] == 2
 
 
+def test_credit_goes_at_once_to_what_a_fast_pace_asks_for() -> None:
+    w = Worker(slots=4, self_fence_s=1e9)
+    for _ in range(300):
+        w.session.credit.ended(RUN)
+    w.tick(0.11)
+    assert dict(w.session.credit.current().run_items) == {RUN: 600}
+
+
 def test_an_unknown_workload_fails_its_attempts_here_and_may_be_tried_elsewhere() -> None:
     w = Worker()
     w.assign([0], workload="unknown")

@@ -56,7 +56,8 @@ class CreditKeeper:
             floor = self._floor.get(run_id, self.base)
             items = self._items.get(run_id, self.base)
             if 2 * ended >= items:
-                items = max(floor, min(items * 2, CREDIT_MAX))
+                # At once to what the pace asks for: a step at a time, a run of short attempts is over before it gets there.
+                items = max(floor, min(2 * max(items, ended), CREDIT_MAX))
             elif 8 * ended < items:
                 items = max(floor, items // 2)
             changed |= self._set(run_id, items)
