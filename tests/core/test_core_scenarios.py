@@ -441,3 +441,20 @@ def test_what_was_accepted_behind_an_early_stop_counts_when_the_run_continues() 
     w.pass_time(0.5)  # outcomes are read from the ledger again
     view = w.view()
     assert (view.state, view.cursor, view.done, view.failed) == (RunState.COMPLETED, 4, 3, 1)
+
+
+def test_a_run_that_is_killed_while_it_waits_goes_on_in_the_same_order() -> None:
+    w = World()
+    w.open()
+    w.submit(4)
+    w.verb("kill")
+    w.verb("continue")
+    w.pass_time(0.5)
+    w.verb("kill")
+    w.verb("continue")
+    w.pass_time(0.5)
+    a = w.worker("A", credit=8)
+    assert sorted(a.held) == [(w.root(), n) for n in range(4)]
+    a.finish()
+    w.seal(4)
+    assert w.view().state is RunState.COMPLETED

@@ -99,6 +99,9 @@ class SpecQueue:
         self.queued = False  # in a heap, or parked at whatever blocks it
         self.place: str | None = None  # where its shape's prefs have it
 
+    def __lt__(self, other: SpecQueue) -> bool:
+        return False  # keys in a heap are equal where an empty queue from before a kill meets its successor
+
     def head(self) -> int:
         head = self.chunks[0].seqs[self.chunks[0].pos] if self.chunks else ROOT_RANK
         return min(head, self.retry[0][0]) if self.retry else head
