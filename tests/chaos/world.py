@@ -173,7 +173,7 @@ class World:
             front = await Front(
                 "database",
                 ("127.0.0.1", self.server.port),
-                lambda _: name,
+                lambda *_: name,
                 self._dice,
                 lambda peer, port: self.ports.setdefault(port, []).append((time.time(), peer)),
             ).open()
@@ -198,8 +198,8 @@ class World:
         node.command = [*self.behind, *node.command]
         return Daemon(node.start(), role, started_at=time.monotonic())
 
-    def _opener(self, port: int) -> str:
-        return opener(port, {d.name: d.pid for d in self.daemons if d.pid} | self.clients)
+    def _opener(self, port: int, own: int) -> str:
+        return opener(port, own, {d.name: d.pid for d in self.daemons if d.pid} | self.clients)
 
     # ---- who is who
 
