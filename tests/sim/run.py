@@ -18,6 +18,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 
 from sim_scenario import Scenario, dump, generate, load
 from sim_shrink import shrink
+from sim_world import STEPS_MIN
 from simulate import Violation, run
 
 
@@ -71,7 +72,7 @@ def seeds(first: int, last: int, as_json: bool) -> int:
 
 def replay(word: str) -> int:
     try:
-        report = run(scenario_of(word), trace=True)
+        report = run(scenario_of(word), trace=True, steps_min=STEPS_MIN if word.isdigit() else 0)
     except Violation as violation:
         print("\n".join(violation.tail))
         print(violation)

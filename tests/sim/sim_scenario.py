@@ -70,7 +70,7 @@ class Scenario:
 
     @property
     def heal_at(self) -> float:
-        return max([FAULTS_END, *(f.at + f.seconds for f in self.faults)])
+        return max([0.0, *(f.at + f.seconds for f in self.faults)])
 
     def without_fault(self, index: int) -> Scenario:
         return replace(self, faults=self.faults[:index] + self.faults[index + 1 :])

@@ -27,7 +27,7 @@ STEPS_MIN = 400
 
 
 class World:
-    def __init__(self, scenario: Scenario, *, trace: bool = False) -> None:
+    def __init__(self, scenario: Scenario, *, trace: bool = False, steps_min: int = STEPS_MIN) -> None:
         self.scenario = scenario
         self.random = Random(scenario.seed * 2 + 1)
         self.scheduler = Scheduler()
@@ -42,6 +42,7 @@ class World:
         self.faults: Counter[str] = Counter()
         self.events: Counter[str] = Counter()
         self.steps = 0
+        self._steps_min = steps_min
         self.idle_steps = 0
         self.commits = 0
         self.over = False
@@ -231,7 +232,7 @@ class World:
 
     def _end_when_due(self) -> None:
         """Not before the last fault, nor before there was something to see."""
-        if self.scheduler.now >= self.scenario.heal_at and self.steps >= STEPS_MIN:
+        if self.scheduler.now >= self.scenario.heal_at and self.steps >= self._steps_min:
             self.scheduler.stop = True
         else:
             self.later(0.5, self._end_when_due)

@@ -17,7 +17,7 @@ from rollout_coordinator.core.tables import Table
 from rollout_worker import attempts
 from sim_checker import Violation
 from sim_scenario import Scenario, generate
-from sim_world import World
+from sim_world import STEPS_MIN, World
 
 __all__ = ["Report", "Violation", "run", "simulate"]
 
@@ -53,8 +53,8 @@ def simulate(seed: int, *, trace: bool = False) -> Report:
     return run(generate(seed), trace=trace)
 
 
-def run(scenario: Scenario, *, trace: bool = False) -> Report:
-    """Any scenario; the trace's end is kept in a Violation."""
+def run(scenario: Scenario, *, trace: bool = False, steps_min: int = STEPS_MIN) -> Report:
+    """Any scenario; the trace's end is kept in a Violation. It goes on for at least `steps_min` steps of a core."""
     taken: Counter[Taken] = Counter()
     table_move, held_move = Table.move, attempts.Held.move
 
@@ -76,7 +76,7 @@ def run(scenario: Scenario, *, trace: bool = False) -> Report:
     Table.move, attempts.Held.move = move, held  # type: ignore[method-assign]
     registry: Any = vars(asyncio.tasks)["_all_tasks"]
     registry.add = _ignore  # the interpreter's list of all tasks is of no use here and costs a tenth of a seed
-    world = World(scenario, trace=trace)
+    world = World(scenario, trace=trace, steps_min=steps_min)
     try:
         try:
             world.scheduler.run(scenario.heal_at + LIVENESS_S)
