@@ -10,12 +10,18 @@ import os
 import random
 import statistics
 import tempfile
+from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 
-from overhead import Bare, JsonObject, Ours, alternate, machine, make_model, parser, spread, write_rows
+from overhead import Bare, JsonObject, Ours, alternate, make_model, parser, spread, write_rows
 
-HINTS = {"with": {"workers": {}}, "without": {"workers": {"prefix_affinity": False, "longest_first": False}}}
+WITHOUT: dict[str, JsonObject] = {"workers": {"prefix_affinity": False, "longest_first": False}}
+LABELS = {
+    "bare": "one bare engine, everything at once",
+    "two, with": "two workers, with prefix_affinity and longest_first",
+    "two, without": "two workers, without",
+}
 
 
 def shared_prefixes(scale: int) -> list[JsonObject]:
@@ -40,18 +46,27 @@ def skewed(scale: int) -> list[JsonObject]:
     return rows + last
 
 
-if __name__ == "__main__":
-    made = parser(__doc__ or "", rows=0, tokens=0)
-    made.add_argument(
-        "--backend", choices=("vllm", "transformers"), default="vllm" if find_spec("vllm") else "transformers"
-    )
-    made.add_argument("--scale", type=int, default=2, help="96 rows with shared prefixes and 200 of skewed length each")
-    given = made.parse_args()
+def table(title: str, rows: list[JsonObject], found: dict[str, list[JsonObject]]) -> list[str]:
+    rates = {side: [run["tokens"] / run["seconds"] for run in runs] for side, runs in found.items()}
+    lines = [
+        f"{title}: {len(rows)} rows, {found['two, with'][0]['tokens']} tokens generated",
+        "",
+        "| | tokens/s, median (min to max) | of one bare engine |",
+        "|---|---|---|",
+    ]
+    for side, label in LABELS.items():
+        each = [r / b for r, b in zip(rates[side], rates["bare"], strict=True)]
+        lines.append(f"| {label} | {spread(rates[side], 0)} | {statistics.median(each):.2f} |")
+    gain = [w / o for w, o in zip(rates["two, with"], rates["two, without"], strict=True)]
+    return [*lines, "", f"With / without, of {len(gain)} neighbouring pairs: {spread(gain)}", ""]
+
+
+def measured(kind: str, scale: int, repeats: int, sequences: int = 16) -> list[str]:
     os.environ.setdefault("HF_HUB_OFFLINE", "1")
-    backend: JsonObject = {"kind": given.backend, "device": "cpu", "dtype": "float32", "max_num_seqs": 16}
-    backend["max_model_len"] = 1536
+    backend: JsonObject = {"kind": kind, "device": "cpu", "dtype": "float32", "max_num_seqs": sequences}
+    backend["max_model_len"] = 2048
     sampling: JsonObject = {"temperature": 0.0, "max_tokens": 32, "ignore_eos": True}
-    print(f"{given.backend}: {machine()}; 16 sequences an engine, both engines on these cores, median (min to max)")
+    out = [f"{kind}: {sequences} sequences an engine; both engines of ours, and the bare one, on the same cores", ""]
     with tempfile.TemporaryDirectory() as directory:
         root = Path(directory)
         model = make_model(root / "tiny")
@@ -61,26 +76,24 @@ if __name__ == "__main__":
             warm = write_rows(root / "warm.jsonl", skewed(1)[:64])
             bare.run(warm)
             ours.run(warm)
-            for name, rows in (
-                ("shared prefixes", shared_prefixes(given.scale)),
-                ("skewed lengths", skewed(given.scale)),
-            ):
-                path = write_rows(root / "rows.jsonl", rows)
-                found = alternate(
-                    {
-                        "one bare engine": lambda: bare.run(path),  # noqa: B023
-                        "two, with": lambda: ours.run(path, **HINTS["with"]),  # noqa: B023
-                        "two, without": lambda: ours.run(path, **HINTS["without"]),  # noqa: B023
-                    },
-                    given.repeats,
-                )
-                print(f"\n{name}: {len(rows)} rows, {found['two, with'][0]['tokens']} tokens generated")
-                rates = {side: [run["tokens"] / run["seconds"] for run in runs] for side, runs in found.items()}
-                for side, rate in rates.items():
-                    ratio = statistics.median(r / b for r, b in zip(rate, rates["one bare engine"], strict=True))
-                    print(f"{side:>18} {spread(rate, 0):>24} tokens/s  {ratio:5.2f} of one bare engine")
-                gain = [w / o for w, o in zip(rates["two, with"], rates["two, without"], strict=True)]
-                print(f"{'with / without':>18} {spread(gain):>24}")
+            for title, rows in (("Shared prefixes", shared_prefixes(scale)), ("Skewed lengths", skewed(scale))):
+                path = write_rows(root / f"{title[:6]}.jsonl", rows)
+                sides = {
+                    "bare": partial(bare.run, path),
+                    "two, with": partial(ours.run, path),
+                    "two, without": partial(ours.run, path, **WITHOUT),
+                }
+                out += table(title, rows, alternate(sides, repeats))
         finally:
             ours.close()
             bare.close()
+    return out
+
+
+if __name__ == "__main__":
+    made = parser(__doc__ or "", rows=0, tokens=0)
+    installed = "vllm" if find_spec("vllm") else "transformers"
+    made.add_argument("--backend", choices=("vllm", "transformers"), default=installed)
+    made.add_argument("--scale", type=int, default=2, help="96 rows with shared prefixes and 200 of skewed length each")
+    given = made.parse_args()
+    print("\n".join(measured(given.backend, given.scale, given.repeats)))

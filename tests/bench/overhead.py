@@ -20,12 +20,15 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+sys.path.insert(0, str(Path(__file__).resolve().parent))
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "smoke"))
 
 from cluster import Cluster, binary, write_toml
+from measure import Row
 
 JsonObject = dict[str, Any]
 
@@ -190,11 +193,44 @@ def spread(values: list[float], digits: int = 2) -> str:
     return f"{statistics.median(values):.{digits}f} ({min(values):.{digits}f} to {max(values):.{digits}f})"
 
 
-def compare(kind: str, arguments: argparse.Namespace, model: str, backend: JsonObject) -> None:
+@dataclass
+class Comparison:
+    """The two sides' seconds, run by run in pairs."""
+
+    kind: str
+    rows: int
+    tokens: int
+    sequences: int
+    bare: list[float]
+    ours: list[float]
+
+    @property
+    def overhead(self) -> list[float]:
+        """Per cent, of each pair."""
+        return [100 * (o / b - 1) for b, o in zip(self.bare, self.ours, strict=True)]
+
+    def lines(self) -> list[str]:
+        def rate(seconds: list[float]) -> str:
+            return f"{self.tokens / statistics.median(seconds):.0f}"
+
+        return [
+            f"{self.kind}, tiny model on the CPU: {self.rows} rows, {self.tokens} tokens, {self.sequences} sequences at once",
+            "",
+            "| | seconds, median (min to max) | tokens/s |",
+            "|---|---|---|",
+            f"| bare backend, everything at once | {spread(self.bare)} | {rate(self.bare)} |",
+            f"| `rollout infer batch`, coordinator and one worker | {spread(self.ours)} | {rate(self.ours)} |",
+            "",
+            f"Overhead of {len(self.bare)} neighbouring pairs: {spread(self.overhead, 1)} %",
+        ]
+
+
+def compare(kind: str, count: int, length: int, repeats: int, model: str, backend: JsonObject) -> Comparison:
+    """`count` rows of about `length` tokens."""
     sampling: JsonObject = {"temperature": 0.0, "max_tokens": 64, "ignore_eos": True}
     with tempfile.TemporaryDirectory() as directory:
         root = Path(directory)
-        rows = write_rows(root / "rows.jsonl", varied(arguments.rows, arguments.tokens))
+        rows = write_rows(root / "rows.jsonl", varied(count, length))
         warm = write_rows(root / "warm.jsonl", varied(2 * int(backend.get("max_num_seqs", 32)), 8))
         bare = Bare(model, backend, sampling)
         try:
@@ -202,21 +238,30 @@ def compare(kind: str, arguments: argparse.Namespace, model: str, backend: JsonO
             try:
                 bare.run(warm)
                 ours.run(warm)
-                found = alternate({"bare": lambda: bare.run(rows), "ours": lambda: ours.run(rows)}, arguments.repeats)
+                found = alternate({"bare": lambda: bare.run(rows), "ours": lambda: ours.run(rows)}, repeats)
             finally:
                 ours.close()
         finally:
             bare.close()
-    if found["bare"][0]["tokens"] != found["ours"][0]["tokens"]:
-        raise RuntimeError(f"the two sides made different tokens: {found}")
+    tokens = {name: {run["tokens"] for run in runs} for name, runs in found.items()}
+    if len(tokens["bare"] | tokens["ours"]) != 1:
+        raise RuntimeError(f"the two sides made different tokens: {tokens}")
     seconds = {name: [float(run["seconds"]) for run in runs] for name, runs in found.items()}
-    overhead = [100 * (o / b - 1) for b, o in zip(seconds["bare"], seconds["ours"], strict=True)]
-    tokens = found["bare"][0]["tokens"]
-    print(f"{kind}: {machine()}; {arguments.rows} rows, {tokens} tokens, {bare.concurrency} sequences at once")
-    print(f"{'':>24} {'seconds, median (min to max)':>32} {'tokens/s':>9}")
-    for name, label in (("bare", "bare backend"), ("ours", "rollout infer batch")):
-        print(f"{label:>24} {spread(seconds[name]):>32} {tokens / statistics.median(seconds[name]):>9.0f}")
-    print(f"overhead of {arguments.repeats} neighbouring pairs: {spread(overhead, 1)} %")
+    return Comparison(kind, count, tokens["bare"].pop(), bare.concurrency, seconds["bare"], seconds["ours"])
+
+
+def report(kind: str, comparison: Comparison) -> list[Row]:
+    """For report.py."""
+    median = statistics.median(comparison.overhead)
+    return [
+        Row(
+            f"engine overhead of `infer batch` over the bare backend, {kind}, durable",
+            f"{spread(comparison.overhead, 1)} %, {len(comparison.bare)} pairs of {comparison.rows} rows",
+            "at most 3 %",
+            median <= 3.0,
+            {"overhead_percent": median},
+        )
+    ]
 
 
 def parser(description: str, rows: int, tokens: int) -> argparse.ArgumentParser:
