@@ -16,6 +16,7 @@ from rollout.model.errors import (
     FencedError,
     NotLeaderError,
     RolloutError,
+    StorageDamagedError,
     StorageError,
     StorageFullError,
     UnavailableError,
@@ -183,7 +184,7 @@ class Driver:
             reason: RolloutError = NotLeaderError("This coordinator stopped serving; go to the next one.")
             try:
                 await self._serve(lease)
-            except StorageFullError as error:
+            except (StorageFullError, StorageDamagedError) as error:
                 reason = error
                 raise
             except StorageError as error:
@@ -209,7 +210,7 @@ class Driver:
                     raise FencedError(f"The lease is at epoch {row.epoch if row else None}, not {lease.epoch}.")
                 began = self._clock.now()
                 snapshot = await self._ledger.snapshot()
-            except StorageFullError:
+            except (StorageFullError, StorageDamagedError):
                 raise
             except StorageError as error:
                 log.warning("ledger_unreachable", error=str(error), retry_in_s=pause)

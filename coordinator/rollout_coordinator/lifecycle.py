@@ -18,6 +18,7 @@ from rollout.model.errors import (
     ConfigError,
     FencedError,
     RolloutError,
+    StorageDamagedError,
     StorageError,
     StorageFullError,
     StorageUnavailableError,
@@ -160,6 +161,9 @@ class Coordinator:
                 await self._lead()
         except StorageFullError as error:
             log.error("storage_full", error=str(error), action="stopped; nothing acknowledged is lost")
+            code = 1
+        except StorageDamagedError as error:
+            log.error("storage_damaged", error=str(error), action="stopped; restore the database from a backup")
             code = 1
         except FencedError as error:
             await self._deposed(str(error))

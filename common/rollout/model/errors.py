@@ -106,6 +106,12 @@ class StorageFullError(StorageError):
     code = "storage_full"
 
 
+class StorageDamagedError(StorageError):
+    """A row of the database cannot be read: it is damaged; restore it from a backup."""
+
+    code = "storage_damaged"
+
+
 class TransactionConflictError(StorageError):
     """Somebody else changed what this transaction read; nothing of it was written, run it again."""
 

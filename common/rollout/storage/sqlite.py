@@ -21,6 +21,7 @@ from tenacity import retry, retry_if_exception, stop_after_delay, wait_random
 from rollout.model.errors import (
     ConfigError,
     ConflictError,
+    StorageDamagedError,
     StorageError,
     StorageFullError,
     StorageUnavailableError,
@@ -153,6 +154,11 @@ class SqliteEngine:
                 return work(connection)
         except sqlite3.Error as error:
             raise translate(error, str(self.path)) from error
+        except (ValueError, KeyError, TypeError, IndexError) as error:  # of what decodes the rows
+            raise StorageDamagedError(
+                f"{self.path}: a row cannot be read ({type(error).__name__}: {error}): the database is "
+                "damaged, restore it from a backup"
+            ) from error
 
     def _connect(self) -> sqlite3.Connection:
         connection = sqlite3.connect(

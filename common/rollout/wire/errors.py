@@ -32,6 +32,7 @@ _STATUS: tuple[tuple[type[RolloutError], grpc.StatusCode], ...] = (
     (errors.StorageUnavailableError, grpc.StatusCode.UNAVAILABLE),
     (errors.StorageFullError, grpc.StatusCode.RESOURCE_EXHAUSTED),
     (errors.ObjectCorruptError, grpc.StatusCode.DATA_LOSS),
+    (errors.StorageDamagedError, grpc.StatusCode.DATA_LOSS),
 )
 
 _KINDS: dict[str, type[RolloutError]] = {
@@ -41,6 +42,7 @@ _KINDS: dict[str, type[RolloutError]] = {
         StaleEpochError,
         errors.StorageError,
         errors.SchemaVersionError,
+        errors.StorageDamagedError,
         errors.ObjectCorruptError,
         errors.PluginError,
         errors.AttemptError,

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import asdict, fields
 from typing import Any
 
-from rollout.model.errors import StorageError
+from rollout.model.errors import StorageDamagedError
 from rollout.model.item import AttemptEnd, Blob, Failure, ItemSpec, ObjectSlice
 from rollout.model.run import Lane, Order, Policy, RunSpec, RunState
 from rollout.model.worker import Inventory, WorkerState
@@ -49,6 +49,8 @@ def _tuples(value: Any) -> Any:
 
 
 def _load(kind: type[Any], body: dict[str, Any]) -> Any:
+    if not isinstance(body, dict):  # pyright: ignore[reportUnnecessaryIsInstance] - as it was stored, maybe damaged
+        raise ValueError(f"{type(body).__name__} where {kind.__name__} should be")
     names = {field.name for field in fields(kind)}
     return kind(**{name: _tuples(value) for name, value in body.items() if name in names})
 
@@ -145,7 +147,7 @@ def unpack_keys(packed: bytes) -> list[Keys]:
                 raise ValueError(f"{n} keys promised, {len(seq)} found")
             groups.append(Keys(log, seq, attempt))
     except (struct.error, ValueError, KeyError, IndexError) as error:
-        raise StorageError(f"assignment.keys cannot be read ({error}): the database is damaged") from error
+        raise StorageDamagedError(f"assignment.keys cannot be read ({error}): the database is damaged") from error
     return groups
 
 
