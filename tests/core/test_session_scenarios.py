@@ -420,6 +420,40 @@ def test_a_drain_releases_the_unstarted_finishes_the_rest_and_says_goodbye() -> 
     assert [a.how for a in of(actions, ev.Exit)] == ["drained"]
 
 
+def test_a_drain_between_two_streams_is_told_on_the_next() -> None:
+    """A certificate is renewed at that moment: without a Goodbye the worker would be declared failed."""
+    w = Worker()
+    w.tick()
+    w.do(ev.StreamDown())
+    assert not of(w.do(ev.Drain("SIGTERM", 30)), ev.Exit)
+    assert not of(w.tick(0.5), ev.Exit)
+    assert w.up().draining
+    actions = w.down(welcome=work_pb2.Welcome(objects_addr="o:1"))
+    assert [f.WhichOneof("body") for f in w.sent(actions)][-1] == "goodbye"
+    assert [a.how for a in of(actions, ev.Exit)] == ["drained"]
+
+
+def test_a_goodbye_whose_stream_broke_is_said_again() -> None:
+    w = Worker()
+    w.tick()
+    assert of(w.do(ev.Drain("SIGTERM", 30)), ev.Exit)
+    w.do(ev.StreamDown())
+    again = w.sent(w.do(ev.StreamUp("S9")))
+    assert [f.WhichOneof("body") for f in again] == ["hello", "goodbye"] and again[0].hello.draining
+    assert not w.tick(1.0)
+
+
+def test_a_drain_with_nobody_to_tell_ends_at_once() -> None:
+    never = Worker(welcome=False)
+    never.up()
+    assert of(never.do(ev.Drain("SIGTERM", 30)), ev.Exit)
+    lost = Worker()
+    lost.do(ev.StreamDown())
+    lost.tick(30.0)
+    assert lost.session.phase is Phase.FENCED
+    assert of(lost.do(ev.Drain("SIGTERM", 30)), ev.Exit)
+
+
 def test_a_drain_stops_what_does_not_fit_its_budget() -> None:
     w = Worker(self_fence_s=1e9)
     w.assign([0])

@@ -64,7 +64,7 @@ class Session(ChildEvents):
     def handle(self, event: ev.Event, now: float) -> list[ev.Action]:
         """ProtocolError when the coordinator, or a child, said what the protocol does not allow."""
         if self._over:
-            return []
+            return self._once_more(event, now)
         self.EVENTS[type(event)](self, event, now)
         if self._dispatch_due and self._fenced_at is None and not self._stopped_all:
             self._dispatch_due = False
@@ -351,14 +351,27 @@ class Session(ChildEvents):
             self._stopped_all = True
             for key in list(self.held):
                 self._give_up(key, "drain", now)
-        if not self.held and not (self._welcomed and self._fenced_at is None):
-            done = not self.unacknowledged or overdue >= 0  # nobody to tell
+        nobody = self._acked_at is None or self._fenced_at is not None
+        if not self.held and (nobody or not self._welcomed):
+            # Between two streams somebody is there to tell, or will be declared silent.
+            done = (nobody and not self.unacknowledged) or overdue >= 0
         else:
             self._flush(now)
             done = not self.held and not self.unacknowledged
         if done or overdue >= self._settings.cancel_grace_s + DRAIN_SLACK_S:
-            self._send(work_pb2.WorkUp(goodbye=work_pb2.Goodbye(reason=self._drain_reason)), now)
+            self._send(self._goodbye(), now)
             self._exit("drained")
+
+    def _goodbye(self) -> work_pb2.WorkUp:
+        return work_pb2.WorkUp(goodbye=work_pb2.Goodbye(reason=self._drain_reason))
+
+    def _once_more(self, event: ev.Event, now: float) -> list[ev.Action]:
+        """A new stream after the end: the one that Goodbye was put on may have broken before it was read."""
+        if not isinstance(event, ev.StreamUp) or not self._drain_reason:
+            return []
+        self._stream_up(event, now)
+        actions, self._actions = [*self._actions, ev.Send(self._goodbye())], []
+        return actions
 
     def _exit(self, how: str) -> None:
         self._over = True

@@ -21,6 +21,7 @@ log = structlog.get_logger()
 
 WELCOME_S = 5.0
 REFUSALS_MAX = 3
+FINISH_POLL_S = 0.02
 TELL_AT, TELL_EVERY = 5, 30  # tries; a pause is 2 s at most
 _NOBODY = "check [transport] coordinator_addrs and that a coordinator runs there; trying on"
 _WRONG_CA = (
@@ -161,11 +162,16 @@ class WorkStream:
             call.cancel() if not call.done() else None
 
     async def finish(self, timeout_s: float) -> None:
-        """Send what is queued, half-close, and wait for the other side to end the stream."""
+        """Send what is queued, half-close, and wait for the other side to end the stream, if need be the next one."""
         self._closing = True
         self._ready.set()
-        call = self._call
-        if call is not None:
-            waiting = asyncio.ensure_future(call.code())
-            await asyncio.wait([waiting], timeout=timeout_s)
-            waiting.cancel()
+        loop = asyncio.get_running_loop()
+        until = loop.time() + timeout_s
+        while (left := until - loop.time()) > 0:
+            if self._call is not None:
+                waiting = asyncio.ensure_future(self._call.code())
+                await asyncio.wait([waiting], timeout=left)
+                if waiting.done() and not waiting.cancelled() and waiting.result() is grpc.StatusCode.OK:
+                    return  # everything that was queued has been read
+                waiting.cancel()
+            await asyncio.sleep(FINISH_POLL_S)
