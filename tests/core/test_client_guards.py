@@ -65,8 +65,24 @@ def test_the_record_of_another_run_counts_for_nothing(tmp_path: Path) -> None:
     assert collect(tmp_path, OTHER) == 0
 
 
+class Connected:
+    """A connection that has no patience and takes note of nothing."""
+
+    patience_s = 0.0
+    epoch = 0
+
+    def __init__(self, stub: Callable[[], Awaitable[Any]] | None) -> None:
+        self.stub = stub
+
+    def gave_up(self, error: RolloutError, waited: float) -> RolloutError:
+        return error
+
+    def __getattr__(self, name: str) -> Any:
+        return lambda *_: None
+
+
 def submission() -> Submission:
-    connection: Any = SimpleNamespace(seen=lambda message: None)
+    connection: Any = Connected(None)
     made = Submission(
         connection, pb.RunSpec(run_id=RUN), lambda durable: iter(()), seal=True, progress=None,
         opened=lambda reply: None,
@@ -86,22 +102,6 @@ def test_a_ledger_that_lost_acknowledged_items_is_noticed() -> None:
     one._acknowledged(pb.SubmitDown(durable=10))
     with pytest.raises(ProtocolError, match="older backup"):
         one._acknowledged(pb.SubmitDown(durable=5))
-
-
-class Connected:
-    """A connection that has no patience and takes note of nothing."""
-
-    patience_s = 0.0
-    epoch = 0
-
-    def __init__(self, stub: Callable[[], Awaitable[Any]]) -> None:
-        self.stub = stub
-
-    def gave_up(self, error: RolloutError, waited: float) -> RolloutError:
-        return error
-
-    def __getattr__(self, name: str) -> Any:
-        return lambda *_: None
 
 
 def client(*messages: pb.WatchDown) -> Runs:
