@@ -35,12 +35,13 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "smoke"))
 from cluster import Cluster, Node, binary, wait_until, write_toml
 from soak_churn import Churn, left_behind
 from soak_sampling import Sampler, Series, Watched, postgres_sizes, sqlite_sizes
-from soak_verdict import Judged, judge, table
+from soak_verdict import Judged, judge, table, warm_up
 
 CERTIFICATE_S = 120.0  # renewed at half life: every minute
 HOST_CERTIFICATE_S = 600.0
 ROWS = 300
 DELAY_MS = 800
+NOTES = "## What it found"
 SEEN_WITHIN_S = 12.0  # kill -9 to worker_failed, plus what a busy machine takes
 
 
@@ -120,7 +121,7 @@ class Batches(threading.Thread):
 class Soak:
     """All parts of one soak below one directory."""
 
-    JUDGED_FROM_S = 900.0  # a shorter one has not warmed up: its table is printed and only its rows are judged
+    JUDGED_FROM_S = 1200.0  # a shorter one has not warmed up: its table is printed and only its rows are judged
 
     def __init__(self, root: Path, seconds: float, postgres_url: str, seed: int) -> None:
         self.root, self.seconds, self.postgres_url, self.seed = root, seconds, postgres_url, seed
@@ -280,7 +281,9 @@ def soak(root: Path, seconds: float, postgres_url: str = "", seed: int = 1) -> R
 
 
 def record(report: Report, path: Path, command: str) -> None:
-    """Write the page with the figures of this soak."""
+    """Write the page with the figures of this soak; what was written by hand below NOTES stays."""
+    before = path.read_text() if path.exists() else ""
+    notes = before[before.index(NOTES) :] if NOTES in before else ""
     memory = psutil.virtual_memory().total / (1 << 30)
     store = "Postgres with a standby" if "--postgres" in command else "SQLite"
     path.write_text(
@@ -293,13 +296,14 @@ A coordinator, two workers that stay and three that come and go: each joins by t
 as a host never seen before. Mock batches run one after another through `rollout infer batch`; a client process keeps one run open all the time and
 submits short ones beside it. Certificates live {CERTIFICATE_S:.0f} s and are renewed at half life.
 
-Flat means: the median of the last quarter is at most 20 % above that of the first quarter after a warm-up of a tenth of the time, or the growth is below
+Flat means: the median of the last quarter is at most 20 % above that of the first quarter after a warm-up of {warm_up(report.seconds):.0f} s, or the growth is below
 the floor in `tests/soak/soak_verdict.py`. The slope is that of a least-squares line. Children are named with their process id and shown when they lived
 long enough to be judged.
 
 {report.text()}
 Result: {"every condition held" if not report.faults else "CONDITIONS FAILED, see above"}: rows once and in order, no false `worker_failed`, nothing grew, no process left behind.
 """
+        + (f"\n{notes}" if notes else "")
     )
 
 

@@ -8,7 +8,8 @@ from dataclasses import dataclass
 
 from soak_sampling import Series
 
-WARM_UP = 0.10  # of the time
+WARM_UP = 0.10  # of the time, and at least
+WARM_UP_S = 660.0  # ten times orphan_grace: so long the coordinator remembers workers that went, so they add up before
 ALLOWED = 0.20  # growth of the median from the first to the last quarter
 LONG_LIVED = 0.80  # a process seen in this share of the samples after warm-up is judged
 FLOORS = {
@@ -42,9 +43,15 @@ class Judged:
     flat: bool
 
 
+def warm_up(seconds: float) -> float:
+    """Of a soak of that length; a short one, which nobody judges, has only its tenth."""
+    return max(WARM_UP * seconds, WARM_UP_S if seconds >= 1.5 * WARM_UP_S else 0.0)
+
+
 def judge(series: Iterable[Series], seconds: float) -> list[Judged]:
     """Every series that lasted: the longest is that of a process that lived all the time."""
-    warm = {one: [(at, value) for at, value in one.points if at >= WARM_UP * seconds] for one in series}
+    begin = warm_up(seconds)
+    warm = {one: [(at, value) for at, value in one.points if at >= begin] for one in series}
     longest = max((len(points) for points in warm.values()), default=0)
     found: list[Judged] = []
     for one, points in warm.items():

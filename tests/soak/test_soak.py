@@ -44,7 +44,7 @@ def test_growth_is_found(what: str, growth: float, start: float, flat: bool) -> 
 
 
 def test_short_lives_and_the_warm_up_are_not_judged() -> None:
-    warm = Series("worker-1", "rss", "MiB", [(10.0 * n, 40.0 if n < 30 else 90.0) for n in range(360)])
+    warm = Series("worker-1", "rss", "MiB", [(10.0 * n, 40.0 if n < 60 else 90.0) for n in range(360)])
     passing = series("threads", 100.0, lived=0.5)
     (found,) = judge([warm, passing], 3600.0)
     assert (found.who, found.first, found.last) == ("worker-1", 90.0, 90.0)
