@@ -369,9 +369,8 @@ def conclude(args: argparse.Namespace, reports: list[Report], say: Any) -> int:
             for objection in report.objections:
                 say(f"  {objection}")
             say(f"evidence: {report.directory}")
-            say(
-                f"again: make chaos CHAOS_ARGS='--database {report.database} --faults {args.faults} --seed {report.seed}'"
-            )
+            faults = args.faults or record.PER_KIND * len(KINDS[report.database])
+            say(f"again: make chaos CHAOS_ARGS='--database {report.database} --faults {faults} --seed {report.seed}'")
         elif args.dir is None:
             shutil.rmtree(report.directory, ignore_errors=True)
     if args.json:
