@@ -435,9 +435,11 @@ class ClientNode(Node):
                 )
                 return
             except StateError as error:  # the run has ended meanwhile: killed, failed or stopped early
-                if not self.world.has_ended(run_id):
+                if not self.world.is_known(run_id):
                     raise self.world.violation("submit", f"{run_id}: {error}") from error
-                return
+                if self.world.final(run_id):
+                    return
+                await asyncio.sleep(0.5)  # somebody will continue it
             except StorageFullError:
                 await asyncio.sleep(1.0)  # the user makes room and gives the same command again
 

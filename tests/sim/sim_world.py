@@ -215,6 +215,9 @@ class World:
     def opened_at(self, run_id: str) -> float:
         return self.plans[run_id].at
 
+    def is_known(self, run_id: str) -> bool:
+        return run_id in self.store.tables.runs
+
     def has_ended(self, run_id: str) -> bool:
         row = self.store.tables.runs.get(run_id)
         return row is not None and row.state in ENDED

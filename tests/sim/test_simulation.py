@@ -14,7 +14,7 @@ from rollout_coordinator.core.tables import ITEM, RUN, WORKER
 from sim_scenario import KINDS, dump, generate, load
 from simulate import Report, simulate
 
-CHUNK = 20
+CHUNK = 10
 FAST = 200
 SLOW = 10_000
 STEPS, FAULTS, WORKERS, COORDINATORS = 400, 5, 3, 2
