@@ -68,7 +68,7 @@ async def compare(root: Path, count: int, repeats: int) -> tuple[list[float], li
 
 
 def rows(quick: bool) -> list[Row]:
-    count, repeats = (1500, 3) if quick else (4000, 5)
+    count, repeats = (1500, 3) if quick else (6000, 5)
     with directory() as root:
         engine, bare, cost = asyncio.run(compare(root, count, repeats))
     ratios = [a / b for a, b in zip(engine, bare, strict=True)]

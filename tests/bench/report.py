@@ -94,7 +94,10 @@ def main() -> int:
         if given.only and name not in given.only:
             continue
         started = time.monotonic()
-        found[name] = measure(name, module, given.quick)
+        rows = measure(name, module, given.quick)
+        if not rows:
+            continue  # a script of its own
+        found[name] = rows
         for row in found[name]:
             text = f"{row.what}: {row.figure}" + (f"  [{row.target}: {row.verdict}]" if row.target else "")
             print(textwrap.fill(text, 118, initial_indent=f"{name:>18}  ", subsequent_indent=" " * 20), file=out)
