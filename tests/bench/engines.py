@@ -16,7 +16,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent))
 import bench_order
 import bench_overhead_transformers
 import bench_overhead_vllm
-from overhead import machine
+from overhead import end_cleanly, machine
 
 
 def report(quick: bool) -> list[str]:
@@ -53,6 +53,7 @@ def report(quick: bool) -> list[str]:
 
 
 if __name__ == "__main__":
+    end_cleanly()
     made = argparse.ArgumentParser(description=__doc__)
     made.add_argument("--quick", action="store_true")
     made.add_argument("--record", type=Path)

@@ -14,6 +14,7 @@ import json
 import os
 import platform
 import random
+import signal
 import statistics
 import subprocess
 import sys
@@ -173,6 +174,11 @@ class Ours:
 # ---- the comparison
 
 
+def end_cleanly() -> None:
+    """SIGTERM ends what was started as Ctrl-C does."""
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
+
+
 def machine() -> str:
     import psutil
 
@@ -265,6 +271,7 @@ def report(kind: str, comparison: Comparison) -> list[Row]:
 
 
 def parser(description: str, rows: int, tokens: int) -> argparse.ArgumentParser:
+    end_cleanly()
     made = argparse.ArgumentParser(description=description)
     made.add_argument("--rows", type=int, default=rows)
     made.add_argument("--tokens", type=int, default=tokens, help="mean length of a completion")

@@ -11,6 +11,7 @@ import json
 import os
 import platform
 import shutil
+import signal
 import statistics
 import subprocess
 import sys
@@ -147,6 +148,7 @@ def report(engines: list[Engine], missing: list[str], given: argparse.Namespace)
 
 
 if __name__ == "__main__":
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # ends what was started as Ctrl-C does
     made = argparse.ArgumentParser(description=__doc__)
     made.add_argument("--items", type=int, default=20_000)
     made.add_argument("--waits", type=int, default=5_000)
