@@ -88,7 +88,7 @@ def keys_of(kind: type[BaseModel], prefix: tuple[str, ...] = ()) -> list[tuple[s
     return found
 
 
-@budget(200)
+@budget(60)
 @given(st.sampled_from(FILES), st.binary(min_size=80, max_size=80))
 @example((InferConfig, "a = " + "[" * 5000), bytes(80))
 @example((InferConfig, "a" + ".a" * 5000 + " = 1"), bytes(80))
@@ -104,7 +104,7 @@ def test_damaged_files(directory: Path, file: tuple[type[BaseModel], str], data:
         assert str(directory / "c.toml") in error.message
 
 
-@budget(400)
+@budget(100)
 @given(st.sampled_from(FILES), st.integers(0, 10_000), st.sampled_from(LITERALS))
 def test_any_key_with_any_value(directory: Path, file: tuple[type[BaseModel], str], at: int, literal: str) -> None:
     """The rest of the file is valid, so what is wrong is this key, and the message says so."""
@@ -148,7 +148,7 @@ def inline(value: Any) -> str:
 names = st.sampled_from([".".join(key) for kind, _ in FILES[:2] for key in keys_of(kind)])
 
 
-@budget(200)
+@budget(60)
 @given(st.sampled_from(FILES[:2]), names, st.one_of(st.sampled_from(LITERALS), st.text(max_size=20)))
 @example(FILES[1], "worker.capacity", "[" * 5000)
 @example(FILES[1], "worker.slots", "9" * 5000)

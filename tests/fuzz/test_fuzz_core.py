@@ -293,7 +293,7 @@ ACTIONS = (
 steps = st.lists(st.tuples(st.sampled_from(ACTIONS), st.binary(min_size=160, max_size=160)), min_size=1, max_size=20)
 
 
-@budget(250)
+@budget(80)
 @given(steps)
 def test_peers_can_say_what_they_want(script: list[tuple[str, bytes]]) -> None:
     scene = Scene()

@@ -54,7 +54,7 @@ def framed(body: bytes, lie: int) -> bytes:
     return HEADER.pack(size) + body
 
 
-@budget(120)
+@budget(50)
 @given(said, st.integers(0, 2))
 @example([(b'{"id": 1, "payload": {}}', 0), (b'{"id": 1, "payload": {}}', 0)], 0)
 @example([(b"[" * 30_000, 0)], 0)
@@ -135,7 +135,7 @@ METHODS = (api.INIT, api.PREFLIGHT, api.SHUTDOWN, "score")
 REPLIES = (plugin_pb2.InitResponse, plugin_pb2.PreflightResponse, plugin_pb2.ShutdownResponse, plugin_pb2.CallResponse)
 
 
-@budget(120)
+@budget(50)
 @given(st.integers(0, 3), st.binary(min_size=80, max_size=80), st.booleans())
 def test_replies_of_a_grpc_sidecar(
     loop: asyncio.Runner, sidecar: tuple[Liar, GrpcChannel], at: int, data: bytes, raw: bool
@@ -170,7 +170,7 @@ def test_a_grpc_reply_of_nested_brackets(loop: asyncio.Runner, sidecar: tuple[Li
 # ---- the other side: what a plugin's process reads
 
 
-@budget(80)
+@budget(40)
 @given(said)
 def test_the_child_s_reader(frames: list[tuple[bytes, int]]) -> None:
     """The worker is trusted by its own child, so a broken frame ends the child, with an error and not in a loop."""

@@ -106,7 +106,7 @@ def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("rows")
 
 
-@budget(120)
+@budget(80)
 @given(lines)
 @example([b'{"prompt": "a", "x": 1e999}'])
 @example([b'{"prompt": "a", "x": ' + b"[" * 900 + b"]" * 900 + b"}"])
@@ -118,7 +118,7 @@ def test_any_rows(directory: Path, found: list[bytes]) -> None:
     read(path)
 
 
-@budget(60)
+@budget(40)
 @given(lines, st.sampled_from([".jsonl", ".gz", ".zst"]), st.binary(min_size=40, max_size=40))
 def test_damaged_and_cut_files(directory: Path, found: list[bytes], suffix: str, data: bytes) -> None:
     content = b"\n".join([b'{"prompt": "first"}', *found, b'{"prompt": "last"}'])

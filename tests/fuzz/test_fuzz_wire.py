@@ -36,7 +36,7 @@ def scene(loop: asyncio.Runner, tmp_path_factory: pytest.TempPathFactory) -> Ite
 
 
 @pytest.mark.timeout(300 * TIMES)
-@settings(budget(12), phases=[Phase.explicit, Phase.generate])  # a campaign has memory: what it found is not shrunk
+@settings(budget(8), phases=[Phase.explicit, Phase.generate])  # a campaign has memory: what it found is not shrunk
 @given(calls)
 def test_any_call_by_any_role(loop: asyncio.Runner, scene: WireScene, attacks: list[tuple[str, int, bytes]]) -> None:
     async def together() -> None:

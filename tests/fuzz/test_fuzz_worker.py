@@ -213,7 +213,7 @@ def hostile_child(said: list[tuple[int, bytes]]) -> None:
     assert good in daemon.session.place.children and daemon.faults == 0
 
 
-@budget(300)
+@budget(60)
 @given(st.lists(said_by_child(), min_size=1, max_size=5))
 @example([(Kind.READY, b'{"width": Infinity}')])
 @example([(Kind.READY, b'{"width": 99999999999}')])
@@ -246,7 +246,7 @@ log_lines = st.one_of(
 )  # fmt: skip
 
 
-@budget(100)
+@budget(60)
 @given(log_lines)
 @example('{"event": "x", "self": 1}')
 @example('{"event": "x", "method_name": 1}')
@@ -261,7 +261,7 @@ def test_what_a_child_prints_is_only_text(line: str) -> None:
 # ---- framing
 
 
-@budget(150)
+@budget(60)
 @given(st.lists(st.tuples(st.integers(0, 255), st.binary(max_size=50)), max_size=6), st.data())
 def test_the_pipe_reassembles_whatever_the_cuts(frames: list[tuple[int, bytes]], data: st.DataObject) -> None:
     got: list[tuple[int, bytes]] = []
@@ -291,7 +291,7 @@ class Wire:
         pass
 
 
-@budget(150)
+@budget(60)
 @given(st.lists(st.binary(max_size=40), max_size=8))
 @example([b"\xff\xff\xff\xff\x01"])
 @example([(FRAME_MAX + 1).to_bytes(4, "little") + b"\x01", b"more", b"and more"])
@@ -329,7 +329,7 @@ DOWN = {
 local = st.sampled_from(["ready", "results", "end", "tick", "drop", "wait", "kill", "nothing"])
 
 
-@budget(400)
+@budget(120)
 @given(st.lists(st.tuples(messages(work_pb2.WorkDown, DOWN, depth=3), local), min_size=1, max_size=6))
 def test_a_coordinator_can_say_what_it_wants(steps: list[tuple[work_pb2.WorkDown, str]]) -> None:
     """Frames in any order with any field, while children come and go: ProtocolError at most, and the worker goes on."""
