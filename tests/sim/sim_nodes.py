@@ -456,7 +456,7 @@ class ClientNode(Node):
             except UnavailableError:
                 raise
             except RolloutError as error:
-                if error.code != "not_found":
+                if error.code not in ("not_found", "storage_full"):
                     raise
             await asyncio.sleep(0.5)
 
