@@ -21,6 +21,7 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 
 from measure import Row, machine
+from overhead import end_cleanly
 
 HERE = Path(__file__).resolve().parent
 PAGE = HERE.parents[1] / "docs" / "benchmarks.md"
@@ -85,6 +86,7 @@ def main() -> int:
     parser.add_argument("--json", action="store_true", help="one JSON object on standard output, nothing else")
     parser.add_argument("--no-write", action="store_true", help="leave docs/benchmarks.md as it is")
     given = parser.parse_args()
+    end_cleanly()
     began = time.monotonic()
     named = machine()
     out = sys.stderr if given.json else sys.stdout
