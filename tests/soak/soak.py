@@ -132,7 +132,6 @@ class Soak:
         self.stable: list[Node] = []
 
     def run(self) -> Report:
-        began = time.monotonic()
         with self.cluster:
             watched = self._start_stable()
             options = self.cluster.operator()
@@ -144,7 +143,7 @@ class Soak:
                 sampler = Sampler(watched, self._database(), every)
                 for part in (sampler, churn, batches):
                     part.start()
-                self._watch_over(client, began + self.seconds)
+                self._watch_over(client, time.monotonic() + self.seconds)
                 sampler.stop()
                 churn.stop()
                 batches.stop()
