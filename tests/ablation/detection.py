@@ -26,8 +26,6 @@ from removal import Edit, StaleEditError, removed
 
 ROOT = Path(__file__).resolve().parents[2]
 HANG = "it never ends"
-TEST_LIMIT_S = float(os.environ.get("ABLATION_TEST_LIMIT_S", "30"))
-"""A test that takes longer has noticed something."""
 Write = Callable[[dict[str, Any]], None]
 
 
@@ -53,8 +51,9 @@ class Outcome:
 class Tests:
     """Every test of some files, collected once; each `run` is a forked child of this very session."""
 
-    def __init__(self, session: pytest.Session) -> None:
+    def __init__(self, session: pytest.Session, limit_s: float) -> None:
         self._session = session
+        self._limit_s = limit_s
         self._items = {str(item.nodeid).removeprefix("tests/"): item for item in session.items}
 
     def of(self, node: str) -> list[pytest.Item]:
@@ -82,7 +81,7 @@ class Tests:
                 if first and recorder.failed:
                     return
 
-        return _forked(work, edits, limit_s=60.0 + TEST_LIMIT_S * 2 * len(items))
+        return _forked(work, edits, limit_s=60.0 + self._limit_s * 2 * len(items))
 
 
 class Recorder:
@@ -112,8 +111,11 @@ class Recorder:
             self.write({"test": report.nodeid, "end": self._ended.get(report.nodeid, "passed")})
 
 
-def with_tests(nodes: Sequence[str], use: Callable[[Tests], None]) -> None:
-    """Collects the files of `nodes` and calls `use` with them. StaleEditError if they cannot be collected."""
+def with_tests(nodes: Sequence[str], use: Callable[[Tests], None], limit_s: float = 120.0) -> None:
+    """Collects the files of `nodes` and calls `use` with them. StaleEditError if they cannot be collected.
+
+    A test that takes longer than `limit_s` seconds has failed: what it waits for never comes.
+    """
     failures: list[BaseException] = []
 
     class Loop:
@@ -126,13 +128,13 @@ def with_tests(nodes: Sequence[str], use: Callable[[Tests], None]) -> None:
                 gc.collect()
                 gc.freeze()  # what is shared with a child stays shared
                 try:
-                    use(Tests(session))
+                    use(Tests(session, limit_s))
                 except BaseException as error:  # noqa: BLE001 - raised below, past pytest
                     failures.append(error)
             return True
 
     files = list(dict.fromkeys(node.partition("::")[0] for node in nodes))
-    options = ["-o", "addopts=", "-p", "no:cacheprovider", "-p", "no:terminal", "-o", f"timeout={TEST_LIMIT_S}"]
+    options = ["-o", "addopts=", "-p", "no:cacheprovider", "-p", "no:terminal", "-o", f"timeout={limit_s}"]
     _no_example_database()
     code = pytest.main(
         [*options, "-W", "ignore::pytest.PytestAssertRewriteWarning", *(f"{ROOT}/tests/{file}" for file in files)],

@@ -4,6 +4,7 @@
     python tests/ablation/run.py --only NAME         one of them (may be given again)
     python tests/ablation/run.py --fast              each by its first test only, without databases and processes
     python tests/ablation/run.py --seeds N --write   N seeds of the simulation, and docs/ablations.md anew
+    python tests/ablation/run.py --only NAME --also FILE --write    the rest from an earlier run's --json FILE
     python tests/ablation/run.py --only NAME --find FILE...    which tests of these files notice it
 
 Exit code 1: something was not noticed, or a detector fails though nothing was removed.
@@ -16,6 +17,7 @@ import json
 import sys
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
+from typing import Any
 
 sys.path[:0] = [str(Path(__file__).resolve().parent)]
 
@@ -77,14 +79,13 @@ def examine(one: Safeguard, tests: detection.Tests, *, fast: bool, seeds: int) -
     return row
 
 
-def baseline(chosen: list[Safeguard], tests: detection.Tests, *, fast: bool, seeds: int) -> list[str]:
+def baseline(chosen: list[Safeguard], tests: detection.Tests, *, seeds: int) -> list[str]:
     """Detectors that fail though nothing was removed."""
-    wanted = [one for one in chosen if not (fast and one.slow)]
-    nodes = list(dict.fromkeys(node for one in wanted for node in (one.tests[:1] if fast else one.tests)))
+    nodes = list(dict.fromkeys(node for one in chosen for node in one.tests))
     outcome = tests.run(nodes)
     faults = [f"{name}: {outcome.tests[name]}" for name in outcome.caught]
     faults += [outcome.trouble] if outcome.trouble else []
-    if seeds and not fast and any(one.simulated for one in chosen):
+    if seeds and any(one.simulated for one in chosen):
         simulated = detection.run_seeds(range(seeds))
         faults += [f"simulation: {name}" for name in simulated.invariants]
     return faults
@@ -108,7 +109,8 @@ def carry_out(chosen: list[Safeguard], *, fast: bool, seeds: int) -> tuple[list[
         detection.load_simulation()  # once, for all children
 
     def use(tests: detection.Tests) -> None:
-        faults.extend(baseline(chosen, tests, fast=fast, seeds=seeds))
+        if not fast:  # the lane that runs the fast form runs these tests by themselves too
+            faults.extend(baseline(chosen, tests, seeds=seeds))
         for fault in faults:
             print(f"without any removal: {fault}", flush=True)
         for one in chosen:
@@ -119,7 +121,8 @@ def carry_out(chosen: list[Safeguard], *, fast: bool, seeds: int) -> tuple[list[
             rows.append(row)
             print(f"{one.name}: {describe(row)}", flush=True)
 
-    detection.with_tests(list(dict.fromkeys(node for one in chosen for node in one.tests)), use)
+    nodes = list(dict.fromkeys(node for one in chosen if not (fast and one.slow) for node in one.tests))
+    detection.with_tests(nodes, use, 30.0 if fast else 120.0)
     return rows, faults
 
 
@@ -140,6 +143,7 @@ def main() -> int:
     parser.add_argument("--seeds", type=int, default=20)
     parser.add_argument("--fast", action="store_true")
     parser.add_argument("--json", type=Path)
+    parser.add_argument("--also", type=Path)
     parser.add_argument("--write", action="store_true")
     parser.add_argument("--find", nargs="+", default=[], metavar="FILE")
     given = parser.parse_args()
@@ -153,8 +157,10 @@ def main() -> int:
     rows, faults = carry_out(chosen, fast=given.fast, seeds=given.seeds)
     if given.json:
         given.json.write_text(json.dumps({"rows": [asdict(row) for row in rows], "baseline": faults}))
-    if given.write and not given.only and not given.fast:
-        DOCUMENT.write_text(document({row.name: asdict(row) for row in rows}, given.seeds))
+    earlier: list[dict[str, Any]] = json.loads(given.also.read_text())["rows"] if given.also else []
+    known = {row["name"]: row for row in [*earlier, *map(asdict, rows)]}
+    if given.write and known.keys() >= BY_NAME.keys() and not given.fast:
+        DOCUMENT.write_text(document({one.name: known[one.name] for one in ALL}, given.seeds))
     bad = [row for row in rows if row.fault]
     print(f"{len(rows)} safeguards, {len(bad)} not as they should be, {sum(row.skipped for row in rows)} skipped")
     return 1 if bad or faults else 0

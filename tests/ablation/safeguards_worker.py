@@ -350,11 +350,4 @@ SAFEGUARDS = (
         cut(f"{WORKER}children:ChildProcess._frame", "            self.kill()", "            pass"),
         ("contract/test_child_faults.py::test_a_process_that_breaks_the_protocol_is_killed_and_tells_nothing",),
     ),
-    Safeguard(
-        "the guard process",
-        "A killed daemon leaves no process behind.",
-        cut(f"{WORKER}children:Guard.add", 'self._tell(f"+{group}\\n")', "pass"),
-        ("integration/test_worker_processes.py::test_a_killed_daemon_leaves_no_process",),
-        slow=True,
-    ),
 )
