@@ -22,6 +22,7 @@ import sys
 import tempfile
 import time
 import traceback
+from collections import Counter, deque
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -43,7 +44,7 @@ OVERLAP = 0.2
 AIM_S = 45.0
 STALL_S = 60.0
 FAILURE_GRACE_S = TTL_S + 3.0
-TRIES = 3
+REPEATS = 10
 
 
 @dataclass
@@ -91,7 +92,7 @@ class Campaign:
 
     def __init__(self, database: str, faults: int, seed: int, root: Path, say: Any, minutes: float) -> None:
         self.report = Report(database, seed, directory=str(root))
-        self.world = World(database, root, workers=WORKERS, dice=random.Random(seed + 1))
+        self.world = World(database, root, workers=WORKERS, dice=random.Random(seed + 1), say=say)
         self.clients = [
             Client(f"client-{n + 1}", self.world, list(flavours), random.Random(seed + 10 + n))
             for n, flavours in enumerate(((FLAVOURS[0], FLAVOURS[2]), (FLAVOURS[1], FLAVOURS[0])))
@@ -105,6 +106,8 @@ class Campaign:
         self._say = say
         self._going: set[asyncio.Task[None]] = set()
         self._background: list[asyncio.Task[None]] = []
+        self._again: list[str] = []
+        self._repeats: Counter[str] = Counter()
 
     async def run(self) -> Report:
         """Strikes, judges and stops; whatever fails on the way is an objection."""
@@ -141,37 +144,51 @@ class Campaign:
     # ---- striking
 
     async def _strike_all(self) -> None:
-        waiting = [(kind, overlaps, 1) for kind, overlaps in self._plan]
+        waiting = deque(self._plan)
         number = 0
         until = time.monotonic() + 60 * self._minutes
-        while waiting and time.monotonic() < until:
-            self._check_background()
-            kind, overlaps, tries = waiting.pop(0)
-            number += 1
-            dice = random.Random(f"{self._seed}/{number}")
-            if overlaps and self._going:
-                await asyncio.sleep(dice.uniform(0.2, 1.0))
-            else:
+        while time.monotonic() < until:
+            if not waiting:
                 await self._quiet()
-            struck = Struck(number, kind, overlaps=bool(self._going))
-            fault = KINDS[self.report.database][kind](self._scene, dice)
-            aim = await self._aim(fault)
-            if aim is None:
-                self._say(f"{self.report.database}: {kind}: nothing in flight to strike")
-            else:
-                hit = asyncio.Event()
-                task = asyncio.create_task(self._carry_out(fault, aim, struck, hit))
-                self._going.add(task)
-                task.add_done_callback(self._done)
-                await hit.wait()
-                if not overlaps and not (waiting and waiting[0][1]):
-                    await self._quiet()
-            if aim is None or (struck.effect == "" and not self._going):
-                if tries < TRIES:
-                    waiting.append((kind, False, tries + 1))
-                else:
-                    self.world.object_to(f"{kind}: could not be made to count in {TRIES} tries")
+                waiting.extend((kind, False) for kind in self._again)
+                self._again.clear()
+            if not waiting:
+                break
+            self._check_background()
+            kind, overlaps = waiting.popleft()
+            number += 1
+            await self._strike(number, kind, overlaps)
+            if not overlaps and not (waiting and waiting[0][1]):
+                await self._quiet()
         await self._quiet()
+
+    async def _strike(self, number: int, kind: str, overlaps: bool) -> None:
+        """Returns once it struck; what holds, heals and measures goes on in `_going`."""
+        dice = random.Random(f"{self._seed}/{number}")
+        if overlaps and self._going:
+            await asyncio.sleep(dice.uniform(0.2, 1.0))
+        else:
+            await self._quiet()
+        fault = KINDS[self.report.database][kind](self._scene, dice)
+        aim = await self._aim(fault)
+        if aim is None:
+            self._say(f"{self.report.database}: {kind}: nothing in flight to strike")
+            self._repeat(kind)
+            return
+        hit = asyncio.Event()
+        struck = Struck(number, kind, overlaps=bool(self._going))
+        task = asyncio.create_task(self._carry_out(fault, aim, struck, hit))
+        self._going.add(task)
+        task.add_done_callback(self._done)
+        await hit.wait()
+
+    def _repeat(self, kind: str) -> None:
+        """One that did not count is tried again, not for ever."""
+        self._repeats[kind] += 1
+        if self._repeats[kind] <= REPEATS:
+            self._again.append(kind)
+        else:
+            self.world.object_to(f"{kind}: {REPEATS} tries did not count")
 
     def _done(self, task: asyncio.Task[None]) -> None:
         self._going.discard(task)
@@ -215,6 +232,8 @@ class Campaign:
         struck.counted = bool(struck.effect) and struck.in_flight > 0
         struck.overlaps = struck.overlaps or len(self._going) > 1
         self.report.faults.append(struck)
+        if not struck.counted:
+            self._repeat(struck.kind)
         counted = sum(1 for f in self.report.faults if f.counted)
         self._say(
             f"{self.report.database:8} {counted:3}/{self._faults} {struck.kind:24} {struck.target:24} "

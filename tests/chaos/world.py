@@ -34,6 +34,7 @@ TTL_S = 5.0
 FENCED = 3
 AHEAD = 10
 RESTART_S = 0.3
+DATABASE_STARTS = 40
 MARK = "ROLLOUT_CHAOS_MARK"
 """Environment variable that every process of a campaign inherits: what still has it afterwards is an orphan."""
 
@@ -91,7 +92,9 @@ class Daemon:
 class World:
     """`start`, then `coordinators`, `workers`, `reader`; `close` always."""
 
-    def __init__(self, database: str, root: Path, *, workers: int, dice: random.Random) -> None:
+    def __init__(
+        self, database: str, root: Path, *, workers: int, dice: random.Random, say: Callable[[str], None]
+    ) -> None:
         self.database = database
         self.root = root
         self.mark = uuid.uuid4().hex
@@ -108,6 +111,7 @@ class World:
         self.behind = give_way()
         self._n_workers = workers
         self._dice = dice
+        self._say = say
         self._reader: Reader | None = None
         self._cluster = Cluster(root / "nodes")
         self._keeper: asyncio.Task[None] | None = None
@@ -130,6 +134,7 @@ class World:
 
     def object_to(self, what: str) -> None:
         self.objections.append(what)
+        self._say(f"{self.database}: OBJECTION: {what}")
 
     # ---- start
 
@@ -252,12 +257,23 @@ class World:
             with contextlib.suppress(psutil.NoSuchProcess):
                 process.kill()
         await asyncio.to_thread(self.server.process.wait)
+        await asyncio.to_thread(psutil.wait_procs, processes, 10)
         self.server.process = None
         return [p.pid for p in processes]
 
     async def start_database(self) -> None:
+        """As an init system would, again and again: PostgreSQL refuses while something of the killed one lives on."""
         assert self.server is not None
-        await self._blocking(self.server.start)
+        for left in reversed(range(DATABASE_STARTS)):
+            try:
+                await self._blocking(self.server.start)
+            except RuntimeError:
+                if not left:
+                    raise
+                self.server.process = None
+                await asyncio.sleep(0.5)
+            else:
+                break
         self.database_down = False
 
     # ---- end
