@@ -84,32 +84,45 @@ def page(reports: list[dict[str, Any]]) -> str:
         'Written by `make chaos CHAOS_ARGS="--record"`. Real processes over mTLS: a coordinator (on PostgreSQL also a standby), three workers, two clients that run one',
         "`rollout infer batch` after another on the mock engine. Faults strike one after another, now and then two at once, each while rows are in flight at what it strikes. Afterwards an",
         "independent checker (`tests/chaos/checker.py`) reads the ledger, an audit that database triggers kept of every change, and the output files: every row once and in order, every result of a",
-        "current attempt and of the current leader, cursors that only moved forward and only over results, completed only when the ledger says so, no process left.",
+        "current attempt and of the current leader, cursors that only moved forward and only over results, completed only when the ledger says so, every `worker_failed` explained by a fault, no process left. What it finds is an objection.",
         "",
-        f"Machine: {machine()}; {datetime.now(UTC):%Y-%m-%d}; both databases at the same time, other work on the machine. All deadlines at their defaults (TTL 5 s).",
+        f"Machine: {machine()}; {datetime.now(UTC):%Y-%m-%d}; several campaigns at the same time, other work on the machine. All deadlines at their defaults (TTL 5 s).",
         "",
         "Columns: faults that count (work in flight, effect proved); of these, those that overlapped another; rows in flight at what was struck; how long the fault lasted until it was healed; from the",
         "strike to the first row committed anywhere; from the strike until every row that was in flight there had its result. Median / maximum; times of overlapping faults are left out.",
         "A row takes 0.4 to 0.8 s by itself; other workers go on committing while one is struck.",
         "",
     ]
-    for report in reports:
-        counted = sum(1 for f in report["faults"] if f["counted"])
-        name = {"sqlite": "SQLite, one coordinator", "postgres": "PostgreSQL, leader and standby"}[report["database"]]
-        text += [
-            f"## {name}",
-            "",
-            f"{counted} faults in {report['seconds'] / 60:.0f} minutes, seed {report['seed']}.",
-            "",
-        ]
-        text += ["| " + " | ".join(HEAD) + " |", "|" + "---|" * len(HEAD)]
-        text += ["| " + " | ".join(line) + " |" for line in rows(report)]
-        totals = report["totals"]
-        text += [
-            "",
-            f"{totals['rows']:,} rows in {totals['batches']} batches ({totals['commands']} commands), {totals['attempts']:,} attempts, {totals['transactions']:,} transactions under {totals['epochs']} epochs; "
-            f"`worker_failed` {totals['worker_failed']} times, each explained by a fault; `coordinator_fenced` {totals['coordinator_fenced']} times; longest time without a commit {totals['longest_pause_s']} s; "
-            f"the ledger was looked at {totals['looks']:,} times while it changed. Lost, doubled, out of order, stale, stuck: none.",
-            "",
-        ]
+    for database in dict.fromkeys(report["database"] for report in reports):
+        text += _section([report for report in reports if report["database"] == database])
     return "\n".join(text)
+
+
+def _section(reports: list[dict[str, Any]]) -> list[str]:
+    """One database: its campaigns taken together."""
+    name = {"sqlite": "SQLite, one coordinator", "postgres": "PostgreSQL, leader and standby"}[reports[0]["database"]]
+    together = {"faults": [fault for report in reports for fault in report["faults"]]}
+    counted = sum(1 for fault in together["faults"] if fault["counted"])
+    minutes = ", ".join(f"{report['seconds'] / 60:.0f} minutes with seed {report['seed']}" for report in reports)
+    objections = [objection for report in reports for objection in report["objections"]]
+    said = ["Objections:", "", *(f"- {o}" for o in objections)] if objections else ["Objections: none."]
+
+    def total(key: str) -> int:
+        return sum(report["totals"].get(key, 0) for report in reports)
+
+    return [
+        f"## {name}",
+        "",
+        f"{counted} faults; {minutes}.",
+        "",
+        "| " + " | ".join(HEAD) + " |",
+        "|" + "---|" * len(HEAD),
+        *("| " + " | ".join(line) + " |" for line in rows(together)),
+        "",
+        f"{total('rows'):,} rows in {total('batches')} batches ({total('commands')} commands), {total('attempts'):,} attempts, {total('transactions'):,} transactions under {total('epochs')} epochs; "
+        f"`worker_failed` {total('worker_failed')} times, `coordinator_fenced` {total('coordinator_fenced')} times; "
+        f"longest time without a commit {max(report['totals'].get('longest_pause_s', 0.0) for report in reports):.0f} s; the ledger was looked at {total('looks'):,} times while it changed.",
+        "",
+        *said,
+        "",
+    ]
