@@ -67,6 +67,10 @@ class SqliteReader:
             self._connection.close()
 
 
+# The last is what asyncpg says of a connection that broke while it was being told so.
+_AWAY = (OSError, TimeoutError, asyncpg.PostgresError, asyncpg.InterfaceError, asyncpg.InternalClientError)
+
+
 class PostgresReader:
     def __init__(self, url: str) -> None:
         self._url = url
@@ -84,7 +88,7 @@ class PostgresReader:
                 connection = await self._open()
                 async with connection.transaction(isolation="repeatable_read", readonly=True):
                     return [[tuple(row) for row in await connection.fetch(query)] for query in queries]
-            except (OSError, TimeoutError, asyncpg.PostgresError, asyncpg.InterfaceError) as error:
+            except _AWAY as error:
                 await self._drop()
                 raise AwayError(str(error)) from error
 
