@@ -56,7 +56,7 @@ class CreditKeeper:
             floor = self._floor.get(run_id, self.base)
             items = self._items.get(run_id, self.base)
             if 2 * ended >= items:
-                # At once to what the pace asks for: a step at a time, a run of short attempts is over before it gets there.
+                # At once to what the pace asks for: by steps, a run of short attempts is over before it gets there.
                 items = max(floor, min(2 * max(items, ended), CREDIT_MAX))
             elif 8 * ended < items:
                 items = max(floor, items // 2)
