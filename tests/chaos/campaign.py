@@ -272,14 +272,15 @@ class Campaign:
         world = self.world
         await asyncio.sleep(0.5)  # assignments of finished runs are retired with the next transaction
         ledger = await load(world.reader)
+        # First of all: judging keeps this process busy, and the network of those that run is in it.
+        await world.stop()
+        found = [f"left running: {orphan}" for orphan in await world.orphans()]
         leaders = {row[2]: d.name for row in ledger.seen_leases if (d := world.coordinator_at(row[5])) is not None}
         writers = {port: {name for _, name in names} for port, names in world.ports.items()}
         batches = [batch for client in self.clients for batch in client.batches]
-        found = [*check_ledger(ledger), *check_audit(ledger, leaders, writers)]
+        found += [*check_ledger(ledger), *check_audit(ledger, leaders, writers)]
         for batch in batches:
             found += await asyncio.to_thread(check_files, Expected(batch.output, batch.rows, POISON), ledger)
-        await world.stop()
-        found += [f"left running: {orphan}" for orphan in await world.orphans()]
         failures = self._worker_failures()
         windows = [
             (f.at, f.at + max(f.held_s, f.settled_s), f.blames) for f in self.report.faults if f.blames is not None
@@ -308,6 +309,7 @@ class Campaign:
             "rows": len(ledger.results),
             "attempts": sum(row[2] for row in ledger.results),
             "commands": sum(batch.starts for batch in batches),
+            "not_connected": sum(client.not_connected for client in self.clients),
             "epochs": ledger.lease[0][0] + 1,
             "transactions": ledger.lease[0][1],
             "worker_failed": len(failures),

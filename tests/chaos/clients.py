@@ -102,11 +102,13 @@ class Client:
         self.killed = False
         self.leaving = False
         self.kills = 0
+        self.not_connected = 0
         self.started_at = 0.0
         self._world = world
         self._flavours = flavours
         self._dice = dice
         self._process: asyncio.subprocess.Process | None = None
+        self._log_at = 0
 
     @property
     def batch(self) -> Batch | None:
@@ -138,6 +140,8 @@ class Client:
             elif self.killed:
                 self.killed = False
                 await asyncio.sleep(self._dice.uniform(*RETYPE_S))
+            elif self._found_nobody(batch):
+                self.not_connected += 1
             else:
                 gave_up += 1
                 said = (batch.directory / "log").read_text(errors="replace")[-600:]
@@ -146,10 +150,17 @@ class Client:
                     return
                 await asyncio.sleep(1)
 
+    def _found_nobody(self, batch: Batch) -> bool:
+        """The last command ended, as documented, because no coordinator answered it for its first 20 s."""
+        said = (batch.directory / "log").read_bytes()[self._log_at :]
+        return b'"run_opened"' not in said and b'"code": "unavailable"' in said
+
     async def _command(self, batch: Batch) -> int:
         batch.starts += 1
+        log_path = batch.directory / "log"
+        self._log_at = log_path.stat().st_size if log_path.exists() else 0
         config = str(batch.directory / "batch.toml")
-        with (batch.directory / "log").open("ab") as log:
+        with log_path.open("ab") as log:
             self._process = await asyncio.create_subprocess_exec(
                 *self._world.behind, binary("rollout"), "infer", "batch", "--config", config, "--json", *self._world.operator,
                 stdin=asyncio.subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True,
