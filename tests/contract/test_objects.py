@@ -11,13 +11,22 @@ from collections.abc import AsyncIterator
 from contextlib import aclosing
 from pathlib import Path
 
+import asyncpg
 import pytest
 from rollout.config.settings import ObjectsSection, PostgresStorage, StorageSection
-from rollout.model.errors import ConfigError, InputError, NotFoundError, ObjectCorruptError, StorageFullError
+from rollout.model.errors import (
+    ConfigError,
+    InputError,
+    NotFoundError,
+    ObjectCorruptError,
+    StorageFullError,
+    StorageUnavailableError,
+)
 from rollout.objects import ObjectStore, backend_name, open_store
 from rollout.objects import fs as fs_module
 from rollout.objects.digest import CHUNK, object_id
 from rollout.objects.fs import FsObjectStore
+from rollout.objects.postgres import storage_errors
 from rollout_coordinator.gc import collect_garbage
 from rollout_coordinator.objects_gate import ObjectsGate
 
@@ -276,3 +285,22 @@ def test_backend_follows_the_storage() -> None:
     assert isinstance(open_store(ObjectsSection(), StorageSection()), FsObjectStore)
     with pytest.raises(ConfigError, match='"tape" is not installed; known: fs, postgres'):
         open_store(ObjectsSection(backend="tape"), StorageSection())
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        asyncpg.InternalClientError("cannot switch to state 12; another operation (2) is in progress"),
+        asyncpg.InterfaceError("connection is closed"),
+        asyncpg.CannotConnectNowError("the database system is starting up"),
+        asyncpg.DeadlockDetectedError("deadlock detected"),
+        ConnectionResetError("Connection reset by peer"),
+        TimeoutError(),
+    ],
+    ids=lambda error: type(error).__name__,
+)
+def test_a_database_that_goes_away_is_worth_another_try(error: Exception) -> None:
+    """The first was seen in a fault campaign: it left the store as it was, and ended a client for good."""
+    with pytest.raises(StorageUnavailableError, match="cannot be reached") as found, storage_errors("object 1"):
+        raise error
+    assert found.value.retryable

@@ -24,6 +24,7 @@ from rollout.model.errors import (
 )
 from rollout.objects.digest import check_id
 from rollout.objects.port import ObjectMeta
+from rollout.storage.postgres import GONE
 
 PART = 256 * 1024
 """Bytes of a row. Fixed, since a range read computes its rows from it."""
@@ -56,7 +57,7 @@ def storage_errors(what: str) -> Generator[None]:
         yield
     except asyncpg.DiskFullError as e:
         raise StorageFullError(f"{what}: the database's disk is full; free space, then retry") from e
-    except (OSError, asyncpg.PostgresConnectionError, asyncpg.InterfaceError, asyncpg.OperatorInterventionError) as e:
+    except GONE as e:
         raise StorageUnavailableError(f"{what}: the database cannot be reached ({e})") from e
     except asyncpg.PostgresError as e:
         raise StorageError(f"{what}: {e}") from e

@@ -30,7 +30,7 @@ Connection = Any  # asyncpg ships no useful types
 CONNECT_TIMEOUT_S = 5.0
 _MIGRATION_LOCK = 0x726F6C6C
 
-_GONE = (
+GONE = (
     asyncpg.PostgresConnectionError,  # 08: reset, refused
     asyncpg.OperatorInterventionError,  # 57: shutting down, starting up, timeouts
     asyncpg.InsufficientResourcesError,  # 53: too many connections (a full disk is told apart first)
@@ -43,6 +43,9 @@ _GONE = (
     OSError,
     TimeoutError,
 )
+"""The database is away, or this transaction cannot go on: another try may help. Among them is what asyncpg says of a
+connection that broke in its hands, an InternalClientError (`cannot switch to state 12`)."""
+
 _REFUSED = (
     asyncpg.InvalidAuthorizationSpecificationError,
     asyncpg.InvalidCatalogNameError,
@@ -50,7 +53,7 @@ _REFUSED = (
     asyncpg.InsufficientPrivilegeError,
 )
 
-ERRORS = (asyncpg.PostgresError, *_GONE)
+ERRORS = (asyncpg.PostgresError, *GONE)
 
 
 class CommitUnknown(Exception):
@@ -70,7 +73,7 @@ def translate(error: BaseException) -> RolloutError:
         return ConfigError(f"PostgreSQL refused the connection ({error}): check [storage.postgres] url")
     if isinstance(error, asyncpg.IntegrityConstraintViolationError):
         return ConflictError(f"a row is already in the database: {error}")
-    if isinstance(error, _GONE):
+    if isinstance(error, GONE):
         return StorageUnavailableError(
             f"PostgreSQL cannot be reached at present ({str(error) or type(error).__name__}): check that the server "
             "of [storage.postgres] url runs and can be reached from here"
@@ -194,7 +197,7 @@ class PostgresEngine:
                     raise
                 try:
                     await db.execute("COMMIT", timeout=timeout_ms / 1000)
-                except _GONE as error:
+                except GONE as error:
                     raise CommitUnknown from error
         except ERRORS as error:
             raise translate(error) from error
