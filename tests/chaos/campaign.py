@@ -32,7 +32,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "smoke"))
 
 from chaos import record
-from chaos.checker import Expected, check_audit, check_files, check_ledger, load, unexplained
+from chaos.checker import Expected, Window, check_audit, check_files, check_ledger, load, unexplained
 from chaos.clients import FLAVOURS, POISON, Client
 from chaos.faults import KINDS, Aim, Fault, Scene
 from chaos.ledger_reader import AwayError, snapshot, without_result
@@ -282,10 +282,8 @@ class Campaign:
         for batch in batches:
             found += await asyncio.to_thread(check_files, Expected(batch.output, batch.rows, POISON), ledger)
         failures = self._worker_failures()
-        windows = [
-            (f.at, f.at + max(f.held_s, f.settled_s), f.blames) for f in self.report.faults if f.blames is not None
-        ]
-        found += unexplained(failures, windows, FAILURE_GRACE_S)
+        windows = [Window(f.at, f.at + max(f.held_s, f.settled_s), f.blames) for f in self.report.faults]
+        found += unexplained(failures, windows, self._killed_incarnations(), FAILURE_GRACE_S)
         for objection in found:
             world.object_to(objection)
         if world.objections:
@@ -294,13 +292,26 @@ class Campaign:
             await asyncio.to_thread((world.root / "judged.pickle").write_bytes, evidence)
         self.report.totals = self._totals(ledger, batches, failures)
 
-    def _worker_failures(self) -> list[tuple[float, str]]:
-        found: list[tuple[float, str]] = []
+    def _worker_failures(self) -> list[tuple[float, str, str]]:
+        """Unix time, worker, incarnation."""
+        found: list[tuple[float, str, str]] = []
         for daemon in self.world.coordinators:
             for entry in daemon.read_log():
                 if entry["event"] == "worker_failed":
                     worker = self.world.worker_of(entry["worker"])
-                    found.append((record.unix(entry["timestamp"]), worker.name if worker else entry["worker"]))
+                    name = worker.name if worker else entry["worker"]
+                    found.append((record.unix(entry["timestamp"]), name, entry["worker"]))
+        return found
+
+    def _killed_incarnations(self) -> set[str]:
+        """Of each worker that was killed, the one that had started last by then."""
+        found: set[str] = set()
+        for fault in self.report.faults:
+            for daemon in self.world.workers:
+                if fault.kind == "worker killed" and fault.target == daemon.name:
+                    starts = [e for e in daemon.read_log() if e["event"] == "worker_starting"]
+                    before = [e["worker"] for e in starts if record.unix(e["timestamp"]) < fault.at]
+                    found.update(before[-1:])
         return found
 
     def _totals(self, ledger: Any, batches: list[Any], failures: list[Any]) -> dict[str, Any]:

@@ -113,26 +113,25 @@ class Fault:
         return self.dice.choice(candidates) if candidates else None
 
 
-async def _kill(daemon: Daemon, *, tree: bool) -> int | None:
-    """SIGKILL to the daemon, or to it and all its children at once; the exit code."""
-    daemon.down = True
-    victims = daemon.tree() if tree else daemon.tree()[:1]
-    for process in victims:
-        with contextlib.suppress(psutil.NoSuchProcess):
-            process.kill()
-    assert daemon.node.process is not None
-    return await asyncio.to_thread(daemon.node.process.wait)
-
-
 class Kill(Fault):
     """SIGKILL of a daemon, or of it with its children, as a lost machine would be; started again within a second."""
 
     daemon: Daemon
+    victims: Sequence[psutil.Process] = ()
     code: int | None = None
 
-    async def strike(self) -> None:
+    def choose_victims(self) -> None:
+        """Before work in flight is looked for: finding children takes longer than a row."""
         self.tree = self.dice.random() < 0.5
-        self.code = await _kill(self.daemon, tree=self.tree)
+        self.victims = self.daemon.tree() if self.tree else [psutil.Process(self.daemon.pid)]
+
+    async def strike(self) -> None:
+        self.daemon.down = True
+        for process in self.victims:
+            with contextlib.suppress(psutil.NoSuchProcess):
+                process.kill()
+        assert self.daemon.node.process is not None
+        self.code = await asyncio.to_thread(self.daemon.node.process.wait)
 
     async def hold(self) -> None:
         await asyncio.sleep(self.dice.uniform(*RESTART_S))
@@ -149,9 +148,12 @@ class KillWorker(Kill):
         found = await self._a_worker()
         if found is None:
             return None
-        self.daemon, places = found
+        self.daemon, _ = found
+        self.choose_victims()
+        held = await in_flight(self.world.reader)
+        places = held.get(self.daemon.incarnations()[-1], set[Place]())
         self.blames = self.daemon.name
-        return Aim(self.daemon.name, places)
+        return Aim(self.daemon.name, places) if places else None
 
 
 class KillLeader(Kill):
@@ -160,6 +162,7 @@ class KillLeader(Kill):
         if leader is None or (len(self.world.coordinators) > 1 and self._standby() is None):
             return None
         self.daemon = leader
+        self.choose_victims()
         places = await self._all_in_flight()
         return Aim(leader.name, places) if places else None
 
@@ -170,6 +173,7 @@ class KillStandby(Kill):
         if standby is None:
             return None
         self.daemon = standby
+        self.choose_victims()
         places = await self._all_in_flight()
         return Aim(standby.name, places) if places else None
 

@@ -18,6 +18,7 @@ from chaos.audit import statements
 from chaos.checker import (
     Expected,
     Ledger,
+    Window,
     check_audit,
     check_files,
     check_ledger,
@@ -343,12 +344,21 @@ def test_done_only_when_the_ledger_says_so(seen: Snapshot, phrase: str) -> None:
 
 
 def test_a_failed_worker_needs_a_fault_that_explains_it() -> None:
-    faults = [(100.0, 110.0, "worker-1"), (200.0, 205.0, "")]
-    assert unexplained([(105.0, "worker-1"), (112.0, "worker-1"), (203.0, "worker-2")], faults, 5.0) == []
-    found = unexplained(
-        [(105.0, "worker-2"), (116.0, "worker-1"), (99.0, "worker-1"), (211.0, "worker-2")], faults, 5.0
-    )
-    assert len(found) == 4
+    faults = [Window(200.0, 205.0, ""), Window(100.0, 110.0, "worker-1"), Window(300.0, 310.0, None)]
+    explained = [(105.0, "worker-1", "a"), (112.0, "worker-1", "a"), (203.0, "worker-2", "b")]
+    assert unexplained(explained, faults, set(), 5.0) == []
+    alone = [(105.0, "worker-2", "b"), (116.0, "worker-1", "a"), (99.0, "worker-1", "a"), (305.0, "worker-1", "a")]
+    assert len(unexplained(alone, faults, set(), 5.0)) == 4
+    assert unexplained(alone, faults, {"a", "b"}, 5.0) == []  # killed: found dead whenever somebody looks
+
+
+def test_a_fault_that_overlaps_others_is_over_when_they_are() -> None:
+    """A worker is stopped, then the coordinator dies: the next one needs its time to find the worker silent."""
+    failure = [(128.0, "worker-1", "a")]
+    worker, coordinator = Window(100.0, 106.0, "worker-1"), Window(104.0, 125.0, None)
+    assert unexplained(failure, [worker, coordinator], set(), 5.0) == []
+    assert len(unexplained(failure, [worker, Window(112.0, 125.0, None)], set(), 5.0)) == 1
+    assert len(unexplained(failure, [coordinator], set(), 5.0)) == 1
 
 
 # ---- what the campaign reads while it strikes
