@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 from collections import Counter
 from collections.abc import Callable
 from random import Random
 from typing import Any
 
+from rollout.model.errors import RolloutError, StorageFullError
 from rollout.model.run import ENDED
 from rollout_coordinator.core.events import Event, Tick
 from rollout_coordinator.core.step import Emit, LogRow, Step, Writes
@@ -404,13 +406,17 @@ def _operator_drain(world: World, f: Fault) -> bool:
         return False
 
     async def order() -> None:
-        from rollout.model.errors import RolloutError
-
-        try:
-            await world.operator.runs.worker_command(node.incarnation, "drain")
-        except RolloutError as error:
-            if error.code not in ("not_found", "wrong_state"):
+        while True:
+            try:
+                await world.operator.runs.worker_command(node.incarnation, "drain")
+            except StorageFullError:
+                await asyncio.sleep(1.0)  # the operator makes room and gives the order again
+            except RolloutError as error:
+                if error.code in ("not_found", "wrong_state"):
+                    return
                 raise
+            else:
+                return
 
     world.operator.spawn(order())
     return True
