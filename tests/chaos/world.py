@@ -32,6 +32,7 @@ TTL_S = 5.0
 """`coordinator_failure_timeout_ms`, which is left at its default, as everything is but addresses."""
 
 FENCED = 3
+FIRST_WORDS = ("worker_starting", "lease_acquired", "coordinator_standby")
 AHEAD = 10
 RESTART_S = 0.3
 DATABASE_STARTS = 40
@@ -293,7 +294,9 @@ class World:
                 with contextlib.suppress(Exception):
                     await asyncio.to_thread(daemon.node.process.wait, 20)  # type: ignore[union-attr]
                 code = daemon.node.process.poll() if daemon.node.process else None
-                if code != 0:
+                # One that was only just started again knows no signals yet.
+                begun = sum(1 for e in daemon.read_log() if e["event"] in FIRST_WORDS) >= daemon.node.starts
+                if code != 0 and (begun or code != -signal.SIGTERM):
                     self.object_to(f"{daemon.name} ended with {code} when told to stop: {daemon.node.tail(3)}")
 
     async def close(self) -> None:
