@@ -355,11 +355,11 @@ class CutDatabase(Cut):
         return Aim(f"{leader.name} - database", places) if places else None
 
 
-class Slow(Fault):
-    """Delay, little bandwidth and stalls on every link of one worker, or of the leader."""
+class OnLinks(Fault):
+    """Strikes every link of one worker, or of the leader."""
 
-    async def aim(self) -> Aim | None:
-        if self.dice.random() < 0.3:
+    async def _aim_at(self, *, leading: bool) -> Aim | None:
+        if leading:
             leader, places = self._leader(), await self._all_in_flight()
             if leader is None or not places:
                 return None
@@ -371,6 +371,13 @@ class Slow(Fault):
         daemon, places = found
         self.links = [front.link(daemon.name) for front in self.world.fronts.values()]
         return Aim(daemon.name, places)
+
+
+class Slow(OnLinks):
+    """Delay, little bandwidth and stalls."""
+
+    async def aim(self) -> Aim | None:
+        return await self._aim_at(leading=self.dice.random() < 0.3)
 
     async def strike(self) -> None:
         self.before = sum(link.slowed_bytes for link in self.links), sum(link.slowed_s for link in self.links)
@@ -397,25 +404,13 @@ class Slow(Fault):
         return f"{size} bytes delayed, {self.shape.delay_s * 1000:.0f} ms and more each" if size and waited else ""
 
 
-class Reset(Fault):
-    """RST on every connection of one worker, one client, or the leader; where there is none, it does not count."""
+class Reset(OnLinks):
+    """RST on every connection of one worker, or of the leader; where there is none, it does not count."""
 
     count = 0
 
     async def aim(self) -> Aim | None:
-        self.peer = self.dice.choice(("worker", "worker", "leader"))
-        if self.peer == "leader":
-            leader, places = self._leader(), await self._all_in_flight()
-            if leader is None or not places:
-                return None
-            self.links = list(self.world.fronts[leader.name].links.values())
-            return Aim(leader.name, places)
-        found = await self._a_worker()
-        if found is None:
-            return None
-        daemon, places = found
-        self.links = [front.link(daemon.name) for front in self.world.fronts.values()]
-        return Aim(daemon.name, places)
+        return await self._aim_at(leading=self.dice.choice(("worker", "worker", "leader")) == "leader")
 
     async def strike(self) -> None:
         self.count = sum(link.reset() for link in self.links)
