@@ -144,9 +144,8 @@ class FakeWorker:
         finally:
             self.send = None
             beating.cancel()
-            with contextlib.suppress(asyncio.CancelledError, grpc.aio.AioRpcError, asyncio.InvalidStateError):
-                await beating
             call.cancel()
+            await asyncio.gather(beating, return_exceptions=True)  # `suppress` would swallow a `stop` at this point
 
     def _hello(self) -> work_pb2.Hello:
         return work_pb2.Hello(

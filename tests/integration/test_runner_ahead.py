@@ -64,7 +64,7 @@ class Engine:
             Held(1, s, 1, bytes(32), encode_payload(Payload({"prompt": f"p{s}"}, s, "f", s)), DEFAULT_SPEC, plan)
             for s in seqs
         ]
-        for group in held_to_wire(held, set()):
+        for group in held_to_wire(held, {}):
             self.send(Kind.ASSIGN, group.SerializeToString())
 
     def recall(self, *seqs: int) -> None:
