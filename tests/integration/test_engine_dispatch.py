@@ -5,10 +5,11 @@ from __future__ import annotations
 import asyncio
 import json
 from collections import Counter
+from typing import Any
 
 import pytest
 from engine_cluster import Engine, done, outcomes, overlap
-from rollout.model.item import Outcome
+from rollout.model.item import NewItem, Outcome
 from rollout.model.run import Lane, Order, Policy
 from rollout.workloads.commit import CommitEntry
 
@@ -66,12 +67,15 @@ async def test_items_of_higher_priority_go_first(calm: Engine) -> None:
 
 
 async def test_runs_share_a_worker_by_priority(calm: Engine) -> None:
+    gate = str(calm.gate())  # nothing ends before both runs are there, however slow the machine is
+
     def items(name: str, n: int) -> list:
-        body = {"sleep_ms": 25, "effects": calm.effects_file, "data": name}
+        body = {"until": gate, "sleep_ms": 25, "effects": calm.effects_file, "data": name}
         return [calm.item(body, require_labels=(("node", "2"),)) for _ in range(n)]
 
     low = await calm.submit(items("low", 80))
     high = await calm.submit(items("high", 40), priority=1)
+    calm.gate().touch()
     await asyncio.gather(calm.finish(low), calm.finish(high))
     names = [e.name for e in calm.effects("start")]
     both = names[names.index("high") : len(names) - names[::-1].index("high")]
@@ -81,10 +85,13 @@ async def test_runs_share_a_worker_by_priority(calm: Engine) -> None:
 
 
 async def test_retries_wait_and_are_counted(calm: Engine) -> None:
+    def item(body: dict[str, Any], **spec: Any) -> NewItem:  # of one worker: a stolen attempt has a number, too
+        return calm.item(body, require_labels=SOLO, **spec)
+
     items = [
-        calm.item({"fail_times": 2, "data": "third", "effects": calm.effects_file}, retry_backoff_ms=200),
-        calm.item({"fail_times": 9, "fail_code": "always"}, max_attempts=2),
-        calm.item({"fatal": True, "fail_code": "hopeless"}),
+        item({"fail_times": 2, "data": "third", "effects": calm.effects_file}, retry_backoff_ms=200),
+        item({"fail_times": 9, "fail_code": "always"}, max_attempts=2),
+        item({"fatal": True, "fail_code": "hopeless"}),
     ]
     entries, status = await calm.run(items)
     assert [(e.outcome, e.attempt, e.failure and e.failure.code) for e in entries] == [
