@@ -39,6 +39,7 @@ class FakeWorker:
         self.world, self.name, self.inventory, self.credit = world, name, inventory, credit
         self.sessions = 0
         self.session = ""
+        self.welcomed = ""
         self.held: dict[ItemKey, int] = {}
         self.started: set[ItemKey] = set()
         self.info: dict[ItemKey, tuple[bytes, Any, ItemSpec, Any]] = {}
@@ -150,6 +151,9 @@ class FakeWorker:
                     del self.unacked[key]
 
     def receive(self, send: Any) -> None:
+        if isinstance(send, st.SendWelcome):
+            self.welcomed = send.session
+        assert self.welcomed == send.session or isinstance(send, st.CloseSession), "Welcome comes first"
         if isinstance(send, st.SendAssign):
             for g in send.groups:
                 for i, seq in enumerate(g.seq):

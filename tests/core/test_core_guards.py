@@ -162,6 +162,22 @@ def test_a_pipelined_pair_given_back_in_one_message_ends_once_each() -> None:
     assert w.view().attempts == 2
 
 
+def test_a_successor_whose_predecessor_never_arrived_is_cancelled_after_the_welcome() -> None:
+    w = World()
+    a = w.worker("A")
+    w.open()
+    w.submit(2, specs=ItemSpec(chain="c", pipelined=True))
+    log = w.root()
+    del a.held[log, 0]
+    step = a.hello()
+    told = [type(send) for send in step.sends if getattr(send, "session", "") == a.session]
+    assert told[:2] == [st.SendWelcome, st.SendCancel]
+    a.finish((log, 0))
+    a.finish((log, 1))
+    w.seal(2)
+    assert w.view().state is RunState.COMPLETED
+
+
 def test_frames_of_a_session_that_is_gone_are_ignored() -> None:
     w = World()
     a = w.worker("A")

@@ -99,7 +99,7 @@ def hello(c: State, event: WorkerHello) -> None:
     heard(c, worker, c.now.mono)
     steal.forget(c, worker)
     write(c, worker)
-    c.step.sends.append(reconcile(c, worker, event))
+    reconcile(c, worker, event)
     for run in c.runs.values():
         if run.pausing_until_ms and run.id in worker.by_run:
             c.step.sends.append(SendPause(worker.session, run.id, max(0, run.pausing_until_ms - c.now.wall_ms)))
@@ -111,11 +111,12 @@ def hello(c: State, event: WorkerHello) -> None:
     c.dirty = True
 
 
-def reconcile(c: State, worker: Worker, event: WorkerHello) -> SendWelcome:
+def reconcile(c: State, worker: Worker, event: WorkerHello) -> None:
     """Keep, drop, resend, accepted: what becomes of everything that either side believes the worker has."""
     started = {(k.log, seq, attempt) for k in event.started for seq, attempt in zip(k.seq, k.attempt, strict=True)}
     listed: set[tuple[int, int]] = set()
     answer = SendWelcome(event.session, [], [], [], [])
+    c.step.sends.append(answer)  # before it is complete: what follows may cancel attempts, and Welcome comes first
     for keys in event.held:
         keep, drop = Keys(keys.log, [], []), Keys(keys.log, [], [])
         now_open = {seq: grant for grant, seq in results.current(c, worker, keys)}
@@ -139,7 +140,6 @@ def reconcile(c: State, worker: Worker, event: WorkerHello) -> SendWelcome:
                 not_listed(c, grant, seq)
                 missing += 1
     tell_reconciled(c, worker, answer, missing)
-    return answer
 
 
 def tell_reconciled(c: State, worker: Worker, answer: SendWelcome, missing: int) -> None:
