@@ -83,7 +83,7 @@ def page(reports: list[dict[str, Any]]) -> str:
         "",
         'Written by `make chaos CHAOS_ARGS="--record"` (or with `--reports`, from campaigns kept by `--dir`). Real processes over mTLS: a coordinator (on PostgreSQL also a standby), three workers, two clients that run one',
         "`rollout infer batch` after another on the mock engine. Faults strike one after another, now and then two at once, each while rows are in flight at what it strikes. Afterwards an",
-        "independent checker (`tests/chaos/checker.py`) reads the ledger, an audit that database triggers kept of every change, and the output files: every row once and in order, every result of a",
+        "independent checker (`tests/chaos/checker/`) reads the ledger, an audit that database triggers kept of every change, and the output files: every row once and in order, every result of a",
         "current attempt and of the current leader, cursors that only moved forward and only over results, completed only when the ledger says so, every `worker_failed` explained by a fault, no process left. What it finds is an objection.",
         "",
         f"Machine: {machine()}; {datetime.now(UTC):%Y-%m-%d}; several campaigns at the same time, other work on the machine (load average {os.getloadavg()[2]:.0f} when this was written, which makes a process take ten seconds and more to start). All deadlines at their defaults (TTL 5 s).",

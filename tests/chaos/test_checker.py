@@ -15,18 +15,11 @@ from rollout.config.settings import StorageSection
 from rollout.storage import open_storage
 
 from chaos.audit import statements
-from chaos.checker import (
-    Expected,
-    Ledger,
-    Window,
-    check_audit,
-    check_files,
-    check_ledger,
-    compare,
-    consistent,
-    load,
-    unexplained,
-)
+from chaos.checker.audit import check_audit
+from chaos.checker.failures import Window, unexplained
+from chaos.checker.files import Expected, check_files
+from chaos.checker.ledger import Ledger, check_ledger, load
+from chaos.checker.looks import compare, consistent
 from chaos.ledger_reader import (
     PostgresReader,
     Reader,

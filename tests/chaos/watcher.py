@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from chaos.checker import compare, consistent
+from chaos.checker.looks import compare, consistent
 from chaos.clients import Client
 from chaos.ledger_reader import AwayError, Snapshot, snapshot
 from chaos.world import World
