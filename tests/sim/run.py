@@ -16,7 +16,8 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parent))
 
-from sim_scenario import Scenario, dump, generate, load
+from sim_generate import generate
+from sim_scenario import Scenario, dump, load
 from sim_shrink import shrink
 from sim_world import STEPS_MIN
 from simulate import Violation, run

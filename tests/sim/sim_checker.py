@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from typing import Any
 
-from rollout.model.item import Outcome
+from rollout.model.item import AttemptEnd, Outcome
 from rollout.model.run import ENDED, RunState
 from rollout_coordinator.core import step as st
-from rollout_coordinator.core.events import Keys
+from rollout_coordinator.core.events import Event, Keys, WorkerHello, WorkerResults
 from rollout_coordinator.ledger.port import Fence
+from rollout_worker.attempts import AttemptKey
 from sim_store import Tables
 
 
@@ -32,11 +34,36 @@ def expected(item_id: bytes, payload: bytes) -> bytes:
     return b"=" + item_id[:12] + payload
 
 
+class Sessions:
+    """Of one life of a core: what it writes came on the newest stream of its worker."""
+
+    def __init__(self) -> None:
+        self._worker: dict[str, str] = {}  # of a session
+        self._newest: dict[str, str] = {}  # of a worker
+
+    def stepped(self, events: Sequence[Event], step: st.Step) -> None:
+        old: set[tuple[int, int, int]] = set()
+        new: set[tuple[int, int, int]] = set()
+        for event in events:
+            if isinstance(event, WorkerHello):
+                self._worker[event.session] = event.incarnation
+                self._newest[event.incarnation] = event.session
+            elif isinstance(event, WorkerResults):
+                worker = self._worker.get(event.session, "")
+                told = new if self._newest.get(worker) == event.session else old
+                told.update((g.log, *key) for g in event.groups for key in zip(g.seq, g.attempt, strict=True))
+        for row in step.writes.results if old - new else ():
+            for key in zip(row.seq, row.attempt, row.outcome, strict=True):
+                if (row.log, *key[:2]) in old - new and key[2] is Outcome.DONE:
+                    raise Violation("older_stream", f"{row.log}/{key[0]}/{key[1]}: its stream was replaced before")
+
+
 class Checker:
     """Hears of transactions, sends, frames, acknowledgements, pages and executions."""
 
-    def __init__(self, tables: Tables) -> None:
+    def __init__(self, tables: Tables, holds: Callable[[str, AttemptKey], bool]) -> None:
         self.t = tables
+        self._holds = holds
         self.ids: dict[str, list[bytes]] = {}  # of each run, as its client submits them
         self.commit_logs: dict[int, list[tuple[int, int, int, Any]]] = {}
         self.counts: dict[int, list[int]] = {}
@@ -63,6 +90,11 @@ class Checker:
                     self._assigned(keys.log, seq, attempt, row.worker, w)
         for group in w.results:
             self._results(group)
+        for row in w.attempts:
+            if row.end is AttemptEnd.REVOKED and self._holds(row.worker, AttemptKey(row.log, row.seq, row.attempt)):
+                raise Violation(
+                    "given_up", f"{row.log}/{row.seq}/{row.attempt} was taken from {row.worker}, which has it"
+                )
         if w.prune:
             self._pruned(w)
 
@@ -160,8 +192,8 @@ class Checker:
 
     # ---- sends
 
-    def sent(self, who: str, epoch: int, send: Any) -> None:
-        """Inside the driver, as a send leaves."""
+    def sent(self, who: str, epoch: int, send: Any, continued: set[str]) -> None:
+        """Inside the driver, as a send leaves. `continued`: runs that an operator had go on in the same step."""
         t = self.t
         if isinstance(send, st.Emit | st.RunMoved):
             return
@@ -178,7 +210,7 @@ class Checker:
                 self._kept(send)
         elif isinstance(send, st.SendRunEnded):
             run = t.runs.get(send.run_id)
-            if run is not None and run.state not in ENDED:
+            if run is not None and run.state not in ENDED and send.run_id not in continued:
                 raise Violation("durable_before_sent", f"run {send.run_id} ended, on disk it is {run.state}")
         elif isinstance(send, st.SendChildren):
             results: Any = send.results
@@ -212,11 +244,11 @@ class Checker:
 
     # ---- workers and clients
 
-    def frame(self, worker: str, epoch: int) -> None:
-        """A worker acts on a coordinator's frame."""
+    def heard(self, worker: str, epoch: int) -> None:
+        """A worker acts on what a coordinator said."""
         newest = self.epochs.get(worker, 0)
         if epoch < newest:
-            raise Violation("stale_leader_obeyed", f"{worker} saw epoch {newest} and took a frame of {epoch}")
+            raise Violation("stale_leader_obeyed", f"{worker} saw epoch {newest} and took what epoch {epoch} said")
         self.epochs[worker] = epoch
 
     def acknowledged_submit(self, run_id: str, durable: int) -> None:

@@ -447,6 +447,11 @@ class Network:
         for call in [c for c in self.calls if name in (c.client.name, c.server.loop.name)]:
             call.lose("Connection reset by peer")
 
+    def ended(self, loop: NodeLoop) -> None:
+        """One life of a process is over, and what it wrote has been sent."""
+        for call in [c for c in self.calls if loop in (c.client, c.server.loop)]:
+            call.lose("Connection reset by peer")
+
     def _between(self, a: str, b: str) -> list[Call]:
         return [c for c in self.calls if {c.client.name, c.server.loop.name} == {a, b}]
 

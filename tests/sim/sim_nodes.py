@@ -11,7 +11,7 @@ from rollout.model.errors import RolloutError, StateError, StorageFullError, Una
 from rollout.model.item import NewItem
 from rollout.model.run import Order, RunSpec
 from rollout.model.worker import Inventory
-from rollout.wire.epoch import EpochGuard
+from rollout.wire.epoch import EpochGuard, Stamped
 from rollout.wire.v1 import control_pb2_grpc, heartbeat_pb2_grpc, runs_pb2_grpc, work_pb2_grpc
 from rollout_coordinator import wiring
 from rollout_coordinator.core.core import Core
@@ -38,6 +38,7 @@ from rollout_worker.link import Link
 from rollout_worker.session import Session, SessionSettings
 from rollout_worker.work_stream import RefusedError, WorkStream
 from sim_certificates import CLUSTER, SimCredentials, ulid
+from sim_checker import Sessions
 from sim_executors import SimChild
 from sim_loop import DEAD, NodeLoop
 from sim_network import Server
@@ -53,6 +54,7 @@ TICK = 0.1  # of the coordinator
 SELF_FENCE = 4.0
 ORPHAN_GRACE = 20.0
 WORKER_TICK = 0.5
+LAST_WORDS_S = 1.0
 WALL_MS = 1_750_000_000_000
 
 
@@ -174,6 +176,8 @@ class CoordinatorNode(Node):
         self.coordinator: Coordinator | None = None
         self.leadership = Leadership()
         self.replies: dict[int, Reply] = {}
+        self.continued: set[str] = set()  # runs that went on by the last step
+        self.sessions = Sessions()
 
     @property
     def epoch(self) -> int:
@@ -197,6 +201,7 @@ class CoordinatorNode(Node):
 
         def make_core(snapshot: Snapshot, now: Now) -> Any:
             world.led(self)
+            self.sessions = Sessions()
             return ObservedCore(Core.replay(settings, snapshot, now), self)
 
         def deliver(send: Send) -> None:
@@ -245,7 +250,9 @@ class CoordinatorNode(Node):
         code = await coordinator.run()
         self.world.note(f"{self.name} exits {code}")
         server.listening = False
-        self.crash()
+        self.loop.kill()
+        # What it wrote is still sent: the kernel closes a connection behind its last bytes.
+        self.world.later(LAST_WORDS_S, lambda loop=self.loop: self.world.network.ended(loop))
         self.restart_in(0.5 + self.world.random.random())
 
     def _deliver(self, send: Send) -> None:
@@ -253,13 +260,25 @@ class CoordinatorNode(Node):
         if isinstance(send, Emit):
             world.emitted(self, send)
             return
-        world.checker.sent(self.name, self.epoch, send)
+        world.checker.sent(self.name, self.epoch, send, self.continued)
         if isinstance(send, SendRevoke):
             world.revoking(send.session)
 
     def stop(self) -> None:
         if self.coordinator is not None:
             self.coordinator.stop()
+
+
+class ObservedGuard(EpochGuard):
+    """The production guard; what it lets pass, on whichever stream, is told to the world."""
+
+    def __init__(self, node: WorkerNode) -> None:
+        super().__init__("worker")
+        self._node = node
+
+    def check_peer(self, message: Stamped) -> None:
+        super().check_peer(message)
+        self._node.world.heard(self._node, message.epoch)
 
 
 class SimDriver(worker_driver.Driver):
@@ -270,7 +289,7 @@ class SimDriver(worker_driver.Driver):
         spec = node.spec
         self._node = node
         self._loop = loop
-        guard = EpochGuard("worker")
+        guard = ObservedGuard(node)
         credentials = cast(Any, SimCredentials("worker", incarnation))
         settings = SessionSettings(
             incarnation=incarnation,
@@ -311,11 +330,6 @@ class SimDriver(worker_driver.Driver):
                     return "refused"
         raise AssertionError("a loop of the worker ended")
 
-    def event(self, event: ev.Event) -> None:
-        if isinstance(event, ev.Frame):
-            self._node.world.checker.frame(self._parts.incarnation, event.frame.epoch)
-        super().event(event)
-
     async def _ticks(self) -> None:
         while True:
             await asyncio.sleep(WORKER_TICK)
@@ -327,6 +341,9 @@ class SimDriver(worker_driver.Driver):
     def _do_emit_simulated(self, action: ev.Emit) -> None:
         self._node.world.note(f"{self._node.name} {action.event}")
         self._node.world.count_event(action.event)
+
+    def renew(self) -> None:
+        self._renewed()
 
     @property
     def session_id(self) -> str:

@@ -10,8 +10,8 @@ from random import Random
 from typing import Any
 
 from rollout.model.errors import RolloutError, StorageFullError
-from rollout.model.run import ENDED
-from rollout_coordinator.core.events import Event, Tick
+from rollout.model.run import ENDED, RunState
+from rollout_coordinator.core.events import Event, RunCommand, Tick
 from rollout_coordinator.core.step import Emit, LogRow, Step, Writes
 from rollout_coordinator.ledger.port import Fence
 from rollout_worker.attempts import AttemptKey, Held
@@ -40,7 +40,7 @@ class World:
         self.store.count = self._fired
         self.store.before = self._before
         self.store.committed = self._committed
-        self.checker = Checker(self.store.tables)
+        self.checker = Checker(self.store.tables, self._holds)
         self.faults: Counter[str] = Counter()
         self.events: Counter[str] = Counter()
         self.steps = 0
@@ -157,8 +157,10 @@ class World:
 
     def stepped(self, node: CoordinatorNode, events: list[Event], step: Step) -> None:
         self.steps += 1
+        self._guarded(lambda: node.sessions.stepped(events, step))
         if len(events) == 1 and isinstance(events[0], Tick):
             self.idle_steps += 1
+        node.continued = {e.run_id for e in events if isinstance(e, RunCommand) and e.verb == "continue"}
         lease = self.store.tables.lease
         if lease is not None and lease.epoch != node.epoch:
             self._fired("deposed_leader_steps")
@@ -199,6 +201,15 @@ class World:
             return bool(asleep) or any(self.scheduler.now - at <= 2 * WORKER_TICK for at in [*woke, node.woke_at])
 
         self.checker.starts(node.incarnation, held.log, held.seq, held.attempt, held.spec.exclusive, grace)
+
+    def _holds(self, incarnation: str, key: AttemptKey) -> bool:
+        """Whether that worker process still has the attempt."""
+        node = next((w for w in self.workers.values() if w.incarnation == incarnation), None)
+        return node is not None and node.alive and node.driver is not None and key in node.driver.session.held
+
+    def heard(self, node: WorkerNode, epoch: int) -> None:
+        """A worker process takes what a coordinator of that epoch said."""
+        self._guarded(lambda: self.checker.heard(node.incarnation, epoch))
 
     def stops(self, node: WorkerNode, key: AttemptKey) -> None:
         self.checker.stops(node.incarnation, key.log, key.seq, key.attempt)
@@ -257,13 +268,15 @@ class World:
     async def _command(self, command: Command, run_id: str) -> None:
         import asyncio
 
-        if await self.operator.verb(run_id, command.verb, command.after):
+        obeyed = await self.operator.verb(run_id, command.verb, command.after)
+        if obeyed:
             self.events[f"verb_{command.verb}"] += 1
-            if command.back:
-                await asyncio.sleep(command.seconds)
-                await self.operator.verb(run_id, command.back)
-                if command.back == "resume":  # an interrupted run takes another word
-                    await self.operator.verb(run_id, "continue")
+        # The answer to a pause may have been lost, and be refused when it is asked again: the run is interrupted by then.
+        if command.back and (obeyed or self.store.tables.runs[run_id].state is RunState.INTERRUPTED):
+            await asyncio.sleep(command.seconds)
+            await self.operator.verb(run_id, command.back)
+            if command.back == "resume":  # an interrupted run takes another word
+                await self.operator.verb(run_id, "continue")
         self._pending_commands[run_id] -= 1
 
 
@@ -422,6 +435,15 @@ def _operator_drain(world: World, f: Fault) -> bool:
     return True
 
 
+def _renewal(world: World, f: Fault) -> bool:
+    """A new certificate: the channel is built anew, and Work says Hello on it."""
+    node = world.workers[f.node]
+    if not node.alive or node.driver is None:
+        return False
+    node.loop.call_soon(node.driver.renew)
+    return True
+
+
 def _slow_node(world: World, f: Fault) -> bool:
     node = world.nodes[f.node]
     node.set_lag(f.amount)
@@ -444,4 +466,5 @@ _FAULTS: dict[str, Callable[[World, Fault], bool]] = {
     "store_unreachable": _unreachable, "store_full": _store_full, "two_leaders": _two_leaders,
     "clock_jump": _clock_jump, "drain": _drain, "drain_in_steal": _drain_in_steal, "slow_node": _slow_node,
     "handover": _handover, "client_dies": _crash, "operator_drain": _operator_drain,
+    "renewal": _renewal,
 }  # fmt: skip

@@ -16,7 +16,8 @@ import structlog
 from rollout_coordinator.core.tables import Table
 from rollout_worker import attempts
 from sim_checker import Violation
-from sim_scenario import Scenario, generate
+from sim_generate import generate
+from sim_scenario import Scenario
 from sim_world import STEPS_MIN, World
 
 __all__ = ["Report", "Violation", "run", "simulate"]

@@ -11,7 +11,8 @@ from pathlib import Path
 
 import pytest
 from rollout_coordinator.core.tables import ITEM, RUN, WORKER
-from sim_scenario import KINDS, dump, generate, load
+from sim_generate import KINDS, generate
+from sim_scenario import dump, load
 from simulate import Report, simulate
 
 CHUNK = 10

@@ -1,0 +1,101 @@
+"""Scenarios aimed at one safeguard each: the situation that it is for seldom comes about by chance.
+
+A story takes a generated scenario and returns it with work and faults of its own in front. The faults that were drawn
+strike after it, so that they do not end the situation before it began.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import replace
+from random import Random
+
+from rollout.model.item import ItemSpec
+from sim_executors import Behaviour
+from sim_scenario import Fault, RunPlan, Scenario
+
+LAST_DRAWN = 9.0
+"""Virtual time until which the drawn faults strike."""
+Story = Callable[[Scenario, Random], Scenario]
+
+
+def aim(scenario: Scenario, story: Story) -> Scenario:
+    return story(scenario, Random(-scenario.seed))
+
+
+def _drawn_after(scenario: Scenario, end: float, keep: int) -> tuple[Fault, ...]:
+    """The first `keep` of the drawn faults, moved to between `end` and a little later."""
+    squeeze = max(1.5, LAST_DRAWN - end) / LAST_DRAWN
+    return tuple(replace(f, at=round(end + f.at * squeeze, 3)) for f in scenario.faults[:keep])
+
+
+def _with(
+    scenario: Scenario, run: RunPlan | None, faults: Iterable[Fault], end: float, slots: int = 1, keep: int = 4
+) -> Scenario:
+    """`run` in place of the first one, `faults` in front, no operator, at least `slots` at every worker."""
+    return replace(
+        scenario,
+        workers=tuple(replace(w, slots=max(slots, w.slots)) for w in scenario.workers),
+        runs=scenario.runs if run is None else (run, *scenario.runs[1:]),
+        commands=(),
+        faults=tuple(sorted((*faults, *_drawn_after(scenario, end, keep)), key=lambda f: f.at)),
+    )
+
+
+def _run(scenario: Scenario, count: int, ms: Callable[[], int], spec: ItemSpec, at: float) -> RunPlan:
+    items = tuple((Behaviour(ms()), 0) for _ in range(count))
+    return RunPlan(scenario.runs[0].client, items, (spec,), at=at, priority=2)
+
+
+def silent_holder(scenario: Scenario, random: Random) -> Scenario:
+    """A worker that runs long exclusive items is heard no more; others begin them before it has finished.
+
+    It must have fenced itself and killed them by then. An item outlasts the failure timeout, and the partition an item.
+    """
+    spec = ItemSpec(exclusive=True, retry_backoff_ms=200)
+    run = _run(scenario, 2 * len(scenario.workers), lambda: random.choice((12_000, 14_000)), spec, 0.0)
+    worker = random.choice(scenario.workers).name
+    at = round(random.uniform(1.2, 2.0), 3)
+    faults = [Fault("partition", at, worker, name, 12.0) for name, _ in scenario.coordinators]
+    return _with(scenario, run, faults, at + 10.0, slots=4, keep=3)
+
+
+def crossed_steal(scenario: Scenario, random: Random) -> Scenario:
+    """Exclusive items are stolen from a worker that hears of it late, and begins them in the meantime."""
+    spec = ItemSpec(exclusive=True, retry_backoff_ms=200)
+    run = _run(scenario, 16, lambda: random.choice((150, 400, 900)), spec, 0.0)
+    worker = random.choice(scenario.workers).name
+    faults = [Fault("slow_node", 0.3, worker, seconds=5.0, amount=round(random.uniform(0.2, 0.5), 3))]
+    faults += [Fault("one_way", 1.0 + n, scenario.coordinators[0][0], worker, 0.8) for n in (0, 2)]
+    return _with(scenario, run, faults, 6.0)
+
+
+def late_words(scenario: Scenario, random: Random) -> Scenario:
+    """A leader hands over while its last words are under way; they arrive after the first ones of its successor.
+
+    Workers that open their streams anew find the successor at once. Their old channel lives a moment longer, and on it
+    arrives what the network held back.
+    """
+    faults: list[Fault] = []
+    for n in range(3):
+        name, at = scenario.coordinators[n % 2][0], 1.5 + 2.5 * n
+        faults.append(Fault("handover", at, name))
+        for worker in scenario.workers:
+            faults.append(Fault("one_way", round(at - 1.1, 3), name, worker.name, 1.1 + random.choice((0.4, 0.5, 0.7))))
+            faults.append(Fault("renewal", round(at + 0.05, 3), worker.name))
+    return _with(scenario, None, faults, 8.0, keep=3)
+
+
+def reopened_stream(scenario: Scenario, random: Random) -> Scenario:
+    """Workers open their streams anew, as with every new certificate, while what they said on the old one is under way
+    and the leader is busy with a commit."""
+    spec = ItemSpec(retry_backoff_ms=200)
+    run = _run(scenario, 30, lambda: random.choice((20, 60, 150)), spec, 0.0)
+    faults = [Fault("slow_commit", 0.15, name, seconds=3.0, amount=0.1) for name, _ in scenario.coordinators]
+    for worker in scenario.workers:
+        faults.append(Fault("reorder", 0.2, worker.name, seconds=3.0, amount=0.15))
+        faults += [Fault("renewal", round(0.4 + 0.6 * n + random.uniform(0.0, 0.3), 3), worker.name) for n in range(4)]
+    return _with(scenario, run, faults, 3.5)
+
+
+AIMED: tuple[Story, ...] = (silent_holder, crossed_steal, late_words, reopened_stream)
