@@ -36,6 +36,9 @@ class WorkService(work_pb2_grpc.WorkServicer):
     async def Stream(self, request_iterator: Any, context: Any) -> None:
         async with self._gate.answering(context):
             session, peer, first = await self._open(context)
+            # Not with the first write: it may be cancelled half-way below, and a status that finds these headers on
+            # their way, but not noted as sent, is refused by grpc. The worker would wait for its stream's end for ever.
+            await context.send_initial_metadata(())
             self._router.register(session)
             tasks: list[asyncio.Task[None]] = []
             try:

@@ -172,6 +172,45 @@ async def test_frames_that_break_the_protocol(scene: Scene, frames: Any, says: s
     assert code == grpc.StatusCode.INVALID_ARGUMENT and says in details
 
 
+class NeverRead:
+    """A call whose peer sends `frames` and does not take what is written to it; notes what is asked of grpc."""
+
+    def __init__(self, pem: bytes, frames: list[Any]) -> None:
+        self.pem, self.frames, self.asked = pem, frames, list[str]()
+        self.writing = asyncio.Event()
+
+    def auth_context(self) -> dict[str, list[bytes]]:
+        return {"x509_pem_cert": [self.pem]}
+
+    async def read(self) -> Any:
+        if len(self.frames) == 1:
+            await self.writing.wait()
+        return self.frames.pop(0)
+
+    async def send_initial_metadata(self, metadata: Any) -> None:
+        self.asked.append("headers")
+
+    async def write(self, message: Any) -> None:
+        self.asked.append("write")
+        self.writing.set()
+        await asyncio.Event().wait()
+
+    async def abort(self, code: Any, details: str, metadata: Any) -> None:
+        self.asked.append("status")
+        raise grpc.aio.AbortError
+
+
+async def test_a_status_follows_headers_that_no_cancelled_write_had_to_bring(tmp_path: Path) -> None:
+    """Seen once in a hundred streams: grpc took the headers for unsent, refused the status, and the peer heard nothing."""
+    async with inprocess(tmp_path) as (_, parts):
+        me, session = ulid(), ulid()
+        pem = (await credentials(tmp_path / "tls", Role.WORKER, me))._chain_pem
+        call = NeverRead(pem, [hello(me, session), hello(me, session)])
+        with pytest.raises(grpc.aio.AbortError):
+            await parts.work.Stream(None, call)
+        assert call.asked == ["headers", "write", "status"]
+
+
 async def test_garbage_and_oversized_frames(scene: Scene) -> None:
     me = ulid()
     code, details = await stream(await scene.channel(Role.WORKER, me), [b"\xff\xff\xff garbage"], raw=True)
