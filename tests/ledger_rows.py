@@ -12,6 +12,7 @@ from rollout_coordinator.core.step import (
     AssignmentRow,
     AttemptRow,
     ItemRows,
+    LoadPending,
     LogRow,
     ResultRows,
     RunRow,
@@ -101,3 +102,7 @@ def assignment(batch: int, *groups: tuple[int, Sequence[int], int]) -> Assignmen
 
 def attempt_row(seq: int, end: AttemptEnd, attempt: int = 1, log: int = 1, not_before_ms: int = 0) -> AttemptRow:
     return AttemptRow(log, seq, attempt, WORKER, end, "code", "message", 6, not_before_ms)
+
+
+def load_pending(from_seq: int = 0, limit: int = 100, max_bytes: int = 1 << 20, log: int = 1) -> LoadPending:
+    return LoadPending(1, log, from_seq, limit, max_bytes)

@@ -15,7 +15,7 @@ SAFEGUARDS = (
         cut(f"{CORE}ranges:Ranges.advance", "while lo and lo[0] <= cursor:", "while lo:"),
         (
             "core/test_core_guards.py::test_a_lane_keeps_its_cap_when_a_parent_goes_on",
-            "core/test_core_scenarios.py::test_lane_caps_and_run_cap",
+            "core/test_core_scenarios_dispatch.py::test_lane_caps_and_run_cap",
         ),
         simulated=True,
     ),
@@ -71,28 +71,28 @@ SAFEGUARDS = (
         "seal count",
         "A run is sealed only with as many items as its client has sent.",
         cut(f"{SUBMIT}:seal", "if event.count != count:", "if False:"),
-        ("core/test_core_scenarios.py::test_submit_is_idempotent_and_says_what_differs",),
+        ("core/test_core_scenarios_runs.py::test_submit_is_idempotent_and_says_what_differs",),
     ),
     Safeguard(
         "dedupe on submit (run, seq)",
         "Items that are sent again are found, not appended again.",
         cut(f"{SUBMIT}:add_items", "known = min(n, log.submitted - first)", "known = 0"),
         (
-            "core/test_core_scenarios.py::test_a_submit_that_is_compared_is_answered_though_its_run_is_deleted",
-            "core/test_core_scenarios.py::test_submit_is_idempotent_and_says_what_differs",
+            "core/test_core_scenarios_runs.py::test_a_submit_that_is_compared_is_answered_though_its_run_is_deleted",
+            "core/test_core_scenarios_runs.py::test_submit_is_idempotent_and_says_what_differs",
         ),
     ),
     Safeguard(
         "dedupe on submit (id)",
         "Another item at a place that is taken is an error.",
         cut(f"{SUBMIT}:add_items", "if old != new:", "if False:"),
-        ("core/test_core_scenarios.py::test_submit_is_idempotent_and_says_what_differs",),
+        ("core/test_core_scenarios_runs.py::test_submit_is_idempotent_and_says_what_differs",),
     ),
     Safeguard(
         "no gap in a submission",
         "Items that skip a place are refused.",
         never(f"{SUBMIT}:add_items", "first > log.submitted"),
-        ("core/test_core_scenarios.py::test_submit_is_idempotent_and_says_what_differs",),
+        ("core/test_core_scenarios_runs.py::test_submit_is_idempotent_and_says_what_differs",),
     ),
     Safeguard(
         "columns of a submission",
@@ -136,7 +136,7 @@ SAFEGUARDS = (
         "one configuration a run",
         "The same run id with another configuration is refused.",
         never(f"{SUBMIT}:open_submit", "different"),
-        ("core/test_core_scenarios.py::test_submit_is_idempotent_and_says_what_differs",),
+        ("core/test_core_scenarios_runs.py::test_submit_is_idempotent_and_says_what_differs",),
     ),
     Safeguard(
         "ended runs are found on disk",
@@ -153,7 +153,7 @@ SAFEGUARDS = (
         cut(f"{RUNS}:end", "drop_flight(c, run, ", "(lambda *a: None)(c, run, "),
         (
             "core/test_core_guards.py::test_killed_work_stops_and_its_late_results_count_for_nothing",
-            "core/test_core_scenarios.py::test_pause_resume_interrupt_continue_kill_delete",
+            "core/test_core_scenarios_runs.py::test_pause_resume_interrupt_continue_kill_delete",
         ),
     ),
     Safeguard(
@@ -161,8 +161,8 @@ SAFEGUARDS = (
         "Nothing pending of a killed run is handed out.",
         cut(f"{RUNS}:end", "shut(c, log)", "pass"),
         (
-            "core/test_core_scenarios.py::test_what_was_stolen_from_a_run_that_ends_is_not_waited_for",
-            "core/test_core_scenarios.py::test_pause_resume_interrupt_continue_kill_delete",
+            "core/test_core_scenarios_dispatch.py::test_what_was_stolen_from_a_run_that_ends_is_not_waited_for",
+            "core/test_core_scenarios_runs.py::test_pause_resume_interrupt_continue_kill_delete",
         ),
     ),
     Safeguard(
@@ -193,7 +193,7 @@ SAFEGUARDS = (
         "deadline of a pause",
         "A run whose attempts do not stop says so, with its survivors.",
         cut(f"{VERBS}:deadlines", "elif c.now.wall_ms >= run.pausing_until_ms:", "elif False:"),
-        ("core/test_core_scenarios.py::test_pause_resume_interrupt_continue_kill_delete",),
+        ("core/test_core_scenarios_runs.py::test_pause_resume_interrupt_continue_kill_delete",),
     ),
     Safeguard(
         "a group is won once",
@@ -242,8 +242,8 @@ SAFEGUARDS = (
         "A parent that is tried again finds its children instead of making new ones.",
         cut(f"{SPAWN}:spawn", "child = grant.log.children.get(parent.seq)", "child = None"),
         (
-            "core/test_core_scenarios.py::test_children_spawned_again_while_the_first_are_compared_are_made_once",
-            "core/test_core_scenarios.py::test_children_are_read_in_order_and_the_parent_gives_up_its_slot",
+            "core/test_core_scenarios_children.py::test_children_spawned_again_while_the_first_are_compared_are_made_once",
+            "core/test_core_scenarios_children.py::test_children_are_read_in_order_and_the_parent_gives_up_its_slot",
         ),
     ),
     Safeguard(
@@ -256,7 +256,9 @@ SAFEGUARDS = (
         "spawn: one comparison at a time",
         "Children spawned again while the first are compared are made once.",
         cut(f"{SPAWN}:spawn", "if child.checking:", "if False:"),
-        ("core/test_core_scenarios.py::test_children_spawned_again_while_the_first_are_compared_are_made_once",),
+        (
+            "core/test_core_scenarios_children.py::test_children_spawned_again_while_the_first_are_compared_are_made_once",
+        ),
     ),
     Safeguard(
         "children in commit order",
@@ -265,7 +267,7 @@ SAFEGUARDS = (
             Edit(f"{SPAWN}:serve_readers", "if child.cursor > reader.next and", "if child.submitted > reader.next and"),
             Edit(f"{SPAWN}:read", "min(PAGE, child.cursor - reader.next)", "min(PAGE, child.submitted - reader.next)"),
         ),
-        ("core/test_core_scenarios.py::test_children_are_read_in_order_and_the_parent_gives_up_its_slot",),
+        ("core/test_core_scenarios_children.py::test_children_are_read_in_order_and_the_parent_gives_up_its_slot",),
     ),
     Safeguard(
         "a parent resumes within its caps",
@@ -287,7 +289,7 @@ SAFEGUARDS = (
         "a parent's children end with it",
         "Children of a parent that has a result do not run on.",
         cut(f"{CORE}results:accept_one", "if child is not None:", "if False:"),
-        ("core/test_core_scenarios.py::test_a_parent_that_is_done_ends_its_children",),
+        ("core/test_core_scenarios_children.py::test_a_parent_that_is_done_ends_its_children",),
     ),
     Safeguard(
         "children of a done parent stay closed",

@@ -12,7 +12,7 @@ SAFEGUARDS = (
         "only running runs dispatch",
         "A paused, interrupted or ended run hands out nothing.",
         cut(f"{DISPATCH}:dispatch", 'r.state.value == "running" and ', ""),
-        ("core/test_core_scenarios.py::test_pause_resume_interrupt_continue_kill_delete",),
+        ("core/test_core_scenarios_runs.py::test_pause_resume_interrupt_continue_kill_delete",),
     ),
     Safeguard(
         "only ready workers get work",
@@ -40,7 +40,7 @@ SAFEGUARDS = (
             Edit(f"{DISPATCH}:room", "return own - worker.by_run.get(run.id, 0)", "return UNLIMITED"),
         ),
         (
-            "core/test_core_scenarios.py::test_runs_share_by_priority_also_when_each_has_credit_of_its_own",
+            "core/test_core_scenarios_dispatch.py::test_runs_share_by_priority_also_when_each_has_credit_of_its_own",
             "core/test_core_guards.py::test_killed_work_stops_and_its_late_results_count_for_nothing",
         ),
     ),
@@ -77,13 +77,13 @@ SAFEGUARDS = (
         "cap of a run",
         "A run never has more in flight than it says.",
         never(f"{DISPATCH}:feed", "run.spec.max_in_flight"),
-        ("core/test_core_scenarios.py::test_lane_caps_and_run_cap",),
+        ("core/test_core_scenarios_dispatch.py::test_lane_caps_and_run_cap",),
     ),
     Safeguard(
         "cap of a lane",
         "A lane never has more in flight than it says.",
         never(f"{DISPATCH}:allowed", "lane.cap"),
-        ("core/test_core_scenarios.py::test_lane_caps_and_run_cap",),
+        ("core/test_core_scenarios_dispatch.py::test_lane_caps_and_run_cap",),
     ),
     Safeguard(
         "strict resources",
@@ -233,8 +233,9 @@ SAFEGUARDS = (
         ),
         (
             "core/test_core_guards_dispatch.py::test_a_stolen_item_is_its_thiefs_only_when_its_victim_gave_it_up",
-            "core/test_core_scenarios.py::test_a_steal_does_not_outlive_its_victims_session",
+            "core/test_core_scenarios_dispatch.py::test_a_steal_does_not_outlive_its_victims_session",
         ),
+        simulated=True,
     ),
     Safeguard(
         "only unstarted items are stolen",
@@ -276,15 +277,15 @@ SAFEGUARDS = (
         "a steal ends with its session",
         "A revoke that will never be answered does not block its victim.",
         cut(f"{CORE}workers:hello", "steal.forget(c, worker)", "pass"),
-        ("core/test_core_scenarios.py::test_a_steal_does_not_outlive_its_victims_session",),
+        ("core/test_core_scenarios_dispatch.py::test_a_steal_does_not_outlive_its_victims_session",),
     ),
     Safeguard(
         "bound of a steal",
         "A thief gets at most half of a backlog, and 32 items.",
         cut(f"{STEAL}:loot", "min(-(-backlog(victim) // 2), c.settings.steal_max)", "1 << 30"),
         (
-            "core/test_core_scenarios.py::test_a_thief_that_has_begun_what_it_stole_steals_again",
-            "core/test_core_scenarios.py::test_an_idle_worker_steals_unstarted_work",
+            "core/test_core_scenarios_dispatch.py::test_a_thief_that_has_begun_what_it_stole_steals_again",
+            "core/test_core_scenarios_dispatch.py::test_an_idle_worker_steals_unstarted_work",
         ),
     ),
     Safeguard(
@@ -293,7 +294,7 @@ SAFEGUARDS = (
         cut(f"{WINDOW}:loaded", "or seq in log.flight or", "or"),
         (
             "core/test_core_guards_dispatch.py::test_what_is_known_from_the_ledger_only_is_not_asked_back",
-            "core/test_core_scenarios.py::test_a_chain_goes_in_order_with_its_predecessors_result",
+            "core/test_core_scenarios_dispatch.py::test_a_chain_goes_in_order_with_its_predecessors_result",
         ),
         simulated=True,
     ),

@@ -123,7 +123,7 @@ SAFEGUARDS = (
         cut(f"{CORE}attempts:close", "if not batch.open:", "if True:"),
         (
             "core/test_core_guards.py::test_a_result_told_twice_in_one_message_counts_once",
-            "core/test_core_scenarios.py::test_pause_that_is_answered_in_time_can_be_resumed",
+            "core/test_core_scenarios_runs.py::test_pause_that_is_answered_in_time_can_be_resumed",
         ),
     ),
     Safeguard(
@@ -132,8 +132,9 @@ SAFEGUARDS = (
         cut(f"{WORKERS}:hello", "c.sessions.pop(worker.session, None)", "pass"),
         (
             "core/test_core_guards.py::test_frames_of_a_session_that_is_gone_are_ignored",
-            "core/test_core_scenarios.py::test_children_spawned_again_while_the_first_are_compared_are_made_once",
+            "core/test_core_scenarios_children.py::test_children_spawned_again_while_the_first_are_compared_are_made_once",
         ),
+        simulated=True,
     ),
     Safeguard(
         "session check on results",
@@ -145,7 +146,7 @@ SAFEGUARDS = (
         ),
         (
             "core/test_core_guards.py::test_frames_of_a_session_that_is_gone_are_ignored",
-            "core/test_core_scenarios.py::test_children_spawned_again_while_the_first_are_compared_are_made_once",
+            "core/test_core_scenarios_children.py::test_children_spawned_again_while_the_first_are_compared_are_made_once",
         ),
     ),
     Safeguard(

@@ -6,7 +6,8 @@ from removal import Edit
 from safeguard import COORDINATOR, Safeguard, cut, never
 
 QUERIES = f"{COORDINATOR}ledger.queries"
-LEDGER, STORES = "contract/test_ledger_contract.py::", "contract/test_objects.py::"
+LEDGER, READS = "contract/test_ledger_contract.py::", "contract/test_ledger_reads.py::"
+STORES = "contract/test_objects.py::"
 FS = "rollout.objects.fs:FsObjectStore"
 REMOTE, CACHE = "rollout.objects.remote:RemoteObjects", "rollout.objects.cache:ObjectCache"
 SERVER = f"{COORDINATOR}objects_server:ObjectsService"
@@ -30,7 +31,7 @@ SAFEGUARDS = (
         "first word on an attempt",
         "How an attempt ended is not rewritten.",
         cut(f"{QUERIES}:ATTEMPTS", "ignore=True", 'key=("log", "seq", "attempt")'),
-        (f"{LEDGER}test_the_first_word_on_an_attempt_stands[sqlite]",),
+        (f"{READS}test_the_first_word_on_an_attempt_stands[sqlite]",),
     ),
     Safeguard(
         "one transaction a step",
@@ -157,7 +158,7 @@ SAFEGUARDS = (
             "FROM result WHERE object_id IN ({ids})",
             "FROM result WHERE 1 = 0 AND object_id IN ({ids})",
         ),
-        (f"{LEDGER}test_referenced_objects[sqlite]",),
+        (f"{READS}test_referenced_objects[sqlite]",),
     ),
     Safeguard(
         "accepted only with durable objects",
@@ -250,7 +251,7 @@ SAFEGUARDS = (
         "the commit log ends at the cursor",
         "Clients read final results only.",
         cut(f"{COORDINATOR}ledger.sqlite:_commit_log", "min(cursor + limit, committed[0])", "cursor + limit"),
-        (f"{LEDGER}test_the_commit_log_ends_at_the_cursor[sqlite]",),
+        (f"{READS}test_the_commit_log_ends_at_the_cursor[sqlite]",),
     ),
     Safeguard(
         "pending rows have no result",
@@ -260,13 +261,13 @@ SAFEGUARDS = (
             "\n   AND NOT EXISTS (SELECT 1 FROM result WHERE result.log = item.log AND result.seq = item.seq)",
             "",
         ),
-        (f"{LEDGER}test_pending_rows_are_those_without_a_result[sqlite]",),
+        (f"{READS}test_pending_rows_are_those_without_a_result[sqlite]",),
     ),
     Safeguard(
         "pending rows carry their history",
         "Attempt numbers, losses and backoff survive a restart.",
         cut(f"{COORDINATOR}ledger.reads:add_history", "if item is not None:", "if False:"),
-        (f"{LEDGER}test_pending_rows_carry_their_history[sqlite]",),
+        (f"{READS}test_pending_rows_carry_their_history[sqlite]",),
     ),
     Safeguard(
         "ended attempts are not open",
@@ -282,7 +283,7 @@ SAFEGUARDS = (
         "log numbers are never used again",
         "A late frame for a deleted run does not reach another one.",
         cut(f"{QUERIES}:KEEP_NEXT_LOG", "FROM log WHERE TRUE", "FROM log WHERE 1 = 0"),
-        (f"{LEDGER}test_the_number_of_a_deleted_log_is_never_used_again[sqlite]",),
+        (f"{READS}test_the_number_of_a_deleted_log_is_never_used_again[sqlite]",),
     ),
     Safeguard(
         "text that no database takes",
@@ -292,13 +293,13 @@ SAFEGUARDS = (
             'return text.replace("\\x00", "\\ufffd").encode("utf-8", "replace").decode("utf-8")',
             "return text",
         ),
-        (f"{LEDGER}test_results_come_in_order_with_blobs_and_failures[sqlite]",),
+        (f"{READS}test_results_come_in_order_with_blobs_and_failures[sqlite]",),
     ),
     Safeguard(
         "numbers that no column holds",
         "A worker's counter never fails the transaction of everybody's results.",
         cut(f"{COORDINATOR}ledger.rows:clamp", "return number if", "return number if True or"),
-        (f"{LEDGER}test_numbers_that_no_column_holds_are_clamped[sqlite]",),
+        (f"{READS}test_numbers_that_no_column_holds_are_clamped[sqlite]",),
     ),
     Safeguard(
         "a newer schema is refused",

@@ -18,6 +18,7 @@ SAFEGUARDS = (
         "What a deposed leader says is ignored.",
         cut("rollout.wire.epoch:EpochGuard.check_peer", "elif epoch < self._current:", "elif False:"),
         ("contract/test_wire_calls.py::test_a_worker_adopts_newer_epochs_and_ignores_older_ones",),
+        simulated=True,
     ),
     Safeguard(
         "epoch in every message",
@@ -87,7 +88,7 @@ SAFEGUARDS = (
         cut(f"{SESSION}._stream_up", "held=keys_to_wire(h.key for h in held),", "held=[],"),
         (
             "core/test_session_scenarios.py::test_hello_lists_what_is_held_and_results_wait_for_welcome",
-            "core/test_session_scenarios.py::test_the_fence_stops_starts_and_results_and_kills_the_exclusive",
+            "core/test_session_leaving.py::test_the_fence_stops_starts_and_results_and_kills_the_exclusive",
         ),
     ),
     Safeguard(
@@ -96,7 +97,7 @@ SAFEGUARDS = (
         cut(f"{SESSION}._stream_up", "unacknowledged=keys_to_wire(self.unacknowledged),", "unacknowledged=[],"),
         (
             "core/test_session_scenarios.py::test_hello_lists_what_is_held_and_results_wait_for_welcome",
-            "core/test_session_scenarios.py::test_the_fence_stops_starts_and_results_and_kills_the_exclusive",
+            "core/test_session_leaving.py::test_the_fence_stops_starts_and_results_and_kills_the_exclusive",
         ),
     ),
     Safeguard(
@@ -143,27 +144,29 @@ SAFEGUARDS = (
         "A worker that nobody acknowledges stops before the coordinator gives its work to others.",
         cut(f"{SESSION}._tick", "elif self._acked_at is not None and", "elif False and"),
         (
-            "core/test_session_scenarios.py::test_the_fence_counts_from_the_send_of_what_was_acknowledged",
-            "core/test_session_scenarios.py::test_an_orphan_drops_everything_after_its_grace",
+            "core/test_session_leaving.py::test_the_fence_counts_from_the_send_of_what_was_acknowledged",
+            "core/test_session_leaving.py::test_an_orphan_drops_everything_after_its_grace",
         ),
+        simulated=True,
     ),
     Safeguard(
         "a fenced worker starts nothing",
         "What it would start may run elsewhere.",
         cut(f"{SESSION}.handle", "self._dispatch_due and self._fenced_at is None and", "self._dispatch_due and"),
-        ("core/test_session_scenarios.py::test_the_fence_stops_starts_and_results_and_kills_the_exclusive",),
+        ("core/test_session_leaving.py::test_the_fence_stops_starts_and_results_and_kills_the_exclusive",),
     ),
     Safeguard(
         "a fenced worker submits nothing",
         "It says Hello before it says anything else.",
         cut(f"{HOLDING}.wants_flush", " or self._fenced_at is not None", ""),
-        ("core/test_session_scenarios.py::test_the_fence_stops_starts_and_results_and_kills_the_exclusive",),
+        ("core/test_session_leaving.py::test_the_fence_stops_starts_and_results_and_kills_the_exclusive",),
     ),
     Safeguard(
         "exclusive never overlaps",
         "A fenced worker kills its exclusive attempts.",
         cut(f"{SESSION}._fence", "if h.spec.exclusive and", "if False and"),
-        ("core/test_session_scenarios.py::test_the_fence_stops_starts_and_results_and_kills_the_exclusive",),
+        ("core/test_session_leaving.py::test_the_fence_stops_starts_and_results_and_kills_the_exclusive",),
+        simulated=True,
     ),
     Safeguard(
         "fenced attempts are not listed",
@@ -175,7 +178,7 @@ SAFEGUARDS = (
         "the fence counts from the send",
         "An answer that took its time does not lengthen a worker's trust.",
         cut(f"{SESSION}._acknowledged", "self._acked(event.sent_at)", "self._acked(now)"),
-        ("core/test_session_scenarios.py::test_the_fence_counts_from_the_send_of_what_was_acknowledged",),
+        ("core/test_session_leaving.py::test_the_fence_counts_from_the_send_of_what_was_acknowledged",),
     ),
     Safeguard(
         "acknowledgements count from the send of the result",
@@ -203,13 +206,13 @@ SAFEGUARDS = (
         "orphans give up",
         "A worker that nobody wants for its grace time begins anew.",
         never(f"{SESSION}._tick", "now - self._fenced_at >= self._settings.orphan_grace_s"),
-        ("core/test_session_scenarios.py::test_an_orphan_drops_everything_after_its_grace",),
+        ("core/test_session_leaving.py::test_an_orphan_drops_everything_after_its_grace",),
     ),
     Safeguard(
         "a draining worker asks for nothing",
         "What leaves takes no new work.",
         cut(f"{HOLDING}._credit_now", "if self._drain_until is not None:", "if False:"),
-        ("core/test_session_scenarios.py::test_a_drain_releases_the_unstarted_finishes_the_rest_and_says_goodbye",),
+        ("core/test_session_leaving.py::test_a_drain_releases_the_unstarted_finishes_the_rest_and_says_goodbye",),
     ),
     Safeguard(
         "a draining worker gives back what comes late",
@@ -221,7 +224,7 @@ SAFEGUARDS = (
         "a drain waits for acknowledgements",
         "The last results are durable when the worker leaves.",
         cut(f"{SESSION}._drain_step", "done = not self.held and not self.unacknowledged", "done = not self.held"),
-        ("core/test_session_scenarios.py::test_a_drain_releases_the_unstarted_finishes_the_rest_and_says_goodbye",),
+        ("core/test_session_leaving.py::test_a_drain_releases_the_unstarted_finishes_the_rest_and_says_goodbye",),
     ),
     Safeguard(
         "attempt check on a process's results",
@@ -239,13 +242,13 @@ SAFEGUARDS = (
         "a crash costs what ran",
         "Attempts that waited behind in a process that died are no losses.",
         cut(f"{CHILDREN}._child_ended", "elif id(held) in hit or held.state is State.WAITING:", "elif True:"),
-        ("core/test_session_scenarios.py::test_a_crash_is_a_loss_of_what_ran_and_of_nothing_behind_it",),
+        ("core/test_session_processes.py::test_a_crash_is_a_loss_of_what_ran_and_of_nothing_behind_it",),
     ),
     Safeguard(
         "a crash is told as a loss",
         "A row that kills engines becomes a dead letter.",
         cut(f"{CHILDREN}._child_ended", "worker_lost=True", "worker_lost=False"),
-        ("core/test_session_scenarios.py::test_a_crash_is_a_loss_of_what_ran_and_of_nothing_behind_it",),
+        ("core/test_session_processes.py::test_a_crash_is_a_loss_of_what_ran_and_of_nothing_behind_it",),
     ),
     Safeguard(
         "suspects run alone",
@@ -254,33 +257,33 @@ SAFEGUARDS = (
             Edit(f"{PLACE}:Placement._fill", "if held.isolate and (batch or child.active):", "if False:"),
             Edit(f"{PLACE}:Placement._fill", "child.alone = True", "pass"),
         ),
-        ("core/test_session_scenarios.py::test_an_isolated_attempt_runs_alone_in_its_engine",),
+        ("core/test_session_processes.py::test_an_isolated_attempt_runs_alone_in_its_engine",),
     ),
     Safeguard(
         "slots",
         "No more processes work at once than there are slots.",
         cut(f"{PLACE}:Placement._slot_room", "self.slots + min(waiting, self.slots) - len(pool)", "1 << 20"),
-        ("core/test_session_scenarios.py::test_a_crash_is_a_loss_of_what_ran_and_of_nothing_behind_it",),
+        ("core/test_session_processes.py::test_a_crash_is_a_loss_of_what_ran_and_of_nothing_behind_it",),
     ),
     Safeguard(
         "engines",
         "No more engines are up at once than the machine holds.",
         cut(f"{PLACE}:Placement._grow", 'self.max_engines - len(self.of_kind("engine"))', "1"),
-        ("core/test_session_scenarios.py::test_an_engine_in_use_is_not_evicted_and_an_idle_one_is",),
+        ("core/test_session_processes.py::test_an_engine_in_use_is_not_evicted_and_an_idle_one_is",),
     ),
     Safeguard(
         "engines in use are not ended",
         "None is taken from its work for another.",
         cut(f"{PLACE}:Placement._make_room", " and not c.in_hand]", "]"),
-        ("core/test_session_scenarios.py::test_an_engine_in_use_is_not_evicted_and_an_idle_one_is",),
+        ("core/test_session_processes.py::test_an_engine_in_use_is_not_evicted_and_an_idle_one_is",),
     ),
     Safeguard(
         "restarts back off",
         "An engine that cannot start does not eat the machine.",
         cut(f"{PLACE}:Placement._grow", " or now < self.backoff(key).until", ""),
         (
-            "core/test_session_scenarios.py::test_an_executor_that_cannot_start_costs_one_attempt_per_try",
-            "core/test_session_scenarios.py::test_a_crash_is_a_loss_of_what_ran_and_of_nothing_behind_it",
+            "core/test_session_processes.py::test_an_executor_that_cannot_start_costs_one_attempt_per_try",
+            "core/test_session_processes.py::test_a_crash_is_a_loss_of_what_ran_and_of_nothing_behind_it",
         ),
     ),
     Safeguard(
@@ -291,7 +294,7 @@ SAFEGUARDS = (
             'self._give_up(head.key, "engine_start", now)',
             "head.move('finish'); self._forget(head); self._finish(failed(head, failure))",
         ),
-        ("core/test_session_scenarios.py::test_an_executor_that_cannot_start_costs_one_attempt_per_try",),
+        ("core/test_session_processes.py::test_an_executor_that_cannot_start_costs_one_attempt_per_try",),
     ),
     Safeguard(
         "timeouts",
@@ -330,7 +333,7 @@ SAFEGUARDS = (
         "spawns are told again on a new stream",
         "Children whose spawn was lost with the stream are made.",
         cut(f"{SESSION}._welcome", "self._tell_parents(now)", "pass"),
-        ("core/test_session_scenarios.py::test_a_waiting_parent_frees_its_slot_and_says_so_again_on_a_new_stream",),
+        ("core/test_session_processes.py::test_a_waiting_parent_frees_its_slot_and_says_so_again_on_a_new_stream",),
     ),
     Safeguard(
         "stopped parents spawn nothing",

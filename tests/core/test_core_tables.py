@@ -5,7 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-import test_core_scenarios as scenarios
+import test_core_scenarios
+import test_core_scenarios_children
+import test_core_scenarios_dispatch
+import test_core_scenarios_runs
 from core_world import FakeWorker, World
 from hypothesis import settings as _settings
 from rollout.model.errors import StateError
@@ -15,6 +18,8 @@ from rollout.model.worker import Credit, WorkerState
 from rollout_coordinator.core.events import RunLoaded, WorkerBeat, WorkerCommand, WorkerConfirm, WorkerGoodbye
 from rollout_coordinator.core.step import LoadRun
 from rollout_coordinator.core.tables import ITEM, RUN, WORKER, Table
+
+SCENARIOS = (test_core_scenarios, test_core_scenarios_runs, test_core_scenarios_dispatch, test_core_scenarios_children)
 
 assert _settings  # the plugin is loaded for the whole directory
 
@@ -175,9 +180,10 @@ def seen(monkeypatch: pytest.MonkeyPatch) -> set[tuple[str, Any, str]]:
 
 
 def test_every_row_is_taken(seen: set[tuple[str, Any, str]]) -> None:
-    for name, test in vars(scenarios).items():
-        if name.startswith("test_"):
-            test()
+    for module in SCENARIOS:
+        for name, test in vars(module).items():
+            if name.startswith("test_"):
+                test()
     for more in (policies, ending_while_stopped, worker_states, attempts_of_all_kinds, given_up_after_its_start):
         more()
     every = {(t.name, state, cause) for t in (ITEM, RUN, WORKER) for state, cause in t.rows}

@@ -7,7 +7,7 @@ from typing import Any
 from rollout.wire.v1 import work_pb2
 from rollout_worker import session_events as ev
 from rollout_worker.attempts import AttemptKey
-from test_session_scenarios import LOG, RUN, Worker, delivered, keys, of, seqs
+from session_world import LOG, RUN, Worker, delivered, keys, of, seqs
 
 
 def engine(width: int, ahead: int, rows: int) -> Worker:

@@ -12,7 +12,7 @@ from rollout_worker import driver
 from rollout_worker import session_events as ev
 from rollout_worker.attempts import AttemptKey, Finished, State, group_to_wire
 from rollout_worker.session import Phase
-from test_session_scenarios import LOG, Worker, delivered, keys, of, seqs
+from session_world import LOG, Worker, delivered, keys, of, seqs
 
 
 def test_a_new_stream_sends_only_what_it_is_asked_for() -> None:

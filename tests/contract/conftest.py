@@ -1,0 +1,25 @@
+"""A ledger of each kind, and who writes to it."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+
+import pytest
+from ledger_rows import Writer
+from rollout.config.settings import StorageSection
+from rollout_coordinator.ledger import Ledger, open_ledger
+
+
+@pytest.fixture
+async def ledger(storage_section: StorageSection) -> AsyncIterator[Ledger]:
+    opened = open_ledger(storage_section)
+    await opened.open()
+    yield opened
+    await opened.close()
+
+
+@pytest.fixture
+async def writer(ledger: Ledger) -> Writer:
+    made = Writer(ledger)
+    await made.lead()
+    return made

@@ -1,0 +1,86 @@
+"""Scenarios of items that spawn others."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from core_world import World
+from rollout.model.item import ItemSpec, Key
+from rollout.model.run import RunState
+from rollout_coordinator.core.events import (
+    WorkerSpawn,
+    WorkerWaiting,
+)
+
+
+def test_children_are_read_in_order_and_the_parent_gives_up_its_slot() -> None:
+    w = World()
+    a = w.worker("A", credit=2)
+    w.open()
+    w.submit(1, specs=ItemSpec(lane="p"))
+    parent = Key(w.root(), 0)
+    a.start((parent.log, parent.seq))
+    spec = (ItemSpec(),)
+    w.step(WorkerSpawn(a.session, parent, 1, 0, [b"c0", b"c1"], [b"x", b"y"], spec, None, True))
+    w.step(WorkerWaiting(a.session, parent, 1, 0))
+    assert len(a.held) == 3, "waiting frees the parent's place"
+    kids = sorted(k for k in a.held if k[0] != parent.log)
+    a.finish(kids[1])
+    assert not a.children
+    a.finish(kids[0])
+    got: list[Any] = a.children[parent]
+    assert [s.results.data for s in got] == [[b"r0", b"r1"]] and got[-1].complete
+    assert a.resumed == [parent]
+    # a second attempt finds them again
+    del a.held[parent]
+    a.hello()
+    w.pass_time(0.5)
+    assert a.held[parent] == 2
+    w.step(WorkerSpawn(a.session, parent, 2, 0, [b"c0", b"c1"], [b"x", b"y"], spec, None, True))
+    a.children.clear()
+    w.step(WorkerWaiting(a.session, parent, 2, 0))
+    assert a.children[parent][0].results.data == [b"r0", b"r1"]
+    a.finish()
+    w.seal(1)
+    assert w.view().state is RunState.COMPLETED
+
+
+def test_children_spawned_again_while_the_first_are_compared_are_made_once() -> None:
+    w = World()
+    a = w.worker("A")
+    w.open()
+    w.submit(1)
+    parent = Key(w.root(), 0)
+
+    def spawn(first: int, n: int) -> None:
+        ids = [b"%032d" % (first + i) for i in range(n)]
+        w.step(WorkerSpawn(a.session, parent, 1, first, ids, [b"c"] * n, (ItemSpec(),), None, False))
+
+    spawn(0, 5)
+    w.hold_loads = True
+    spawn(0, 10)  # compared with what is there
+    spawn(10, 3)  # the next of the same parent, before the ledger has answered
+    a.hello()
+    spawn(0, 10)  # told again on a new stream
+    w.hold_loads = False
+    w.pass_time(0.5)
+    child = next(n for n, row in w.ledger.logs.items() if row.parent_log)
+    assert [row[0] for row in w.ledger.items[child]] == [b"%032d" % i for i in range(10)]
+    assert w.view().failed == 0
+    spawn(10, 3)
+    assert len(w.ledger.items[child]) == 13
+
+
+def test_a_parent_that_is_done_ends_its_children() -> None:
+    w = World()
+    a, b = w.worker("A"), w.worker("B")
+    w.open()
+    w.submit(2)
+    parent = Key(w.root(), 0)
+    holder = a if tuple(parent) in a.held else b
+    ids = [b"%032d" % i for i in range(2)]
+    w.step(WorkerSpawn(holder.session, parent, 1, 0, ids, [b"c"] * 2, (ItemSpec(),), None, True))
+    child = next(n for n, row in w.ledger.logs.items() if row.parent_log)
+    assert any(key[0] == child for key in [*a.held, *b.held])
+    holder.finish(tuple(parent))
+    assert not any(key[0] == child for key in [*a.held, *b.held])

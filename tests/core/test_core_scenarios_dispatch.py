@@ -1,0 +1,136 @@
+"""Scenarios of dispatch: steals, lanes, chains, and runs that share workers."""
+
+from __future__ import annotations
+
+from core_world import World
+from rollout.model.item import ItemSpec
+from rollout.model.run import Lane, RunState
+from rollout.model.worker import Credit
+from rollout_coordinator.core.events import (
+    WorkerCredit,
+    WorkerGone,
+)
+
+
+def test_an_idle_worker_steals_unstarted_work() -> None:
+    w = World()
+    a = w.worker("A", credit=20)
+    w.open()
+    w.submit(20)
+    a.start(*[(w.root(), s) for s in range(2)])
+    thief = w.worker("B", credit=20)
+    assert len(a.revokes) == 1
+    a.confirm()
+    assert len(thief.held) == 9 and len(a.held) == 11
+    assert w.events("work_stolen") == [{"thief": "B", "victim": "A", "count": 9}]
+    w.seal(20)
+    w.drain_all()
+    assert w.view().done == 20
+
+
+def test_a_thief_that_has_begun_what_it_stole_steals_again() -> None:
+    """Nothing else happens meanwhile: the victim's items take for ever."""
+    w = World()
+    a = w.worker("A", credit=4)
+    w.open()
+    w.submit(4)
+    a.start((w.root(), 0), (w.root(), 1))
+    thief = w.worker("B", credit=4)
+    a.confirm()
+    assert len(thief.held) == 1
+    thief.start(*[key[:2] for key in thief.held])
+    w.pass_time(0.5)
+    a.confirm()
+    assert len(thief.held) == 2 and len(a.held) == 2
+
+
+def test_a_steal_does_not_outlive_its_victims_session() -> None:
+    w = World()
+    a = w.worker("A", credit=20)
+    w.open()
+    w.submit(20)
+    w.worker("B", credit=20)
+    w.step(WorkerGone(a.session))
+    a.hello()
+    assert a.revokes, "asked again on the new session"
+
+
+def test_what_was_stolen_from_a_run_that_ends_is_not_waited_for() -> None:
+    w = World()
+    a = w.worker("A", credit=8)
+    w.open()
+    w.submit(8)
+    b = w.worker("B", credit=8)
+    w.pass_time(2.0)
+    assert a.revokes
+    w.hold_loads = True
+    a.confirm()
+    w.verb("kill")
+    w.hold_loads = False
+    w.pass_time(0.5)
+    for worker in (a, b):
+        assert w.core._state.workers[worker.name].incoming == 0  # pyright: ignore[reportPrivateUsage]
+
+
+def test_lane_caps_and_run_cap() -> None:
+    w = World()
+    a = w.worker("A", credit=50)
+    w.open(lanes=(Lane("x", 2),), max_in_flight=5)
+    w.submit(20, specs=[ItemSpec(lane="x"), ItemSpec()])
+    assert sum(a.info[k][2].lane == "x" for k in a.held) == 2 and len(a.held) == 5
+    w.seal(20)
+    w.drain_all()
+    assert w.view().state is RunState.COMPLETED
+
+
+def test_a_chain_goes_in_order_with_its_predecessors_result() -> None:
+    w = World()
+    a, b = w.worker("A"), w.worker("B")
+    w.open()
+    w.submit(4, specs=ItemSpec(chain="c"))
+    order: list[int] = []
+    for n in range(4):
+        holder = a if a.held else b
+        ((log, seq),) = holder.held
+        order.append(seq)
+        assert holder.predecessors.get((log, seq)) == ((n - 1, 1, b"r%d" % (n - 1)) if n else None)
+        if n == 1:
+            w.restart()
+            holder.hello()
+        holder.finish()
+        w.pass_time(2.5)
+    assert order == [0, 1, 2, 3]
+
+
+def test_runs_share_by_priority() -> None:
+    w = World()
+    w.open("R1")
+    w.open("R2", priority=1)
+    w.submit(100, "R1")
+    w.submit(100, "R2")
+    a = w.worker("A", credit=30)
+    mine = [k for k in a.held if k[0] == w.root("R2")]
+    assert len(a.held) == 30 and 17 <= len(mine) <= 23
+
+
+def test_runs_share_by_priority_also_when_each_has_credit_of_its_own() -> None:
+    w = World()
+    a = w.worker("A", credit=8)
+    w.open("R1")
+    w.submit(100, "R1")
+    w.open("R2", priority=1)
+    w.submit(100, "R2")
+    w.step(WorkerCredit(a.session, Credit(8, 1 << 20, (("R1", 60), ("R2", 60)))))
+    mine = [k for k in a.held if k[0] == w.root("R2")]
+    assert (len(a.held) - len(mine), len(mine)) == (20, 40)
+
+
+def test_a_share_that_is_not_used_goes_to_the_other_run() -> None:
+    """R2 has items for the worker, but its lane is full."""
+    w = World()
+    w.open("R1")
+    w.submit(100, "R1")
+    w.open("R2", priority=5, lanes=(Lane("l", 1),))
+    w.submit(100, "R2", specs=ItemSpec(lane="l"))
+    a = w.worker("A", credit=8)
+    assert len(a.held) >= 4

@@ -1,0 +1,199 @@
+"""The processes of a worker: crashes and starts, engines and who shares them, credit, what waits in one."""
+
+from __future__ import annotations
+
+import pytest
+from rollout.model.item import Failure
+from rollout.wire.v1 import work_pb2
+from rollout_worker import session_events as ev
+from rollout_worker.attempts import AttemptKey
+from session_world import LOG, RUN, Worker, delivered, keys, of, seqs
+
+
+def test_a_crash_is_a_loss_of_what_ran_and_of_nothing_behind_it() -> None:
+    w = Worker()
+    w.assign([0, 1])
+    w.ready()
+    w.session.place.children[1].depth = 8
+    w.assign([2, 3])
+    assert set(w.session.place.children[1].in_hand) == {(LOG, s) for s in range(4)}
+    w.do(ev.ChildEnded(1, "signal SIGSEGV"))
+    (result,) = w.session.unacknowledged.values()
+    assert result.failure is not None and result.failure.worker_lost and result.failure.code == "executor_crashed"
+    assert result.seq == 0
+    assert not of(w.tick(0.05), ev.StartChild)  # backoff
+    assert of(w.tick(0.1), ev.StartChild)
+    assert delivered(w.ready()) == {2: [1]}  # alone again: the next to crash is known for sure
+
+
+def test_restarts_back_off_exponentially_until_something_succeeds() -> None:
+    w = Worker(self_fence_s=1e9)
+    w.assign(range(10))
+    delays: list[float] = []
+    for child in range(1, 5):
+        w.ready()
+        w.do(ev.ChildEnded(child, "x"))
+        delays.append(w.session.place.backoff("script").until - w.now)
+        w.tick(delays[-1])
+    assert delays == pytest.approx([0.1, 0.2, 0.4, 0.8])
+    w.ready()
+    w.end(5, 4)
+    assert w.session.place.backoff("script").failures == 0
+
+
+def test_an_executor_that_cannot_start_costs_one_attempt_per_try() -> None:
+    w = Worker(self_fence_s=1e9)
+    w.assign(range(8), workload="infer")
+    actions = w.do(ev.ChildFailed(1, Failure("model_missing", "no model", False)))
+    credit = [f.credit for f in w.sent(actions) if f.WhichOneof("body") == "credit"]
+    assert dict(credit[0].run_items) == {RUN: 1}
+    (result,) = w.session.unacknowledged.values()
+    assert result.failure == Failure("engine_start", "its executor cannot start on this worker: no model", True)
+    released = [f.released for f in w.flush() if f.WhichOneof("body") == "released"]
+    assert seqs(released[0].keys) == list(range(1, 8))
+    w.do(ev.ChildEnded(1, "it stopped"))
+    assert not of(w.assign([20], workload="infer"), ev.StartChild)
+    assert of(w.tick(1.0), ev.StartChild)
+
+
+def test_an_executor_that_does_not_start_in_time_is_killed_and_tried_again() -> None:
+    w = Worker(self_fence_s=1e9, start_timeout_s=30.0)
+    w.assign(range(3), workload="infer")
+    assert not of(w.tick(29.0), ev.StopChild)
+    assert of(w.tick(2.0), ev.StopChild) == [ev.StopChild(1, True)]
+    (result,) = w.session.unacknowledged.values()
+    assert result.failure is not None and result.failure.code == "engine_start" and result.failure.retryable
+    assert "not ready within 30 s" in result.failure.message
+    released = [f.released for f in w.flush() if f.WhichOneof("body") == "released"]
+    assert seqs(released[0].keys) == [1, 2]
+    w.do(ev.ChildEnded(1, "signal SIGKILL"))
+    assert not w.session.place.children
+    w.assign([20], workload="infer")
+    assert of(w.tick(1.0), ev.StartChild)
+    w.ready()
+    assert not of(w.tick(60.0), ev.StopChild), "one that is up has all the time it wants"
+
+
+def test_an_engine_takes_its_width_and_raises_credit_for_its_run() -> None:
+    w = Worker(slots=1)
+    w.assign(range(5), workload="infer")
+    actions = w.ready(width=3)
+    assert delivered(actions) == {1: [0, 1, 2]}
+    credit = [f.credit for f in w.sent(actions) if f.WhichOneof("body") == "credit"]
+    assert (credit[0].items, dict(credit[0].run_items)) == (2, {RUN: 6})
+
+
+def test_a_run_that_finds_its_engine_up_gets_the_same_credit() -> None:
+    w = Worker(slots=1)
+    other = RUN[:-1] + "W"
+    w.assign(range(2), workload="infer")
+    w.ready(width=3)
+    w.end(1, 0)
+    w.end(1, 1)
+    credit = [f.credit for f in w.sent(w.assign([0], workload="infer", run=other)) if f.WhichOneof("body") == "credit"]
+    assert dict(credit[-1].run_items) == {RUN: 6, other: 6}
+
+
+def test_credit_follows_the_pace_of_short_attempts_and_falls_back() -> None:
+    w = Worker(self_fence_s=1e9)
+    w.session.credit.engine_up(RUN, 1)
+    for _ in range(20):
+        for _ in range(2000):
+            w.session.credit.ended(RUN)
+        w.tick(0.11)
+    assert dict(w.session.credit.current().run_items)[RUN] == 2048
+    for _ in range(20):
+        w.tick(0.11)
+    assert dict(w.session.credit.current().run_items)[RUN] == 2
+
+
+def test_credit_goes_at_once_to_what_a_fast_pace_asks_for() -> None:
+    w = Worker(slots=4, self_fence_s=1e9)
+    for _ in range(300):
+        w.session.credit.ended(RUN)
+    w.tick(0.11)
+    assert dict(w.session.credit.current().run_items) == {RUN: 600}
+
+
+def test_an_isolated_attempt_runs_alone_in_its_engine() -> None:
+    w = Worker()
+    w.assign([0, 1, 2], workload="infer", isolate=[1])
+    assert delivered(w.ready(width=8)) == {1: [0]}
+    assert delivered(w.end(1, 0)) == {1: [1]}
+    assert delivered(w.end(1, 1)) == {1: [2]}
+
+
+def test_an_isolated_child_does_not_wait_for_the_parent_that_waits_for_it() -> None:
+    w = Worker()
+    w.assign([0], workload="infer")
+    w.ready(width=4)
+    w.do(ev.ChildWaits(1, work_pb2.Waiting(log=LOG, seq=0, attempt=1)))
+    assert delivered(w.assign([1, 2], workload="infer", isolate=[0])) == {1: [1]}
+    assert delivered(w.end(1, 1)) == {1: [2]}
+
+
+def test_children_of_an_isolated_parent_that_waits_find_its_engine() -> None:
+    w = Worker()
+    w.assign([0], workload="infer", isolate=[0])
+    assert delivered(w.ready(width=4)) == {1: [0]}
+    assert not delivered(w.assign([1], workload="infer"))
+    assert delivered(w.do(ev.ChildWaits(1, work_pb2.Waiting(log=LOG, seq=0, attempt=1)))) == {1: [1]}
+
+
+def test_an_engine_in_use_is_not_evicted_and_an_idle_one_is() -> None:
+    w = Worker()
+    w.assign([0], workload="infer", name="a")
+    w.ready(width=4)
+    assert not of(w.assign([1], workload="infer", name="b", run=RUN[:-1] + "W"), ev.StopChild)
+    assert [a.child for a in of(w.end(1, 0), ev.StopChild)] == [1]
+    assert of(w.do(ev.ChildEnded(1, "it stopped")), ev.StartChild)
+
+
+def test_a_waiting_parent_frees_its_slot_and_says_so_again_on_a_new_stream() -> None:
+    w = Worker()
+    w.assign([0])
+    w.ready()
+    w.do(ev.ChildSpawned(1, work_pb2.Spawn(log=LOG, seq=0, attempt=1, seal=True)))
+    w.do(ev.ChildWaits(1, work_pb2.Waiting(log=LOG, seq=0, attempt=1)))
+    assert w.session.running == 0
+    assert of(w.assign([5]), ev.StartChild)
+    assert delivered(w.ready()) == {2: [5]}
+    w.do(ev.StreamDown())
+    w.up()
+    sent = w.sent(w.down(welcome=work_pb2.Welcome(keep=keys(0, 5))))
+    assert [f.WhichOneof("body") for f in sent] == ["spawn", "waiting"]
+    assert of(w.down(resume=work_pb2.Resume(log=LOG, seq=0, attempt=1)), ev.ResumeIn)
+    assert w.session.running == 2
+
+
+def test_what_waits_in_a_process_behind_a_long_attempt_comes_back_and_runs_elsewhere() -> None:
+    w = Worker(slots=2)
+    w.assign([0, 1])
+    w.ready()
+    w.flush()
+    w.end(1, 0)
+    w.end(2, 1)  # so quick that the processes are given two at a time from now on
+    w.flush()
+    assert delivered(w.assign([2, 3])) == {1: [2, 3]}
+    assert seqs(w.flush()[-1].started.keys) == [2], "the other has not begun"
+    assert of(w.tick(0.02), ev.RecallIn) == []
+    (recall,) = of(w.tick(0.05), ev.RecallIn)
+    assert recall == ev.RecallIn(1, [AttemptKey(LOG, 3, 1)])
+    assert of(w.tick(0.1), ev.RecallIn) == [], "asked once"
+    assert delivered(w.do(ev.ChildReturned(1, recall.keys))) == {2: [3]}
+    assert seqs(w.flush()[-1].started.keys) == [3]
+
+
+def test_a_pause_takes_back_what_a_process_has_not_begun() -> None:
+    w = Worker()
+    w.assign([0])
+    w.ready()
+    w.end(1, 0)
+    w.flush()
+    w.assign([1, 2])
+    w.flush()
+    (recall,) = of(w.down(pause=work_pb2.Pause(run_id=RUN)), ev.RecallIn)
+    w.do(ev.ChildReturned(1, recall.keys))
+    released = [f.released for f in w.flush() if f.HasField("released")]
+    assert [(seqs(r.keys), r.reason) for r in released] == [([2], "pause")]
+    assert [k.seq for k in w.session.held] == [1]
