@@ -8,12 +8,13 @@ from typing import Any
 from rollout.model.item import Outcome
 from rollout.model.run import ENDED, Order
 from rollout.model.worker import WorkerState
-from rollout_coordinator.core.events import IdsLoaded, Loaded, PendingItem, ResultsLoaded
+from rollout_coordinator.core.events import IdsLoaded, Loaded, PendingItem, ResultsLoaded, RunLoaded
 from rollout_coordinator.core.step import (
     LoadIds,
     LoadItems,
     LoadPending,
     LoadResults,
+    LoadRun,
     OpenAttempt,
     Snapshot,
     Writes,
@@ -142,6 +143,8 @@ class FakeLedger:
         return PendingItem(seq, item, spec, payload, *tried)
 
     def answer(self, load: Any) -> Any:
+        if isinstance(load, LoadRun):
+            return RunLoaded(load.load_id, load.run_id, self.run_snapshot(load.run_id))
         items, table = self.items.get(load.log, []), self.results.get(load.log, {})
         if isinstance(load, LoadPending):
             seqs = [s for s in range(load.from_seq, len(items)) if s not in table]
@@ -168,42 +171,48 @@ class FakeLedger:
         )  # fmt: skip
 
     def snapshot(self) -> Snapshot:
+        """What a new leader replays: ended runs stay on disk."""
         live = {run_id for run_id, row in self.runs.items() if row.state not in ENDED}
-        logs = {n: row for n, row in self.logs.items() if row.run_id in live}
-        snap = Snapshot(
-            runs=[copy.deepcopy(r) for i, r in self.runs.items() if i in live],
-            logs=[copy.copy(r) for r in logs.values()],
-            lanes=[r for (i, _), r in self.lanes.items() if i in live],
-            specs=[s for (i, _), s in self.specs.items() if i in live],
-            workers=[
-                w for w in self.workers.values() if w.state in (WorkerState.READY, WorkerState.DRAINING)
-            ],
-            next_log=self.next_log, next_batch=self.next_batch,
-        )  # fmt: skip
+        snap = self._snapshot_of(live)
+        snap.workers = [w for w in self.workers.values() if w.state in (WorkerState.READY, WorkerState.DRAINING)]
+        logs = {row.log for row in snap.logs}
         for row in self.assignments.values():
             for keys in row.keys:
                 for seq, attempt in zip(keys.seq, keys.attempt, strict=True):
                     if keys.log in logs and self.is_open(keys.log, seq, attempt):
                         _, failures, losses, _ = self.history(keys.log, seq)
+                        spec = self.items[keys.log][seq][2]
                         snap.open_attempts.append(
-                            OpenAttempt(
-                                keys.log,
-                                seq,
-                                attempt,
-                                row.worker,
-                                row.batch,
-                                self.items[keys.log][seq][2],
-                                failures,
-                                losses,
-                            )
+                            OpenAttempt(keys.log, seq, attempt, row.worker, row.batch, spec, failures, losses)
                         )
-        for n, row in logs.items():
-            if self.runs[row.run_id].spec.order is Order.SCHEDULE or row.parent_log:
-                ranges: list[tuple[int, int]] = []
-                for seq in sorted(s for s in self.results.get(n, {}) if s >= row.cursor):
-                    if ranges and ranges[-1][1] == seq - 1:
-                        ranges[-1] = (ranges[-1][0], seq)
-                    else:
-                        ranges.append((seq, seq))
-                snap.accepted[n] = ranges
         return snap
+
+    def run_snapshot(self, run_id: str) -> Snapshot | None:
+        """One run in any state; no workers, no open attempts."""
+        return self._snapshot_of({run_id}) if run_id in self.runs else None
+
+    def _snapshot_of(self, runs: set[str]) -> Snapshot:
+        logs = {n: row for n, row in self.logs.items() if row.run_id in runs}
+        return Snapshot(
+            runs=[copy.deepcopy(r) for i, r in self.runs.items() if i in runs],
+            logs=[copy.copy(r) for r in logs.values()],
+            lanes=[r for (i, _), r in self.lanes.items() if i in runs],
+            specs=[s for (i, _), s in self.specs.items() if i in runs],
+            accepted={
+                n: self._accepted(n, row.cursor)
+                for n, row in logs.items()
+                if self.runs[row.run_id].spec.order is Order.SCHEDULE or row.parent_log
+            },
+            next_log=self.next_log,
+            next_batch=self.next_batch,
+        )
+
+    def _accepted(self, log: int, cursor: int) -> list[tuple[int, int]]:
+        """Ranges of results at the cursor and behind it."""
+        ranges: list[tuple[int, int]] = []
+        for seq in sorted(s for s in self.results.get(log, {}) if s >= cursor):
+            if ranges and ranges[-1][1] == seq - 1:
+                ranges[-1] = (ranges[-1][0], seq)
+            else:
+                ranges.append((seq, seq))
+        return ranges

@@ -2,34 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from core_world import FakeWorker, World
 from rollout.model.item import ItemSpec, Key
 from rollout.model.run import RunState
-from rollout_coordinator.core.events import RunLoaded, WorkerSpawn, WorkerWaiting
-from rollout_coordinator.core.step import LoadRun
+from rollout_coordinator.core.events import WorkerSpawn, WorkerWaiting
 
 
 def remembering() -> World:
-    """A world whose ledger answers for ended runs, as the driver's does."""
-    w = World(ended_on_disk=True, keep_ended=5.0)
-    answer = w.ledger.answer
-
-    def with_runs(load: Any) -> Any:
-        if not isinstance(load, LoadRun):
-            return answer(load)
-        row = w.ledger.runs.get(load.run_id)
-        if row is None:
-            return RunLoaded(load.load_id, load.run_id, None)
-        state, row.state = row.state, RunState.RUNNING  # snapshot() leaves ended runs out
-        snapshot = w.ledger.snapshot()
-        snapshot.runs = [one for one in snapshot.runs if one.spec.run_id == load.run_id]
-        snapshot.runs[0].state = row.state = state
-        return RunLoaded(load.load_id, load.run_id, snapshot)
-
-    w.ledger.answer = with_runs  # type: ignore[method-assign]
-    return w
+    """A world that forgets ended runs after five seconds, as a coordinator does after a minute."""
+    return World(ended_on_disk=True, keep_ended=5.0)
 
 
 def gauges(w: World) -> tuple[float, float]:

@@ -9,14 +9,13 @@ import test_core_scenarios
 import test_core_scenarios_children
 import test_core_scenarios_dispatch
 import test_core_scenarios_runs
-from core_world import FakeWorker, World
+from core_world import World
 from hypothesis import settings as _settings
 from rollout.model.errors import StateError
 from rollout.model.item import Failure, ItemSpec, Outcome
 from rollout.model.run import Lane, Policy, RunState
 from rollout.model.worker import Credit, WorkerState
-from rollout_coordinator.core.events import RunLoaded, WorkerBeat, WorkerCommand, WorkerConfirm, WorkerGoodbye
-from rollout_coordinator.core.step import LoadRun
+from rollout_coordinator.core.events import WorkerBeat, WorkerCommand, WorkerConfirm, WorkerGoodbye
 from rollout_coordinator.core.tables import ITEM, RUN, WORKER, Table
 
 SCENARIOS = (test_core_scenarios, test_core_scenarios_runs, test_core_scenarios_dispatch, test_core_scenarios_children)
@@ -192,21 +191,7 @@ def test_every_row_is_taken(seen: set[tuple[str, Any, str]]) -> None:
 
 def test_an_ended_run_of_an_earlier_leader_is_found_again() -> None:
     w = World(ended_on_disk=True)
-    answer = w.ledger.answer
-
-    def with_runs(load: Any) -> Any:
-        if not isinstance(load, LoadRun):
-            return answer(load)
-        row = w.ledger.runs.get(load.run_id)
-        if row is None:
-            return RunLoaded(load.load_id, load.run_id, None)
-        state, row.state = row.state, RunState.RUNNING  # snapshot() leaves ended runs out
-        snapshot = w.ledger.snapshot()
-        snapshot.runs[0].state = row.state = state
-        return RunLoaded(load.load_id, load.run_id, snapshot)
-
-    w.ledger.answer = with_runs  # type: ignore[method-assign]
-    a: FakeWorker = w.worker("A")
+    a = w.worker("A")
     w.open()
     w.submit(6)
     a.finish(min(a.held))
