@@ -71,12 +71,12 @@ def strike(cluster: Cluster, output: Path, rows: int, report: list[dict[str, Any
 def unaccounted(cluster: Cluster) -> list[str]:
     """Every attempt that a new leader found open must be adopted or given to another, by what the logs say.
 
-    A worker that said Hello without an attempt either stopped it, when it fenced itself, or never received it: the
-    leader died between the commit and the send.
+    A worker that said Hello without an attempt either stopped it, because no coordinator came back in time, or never
+    received it: the leader died between the commit and the send.
     """
     faults: list[str] = []
     entries = sorted((e for c in cluster.coordinators for e in c.events()), key=lambda e: e["timestamp"])
-    fenced = sum(1 for w in cluster.workers for _ in w.events("worker_fenced"))
+    orphaned = sum(1 for w in cluster.workers for _ in w.events("worker_orphaned"))
     starts = [n for n, e in enumerate(entries) if e["event"] == "ledger_replayed" and e["open_attempts"]]
     for at, end in zip(starts, [*starts[1:], len(entries)], strict=True):
         told = [e for e in entries[at:end] if e["event"] == "worker_reconciled"]
@@ -85,13 +85,13 @@ def unaccounted(cluster: Cluster) -> list[str]:
         lost = sum(e["items"] for e in entries[at:end] if e["event"] == "worker_failed")
         print(
             f"-- leader at {entries[at]['timestamp']}: {entries[at]['open_attempts']} open, {adopted} adopted, "
-            f"{repended} re-pended, workers that fenced themselves in all: {fenced}"
+            f"{repended} re-pended, workers that gave up waiting: {orphaned}"
         )
         if adopted + repended + lost < entries[at]["open_attempts"]:
             faults.append(
                 f"{entries[at]['open_attempts']} attempts were open, {adopted + repended + lost} are accounted for"
             )
-        if repended and fenced:
+        if repended and orphaned:
             faults.append(f"{repended} attempts that could have survived the coordinator did not")
     return faults
 
