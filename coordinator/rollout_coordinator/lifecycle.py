@@ -9,7 +9,7 @@ import os
 import threading
 from collections.abc import Awaitable, Callable
 from pathlib import Path
-from typing import TypeVar
+from typing import Protocol, TypeVar
 
 import grpc
 import structlog
@@ -50,10 +50,19 @@ GARBAGE_EVERY_S = 3600.0
 GARBAGE_GRACE_S = 24 * 3600.0
 
 
+class Alarm(Protocol):
+    """What a `threading.Timer` is: it calls its function later, also when the event loop hangs."""
+
+    daemon: bool
+
+    def start(self) -> None: ...
+    def cancel(self) -> None: ...
+
+
 class Coordinator:
     """`start`, then `run` until `stop` is called; `run` returns the exit code. `exit_hard` ends a deposed process.
 
-    `lease`, given in place of `start`, and `hint_every_s` are seams for simulations.
+    `lease`, given in place of `start`, `hint_every_s` and `alarm` are seams for simulations.
     """
 
     def __init__(
@@ -63,10 +72,12 @@ class Coordinator:
         exit_hard: Callable[[int], object] = os._exit,
         lease: LeaseKeeper | None = None,
         hint_every_s: float = 0.2,
+        alarm: Callable[[float, Callable[[], object]], Alarm] = threading.Timer,
     ) -> None:
         self._parts = parts
         self._exit_hard = exit_hard
         self._hint_every_s = hint_every_s
+        self._alarm = alarm
         self._stop = asyncio.Event()
         self._fenced: asyncio.Future[str] = asyncio.get_running_loop().create_future()
         self._suspecting: asyncio.Task[None] | None = None
@@ -296,7 +307,7 @@ class Coordinator:
     async def _deposed(self, reason: str) -> None:
         """Another coordinator leads: one event, close everything, end hard. Writes nothing any more."""
         p = self._parts
-        watchdog = threading.Timer(FENCED_EXIT_S, self._exit_hard, (FENCED_CODE,))
+        watchdog = self._alarm(FENCED_EXIT_S, lambda: self._exit_hard(FENCED_CODE))
         watchdog.daemon = True
         watchdog.start()
         p.leadership.part = Part.STOPPED

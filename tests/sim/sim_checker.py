@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from rollout.model.item import AttemptEnd, Outcome
 from rollout.model.run import ENDED, RunState
 from rollout_coordinator.core import step as st
 from rollout_coordinator.core.events import Event, Keys, WorkerHello, WorkerResults
+from rollout_coordinator.core.state import Worker
 from rollout_coordinator.ledger.port import Fence
 from rollout_worker.attempts import AttemptKey
 from sim_store import Tables
@@ -41,7 +42,8 @@ class Sessions:
         self._worker: dict[str, str] = {}  # of a session
         self._newest: dict[str, str] = {}  # of a worker
 
-    def stepped(self, events: Sequence[Event], step: st.Step) -> None:
+    def stepped(self, events: Sequence[Event], step: st.Step, heeded: Mapping[str, Worker]) -> None:
+        """`heeded`: the sessions whose frames the core takes."""
         old: set[tuple[int, int, int]] = set()
         new: set[tuple[int, int, int]] = set()
         for event in events:
@@ -52,6 +54,11 @@ class Sessions:
                 worker = self._worker.get(event.session, "")
                 told = new if self._newest.get(worker) == event.session else old
                 told.update((g.log, *key) for g in event.groups for key in zip(g.seq, g.attempt, strict=True))
+        for event in events:
+            if isinstance(event, WorkerHello):
+                heard = [session for session, worker in heeded.items() if worker.id == event.incarnation]
+                if len(heard) > 1:
+                    raise Violation("older_stream", f"{event.incarnation} is heard on {heard}")
         for row in step.writes.results if old - new else ():
             for key in zip(row.seq, row.attempt, row.outcome, strict=True):
                 if (row.log, *key[:2]) in old - new and key[2] is Outcome.DONE:

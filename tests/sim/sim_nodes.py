@@ -74,8 +74,18 @@ class Nothing:
     async def close(self) -> None: ...
 
 
+class NoAlarm:
+    """In place of the thread that ends a deposed process: its time would be real."""
+
+    daemon = True
+
+    def __init__(self, seconds: float, act: Callable[[], object]) -> None: ...
+    def start(self) -> None: ...
+    def cancel(self) -> None: ...
+
+
 class SimClock:
-    """The coordinator's `Clock`: monotonic of the node's loop, a wall clock that jumps."""
+    """The coordinator's `Clock`: monotonic of the node's loop, a wall clock of the host that jumps."""
 
     def __init__(self, node: Node) -> None:
         self._node = node
@@ -83,8 +93,8 @@ class SimClock:
     def now(self) -> Now:
         node = self._node
         loop = node.loop
-        mono = loop.start + loop.scheduler.now * loop.rate
-        return Now(mono, WALL_MS + node.wall_offset_ms + int(mono * 1000))
+        passed = loop.scheduler.now * loop.rate
+        return Now(loop.start + passed, WALL_MS + node.wall_offset_ms + int(passed * 1000))
 
     def ulid(self) -> str:
         return self._node.world.fresh()
@@ -148,7 +158,7 @@ class ObservedCore:
 
     def handle(self, events: list[Event], now: Now) -> Step:
         step = self._core.handle(events, now)
-        self._node.world.stepped(self._node, events, step)
+        self._node.world.stepped(self._node, events, step, self._core._state.sessions)  # pyright: ignore[reportPrivateUsage]
         for send in step.sends:
             if isinstance(send, Reply):
                 self._node.replies[send.request] = send
@@ -241,7 +251,7 @@ class CoordinatorNode(Node):
             cast(Any, add)(servicer, server)
         world.network.servers[self.address] = server
         coordinator = self.coordinator = Coordinator(
-            parts, exit_hard=lambda code: None, lease=lease, hint_every_s=TTL / 3
+            parts, exit_hard=lambda code: None, lease=lease, hint_every_s=TTL / 3, alarm=NoAlarm
         )
         coordinator._frozen = True  # pyright: ignore[reportPrivateUsage]  # the interpreter is not the simulation's
         self.spawn(self._live(coordinator, server))
@@ -300,7 +310,7 @@ class SimDriver(worker_driver.Driver):
         )  # fmt: skip
         self._session = Session(settings, plan)
         self._parts = cast(Any, _Parts(guard, incarnation, spec.slots, loop.time))
-        self._link = Link(world.addresses, credentials, dial=world.dial(loop))
+        self._link = Link(world.addresses, credentials, dial=world.dial(loop), jitter=world.jitter)
         self._work = WorkStream(self._link, guard, self.event, world.fresh)
         self._heartbeat = Heartbeat(
             self._link, guard, HEARTBEAT, self._beat, self._acknowledged, loop.time, ask_after_s=SELF_FENCE / 3
@@ -432,7 +442,13 @@ class ClientNode(Node):
 
     def _begin(self) -> None:
         credentials = cast(Any, SimCredentials("operator", ulid(1)))
-        runs = Runs(self.world.addresses, credentials, patience_s=1000.0, dial=self.world.dial(self.loop))
+        runs = Runs(
+            self.world.addresses,
+            credentials,
+            patience_s=1000.0,
+            dial=self.world.dial(self.loop),
+            jitter=self.world.jitter,
+        )
         for run_id, how in self.plans:
             if run_id not in self.done:
                 self.spawn(self._submit(runs, run_id, how))
@@ -487,7 +503,13 @@ class OperatorNode(Node):
 
     def _begin(self) -> None:
         credentials = cast(Any, SimCredentials("operator", ulid(2)))
-        self.runs = Runs(self.world.addresses, credentials, patience_s=1000.0, dial=self.world.dial(self.loop))
+        self.runs = Runs(
+            self.world.addresses,
+            credentials,
+            patience_s=1000.0,
+            dial=self.world.dial(self.loop),
+            jitter=self.world.jitter,
+        )
 
     async def verb(self, run_id: str, verb: str, priority: int = 0) -> bool:
         """Whether it was obeyed; a run in another state says no."""

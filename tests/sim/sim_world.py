@@ -5,13 +5,14 @@ from __future__ import annotations
 import asyncio
 import hashlib
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from random import Random
 from typing import Any
 
 from rollout.model.errors import RolloutError, StorageFullError
 from rollout.model.run import ENDED, RunState
 from rollout_coordinator.core.events import Event, RunCommand, Tick
+from rollout_coordinator.core.state import Worker
 from rollout_coordinator.core.step import Emit, LogRow, Step, Writes
 from rollout_coordinator.ledger.port import Fence
 from rollout_worker.attempts import AttemptKey, Held
@@ -32,6 +33,7 @@ class World:
     def __init__(self, scenario: Scenario, *, trace: bool = False, steps_min: int = STEPS_MIN) -> None:
         self.scenario = scenario
         self.random = Random(scenario.seed * 2 + 1)
+        self.jitter = Random(scenario.seed * 2 + 2).uniform
         self.scheduler = Scheduler()
         self.scheduler.unhandled = self._unhandled
         self.network = Network(self.scheduler, self.random)
@@ -155,9 +157,9 @@ class World:
                 if node.alive and task.done() and not task.cancelled() and task._log_traceback:  # type: ignore[attr-defined]  # pyright: ignore
                     self.crashed(node.name, task.exception() or RuntimeError("?"))
 
-    def stepped(self, node: CoordinatorNode, events: list[Event], step: Step) -> None:
+    def stepped(self, node: CoordinatorNode, events: list[Event], step: Step, heeded: Mapping[str, Worker]) -> None:
         self.steps += 1
-        self._guarded(lambda: node.sessions.stepped(events, step))
+        self._guarded(lambda: node.sessions.stepped(events, step, heeded))
         if len(events) == 1 and isinstance(events[0], Tick):
             self.idle_steps += 1
         node.continued = {e.run_id for e in events if isinstance(e, RunCommand) and e.verb == "continue"}

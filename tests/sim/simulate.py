@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import asyncio
 import gc
-import random
 from collections import Counter
 from dataclasses import dataclass, field
 from typing import Any
@@ -68,10 +67,9 @@ def run(scenario: Scenario, *, trace: bool = False, steps_min: int = STEPS_MIN) 
         taken["attempt", self.state.value, cause] += 1
         held_move(self, cause)
 
-    state, collecting = random.getstate(), gc.isenabled()
+    collecting = gc.isenabled()
     loggers: Any = type(structlog.get_logger())
     logger = loggers.__getattr__
-    random.seed(scenario.seed)
     gc.disable()
     loggers.__getattr__ = lambda self, name: _ignore  # logging costs more than what is logged
     Table.move, attempts.Held.move = move, held  # type: ignore[method-assign]
@@ -100,7 +98,6 @@ def run(scenario: Scenario, *, trace: bool = False, steps_min: int = STEPS_MIN) 
         del registry.add
         Table.move, attempts.Held.move = table_move, held_move  # type: ignore[method-assign]
         loggers.__getattr__ = logger
-        random.setstate(state)
         if collecting:
             gc.enable()
 

@@ -4,8 +4,11 @@ replays byte for byte."""
 from __future__ import annotations
 
 import os
+import random
 import subprocess
 import sys
+import threading
+import time
 from collections import Counter
 from pathlib import Path
 
@@ -85,6 +88,25 @@ def test_a_seed_replays_byte_for_byte() -> None:
     simulate(8)
     again = simulate(7, trace=True)
     assert first.trace == again.trace and first.digest == again.digest
+
+
+def test_a_seed_takes_nothing_of_its_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No thread, no sleep, no shared randomness: what other tests left in the process cannot reach it."""
+
+    def never(*_: object, **__: object) -> None:
+        raise AssertionError("not virtual")
+
+    seed = 13
+    first = simulate(seed)
+    assert any(line.endswith("exits 3") for line in first.milestones), "a leader is deposed, and its alarm is set"
+    monkeypatch.setattr(threading.Thread, "start", never)
+    monkeypatch.setattr(time, "sleep", never)
+    state = random.getstate()
+    try:
+        random.seed(1)
+        assert simulate(seed).digest == first.digest
+    finally:
+        random.setstate(state)
 
 
 def test_a_seed_replays_in_another_process() -> None:

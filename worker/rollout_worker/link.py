@@ -27,11 +27,16 @@ class Link:
     """`channel` is the present one; `changed` is set and replaced whenever there is another."""
 
     def __init__(
-        self, addresses: list[str], credentials: Credentials, dial: Callable[[str, Credentials], Any] = open_channel
+        self,
+        addresses: list[str],
+        credentials: Credentials,
+        dial: Callable[[str, Credentials], Any] = open_channel,
+        jitter: Callable[[float, float], float] = random.uniform,
     ) -> None:
         self.addresses = list(dict.fromkeys(addresses))
         self._credentials = credentials
-        self._dial = dial  # a simulation brings its own
+        self._dial = dial  # a simulation brings its own, and its own jitter
+        self._jitter = jitter
         self._address = self.addresses[0]
         self._pause = BACKOFF_FIRST_S
         self._round = 0
@@ -68,7 +73,7 @@ class Link:
             at_once = self._round < len(self.addresses)
         if not at_once:
             # Jitter, so that a dead leader's workers do not all meet again at the next one.
-            await asyncio.sleep(self._pause * random.uniform(0.5, 1.0))
+            await asyncio.sleep(self._pause * self._jitter(0.5, 1.0))
             self._pause = min(self._pause * 2, BACKOFF_MAX_S)
         self.rebuild()
 

@@ -60,7 +60,7 @@ class Patience:
             raise AuthError(error.message) from error
         self._connection.tell(error, waited)
         # Jitter, so that clients of a dead leader do not meet again at the next one.
-        await asyncio.sleep(self._pause * random.uniform(0.5, 1.0))
+        await asyncio.sleep(self._pause * self._connection.jitter(0.5, 1.0))
         self._pause = min(self._pause * 2, _BACKOFF_MAX_S)
 
 
@@ -101,13 +101,15 @@ class Connection:
         patience_s: float = 60.0,
         on_trouble: Callable[[RolloutError | None, float], None] | None = None,
         dial: Callable[[str, Credentials], Any] = open_channel,
+        jitter: Callable[[float, float], float] = random.uniform,
     ) -> None:
         self.addresses = list(dict.fromkeys(addresses))
         self.credentials = credentials
         self.patience_s = patience_s
         self._guard = EpochGuard("client")
         self._on_trouble = on_trouble
-        self._dial = dial  # a simulation brings its own
+        self._dial = dial  # a simulation brings its own, and its own jitter
+        self.jitter = jitter
         self._address = self.addresses[0]
         self._channel: grpc.aio.Channel | None = None
         self._old: set[asyncio.Task[None]] = set()

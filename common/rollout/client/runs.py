@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import random
 import time
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Sequence
 from contextlib import aclosing, asynccontextmanager
@@ -74,11 +75,12 @@ class Runs:
         patience_s: float = 60.0,
         on_trouble: Trouble | None = None,
         dial: Callable[[str, Credentials], Any] = open_channel,
+        jitter: Callable[[float, float], float] = random.uniform,
     ) -> None:
         if not addresses:
             raise ConfigError("no coordinator address is known: give --coordinator HOST:PORT")
         self._connection = Connection(
-            list(addresses), credentials, patience_s=patience_s, on_trouble=on_trouble, dial=dial
+            list(addresses), credentials, patience_s=patience_s, on_trouble=on_trouble, dial=dial, jitter=jitter
         )
         self._objects: dict[str, _RunObjects] = {}
         self._objects_addr = ""
