@@ -1,0 +1,179 @@
+"""A worker: production session, driver, streams and heartbeat; its child processes are modelled."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, cast
+
+from rollout.model.worker import Inventory
+from rollout.wire.epoch import EpochGuard, Stamped
+from rollout_worker import driver as worker_driver
+from rollout_worker import session_events as ev
+from rollout_worker.attempts import Plan
+from rollout_worker.executors.port import Run
+from rollout_worker.heartbeat import Heartbeat
+from rollout_worker.link import Link
+from rollout_worker.session import Session, SessionSettings
+from rollout_worker.work_stream import RefusedError, WorkStream
+from sim_certificates import SimCredentials
+from sim_executors import SimChild
+from sim_node import HEARTBEAT, ORPHAN_GRACE, SELF_FENCE, Node
+from sim_scenario import WorkerPlan
+
+if TYPE_CHECKING:
+    from sim_world import World
+
+WORKER_TICK = 0.5
+
+
+class ObservedGuard(EpochGuard):
+    """The production guard; what it lets pass, on whichever stream, is told to the world."""
+
+    def __init__(self, node: WorkerNode) -> None:
+        super().__init__("worker")
+        self._node = node
+
+    def check_peer(self, message: Stamped) -> None:
+        super().check_peer(message)
+        self._node.world.heard(self._node, message.epoch)
+
+
+class SimDriver(worker_driver.Driver):
+    """The production driver with modelled child processes; no files, no subprocesses."""
+
+    def __init__(self, node: WorkerNode, incarnation: str) -> None:
+        world, loop = node.world, node.loop
+        spec = node.spec
+        self._node = node
+        self._loop = loop
+        guard = ObservedGuard(node)
+        credentials = cast(Any, SimCredentials("worker", incarnation))
+        settings = SessionSettings(
+            incarnation=incarnation,
+            inventory=Inventory(
+                capacity=(("slots", float(spec.slots)),), labels=(("kind", spec.label),), executors=("slot", "engine")
+            ),
+            slots=spec.slots, max_engines=2, self_fence_s=SELF_FENCE, orphan_grace_s=ORPHAN_GRACE, cancel_grace_s=1.0,
+        )  # fmt: skip
+        self._session = Session(settings, plan)
+        self._parts = cast(Any, _Parts(guard, incarnation, spec.slots, loop.time))
+        self._link = Link(world.addresses, credentials, dial=world.dial(loop), jitter=world.jitter)
+        self._work = WorkStream(self._link, guard, self.event, world.fresh)
+        self._heartbeat = Heartbeat(
+            self._link, guard, HEARTBEAT, self._beat, self._acknowledged, loop.time, ask_after_s=SELF_FENCE / 3
+        )
+        self._children: dict[int, Any] = {}
+        self._tasks: set[asyncio.Task[Any]] = set()
+        self._over: asyncio.Future[str] = loop.create_future()
+        self._flush_due = False
+        self._flushed_at = 0.0
+        self._process = cast(Any, _Process())
+
+    async def run(self) -> str:
+        loops = [
+            self._loop.create_task(task)
+            for task in (self._work.run(), self._heartbeat.run(), self._control(), self._ticks())
+        ]
+        await asyncio.wait([*loops, self._over], return_when=asyncio.FIRST_COMPLETED)
+        if self._over.done():
+            if self._over.result() == "drained":
+                await self._work.finish(worker_driver.LEAVE_S)
+            return self._over.result()
+        for task in loops:
+            if task.done():
+                try:
+                    task.result()
+                except RefusedError:
+                    return "refused"
+        raise AssertionError("a loop of the worker ended")
+
+    async def _ticks(self) -> None:
+        while True:
+            await asyncio.sleep(WORKER_TICK)
+            self.event(ev.Tick())
+
+    def _do_start_simulated(self, action: ev.StartChild) -> None:
+        self._children[action.child] = SimChild(action.child, action.plan, self._loop, self._node)
+
+    def _do_emit_simulated(self, action: ev.Emit) -> None:
+        self._node.world.note(f"{self._node.name} {action.event}")
+        self._node.world.count_event(action.event)
+
+    def renew(self) -> None:
+        self._renewed()
+
+    @property
+    def session_id(self) -> str:
+        return self._work._session  # pyright: ignore[reportPrivateUsage]
+
+    def child_ended(self, number: int) -> None:
+        self._children.pop(number, None)
+
+    def crash_child(self) -> bool:
+        for child in self._children.values():
+            child.crash()
+            return True
+        return False
+
+    _ACTIONS = {
+        **worker_driver.Driver._ACTIONS,  # pyright: ignore[reportPrivateUsage]
+        ev.StartChild: _do_start_simulated,
+        ev.Emit: _do_emit_simulated,
+    }
+
+
+class _Process:
+    def cpu_percent(self) -> float:
+        return 0.0
+
+    def memory_info(self) -> Any:
+        return self
+
+    rss = 0
+
+
+class _Parts:
+    """What the reused methods of the driver read of its parts."""
+
+    def __init__(self, guard: EpochGuard, incarnation: str, slots: int, clock: Callable[[], float]) -> None:
+        self.guard = guard
+        self.clock = clock
+        self.incarnation = incarnation
+        self.settings = self
+        self.worker = self
+        self.slots = slots
+        self.drain_budget_s = 2.0
+
+
+def plan(run: Run) -> Plan:
+    return Plan(run, run.workload, f"{run.workload}")
+
+
+class WorkerNode(Node):
+    def __init__(self, world: World, spec: WorkerPlan) -> None:
+        super().__init__(world, spec.name, spec.rate)
+        self.spec = spec
+        self.driver: SimDriver = cast(Any, None)
+        self.incarnation = ""
+        self.slowness = 1.0
+        self.drain_at_revoke: float | None = None
+
+    def _begin(self) -> None:
+        self.incarnation = self.world.fresh_worker()
+        self.driver = SimDriver(self, self.incarnation)
+        self.spawn(self._live())
+
+    async def _live(self) -> None:
+        how = await self.driver.run()
+        self.world.note(f"{self.name} ends {how}")
+        self.crash()
+        self.restart_in(0.3 + self.world.random.random())
+
+    def crash(self) -> None:
+        self.world.checker.died(self.incarnation)
+        super().crash()
+
+    def drain(self, budget_s: float) -> None:
+        if self.alive and self.driver is not None:
+            self.loop.call_soon(self.driver.drain, "preemption", budget_s)
