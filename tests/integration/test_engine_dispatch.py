@@ -14,6 +14,7 @@ from rollout.model.run import Lane, Order, Policy
 from rollout.workloads.commit import CommitEntry
 
 SOLO = (("node", "3"),)
+"""One worker only: where attempts are counted, none may be stolen before it began, as slow machines have it."""
 
 
 async def test_lanes_never_exceed_their_caps(calm: Engine) -> None:
@@ -85,7 +86,7 @@ async def test_runs_share_a_worker_by_priority(calm: Engine) -> None:
 
 
 async def test_retries_wait_and_are_counted(calm: Engine) -> None:
-    def item(body: dict[str, Any], **spec: Any) -> NewItem:  # of one worker: a stolen attempt has a number, too
+    def item(body: dict[str, Any], **spec: Any) -> NewItem:
         return calm.item(body, require_labels=SOLO, **spec)
 
     items = [
@@ -106,9 +107,11 @@ async def test_retries_wait_and_are_counted(calm: Engine) -> None:
 
 async def test_what_outlives_its_timeout_fails_even_if_it_ignores_cancellation(calm: Engine) -> None:
     items = [
-        calm.item({"sleep_ms": 60_000, "effects": calm.effects_file}, timeout_ms=300, max_attempts=2),
-        calm.item({"hang": True}, timeout_ms=300, max_attempts=1),
-        calm.item({"data": "well"}, timeout_ms=5000),
+        calm.item(
+            {"sleep_ms": 60_000, "effects": calm.effects_file}, timeout_ms=300, max_attempts=2, require_labels=SOLO
+        ),
+        calm.item({"hang": True}, timeout_ms=300, max_attempts=1, require_labels=SOLO),
+        calm.item({"data": "well"}, timeout_ms=5000, require_labels=SOLO),
     ]
     entries, _ = await calm.run(items)
     assert [(e.outcome, e.attempt) for e in entries] == [(Outcome.FAILED, 2), (Outcome.FAILED, 1), (Outcome.DONE, 1)]
