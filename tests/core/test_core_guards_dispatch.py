@@ -35,6 +35,26 @@ def test_a_draining_worker_gets_nothing_though_it_tells_credit() -> None:
     assert not a.held
 
 
+def test_a_worker_that_did_not_hear_that_it_must_drain_is_told_again() -> None:
+    w = World()
+    a = w.worker("A")
+
+    def told(step: st.Step) -> list[st.SendControl]:
+        return [send for send in step.sends if isinstance(send, st.SendControl)]
+
+    def beat(state: str) -> st.Step:
+        return w.step(WorkerBeat("A", "host-A", w.mono, state=state))
+
+    assert not told(beat("ready"))
+    assert w.ask(WorkerCommand, "A", "drain", "1500").error is None
+    a.hello()
+    assert told(beat("ready")) == [st.SendControl("A", "drain", "1500")]
+    w.restart()
+    a.hello()
+    assert [send.verb for send in told(beat("ready"))] == ["drain"], "by the next leader too"
+    assert not told(beat("draining"))
+
+
 def test_a_fenced_worker_gets_nothing() -> None:
     w = World()
     a = w.worker("A")
@@ -249,10 +269,14 @@ def test_what_is_known_from_the_ledger_only_is_not_asked_back() -> None:
 
 @pytest.mark.parametrize("spec", [{"chain": "c"}, {"require_roles": ("x",)}], ids=["chain", "fits"])
 def test_what_a_thief_may_not_have_is_not_asked_for(spec: dict[str, Any]) -> None:
+    def spec_of(n: int) -> ItemSpec:
+        own: dict[str, Any] = {"chain": f"c{n}"} if "chain" in spec else {}
+        return ItemSpec(**spec | own)
+
     w = World()
     a = w.worker("A", credit=20, roles=("x",))
     w.open()
-    w.submit(6, specs=[ItemSpec(**spec | ({"chain": f"c{n}"} if "chain" in spec else {})) for n in range(6)])
+    w.submit(6, specs=[spec_of(n) for n in range(6)])
     assert len(a.held) == 6
     w.worker("B", credit=20)
     w.pass_time(3.0)

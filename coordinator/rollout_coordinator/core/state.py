@@ -276,6 +276,7 @@ class Worker:
         "credit",
         "credit_runs",
         "done",
+        "drain_argument",
         "due_at",
         "ended_ms",
         "fenced",
@@ -307,6 +308,7 @@ class Worker:
         self.registered_ms = now.wall_ms
         self.ended_ms = 0
         self.reason = ""
+        self.drain_argument = ""
         self.load = 0.0
         self.done = self.in_flight = self.running = self.waiting = self.bytes = 0  # in_flight with `waiting`
         self.incoming = 0  # stolen for it and on the way

@@ -70,8 +70,11 @@ def beat(c: State, event: WorkerBeat) -> None:
     if worker.fenced != fenced:
         worker.fenced = fenced
         c.dirty = True
-    if event.state == "draining" and worker.state is WorkerState.READY:
-        drain(c, worker, "the worker said so")
+    if event.state == "draining":
+        if worker.state is WorkerState.READY:
+            drain(c, worker, "the worker said so")
+    elif worker.state is WorkerState.DRAINING:  # the order was lost with its stream, or with the leader that gave it
+        c.step.sends.append(SendControl(worker.id, "drain", worker.drain_argument))
 
 
 def hello(c: State, event: WorkerHello) -> None:
@@ -361,5 +364,6 @@ def command(c: State, event: WorkerCommand) -> None:
         return
     if event.verb == "drain":
         drain(c, worker, event.argument or "operator")
+        worker.drain_argument = event.argument
     c.step.sends.append(SendControl(worker.id, event.verb, event.argument))
     c.step.sends.append(Reply(event.request, None))
