@@ -45,6 +45,7 @@ lint: $(VENV)/.dev  ## Style, types, import contracts, generated stubs, deployme
 	$(BIN)/python proto/generate.py --check
 	$(BIN)/python docs/generate.py --check
 	$(BIN)/pyright --pythonpath $(BIN)/python
+	$(BIN)/pyright --pythonpath $(BIN)/python --project pyrightconfig.tests.json
 	$(BIN)/check-jsonschema --builtin-schema vendor.compose-spec deploy/compose.yaml
 	$(BIN)/hadolint deploy/Dockerfile
 	$(BIN)/kubernetes-validate -k 1.34 --strict --quiet deploy/kubernetes/*.yaml

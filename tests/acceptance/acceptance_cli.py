@@ -66,7 +66,7 @@ class Cli:
         path.write_text("".join(json.dumps({"prompt": f"row {n}", "n": n}) + "\n" for n in range(count)))
         return path
 
-    def config(self, name: str = "batch.toml", **sections: dict[str, Any]) -> Path:
+    def config(self, name: str = "batch.toml", /, **sections: dict[str, Any]) -> Path:
         """A batch on the mock backend; `sections` are laid over it."""
         values: dict[str, dict[str, Any]] = {
             "model": {"uri": "mock"},

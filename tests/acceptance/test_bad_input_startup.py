@@ -39,11 +39,11 @@ def daemon(cli: Cli) -> Cli:
     return cli
 
 
-def run(cli: Cli, program: str, *args: str, timeout: float = 30, **env: str) -> Finished:
+def run(cli: Cli, program: str, *args: str, **env: str) -> Finished:
     before, cli.env = cli.env, cli.env | env
     try:
         process = cli.start(*args, program=binary(program))
-        out, err = process.communicate(timeout=timeout)
+        out, err = process.communicate(timeout=30)
     finally:
         cli.env = before
     assert "Traceback" not in out + err, out + err

@@ -74,13 +74,14 @@ _AWAY = (OSError, TimeoutError, asyncpg.PostgresError, asyncpg.InterfaceError, a
 class PostgresReader:
     def __init__(self, url: str) -> None:
         self._url = url
-        self._connection: asyncpg.Connection[Any] | None = None
+        self._connection: asyncpg.Connection | None = None
         self._lock = asyncio.Lock()
 
-    async def _open(self) -> asyncpg.Connection[Any]:
-        if self._connection is None or self._connection.is_closed():
-            self._connection = await asyncpg.connect(self._url, timeout=5, command_timeout=30)
-        return self._connection
+    async def _open(self) -> asyncpg.Connection:
+        connection = self._connection
+        if connection is None or connection.is_closed():
+            connection = self._connection = await asyncpg.connect(self._url, timeout=5, command_timeout=30)
+        return connection
 
     async def rows(self, *queries: str) -> list[list[Row]]:
         async with self._lock:

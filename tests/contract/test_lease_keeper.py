@@ -8,7 +8,7 @@ import subprocess
 import sys
 from collections.abc import AsyncIterator, Coroutine
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 from rollout.config.settings import StorageSection
@@ -115,7 +115,7 @@ async def time() -> AsyncIterator[VirtualTime]:
 
 
 def keeper(ledger: FlakyLedger, time: VirtualTime, name: str = "a", lock: Path | None = None) -> LeaseKeeper:
-    return LeaseKeeper(ledger, name, f"{name}:1", TTL, time.clock, MARGIN, lock, time.sleep)
+    return LeaseKeeper(cast(Ledger, ledger), name, f"{name}:1", TTL, time.clock, MARGIN, lock, time.sleep)
 
 
 async def test_the_first_holder_has_epoch_0(ledger: FlakyLedger, time: VirtualTime) -> None:

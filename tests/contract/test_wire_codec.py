@@ -98,7 +98,8 @@ def test_a_lone_surrogate_does_not_lose_the_failure() -> None:
 
 
 def _ref(index: int, **fields: Any) -> common_pb2.IndexedRef:
-    return common_pb2.IndexedRef(index=index, ref=common_pb2.ObjectRef(**({"object_id": OID} | fields)))
+    values: dict[str, Any] = {"object_id": OID}
+    return common_pb2.IndexedRef(index=index, ref=common_pb2.ObjectRef(**values | fields))
 
 
 def _batch(**fields: Any) -> common_pb2.ItemBatch:

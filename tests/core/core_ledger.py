@@ -43,9 +43,8 @@ class FakeLedger:
                 self.items.pop(log, None)
                 self.results.pop(log, None)
             self.runs.pop(run_id, None)
-            for table in (self.lanes, self.specs):
-                for key in [k for k in table if k[0] == run_id]:
-                    del table[key]
+            self.lanes = {key: row for key, row in self.lanes.items() if key[0] != run_id}
+            self.specs = {key: row for key, row in self.specs.items() if key[0] != run_id}
         self.runs.update(copy.deepcopy(w.runs))
         self.logs.update(w.logs)
         self.next_log = max([self.next_log, *(n + 1 for n in w.logs)])

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections import deque
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import nullcontext
 from pathlib import Path
 from types import SimpleNamespace
@@ -82,11 +82,13 @@ class Connected:
 
 
 def submission() -> Submission:
+    async def nothing(durable: int) -> AsyncGenerator[Batch, None]:
+        return
+        yield
+
     connection: Any = Connected(None)
-    made = Submission(
-        connection, pb.RunSpec(run_id=RUN), lambda durable: iter(()), seal=True, progress=None,
-        opened=lambda reply: None,
-    )  # type: ignore[arg-type]  # fmt: skip
+    spec = pb.RunSpec(run_id=RUN)
+    made = Submission(connection, spec, nothing, seal=True, progress=None, opened=lambda reply: None)
     made._window = deque(Batch(first, first + 5, common_pb2.ItemBatch()) for first in (0, 5, 10))
     return made
 

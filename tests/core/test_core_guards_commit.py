@@ -269,8 +269,8 @@ def children(w: World) -> list[bytes]:
 def test_an_attempt_that_was_taken_away_makes_no_children() -> None:
     w = World()
     a, parent = parent_of(w)
-    a.release(tuple(parent))
-    assert a.held[tuple(parent)] == 2
+    a.release(parent)
+    assert a.held[parent] == 2
     w.step(spawned(a.session, parent, 1, 0, 2))
     b = w.worker("B")
     w.step(spawned(b.session, parent, 2, 0, 2))
@@ -284,7 +284,7 @@ def test_children_with_a_gap_fail_their_parent_and_not_its_worker() -> None:
     a, parent = parent_of(w)
     w.step(spawned(a.session, parent, 1, 3, 2))
     assert not w.events("worker_quarantined") and children(w) == []
-    assert tuple(parent) not in a.held and w.view().failed == 1
+    assert parent not in a.held and w.view().failed == 1
 
 
 def test_a_parent_that_spawns_more_the_second_time_fails() -> None:
@@ -314,7 +314,7 @@ def test_children_are_not_sent_to_a_stream_that_has_ended() -> None:
     assert not a.children
     w.step(WorkerWaiting(a.session, parent, 1, 0))
     assert not [s for s in sends if getattr(s, "session", "") == old]
-    assert a.children[tuple(parent)][-1].complete and a.resumed == [parent]
+    assert a.children[parent][-1].complete and a.resumed == [parent]
 
 
 def test_children_of_a_parent_that_is_done_do_not_run_after_a_restart() -> None:
@@ -322,7 +322,7 @@ def test_children_of_a_parent_that_is_done_do_not_run_after_a_restart() -> None:
     a, parent = parent_of(w, 2)
     w.step(WorkerCredit(a.session, Credit(2)))
     w.step(spawned(a.session, parent, 1, 0, 5))
-    a.finish(tuple(parent))
+    a.finish(parent)
     w.restart()
     a.hello()
     w.pass_time(3.0)

@@ -152,7 +152,7 @@ class Chaos:
 
 
 @pytest.mark.parametrize("kind", SPECS)
-@settings(max_examples=25, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=25, deadline=None, suppress_health_check=list(HealthCheck))  # pyright: ignore[reportArgumentType]
 @given(script=st.lists(st.tuples(st.sampled_from(ACTIONS), st.integers(0, 11)), max_size=60))
 def test_everything_ends_once(kind: str, script: list[tuple[str, int]]) -> None:
     chaos: Any = Chaos(kind)

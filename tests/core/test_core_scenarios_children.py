@@ -39,7 +39,8 @@ def test_children_are_read_in_order_and_the_parent_gives_up_its_slot() -> None:
     w.step(WorkerSpawn(a.session, parent, 2, 0, [b"c0", b"c1"], [b"x", b"y"], spec, None, True))
     a.children.clear()
     w.step(WorkerWaiting(a.session, parent, 2, 0))
-    assert a.children[parent][0].results.data == [b"r0", b"r1"]
+    got = a.children[parent]
+    assert got[0].results.data == [b"r0", b"r1"]
     a.finish()
     w.seal(1)
     assert w.view().state is RunState.COMPLETED
@@ -77,10 +78,10 @@ def test_a_parent_that_is_done_ends_its_children() -> None:
     w.open()
     w.submit(2)
     parent = Key(w.root(), 0)
-    holder = a if tuple(parent) in a.held else b
+    holder = a if parent in a.held else b
     ids = [b"%032d" % i for i in range(2)]
     w.step(WorkerSpawn(holder.session, parent, 1, 0, ids, [b"c"] * 2, (ItemSpec(),), None, True))
     child = next(n for n, row in w.ledger.logs.items() if row.parent_log)
     assert any(key[0] == child for key in [*a.held, *b.held])
-    holder.finish(tuple(parent))
+    holder.finish(parent)
     assert not any(key[0] == child for key in [*a.held, *b.held])

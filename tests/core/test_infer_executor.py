@@ -37,6 +37,11 @@ class FakeContext:
     async def get_object(self, blob: Blob) -> bytes:
         raise AssertionError("payloads arrive resolved")
 
+    async def call_plugin(
+        self, name: str, method: str, payload: dict[str, Any] | bytes, timeout_s: float = 60.0
+    ) -> Any:
+        raise AssertionError("infer calls no plugin")
+
     async def object_path(self, object_id: bytes) -> Path:
         name = object_id.hex()
         path = self.scratch / "cache" / name[:2] / name

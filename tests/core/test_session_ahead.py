@@ -83,10 +83,10 @@ def test_a_revoke_does_not_outlive_its_stream() -> None:
 
 
 def test_pause_and_drain_take_back_what_waits_in_an_engine() -> None:
-    for message in ({"pause": work_pb2.Pause(run_id=RUN)}, None):
+    for pause in (True, False):
         w = engine(1, 2, 3)
         w.flush()
-        actions: list[Any] = w.down(**message) if message else w.do(ev.Drain("operator", 60))
+        actions: list[Any] = w.down(pause=work_pb2.Pause(run_id=RUN)) if pause else w.do(ev.Drain("operator", 60))
         assert of(actions, ev.RecallIn) == [ev.RecallIn(1, [attempt(1), attempt(2)])]
         actions = [*w.do(ev.ChildReturned(1, [attempt(1), attempt(2)])), *w.do(ev.Flush())]
         assert [seqs(f.released.keys) for f in w.sent(actions) if f.HasField("released")] == [[1, 2]]

@@ -17,7 +17,7 @@ import atheris
 
 sys.path.insert(0, str(Path(__file__).parent))
 
-with atheris.instrument_imports(include=["rollout", "rollout_coordinator", "rollout_worker", "tomllib"]):
+with atheris.instrument_imports(include=["rollout", "rollout_coordinator", "rollout_worker", "tomllib"]):  # pyright: ignore[reportAttributeAccessIssue]
     from hostile_messages import Feed, build
     from rollout.config.load import load_settings
     from rollout.config.settings import CoordinatorSettings

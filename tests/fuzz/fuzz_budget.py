@@ -7,13 +7,14 @@ is replayed by the same variable and the `--hypothesis-seed` that it printed.
 from __future__ import annotations
 
 import os
+from typing import Any
 
 from hypothesis import HealthCheck, settings
 
 TIMES = int(os.environ.get("FUZZ_TIMES", "1"))
 
 
-def budget(examples: int, **more: int) -> settings:
+def budget(examples: int, **more: Any) -> settings:
     return settings(
         max_examples=examples * TIMES,
         derandomize=TIMES == 1,

@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, TypeVar
 
 from google.protobuf import message_factory
-from google.protobuf.descriptor import Descriptor, FieldDescriptor
+from google.protobuf.descriptor import FieldDescriptor
 from google.protobuf.message import Message
 from hypothesis import strategies as st
 from rollout.wire.v1 import (
@@ -117,6 +117,7 @@ def _value(feed: Feed, field: FieldDescriptor, known: Known, depth: int, rows: i
 
 
 def _likely(field: FieldDescriptor, known: Known) -> Sequence[Any] | None:
+    assert field.containing_type is not None
     return known.get(f"{field.containing_type.name}.{field.name}", known.get(field.name))
 
 
@@ -124,7 +125,7 @@ def build(kind: type[Message], feed: Feed, known: Known | None = None, depth: in
     known = known or {}
     message = kind()
     rows = 1 + feed.below(REPEAT)
-    descriptor: Descriptor = kind.DESCRIPTOR
+    descriptor: Any = kind.DESCRIPTOR
     chosen = {
         oneof.name: feed.pick(oneof.fields) for oneof in descriptor.oneofs if not oneof.name.startswith("_")
     }  # fmt: skip

@@ -172,7 +172,7 @@ class WireScene:
                     await call.write(frame)
                 await call.done_writing()
             if method.streams_out:
-                while await call.read() is not grpc.aio.EOF:
+                while await call.read() is not grpc.aio.EOF:  # pyright: ignore[reportAttributeAccessIssue]
                     pass
             else:
                 await call

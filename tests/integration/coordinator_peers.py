@@ -136,7 +136,7 @@ class FakeWorker:
         try:
             await send(hello=self._hello())
             self.send = send
-            while (frame := await call.read()) is not grpc.aio.EOF:
+            while isinstance(frame := await call.read(), work_pb2.WorkDown):
                 self.epoch = max(self.epoch, frame.epoch)
                 await self._receive(frame, send)
                 self.changed.set()
@@ -299,7 +299,7 @@ class FakeClient:
         replies: list[runs_pb2.SubmitDown] = []
         with contextlib.suppress(asyncio.InvalidStateError):  # the call ended: reading tells with what
             await call.write(self.open_frame(run_id, **fields))
-            if (opened := await call.read()) is not grpc.aio.EOF:
+            if isinstance(opened := await call.read(), runs_pb2.SubmitDown):
                 replies.append(opened)
             seq = 0
             for batch in batches:
@@ -308,7 +308,7 @@ class FakeClient:
             if seal:
                 await call.write(runs_pb2.SubmitUp(epoch=self.epoch, seal=runs_pb2.Seal(count=seq)))
             await call.done_writing()
-        while (reply := await call.read()) is not grpc.aio.EOF:
+        while isinstance(reply := await call.read(), runs_pb2.SubmitDown):
             self.epoch = max(self.epoch, reply.epoch)
             replies.append(reply)
         if await call.code() != grpc.StatusCode.OK:

@@ -55,7 +55,8 @@ class EngineCluster(Cluster):
         self, node: str, slots: int = 2, *, args: list[str] | None = None, roles: Sequence[str] = (), **sections: Any
     ) -> Node:
         worker = {"slots": slots, "roles": list(roles), "drain_budget_s": 20.0}
-        return self.add_worker(args=args, worker=worker, **({"worker.labels": {"node": node}} | sections))
+        labels: dict[str, Any] = {"worker.labels": {"node": node}}
+        return self.add_worker(args=args, worker=worker, **labels | sections)
 
     def ready(self) -> None:
         for node in self.workers:

@@ -63,6 +63,9 @@ class ScriptedCore:
     def worker_views(self, now: Now) -> list[Any]:
         return []
 
+    def gauges(self) -> dict[str, float]:
+        return {}
+
     async def saw(self, kind: type) -> None:
         while not self.seen(kind):
             self.handled.clear()

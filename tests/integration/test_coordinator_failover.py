@@ -155,6 +155,7 @@ async def test_a_deposed_leader_ends_hard(tmp_path: Path, postgres_url: str) -> 
     first.process.send_signal(signal.SIGCONT)
     async with asyncio.timeout(5):
         assert await first.process.wait() == 3
+    assert first.reader is not None
     await first.reader
     assert sum(line.get("event") == "coordinator_fenced" for line in first.lines) == 1
     assert await second.kill(signal.SIGTERM) == 0
@@ -213,6 +214,7 @@ async def test_a_full_disk_stops_cleanly_and_loses_nothing(tmp_path: Path) -> No
         with pytest.raises(grpc.aio.AioRpcError) as caught:
             await client.submit(run_id, batches())
         assert caught.value.code() in (grpc.StatusCode.RESOURCE_EXHAUSTED, grpc.StatusCode.UNAVAILABLE)
+        assert node.ended is not None
         async with asyncio.timeout(10):
             assert await node.ended == 1
         accepted = worker.accepted

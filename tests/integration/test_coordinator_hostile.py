@@ -78,7 +78,7 @@ async def stream(channel: grpc.aio.Channel, frames: list[Any], *, raw: bool = Fa
     try:
         for frame in frames:
             await call.write(frame)
-        while await call.read() is not grpc.aio.EOF:
+        while await call.read() is not grpc.aio.EOF:  # pyright: ignore[reportAttributeAccessIssue]
             pass
     except (grpc.aio.AioRpcError, asyncio.InvalidStateError):
         pass
