@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from contextlib import aclosing
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,21 @@ from rollout.workloads.infer import Collector, InferConfig, plan
 
 _AGAIN = {"paused": "resume", "interrupted": "continue", "failed": "continue", "killed": "continue"}
 _FILES = ("completions.jsonl", "errors.jsonl", "summary.json", "openai.jsonl")
+
+
+async def _to_its_end(function: Callable[..., None], *arguments: Any) -> None:
+    """In a thread; a cancellation waits for it. It writes files, and `close` must not do so beside it: the cursor that
+    is saved would not fit what is in them."""
+    work = asyncio.ensure_future(asyncio.to_thread(function, *arguments))
+    cancelled: asyncio.CancelledError | None = None
+    while not work.done():
+        try:
+            await asyncio.wait([work])
+        except asyncio.CancelledError as error:
+            cancelled = error
+    work.result()
+    if cancelled is not None:
+        raise cancelled
 
 
 class BatchRun:
@@ -126,10 +142,9 @@ class BatchRun:
 
     async def _take(self, page: Page) -> None:
         if page.entries:
-            # In a thread, not cancellable half way: it writes and syncs files.
-            await asyncio.shield(asyncio.ensure_future(asyncio.to_thread(self._collector.add, page.entries)))
+            await _to_its_end(self._collector.add, page.entries)
         if page.status is not None:
-            await asyncio.shield(asyncio.ensure_future(asyncio.to_thread(self._collector.flush)))
+            await _to_its_end(self._collector.flush)
             self._display.progress(self._snapshot(page.status))
 
     def _snapshot(self, status: pb.RunStatus) -> Snapshot:

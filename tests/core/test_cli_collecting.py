@@ -1,0 +1,72 @@
+"""Collecting a batch: what a Ctrl-C in the middle leaves."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import AsyncGenerator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+from rollout.cli.collecting import BatchRun
+from rollout.client import Page
+from rollout.model.run import RunSpec
+
+
+class Slow:
+    """A collector that is in the middle of writing until it is let go; two writers at once are an error."""
+
+    cursor = 0
+
+    def __init__(self) -> None:
+        self.began, self.go, self.one = threading.Event(), threading.Event(), threading.Lock()
+        self.done: list[str] = []
+
+    def add(self, entries: list[Any]) -> None:
+        assert self.one.acquire(blocking=False)
+        self.began.set()
+        self.go.wait(20)
+        self.done.append("add")
+        self.one.release()
+
+    def flush(self) -> None:
+        assert self.one.acquire(blocking=False)
+        self.done.append("flush")
+        self.one.release()
+
+    def close(self) -> None:
+        self.done.append("close")
+
+
+class OnePage:
+    """A run with one page, whose submission never ends."""
+
+    async def watch(self, *_: Any, **__: Any) -> AsyncGenerator[Page]:
+        yield Page([cast(Any, object())])
+        await asyncio.Event().wait()
+
+    async def submit(self, *_: Any, **__: Any) -> int:
+        await asyncio.Event().wait()
+        return 0
+
+
+async def test_a_batch_that_is_stopped_while_it_writes_closes_its_files_afterwards() -> None:
+    slow = Slow()
+    config = {"model": {"content_id": ""}}
+    spec = RunSpec("R", "infer", b"{}")
+    run = BatchRun(
+        cast(Any, OnePage()), spec, cast(Any, None), config, cast(Any, slow), cast(Any, SimpleNamespace()), rows=1
+    )
+    job = asyncio.ensure_future(run.carry_out(Path(), None, detach=False))
+    await asyncio.to_thread(slow.began.wait, 20)
+    for _ in range(2):  # a second cancellation does not cut it short either
+        job.cancel()
+        await asyncio.sleep(0.05)
+        assert not job.done()
+    slow.go.set()
+    with pytest.raises(asyncio.CancelledError):
+        await job
+    run.close()
+    assert slow.done == ["add", "flush", "close"]
