@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Callable
 from contextlib import aclosing
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from rollout.cli.boundary import FAILED, OK
 from rollout.cli.progress import Display, Rates, Snapshot
@@ -17,22 +17,24 @@ from rollout.wire.v1 import runs_pb2 as pb
 from rollout.workloads.infer import Collector, InferConfig, plan
 
 _AGAIN = {"paused": "resume", "interrupted": "continue", "failed": "continue", "killed": "continue"}
+T = TypeVar("T")
 _FILES = ("completions.jsonl", "errors.jsonl", "summary.json", "openai.jsonl")
 
 
-async def _to_its_end(function: Callable[..., None], *arguments: Any) -> None:
+async def _to_its_end(function: Callable[..., T], *arguments: Any, **named: Any) -> T:
     """In a thread; a cancellation waits for it. It writes files, and `close` must not do so beside it: the cursor that
     is saved would not fit what is in them."""
-    work = asyncio.ensure_future(asyncio.to_thread(function, *arguments))
+    work = asyncio.ensure_future(asyncio.to_thread(function, *arguments, **named))
     cancelled: asyncio.CancelledError | None = None
     while not work.done():
         try:
             await asyncio.wait([work])
         except asyncio.CancelledError as error:
             cancelled = error
-    work.result()
+    result = work.result()
     if cancelled is not None:
         raise cancelled
+    return result
 
 
 class BatchRun:
@@ -165,7 +167,7 @@ class BatchRun:
         )
 
     async def _finish(self, directory: Path, status: pb.RunStatus) -> int:
-        summary = await asyncio.to_thread(
+        summary = await _to_its_end(
             self._collector.finish,
             status.state,
             started_ms=status.created_ms,
