@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, cast
 
+from rollout.model.errors import ProtocolError
 from rollout.model.worker import Inventory
 from rollout.wire.epoch import EpochGuard, Stamped
 from rollout_worker import driver as worker_driver
@@ -87,6 +88,9 @@ class SimDriver(worker_driver.Driver):
                 except RefusedError:
                     return "refused"
         raise AssertionError("a loop of the worker ended")
+
+    def _broke_protocol(self, error: ProtocolError) -> None:
+        self._node.world.violation("protocol", f"{self._node.name} was sent: {error.message}")
 
     async def _ticks(self) -> None:
         while True:

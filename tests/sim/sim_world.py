@@ -177,6 +177,8 @@ class World:
     def emitted(self, node: CoordinatorNode, send: Emit) -> None:
         self.events[send.event] += 1
         self._line(f"{self.scheduler.now:.6f} {node.name} {send.event} {sorted(send.fields.items())}")
+        if send.event == "worker_quarantined":
+            self.violation("protocol", f"{node.name} takes an honest worker for a liar: {send.fields}")
 
     def _before(self, who: str, fence: Fence, writes: Writes) -> None:
         self._guarded(lambda: self.checker.before(who, fence, writes))

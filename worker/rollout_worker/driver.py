@@ -183,8 +183,7 @@ class Driver:
         except ProtocolError as error:
             if not isinstance(event, ev.Frame):
                 raise
-            log.error("coordinator_broke_protocol", error=error.message)
-            self._work.drop()
+            self._broke_protocol(error)
             return
         for action in actions:
             self._ACTIONS[type(action)](self, action)
@@ -194,6 +193,10 @@ class Driver:
             idle = loop.time() - self._flushed_at > 2 * LINGER_S
             # Alone at once, in company together: batches where there is load, no delay where there is none.
             loop.call_later(0 if idle else LINGER_S, self._flush)
+
+    def _broke_protocol(self, error: ProtocolError) -> None:
+        log.error("coordinator_broke_protocol", error=error.message)
+        self._work.drop()
 
     def _flush(self) -> None:
         self._flush_due = False
