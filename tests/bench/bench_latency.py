@@ -89,8 +89,9 @@ async def latencies(root: Path, count: int) -> tuple[list[float], list[float]]:
                 began = time.perf_counter()
                 await worker.send(credit=work_pb2.Credit(items=n + 1, bytes=64 << 20))
                 pulls.append((await worker.arrival() - began) * 1000)
-            await worker.send(credit=work_pb2.Credit(items=100_000, bytes=64 << 20))
             for _ in range(count // 5):
+                # With each, as a sign of life: nothing else is sent, and a silent worker is taken for dead.
+                await worker.send(credit=work_pb2.Credit(items=100_000, bytes=64 << 20))
                 spec = RunSpec(new_ulid(), "script", b"{}")
                 await client.open(spec)
                 await asyncio.sleep(IDLE_S)
