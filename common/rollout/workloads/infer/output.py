@@ -222,9 +222,12 @@ class GrowingFile:
         self._file.close()
 
 
+_encode = json.JSONEncoder(ensure_ascii=False, separators=(",", ":")).encode
+
+
 def dump_line(value: Any) -> bytes:
     """One JSONL line. Halves of surrogate pairs, which UTF-8 cannot hold, are escaped."""
     try:
-        return json.dumps(value, ensure_ascii=False, separators=(",", ":")).encode() + b"\n"
+        return _encode(value).encode() + b"\n"
     except UnicodeEncodeError:
         return json.dumps(value, separators=(",", ":")).encode() + b"\n"

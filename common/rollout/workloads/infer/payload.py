@@ -20,10 +20,13 @@ class Payload:
     line: int
 
 
+_encode = json.JSONEncoder(separators=(",", ":"), ensure_ascii=False).encode
+
+
 def encode_payload(payload: Payload) -> bytes:
     # Not sorted: extra fields come back in the order they were written in.
     fields = {"row": payload.row, "index": payload.index, "file": payload.file, "line": payload.line}
-    return json.dumps(fields, separators=(",", ":"), ensure_ascii=False).encode("utf-8", "surrogatepass")
+    return _encode(fields).encode("utf-8", "surrogatepass")
 
 
 def decode_payload(data: bytes) -> Payload:

@@ -32,10 +32,13 @@ _BODY_IGNORED = frozenset(
 _URLS = ("/v1/chat/completions", "/v1/completions")
 
 
+_canonical = json.JSONEncoder(sort_keys=True, separators=(",", ":"), ensure_ascii=False).encode
+"""Made once, as are those of the other files here: `json.dumps` with options makes an encoder for each call."""
+
+
 def canonical(value: Any) -> bytes:
     """Canonical JSON: equal values give equal bytes."""
-    text = json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=False)
-    return text.encode("utf-8", "surrogatepass")
+    return _canonical(value).encode("utf-8", "surrogatepass")
 
 
 @dataclass(frozen=True, slots=True)

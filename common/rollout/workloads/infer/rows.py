@@ -96,7 +96,8 @@ def request_of(row: Row, sampling: SamplingSection) -> RowRequest:
     """The row's request. InputError with file and line."""
     try:
         request = parse_row(row.fields, sampling)
-        json.dumps([request.content, request.sampling.stop], ensure_ascii=False).encode()
+        if b"\\u" in row.raw:  # only an escape can hold one: what is not escaped was decoded from UTF-8
+            json.dumps([request.content, request.sampling.stop], ensure_ascii=False).encode()
     except UnicodeEncodeError:
         fail(row.file, row.line, "the text holds half of a surrogate pair, which is no Unicode: repair the escape")
     except InputError as error:
@@ -192,7 +193,9 @@ def _decode(path: Path, line: int, raw: bytes) -> JsonObject:
         )
         fail(str(path), line, f"not UTF-8 at byte {error.start} of the line: {hint}")
     try:
-        value: Any = json.loads(text, parse_constant=_no_constant, parse_float=_finite)
+        if text.startswith("\ufeff"):
+            raise json.JSONDecodeError("Unexpected UTF-8 BOM (decode using utf-8-sig)", text, 0)
+        value: Any = _decoder.decode(text)
     except json.JSONDecodeError as error:
         fail(str(path), line, f"malformed JSON: {error.msg} at column {error.colno}")
     except RecursionError:
@@ -228,6 +231,9 @@ def _finite(text: str) -> float:
 
 def _no_constant(name: str) -> NoReturn:
     raise ValueError(f"{name} is no JSON number")
+
+
+_decoder = json.JSONDecoder(parse_constant=_no_constant, parse_float=_finite)
 
 
 def _lines(path: Path) -> Iterator[tuple[int, bytes]]:
