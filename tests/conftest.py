@@ -13,6 +13,11 @@ from rollout.config.settings import EmbeddedStorage, PostgresStorage, StorageSec
 __all__ = ["postgres_server", "postgres_server_url", "postgres_url", "short_dir", "storage_section"]
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """The soak first: it takes an hour of little work, and the other long tests run beside it."""
+    items.sort(key=lambda item: item.path.name != "test_soak.py")
+
+
 @pytest.fixture
 def short_dir() -> Iterator[Path]:
     """A directory with a short path, for Unix sockets (their paths end at about 100 characters)."""
