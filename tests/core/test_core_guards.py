@@ -172,6 +172,8 @@ def test_a_successor_whose_predecessor_never_arrived_is_cancelled_after_the_welc
     step = a.hello()
     told = [type(send) for send in step.sends if getattr(send, "session", "") == a.session]
     assert told[:2] == [st.SendWelcome, st.SendCancel]
+    welcome = next(send for send in step.sends if isinstance(send, st.SendWelcome))
+    assert (welcome.keep, welcome.drop) == ([], [Keys(log, [1], [1])])
     a.finish((log, 0))
     a.finish((log, 1))
     w.seal(2)

@@ -142,7 +142,22 @@ def reconcile(c: State, worker: Worker, event: WorkerHello) -> None:
             if (grant.log.id, seq) not in listed and grant.log.flight.get(seq) is grant:
                 not_listed(c, grant, seq)
                 missing += 1
+    if missing:
+        drop_ended(c, worker, answer)
     tell_reconciled(c, worker, answer, missing)
+
+
+def drop_ended(c: State, worker: Worker, answer: SendWelcome) -> None:
+    """What stood on an attempt that its worker did not bring has ended with it, and is not kept after all."""
+    for kept in (answer.keep, answer.resend):
+        for keys in kept:
+            still = {seq for _, seq in results.current(c, worker, keys)}
+            ended = [(s, a) for s, a in zip(keys.seq, keys.attempt, strict=True) if s not in still]
+            if ended:
+                left = [(s, a) for s, a in zip(keys.seq, keys.attempt, strict=True) if s in still]
+                answer.drop.append(Keys(keys.log, [s for s, _ in ended], [a for _, a in ended]))
+                keys.seq[:], keys.attempt[:] = [s for s, _ in left], [a for _, a in left]
+        kept[:] = [keys for keys in kept if keys.seq]
 
 
 def tell_reconciled(c: State, worker: Worker, answer: SendWelcome, missing: int) -> None:
