@@ -37,6 +37,7 @@ from rollout_worker.work_stream import RefusedError, WorkStream
 log = structlog.get_logger()
 
 LINGER_S = 0.002
+LINGER_FED_S = 0.02
 TICK_S = 0.05
 LEAVE_S = 2.0
 _PHASES = {
@@ -190,9 +191,15 @@ class Driver:
         if self._session.wants_flush and not self._flush_due:
             self._flush_due = True
             loop = asyncio.get_running_loop()
-            idle = loop.time() - self._flushed_at > 2 * LINGER_S
+            linger_s = LINGER_FED_S if self._fed() else LINGER_S
+            idle = loop.time() - self._flushed_at > 2 * linger_s
             # Alone at once, in company together: batches where there is load, no delay where there is none.
-            loop.call_later(0 if idle else LINGER_S, self._flush)
+            loop.call_later(0 if idle else linger_s, self._flush)
+
+    def _fed(self) -> bool:
+        """Only engines work, and each has rows in hand beyond those it runs: nothing waits for the news of one."""
+        busy = [child for child in self._session.place.children.values() if child.in_hand]
+        return bool(busy) and all(c.plan.kind == "engine" and len(c.in_hand) > c.width for c in busy)
 
     def _broke_protocol(self, error: ProtocolError) -> None:
         log.error("coordinator_broke_protocol", error=error.message)
