@@ -1,4 +1,5 @@
-"""One embedded `rollout infer batch` of a million mock rows: submit time, and memory of every process as it grows."""
+"""`rollout infer batch` of a million mock rows: time to submit them, with and without workers that run them meanwhile,
+and the memory of every process as the run grows."""
 
 from __future__ import annotations
 
@@ -10,10 +11,11 @@ from pathlib import Path
 from typing import Any
 
 import psutil
-from cluster import binary, write_toml
+from cluster import Cluster, binary, write_toml
 from measure import Row, directory, rss_mib
 
-EARLY = 10_000
+PHASES = (10_000, 100_000)
+"""Rows committed at which memory is looked at anew."""
 SAMPLE_S = 0.2
 
 
@@ -30,21 +32,19 @@ def name_of(process: psutil.Process) -> str:
 
 
 class Memory:
-    """The largest resident size of each kind of process, before and after `grown` is set."""
+    """The largest resident size of each kind of process in each phase; `peaks[-1]` is the present one's."""
 
     def __init__(self, client: int) -> None:
         self._client = client
-        self.grown = False
         self._over = threading.Event()
-        self.early: dict[str, float] = {}
-        self.late: dict[str, float] = {}
+        self.peaks: list[dict[str, float]] = [{}]
         self._names: dict[int, str] = {client: "client"}
         self._thread = threading.Thread(target=self._watch, daemon=True)
         self._thread.start()
 
     def _watch(self) -> None:
         while not self._over.wait(SAMPLE_S):
-            into = self.late if self.grown else self.early
+            into = self.peaks[-1]
             try:
                 for child in psutil.Process(self._client).children(recursive=True):
                     if child.pid not in self._names:
@@ -59,13 +59,14 @@ class Memory:
         self._thread.join()
 
 
-def run(root: Path, rows: int) -> tuple[Memory, float, float, dict[str, Any]]:
-    """Memory, seconds until everything was submitted and until the end, and the summary."""
+def prepared(root: Path, rows: int) -> Path:
+    """The configuration of a batch of so many rows."""
+    root.mkdir(exist_ok=True)
     source = root / "rows.jsonl"
     with source.open("w") as out:
         for n in range(rows):
             out.write(f'{{"prompt":"row {n}","n":{n}}}\n')
-    config = write_toml(
+    return write_toml(
         root / "batch.toml",
         {
             "model": {"uri": "mock"},
@@ -75,6 +76,11 @@ def run(root: Path, rows: int) -> tuple[Memory, float, float, dict[str, Any]]:
             "workers": {"count": 2},
         },
     )
+
+
+def run(root: Path, rows: int) -> tuple[Memory, float, float, dict[str, Any]]:
+    """Memory, seconds until everything was submitted and until the end, and the summary."""
+    config = prepared(root, rows)
     command = [binary("rollout"), "infer", "batch", "--config", str(config), "--json"]
     opened = submitted = 0.0
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
@@ -88,33 +94,58 @@ def run(root: Path, rows: int) -> tuple[Memory, float, float, dict[str, Any]]:
             elif event["event"] == "progress":
                 if event["submitted"] >= rows and not submitted:
                     submitted = now
-                if event["committed"] >= EARLY:
-                    memory.grown = True
+                if len(memory.peaks) <= len(PHASES) and event["committed"] >= PHASES[len(memory.peaks) - 1]:
+                    memory.peaks.append({})
             elif event["event"] == "summary":
                 memory.stop()
                 return memory, (submitted or now) - opened, now - opened, event
     raise RuntimeError(f"rollout infer batch ended with {process.returncode}")
 
 
+def detached(root: Path, rows: int) -> float:
+    """Seconds from the run's opening until `--detach` returns, with no worker at the coordinator."""
+    config = prepared(root, rows)
+    with Cluster(root / "cluster") as cluster:
+        cluster.add_coordinator().wait_event("coordinator_ready")
+        command = [binary("rollout"), "infer", "batch", "--config", str(config), "--json", "--detach"]
+        opened = 0.0
+        with subprocess.Popen([*command, *cluster.operator()], stdout=subprocess.PIPE, text=True) as process:
+            assert process.stdout is not None
+            for text in process.stdout:
+                if json.loads(text)["event"] == "run_opened":
+                    opened = time.monotonic()
+        if process.returncode or not opened:
+            raise RuntimeError(f"rollout infer batch --detach ended with {process.returncode}")
+        return time.monotonic() - opened
+
+
 def rows(quick: bool) -> list[Row]:
-    count = 100_000 if quick else 1_000_000
+    count = 200_000 if quick else 1_000_000
     with directory() as root:
-        memory, submitted, total, summary = run(root, count)
+        alone = detached(root / "alone", count)
+        memory, submitted, total, summary = run(root / "grown", count)
     if summary["rows"]["completed"] != count:
         raise RuntimeError(f"rows failed: {summary['rows']}")
-    kinds = [kind for kind in ("coordinator", "client", "worker", "engine") if kind in memory.late]
-    growth = {kind: 100 * (memory.late[kind] / memory.early[kind] - 1) for kind in kinds}
-    figure = ", ".join(f"{k} {memory.early[k]:.0f} to {memory.late[k]:.0f} MiB ({growth[k]:+.0f} %)" for k in kinds)
+    first, middle, last = memory.peaks
+    kinds = [kind for kind in ("coordinator", "client", "worker", "engine") if kind in last]
+    growth = {kind: 100 * (max(middle[kind], last[kind]) / first[kind] - 1) for kind in kinds}
+    figure = ", ".join(f"{k} {first[k]:.0f}, {middle[k]:.0f}, {last[k]:.0f} MiB ({growth[k]:+.0f} %)" for k in kinds)
     return [
         Row(
-            f"submit of {count:,} rows by `rollout infer batch`, durable, while two mock workers run them",
-            f"{submitted:.0f} s; all committed and written after {total:.0f} s ({count / total:,.0f} rows/s)",
+            f"submit of {count:,} rows by `rollout infer batch --detach`, durable, no worker at work",
+            f"{alone:.0f} s ({count / alone:,.0f} rows/s)",
             "≤ 60 s" if not quick else "",
-            submitted <= 60 if not quick else None,
-            {"seconds": submitted, "rows_per_s": count / total},
+            alone <= 60 if not quick else None,
+            {"seconds": alone, "rows_per_s": count / alone},
         ),
         Row(
-            f"peak memory up to {EARLY:,} rows committed, and after that up to {count:,}",
+            f"the same while two mock workers on the same cores run them, and the client collects ({count:,} rows)",
+            f"submitted after {submitted:.0f} s; all committed and written after {total:.0f} s "
+            f"({count / total:,.0f} rows/s)",
+            values={"seconds": submitted, "rows_per_s": count / total},
+        ),
+        Row(
+            f"peak memory up to {PHASES[0]:,} rows committed, from there to {PHASES[1]:,}, and to {count:,}",
             figure,
             "flat (± 20 %)",
             all(abs(value) <= 20 for value in growth.values()),
