@@ -141,4 +141,10 @@ SAFEGUARDS = (
         cut("rollout.client.pages:entries_of", "if any(len(column) != count for column in columns):", "if False:"),
         ("core/test_client_guards.py::test_columns_of_a_page_agree",),
     ),
+    Safeguard(
+        "collect: a Ctrl-C waits for the writer",
+        "The files of a batch are not closed, nor their cursor saved, beside a thread that is writing them.",
+        cut("rollout.cli.collecting:_to_its_end", "            cancelled = error\n", "            raise error\n"),
+        ("core/test_cli_collecting.py::test_a_batch_that_is_stopped_while_it_writes_closes_its_files_afterwards",),
+    ),
 )

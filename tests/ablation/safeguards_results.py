@@ -5,7 +5,6 @@ from __future__ import annotations
 from removal import Edit
 from safeguard import CORE, Safeguard, cut, never
 
-SCENARIOS = "core/test_core_scenarios.py::"
 RESULTS, WORKERS = f"{CORE}results", f"{CORE}workers"
 
 SAFEGUARDS = (
@@ -274,5 +273,38 @@ SAFEGUARDS = (
             "core/test_core_guards.py::test_what_must_not_run_twice_does_not_after_a_loss",
             "core/test_core_scenarios.py::test_a_silent_worker_fails_once_and_its_items_run_elsewhere",
         ),
+    ),
+    Safeguard(
+        "nothing is sent before Welcome",
+        "A worker that says Hello without what a pipelined attempt stands on is not sent `cancel` before its Welcome.",
+        (
+            Edit(f"{WORKERS}:reconcile", "    c.step.sends.append(answer)  #", "    #"),
+            Edit(
+                f"{WORKERS}:reconcile",
+                "    tell_reconciled(c, worker, answer, missing)\n",
+                "    c.step.sends.append(answer)\n    tell_reconciled(c, worker, answer, missing)\n",
+            ),
+        ),
+        ("core/test_core_guards.py::test_a_successor_whose_predecessor_never_arrived_is_cancelled_after_the_welcome",),
+    ),
+    Safeguard(
+        "a drain is told until it is heard",
+        "A worker that was cut off when it was told to drain does not stay without work for ever.",
+        cut(f"{WORKERS}:beat", "elif worker.state is WorkerState.DRAINING:", "elif False:"),
+        ("core/test_core_guards_dispatch.py::test_a_worker_that_did_not_hear_that_it_must_drain_is_told_again",),
+    ),
+    Safeguard(
+        "headers before writes",
+        "A refused stream ends for its worker too: grpc takes no status behind a cancelled first write.",
+        cut(
+            "rollout_coordinator.work_service:WorkService.Stream",
+            "            await context.send_initial_metadata(())\n",
+            "",
+        ),
+        (
+            "integration/test_coordinator_hostile.py::"
+            "test_a_status_follows_headers_that_no_cancelled_write_had_to_bring",
+        ),
+        slow=True,
     ),
 )
