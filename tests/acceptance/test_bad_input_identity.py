@@ -63,7 +63,7 @@ def test_tokens(cli: Cli, clusters: tuple[Cluster, Cluster]) -> None:
         (good, "is used up (1 of 1 hosts joined); make a new one by `rollout-coordinator token create`, with --uses"),
         (expiring, "has expired; make a new one by `rollout-coordinator token create`"),
         (good[:-3], "mistyped or cut short: its checksum does not match; copy it again"),
-        (good.replace(good[10], "a" if good[10] != "a" else "b"), "mistyped or cut short"),
+        (good[:10] + ("a" if good[10] != "a" else "b") + good[11:], "mistyped or cut short"),
         ("hunter2", "not a join token (they look like rj1.w.xxxx.xxxx.xxxx); copy the whole line"),
         (theirs.token("worker"), "presents another CA than the one this token was made for: a different cluster, or"),
     ):
