@@ -35,9 +35,13 @@ def seeds(first: int, last: int, as_json: bool) -> int:
     virtual = 0.0
     broken: list[str] = []
     began, used = time.perf_counter(), time.process_time()
+    told = began
     gc.collect()
     gc.freeze()
     for seed in range(first, last):
+        if time.perf_counter() - told > 10.0:
+            told = time.perf_counter()
+            print(f"{seed - first} of {last - first} seeds, {len(broken)} violations", file=sys.stderr, flush=True)
         try:
             report = run(generate(seed))
         except Violation as violation:
