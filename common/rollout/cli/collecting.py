@@ -17,8 +17,8 @@ from rollout.wire.v1 import runs_pb2 as pb
 from rollout.workloads.infer import Collector, InferConfig, plan
 
 _AGAIN = {"paused": "resume", "interrupted": "continue", "failed": "continue", "killed": "continue"}
-T = TypeVar("T")
 _FILES = ("completions.jsonl", "errors.jsonl", "summary.json", "openai.jsonl")
+T = TypeVar("T")
 
 
 async def _to_its_end(function: Callable[..., T], *arguments: Any, **named: Any) -> T:
