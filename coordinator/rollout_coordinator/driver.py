@@ -116,7 +116,6 @@ class Driver:
         self._loads: set[asyncio.Task[None]] = set()
         self._core: CoreLike | None = None
         self._batch = 0
-        self._generation = 0  # of the core; answers to loads of a discarded core are dropped
         self._stopping = False
         self._fault: BaseException | None = None
 
@@ -218,7 +217,6 @@ class Driver:
                 pause = min(pause * 2, self._limits.replay_backoff_max_s)
                 continue
             self._batch = row.batch
-            self._generation += 1
             now = self._clock.now()
             self._core = self._make_core(snapshot, now)
             self._queue.open()
@@ -289,7 +287,7 @@ class Driver:
             else:
                 self._deliver(send)
         for load in step.loads:
-            task = asyncio.create_task(self._load(load, self._generation))
+            task = asyncio.create_task(self._load(load))
             self._loads.add(task)
             task.add_done_callback(self._loaded)
         return step
@@ -310,7 +308,7 @@ class Driver:
         else:
             future.set_result(reply.value)
 
-    async def _load(self, load: Load, generation: int) -> None:
+    async def _load(self, load: Load) -> None:
         """Read for the core. A failed read goes the way of a failed commit: the store does not answer."""
         self._metrics.loads.inc()
         try:
@@ -325,17 +323,16 @@ class Driver:
             else:
                 answer = await self._ledger.results(load)
         except StorageError as error:
-            if generation == self._generation:
-                self._fault = error
-                self._queue.wake()
-            return
-        if generation == self._generation and self._core is not None:
+            self._fault = error
+            self._queue.wake()
+        else:
             self._queue.put_nowait(answer)
 
     def _reset(self, error: RolloutError) -> None:
         """Forget the core and everybody who waits for it. They come back and find what the ledger says."""
         self._core = None
-        self._generation += 1
+        for load in self._loads:
+            load.cancel()  # its answer is for this core; and a store that was cut off may never give it
         self._fault = None
         self._beats.clear()
         self._queue.close(error)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncGenerator, Callable
 from contextlib import asynccontextmanager
 from enum import StrEnum
@@ -68,6 +69,8 @@ class Gate:
         self._metrics = metrics
         self._clock = clock
         self._is_revoked = is_revoked
+        self._waits: set[asyncio.Timeout] = set()
+        self._ended: RolloutError = NotLeaderError("This coordinator is not the leader.")
 
     @property
     def epoch(self) -> int:
@@ -108,6 +111,34 @@ class Gate:
             await self._refuse(context, ProtocolError(f"Not a message of this protocol: {error}"))
         except RolloutError as error:
             await self._refuse(context, error)
+
+    @asynccontextmanager
+    async def waiting(self) -> AsyncGenerator[None]:
+        """For what a call waits for: ends with the reason as soon as this coordinator stops serving.
+
+        A store that was cut off may never answer, while the link to the caller is whole: it would wait here for as
+        long as that lasts, and ask no other coordinator. Not around the writes of a stream: a status that comes behind
+        a cancelled write can get lost in grpc.aio.
+        """
+        wait = asyncio.timeout(None)
+        try:
+            async with wait:
+                self._waits.add(wait)
+                try:
+                    yield
+                finally:
+                    self._waits.discard(wait)
+        except TimeoutError:
+            if wait.expired():
+                raise self._ended from None
+            raise
+
+    def end_waits(self, error: RolloutError) -> None:
+        """Everything inside `waiting` ends with `error`."""
+        self._ended = error
+        waits, self._waits = self._waits, set()
+        for wait in waits:
+            wait.reschedule(asyncio.get_running_loop().time())
 
     async def _refuse(self, context: Any, error: RolloutError) -> NoReturn:
         self._metrics.refused.labels(error.code).inc()

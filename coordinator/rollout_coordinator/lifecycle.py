@@ -270,6 +270,7 @@ class Coordinator:
         if p.leadership.part is Part.LEADER:
             p.leadership.part = Part.STOPPED if self._stop.is_set() else Part.REPLAYING
         p.router.close_all(error)
+        p.gate.end_waits(error)
 
     # ---- fencing
 

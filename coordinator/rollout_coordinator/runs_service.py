@@ -122,7 +122,8 @@ class RunsService(runs_pb2_grpc.RunsServicer):
         check_ulid(spec.run_id, "run_id")
         run_config(spec.config)
         reply: SubmitReply = await (await self._driver.request(lambda n: SubmitOpen(n, spec)))
-        view = await self._views.get(spec.run_id)
+        async with self._gate.waiting():
+            view = await self._views.get(spec.run_id)
         await context.write(
             runs_pb2.SubmitDown(
                 epoch=self._gate.epoch,
@@ -154,7 +155,8 @@ class RunsService(runs_pb2_grpc.RunsServicer):
         kind = frame.WhichOneof("body")
         if kind == "items":
             first_seq, ids, payloads, specs, index = item_batch_from_wire(frame.items)
-            await self._objects.check_payloads(check_items(ids, payloads, first_seq))
+            async with self._gate.waiting():
+                await self._objects.check_payloads(check_items(ids, payloads, first_seq))
             return await self._driver.request(lambda n: SubmitItems(n, run_id, first_seq, ids, payloads, specs, index))
         if kind == "seal":
             return await self._driver.request(lambda n: SubmitSeal(n, run_id, frame.seal.count))
@@ -184,7 +186,8 @@ class RunsService(runs_pb2_grpc.RunsServicer):
     async def Watch(self, request: runs_pb2.WatchRequest, context: Any) -> None:
         async with self._gate.answering(context):
             self._admit(request, context)
-            view = await self._views.get(request.run_id)
+            async with self._gate.waiting():
+                view = await self._views.get(request.run_id)
             if request.cursor > view.cursor:
                 raise InputError(
                     f"Cursor {request.cursor} is past the commit log of run {request.run_id}, which has {view.cursor} "
@@ -204,7 +207,8 @@ class RunsService(runs_pb2_grpc.RunsServicer):
             await watch.wait(0.0 if behind else STATUS_INTERVAL_S)
             # A view may be shared for less than this pause, so it is never older than the move that woke us.
             await asyncio.sleep(BURST_PAUSE_S)
-            view = await self._views.get(request.run_id, max_age=BURST_PAUSE_S / 2)
+            async with self._gate.waiting():
+                view = await self._views.get(request.run_id, max_age=BURST_PAUSE_S / 2)
             if not request.status_only:
                 cursor, behind = await self._pages(request, view.root_log, cursor, context)
             ended = view.state in ENDED
@@ -223,7 +227,8 @@ class RunsService(runs_pb2_grpc.RunsServicer):
         """The commit log from `cursor` on, for as long as a status may wait: (new cursor, whether there is more)."""
         until = self._clock.now().mono + STATUS_INTERVAL_S
         while True:
-            page = await self._ledger.commit_log(root_log, cursor, PAGE_ROWS, PAGE_BYTES, request.payloads)
+            async with self._gate.waiting():
+                page = await self._ledger.commit_log(root_log, cursor, PAGE_ROWS, PAGE_BYTES, request.payloads)
             if not page.seq:
                 return cursor, False
             for batch in commit_frames(page):
@@ -235,7 +240,7 @@ class RunsService(runs_pb2_grpc.RunsServicer):
     # ---- unary
 
     async def Get(self, request: runs_pb2.RunRequest, context: Any) -> runs_pb2.RunReply:
-        async with self._gate.answering(context):
+        async with self._gate.answering(context), self._gate.waiting():
             self._admit(request, context)
             return await self._reply(request.run_id)
         raise AssertionError
@@ -245,14 +250,14 @@ class RunsService(runs_pb2_grpc.RunsServicer):
         return runs_pb2.RunReply(epoch=self._gate.epoch, status=status_to_wire(view), objects_addr=self.objects_addr)
 
     async def List(self, request: runs_pb2.ListRequest, context: Any) -> runs_pb2.ListReply:
-        async with self._gate.answering(context):
+        async with self._gate.answering(context), self._gate.waiting():
             self._admit(request, context)
             views = await self._views.newest(tuple(request.states), min(request.limit or 100, LIST_MAX))
             return runs_pb2.ListReply(epoch=self._gate.epoch, runs=[status_to_wire(v) for v in views])
         raise AssertionError
 
     async def Command(self, request: runs_pb2.CommandRequest, context: Any) -> runs_pb2.RunReply:
-        async with self._gate.answering(context):
+        async with self._gate.answering(context), self._gate.waiting():
             self._admit(request, context)
             if request.verb not in VERBS:
                 raise InputError(f"Unknown verb {request.verb!r}; there are {', '.join(VERBS)}.")
@@ -266,7 +271,7 @@ class RunsService(runs_pb2_grpc.RunsServicer):
         raise AssertionError
 
     async def Delete(self, request: runs_pb2.RunRequest, context: Any) -> runs_pb2.DeleteReply:
-        async with self._gate.answering(context):
+        async with self._gate.answering(context), self._gate.waiting():
             self._admit(request, context)
             view = await self._views.get(request.run_id)
             objects = await self._ledger.run_objects(request.run_id)
@@ -290,7 +295,7 @@ class RunsService(runs_pb2_grpc.RunsServicer):
         return freed
 
     async def Workers(self, request: runs_pb2.WorkersRequest, context: Any) -> runs_pb2.WorkersReply:
-        async with self._gate.answering(context):
+        async with self._gate.answering(context), self._gate.waiting():
             self._admit(request, context)
             return await self._workers(all=request.all)
         raise AssertionError
@@ -308,7 +313,7 @@ class RunsService(runs_pb2_grpc.RunsServicer):
         return reply
 
     async def Worker(self, request: runs_pb2.WorkerCommandRequest, context: Any) -> runs_pb2.WorkersReply:
-        async with self._gate.answering(context):
+        async with self._gate.answering(context), self._gate.waiting():
             self._admit(request, context)
             if request.verb not in WORKER_VERBS:
                 raise InputError(f"Unknown verb {request.verb!r}; there are {', '.join(WORKER_VERBS)}.")

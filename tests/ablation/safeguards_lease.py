@@ -62,6 +62,35 @@ SAFEGUARDS = (
         slow=True,
     ),
     Safeguard(
+        "reads are begun in time",
+        "A coordinator whose database fell silent is told so, and its connections come free.",
+        cut("rollout.storage.postgres:PostgresEngine.read", "timeout=self.BEGIN_S", "timeout=None"),
+        ("contract/test_postgres_silence.py::test_a_read_of_a_silent_database_ends[BEGIN]",),
+        slow=True,
+    ),
+    Safeguard(
+        "statements are bounded here too",
+        "The same when it fell silent in the middle of a read, where the server's own bound tells nobody.",
+        cut(
+            "rollout.storage.postgres:PostgresEngine.open",
+            "command_timeout=self.READ_MS / 1000",
+            "command_timeout=None",
+        ),
+        ("contract/test_postgres_silence.py::test_a_read_of_a_silent_database_ends[statement]",),
+        slow=True,
+    ),
+    Safeguard(
+        "statements of the object store are bounded",
+        "The same for objects in the database.",
+        cut(
+            "rollout.objects.postgres:PostgresObjectStore.open",
+            "command_timeout=COMMAND_TIMEOUT_S",
+            "command_timeout=None",
+        ),
+        ("contract/test_postgres_silence.py::test_a_silent_database_is_told_to_who_wants_an_object",),
+        slow=True,
+    ),
+    Safeguard(
         "lease: insert from absent",
         "Of two coordinators that start at once one leads.",
         cut(f"{QUERIES}:INSERT_LEASE", "DO NOTHING", "DO UPDATE SET holder = excluded.holder"),
@@ -249,12 +278,14 @@ SAFEGUARDS = (
     Safeguard(
         "answers to a discarded core",
         "What was read for a core that is gone is not taken for what its successor asked.",
-        cut(
-            f"{DRIVER}._load",
-            "if generation == self._generation and self._core is not None:",
-            "if self._core is not None:",
-        ),
+        cut(f"{DRIVER}._reset", "load.cancel()", "pass"),
         ("integration/test_driver_guards.py::test_what_was_read_for_a_discarded_core_does_not_reach_the_next",),
+    ),
+    Safeguard(
+        "calls end with the tenure",
+        "A client does not wait for a store that its coordinator lost, while another coordinator leads.",
+        cut(f"{GATE}.end_waits", "wait.reschedule(asyncio.get_running_loop().time())", "pass"),
+        ("integration/test_coordinator_failover.py::test_calls_that_wait_for_a_silent_database_end_with_the_tenure",),
     ),
     Safeguard(
         "clients of a discarded core are told",

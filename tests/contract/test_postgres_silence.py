@@ -10,6 +10,7 @@ from urllib.parse import urlsplit, urlunsplit
 
 import pytest
 from rollout.model.errors import StorageUnavailableError
+from rollout.objects import postgres as objects
 from rollout.storage.postgres import CommitUnknown, PostgresEngine
 from rollout_coordinator.ledger.port import LeaseRow
 from rollout_coordinator.ledger.postgres import PostgresLedger
@@ -56,20 +57,29 @@ class Link:
 
 
 @asynccontextmanager
-async def linked(url: str) -> AsyncIterator[tuple[Link, PostgresEngine]]:
+async def link_to(url: str) -> AsyncIterator[tuple[Link, str]]:
     parts = urlsplit(url)
     assert parts.hostname and parts.port
     link = Link(parts.hostname, parts.port)
     link.server = await asyncio.start_server(link.accept, "127.0.0.1", 0)
     port = link.server.sockets[0].getsockname()[1]
-    engine = PostgresEngine(urlunsplit(parts._replace(netloc=f"{parts.username}@127.0.0.1:{port}")), pool_size=2)
-    await engine.open()
     try:
-        yield link, engine
+        yield link, urlunsplit(parts._replace(netloc=f"{parts.username}@127.0.0.1:{port}"))
     finally:
         link.heal()
-        await engine.close()
         await link.close()
+
+
+@asynccontextmanager
+async def linked(url: str) -> AsyncIterator[tuple[Link, PostgresEngine]]:
+    async with link_to(url) as (link, through):
+        engine = PostgresEngine(through, pool_size=2)
+        await engine.open()
+        try:
+            yield link, engine
+        finally:
+            link.heal()
+            await engine.close()
 
 
 @pytest.mark.parametrize("waiting_for", ["BEGIN", "statement", "COMMIT"])
@@ -113,6 +123,46 @@ async def test_a_silent_database_is_told_as_unavailable(postgres_url: str) -> No
         link.heal()
         async with engine.write(5_000) as db:
             assert await db.fetchval("SELECT 1") == 1
+
+
+@pytest.mark.parametrize("silent_at", ["BEGIN", "statement"])
+async def test_a_read_of_a_silent_database_ends(
+    postgres_url: str, silent_at: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """TCP alone would try for a quarter of an hour, and hold a connection of the pool."""
+    monkeypatch.setattr(PostgresEngine, *(("BEGIN_S", 1.0) if silent_at == "BEGIN" else ("READ_MS", 1000)))
+    async with linked(postgres_url) as (link, engine):
+
+        async def read() -> None:
+            if silent_at == "BEGIN":
+                link.cut()
+            async with engine.read() as db:
+                link.cut()
+                await db.fetchval("SELECT 1")
+
+        done, _ = await asyncio.wait({asyncio.create_task(read())}, timeout=PATIENCE_S)
+        assert done, "it waits for ever"
+        assert isinstance(done.pop().exception(), StorageUnavailableError)
+        link.heal()
+        async with engine.read() as db:
+            assert await db.fetchval("SELECT 1") == 1
+
+
+async def test_a_silent_database_is_told_to_who_wants_an_object(
+    postgres_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(objects, "COMMAND_TIMEOUT_S", 1.0)
+    async with link_to(postgres_url) as (link, through):
+        store = objects.PostgresObjectStore(through, pool_size=2)
+        await store.open()
+        link.cut()
+        asking = asyncio.create_task(store.has([bytes(32)]))
+        done, _ = await asyncio.wait({asking}, timeout=PATIENCE_S)
+        assert done, "it waits for ever"
+        assert isinstance(asking.exception(), StorageUnavailableError)
+        link.heal()
+        assert await store.has([bytes(32)]) == [False]
+        await store.close()
 
 
 async def test_a_silent_leader_does_not_keep_the_lease_locked(postgres_url: str) -> None:

@@ -202,6 +202,60 @@ async def test_a_database_that_goes_away_and_returns(tmp_path: Path) -> None:
         await again.close()
 
 
+class Silent(Unreliable):
+    """Reads get no answer at all, as over a link that was cut."""
+
+    def __init__(self, path: Path) -> None:
+        super().__init__(path)
+        self.silent = False
+        self.waiting = {"commit_log": asyncio.Event(), "run_view": asyncio.Event()}
+
+    async def _answer(self, read: str) -> None:
+        if self.silent:
+            self.waiting[read].set()
+            await asyncio.Event().wait()
+
+    async def commit_log(self, *args: Any) -> Any:
+        await self._answer("commit_log")
+        return await super().commit_log(*args)
+
+    async def run_view(self, run_id: str) -> Any:
+        await self._answer("run_view")
+        return await super().run_view(run_id)
+
+
+async def test_calls_that_wait_for_a_silent_database_end_with_the_tenure(tmp_path: Path) -> None:
+    """Their links to the coordinator are whole, so nothing else would send them to the next leader."""
+    ledger = Silent(tmp_path / "rollout.db")
+    async with inprocess(tmp_path, ledger=ledger) as (node, _):
+        worker = await FakeWorker([node.addr], tmp_path / "tls").start()
+        client = await FakeClient.open([node.addr], tmp_path / "tls")
+        run_id = ulid()
+        await client.submit(run_id, batches(), seal=False)
+
+        async def watch() -> None:
+            async for _ in client.watch(run_id):
+                ledger.silent = True
+
+        calls: list[asyncio.Task[Any]] = [asyncio.create_task(watch())]
+        await ledger.waiting["commit_log"].wait()
+        calls.append(asyncio.create_task(client.get(ulid())))
+        await ledger.waiting["run_view"].wait()
+        ledger.error = StorageUnavailableError("the database is away")
+        with pytest.raises(grpc.aio.AioRpcError):
+            await client.submit(ulid(), batches())  # a commit, by which the loss is noticed
+        done, waiting = await asyncio.wait(calls, timeout=20)
+        assert not waiting, "a call waits for a store that its coordinator has lost"
+        for call in done:
+            error = call.exception()
+            assert isinstance(error, grpc.aio.AioRpcError) and error.code() == grpc.StatusCode.UNAVAILABLE
+        ledger.error, ledger.silent = None, False
+        await client.patiently(lambda: client.submit(run_id, batches()))
+        check(*await client.collect(run_id, 60))
+        await worker.stop()
+        await client.close()
+
+
 async def test_a_full_disk_stops_cleanly_and_loses_nothing(tmp_path: Path) -> None:
     ledger = Unreliable(tmp_path / "rollout.db")
     run_id = ulid()

@@ -24,10 +24,12 @@ from rollout.model.errors import (
 )
 from rollout.objects.digest import check_id
 from rollout.objects.port import ObjectMeta
-from rollout.storage.postgres import GONE
+from rollout.storage.postgres import CONNECT_TIMEOUT_S, GONE
 
 PART = 256 * 1024
 """Bytes of a row. Fixed, since a range read computes its rows from it."""
+COMMAND_TIMEOUT_S = 30.0
+"""A server that says nothing for this long is not there: each statement moves one part at most."""
 _SPOOL_RAM = 8 << 20
 _GUARD = 0x726F626A  # advisory lock of this transaction only: shared to pin, exclusive to delete
 
@@ -75,7 +77,12 @@ class PostgresObjectStore:
     async def open(self) -> None:
         with storage_errors("cannot open the object store"):
             self._pool = await cast(Any, asyncpg).create_pool(
-                self._url, min_size=0, max_size=self._pool_size, statement_cache_size=0
+                self._url,
+                min_size=0,
+                max_size=self._pool_size,
+                statement_cache_size=0,
+                timeout=CONNECT_TIMEOUT_S,
+                command_timeout=COMMAND_TIMEOUT_S,
             )
             async with self._acquire() as db, db.transaction():
                 # Two starts at once would otherwise collide on the catalogue, in spite of IF NOT EXISTS.

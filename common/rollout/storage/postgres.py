@@ -28,6 +28,7 @@ from rollout.storage import migrations
 Connection = Any  # asyncpg ships no useful types
 
 CONNECT_TIMEOUT_S = 5.0
+MIGRATION_S = 120.0
 _MIGRATION_LOCK = 0x726F6C6C
 
 GONE = (
@@ -109,6 +110,9 @@ class PostgresEngine:
     """The pool. `READ_MS` bounds reads; writers give their own bound."""
 
     READ_MS = 60_000
+    BEGIN_S = 5.0
+    """A read's first word is answered in this time, or the server is not there: a connection whose link was cut says
+    nothing at all, for as long as TCP tries again, a quarter of an hour."""
 
     def __init__(self, url: str, *, pool_size: int = 8):
         self.url = normal_url(url)
@@ -126,6 +130,7 @@ class PostgresEngine:
                 max_size=self._pool_size,
                 statement_cache_size=0,
                 timeout=CONNECT_TIMEOUT_S,
+                command_timeout=self.READ_MS / 1000,
                 connection_class=_Connection,
             )
             # Another process may be creating the same tables outside of this lock.
@@ -155,12 +160,12 @@ class PostgresEngine:
                 pool.terminate()
 
     async def _migrate(self) -> None:
-        async with self.write(120_000) as db:
-            await db.execute(f"SELECT pg_advisory_xact_lock({_MIGRATION_LOCK})")
+        async with self.write(int(MIGRATION_S * 1000)) as db:
+            await db.execute(f"SELECT pg_advisory_xact_lock({_MIGRATION_LOCK})", timeout=MIGRATION_S)
             await db.execute(migrations.VERSION_TABLE)
             stored = await db.fetchval(migrations.READ_VERSION)
             for statement in migrations.plan(stored, "postgresql", "the PostgreSQL database"):
-                await db.execute(statement)
+                await db.execute(statement, timeout=MIGRATION_S)
 
     @asynccontextmanager
     async def _connection(self) -> AsyncGenerator[Connection]:
@@ -208,7 +213,8 @@ class PostgresEngine:
         try:
             async with self._connection() as db:
                 await db.execute(
-                    f"BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY; {settings(self.READ_MS)} {_READING}"
+                    f"BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY; {settings(self.READ_MS)} {_READING}",
+                    timeout=self.BEGIN_S,
                 )
                 try:
                     yield db
