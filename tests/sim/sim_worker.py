@@ -62,7 +62,7 @@ class SimDriver(worker_driver.Driver):
         self._link = Link(world.addresses, credentials, dial=world.dial(loop), jitter=world.jitter)
         self._work = WorkStream(self._link, guard, self.event, world.fresh)
         self._heartbeat = Heartbeat(
-            self._link, guard, HEARTBEAT, self._beat, self._acknowledged, loop.time, ask_after_s=SELF_FENCE / 3
+            self._link, guard, HEARTBEAT, self._beat, self._acknowledged, loop.time, ask_after_s=SELF_FENCE / 2
         )
         self._children: dict[int, Any] = {}
         self._tasks: set[asyncio.Task[Any]] = set()

@@ -89,7 +89,7 @@ class Driver:
             self._beat,
             self._acknowledged,
             parts.clock,
-            ask_after_s=settings.transport.worker_self_fence_timeout_ms / 3000,
+            ask_after_s=settings.transport.worker_self_fence_timeout_ms / 2000,
         )
         self._scratch = Path(settings.worker.scratch_dir).absolute() / parts.incarnation
         self._children: dict[int, ChildProcess] = {}
