@@ -21,8 +21,8 @@ log = structlog.get_logger()
 class Heartbeat:
     """`beat()` makes the next message; `acknowledged(sent_at, known)` hears what the coordinator has read.
 
-    Streams are acknowledged every second or two. After `ask_after_s` without an answer a single call asks for one, so that
-    a self-fence time shorter than that, or a stream that is stuck, does not fence a worker that is well.
+    Streams are acknowledged every second or two. After `ask_after_s` without an answer a single call asks for one, so
+    that a self-fence time shorter than that, or a stream that is stuck, does not fence a worker that is well.
     """
 
     def __init__(
