@@ -69,7 +69,7 @@ class Gate:
         self._metrics = metrics
         self._clock = clock
         self._is_revoked = is_revoked
-        self._waits: set[asyncio.Timeout] = set()
+        self._waits: dict[asyncio.Timeout, None] = {}  # in the order they began, so that a simulation replays
         self._ended: RolloutError = NotLeaderError("This coordinator is not the leader.")
 
     @property
@@ -123,11 +123,11 @@ class Gate:
         wait = asyncio.timeout(None)
         try:
             async with wait:
-                self._waits.add(wait)
+                self._waits[wait] = None
                 try:
                     yield
                 finally:
-                    self._waits.discard(wait)
+                    self._waits.pop(wait, None)
         except TimeoutError:
             if wait.expired():
                 raise self._ended from None
@@ -136,7 +136,7 @@ class Gate:
     def end_waits(self, error: RolloutError) -> None:
         """Everything inside `waiting` ends with `error`."""
         self._ended = error
-        waits, self._waits = self._waits, set()
+        waits, self._waits = self._waits, {}
         for wait in waits:
             wait.reschedule(asyncio.get_running_loop().time())
 
