@@ -116,6 +116,7 @@ class CoordinatorNode(Node):
         self.leadership = Leadership()
         self.replies: dict[int, Reply] = {}
         self.continued: set[str] = set()  # runs that went on by the last step
+        self.cancelled: set[tuple[int, int, int]] = set()  # attempts that it cancels
         self.sessions = Sessions()
 
     @property
@@ -199,7 +200,7 @@ class CoordinatorNode(Node):
         if isinstance(send, Emit):
             world.emitted(self, send)
             return
-        world.checker.sent(self.name, self.epoch, send, self.continued)
+        world.checker.sent(self.name, self.epoch, send, self.continued, self.cancelled)
         if isinstance(send, SendRevoke):
             world.revoking(send.session)
 
