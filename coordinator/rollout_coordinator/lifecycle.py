@@ -224,15 +224,20 @@ class Coordinator:
         renewing = asyncio.create_task(self.lease.run_renewals())
         cleaning = asyncio.create_task(self._maintain())
         stopping = asyncio.create_task(self._stop.wait())
-        tasks: list[asyncio.Task[object]] = [serving, renewing, cleaning, stopping]  # type: ignore[list-item]
+        trusting = asyncio.create_task(self._while_trusted())
+        tasks: list[asyncio.Task[object]] = [serving, renewing, cleaning, stopping, trusting]  # type: ignore[list-item]
         try:
-            await asyncio.wait({serving, renewing, stopping, self._fenced}, return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait(
+                {serving, renewing, stopping, trusting, self._fenced}, return_when=asyncio.FIRST_COMPLETED
+            )
             if self._fenced.done():
                 raise FencedError(self._fenced.result())
             if renewing.done():
                 renewing.result()
             if self._stop.is_set():
                 p.driver.stop()
+            elif trusting.done() and not serving.done():
+                raise LeaseLostError
             await serving
         except LeaseLostError:
             await self._check_deposed()
@@ -243,6 +248,12 @@ class Coordinator:
             await asyncio.gather(*tasks, return_exceptions=True)
             p.metrics.leader.set(0)
             self.serving.clear()
+
+    async def _while_trusted(self) -> None:
+        """The driver looks at its lease itself, but not while it waits for a store, which may never answer: its workers
+        would wait with it, in sight of the next leader."""
+        while self.lease.trusted():  # noqa: ASYNC110 - trust ends by the clock, nobody tells
+            await asyncio.sleep(self._hint_every_s)
 
     def _on_serving(self) -> None:
         p = self._parts

@@ -80,6 +80,23 @@ SAFEGUARDS = (
         slow=True,
     ),
     Safeguard(
+        "transactions are bounded here too",
+        "A leader whose database fell silent in the middle of a commit stands by in time.",
+        cut(
+            "rollout.storage.postgres:PostgresEngine.write",
+            "asyncio.timeout(2 * timeout_ms / 1000)",
+            "asyncio.timeout(None)",
+        ),
+        ("contract/test_postgres_silence.py::test_a_write_that_a_silent_database_takes_half_of_ends",),
+        slow=True,
+    ),
+    Safeguard(
+        "a tenure ends with its trust",
+        "A leader whose commit is never answered does not keep its workers from the next one.",
+        cut(f"{LIFE}._lead", "raise LeaseLostError", "pass"),
+        ("integration/test_coordinator_failover.py::test_a_leader_whose_commit_is_never_answered_stops_serving",),
+    ),
+    Safeguard(
         "statements of the object store are bounded",
         "The same for objects in the database.",
         cut(

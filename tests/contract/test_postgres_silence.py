@@ -148,6 +148,20 @@ async def test_a_read_of_a_silent_database_ends(
             assert await db.fetchval("SELECT 1") == 1
 
 
+async def test_a_write_that_a_silent_database_takes_half_of_ends(postgres_url: str) -> None:
+    """A leader's commit: while it waits, its workers wait with it."""
+    async with linked(postgres_url) as (link, engine):
+
+        async def write() -> None:
+            async with engine.write(500) as db:
+                link.cut()
+                await db.execute("SELECT 1")
+
+        done, _ = await asyncio.wait({asyncio.create_task(write())}, timeout=PATIENCE_S)
+        assert done, "it waits for ever"
+        assert isinstance(done.pop().exception(), StorageUnavailableError)
+
+
 async def test_a_silent_database_is_told_to_who_wants_an_object(
     postgres_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import signal
+import time
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ from coordinator_peers import FakeClient, FakeWorker, items, ulid
 from coordinator_places import config, free_addr, inprocess, spawn
 from rollout.model.errors import StorageFullError, StorageUnavailableError
 from rollout.wire.v1 import runs_pb2
+from rollout_coordinator.lease import LeaseKeeper
 from rollout_coordinator.ledger.sqlite import SqliteLedger
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
@@ -23,6 +25,11 @@ ROWS = 1500
 def batches(count: int = ROWS) -> list[Any]:
     rows = items(count)
     return [rows[i : i + 250] for i in range(0, count, 250)]
+
+
+def no_file_lock(lease: LeaseKeeper, now: float | None = None) -> bool:
+    """Trust as on a database that several coordinators share."""
+    return lease.leading and time.monotonic() < lease._started + lease._ttl - lease._margin  # pyright: ignore[reportPrivateUsage]
 
 
 def check(log: list[tuple[int, bytes]], status: Any, count: int = ROWS) -> None:
@@ -252,6 +259,50 @@ async def test_calls_that_wait_for_a_silent_database_end_with_the_tenure(tmp_pat
         ledger.error, ledger.silent = None, False
         await client.patiently(lambda: client.submit(run_id, batches()))
         check(*await client.collect(run_id, 60))
+        await worker.stop()
+        await client.close()
+
+
+class Unanswering(SqliteLedger):
+    """Says nothing, to whatever it is asked, but to renewals that it failed: those a store bounds by itself."""
+
+    def __init__(self, path: Path) -> None:
+        super().__init__(path)
+        self.answers = asyncio.Event()
+        self.answers.set()
+
+    async def commit(self, fence: Any, writes: Any) -> None:
+        await self.answers.wait()
+        await super().commit(fence, writes)
+
+    async def renew_lease(self, holder: str, epoch: int) -> bool:
+        if not self.answers.is_set():
+            raise StorageUnavailableError("no answer")
+        return await super().renew_lease(holder, epoch)
+
+
+async def test_a_leader_whose_commit_is_never_answered_stops_serving(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its workers and clients reach it, so they would wait for it while another leads."""
+    monkeypatch.setattr(LeaseKeeper, "trusted", no_file_lock)
+    ledger = Unanswering(tmp_path / "rollout.db")
+    async with inprocess(tmp_path, ledger=ledger) as (node, parts):
+        worker = await FakeWorker([node.addr], tmp_path / "tls").start()
+        client = await FakeClient.open([node.addr], tmp_path / "tls")
+        run_id = ulid()
+        await client.submit(run_id, batches(500), seal=False)
+        ledger.answers.clear()
+        with pytest.raises(grpc.aio.AioRpcError) as caught:
+            async with asyncio.timeout(20):
+                await client.submit(run_id, batches(), seal=False)
+        assert caught.value.code() == grpc.StatusCode.UNAVAILABLE
+        async with asyncio.timeout(20):
+            await worker.until(lambda: bool(worker.failures))
+        ledger.answers.set()
+        await client.patiently(lambda: client.submit(run_id, batches()))
+        check(*await client.collect(run_id, 60))
+        assert parts.leadership.epoch == 1
         await worker.stop()
         await client.close()
 

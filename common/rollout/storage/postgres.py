@@ -191,12 +191,19 @@ class PostgresEngine:
 
     @asynccontextmanager
     async def write(self, timeout_ms: int) -> AsyncGenerator[Connection]:
-        """One transaction, READ COMMITTED. Raises typed errors, or CommitUnknown."""
+        """One transaction, READ COMMITTED. Raises typed errors, or CommitUnknown.
+
+        The server bounds each statement by `timeout_ms`; where it does not answer at all, all of them together have
+        twice as long here, and COMMIT as long again.
+        """
         try:
             async with self._connection() as db:
                 await db.execute(f"BEGIN; {settings(timeout_ms)}", timeout=timeout_ms / 1000)
                 try:
-                    yield db
+                    async with asyncio.timeout(2 * timeout_ms / 1000):
+                        yield db
+                except (asyncio.CancelledError, TimeoutError):
+                    raise  # an answer is due: the connection is dropped, and the server rolls back
                 except BaseException:
                     await _roll_back(db)
                     raise
