@@ -199,9 +199,9 @@ class Checker:
 
     # ---- sends
 
-    def sent(self, who: str, epoch: int, send: Any, continued: set[str], cancelled: set[tuple[int, int, int]]) -> None:
+    def sent(self, who: str, epoch: int, send: Any, continued: set[str], ended: set[tuple[int, int, int]]) -> None:
         """Inside the driver, as a send leaves. `continued`: runs that an operator had go on in the same step;
-        `cancelled`: attempts (log, seq, attempt) that the same step cancels, which it says behind its Welcome."""
+        `ended`: attempts (log, seq, attempt) that it cancels, which it says behind its Welcome, or whose worker leaves."""
         t = self.t
         if isinstance(send, st.Emit | st.RunMoved):
             return
@@ -215,7 +215,7 @@ class Checker:
         elif isinstance(send, st.SendAccepted | st.SendWelcome):
             self._accepted(send.accepted)
             if isinstance(send, st.SendWelcome):
-                self._kept(send, cancelled)
+                self._kept(send, ended)
         elif isinstance(send, st.SendRunEnded):
             run = t.runs.get(send.run_id)
             if run is not None and run.state not in ENDED and send.run_id not in continued:
@@ -236,12 +236,12 @@ class Checker:
                 if not durable and keys.log in self.t.logs:
                     raise Violation("durable_before_sent", f"{keys.log}/{seq}/{attempt} was called accepted")
 
-    def _kept(self, send: st.SendWelcome, cancelled: set[tuple[int, int, int]]) -> None:
+    def _kept(self, send: st.SendWelcome, ended: set[tuple[int, int, int]]) -> None:
         for keys in send.keep:
             for seq, attempt in zip(keys.seq, keys.attempt, strict=True):
                 given = self.t.given.get((keys.log, seq))
                 is_open = given is not None and given.attempt == attempt
-                if not is_open and (keys.log, seq, attempt) not in cancelled:
+                if not is_open and (keys.log, seq, attempt) not in ended:
                     raise Violation("current_assignment", f"Welcome keeps {keys.log}/{seq}/{attempt}, open is {given}")
 
     def replied(self, who: str, epoch: int, value: Any) -> None:

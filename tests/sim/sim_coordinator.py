@@ -116,7 +116,7 @@ class CoordinatorNode(Node):
         self.leadership = Leadership()
         self.replies: dict[int, Reply] = {}
         self.continued: set[str] = set()  # runs that went on by the last step
-        self.cancelled: set[tuple[int, int, int]] = set()  # attempts that it cancels
+        self.ended: set[tuple[int, int, int]] = set()  # attempts that it cancelled, or whose worker left by it
         self.sessions = Sessions()
 
     @property
@@ -200,7 +200,7 @@ class CoordinatorNode(Node):
         if isinstance(send, Emit):
             world.emitted(self, send)
             return
-        world.checker.sent(self.name, self.epoch, send, self.continued, self.cancelled)
+        world.checker.sent(self.name, self.epoch, send, self.continued, self.ended)
         if isinstance(send, SendRevoke):
             world.revoking(send.session)
 

@@ -10,9 +10,9 @@ from random import Random
 from typing import Any
 
 from rollout.model.run import ENDED, RunState
-from rollout_coordinator.core.events import Event, RunCommand, Tick
+from rollout_coordinator.core.events import Event, RunCommand, Tick, WorkerGoodbye
 from rollout_coordinator.core.state import Worker
-from rollout_coordinator.core.step import Emit, LogRow, SendCancel, Step, Writes
+from rollout_coordinator.core.step import Emit, LogRow, SendCancel, SendWelcome, Step, Writes
 from rollout_coordinator.ledger.port import Fence
 from rollout_worker.attempts import AttemptKey, Held
 from sim_certificates import ulid
@@ -165,13 +165,12 @@ class World:
         if len(events) == 1 and isinstance(events[0], Tick):
             self.idle_steps += 1
         node.continued = {e.run_id for e in events if isinstance(e, RunCommand) and e.verb == "continue"}
-        node.cancelled = {
-            (keys.log, *attempt)
-            for send in step.sends
-            if isinstance(send, SendCancel)
-            for keys in send.keys
-            for attempt in zip(keys.seq, keys.attempt, strict=True)
-        }
+        left = {e.session for e in events if isinstance(e, WorkerGoodbye)}
+        over = [keys for send in step.sends if isinstance(send, SendCancel) for keys in send.keys]
+        over += [
+            keys for send in step.sends if isinstance(send, SendWelcome) and send.session in left for keys in send.keep
+        ]
+        node.ended = {(k.log, *attempt) for k in over for attempt in zip(k.seq, k.attempt, strict=True)}
         lease = self.store.tables.lease
         if lease is not None and lease.epoch != node.epoch:
             self._fired("deposed_leader_steps")
