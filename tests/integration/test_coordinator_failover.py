@@ -264,7 +264,7 @@ async def test_calls_that_wait_for_a_silent_database_end_with_the_tenure(tmp_pat
 
 
 class Unanswering(SqliteLedger):
-    """Says nothing, to whatever it is asked, but to renewals that it failed: those a store bounds by itself."""
+    """While ``answers`` is clear, commits hang and renewals fail: a real store bounds its renewals by itself."""
 
     def __init__(self, path: Path) -> None:
         super().__init__(path)

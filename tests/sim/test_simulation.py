@@ -96,9 +96,10 @@ def test_a_seed_takes_nothing_of_its_process(monkeypatch: pytest.MonkeyPatch) ->
     def never(*_: object, **__: object) -> None:
         raise AssertionError("not virtual")
 
-    seed = 13
-    first = simulate(seed)
-    assert any(line.endswith("exits 3") for line in first.milestones), "a leader is deposed, and its alarm is set"
+    def deposed(report: Report) -> bool:
+        return any(line.endswith("exits 3") for line in report.milestones)
+
+    seed, first = next((seed, told) for seed in range(FAST) if deposed(told := simulate(seed)))  # its alarm is set
     monkeypatch.setattr(threading.Thread, "start", never)
     monkeypatch.setattr(time, "sleep", never)
     state = random.getstate()
