@@ -167,7 +167,7 @@ class World:
     def rows(self) -> list[dict[str, Any]]:
         if not self.rows_file.exists():
             return []
-        return [json.loads(line) for line in self.rows_file.read_text().splitlines() if line.endswith("}")]
+        return [json.loads(line) for line in self.rows_file.read_text().split("\n")[:-1]]  # whole lines only
 
     def leader(self) -> str:
         """Who took the lease last."""

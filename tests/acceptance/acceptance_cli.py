@@ -84,8 +84,9 @@ class Cli:
         return path
 
     def completions(self, output: str = "out") -> list[dict[str, Any]]:
+        """The whole lines: of a file that is being written, or whose writer was killed, the last may be a part."""
         path = self.directory / output / "completions.jsonl"
-        return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+        return [json.loads(line) for line in path.read_text().split("\n")[:-1]] if path.exists() else []
 
     def wait_for_rows(self, count: int, process: subprocess.Popen[str], output: str = "out") -> None:
         until(lambda: len(self.completions(output)) >= count or process.poll() is not None, f"{count} rows")

@@ -43,7 +43,8 @@ class Daemon:
             )
 
     def events(self, name: str) -> list[dict[str, Any]]:
-        lines = [line for line in self.log.read_text(errors="replace").splitlines() if line.startswith("{")]
+        whole = self.log.read_text(errors="replace").split("\n")[:-1]
+        lines = [line for line in whole if line.startswith("{")]
         return [e for line in lines if (e := json.loads(line)).get("event") == name]
 
     async def event(self, name: str, count: int = 1) -> dict[str, Any]:
