@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 from acceptance_cli import Cli, until
-from cluster import Cluster
+from cluster import Cluster, binary
 
 
 @pytest.fixture
@@ -123,3 +123,26 @@ def test_a_run_of_another_cluster_is_not_started_again(cli: Cli, cluster: Cluste
     (cli.directory / "out" / "summary.json").unlink()  # as if it had been cut off before its end
     done = cli.run("infer", "batch", "--config", config, *at)
     assert done.code == 2 and "it was started on this machine" in done.err
+
+
+def test_a_worker_that_joined_needs_no_configuration(cli: Cli, tmp_path: Path) -> None:
+    """It learns from the join which coordinators there are and what their cluster is called."""
+    with Cluster(tmp_path / "nodes", transport={"cluster": "prod"}) as cluster:
+        cluster.add_coordinator().wait_event("coordinator_ready")
+        worker = cli.start("run", program=binary("rollout-worker"))
+        assert "rollout-worker join --coordinator" in worker.communicate(timeout=30)[0] and worker.returncode == 2
+        (cli.directory / "worker.toml").write_text("[worker]\nslots = 2\n")
+        plan = cli.run("plan", "--config", "worker.toml")
+        assert plan.code == 2 and "./data/tls has not joined a cluster" in plan.err
+        join = ("join", "--coordinator", cluster.join_address, "--token", cluster.token("worker"))
+        assert cli.start(*join, program=binary("rollout-worker")).wait(30) == 0
+        plan = cli.run("plan", "--config", "worker.toml")
+        assert plan.code == 0 and f"works for {cluster.addresses[0]}" in plan.out
+        worker = cli.start("run", program=binary("rollout-worker"))
+        at = cluster.operator()
+        until(lambda: [w["state"] for w in ask(cli, "workers", *at)["workers"]] == ["ready"], "the worker")
+        worker.send_signal(signal.SIGTERM)
+        assert worker.wait(30) == 0
+        (cli.directory / "data/tls/join.json").write_text("{")
+        worker = cli.start("run", program=binary("rollout-worker"))
+        assert "join.json is damaged" in worker.communicate(timeout=30)[1] and worker.returncode == 2

@@ -10,9 +10,12 @@ from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
+from rollout.cli import collecting
 from rollout.cli.collecting import BatchRun
+from rollout.cli.progress import Snapshot
 from rollout.client import Page
 from rollout.model.run import RunSpec
+from rollout.wire.v1 import runs_pb2 as pb
 
 
 class Slow:
@@ -70,3 +73,33 @@ async def test_a_batch_that_is_stopped_while_it_writes_closes_its_files_afterwar
         await job
     run.close()
     assert slow.done == ["add", "flush", "close"]
+
+
+class Idle:
+    """A run that has a worker, then none for long, then one again and none."""
+
+    async def watch(self, *_: Any, **__: Any) -> AsyncGenerator[Page]:
+        for running in (1, 0, 0, 1, 0):
+            yield Page([], status=pb.RunStatus(state="running", running=running))
+        yield Page([], status=pb.RunStatus(state="completed"))
+
+    async def submit(self, *_: Any, **__: Any) -> int:
+        return 0
+
+
+async def test_a_run_that_nobody_works_at_says_where_to_look(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(collecting, "IDLE_S", 0.0)
+    said: list[str] = []
+
+    def progress(snapshot: Snapshot) -> None:
+        said.append(f"{snapshot.running} running")
+
+    display = SimpleNamespace(note=said.append, progress=progress)
+    collector = SimpleNamespace(cursor=0, flush=lambda: None)
+    run = BatchRun(
+        cast(Any, Idle()), RunSpec("R", "infer", b"{}"), cast(Any, None), {"model": {"content_id": ""}},
+        cast(Any, collector), cast(Any, display), rows=1,
+    )  # fmt: skip
+    assert (await run._collect()).state == "completed"  # pyright: ignore[reportPrivateUsage]
+    told = ["note" if "`rollout workers`" in line else line[0] for line in said]
+    assert told == ["1", "0", "note", "0", "1", "0", "note", "0"], said

@@ -11,6 +11,7 @@ from typing import Annotated
 import structlog
 import typer
 from rollout.cli.boundary import INTERRUPTED, USAGE, exit_code_of, run_app
+from rollout.cli.target import as_joined
 from rollout.config.load import load_settings
 from rollout.config.logging import configure
 from rollout.config.parent import watch_parent
@@ -54,11 +55,11 @@ def run(
         settings = settings_for(config, hot_reload=hot_reload)
         if worker_id:
             check_ulid(worker_id, "--worker-id")
-        if not settings.transport.coordinator_addrs:
-            transport = settings.transport.model_copy(
-                update={"coordinator_addrs": [settings.transport.advertise_addr or settings.transport.listen_addr]}
-            )
-            settings = settings.model_copy(update={"transport": transport})
+        transport = as_joined(settings.transport)
+        if not transport.coordinator_addrs:  # one machine: the certificates are its coordinator's
+            here = [transport.advertise_addr or transport.listen_addr]
+            transport = transport.model_copy(update={"coordinator_addrs": here})
+        settings = settings.model_copy(update={"transport": transport})
     except RolloutError as error:
         raise _fail(error) from error
     configure(settings.logging)

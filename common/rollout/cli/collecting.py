@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Callable
 from contextlib import aclosing
 from pathlib import Path
@@ -18,6 +19,8 @@ from rollout.workloads.infer import Collector, InferConfig, plan
 
 _AGAIN = {"paused": "resume", "interrupted": "continue", "failed": "continue", "killed": "continue"}
 _FILES = ("completions.jsonl", "errors.jsonl", "summary.json", "openai.jsonl")
+IDLE_S = 30.0
+"""A run that nobody works at for this long gets a line that says where to look."""
 T = TypeVar("T")
 
 
@@ -61,6 +64,8 @@ class BatchRun:
         self._collector = collector
         self._display = display
         self._rates = Rates()
+        self._busy_at = time.monotonic()
+        self._idle_told = False
 
     @property
     def committed(self) -> int:
@@ -148,6 +153,17 @@ class BatchRun:
         if page.status is not None:
             await _to_its_end(self._collector.flush)
             self._display.progress(self._snapshot(page.status))
+            self._tell_idle(page.status)
+
+    def _tell_idle(self, status: pb.RunStatus) -> None:
+        if status.running or status.state != "running":
+            self._busy_at, self._idle_told = time.monotonic(), False
+        elif not self._idle_told and time.monotonic() - self._busy_at >= IDLE_S:
+            self._idle_told = True
+            self._display.note(
+                f"no worker has had a row of this run for {IDLE_S:.0f} s: their engines may still be loading; `rollout "
+                "workers` lists those that are connected, `rollout-worker run` starts one"
+            )
 
     def _snapshot(self, status: pb.RunStatus) -> Snapshot:
         final = status.done + status.failed + status.cancelled + status.skipped

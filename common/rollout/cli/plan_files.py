@@ -5,6 +5,7 @@ from __future__ import annotations
 from importlib.util import find_spec
 from pathlib import Path
 
+from rollout.cli.target import as_joined
 from rollout.cli.workloads import WORKLOADS
 from rollout.config.adapters import find_adapter
 from rollout.config.load import load_settings, read_values
@@ -61,9 +62,13 @@ def check_coordinator(path: Path) -> list[str]:
 
 def check_worker(path: Path) -> list[str]:
     settings = load_settings(WorkerSettings, path)
-    _addresses(settings.transport)
-    if not settings.transport.coordinator_addrs:
-        raise ConfigError(f"{path}: transport.coordinator_addrs is empty: name the coordinators, as host:port")
+    transport = as_joined(settings.transport)
+    _addresses(transport)
+    if not transport.coordinator_addrs:
+        raise ConfigError(
+            f"{path}: transport.coordinator_addrs is empty and {transport.tls_dir} has not joined a cluster: name the "
+            "coordinators, as host:port, or join first"
+        )
     find_adapter("rollout.secrets", settings.secrets.backend, "secrets.backend:")
     find_adapter("rollout.compute", settings.compute.backend, "compute.backend:")
     missing = [manifest for manifest in settings.plugins if not Path(manifest).is_file()]
@@ -71,7 +76,7 @@ def check_worker(path: Path) -> list[str]:
         raise ConfigError(f"{path}: plugins: no such file: {', '.join(missing)}")
     worker = settings.worker
     return [
-        f"works for {', '.join(settings.transport.coordinator_addrs)}, certificates in {settings.transport.tls_dir}",
+        f"works for {', '.join(transport.coordinator_addrs)}, certificates in {transport.tls_dir}",
         f"offers {worker.slots} slots" + (f", roles {', '.join(worker.roles)}" if worker.roles else ""),
         f"keeps up to {settings.objects.cache_max_mib} MiB of objects in {settings.objects.cache_dir}",
         f"plugins: {', '.join(settings.plugins) or 'none'}",

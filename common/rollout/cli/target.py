@@ -2,21 +2,21 @@
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from pydantic import Field
 
 from rollout.config.load import load_settings
-from rollout.config.settings import Section
+from rollout.config.settings import Section, TransportSection
 from rollout.model.address import parse_address
 from rollout.model.errors import ConfigError
+from rollout.security import files
 
 if TYPE_CHECKING:
     from rollout.client import Runs
@@ -72,7 +72,7 @@ def find_target(coordinators: list[str] | None, tls_dir: Path | None) -> Target:
     environment = [part.strip() for part in os.environ.get("ROLLOUT_COORDINATOR", "").split(",") if part.strip()]
     addresses = list(coordinators or []) or environment or file.transport.coordinator_addrs
     directory = tls_dir or Path(os.environ.get("ROLLOUT_TLS_DIR") or file.transport.tls_dir or DEFAULT_TLS_DIR)
-    joined = _joined(directory)
+    joined = files.joined(directory)
     explicit = bool(addresses)
     if not addresses:
         addresses = [str(a) for a in joined.get("coordinator_addrs", [])]
@@ -80,6 +80,17 @@ def find_target(coordinators: list[str] | None, tls_dir: Path | None) -> Target:
         parse_address(address, "--coordinator", need_port=True)
     cluster = file.transport.cluster or str(joined.get("cluster") or "rollout")
     return Target(addresses, directory, cluster, explicit)
+
+
+def as_joined(transport: TransportSection) -> TransportSection:
+    """A worker's: what its settings leave open is as the cluster told it when this host joined. ConfigError."""
+    joined = files.joined(files.expand(Path(transport.tls_dir)))
+    told: dict[str, object] = {}
+    if not transport.coordinator_addrs:
+        told["coordinator_addrs"] = [str(address) for address in joined.get("coordinator_addrs", [])]
+    if "cluster" in joined and "cluster" not in transport.model_fields_set:
+        told["cluster"] = str(joined["cluster"])
+    return transport.model_copy(update=told)
 
 
 def need_target(coordinators: list[str] | None, tls_dir: Path | None) -> Target:
@@ -106,14 +117,3 @@ async def connected(
     )
     async with runs:
         yield runs
-
-
-def _joined(directory: Path) -> dict[str, Any]:
-    path = directory / "join.json"
-    try:
-        found: Any = json.loads(path.read_text("utf-8"))
-    except FileNotFoundError:
-        return {}
-    except (OSError, ValueError) as error:
-        raise ConfigError(f"{path} cannot be read: {error}: join again with a new token") from error
-    return found if isinstance(found, dict) else {}  # pyright: ignore[reportUnknownVariableType]

@@ -49,9 +49,16 @@ class TransportSection(Section):
     advertise_addr: str = Field(
         default="", description="Address others reach this coordinator at; default: listen_addr."
     )
-    coordinator_addrs: list[str] = Field(default_factory=list[str], description="Every coordinator, leader or standby.")
+    coordinator_addrs: list[str] = Field(
+        default_factory=list[str],
+        description="Every coordinator, leader or standby; a worker's default: those of the cluster it joined.",
+    )
     tls_dir: str = Field(default="./data/tls", description="CA, host key and certificates.")
-    cluster: str = Field(default="rollout", pattern=r"^[a-z0-9][a-z0-9.-]{0,62}$", description="SPIFFE trust domain.")
+    cluster: str = Field(
+        default="rollout",
+        pattern=r"^[a-z0-9][a-z0-9.-]{0,62}$",
+        description="SPIFFE trust domain; a worker's default: the cluster it joined.",
+    )
     certificate_lifetime_s: float = Field(
         default=4 * 3600, ge=4, description="Of incarnation certificates; renewed at half."
     )

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import random
 import time
 from collections.abc import Awaitable, Callable, Sequence
@@ -69,8 +68,7 @@ class Host:
 
     def addresses(self) -> list[str]:
         """Of coordinators, as they were when this host joined."""
-        stored = files.read(self._dir / files.JOINED)
-        return list(json.loads(stored)["coordinator_addrs"]) if stored else []
+        return [str(address) for address in files.joined(self._dir).get("coordinator_addrs", [])]
 
     async def buy(
         self, addresses: Sequence[str], key: ec.EllipticCurvePrivateKey, incarnation: str, patience_s: float

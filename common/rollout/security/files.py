@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import fcntl
+import json
 import os
 import tempfile
 from collections.abc import Generator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 from rollout.model.errors import ConfigError
 
@@ -61,6 +63,20 @@ def read(path: Path) -> bytes | None:
         return None
     except OSError as error:
         raise ConfigError(f"cannot read {path}: {error.strerror or error}; check its owner and mode") from error
+
+
+def joined(tls_dir: Path) -> dict[str, Any]:
+    """What the cluster told when `join` made `tls_dir`: `cluster`, `coordinator_addrs`, `host_id`, `role`. Empty when
+    it was not joined; ConfigError when it cannot be read."""
+    path = tls_dir / JOINED
+    stored = read(path)
+    try:
+        found: Any = json.loads(stored or b"{}")
+    except ValueError as error:
+        raise ConfigError(f"{path} is damaged ({error}): join again with a new token") from error
+    if not isinstance(found, dict):
+        raise ConfigError(f"{path} is damaged: join again with a new token")
+    return found  # pyright: ignore[reportUnknownVariableType]
 
 
 @contextmanager
