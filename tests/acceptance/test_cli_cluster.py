@@ -105,6 +105,9 @@ def test_joined_addresses_are_found(cli: Cli, cluster: Cluster) -> None:
     assert cli.run("run", "list").code == 0
     cli.env["ROLLOUT_COORDINATOR"] = cluster.addresses[0]
     assert cli.run("workers").code == 0
+    del cli.env["ROLLOUT_COORDINATOR"]
+    cli.env |= {"HOME": str(cli.directory), "ROLLOUT_TLS_DIR": "~/data/tls"}
+    assert cli.run("workers").code == 0
     wrong = cli.run(
         "join", "--coordinator", cluster.join_address, "--token", cluster.token("worker"), "--tls-dir", "t2"
     )

@@ -71,7 +71,8 @@ def find_target(coordinators: list[str] | None, tls_dir: Path | None) -> Target:
     file = load_settings(ClientSettings, CLIENT_FILE) if CLIENT_FILE.is_file() else ClientSettings()
     environment = [part.strip() for part in os.environ.get("ROLLOUT_COORDINATOR", "").split(",") if part.strip()]
     addresses = list(coordinators or []) or environment or file.transport.coordinator_addrs
-    directory = tls_dir or Path(os.environ.get("ROLLOUT_TLS_DIR") or file.transport.tls_dir or DEFAULT_TLS_DIR)
+    named = tls_dir or Path(os.environ.get("ROLLOUT_TLS_DIR") or file.transport.tls_dir or DEFAULT_TLS_DIR)
+    directory = files.expand(named)
     joined = files.joined(directory)
     explicit = bool(addresses)
     if not addresses:
