@@ -18,6 +18,8 @@ from table import ALL, BY_NAME
 
 RUN = Path(__file__).with_name("run.py")
 NAMES = [one.name for one in ALL]
+PART = 32
+"""Safeguards of one test of the slow lane, a few minutes of one core."""
 
 
 def run(tmp_path_factory: pytest.TempPathFactory, *arguments: str) -> dict[str, Any]:
@@ -92,7 +94,10 @@ def test_a_removal_is_noticed(rows: dict[str, dict[str, Any]], name: str) -> Non
 
 @pytest.mark.slow
 @pytest.mark.timeout(3600)
-def test_every_test_and_the_simulation_notice(tmp_path_factory: pytest.TempPathFactory) -> None:
-    found = run(tmp_path_factory, "--seeds", "60")
+@pytest.mark.parametrize("first", range(0, len(NAMES), PART))
+def test_every_test_and_the_simulation_notice(tmp_path_factory: pytest.TempPathFactory, first: int) -> None:
+    only = [word for name in NAMES[first : first + PART] for word in ("--only", name)]
+    found = run(tmp_path_factory, "--seeds", "60", *only)
+    assert len(found["rows"]) == len(NAMES[first : first + PART])
     assert found["baseline"] == []
     assert {row["name"]: row["fault"] for row in found["rows"] if row["fault"]} == {}
