@@ -86,7 +86,7 @@ def page(reports: list[dict[str, Any]]) -> str:
         "independent checker (`tests/chaos/checker/`) reads the ledger, an audit that database triggers kept of every change, and the output files: every row once and in order, every result of a",
         "current attempt and of the current leader, cursors that only moved forward and only over results, completed only when the ledger says so, every `worker_failed` explained by a fault, no process left. What it finds is an objection.",
         "",
-        f"Machine: {machine()}; {datetime.now(UTC):%Y-%m-%d}; several campaigns at the same time, other work on the machine (load average {os.getloadavg()[2]:.0f} when this was written, which makes a process take ten seconds and more to start). All deadlines at their defaults (TTL 5 s).",
+        f"Machine: {machine()}; {datetime.now(UTC):%Y-%m-%d}; load average {os.getloadavg()[2]:.0f} when this was written (other work on the machine makes a process take longer to start, and so all that waits for one). All deadlines at their defaults (TTL 5 s).",
         "",
         "Columns: faults that count (work in flight, effect proved); of these, those that overlapped another; rows in flight at what was struck; how long the fault lasted until it was healed; from the",
         "strike to the first row committed anywhere; from the strike until every row that was in flight there had its result. Median / maximum; times of overlapping faults are left out.",
