@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,11 +13,20 @@ from typing import Any
 import grpc
 import pytest
 from rollout.config.settings import EmbeddedStorage, StorageSection, TransportSection
-from rollout.model.errors import AuthError, ConfigError, ProtocolError, RolloutError, UnavailableError
+from rollout.model.errors import (
+    AuthError,
+    ConfigError,
+    FencedError,
+    NotLeaderError,
+    ProtocolError,
+    RolloutError,
+    StorageUnavailableError,
+    UnavailableError,
+)
 from rollout.security import files, keys
 from rollout.security.authority import Authority
 from rollout.security.credentials import Credentials
-from rollout.security.hosts import Revocations, list_hosts, revoke_host
+from rollout.security.hosts import Revocations, find_host, list_hosts, revoke_host
 from rollout.security.join_client import join
 from rollout.security.roles import Role, require
 from rollout.security.tokens import consume_token, create_token, parse_token
@@ -58,7 +68,8 @@ class Cluster:
     async def obtain(self, tls_dir: Path, role: Role = Role.WORKER, incarnation: str = B, **more: Any) -> Credentials:
         return await Credentials.obtain(
             tls_dir=tls_dir, cluster="test", role=role, incarnation=incarnation,
-            lifetime_s=more.pop("lifetime_s", 60), addresses=[self.address], patience_s=0, **more,
+            lifetime_s=more.pop("lifetime_s", 60), addresses=[self.address],
+            patience_s=more.pop("patience_s", 0), **more,
         )  # fmt: skip
 
     async def beat(self, credentials: Any, incarnation: str = B) -> int:
@@ -266,6 +277,30 @@ async def test_a_revoked_host_buys_nothing_and_may_come_back_as_another(cluster:
     again = await join(cluster.join_address, await cluster.token(), tmp_path / "h")
     assert again.host_id != joined.host_id
     assert await cluster.beat(await cluster.obtain(tmp_path / "h")) == 7
+
+
+@pytest.mark.parametrize("error", [StorageUnavailableError, FencedError, NotLeaderError])
+async def test_a_coordinator_that_cannot_answer_at_present_is_asked_again(
+    cluster: Cluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: type[RolloutError]
+) -> None:
+    """Its database is away, or another one leads: a batch that starts meanwhile must not end with that."""
+    host = tmp_path / "host"
+    await join(cluster.join_address, await cluster.token(), host)
+    left = 3
+
+    async def find_host_later(*arguments: Any) -> Any:
+        nonlocal left
+        if left:
+            left -= 1
+            raise error
+        return await find_host(*arguments)
+
+    monkeypatch.setattr("rollout_coordinator.join.find_host", find_host_later)
+    assert await cluster.beat(await cluster.obtain(host, patience_s=30)) == 7
+    assert left == 0
+    left = 10**9
+    with pytest.raises(UnavailableError, match=re.escape(str(error()))):
+        await cluster.obtain(host)
 
 
 async def test_both_ends_renew_under_a_standing_stream(cluster: Cluster, tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ import grpc
 import structlog
 from cryptography.hazmat.primitives.asymmetric import ec
 
-from rollout.model.errors import AuthError, ConfigError, NotLeaderError, RolloutError, UnavailableError
+from rollout.model.errors import AuthError, ConfigError, FencedError, RolloutError, UnavailableError
 from rollout.security import files, keys
 from rollout.security.authority import CLOCK_DIFFERENCE, Authority, Issued
 from rollout.security.roles import Enrolment, Role, identity_of
@@ -104,7 +104,9 @@ class Host:
             for address in list(tried):
                 try:
                     return await self._ask(address, request)
-                except (UnavailableError, NotLeaderError) as failed:
+                except RolloutError as failed:  # also of one that cannot reach its database, or was just deposed
+                    if not failed.retryable and not isinstance(failed, FencedError):
+                        raise
                     error = failed
                     leader = str(failed.context.get("leader", ""))
                     if leader and leader not in tried:
