@@ -153,6 +153,8 @@ def test_frames_of_older_streams_are_ignored_and_odd_ones_are_faults() -> None:
         w.down()
     with pytest.raises(ProtocolError, match="never sent"):
         w.assign([0], workload="")
+    with pytest.raises(ProtocolError, match="no run id"):
+        w.assign([0], run="")
     with pytest.raises(ProtocolError, match="attempts"):
         w.down(cancel=work_pb2.Cancel(keys=[common_pb2.AttemptKeys(log=1, seq=[1, 2], attempt=[1])]))
     fresh = Worker(welcome=False)

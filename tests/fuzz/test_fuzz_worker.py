@@ -225,6 +225,12 @@ def hostile_child(said: list[tuple[int, bytes]]) -> None:
 @example([said(Kind.RESULTS, results(1, units_out=[(1 << 64) - 1]))])
 @example([said(Kind.SPAWN, work_pb2.Spawn(log=1, seq=0, attempt=1, items=common_pb2.ItemBatch(ids=b"short")))])
 @example([said(Kind.PROGRESS, work_pb2.Progress())])
+@example(
+    [
+        said(Kind.WAITING, work_pb2.Waiting(log=1, seq=0, attempt=1)),
+        said(Kind.RETURNED, common_pb2.AttemptKeys(log=1, seq=[0], attempt=[1])),
+    ]
+)
 def test_a_child_can_say_what_it_wants(said: list[tuple[int, bytes]]) -> None:
     hostile_child(said)
 

@@ -117,6 +117,8 @@ class ChildEvents(Holding):
             held = child.in_hand.get((key.log, key.seq)) if child is not None else None
             if child is None or held is None or held.attempt != key.attempt:
                 continue
+            if held.state is State.WAITING:  # it has begun, whatever the child says now
+                continue
             child.take_out(held)
             reason = self._recalled.pop(held.key, "")
             if reason and held.state is not State.STOPPING:

@@ -10,6 +10,7 @@ from collections.abc import Callable
 from typing import Any, ClassVar
 
 from rollout.model.errors import AttemptError, ProtocolError
+from rollout.model.ids import is_ulid
 from rollout.model.item import Failure
 from rollout.wire.codec import credit_to_wire, inventory_to_wire
 from rollout.wire.v1 import work_pb2
@@ -166,6 +167,8 @@ class Session(ChildEvents):
         known = self._plans.get(context.run_id)
         if known is not None:
             return known
+        if not is_ulid(context.run_id):
+            raise ProtocolError(f"an assignment of run {context.run_id!r}, which is no run id")
         if not context.workload:
             raise ProtocolError(f"an assignment of run {context.run_id}, whose configuration was never sent")
         try:
