@@ -169,7 +169,7 @@ class SqliteEngine:
             timeout=BUSY_TIMEOUT_MS / 1e3,
         )
         try:
-            for pragma in ("synchronous=FULL", "temp_store=MEMORY", "cache_size=-32768"):
+            for pragma in ("synchronous=FULL", "temp_store=MEMORY", "cache_size=-8192"):
                 connection.execute(f"PRAGMA {pragma}")
         except BaseException:
             connection.close()
