@@ -110,7 +110,7 @@ class Coordinator:
         transport = p.settings.transport
         tls_dir = tls_directory(p.settings)
         authority = Authority.load_or_create(tls_dir, transport.cluster)
-        await self._check_authority(authority, tls_dir)
+        await self._patiently(lambda: self._check_authority(authority, tls_dir))
         self._credentials = await Credentials.obtain(
             tls_dir=tls_dir,
             cluster=transport.cluster,
@@ -120,12 +120,12 @@ class Coordinator:
             addresses=transport.coordinator_addrs,
         )
         p.metrics.certificate.set_function(lambda credentials=self._credentials: credentials.not_after)
-        await p.revocations.refresh()
+        await self._patiently(p.revocations.refresh)
         self._server, self.addr = bind_server(p, self._credentials, authority)
         leader_addr = p.runs.leader_addr = advertised(p.settings, self.addr)
         self._join_server, self.join_addr = bind_join_server(p, self._credentials, authority, leader_addr)
         self._lease = build_lease(p, leader_addr)
-        await p.objects_child.start()
+        await self._patiently(p.objects_child.start)
         await self._server.start()
         if self._join_server is not None:
             await self._join_server.start()
@@ -148,6 +148,7 @@ class Coordinator:
             )
 
     async def _patiently(self, opening: Callable[[], Awaitable[T]]) -> T:
+        """Tries again while the database is away; `stop` ends the waiting with what the last try said."""
         pause = OPEN_RETRY_S
         while True:
             try:

@@ -11,7 +11,7 @@ from typing import Any, cast
 
 import structlog
 from rollout.config.settings import CoordinatorSettings
-from rollout.model.errors import ConfigError, UnavailableError
+from rollout.model.errors import ConfigError, RolloutError, StorageUnavailableError, UnavailableError
 
 from rollout_coordinator.clock import Clock
 
@@ -22,6 +22,7 @@ STOP_LIMIT_S = 5.0
 BACKOFF_S = 0.2
 BACKOFF_MAX_S = 10.0
 STEADY_S = 30.0  # having run this long, the next death starts with a short pause again
+_ERRORS: dict[object, type[RolloutError]] = {e.code: e for e in (ConfigError, StorageUnavailableError)}
 
 
 class ObjectsChild:
@@ -44,7 +45,7 @@ class ObjectsChild:
         return self._process.pid if self._process is not None else None
 
     async def start(self) -> None:
-        """ConfigError or UnavailableError when it does not come up."""
+        """ConfigError, StorageUnavailableError (its database is away) or UnavailableError when it does not come up."""
         await self._spawn()
         self._supervisor = asyncio.create_task(self._supervise())
 
@@ -90,7 +91,7 @@ class ObjectsChild:
             message = _message(line)
             if message.get("event") != "objects_ready":
                 text = str(message.get("message") or "it ended before it was ready; its log says why")
-                kind = ConfigError if message.get("code") == ConfigError.code else UnavailableError
+                kind = _ERRORS.get(message.get("code"), UnavailableError)
                 raise kind(f"The objects server did not start: {text}")
         except TimeoutError as error:
             await self._end(self._process)
@@ -120,7 +121,7 @@ class ObjectsChild:
                 pause = min(pause * 2, BACKOFF_MAX_S)
                 try:
                     await self._spawn()
-                except (UnavailableError, ConfigError) as error:
+                except (UnavailableError, StorageUnavailableError, ConfigError) as error:
                     log.error("objects_server_not_started", error=str(error), retry_in_s=pause)
                 else:
                     log.info("objects_server_restarted", addr=self.addr)

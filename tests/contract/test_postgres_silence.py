@@ -3,71 +3,19 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from urllib.parse import urlsplit, urlunsplit
 
 import pytest
+from postgres_link import Link, link_to
 from rollout.model.errors import StorageUnavailableError
 from rollout.objects import postgres as objects
+from rollout.storage.kv_postgres import PostgresStorage
 from rollout.storage.postgres import CommitUnknown, PostgresEngine
 from rollout_coordinator.ledger.port import LeaseRow
 from rollout_coordinator.ledger.postgres import PostgresLedger
 
 PATIENCE_S = 20.0
-
-
-class Link:
-    """Forwards connections to the server until `cut`; from then on nothing arrives, and nothing is closed."""
-
-    def __init__(self, host: str, port: int) -> None:
-        self._target = (host, port)
-        self._whole = asyncio.Event()
-        self._whole.set()
-        self._pumps: set[asyncio.Task[None]] = set()
-        self.server: asyncio.Server
-
-    def cut(self) -> None:
-        self._whole.clear()
-
-    def heal(self) -> None:
-        self._whole.set()
-
-    async def accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        await self._whole.wait()
-        there = await asyncio.open_connection(*self._target)
-        for source, sink in ((reader, there[1]), (there[0], writer)):
-            task = asyncio.create_task(self._pump(source, sink))
-            self._pumps.add(task)
-
-    async def _pump(self, source: asyncio.StreamReader, sink: asyncio.StreamWriter) -> None:
-        with contextlib.suppress(OSError):
-            while data := await source.read(65536):
-                await self._whole.wait()
-                sink.write(data)
-                await sink.drain()
-        sink.close()
-
-    async def close(self) -> None:
-        self.server.close()
-        for task in self._pumps:
-            task.cancel()
-        await asyncio.gather(*self._pumps, return_exceptions=True)
-
-
-@asynccontextmanager
-async def link_to(url: str) -> AsyncIterator[tuple[Link, str]]:
-    parts = urlsplit(url)
-    assert parts.hostname and parts.port
-    link = Link(parts.hostname, parts.port)
-    link.server = await asyncio.start_server(link.accept, "127.0.0.1", 0)
-    port = link.server.sockets[0].getsockname()[1]
-    try:
-        yield link, urlunsplit(parts._replace(netloc=f"{parts.username}@127.0.0.1:{port}"))
-    finally:
-        link.heal()
-        await link.close()
 
 
 @asynccontextmanager
@@ -207,3 +155,28 @@ async def test_a_silent_leader_does_not_keep_the_lease_locked(postgres_url: str)
     row = await challenger.read_lease()
     assert row is not None and (row.holder, row.epoch, row.batch) == ("challenger", 1, 0)
     await challenger.close()
+
+
+async def test_who_swaps_a_value_over_a_link_that_breaks_twice_is_told_the_truth_or_that_it_is_away(
+    postgres_url: str,
+) -> None:
+    """Also when it breaks at COMMIT, and again while it is asked what became of that."""
+    done, away = 0, list[str]()
+    async with link_to(postgres_url) as (link, through):
+        storage = PostgresStorage(through)
+        await storage.open()
+        for first in range(9, 21):
+            for second in range(first + 1, first + 11):
+                value, key = b"v", f"{first}/{second}"
+                link.messages, link.break_at = 0, {first, second}
+                try:
+                    assert await storage.cas("n", key, None, value)
+                    done += 1
+                except StorageUnavailableError as error:
+                    away.append(str(error))
+                    continue
+                link.break_at = set()
+                assert await storage.get("n", key) == value
+        link.break_at = set()
+        await storage.close()
+    assert done > 10 and any("broke at COMMIT, and again" in told for told in away)

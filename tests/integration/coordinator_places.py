@@ -107,9 +107,9 @@ def free_addr() -> str:
 
 @asynccontextmanager
 async def inprocess(
-    directory: Path, *, listen: str = "127.0.0.1:0", extra: str = "", **seams: Any
+    directory: Path, *, listen: str = "127.0.0.1:0", storage: str = "", extra: str = "", **seams: Any
 ) -> AsyncIterator[tuple[Coordinator, Parts]]:
-    settings = load_settings(CoordinatorSettings, config(directory, listen, extra=extra))
+    settings = load_settings(CoordinatorSettings, config(directory, listen, storage=storage, extra=extra))
     parts = build(settings, **seams)
     exits: list[int] = []
     node = await started(parts, exit_hard=exits.append)

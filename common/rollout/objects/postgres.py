@@ -76,7 +76,7 @@ class PostgresObjectStore:
 
     async def open(self) -> None:
         with storage_errors("cannot open the object store"):
-            self._pool = await cast(Any, asyncpg).create_pool(
+            pool = self._pool = await cast(Any, asyncpg).create_pool(
                 self._url,
                 min_size=0,
                 max_size=self._pool_size,
@@ -84,11 +84,16 @@ class PostgresObjectStore:
                 timeout=CONNECT_TIMEOUT_S,
                 command_timeout=COMMAND_TIMEOUT_S,
             )
-            async with self._acquire() as db, db.transaction():
-                # Two starts at once would otherwise collide on the catalogue, in spite of IF NOT EXISTS.
-                await db.execute("SELECT pg_advisory_xact_lock($1)", _GUARD + 1)
-                if await db.fetchval("SELECT to_regclass('object_pin')") is None:
-                    await db.execute(_SCHEMA)
+            try:
+                async with pool.acquire() as db, db.transaction():
+                    # Two starts at once would otherwise collide on the catalogue, in spite of IF NOT EXISTS.
+                    await db.execute("SELECT pg_advisory_xact_lock($1)", _GUARD + 1)
+                    if await db.fetchval("SELECT to_regclass('object_pin')") is None:
+                        await db.execute(_SCHEMA)
+            except BaseException:
+                self._pool = None
+                pool.terminate()
+                raise
 
     async def close(self) -> None:
         pool, self._pool = self._pool, None

@@ -162,9 +162,14 @@ class _Backend:
 
     async def _is_written(self, applied: _Applied) -> bool:
         """Waits, by the row lock, until the transaction in doubt is over; then its revision tells."""
-        async with self._engine.write(WRITE_MS) as db:
-            await db.fetchval(_LOCK_HEAD)
-            return [tuple(row) for row in await db.fetch(_WRITTEN, applied.revision)] == applied.done
+        try:
+            async with self._engine.write(WRITE_MS) as db:
+                await db.fetchval(_LOCK_HEAD)
+                return [tuple(row) for row in await db.fetch(_WRITTEN, applied.revision)] == applied.done
+        except CommitUnknown as error:
+            raise StorageUnavailableError(
+                "the connection to PostgreSQL broke at COMMIT, and again while it was asked what became of that"
+            ) from error
 
     async def changes(self, namespace: str, prefix: str, after: int) -> ChangesPage:
         async with self._engine.read() as db:

@@ -147,6 +147,11 @@ class PostgresEngine:
             if isinstance(error, ValueError) and not isinstance(error, ERRORS):
                 raise ConfigError(f"[storage.postgres] url is not usable: {error}") from error
             raise translate(error) from error
+        except CommitUnknown as error:
+            await self.close()
+            raise StorageUnavailableError(
+                "the connection to PostgreSQL broke while its tables were looked at or made; the next try finds out"
+            ) from error
         except BaseException:
             await self.close()
             raise
