@@ -19,9 +19,9 @@ SOLO = (("node", "3"),)
 
 async def test_lanes_never_exceed_their_caps(calm: Engine) -> None:
     items = [
-        calm.item({"sleep_ms": 60, "effects": calm.effects_file, "data": lane}, lane=lane)
+        calm.item({"sleep_ms": pause_ms, "effects": calm.effects_file, "data": lane}, lane=lane)
         for _ in range(12)
-        for lane in ("a", "b", "free")
+        for lane, pause_ms in (("a", 60), ("b", 60), ("free", 400))
     ]
     entries, _ = await calm.run(items, lanes=(Lane("a", 1), Lane("b", 2)))
     assert done(entries) == ["a", "b", "free"] * 12
