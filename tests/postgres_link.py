@@ -12,8 +12,8 @@ from urllib.parse import urlsplit, urlunsplit
 class Link:
     """Forwards connections to the server.
 
-    After `cut` nothing arrives any more, and nothing is closed, until `heal`. Every connection is broken off when the count of
-    `messages` from this side comes to one of `break_at`.
+    After `cut` nothing arrives any more, and nothing is closed, until `heal`. Every connection is broken off when the
+    count of `messages` from this side comes to one of `break_at`.
     """
 
     def __init__(self, host: str, port: int) -> None:
@@ -36,15 +36,15 @@ class Link:
         await self._whole.wait()
         there = await asyncio.open_connection(*self._target)
         self._ends.add(writer)
-        for source, sink in ((reader, there[1]), (there[0], writer)):
-            task = asyncio.create_task(self._pump(source, sink))
+        for source, sink, counted in ((reader, there[1], True), (there[0], writer, False)):
+            task = asyncio.create_task(self._pump(source, sink, counted))
             self._pumps.add(task)
 
-    async def _pump(self, source: asyncio.StreamReader, sink: asyncio.StreamWriter) -> None:
+    async def _pump(self, source: asyncio.StreamReader, sink: asyncio.StreamWriter, counted: bool) -> None:
         with contextlib.suppress(OSError):
             while data := await source.read(65536):
                 await self._whole.wait()
-                if sink not in self._ends:
+                if counted:
                     self._count()
                 sink.write(data)
                 await sink.drain()

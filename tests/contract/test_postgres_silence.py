@@ -1,4 +1,4 @@
-"""A database that is there and says nothing: a link that was cut, where nobody is told."""
+"""A database that is there and says nothing: a link that was cut, where nobody is told; and one that breaks twice."""
 
 from __future__ import annotations
 

@@ -76,7 +76,7 @@ class PostgresObjectStore:
 
     async def open(self) -> None:
         with storage_errors("cannot open the object store"):
-            pool = self._pool = await cast(Any, asyncpg).create_pool(
+            pool = await cast(Any, asyncpg).create_pool(
                 self._url,
                 min_size=0,
                 max_size=self._pool_size,
@@ -91,9 +91,9 @@ class PostgresObjectStore:
                     if await db.fetchval("SELECT to_regclass('object_pin')") is None:
                         await db.execute(_SCHEMA)
             except BaseException:
-                self._pool = None
                 pool.terminate()
                 raise
+            self._pool = pool
 
     async def close(self) -> None:
         pool, self._pool = self._pool, None

@@ -147,11 +147,6 @@ class PostgresEngine:
             if isinstance(error, ValueError) and not isinstance(error, ERRORS):
                 raise ConfigError(f"[storage.postgres] url is not usable: {error}") from error
             raise translate(error) from error
-        except CommitUnknown as error:
-            await self.close()
-            raise StorageUnavailableError(
-                "the connection to PostgreSQL broke while its tables were looked at or made; the next try finds out"
-            ) from error
         except BaseException:
             await self.close()
             raise
@@ -165,12 +160,17 @@ class PostgresEngine:
                 pool.terminate()
 
     async def _migrate(self) -> None:
-        async with self.write(int(MIGRATION_S * 1000)) as db:
-            await db.execute(f"SELECT pg_advisory_xact_lock({_MIGRATION_LOCK})", timeout=MIGRATION_S)
-            await db.execute(migrations.VERSION_TABLE)
-            stored = await db.fetchval(migrations.READ_VERSION)
-            for statement in migrations.plan(stored, "postgresql", "the PostgreSQL database"):
-                await db.execute(statement, timeout=MIGRATION_S)
+        try:
+            async with self.write(int(MIGRATION_S * 1000)) as db:
+                await db.execute(f"SELECT pg_advisory_xact_lock({_MIGRATION_LOCK})", timeout=MIGRATION_S)
+                await db.execute(migrations.VERSION_TABLE)
+                stored = await db.fetchval(migrations.READ_VERSION)
+                for statement in migrations.plan(stored, "postgresql", "the PostgreSQL database"):
+                    await db.execute(statement, timeout=MIGRATION_S)
+        except CommitUnknown as error:
+            raise StorageUnavailableError(
+                "the connection to PostgreSQL broke while its tables were looked at or made; the next try finds out"
+            ) from error
 
     @asynccontextmanager
     async def _connection(self) -> AsyncGenerator[Connection]:

@@ -169,6 +169,7 @@ class SqliteEngine:
             timeout=BUSY_TIMEOUT_MS / 1e3,
         )
         try:
+            # The cache, in KiB: a coordinator's memory grows by it over a run; the system's own cache stands behind it.
             for pragma in ("synchronous=FULL", "temp_store=MEMORY", "cache_size=-8192"):
                 connection.execute(f"PRAGMA {pragma}")
         except BaseException:
