@@ -268,6 +268,15 @@ SAFEGUARDS = (
         ("core/test_core_guards_dispatch.py::test_a_paused_run_is_not_stolen_from",),
     ),
     Safeguard(
+        "a waiting parent counts once",
+        "What waits behind a parent that waits for its children is seen, and stolen.",
+        cut(f"{STEAL}:backlog", "- worker.running", "- worker.running - worker.waiting"),
+        (
+            "core/test_core_scenarios_children.py::test_a_parent_that_waits_is_no_backlog_and_hides_none",
+            "core/test_core_scenarios_children.py::test_a_worker_whose_parent_waits_steals",
+        ),
+    ),
+    Safeguard(
         "one steal a victim",
         "A second revoke is not sent while the first is unanswered.",
         cut(f"{STEAL}:seek", " and w.revoke is None", ""),

@@ -330,6 +330,12 @@ SAFEGUARDS = (
         ("core/test_session_scenarios.py::test_large_inputs_and_results_travel_as_objects",),
     ),
     Safeguard(
+        "what runs behind a parent that waits has begun",
+        "Its timeout counts, and the coordinator hears that it runs.",
+        cut(f"{CHILDREN}._child_waits", "self._started += child.mark_started(now)", "pass"),
+        ("core/test_session_processes.py::test_what_runs_on_behind_a_parent_that_waits_has_begun",),
+    ),
+    Safeguard(
         "spawns are told again on a new stream",
         "Children whose spawn was lost with the stream are made.",
         cut(f"{SESSION}._welcome", "self._tell_parents(now)", "pass"),

@@ -7,7 +7,9 @@ from typing import Any
 from core_world import World
 from rollout.model.item import ItemSpec, Key
 from rollout.model.run import RunState
+from rollout.model.worker import Credit
 from rollout_coordinator.core.events import (
+    WorkerCredit,
     WorkerSpawn,
     WorkerWaiting,
 )
@@ -85,3 +87,54 @@ def test_a_parent_that_is_done_ends_its_children() -> None:
     assert any(key[0] == child for key in [*a.held, *b.held])
     holder.finish(parent)
     assert not any(key[0] == child for key in [*a.held, *b.held])
+
+
+def test_a_parent_that_waits_is_no_backlog_and_hides_none() -> None:
+    """It counts once, as begun: what its worker has not begun is stolen, and its worker steals."""
+    w = World()
+    a = w.worker("A", credit=4)
+    w.open()
+    w.submit(1)
+    parent = Key(w.root(), 0)
+    a.start((parent.log, parent.seq))
+    ids = [b"%032d" % i for i in range(3)]
+    w.step(WorkerSpawn(a.session, parent, 1, 0, ids, [b"c"] * 3, (ItemSpec(),), None, True))
+    w.step(WorkerWaiting(a.session, parent, 1, 0))
+    kids = sorted(key for key in a.held if key[0] != parent.log)
+    assert len(kids) == 3
+    a.start(*kids[:2])
+    thief = w.worker("B", credit=4)
+    a.confirm()
+    assert list(thief.held) == kids[2:]
+
+
+def test_a_worker_whose_parent_waits_steals() -> None:
+    w = World()
+    a, b = w.worker("A", credit=4), w.worker("B", credit=4)
+    w.open()
+    w.submit(1)
+    parent = Key(w.root(), 0)
+    home, other = (a, b) if parent in a.held else (b, a)
+    home.start((parent.log, parent.seq))
+    w.step(WorkerWaiting(home.session, parent, 1, 0))
+    w.step(WorkerCredit(home.session, Credit(0, 1 << 20, ())))
+    w.open("S")
+    w.submit(4, run_id="S")
+    assert len(other.held) == 4
+    other.start(*sorted(other.held)[:2])
+    w.step(WorkerCredit(home.session, Credit(4, 1 << 20, ())))
+    other.confirm()
+    assert len(home.held) == 2 and len(other.held) == 3
+
+
+def test_a_parent_that_waits_has_begun_also_when_nobody_said_so() -> None:
+    w = World()
+    a = w.worker("A", credit=4)
+    w.open()
+    w.submit(1)
+    parent = Key(w.root(), 0)
+    w.step(WorkerWaiting(a.session, parent, 1, 0))
+    assert w.view().running == 1
+    w.worker("B", credit=4)
+    w.pass_time(3.0)
+    assert not a.revokes

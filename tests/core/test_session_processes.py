@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from rollout.model.item import Failure
+from rollout.model.item import Failure, ItemSpec
 from rollout.wire.v1 import work_pb2
 from rollout_worker import session_events as ev
 from rollout_worker.attempts import AttemptKey
@@ -197,3 +197,21 @@ def test_a_pause_takes_back_what_a_process_has_not_begun() -> None:
     released = [f.released for f in w.flush() if f.HasField("released")]
     assert [(seqs(r.keys), r.reason) for r in released] == [([2], "pause")]
     assert [k.seq for k in w.session.held] == [1]
+
+
+def test_what_runs_on_behind_a_parent_that_waits_has_begun() -> None:
+    """Its timeout counts from there, and the coordinator hears that it cannot be stolen."""
+    w = Worker(slots=1, cancel_grace_s=1.0)
+    w.assign([0])
+    w.ready()
+    w.flush()
+    w.end(1, 0)  # so quick that its process is given two at a time from now on
+    timed = ItemSpec(timeout_ms=1000)
+    assert delivered(w.assign([1, 2], spec=timed)) == {1: [1, 2]}
+    w.flush()
+    w.now += 1.0
+    sent = w.sent(w.do(ev.ChildWaits(1, work_pb2.Waiting(log=LOG, seq=1, attempt=1))))
+    assert [f.WhichOneof("body") for f in sent] == ["started", "waiting"]
+    assert seqs(sent[0].started.keys) == [2]
+    assert [k.seq for a in of(w.tick(0.5), ev.CancelIn) for k in a.keys] == [1]
+    assert [k.seq for a in of(w.tick(0.5), ev.CancelIn) for k in a.keys] == [2]

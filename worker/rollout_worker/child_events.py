@@ -239,9 +239,11 @@ class ChildEvents(Holding):
         held = self._running_in(event.child, waiting.log, waiting.seq, waiting.attempt)
         if held is None:
             return
+        child = self.place.children[event.child]
         if held.state is not State.WAITING:
-            self.place.children[event.child].waiting += 1
+            child.waiting += 1
         held.move("wait")
+        self._started += child.mark_started(now)  # what was behind it runs now
         self._awaited[held.key] = waiting.from_child
         self._send(work_pb2.WorkUp(waiting=waiting), now)
         self._dispatch_due = True

@@ -54,6 +54,16 @@ def open_grant(c: State, grant: Grant, size: int) -> None:
         c.timed[grant.n] = grant
 
 
+def begun(c: State, grant: Grant, seq: int) -> None:
+    """Its worker runs it, by whatever word of the worker's that is known."""
+    if seq not in grant.started:
+        grant.started.add(seq)
+        grant.worker.running += 1
+        grant.log.run.running += 1
+    if grant.info.spec.timeout_ms:
+        grant.started_at.setdefault(seq, c.now.mono)
+
+
 def close(c: State, grant: Grant, seqs: list[int]) -> None:
     """These attempts are over, however they ended: free what they held."""
     worker, log, info, n = grant.worker, grant.log, grant.info, len(seqs)

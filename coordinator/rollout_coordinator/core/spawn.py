@@ -10,7 +10,7 @@ from rollout.model.errors import ConflictError, InputError, RolloutError
 from rollout.model.item import AttemptEnd, Failure, Key
 
 from rollout_coordinator.core import results, runs, workers
-from rollout_coordinator.core.attempts import cancel, end_attempt, hold_caps, open_seqs
+from rollout_coordinator.core.attempts import begun, cancel, end_attempt, hold_caps, open_seqs
 from rollout_coordinator.core.dispatch import strict_room
 from rollout_coordinator.core.events import ResultsLoaded, WorkerSpawn, WorkerWaiting
 from rollout_coordinator.core.state import Grant, LoadNote, Log, Reader, State, touch
@@ -74,6 +74,7 @@ def waiting(c: State, event: WorkerWaiting) -> None:
     child = grant.log.children.get(seq)
     if child is None:
         child = runs.make_log(c, run, event.parent)
+    begun(c, grant, seq)
     if seq not in grant.waiting:
         grant.waiting.add(seq)
         worker.waiting += 1

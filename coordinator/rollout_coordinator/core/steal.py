@@ -19,7 +19,8 @@ from rollout_coordinator.core.step import Emit, SendRevoke
 
 
 def backlog(worker: Worker) -> int:
-    return worker.in_flight - worker.running - worker.waiting
+    """What it holds and has not begun. Parents that wait have begun, and are among the running."""
+    return worker.in_flight - worker.running
 
 
 def most(worker: Worker) -> int:

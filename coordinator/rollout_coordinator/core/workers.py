@@ -12,7 +12,7 @@ from rollout.model.item import AttemptEnd, Failure
 from rollout.model.worker import Inventory, WorkerState
 
 from rollout_coordinator.core import results, steal
-from rollout_coordinator.core.attempts import cancel, end_attempt, open_seqs
+from rollout_coordinator.core.attempts import begun, cancel, end_attempt, open_seqs
 from rollout_coordinator.core.events import (
     Keys,
     WorkerBeat,
@@ -178,12 +178,8 @@ def resume(c: State, grant: Grant, seq: int, started: bool) -> None:
     from rollout_coordinator.core.spawn import stop_waiting
 
     stop_waiting(c, grant, seq)
-    if started and seq not in grant.started:
-        grant.started.add(seq)
-        grant.worker.running += 1
-        grant.log.run.running += 1
-    if started and grant.info.spec.timeout_ms:
-        grant.started_at.setdefault(seq, c.now.mono)
+    if started:
+        begun(c, grant, seq)
     grant.unsure = False
 
 
