@@ -275,6 +275,7 @@ SAFEGUARDS = (
             "core/test_core_scenarios_children.py::test_a_parent_that_waits_is_no_backlog_and_hides_none",
             "core/test_core_scenarios_children.py::test_a_worker_whose_parent_waits_steals",
         ),
+        simulated=True,
     ),
     Safeguard(
         "one steal a victim",

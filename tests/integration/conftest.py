@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 import tempfile
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Generator, Iterator
 from pathlib import Path
 
 import pytest
@@ -12,6 +12,20 @@ import pytest
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "smoke"))
 
 from engine_cluster import Engine, EngineCluster, database
+
+TAIL = 40
+"""Lines of each daemon's log that are shown of a test that failed: the daemons' directories are gone by then."""
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    report = yield
+    if report.failed and isinstance(item, pytest.Function):
+        for engine in item.funcargs.values():
+            if isinstance(engine, Engine):
+                nodes = [node for node in engine.cluster.nodes if node.alive()]
+                report.sections += [(f"log of {node.name}", node.tail(TAIL)) for node in nodes]
+    return report
 
 
 @pytest.fixture(scope="session", params=["sqlite", "postgres"])
@@ -63,3 +77,4 @@ async def calm(calm_cluster: EngineCluster, tmp_path: Path) -> AsyncIterator[Eng
 async def rough(rough_cluster: EngineCluster, tmp_path: Path) -> AsyncIterator[Engine]:
     async with Engine(rough_cluster, tmp_path) as engine:
         yield engine
+        await engine.clear()  # what a test that failed has left would hold the slots of the next

@@ -21,7 +21,7 @@ from postgres import execute
 from rollout.client import Runs
 from rollout.client.runs import new_ulid
 from rollout.model.item import ItemSpec, NewItem, Outcome
-from rollout.model.run import RunSpec
+from rollout.model.run import ENDED, RunSpec
 from rollout.wire.v1 import runs_pb2 as pb
 from rollout.workloads.commit import CommitEntry
 
@@ -177,6 +177,12 @@ class Engine:
             assert asyncio.get_running_loop().time() < deadline, f"waited for {what}; now {status}"
             await asyncio.sleep(0.05)
         return status
+
+    async def clear(self) -> None:
+        """End what still runs."""
+        for run in await self.client.list():
+            if run.state not in ENDED:
+                await self.client.command(run.spec.run_id, "kill")
 
     @asynccontextmanager
     async def workers(self, *nodes: tuple[str, int], **sections: Any) -> AsyncIterator[list[Node]]:

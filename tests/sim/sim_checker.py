@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from rollout.model.item import AttemptEnd, Outcome
@@ -10,6 +10,7 @@ from rollout.model.run import ENDED, RunState
 from rollout_coordinator.core import step as st
 from rollout_coordinator.core.events import Event, Keys, WorkerHello, WorkerResults
 from rollout_coordinator.core.state import Worker
+from rollout_coordinator.core.steal import backlog
 from rollout_coordinator.ledger.port import Fence
 from rollout_worker.attempts import AttemptKey
 from sim_store import Tables
@@ -33,6 +34,21 @@ class Violation(Exception):
 def expected(item_id: bytes, payload: bytes) -> bytes:
     """The result of an item: the same whoever runs it, and however often."""
     return b"=" + item_id[:12] + payload
+
+
+def books(workers: Iterable[Worker]) -> None:
+    """What a core counts of each worker, against the attempts that it has."""
+    for worker in workers:
+        grants = worker.grants.values()
+        have = [(grant, seq) for grant in grants for seq in grant.seqs if grant.log.flight.get(seq) is grant]
+        begun = sum(seq in grant.started for grant, seq in have)
+        waits = sum(seq in grant.waiting for grant, seq in have)
+        counted = (worker.in_flight, worker.running, worker.waiting)
+        if counted != (len(have), begun, waits):
+            raise Violation("books", f"{worker.id} counts {counted}, and has {len(have)}, {begun}, {waits}")
+        rest = sum(seq not in grant.started and seq not in grant.waiting for grant, seq in have)
+        if backlog(worker) != rest:
+            raise Violation("books", f"{worker.id} has a backlog of {backlog(worker)}: {rest} that it has not begun")
 
 
 class Sessions:

@@ -87,7 +87,7 @@ class ObservedCore:
 
     def handle(self, events: list[Event], now: Now) -> Step:
         step = self._core.handle(events, now)
-        self._node.world.stepped(self._node, events, step, self._core._state.sessions)  # pyright: ignore[reportPrivateUsage]
+        self._node.world.stepped(self._node, events, step, self._core._state)  # pyright: ignore[reportPrivateUsage]
         for send in step.sends:
             if isinstance(send, Reply):
                 self._node.replies[send.request] = send

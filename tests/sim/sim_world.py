@@ -5,18 +5,18 @@ from __future__ import annotations
 import asyncio
 import hashlib
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from random import Random
 from typing import Any
 
 from rollout.model.run import ENDED, RunState
 from rollout_coordinator.core.events import Event, RunCommand, Tick, WorkerGoodbye
-from rollout_coordinator.core.state import Worker
+from rollout_coordinator.core.state import State
 from rollout_coordinator.core.step import Emit, LogRow, SendCancel, SendWelcome, Step, Writes
 from rollout_coordinator.ledger.port import Fence
 from rollout_worker.attempts import AttemptKey, Held
 from sim_certificates import ulid
-from sim_checker import Checker, Violation
+from sim_checker import Checker, Violation, books
 from sim_client import ClientNode, OperatorNode
 from sim_coordinator import CoordinatorNode
 from sim_faults import strike
@@ -159,11 +159,12 @@ class World:
                 if node.alive and task.done() and not task.cancelled() and task._log_traceback:  # type: ignore[attr-defined]  # pyright: ignore
                     self.crashed(node.name, task.exception() or RuntimeError("?"))
 
-    def stepped(self, node: CoordinatorNode, events: list[Event], step: Step, heeded: Mapping[str, Worker]) -> None:
+    def stepped(self, node: CoordinatorNode, events: list[Event], step: Step, state: State) -> None:
         self.steps += 1
-        self._guarded(lambda: node.sessions.stepped(events, step, heeded))
+        self._guarded(lambda: node.sessions.stepped(events, step, state.sessions))
         if len(events) == 1 and isinstance(events[0], Tick):
             self.idle_steps += 1
+            self._guarded(lambda: books(state.workers.values()))
         node.continued = {e.run_id for e in events if isinstance(e, RunCommand) and e.verb == "continue"}
         left = {e.session for e in events if isinstance(e, WorkerGoodbye)}
         over = [keys for send in step.sends if isinstance(send, SendCancel) for keys in send.keys]
