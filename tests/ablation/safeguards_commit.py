@@ -247,6 +247,16 @@ SAFEGUARDS = (
         ),
     ),
     Safeguard(
+        "parents that wait hold no place",
+        "Caps, resources and credit are the children's while their parents wait: else both wait for ever.",
+        cut(f"{SPAWN}:waiting", "hold_caps(run, grant, -1)", "pass"),
+        (
+            "core/test_core_guards.py::test_a_lane_keeps_its_cap_when_a_parent_goes_on",
+            "core/test_core_scenarios_children.py::test_parents_that_wait_leave_their_workers_credit_to_the_children",
+        ),
+        simulated=True,
+    ),
+    Safeguard(
         "spawn: sealed children",
         "A parent that spawns others the second time fails.",
         cut(f"{SPAWN}:spawn", "return ConflictError(sealed) if log.sealed else None", "return None"),

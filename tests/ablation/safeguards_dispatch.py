@@ -37,7 +37,7 @@ SAFEGUARDS = (
         "A worker is never given more than it asked for.",
         (
             Edit(f"{DISPATCH}:room", "return worker.credit.items - held", "return UNLIMITED"),
-            Edit(f"{DISPATCH}:room", "return own - worker.by_run.get(run.id, 0)", "return UNLIMITED"),
+            Edit(f"{DISPATCH}:room", "return own - worker.holds.get(run.id, 0)", "return UNLIMITED"),
         ),
         (
             "core/test_core_scenarios_dispatch.py::test_runs_share_by_priority_also_when_each_has_credit_of_its_own",

@@ -108,6 +108,29 @@ def test_a_parent_that_waits_is_no_backlog_and_hides_none() -> None:
     assert list(thief.held) == kids[2:]
 
 
+def test_parents_that_wait_leave_their_workers_credit_to_the_children() -> None:
+    """Else, once a worker's credit is full of them, nobody runs what they wait for."""
+    for credit in (Credit(2, 1 << 20, (("R", 2),)), Credit(4, 100, ())):  # for its run; of bytes
+        w = World()
+        a = w.worker("A", credit=2)
+        w.open()
+        w.step(WorkerCredit(a.session, credit))
+        w.submit(2, payload=b"p" * 50)
+        parents = [Key(w.root(), 0), Key(w.root(), 1)]
+        for parent in parents:
+            a.start((parent.log, parent.seq))
+            ids = [b"%032d" % i for i in range(2)]
+            w.step(WorkerSpawn(a.session, parent, 1, 0, ids, [b"c" * 50] * 2, (ItemSpec(),), None, True))
+            w.step(WorkerWaiting(a.session, parent, 1, 0))
+        assert len([key for key in a.held if key not in parents]) == 2, "as much as the credit allows"
+        w.seal(2)
+        for _ in range(3):
+            a.finish(*[key for key in a.held if key not in parents])
+        assert a.resumed == parents
+        a.finish()
+        assert w.view().state is RunState.COMPLETED
+
+
 def test_a_worker_whose_parent_waits_steals() -> None:
     w = World()
     a, b = w.worker("A", credit=4), w.worker("B", credit=4)

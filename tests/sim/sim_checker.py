@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
@@ -46,6 +47,11 @@ def books(workers: Iterable[Worker]) -> None:
         counted = (worker.in_flight, worker.running, worker.waiting)
         if counted != (len(have), begun, waits):
             raise Violation("books", f"{worker.id} counts {counted}, and has {len(have)}, {begun}, {waits}")
+        held = [grant for grant, seq in have if seq not in grant.waiting]
+        if worker.holds != Counter(grant.log.run.id for grant in held):
+            raise Violation("books", f"{worker.id} holds {worker.holds}")
+        if worker.bytes != sum(grant.each for grant in held):
+            raise Violation("books", f"{worker.id} holds {worker.bytes} bytes")
         rest = sum(seq not in grant.started and seq not in grant.waiting for grant, seq in have)
         if backlog(worker) != rest:
             raise Violation("books", f"{worker.id} has a backlog of {backlog(worker)}: {rest} that it has not begun")

@@ -30,10 +30,18 @@ def state_of(grant: Grant, seq: int) -> ItemState:
 
 
 def hold_caps(run: Run, grant: Grant, n: int) -> None:
-    """Take `n` places under the caps of run, lane and worker resources (give back with a negative `n`)."""
+    """Take `n` places under the caps of run and lane, and of the worker's resources and credit (give back with a
+    negative `n`). Parents that wait for children hold none: the children need them."""
+    worker = grant.worker
     run.in_flight += n
     grant.info.lane.in_flight += n
-    used = grant.worker.used
+    worker.bytes += grant.each * n
+    held = worker.holds.get(run.id, 0) + n
+    if held:
+        worker.holds[run.id] = held
+    else:
+        worker.holds.pop(run.id, None)
+    used = worker.used
     for name, amount in grant.info.shape.strict:
         used[name] = used.get(name, 0.0) + amount * n
 
@@ -45,7 +53,6 @@ def open_grant(c: State, grant: Grant, size: int) -> None:
     log.flight.update(dict.fromkeys(grant.seqs, grant))
     grant.batch.open += n
     grant.each = size // n
-    worker.bytes += grant.each * n
     worker.in_flight += n
     worker.by_run[run.id] = worker.by_run.get(run.id, 0) + n
     worker.grants[grant.n] = grant
@@ -57,6 +64,8 @@ def open_grant(c: State, grant: Grant, size: int) -> None:
 def begun(c: State, grant: Grant, seq: int) -> None:
     """Its worker runs it, by whatever word of the worker's that is known."""
     if seq not in grant.started:
+        if not grant.unsure:  # which counts as running already
+            ITEM.move(ItemState.ASSIGNED, "start")
         grant.started.add(seq)
         grant.worker.running += 1
         grant.log.run.running += 1
@@ -84,7 +93,6 @@ def close(c: State, grant: Grant, seqs: list[int]) -> None:
         run.running -= ran
     hold_caps(run, grant, waiting - n)
     worker.in_flight -= n
-    worker.bytes -= grant.each * n
     left = worker.by_run[run.id] - n
     if left:
         worker.by_run[run.id] = left

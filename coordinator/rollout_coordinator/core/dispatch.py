@@ -86,10 +86,10 @@ def room(worker: Worker, run: Run) -> int:
         return 0
     own = worker.credit_runs.get(run.id)
     if own is not None:
-        return own - worker.by_run.get(run.id, 0)
+        return own - worker.holds.get(run.id, 0)
     held = worker.in_flight - worker.waiting
     for run_id in worker.credit_runs:
-        held -= worker.by_run.get(run_id, 0)
+        held -= worker.holds.get(run_id, 0)
     return worker.credit.items - held
 
 
@@ -117,7 +117,7 @@ def feed(c: State, frame: Frame, runs: list[Run], soft: bool) -> bool:
         if n > 0:
             full = False
             if run.id in share:
-                n = min(n, share[run.id] - worker.by_run.get(run.id, 0))
+                n = min(n, share[run.id] - worker.holds.get(run.id, 0))
         if run.spec.max_in_flight:
             n = min(n, run.spec.max_in_flight - run.in_flight)
         if n > 0 and len(open_runs) > 1:

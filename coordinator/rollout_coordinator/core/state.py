@@ -282,6 +282,7 @@ class Worker:
         "fenced",
         "fits",
         "grants",
+        "holds",
         "host_id",
         "id",
         "in_flight",
@@ -313,6 +314,7 @@ class Worker:
         self.done = self.in_flight = self.running = self.waiting = self.bytes = 0  # in_flight with `waiting`
         self.incoming = 0  # stolen for it and on the way
         self.by_run: dict[str, int] = {}
+        self.holds: dict[str, int] = {}  # by run, without `waiting`, as `bytes` is: what counts against its credit
         self.used: dict[str, float] = {}
         self.grants: dict[int, Grant] = {}
         self.revoke: Revoke | None = None

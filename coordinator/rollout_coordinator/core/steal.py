@@ -72,7 +72,7 @@ def loot(c: State, thief: Worker, victim: Worker) -> list[tuple[Grant, list[int]
     out: list[tuple[Grant, list[int]]] = []
     for grant in reversed(list(victim.grants.values())):
         run, spec = grant.log.run, grant.info.spec
-        limit = min(want, limit_of(thief, run) - thief.by_run.get(run.id, 0))
+        limit = min(want, limit_of(thief, run) - thief.holds.get(run.id, 0))
         if grant.info.shape.strict:
             limit = min(limit, strict_room(thief, grant.info.shape))
         if run.state is not RunState.RUNNING or spec.chain or grant.unsure or not fits(thief, grant.info.shape):
