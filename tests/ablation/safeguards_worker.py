@@ -241,8 +241,29 @@ SAFEGUARDS = (
     Safeguard(
         "a crash costs what ran",
         "Attempts that waited behind in a process that died are no losses.",
-        cut(f"{CHILDREN}._child_ended", "elif id(held) in hit or held.state is State.WAITING:", "elif True:"),
+        cut(
+            f"{CHILDREN}._child_ended",
+            "id(held) in hit or held.started is not None or held.state is State.WAITING",
+            "True",
+        ),
         ("core/test_session_processes.py::test_a_crash_is_a_loss_of_what_ran_and_of_nothing_behind_it",),
+    ),
+    Safeguard(
+        "what began behind a parent is not begun again",
+        "An attempt that began while a parent in its process waited is lost with that process, as the parent is.",
+        cut(f"{CHILDREN}._child_ended", "held.started is not None", "False"),
+        (
+            "core/test_session_processes.py::"
+            "test_what_began_while_a_parent_waited_is_lost_with_their_process_and_not_begun_again",
+        ),
+    ),
+    Safeguard(
+        "a parent waits from where it stopped",
+        "Results that were sent, and whose Resume was lost with the stream, are sent and resumed again.",
+        cut(
+            f"{SESSION}._children", "self._actions.append(", "self._awaited.pop(held.key, None); self._actions.append("
+        ),
+        ("core/test_session_processes.py::test_a_parent_whose_resume_was_lost_is_resumed_on_the_next_stream",),
     ),
     Safeguard(
         "a crash is told as a loss",

@@ -215,3 +215,36 @@ def test_what_runs_on_behind_a_parent_that_waits_has_begun() -> None:
     assert seqs(sent[0].started.keys) == [2]
     assert [k.seq for a in of(w.tick(0.5), ev.CancelIn) for k in a.keys] == [1]
     assert [k.seq for a in of(w.tick(0.5), ev.CancelIn) for k in a.keys] == [2]
+
+
+def test_a_parent_whose_resume_was_lost_is_resumed_on_the_next_stream() -> None:
+    """It has the results, and has not read them: it still waits for the first of them."""
+    w = Worker()
+    w.assign([0])
+    w.ready()
+    w.do(ev.ChildWaits(1, work_pb2.Waiting(log=LOG, seq=0, attempt=1, from_child=2)))
+    results = work_pb2.ChildResults(
+        parent_log=LOG, parent_seq=0, from_child=2, outcome=["OUTCOME_DONE"], length=[1], data=b"x", complete=False
+    )
+    assert of(w.down(children=results), ev.PassChildren)
+    w.do(ev.StreamDown())
+    w.up()
+    (told,) = w.sent(w.down(welcome=work_pb2.Welcome(keep=keys(0))))
+    assert told.waiting.from_child == 2
+
+
+def test_what_began_while_a_parent_waited_is_lost_with_their_process_and_not_begun_again() -> None:
+    w = Worker()
+    w.assign([0], workload="infer")
+    w.ready(width=1)
+    w.do(ev.ChildWaits(1, work_pb2.Waiting(log=LOG, seq=0, attempt=1)))
+    assert delivered(w.assign([1, 2], workload="infer")) == {1: [1]}
+    w.session.place.children[1].depth = 4
+    assert delivered(w.tick()) == {1: [2]}
+    w.down(resume=work_pb2.Resume(log=LOG, seq=0, attempt=1))
+    assert w.session.place.children[1].behind() == [AttemptKey(LOG, 2, 1)]
+    w.do(ev.ChildEnded(1, "signal SIGSEGV"))
+    lost = {r.seq: r.failure for r in w.session.unacknowledged.values()}
+    assert sorted(lost) == [0, 1] and all(f is not None and f.worker_lost for f in lost.values())
+    w.tick(1.0)
+    assert delivered(w.ready()) == {2: [2]}

@@ -92,7 +92,7 @@ class ChildEvents(Holding):
         for held in list(child.in_hand.values()):
             if held.state is State.STOPPING:
                 self._stopped(held)
-            elif id(held) in hit or held.state is State.WAITING:
+            elif id(held) in hit or held.started is not None or held.state is State.WAITING:
                 held.move("finish")
                 self._forget(held)
                 message = f"the process that ran it ended: {event.reason}"
@@ -249,7 +249,10 @@ class ChildEvents(Holding):
         self._dispatch_due = True
 
     def _tell_parents(self, now: float) -> None:
-        """Spawns and waits again, on a new stream: they are found, not made twice."""
+        """Spawns and waits again, on a new stream: they are found, not made twice.
+
+        A parent waits from where it stopped, whatever it was sent since: the Resume behind that may be lost.
+        """
         for spawns in self._spawned.values():
             for spawn in spawns:
                 self._send(work_pb2.WorkUp(spawn=spawn), now)

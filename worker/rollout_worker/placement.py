@@ -122,7 +122,8 @@ class Child:
     def behind(self) -> list[AttemptKey]:
         """What it was given and does not run yet."""
         heads = set(map(id, self.heads()))
-        return [h.key for h in self.in_hand.values() if h.state is State.RUNNING and id(h) not in heads]
+        rest = [h for h in self.in_hand.values() if h.state is State.RUNNING and id(h) not in heads]
+        return [h.key for h in rest if h.started is None]  # what began while a parent waited runs on beside it
 
 
 class Backoff:

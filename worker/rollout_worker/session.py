@@ -230,8 +230,6 @@ class Session(ChildEvents):
 
     def _children(self, results: work_pb2.ChildResults, now: float) -> None:
         for held in self._parents(results.parent_log, results.parent_seq):
-            if held.key in self._awaited:
-                self._awaited[held.key] = max(self._awaited[held.key], results.from_child + len(results.outcome))
             self._actions.append(ev.PassChildren(held.child, results))
 
     def _resume(self, resume: work_pb2.Resume, now: float) -> None:
