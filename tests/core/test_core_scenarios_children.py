@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from core_world import World
+from core_world import FakeWorker, World
 from rollout.model.item import ItemSpec, Key
 from rollout.model.run import RunState
 from rollout.model.worker import Credit
@@ -13,6 +13,14 @@ from rollout_coordinator.core.events import (
     WorkerSpawn,
     WorkerWaiting,
 )
+
+
+def spawn_and_wait(w: World, worker: FakeWorker, parent: Key, children: int, payload: bytes = b"c") -> None:
+    """The parent's first attempt begins, spawns that many and waits for them."""
+    worker.start((parent.log, parent.seq))
+    ids = [b"%032d" % i for i in range(children)]
+    w.step(WorkerSpawn(worker.session, parent, 1, 0, ids, [payload] * children, (ItemSpec(),), None, True))
+    w.step(WorkerWaiting(worker.session, parent, 1, 0))
 
 
 def test_children_are_read_in_order_and_the_parent_gives_up_its_slot() -> None:
@@ -96,10 +104,7 @@ def test_a_parent_that_waits_is_no_backlog_and_hides_none() -> None:
     w.open()
     w.submit(1)
     parent = Key(w.root(), 0)
-    a.start((parent.log, parent.seq))
-    ids = [b"%032d" % i for i in range(3)]
-    w.step(WorkerSpawn(a.session, parent, 1, 0, ids, [b"c"] * 3, (ItemSpec(),), None, True))
-    w.step(WorkerWaiting(a.session, parent, 1, 0))
+    spawn_and_wait(w, a, parent, 3)
     kids = sorted(key for key in a.held if key[0] != parent.log)
     assert len(kids) == 3
     a.start(*kids[:2])
@@ -118,10 +123,7 @@ def test_parents_that_wait_leave_their_workers_credit_to_the_children() -> None:
         w.submit(2, payload=b"p" * 50)
         parents = [Key(w.root(), 0), Key(w.root(), 1)]
         for parent in parents:
-            a.start((parent.log, parent.seq))
-            ids = [b"%032d" % i for i in range(2)]
-            w.step(WorkerSpawn(a.session, parent, 1, 0, ids, [b"c" * 50] * 2, (ItemSpec(),), None, True))
-            w.step(WorkerWaiting(a.session, parent, 1, 0))
+            spawn_and_wait(w, a, parent, 2, b"c" * 50)
         assert len([key for key in a.held if key not in parents]) == 2, "as much as the credit allows"
         w.seal(2)
         for _ in range(3):
