@@ -206,9 +206,38 @@ SAFEGUARDS = (
         "group cancel",
         "The first success of a group cancels the others.",
         cut(
-            f"{POLICIES}:committed", "settle(c, log, lambda other: other.spec.group == group, seq, flight=True)", "pass"
+            f"{POLICIES}:committed",
+            "settle(c, log, log.run.by_group[group], sorted(members), seq, flight=True)",
+            "pass",
         ),
         ("core/test_core_guards_commit.py::test_the_first_success_of_a_group_ends_the_others",),
+    ),
+    Safeguard(
+        "members of a group: those in flight",
+        "Who was given out is found when the group is won, also by a leader that did not give it out.",
+        cut(f"{CORE}attempts:open_grant", "if grant.info.spec.group:", "if False:"),
+        (
+            "core/test_core_guards_commit.py::test_the_first_success_of_a_group_ends_the_others",
+            "core/test_core_guards_commit.py::test_a_group_that_was_won_stays_won_under_the_next_leader",
+        ),
+    ),
+    Safeguard(
+        "members of a group: those accepted before the leader led",
+        "A result that waits for its turn under a new leader is skipped when its group is won before it.",
+        cut(f"{CORE}replay:read_page", "if log.run.specs[spec].spec.group:", "if False:"),
+        ("core/test_core_guards_commit.py::test_a_group_that_was_won_stays_won_under_the_next_leader",),
+    ),
+    Safeguard(
+        "a group stays won under the next leader",
+        "A member that comes after the winner's leader is gone does not run.",
+        cut(f"{CORE}replay:restore_runs", "log.groups.setdefault(group, seq)", "pass"),
+        ("core/test_core_guards_commit.py::test_a_group_that_was_won_stays_won_under_the_next_leader",),
+    ),
+    Safeguard(
+        "a group is won by what is committed",
+        "A result behind the cursor that another may still precede is nobody's win yet.",
+        cut("rollout_coordinator.ledger.reads:Replay.grouped", "else log.cursor", "else SEQ_MAX"),
+        ("contract/test_ledger_reads.py::test_who_won_the_groups_is_read_from_what_is_committed[sqlite-schedule]",),
     ),
     Safeguard(
         "won groups take nothing into the window",

@@ -219,6 +219,13 @@ SAFEGUARDS = (
         ),
     ),
     Safeguard(
+        "workers that left are forgotten",
+        "What is taken back from a worker that left does not put it on the list of those that want work.",
+        cut(f"{CORE}attempts:close", "if worker.session:", "if True:"),
+        ("core/test_core_memory.py::test_workers_leave_memory_when_they_are_long_gone",),
+        simulated=True,
+    ),
+    Safeguard(
         "own stalls extend deadlines",
         "A coordinator that was stopped does not fail its workers for its own silence.",
         never(f"{WORKERS}:allow_for_stall", "stall > 0"),

@@ -92,6 +92,12 @@ SAFEGUARDS = (
         ),
     ),
     Safeguard(
+        "Hello: what has begun",
+        "What waits in a process behind others is stolen under a new leader too.",
+        cut(f"{SESSION}._stream_up", "if h.begun", "if h.state not in UNSTARTED"),
+        ("core/test_session_ahead.py::test_a_new_stream_hears_only_of_this_one_as_begun",),
+    ),
+    Safeguard(
         "Hello lists what is not acknowledged",
         "A finished result outlives a stream and a leader.",
         cut(f"{SESSION}._stream_up", "unacknowledged=keys_to_wire(self.unacknowledged),", "unacknowledged=[],"),

@@ -8,6 +8,7 @@ import safeguards_commit
 import safeguards_dispatch
 import safeguards_lease
 import safeguards_results
+import safeguards_steal
 import safeguards_stores
 import safeguards_worker
 from safeguard import Safeguard
@@ -15,7 +16,8 @@ from safeguard import Safeguard
 AREAS: dict[str, tuple[Safeguard, ...]] = {
     "Lease, epochs, what leaves a coordinator": safeguards_lease.SAFEGUARDS,
     "Results, sessions, liveness": safeguards_results.SAFEGUARDS,
-    "Dispatch, chains, steals, the window": safeguards_dispatch.SAFEGUARDS,
+    "Dispatch, chains, the window": safeguards_dispatch.SAFEGUARDS,
+    "Steals, parents that wait": safeguards_steal.SAFEGUARDS,
     "Submitting, the cursor, policies, children, replay": safeguards_commit.SAFEGUARDS,
     "The worker": safeguards_worker.SAFEGUARDS,
     "The ledger, storage, objects, queues": safeguards_stores.SAFEGUARDS,

@@ -15,13 +15,14 @@ from ledger_rows import (
     log_row,
     result_rows,
 )
-from rollout.model.item import AttemptEnd, Failure, ObjectSlice, Outcome
+from rollout.model.item import AttemptEnd, Failure, ItemSpec, ObjectSlice, Outcome
 from rollout.model.run import Lane, Order, RunSpec, RunState
 from rollout_coordinator.core.step import (
     LaneRow,
     LoadIds,
     LoadItems,
     LoadResults,
+    SpecRow,
     Writes,
 )
 from rollout_coordinator.ledger import Ledger
@@ -173,6 +174,27 @@ async def test_pruned_results_become_skipped(writer: Writer, ledger: Ledger) -> 
     await writer.commit(Writes(results=[result_rows([3])], prune=[(1, 2, 1), (1, 3, 1)]))
     loaded = await ledger.results(LoadResults(1, 1, 0, 9, True))
     assert loaded.outcome == [Outcome.DONE, Outcome.SKIPPED, Outcome.SKIPPED]
+
+
+@pytest.mark.parametrize("order", list(Order))
+async def test_who_won_the_groups_is_read_from_what_is_committed(writer: Writer, ledger: Ledger, order: Order) -> None:
+    await writer.run(order=order)
+    items = item_rows(1, 7)
+    items.spec = [0, 1, 1, 2, 1, 2, 2]
+    specs = [SpecRow(RUN, 1, ItemSpec(group="g")), SpecRow(RUN, 2, ItemSpec(group="h"))]
+    arrival = order is Order.ARRIVAL
+    done = result_rows([0, 2, 5, 6], position=[0, 1, 2, 3] if arrival else None)
+    failed = result_rows([1, 3], outcome=Outcome.FAILED, position=[4, 5] if arrival else None)
+    log = log_row(submitted=7, cursor=6 if arrival else 4)
+    await writer.commit(Writes(items=[items], results=[done, failed], logs={1: log}))
+    assert (await ledger.snapshot()).won == [], "not looked for in a run without groups"
+    await writer.commit(Writes(specs=specs))
+    found = await ledger.run_snapshot(RUN)
+    assert found is not None and found.won == (await ledger.snapshot()).won
+    wins = {spec: seq for log, spec, seq in found.won if log == 1}
+    assert (wins.get(1), wins.get(2)) == (2, 5 if arrival else None), (
+        "5 is done, but not committed, where order is kept"
+    )
 
 
 # ---- views, objects, deletion

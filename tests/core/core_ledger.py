@@ -202,9 +202,24 @@ class FakeLedger:
                 for n, row in logs.items()
                 if self.runs[row.run_id].spec.order is Order.SCHEDULE or row.parent_log
             },
+            won=[won for n, row in logs.items() if not row.parent_log for won in self._won(n, row)],
             next_log=self.next_log,
             next_batch=self.next_batch,
         )
+
+    def _won(self, log: int, row: Any) -> list[tuple[int, int, int]]:
+        """Of each spec that is in a group, the first item that is done and committed."""
+        schedule = self.runs[row.run_id].spec.order is Order.SCHEDULE
+        first: dict[int, int] = {}
+        for seq, result in sorted(self.results.get(log, {}).items()):
+            spec = self.items[log][seq][2]
+            if (
+                result[1] is Outcome.DONE
+                and self.specs[row.run_id, spec].spec.group
+                and (not schedule or seq < row.cursor)
+            ):
+                first.setdefault(spec, seq)
+        return [(log, spec, seq) for spec, seq in first.items()]
 
     def _accepted(self, log: int, cursor: int) -> list[tuple[int, int]]:
         """Ranges of results at the cursor and behind it."""

@@ -179,6 +179,44 @@ def test_the_first_success_of_a_group_ends_the_others() -> None:
     assert w.view().state is RunState.COMPLETED
 
 
+@pytest.mark.parametrize("order", list(Order))
+def test_a_group_that_was_won_stays_won_under_the_next_leader(order: Order) -> None:
+    w = World()
+    a = w.worker("A", credit=8)
+    w.open(order=order)
+    w.submit(4, specs=[ItemSpec(), ItemSpec(group="g"), ItemSpec(group="g"), ItemSpec(group="g")])
+    log = w.root()
+
+    def next_leader() -> None:
+        w.restart()
+        a.hello()
+        w.pass_time(0.25)
+
+    a.finish((log, 1), (log, 2))  # in the order of the schedule neither is committed
+    next_leader()
+    a.finish((log, 0))
+    assert not a.held, "what is in flight under the next leader is cancelled as well"
+    assert [w.ledger.results[log][n][1] for n in (1, 2, 3)] == [
+        Outcome.DONE, Outcome.SKIPPED, Outcome.CANCELLED,
+    ]  # fmt: skip
+    next_leader()
+    w.submit(2, specs=[ItemSpec(group="g"), ItemSpec(group="h")])
+    assert w.ledger.results[log][4][1] is Outcome.CANCELLED and list(a.held) == [(log, 5)]
+    a.finish()
+    w.seal(6)
+    assert w.view().state is RunState.COMPLETED
+
+
+def test_what_is_written_of_a_run_does_not_grow_with_its_groups() -> None:
+    w = World()
+    a = w.worker("A", credit=64)
+    w.open()
+    w.submit(200, specs=[ItemSpec(group=f"prompt-{n // 2}") for n in range(200)])
+    while a.held:
+        a.finish(min(a.held))
+    assert (w.view().done, w.view().cancelled, w.ledger.logs[w.root()].extra) == (100, 100, "{}")
+
+
 def test_a_pipelined_chain_runs_one_ahead_and_ends_with_what_it_stands_on() -> None:
     w = World()
     a = w.worker("A")

@@ -48,6 +48,20 @@ def test_ended_runs_leave_memory_and_can_go_on() -> None:
     assert w.view("R4").state is RunState.COMPLETED and w.view("R4").done == 4
 
 
+def test_workers_leave_memory_when_they_are_long_gone() -> None:
+    w = World(orphan_grace=1.0)
+    w.open()
+    w.submit(8)
+    for name in "ABCD":
+        worker = w.worker(name)
+        assert worker.held, "what it holds is taken back when it is silent"
+        worker.silent = True
+        w.pass_time(7.0)
+    w.pass_time(12.0)
+    state = w.core._state  # pyright: ignore[reportPrivateUsage]
+    assert not state.workers and not state.sessions and not state.hungry
+
+
 def family(w: World, a: FakeWorker, seq: int, children: int) -> None:
     """Item `seq` spawns children, reads them and is done."""
     parent = Key(w.root(), seq)

@@ -163,3 +163,52 @@ def test_a_parent_that_waits_has_begun_also_when_nobody_said_so() -> None:
     w.worker("B", credit=4)
     w.pass_time(3.0)
     assert not a.revokes
+
+
+def test_parents_that_wait_are_bounded_where_their_children_cannot_run() -> None:
+    """They hold no credit: without a bound of its own, one worker would begin a whole run of them at once."""
+    w = World(waiting_max=4)
+    a = w.worker("A", credit=2)
+    w.open()
+    w.submit(40)
+    gpu = ItemSpec(require_roles=("gpu",))
+    for _ in range(40):
+        for key in [key for key in a.held if key not in a.started]:
+            a.start(key)
+            w.step(WorkerSpawn(a.session, Key(*key), 1, 0, [b"%032d" % key[1]], [b"c"], (gpu,), None, True))
+            w.step(WorkerWaiting(a.session, Key(*key), 1, 0))
+    parents = set(a.held)
+    assert 4 <= len(parents) < 4 + 2, "the last assignment was made before the fourth waited"
+    thief = w.worker("B", credit=2)  # whose own are few; what it gets is also what A would like to steal
+    assert len(thief.held) == 2
+    w.pass_time(3.0)
+    assert not thief.revokes
+    w.open("S")
+    w.submit(2, run_id="S")
+    assert set(a.held) - parents, "another run is none of its business"
+
+
+def test_children_go_where_no_more_parents_are_begun() -> None:
+    """Also those that come behind roots in the order of priority: else all parents wait for ever."""
+    for cost in (0, 3):  # without and with an order of preference
+        w = World(waiting_max=1, reorder_items=1)
+        a = w.worker("A", credit=4)
+        w.open()
+        w.submit(1)
+        parent = Key(w.root(), 0)
+        a.start(parent)
+        w.step(WorkerWaiting(a.session, parent, 1, 0))
+        w.submit(20, specs=ItemSpec(priority=5, cost=cost))
+        assert list(a.held) == [parent]
+        ids = [b"%032d" % i for i in range(8)]
+        w.step(WorkerSpawn(a.session, parent, 1, 0, ids, [b"c"] * 8, (ItemSpec(cost=cost),), None, True))
+        w.seal(21)
+        for _ in range(2):
+            kids = [key for key in a.held if key[0] != parent.log]
+            assert len(kids) == 4
+            a.finish(*kids)
+        assert a.resumed == [parent]
+        a.finish(parent)
+        while a.held:
+            a.finish()
+        assert w.view().state is RunState.COMPLETED

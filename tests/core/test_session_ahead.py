@@ -40,6 +40,13 @@ def test_an_engine_has_its_next_batch_before_this_one_ends_and_only_this_one_has
     assert of(w.tick(1.0), ev.RecallIn) == [], "what waits in it is meant to"
 
 
+def test_a_new_stream_hears_only_of_this_one_as_begun() -> None:
+    w = engine(2, 2, 6)
+    w.do(ev.StreamDown())
+    hello = w.up()
+    assert (seqs(hello.held), seqs(hello.held_started)) == ([0, 1, 2, 3, 4, 5], [0, 1])
+
+
 def test_what_waits_in_an_engine_can_be_stolen() -> None:
     w = engine(2, 2, 5)
     actions = revoke(w, 7, 2, 3, 4)

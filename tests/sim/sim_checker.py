@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from rollout.model.item import AttemptEnd, Outcome
 from rollout.model.run import ENDED, RunState
 from rollout_coordinator.core import step as st
 from rollout_coordinator.core.events import Event, Keys, WorkerHello, WorkerResults
-from rollout_coordinator.core.state import Worker
+from rollout_coordinator.core.state import State, Worker
 from rollout_coordinator.core.steal import backlog
+from rollout_coordinator.core.workers import ALIVE
 from rollout_coordinator.ledger.port import Fence
 from rollout_worker.attempts import AttemptKey
 from sim_store import Tables
@@ -37,9 +38,12 @@ def expected(item_id: bytes, payload: bytes) -> bytes:
     return b"=" + item_id[:12] + payload
 
 
-def books(workers: Iterable[Worker]) -> None:
-    """What a core counts of each worker, against the attempts that it has."""
-    for worker in workers:
+def books(state: State) -> None:
+    """What a core counts of each worker, against the attempts that it has; and who may be given more."""
+    gone = [worker.id for worker in state.hungry.values() if worker.state not in ALIVE]
+    if gone:
+        raise Violation("books", f"{gone} have left, and are remembered for work")
+    for worker in state.workers.values():
         grants = worker.grants.values()
         have = [(grant, seq) for grant in grants for seq in grant.seqs if grant.log.flight.get(seq) is grant]
         begun = sum(seq in grant.started for grant, seq in have)

@@ -160,7 +160,16 @@ class Tables:
             lanes=[copy.copy(row) for key, row in sorted(self.lanes.items()) if key[0] in live],
             specs=[row for key, row in sorted(self.specs.items()) if key[0] in live],
             accepted={row.log: found for row in logs if (found := self._ranges(row))},
+            won=[won for row in logs if not row.parent_log for won in self._won(row)],
         )
+
+    def _won(self, log: LogRow) -> list[tuple[int, int, int]]:
+        first: dict[int, int] = {}
+        if any(run_id == log.run_id and row.spec.group for (run_id, _), row in self.specs.items()):
+            for seq, result in sorted(self.results.get(log.log, {}).items()):
+                if result.outcome is Outcome.DONE and (seq < log.cursor or self.arrival(log)):
+                    first.setdefault(self.items[log.log][seq][2], seq)
+        return [(log.log, spec, seq) for spec, seq in first.items()]
 
     def snapshot(self) -> Snapshot:
         snapshot = self._of_runs({i: row for i, row in self.runs.items() if row.state not in ENDED})

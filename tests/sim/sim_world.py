@@ -164,7 +164,7 @@ class World:
         self._guarded(lambda: node.sessions.stepped(events, step, state.sessions))
         if len(events) == 1 and isinstance(events[0], Tick):
             self.idle_steps += 1
-            self._guarded(lambda: books(state.workers.values()))
+            self._guarded(lambda: books(state))
         node.continued = {e.run_id for e in events if isinstance(e, RunCommand) and e.verb == "continue"}
         left = {e.session for e in events if isinstance(e, WorkerGoodbye)}
         over = [keys for send in step.sends if isinstance(send, SendCancel) for keys in send.keys]

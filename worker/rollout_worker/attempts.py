@@ -122,6 +122,11 @@ class Held:
         """Whether its input has to be fetched first."""
         return not isinstance(self.payload, bytes) or isinstance(self.predecessor, tuple)
 
+    @property
+    def begun(self) -> bool:
+        """Not one that waits here, or in its process behind others."""
+        return self.started is not None if self.state is State.RUNNING else self.state not in UNSTARTED
+
     def move(self, cause: str) -> None:
         """The next state; the caller forgets the attempt where the table says None. KeyError: the session's fault."""
         after = TABLE[self.state, cause]

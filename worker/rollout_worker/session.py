@@ -93,7 +93,7 @@ class Session(ChildEvents):
             incarnation=self._settings.incarnation,
             inventory=inventory_to_wire(self._settings.inventory),
             held=keys_to_wire(h.key for h in held),
-            held_started=keys_to_wire(h.key for h in held if h.state not in UNSTARTED),
+            held_started=keys_to_wire(h.key for h in held if h.begun),
             unacknowledged=keys_to_wire(self.unacknowledged),
             credit=credit_to_wire(self._credit_now()),
             draining=self._drain_until is not None,

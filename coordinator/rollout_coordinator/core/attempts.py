@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import heapq
+from collections.abc import Iterable
 from zlib import crc32
 
 from rollout.model.item import AttemptEnd, ItemState
 
 from rollout_coordinator.core.chains import attempt_ended, drop_dependents
 from rollout_coordinator.core.events import Keys
-from rollout_coordinator.core.state import Grant, History, Log, Run, State, Worker, touch
+from rollout_coordinator.core.state import Grant, History, Log, Run, SpecInfo, State, Worker, touch
 from rollout_coordinator.core.step import AttemptRow, Send, SendCancel
 from rollout_coordinator.core.tables import ITEM
 from rollout_coordinator.core.window import unpark
@@ -57,8 +58,16 @@ def open_grant(c: State, grant: Grant, size: int) -> None:
     worker.by_run[run.id] = worker.by_run.get(run.id, 0) + n
     worker.grants[grant.n] = grant
     hold_caps(run, grant, n)
+    if grant.info.spec.group:
+        join_group(log, grant.info, grant.seqs)
     if grant.info.spec.timeout_ms:
         c.timed[grant.n] = grant
+
+
+def join_group(log: Log, info: SpecInfo, seqs: Iterable[int]) -> None:
+    """Once their group is won, these are found without looking at every other."""
+    if log.parent is None:
+        log.members.setdefault(info.spec.group, set()).update(seqs)
 
 
 def begun(c: State, grant: Grant, seq: int) -> None:
@@ -108,7 +117,8 @@ def close(c: State, grant: Grant, seqs: list[int]) -> None:
         c.step.writes.retired.append(batch.id)
     log.attempts += n
     touch(c, log)
-    c.hungry[worker.id] = worker
+    if worker.session:  # else it is gone, or will say Hello
+        c.hungry[worker.id] = worker
     c.dirty = True
     if info.lane.parked:
         unpark(info.lane.parked)

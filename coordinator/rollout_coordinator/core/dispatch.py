@@ -161,9 +161,16 @@ def strict_room(worker: Worker, shape: Shape) -> int:
     return free
 
 
+def only_children(c: State, worker: Worker, run: Run) -> bool:
+    """So many of the run's parents wait there, which take no credit, that it begins no more of its root log."""
+    return worker.by_run.get(run.id, 0) - worker.holds.get(run.id, 0) >= c.settings.waiting_max
+
+
 def take_from_run(c: State, frame: Frame, run: Run, n: int, soft: bool) -> tuple[int, bool]:
     worker, taken = frame.worker, 0
     aside: list[SpecQueue] = []
+    roots: list[SpecQueue] = []  # not for this worker, and no reason to hold back what comes after them
+    no_roots = only_children(c, worker, run)
     shapes = [s for s in run.shapes.values() if s.heap and fits(worker, s)]
     while n > 0 and frame.bytes_left > 0:
         best: Shape | None = None
@@ -174,6 +181,9 @@ def take_from_run(c: State, frame: Frame, run: Run, n: int, soft: bool) -> tuple
                 best = shape
         if best is None:
             break
+        if no_roots and best.heap[0][1] == ROOT_RANK:
+            roots.append(heapq.heappop(best.heap)[-1])
+            continue
         limit = limit_of_order(c, best, aside) if best.prefs is not None else ROOT_RANK
         queue = prefer(best, worker, limit) if best.prefs is not None and soft else None
         if queue is not None:  # it stays in the heap
@@ -213,6 +223,7 @@ def take_from_run(c: State, frame: Frame, run: Run, n: int, soft: bool) -> tuple
             break
     left = bool(aside)
     unpark(aside)
+    unpark(roots)
     return taken, left
 
 

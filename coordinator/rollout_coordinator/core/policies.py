@@ -20,7 +20,7 @@ from rollout.model.item import Failure, Outcome
 from rollout.model.run import Policy, RunSpec, RunState
 
 from rollout_coordinator.core.events import Loaded
-from rollout_coordinator.core.state import LaneState, LoadNote, Log, Run, SpecInfo, SpecQueue, State, touch
+from rollout_coordinator.core.state import LaneState, LoadNote, Log, Run, SpecInfo, SpecQueue, State
 from rollout_coordinator.core.step import LoadItems
 from rollout_coordinator.core.window import decided, landed
 
@@ -145,11 +145,14 @@ _MAKERS: dict[str, Callable[[Policy, dict[str, str]], Callable[[State, Log, int,
 def committed(c: State, log: Log, seq: int, outcome: Outcome, info: SpecInfo) -> None:
     """The cursor passed a result of a root log."""
     group = info.spec.group
-    if group and outcome is Outcome.DONE and group not in log.groups:
-        log.groups[group] = seq
-        log.extra.setdefault("groups", {})[group] = seq
-        touch(c, log)
-        settle(c, log, lambda other: other.spec.group == group, seq, flight=True)
+    if group:
+        members = log.members.get(group, set())
+        members.discard(seq)
+        if outcome is Outcome.DONE and group not in log.groups:
+            log.groups[group] = seq
+            settle(c, log, log.run.by_group[group], sorted(members), seq, flight=True)
+        if not members:
+            log.members.pop(group, None)
     for policy in log.run.policies:
         policy.act(c, log, seq, outcome, info)
 
@@ -193,38 +196,40 @@ def prune(c: State, log: Log, lane: LaneState, seq: int) -> None:
 
     lane.pruned_at = seq
     touch_lane(c, log.run, lane)
-    settle(c, log, lambda info: info.lane is lane, seq, flight=False)
+    behind = [later for later, (_, spec) in log.outcomes.items() if log.run.specs[spec].lane is lane]
+    settle(c, log, [info for info in log.run.specs if info.lane is lane], behind, seq, flight=False)
 
 
-def settle(c: State, log: Log, concerned: Callable[[SpecInfo], bool], seq: int, flight: bool) -> None:
-    """End what is behind the decision taken at `seq`: pending items, accepted results, attempts if `flight`."""
+def settle(c: State, log: Log, infos: list[SpecInfo], members: list[int], seq: int, flight: bool) -> None:
+    """End what is behind the decision taken at `seq`: pending items of these specs, and of `members`, which were given
+    out, the accepted results and, if `flight`, the attempts."""
     from rollout_coordinator.core.commit import close_pending
     from rollout_coordinator.core.results import close_failed
 
-    for later, (outcome, spec) in list(log.outcomes.items()):
-        if later > seq and concerned(log.run.specs[spec]) and outcome in (Outcome.DONE, Outcome.FAILED):
+    for later in members:
+        outcome, spec = log.outcomes.get(later, (0, 0))
+        if later > seq and outcome in (Outcome.DONE, Outcome.FAILED):
             log.outcomes[later] = (int(Outcome.SKIPPED), spec)
             log.counts[outcome] -= 1
             log.counts[Outcome.SKIPPED] += 1
             c.step.writes.prune.append((log.id, later, seq))
-    for index, queue in list(log.queues.items()):
-        info = log.run.specs[index]
-        if queue.size and concerned(info):
-            verdict = decided(log, index)
+    for info in infos:
+        queue = log.queues.get(info.index)
+        if queue is not None and queue.size:
+            verdict = decided(log, info.index)
             assert verdict is not None
-            close_pending(c, log, index, empty(c, log, queue), *verdict)
+            close_pending(c, log, info.index, empty(c, log, queue), *verdict)
     if flight:
         from rollout_coordinator.core.attempts import cancel, open_seqs
 
-        for grant in list(dict.fromkeys(log.flight.values())):
-            if concerned(grant.info):
-                verdict = decided(log, grant.info.index)
-                assert verdict is not None
-                seqs = open_seqs(grant)
-                cancel(grant.worker, [(grant, seqs)], verdict[1].code, c.step.sends)
-                for one in seqs:
-                    if log.flight.get(one) is grant:
-                        close_failed(c, grant, one, verdict[1], verdict[0])
+        for grant in dict.fromkeys(log.flight[one] for one in members if one in log.flight):
+            verdict = decided(log, grant.info.index)
+            assert verdict is not None
+            seqs = open_seqs(grant)
+            cancel(grant.worker, [(grant, seqs)], verdict[1].code, c.step.sends)
+            for one in seqs:
+                if log.flight.get(one) is grant:
+                    close_failed(c, grant, one, verdict[1], verdict[0])
 
 
 def empty(c: State, log: Log, queue: SpecQueue) -> list[int]:

@@ -14,7 +14,7 @@ from rollout.model.item import Key, Outcome
 from rollout.model.worker import WorkerState
 
 from rollout_coordinator.core import runs
-from rollout_coordinator.core.attempts import open_grant
+from rollout_coordinator.core.attempts import join_group, open_grant
 from rollout_coordinator.core.events import Now, ResultsLoaded, RunLoaded
 from rollout_coordinator.core.state import Batch, Grant, LoadNote, Log, Run, State, Worker, touch_run
 from rollout_coordinator.core.step import LoadResults, LoadRun, LogRow, Snapshot
@@ -102,6 +102,11 @@ def restore_runs(c: State, snapshot: Snapshot) -> None:
             log = restore_log(c, run, log_row, snapshot.accepted.get(log_row.log, []))
             if log.id == roots[run.id]:
                 run.root = log
+    for log_id, index, seq in sorted(snapshot.won, key=lambda won: won[2]):
+        log = c.logs[log_id]
+        group = log.run.specs[index].spec.group
+        if group:
+            log.groups.setdefault(group, seq)
     for lane_row in snapshot.lanes:
         run = c.runs.get(lane_row.run_id)
         if run is not None and lane_row.lane in run.lanes:
@@ -118,7 +123,6 @@ def restore_log(c: State, run: Run, row: LogRow, accepted: list[tuple[int, int]]
     log.attempts, log.retried, log.worker_lost, log.stale = row.attempts, row.retried, row.worker_lost, row.stale
     log.units_in, log.units_out = row.units_in, row.units_out
     log.extra = json.loads(row.extra or "{}")
-    log.groups = {str(k): int(v) for k, v in log.extra.get("groups", {}).items()}
     for first, last in accepted:
         log.accepted.add(first, last)
     return log
@@ -188,6 +192,8 @@ def read_page(c: State, log: Log, first: int, end: int) -> None:
         for seq, outcome, spec in zip(event.seq, event.outcome, event.spec, strict=True):
             if seq >= log.cursor:
                 log.outcomes.setdefault(seq, (int(Outcome(outcome)), spec))
+                if log.run.specs[spec].spec.group:
+                    join_group(log, log.run.specs[spec], [seq])
         if first + PAGE < end:
             read_page(c, log, first + PAGE, end)
         else:

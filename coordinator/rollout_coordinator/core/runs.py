@@ -78,6 +78,7 @@ def intern_spec(c: State, run: Run, spec: ItemSpec, write: bool = True) -> SpecI
     run.by_spec[spec] = info
     if spec.group:
         run.tracked = True
+        run.by_group.setdefault(spec.group, []).append(info)
     if spec.affinity or spec.cost:
         watch(run, shape)
     if write:
@@ -159,6 +160,7 @@ def shut(c: State, log: Log) -> None:
     log.queues.clear()
     log.parked.clear()
     log.outcomes.clear()
+    log.members.clear()
     c.readers.pop(log.id, None)
     c.timers = [timer for timer in c.timers if timer[2] != log.id]
 

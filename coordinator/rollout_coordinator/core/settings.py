@@ -19,6 +19,7 @@ class CoreSettings:
     assign_items_max: int = 256  # per worker and frame
     assign_bytes_max: int = 512 << 10  # inline payload bytes per frame; the wire limit is 1 MiB
     steal_max: int = 32
+    waiting_max: int = 1024  # parents of a run that may wait at one worker before it gets no more of the root log
     chain_grace: float = 2.0  # wait this long for the worker that ran a chain's previous item
     retry_backoff_cap: float = 300.0
     isolate_after_losses: int = 2

@@ -141,9 +141,9 @@ class Chain:
 class Log:
     __slots__ = (
         "accepted", "ahead", "appending", "attempts", "back", "by_arrival", "chains", "checking", "children", "closed",
-        "counts", "cursor", "extra", "flight", "groups", "held", "id", "loading", "loading_back", "outcomes",
-        "parent", "parked", "queues", "rank", "reader", "rereading", "retried", "run", "sealed", "stale", "submitted",
-        "tail", "units_in", "units_out", "window", "window_bytes", "worker_lost",
+        "counts", "cursor", "extra", "flight", "groups", "held", "id", "loading", "loading_back", "members",
+        "outcomes", "parent", "parked", "queues", "rank", "reader", "rereading", "retried", "run", "sealed", "stale",
+        "submitted", "tail", "units_in", "units_out", "window", "window_bytes", "worker_lost",
     )  # fmt: skip
 
     def __init__(self, log: int, run: Run, parent: Key | None) -> None:
@@ -163,6 +163,7 @@ class Log:
         self.queues: dict[int, SpecQueue] = {}
         self.chains: dict[str, Chain] = {}
         self.groups: dict[str, int] = {}  # group -> seq that won it
+        self.members: dict[str, set[int]] = {}  # group -> seqs of it that were given out and are not committed
         self.window = self.window_bytes = 0
         self.loading = 0  # load id of the LoadPending under way
         self.back: dict[int, History] = {}  # to be pending again; their payloads are on disk
@@ -203,7 +204,7 @@ class Reader:
 
 class Run:
     __slots__ = (
-        "by_spec", "created_ms", "ended_ms", "id", "in_flight", "lanes", "logs", "pausing_until_ms",
+        "by_group", "by_spec", "created_ms", "ended_ms", "id", "in_flight", "lanes", "logs", "pausing_until_ms",
         "policies", "priority", "reason", "root", "running", "shapes", "spec", "specs", "state",
         "stop_submitting", "survivors", "tracked", "updated_ms", "waiting", "warm", "weight",
     )  # fmt: skip
@@ -221,6 +222,7 @@ class Run:
         self.logs: dict[int, Log] = {}
         self.specs: list[SpecInfo] = []
         self.by_spec: dict[ItemSpec, SpecInfo] = {}
+        self.by_group: dict[str, list[SpecInfo]] = {}
         self.shapes: dict[tuple[Any, ...], Shape] = {}
         self.lanes: dict[str, LaneState] = {}
         self.in_flight = self.running = self.waiting = 0  # in_flight without those that wait for children

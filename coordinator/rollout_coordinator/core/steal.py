@@ -12,7 +12,7 @@ from rollout.model.worker import WorkerState
 
 from rollout_coordinator.core import results
 from rollout_coordinator.core.attempts import end_attempt, keys_of, open_seqs
-from rollout_coordinator.core.dispatch import fits, limit_of, strict_room
+from rollout_coordinator.core.dispatch import fits, limit_of, only_children, strict_room
 from rollout_coordinator.core.events import WorkerConfirm
 from rollout_coordinator.core.state import Grant, Revoke, State, Worker
 from rollout_coordinator.core.step import Emit, SendRevoke
@@ -72,6 +72,8 @@ def loot(c: State, thief: Worker, victim: Worker) -> list[tuple[Grant, list[int]
     out: list[tuple[Grant, list[int]]] = []
     for grant in reversed(list(victim.grants.values())):
         run, spec = grant.log.run, grant.info.spec
+        if grant.log.parent is None and only_children(c, thief, run):
+            continue
         limit = min(want, limit_of(thief, run) - thief.holds.get(run.id, 0))
         if grant.info.shape.strict:
             limit = min(limit, strict_room(thief, grant.info.shape))

@@ -397,5 +397,7 @@ class Snapshot:
     open_attempts: list[OpenAttempt] = field(default_factory=list[OpenAttempt])
     accepted: dict[int, list[tuple[int, int]]] = field(default_factory=dict[int, list[tuple[int, int]]])
     """By log: ranges [first, last] of seqs at or after the cursor that have a result (schedule order)."""
+    won: list[tuple[int, int, int]] = field(default_factory=list[tuple[int, int, int]])
+    """(log, spec, seq): the first committed item of the spec that is done, in logs of runs that know groups."""
     next_log: int = 1
     next_batch: int = 1

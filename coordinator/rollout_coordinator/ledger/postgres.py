@@ -49,6 +49,11 @@ async def _accepted(db: Connection, replay: reads.Replay) -> None:
         replay.ranges(await _fetch(db, queries.ACCEPTED_RANGES.format(given=GIVEN), **given))
 
 
+async def _won(db: Connection, replay: reads.Replay) -> None:
+    for wanted in replay.grouped():
+        replay.won(wanted["log"], await _fetch(db, queries.WON, **wanted))
+
+
 async def _execute(db: Connection, query: str, **parameters: Any) -> int:
     """The number of rows it changed."""
     text, names = queries.for_postgres(query)
@@ -191,6 +196,7 @@ class PostgresLedger:
             snapshot.specs = [rows.spec_row(row) for row in await _fetch(db, queries.LIVE_SPECS)]
             snapshot.workers = [rows.worker_row(row) for row in await _fetch(db, queries.LIVE_WORKERS)]
             await _accepted(db, replay)
+            await _won(db, replay)
             replay.assignments(await _fetch(db, queries.LIVE_ASSIGNMENTS))
             for at, chunk in replay.given(SET_ROWS):
                 query = queries.OPEN_ATTEMPTS.format(given=GIVEN)
@@ -211,6 +217,7 @@ class PostgresLedger:
             snapshot.lanes = [rows.lane_row(row) for row in await _fetch(db, queries.LANES_OF_RUN, run_id=run_id)]
             snapshot.specs = [rows.spec_row(row) for row in await _fetch(db, queries.SPECS_OF_RUN, run_id=run_id)]
             await _accepted(db, replay)
+            await _won(db, replay)
         return snapshot
 
     # ---- reads of the core

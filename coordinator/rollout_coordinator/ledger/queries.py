@@ -10,7 +10,7 @@ import re
 from dataclasses import dataclass
 from functools import cache
 
-from rollout.model.item import AttemptEnd
+from rollout.model.item import AttemptEnd, Outcome
 from rollout.model.run import ENDED
 
 ENDED_STATES = ", ".join(f"'{state.value}'" for state in sorted(ENDED))
@@ -220,6 +220,13 @@ SELECT log, MIN(seq), MAX(seq)
           FROM {given} AS given CROSS JOIN result
          WHERE result.log = given.log AND result.seq >= given.seq) AS numbered
  GROUP BY log, island ORDER BY 1, 2
+"""
+
+# Who won the groups: the first item of each spec that was done, of those that are committed.
+WON = f"""
+SELECT item.spec, MIN(result.seq) FROM result JOIN item ON item.log = result.log AND item.seq = result.seq
+ WHERE result.log = :log AND result.seq < :before AND result.outcome = {int(Outcome.DONE)}
+ GROUP BY item.spec ORDER BY item.spec
 """
 
 # Which of the attempts {given}, of items without a result, are open: those without an `attempt` row of that number.

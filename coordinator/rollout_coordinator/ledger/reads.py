@@ -15,6 +15,7 @@ from rollout_coordinator.ledger import rows
 from rollout_coordinator.ledger.port import CommitPage
 
 Row = Sequence[Any]
+SEQ_MAX = (1 << 63) - 1
 Given = tuple[int, int, int, str, int]
 """(log, seq, attempt, worker, batch)"""
 
@@ -155,6 +156,19 @@ class Replay:
         """From ACCEPTED_RANGES."""
         for log, first, last in found:
             self.snapshot.accepted.setdefault(log, []).append((first, last))
+
+    def grouped(self) -> list[dict[str, int]]:
+        """Parameters of WON, for the root logs of runs that know groups; must follow `specs`."""
+        runs = {row.run_id for row in self.snapshot.specs if row.spec.group}
+        return [
+            {"log": log.log, "before": SEQ_MAX if log.log in self._arrival else log.cursor}
+            for log in self.snapshot.logs
+            if log.parent_log == 0 and log.run_id in runs
+        ]
+
+    def won(self, log: int, found: Iterable[Row]) -> None:
+        """From WON."""
+        self.snapshot.won += [(log, spec, seq) for spec, seq in found]
 
     def assignments(self, found: Iterable[Row]) -> None:
         """From LIVE_ASSIGNMENTS; must follow `ranges`. Attempts of logs that are over are not open, nor those of items

@@ -210,6 +210,7 @@ def _replay(db: sqlite3.Connection) -> reads.Replay:
     snapshot.specs = [rows.spec_row(row) for row in db.execute(queries.LIVE_SPECS)]
     snapshot.workers = [rows.worker_row(row) for row in db.execute(queries.LIVE_WORKERS)]
     _accepted(db, replay)
+    _won(db, replay)
     replay.assignments(db.execute(queries.LIVE_ASSIGNMENTS))
     for at, chunk in replay.given(SET_ROWS):
         given = json.dumps([row[:3] for row in chunk])
@@ -226,6 +227,11 @@ def _accepted(db: sqlite3.Connection, replay: reads.Replay) -> None:
         replay.ranges(db.execute(queries.ACCEPTED_RANGES.format(given=GIVEN), {"given": given}))
 
 
+def _won(db: sqlite3.Connection, replay: reads.Replay) -> None:
+    for wanted in replay.grouped():
+        replay.won(wanted["log"], db.execute(queries.WON, wanted))
+
+
 def _run_snapshot(db: sqlite3.Connection, run_id: str) -> Snapshot | None:
     named = {"run_id": run_id}
     replay = reads.Replay()
@@ -237,6 +243,7 @@ def _run_snapshot(db: sqlite3.Connection, run_id: str) -> Snapshot | None:
     snapshot.lanes = [rows.lane_row(row) for row in db.execute(queries.LANES_OF_RUN, named)]
     snapshot.specs = [rows.spec_row(row) for row in db.execute(queries.SPECS_OF_RUN, named)]
     _accepted(db, replay)
+    _won(db, replay)
     return snapshot
 
 

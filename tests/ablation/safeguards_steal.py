@@ -1,0 +1,117 @@
+"""Who may take what from whom, and how many parents may wait at one worker."""
+
+from __future__ import annotations
+
+from safeguard import CORE, Safeguard, cut
+
+DISPATCH, STEAL = f"{CORE}dispatch", f"{CORE}steal"
+
+SAFEGUARDS = (
+    Safeguard(
+        "revoke confirmation",
+        "A stolen item is given to its thief only after its victim gave it up.",
+        cut(
+            f"{STEAL}:seek",
+            "            victims.remove(victim)\n",
+            "            victims.remove(victim)\n"
+            "            for grant, seqs in grants:\n"
+            "                for seq in seqs:\n"
+            '                    end_attempt(c, grant, seq, AttemptEnd.REVOKED, "revoked", "", to=thief.id)\n',
+        ),
+        (
+            "core/test_core_guards_dispatch.py::test_a_stolen_item_is_its_thiefs_only_when_its_victim_gave_it_up",
+            "core/test_core_scenarios_dispatch.py::test_a_steal_does_not_outlive_its_victims_session",
+        ),
+        simulated=True,
+    ),
+    Safeguard(
+        "only unstarted items are stolen",
+        "Work that has begun is not asked back.",
+        cut(f"{STEAL}:loot", " if seq not in grant.started", ""),
+        ("core/test_core_guards_dispatch.py::test_what_has_begun_is_not_asked_back",),
+    ),
+    Safeguard(
+        "adopted attempts are not stolen",
+        "What a new leader knows from the ledger only may have begun.",
+        cut(f"{STEAL}:loot", " or grant.unsure", ""),
+        ("core/test_core_guards_dispatch.py::test_what_is_known_from_the_ledger_only_is_not_asked_back",),
+    ),
+    Safeguard(
+        "chains are not stolen",
+        "An item of a chain stays with the worker that has its state.",
+        cut(f"{STEAL}:loot", " or spec.chain", ""),
+        ("core/test_core_guards_dispatch.py::test_what_a_thief_may_not_have_is_not_asked_for[chain]",),
+    ),
+    Safeguard(
+        "thieves fit their loot",
+        "A worker is not handed what it cannot run.",
+        cut(f"{STEAL}:loot", " or not fits(thief, grant.info.shape)", ""),
+        ("core/test_core_guards_dispatch.py::test_what_a_thief_may_not_have_is_not_asked_for[fits]",),
+    ),
+    Safeguard(
+        "only running runs are stolen from",
+        "The items of a paused run stay where they are.",
+        cut(f"{STEAL}:loot", "run.state is not RunState.RUNNING or ", ""),
+        ("core/test_core_guards_dispatch.py::test_a_paused_run_is_not_stolen_from",),
+    ),
+    Safeguard(
+        "a waiting parent counts once",
+        "What waits behind a parent that waits for its children is seen, and stolen.",
+        cut(f"{STEAL}:backlog", "- worker.running", "- worker.running - worker.waiting"),
+        (
+            "core/test_core_scenarios_children.py::test_a_parent_that_waits_is_no_backlog_and_hides_none",
+            "core/test_core_scenarios_children.py::test_a_worker_whose_parent_waits_steals",
+        ),
+        simulated=True,
+    ),
+    Safeguard(
+        "bound on parents that wait",
+        "They hold no credit: one worker would begin a whole run of them where their children cannot run.",
+        cut(f"{DISPATCH}:take_from_run", "no_roots = only_children(c, worker, run)", "no_roots = False"),
+        (
+            "core/test_core_scenarios_children.py::test_parents_that_wait_are_bounded_where_their_children_cannot_run",
+            "core/test_core_scenarios_children.py::test_children_go_where_no_more_parents_are_begun",
+        ),
+    ),
+    Safeguard(
+        "bound on parents that wait, by run",
+        "Where one run has all the parents that may wait, others still get work.",
+        cut(
+            f"{DISPATCH}:only_children", "worker.by_run.get(run.id, 0) - worker.holds.get(run.id, 0)", "worker.waiting"
+        ),
+        ("core/test_core_scenarios_children.py::test_parents_that_wait_are_bounded_where_their_children_cannot_run",),
+    ),
+    Safeguard(
+        "bound on parents that wait: thieves",
+        "A worker that is given no more parents takes none from others either.",
+        cut(f"{STEAL}:loot", "grant.log.parent is None and only_children(c, thief, run)", "False"),
+        ("core/test_core_scenarios_children.py::test_parents_that_wait_are_bounded_where_their_children_cannot_run",),
+    ),
+    Safeguard(
+        "children pass the parents that are not begun",
+        "Whatever their priority: what the parents of a full worker wait for runs there.",
+        cut(f"{DISPATCH}:take_from_run", "roots.append(", "aside.append("),
+        ("core/test_core_scenarios_children.py::test_children_go_where_no_more_parents_are_begun",),
+    ),
+    Safeguard(
+        "one steal a victim",
+        "A second revoke is not sent while the first is unanswered.",
+        cut(f"{STEAL}:seek", " and w.revoke is None", ""),
+        ("core/test_core_guards_dispatch.py::test_a_victim_is_asked_once_at_a_time",),
+    ),
+    Safeguard(
+        "a steal ends with its session",
+        "A revoke that will never be answered does not block its victim.",
+        cut(f"{CORE}workers:hello", "steal.forget(c, worker)", "pass"),
+        ("core/test_core_scenarios_dispatch.py::test_a_steal_does_not_outlive_its_victims_session",),
+    ),
+    Safeguard(
+        "bound of a steal",
+        "A thief gets at most half of a backlog, and 32 items.",
+        cut(f"{STEAL}:loot", "min(-(-backlog(victim) // 2), c.settings.steal_max)", "1 << 30"),
+        (
+            "core/test_core_scenarios_dispatch.py::test_a_thief_that_has_begun_what_it_stole_steals_again",
+            "core/test_core_scenarios_dispatch.py::test_an_idle_worker_steals_unstarted_work",
+        ),
+    ),
+)
