@@ -12,7 +12,10 @@ from rollout_worker import driver
 from rollout_worker import session_events as ev
 from rollout_worker.attempts import AttemptKey, Finished, State, group_to_wire
 from rollout_worker.session import Phase
-from session_world import LOG, Worker, delivered, keys, of, seqs
+from session_world import LOG, RUN, Worker, delivered, keys, of, seqs
+
+
+OTHER = "01ARZ3NDEKTSV4RRFFQ69G5FAW"
 
 
 def test_a_new_stream_sends_only_what_it_is_asked_for() -> None:
@@ -112,6 +115,24 @@ def test_what_a_process_says_of_another_attempt_is_ignored() -> None:
     assert not delivered(w.do(ev.ChildReturned(1, [AttemptKey(LOG, 0, 9)])))
     assert not w.session.unacknowledged
     assert [h.state for h in w.session.held.values()] == [State.RUNNING]
+
+
+def test_a_run_is_remembered_while_it_has_work_or_its_stream_lasts() -> None:
+    w = Worker(slots=2)
+    w.assign([0], run=RUN)
+    w.assign([1], run=OTHER, name="other")
+    w.ready()
+    w.end(1, 0)
+    w.flush()
+    w.down(accepted=work_pb2.Accepted(accepted=keys(0)))
+    assert not w.session.place.plans, "nothing waits for a process"
+    w.do(ev.StreamDown())  # it may end before the next one is there, and nobody will say so then
+    w.up()
+    w.down(welcome=work_pb2.Welcome(keep=keys(1)))
+    w.assign([2], run=OTHER, workload="", name="other")
+    with pytest.raises(ProtocolError, match="never sent"):
+        w.assign([3], run=RUN, workload="")
+    assert [k.seq for k in w.session.held] == [1, 2]
 
 
 def test_a_large_result_is_told_only_when_it_is_stored() -> None:

@@ -232,7 +232,9 @@ class Driver:
         handlers = Handlers(self.event, self._supply.answer, self._parts.secrets)
         child = ChildProcess(number, action.plan, self._scratch / f"child-{number}", self._guard, handlers)
         self._children[number] = child
-        self._child_tasks.add(self._spawn_task(self._run_child(number, action.plan, child)))
+        task = self._spawn_task(self._run_child(number, action.plan, child))
+        self._child_tasks.add(task)
+        task.add_done_callback(self._child_tasks.discard)
 
     async def _run_child(self, number: int, plan: Plan, child: ChildProcess) -> None:
         log.debug("child_starting", child=number, workload=plan.run.workload, kind=plan.kind)

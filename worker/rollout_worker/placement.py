@@ -194,7 +194,7 @@ class Placement:
         for _, key in sorted(heads):
             self._serve(key, now, actions, begun)
         for key in [k for k, q in self.queues.items() if not q]:
-            del self.queues[key]
+            del self.queues[key], self.plans[key]
             self._blocked_since.pop(key, None)
         return actions, begun
 

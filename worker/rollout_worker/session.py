@@ -9,8 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, ClassVar
 
-from rollout.model.errors import AttemptError, ProtocolError
-from rollout.model.ids import is_ulid
+from rollout.model.errors import ProtocolError
 from rollout.model.item import Failure
 from rollout.wire.codec import credit_to_wire, inventory_to_wire
 from rollout.wire.v1 import work_pb2
@@ -26,12 +25,12 @@ from rollout_worker.attempts import (
     held_from_wire,
     keys_from_wire,
     keys_to_wire,
-    run_from_wire,
 )
 from rollout_worker.child_events import ChildEvents
 from rollout_worker.executors.port import Run
 from rollout_worker.holding import SILENT, Phase, Revoke, SessionSettings
 from rollout_worker.placement import ChildState
+from rollout_worker.plans import Plans
 
 __all__ = ["Phase", "Session", "SessionSettings"]
 
@@ -44,8 +43,7 @@ class Session(ChildEvents):
 
     def __init__(self, settings: SessionSettings, plan_run: Callable[[Run], Plan]) -> None:
         super().__init__(settings)
-        self._plan_run = plan_run
-        self._plans: dict[str, Plan | Failure] = {}
+        self._plans = Plans(plan_run)
         self._hello_at = 0.0
         self._acked_at: float | None = None
         self._stopped_all = False
@@ -87,6 +85,7 @@ class Session(ChildEvents):
         self._revokes.clear()  # the coordinator forgot them with the stream
         self._started.clear()
         self._released.clear()
+        self._forget_ended_runs()
         # What was stopped by the fence is on its way out: not listed, so it is pending again.
         held = [h for h in self.held.values() if h.stop_reason not in SILENT]
         hello = work_pb2.Hello(
@@ -99,6 +98,12 @@ class Session(ChildEvents):
             draining=self._drain_until is not None,
         )
         self._actions.append(ev.Send(work_pb2.WorkUp(hello=hello)))
+
+    def _forget_ended_runs(self) -> None:
+        """Nobody says on a new stream which runs ended before it."""
+        used = {h.plan.run.run_id for h in self.held.values()} | {r.run_id for r in self.unacknowledged.values()}
+        for run_id in self._plans.forget_unused(used):
+            self.credit.forget(run_id)
 
     def _stream_down(self, event: ev.StreamDown, now: float) -> None:
         self._welcomed = False
@@ -141,7 +146,7 @@ class Session(ChildEvents):
     def _assign(self, assign: work_pb2.Assign, now: float) -> None:
         for group in assign.groups:
             known = group.run.run_id in self._plans
-            plan = self._plan_of(group.run)
+            plan = self._plans.of(group.run)
             if isinstance(plan, Failure):
                 self._refuse(group, plan)
                 continue
@@ -162,21 +167,6 @@ class Session(ChildEvents):
                 else:
                     self.place.enqueue(held)
         self._dispatch_due = True
-
-    def _plan_of(self, context: work_pb2.RunContext) -> Plan | Failure:
-        known = self._plans.get(context.run_id)
-        if known is not None:
-            return known
-        if not is_ulid(context.run_id):
-            raise ProtocolError(f"an assignment of run {context.run_id!r}, which is no run id")
-        if not context.workload:
-            raise ProtocolError(f"an assignment of run {context.run_id}, whose configuration was never sent")
-        try:
-            plan: Plan | Failure = self._plan_run(run_from_wire(context))
-        except AttemptError as error:
-            plan = Failure(error.error_code, error.message, error.retry)
-        self._plans[context.run_id] = plan
-        return plan
 
     def _use_engine(self, run_id: str, plan: Plan, now: float) -> None:
         """An engine that is up already, for another run, says no second time how much it takes at once."""
@@ -250,7 +240,7 @@ class Session(ChildEvents):
         for key in [k for k, r in self.unacknowledged.items() if r.run_id == run_id]:
             del self.unacknowledged[key]
             self._outbox.pop(key, None)
-        self._plans.pop(run_id, None)
+        self._plans.forget(run_id)
         self.credit.forget(run_id)
 
     def _parents(self, log: int, seq: int) -> list[Held]:
