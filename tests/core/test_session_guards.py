@@ -14,7 +14,6 @@ from rollout_worker.attempts import AttemptKey, Finished, State, group_to_wire
 from rollout_worker.session import Phase
 from session_world import LOG, RUN, Worker, delivered, keys, of, seqs
 
-
 OTHER = "01ARZ3NDEKTSV4RRFFQ69G5FAW"
 
 
