@@ -1,12 +1,11 @@
-"""Submitting, the cursor, policies, runs as a whole, spawned children, replay."""
+"""Submitting, the cursor, policies, runs as a whole, replay."""
 
 from __future__ import annotations
 
-from removal import Edit
 from safeguard import CORE, Safeguard, cut, never
 
 COMMIT, SUBMIT, POLICIES = f"{CORE}commit", f"{CORE}submit", f"{CORE}policies"
-SPAWN, RUNS, VERBS, REPLAY = f"{CORE}spawn", f"{CORE}runs", f"{CORE}verbs", f"{CORE}replay"
+RUNS, VERBS, REPLAY = f"{CORE}runs", f"{CORE}verbs", f"{CORE}replay"
 
 SAFEGUARDS = (
     Safeguard(
@@ -259,89 +258,6 @@ SAFEGUARDS = (
             "core/test_core_guards_commit.py::test_a_pruned_lane_skips_what_is_behind_its_prune_point",
             "core/test_core_guards_commit.py::test_the_first_success_of_a_group_ends_the_others",
         ),
-    ),
-    Safeguard(
-        "spawn: only the present attempt",
-        "A parent that was tried elsewhere makes no more children.",
-        (Edit(f"{SPAWN}:holder", " or grant.worker is not worker or grant.attempt != attempt", ""),),
-        ("core/test_core_guards_commit.py::test_an_attempt_that_was_taken_away_makes_no_children",),
-    ),
-    Safeguard(
-        "spawn: a child's place",
-        "A parent that is tried again finds its children instead of making new ones.",
-        cut(f"{SPAWN}:spawn", "child = grant.log.children.get(parent.seq)", "child = None"),
-        (
-            "core/test_core_scenarios_children.py::test_children_spawned_again_while_the_first_are_compared_are_made_once",
-            "core/test_core_scenarios_children.py::test_children_are_read_in_order_and_the_parent_gives_up_its_slot",
-        ),
-    ),
-    Safeguard(
-        "parents that wait hold no place",
-        "Caps, resources and credit are the children's while their parents wait: else both wait for ever.",
-        cut(f"{SPAWN}:waiting", "hold_caps(run, grant, -1)", "pass"),
-        (
-            "core/test_core_guards.py::test_a_lane_keeps_its_cap_when_a_parent_goes_on",
-            "core/test_core_scenarios_children.py::test_parents_that_wait_leave_their_workers_credit_to_the_children",
-        ),
-        simulated=True,
-    ),
-    Safeguard(
-        "spawn: sealed children",
-        "A parent that spawns others the second time fails.",
-        cut(f"{SPAWN}:spawn", "return ConflictError(sealed) if log.sealed else None", "return None"),
-        ("core/test_core_guards_commit.py::test_a_parent_that_spawns_more_the_second_time_fails",),
-    ),
-    Safeguard(
-        "spawn: one comparison at a time",
-        "Children spawned again while the first are compared are made once.",
-        cut(f"{SPAWN}:spawn", "if child.checking:", "if False:"),
-        (
-            "core/test_core_scenarios_children.py::test_children_spawned_again_while_the_first_are_compared_are_made_once",
-        ),
-    ),
-    Safeguard(
-        "children in commit order",
-        "A parent reads its children only up to their cursor.",
-        (
-            Edit(f"{SPAWN}:serve_readers", "if child.cursor > reader.next and", "if child.submitted > reader.next and"),
-            Edit(f"{SPAWN}:read", "min(PAGE, child.cursor - reader.next)", "min(PAGE, child.submitted - reader.next)"),
-        ),
-        ("core/test_core_scenarios_children.py::test_children_are_read_in_order_and_the_parent_gives_up_its_slot",),
-    ),
-    Safeguard(
-        "a parent resumes within its caps",
-        "A lane's cap holds while parents go on.",
-        cut(f"{SPAWN}:serve_readers", " and free(grant):", ":"),
-        ("core/test_core_guards.py::test_a_lane_keeps_its_cap_when_a_parent_goes_on",),
-    ),
-    Safeguard(
-        "readers are present attempts",
-        "Children are not sent to an attempt that was taken away.",
-        cut(
-            f"{SPAWN}:serve_readers",
-            "reader is None or grant is None or grant.attempt != reader.attempt or grant.worker.session != reader.session",
-            "reader is None or grant is None",
-        ),
-        ("core/test_core_guards_commit.py::test_children_are_not_sent_to_a_stream_that_has_ended",),
-    ),
-    Safeguard(
-        "a parent's children end with it",
-        "Children of a parent that has a result do not run on.",
-        cut(f"{CORE}results:accept_one", "if child is not None:", "if False:"),
-        ("core/test_core_scenarios_children.py::test_a_parent_that_is_done_ends_its_children",),
-    ),
-    Safeguard(
-        "children of a done parent stay closed",
-        "A restart does not run them again.",
-        (
-            Edit(
-                f"{REPLAY}:revive",
-                "        log.closed = True\n        if not log.flight:\n            c.over.append(log)\n",
-                "        pass\n",
-            ),
-            *never(f"{REPLAY}:reopen", "parent is not None and is_accepted(c.logs[parent.log], parent.seq)"),
-        ),
-        tests=("core/test_core_guards_commit.py::test_children_of_a_parent_that_is_done_do_not_run_after_a_restart",),
     ),
     Safeguard(
         "open attempts survive a restart",

@@ -1,4 +1,4 @@
-"""Who may take what from whom, and how many parents may wait at one worker."""
+"""Who may take what from whom."""
 
 from __future__ import annotations
 
@@ -53,45 +53,6 @@ SAFEGUARDS = (
         "The items of a paused run stay where they are.",
         cut(f"{STEAL}:loot", "run.state is not RunState.RUNNING or ", ""),
         ("core/test_core_guards_dispatch.py::test_a_paused_run_is_not_stolen_from",),
-    ),
-    Safeguard(
-        "a waiting parent counts once",
-        "What waits behind a parent that waits for its children is seen, and stolen.",
-        cut(f"{STEAL}:backlog", "- worker.running", "- worker.running - worker.waiting"),
-        (
-            "core/test_core_scenarios_children.py::test_a_parent_that_waits_is_no_backlog_and_hides_none",
-            "core/test_core_scenarios_children.py::test_a_worker_whose_parent_waits_steals",
-        ),
-        simulated=True,
-    ),
-    Safeguard(
-        "bound on parents that wait",
-        "They hold no credit: one worker would begin a whole run of them where their children cannot run.",
-        cut(f"{DISPATCH}:take_from_run", "no_roots = only_children(c, worker, run)", "no_roots = False"),
-        (
-            "core/test_core_scenarios_children.py::test_parents_that_wait_are_bounded_where_their_children_cannot_run",
-            "core/test_core_scenarios_children.py::test_children_go_where_no_more_parents_are_begun",
-        ),
-    ),
-    Safeguard(
-        "bound on parents that wait, by run",
-        "Where one run has all the parents that may wait, others still get work.",
-        cut(
-            f"{DISPATCH}:only_children", "worker.by_run.get(run.id, 0) - worker.holds.get(run.id, 0)", "worker.waiting"
-        ),
-        ("core/test_core_scenarios_children.py::test_parents_that_wait_are_bounded_where_their_children_cannot_run",),
-    ),
-    Safeguard(
-        "bound on parents that wait: thieves",
-        "A worker that is given no more parents takes none from others either.",
-        cut(f"{STEAL}:loot", "grant.log.parent is None and only_children(c, thief, run)", "False"),
-        ("core/test_core_scenarios_children.py::test_parents_that_wait_are_bounded_where_their_children_cannot_run",),
-    ),
-    Safeguard(
-        "children pass the parents that are not begun",
-        "Whatever their priority: what the parents of a full worker wait for runs there.",
-        cut(f"{DISPATCH}:take_from_run", "roots.append(", "aside.append("),
-        ("core/test_core_scenarios_children.py::test_children_go_where_no_more_parents_are_begun",),
     ),
     Safeguard(
         "one steal a victim",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import safeguards_access
+import safeguards_children
 import safeguards_client
 import safeguards_commit
 import safeguards_dispatch
@@ -17,8 +18,9 @@ AREAS: dict[str, tuple[Safeguard, ...]] = {
     "Lease, epochs, what leaves a coordinator": safeguards_lease.SAFEGUARDS,
     "Results, sessions, liveness": safeguards_results.SAFEGUARDS,
     "Dispatch, chains, the window": safeguards_dispatch.SAFEGUARDS,
-    "Steals, parents that wait": safeguards_steal.SAFEGUARDS,
-    "Submitting, the cursor, policies, children, replay": safeguards_commit.SAFEGUARDS,
+    "Steals": safeguards_steal.SAFEGUARDS,
+    "Submitting, the cursor, policies, replay": safeguards_commit.SAFEGUARDS,
+    "Children and their parents": safeguards_children.SAFEGUARDS,
     "The worker": safeguards_worker.SAFEGUARDS,
     "The ledger, storage, objects, queues": safeguards_stores.SAFEGUARDS,
     "Identities, limits, plugins": safeguards_access.SAFEGUARDS,

@@ -82,6 +82,30 @@ def test_children_spawned_again_while_the_first_are_compared_are_made_once() -> 
     assert len(w.ledger.items[child]) == 13
 
 
+def test_a_parent_is_looked_at_when_there_is_something_for_it() -> None:
+    """And in no other step: thousands may wait."""
+    w = World()
+    a = w.worker("A", credit=8)
+    w.open()
+    w.submit(1)
+    parent = Key(w.root(), 0)
+    a.start(parent)
+
+    def looked_at() -> bool:
+        return bool(w.core._state.reading)  # pyright: ignore[reportPrivateUsage]
+
+    w.step(WorkerSpawn(a.session, parent, 1, 0, [b"%032d" % 0], [b"c"], (ItemSpec(),), None, False))
+    w.step(WorkerWaiting(a.session, parent, 1, 0))
+    assert not looked_at()
+    a.finish(*[key for key in a.held if key != parent])
+    assert [s.results.data for s in a.children[parent]] == [[b"r0"]] and a.resumed == [parent]
+    w.step(WorkerWaiting(a.session, parent, 1, 1))
+    assert not looked_at() and len(a.resumed) == 1
+    w.step(WorkerSpawn(a.session, parent, 1, 1, [], [], (ItemSpec(),), None, True))  # that was all: said while it waits
+    assert a.children[parent][-1].complete and a.resumed == [parent] * 2
+    assert not looked_at()
+
+
 def test_a_parent_that_is_done_ends_its_children() -> None:
     w = World()
     a, b = w.worker("A"), w.worker("B")

@@ -116,6 +116,8 @@ def advance(c: State, log: Log) -> None:
         if moved and log.parked:
             unpark(log.parked)
             c.dirty = True
+        if moved and log.reader is not None:
+            c.reading[log.id] = log
     if log.cursor > before or log.by_arrival:
         touch(c, log)
         if log.parent is None:

@@ -161,7 +161,8 @@ def shut(c: State, log: Log) -> None:
     log.parked.clear()
     log.outcomes.clear()
     log.members.clear()
-    c.readers.pop(log.id, None)
+    log.reader = None
+    c.reading.pop(log.id, None)
     c.timers = [timer for timer in c.timers if timer[2] != log.id]
 
 

@@ -58,6 +58,7 @@ def spawn(c: State, event: WorkerSpawn) -> None:
             results.close_failed(c, now, parent.seq, failure)
         elif error is None and event.seal and not log.sealed:
             log.sealed = True
+            c.reading[log.id] = log
             touch(c, log)
 
     if event.missing:
@@ -88,7 +89,7 @@ def waiting(c: State, event: WorkerWaiting) -> None:
     if reader is None or reader.session != event.session or reader.attempt != event.attempt:
         reader = child.reader = Reader(event.session, event.attempt, event.from_child)
     reader.resume = reader.next > event.from_child or reader.told_complete
-    c.readers[child.id] = child
+    c.reading[child.id] = child
 
 
 def stop_waiting(c: State, grant: Grant, seq: int) -> None:
@@ -100,14 +101,14 @@ def stop_waiting(c: State, grant: Grant, seq: int) -> None:
 
 
 def serve_readers(c: State) -> None:
-    """Send what was committed since, and let parents run on when their caps are free."""
-    for child in list(c.readers.values()):
+    """Send what was committed since, and let parents run on when their caps are free: those wait here for them."""
+    for child in list(c.reading.values()):
         reader, parent = child.reader, child.parent
         assert parent is not None
         grant = c.logs[parent.log].flight.get(parent.seq)
         if reader is None or grant is None or grant.attempt != reader.attempt or grant.worker.session != reader.session:
             child.reader = None
-            del c.readers[child.id]
+            del c.reading[child.id]
             continue
         if child.cursor > reader.next and not reader.loading:
             read(c, child, reader)
@@ -115,10 +116,13 @@ def serve_readers(c: State) -> None:
             reader.told_complete = reader.resume = True
             nothing = ResultsLoaded(0, child.id, reader.next, [], [], [], [], {}, [])
             c.step.sends.append(SendChildren(reader.session, parent, reader.next, nothing, True))
-        if reader.resume and parent.seq in grant.waiting and free(grant):
+        if reader.resume and parent.seq in grant.waiting:
+            if not free(grant):
+                continue
             reader.resume = False
             stop_waiting(c, grant, parent.seq)
             c.step.sends.append(SendResume(reader.session, parent, reader.attempt))
+        del c.reading[child.id]
 
 
 def complete(child: Log, upto: int) -> bool:
@@ -144,6 +148,7 @@ def read(c: State, child: Log, reader: Reader) -> None:
         reader.loading = False
         if child.reader is not reader or child.parent is None:
             return
+        c.reading[child.id] = child
         reader.next = first + n
         last = complete(child, reader.next)
         reader.told_complete = last

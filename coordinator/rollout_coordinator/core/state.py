@@ -345,7 +345,7 @@ class State:
     __slots__ = (
         "chain_waits", "dirty", "dirty_lanes", "dirty_logs", "dirty_runs", "ended", "hungry", "last_mono", "loads",
         "logs", "moved", "next_batch", "next_grant", "next_load", "next_log", "next_revoke", "next_scan", "now",
-        "opening", "over", "readers", "recalled", "rereads", "runs", "sessions", "settings", "steal_due", "step",
+        "opening", "over", "reading", "recalled", "rereads", "runs", "sessions", "settings", "steal_due", "step",
         "timed", "timers", "totals", "wake", "window_dirty", "workers",
     )  # fmt: skip
 
@@ -369,7 +369,7 @@ class State:
         self.timers: list[tuple[int, int, int, Any]] = []  # (wall ms, n, log, seq | SpecQueue)
         self.chain_waits: list[SpecQueue] = []
         self.timed: dict[int, Grant] = {}
-        self.readers: dict[int, Log] = {}  # child logs with somebody who reads them
+        self.reading: dict[int, Log] = {}  # child logs whose reader may have something to read, or to wait for no more
         self.rereads: list[Log] = []  # logs whose accepted outcomes have to be read again
         self.steal_due = False  # time has passed: an idle worker may find what it did not find before
         self.dirty = False  # dispatch may find something to do

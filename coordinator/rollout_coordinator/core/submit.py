@@ -134,7 +134,7 @@ def add_items(
     known = min(n, log.submitted - first)
     if known <= 0:
         error = open_for() if n else None
-        if error is None:
+        if n and error is None:
             append(c, log, ids, payloads, specs, spec_index)
         done(error)
         return
