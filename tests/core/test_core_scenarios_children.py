@@ -98,11 +98,12 @@ def test_a_parent_is_looked_at_when_there_is_something_for_it() -> None:
     w.step(WorkerWaiting(a.session, parent, 1, 0))
     assert not looked_at()
     a.finish(*[key for key in a.held if key != parent])
-    assert [s.results.data for s in a.children[parent]] == [[b"r0"]] and a.resumed == [parent]
+    got: list[Any] = a.children[parent]
+    assert [s.results.data for s in got] == [[b"r0"]] and a.resumed == [parent]
     w.step(WorkerWaiting(a.session, parent, 1, 1))
     assert not looked_at() and len(a.resumed) == 1
     w.step(WorkerSpawn(a.session, parent, 1, 1, [], [], (ItemSpec(),), None, True))  # that was all: said while it waits
-    assert a.children[parent][-1].complete and a.resumed == [parent] * 2
+    assert got[-1].complete and a.resumed == [parent] * 2
     assert not looked_at()
 
 
