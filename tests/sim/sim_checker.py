@@ -40,6 +40,9 @@ def expected(item_id: bytes, payload: bytes) -> bytes:
 
 def books(state: State) -> None:
     """What a core counts of each worker, against the attempts that it has; and who may be given more."""
+    for run in state.runs.values():
+        if run.window != sum(log.window for log in run.logs.values()):
+            raise Violation("books", f"{run.id} counts {run.window} items in its window")
     gone = [worker.id for worker in state.hungry.values() if worker.state not in ALIVE]
     if gone:
         raise Violation("books", f"{gone} have left, and are remembered for work")

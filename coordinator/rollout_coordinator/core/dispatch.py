@@ -18,7 +18,7 @@ from rollout_coordinator.core.prefer import limit_of_order, prefer, served, with
 from rollout_coordinator.core.state import FRESH, ROOT_RANK, Batch, Grant, History, Run, Shape, SpecQueue, State, Worker
 from rollout_coordinator.core.step import AssignGroup, AssignmentRow, SendAssign
 from rollout_coordinator.core.tables import ITEM
-from rollout_coordinator.core.window import enlist, landed, unpark
+from rollout_coordinator.core.window import count, enlist, landed, unpark
 
 PASSES = 64  # frames to one worker in one step, at most
 UNLIMITED = 1 << 30
@@ -49,7 +49,7 @@ def dispatch(c: State) -> None:
     workers = [w for w in c.hungry.values() if w.session and w.state.value == "ready" and not w.fenced]
     if not workers:
         return
-    waiting = sum(log.window for run in runs for log in run.logs.values())
+    waiting = sum(run.window for run in runs)
     share = max(1, -(-waiting // len(workers)))
     aside = feed_all(c, workers, runs, share, soft=True)
     if waiting > share * len(workers) or len(workers) > 1:
@@ -332,8 +332,7 @@ def give(
     )
     open_grant(c, grant, size)
     queue.size -= n
-    log.window -= n
-    log.window_bytes -= size
+    count(log, -n, -size)
     c.window_dirty[log.id] = log
     frame.items_left -= n
     frame.bytes_left -= size

@@ -22,7 +22,7 @@ from rollout.model.run import Policy, RunSpec, RunState
 from rollout_coordinator.core.events import Loaded
 from rollout_coordinator.core.state import LaneState, LoadNote, Log, Run, SpecInfo, SpecQueue, State
 from rollout_coordinator.core.step import LoadItems
-from rollout_coordinator.core.window import decided, landed
+from rollout_coordinator.core.window import count, decided, landed
 
 _ON = {"failed": Outcome.FAILED, "done": Outcome.DONE}
 _OPTIONS = {
@@ -242,8 +242,7 @@ def empty(c: State, log: Log, queue: SpecQueue) -> list[int]:
     size += sum(len(entry[2]) for entry in queue.retry)
     queue.chunks.clear()
     queue.retry.clear()
-    log.window -= queue.size
-    log.window_bytes -= size
+    count(log, -queue.size, -size)
     queue.size = 0
     return seqs
 

@@ -206,7 +206,7 @@ class Run:
     __slots__ = (
         "by_group", "by_spec", "created_ms", "ended_ms", "id", "in_flight", "lanes", "logs", "pausing_until_ms",
         "policies", "priority", "reason", "root", "running", "shapes", "spec", "specs", "state",
-        "stop_submitting", "survivors", "tracked", "updated_ms", "waiting", "warm", "weight",
+        "stop_submitting", "survivors", "tracked", "updated_ms", "waiting", "warm", "weight", "window",
     )  # fmt: skip
 
     def __init__(self, spec: RunSpec, state: RunState, created_ms: int) -> None:
@@ -226,6 +226,7 @@ class Run:
         self.shapes: dict[tuple[Any, ...], Shape] = {}
         self.lanes: dict[str, LaneState] = {}
         self.in_flight = self.running = self.waiting = 0  # in_flight without those that wait for children
+        self.window = 0  # of all its logs
         self.policies: list[Any] = []
         self.tracked = False  # outcomes are kept until the cursor passes them
         self.warm: dict[str, str] = {}  # affinity key -> worker that last got it

@@ -69,14 +69,20 @@ def unpark(parked: list[SpecQueue]) -> None:
     parked.clear()
 
 
+def count(log: Log, n: int, size: int) -> None:
+    """So many items and bytes more are pending in memory."""
+    log.window += n
+    log.window_bytes += size
+    log.run.window += n
+
+
 def add_fresh(c: State, log: Log, spec: int, seqs: list[int], ids: list[bytes], payloads: list[Blob]) -> None:
     """Items never tried before, all of one spec, into the window."""
     queue = queue_of(c, log, spec)
     queue.chunks.append(Chunk(seqs, ids, payloads))
     n = len(seqs)
     queue.size += n
-    log.window += n
-    log.window_bytes += sum(map(len, payloads))
+    count(log, n, sum(map(len, payloads)))
     if queue.chain is not None:
         for seq in seqs:
             heapq.heappush(queue.chain.members, seq)
@@ -89,8 +95,7 @@ def add_tried(c: State, log: Log, spec: int, seq: int, item: bytes, payload: Blo
     queue = queue_of(c, log, spec)
     heapq.heappush(queue.retry, (seq, item, payload, history))
     queue.size += 1
-    log.window += 1
-    log.window_bytes += len(payload)
+    count(log, 1, len(payload))
     unpark(log.parked)  # its queue may be parked for a head far behind this item
     if queue.chain is not None:
         heapq.heappush(queue.chain.members, seq)
@@ -243,7 +248,7 @@ def drop_window(c: State, log: Log) -> None:
         queue.chunks.clear()
         queue.retry.clear()
         queue.size = 0
-    log.window = log.window_bytes = 0
+    count(log, -log.window, -log.window_bytes)
     log.back.clear()
     log.loading_back.clear()
     log.ahead.clear()
