@@ -7,6 +7,7 @@ from safeguard import COORDINATOR, Safeguard, cut, never
 
 QUERIES = f"{COORDINATOR}ledger.queries"
 LEDGER, READS = "contract/test_ledger_contract.py::", "contract/test_ledger_reads.py::"
+PLANS = "contract/test_postgres_plans.py::test_finding_pending_rows_costs_no_more_in_a_long_log"
 STORES = "contract/test_objects.py::"
 FS = "rollout.objects.fs:FsObjectStore"
 REMOTE, CACHE = "rollout.objects.remote:RemoteObjects", "rollout.objects.cache:ObjectCache"
@@ -258,10 +259,22 @@ SAFEGUARDS = (
         "What is final is not read back to run again.",
         cut(
             f"{QUERIES}:PENDING",
-            "\n   AND NOT EXISTS (SELECT 1 FROM result WHERE result.log = item.log AND result.seq = item.seq)",
+            "\n   AND NOT EXISTS (SELECT 1 FROM result WHERE result.log = item.log AND result.seq = item.seq LIMIT 1 OFFSET 0)",
             "",
         ),
         (f"{READS}test_pending_rows_are_those_without_a_result[sqlite]",),
+    ),
+    Safeguard(
+        "pending rows look their results up",
+        "PostgreSQL reads no more of a log than it answers, whatever its statistics say.",
+        cut(f"{QUERIES}:PENDING", " LIMIT 1 OFFSET 0", ""),
+        (f"{PLANS}[3000-guessed]", f"{PLANS}[50000-known]"),
+    ),
+    Safeguard(
+        "reading goes on behind many results",
+        "Pending rows far behind the first ones are found.",
+        cut(f"{COORDINATOR}ledger.reads:PendingBuilder.add", "min(to_seq, self.behind)", "self.behind"),
+        (f"{READS}test_pending_rows_behind_many_results[postgres-700-4200]",),
     ),
     Safeguard(
         "pending rows carry their history",

@@ -61,12 +61,24 @@ async def test_pending_pages_over_many_rows(writer: Writer, ledger: Ledger) -> N
     assert (len(loaded.items), loaded.next_seq, loaded.end) == (50, 1300, True)
 
 
+@pytest.mark.parametrize(("limit", "next_seq"), [(700, 4200), (5000, 6000)])
+async def test_pending_rows_behind_many_results(writer: Writer, ledger: Ledger, limit: int, next_seq: int) -> None:
+    await writer.run(6000)
+    await writer.commit(Writes(results=[result_rows([seq for seq in range(3502) if seq not in (7, 2000)])]))
+    loaded = await ledger.pending(load_pending(limit=limit))
+    assert [item.seq for item in loaded.items] == [7, 2000, *range(3502, next_seq)]
+    assert (loaded.next_seq, loaded.end) == (next_seq, next_seq == 6000)
+
+
 async def test_pending_at_the_end_of_a_log(writer: Writer, ledger: Ledger) -> None:
     await writer.run(3)
     loaded = await ledger.pending(load_pending(3))
     assert (loaded.items, loaded.next_seq, loaded.end) == ([], 3, True)
     loaded = await ledger.pending(load_pending(log=77))
     assert (loaded.items, loaded.next_seq, loaded.end) == ([], 0, True)
+    await writer.commit(Writes(results=[result_rows([1, 2])]))
+    loaded = await ledger.pending(load_pending(1))
+    assert (loaded.items, loaded.next_seq, loaded.end) == ([], 3, True)
 
 
 async def test_pending_rows_carry_their_history(writer: Writer, ledger: Ledger) -> None:

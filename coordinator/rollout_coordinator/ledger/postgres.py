@@ -223,14 +223,15 @@ class PostgresLedger:
     # ---- reads of the core
 
     async def pending(self, load: LoadPending) -> Loaded:
-        builder = reads.PendingBuilder(load)
         async with self._engine.read() as db:
+            builder = reads.PendingBuilder(load, await _value(db, queries.LAST_SEQ, log=load.log))
+            ahead = FETCH_ROWS
             while not builder.complete:
-                n = min(FETCH_ROWS, load.limit - builder.count)
-                found = await _fetch(db, queries.PENDING, log=load.log, from_seq=builder.next_seq, n=n)
-                builder.add(found, n)
-            if builder.loaded.end:
-                builder.last(await _value(db, queries.LAST_SEQ, log=load.log))
+                n, first, to = min(FETCH_ROWS, load.limit - builder.count), builder.next_seq, builder.next_seq + ahead
+                found = await _fetch(db, queries.PENDING, log=load.log, from_seq=first, to_seq=to, n=n)
+                builder.add(found, n, to)
+                # Further at a time where most rows have results.
+                ahead = FETCH_ROWS if len(found) == n else min(2 * ahead, SET_ROWS)
             if builder.span is not None:
                 first, last = builder.span
                 history = await _fetch(db, queries.HISTORY_BETWEEN, log=load.log, from_seq=first, to_seq=last)

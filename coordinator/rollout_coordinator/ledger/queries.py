@@ -251,12 +251,14 @@ NEXT_BATCH = "SELECT COALESCE(MAX(batch), 0) + 1 FROM assignment"
 
 # ---- reads of the core
 
-# Rows without a result, in order. The anti-join reads the keys' indexes; a row itself only when it passes.
+# Rows without a result, in order. PostgreSQL does not unite a subquery that has an OFFSET with the query around it, so
+# each row looks its result up by key. Left to choose, with statistics of an hour ago or none, it makes a hash of every
+# result there is, or compares each row with all results of the range. Without `to_seq` it sorts the whole log.
 PENDING = """
 SELECT item.seq, item.id, item.spec, item.payload, item.object_id, item.object_offset, item.object_length
   FROM item
- WHERE item.log = :log AND item.seq >= :from_seq
-   AND NOT EXISTS (SELECT 1 FROM result WHERE result.log = item.log AND result.seq = item.seq)
+ WHERE item.log = :log AND item.seq >= :from_seq AND item.seq < :to_seq
+   AND NOT EXISTS (SELECT 1 FROM result WHERE result.log = item.log AND result.seq = item.seq LIMIT 1 OFFSET 0)
  ORDER BY item.seq LIMIT :n
 """
 LAST_SEQ = "SELECT MAX(seq) FROM item WHERE log = :log"

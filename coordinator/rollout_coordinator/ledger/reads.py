@@ -39,11 +39,15 @@ def add_history(items: list[PendingItem], history: Iterable[Row]) -> None:
 
 
 class PendingBuilder:
-    """Collects pending rows until the load's limits are reached; always takes the first."""
+    """Collects pending rows until the load's limits are reached; always takes the first.
 
-    def __init__(self, load: LoadPending):
-        self.loaded = Loaded(load.load_id, load.log, [], load.from_seq, False)
-        self.complete = load.limit <= 0
+    `last` is the last row of the log, with or without a result; None: it has none.
+    """
+
+    def __init__(self, load: LoadPending, last: int | None):
+        self.behind = -1 if last is None else last + 1
+        self.loaded = Loaded(load.load_id, load.log, [], load.from_seq, load.from_seq >= self.behind)
+        self.complete = self.loaded.end or load.limit <= 0
         self._limit, self._left = load.limit, load.max_bytes
 
     @property
@@ -59,8 +63,8 @@ class PendingBuilder:
         items = self.loaded.items
         return (items[0].seq, items[-1].seq) if items else None
 
-    def add(self, found: Iterable[Row], asked: int) -> None:
-        """Rows of PENDING, when `asked` were wanted at most: fewer mean the end of the log."""
+    def add(self, found: Iterable[Row], asked: int, to_seq: int) -> None:
+        """Rows of PENDING before `to_seq`, when `asked` were wanted at most: fewer mean that there are no more."""
         seen = 0
         for row in found:
             seen += 1
@@ -71,13 +75,10 @@ class PendingBuilder:
                 return
             self.loaded.items.append(item)
             self.loaded.next_seq = item.seq + 1
-        self.loaded.end = seen < asked
+        if seen < asked:
+            self.loaded.next_seq = min(to_seq, self.behind)
+        self.loaded.end = self.next_seq >= self.behind
         self.complete = self.loaded.end or self.count >= self._limit
-
-    def last(self, seq: int | None) -> None:
-        """The last row there is, with or without a result: reading goes on behind it."""
-        if seq is not None:
-            self.loaded.next_seq = max(self.loaded.next_seq, seq + 1)
 
 
 class PageBuilder:

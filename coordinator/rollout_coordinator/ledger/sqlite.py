@@ -248,10 +248,10 @@ def _run_snapshot(db: sqlite3.Connection, run_id: str) -> Snapshot | None:
 
 
 def _pending(db: sqlite3.Connection, load: LoadPending) -> Loaded:
-    builder = reads.PendingBuilder(load)
-    builder.add(db.execute(queries.PENDING, {"log": load.log, "from_seq": load.from_seq, "n": load.limit}), load.limit)
-    if builder.loaded.end:
-        builder.last(db.execute(queries.LAST_SEQ, {"log": load.log}).fetchone()[0])
+    builder = reads.PendingBuilder(load, db.execute(queries.LAST_SEQ, {"log": load.log}).fetchone()[0])
+    if not builder.complete:
+        named = {"log": load.log, "from_seq": load.from_seq, "to_seq": builder.behind, "n": load.limit}
+        builder.add(db.execute(queries.PENDING, named), load.limit, builder.behind)
     if builder.span is not None:
         bounds = {"log": load.log, "from_seq": builder.span[0], "to_seq": builder.span[1]}
         reads.add_history(builder.loaded.items, db.execute(queries.HISTORY_BETWEEN, bounds))
