@@ -288,7 +288,7 @@ def record(report: Report, path: Path, command: str) -> None:
     path.write_text(
         f"""# Soak
 
-Written by `{command}`, which `make test-slow` runs too. {report.seconds:.0f} s of load on {store}, on {os.cpu_count()} cores and {memory:.0f} GiB
+Written by `{command}`. {report.seconds:.0f} s of load on {store}, on {os.cpu_count()} cores and {memory:.0f} GiB
 ({platform.system()}, Python {platform.python_version()}), {datetime.now(UTC):%Y-%m-%d %H:%M} UTC. The machine did other work at the same time.
 
 A coordinator, two workers that stay and three that come and go: each joins by token, works for 15 to 60 s and is drained or killed, one in four returns

@@ -7,11 +7,12 @@ import random
 from pathlib import Path
 
 import pytest
-from soak import Soak, soak
+from soak import Soak, record, soak
 from soak_sampling import Series
 from soak_verdict import FLOORS, judge, table
 
 SECONDS = float(os.environ.get("ROLLOUT_SOAK_S", "3600"))
+RECORD = os.environ.get("ROLLOUT_SOAK_RECORD", "")
 
 
 def series(what: str, growth: float, *, start: float = 80.0, noise: float = 0.5, lived: float = 1.0) -> Series:
@@ -59,9 +60,14 @@ def test_every_sampled_quantity_has_a_floor() -> None:
 @pytest.mark.slow
 @pytest.mark.timeout(SECONDS + 1200)
 def test_an_hour_of_everyday_life(tmp_path: Path) -> None:
-    """`ROLLOUT_SOAK_S` seconds (default 3600). `python tests/soak/soak.py --postgres URL` does the same on Postgres."""
+    """`ROLLOUT_SOAK_S` seconds (default 3600), written to `ROLLOUT_SOAK_RECORD`, if that is given.
+
+    `python tests/soak/soak.py --postgres URL` does the same on Postgres.
+    """
     report = soak(tmp_path / "soak", SECONDS)
     print(report.text())
+    if RECORD:
+        record(report, Path(RECORD), "make test-slow")
     assert not report.faults
     assert report.counts["workers killed (SIGKILL)"] and report.counts["workers drained (SIGTERM)"]
     if SECONDS >= Soak.JUDGED_FROM_S:
