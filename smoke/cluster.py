@@ -6,9 +6,12 @@ certificates that `join` handed out.
 
 from __future__ import annotations
 
+import errno
 import json
 import os
+import secrets
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -101,11 +104,26 @@ def binary(name: str) -> str:
 
 
 def free_port() -> int:
-    import socket
+    """A port nobody listens on, below those that systems give to outgoing connections: it stays free until it is used.
 
-    with socket.socket() as s:
-        s.bind(("127.0.0.1", 0))
-        return int(s.getsockname()[1])
+    Also while its daemon is down: one that is started again finds its port as it left it.
+    """
+    while True:
+        port = 20_000 + secrets.randbelow(12_000)
+        if port in _given:
+            continue
+        with socket.socket() as s:
+            try:
+                s.bind(("127.0.0.1", port))
+            except OSError as error:
+                if error.errno != errno.EADDRINUSE:
+                    raise
+                continue
+        _given.add(port)
+        return port
+
+
+_given: set[int] = set()
 
 
 def toml(value: object) -> str:

@@ -12,7 +12,6 @@ import os
 import pwd
 import shutil
 import signal
-import socket
 import subprocess
 import tempfile
 import time
@@ -24,6 +23,7 @@ from urllib.parse import urlsplit, urlunsplit
 
 import asyncpg
 import pytest
+from cluster import free_port
 
 GIVEN_URL = "ROLLOUT_TEST_POSTGRES_URL"
 START_TIMEOUT_S = 30.0
@@ -40,12 +40,6 @@ def find_binary(name: str) -> str | None:
             if (directory / name).is_file():
                 return str(directory / name)
     return None
-
-
-def free_port() -> int:
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        return listener.getsockname()[1]
 
 
 async def _execute(url: str, statement: str) -> None:

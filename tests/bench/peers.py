@@ -62,7 +62,7 @@ class Engine:
 
 def postgres(stack: ExitStack) -> str | None:
     """The URL of a server that syncs as in production; None where there are no binaries."""
-    sys.path.insert(0, str(HERE.parent))
+    sys.path[:0] = [str(HERE.parent), str(HERE.parents[1] / "smoke")]
     from postgres import PostgresServer, find_binary
 
     if not (find_binary("initdb") and find_binary("postgres")):

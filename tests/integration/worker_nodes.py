@@ -6,7 +6,6 @@ import asyncio
 import json
 import os
 import signal
-import socket
 import sys
 import time
 from collections.abc import Callable, Sequence
@@ -15,6 +14,7 @@ from typing import Any
 
 import psutil
 from blake3 import blake3
+from cluster import free_port
 from rollout.client import Runs
 from rollout.model.item import DEFAULT_SPEC, ItemSpec, NewItem
 from rollout.model.run import RunSpec
@@ -23,12 +23,6 @@ from rollout.workloads.commit import CommitEntry
 from ulid import ULID
 
 PATIENCE_S = 60.0
-
-
-def free_port() -> int:
-    with socket.socket() as s:
-        s.bind(("127.0.0.1", 0))
-        return int(s.getsockname()[1])
 
 
 class Daemon:
