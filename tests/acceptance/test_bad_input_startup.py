@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 from acceptance_cli import Cli, Finished, until
 from cluster import Cluster, binary, free_port
+from postgres import PostgresServer, execute
 
 COORDINATOR = """
 [storage.embedded]
@@ -60,9 +61,7 @@ def worker(cli: Cli, **env: str) -> Finished:
 
 @pytest.fixture
 def taken() -> Iterator[str]:
-    with socket.socket() as s:
-        s.bind(("127.0.0.1", 0))
-        s.listen()
+    with socket.create_server(("127.0.0.1", free_port())) as s:
         yield f"127.0.0.1:{s.getsockname()[1]}"
 
 
@@ -142,6 +141,22 @@ def test_postgres_that_lets_nobody_in(daemon: Cli, postgres_server_url: str) -> 
     )
     assert done.code == 1 and "check that the server of [storage.postgres] url runs" in done.err
     assert "secret" not in done.out + done.err
+
+
+def test_a_password_that_is_wrong(daemon: Cli, postgres_server: PostgresServer) -> None:
+    execute(postgres_server.url, "CREATE ROLE rollout LOGIN PASSWORD 'of-the-server'")
+    allowed = f"host all {postgres_server.user} 127.0.0.1/32 trust\nhost all rollout 127.0.0.1/32 scram-sha-256\n"
+    (postgres_server.directory / "data" / "pg_hba.conf").write_text(allowed)
+    execute(postgres_server.url, "SELECT pg_reload_conf()")
+    daemon.env |= {"ROLLOUT_STORAGE__BACKEND": "postgres"}
+    address = postgres_server.url.rpartition("@")[2]
+    for login in ("rollout:not-the-one", "rollout"):
+        url = f"postgresql://{login}@{address}"
+        for args in (("run",), ("token", "create", "--role", "worker")):
+            done = run(daemon, "rollout-coordinator", *args, ROLLOUT_STORAGE__POSTGRES__URL=url)
+            assert done.code == 2 and "PostgreSQL refused the connection" in done.err, done
+            assert "password" in done.err and "check [storage.postgres] url" in done.err, done
+            assert "not-the-one" not in done.out + done.err
 
 
 def test_keys_and_certificates_that_cannot_be_used(daemon: Cli) -> None:

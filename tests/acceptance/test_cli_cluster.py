@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 from acceptance_cli import Cli, until
 from cluster import Cluster, binary
@@ -149,3 +150,21 @@ def test_a_worker_that_joined_needs_no_configuration(cli: Cli, tmp_path: Path) -
         (cli.directory / "data/tls/join.json").write_text("{")
         worker = cli.start("run", program=binary("rollout-worker"))
         assert "join.json is damaged" in worker.communicate(timeout=30)[1] and worker.returncode == 2
+
+
+def test_a_coordinator_told_twice_to_stop_ends_at_once(cluster: Cluster) -> None:
+    """The first signal waits for the objects server; with that one stopped, for seconds."""
+    (coordinator,) = cluster.coordinators
+    assert coordinator.process is not None
+    (server,) = psutil.Process(coordinator.process.pid).children()
+    server.suspend()
+    try:
+        coordinator.process.send_signal(signal.SIGINT)
+        coordinator.wait_event("coordinator_stopping")
+        coordinator.process.send_signal(signal.SIGINT)
+        assert coordinator.process.wait(timeout=20) == 130
+        assert all(event["event"] != "coordinator_stopped" for event in coordinator.events()), "it did not wait"
+    finally:
+        server.resume()
+    server.wait(timeout=20)  # it sees that its coordinator has gone
+    coordinator.start().wait_event("coordinator_ready", count=2)

@@ -7,7 +7,6 @@ import contextlib
 import json
 import os
 import signal
-import socket
 import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -15,6 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from cluster import free_port
 from rollout.config.load import load_settings
 from rollout.config.settings import CoordinatorSettings
 from rollout_coordinator.lifecycle import Coordinator, started
@@ -100,9 +100,7 @@ async def spawn(path: Path, env: dict[str, str] | None = None) -> Node:
 
 
 def free_addr() -> str:
-    with socket.socket() as s:
-        s.bind(("127.0.0.1", 0))
-        return f"127.0.0.1:{s.getsockname()[1]}"
+    return f"127.0.0.1:{free_port()}"
 
 
 @asynccontextmanager
