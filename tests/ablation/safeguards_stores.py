@@ -240,6 +240,34 @@ SAFEGUARDS = (
         slow=True,
     ),
     Safeguard(
+        "slices within their object",
+        "An input that its object does not hold is refused before its attempt begins.",
+        never(f"{CACHE}.ready", "(await asyncio.to_thread(path.stat)).st_size < end"),
+        ("contract/test_objects_cache.py::test_processes_read_what_is_ready_themselves",),
+    ),
+    Safeguard(
+        "slices read whole",
+        "A process takes no part of an input for the whole.",
+        cut("rollout.objects.cache:read_cached", "if len(data) == blob.length:", "if True:"),
+        ("contract/test_objects_cache.py::test_processes_read_what_is_ready_themselves",),
+    ),
+    Safeguard(
+        "evicted inputs",
+        "An input that left the cache before its attempt began is fetched again.",
+        cut(
+            "rollout_worker.runner:Runner._attempt",
+            "attempt.payload = await context.get_object(unread)",
+            "pass",
+        ),
+        ("integration/test_runner_inputs.py::test_what_was_evicted_is_asked_for",),
+    ),
+    Safeguard(
+        "slices asked for are whole",
+        "A process that asked for an object takes no part of a slice for the whole.",
+        never("rollout_worker.attempt_context:_read", "len(data) != length"),
+        ("integration/test_runner_inputs.py::test_what_cannot_be_had_fails_its_attempt_only",),
+    ),
+    Safeguard(
         "names in a directory's manifest",
         "A manifest cannot write outside its directory.",
         never(

@@ -26,7 +26,7 @@ async def test_a_process_that_breaks_the_protocol_is_killed_and_tells_nothing(
     guard: Any = SimpleNamespace(add=lambda group: None, remove=lambda group: None)
     plan = Plan(Run("01ARZ3NDEKTSV4RRFFQ69G5FAV", "script", {}, ""), "slot", "k")
     handlers: Any = SimpleNamespace(event=told.append)
-    child = ChildProcess(7, plan, tmp_path, guard, handlers)
+    child = ChildProcess(7, plan, tmp_path, tmp_path, guard, handlers)
     monkeypatch.setattr(child, "kill", lambda: killed.append(7))
     child._frame(Kind.RESULTS, b"\xff\xff garbage")
     assert killed == [7] and not told

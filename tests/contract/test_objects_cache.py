@@ -6,12 +6,13 @@ import asyncio
 import multiprocessing
 import os
 import stat
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
 from rollout.model.errors import InputError, NotFoundError, ObjectCorruptError, StateError, StorageFullError
 from rollout.model.item import INLINE_MAX, ObjectSlice
-from rollout.objects.cache import ObjectCache
+from rollout.objects.cache import ObjectCache, read_cached
 from rollout.objects.digest import object_id
 from rollout.objects.pack import Packer
 from rollout.objects.tree import Tree, TreeFile, describe, materialise, upload
@@ -36,6 +37,9 @@ class Memory:
         self.objects[object_id(data)] = data
         return object_id(data)
 
+    async def put_pieces(self, pieces: Sequence[bytes]) -> bytes:
+        return await self.put(b"".join(pieces))
+
     async def put_path(self, path: Path, *, known_id: bytes | None = None) -> bytes:
         name = await self.put(path.read_bytes())
         assert known_id in (None, name)
@@ -58,7 +62,7 @@ class Memory:
 
 async def test_blobs_share_an_object() -> None:
     memory = Memory()
-    packer = Packer(memory.put, max_bytes=100_000, linger_s=0.001)
+    packer = Packer(memory.put_pieces, max_bytes=100_000, linger_s=0.001)
     blobs = [os.urandom(INLINE_MAX + i) for i in range(1, 50)]
     slices = await asyncio.gather(*[packer.add(b) for b in blobs])
     assert len(memory.puts) == 3
@@ -70,7 +74,7 @@ async def test_blobs_share_an_object() -> None:
 
 async def test_small_stays_inline_and_huge_goes_alone() -> None:
     memory = Memory()
-    packer = Packer(memory.put, max_bytes=10_000, linger_s=3600)
+    packer = Packer(memory.put_pieces, max_bytes=10_000, linger_s=3600)
     assert await packer.store(b"x" * INLINE_MAX) == b"x" * INLINE_MAX
     waiting = asyncio.create_task(packer.add(b"y" * 5000))
     await asyncio.sleep(0)
@@ -84,7 +88,7 @@ async def test_small_stays_inline_and_huge_goes_alone() -> None:
 
 async def test_a_failed_pack_fails_its_blobs_only() -> None:
     memory = Memory()
-    packer = Packer(memory.put, linger_s=0.001)
+    packer = Packer(memory.put_pieces, linger_s=0.001)
     memory.fail = StorageFullError()
     with pytest.raises(StorageFullError):
         await packer.add(b"a" * 5000)
@@ -95,7 +99,7 @@ async def test_a_failed_pack_fails_its_blobs_only() -> None:
 async def test_one_who_gives_up_does_not_take_the_pack_along() -> None:
     memory = Memory()
     memory.gate = asyncio.Event()
-    packer = Packer(memory.put, linger_s=0)
+    packer = Packer(memory.put_pieces, linger_s=0)
     one, two = asyncio.create_task(packer.add(b"a" * 5000)), asyncio.create_task(packer.add(b"b" * 5000))
     await asyncio.sleep(0)
     one.cancel()
@@ -122,6 +126,34 @@ async def test_many_tasks_fetch_once(tmp_path: Path) -> None:
     other = ObjectCache(tmp_path, 1 << 20, memory.fetch)
     assert await other.path(name) == paths[0]
     assert memory.fetches == 1
+
+
+async def test_processes_read_what_is_ready_themselves(tmp_path: Path) -> None:
+    memory = Memory()
+    name, other = await memory.put(b"payload"), await memory.put(b"elsewhere")
+    cache = ObjectCache(tmp_path, 1 << 20, memory.fetch)
+    blobs = [ObjectSlice(name, 0, 3), b"inline", ObjectSlice(other, 0, 4), ObjectSlice(name, 3, 4)]
+    assert read_cached(tmp_path, blobs) == blobs
+    await cache.ready(name, 7)
+    assert read_cached(tmp_path, blobs) == [b"pay", b"inline", ObjectSlice(other, 0, 4), b"load"]
+    with pytest.raises(ObjectCorruptError, match="shorter than the slice"):
+        await cache.ready(name, 8)
+    beyond = ObjectSlice(name, 3, 5)
+    assert read_cached(tmp_path, [beyond]) == [beyond], "never a part of it"
+
+
+async def test_a_cache_that_keeps_nothing_says_so(tmp_path: Path) -> None:
+    memory = Memory()
+    name = await memory.put(b"payload")
+
+    class Full(ObjectCache):
+        async def ready(self, object_id: bytes, end: int) -> None:
+            await super().ready(object_id, end)
+            (await self.path(object_id)).unlink()  # another process evicts it at once
+
+    with pytest.raises(ObjectCorruptError, match="is too small"):
+        await Full(tmp_path, 1, memory.fetch).read(ObjectSlice(name, 0, 7))
+    assert memory.fetches == 4
 
 
 async def test_a_failed_fetch_is_tried_again(tmp_path: Path) -> None:

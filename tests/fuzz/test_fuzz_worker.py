@@ -76,6 +76,7 @@ class Daemon:
                 action.child,
                 action.plan,
                 Path("/nowhere"),
+                Path("/nowhere"),
                 cast(Any, SimpleNamespace()),
                 cast(Any, SimpleNamespace(event=self.event)),
             )
@@ -260,7 +261,7 @@ log_lines = st.one_of(
 @example('{"event": "x", "level": []}')
 def test_what_a_child_prints_is_only_text(line: str) -> None:
     plan = Plan(Run(RUN_ID, "script", {}), "slot", "script")
-    child = ChildProcess(1, plan, Path("/nowhere"), cast(Any, None), cast(Any, None))
+    child = ChildProcess(1, plan, Path("/nowhere"), Path("/nowhere"), cast(Any, None), cast(Any, None))
     child._log_line(line)
 
 

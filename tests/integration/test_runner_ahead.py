@@ -3,24 +3,19 @@
 from __future__ import annotations
 
 import json
-import os
-import socket
-import struct
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 from rollout.model.item import DEFAULT_SPEC
-from rollout.wire.v1 import common_pb2, work_pb2
+from rollout.wire.v1 import common_pb2
 from rollout.workloads.infer.payload import Payload, encode_payload
-from rollout_worker.attempts import Held, Plan, held_to_wire
+from rollout_worker.attempts import Held, Plan
 from rollout_worker.executors.port import Run
 from rollout_worker.pipe import Kind
+from runner_process import RunnerProcess
 
-HEAD = struct.Struct("<IB")
 CONFIG: dict[str, Any] = {
     "model": {"uri": "mock"},
     "sampling": {},
@@ -29,54 +24,17 @@ CONFIG: dict[str, Any] = {
 RUN = Run("01ARZ3NDEKTSV4RRFFQ69G5FAV", "infer", CONFIG)
 
 
-class Engine:
-    def __init__(self, scratch: Path) -> None:
-        self.socket, theirs = socket.socketpair()
-        self.socket.settimeout(60)
-        self.process = subprocess.Popen(
-            [sys.executable, "-m", "rollout_worker.runner", str(theirs.fileno()), str(os.getpid())],
-            pass_fds=(theirs.fileno(),),
-            stderr=subprocess.DEVNULL,
-            start_new_session=True,  # it ends its whole process group when this socket closes
-        )
-        theirs.close()
-        run = {"run_id": RUN.run_id, "workload": RUN.workload, "config": RUN.config, "name": ""}
-        self.send(Kind.INIT, json.dumps({"run": run, "scratch": str(scratch), "secrets": []}).encode())
-
-    def send(self, kind: Kind, body: bytes) -> None:
-        self.socket.sendall(HEAD.pack(len(body), kind) + body)
-
-    def read(self, size: int) -> bytes:
-        data = b""
-        while len(data) < size:
-            more = self.socket.recv(size - len(data))
-            assert more, "the process ended"
-            data += more
-        return data
-
-    def frame(self) -> tuple[int, bytes]:
-        size, kind = HEAD.unpack(self.read(HEAD.size))
-        return kind, self.read(size)
-
+class Engine(RunnerProcess):
     def assign(self, *seqs: int) -> None:
         plan = Plan(RUN, "engine", "k")
         held = [
             Held(1, s, 1, bytes(32), encode_payload(Payload({"prompt": f"p{s}"}, s, "f", s)), DEFAULT_SPEC, plan)
             for s in seqs
         ]
-        for group in held_to_wire(held, {}):
-            self.send(Kind.ASSIGN, group.SerializeToString())
+        self.deliver(held)
 
     def recall(self, *seqs: int) -> None:
         self.send(Kind.RECALL, keys(*seqs))
-
-    def results(self, count: int) -> list[work_pb2.ResultGroup]:
-        found: list[work_pb2.ResultGroup] = []
-        while sum(len(g.seq) for g in found) < count:
-            kind, body = self.frame()
-            assert kind == Kind.RESULTS
-            found.append(work_pb2.ResultGroup.FromString(body))
-        return found
 
 
 def keys(*seqs: int) -> bytes:
@@ -85,13 +43,12 @@ def keys(*seqs: int) -> bytes:
 
 @pytest.fixture
 def engine(tmp_path: Path) -> Iterator[Engine]:
-    made = Engine(tmp_path)
+    made = Engine(RUN, tmp_path)
     try:
         assert made.frame() == (Kind.READY, json.dumps({"width": 2, "ahead": 2}).encode())
         yield made
     finally:
-        made.socket.close()
-        made.process.wait(timeout=30)
+        made.close()
 
 
 def returned(frame: tuple[int, bytes]) -> list[int]:

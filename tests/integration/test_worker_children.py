@@ -32,7 +32,9 @@ def child_of(guard: Guard, tmp_path: Path, gate: asyncio.Event, events: list[ev.
     async def answer(_: dict[str, Any]) -> dict[str, Any]:
         raise AssertionError("nothing is asked")
 
-    return ChildProcess(1, PLAN, tmp_path / "scratch" / "child-1", guard, Handlers(events.append, answer, secrets))
+    return ChildProcess(
+        1, PLAN, tmp_path / "scratch" / "child-1", tmp_path / "cache", guard, Handlers(events.append, answer, secrets)
+    )
 
 
 async def test_a_child_killed_before_it_has_started_never_starts(guard: Guard, tmp_path: Path) -> None:

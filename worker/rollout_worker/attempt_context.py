@@ -204,4 +204,7 @@ class AttemptContext:
 def _read(path: Path, offset: int, length: int) -> bytes:
     with path.open("rb") as file:
         file.seek(offset)
-        return file.read(length)
+        data = file.read(length)
+    if len(data) != length:
+        raise AttemptError(f"object {path.name} is shorter than the slice that refers to it", code="object_corrupt")
+    return data

@@ -220,7 +220,10 @@ def held_from_wire(group: work_pb2.AssignGroup, plan: Plan) -> list[Held]:
 
 
 def held_to_wire(held: Sequence[Held], known_runs: dict[str, None]) -> list[work_pb2.AssignGroup]:
-    """Groups for a child process; payloads are inline. Adds to `known_runs` the runs whose context they carry."""
+    """Groups for a child process; a slice is of an object in the cache.
+
+    Adds to `known_runs` the runs whose context they carry.
+    """
     by_log: dict[int, list[Held]] = {}
     for one in held:
         by_log.setdefault(one.log, []).append(one)
@@ -234,7 +237,6 @@ def held_to_wire(held: Sequence[Held], known_runs: dict[str, None]) -> list[work
             context.workload, context.name = run.workload, run.name
             context.config = json.dumps(run.config, separators=(",", ":")).encode()
         lengths, data, refs = pack_blobs([h.payload for h in members])
-        assert not refs, "payloads are fetched before an attempt is delivered"
         specs, index = spec_table([h.spec for h in members])
         group = work_pb2.AssignGroup(
             log=log,
@@ -244,6 +246,7 @@ def held_to_wire(held: Sequence[Held], known_runs: dict[str, None]) -> list[work
             ids=b"".join([h.id for h in members]),
             length=lengths,
             data=data,
+            refs=refs,
             specs=specs,
             spec_index=index,
             isolate=[i for i, h in enumerate(members) if h.isolate],

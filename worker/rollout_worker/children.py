@@ -79,11 +79,12 @@ class Guard:
 class ChildProcess:
     """One `rollout_worker.runner`."""
 
-    def __init__(self, number: int, plan: Plan, scratch: Path, guard: Guard, handlers: Handlers) -> None:
+    def __init__(self, number: int, plan: Plan, scratch: Path, cache: Path, guard: Guard, handlers: Handlers) -> None:
         self.number = number
         self.pid = 0
         self._plan = plan
         self._scratch = scratch
+        self._cache = cache  # where the child reads slices of objects itself
         self._guard = guard
         self._handlers = handlers
         self._pipe = Pipe(self._frame, self._pipe_lost)
@@ -144,7 +145,12 @@ class ChildProcess:
         try:
             ours.setblocking(False)
             await asyncio.get_running_loop().create_unix_connection(lambda: self._pipe, sock=ours)
-            init = {"run": asdict(self._plan.run), "scratch": str(self._scratch), "secrets": sorted(secrets)}
+            init = {
+                "run": asdict(self._plan.run),
+                "scratch": str(self._scratch),
+                "cache": str(self._cache),
+                "secrets": sorted(secrets),
+            }
             self._pipe.send(Kind.INIT, json.dumps(init).encode())
             for kind, body in self._early or ():
                 self._pipe.send(kind, body)

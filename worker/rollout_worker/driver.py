@@ -230,7 +230,8 @@ class Driver:
         assert self._guard is not None
         number = action.child
         handlers = Handlers(self.event, self._supply.answer, self._parts.secrets)
-        child = ChildProcess(number, action.plan, self._scratch / f"child-{number}", self._guard, handlers)
+        scratch = self._scratch / f"child-{number}"
+        child = ChildProcess(number, action.plan, scratch, self._supply.cache_dir, self._guard, handlers)
         self._children[number] = child
         task = self._spawn_task(self._run_child(number, action.plan, child))
         self._child_tasks.add(task)

@@ -14,7 +14,7 @@ FRAME_MAX = 1 << 30
 
 class Kind(IntEnum):
     # daemon to child
-    INIT = 1  # JSON {run, scratch}
+    INIT = 1  # JSON {run, scratch, cache, secrets}
     ASSIGN = 2  # AssignGroup
     CANCEL = 3  # AttemptKeys
     CHILDREN = 4  # ChildResults

@@ -19,12 +19,13 @@ from collections.abc import Callable
 from functools import partial
 from importlib.metadata import entry_points
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from rollout.config.logging import configure, hide, redact_text
 from rollout.config.settings import LoggingSection
 from rollout.model.errors import AttemptError, RolloutError
-from rollout.model.item import Failure, Key, Outcome
+from rollout.model.item import Blob, Failure, Key, ObjectSlice, Outcome
+from rollout.objects.cache import read_cached
 from rollout.wire.codec import spec_columns_from_wire, split_ids, unpack_blobs
 from rollout.wire.v1 import common_pb2, work_pb2
 
@@ -60,6 +61,7 @@ class Runner:
         self._executor: Executor | None = None
         self._run_many: Callable[[list[Attempt]], list[Done | None]] | None = None
         self._scratch = Path()
+        self._cache = Path()
         self._width = 1
         self._ahead = 0
         self._waiting = 0
@@ -82,6 +84,7 @@ class Runner:
         for name in init["secrets"]:
             hide(os.environ[name])
         self._scratch = Path(init["scratch"])
+        self._cache = Path(init["cache"])
         context = AttemptContext(self._requests, self._scratch / "start", None, lambda _: None)
         try:
             self._executor = executor_class(run.workload)()
@@ -165,7 +168,9 @@ class Runner:
         if run is None:
             run = remember(self._runs, group.run.run_id, run_from_wire(group.run))
         ids = split_ids(group.ids)
-        payloads = unpack_blobs(group.length, group.data, ())
+        payloads = unpack_blobs(group.length, group.data, group.refs)
+        if group.refs:
+            payloads = read_cached(self._cache, payloads)
         specs, index = spec_columns_from_wire(group.specs, group.spec_index, len(ids))
         parent = Key(group.parent_log, group.parent_seq) if group.parent_log else None
         log = group.log
@@ -186,7 +191,9 @@ class Runner:
         """What the executor does synchronously, all at once; the rest is left."""
         assert self._run_many is not None
         rest: list[Attempt] = []
-        for attempt, done in zip(attempts, self._run_many(attempts), strict=True):
+        ended = iter(self._run_many([a for a in attempts if _unread(a) is None]))
+        for attempt in attempts:
+            done = next(ended, None) if _unread(attempt) is None else None
             if done is None:
                 rest.append(attempt)
             else:
@@ -212,6 +219,8 @@ class Runner:
         assert self._executor is not None
         started = time.monotonic()
         try:
+            if (unread := _unread(attempt)) is not None:
+                attempt.payload = await context.get_object(unread)
             done: Done | Failure = await self._executor.run(attempt, context)
             if not isinstance(done, Done) or not isinstance(done.data, bytes):  # type: ignore[redundant-expr]
                 done = Failure("executor_error", f"the executor returned {type(done).__name__}, not Done with bytes")
@@ -305,6 +314,12 @@ class Runner:
             by_log.setdefault(one.log, []).append(one)
         for log, members in by_log.items():
             self._pipe.send(Kind.RESULTS, group_to_wire(log, members).SerializeToString())
+
+
+def _unread(attempt: Attempt) -> ObjectSlice | None:
+    """The input that was evicted from the cache before it was read; an executor gets bytes only."""
+    payload = cast(Blob, attempt.payload)
+    return payload if isinstance(payload, ObjectSlice) else None
 
 
 def failure_of(error: Exception) -> Failure:

@@ -88,7 +88,7 @@ class ChildProgress:
 @dataclass(slots=True)
 class Input:
     key: AttemptKey
-    payload: bytes
+    payload: Blob  # a slice: of an object that is in the cache
     predecessor: bytes | None
 
 

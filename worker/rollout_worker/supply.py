@@ -35,9 +35,9 @@ class Supply:
         spawn: Callable[[Coroutine[Any, Any, None]], Any],
     ) -> None:
         self._objects = RemoteObjects(channel, pin=incarnation, guard=guard)
-        cache_dir = Path(section.cache_dir).absolute()
-        self._cache = ObjectCache(cache_dir, section.cache_max_mib << 20, self._objects.fetch)
-        self._packer = Packer(self._objects.put)
+        self.cache_dir = Path(section.cache_dir).absolute()
+        self._cache = ObjectCache(self.cache_dir, section.cache_max_mib << 20, self._objects.fetch)
+        self._packer = Packer(self._objects.put_pieces)
         self._transfer = Transfer(self._cache, self._packer, event, spawn)
         self.fetch, self.store = self._transfer.fetch, self._transfer.store
         self._call_plugin = call_plugin

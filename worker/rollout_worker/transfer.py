@@ -63,15 +63,15 @@ class Transfer:
             self._spawn(self._store(results))
 
     async def _fetch_slices(self, object_id: bytes, held: list[Held]) -> None:
-        slices = [(h.payload.offset, h.payload.length) for h in held if isinstance(h.payload, ObjectSlice)]
+        """Their processes read them from the cache."""
+        end = max(h.payload.offset + h.payload.length for h in held if isinstance(h.payload, ObjectSlice))
         try:
-            payloads = await self._cache.read_slices(object_id, slices)
+            await self._cache.ready(object_id, end)
         except RolloutError as error:
             for one in held:
                 self._event(ev.FetchFailed(one.key, _failure("its input", error)))
         else:
-            found = [ev.Input(h.key, data, None) for h, data in zip(held, payloads, strict=True)]
-            self._event(ev.Fetched(found))
+            self._event(ev.Fetched([ev.Input(h.key, h.payload, None) for h in held]))
 
     async def _fetch_one(self, held: Held) -> None:
         try:

@@ -169,7 +169,7 @@ class Runs:
 
         async def source(durable: int) -> AsyncGenerator[Batch, None]:
             async with self.objects(spec.run_id) as objects:
-                packer = Packer(objects.put)
+                packer = Packer(objects.put_pieces)
                 frames = batches(iter(items(durable)), durable, packer)
                 try:
                     async for batch in frames:

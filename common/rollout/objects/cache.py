@@ -6,13 +6,13 @@ import asyncio
 import fcntl
 import os
 import time
-from collections.abc import AsyncGenerator, Awaitable, Callable
-from contextlib import asynccontextmanager
+from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
+from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 from typing import BinaryIO
 
 from rollout.model.errors import ObjectCorruptError
-from rollout.model.item import Blob
+from rollout.model.item import Blob, ObjectSlice
 from rollout.objects.digest import check_id
 from rollout.objects.fs import storage_errors
 
@@ -56,32 +56,23 @@ class ObjectCache:
             task.add_done_callback(lambda done: self._ended(object_id, done))
         return await asyncio.shield(task)
 
+    async def ready(self, object_id: bytes, end: int) -> None:
+        """Fetches the object if it is not here. ObjectCorruptError: it is shorter than `end` bytes."""
+        path = await self.path(object_id)
+        with suppress(FileNotFoundError):  # evicted meanwhile: who reads it asks again
+            if (await asyncio.to_thread(path.stat)).st_size < end:
+                raise ObjectCorruptError(f"object {object_id.hex()} is shorter than the slice that refers to it")
+
     async def read(self, blob: Blob) -> bytes:
         """The bytes of a blob; a slice's pack is fetched whole, since its neighbours are wanted next."""
         if isinstance(blob, bytes):
             return blob
-        return (await self.read_slices(blob.object_id, [(blob.offset, blob.length)]))[0]
-
-    async def read_slices(self, object_id: bytes, slices: list[tuple[int, int]]) -> list[bytes]:
-        """The bytes at each (offset, length) of an object, in one hop to a thread."""
-        path = self._path_of(object_id)
         for _ in range(4):
-            found = await asyncio.to_thread(self._read_ranges, path, slices)
-            if found is None:  # not here yet, or evicted by another process
-                await self.path(object_id)
-                continue
-            if any(len(data) != length for data, (_, length) in zip(found, slices, strict=True)):
-                raise ObjectCorruptError(f"object {object_id.hex()} is shorter than the slice that refers to it")
-            return found
+            await self.ready(blob.object_id, blob.offset + blob.length)
+            (found,) = await asyncio.to_thread(read_cached, self._directory, [blob])
+            if isinstance(found, bytes):
+                return found
         raise ObjectCorruptError(f"the cache {self._directory} is too small: objects are evicted before they are read")
-
-    def _read_ranges(self, path: Path, slices: list[tuple[int, int]]) -> list[bytes] | None:
-        try:
-            with path.open("rb", buffering=0) as file:
-                os.utime(file.fileno(), (self._now(), self._now()))
-                return [os.pread(file.fileno(), length, offset) for offset, length in slices]
-        except FileNotFoundError:
-            return None
 
     async def close(self) -> None:
         tasks = list(self._running.values())
@@ -96,8 +87,7 @@ class ObjectCache:
             task.exception()  # seen, even if every waiter has gone
 
     def _path_of(self, object_id: bytes) -> Path:
-        name = check_id(object_id).hex()
-        return self._directory / name[:2] / name
+        return _path_in(self._directory, object_id)
 
     def _touch(self, path: Path) -> bool:
         try:
@@ -151,6 +141,30 @@ class ObjectCache:
             (self._directory / "locks" / path.name).unlink(missing_ok=True)
             total -= size
         return total
+
+
+def _path_in(directory: Path, object_id: bytes) -> Path:
+    name = check_id(object_id).hex()
+    return directory / name[:2] / name
+
+
+def read_cached(directory: Path, blobs: Sequence[Blob]) -> list[Blob]:
+    """With the bytes of each slice whose object is in the cache `directory`; the others stay slices. Blocking."""
+    found = list(blobs)
+    by_object: dict[bytes, list[tuple[int, ObjectSlice]]] = {}
+    for index, blob in enumerate(blobs):
+        if isinstance(blob, ObjectSlice):
+            by_object.setdefault(blob.object_id, []).append((index, blob))
+    for object_id, slices in by_object.items():
+        try:
+            with _path_in(directory, object_id).open("rb", buffering=0) as file:
+                for index, blob in slices:
+                    data = os.pread(file.fileno(), blob.length, blob.offset)
+                    if len(data) == blob.length:
+                        found[index] = data
+        except FileNotFoundError:  # not here yet, or evicted by another process
+            continue
+    return found
 
 
 @asynccontextmanager

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 
 from rollout.model.errors import StateError
@@ -15,7 +15,8 @@ LINGER_S = 0.02
 
 class _Pack:
     def __init__(self) -> None:
-        self.data = bytearray()
+        self.pieces: list[bytes] = []
+        self.size = 0
         self.id: asyncio.Future[bytes] = asyncio.get_running_loop().create_future()
         self.timer: asyncio.TimerHandle | None = None
 
@@ -23,12 +24,12 @@ class _Pack:
 class Packer:
     """Gathers blobs until `max_bytes` or `linger_s` (seconds) is reached, then puts them as one object.
 
-    `put` makes bytes durable and returns their object id, e.g. `RemoteObjects.put`.
+    `put` makes pieces durable as one object and returns its id, e.g. `RemoteObjects.put_pieces`.
     """
 
     def __init__(
         self,
-        put: Callable[[bytes], Awaitable[bytes]],
+        put: Callable[[Sequence[bytes]], Awaitable[bytes]],
         *,
         max_bytes: int = PACK_BYTES,
         linger_s: float = LINGER_S,
@@ -75,22 +76,23 @@ class Packer:
         return [ObjectSlice(future.result(), offset, length) for future, offset, length in places]
 
     def _alone(self, data: bytes) -> asyncio.Future[bytes]:
-        task = asyncio.ensure_future(self._put(data))
+        task = asyncio.ensure_future(self._put([data]))
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
         return task
 
     def _place(self, data: bytes) -> tuple[_Pack, int]:
         pack = self._open
-        if pack is not None and len(pack.data) + len(data) > self._max_bytes:
+        if pack is not None and pack.size + len(data) > self._max_bytes:
             self._send()
             pack = None
         if pack is None:
             pack = self._open = _Pack()
             pack.timer = asyncio.get_running_loop().call_later(self._linger_s, self._send)
-        offset = len(pack.data)
-        pack.data += data
-        if len(pack.data) >= self._max_bytes:
+        offset = pack.size
+        pack.pieces.append(data)
+        pack.size += len(data)
+        if pack.size >= self._max_bytes:
             self._send()
         return pack, offset
 
@@ -118,7 +120,7 @@ class Packer:
     async def _upload(self, pack: _Pack) -> None:
         try:
             async with self._slots:
-                object_id = await self._put(bytes(pack.data))
+                object_id = await self._put(pack.pieces)
         except asyncio.CancelledError:
             pack.id.cancel()
             raise

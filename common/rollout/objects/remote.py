@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Generator, Sequence
 from contextlib import aclosing
 from pathlib import Path
 from typing import Any, BinaryIO, TypeVar
@@ -16,7 +16,7 @@ from blake3 import blake3
 from tenacity import AsyncRetrying, RetryCallState, retry_if_exception, stop_after_delay, wait_random_exponential
 
 from rollout.model.errors import AuthError, FencedError, ObjectCorruptError, RolloutError, UnavailableError
-from rollout.objects.digest import CHUNK, check_id, hash_file, object_id
+from rollout.objects.digest import CHUNK, check_id, hash_file
 from rollout.objects.fs import storage_errors
 from rollout.wire.epoch import EpochGuard, StaleEpochError
 from rollout.wire.errors import error_of
@@ -27,6 +27,29 @@ log = structlog.get_logger()
 T = TypeVar("T")
 
 _HAS_BATCH = 4096
+
+
+def _hash(pieces: Sequence[bytes]) -> bytes:
+    hasher = blake3()
+    for piece in pieces:
+        hasher.update(piece)
+    return hasher.digest()
+
+
+def _chunks(pieces: Sequence[bytes]) -> Generator[bytes]:
+    """The bytes of all pieces, at most 512 KiB at once."""
+    gathered: list[bytes] = []
+    size = 0
+    for piece in pieces:
+        for at in range(0, len(piece), CHUNK):
+            part = piece[at : at + CHUNK]
+            if size + len(part) > CHUNK:
+                yield b"".join(gathered)
+                gathered, size = [], 0
+            gathered.append(part)
+            size += len(part)
+    if gathered:
+        yield b"".join(gathered)
 
 
 def _worth_retrying(e: BaseException) -> bool:
@@ -67,13 +90,18 @@ class RemoteObjects:
 
     async def put(self, data: bytes) -> bytes:
         """Durable when it returns; the content id."""
-        name = await asyncio.to_thread(object_id, data) if len(data) > CHUNK else object_id(data)
+        return await self.put_pieces([data])
 
-        async def pieces() -> AsyncGenerator[bytes]:
-            for at in range(0, len(data), CHUNK):
-                yield data[at : at + CHUNK]
+    async def put_pieces(self, pieces: Sequence[bytes]) -> bytes:
+        """As `put`, of the bytes of all pieces in order."""
+        size = sum(map(len, pieces))
+        name = await asyncio.to_thread(_hash, pieces) if size > CHUNK else _hash(pieces)
 
-        await self._put(name, len(data), pieces)
+        async def chunks() -> AsyncGenerator[bytes]:
+            for chunk in _chunks(pieces):
+                yield chunk
+
+        await self._put(name, size, chunks)
         return name
 
     async def put_path(self, path: Path, *, known_id: bytes | None = None) -> bytes:
