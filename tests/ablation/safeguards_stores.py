@@ -260,12 +260,14 @@ SAFEGUARDS = (
             "pass",
         ),
         ("integration/test_runner_inputs.py::test_what_was_evicted_is_asked_for",),
+        slow=True,
     ),
     Safeguard(
         "slices asked for are whole",
         "A process that asked for an object takes no part of a slice for the whole.",
         never("rollout_worker.attempt_context:_read", "len(data) != length"),
         ("integration/test_runner_inputs.py::test_what_cannot_be_had_fails_its_attempt_only",),
+        slow=True,
     ),
     Safeguard(
         "names in a directory's manifest",
