@@ -246,6 +246,19 @@ SAFEGUARDS = (
         ("contract/test_objects_cache.py::test_processes_read_what_is_ready_themselves",),
     ),
     Safeguard(
+        "a cache that cannot be read",
+        "An input that cannot be read from the host's cache fails its attempt, which does not wait for ever.",
+        cut(f"{CACHE}.path", "with storage_errors(self._unreadable):", "if True:"),
+        ("contract/test_objects_cache.py::test_a_cache_that_cannot_be_read_says_so",),
+    ),
+    Safeguard(
+        "inputs that cannot be read",
+        "An input that a process cannot read from the cache costs its attempt, not the process.",
+        cut("rollout_worker.runner:Runner._assign", "with suppress(OSError):", "if True:"),
+        ("integration/test_runner_inputs.py::test_what_cannot_be_read_is_asked_for_too",),
+        slow=True,
+    ),
+    Safeguard(
         "slices read whole",
         "A process takes no part of an input for the whole.",
         cut("rollout.objects.cache:read_cached", "if len(data) == blob.length:", "if True:"),

@@ -10,7 +10,14 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
-from rollout.model.errors import InputError, NotFoundError, ObjectCorruptError, StateError, StorageFullError
+from rollout.model.errors import (
+    InputError,
+    NotFoundError,
+    ObjectCorruptError,
+    StateError,
+    StorageError,
+    StorageFullError,
+)
 from rollout.model.item import INLINE_MAX, ObjectSlice
 from rollout.objects.cache import ObjectCache, read_cached
 from rollout.objects.digest import object_id
@@ -154,6 +161,23 @@ async def test_a_cache_that_keeps_nothing_says_so(tmp_path: Path) -> None:
     with pytest.raises(ObjectCorruptError, match="is too small"):
         await Full(tmp_path, 1, memory.fetch).read(ObjectSlice(name, 0, 7))
     assert memory.fetches == 4
+
+
+async def test_a_cache_that_cannot_be_read_says_so(tmp_path: Path) -> None:
+    memory = Memory()
+    name = await memory.put(b"payload")
+    cache = ObjectCache(tmp_path, 1 << 20, memory.fetch)
+    place = await cache.path(name)
+    place.unlink()
+    place.mkdir()
+    with pytest.raises(StorageError, match="cannot be read"):
+        await cache.read(ObjectSlice(name, 0, 7))
+    place.rmdir()
+    place.parent.rmdir()
+    place.parent.write_text("")
+    for asking in (cache.path(name), cache.ready(name, 7), cache.read(ObjectSlice(name, 0, 7))):
+        with pytest.raises(StorageError, match="cannot be read"):
+            await asking
 
 
 async def test_a_failed_fetch_is_tried_again(tmp_path: Path) -> None:

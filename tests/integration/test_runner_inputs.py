@@ -81,6 +81,15 @@ def test_what_was_evicted_is_asked_for(process: RunnerProcess, tmp_path: Path) -
     assert list(found.items()) == [(0, b""), (1, ECHOED), (2, ECHOED)], "in the order in which they came"
 
 
+def test_what_cannot_be_read_is_asked_for_too(process: RunnerProcess, tmp_path: Path) -> None:
+    place = store(process.cache)
+    place.unlink()
+    place.mkdir()
+    process.deliver(held(*SLICES, ECHO))
+    there = {"value": str(store(tmp_path / "again"))}
+    assert outcomes(process, 3, there, there) == {0: b"", 1: ECHOED, 2: ECHOED}
+
+
 def test_what_cannot_be_had_fails_its_attempt_only(process: RunnerProcess, tmp_path: Path) -> None:
     process.deliver(held(*SLICES, ECHO))
     away = {"error": {"code": "unavailable", "message": "no coordinator", "retryable": True}}

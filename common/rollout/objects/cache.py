@@ -25,7 +25,7 @@ class ObjectCache:
     """`path` and `read` fetch what is missing once per host, however many tasks and processes ask.
 
     `fetch(object_id, path)` must put the verified bytes at `path`, e.g. `RemoteObjects.fetch`. `max_bytes` is kept
-    approximately: what is in use stays.
+    approximately: what is in use stays. StorageError where the directory cannot be read or written.
     """
 
     def __init__(
@@ -37,6 +37,7 @@ class ObjectCache:
         now: Callable[[], float] = time.time,
     ) -> None:
         self._directory = directory
+        self._unreadable = f"the object cache {directory} cannot be read"
         self._max_bytes = max_bytes
         self._fetch = fetch
         self._now = now
@@ -47,8 +48,9 @@ class ObjectCache:
     async def path(self, object_id: bytes) -> Path:
         """A read-only file with the object's bytes. Open it or link to it at once: eviction may remove the name."""
         path = self._path_of(object_id)
-        if await asyncio.to_thread(self._touch, path):
-            return path
+        with storage_errors(self._unreadable):
+            if await asyncio.to_thread(self._touch, path):
+                return path
         task = self._running.get(object_id)
         if task is None:
             task = asyncio.get_running_loop().create_task(self._load(object_id, path))
@@ -59,7 +61,7 @@ class ObjectCache:
     async def ready(self, object_id: bytes, end: int) -> None:
         """Fetches the object if it is not here. ObjectCorruptError: it is shorter than `end` bytes."""
         path = await self.path(object_id)
-        with suppress(FileNotFoundError):  # evicted meanwhile: who reads it asks again
+        with storage_errors(self._unreadable), suppress(FileNotFoundError):  # evicted meanwhile: its reader asks again
             if (await asyncio.to_thread(path.stat)).st_size < end:
                 raise ObjectCorruptError(f"object {object_id.hex()} is shorter than the slice that refers to it")
 
@@ -69,7 +71,8 @@ class ObjectCache:
             return blob
         for _ in range(4):
             await self.ready(blob.object_id, blob.offset + blob.length)
-            (found,) = await asyncio.to_thread(read_cached, self._directory, [blob])
+            with storage_errors(self._unreadable):
+                (found,) = await asyncio.to_thread(read_cached, self._directory, [blob])
             if isinstance(found, bytes):
                 return found
         raise ObjectCorruptError(f"the cache {self._directory} is too small: objects are evicted before they are read")
@@ -149,7 +152,10 @@ def _path_in(directory: Path, object_id: bytes) -> Path:
 
 
 def read_cached(directory: Path, blobs: Sequence[Blob]) -> list[Blob]:
-    """With the bytes of each slice whose object is in the cache `directory`; the others stay slices. Blocking."""
+    """With the bytes of each slice whose object is in the cache `directory`; the others stay slices.
+
+    Blocking. OSError if an object that is there cannot be read.
+    """
     found = list(blobs)
     by_object: dict[bytes, list[tuple[int, ObjectSlice]]] = {}
     for index, blob in enumerate(blobs):
