@@ -8,6 +8,7 @@ import safeguards_client
 import safeguards_commit
 import safeguards_dispatch
 import safeguards_lease
+import safeguards_objects
 import safeguards_results
 import safeguards_steal
 import safeguards_stores
@@ -22,7 +23,8 @@ AREAS: dict[str, tuple[Safeguard, ...]] = {
     "Submitting, the cursor, policies, replay": safeguards_commit.SAFEGUARDS,
     "Children and their parents": safeguards_children.SAFEGUARDS,
     "The worker": safeguards_worker.SAFEGUARDS,
-    "The ledger, storage, objects, queues": safeguards_stores.SAFEGUARDS,
+    "Objects and the cache of a host": safeguards_objects.SAFEGUARDS,
+    "The ledger, storage, queues": safeguards_stores.SAFEGUARDS,
     "Identities, limits, plugins": safeguards_access.SAFEGUARDS,
     "The client and its files": safeguards_client.SAFEGUARDS,
 }
