@@ -192,13 +192,13 @@ class RemoteObjects:
                 while message is not None:
                     self._guard.check_peer(message)
                     size = message.size
-                    if message.chunk:
-                        at += len(message.chunk)
+                    if chunk := message.chunk:  # each look makes a copy
+                        at += len(chunk)
                         if want is not None:
-                            want -= len(message.chunk)
+                            want -= len(chunk)
                         if hasher is not None:
-                            hasher.update(message.chunk)
-                        yield message.chunk
+                            hasher.update(chunk)
+                        yield chunk
                     message = await self._next(call)
             except (grpc.aio.AioRpcError, StaleEpochError) as e:
                 broken = e
