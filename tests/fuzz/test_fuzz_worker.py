@@ -356,7 +356,7 @@ def test_a_coordinator_can_say_what_it_wants(steps: list[tuple[work_pb2.WorkDown
             elif then == "end":
                 daemon.event(ev.ChildEnded(child.id, "exit code 1"))
             elif then == "wait":
-                for held in child.heads():
+                for held in list(child.heads()):  # what comes of one may be given to the child at once
                     waiting = work_pb2.Waiting(log=held.log, seq=held.seq, attempt=held.attempt)
                     daemon.event(ev.ChildWaits(child.id, waiting))
         if then == "drop":
