@@ -78,8 +78,8 @@ async def worker(url: str, ca: Path) -> None:
     running: set[asyncio.Task[None]] = set()
     while True:
         try:
-            messages = await work.fetch(BATCH, timeout=5)
-        except nats.errors.TimeoutError:
+            messages = await work.fetch(BATCH, timeout=0.2)  # a fetch may wait that long for a full batch
+        except TimeoutError:  # nats.errors.TimeoutError, or asyncio's own, which is its base
             continue
         for message in messages:
             task = asyncio.create_task(one(message))

@@ -28,6 +28,10 @@ PEERS = HERE.parents[1] / ".venv-peers" / "bin" / "python"
 NAMES = ("rollout", "dask", "pgqueuer", "nats")
 
 
+class EngineEnded(Exception):
+    """A peer's process ended in a run; its own message is on standard error."""
+
+
 class Engine:
     """One engine's process, which brings up and takes down all of its parts."""
 
@@ -46,7 +50,7 @@ class Engine:
         for line in self._process.stdout:
             if line.startswith("{"):
                 return json.loads(line)
-        raise RuntimeError(f"{self.name} ended with {self._process.wait()}")
+        raise EngineEnded(f"{self.name} ended with {self._process.wait()}")
 
     def run(self, items: int, sleep_ms: int) -> float:
         assert self._process.stdin is not None
@@ -100,13 +104,25 @@ def open_engines(stack: ExitStack, only: list[str]) -> tuple[list[Engine], list[
     return engines, missing
 
 
-def measure(engines: list[Engine], items: int, sleep_ms: int, repeats: int) -> dict[str, list[float]]:
-    for engine in engines:
-        engine.run(min(items, 500), sleep_ms)
+def measure(
+    engines: list[Engine], items: int, sleep_ms: int, repeats: int, missing: list[str]
+) -> dict[str, list[float]]:
+    """Items a second of each run. A peer that ends is taken out of `engines` and named in `missing`."""
     found: dict[str, list[float]] = {engine.name: [] for engine in engines}
-    for n in range(repeats):
-        for engine in engines if n % 2 == 0 else reversed(engines):
-            found[engine.name].append(items / engine.run(items, sleep_ms))
+    for n in range(-1, repeats):  # the first is to warm up
+        for engine in engines[:] if n % 2 == 0 else engines[::-1]:
+            count = items if n >= 0 else min(items, 500)
+            try:
+                rate = count / engine.run(count, sleep_ms)
+            except EngineEnded as ended:
+                if engine.name == "rollout":
+                    raise
+                missing.append(f"{ended}, in round {n + 1} of {count:,} items that wait {sleep_ms} ms")
+                engines.remove(engine)
+                del found[engine.name]
+            else:
+                if n >= 0:
+                    found[engine.name].append(rate)
     return found
 
 
@@ -132,9 +148,9 @@ def report(engines: list[Engine], missing: list[str], given: argparse.Namespace)
         f"knowing that the last is done; engines take turns, {given.repeats} runs each; ratios are of neighbouring runs.",
         "",
     ]
-    out += table(f"## No-op, {given.items:,} items", measure(engines, given.items, 0, given.repeats))
+    out += table(f"## No-op, {given.items:,} items", measure(engines, given.items, 0, given.repeats, missing))
     ideal = WORKERS * SLOTS * 100
-    waits = measure(engines, given.waits, 10, given.repeats)
+    waits = measure(engines, given.waits, 10, given.repeats, missing)
     out += table(f"## Waiting 10 ms, {given.waits:,} items (the slots allow {ideal:,} items/s)", waits)
     out += ["## What each promises", "", "| engine | durability, order and encryption |", "|---|---|"]
     out += [f"| {engine.name} | {engine.about} |" for engine in engines]
