@@ -17,7 +17,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Any
 
@@ -54,13 +54,15 @@ class Engine:
 
     def run(self, items: int, sleep_ms: int) -> float:
         assert self._process.stdin is not None
-        self._process.stdin.write(json.dumps({"items": items, "sleep_ms": sleep_ms}) + "\n")
-        self._process.stdin.flush()
+        with suppress(BrokenPipeError):  # it ended since its last run: the answer says so
+            self._process.stdin.write(json.dumps({"items": items, "sleep_ms": sleep_ms}) + "\n")
+            self._process.stdin.flush()
         return float(self._answer()["seconds"])
 
     def close(self) -> None:
         assert self._process.stdin is not None
-        self._process.stdin.close()
+        with suppress(BrokenPipeError):
+            self._process.stdin.close()
         self._process.wait(timeout=120)
 
 
@@ -109,21 +111,17 @@ def measure(
 ) -> dict[str, list[float]]:
     """Items a second of each run. A peer that ends is taken out of `engines` and named in `missing`."""
     found: dict[str, list[float]] = {engine.name: [] for engine in engines}
-    for n in range(-1, repeats):  # the first is to warm up
-        for engine in engines[:] if n % 2 == 0 else engines[::-1]:
-            count = items if n >= 0 else min(items, 500)
+    for n, count in enumerate([min(items, 500), *[items] * repeats]):
+        for engine in engines[:] if n % 2 else engines[::-1]:
             try:
-                rate = count / engine.run(count, sleep_ms)
+                found[engine.name].append(count / engine.run(count, sleep_ms))
             except EngineEnded as ended:
                 if engine.name == "rollout":
                     raise
-                missing.append(f"{ended}, in round {n + 1} of {count:,} items that wait {sleep_ms} ms")
+                missing.append(f"{ended}, in round {n} of {count:,} items that wait {sleep_ms} ms (round 0 warms up)")
                 engines.remove(engine)
                 del found[engine.name]
-            else:
-                if n >= 0:
-                    found[engine.name].append(rate)
-    return found
+    return {name: rates[1:] for name, rates in found.items()}
 
 
 def table(title: str, rates: dict[str, list[float]]) -> list[str]:
