@@ -24,6 +24,7 @@ from weakref import WeakValueDictionary
 
 import grpc.aio
 import structlog
+from rollout.cli.malloc import tune_malloc
 from rollout.config.settings import ObjectsSection, StorageSection, TransportSection
 from rollout.model.errors import ConfigError, FencedError, InputError, ProtocolError, RolloutError, UnavailableError
 from rollout.objects import open_store
@@ -302,6 +303,7 @@ def main() -> None:
     # A terminal's Ctrl-C and systemd's SIGTERM reach the whole group; uploads of a drain still need this process.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    tune_malloc()
     _end_with_stdin()
     structlog.configure(
         processors=[

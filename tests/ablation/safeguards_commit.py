@@ -149,11 +149,74 @@ SAFEGUARDS = (
     Safeguard(
         "a run that ends takes its attempts back",
         "Killed work stops, and its late results are stale.",
-        cut(f"{RUNS}:end", "drop_flight(c, run, ", "(lambda *a: None)(c, run, "),
+        cut(f"{RUNS}:end", "drop_flight(c, run, ", "(lambda *a, **_: None)(c, run, "),
         (
             "core/test_core_guards.py::test_killed_work_stops_and_its_late_results_count_for_nothing",
             "core/test_core_scenarios_runs.py::test_pause_resume_interrupt_continue_kill_delete",
         ),
+    ),
+    Safeguard(
+        "exclusive attempts outlive their run",
+        "A killed run goes on with an exclusive item once its worker has stopped it.",
+        never(f"{RUNS}:drop_flight", "grant.info.spec.exclusive and not all"),
+        (
+            "core/test_core_survivors.py::test_a_killed_run_goes_on_with_an_exclusive_item_once_its_worker_has_stopped_it",
+        ),
+        simulated=True,
+    ),
+    Safeguard(
+        "survivors are cancelled again",
+        "An order to stop that was lost with its stream is given on the next one.",
+        never(f"{CORE}workers:hello", "run.state in ENDED"),
+        ("core/test_core_survivors.py::test_the_order_to_stop_is_given_again_on_a_new_stream",),
+    ),
+    Safeguard(
+        "results of survivors",
+        "An attempt that outlived its run brings no result.",
+        never(f"{CORE}results:take_group", "log.run.state in ENDED"),
+        (
+            "core/test_core_survivors.py::test_nothing_comes_of_what_outlived_its_run[result]",
+            "core/test_core_survivors.py::test_nothing_comes_of_what_outlived_its_run[failure]",
+        ),
+    ),
+    Safeguard(
+        "ends of survivors",
+        "An attempt that outlived its run counts neither as failed nor as lost.",
+        never(f"{CORE}attempts:end_attempt", "grant.log.run.state in ENDED"),
+        ("core/test_core_survivors.py::test_nothing_comes_of_what_outlived_its_run[lost]",),
+    ),
+    Safeguard(
+        "lost survivors",
+        "An attempt that outlived its run is not the last one of its item, wherever it ended.",
+        cut(f"{CORE}workers:lose", " if grant.log.run.state not in ENDED else None", ""),
+        (
+            "core/test_core_survivors.py::test_nothing_comes_of_what_outlived_its_run[lost]",
+            "core/test_core_survivors.py::test_nothing_comes_of_what_outlived_its_run[restart]",
+        ),
+    ),
+    Safeguard(
+        "overdue survivors",
+        "An attempt that outlived its run does not time out.",
+        cut(f"{CORE}workers:overdue", " and grant.log.run.state not in ENDED", ""),
+        ("core/test_core_survivors.py::test_nothing_comes_of_what_outlived_its_run[released]",),
+    ),
+    Safeguard(
+        "children of survivors",
+        "A parent that outlived its run adds nothing to it.",
+        cut(f"{CORE}spawn:holder", " if not runs.ended(grant.log.run) else None", ""),
+        ("core/test_core_survivors.py::test_nothing_comes_of_what_outlived_its_run[released]",),
+    ),
+    Safeguard(
+        "survivors leave with their last",
+        "An ended run is not read by every later leader.",
+        never(f"{CORE}attempts:close", "over and run.survivors"),
+        ("core/test_core_survivors.py::test_nothing_comes_of_what_outlived_its_run[released]",),
+    ),
+    Safeguard(
+        "attempts in flight hold their chain",
+        "The next item does not begin while one before it is still being stopped, or runs since the leader before.",
+        cut(f"{REPLAY}:reopen", "hold_chains(log)", "pass"),
+        ("core/test_core_survivors.py::test_an_exclusive_item_of_a_chain_that_is_stopping_holds_its_chain",),
     ),
     Safeguard(
         "a run that ends drops its window",
@@ -277,13 +340,6 @@ SAFEGUARDS = (
             "core/test_core_guards_dispatch.py::test_what_is_known_from_the_ledger_only_is_not_asked_back",
             "core/test_core_guards.py::test_what_must_not_run_twice_may_have_begun_under_the_last_leader",
         ),
-    ),
-    Safeguard(
-        "adopted attempts keep their chain busy",
-        "A restart does not run two items of a chain at once.",
-        cut(f"{REPLAY}:restore_attempts", "chain.flying[seq] = grant", "pass"),
-        ("core/test_core_guards_dispatch.py::test_an_adopted_attempt_keeps_its_chain_busy",),
-        covered_by="a chain runs in order",
     ),
     Safeguard(
         "numbers go on after a restart",

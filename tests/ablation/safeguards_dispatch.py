@@ -33,6 +33,12 @@ SAFEGUARDS = (
         ("core/test_core_guards_dispatch.py::test_nothing_is_assigned_where_no_stream_is_open",),
     ),
     Safeguard(
+        "exclusive is not pipelined",
+        "An item that may have to be taken back from its worker at once is not exclusive.",
+        cut(f"{CHAINS}:may_go", " or spec.exclusive", ""),
+        ("core/test_core_survivors.py::test_an_exclusive_item_of_a_chain_that_is_stopping_holds_its_chain",),
+    ),
+    Safeguard(
         "credit in items",
         "A worker is never given more than it asked for.",
         (

@@ -168,6 +168,18 @@ SAFEGUARDS = (
         ("core/test_session_leaving.py::test_the_fence_stops_starts_and_results_and_kills_the_exclusive",),
     ),
     Safeguard(
+        "exclusive attempts are told of when their run has ended",
+        "The coordinator learns that it may give the item out again.",
+        cut(f"{SESSION}._ended", '"cancel" if held.spec.exclusive else "drop"', '"drop"'),
+        ("core/test_session_guards.py::test_the_end_of_an_exclusive_attempt_is_told_though_its_run_has_ended",),
+    ),
+    Safeguard(
+        "so are results that are dropped then",
+        "An attempt whose result nobody wants any more is known to be over.",
+        cut(f"{SESSION}._ended", 'self._release(key, "cancel")', "pass"),
+        ("core/test_session_guards.py::test_the_end_of_an_exclusive_attempt_is_told_though_its_run_has_ended",),
+    ),
+    Safeguard(
         "exclusive never overlaps",
         "A fenced worker kills its exclusive attempts.",
         cut(f"{SESSION}._fence", "if h.spec.exclusive and", "if False and"),

@@ -22,6 +22,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent))
 
 from measure import Row, machine
 from overhead import end_cleanly
+from rollout.cli.malloc import tune_malloc
 
 HERE = Path(__file__).resolve().parent
 PAGE = HERE.parents[1] / "docs" / "benchmarks.md"
@@ -86,6 +87,7 @@ def main() -> int:
     parser.add_argument("--json", action="store_true", help="one JSON object on standard output, nothing else")
     parser.add_argument("--no-write", action="store_true", help="leave docs/benchmarks.md as it is")
     given = parser.parse_args()
+    tune_malloc()  # as the commands do
     end_cleanly()
     began = time.monotonic()
     named = machine()

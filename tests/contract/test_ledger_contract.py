@@ -67,6 +67,13 @@ async def test_a_second_result_of_an_item_fails_the_whole_transaction(writer: Wr
     await writer.commit(Writes(results=[result_rows([0])]))  # the fence did not move
 
 
+async def test_the_same_result_twice_in_one_transaction_fails_it(writer: Writer, ledger: Ledger) -> None:
+    await writer.run(2)
+    with pytest.raises(ConflictError):
+        await writer.commit(Writes(results=[result_rows([1, 1])]))
+    assert (await ledger.results(LoadResults(1, 1, 0, 9, True))).seq == []
+
+
 async def test_an_item_row_is_written_once(writer: Writer) -> None:
     await writer.run(3)
     with pytest.raises(ConflictError):
@@ -136,6 +143,19 @@ async def test_ended_runs_are_left_on_disk(writer: Writer, ledger: Ledger, state
     assert ([row.log for row in one.logs], [row.index for row in one.specs]) == ([1], [0])
     assert (one.accepted, one.open_attempts, one.workers) == ({1: [(1, 1)]}, [], [])
     assert await ledger.run_snapshot("no such run") is None
+
+
+async def test_an_ended_run_is_alive_while_attempts_outlive_it(writer: Writer, ledger: Ledger) -> None:
+    await writer.run(3)
+    await writer.commit(Writes(assignments=[assignment(1, (1, [0, 1], 1))]))
+    survivors = ((1, 0, 1, WORKER),)
+    run = dataclasses.replace(run_row(state=RunState.KILLED), survivors=survivors)
+    over = [attempt_row(1, AttemptEnd.RELEASED)]
+    await writer.commit(Writes(runs={RUN: run}, attempts=over))
+    snapshot = await ledger.snapshot()
+    assert [(row.spec.run_id, row.survivors) for row in snapshot.runs] == [(RUN, survivors)]
+    assert ([row.log for row in snapshot.logs], [row.index for row in snapshot.specs]) == ([1], [0])
+    assert [(one.log, one.seq, one.attempt) for one in snapshot.open_attempts] == [(1, 0, 1)]
 
 
 async def test_assigned_items_are_open(writer: Writer, ledger: Ledger) -> None:

@@ -15,7 +15,7 @@ from ledger_rows import (
     log_row,
     result_rows,
 )
-from rollout.model.item import AttemptEnd, Failure, ItemSpec, ObjectSlice, Outcome
+from rollout.model.item import AttemptEnd, Blob, Failure, ItemSpec, ObjectSlice, Outcome
 from rollout.model.run import Lane, Order, RunSpec, RunState
 from rollout_coordinator.core.step import (
     LaneRow,
@@ -116,6 +116,28 @@ async def test_results_come_in_order_with_blobs_and_failures(writer: Writer, led
     assert stored.message.startswith("no\ufffdthing")
     assert (await ledger.results(LoadResults(1, 1, 4, 4, True))).data == [piece]
     assert (await ledger.results(LoadResults(1, 1, 4, 4, False))).data == [b""]
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        [b"a", b"a", b"a"],
+        [b"a", b"b", b"a"],
+        [b"", b"", b"a"],
+        [ObjectSlice(b"o" * 32, 10, 5)] * 3,
+        [b"a", ObjectSlice(b"o" * 32, 10, 5), b"a"],
+        [b"a"],
+    ],
+)
+async def test_results_come_back_each_where_some_or_all_say_the_same(
+    writer: Writer, ledger: Ledger, data: list[Blob]
+) -> None:
+    n = len(data)
+    await writer.run()
+    await writer.commit(Writes(items=[item_rows(1, n, payloads=data)], results=[result_rows(range(n), data=data)]))
+    items = await ledger.items(LoadItems(1, 1, list(range(n))))
+    assert [(item.id, item.payload) for item in items.items] == [(item_id(seq), data[seq]) for seq in range(n)]
+    assert (await ledger.results(LoadResults(1, 1, 0, n, True))).data == data
 
 
 async def test_numbers_that_no_column_holds_are_clamped(writer: Writer, ledger: Ledger) -> None:

@@ -171,7 +171,7 @@ class FakeLedger:
 
     def snapshot(self) -> Snapshot:
         """What a new leader replays: ended runs stay on disk."""
-        live = {run_id for run_id, row in self.runs.items() if row.state not in ENDED}
+        live = {run_id for run_id, row in self.runs.items() if row.state not in ENDED or row.survivors}
         snap = self._snapshot_of(live)
         snap.workers = [w for w in self.workers.values() if w.state in (WorkerState.READY, WorkerState.DRAINING)]
         logs = {row.log for row in snap.logs}

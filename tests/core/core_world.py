@@ -55,6 +55,7 @@ class FakeWorker:
         self.isolated: set[ItemKey] = set()
         self.draining = False
         self.silent = False
+        self.deaf = False  # what it is told to stop, it has not stopped
 
     def keys(self, what: dict[ItemKey, int]) -> list[Keys]:
         by: dict[int, Keys] = {}
@@ -173,7 +174,8 @@ class FakeWorker:
             self.forget(send.accepted)
             self.forget(send.stale)
         elif isinstance(send, st.SendCancel):
-            self.forget(send.keys)
+            if not self.deaf:
+                self.forget(send.keys)
         elif isinstance(send, st.SendRevoke):
             self.revokes.append(send)
         elif isinstance(send, st.SendPause):

@@ -63,6 +63,21 @@ def test_an_exclusive_attempt_that_the_fence_killed_is_not_claimed() -> None:
     assert not seqs(w.up().held), "its process is on its way out"
 
 
+def test_the_end_of_an_exclusive_attempt_is_told_though_its_run_has_ended() -> None:
+    w = Worker()
+    w.assign([0, 1, 2, 3], ItemSpec(exclusive=True))
+    w.assign([4])
+    w.ready()
+    assert delivered(w.end(1, 0)) == {1: [1, 2]}  # its result has not been sent
+    actions = w.down(ended=work_pb2.RunEnded(run_id=RUN, state="killed"))
+    assert [key.seq for action in of(actions, ev.CancelIn) for key in action.keys] == [1, 2]
+    w.end(1, 1, 2, failure=Failure("cancelled", "cancelled"))
+    told = [f.released for f in w.flush() if f.HasField("released")]
+    assert sorted(seq for one in told for seq in seqs(one.keys)) == [0, 1, 2, 3]
+    assert {one.reason for one in told} == {"cancel"}
+    assert not w.session.held and not w.session.unacknowledged
+
+
 def test_a_late_acceptance_counts_from_the_send_of_its_result() -> None:
     w = Worker()
     w.assign([0])

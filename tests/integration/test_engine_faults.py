@@ -11,7 +11,7 @@ from collections.abc import AsyncIterator
 
 import pytest
 from cluster import Node
-from engine_cluster import Engine, done, outcomes, until
+from engine_cluster import Engine, done, outcomes, overlap, until
 from rollout.model.item import Outcome
 
 
@@ -110,6 +110,20 @@ async def test_exclusive_work_never_overlaps_when_its_worker_is_cut_off(rough: E
     entries, _ = await rough.finish(run)
     assert done(entries) == ["e"] and entries[0].attempt >= 2
     assert [e.what for e in rough.effects() if e.what != "start"] == ["end"], "only one of them came to its end"
+
+
+async def test_exclusive_work_never_overlaps_when_its_run_is_killed_and_continued(
+    rough: Engine, pair: list[Node]
+) -> None:
+    body = {"busy_ms": 2500, "effects": rough.effects_file, "data": "e"}  # it hears of nothing meanwhile
+    run = await rough.submit([rough.item(body, exclusive=True)])
+    await rough.started(1)
+    killed = (await rough.client.command(run, "kill")).state
+    await rough.client.command(run, "continue")
+    entries, status = await rough.finish(run)
+    assert (killed, status.state, done(entries)) == ("killed", "completed", ["e"])
+    told = [e.what for e in rough.effects()]
+    assert overlap(rough.effects()) == 1 and told[0] == "start", told
 
 
 async def test_on_worker_lost_fail(rough: Engine, pair: list[Node]) -> None:

@@ -12,7 +12,7 @@ from random import Random
 
 from rollout.model.item import ItemSpec
 from sim_executors import Behaviour
-from sim_scenario import Fault, RunPlan, Scenario
+from sim_scenario import Command, Fault, RunPlan, Scenario
 
 LAST_DRAWN = 9.0
 """Virtual time until which the drawn faults strike."""
@@ -98,4 +98,22 @@ def reopened_stream(scenario: Scenario, random: Random) -> Scenario:
     return _with(scenario, run, faults, 3.5)
 
 
-AIMED: tuple[Story, ...] = (silent_holder, crossed_steal, late_words, reopened_stream)
+def killed_and_continued(scenario: Scenario, random: Random) -> Scenario:
+    """A run of exclusive items is killed and goes on at once, while its workers, which hear late, still stop them; or
+    the leader is gone that gave the order."""
+    spec = ItemSpec(exclusive=True, retry_backoff_ms=200)
+    run = _run(scenario, 12, lambda: random.choice((400, 900, 2_000)), spec, 0.0)
+    leader, worker = scenario.coordinators[0][0], random.choice(scenario.workers).name
+    faults = [Fault("slow_node", 0.3, worker, seconds=5.0, amount=round(random.uniform(0.1, 0.5), 3))]
+    if random.random() < 0.5:
+        faults.append(Fault("one_way", 1.0, leader, worker, 1.5))
+    if random.random() < 0.5:
+        faults.append(Fault("crash", round(random.uniform(1.0, 3.0), 3), leader, seconds=1.0))
+    commands = tuple(
+        Command(0, "kill", after, "continue", random.choice((0.0, 0.05, 0.3, 2.0)))
+        for after in (1, random.choice((3, 6)))
+    )
+    return replace(_with(scenario, run, faults, 6.0), commands=commands)
+
+
+AIMED: tuple[Story, ...] = (silent_holder, crossed_steal, late_words, reopened_stream, killed_and_continued)

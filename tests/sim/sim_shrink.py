@@ -22,7 +22,9 @@ def smaller(scenario: Scenario) -> Iterator[Scenario]:
     for n in range(len(scenario.runs)):
         runs = scenario.runs[:n] + scenario.runs[n + 1 :]
         if runs:
-            yield replace(scenario, runs=runs, commands=_renumbered(scenario.commands, n))
+            idle = {plan.client for plan in scenario.runs} - {plan.client for plan in runs}  # they are not started
+            faults = tuple(f for f in scenario.faults if f.node not in idle and f.peer not in idle)
+            yield replace(scenario, runs=runs, faults=faults, commands=_renumbered(scenario.commands, n))
     for n in range(len(scenario.faults)):
         yield replace(scenario, faults=scenario.faults[:n] + scenario.faults[n + 1 :])
     for n in range(len(scenario.commands)):

@@ -172,7 +172,7 @@ class Tables:
         return [(log.log, spec, seq) for spec, seq in first.items()]
 
     def snapshot(self) -> Snapshot:
-        snapshot = self._of_runs({i: row for i, row in self.runs.items() if row.state not in ENDED})
+        snapshot = self._of_runs({i: row for i, row in self.runs.items() if row.state not in ENDED or row.survivors})
         snapshot.workers = [copy.copy(w) for w in self.workers.values() if w.ended_ms == 0]
         snapshot.next_log, snapshot.next_batch = self.next_log, self.next_batch
         live = {row.log for row in snapshot.logs}

@@ -236,10 +236,12 @@ class Session(ChildEvents):
     def _ended(self, ended: work_pb2.RunEnded, now: float) -> None:
         run_id = ended.run_id
         for held in [h for h in self.held.values() if h.plan.run.run_id == run_id]:
-            self._give_up(held.key, "drop", now)
+            # The run may be continued: its exclusive items wait for our word that these are over.
+            self._give_up(held.key, "cancel" if held.spec.exclusive else "drop", now)
         for key in [k for k, r in self.unacknowledged.items() if r.run_id == run_id]:
             del self.unacknowledged[key]
             self._outbox.pop(key, None)
+            self._release(key, "cancel")
         self._plans.forget(run_id)
         self.credit.forget(run_id)
 

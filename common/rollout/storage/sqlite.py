@@ -146,7 +146,9 @@ class SqliteEngine:
             connection = getattr(self._local, "connection", None)
             if connection is None:
                 connection = self._connect()
-                connection.execute("PRAGMA query_only=ON")
+                # What it has cached is dropped at the next commit of the writer.
+                for pragma in ("query_only=ON", "cache_size=-2048"):
+                    connection.execute(f"PRAGMA {pragma}")
                 self._local.connection = connection
                 with self._lock:
                     self._open_readers.append(connection)

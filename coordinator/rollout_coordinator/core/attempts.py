@@ -7,10 +7,11 @@ from collections.abc import Iterable
 from zlib import crc32
 
 from rollout.model.item import AttemptEnd, ItemState
+from rollout.model.run import ENDED
 
 from rollout_coordinator.core.chains import attempt_ended, drop_dependents
 from rollout_coordinator.core.events import Keys
-from rollout_coordinator.core.state import Grant, History, Log, Run, SpecInfo, State, Worker, touch
+from rollout_coordinator.core.state import Grant, History, Log, Run, SpecInfo, State, Worker, touch, touch_run
 from rollout_coordinator.core.step import AttemptRow, Send, SendCancel
 from rollout_coordinator.core.tables import ITEM
 from rollout_coordinator.core.window import unpark
@@ -115,8 +116,10 @@ def close(c: State, grant: Grant, seqs: list[int]) -> None:
     batch.open -= n
     if not batch.open:
         c.step.writes.retired.append(batch.id)
-    log.attempts += n
-    touch(c, log)
+    over = run.state in ENDED
+    counted = run.root if over else log  # those of children were moved there when it ended
+    counted.attempts += n
+    touch(c, counted)
     if worker.session:  # else it is gone, or will say Hello
         c.hungry[worker.id] = worker
     c.dirty = True
@@ -124,8 +127,12 @@ def close(c: State, grant: Grant, seqs: list[int]) -> None:
         unpark(info.lane.parked)
     if info.spec.chain:
         attempt_ended(c, grant, seqs)
-    if run.pausing_until_ms and not run.in_flight and not run.waiting:
-        c.dirty_runs[run.id] = run
+    if not run.in_flight and not run.waiting:
+        if over and run.survivors:
+            run.survivors = ()
+            touch_run(c, run)
+        elif run.pausing_until_ms:
+            c.dirty_runs[run.id] = run
 
 
 def backoff_ms(c: State, grant: Grant, seq: int) -> int:
@@ -139,6 +146,8 @@ def end_attempt(c: State, grant: Grant, seq: int, end: AttemptEnd, code: str, me
     """The attempt ended and its item did not: evidence is written and the item is pending again."""
     if grant.log.flight.get(seq) is not grant:
         return  # it went with its predecessor, earlier in the same message
+    if grant.log.run.state in ENDED:  # a survivor: however it ended, nothing comes of it
+        end, code, to = AttemptEnd.RELEASED, "run_ended", ""
     ITEM.move(state_of(grant, seq), _CAUSE[end])
     failures, losses, not_before = grant.failures, grant.losses, 0
     log = grant.log

@@ -50,7 +50,7 @@ def may_go(c: State, queue: SpecQueue, worker: Worker) -> str:
         return "park"
     if chain.flying:
         spec = queue.info.spec
-        if not spec.pipelined or len(chain.flying) > 1:
+        if not spec.pipelined or spec.exclusive or len(chain.flying) > 1:  # a dropped one might not have stopped yet
             return "park"
         seq, grant = next(iter(chain.flying.items()))
         return "go" if seq < queue.head() and grant.worker is worker else "aside"

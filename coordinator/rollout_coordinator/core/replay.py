@@ -42,6 +42,8 @@ def restore(c: State, snapshot: Snapshot, now: Now) -> None:
     for run in c.runs.values():
         if run.pausing_until_ms and not run.in_flight:
             touch_run(c, run)
+        if runs.ended(run):  # some of its attempts may not be over
+            runs.keep_for_now(c, run)
 
 
 def revive(c: State, log: Log) -> None:
@@ -150,15 +152,6 @@ def restore_attempts(c: State, snapshot: Snapshot, now: Now) -> None:
         open_grant(c, grant, 0)
         if info.spec.timeout_ms:
             grant.started_at = dict.fromkeys(seqs, now.mono)
-        if info.spec.chain:
-            log.extra["replayed"] = True
-            chain = chain_of(log, info.spec.chain)
-            for seq in seqs:
-                heapq.heappush(chain.members, seq)
-                chain.flying[seq] = grant
-            pair = sorted(chain.flying)
-            if len(pair) > 1:
-                chain.flying[pair[1]].pred = (pair[0], chain.flying[pair[0]].attempt)
 
 
 def reopen(c: State, log: Log) -> None:
@@ -174,8 +167,20 @@ def reopen(c: State, log: Log) -> None:
     if log.run.tracked and parent is None and not log.by_arrival and len(log.accepted):
         log.rereading = True
         c.rereads.append(log)
+    hold_chains(log)
     c.window_dirty[log.id] = log
     c.moved[log.id] = log
+
+
+def hold_chains(log: Log) -> None:
+    """What is in flight, of an earlier leader or since before its run ended, is the present of its chain."""
+    for seq, grant in sorted(log.flight.items()):
+        if grant.info.spec.chain:
+            chain = chain_of(log, grant.info.spec.chain)
+            for before, other in chain.flying.items():
+                grant.pred = (before, other.attempt)
+            heapq.heappush(chain.members, seq)
+            chain.flying[seq] = grant
 
 
 def reread(c: State) -> None:

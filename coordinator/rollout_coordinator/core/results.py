@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from rollout.model.errors import ProtocolError
 from rollout.model.item import AttemptEnd, Failure, ItemState, Outcome
+from rollout.model.run import ENDED
 
 from rollout_coordinator.core import chains, commit, workers
 from rollout_coordinator.core.attempts import close, end_attempt, state_of
@@ -98,6 +99,11 @@ def impossible(c: State, log: Log | None, group: ResultGroup) -> str:
 def take_group(c: State, worker: Worker, log: Log, group: ResultGroup) -> tuple[Keys, Keys]:
     """Accept what is current. The common group (one grant, all done) is handled column by column."""
     flight, seqs, attempts = log.flight, group.seq, group.attempt
+    if log.run.state in ENDED:  # of survivors: they are over
+        keys = Keys(log.id, seqs, attempts)
+        for grant, seq in current(c, worker, keys):
+            end_attempt(c, grant, seq, AttemptEnd.RELEASED, "run_ended", "its run has ended")
+        return Keys(log.id, [], []), keys
     by_grant: dict[Grant, list[int]] = {}
     stale: list[int] = []
     seen: set[int] = set()

@@ -96,15 +96,17 @@ def row(run: Run) -> RunRow:
 def end(c: State, run: Run, cause: str, reason: str) -> None:
     """Complete, fail or kill: what is pending is left in the ledger, what is in flight is cancelled.
 
-    No result rows are written for items that never ran; a late result of a cancelled attempt is stale.
+    No result rows are written for items that never ran; a late result of a cancelled attempt is stale. A run that can
+    be continued keeps its exclusive attempts in flight, as survivors, until their worker says that they are over (or is
+    lost): they would overlap with those of the run that goes on.
     """
     run.state = RUN.move(run.state, cause)
     run.reason = reason
     run.ended_ms = c.now.wall_ms
     run.pausing_until_ms = 0
-    run.survivors = ()
+    drop_flight(c, run, f"run {run.state.value}", all=run.state is RunState.COMPLETED)
+    run.survivors = survivors(c, run)
     touch_run(c, run)
-    drop_flight(c, run, f"run {run.state.value}")
     for log in run.logs.values():
         shut(c, log)
         if log.parent is not None:
@@ -130,11 +132,23 @@ def keep_for_now(c: State, run: Run) -> None:
         c.ended[run.id] = c.now.mono
 
 
-def drop_flight(c: State, run: Run, reason: str) -> None:
-    """Take every attempt of the run away from its worker."""
+def survivors(c: State, run: Run) -> tuple[tuple[int, int, int, str], ...]:
+    """(log, seq, attempt, worker) of everything that is in flight."""
+    return tuple(
+        (grant.log.id, seq, grant.attempt, worker.id)
+        for worker, grants in run_grants(c, run)
+        for grant, seqs in grants
+        for seq in seqs
+    )
+
+
+def drop_flight(c: State, run: Run, reason: str, *, all: bool) -> None:
+    """Take every attempt of the run away from its worker; without `all`, the exclusive ones stay in flight."""
     for worker, grants in run_grants(c, run):
         cancel(worker, grants, reason, c.step.sends)
         for grant, seqs in grants:
+            if grant.info.spec.exclusive and not all:
+                continue
             for seq in seqs:
                 c.step.writes.attempts.append(
                     AttemptRow(

@@ -28,7 +28,7 @@ def holder(c: State, session: str, parent: Key, attempt: int) -> Grant | None:
     grant = log.flight.get(parent.seq) if log is not None else None
     if worker is None or grant is None or grant.worker is not worker or grant.attempt != attempt:
         return None
-    return grant
+    return grant if not runs.ended(grant.log.run) else None
 
 
 def spawn(c: State, event: WorkerSpawn) -> None:

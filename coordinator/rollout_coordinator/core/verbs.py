@@ -4,7 +4,7 @@
 |----------|-------------------------------|--------|
 | pause    | running                       | dispatch stops; every attempt answers with its result or its release; what has not by the deadline makes the run interrupted, survivors listed |
 | resume   | paused                        | running |
-| kill     | running, paused, interrupted  | attempts are cancelled; the run ends; what never ran stays without a result |
+| kill     | running, paused, interrupted  | attempts are cancelled; the run ends; what never ran stays without a result; exclusive attempts are survivors until they have stopped |
 | continue | interrupted, failed, killed   | running; only what has no result yet runs |
 | priority | any                           | share of the workers |
 | delete   | completed, failed, killed, or any with force (killed first) | its rows go |
@@ -18,7 +18,6 @@ from rollout.model.errors import InputError, NotFoundError, StateError
 from rollout.model.run import RunState
 
 from rollout_coordinator.core import commit, replay, runs
-from rollout_coordinator.core.attempts import run_grants
 from rollout_coordinator.core.events import RunCommand, RunDelete
 from rollout_coordinator.core.look import run_view
 from rollout_coordinator.core.state import Run, State, touch_run
@@ -126,12 +125,7 @@ def deadlines(c: State) -> None:
         elif c.now.wall_ms >= run.pausing_until_ms:
             run.state = RUN.move(run.state, "pause_timeout")
             run.pausing_until_ms = 0
-            run.survivors = tuple(
-                (grant.log.id, seq, grant.attempt, worker.id)
-                for worker, grants in run_grants(c, run)
-                for grant, seqs in grants
-                for seq in seqs
-            )
+            run.survivors = runs.survivors(c, run)
             run.reason = f"{len(run.survivors)} attempts did not stop in time"
             touch_run(c, run)
             c.step.sends.append(Emit("run_interrupted", "warning", {"run_id": run.id, "survivors": len(run.survivors)}))
@@ -155,6 +149,7 @@ def delete(c: State, event: RunDelete) -> None:
             c.step.sends.append(Reply(event.request, None, error))
             return
         kill(c, run, "deleted")
+    runs.drop_flight(c, run, "run deleted", all=True)
     forget_writes(c, run)
     runs.forget(c, run)
     c.step.writes.deleted_runs.append(run.id)

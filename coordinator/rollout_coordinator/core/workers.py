@@ -9,6 +9,7 @@ from __future__ import annotations
 from rollout.model import events as names
 from rollout.model.errors import NotFoundError, ProtocolError, RolloutError, UnavailableError
 from rollout.model.item import AttemptEnd, Failure
+from rollout.model.run import ENDED
 from rollout.model.worker import Inventory, WorkerState
 
 from rollout_coordinator.core import results, steal
@@ -23,7 +24,7 @@ from rollout_coordinator.core.events import (
     WorkerHello,
     WorkerProgress,
 )
-from rollout_coordinator.core.state import Grant, State, Worker
+from rollout_coordinator.core.state import Grant, Run, State, Worker
 from rollout_coordinator.core.step import CloseSession, Emit, Reply, SendControl, SendPause, SendWelcome, WorkerRow
 from rollout_coordinator.core.tables import WORKER
 from rollout_coordinator.core.window import is_accepted
@@ -104,7 +105,11 @@ def hello(c: State, event: WorkerHello) -> None:
     write(c, worker)
     reconcile(c, worker, event)
     for run in c.runs.values():
-        if run.pausing_until_ms and run.id in worker.by_run:
+        if run.id not in worker.by_run:
+            continue
+        if run.state in ENDED:  # the order may have been lost with the stream before
+            cancel_survivors(c, run, worker)
+        elif run.pausing_until_ms:
             c.step.sends.append(SendPause(worker.session, run.id, max(0, run.pausing_until_ms - c.now.wall_ms)))
     if before is not worker.state:
         c.step.sends.append(
@@ -145,6 +150,11 @@ def reconcile(c: State, worker: Worker, event: WorkerHello) -> None:
     if missing:
         drop_ended(c, worker, answer)
     tell_reconciled(c, worker, answer, missing)
+
+
+def cancel_survivors(c: State, run: Run, worker: Worker) -> None:
+    held = [(grant, open_seqs(grant)) for grant in worker.grants.values() if grant.log.run is run]
+    cancel(worker, held, f"run {run.state.value}", c.step.sends)
 
 
 def drop_ended(c: State, worker: Worker, answer: SendWelcome) -> None:
@@ -216,7 +226,7 @@ def not_listed(c: State, grant: Grant, seq: int) -> None:
 
 def lose(c: State, grant: Grant, seq: int, code: str) -> None:
     """A started attempt died with its worker."""
-    final = results.loss_is_final(grant)
+    final = results.loss_is_final(grant) if grant.log.run.state not in ENDED else None
     if final is None:
         end_attempt(c, grant, seq, AttemptEnd.WORKER_LOST, code, f"worker {grant.worker.id} was lost")
         return
@@ -302,7 +312,7 @@ def overdue(c: State) -> None:
         for seq, began in list(grant.started_at.items()):
             if grant.log.flight.get(seq) is not grant:
                 del grant.started_at[seq]
-            elif c.now.mono - began > limit and seq not in grant.waiting:
+            elif c.now.mono - began > limit and seq not in grant.waiting and grant.log.run.state not in ENDED:
                 del grant.started_at[seq]
                 cancel(grant.worker, [(grant, [seq])], "timeout", c.step.sends)
                 failure = Failure("timeout", f"no result within {limit:.0f} s", True)

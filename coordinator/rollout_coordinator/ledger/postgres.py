@@ -21,6 +21,8 @@ from rollout_coordinator.ledger.writes import bulks
 
 SET_ROWS = 50_000
 FETCH_ROWS = 500
+PAGE_ROWS = 2000
+PAGE_BYTES = 1 << 20
 PURGE_MS = 30_000
 
 GIVEN = (
@@ -225,13 +227,15 @@ class PostgresLedger:
     async def pending(self, load: LoadPending) -> Loaded:
         async with self._engine.read() as db:
             builder = reads.PendingBuilder(load, await _value(db, queries.LAST_SEQ, log=load.log))
-            ahead = FETCH_ROWS
+            page = ahead = FETCH_ROWS
             while not builder.complete:
-                n, first, to = min(FETCH_ROWS, load.limit - builder.count), builder.next_seq, builder.next_seq + ahead
+                n, first, to = min(page, load.limit - builder.count), builder.next_seq, builder.next_seq + ahead
                 found = await _fetch(db, queries.PENDING, log=load.log, from_seq=first, to_seq=to, n=n)
                 builder.add(found, n, to)
+                # Small rows: more at once, for each page waits for its turn. Large payloads: no more than now.
+                page = max(FETCH_ROWS, min(PAGE_BYTES // max(1, builder.mean_bytes), PAGE_ROWS))
                 # Further at a time where most rows have results.
-                ahead = FETCH_ROWS if len(found) == n else min(2 * ahead, SET_ROWS)
+                ahead = page if len(found) == n else min(2 * ahead, SET_ROWS)
             if builder.span is not None:
                 first, last = builder.span
                 history = await _fetch(db, queries.HISTORY_BETWEEN, log=load.log, from_seq=first, to_seq=last)
@@ -307,16 +311,40 @@ def _given(keys: Sequence[tuple[int, int, int]]) -> dict[str, list[int]]:
 
 
 async def _insert(db: Connection, parts: list[tuple[Bulk, list[Sequence[Any]]]]) -> None:
-    """All tables in one statement: each insert is a CTE over arrays, so it costs two round trips whatever it holds."""
+    """All tables in one statement: each insert is a CTE, so it costs two round trips whatever it holds."""
     if not parts:
         return
     inserts: list[str] = []
-    arguments: list[list[Any]] = []
+    arguments: list[Any] = []
     for number, (bulk, columns) in enumerate(parts):
-        arrays = ", ".join(f"${len(arguments) + n}::{kind}[]" for n, kind in enumerate(bulk.types, 1))
-        inserts.append(f"{bulk.table}_{number} AS ({bulk.insert} SELECT * FROM unnest({arrays}){bulk.conflict})")
-        arguments.extend(list(column) for column in columns)
+        rows_of = _rows(bulk, columns, arguments)
+        inserts.append(f"{bulk.table}_{number} AS ({bulk.insert} {rows_of}{bulk.conflict})")
     await db.execute(f"WITH {', '.join(inserts)} SELECT 1", *arguments)
+
+
+def _rows(bulk: Bulk, columns: list[Sequence[Any]], arguments: list[Any]) -> str:
+    """A SELECT of these rows, over parameters that are added to `arguments`.
+
+    A column that says the same in every row is one value: encoding an array and keeping what it unnests to, which the
+    server does for each array by itself, cost about as much as the insert. One row needs no array at all; of several,
+    one column stays an array, whatever it says: it is their number.
+    """
+    selected: list[str] = []
+    arrays: list[str] = []
+    for at, (kind, column) in enumerate(zip(bulk.types, columns, strict=True)):
+        first = column[0]
+        last = at == len(columns) - 1 and not arrays
+        if len(column) == 1 or (not last and column[-1] == first and list(column).count(first) == len(column)):
+            arguments.append(first)
+            selected.append(f"${len(arguments)}::{kind}")
+        else:
+            arguments.append(list(column))
+            arrays.append(f"${len(arguments)}::{kind}[]")
+            selected.append(f"u.c{len(arrays)}")
+    if not arrays:
+        return f"SELECT {', '.join(selected)}"
+    names = ", ".join(f"c{n}" for n in range(1, len(arrays) + 1))
+    return f"SELECT {', '.join(selected)} FROM unnest({', '.join(arrays)}) AS u({names})"
 
 
 async def _run_view(db: Connection, row: Sequence[Any]) -> RunView:

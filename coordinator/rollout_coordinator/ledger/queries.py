@@ -186,7 +186,9 @@ END_PURGE = "DELETE FROM purge WHERE log = :log"
 
 # ---- replay
 
-LIVE_RUNS = f"SELECT {RUN_COLUMNS} FROM run WHERE state NOT IN ({ENDED_STATES}) ORDER BY created_ms, run_id"
+# An ended run is alive while attempts of its are not known to be over.
+LIVE = f"(run.state NOT IN ({ENDED_STATES}) OR run.survivors <> '[]')"
+LIVE_RUNS = f"SELECT {RUN_COLUMNS} FROM run WHERE {LIVE} ORDER BY created_ms, run_id"
 
 # Logs of some runs. A child log is over when its parent has a result and everything in it is committed.
 _LOGS_OF = f"""
@@ -197,15 +199,15 @@ SELECT {LOG_COLUMNS}, run.item_order FROM log JOIN run ON run.run_id = log.run_i
                         WHERE result.log = log.parent_log AND result.seq = log.parent_seq))
  ORDER BY log.log
 """
-LIVE_LOGS = _LOGS_OF.format(runs=f"run.state NOT IN ({ENDED_STATES})")
+LIVE_LOGS = _LOGS_OF.format(runs=LIVE)
 LOGS_OF_RUN = _LOGS_OF.format(runs="run.run_id = :run_id")
 LIVE_LANES = f"""
 SELECT {LANE_COLUMNS} FROM lane JOIN run ON run.run_id = lane.run_id
- WHERE run.state NOT IN ({ENDED_STATES}) ORDER BY lane.run_id, lane.lane
+ WHERE {LIVE} ORDER BY lane.run_id, lane.lane
 """
 LIVE_SPECS = f"""
 SELECT spec.run_id, spec.idx, spec.body FROM spec JOIN run ON run.run_id = spec.run_id
- WHERE run.state NOT IN ({ENDED_STATES}) ORDER BY spec.run_id, spec.idx
+ WHERE {LIVE} ORDER BY spec.run_id, spec.idx
 """
 SPECS_OF_RUN = "SELECT run_id, idx, body FROM spec WHERE run_id = :run_id ORDER BY idx"
 LIVE_WORKERS = f"SELECT {WORKER_COLUMNS} FROM worker WHERE ended_ms = 0 ORDER BY registered_ms, incarnation"

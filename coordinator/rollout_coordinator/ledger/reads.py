@@ -48,11 +48,16 @@ class PendingBuilder:
         self.behind = -1 if last is None else last + 1
         self.loaded = Loaded(load.load_id, load.log, [], load.from_seq, load.from_seq >= self.behind)
         self.complete = self.loaded.end or load.limit <= 0
-        self._limit, self._left = load.limit, load.max_bytes
+        self._limit, self._max_bytes, self._left = load.limit, load.max_bytes, load.max_bytes
 
     @property
     def count(self) -> int:
         return len(self.loaded.items)
+
+    @property
+    def mean_bytes(self) -> int:
+        """Of the payloads of a row so far."""
+        return (self._max_bytes - self._left) // max(1, self.count)
 
     @property
     def next_seq(self) -> int:
