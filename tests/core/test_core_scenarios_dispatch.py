@@ -125,6 +125,18 @@ def test_runs_share_by_priority_also_when_each_has_credit_of_its_own() -> None:
     assert (len(a.held) - len(mine), len(mine)) == (20, 40)
 
 
+def test_a_share_does_not_grow_with_the_credit_that_the_worker_has_for_the_run() -> None:
+    w = World()
+    a = w.worker("A", credit=8)
+    w.open("R1")
+    w.submit(100, "R1")
+    w.open("R2", priority=1)
+    w.submit(100, "R2")
+    w.step(WorkerCredit(a.session, Credit(8, 1 << 20, (("R1", 60), ("R2", 48)))))
+    mine = [k for k in a.held if k[0] == w.root("R2")]
+    assert (len(a.held) - len(mine), len(mine)) == (20, 40)
+
+
 def test_a_share_that_is_not_used_goes_to_the_other_run() -> None:
     """R2 has items for the worker, but its lane is full."""
     w = World()

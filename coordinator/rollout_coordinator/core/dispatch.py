@@ -94,15 +94,17 @@ def room(worker: Worker, run: Run) -> int:
 
 
 def shares(worker: Worker, runs: list[Run]) -> dict[str, int]:
-    """Items of each run that this worker may hold while several want it: its credit, divided by weight.
+    """Items of each run that this worker may hold while several want it: its largest credit, divided by weight.
 
-    A worker takes what it was given in turn, so what a run holds there is what it gets of it.
+    A worker takes what it was given in turn, so what a run holds there is what it gets of it. Of its own credit each
+    would take the more, the more of it ends there: credit follows the pace.
     """
     rivals = [r for r in runs if any(s.heap and fits(worker, s) for s in r.shapes.values())]
     if len(rivals) < 2:
         return {}
     total = sum(r.weight for r in rivals)
-    return {r.id: max(1, int(limit_of(worker, r) * r.weight / total)) for r in rivals}
+    most = max(limit_of(worker, r) for r in rivals)
+    return {r.id: max(1, int(most * r.weight / total)) for r in rivals}
 
 
 def feed(c: State, frame: Frame, runs: list[Run], soft: bool) -> bool:
