@@ -12,7 +12,7 @@ from measure import Row
 from overhead import Comparison, compare, make_model, parser, report
 
 
-def measured(count: int = 400, length: int = 64, repeats: int = 5, sequences: int = 32) -> Comparison:
+def measured(count: int = 400, length: int = 64, repeats: int = 9, sequences: int = 32) -> Comparison:
     with tempfile.TemporaryDirectory() as root:
         backend = {"kind": "transformers", "max_num_seqs": sequences, "device": "cpu"}
         return compare("transformers", count, length, repeats, make_model(Path(root) / "tiny"), backend)

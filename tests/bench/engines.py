@@ -32,8 +32,8 @@ def report(quick: bool) -> list[str]:
         "",
         "The same rows, greedy, 32 to 96 tokens each. Bare: the backend in a process made as the worker makes its child, all "
         "rows given to it at once. Ours: `rollout infer batch` at a coordinator on SQLite (synchronous=FULL) and one worker, "
-        "from the run's opening to the last row written. Models are loaded and warm on both sides, which take turns. Client, "
-        "coordinator and worker share the cores with the engine.",
+        "from the run's opening to the last row written. Models are loaded and warm on both sides, which take turns, in new "
+        "processes for each pair. Client, coordinator and worker share the cores with the engine.",
         "",
     ]
     out += [*bench_overhead_transformers.measured(**small).lines(), ""]

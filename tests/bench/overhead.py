@@ -3,7 +3,7 @@
 Bare: the backend in a process made as the worker makes its child, every row given to it at once, from the first row
 given to the last completion. Ours: a coordinator on SQLite with synchronous=FULL and one worker, from the run's
 opening to the last row written. Both sides have their model loaded and warm; they take turns, and each overhead is that
-of two neighbouring runs, so that what else the machine does weighs on both.
+of two neighbouring runs in processes of their own, so that what else the machine does weighs on both.
 """
 
 from __future__ import annotations
@@ -21,9 +21,10 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable
+from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "smoke"))
@@ -32,6 +33,7 @@ from cluster import Cluster, binary, write_toml
 from measure import Row
 
 JsonObject = dict[str, Any]
+T = TypeVar("T")
 
 
 # ---- rows
@@ -186,12 +188,17 @@ def machine() -> str:
     return f"{os.cpu_count()} cores, {memory} GiB, {platform.system()}, Python {platform.python_version()}"
 
 
+def turned(sides: dict[str, T], n: int) -> list[tuple[str, T]]:
+    """The sides of the `n`th round: their order is turned round every time."""
+    return list(sides.items()) if n % 2 == 0 else list(reversed(sides.items()))
+
+
 def alternate(sides: dict[str, Callable[[], JsonObject]], repeats: int) -> dict[str, list[JsonObject]]:
-    """Each side in turn, the order turned round every time."""
+    """Each side in turn."""
     found: dict[str, list[JsonObject]] = {name: [] for name in sides}
     for n in range(repeats):
-        for name in list(sides) if n % 2 == 0 else reversed(list(sides)):
-            found[name].append(sides[name]())
+        for name, run in turned(sides, n):
+            found[name].append(run())
     return found
 
 
@@ -232,28 +239,30 @@ class Comparison:
 
 
 def compare(kind: str, count: int, length: int, repeats: int, model: str, backend: JsonObject) -> Comparison:
-    """`count` rows of about `length` tokens."""
+    """`count` rows of about `length` tokens. Each pair is of new processes: the same rows take one of them up to a
+    tenth more processor time than another, all its life."""
     sampling: JsonObject = {"temperature": 0.0, "max_tokens": 64, "ignore_eos": True}
+    found: dict[str, list[JsonObject]] = {"bare": [], "ours": []}
+    concurrency = 0
     with tempfile.TemporaryDirectory() as directory:
         root = Path(directory)
         rows = write_rows(root / "rows.jsonl", varied(count, length))
         warm = write_rows(root / "warm.jsonl", varied(2 * int(backend.get("max_num_seqs", 32)), 8))
-        bare = Bare(model, backend, sampling)
-        try:
-            ours = Ours(root / "cluster", model, backend, sampling)
-            try:
+        for n in range(repeats):
+            with (
+                closing(Bare(model, backend, sampling)) as bare,
+                closing(Ours(root / f"cluster-{n}", model, backend, sampling)) as ours,
+            ):
                 bare.run(warm)
                 ours.run(warm)
-                found = alternate({"bare": lambda: bare.run(rows), "ours": lambda: ours.run(rows)}, repeats)
-            finally:
-                ours.close()
-        finally:
-            bare.close()
+                for name, side in turned({"bare": bare, "ours": ours}, n):
+                    found[name].append(side.run(rows))
+                concurrency = bare.concurrency
     tokens = {name: {run["tokens"] for run in runs} for name, runs in found.items()}
     if len(tokens["bare"] | tokens["ours"]) != 1:
         raise RuntimeError(f"the two sides made different tokens: {tokens}")
     seconds = {name: [float(run["seconds"]) for run in runs] for name, runs in found.items()}
-    return Comparison(kind, count, tokens["bare"].pop(), bare.concurrency, seconds["bare"], seconds["ours"])
+    return Comparison(kind, count, tokens["bare"].pop(), concurrency, seconds["bare"], seconds["ours"])
 
 
 def report(kind: str, comparison: Comparison) -> list[Row]:
