@@ -116,4 +116,18 @@ def killed_and_continued(scenario: Scenario, random: Random) -> Scenario:
     return replace(_with(scenario, run, faults, 6.0), commands=commands)
 
 
+def leaders_die_in_recovery(scenario: Scenario, random: Random) -> Scenario:
+    """The leader dies, and then each that takes over, before or after its workers found it. Not one of the seeds'
+    stories: `test_recovery.py` tells it."""
+    names = [name for name, _ in scenario.coordinators]
+    at = round(random.uniform(0.6, 2.5), 3)
+    faults = [Fault("crash", at, names[0], seconds=random.choice((0.3, 3.0)))]
+    for n in range(random.randint(1, 4)):
+        after = random.choice((0.0, 0.01, 0.03, 0.1, 0.3, 1.0, random.uniform(0.0, 5.0)))
+        down = round(random.uniform(0.2, 4.0), 3)
+        faults.append(Fault("crash_in_recovery", at, names[(n + 1) % 2], seconds=down, amount=round(after, 3)))
+    runs = tuple(replace(run, at=round(0.2 * n, 3)) for n, run in enumerate(scenario.runs))
+    return replace(_with(scenario, None, faults, at + 5.0), runs=runs, commands=scenario.commands)
+
+
 AIMED: tuple[Story, ...] = (silent_holder, crossed_steal, late_words, reopened_stream, killed_and_continued)

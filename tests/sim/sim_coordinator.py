@@ -118,6 +118,14 @@ class CoordinatorNode(Node):
         self.continued: set[str] = set()  # runs that went on by the last step
         self.ended: set[tuple[int, int, int]] = set()  # attempts that it cancelled, or whose worker left by it
         self.sessions = Sessions()
+        self.crashes_to_come: list[tuple[float, float]] = []  # as leader: so long after it began to be one, down for
+        self._core: Core | None = None
+
+    def recovering(self) -> bool:
+        """It leads, and a worker of its ledger that holds something has not said Hello to it."""
+        assert self._core is not None
+        workers = self._core._state.workers.values()  # pyright: ignore[reportPrivateUsage]
+        return any(worker.grants and not worker.session for worker in workers)
 
     @property
     def epoch(self) -> int:
@@ -142,7 +150,8 @@ class CoordinatorNode(Node):
         def make_core(snapshot: Snapshot, now: Now) -> Any:
             world.led(self)
             self.sessions = Sessions()
-            return ObservedCore(Core.replay(settings, snapshot, now), self)
+            self._core = Core.replay(settings, snapshot, now)
+            return ObservedCore(self._core, self)
 
         def deliver(send: Send) -> None:
             self._deliver(send)

@@ -82,6 +82,11 @@ def _crash(world: World, f: Fault) -> bool:
     return True
 
 
+def _crash_in_recovery(world: World, f: Fault) -> bool:
+    world.coordinators[f.node].crashes_to_come.append((f.amount, f.seconds))
+    return False  # counted when it leads, and is still waiting for workers then
+
+
 def _child_crash(world: World, f: Fault) -> bool:
     node = world.workers[f.node]
     return node.alive and node.driver is not None and node.driver.crash_child()
@@ -198,5 +203,5 @@ _FAULTS: dict[str, Callable[[World, Fault], bool]] = {
     "store_unreachable": _unreachable, "store_full": _store_full, "two_leaders": _two_leaders,
     "clock_jump": _clock_jump, "drain": _drain, "drain_in_steal": _drain_in_steal, "slow_node": _slow_node,
     "handover": _handover, "client_dies": _crash, "operator_drain": _operator_drain,
-    "renewal": _renewal,
+    "renewal": _renewal, "crash_in_recovery": _crash_in_recovery,
 }  # fmt: skip

@@ -180,6 +180,17 @@ class World:
 
     def led(self, node: CoordinatorNode) -> None:
         self.note(f"{node.name} leads epoch {node.epoch}")
+        if node.crashes_to_come:
+            after, down = node.crashes_to_come.pop(0)
+            self.later(after, lambda life=node.lives: self._dies(node, life, down))
+
+    def _dies(self, node: CoordinatorNode, life: int, down: float) -> None:
+        if node.alive and node.lives == life:
+            self.note(f"{node.name} dies as leader")
+            if node.recovering():
+                self._fired("crash_in_recovery")
+            node.crash()
+            node.restart_in(down)
 
     def emitted(self, node: CoordinatorNode, send: Emit) -> None:
         self.events[send.event] += 1
