@@ -67,7 +67,7 @@ class SimDriver(worker_driver.Driver):
         self._children: dict[int, Any] = {}
         self._tasks: set[asyncio.Task[Any]] = set()
         self._over: asyncio.Future[str] = loop.create_future()
-        self._flush_due = False
+        self._flush_due = None
         self._flushed_at = 0.0
         self._process = cast(Any, _Process())
 

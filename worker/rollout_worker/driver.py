@@ -37,7 +37,7 @@ from rollout_worker.work_stream import RefusedError, WorkStream
 log = structlog.get_logger()
 
 LINGER_S = 0.002
-LINGER_FED_S = 0.02
+LINGER_FED_S = 0.05
 TICK_S = 0.05
 LEAVE_S = 2.0
 _PHASES = {
@@ -106,7 +106,7 @@ class Driver:
         self._tasks: set[asyncio.Task[Any]] = set()
         self._child_tasks: set[asyncio.Task[None]] = set()
         self._over: asyncio.Future[str] = asyncio.get_running_loop().create_future()
-        self._flush_due = False
+        self._flush_due: asyncio.TimerHandle | None = None
         self._flushed_at = 0.0
         self._process = psutil.Process()
         self._work_tasks: list[asyncio.Task[Any]] = []
@@ -188,13 +188,19 @@ class Driver:
             return
         for action in actions:
             self._ACTIONS[type(action)](self, action)
-        if self._session.wants_flush and not self._flush_due:
-            self._flush_due = True
-            loop = asyncio.get_running_loop()
-            linger_s = LINGER_FED_S if self._fed() else LINGER_S
-            idle = loop.time() - self._flushed_at > 2 * linger_s
-            # Alone at once, in company together: batches where there is load, no delay where there is none.
-            loop.call_later(0 if idle else linger_s, self._flush)
+        if self._session.wants_flush:
+            self._flush_soon()
+
+    def _flush_soon(self) -> None:
+        """Alone at once, in company together: batches where there is load, no delay where there is none."""
+        loop = asyncio.get_running_loop()
+        if self._flush_due is not None:
+            if self._flush_due.when() - loop.time() <= LINGER_S or self._fed():
+                return
+            self._flush_due.cancel()  # what the engines had in hand is less now: others may wait for the news
+        linger_s = LINGER_FED_S if self._fed() else LINGER_S
+        idle = loop.time() - self._flushed_at > 2 * linger_s
+        self._flush_due = loop.call_later(0 if idle else linger_s, self._flush)
 
     def _fed(self) -> bool:
         """Only engines work, and each has rows in hand beyond those it runs: nothing waits for the news of one."""
@@ -206,7 +212,7 @@ class Driver:
         self._work.drop()
 
     def _flush(self) -> None:
-        self._flush_due = False
+        self._flush_due = None
         self._flushed_at = asyncio.get_running_loop().time()
         self.event(ev.Flush())
 
