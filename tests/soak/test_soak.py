@@ -12,7 +12,8 @@ from soak_sampling import Series
 from soak_verdict import FLOORS, judge, table
 
 SECONDS = float(os.environ.get("ROLLOUT_SOAK_S", "3600"))
-RECORD = os.environ.get("ROLLOUT_SOAK_RECORD", "")
+PAGE = Path(__file__).parents[2] / "docs" / "soak.md"
+RECORD = os.environ.get("ROLLOUT_SOAK_RECORD", str(PAGE) if SECONDS >= 3600 else "")
 
 
 def series(what: str, growth: float, *, start: float = 80.0, noise: float = 0.5, lived: float = 1.0) -> Series:
@@ -60,7 +61,7 @@ def test_every_sampled_quantity_has_a_floor() -> None:
 @pytest.mark.slow
 @pytest.mark.timeout(SECONDS + 1200)
 def test_an_hour_of_everyday_life(tmp_path: Path) -> None:
-    """`ROLLOUT_SOAK_S` seconds (default 3600), written to `ROLLOUT_SOAK_RECORD`, if that is given.
+    """`ROLLOUT_SOAK_S` seconds (default 3600), written to `ROLLOUT_SOAK_RECORD` (default docs/soak.md from an hour on).
 
     `python tests/soak/soak.py --postgres URL` does the same on Postgres.
     """
