@@ -67,13 +67,14 @@ def run(scenario: Scenario, *, trace: bool = False, steps_min: int = STEPS_MIN) 
         taken["attempt", self.state.value, cause] += 1
         held_move(self, cause)
 
+    known = vars(asyncio.tasks)
+    registry: Any = known["_scheduled_tasks" if "_scheduled_tasks" in known else "_all_tasks"]  # until Python 3.11
     collecting = gc.isenabled()
     loggers: Any = type(structlog.get_logger())
     logger = loggers.__getattr__
     gc.disable()
     loggers.__getattr__ = lambda self, name: _ignore  # logging costs more than what is logged
     Table.move, attempts.Held.move = move, held  # type: ignore[method-assign]
-    registry: Any = vars(asyncio.tasks)["_all_tasks"]
     registry.add = _ignore  # the interpreter's list of all tasks is of no use here and costs a tenth of a seed
     world = World(scenario, trace=trace, steps_min=steps_min)
     try:

@@ -16,11 +16,11 @@ POLL_S = 1.0
 _GET = "SELECT value FROM kv WHERE namespace = ? AND key = ?"
 _PUT = "INSERT INTO kv (namespace, key, value) VALUES (?, ?, ?) ON CONFLICT DO UPDATE SET value = excluded.value"
 _DELETE = "DELETE FROM kv WHERE namespace = ? AND key = ?"
-_IN_RANGE = "namespace = ? AND key >= ? AND (?3 IS NULL OR key < ?3)"
-_SCAN = f"SELECT key, value FROM kv WHERE {_IN_RANGE} ORDER BY key LIMIT ?4"
+_IN_RANGE = "namespace = :namespace AND key >= :begin AND (:end IS NULL OR key < :end)"
+_SCAN = f"SELECT key, value FROM kv WHERE {_IN_RANGE} ORDER BY key LIMIT :limit"
 _CHANGES = f"""
 SELECT namespace, key, value, revision FROM kv_change
- WHERE {_IN_RANGE} AND revision > ?4 AND revision <= ?5 ORDER BY revision, idx
+ WHERE {_IN_RANGE} AND revision > :after AND revision <= :reached ORDER BY revision, idx
 """
 
 
@@ -69,8 +69,11 @@ def _get(db: sqlite3.Connection, namespace: str, key: str) -> bytes | None:
 
 
 def _scan(db: sqlite3.Connection, namespace: str, prefix: str, limit: int | None) -> list[tuple[str, bytes]]:
-    bounds = (namespace, prefix, kv.upper_bound(prefix), -1 if limit is None else limit)
-    return db.execute(_SCAN, bounds).fetchall()
+    return db.execute(_SCAN, _range(namespace, prefix) | {"limit": -1 if limit is None else limit}).fetchall()
+
+
+def _range(namespace: str, prefix: str) -> dict[str, str | int | None]:
+    return {"namespace": namespace, "begin": prefix, "end": kv.upper_bound(prefix)}
 
 
 def _revision(db: sqlite3.Connection) -> int:
@@ -109,6 +112,6 @@ def _apply(db: sqlite3.Connection, checks: Sequence[Check], writes: Sequence[Wri
 def _changes(db: sqlite3.Connection, namespace: str, prefix: str, after: int) -> ChangesPage:
     reached = max(after, min(_revision(db), after + kv.PAGE_REVISIONS))
     floor = db.execute("SELECT MIN(revision) FROM kv_change").fetchone()[0]
-    bounds = (namespace, prefix, kv.upper_bound(prefix), after, reached)
+    bounds = _range(namespace, prefix) | {"after": after, "reached": reached}
     changes = [Change(*row) for row in db.execute(_CHANGES, bounds)] if reached > after else []
     return ChangesPage(changes, reached, floor)
