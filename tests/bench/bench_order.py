@@ -10,6 +10,7 @@ import os
 import random
 import statistics
 import tempfile
+from collections.abc import Callable
 from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
@@ -24,9 +25,9 @@ LABELS = {
 }
 
 
-def shared_prefixes(scale: int) -> list[JsonObject]:
-    """Questions about 16 documents of some 900 tokens, in turn, with short answers: reading is most of the work."""
-    draw = random.Random(1)
+def shared_prefixes(scale: int, draw: random.Random) -> list[JsonObject]:
+    """Questions about 16 documents of some 900 tokens, in turn, with short answers: reading is most of the work. Every run
+    draws documents of its own, for an engine keeps what it read in the runs before."""
     words = ["worker", "lease", "epoch", "answer", "number", "sum", "result", "text", "item", "coordinator"]
     documents = [" ".join(draw.choice(words) + str(draw.randint(0, 9)) for _ in range(280)) for _ in range(16)]
     return [
@@ -46,10 +47,10 @@ def skewed(scale: int) -> list[JsonObject]:
     return rows + last
 
 
-def table(title: str, rows: list[JsonObject], found: dict[str, list[JsonObject]]) -> list[str]:
+def table(title: str, found: dict[str, list[JsonObject]]) -> list[str]:
     rates = {side: [run["tokens"] / run["seconds"] for run in runs] for side, runs in found.items()}
     lines = [
-        f"{title}: {len(rows)} rows, {found['two, with'][0]['tokens']} tokens generated",
+        f"{title}: {found['bare'][0]['rows']} rows, {found['bare'][0]['tokens']} tokens generated",
         "",
         "| | tokens/s, median (min to max) | of one bare engine |",
         "|---|---|---|",
@@ -59,6 +60,10 @@ def table(title: str, rows: list[JsonObject], found: dict[str, list[JsonObject]]
         lines.append(f"| {label} | {spread(rates[side], 0)} | {statistics.median(each):.2f} |")
     gain = [w / o for w, o in zip(rates["two, with"], rates["two, without"], strict=True)]
     return [*lines, "", f"With / without, of {len(gain)} neighbouring pairs: {spread(gain)}", ""]
+
+
+def written(path: Path, rows: Callable[[], list[JsonObject]], run: Callable[[Path], JsonObject]) -> JsonObject:
+    return run(write_rows(path, rows()))
 
 
 def measured(kind: str, scale: int, repeats: int, sequences: int = 16) -> list[str]:
@@ -76,14 +81,18 @@ def measured(kind: str, scale: int, repeats: int, sequences: int = 16) -> list[s
             warm = write_rows(root / "warm.jsonl", skewed(1)[:64])
             bare.run(warm)
             ours.run(warm)
-            for title, rows in (("Shared prefixes", shared_prefixes(scale)), ("Skewed lengths", skewed(scale))):
-                path = write_rows(root / f"{title[:6]}.jsonl", rows)
+            draw = random.Random(1)
+            for title, rows in (
+                ("Shared prefixes", partial(shared_prefixes, scale, draw)),
+                ("Skewed lengths", partial(skewed, scale)),
+            ):
+                given = partial(written, root / "rows.jsonl", rows)
                 sides = {
-                    "bare": partial(bare.run, path),
-                    "two, with": partial(ours.run, path),
-                    "two, without": partial(ours.run, path, **WITHOUT),
+                    "bare": partial(given, bare.run),
+                    "two, with": partial(given, ours.run),
+                    "two, without": partial(given, partial(ours.run, **WITHOUT)),
                 }
-                out += table(title, rows, alternate(sides, repeats))
+                out += table(title, alternate(sides, repeats))
         finally:
             ours.close()
             bare.close()
