@@ -14,6 +14,7 @@ from rollout.model.ids import check_ulid
 from rollout.security import keys
 from rollout.security.authority import Authority
 from rollout.security.hosts import Host, find_host, remember_host
+from rollout.security.incarnations import claim_incarnation
 from rollout.security.roles import Enrolment, Role, caller
 from rollout.security.tokens import consume_token
 from rollout.storage.port import Storage
@@ -166,11 +167,13 @@ class CertificatesService(join_pb2_grpc.CertificatesServicer):
             incarnation = check_ulid(request.incarnation, "incarnation")
             if not isinstance(buyer, Enrolment) and buyer.id != incarnation:
                 raise AuthError(f"{buyer.role} {buyer.id} may renew its own certificate, not that of {incarnation}.")
+            lifetime_s = self._transport.certificate_lifetime_s
+            await claim_incarnation(self._storage, incarnation, host.id, lifetime_s)
             issued = self._authority.issue_process(
                 public_key,
                 role=buyer.role,
                 incarnation=incarnation,
-                lifetime_s=self._transport.certificate_lifetime_s,
+                lifetime_s=lifetime_s,
                 host_id=host.id,
             )
         return join_pb2.IssueReply(

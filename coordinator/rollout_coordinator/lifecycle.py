@@ -28,11 +28,11 @@ from rollout.security.credentials import Credentials
 from rollout.security.roles import Role
 
 from rollout_coordinator.driver import LeaseLostError
-from rollout_coordinator.gc import collect_garbage
 from rollout_coordinator.health import Probes
 from rollout_coordinator.leadership import Part
 from rollout_coordinator.lease import LeaseKeeper
 from rollout_coordinator.server import bind_join_server, bind_server
+from rollout_coordinator.upkeep import maintain
 from rollout_coordinator.wiring import Parts, advertised, build_lease, tls_directory
 
 log = structlog.get_logger()
@@ -43,11 +43,6 @@ FENCED_EXIT_S = 4.0
 STOP_GRACE_S = 1.0
 OPEN_RETRY_S = 0.5
 OPEN_RETRY_MAX_S = 5.0
-PURGE_S = 5.0
-PURGE_ROWS = 2000
-PURGE_PAUSE_S = 0.05
-GARBAGE_EVERY_S = 3600.0
-GARBAGE_GRACE_S = 24 * 3600.0
 
 
 class Alarm(Protocol):
@@ -223,7 +218,7 @@ class Coordinator:
         p = self._parts
         serving = asyncio.create_task(p.driver.serve_as_leader(self.lease))
         renewing = asyncio.create_task(self.lease.run_renewals())
-        cleaning = asyncio.create_task(self._maintain())
+        cleaning = asyncio.create_task(maintain(p))
         stopping = asyncio.create_task(self._stop.wait())
         trusting = asyncio.create_task(self._while_trusted())
         tasks: list[asyncio.Task[object]] = [serving, renewing, cleaning, stopping, trusting]  # type: ignore[list-item]
@@ -335,28 +330,6 @@ class Coordinator:
                 await p.objects_child.stop()
         watchdog.cancel()
         self._exit_hard(FENCED_CODE)
-
-    # ---- upkeep
-
-    async def _maintain(self) -> None:
-        """Rows of deleted runs and objects that nothing refers to, a little at a time."""
-        p = self._parts
-        garbage_at = p.clock.now().mono + GARBAGE_EVERY_S
-        while True:
-            await asyncio.sleep(PURGE_S)
-            try:
-                await self._purge()
-                if p.clock.now().mono >= garbage_at:
-                    garbage_at = p.clock.now().mono + GARBAGE_EVERY_S
-                    await collect_garbage(p.store, p.ledger, GARBAGE_GRACE_S, forget=p.objects_gate.forget)
-            except StorageError as error:
-                log.warning("maintenance_failed", error=str(error))
-
-    async def _purge(self) -> None:
-        removed = PURGE_ROWS
-        while removed:
-            removed = await self._parts.ledger.purge(PURGE_ROWS)
-            await asyncio.sleep(PURGE_PAUSE_S)
 
     # ---- stop
 

@@ -17,6 +17,15 @@ SAFEGUARDS = (
         (f"{JOIN}test_identities_are_checked", f"{HOSTILE}test_a_worker_that_claims_anothers_id"),
     ),
     Safeguard(
+        "an incarnation belongs to one host",
+        "A host cannot buy itself the name of another's worker.",
+        never(
+            "rollout.security.incarnations:claim_incarnation",
+            'stored is not None and _decode(stored)["host"] != host_id',
+        ),
+        (f"{JOIN}test_an_incarnation_is_its_first_buyers", f"{JOIN}test_of_two_hosts_at_once_one_gets_the_incarnation"),
+    ),
+    Safeguard(
         "role check on RPCs",
         "Each call is for one role.",
         never(f"{ROLES}:require", "roles and peer.role not in roles"),

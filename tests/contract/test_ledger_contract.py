@@ -244,6 +244,31 @@ async def test_ended_workers_are_left_on_disk(writer: Writer, ledger: Ledger) ->
     assert [row.incarnation for row in await ledger.workers(2)] == ["C", "B"]
 
 
+async def test_who_was_quarantined_is_known_to_the_next_leader(writer: Writer, ledger: Ledger) -> None:
+    quarantined = WorkerRow("A", "h", Inventory(), WorkerState.QUARANTINED, 1, 9, "it lied")
+    gone = WorkerRow("B", "h", Inventory(), WorkerState.GONE, 2, 9, "bye")
+    await writer.commit(Writes(workers={"A": quarantined, "B": gone}))
+    assert (await ledger.snapshot()).workers == [quarantined]
+
+
+async def test_workers_that_ended_long_ago_are_forgotten(writer: Writer, ledger: Ledger) -> None:
+    def row(name: str, registered: int, ended: int, state: WorkerState = WorkerState.FAILED) -> WorkerRow:
+        return WorkerRow(name, "h", Inventory(), state, registered, ended, "")
+
+    old = [row(f"old-{n}", n, 50 + n) for n in range(5)]
+    stay = [
+        row("lives long", 1, 0, WorkerState.READY),
+        row("ended lately", 2, 101),
+        row("quarantined lately", 3, 150, WorkerState.QUARANTINED),
+    ]
+    old.append(row("quarantined", 4, 99, WorkerState.QUARANTINED))
+    await writer.commit(Writes(workers={r.incarnation: r for r in (*old, *stay)}))
+    assert await ledger.forget_workers(100, 4) == 4
+    assert await ledger.forget_workers(100, 4) == 2
+    assert await ledger.forget_workers(100, 4) == 0
+    assert [r.incarnation for r in await ledger.workers(9)] == ["quarantined lately", "ended lately", "lives long"]
+
+
 async def test_it_is_all_there_after_reopening(writer: Writer, ledger: Ledger, storage_section: StorageSection) -> None:
     await writer.run(3)
     await ledger.close()

@@ -211,6 +211,9 @@ class StoreLedger:
     async def purge(self, limit: int) -> int:
         return 0
 
+    async def forget_workers(self, before_ms: int, limit: int) -> int:
+        return 0  # a seed has no weeks
+
     # ---- reads
 
     async def snapshot(self) -> Snapshot:

@@ -8,6 +8,7 @@ from typing import Any
 
 from rollout.model.item import Failure, Outcome
 from rollout.model.run import ENDED, Order
+from rollout.model.worker import WorkerState
 from rollout_coordinator.core.events import IdsLoaded, Loaded, PendingItem, ResultsLoaded
 from rollout_coordinator.core.step import (
     LoadIds,
@@ -24,6 +25,8 @@ from rollout_coordinator.core.step import (
 from rollout_coordinator.core.views import RunView
 from rollout_coordinator.ledger import rows
 from rollout_coordinator.ledger.port import CommitPage, LeaseRow
+
+QUARANTINED = WorkerState.QUARANTINED
 
 
 @dataclass(slots=True)
@@ -173,7 +176,7 @@ class Tables:
 
     def snapshot(self) -> Snapshot:
         snapshot = self._of_runs({i: row for i, row in self.runs.items() if row.state not in ENDED or row.survivors})
-        snapshot.workers = [copy.copy(w) for w in self.workers.values() if w.ended_ms == 0]
+        snapshot.workers = [copy.copy(w) for w in self.workers.values() if not w.ended_ms or w.state is QUARANTINED]
         snapshot.next_log, snapshot.next_batch = self.next_log, self.next_batch
         live = {row.log for row in snapshot.logs}
         found = sorted((g.batch, key, g) for key, g in self.given.items() if key[0] in live)

@@ -89,6 +89,10 @@ class Ledger(Protocol):
         """Remove about `limit` rows of deleted runs, in its own transaction; 0: nothing is left. For idle times."""
         ...
 
+    async def forget_workers(self, before_ms: int, limit: int) -> int:
+        """Remove up to `limit` rows of workers that ended before `before_ms` (unix time); how many. As `purge`."""
+        ...
+
     # reads
     async def snapshot(self) -> Snapshot: ...
     async def run_snapshot(self, run_id: str) -> Snapshot | None:

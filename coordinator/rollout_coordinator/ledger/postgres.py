@@ -186,6 +186,13 @@ class PostgresLedger:
             return removed
         return removed
 
+    async def forget_workers(self, before_ms: int, limit: int) -> int:
+        try:
+            async with self._engine.write(PURGE_MS) as db:
+                return await _execute(db, queries.FORGET_WORKERS, before=before_ms, n=limit)
+        except CommitUnknown:
+            return 0  # either way the next call goes on from what is there
+
     # ---- replay
 
     async def snapshot(self) -> Snapshot:

@@ -12,6 +12,7 @@ from functools import cache
 
 from rollout.model.item import AttemptEnd, Outcome
 from rollout.model.run import ENDED
+from rollout.model.worker import WorkerState
 
 ENDED_STATES = ", ".join(f"'{state.value}'" for state in sorted(ENDED))
 FAILURES = f"('{AttemptEnd.FAILED.value}', '{AttemptEnd.TIMEOUT.value}')"
@@ -183,6 +184,12 @@ PURGE_ROWS = tuple(
     for table in ("result", "item", "attempt")
 )
 END_PURGE = "DELETE FROM purge WHERE log = :log"
+# By the index on registered_ms: of the rows as old as that, all but those of long-lived workers are to go.
+FORGET_WORKERS = """
+DELETE FROM worker WHERE incarnation IN (
+  SELECT incarnation FROM worker WHERE registered_ms < :before AND ended_ms > 0 AND ended_ms < :before
+  ORDER BY registered_ms LIMIT :n)
+"""
 
 # ---- replay
 
@@ -210,7 +217,11 @@ SELECT spec.run_id, spec.idx, spec.body FROM spec JOIN run ON run.run_id = spec.
  WHERE {LIVE} ORDER BY spec.run_id, spec.idx
 """
 SPECS_OF_RUN = "SELECT run_id, idx, body FROM spec WHERE run_id = :run_id ORDER BY idx"
-LIVE_WORKERS = f"SELECT {WORKER_COLUMNS} FROM worker WHERE ended_ms = 0 ORDER BY registered_ms, incarnation"
+# Who was quarantined is live for as long as there is a row: the next leader refuses it too.
+LIVE_WORKERS = f"""
+SELECT {WORKER_COLUMNS} FROM worker WHERE ended_ms = 0 OR state = '{WorkerState.QUARANTINED.value}'
+ORDER BY registered_ms, incarnation
+"""
 LIVE_ASSIGNMENTS = "SELECT batch, worker, keys FROM assignment ORDER BY batch"
 
 # Gaps and islands: within a contiguous range seq minus its rank is constant. Reads the key's index only.

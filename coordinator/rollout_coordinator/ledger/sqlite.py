@@ -101,6 +101,10 @@ class SqliteLedger:
         """Remove up to about `limit` rows of deleted runs; 0 when nothing is left."""
         return await self._engine.write(lambda db: _purge(db, limit))
 
+    async def forget_workers(self, before_ms: int, limit: int) -> int:
+        asked = {"before": before_ms, "n": limit}
+        return await self._engine.write(lambda db: db.execute(queries.FORGET_WORKERS, asked).rowcount)
+
     # ---- replay
 
     async def snapshot(self) -> Snapshot:

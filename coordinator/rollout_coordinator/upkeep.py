@@ -1,0 +1,54 @@
+"""What a leader tidies up beside its work, a little at a time."""
+
+from __future__ import annotations
+
+import asyncio
+
+import structlog
+from rollout.model.errors import StorageError
+from rollout.security.incarnations import forget_incarnations
+
+from rollout_coordinator.gc import collect_garbage
+from rollout_coordinator.ledger.port import Ledger
+from rollout_coordinator.wiring import Parts
+
+log = structlog.get_logger()
+
+PURGE_S = 5.0
+PURGE_ROWS = 2000
+PURGE_PAUSE_S = 0.05
+GARBAGE_EVERY_S = 3600.0
+GARBAGE_GRACE_S = 24 * 3600.0
+KEEP_WORKERS_MS = 7 * 86_400_000
+"""An incarnation that ended is shown for so long, and refused for so long if it was quarantined."""
+
+
+async def maintain(p: Parts) -> None:
+    """Until cancelled: rows of deleted runs; each hour objects that nothing refers to, workers and claims of old."""
+    hourly_at = p.clock.now().mono + GARBAGE_EVERY_S
+    while True:
+        await asyncio.sleep(PURGE_S)
+        try:
+            await _purge(p.ledger)
+            if p.clock.now().mono >= hourly_at:
+                hourly_at = p.clock.now().mono + GARBAGE_EVERY_S
+                await collect_garbage(p.store, p.ledger, GARBAGE_GRACE_S, forget=p.objects_gate.forget)
+                await forget_workers(p.ledger, p.clock.now().wall_ms)
+                await forget_incarnations(p.storage)
+        except StorageError as error:
+            log.warning("maintenance_failed", error=str(error))
+
+
+async def _purge(ledger: Ledger) -> None:
+    removed = PURGE_ROWS
+    while removed:
+        removed = await ledger.purge(PURGE_ROWS)
+        await asyncio.sleep(PURGE_PAUSE_S)
+
+
+async def forget_workers(ledger: Ledger, wall_ms: int) -> None:
+    """Removes the rows of incarnations that ended more than `KEEP_WORKERS_MS` ago."""
+    removed = PURGE_ROWS
+    while removed:
+        removed = await ledger.forget_workers(wall_ms - KEEP_WORKERS_MS, PURGE_ROWS)
+        await asyncio.sleep(PURGE_PAUSE_S)
