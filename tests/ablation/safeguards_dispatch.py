@@ -140,7 +140,7 @@ SAFEGUARDS = (
     Safeguard(
         "backoff of a retry",
         "A failed attempt is not tried again at once.",
-        cut(f"{CORE}attempts:repend", "if history.not_before_ms > c.now.wall_ms:", "if False:"),
+        cut(f"{CORE}attempts:repend", "if history.not_before > c.now.mono:", "if False:"),
         (
             "core/test_core_guards_dispatch.py::test_a_backoff_outlives_the_leader",
             "core/test_core_guards_dispatch.py::test_a_chain_waits_for_its_failed_item_and_goes_on_in_order",
@@ -149,7 +149,7 @@ SAFEGUARDS = (
     Safeguard(
         "backoff of a retry, after a restart",
         "A new leader keeps to the backoff that the ledger knows.",
-        cut(f"{WINDOW}:admit", "elif history.not_before_ms > c.now.wall_ms:", "elif False:"),
+        cut(f"{WINDOW}:admit", "elif history.not_before > c.now.mono:", "elif False:"),
         ("core/test_core_guards_dispatch.py::test_a_backoff_outlives_the_leader",),
     ),
     Safeguard(
