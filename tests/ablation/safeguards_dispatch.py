@@ -153,6 +153,34 @@ SAFEGUARDS = (
         ("core/test_core_guards_dispatch.py::test_a_backoff_outlives_the_leader",),
     ),
     Safeguard(
+        "retries by the monotonic clock",
+        "A wall clock that jumps while a leader lives delays no retry, and hurries none.",
+        (
+            Edit(f"{CORE}attempts:repend", "history.not_before > c.now.mono", "history.not_before > c.now.wall_ms"),
+            Edit(
+                f"{CORE}attempts:end_attempt",
+                "c.now.mono + delay_ms / 1000",
+                "c.now.wall_ms + delay_ms",
+            ),
+            Edit(f"{WINDOW}:admit", "history.not_before > c.now.mono", "history.not_before > c.now.wall_ms"),
+            Edit(f"{WINDOW}:fire_timers", "c.retries[0][0] <= c.now.mono", "c.retries[0][0] <= c.now.wall_ms"),
+        ),
+        (
+            "core/test_core_clock.py::test_a_clock_that_goes_back_delays_no_retry",
+            "sim/test_clocks.py::test_clocks_that_jump_a_day_and_come_back_hold_no_run_up",
+        ),
+    ),
+    Safeguard(
+        "a retry waits no longer than its delay was",
+        "A wall clock that jumped before a leader was replaced does not hold an item up.",
+        cut(f"{WINDOW}:not_before", "min(rest, longest)", "rest"),
+        (
+            "core/test_core_clock.py::test_a_new_leader_waits_no_longer_than_the_delay_was",
+            "core/test_core_clock.py::test_nor_than_the_cap",
+            "sim/test_clocks.py::test_clocks_that_jump_a_day_and_come_back_hold_no_run_up",
+        ),
+    ),
+    Safeguard(
         "attempt numbers grow",
         "Two attempts of an item are told apart, across restarts too.",
         cut(f"{DISPATCH}:give", "history.attempts + 1", "1"),

@@ -51,6 +51,24 @@ def test_exclusive_items_of_a_quarantined_worker_wait_for_its_fence() -> None:
     assert w.view().state is RunState.COMPLETED
 
 
+def test_the_wait_for_the_fence_counts_from_the_quarantine() -> None:
+    """Its last word was longer ago than the wait has passed, for its item was late and it was silent."""
+    w = World(orphan_grace=1.0)
+    a = w.worker("A")
+    w.open()
+    w.submit(1, specs=ItemSpec(exclusive=True, timeout_ms=1000))
+    a.start()
+    a.deaf = True
+    b = w.worker("B")
+    a.silent = True
+    w.pass_time(3.25)
+    assert state(w) is WorkerState.QUARANTINED
+    w.pass_time(FENCED - 0.5)
+    assert not b.held
+    w.pass_time(1.0)
+    assert b.held
+
+
 def test_no_beat_of_a_quarantined_worker_is_answered() -> None:
     w = World()
     a, b = w.worker("A"), w.worker("B")
