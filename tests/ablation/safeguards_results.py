@@ -174,7 +174,7 @@ SAFEGUARDS = (
     Safeguard(
         "a started item that Hello does not list",
         "on_worker_lost = fail holds also where the same worker comes back without it.",
-        cut(f"{WORKERS}:not_listed", "if spec.fail_on_worker_lost and", "if False and"),
+        cut(f"{WORKERS}:not_held", "if spec.fail_on_worker_lost and", "if False and"),
         ("core/test_core_guards.py::test_what_must_not_run_twice_does_not_after_a_hello_without_it",),
     ),
     Safeguard(
@@ -196,60 +196,12 @@ SAFEGUARDS = (
     Safeguard(
         "a quarantined worker's items are pending again",
         "A protocol fault costs its worker only.",
-        cut(f"{QUARANTINE}:quarantine", 'workers.take_back(c, worker, "quarantined", lost=True, spare=exclusive)', "pass"),
-        ("core/test_core_guards.py::test_an_attempt_that_was_never_given_quarantines_and_costs_nobody_else",),
-    ),
-    Safeguard(
-        "exclusive items of a quarantined worker wait",
-        "Nobody else gets them before its process has fenced itself.",
-        cut(f"{QUARANTINE}:quarantine", "spare=exclusive", "spare=None"),
-        (
-            "core/test_core_quarantine.py::test_exclusive_items_of_a_quarantined_worker_wait_for_its_fence",
-            "core/test_core_quarantine.py::test_caps_are_kept_while_they_wait",
-            "sim/test_exclusive.py::test_a_quarantined_worker_fences_itself_before_its_exclusive_items_run_elsewhere",
-        ),
-    ),
-    Safeguard(
-        "what a quarantined worker kept is taken back",
-        "Its exclusive items run elsewhere once it has fenced itself.",
-        cut(f"{WORKERS}:scan", "elif worker.grants:", "elif False:"),
-        (
-            "core/test_core_quarantine.py::test_exclusive_items_of_a_quarantined_worker_wait_for_its_fence",
-            "core/test_core_quarantine.py::test_what_a_leaving_worker_could_not_stop_is_not_given_out_at_once",
-        ),
-    ),
-    Safeguard(
-        "the wait counts from the quarantine",
-        "An answer that went out just before it cannot move the fence beyond the end of the wait.",
-        cut(f"{QUARANTINE}:quarantine", "workers.heard(c, worker, c.now.mono)", "pass"),
-        ("core/test_core_quarantine.py::test_the_wait_for_the_fence_counts_from_the_quarantine",),
-    ),
-    Safeguard(
-        "no answer to beats in quarantine",
-        "Nothing moves the fence of a quarantined worker any more.",
         cut(
-            "rollout_coordinator.heartbeat_service:HeartbeatService._check_standing", "error is not None", "False"
+            f"{QUARANTINE}:quarantine",
+            'workers.take_back(c, worker, "quarantined", lost=True, spare=exclusive)',
+            "pass",
         ),
-        ("integration/test_coordinator_hostile.py::test_no_beat_of_a_quarantined_worker_is_answered",),
-        slow=True,
-    ),
-    Safeguard(
-        "quarantine of whoever does not stop an exclusive item",
-        "The item is not given out while its worker may still run it.",
-        cut(f"{QUARANTINE}:overdue", "if spec.exclusive and", "if False and"),
-        ("core/test_core_quarantine.py::test_an_exclusive_item_that_is_not_stopped_in_time_waits_for_its_workers_fence",),
-    ),
-    Safeguard(
-        "time since a replay is not an item's own",
-        "A worker is not blamed for an item that waited behind others while the leader changed.",
-        cut(f"{WORKERS}:resume", "grant.started_at.pop(seq, None)", "pass"),
-        ("core/test_core_quarantine.py::test_the_time_that_an_adopted_item_waits_at_its_worker_is_not_its_own",),
-    ),
-    Safeguard(
-        "what a leaving worker could not stop",
-        "An exclusive item that still runs at Goodbye is not given out at once.",
-        cut(f"{WORKERS}:goodbye", ", spare=quarantine.may_run", ""),
-        ("core/test_core_quarantine.py::test_what_a_leaving_worker_could_not_stop_is_not_given_out_at_once",),
+        ("core/test_core_guards.py::test_an_attempt_that_was_never_given_quarantines_and_costs_nobody_else",),
     ),
     Safeguard(
         "quarantine is for good",

@@ -6,7 +6,7 @@ import pytest
 from core_world import FakeWorker, World
 from rollout.model.item import Failure, ItemSpec
 from rollout.model.run import RunState
-from rollout.model.worker import WorkerState
+from rollout.model.worker import Credit, WorkerState
 from rollout_coordinator.core.events import RunDelete, WorkerGoodbye
 from rollout_coordinator.core.settings import CoreSettings
 
@@ -222,6 +222,28 @@ def test_what_a_leaving_worker_could_not_stop_is_not_given_out_at_once() -> None
     assert (log, 0) not in b.held
     w.pass_time(1.0)
     assert b.held[log, 0] == 2
+
+
+# ---- what a fenced worker killed
+
+
+@pytest.mark.parametrize("fail", [False, True])
+def test_what_a_fenced_worker_killed_is_given_out_when_its_process_has_ended(fail: bool) -> None:
+    w = World()
+    a = w.worker("A")
+    w.open()
+    w.submit(2, specs=ItemSpec(exclusive=True, fail_on_worker_lost=fail))
+    log = w.root()
+    a.start((log, 0))
+    b = w.worker("B")
+    a.hello()  # both are listed, one of them is being killed
+    w.pass_time(30.0)
+    assert not b.held and len(a.held) == 2, "however long that takes"
+    a.credit = Credit(0)
+    a.hello()
+    a.release((log, 1), (log, 0), reason="self_fence")
+    assert b.held == ({(log, 1): 2} if fail else {(log, 0): 2, (log, 1): 2})
+    assert (w.view().failed, w.view().worker_lost) == (fail, fail)
 
 
 def test_a_failure_is_judged_as_before() -> None:

@@ -145,6 +145,20 @@ def quarantined_holder(scenario: Scenario, random: Random) -> Scenario:
     return _with(scenario, run, faults, at + 10.0, slots=4, keep=3)
 
 
+def healed_fence(scenario: Scenario, random: Random) -> Scenario:
+    """A worker that runs exclusive items hears nobody until it fences itself, and is back before it is given up: what
+    it killed may not have ended when it says Hello. Not one of the seeds' stories: `test_exclusive.py` tells it."""
+    spec = ItemSpec(exclusive=True, retry_backoff_ms=200, fail_on_worker_lost=random.random() < 0.2)
+    run = _run(scenario, 2 * len(scenario.workers), lambda: random.choice((8_000, 12_000)), spec, 0.0)
+    faults: list[Fault] = []
+    for worker in random.sample(scenario.workers, 2):
+        at = round(random.uniform(0.8, 1.6), 3)
+        seconds = round(random.uniform(3.9, 5.2), 3)
+        kind = random.choice(("one_way", "partition"))
+        faults += [Fault(kind, at, name, worker.name, seconds) for name, _ in scenario.coordinators]
+    return _with(scenario, run, faults, 8.0, slots=4, keep=3)
+
+
 def clocks_jump(scenario: Scenario, random: Random) -> Scenario:
     """Every clock goes a day ahead and comes back, while items fail that are to be tried again; then the leader may die.
     Not one of the seeds' stories: `test_clocks.py` tells it."""

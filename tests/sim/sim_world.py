@@ -36,6 +36,7 @@ class World:
         self.scenario = scenario
         self.random = Random(scenario.seed * 2 + 1)
         self.jitter = Random(scenario.seed * 2 + 2).uniform
+        self._deaths = Random(scenario.seed * 2 + 3)
         self.scheduler = Scheduler()
         self.scheduler.unhandled = self._unhandled
         self.network = Network(self.scheduler, self.random)
@@ -112,6 +113,10 @@ class World:
 
     def later(self, seconds: float, act: Callable[[], Any]) -> None:
         self.scheduler.at(self.scheduler.now + seconds, self._life, act)
+
+    def time_to_die(self) -> float:
+        """From SIGKILL to the end of a child process."""
+        return self._deaths.uniform(0.001, 0.5)
 
     # ---- what is observed
 

@@ -263,7 +263,10 @@ def released(c: State, event: WorkerReleased) -> None:
     end = RELEASE_ENDS.get(event.reason, AttemptEnd.RELEASED)
     for keys in event.keys:
         for grant, seq in current(c, worker, keys):
-            end_attempt(c, grant, seq, end, event.reason or "released", "given back by its worker")
+            if event.reason == "self_fence":
+                workers.not_held(c, grant, seq, "self_fence", "its worker was cut off and killed it")
+            else:
+                end_attempt(c, grant, seq, end, event.reason or "released", "given back by its worker")
 
 
 def confirm(c: State, event: WorkerConfirm) -> None:

@@ -147,7 +147,7 @@ def reconcile(c: State, worker: Worker, event: WorkerHello) -> None:
     for grant in list(worker.grants.values()):
         for seq in open_seqs(grant):
             if (grant.log.id, seq) not in listed and grant.log.flight.get(seq) is grant:
-                not_listed(c, grant, seq)
+                not_held(c, grant, seq, "not_held", "its worker said Hello without it")
                 missing += 1
     if missing:
         drop_ended(c, worker, answer)
@@ -216,16 +216,16 @@ def unacknowledged(c: State, worker: Worker, keys: Keys, answer: SendWelcome, li
     answer.drop += [drop] if drop.seq else []
 
 
-def not_listed(c: State, grant: Grant, seq: int) -> None:
-    """Believed held, but the same incarnation does not have it: never received, or stopped when it fenced itself.
+def not_held(c: State, grant: Grant, seq: int, code: str, message: str) -> None:
+    """Believed held, but the same incarnation does not have it: never received, or killed when it fenced itself.
 
     That is no loss of a worker, except where a second run of the item would do harm.
     """
     spec = grant.info.spec
     if spec.fail_on_worker_lost and (grant.unsure or seq in grant.started):
-        lose(c, grant, seq, "not_held")
+        lose(c, grant, seq, code)
     else:
-        end_attempt(c, grant, seq, AttemptEnd.RELEASED, "not_held", "its worker said Hello without it")
+        end_attempt(c, grant, seq, AttemptEnd.RELEASED, code, message)
 
 
 def lose(c: State, grant: Grant, seq: int, code: str) -> None:
