@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from removal import Edit
 from safeguard import CORE, WORKER, Safeguard, cut
 
 RESULTS, WORKERS, QUARANTINE = f"{CORE}results", f"{CORE}workers", f"{CORE}quarantine"
 SESSION, HOLDING = f"{WORKER}session:Session", f"{WORKER}holding:Holding"
+CHILDREN = f"{WORKER}child_events:ChildEvents"
 
 SAFEGUARDS = (
     Safeguard(
@@ -84,6 +86,15 @@ SAFEGUARDS = (
             "core/test_session_guards.py::"
             "test_an_exclusive_attempt_that_the_fence_killed_is_held_until_its_process_has_ended[before]",
         ),
+    ),
+    Safeguard(
+        "killed parents are not told of again",
+        "A parent whose process is being killed makes no children on the next stream.",
+        (
+            Edit(f"{CHILDREN}._tell_parents", "if not self.held[key].stop_reason else ()", ""),
+            Edit(f"{CHILDREN}._tell_parents", "if self.held[key].stop_reason:", "if False:"),
+        ),
+        ("core/test_session_guards.py::test_a_parent_that_the_fence_killed_makes_no_children_on_the_next_stream",),
     ),
     Safeguard(
         "a started item that its fenced worker killed",

@@ -8,12 +8,12 @@ from rollout.model.item import Failure, ItemSpec
 DAY_MS = 86_400_000
 
 
-def failed(**spec: int) -> tuple[World, FakeWorker]:
+def failed() -> tuple[World, FakeWorker]:
     """An item failed; its next attempt is 5 to 10 s away."""
     w = World()
     a = w.worker("A")
     w.open()
-    w.submit(1, specs=ItemSpec(retry_backoff_ms=10_000, **spec))
+    w.submit(1, specs=ItemSpec(retry_backoff_ms=10_000))
     w.wall += DAY_MS  # the clock is wrong when it fails
     a.finish(failure=Failure("boom", "x"))
     return w, a

@@ -7,6 +7,7 @@ from core_world import FakeWorker, World
 from rollout.model.item import Failure, ItemSpec
 from rollout.model.run import RunState
 from rollout.model.worker import Credit, WorkerState
+from rollout_coordinator.core.core import Core
 from rollout_coordinator.core.events import RunDelete, WorkerGoodbye
 from rollout_coordinator.core.settings import CoreSettings
 
@@ -117,6 +118,21 @@ def test_a_new_leader_waits_for_it_too() -> None:
     assert len(b.held) == 1
     w.pass_time(0.75)
     assert len(b.held) == 3
+
+
+def test_a_new_leader_that_knows_of_the_quarantine_keeps_to_it() -> None:
+    w, a, b = quarantined()
+    w.pass_time(2.0)
+    snapshot = w.ledger.snapshot()
+    snapshot.workers = list(w.ledger.workers.values())
+    w.core = Core.replay(w.settings, snapshot, w.now)
+    a.hello()
+    assert not a.session and w.core.barred("A") is not None
+    b.hello()
+    w.pass_time(FENCED - 0.25)
+    assert len(b.held) == 1
+    w.pass_time(0.75)
+    assert len(b.held) == 3 and state(w) is WorkerState.QUARANTINED
 
 
 def test_caps_are_kept_while_they_wait() -> None:
