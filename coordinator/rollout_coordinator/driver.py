@@ -52,6 +52,7 @@ class CoreLike(Protocol):
     def run_views(self) -> list[RunView]: ...
     def worker_views(self, now: Now) -> list[WorkerView]: ...
     def gauges(self) -> dict[str, float]: ...
+    def barred(self, incarnation: str) -> RolloutError | None: ...
 
 
 class Tenure(Protocol):
@@ -173,6 +174,10 @@ class Driver:
     def run_view(self, run_id: str) -> RunView | None:
         """For the router only, which runs inside the driver's task after a commit."""
         return self._core.run_view(run_id) if self._core is not None else None
+
+    def barred(self, incarnation: str) -> RolloutError | None:
+        """Why a beat of this worker must not be answered; of what the core knows now, on disk or not."""
+        return self._core.barred(incarnation) if self._core is not None else None
 
     # ---- the loop
 

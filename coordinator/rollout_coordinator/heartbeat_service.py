@@ -50,6 +50,7 @@ class HeartbeatService(heartbeat_pb2_grpc.HeartbeatServicer):
                 if now - acked_at >= ACK_INTERVAL_S:
                     acked_at = now
                     self._gate.check_host(peer)
+                    self._check_standing(beat)
                     await context.write(self._ack(beat))
 
     async def Beat(self, request: heartbeat_pb2.BeatUp, context: Any) -> heartbeat_pb2.BeatAck:
@@ -58,12 +59,19 @@ class HeartbeatService(heartbeat_pb2_grpc.HeartbeatServicer):
             self._gate.check(request)
             peer = self._gate.peer(context, Role.WORKER, id=request.incarnation)
             self._feed(request, peer, now)
+            self._check_standing(request)
         return self._ack(request)
 
     def _feed(self, beat: heartbeat_pb2.BeatUp, peer: Peer, read_at: float) -> None:
         self._metrics.beats.inc()
         state = _STATES.get(beat.state, "ready")
         self._driver.beat(WorkerBeat(beat.incarnation, peer.host_id, read_at, state, beat.load, beat.running))
+
+    def _check_standing(self, beat: heartbeat_pb2.BeatUp) -> None:
+        """An answer moves the fence of whoever hears it, and a worker in quarantine must come to its fence."""
+        error = self._driver.barred(beat.incarnation)
+        if error is not None:
+            raise error
 
     def _ack(self, beat: heartbeat_pb2.BeatUp) -> heartbeat_pb2.BeatAck:
         known = self._router.has_worker(beat.incarnation)

@@ -140,7 +140,7 @@ SAFEGUARDS = (
     Safeguard(
         "backoff of a retry",
         "A failed attempt is not tried again at once.",
-        cut(f"{CORE}attempts:repend", "if history.not_before_ms > c.now.wall_ms:", "if False:"),
+        cut(f"{CORE}attempts:repend", "if history.not_before > c.now.mono:", "if False:"),
         (
             "core/test_core_guards_dispatch.py::test_a_backoff_outlives_the_leader",
             "core/test_core_guards_dispatch.py::test_a_chain_waits_for_its_failed_item_and_goes_on_in_order",
@@ -149,8 +149,36 @@ SAFEGUARDS = (
     Safeguard(
         "backoff of a retry, after a restart",
         "A new leader keeps to the backoff that the ledger knows.",
-        cut(f"{WINDOW}:admit", "elif history.not_before_ms > c.now.wall_ms:", "elif False:"),
+        cut(f"{WINDOW}:admit", "elif history.not_before > c.now.mono:", "elif False:"),
         ("core/test_core_guards_dispatch.py::test_a_backoff_outlives_the_leader",),
+    ),
+    Safeguard(
+        "retries by the monotonic clock",
+        "A wall clock that jumps while a leader lives delays no retry, and hurries none.",
+        (
+            Edit(f"{CORE}attempts:repend", "history.not_before > c.now.mono", "history.not_before > c.now.wall_ms"),
+            Edit(
+                f"{CORE}attempts:end_attempt",
+                "c.now.mono + delay_ms / 1000",
+                "c.now.wall_ms + delay_ms",
+            ),
+            Edit(f"{WINDOW}:admit", "history.not_before > c.now.mono", "history.not_before > c.now.wall_ms"),
+            Edit(f"{WINDOW}:fire_timers", "c.retries[0][0] <= c.now.mono", "c.retries[0][0] <= c.now.wall_ms"),
+        ),
+        (
+            "core/test_core_clock.py::test_a_clock_that_goes_back_delays_no_retry",
+            "sim/test_clocks.py::test_clocks_that_jump_a_day_and_come_back_hold_no_run_up",
+        ),
+    ),
+    Safeguard(
+        "a retry waits no longer than its delay was",
+        "A wall clock that jumped before a leader was replaced does not hold an item up.",
+        cut(f"{WINDOW}:not_before", "min(rest, longest)", "rest"),
+        (
+            "core/test_core_clock.py::test_a_new_leader_waits_no_longer_than_the_delay_was",
+            "core/test_core_clock.py::test_nor_than_the_cap",
+            "sim/test_clocks.py::test_clocks_that_jump_a_day_and_come_back_hold_no_run_up",
+        ),
     ),
     Safeguard(
         "attempt numbers grow",

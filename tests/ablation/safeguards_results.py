@@ -5,7 +5,7 @@ from __future__ import annotations
 from removal import Edit
 from safeguard import CORE, Safeguard, cut, never
 
-RESULTS, WORKERS = f"{CORE}results", f"{CORE}workers"
+RESULTS, WORKERS, QUARANTINE = f"{CORE}results", f"{CORE}workers", f"{CORE}quarantine"
 
 SAFEGUARDS = (
     Safeguard(
@@ -174,7 +174,7 @@ SAFEGUARDS = (
     Safeguard(
         "a started item that Hello does not list",
         "on_worker_lost = fail holds also where the same worker comes back without it.",
-        cut(f"{WORKERS}:not_listed", "if spec.fail_on_worker_lost and", "if False and"),
+        cut(f"{WORKERS}:not_held", "if spec.fail_on_worker_lost and", "if False and"),
         ("core/test_core_guards.py::test_what_must_not_run_twice_does_not_after_a_hello_without_it",),
     ),
     Safeguard(
@@ -190,13 +190,17 @@ SAFEGUARDS = (
     Safeguard(
         "a leaving worker's items are pending again",
         "What a worker leaves behind at Goodbye runs elsewhere.",
-        cut(f"{WORKERS}:goodbye", 'take_back(c, worker, "goodbye", lost=False)', "pass"),
+        cut(f"{WORKERS}:goodbye", 'take_back(c, worker, "goodbye", lost=False, spare=quarantine.may_run)', "pass"),
         ("core/test_core_scenarios.py::test_a_killer_item_is_isolated_and_becomes_a_dead_letter",),
     ),
     Safeguard(
         "a quarantined worker's items are pending again",
         "A protocol fault costs its worker only.",
-        cut(f"{WORKERS}:quarantine", 'take_back(c, worker, "quarantined", lost=True)', "pass"),
+        cut(
+            f"{QUARANTINE}:quarantine",
+            'workers.take_back(c, worker, "quarantined", lost=True, spare=exclusive)',
+            "pass",
+        ),
         ("core/test_core_guards.py::test_an_attempt_that_was_never_given_quarantines_and_costs_nobody_else",),
     ),
     Safeguard(
@@ -263,7 +267,7 @@ SAFEGUARDS = (
     Safeguard(
         "timeout backstop",
         "An attempt whose worker does not enforce its timeout ends.",
-        cut(f"{WORKERS}:overdue", "elif c.now.mono - began > limit and", "elif False and"),
+        cut(f"{QUARANTINE}:overdue", "elif c.now.mono - began > limit and", "elif False and"),
         ("core/test_core_guards_commit.py::test_an_attempt_whose_worker_does_not_enforce_its_timeout_ends",),
     ),
     Safeguard(

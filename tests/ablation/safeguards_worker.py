@@ -187,12 +187,6 @@ SAFEGUARDS = (
         simulated=True,
     ),
     Safeguard(
-        "fenced attempts are not listed",
-        "An exclusive attempt that was killed runs again elsewhere.",
-        cut(f"{SESSION}._stream_up", "if h.stop_reason not in SILENT", ""),
-        ("core/test_session_guards.py::test_an_exclusive_attempt_that_the_fence_killed_is_not_claimed",),
-    ),
-    Safeguard(
         "the fence counts from the send",
         "An answer that took its time does not lengthen a worker's trust.",
         cut(f"{SESSION}._acknowledged", "self._acked(event.sent_at)", "self._acked(now)"),

@@ -7,6 +7,7 @@ import safeguards_children
 import safeguards_client
 import safeguards_commit
 import safeguards_dispatch
+import safeguards_exclusive
 import safeguards_lease
 import safeguards_objects
 import safeguards_results
@@ -19,6 +20,7 @@ AREAS: dict[str, tuple[Safeguard, ...]] = {
     "Lease, epochs, what leaves a coordinator": safeguards_lease.SAFEGUARDS,
     "Results, sessions, liveness": safeguards_results.SAFEGUARDS,
     "Dispatch, chains, the window": safeguards_dispatch.SAFEGUARDS,
+    "Exclusive items": safeguards_exclusive.SAFEGUARDS,
     "Steals": safeguards_steal.SAFEGUARDS,
     "Submitting, the cursor, policies, replay": safeguards_commit.SAFEGUARDS,
     "Children and their parents": safeguards_children.SAFEGUARDS,

@@ -53,14 +53,67 @@ def test_what_waits_in_a_process_is_given_up_only_when_that_lets_it_go() -> None
     assert (seqs(confirm.given_up), seqs(confirm.kept)) == ([2], [1])
 
 
-def test_an_exclusive_attempt_that_the_fence_killed_is_not_claimed() -> None:
-    w = Worker()
-    w.assign([0], ItemSpec(exclusive=True))
+def fenced(slots: int = 1) -> Worker:
+    """It killed an exclusive attempt, whose process has not ended; another waits behind it."""
+    w = Worker(slots)
+    w.assign([0, 1], ItemSpec(exclusive=True))
     w.ready()
     w.tick(4.1)
     assert w.session.phase is Phase.FENCED
     w.do(ev.StreamDown())
-    assert not seqs(w.up().held), "its process is on its way out"
+    return w
+
+
+@pytest.mark.parametrize("welcomed", [True, False], ids=["after Welcome", "before"])
+def test_an_exclusive_attempt_that_the_fence_killed_is_held_until_its_process_has_ended(welcomed: bool) -> None:
+    w = fenced()
+    hello = w.up()
+    assert (seqs(hello.held), seqs(hello.held_started)) == ([0, 1], [0])
+    if welcomed:
+        w.down(welcome=work_pb2.Welcome(keep=keys(0, 1)))
+        assert w.session.phase is Phase.READY and w.flush() == []
+        w.tick(3.0)
+    w.do(ev.ChildEnded(1, "signal SIGKILL"))
+    assert not w.session.wants_flush or welcomed
+    if not welcomed:
+        w.down(welcome=work_pb2.Welcome(keep=keys(0, 1)))
+    (told,) = [f.released for f in w.flush() if f.HasField("released")]
+    assert (seqs(told.keys), told.reason) == ([0], "self_fence")
+    assert [key.seq for key in w.session.held] == [1], "the rest of its work goes on"
+
+
+def test_one_whose_process_ended_between_two_streams_is_not_in_the_next_hello() -> None:
+    w = fenced()
+    w.do(ev.ChildEnded(1, "signal SIGKILL"))
+    assert seqs(w.up().held) == [1]
+    w.down(welcome=work_pb2.Welcome(keep=keys(1)))
+    assert not [f for f in w.flush() if f.HasField("released")]
+
+
+def test_one_that_the_coordinator_drops_meanwhile_is_not_given_back() -> None:
+    w = fenced(slots=2)
+    w.do(ev.StreamDown())
+    w.up()
+    actions = w.down(welcome=work_pb2.Welcome(drop=keys(0, 1)))
+    assert not of(actions, ev.CancelIn), "its process is being killed"
+    assert set(w.session.held) == {AttemptKey(LOG, 0, 1), AttemptKey(LOG, 1, 1)}
+    assert seqs(w.up().held) == [], "they are the coordinator's, and yet they run"
+    w.down(welcome=work_pb2.Welcome())
+    w.do(ev.ChildEnded(1, "signal SIGKILL"))
+    w.do(ev.ChildEnded(2, "signal SIGKILL"))
+    assert not w.session.held and w.flush() == []
+
+
+def test_a_parent_that_the_fence_killed_makes_no_children_on_the_next_stream() -> None:
+    w = Worker()
+    w.assign([0], ItemSpec(exclusive=True))
+    w.ready()
+    w.do(ev.ChildSpawned(1, work_pb2.Spawn(log=LOG, seq=0, attempt=1, seal=True)))
+    w.do(ev.ChildWaits(1, work_pb2.Waiting(log=LOG, seq=0, attempt=1)))
+    w.tick(4.1)
+    w.do(ev.StreamDown())
+    assert seqs(w.up().held_started) == [0]
+    assert w.sent(w.down(welcome=work_pb2.Welcome(keep=keys(0)))) == []
 
 
 def test_the_end_of_an_exclusive_attempt_is_told_though_its_run_has_ended() -> None:

@@ -11,6 +11,7 @@ from rollout.model.errors import (
     ConfigError,
     FencedError,
     NotLeaderError,
+    RolloutError,
     StorageFullError,
     StorageUnavailableError,
     UnavailableError,
@@ -65,6 +66,9 @@ class ScriptedCore:
 
     def gauges(self) -> dict[str, float]:
         return {}
+
+    def barred(self, incarnation: str) -> RolloutError | None:
+        return None
 
     async def saw(self, kind: type) -> None:
         while not self.seen(kind):

@@ -232,6 +232,26 @@ async def test_results_that_were_never_assigned_quarantine_the_worker(scene: Sce
     assert {w.incarnation: w.state for w in reply.workers}[me] == "quarantined"
 
 
+async def test_no_beat_of_a_quarantined_worker_is_answered(scene: Scene) -> None:
+    """An answer would move the fence of whoever it is that runs its exclusive items."""
+    me, session = ulid(), ulid()
+    beats: Any = heartbeat_pb2_grpc.HeartbeatStub(await scene.channel(Role.WORKER, me))
+    beat = heartbeat_pb2.BeatUp(epoch=0, incarnation=me, number=1)
+    assert (await beats.Beat(beat)).number == 1
+    group = work_pb2.ResultGroup(log=99, seq=[0], attempt=[1], length=[1], data=b"!", duration_ms=[1])
+    frames = [hello(me, session), work_pb2.WorkUp(epoch=0, session=session, results=work_pb2.Results(groups=[group]))]
+    await stream(await scene.channel(Role.WORKER, me), frames)
+    with pytest.raises(grpc.aio.AioRpcError) as caught:
+        await beats.Beat(beat)
+    assert caught.value.code() == grpc.StatusCode.INVALID_ARGUMENT and "quarantined" in (caught.value.details() or "")
+    call = beats.Beats()
+    await call.write(beat)
+    with pytest.raises(grpc.aio.AioRpcError):
+        assert await call.read() is None
+    code, _ = await stream(await scene.channel(Role.WORKER, me), [hello(me)])
+    assert code == grpc.StatusCode.INVALID_ARGUMENT, "nor is it welcomed"
+
+
 async def test_a_liar_about_the_epoch_is_refused_and_deposes_nobody(scene: Scene) -> None:
     client = await FakeClient.open([scene.addr], scene.tls_dir)
     client.epoch = 99

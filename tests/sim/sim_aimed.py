@@ -130,4 +130,47 @@ def leaders_die_in_recovery(scenario: Scenario, random: Random) -> Scenario:
     return replace(_with(scenario, None, faults, at + 5.0), runs=runs, commands=scenario.commands)
 
 
+def quarantined_holder(scenario: Scenario, random: Random) -> Scenario:
+    """A worker that runs long exclusive items breaks the protocol, and does not hear what the leader makes of that: it
+    runs on until it fences itself. Not one of the seeds' stories: `test_exclusive.py` tells it."""
+    spec = ItemSpec(exclusive=True, retry_backoff_ms=200)
+    run = _run(scenario, 2 * len(scenario.workers), lambda: random.choice((8_000, 14_000)), spec, 0.0)
+    worker = random.choice(scenario.workers).name
+    at = round(random.uniform(1.2, 2.0), 3)
+    faults = [Fault("lie", at, worker)]
+    faults += [Fault("one_way", round(at - 0.3, 3), name, worker, 9.0) for name, _ in scenario.coordinators]
+    if random.random() < 0.5:
+        after = round(at + random.uniform(0.1, 4.0), 3)
+        faults.append(Fault("crash", after, scenario.coordinators[0][0], seconds=1.0))
+    return _with(scenario, run, faults, at + 10.0, slots=4, keep=3)
+
+
+def healed_fence(scenario: Scenario, random: Random) -> Scenario:
+    """A worker that runs exclusive items hears nobody until it fences itself, and is back before it is given up: what
+    it killed may not have ended when it says Hello. Not one of the seeds' stories: `test_exclusive.py` tells it."""
+    spec = ItemSpec(exclusive=True, retry_backoff_ms=200, fail_on_worker_lost=random.random() < 0.2)
+    run = _run(scenario, 2 * len(scenario.workers), lambda: random.choice((8_000, 12_000)), spec, 0.0)
+    faults: list[Fault] = []
+    for worker in random.sample(scenario.workers, 2):
+        at = round(random.uniform(0.8, 1.6), 3)
+        seconds = round(random.uniform(3.9, 5.2), 3)
+        kind = random.choice(("one_way", "partition"))
+        faults += [Fault(kind, at, name, worker.name, seconds) for name, _ in scenario.coordinators]
+    return _with(scenario, run, faults, 8.0, slots=4, keep=3)
+
+
+def clocks_jump(scenario: Scenario, random: Random) -> Scenario:
+    """Every clock goes a day ahead and comes back, while items fail that are to be tried again; then the leader may die.
+    Not one of the seeds' stories: `test_clocks.py` tells it."""
+    failing = tuple((Behaviour(random.choice((100, 300)), fails=random.randint(0, 2)), 0) for _ in range(20))
+    run = replace(_run(scenario, 0, lambda: 0, ItemSpec(retry_backoff_ms=500, max_attempts=5), 0.0), items=failing)
+    at = round(random.uniform(0.4, 1.0), 3)
+    names = [name for name, _ in scenario.coordinators] + [w.name for w in scenario.workers]
+    faults = [Fault("clock_jump", at, name, amount=86_400_000) for name in names]
+    if random.random() < 0.7:
+        after = round(at + random.uniform(1.0, 5.0), 3)
+        faults.append(Fault("crash", after, scenario.coordinators[0][0], seconds=random.choice((0.5, 4.0))))
+    return _with(scenario, run, faults, at + 5.0, keep=3)
+
+
 AIMED: tuple[Story, ...] = (silent_holder, crossed_steal, late_words, reopened_stream, killed_and_continued)

@@ -58,7 +58,9 @@ class SimChild:
         self._waiting: dict[AttemptKey, int] = {}  # parents, and how many children they have
         self._got: dict[AttemptKey, set[int]] = {}
         self._complete: set[AttemptKey] = set()
-        self._up = self._over = False
+        self._up = False
+        self._over = False  # killed, or ended: it says nothing any more
+        self._ended = False
         loop.call_later(START_S, self._ready)
 
     def _event(self, event: Any) -> None:
@@ -89,6 +91,8 @@ class SimChild:
         self._loop.call_soon(self._event, ev.ChildReturned(self.number, back))
 
     def pass_children(self, results: work_pb2.ChildResults) -> None:
+        if self._over:
+            return
         for key in list(self._waiting):
             if (key.log, key.seq) == (results.parent_log, results.parent_seq):
                 first = results.from_child
@@ -98,7 +102,7 @@ class SimChild:
 
     def resume(self, key: AttemptKey) -> None:
         held = self._running.get(key)
-        if held is None or key not in self._waiting:
+        if self._over or held is None or key not in self._waiting:
             return
         count = self._waiting.pop(key)
         got = self._got.get(key, set())
@@ -113,10 +117,9 @@ class SimChild:
         self._loop.call_later(0.01, self._end, "it stopped")
 
     def kill(self) -> None:
-        for key in self._running:
-            self._stopped(key)
-        self._running.clear()
-        self._loop.call_later(0.001, self._end, "signal SIGKILL")
+        """It ends when the system gets to it; until then it counts as running what it ran."""
+        self._over = True
+        self._loop.call_later(self._node.world.time_to_die(), self._end, "signal SIGKILL")
 
     def crash(self) -> None:
         self.kill()
@@ -193,19 +196,21 @@ class SimChild:
         self._complete.discard(key)
 
     def _cancelled(self, key: AttemptKey) -> None:
+        if self._over:
+            return
         held = self._running.get(key)
         if held is None:
             queued = [h for h in self._queue if h.key == key]
-            if not queued or self._over:
+            if not queued:
                 return
             held = queued[0]
             self._queue.remove(held)
         self._finish(held, Outcome.FAILED, b"", Failure(CANCELLED, "as told", True))
 
     def _end(self, reason: str) -> None:
-        if not self._over:
+        if not self._ended:
+            self._over = self._ended = True
             for key in self._running:
                 self._stopped(key)
-            self._event(ev.ChildEnded(self.number, reason))
-            self._over = True
+            self._node.driver.event(ev.ChildEnded(self.number, reason))
             self._node.driver.child_ended(self.number)

@@ -181,6 +181,16 @@ def _renewal(world: World, f: Fault) -> bool:
     return True
 
 
+def _lie(world: World, f: Fault) -> bool:
+    """A process of that host sends a result of a log that there never was, on the worker's own stream."""
+    node = world.workers[f.node]
+    if not node.alive or node.driver is None or not node.driver.session_id:
+        return False
+    world.liars.add(node.incarnation)
+    node.loop.call_soon(node.driver.lie)
+    return True
+
+
 def _slow_node(world: World, f: Fault) -> bool:
     node = world.nodes[f.node]
     node.set_lag(f.amount)
@@ -203,5 +213,5 @@ _FAULTS: dict[str, Callable[[World, Fault], bool]] = {
     "store_unreachable": _unreachable, "store_full": _store_full, "two_leaders": _two_leaders,
     "clock_jump": _clock_jump, "drain": _drain, "drain_in_steal": _drain_in_steal, "slow_node": _slow_node,
     "handover": _handover, "client_dies": _crash, "operator_drain": _operator_drain,
-    "renewal": _renewal, "crash_in_recovery": _crash_in_recovery,
+    "renewal": _renewal, "crash_in_recovery": _crash_in_recovery, "lie": _lie,
 }  # fmt: skip

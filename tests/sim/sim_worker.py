@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, cast
 from rollout.model.errors import ProtocolError
 from rollout.model.worker import Inventory
 from rollout.wire.epoch import EpochGuard, Stamped
+from rollout.wire.v1 import work_pb2
 from rollout_worker import driver as worker_driver
 from rollout_worker import session_events as ev
 from rollout_worker.attempts import Plan
@@ -106,6 +107,10 @@ class SimDriver(worker_driver.Driver):
 
     def renew(self) -> None:
         self._renewed()
+
+    def lie(self) -> None:
+        group = work_pb2.ResultGroup(log=1 << 30, seq=[0], attempt=[1], length=[1], data=b"!", duration_ms=[1])
+        self._work.send(work_pb2.WorkUp(results=work_pb2.Results(groups=[group])))
 
     @property
     def session_id(self) -> str:

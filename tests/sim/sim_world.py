@@ -36,6 +36,7 @@ class World:
         self.scenario = scenario
         self.random = Random(scenario.seed * 2 + 1)
         self.jitter = Random(scenario.seed * 2 + 2).uniform
+        self._deaths = Random(scenario.seed * 2 + 3)
         self.scheduler = Scheduler()
         self.scheduler.unhandled = self._unhandled
         self.network = Network(self.scheduler, self.random)
@@ -47,6 +48,7 @@ class World:
         self.checker = Checker(self.store.tables, self._holds)
         self.faults: Counter[str] = Counter()
         self.events: Counter[str] = Counter()
+        self.liars: set[str] = set()  # worker processes that were made to break the protocol
         self.steps = 0
         self._steps_min = steps_min
         self.idle_steps = 0
@@ -111,6 +113,10 @@ class World:
 
     def later(self, seconds: float, act: Callable[[], Any]) -> None:
         self.scheduler.at(self.scheduler.now + seconds, self._life, act)
+
+    def time_to_die(self) -> float:
+        """From SIGKILL to the end of a child process."""
+        return self._deaths.uniform(0.001, 0.5)
 
     # ---- what is observed
 
@@ -195,7 +201,7 @@ class World:
     def emitted(self, node: CoordinatorNode, send: Emit) -> None:
         self.events[send.event] += 1
         self._line(f"{self.scheduler.now:.6f} {node.name} {send.event} {sorted(send.fields.items())}")
-        if send.event == "worker_quarantined":
+        if send.event == "worker_quarantined" and send.fields["worker"] not in self.liars:
             self.violation("protocol", f"{node.name} takes an honest worker for a liar: {send.fields}")
 
     def _before(self, who: str, fence: Fence, writes: Writes) -> None:

@@ -125,7 +125,8 @@ class Held:
     @property
     def begun(self) -> bool:
         """Not one that waits here, or in its process behind others."""
-        return self.started is not None if self.state is State.RUNNING else self.state not in UNSTARTED
+        given = self.state in (State.RUNNING, State.STOPPING)
+        return self.started is not None if given else self.state not in UNSTARTED
 
     def move(self, cause: str) -> None:
         """The next state; the caller forgets the attempt where the table says None. KeyError: the session's fault."""

@@ -253,10 +253,12 @@ class ChildEvents(Holding):
 
         A parent waits from where it stopped, whatever it was sent since: the Resume behind that may be lost.
         """
-        for spawns in self._spawned.values():
-            for spawn in spawns:
+        for key, spawns in self._spawned.items():
+            for spawn in spawns if not self.held[key].stop_reason else ():
                 self._send(work_pb2.WorkUp(spawn=spawn), now)
         for key, from_child in self._awaited.items():
+            if self.held[key].stop_reason:
+                continue
             waiting = work_pb2.Waiting(log=key.log, seq=key.seq, attempt=key.attempt, from_child=from_child)
             self._send(work_pb2.WorkUp(waiting=waiting), now)
 

@@ -47,10 +47,6 @@ class Phase(StrEnum):
     FENCED = "fenced"  # no acknowledgement for too long: starts and submits nothing
 
 
-SILENT = frozenset({"drop", "self_fence"})
-"""Reasons of a stop that the coordinator knows already, or learns from the next Hello."""
-
-
 @dataclass(slots=True)
 class Revoke:
     """One that is answered once every process in `asked` has said which of its attempts it gives back."""
@@ -120,12 +116,13 @@ class Holding:
 
     def _stop(self, held: Held, reason: str, now: float) -> None:
         child = self.place.children.get(held.child)
+        killed = held.stop_reason == "self_fence"
         if held.state is State.WAITING and child is not None:
             child.waiting -= 1
         if not held.stop_reason or reason == "drop":
             held.stop_reason = reason
         held.move("stop")
-        if held.key not in self._kills and child is not None:
+        if not killed and held.key not in self._kills and child is not None:
             self._kills[held.key] = now + self._settings.cancel_grace_s
             self._actions.append(ev.CancelIn(child.id, [held.key]))
 
@@ -181,7 +178,8 @@ class Holding:
             self._release(held.key, reason or "stopped")
 
     def _release(self, key: AttemptKey, reason: str) -> None:
-        if reason not in SILENT and self._welcomed:
+        """Told on the present stream, behind its Welcome; what ends between two streams is not in the next Hello."""
+        if reason != "drop" and self._session:
             self._released.append((key, reason))
 
     def _forget(self, held: Held) -> None:

@@ -28,7 +28,7 @@ from rollout_worker.attempts import (
 )
 from rollout_worker.child_events import ChildEvents
 from rollout_worker.executors.port import Run
-from rollout_worker.holding import SILENT, Phase, Revoke, SessionSettings
+from rollout_worker.holding import Phase, Revoke, SessionSettings
 from rollout_worker.placement import ChildState
 from rollout_worker.plans import Plans
 
@@ -86,8 +86,8 @@ class Session(ChildEvents):
         self._started.clear()
         self._released.clear()
         self._forget_ended_runs()
-        # What was stopped by the fence is on its way out: not listed, so it is pending again.
-        held = [h for h in self.held.values() if h.stop_reason not in SILENT]
+        # With what the fence killed: it is given back once its process is known to have ended.
+        held = [h for h in self.held.values() if h.stop_reason != "drop"]
         hello = work_pb2.Hello(
             incarnation=self._settings.incarnation,
             inventory=inventory_to_wire(self._settings.inventory),

@@ -14,7 +14,7 @@ from rollout_coordinator.core.events import Keys
 from rollout_coordinator.core.state import Grant, History, Log, Run, SpecInfo, State, Worker, touch, touch_run
 from rollout_coordinator.core.step import AttemptRow, Send, SendCancel
 from rollout_coordinator.core.tables import ITEM
-from rollout_coordinator.core.window import unpark
+from rollout_coordinator.core.window import longest_backoff_ms, unpark
 
 _CAUSE = {
     AttemptEnd.FAILED: "retry",
@@ -138,8 +138,7 @@ def close(c: State, grant: Grant, seqs: list[int]) -> None:
 def backoff_ms(c: State, grant: Grant, seq: int) -> int:
     """Exponential in the number of failures; the jitter is a hash of the attempt, so that a replay agrees."""
     spread = crc32(f"{grant.log.run.id}/{grant.log.id}/{seq}/{grant.attempt}".encode()) / 0xFFFFFFFF
-    base = grant.info.spec.retry_backoff_ms * 2 ** min(grant.failures, 30)
-    return int(min(base, c.settings.retry_backoff_cap * 1000) * (0.5 + 0.5 * spread))
+    return int(longest_backoff_ms(c, grant.info.spec, grant.failures) * (0.5 + 0.5 * spread))
 
 
 def end_attempt(c: State, grant: Grant, seq: int, end: AttemptEnd, code: str, message: str, to: str = "") -> None:
@@ -149,10 +148,10 @@ def end_attempt(c: State, grant: Grant, seq: int, end: AttemptEnd, code: str, me
     if grant.log.run.state in ENDED:  # a survivor: however it ended, nothing comes of it
         end, code, to = AttemptEnd.RELEASED, "run_ended", ""
     ITEM.move(state_of(grant, seq), _CAUSE[end])
-    failures, losses, not_before = grant.failures, grant.losses, 0
+    failures, losses, delay_ms = grant.failures, grant.losses, 0
     log = grant.log
     if end in (AttemptEnd.FAILED, AttemptEnd.TIMEOUT):
-        not_before = c.now.wall_ms + backoff_ms(c, grant, seq)
+        delay_ms = backoff_ms(c, grant, seq)
         failures += 1
         log.retried += 1
         c.totals["retried"] += 1
@@ -160,11 +159,13 @@ def end_attempt(c: State, grant: Grant, seq: int, end: AttemptEnd, code: str, me
         losses += 1
         log.worker_lost += 1
         c.totals["worker_lost"] += 1
+    wall = c.now.wall_ms
+    not_before_ms = wall + delay_ms if delay_ms else 0
     c.step.writes.attempts.append(
-        AttemptRow(log.id, seq, grant.attempt, grant.worker.id, end, code, message, c.now.wall_ms, not_before)
+        AttemptRow(log.id, seq, grant.attempt, grant.worker.id, end, code, message, wall, not_before_ms)
     )
     close(c, grant, [seq])
-    repend(c, log, seq, History(grant.attempt, failures, losses, not_before, to))
+    repend(c, log, seq, History(grant.attempt, failures, losses, c.now.mono + delay_ms / 1000, to))
     if grant.info.spec.chain:
         drop_dependents(c, grant, seq)
 
@@ -175,10 +176,10 @@ def repend(c: State, log: Log, seq: int, history: History) -> None:
         return
     if seq >= log.tail:
         log.ahead.add(seq)
-    if history.not_before_ms > c.now.wall_ms:
+    if history.not_before > c.now.mono:
         c.next_grant += 1
         log.loading_back.pop(seq, None)
-        heapq.heappush(c.timers, (history.not_before_ms, c.next_grant, log.id, (seq, history)))
+        heapq.heappush(c.retries, (history.not_before, c.next_grant, log.id, (seq, history)))
     else:
         log.back[seq] = history
         c.window_dirty[log.id] = log

@@ -5,11 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from rollout.model.errors import RolloutError
+
 from rollout_coordinator.core import (
     commit,
     dispatch,
     look,
     policies,
+    quarantine,
     replay,
     results,
     runs,
@@ -131,6 +134,10 @@ class Core:
 
     def worker_views(self, now: Now) -> list[WorkerView]:
         return [look.worker_view(self._state, worker, now) for worker in self._state.workers.values()]
+
+    def barred(self, incarnation: str) -> RolloutError | None:
+        """Why nothing of this worker's is acknowledged; None for an honest one. Asked at each of its beats."""
+        return quarantine.barred(self._state, incarnation)
 
     def gauges(self) -> dict[str, float]:
         """Numbers for metrics, by name; counters end in `_total` and count since this core began."""

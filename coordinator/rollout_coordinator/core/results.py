@@ -10,7 +10,7 @@ from rollout.model.errors import ProtocolError
 from rollout.model.item import AttemptEnd, Failure, ItemState, Outcome
 from rollout.model.run import ENDED
 
-from rollout_coordinator.core import chains, commit, workers
+from rollout_coordinator.core import chains, commit, quarantine, workers
 from rollout_coordinator.core.attempts import close, end_attempt, state_of
 from rollout_coordinator.core.events import (
     Keys,
@@ -59,7 +59,7 @@ def results(c: State, event: WorkerResults) -> None:
         log = c.logs.get(group.log)
         fault = impossible(c, log, group)
         if fault:
-            workers.quarantine(c, worker, ProtocolError(fault))
+            quarantine.quarantine(c, worker, ProtocolError(fault))
             break
         if log is None:
             stale.append(Keys(group.log, group.seq, group.attempt))
@@ -263,7 +263,10 @@ def released(c: State, event: WorkerReleased) -> None:
     end = RELEASE_ENDS.get(event.reason, AttemptEnd.RELEASED)
     for keys in event.keys:
         for grant, seq in current(c, worker, keys):
-            end_attempt(c, grant, seq, end, event.reason or "released", "given back by its worker")
+            if event.reason == "self_fence":
+                workers.not_held(c, grant, seq, "self_fence", "its worker was cut off and killed it")
+            else:
+                end_attempt(c, grant, seq, end, event.reason or "released", "given back by its worker")
 
 
 def confirm(c: State, event: WorkerConfirm) -> None:

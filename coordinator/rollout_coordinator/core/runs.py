@@ -178,6 +178,7 @@ def shut(c: State, log: Log) -> None:
     log.reader = None
     c.reading.pop(log.id, None)
     c.timers = [timer for timer in c.timers if timer[2] != log.id]
+    c.retries = [retry for retry in c.retries if retry[2] != log.id]
 
 
 def ended(run: Run) -> bool:

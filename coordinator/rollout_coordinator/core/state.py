@@ -28,7 +28,7 @@ class History(NamedTuple):
     attempts: int = 0  # highest attempt number so far
     failures: int = 0
     losses: int = 0
-    not_before_ms: int = 0
+    not_before: float = 0.0  # monotonic, unlike the row's: a wall clock that jumps delays no retry
     to: str = ""  # incarnation that asked for it by stealing
 
 
@@ -346,8 +346,8 @@ class State:
     __slots__ = (
         "chain_waits", "dirty", "dirty_lanes", "dirty_logs", "dirty_runs", "ended", "hungry", "last_mono", "loads",
         "logs", "moved", "next_batch", "next_grant", "next_load", "next_log", "next_revoke", "next_scan", "now",
-        "opening", "over", "reading", "recalled", "rereads", "runs", "sessions", "settings", "steal_due", "step",
-        "timed", "timers", "totals", "wake", "window_dirty", "workers",
+        "opening", "over", "reading", "recalled", "rereads", "retries", "runs", "sessions", "settings", "steal_due",
+        "step", "timed", "timers", "totals", "wake", "window_dirty", "workers",
     )  # fmt: skip
 
     def __init__(self, settings: CoreSettings) -> None:
@@ -367,7 +367,8 @@ class State:
         self.next_log = self.next_batch = self.next_grant = self.next_load = self.next_revoke = 1
         self.next_scan = 0.0
         self.last_mono: float | None = None
-        self.timers: list[tuple[int, int, int, Any]] = []  # (wall ms, n, log, seq | SpecQueue)
+        self.timers: list[tuple[int, int, int, SpecQueue]] = []  # (wall ms, n, log, queue of items with a `not_before`)
+        self.retries: list[tuple[float, int, int, tuple[int, History]]] = []  # (monotonic, n, log, (seq, history))
         self.chain_waits: list[SpecQueue] = []
         self.timed: dict[int, Grant] = {}
         self.reading: dict[int, Log] = {}  # child logs whose reader may have something to read, or to wait for no more

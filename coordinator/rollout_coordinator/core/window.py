@@ -9,7 +9,7 @@ from __future__ import annotations
 import heapq
 from itertools import groupby
 
-from rollout.model.item import Blob, Failure, Outcome
+from rollout.model.item import Blob, Failure, ItemSpec, Outcome
 
 from rollout_coordinator.core.events import Loaded, PendingItem
 from rollout_coordinator.core.state import Chain, Chunk, History, LoadNote, Log, SpecQueue, State
@@ -176,7 +176,7 @@ def loaded(c: State, event: Loaded) -> None:
         if seq < log.tail or seq in log.flight or seq in log.ahead or is_accepted(log, seq):
             continue
         if item.attempts or item.not_before_ms:
-            admit(c, log, item, History(item.attempts, item.failures, item.losses, item.not_before_ms))
+            admit(c, log, item, History(item.attempts, item.failures, item.losses, not_before(c, log, item)))
         else:
             fresh.append(item)
     if event.end:  # the read may have seen rows that were submitted after it was asked for
@@ -189,6 +189,19 @@ def loaded(c: State, event: Loaded) -> None:
         items = list(group)
         place(c, log, spec, [i.seq for i in items], [i.id for i in items], [i.payload for i in items])
     c.window_dirty[log.id] = log
+
+
+def longest_backoff_ms(c: State, spec: ItemSpec, failures: int) -> int:
+    """Before its jitter: the delay of a retry after one failure more than `failures`."""
+    return int(min(spec.retry_backoff_ms * 2 ** min(failures, 30), c.settings.retry_backoff_cap * 1000))
+
+
+def not_before(c: State, log: Log, item: PendingItem) -> float:
+    """When a row that is read may be tried again. It has a time of the wall clock, which may have jumped since (or was
+    another host's): it never waits for longer than its delay was."""
+    rest = max(0, item.not_before_ms - c.now.wall_ms)
+    longest = longest_backoff_ms(c, log.run.specs[item.spec].spec, max(0, item.failures - 1))
+    return c.now.mono + min(rest, longest) / 1000
 
 
 def is_accepted(log: Log, seq: int) -> bool:
@@ -217,7 +230,7 @@ def admit(c: State, log: Log, item: PendingItem, history: History) -> None:
         from rollout_coordinator.core.commit import close_pending
 
         close_pending(c, log, item.spec, [item.seq], *verdict)
-    elif history.not_before_ms > c.now.wall_ms:
+    elif history.not_before > c.now.mono:
         from rollout_coordinator.core.attempts import repend
 
         log.ahead.add(item.seq)
@@ -256,18 +269,21 @@ def drop_window(c: State, log: Log) -> None:
 
 
 def fire_timers(c: State) -> None:
-    """Items whose `not_before` has come are pending again; queues parked for it are seen again."""
+    """Retries whose delay is over are pending again; queues parked for their items' `not_before` are seen again."""
     while c.timers and c.timers[0][0] <= c.now.wall_ms:
-        _, _, log_id, what = heapq.heappop(c.timers)
+        _, _, log_id, queue = heapq.heappop(c.timers)
         log = c.logs.get(log_id)
-        if log is None or log.closed:
-            continue
-        if isinstance(what, SpecQueue):
-            unpark([what])
-        else:
-            seq, history = what
+        if log is not None and not log.closed:
+            unpark([queue])
+            c.dirty = True
+    while c.retries and c.retries[0][0] <= c.now.mono:
+        _, _, log_id, (seq, history) = heapq.heappop(c.retries)
+        log = c.logs.get(log_id)
+        if log is not None and not log.closed:
             log.back[seq] = history
             c.window_dirty[log.id] = log
-        c.dirty = True
+            c.dirty = True
+    if c.retries:
+        c.wake_by(c.retries[0][0])
     if c.timers:
         c.wake_by(c.now.mono + max(0.001, (c.timers[0][0] - c.now.wall_ms) / 1000))

@@ -1,4 +1,4 @@
-"""Workers: hello and reconciliation, liveness, drain, goodbye, quarantine.
+"""Workers: hello and reconciliation, liveness, drain, goodbye.
 
 One mechanism finds the dead: a deadline, moved by every frame that was read. Its passing emits `worker_failed` and
 re-pends the work in the same step.
@@ -6,13 +6,15 @@ re-pends the work in the same step.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from rollout.model import events as names
-from rollout.model.errors import NotFoundError, ProtocolError, RolloutError, UnavailableError
+from rollout.model.errors import NotFoundError, ProtocolError, UnavailableError
 from rollout.model.item import AttemptEnd, Failure
 from rollout.model.run import ENDED
 from rollout.model.worker import Inventory, WorkerState
 
-from rollout_coordinator.core import results, steal
+from rollout_coordinator.core import quarantine, results, steal
 from rollout_coordinator.core.attempts import begun, cancel, end_attempt, open_seqs
 from rollout_coordinator.core.events import (
     Keys,
@@ -145,7 +147,7 @@ def reconcile(c: State, worker: Worker, event: WorkerHello) -> None:
     for grant in list(worker.grants.values()):
         for seq in open_seqs(grant):
             if (grant.log.id, seq) not in listed and grant.log.flight.get(seq) is grant:
-                not_listed(c, grant, seq)
+                not_held(c, grant, seq, "not_held", "its worker said Hello without it")
                 missing += 1
     if missing:
         drop_ended(c, worker, answer)
@@ -190,6 +192,8 @@ def resume(c: State, grant: Grant, seq: int, started: bool) -> None:
     stop_waiting(c, grant, seq)
     if started:
         begun(c, grant, seq)
+    else:
+        grant.started_at.pop(seq, None)  # since a replay, which did not know better
     grant.unsure = False
 
 
@@ -212,16 +216,16 @@ def unacknowledged(c: State, worker: Worker, keys: Keys, answer: SendWelcome, li
     answer.drop += [drop] if drop.seq else []
 
 
-def not_listed(c: State, grant: Grant, seq: int) -> None:
-    """Believed held, but the same incarnation does not have it: never received, or stopped when it fenced itself.
+def not_held(c: State, grant: Grant, seq: int, code: str, message: str) -> None:
+    """Believed held, but the same incarnation does not have it: never received, or killed when it fenced itself.
 
     That is no loss of a worker, except where a second run of the item would do harm.
     """
     spec = grant.info.spec
     if spec.fail_on_worker_lost and (grant.unsure or seq in grant.started):
-        lose(c, grant, seq, "not_held")
+        lose(c, grant, seq, code)
     else:
-        end_attempt(c, grant, seq, AttemptEnd.RELEASED, "not_held", "its worker said Hello without it")
+        end_attempt(c, grant, seq, AttemptEnd.RELEASED, code, message)
 
 
 def lose(c: State, grant: Grant, seq: int, code: str) -> None:
@@ -235,13 +239,15 @@ def lose(c: State, grant: Grant, seq: int, code: str) -> None:
     results.close_failed(c, grant, seq, Failure(final.code, f"{final.message} Last: {grant.worker.id}", False, True))
 
 
-def take_back(c: State, worker: Worker, code: str, lost: bool) -> int:
-    """Everything the worker held is pending again, or has failed for good."""
+def take_back(
+    c: State, worker: Worker, code: str, lost: bool, spare: Callable[[Grant, int], bool] | None = None
+) -> int:  # fmt: skip
+    """Everything the worker held, but what is spared, is pending again, or has failed for good."""
     n = 0
     for grant in list(worker.grants.values()):
         for seq in open_seqs(grant):
-            if grant.log.flight.get(seq) is not grant:
-                continue  # dropped with its predecessor
+            if grant.log.flight.get(seq) is not grant or (spare is not None and spare(grant, seq)):
+                continue  # the former: dropped with its predecessor
             n += 1
             began = seq in grant.started or (grant.unsure and grant.info.spec.fail_on_worker_lost)
             if lost and began:
@@ -286,9 +292,11 @@ def scan(c: State) -> None:
             continue
         if worker.state in ALIVE:
             failed(c, worker, late)
+        elif worker.grants:
+            quarantine.over_by_now(c, worker)
         elif late > 10 * settings.orphan_grace and not worker.grants:
             del c.workers[worker.id]  # its row stays in the ledger
-    overdue(c)
+    quarantine.overdue(c)
 
 
 def failed(c: State, worker: Worker, late: float) -> None:
@@ -305,22 +313,6 @@ def failed(c: State, worker: Worker, late: float) -> None:
         c.step.sends.append(Emit(names.WORKER_FAILED, "warning", fields))
 
 
-def overdue(c: State) -> None:
-    """Backstop for attempts whose worker does not enforce their timeout: 2 x timeout + orphan_grace."""
-    for grant in list(c.timed.values()):
-        limit = 2 * grant.info.spec.timeout_ms / 1000 + c.settings.orphan_grace
-        for seq, began in list(grant.started_at.items()):
-            if grant.log.flight.get(seq) is not grant:
-                del grant.started_at[seq]
-            elif c.now.mono - began > limit and seq not in grant.waiting and grant.log.run.state not in ENDED:
-                del grant.started_at[seq]
-                cancel(grant.worker, [(grant, [seq])], "timeout", c.step.sends)
-                failure = Failure("timeout", f"no result within {limit:.0f} s", True)
-                outcome, final = results.judge_failure(c, grant, seq, failure)
-                if outcome is not None and final is not None:
-                    results.close_failed(c, grant, seq, final)
-
-
 def gone(c: State, event: WorkerGone) -> None:
     """The stream broke; the deadline decides."""
     worker = c.sessions.pop(event.session, None)
@@ -333,7 +325,7 @@ def goodbye(c: State, event: WorkerGoodbye) -> None:
     if worker is None:
         return
     leave(c, worker, "goodbye", event.reason)
-    take_back(c, worker, "goodbye", lost=False)
+    take_back(c, worker, "goodbye", lost=False, spare=quarantine.may_run)
     write(c, worker)
     c.step.sends.append(
         Emit(names.WORKER_DEREGISTERED, "info", {"worker": worker.id, "host": worker.host_id, "reason": event.reason})
@@ -345,16 +337,6 @@ def drain(c: State, worker: Worker, reason: str) -> None:
     worker.reason = reason
     c.hungry.pop(worker.id, None)
     write(c, worker)
-
-
-def quarantine(c: State, worker: Worker, error: RolloutError) -> None:
-    """It broke the protocol: no more work for this incarnation, and what it held goes to others."""
-    session = worker.session
-    leave(c, worker, "fault", error.message)
-    take_back(c, worker, "quarantined", lost=True)
-    write(c, worker)
-    c.step.sends.append(CloseSession(session, error))
-    c.step.sends.append(Emit("worker_quarantined", "error", {"worker": worker.id, "reason": error.message}))
 
 
 def set_credit(worker: Worker, credit: object) -> None:
