@@ -210,6 +210,24 @@ SAFEGUARDS = (
         ("core/test_core_scenarios.py::test_stale_and_impossible_results",),
     ),
     Safeguard(
+        "quarantine outlives silence",
+        "A worker that broke the protocol is not forgotten while it keeps silent.",
+        cut(f"{WORKERS}:scan", "worker.state is not WorkerState.QUARANTINED", "True"),
+        ("core/test_core_quarantine.py::test_quarantine_is_not_forgotten_when_the_worker_keeps_silent",),
+    ),
+    Safeguard(
+        "Hello of another host",
+        "A host cannot take over the session of another's worker.",
+        never(f"{WORKERS}:hello", "elsewhere(worker, event.host_id)"),
+        ("core/test_core_quarantine.py::test_a_worker_is_heard_on_its_own_host_only",),
+    ),
+    Safeguard(
+        "beat of another host",
+        "A host cannot keep another's dead worker alive.",
+        cut(f"{WORKERS}:beat", " or elsewhere(worker, event.host_id)", ""),
+        ("core/test_core_quarantine.py::test_a_worker_is_heard_on_its_own_host_only",),
+    ),
+    Safeguard(
         "failure timeout",
         "A worker is failed only after its whole timeout, when it has long fenced itself.",
         cut(

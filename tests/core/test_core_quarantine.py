@@ -8,7 +8,7 @@ from rollout.model.item import Failure, ItemSpec
 from rollout.model.run import RunState
 from rollout.model.worker import Credit, WorkerState
 from rollout_coordinator.core.core import Core
-from rollout_coordinator.core.events import RunDelete, WorkerGoodbye
+from rollout_coordinator.core.events import RunDelete, WorkerBeat, WorkerGoodbye, WorkerHello
 from rollout_coordinator.core.settings import CoreSettings
 
 EXCLUSIVE = ItemSpec(exclusive=True)
@@ -133,6 +133,48 @@ def test_a_new_leader_that_knows_of_the_quarantine_keeps_to_it() -> None:
     assert len(b.held) == 1
     w.pass_time(0.75)
     assert len(b.held) == 3 and state(w) is WorkerState.QUARANTINED
+
+
+def test_quarantine_is_not_forgotten_when_the_worker_keeps_silent() -> None:
+    w, a, b = quarantined()
+    b.alive = True
+    w.pass_time(10 * w.settings.orphan_grace + FENCED + 1.0)
+    a.hello()
+    assert not a.session and state(w) is WorkerState.QUARANTINED
+
+
+def test_a_worker_is_heard_on_its_own_host_only() -> None:
+    w = World()
+    a = w.worker("A")
+    w.open()
+    w.submit(2)
+    honest = a.session
+    assert len(a.held) == 2
+    w.step(WorkerHello("stolen", "A", "host-B", a.inventory, a.credit, [], [], [], False))
+    assert [(close.session, close.error.code) for close in w.closed] == [("stolen", "not_allowed")]
+    assert a.session == honest and len(a.held) == 2
+    a.finish()
+    assert w.view().done == 2
+    a.silent = True
+    for _ in range(20):  # a beat from elsewhere keeps nobody alive
+        w.pass_time(0.5)
+        w.step(WorkerBeat("A", "host-B", w.mono))
+    assert [e["worker"] for e in w.events("worker_failed")] == ["A"]
+
+
+def test_a_new_leader_takes_the_host_of_a_worker_it_has_no_row_of_from_its_hello() -> None:
+    w = World()
+    a = w.worker("A")
+    w.open()
+    w.submit(2)
+    snapshot = w.ledger.snapshot()
+    snapshot.workers = []
+    w.core = Core.replay(w.settings, snapshot, w.now)
+    a.beat()
+    a.hello()
+    assert a.session and len(a.held) == 2
+    w.step(WorkerHello("stolen", "A", "host-B", a.inventory, a.credit, [], [], [], False))
+    assert a.session != "stolen" and len(a.held) == 2
 
 
 def test_caps_are_kept_while_they_wait() -> None:

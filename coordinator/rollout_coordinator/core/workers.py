@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from rollout.model import events as names
-from rollout.model.errors import NotFoundError, ProtocolError, UnavailableError
+from rollout.model.errors import AuthError, NotFoundError, ProtocolError, RolloutError, UnavailableError
 from rollout.model.item import AttemptEnd, Failure
 from rollout.model.run import ENDED
 from rollout.model.worker import Inventory, WorkerState
@@ -60,12 +60,17 @@ def join(c: State, incarnation: str, host_id: str) -> Worker:
     return worker
 
 
+def elsewhere(worker: Worker, host_id: str) -> bool:
+    """Somebody on another host speaks under its name. Whose it is, its first Hello settles."""
+    return worker.host_id != host_id and worker.inventory is not UNKNOWN
+
+
 def beat(c: State, event: WorkerBeat) -> None:
     worker = c.workers.get(event.incarnation)
     if worker is None:
         worker = join(c, event.incarnation, event.host_id)
         c.step.sends.append(Emit(names.WORKER_HEARTBEAT, "info", {"worker": worker.id}))
-    if worker.state not in ALIVE:
+    if worker.state not in ALIVE or elsewhere(worker, event.host_id):
         return
     heard(c, worker, event.read_at)
     worker.load = event.load
@@ -84,6 +89,10 @@ def hello(c: State, event: WorkerHello) -> None:
     worker = c.workers.get(event.incarnation)
     if worker is None:
         worker = join(c, event.incarnation, event.host_id)
+    if elsewhere(worker, event.host_id):
+        error: RolloutError = AuthError(f"Worker {worker.id} runs on another host. Start this one anew, as another.")
+        c.step.sends.append(CloseSession(event.session, error))
+        return
     if worker.state in (WorkerState.QUARANTINED, WorkerState.GONE):
         error = ProtocolError(f"worker {worker.id} is {worker.state.value}: {worker.reason}. Start it anew.")
         c.step.sends.append(CloseSession(event.session, error))
@@ -294,7 +303,7 @@ def scan(c: State) -> None:
             failed(c, worker, late)
         elif worker.grants:
             quarantine.over_by_now(c, worker)
-        elif late > 10 * settings.orphan_grace and not worker.grants:
+        elif late > 10 * settings.orphan_grace and worker.state is not WorkerState.QUARANTINED:
             del c.workers[worker.id]  # its row stays in the ledger
     quarantine.overdue(c)
 
