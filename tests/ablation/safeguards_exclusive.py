@@ -23,7 +23,7 @@ SAFEGUARDS = (
     Safeguard(
         "what a quarantined worker kept is taken back",
         "Its exclusive items run elsewhere once it has fenced itself.",
-        cut(f"{WORKERS}:scan", "elif worker.grants:", "elif False:"),
+        cut(f"{WORKERS}:scan", "elif worker.grants and worker.state in LEFT:", "elif False:"),
         (
             "core/test_core_quarantine.py::test_exclusive_items_of_a_quarantined_worker_wait_for_its_fence",
             "core/test_core_quarantine.py::test_what_a_leaving_worker_could_not_stop_is_not_given_out_at_once",

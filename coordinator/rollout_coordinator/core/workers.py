@@ -32,6 +32,7 @@ from rollout_coordinator.core.tables import WORKER
 from rollout_coordinator.core.window import is_accepted
 
 ALIVE = frozenset({WorkerState.JOINING, WorkerState.READY, WorkerState.DRAINING})
+LEFT = frozenset({WorkerState.QUARANTINED, WorkerState.GONE})
 UNKNOWN = Inventory(capacity=())
 
 
@@ -301,7 +302,7 @@ def scan(c: State) -> None:
             continue
         if worker.state in ALIVE:
             failed(c, worker, late)
-        elif worker.grants:
+        elif worker.grants and worker.state in LEFT:
             quarantine.over_by_now(c, worker)
         elif late > 10 * settings.orphan_grace and worker.state is not WorkerState.QUARANTINED:
             del c.workers[worker.id]  # its row stays in the ledger
