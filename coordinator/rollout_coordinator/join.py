@@ -13,8 +13,8 @@ from rollout.model.errors import AuthError, ProtocolError, RolloutError, StateEr
 from rollout.model.ids import check_ulid
 from rollout.security import keys
 from rollout.security.authority import Authority
+from rollout.security.claims import claim_incarnation
 from rollout.security.hosts import Host, find_host, remember_host
-from rollout.security.incarnations import claim_incarnation
 from rollout.security.roles import Enrolment, Role, caller
 from rollout.security.tokens import consume_token
 from rollout.storage.port import Storage
@@ -168,7 +168,7 @@ class CertificatesService(join_pb2_grpc.CertificatesServicer):
             if not isinstance(buyer, Enrolment) and buyer.id != incarnation:
                 raise AuthError(f"{buyer.role} {buyer.id} may renew its own certificate, not that of {incarnation}.")
             lifetime_s = self._transport.certificate_lifetime_s
-            await claim_incarnation(self._storage, incarnation, host.id, lifetime_s)
+            await claim_incarnation(self._storage, incarnation, host.id, time.time() + lifetime_s)
             issued = self._authority.issue_process(
                 public_key,
                 role=buyer.role,

@@ -6,7 +6,7 @@ import asyncio
 
 import structlog
 from rollout.model.errors import StorageError
-from rollout.security.incarnations import forget_incarnations
+from rollout.security.claims import forget_claims
 
 from rollout_coordinator.gc import collect_garbage
 from rollout_coordinator.ledger.port import Ledger
@@ -34,7 +34,7 @@ async def maintain(p: Parts) -> None:
                 hourly_at = p.clock.now().mono + GARBAGE_EVERY_S
                 await collect_garbage(p.store, p.ledger, GARBAGE_GRACE_S, forget=p.objects_gate.forget)
                 await forget_workers(p.ledger, p.clock.now().wall_ms)
-                await forget_incarnations(p.storage)
+                await forget_claims(p.storage)
         except StorageError as error:
             log.warning("maintenance_failed", error=str(error))
 

@@ -17,15 +17,6 @@ SAFEGUARDS = (
         (f"{JOIN}test_identities_are_checked", f"{HOSTILE}test_a_worker_that_claims_anothers_id"),
     ),
     Safeguard(
-        "an incarnation belongs to one host",
-        "A host cannot buy itself the name of another's worker.",
-        never(
-            "rollout.security.incarnations:claim_incarnation",
-            'stored is not None and _decode(stored)["host"] != host_id',
-        ),
-        (f"{JOIN}test_an_incarnation_is_its_first_buyers", f"{JOIN}test_of_two_hosts_at_once_one_gets_the_incarnation"),
-    ),
-    Safeguard(
         "role check on RPCs",
         "Each call is for one role.",
         never(f"{ROLES}:require", "roles and peer.role not in roles"),
@@ -134,6 +125,46 @@ SAFEGUARDS = (
             "if False:",
         ),
         ("contract/test_access_guards.py::test_a_process_buys_no_other_identity",),
+    ),
+    Safeguard(
+        "an incarnation is of the first host that bought it",
+        "A host cannot buy the identity of another's worker.",
+        never("rollout.security.claims:claim_incarnation", "owner != host_id"),
+        (
+            "contract/test_security_claims.py::test_the_first_host_keeps_it_at_every_coordinator[sqlite]",
+            "integration/test_coordinator_identity.py::test_a_host_cannot_buy_the_incarnation_of_another",
+        ),
+    ),
+    Safeguard(
+        "claims on incarnations are asked for",
+        "No certificate is sold without a look at whose the incarnation is.",
+        cut(
+            f"{SERVICE}:CertificatesService._issue",
+            "await claim_incarnation(self._storage, incarnation, host.id, time.time() + lifetime_s)",
+            "pass",
+        ),
+        (f"{JOIN}test_a_revoked_host_buys_nothing_and_may_come_back_as_another",),
+    ),
+    Safeguard(
+        "claims are made in one swap",
+        "Of two hosts that buy at once at two coordinators one gets the incarnation.",
+        cut(
+            "rollout.security.claims:claim_incarnation",
+            "if await storage.cas(NAMESPACE, key, stored, wanted):",
+            "if not await storage.put(NAMESPACE, key, wanted):",
+        ),
+        ("contract/test_security_claims.py::test_of_many_that_buy_at_once_one_gets_it[sqlite]",),
+    ),
+    Safeguard(
+        "claims outlive the certificates",
+        "While a worker renews its certificate its claim stays.",
+        never("rollout.security.claims:claim_incarnation", "until_ms >= (not_after + KEEP_S / 2) * 1000")
+        + cut(
+            "rollout.security.claims:claim_incarnation",
+            "if await storage.cas(NAMESPACE, key, stored, wanted):",
+            "if stored is not None or await storage.cas(NAMESPACE, key, stored, wanted):",
+        ),
+        ("contract/test_security_claims.py::test_a_claim_that_is_renewed_stays[sqlite]",),
     ),
     Safeguard(
         "keys of one's own",

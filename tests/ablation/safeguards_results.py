@@ -216,6 +216,12 @@ SAFEGUARDS = (
         ("core/test_core_quarantine.py::test_quarantine_is_not_forgotten_when_the_worker_keeps_silent",),
     ),
     Safeguard(
+        "quarantines remembered are bounded",
+        "A host that buys incarnations only to be quarantined does not fill the memory.",
+        cut(f"{CORE}quarantine:quarantine", "del c.workers[oldest]", "pass"),
+        ("core/test_core_quarantine.py::test_only_the_newest_quarantines_are_remembered",),
+    ),
+    Safeguard(
         "Hello of another host",
         "A host cannot take over the session of another's worker.",
         never(f"{WORKERS}:hello", "elsewhere(worker, event.host_id)"),

@@ -244,11 +244,15 @@ async def test_ended_workers_are_left_on_disk(writer: Writer, ledger: Ledger) ->
     assert [row.incarnation for row in await ledger.workers(2)] == ["C", "B"]
 
 
-async def test_who_was_quarantined_is_known_to_the_next_leader(writer: Writer, ledger: Ledger) -> None:
-    quarantined = WorkerRow("A", "h", Inventory(), WorkerState.QUARANTINED, 1, 9, "it lied")
-    gone = WorkerRow("B", "h", Inventory(), WorkerState.GONE, 2, 9, "bye")
-    await writer.commit(Writes(workers={"A": quarantined, "B": gone}))
-    assert (await ledger.snapshot()).workers == [quarantined]
+async def test_the_newest_quarantined_workers_come_back(
+    writer: Writer, ledger: Ledger, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    out = [WorkerRow(name, "h", Inventory(), WorkerState.QUARANTINED, 1, n, "lied") for n, name in enumerate("CBA", 5)]
+    living = WorkerRow("D", "h", Inventory(), WorkerState.READY, 1, 0, "")
+    await writer.commit(Writes(workers={row.incarnation: row for row in (living, *out)}))
+    assert (await ledger.snapshot()).workers == [living, *out]
+    monkeypatch.setattr(f"{type(ledger).__module__}.QUARANTINED_MAX", 2)
+    assert (await ledger.snapshot()).workers == [living, *out[1:]]
 
 
 async def test_workers_that_ended_long_ago_are_forgotten(writer: Writer, ledger: Ledger) -> None:
@@ -262,11 +266,16 @@ async def test_workers_that_ended_long_ago_are_forgotten(writer: Writer, ledger:
         row("quarantined lately", 3, 150, WorkerState.QUARANTINED),
     ]
     old.append(row("quarantined", 4, 99, WorkerState.QUARANTINED))
+    stay.append(row("has an open attempt", 5, 60))
+    await writer.run(1)
     await writer.commit(Writes(workers={r.incarnation: r for r in (*old, *stay)}))
+    await writer.commit(
+        Writes(assignments=[dataclasses.replace(assignment(4, (1, [0], 1)), worker="has an open attempt")])
+    )
     assert await ledger.forget_workers(100, 4) == 4
     assert await ledger.forget_workers(100, 4) == 2
     assert await ledger.forget_workers(100, 4) == 0
-    assert [r.incarnation for r in await ledger.workers(9)] == ["quarantined lately", "ended lately", "lives long"]
+    assert {r.incarnation for r in await ledger.workers(9)} == {r.incarnation for r in stay}
 
 
 async def test_it_is_all_there_after_reopening(writer: Writer, ledger: Ledger, storage_section: StorageSection) -> None:

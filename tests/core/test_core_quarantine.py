@@ -151,7 +151,7 @@ def test_a_worker_is_heard_on_its_own_host_only() -> None:
     honest = a.session
     assert len(a.held) == 2
     w.step(WorkerHello("stolen", "A", "host-B", a.inventory, a.credit, [], [], [], False))
-    assert [(close.session, close.error.code) for close in w.closed] == [("stolen", "not_allowed")]
+    assert [(close.session, close.error.code) for close in w.closed] == [("stolen", "protocol")]
     assert a.session == honest and len(a.held) == 2
     a.finish()
     assert w.view().done == 2
@@ -175,6 +175,14 @@ def test_a_new_leader_takes_the_host_of_a_worker_it_has_no_row_of_from_its_hello
     assert a.session and len(a.held) == 2
     w.step(WorkerHello("stolen", "A", "host-B", a.inventory, a.credit, [], [], [], False))
     assert a.session != "stolen" and len(a.held) == 2
+
+
+def test_only_the_newest_quarantines_are_remembered(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("rollout_coordinator.core.quarantine.QUARANTINED_MAX", 2)
+    w = World()
+    for name in "ABC":
+        lie(w.worker(name))
+    assert sorted(w.core._state.workers) == ["B", "C"]  # pyright: ignore[reportPrivateUsage]
 
 
 def test_caps_are_kept_while_they_wait() -> None:

@@ -10,6 +10,7 @@ from rollout.model.item import Failure, Outcome
 from rollout.model.run import ENDED, Order
 from rollout.model.worker import WorkerState
 from rollout_coordinator.core.events import IdsLoaded, Loaded, PendingItem, ResultsLoaded
+from rollout_coordinator.core.settings import QUARANTINED_MAX
 from rollout_coordinator.core.step import (
     LoadIds,
     LoadItems,
@@ -176,7 +177,11 @@ class Tables:
 
     def snapshot(self) -> Snapshot:
         snapshot = self._of_runs({i: row for i, row in self.runs.items() if row.state not in ENDED or row.survivors})
-        snapshot.workers = [copy.copy(w) for w in self.workers.values() if not w.ended_ms or w.state is QUARANTINED]
+        out = sorted(
+            (w for w in self.workers.values() if w.state is QUARANTINED), key=lambda w: (w.ended_ms, w.incarnation)
+        )
+        living = [w for w in self.workers.values() if w.ended_ms == 0]
+        snapshot.workers = [copy.copy(w) for w in (*living, *out[-QUARANTINED_MAX:])]
         snapshot.next_log, snapshot.next_batch = self.next_log, self.next_batch
         live = {row.log for row in snapshot.logs}
         found = sorted((g.batch, key, g) for key, g in self.given.items() if key[0] in live)

@@ -14,6 +14,7 @@ from rollout.model.worker import WorkerState
 
 from rollout_coordinator.core import results, workers
 from rollout_coordinator.core.attempts import cancel
+from rollout_coordinator.core.settings import QUARANTINED_MAX
 from rollout_coordinator.core.state import Grant, State, Worker
 from rollout_coordinator.core.step import CloseSession, Emit
 
@@ -28,6 +29,9 @@ def quarantine(c: State, worker: Worker, error: RolloutError) -> None:
     if session:
         c.step.sends.append(CloseSession(session, error))
     c.step.sends.append(Emit("worker_quarantined", "error", {"worker": worker.id, "reason": error.message}))
+    known = [w.id for w in c.workers.values() if w.state is WorkerState.QUARANTINED and not w.grants]
+    for oldest in known[:-QUARANTINED_MAX]:
+        del c.workers[oldest]
 
 
 def exclusive(grant: Grant, seq: int) -> bool:

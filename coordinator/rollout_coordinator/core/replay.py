@@ -19,7 +19,7 @@ from rollout_coordinator.core.events import Now, ResultsLoaded, RunLoaded
 from rollout_coordinator.core.state import Batch, Grant, LoadNote, Log, Run, State, Worker, touch_run
 from rollout_coordinator.core.step import LoadResults, LoadRun, LogRow, Snapshot
 from rollout_coordinator.core.window import chain_of, is_accepted
-from rollout_coordinator.core.workers import UNKNOWN, heard
+from rollout_coordinator.core.workers import ANY_HOST, UNKNOWN, heard
 
 PAGE = 8192  # outcomes read at once
 
@@ -141,7 +141,7 @@ def restore_attempts(c: State, snapshot: Snapshot, now: Now) -> None:
     for (number, log_id, spec, attempt, failures, losses, incarnation, _), seqs in grants.items():
         worker = c.workers.get(incarnation)
         if worker is None:
-            worker = c.workers[incarnation] = Worker(incarnation, "", UNKNOWN, WorkerState.READY, now)
+            worker = c.workers[incarnation] = Worker(incarnation, ANY_HOST, UNKNOWN, WorkerState.READY, now)
             heard(c, worker, now.mono)
         batch = batches.setdefault(number, Batch(number))
         log = c.logs[log_id]

@@ -4,6 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+QUARANTINED_MAX = 1000
+"""Quarantined incarnations that are remembered, the newest. A host that may buy certificates may buy others: this keeps
+broken programs out, and revocation hostile ones, so it need not be endless."""
+
 
 @dataclass(frozen=True, slots=True)
 class CoreSettings:

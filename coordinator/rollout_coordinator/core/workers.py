@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from rollout.model import events as names
-from rollout.model.errors import AuthError, NotFoundError, ProtocolError, RolloutError, UnavailableError
+from rollout.model.errors import NotFoundError, ProtocolError, UnavailableError
 from rollout.model.item import AttemptEnd, Failure
 from rollout.model.run import ENDED
 from rollout.model.worker import Inventory, WorkerState
@@ -34,6 +34,8 @@ from rollout_coordinator.core.window import is_accepted
 ALIVE = frozenset({WorkerState.JOINING, WorkerState.READY, WorkerState.DRAINING})
 LEFT = frozenset({WorkerState.QUARANTINED, WorkerState.GONE})
 UNKNOWN = Inventory(capacity=())
+ANY_HOST = "?"
+"""Of a worker that only its open attempts speak of: its row has ended. Its Hello says where it lives."""
 
 
 def write(c: State, worker: Worker) -> None:
@@ -62,8 +64,8 @@ def join(c: State, incarnation: str, host_id: str) -> Worker:
 
 
 def elsewhere(worker: Worker, host_id: str) -> bool:
-    """Somebody on another host speaks under its name. Whose it is, its first Hello settles."""
-    return worker.host_id != host_id and worker.inventory is not UNKNOWN
+    """Somebody on another host speaks in its name."""
+    return worker.host_id not in (host_id, ANY_HOST)
 
 
 def beat(c: State, event: WorkerBeat) -> None:
@@ -91,7 +93,10 @@ def hello(c: State, event: WorkerHello) -> None:
     if worker is None:
         worker = join(c, event.incarnation, event.host_id)
     if elsewhere(worker, event.host_id):
-        error: RolloutError = AuthError(f"Worker {worker.id} runs on another host. Start this one anew, as another.")
+        error = ProtocolError(
+            f"worker {worker.id} lives on host {worker.host_id or '(none)'}, not on {event.host_id or '(none)'}. Start "
+            "it anew, without --worker-id, for an incarnation of its own."
+        )
         c.step.sends.append(CloseSession(event.session, error))
         return
     if worker.state in (WorkerState.QUARANTINED, WorkerState.GONE):

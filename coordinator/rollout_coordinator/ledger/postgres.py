@@ -12,6 +12,7 @@ from rollout.storage.postgres import CommitUnknown, Connection, PostgresEngine
 from tenacity import AsyncRetrying, RetryError, retry_if_exception_type, stop_after_delay, wait_random_exponential
 
 from rollout_coordinator.core.events import IdsLoaded, Loaded, ResultsLoaded
+from rollout_coordinator.core.settings import QUARANTINED_MAX
 from rollout_coordinator.core.step import LoadIds, LoadItems, LoadPending, LoadResults, Snapshot, WorkerRow, Writes
 from rollout_coordinator.core.views import RunView
 from rollout_coordinator.ledger import queries, reads, rows
@@ -203,7 +204,8 @@ class PostgresLedger:
             replay.logs(await _fetch(db, queries.LIVE_LOGS))
             snapshot.lanes = [rows.lane_row(row) for row in await _fetch(db, queries.LIVE_LANES)]
             snapshot.specs = [rows.spec_row(row) for row in await _fetch(db, queries.LIVE_SPECS)]
-            snapshot.workers = [rows.worker_row(row) for row in await _fetch(db, queries.LIVE_WORKERS)]
+            out = await _fetch(db, queries.QUARANTINED_WORKERS, n=QUARANTINED_MAX)
+            snapshot.workers = [rows.worker_row(row) for row in (*await _fetch(db, queries.LIVE_WORKERS), *out)]
             await _accepted(db, replay)
             await _won(db, replay)
             replay.assignments(await _fetch(db, queries.LIVE_ASSIGNMENTS))

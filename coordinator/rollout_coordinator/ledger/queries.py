@@ -184,11 +184,12 @@ PURGE_ROWS = tuple(
     for table in ("result", "item", "attempt")
 )
 END_PURGE = "DELETE FROM purge WHERE log = :log"
-# By the index on registered_ms: of the rows as old as that, all but those of long-lived workers are to go.
-FORGET_WORKERS = """
-DELETE FROM worker WHERE incarnation IN (
-  SELECT incarnation FROM worker WHERE registered_ms < :before AND ended_ms > 0 AND ended_ms < :before
-  ORDER BY registered_ms LIMIT :n)
+# By the index on registered_ms: of rows as old as that, all but those of long-lived workers are to go. The conditions
+# once more for the row that is deleted, which may have come back to life meanwhile (PostgreSQL).
+_FORGETTABLE = "ended_ms > 0 AND ended_ms < :before AND incarnation NOT IN (SELECT worker FROM assignment)"
+FORGET_WORKERS = f"""
+DELETE FROM worker WHERE {_FORGETTABLE} AND incarnation IN (
+  SELECT incarnation FROM worker WHERE registered_ms < :before AND {_FORGETTABLE} ORDER BY registered_ms LIMIT :n)
 """
 
 # ---- replay
@@ -217,10 +218,13 @@ SELECT spec.run_id, spec.idx, spec.body FROM spec JOIN run ON run.run_id = spec.
  WHERE {LIVE} ORDER BY spec.run_id, spec.idx
 """
 SPECS_OF_RUN = "SELECT run_id, idx, body FROM spec WHERE run_id = :run_id ORDER BY idx"
-# Who was quarantined is live for as long as there is a row: the next leader refuses it too.
-LIVE_WORKERS = f"""
-SELECT {WORKER_COLUMNS} FROM worker WHERE ended_ms = 0 OR state = '{WorkerState.QUARANTINED.value}'
-ORDER BY registered_ms, incarnation
+LIVE_WORKERS = f"SELECT {WORKER_COLUMNS} FROM worker WHERE ended_ms = 0 ORDER BY registered_ms, incarnation"
+# The next leader keeps them out too: the newest, the oldest of these first.
+QUARANTINED_WORKERS = f"""
+SELECT {WORKER_COLUMNS} FROM (
+  SELECT {WORKER_COLUMNS} FROM worker WHERE state = '{WorkerState.QUARANTINED.value}'
+  ORDER BY ended_ms DESC, incarnation DESC LIMIT :n) AS newest
+ORDER BY ended_ms, incarnation
 """
 LIVE_ASSIGNMENTS = "SELECT batch, worker, keys FROM assignment ORDER BY batch"
 

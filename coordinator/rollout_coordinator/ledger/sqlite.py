@@ -12,6 +12,7 @@ from rollout.model.item import Outcome
 from rollout.storage.sqlite import SqliteEngine
 
 from rollout_coordinator.core.events import IdsLoaded, Loaded, ResultsLoaded
+from rollout_coordinator.core.settings import QUARANTINED_MAX
 from rollout_coordinator.core.step import (
     LoadIds,
     LoadItems,
@@ -212,7 +213,8 @@ def _replay(db: sqlite3.Connection) -> reads.Replay:
     replay.logs(db.execute(queries.LIVE_LOGS))
     snapshot.lanes = [rows.lane_row(row) for row in db.execute(queries.LIVE_LANES)]
     snapshot.specs = [rows.spec_row(row) for row in db.execute(queries.LIVE_SPECS)]
-    snapshot.workers = [rows.worker_row(row) for row in db.execute(queries.LIVE_WORKERS)]
+    out = db.execute(queries.QUARANTINED_WORKERS, {"n": QUARANTINED_MAX})
+    snapshot.workers = [rows.worker_row(row) for row in (*db.execute(queries.LIVE_WORKERS), *out)]
     _accepted(db, replay)
     _won(db, replay)
     replay.assignments(db.execute(queries.LIVE_ASSIGNMENTS))
