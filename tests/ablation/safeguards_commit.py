@@ -197,7 +197,7 @@ SAFEGUARDS = (
     Safeguard(
         "overdue survivors",
         "An attempt that outlived its run does not time out.",
-        cut(f"{CORE}workers:overdue", " and grant.log.run.state not in ENDED", ""),
+        cut(f"{CORE}quarantine:overdue", " and grant.log.run.state not in ENDED", ""),
         ("core/test_core_survivors.py::test_nothing_comes_of_what_outlived_its_run[released]",),
     ),
     Safeguard(
