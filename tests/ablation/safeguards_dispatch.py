@@ -105,6 +105,15 @@ SAFEGUARDS = (
         ("core/test_core_guards_dispatch.py::test_strict_resources_are_not_overcommitted",),
     ),
     Safeguard(
+        "requirements are known by what they say",
+        "What a worker fits is not taken from a run that is forgotten.",
+        (
+            Edit(f"{DISPATCH}:fits", "worker.fits.get(shape.key)", "worker.fits.get(id(shape))"),
+            Edit(f"{DISPATCH}:fits", "worker.fits[shape.key] =", "worker.fits[id(shape)] ="),
+        ),
+        ("core/test_core_memory.py::test_what_a_worker_fits_is_not_taken_from_a_run_that_is_forgotten",),
+    ),
+    Safeguard(
         "required executor",
         "An item goes only to a worker that has its executor.",
         cut(f"{DISPATCH}:fits", "(not have.executors or shape.workload in have.executors)\n            and ", ""),

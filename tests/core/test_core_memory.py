@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+
 from core_world import FakeWorker, World
 from rollout.model.item import ItemSpec, Key
 from rollout.model.run import RunState
@@ -118,3 +120,20 @@ def test_children_of_a_killed_run_count_and_go_on() -> None:
     a.finish((parent.log, parent.seq))
     w.seal(1)
     assert w.view().state is RunState.COMPLETED and gauges(w) == (1, 1)
+
+
+def test_what_a_worker_fits_is_not_taken_from_a_run_that_is_forgotten() -> None:
+    """Requirements were once known by their address in memory, which those of a later run may get again."""
+    w = remembering()
+    a = w.worker("A", credit=20, labels=(("kind", "x"),))
+    for turn, kind in enumerate("yx" * 5):
+        for n in range(10):
+            run_id = f"{turn}-{n}"
+            w.open(run_id)
+            w.submit(1, run_id, specs=ItemSpec(require_labels=(("kind", kind),)))
+        assert len(a.held) == (10 if kind == "x" else 0)
+        a.finish()
+        for n in range(10):
+            w.verb("kill", f"{turn}-{n}")
+        w.pass_time(6.0)
+        gc.collect()

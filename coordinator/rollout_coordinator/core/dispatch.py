@@ -139,11 +139,11 @@ def feed(c: State, frame: Frame, runs: list[Run], soft: bool) -> bool:
 
 def fits(worker: Worker, shape: Shape) -> bool:
     """What of a shape does not change while the worker lives."""
-    known = worker.fits.get(id(shape))
+    known = worker.fits.get(shape.key)
     if known is None:
         have = worker.inventory
         labels = dict(have.labels)
-        known = worker.fits[id(shape)] = (
+        known = worker.fits[shape.key] = (
             (not have.executors or shape.workload in have.executors)
             and shape.roles.issubset(have.roles)
             and all(labels.get(name) == value for name, value in shape.labels)

@@ -47,10 +47,12 @@ class Chunk:
 class Shape:
     """What a worker must have: checked once per worker for all specs of a run that ask the same."""
 
-    __slots__ = ("heap", "labels", "needs", "plugin", "prefs", "roles", "slots", "strict", "workload")
+    __slots__ = ("heap", "key", "labels", "needs", "plugin", "prefs", "roles", "slots", "strict", "workload")
 
     def __init__(self, spec: ItemSpec, workload: str) -> None:
         self.workload = workload
+        # Its worth, not its identity: the address of a run that is forgotten may be that of a later one's.
+        self.key = (workload, spec.require_roles, spec.require_labels, spec.require_plugin, spec.resources)
         self.roles = frozenset(spec.require_roles)
         self.labels = spec.require_labels
         self.plugin = spec.require_plugin
@@ -328,7 +330,7 @@ class Worker:
     def set_inventory(self, inventory: Inventory) -> None:
         self.inventory = inventory
         self.capacity = dict(inventory.capacity)
-        self.fits: dict[int, bool] = {}  # by id(shape)
+        self.fits: dict[tuple[Any, ...], bool] = {}  # by Shape.key
 
 
 class LoadNote(NamedTuple):
