@@ -13,6 +13,8 @@ import pytest
 import removal
 from detection import ROOT
 from removal import Edit, StaleEditError
+from report import document
+from run import DOCUMENT
 from safeguard import Safeguard
 from table import ALL, BY_NAME
 
@@ -20,6 +22,7 @@ RUN = Path(__file__).with_name("run.py")
 NAMES = [one.name for one in ALL]
 PART = 32
 """Safeguards of one test of the slow lane, a few minutes of one core."""
+SEEDS = 60
 
 
 def run(tmp_path_factory: pytest.TempPathFactory, *arguments: str) -> dict[str, Any]:
@@ -95,9 +98,24 @@ def test_a_removal_is_noticed(rows: dict[str, dict[str, Any]], name: str) -> Non
 @pytest.mark.slow
 @pytest.mark.timeout(3600)
 @pytest.mark.parametrize("first", range(0, len(NAMES), PART))
-def test_every_test_and_the_simulation_notice(tmp_path_factory: pytest.TempPathFactory, first: int) -> None:
+def test_every_test_and_the_simulation_notice(
+    tmp_path_factory: pytest.TempPathFactory, testrun_uid: str, first: int
+) -> None:
     only = [word for name in NAMES[first : first + PART] for word in ("--only", name)]
-    found = run(tmp_path_factory, "--seeds", "60", *only)
+    found = run(tmp_path_factory, "--seeds", str(SEEDS), *only)
     assert len(found["rows"]) == len(NAMES[first : first + PART])
     assert found["baseline"] == []
     assert {row["name"]: row["fault"] for row in found["rows"] if row["fault"]} == {}
+    record(testrun_uid, first, found["rows"])
+
+
+def record(session: str, first: int, rows: list[dict[str, Any]]) -> None:
+    """docs/ablations.md anew, by whichever part of a session is the last that passes."""
+    parts = ROOT / "build" / f"ablations-{session}"
+    parts.mkdir(parents=True, exist_ok=True)
+    own = parts / f"{first}.json"
+    own.with_suffix(".new").write_text(json.dumps(rows))
+    own.with_suffix(".new").rename(own)
+    known = {row["name"]: row for part in parts.glob("*.json") for row in json.loads(part.read_text())}
+    if known.keys() == BY_NAME.keys():
+        DOCUMENT.write_text(document(known, SEEDS))
