@@ -24,7 +24,8 @@ class _Pack:
 class Packer:
     """Gathers blobs until `max_bytes` or `linger_s` (seconds) is reached, then puts them as one object.
 
-    `put` makes pieces durable as one object and returns its id, e.g. `RemoteObjects.put_pieces`.
+    `put` makes pieces durable as one object and returns its id, e.g. `RemoteObjects.put_pieces`. `uploads` at once: one
+    on its way while the one before is made durable. More would share the link, and the first be there later.
     """
 
     def __init__(
@@ -33,7 +34,7 @@ class Packer:
         *,
         max_bytes: int = PACK_BYTES,
         linger_s: float = LINGER_S,
-        uploads: int = 4,
+        uploads: int = 2,
     ) -> None:
         self._put = put
         self._max_bytes = max_bytes
