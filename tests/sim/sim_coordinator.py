@@ -42,6 +42,7 @@ class Nothing:
     addr = "objects"
 
     def __getattr__(self, name: str) -> Any:
+        setattr(self, name, self)  # asked once
         return self
 
     def __call__(self, *_: Any, **__: Any) -> Nothing:

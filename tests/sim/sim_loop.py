@@ -19,16 +19,15 @@ RUNNING, PAUSED, DEAD = 0, 1, 2
 
 
 class Handle:
-    """What `call_soon`, `call_later` and `call_at` return."""
+    """What `call_soon`, `call_later` and `call_at` return, which fill it: a seed makes 5,000, and a call each shows."""
 
     __slots__ = ("args", "callback", "due", "gone", "loop")
 
-    def __init__(self, loop: NodeLoop, due: float, callback: Callable[..., Any], args: tuple[Any, ...]) -> None:
-        self.loop = loop
-        self.due = due  # of the scheduler's clock
-        self.callback = callback
-        self.args = args
-        self.gone = False
+    loop: NodeLoop
+    due: float  # of the scheduler's clock
+    callback: Callable[..., Any]
+    args: tuple[Any, ...]
+    gone: bool
 
     def cancel(self) -> None:
         self.gone = True
@@ -74,7 +73,12 @@ class NodeLoop(asyncio.AbstractEventLoop):
     # ---- handles
 
     def call_soon(self, callback: Callable[..., Any], *args: Any, context: Any = None) -> Any:
-        handle = Handle(self, 0.0, callback, args)
+        handle = Handle()
+        handle.loop = self
+        handle.due = 0.0
+        handle.callback = callback
+        handle.args = args
+        handle.gone = False
         self._ready.append(handle)
         return handle
 
@@ -107,8 +111,7 @@ class NodeLoop(asyncio.AbstractEventLoop):
             future.set_exception(error)
         return future
 
-    def get_debug(self) -> bool:
-        return False
+    get_debug: Any = staticmethod(bool)  # False, and every future asks
 
     def is_running(self) -> bool:
         return True
@@ -162,7 +165,12 @@ class Scheduler:
 
     def at(self, due: float, loop: NodeLoop, callback: Callable[..., Any], *args: Any) -> Handle:
         """On `loop`, at `due` of this clock."""
-        handle = Handle(loop, due, callback, args)
+        handle = Handle()
+        handle.loop = loop
+        handle.due = due
+        handle.callback = callback
+        handle.args = args
+        handle.gone = False
         self._count += 1
         heappush(self._timers, (due, self._count, handle))
         return handle
@@ -174,28 +182,27 @@ class Scheduler:
         sys.set_asyncgen_hooks(firstiter=None, finalizer=self._finalize)
         try:
             while not self.stop:
-                while ready:
+                if ready:
                     handle = ready.popleft()
                     if handle.gone:
                         continue
-                    loop = handle.loop
-                    if loop is not current:
-                        current = loop
-                        _set_running_loop(loop)
-                    if loop.state:
-                        if loop.state == PAUSED:
-                            loop.stashed(handle)
-                        continue
-                    handle.callback(*handle.args)
-                    if self.stop:
+                else:
+                    if not timers or timers[0][0] > until:
+                        self.now = max(self.now, until)
                         return
-                if not timers or timers[0][0] > until:
-                    self.now = max(self.now, until)
-                    return
-                due, _, handle = heappop(timers)
-                if not handle.gone:
-                    self.now = max(self.now, due)
-                    ready.append(handle)
+                    due, _, handle = heappop(timers)
+                    if handle.gone:
+                        continue
+                    if due > self.now:
+                        self.now = due
+                loop = handle.loop
+                if loop is not current:
+                    current = loop
+                    _set_running_loop(loop)
+                if not loop.state:
+                    handle.callback(*handle.args)
+                elif loop.state == PAUSED:
+                    loop.stashed(handle)
         finally:
             sys.set_asyncgen_hooks(*hooks)
             _set_running_loop(None)
