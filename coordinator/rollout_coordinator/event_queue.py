@@ -44,6 +44,8 @@ class _Lane:
         self.waiters: deque[asyncio.Future[None]] = deque()
 
     def take(self, into: list[Event], count: int, weight: int) -> tuple[int, int]:
+        if not self.entries and not self.waiters:
+            return 0, count
         taken = 0
         while self.entries and count > 0 and (taken == 0 or taken + self.entries[0][0] <= weight):
             size, event = self.entries.popleft()

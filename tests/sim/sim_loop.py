@@ -85,7 +85,16 @@ class NodeLoop(asyncio.AbstractEventLoop):
     call_soon_threadsafe = call_soon
 
     def call_later(self, delay: float, callback: Callable[..., Any], *args: Any, context: Any = None) -> Any:
-        return self.scheduler.at(self.scheduler.now + delay / self.rate + self.lag, self, callback, *args)
+        scheduler = self.scheduler
+        handle = Handle()
+        handle.loop = self
+        handle.due = due = scheduler.now + delay / self.rate + self.lag
+        handle.callback = callback
+        handle.args = args
+        handle.gone = False
+        scheduler.count += 1
+        heappush(scheduler.timers, (due, scheduler.count, handle))
+        return handle
 
     def call_at(self, when: float, callback: Callable[..., Any], *args: Any, context: Any = None) -> Any:
         return self.call_later(when - self.time(), callback, *args)
@@ -154,9 +163,9 @@ class Scheduler:
         self.stop = False
         self.over = False
         self.unhandled: Callable[[NodeLoop, dict[str, Any]], None] = lambda loop, context: None
-        self._timers: list[tuple[float, int, Handle]] = []
+        self.timers: list[tuple[float, int, Handle]] = []
         self._loops: list[NodeLoop] = []
-        self._count = 0
+        self.count = 0  # of timers ever set: those of one moment fire in this order
 
     def loop(self, name: str, **clock: float) -> NodeLoop:
         loop = NodeLoop(self, name, **clock)
@@ -171,12 +180,12 @@ class Scheduler:
         handle.callback = callback
         handle.args = args
         handle.gone = False
-        self._count += 1
-        heappush(self._timers, (due, self._count, handle))
+        self.count += 1
+        heappush(self.timers, (due, self.count, handle))
         return handle
 
     def run(self, until: float) -> None:
-        ready, timers = self.ready, self._timers
+        ready, timers = self.ready, self.timers
         current: NodeLoop | None = None
         hooks = sys.get_asyncgen_hooks()
         sys.set_asyncgen_hooks(firstiter=None, finalizer=self._finalize)
@@ -230,7 +239,7 @@ class Scheduler:
         finally:
             _set_running_loop(None)
         self.ready.clear()
-        self._timers.clear()
+        self.timers.clear()
 
 
 def _bury(coro: Any) -> None:

@@ -172,13 +172,15 @@ class World:
                 books(state)
         except Violation as violation:
             raise self.violation(violation.invariant, violation.message) from None
-        node.continued = {e.run_id for e in events if isinstance(e, RunCommand) and e.verb == "continue"}
+        node.continued = (
+            set() if idle else {e.run_id for e in events if isinstance(e, RunCommand) and e.verb == "continue"}
+        )
         node.ended = self._taken(events, step) if step.sends else set()
-        lease = self.store.tables.lease
-        if lease is not None and lease.epoch != node.epoch:
+        lease, epoch = self.store.tables.lease, node.epoch
+        if lease is not None and lease.epoch != epoch:
             self._fired("deposed_leader_steps")
         kinds = "Tick" if idle else ",".join([type(event).__name__ for event in events])
-        self._line(f"{self.scheduler.now:.6f} {node.name}/{node.epoch} {kinds} -> {len(step.sends)} {len(step.loads)}")
+        self._line(f"{self.scheduler.now:.6f} {node.name}/{epoch} {kinds} -> {len(step.sends)} {len(step.loads)}")
 
     @staticmethod
     def _taken(events: list[Event], step: Step) -> set[tuple[int, int, int]]:
