@@ -236,7 +236,8 @@ class Driver:
             return
 
     async def _serve(self, lease: Tenure) -> None:
-        wake_at = last_tick = self._clock.now().mono
+        now = self._clock.now()
+        wake_at = last_tick = now.mono
         done_at = 0.0
         while not self._stopping:
             if self._fault is not None:
@@ -244,19 +245,22 @@ class Driver:
                 raise fault
             if not lease.trusted():
                 raise LeaseLostError
-            now = self._clock.now().mono
-            await self._queue.wait(min(wake_at, last_tick + self._tick_interval) - now)
-            now = self._clock.now().mono
-            if now - done_at < self._limits.busy_s and self._queue.weight < self._limits.weight:
+            due = min(wake_at, last_tick + self._tick_interval)
+            await self._queue.wait(due - now.mono)
+            now = self._clock.now()
+            if now.mono - done_at < self._limits.busy_s and self._queue.weight < self._limits.weight:
                 await asyncio.sleep(self._limits.linger_s)
-            events = self._gather(self._clock.now(), min(wake_at, last_tick + self._tick_interval))
-            if events and isinstance(events[-1], Tick):
-                last_tick = self._clock.now().mono
+                now = self._clock.now()
+            events = self._gather(now, due)
             if events:
-                step = await self._step(lease, events)
+                ticked = isinstance(events[-1], Tick)
+                if ticked:
+                    last_tick = now.mono
+                step = await self._step(lease, events, now)
                 wake_at = step.wake_at if step.wake_at is not None else float("inf")
-                if len(events) > 1 or not isinstance(events[0], Tick):
-                    done_at = self._clock.now().mono
+                now = self._clock.now()
+                if not ticked or len(events) > 1:
+                    done_at = now.mono
             for query in self._queue.take_queries():
                 query()
 
@@ -270,10 +274,9 @@ class Driver:
             events.append(Tick())
         return events
 
-    async def _step(self, lease: Tenure, events: list[Event]) -> Step:
+    async def _step(self, lease: Tenure, events: list[Event], began: Now) -> Step:
         core = self._core
         assert core is not None
-        began = self._clock.now()
         step = core.handle(events, began)
         self._metrics.batch_events.observe(len(events))
         if not lease.trusted():

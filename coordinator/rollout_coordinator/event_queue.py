@@ -44,6 +44,8 @@ class _Lane:
         self.waiters: deque[asyncio.Future[None]] = deque()
 
     def take(self, into: list[Event], count: int, weight: int) -> tuple[int, int]:
+        if not self.entries and not self.waiters:
+            return 0, count
         taken = 0
         while self.entries and count > 0 and (taken == 0 or taken + self.entries[0][0] <= weight):
             size, event = self.entries.popleft()
@@ -66,7 +68,8 @@ class EventQueue:
         self._workers = _Lane(limit)
         self._clients = _Lane(limit)
         self._queries: list[tuple[Query, asyncio.Future[Any]]] = []
-        self._ready = asyncio.Event()
+        self._ready = False
+        self._waiter: asyncio.Future[None] | None = None  # of `wait`: one driver reads the queue
         self._closed: Exception | None = None
 
     @property
@@ -96,16 +99,19 @@ class EventQueue:
         size = weight_of(event)
         lane.entries.append((size, event))
         lane.weight += size
-        self._ready.set()
+        self.wake()
 
     def ask(self, query: Query, answer: asyncio.Future[Any]) -> None:
         """Queue a read; `answer` fails when the queue closes first."""
         self._check()
         self._queries.append((query, answer))
-        self._ready.set()
+        self.wake()
 
     def wake(self) -> None:
-        self._ready.set()
+        """`wait` returns, at once or the next time."""
+        self._ready = True
+        if self._waiter is not None and not self._waiter.done():
+            self._waiter.set_result(None)
 
     def _check(self) -> None:
         if self._closed is not None:
@@ -117,7 +123,7 @@ class EventQueue:
         used, count = self._workers.take(events, count, weight * 3 // 4)
         self._clients.take(events, max(count, 1), weight - used)
         if not self._workers.entries and not self._clients.entries and not self._queries:
-            self._ready.clear()
+            self._ready = False
         return events
 
     def take_queries(self) -> list[Query]:
@@ -126,14 +132,16 @@ class EventQueue:
 
     async def wait(self, timeout: float) -> None:
         """Until something is there or `timeout` seconds passed."""
-        if self._ready.is_set():
+        if self._ready:
             return
         loop = asyncio.get_running_loop()
-        handle = loop.call_later(max(timeout, 0.0), self._ready.set)
+        waiter = self._waiter = loop.create_future()
+        handle = loop.call_later(max(timeout, 0.0), self.wake)
         try:
-            await self._ready.wait()
+            await waiter
         finally:
             handle.cancel()
+            self._waiter = None
 
     def close(self, error: Exception | None = None) -> None:
         """Drops what is queued and refuses more until `open`."""
@@ -149,7 +157,7 @@ class EventQueue:
             if not answer.done():
                 answer.set_exception(self._closed)
         self._queries.clear()
-        self._ready.set()
+        self.wake()
 
     def open(self) -> None:
         self._closed = None

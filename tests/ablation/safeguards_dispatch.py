@@ -11,13 +11,13 @@ SAFEGUARDS = (
     Safeguard(
         "only running runs dispatch",
         "A paused, interrupted or ended run hands out nothing.",
-        cut(f"{DISPATCH}:dispatch", 'r.state.value == "running" and ', ""),
+        cut(f"{DISPATCH}:dispatch", "r.state is RunState.RUNNING and ", ""),
         ("core/test_core_scenarios_runs.py::test_pause_resume_interrupt_continue_kill_delete",),
     ),
     Safeguard(
         "only ready workers get work",
         "A worker that drains gets nothing new.",
-        cut(f"{DISPATCH}:dispatch", ' and w.state.value == "ready"', ""),
+        cut(f"{DISPATCH}:dispatch", " and w.state is WorkerState.READY", ""),
         ("core/test_core_guards_dispatch.py::test_a_draining_worker_gets_nothing_though_it_tells_credit",),
     ),
     Safeguard(

@@ -48,7 +48,9 @@ class Pipe:
                 network.held.append(self)
             self.held.append(message)
             return
-        due = max(self.last, network.scheduler.now + network.delay(self.source, self.sink))
+        due = network.scheduler.now + network.delay(self.source, self.sink)
+        if due < self.last:
+            due = self.last
         self.last = due
         network.scheduler.at(due, self.sink, self.take, message)
 

@@ -19,16 +19,15 @@ RUNNING, PAUSED, DEAD = 0, 1, 2
 
 
 class Handle:
-    """What `call_soon`, `call_later` and `call_at` return."""
+    """What `call_soon`, `call_later` and `call_at` return, which fill it: a seed makes 5,000, and a call each shows."""
 
     __slots__ = ("args", "callback", "due", "gone", "loop")
 
-    def __init__(self, loop: NodeLoop, due: float, callback: Callable[..., Any], args: tuple[Any, ...]) -> None:
-        self.loop = loop
-        self.due = due  # of the scheduler's clock
-        self.callback = callback
-        self.args = args
-        self.gone = False
+    loop: NodeLoop
+    due: float  # of the scheduler's clock
+    callback: Callable[..., Any]
+    args: tuple[Any, ...]
+    gone: bool
 
     def cancel(self) -> None:
         self.gone = True
@@ -74,14 +73,28 @@ class NodeLoop(asyncio.AbstractEventLoop):
     # ---- handles
 
     def call_soon(self, callback: Callable[..., Any], *args: Any, context: Any = None) -> Any:
-        handle = Handle(self, 0.0, callback, args)
+        handle = Handle()
+        handle.loop = self
+        handle.due = 0.0
+        handle.callback = callback
+        handle.args = args
+        handle.gone = False
         self._ready.append(handle)
         return handle
 
     call_soon_threadsafe = call_soon
 
     def call_later(self, delay: float, callback: Callable[..., Any], *args: Any, context: Any = None) -> Any:
-        return self.scheduler.at(self.scheduler.now + delay / self.rate + self.lag, self, callback, *args)
+        scheduler = self.scheduler
+        handle = Handle()
+        handle.loop = self
+        handle.due = due = scheduler.now + delay / self.rate + self.lag
+        handle.callback = callback
+        handle.args = args
+        handle.gone = False
+        scheduler.count += 1
+        heappush(scheduler.timers, (due, scheduler.count, handle))
+        return handle
 
     def call_at(self, when: float, callback: Callable[..., Any], *args: Any, context: Any = None) -> Any:
         return self.call_later(when - self.time(), callback, *args)
@@ -107,8 +120,7 @@ class NodeLoop(asyncio.AbstractEventLoop):
             future.set_exception(error)
         return future
 
-    def get_debug(self) -> bool:
-        return False
+    get_debug: Any = staticmethod(bool)  # False, and every future asks
 
     def is_running(self) -> bool:
         return True
@@ -151,9 +163,9 @@ class Scheduler:
         self.stop = False
         self.over = False
         self.unhandled: Callable[[NodeLoop, dict[str, Any]], None] = lambda loop, context: None
-        self._timers: list[tuple[float, int, Handle]] = []
+        self.timers: list[tuple[float, int, Handle]] = []
         self._loops: list[NodeLoop] = []
-        self._count = 0
+        self.count = 0  # of timers ever set: those of one moment fire in this order
 
     def loop(self, name: str, **clock: float) -> NodeLoop:
         loop = NodeLoop(self, name, **clock)
@@ -162,40 +174,44 @@ class Scheduler:
 
     def at(self, due: float, loop: NodeLoop, callback: Callable[..., Any], *args: Any) -> Handle:
         """On `loop`, at `due` of this clock."""
-        handle = Handle(loop, due, callback, args)
-        self._count += 1
-        heappush(self._timers, (due, self._count, handle))
+        handle = Handle()
+        handle.loop = loop
+        handle.due = due
+        handle.callback = callback
+        handle.args = args
+        handle.gone = False
+        self.count += 1
+        heappush(self.timers, (due, self.count, handle))
         return handle
 
     def run(self, until: float) -> None:
-        ready, timers = self.ready, self._timers
+        ready, timers = self.ready, self.timers
         current: NodeLoop | None = None
         hooks = sys.get_asyncgen_hooks()
         sys.set_asyncgen_hooks(firstiter=None, finalizer=self._finalize)
         try:
             while not self.stop:
-                while ready:
+                if ready:
                     handle = ready.popleft()
                     if handle.gone:
                         continue
-                    loop = handle.loop
-                    if loop is not current:
-                        current = loop
-                        _set_running_loop(loop)
-                    if loop.state:
-                        if loop.state == PAUSED:
-                            loop.stashed(handle)
-                        continue
-                    handle.callback(*handle.args)
-                    if self.stop:
+                else:
+                    if not timers or timers[0][0] > until:
+                        self.now = max(self.now, until)
                         return
-                if not timers or timers[0][0] > until:
-                    self.now = max(self.now, until)
-                    return
-                due, _, handle = heappop(timers)
-                if not handle.gone:
-                    self.now = max(self.now, due)
-                    ready.append(handle)
+                    due, _, handle = heappop(timers)
+                    if handle.gone:
+                        continue
+                    if due > self.now:
+                        self.now = due
+                loop = handle.loop
+                if loop is not current:
+                    current = loop
+                    _set_running_loop(loop)
+                if not loop.state:
+                    handle.callback(*handle.args)
+                elif loop.state == PAUSED:
+                    loop.stashed(handle)
         finally:
             sys.set_asyncgen_hooks(*hooks)
             _set_running_loop(None)
@@ -223,7 +239,7 @@ class Scheduler:
         finally:
             _set_running_loop(None)
         self.ready.clear()
-        self._timers.clear()
+        self.timers.clear()
 
 
 def _bury(coro: Any) -> None:

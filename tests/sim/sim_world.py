@@ -55,10 +55,9 @@ class World:
         self.commits = 0
         self.over = False
         self.failure: Violation | None = None
-        self.keep = trace
-        self.trace: list[str] = []
+        self._keep = trace
+        self._lines: list[str] = []
         self.milestones: list[str] = []
-        self._hash = hashlib.blake2b(digest_size=16)
         self._old: dict[int, LogRow] = {}
         self._numbers = 1000
         self._processes = 0
@@ -126,12 +125,16 @@ class World:
         self._line(f"{self.scheduler.now:.6f} {line}")
 
     def _line(self, line: str) -> None:
-        self._hash.update(line.encode())
-        if self.keep:
-            self.trace.append(line)
+        self._lines.append(line)
 
     def digest(self) -> str:
-        return self._hash.hexdigest()
+        """Of the whole trace."""
+        return hashlib.blake2b("".join(self._lines).encode(), digest_size=16).hexdigest()
+
+    @property
+    def trace(self) -> list[str]:
+        """If it was asked for."""
+        return self._lines if self._keep else []
 
     def _fired(self, kind: str) -> None:
         self.faults[kind] += 1
@@ -167,22 +170,33 @@ class World:
 
     def stepped(self, node: CoordinatorNode, events: list[Event], step: Step, state: State) -> None:
         self.steps += 1
-        self._guarded(lambda: node.sessions.stepped(events, step, state.sessions))
-        if len(events) == 1 and isinstance(events[0], Tick):
-            self.idle_steps += 1
-            self._guarded(lambda: books(state))
-        node.continued = {e.run_id for e in events if isinstance(e, RunCommand) and e.verb == "continue"}
+        idle = len(events) == 1 and isinstance(events[0], Tick)
+        self.idle_steps += idle
+        try:
+            node.sessions.stepped(events, step, state.sessions)
+            if idle:
+                books(state)
+        except Violation as violation:
+            raise self.violation(violation.invariant, violation.message) from None
+        node.continued = (
+            set() if idle else {e.run_id for e in events if isinstance(e, RunCommand) and e.verb == "continue"}
+        )
+        node.ended = self._taken(events, step) if step.sends else set()
+        lease, epoch = self.store.tables.lease, node.epoch
+        if lease is not None and lease.epoch != epoch:
+            self._fired("deposed_leader_steps")
+        kinds = "Tick" if idle else ",".join([type(event).__name__ for event in events])
+        self._line(f"{self.scheduler.now:.6f} {node.name}/{epoch} {kinds} -> {len(step.sends)} {len(step.loads)}")
+
+    @staticmethod
+    def _taken(events: list[Event], step: Step) -> set[tuple[int, int, int]]:
+        """Attempts that a step cancels, or whose worker leaves by it."""
         left = {e.session for e in events if isinstance(e, WorkerGoodbye)}
         over = [keys for send in step.sends if isinstance(send, SendCancel) for keys in send.keys]
         over += [
             keys for send in step.sends if isinstance(send, SendWelcome) and send.session in left for keys in send.keep
         ]
-        node.ended = {(k.log, *attempt) for k in over for attempt in zip(k.seq, k.attempt, strict=True)}
-        lease = self.store.tables.lease
-        if lease is not None and lease.epoch != node.epoch:
-            self._fired("deposed_leader_steps")
-        kinds = ",".join([type(event).__name__ for event in events])
-        self._line(f"{self.scheduler.now:.6f} {node.name}/{node.epoch} {kinds} -> {len(step.sends)} {len(step.loads)}")
+        return {(k.log, *attempt) for k in over for attempt in zip(k.seq, k.attempt, strict=True)}
 
     def led(self, node: CoordinatorNode) -> None:
         self.note(f"{node.name} leads epoch {node.epoch}")

@@ -190,6 +190,8 @@ class Placement:
         """(starts, stops and deliveries, the attempts that begin). The longest-waiting key is served first."""
         actions: list[Action] = []
         begun: list[AttemptKey] = []
+        if not self.queues:
+            return actions, begun
         heads = [(head.assigned, key) for key in list(self.queues) if (head := self.head(key)) is not None]
         for _, key in sorted(heads):
             self._serve(key, now, actions, begun)

@@ -10,6 +10,8 @@ import heapq
 from itertools import accumulate
 
 from rollout.model.item import Blob, ItemState
+from rollout.model.run import RunState
+from rollout.model.worker import WorkerState
 
 from rollout_coordinator.core.attempts import open_grant
 from rollout_coordinator.core.chains import may_go, predecessor
@@ -43,10 +45,10 @@ def dispatch(c: State) -> None:
     for queue in c.chain_waits:  # set aside for a worker that did not come in time
         enlist(queue)
     c.chain_waits.clear()
-    runs = [r for r in c.runs.values() if r.state.value == "running" and any(s.heap for s in r.shapes.values())]
+    runs = [r for r in c.runs.values() if r.state is RunState.RUNNING and any(s.heap for s in r.shapes.values())]
     if not runs or not c.hungry:
         return
-    workers = [w for w in c.hungry.values() if w.session and w.state.value == "ready" and not w.fenced]
+    workers = [w for w in c.hungry.values() if w.session and w.state is WorkerState.READY and not w.fenced]
     if not workers:
         return
     waiting = sum(run.window for run in runs)
@@ -276,7 +278,12 @@ def wanted_elsewhere(c: State, queue: SpecQueue, worker: Worker) -> bool:
     if not want or want == worker.id:
         return False
     other = c.hungry.get(want)
-    return other is not None and bool(other.session) and other.state.value == "ready" and room(other, queue.log.run) > 0
+    return (
+        other is not None
+        and bool(other.session)
+        and other.state is WorkerState.READY
+        and room(other, queue.log.run) > 0
+    )
 
 
 def take(c: State, frame: Frame, queue: SpecQueue, n: int) -> int:
