@@ -87,10 +87,10 @@ def stopped(verb: str, cause: str) -> None:
 
 def worker_states() -> None:
     w = World()
-    w.step(WorkerBeat("J", "h", w.mono))  # joins and is never heard of again
+    w.step(WorkerBeat("J", "host-J", w.mono))  # joins and is never heard of again
     d = w.worker("D", hello=False)
     d.draining = True
-    w.step(WorkerBeat("D", "h", w.mono))
+    w.step(WorkerBeat("D", "host-D", w.mono))
     d.hello()
     d.hello()
     d.draining = False
