@@ -2,8 +2,9 @@
 
     python netns_client.py --coordinator ADDR [--coordinator ADDR] --tls-dir DIR --stop FILE --rows FILE --effects DIR
 
-Rows are numbers; most sleep a moment, some long enough to be under way when a link is cut, some are exclusive and note
-their starts and ends in a file of their own below DIR. One JSON line per committed row in `--rows`; on stdout at the
+Rows are numbers; most sleep a moment, some long enough to be under way when a link is cut, some are exclusive: each
+of these holds a lock of its own while it runs, and notes its starts and ends and whether another attempt held the lock
+in a file of its own below DIR. One JSON line per committed row in `--rows`; on stdout at the
 end one JSON object: rows submitted, rows committed, state.
 """
 
@@ -27,7 +28,7 @@ from rollout.model.run import Order, RunSpec
 AHEAD = 400  # rows submitted and not committed, about: more than pass while one long row holds up the cursor
 CHUNK = 40
 LONG_EVERY, LONG_MS = 37, 4000
-EXCLUSIVE_EVERY, EXCLUSIVE_MS = 29, 3000
+EXCLUSIVE_EVERY, EXCLUSIVE_MS = 29, 6000  # longer than a fence takes: a cut worker kills those that it runs
 SHORT_MS = 250
 
 
@@ -35,7 +36,7 @@ def item(n: int, effects: Path) -> NewItem:
     payload: dict[str, Any] = {"sleep_ms": LONG_MS if n % LONG_EVERY == 0 else SHORT_MS, "data": n}
     spec = ItemSpec(max_worker_lost=100)
     if n % EXCLUSIVE_EVERY == 0:
-        payload |= {"sleep_ms": EXCLUSIVE_MS, "effects": str(effects / str(n))}
+        payload |= {"sleep_ms": EXCLUSIVE_MS, "effects": str(effects / str(n)), "alone": str(effects / f"{n}.lock")}
         spec = ItemSpec(max_worker_lost=100, exclusive=True)
     body = json.dumps(payload).encode()
     return NewItem(hashlib.sha256(body).digest(), body, spec)

@@ -8,7 +8,9 @@ up to it), `segv`, `exit`, `hang` (ignores cancellation), `spawn` (payloads of c
 object, whose id is the result), `echo`, `data`, `plugin` with `method` and `payload` (the result is its answer as
 JSON), `environ` (names of variables: the result is the hash of each value, null where it is not set), `leak` (a
 variable whose value is printed and quoted in a failure). `until`: goes on once that file exists. `effects`: appends a
-line when it starts, ends and is cancelled to that file, as something outside that cannot be taken back. `crash_after`:
+line when it starts, ends and is cancelled to that file, as something outside that cannot be taken back; `alone`: locks
+that file while it runs, and where another process holds the lock, adds a line `beside` to the effects and fails for
+good. The kernel lets go of the lock of a process that is killed, once it has ended. `crash_after`:
 like `crash`, but after the children were spawned and before anything is returned. A payload that begins with b"noop"
 returns at once.
 """
@@ -17,11 +19,14 @@ from __future__ import annotations
 
 import asyncio
 import base64
+import contextlib
 import ctypes
+import fcntl
 import json
 import os
 import signal
 import time
+from collections.abc import Generator
 from pathlib import Path
 from typing import Any, ClassVar, Literal, cast
 
@@ -70,13 +75,14 @@ class ScriptExecutor:
         if not isinstance(script, dict):
             raise AttemptError("the script is no JSON object", code="bad_script", retry=False)
         script = cast(dict[str, Any], script)
-        effect(script, attempt, "start")
-        try:
-            done = await self._run(script, attempt, context)
-        except asyncio.CancelledError:
-            effect(script, attempt, "cancelled")
-            raise
-        effect(script, attempt, "end")
+        with alone(script, attempt):
+            effect(script, attempt, "start")
+            try:
+                done = await self._run(script, attempt, context)
+            except asyncio.CancelledError:
+                effect(script, attempt, "cancelled")
+                raise
+            effect(script, attempt, "end")
         return done
 
     async def _run(self, script: dict[str, Any], attempt: Attempt, context: Context) -> Done:
@@ -157,6 +163,22 @@ class ScriptExecutor:
 
 def there(path: str | None) -> bool:
     return path is None or Path(path).exists()
+
+
+@contextlib.contextmanager
+def alone(script: dict[str, Any], attempt: Attempt) -> Generator[None]:
+    """Holds the lock of `alone`, if the script names one; AttemptError, and a line, where another process does."""
+    path = script.get("alone")
+    if not path:
+        yield
+        return
+    with Path(path).open("ab") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            effect(script, attempt, "beside")
+            raise AttemptError(f"another process holds {path}", code="not_alone", retry=False) from error
+        yield
 
 
 def effect(script: dict[str, Any], attempt: Attempt, what: str) -> None:
