@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from removal import Edit
-from safeguard import CORE, WORKER, Safeguard, cut
+from safeguard import CORE, WORKER, Safeguard, cut, never
 
 RESULTS, WORKERS, QUARANTINE = f"{CORE}results", f"{CORE}workers", f"{CORE}quarantine"
 SESSION, HOLDING = f"{WORKER}session:Session", f"{WORKER}holding:Holding"
@@ -71,6 +71,41 @@ SAFEGUARDS = (
             "test_an_exclusive_attempt_that_the_fence_killed_is_held_until_its_process_has_ended",
             "sim/test_exclusive.py::test_what_a_fenced_worker_killed_has_ended_before_it_runs_elsewhere",
         ),
+    ),
+    Safeguard(
+        "the guard kills where the daemon cannot",
+        "An exclusive attempt ends at the fence also when its daemon is stopped or hangs.",
+        cut(f"{WORKER}placement:Placement.kill_times", "at if child.exclusive else 0.0", "0.0"),
+        (
+            "core/test_session_guards.py::"
+            "test_a_process_is_killed_though_its_daemon_stands_still_while_it_runs_an_exclusive_attempt",
+            "integration/test_engine_faults.py::test_exclusive_work_never_overlaps_when_its_worker_is_cut_off",
+        ),
+        slow=True,
+    ),
+    Safeguard(
+        "the guard knows before the process begins",
+        "A daemon that is stopped as soon as it has handed out an exclusive attempt has told the guard before.",
+        cut(f"{SESSION}.handle", "self._kill_times() if actions else ()", "()"),
+        (
+            "core/test_session_guards.py::"
+            "test_a_process_is_killed_though_its_daemon_stands_still_while_it_runs_an_exclusive_attempt",
+        ),
+    ),
+    Safeguard(
+        "the guard's time moves with the fence",
+        "A worker that is well keeps its exclusive attempts for as long as they take.",
+        cut(f"{SESSION}._tick", "self._actions += self._kill_times()", "pass"),
+        (
+            "core/test_session_guards.py::"
+            "test_a_process_is_killed_though_its_daemon_stands_still_while_it_runs_an_exclusive_attempt",
+        ),
+    ),
+    Safeguard(
+        "what the guard killed did not crash",
+        "It is given back as what the fence kills is, and costs its item no failure.",
+        never(f"{CHILDREN}._child_ended", "child.kill_at and now >= child.kill_at"),
+        ("core/test_session_guards.py::test_what_was_killed_while_the_daemon_stood_still_is_given_back",),
     ),
     Safeguard(
         "dropped attempts are not listed",

@@ -182,7 +182,7 @@ SAFEGUARDS = (
     Safeguard(
         "exclusive never overlaps",
         "A fenced worker kills its exclusive attempts.",
-        cut(f"{SESSION}._fence", "if h.spec.exclusive and", "if False and"),
+        cut(f"{SESSION}._fence", "self._stop_exclusive(self.held.values())", "()"),
         ("core/test_session_leaving.py::test_the_fence_stops_starts_and_results_and_kills_the_exclusive",),
         simulated=True,
     ),
@@ -208,7 +208,7 @@ SAFEGUARDS = (
         "a clock that counts sleep",
         "A laptop that wakes up knows that it is fenced.",
         cut(
-            f"{WORKER}driver:clock",
+            f"{WORKER}guard:clock",
             "time.monotonic() if boottime is None else time.clock_gettime(boottime)",
             "time.monotonic()",
         ),

@@ -8,9 +8,10 @@ import pytest
 from rollout.model.errors import ProtocolError
 from rollout.model.item import Failure, ItemSpec
 from rollout.wire.v1 import common_pb2, work_pb2
-from rollout_worker import driver
+from rollout_worker import guard
 from rollout_worker import session_events as ev
 from rollout_worker.attempts import AttemptKey, Finished, State, group_to_wire
+from rollout_worker.holding import GUARD_LATER_S
 from rollout_worker.session import Phase
 from session_world import LOG, RUN, Worker, delivered, keys, of, seqs
 
@@ -158,9 +159,9 @@ def test_the_fence_counts_the_time_that_a_machine_sleeps(monkeypatch: pytest.Mon
     real = time.clock_gettime
     asleep = 3600.0
     monkeypatch.setattr(
-        driver.time, "clock_gettime", lambda which: real(which) + (asleep if which == time.CLOCK_BOOTTIME else 0.0)
+        guard.time, "clock_gettime", lambda which: real(which) + (asleep if which == time.CLOCK_BOOTTIME else 0.0)
     )
-    assert driver.clock() >= time.monotonic() + asleep - 1.0
+    assert guard.clock() >= time.monotonic() + asleep - 1.0
 
 
 def test_an_assignment_that_crosses_a_drain_goes_back() -> None:
@@ -246,3 +247,51 @@ def test_a_message_without_keys_for_its_attempts_is_a_fault() -> None:
     w = Worker()
     with pytest.raises(ProtocolError):
         w.down(revoke=work_pb2.Revoke(revoke_id=1, keys=[common_pb2.AttemptKeys(log=1, seq=[1], attempt=[])]))
+
+
+def test_a_process_is_killed_though_its_daemon_stands_still_while_it_runs_an_exclusive_attempt() -> None:
+    w = Worker()
+    w.assign([0], ItemSpec(exclusive=True))
+    first = w.ready()
+    assert [type(a) for a in first if isinstance(a, ev.KillAt | ev.Deliver)] == [ev.KillAt, ev.Deliver]
+    assert of(first, ev.KillAt) == [ev.KillAt(1, w.now + 4.0 + GUARD_LATER_S)]
+    assert not of(w.tick(0.5), ev.KillAt), "nobody has answered meanwhile"
+    sent = w.now
+    w.do(ev.Acknowledged(sent))
+    assert of(w.tick(0.5), ev.KillAt) == [ev.KillAt(1, sent + 4.0 + GUARD_LATER_S)], "from the send"
+    w.end(1, 0)
+    assert of(w.tick(), ev.KillAt) == [ev.KillAt(1, 0.0)]
+    w.assign([1])
+    w.do(ev.Acknowledged(w.now))
+    assert not of(w.tick(0.5), ev.KillAt), "what is not exclusive runs on"
+
+
+@pytest.mark.parametrize("answered", [True, False], ids=["answered meanwhile", "fenced"])
+def test_what_was_killed_while_the_daemon_stood_still_is_given_back(answered: bool) -> None:
+    w = Worker()
+    w.assign([0], ItemSpec(exclusive=True))
+    w.ready()
+    w.flush()
+    w.now += 4.2
+    if answered:
+        w.do(ev.Acknowledged(w.now - 1.0))
+    actions = w.do(ev.ChildEnded(1, "signal SIGKILL"))
+    assert not of(actions, ev.Emit), "no crash of its own"
+    assert not w.session.held and not w.session.unacknowledged
+    if answered:
+        (told,) = [f.released for f in w.flush() if f.HasField("released")]
+        assert (seqs(told.keys), told.reason) == ([0], "self_fence")
+    else:
+        w.tick()
+        w.do(ev.StreamDown())
+        assert seqs(w.up().held) == []
+
+
+def test_a_process_that_crashes_before_its_time_is_a_crash() -> None:
+    w = Worker()
+    w.assign([0], ItemSpec(exclusive=True))
+    w.ready()
+    w.now += 1.0
+    w.do(ev.ChildEnded(1, "signal SIGSEGV"))
+    (result,) = w.session.unacknowledged.values()
+    assert result.failure is not None and result.failure.code == "executor_crashed"

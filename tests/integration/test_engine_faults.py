@@ -94,17 +94,19 @@ async def test_children_survive_the_worker_of_their_parent(rough: Engine, pair: 
 
 
 async def test_exclusive_work_never_overlaps_when_its_worker_is_cut_off(rough: Engine, pair: list[Node]) -> None:
-    item = rough.item({"until": str(rough.gate()), "effects": rough.effects_file, "data": "e"}, exclusive=True)
-    run = await rough.submit([item])
+    """Its daemon is stopped, and its child process is not: the guard ends that before the item begins elsewhere."""
+    lock = str(rough.directory / "alone")
+    body = {"until": str(rough.gate()), "effects": rough.effects_file, "data": "e", "alone": lock}
+    run = await rough.submit([rough.item(body, exclusive=True)])
     await rough.started(1)
     victim = await holding(rough, pair, run)
     name = rough.cluster.incarnation(victim)
-    victim.kill(signal.SIGSTOP)  # its daemon: the child process goes on
+    victim.kill(signal.SIGSTOP)
     await until(
         lambda: any(e["worker"] == name for e in rough.cluster.coordinator.events("worker_failed")), "worker_failed"
     )
-    victim.kill(signal.SIGCONT)
     await rough.started(2)
+    victim.kill(signal.SIGCONT)
     await until(lambda: list(victim.events("worker_fenced")), "the worker to find itself fenced")
     rough.gate().touch()
     entries, _ = await rough.finish(run)

@@ -75,6 +75,9 @@ class SimChild:
 
     # ---- orders
 
+    def kill_at(self, time: float) -> None:
+        """A host stops as a whole here, its guard with it."""
+
     def deliver(self, attempts: list[Held]) -> None:
         self._queue.extend(attempts)
         self._pump()

@@ -75,9 +75,13 @@ class ChildEvents(Holding):
             self._give_up(head.key, "engine_start", now)
 
     def _child_ended(self, event: ev.ChildEnded, now: float) -> None:
-        child = self.place.children.pop(event.child, None)
+        child = self.place.children.get(event.child)
         if child is None:
             return
+        if child.kill_at and now >= child.kill_at:  # the guard did it, while this daemon stood still
+            self._stop_exclusive(h for h in child.in_hand.values() if not h.stop_reason)
+            child.state = ChildState.STOPPING
+        del self.place.children[event.child]
         self._dispatch_due = True
         if child.state is ChildState.STARTING:
             failure = Failure("engine_start", f"the process ended while it started: {event.reason}")

@@ -44,7 +44,7 @@ class Handlers:
 
 
 class Guard:
-    """The process that kills what is left when this one is killed."""
+    """The process that kills what is left when this one is killed, and what may not go on when this one hangs."""
 
     def __init__(self, scratch: Path) -> None:
         self._process = subprocess.Popen(
@@ -68,6 +68,10 @@ class Guard:
 
     def remove(self, group: int) -> None:
         self._tell(f"-{group}\n")
+
+    def kill_at(self, group: int, time: float) -> None:
+        """`time` as `guard.clock` gives it; 0: not any more."""
+        self._tell(f"={group} {time:.3f}\n")
 
     def close(self) -> None:
         assert self._process.stdin is not None
@@ -177,6 +181,11 @@ class ChildProcess:
         """It and all processes it started; one that is only being started ends as soon as it has."""
         self._killed = True
         self._kill_group()
+
+    def kill_at(self, time: float) -> None:
+        """By the guard, so that it happens though this daemon is stopped or hangs; 0: not at all."""
+        if self.pid:
+            self._guard.kill_at(self.pid, time)
 
     def stop(self) -> None:
         """Close the executor and end; killed if that takes too long."""

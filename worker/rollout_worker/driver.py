@@ -28,6 +28,7 @@ from rollout.wire.v1 import control_pb2, control_pb2_grpc, heartbeat_pb2
 from rollout_worker import session_events as ev
 from rollout_worker.attempts import Plan
 from rollout_worker.children import ChildProcess, Guard, Handlers
+from rollout_worker.guard import clock
 from rollout_worker.heartbeat import Heartbeat
 from rollout_worker.link import EOF, Link, told_to_stop
 from rollout_worker.session import Phase, Session
@@ -46,12 +47,6 @@ _PHASES = {
     Phase.DRAINING: heartbeat_pb2.WORKER_STATE_DRAINING,
     Phase.FENCED: heartbeat_pb2.WORKER_STATE_FENCED,
 }
-
-
-def clock() -> float:
-    """Seconds that go on while the machine sleeps, where the system has such a clock."""
-    boottime = getattr(time, "CLOCK_BOOTTIME", None)
-    return time.monotonic() if boottime is None else time.clock_gettime(boottime)
 
 
 def new_ulid() -> str:
@@ -255,6 +250,11 @@ class Driver:
         if child is not None:
             child.kill() if action.kill else child.stop()
 
+    def _do_kill_at(self, action: ev.KillAt) -> None:
+        child = self._children.get(action.child)
+        if child is not None:
+            child.kill_at(action.at)
+
     def _do_deliver(self, action: ev.Deliver) -> None:
         child = self._children.get(action.child)
         if child is not None:
@@ -371,6 +371,7 @@ class Driver:
         ev.Send: _do_send,
         ev.StartChild: _do_start,
         ev.StopChild: _do_stop,
+        ev.KillAt: _do_kill_at,
         ev.Deliver: _do_deliver,
         ev.CancelIn: _do_cancel,
         ev.RecallIn: _do_recall,

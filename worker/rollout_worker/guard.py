@@ -3,29 +3,65 @@
 It reads "+PGID" and "-PGID" lines from its stdin, a pipe whose other end only the daemon holds. However the daemon
 ends, also by SIGKILL, the pipe closes: then every group still listed is killed, grandchildren included, also those
 whose interpreter is stuck, and the daemon's scratch directory is removed.
+
+"=PGID SECONDS" kills a listed group at that time of `clock`, "=PGID 0" takes that back. Groups with exclusive attempts
+have such a time, and the daemon moves it on while the coordinator answers: they end also when the daemon is stopped,
+or hangs, and cannot fence itself.
 """
 
 from __future__ import annotations
 
 import os
+import select
 import shutil
 import signal
 import sys
+import time
+
+LOOK_S = 0.25  # at the clock, at most: a wait does not end earlier because the machine slept
+
+
+def clock() -> float:
+    """Seconds that go on while the machine sleeps, where the system has such a clock."""
+    boottime = getattr(time, "CLOCK_BOOTTIME", None)
+    return time.monotonic() if boottime is None else time.clock_gettime(boottime)
+
+
+def kill(group: int) -> None:
+    try:
+        os.killpg(group, signal.SIGKILL)
+    except (ProcessLookupError, PermissionError):
+        return
 
 
 def main() -> None:
     for ignored in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(ignored, signal.SIG_IGN)
-    groups: set[int] = set()
-    for line in sys.stdin:
-        sign, number = line[:1], line[1:].strip()
-        if number.isdigit():
-            (groups.add if sign == "+" else groups.discard)(int(number))
-    for group in groups:
-        try:
-            os.killpg(group, signal.SIGKILL)
-        except (ProcessLookupError, PermissionError):
+    groups: dict[int, float] = {}  # when each is to be killed; 0: not before the daemon ends
+    rest = b""
+    while True:
+        now = clock()
+        for group in [g for g, at in groups.items() if at and at <= now]:
+            kill(group)
+            groups[group] = 0.0
+        times = [at - now for at in groups.values() if at]
+        ready = select.select([0], [], [], min(LOOK_S, *times) if times else None)[0]
+        if not ready:
             continue
+        data = os.read(0, 1 << 16)
+        if not data:
+            break
+        *lines, rest = (rest + data).split(b"\n")
+        for line in lines:
+            sign, words = line[:1], line[1:].split()
+            if sign == b"+":
+                groups[int(words[0])] = 0.0
+            elif sign == b"-":
+                groups.pop(int(words[0]), None)
+            elif int(words[0]) in groups:
+                groups[int(words[0])] = float(words[1])
+    for group in groups:
+        kill(group)
     shutil.rmtree(sys.argv[1], ignore_errors=True)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from enum import StrEnum
 
@@ -23,6 +24,9 @@ from rollout_worker.attempts import (
 )
 from rollout_worker.credit import CreditKeeper
 from rollout_worker.placement import Placement
+
+GUARD_LATER_S = 0.1
+"""The guard kills this much behind the fence: a daemon that stands still until then does not do it itself."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,6 +129,18 @@ class Holding:
         if not killed and held.key not in self._kills and child is not None:
             self._kills[held.key] = now + self._settings.cancel_grace_s
             self._actions.append(ev.CancelIn(child.id, [held.key]))
+
+    def _stop_exclusive(self, of: Iterable[Held]) -> set[int]:
+        """The fence ends them; children that run them."""
+        children: set[int] = set()
+        for held in [h for h in of if h.spec.exclusive and h.state not in UNSTARTED and h.state is not State.STORING]:
+            child = self.place.children.get(held.child)
+            if child is not None:
+                child.waiting -= held.state is State.WAITING
+                children.add(child.id)
+            held.stop_reason = "self_fence"
+            held.move("stop")
+        return children
 
     def _release_behind(self, run_id: str, reason: str) -> None:
         """Attempts that a child process was given and has not begun go back as well, unless it begins them first."""

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from enum import StrEnum
 
 from rollout_worker.attempts import AttemptKey, Held, Plan, State
-from rollout_worker.session_events import Action, Deliver, RecallIn, StartChild, StopChild
+from rollout_worker.session_events import Action, Deliver, KillAt, RecallIn, StartChild, StopChild
 
 DEPTH_MAX = 512
 FAST_S = 0.01
@@ -33,8 +33,8 @@ class Child:
     """
 
     __slots__ = (
-        "alone", "base", "delivered_at", "depth", "id", "in_hand", "moved_at", "plan", "recalled", "retiring", "state",
-        "timed", "used", "waiting", "width",
+        "alone", "base", "delivered_at", "depth", "exclusive", "id", "in_hand", "kill_at", "moved_at", "plan",
+        "recalled", "retiring", "state", "timed", "used", "waiting", "width",
     )  # fmt: skip
 
     def __init__(self, id: int, plan: Plan) -> None:
@@ -47,6 +47,8 @@ class Child:
         self.in_hand: dict[tuple[int, int], Held] = {}
         self.waiting = 0
         self.timed = 0
+        self.exclusive = 0
+        self.kill_at = 0.0  # when the guard kills it, if nobody moves that
         self.alone = False
         self.retiring = False
         self.used = 0
@@ -95,6 +97,8 @@ class Child:
             self.waiting -= 1
         if held.spec.timeout_ms:
             self.timed -= 1
+        if held.spec.exclusive:
+            self.exclusive -= 1
         if held.isolate:
             self.alone = False
 
@@ -254,6 +258,8 @@ class Placement:
             child.in_hand[held.log, held.seq] = held
             if held.spec.timeout_ms:
                 child.timed += 1
+            if held.spec.exclusive:
+                child.exclusive += 1
             if held.isolate:
                 child.alone = True
                 break
@@ -295,6 +301,16 @@ class Placement:
     def recall(self, now: float) -> list[Action]:
         asked = [(child.id, child.recall(now)) for child in self.children.values()]
         return [RecallIn(child, keys) for child, keys in asked if keys]
+
+    def kill_times(self, at: float) -> list[Action]:
+        """What the guard has to know: processes with exclusive attempts are killed then, the others are not."""
+        actions: list[Action] = []
+        for child in self.children.values():
+            wanted = at if child.exclusive else 0.0
+            if child.kill_at != wanted and child.state is not ChildState.STARTING:
+                child.kill_at = wanted
+                actions.append(KillAt(child.id, wanted))
+        return actions
 
     # ---- processes
 

@@ -28,7 +28,7 @@ from rollout_worker.attempts import (
 )
 from rollout_worker.child_events import ChildEvents
 from rollout_worker.executors.port import Run
-from rollout_worker.holding import Phase, Revoke, SessionSettings
+from rollout_worker.holding import GUARD_LATER_S, Phase, Revoke, SessionSettings
 from rollout_worker.placement import ChildState
 from rollout_worker.plans import Plans
 
@@ -68,6 +68,7 @@ class Session(ChildEvents):
         if self._dispatch_due and self._fenced_at is None and not self._stopped_all:
             self._dispatch_due = False
             actions, begun = self.place.dispatch(now)
+            self._actions += self._kill_times() if actions else ()
             self._actions += actions
             self._started += begun
         if self._drain_until is not None:
@@ -270,18 +271,13 @@ class Session(ChildEvents):
         self._actions.append(
             ev.Emit("worker_fenced", "warning", {"silent_s": round(now - (self._acked_at or now), 3)})
         )  # fmt: skip
-        for held in [h for h in self.held.values() if h.spec.exclusive and h.state not in UNSTARTED]:
-            if held.state is State.STORING:
-                continue  # it is over: its effects will not happen again
-            child = self.place.children.get(held.child)
-            if child is not None and held.state is State.WAITING:
-                child.waiting -= 1
-            held.stop_reason = "self_fence"
-            held.move("stop")
-            if child is not None:
-                self._actions.append(self.place.stop(child, kill=True))
+        for child in sorted(self._stop_exclusive(self.held.values())):
+            self._actions.append(self.place.stop(self.place.children[child], kill=True))
         if self._session:
             self._actions.append(ev.DropStream("no_answer"))  # another coordinator may lead by now
+
+    def _kill_times(self) -> list[ev.Action]:
+        return self.place.kill_times((self._acked_at or 0.0) + self._settings.self_fence_s + GUARD_LATER_S)
 
     def _unfence(self) -> None:
         if self._fenced_at is not None:
@@ -299,6 +295,7 @@ class Session(ChildEvents):
                 return
         elif self._acked_at is not None and now - self._acked_at >= self._settings.self_fence_s:
             self._fence(now)
+        self._actions += self._kill_times()
         self._check_timeouts(now)
         self._check_starts(now)
         for key in [k for k, at in self._kills.items() if now >= at]:

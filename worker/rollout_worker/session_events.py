@@ -171,6 +171,14 @@ class StopChild:
 
 
 @dataclass(slots=True)
+class KillAt:
+    """Kill it at `at` (the clock of `now`), whatever becomes of this daemon meanwhile; 0: at no time any more."""
+
+    child: int
+    at: float
+
+
+@dataclass(slots=True)
 class Deliver:
     child: int
     attempts: list[Held]
@@ -241,6 +249,6 @@ class Exit:
 
 
 Action = (
-    Send | StartChild | StopChild | Deliver | CancelIn | RecallIn | PassChildren | ResumeIn | Fetch | Store
+    Send | StartChild | StopChild | KillAt | Deliver | CancelIn | RecallIn | PassChildren | ResumeIn | Fetch | Store
     | DropStream | Emit | Exit
 )  # fmt: skip
