@@ -23,6 +23,7 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 
 from cluster import Node, binary, wait_until, write_toml
+from netns_client import read_effects
 from netns_world import Net, NotAllowedError, Postgres, check_allowed
 
 TTL_S = 5.0  # coordinator_failure_timeout, as are all timeouts here: the defaults
@@ -299,29 +300,14 @@ def finish(world: World) -> None:
     world.check(not wrong, f"every row has its own result {wrong[:1] if wrong else ''}")
     taken = sorted(e["epoch"] for name in COORDINATORS for e in world.nodes[name].events("lease_acquired"))
     world.check(taken == [0, 1, 2], f"one leader an epoch: {taken}")
-    overlaps, seen, killed = overlapping(world.root / "client" / "effects")
+    begun = read_effects(world.root / "client" / "effects")
+    overlaps = [f"{e.row}: attempt {e.attempt}" for e in begun if e.what == "beside"]
+    seen, ended = (sum(e.what in what for e in begun) for what in (("start",), ("end", "cancelled")))
     world.check(
-        killed > 0 and not overlaps,
-        f"no two attempts of an exclusive row overlapped ({seen} attempts, {killed} killed) {overlaps[:1] or ''}",
+        seen > ended and not overlaps,
+        f"no two attempts of an exclusive row overlapped ({seen} attempts, {seen - ended} killed) {overlaps[:1] or ''}",
     )
     world.say(f"     rows that needed more than one attempt: {sum(row['attempt'] > 1 for row in rows)}")
-
-
-def overlapping(effects: Path) -> tuple[list[str], int, int]:
-    """Exclusive rows of which an attempt began while the process of another still ran; attempts; those that were killed.
-
-    The lock tells, not the lines: what a fence kills writes no end.
-    """
-    found: list[str] = []
-    seen = ended = 0
-    for file in effects.glob("*[0-9]"):
-        lines = [line.split() for line in file.read_text().splitlines()]
-        seen += sum(what == "start" for what, *_ in lines)
-        ended += sum(what in ("end", "cancelled") for what, *_ in lines)
-        found += [
-            f"{file.name}: attempt {attempt} began beside another" for what, _, attempt, _ in lines if what == "beside"
-        ]
-    return found, seen, seen - ended
 
 
 def main() -> int:

@@ -2,7 +2,8 @@
 
     python tests/chaos/campaign.py [--faults 24] [--database sqlite|postgres|both] [--seed S] [--json] [--record]
 
-A coordinator (on PostgreSQL a standby too), three workers and two people with batch after batch. Faults of every kind
+A coordinator (on PostgreSQL a standby too), three workers, two people with batch after batch, and a run of exclusive
+rows that never ends. Faults of every kind
 strike in an order that the seed decides, each while work is in flight there; now and then the next one strikes before
 the last is over. The seed decides kinds, targets and durations, not how the processes race. Ends with 1, and keeps
 the directory, when anything was lost, doubled, out of order, stuck or claimed without being true.
@@ -30,6 +31,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "smoke"))
 
 from chaos import record
 from chaos.clients import FLAVOURS, Client
+from chaos.exclusive import Exclusive
 from chaos.faults import KINDS
 from chaos.faults.fault import Scene
 from chaos.report import Report
@@ -51,6 +53,7 @@ class Campaign:
             Client(f"client-{n + 1}", self.world, list(flavours), random.Random(seed + 10 + n))
             for n, flavours in enumerate(((FLAVOURS[0], FLAVOURS[2]), (FLAVOURS[1], FLAVOURS[0])))
         ]
+        self._exclusive = Exclusive(self.world)
         self.watcher = Watcher(self.world, self.clients)
         self._scene = Scene(self.world, self.watcher, self.clients)
         self._strikes = Strikes(self._scene, self.report, faults, minutes, say, self._check_background)
@@ -65,13 +68,14 @@ class Campaign:
             self._say(
                 f"{self.report.database}: {WORKERS} workers, {len(self.clients)} clients, seed {self.report.seed}"
             )
+            await self._exclusive.start()
             watching = asyncio.create_task(self.watcher.run())
             working = [asyncio.create_task(client.run()) for client in self.clients]
             self._background = [watching, *working]
             try:
                 await self._strikes.run()
                 await self._finish(working)
-                await judge(self._scene, self.report)
+                await judge(self._scene, self.report, self._exclusive)
             finally:
                 for task in self._background:
                     task.cancel()
@@ -87,6 +91,7 @@ class Campaign:
 
     def _check_background(self) -> None:
         """Raises what ended a watcher or a client before its time."""
+        self._exclusive.check()
         for task in self._background:
             if task.done():
                 task.result()
@@ -96,6 +101,7 @@ class Campaign:
         for client in self.clients:
             client.leaving = True
         _, late = await asyncio.wait(working, timeout=2 * STALL_S)
+        await self._exclusive.finish(2 * STALL_S)
         if late:
             self.world.object_to(f"batches were not finished {2 * STALL_S:.0f} s after the last fault")
 

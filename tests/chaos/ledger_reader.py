@@ -179,8 +179,12 @@ async def snapshot(reader: Reader) -> Snapshot | None:
     )
 
 
+BESIDE = "script"
+"""Workload of the run that goes on beside the batches. No fault waits until its rows, which take longer, are done."""
+
+
 async def in_flight(reader: Reader) -> dict[str, set[tuple[int, int]]]:
-    """(log, seq) of the attempts that each incarnation holds: assigned, without a result, not ended. AwayError."""
+    """(log, seq) of a batch's attempts that each incarnation holds: assigned, without a result, not ended. AwayError."""
     assigned, results, ended = await reader.rows(
         "SELECT worker, keys FROM assignment",
         "SELECT result.log, result.seq FROM result JOIN log ON log.log = result.log JOIN run ON run.run_id = log.run_id"
@@ -188,7 +192,7 @@ async def in_flight(reader: Reader) -> dict[str, set[tuple[int, int]]]:
         "SELECT attempt.log, attempt.seq, attempt.attempt FROM attempt JOIN log ON log.log = attempt.log"
         " JOIN run ON run.run_id = log.run_id WHERE run.state = 'running'",
     )
-    live = await reader.rows("SELECT root_log FROM run WHERE state = 'running'")
+    live = await reader.rows(f"SELECT root_log FROM run WHERE state = 'running' AND workload <> '{BESIDE}'")
     logs = {log for (log,) in live[0]}
     have, over = {tuple(row) for row in results}, {tuple(row) for row in ended}
     held: dict[str, set[tuple[int, int]]] = {}

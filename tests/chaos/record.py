@@ -90,7 +90,8 @@ def page(reports: list[dict[str, Any]]) -> str:
         "",
         "Columns: faults that count (work in flight, effect proved); of these, those that overlapped another; rows in flight at what was struck; how long the fault lasted until it was healed; from the",
         "strike to the first row committed anywhere; from the strike until every row that was in flight there had its result. Median / maximum; times of overlapping faults are left out.",
-        "A row takes 0.4 to 0.8 s by itself; other workers go on committing while one is struck.",
+        "A row takes 0.4 to 0.8 s by itself; other workers go on committing while one is struck. A run of `exclusive` rows of ten seconds goes on beside the batches: each attempt holds a lock that the kernel frees when its process",
+        "has ended, and one that finds it taken is an objection, but while a whole worker stands still (SIGSTOP to all its processes, half of `worker stopped`; the other half stops the daemon only).",
         "",
     ]
     for database in dict.fromkeys(report["database"] for report in reports):
@@ -121,6 +122,7 @@ def _section(reports: list[dict[str, Any]]) -> list[str]:
         "",
         f"{total('rows'):,} rows in {total('batches')} batches ({total('commands')} commands), {total('attempts'):,} attempts, {total('transactions'):,} transactions under {total('epochs')} epochs; "
         f"`worker_failed` {total('worker_failed')} times, `coordinator_fenced` {total('coordinator_fenced')} times; "
+        f"exclusive rows: {total('exclusive_attempts')} attempts, {total('exclusive_killed')} of them killed, {total('exclusive_beside_frozen')} tries beside one of a worker that stood still; "
         f"longest time without a commit {max(report['totals'].get('longest_pause_s', 0.0) for report in reports):.0f} s; the ledger was looked at {total('looks'):,} times while it changed.",
         "",
         *said,

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 from blake3 import blake3
+from netns_client import Effect
 from rollout.config.settings import StorageSection
 from rollout.storage import open_storage
 
@@ -20,6 +21,8 @@ from chaos.checker.failures import Window, unexplained
 from chaos.checker.files import Expected, check_files
 from chaos.checker.ledger import Ledger, check_ledger, load
 from chaos.checker.looks import compare, consistent
+from chaos.exclusive import THAW_S, overlaps
+from chaos.faults.worker import FROZEN
 from chaos.ledger_reader import (
     PostgresReader,
     Reader,
@@ -30,6 +33,7 @@ from chaos.ledger_reader import (
     unpack_keys,
     without_result,
 )
+from chaos.report import Struck
 
 ORDERED, ARRIVAL = "01J00000000000000000000001", "01J00000000000000000000002"
 ROWS = [{"prompt": f"{'poison' if n == 2 else 'row'} {n}", "n": n} for n in range(4)]
@@ -380,3 +384,17 @@ def test_packed_keys_of_every_form() -> None:
     assert unpack_keys(packed) == [
         (5, 10, 2), (5, 11, 2), (5, 12, 2), (6, 4, 1), (6, 9, 3), (7, 1, 300), (7, 2, 301),
     ]  # fmt: skip
+
+
+def test_exclusive_rows_overlap_only_where_a_whole_worker_stands_still() -> None:
+    def at(seconds: float) -> list[Effect]:
+        return [Effect("start", 3, 1, 90.0), Effect("beside", 3, 2, seconds)]
+
+    whole = Struck(1, "worker stopped", at=1100.0, held_s=6.0, effect=FROZEN)
+    daemon = Struck(2, "worker stopped", at=1100.0, held_s=6.0, effect="its daemon stopped, its processes went on")
+    said = ["attempt 2 of exclusive row 3 began while another of it still ran"]
+    assert overlaps(at(103.0), [whole, daemon], 1000.0) == []
+    assert overlaps(at(103.0), [daemon], 1000.0) == said
+    assert overlaps(at(99.0), [whole], 1000.0) == said
+    assert overlaps(at(106.0 + THAW_S + 0.1), [whole], 1000.0) == said
+    assert overlaps([Effect("start", 3, 1, 90.0), Effect("start", 3, 2, 95.0)], [], 1000.0) == [], "killed: no end"

@@ -11,6 +11,7 @@ from chaos.checker.failures import Window, unexplained
 from chaos.checker.files import Expected, check_files
 from chaos.checker.ledger import Ledger, check_ledger, load
 from chaos.clients import POISON, Batch
+from chaos.exclusive import Exclusive
 from chaos.faults.fault import Scene
 from chaos.record import unix
 from chaos.report import Report, Struck
@@ -19,7 +20,7 @@ from chaos.world import TTL_S, World
 FAILURE_GRACE_S = TTL_S + 3.0
 
 
-async def judge(scene: Scene, report: Report) -> None:
+async def judge(scene: Scene, report: Report, exclusive: Exclusive) -> None:
     """Stops the cluster; objections go to the world, what there was into `report.totals`."""
     world = scene.world
     await asyncio.sleep(0.5)  # assignments of finished runs are retired with the next transaction
@@ -33,6 +34,7 @@ async def judge(scene: Scene, report: Report) -> None:
     found += [*check_ledger(ledger), *check_audit(ledger, leaders, writers)]
     for batch in batches:
         found += await asyncio.to_thread(check_files, Expected(batch.output, batch.rows, POISON), ledger)
+    found += exclusive.judge(report.faults)
     failures = _worker_failures(world)
     windows = [Window(f.at, f.at + max(f.held_s, f.settled_s), f.blames) for f in report.faults]
     found += unexplained(failures, windows, _killed_incarnations(world, report.faults), FAILURE_GRACE_S)
@@ -42,7 +44,7 @@ async def judge(scene: Scene, report: Report) -> None:
         # What was judged, to judge it again: the database is gone by then.
         evidence = pickle.dumps((ledger, leaders, writers))
         await asyncio.to_thread((world.root / "judged.pickle").write_bytes, evidence)
-    report.totals = _totals(scene, ledger, batches) | {"worker_failed": len(failures)}
+    report.totals = _totals(scene, ledger, batches) | {"worker_failed": len(failures)} | exclusive.totals()
 
 
 def _worker_failures(world: World) -> list[tuple[float, str, str]]:

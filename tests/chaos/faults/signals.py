@@ -52,9 +52,12 @@ class Stop(Fault):
     longer_s = (0.5, 2.0)
     was_stopped = False
 
+    def victims(self) -> list[psutil.Process]:
+        return self.daemon.tree()
+
     async def strike(self) -> None:
         self.daemon.stopped = True
-        self.processes = self.daemon.tree()
+        self.processes = self.victims()
         for process in self.processes:
             with contextlib.suppress(psutil.NoSuchProcess):
                 process.suspend()

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import psutil
+
 from chaos.faults.fault import Aim, Place
 from chaos.faults.links import Cut
 from chaos.faults.signals import Kill, Stop
@@ -21,8 +23,22 @@ class KillWorker(Kill):
         return Aim(self.daemon.name, places) if places else None
 
 
+FROZEN = "stopped as a whole"
+
+
 class StopWorker(Stop):
+    """With all its processes, as a machine that stands still; or its daemon alone, whose processes go on."""
+
     longer_s = (1.0, 2.5)
+
+    def victims(self) -> list[psutil.Process]:
+        self.whole = self.dice.random() < 0.5
+        return super().victims() if self.whole else [psutil.Process(self.daemon.pid)]
+
+    def effect(self) -> str:
+        if not self.was_stopped:
+            return ""
+        return FROZEN if self.whole else "its daemon stopped, its processes went on"
 
     async def aim(self) -> Aim | None:
         found = await self._a_worker()

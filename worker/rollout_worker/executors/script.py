@@ -9,8 +9,8 @@ object, whose id is the result), `echo`, `data`, `plugin` with `method` and `pay
 JSON), `environ` (names of variables: the result is the hash of each value, null where it is not set), `leak` (a
 variable whose value is printed and quoted in a failure). `until`: goes on once that file exists. `effects`: appends a
 line when it starts, ends and is cancelled to that file, as something outside that cannot be taken back; `alone`: locks
-that file while it runs, and where another process holds the lock, adds a line `beside` to the effects and fails for
-good. The kernel lets go of the lock of a process that is killed, once it has ended. `crash_after`:
+that file while it runs, and where another process holds the lock, adds a line `beside` to the effects and fails. The
+kernel lets go of the lock of a process that is killed, once it has ended. `crash_after`:
 like `crash`, but after the children were spawned and before anything is returned. A payload that begins with b"noop"
 returns at once.
 """
@@ -177,7 +177,7 @@ def alone(script: dict[str, Any], attempt: Attempt) -> Generator[None]:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError as error:
             effect(script, attempt, "beside")
-            raise AttemptError(f"another process holds {path}", code="not_alone", retry=False) from error
+            raise AttemptError(f"another process holds {path}", code="not_alone") from error
         yield
 
 
