@@ -20,8 +20,8 @@ from chaos.faults.worker import FROZEN
 from chaos.report import Struck
 from chaos.world import MARK, World
 
-AHEAD = 9
-ROW_MS = 10_000
+AHEAD = 4  # fewer than there are slots: what is taken from one worker begins at another at once
+ROW_MS = 15_000
 """Longer than a failure timeout: otherwise one that nobody ended would be over before its row begins elsewhere."""
 THAW_S = 2.0
 """From SIGCONT of a whole worker until what must not go on has been killed, on a busy machine."""

@@ -90,7 +90,7 @@ def page(reports: list[dict[str, Any]]) -> str:
         "",
         "Columns: faults that count (work in flight, effect proved); of these, those that overlapped another; rows in flight at what was struck; how long the fault lasted until it was healed; from the",
         "strike to the first row committed anywhere; from the strike until every row that was in flight there had its result. Median / maximum; times of overlapping faults are left out.",
-        "A row takes 0.4 to 0.8 s by itself; other workers go on committing while one is struck. A run of `exclusive` rows of ten seconds goes on beside the batches: each attempt holds a lock that the kernel frees when its process",
+        "A row takes 0.4 to 0.8 s by itself; other workers go on committing while one is struck. A run of `exclusive` rows of 15 seconds goes on beside the batches: each attempt holds a lock that the kernel frees when its process",
         "has ended, and one that finds it taken is an objection, but while a whole worker stands still (SIGSTOP to all its processes, half of `worker stopped`; the other half stops the daemon only).",
         "",
     ]

@@ -152,7 +152,7 @@ class World:
         self._operator = await self._blocking(self._cluster.operator)
         for _ in range(self._n_workers):
             # Runs share an engine of one configuration; the second is for the one that replaces it.
-            section = {"max_engines": 2, "drain_budget_s": 2.0}
+            section = {"max_engines": 2, "slots": 4, "drain_budget_s": 2.0}
             node = await self._blocking(self._cluster.add_worker, start=False, worker=section)
             self.workers.append(self._started(node, "worker"))
         for worker in self.workers:

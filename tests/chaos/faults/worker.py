@@ -29,10 +29,9 @@ FROZEN = "stopped as a whole"
 class StopWorker(Stop):
     """With all its processes, as a machine that stands still; or its daemon alone, whose processes go on."""
 
-    longer_s = (1.0, 2.5)
-
     def victims(self) -> list[psutil.Process]:
         self.whole = self.dice.random() < 0.5
+        self.longer_s = (1.0, 2.5) if self.whole else (3.0, 6.0)  # what is given to others has begun there by then
         return super().victims() if self.whole else [psutil.Process(self.daemon.pid)]
 
     def effect(self) -> str:
