@@ -8,7 +8,6 @@ import time
 from pathlib import Path
 from typing import Any
 
-import grpc.aio
 from cluster import Cluster
 from measure import Row, directory, percentile
 from rollout.client import Runs
@@ -19,6 +18,7 @@ from rollout.security.credentials import Credentials
 from rollout.security.roles import Role
 from rollout.wire.channel import open_channel
 from rollout.wire.v1 import common_pb2, work_pb2, work_pb2_grpc
+from rollout_worker.link import EOF
 
 IDLE_S = 0.02
 """Between two pulls: long enough for the coordinator to be idle again."""
@@ -47,7 +47,7 @@ class RawWorker:
         self._reader = asyncio.create_task(self._read())
 
     async def _read(self) -> None:
-        while (frame := await self._call.read()) is not grpc.aio.EOF:
+        while (frame := await self._call.read()) is not EOF:
             if frame.WhichOneof("body") == "assign":
                 self._arrived.put_nowait((time.perf_counter(), sum(len(g.seq) for g in frame.assign.groups)))
 
