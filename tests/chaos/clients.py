@@ -151,7 +151,7 @@ class Client:
                 await asyncio.sleep(1)
 
     def _found_nobody(self, batch: Batch) -> bool:
-        """The last command ended, as documented, because no coordinator answered it for its first 20 s."""
+        """The last command ended, as documented, because no coordinator answered a new batch for 20 s."""
         said = (batch.directory / "log").read_bytes()[self._log_at :]
         return b'"run_opened"' not in said and b'"code": "unavailable"' in said
 

@@ -295,3 +295,15 @@ def test_a_process_that_crashes_before_its_time_is_a_crash() -> None:
     w.do(ev.ChildEnded(1, "signal SIGSEGV"))
     (result,) = w.session.unacknowledged.values()
     assert result.failure is not None and result.failure.code == "executor_crashed"
+
+
+def test_one_that_timed_out_before_the_fence_has_timed_out() -> None:
+    w = Worker()
+    w.assign([0], ItemSpec(exclusive=True, timeout_ms=2000))
+    w.ready()
+    assert of(w.tick(2.1), ev.CancelIn)
+    w.tick(2.1)
+    assert w.session.phase is Phase.FENCED
+    w.do(ev.ChildEnded(1, "signal SIGKILL"))
+    (result,) = w.session.unacknowledged.values()
+    assert result.failure is not None and result.failure.code == "timeout"

@@ -138,7 +138,7 @@ class Holding:
             if child is not None:
                 child.waiting -= held.state is State.WAITING
                 children.add(child.id)
-            held.stop_reason = "self_fence"
+            held.stop_reason = held.stop_reason or "self_fence"  # one that timed out before has timed out
             held.move("stop")
         return children
 

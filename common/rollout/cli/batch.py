@@ -49,7 +49,7 @@ JsonObject = dict[str, Any]
 STATE_DIR = ".rollout"
 """Below output.dir: the embedded cluster's ledger, objects, certificates and logs."""
 _PATIENCE_S = 900.0  # a batch outlives a coordinator that is being repaired
-_FIRST_PATIENCE_S = 20.0  # but an address that never answered is probably wrong
+_FIRST_PATIENCE_S = 20.0  # but an address that never answered a new batch is probably wrong
 _GATED = ("meta-llama/", "mistralai/", "google/gemma")
 
 
@@ -141,7 +141,8 @@ class _Batch:
             if known and stored is not None and (finished := _finished(output, known, stored)):
                 self._display.event("summary", _summary_text(finished, output.path), **finished)
                 return OK
-            async with self._cluster(output.path) as runs:
+            patience_s = _PATIENCE_S if known else _FIRST_PATIENCE_S
+            async with self._cluster(output.path, patience_s) as runs:
                 run_id = known or new_ulid()
                 config = await self._agree(runs, output, run_id, stored, resolved, model, new=known is None)
                 return await self._carry_out(runs, output, run_id, config, model, report, resumed=known is not None)
@@ -180,10 +181,10 @@ class _Batch:
             self._display.note(f"note: {ignored}")
 
     @asynccontextmanager
-    async def _cluster(self, output: Path) -> AsyncGenerator[Runs, None]:
+    async def _cluster(self, output: Path, patience_s: float) -> AsyncGenerator[Runs, None]:
         target = self._target
         if target.explicit:
-            async with connected(target, patience_s=_FIRST_PATIENCE_S, on_trouble=self._trouble) as runs:
+            async with connected(target, patience_s=patience_s, on_trouble=self._trouble) as runs:
                 yield runs
             return
         self._display.step("starting a coordinator and workers on this machine")
