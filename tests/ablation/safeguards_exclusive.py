@@ -93,6 +93,19 @@ SAFEGUARDS = (
         ),
     ),
     Safeguard(
+        "the guard looks at the clock",
+        "On a machine that slept through the time it kills as soon as that wakes up: its wait does not count the sleep.",
+        cut(f"{WORKER}guard:main", "min(LOOK_S, *times)", "min(times)"),
+        ("integration/test_worker_guard.py::test_a_machine_that_slept_through_the_time_wakes_to_it",),
+        slow=True,
+    ),
+    Safeguard(
+        "a fence keeps the first reason",
+        "An exclusive attempt that had timed out when the fence came has timed out, and is not tried once more for it.",
+        cut(f"{HOLDING}._stop_exclusive", 'held.stop_reason or "self_fence"', '"self_fence"'),
+        ("core/test_session_guards.py::test_one_that_timed_out_before_the_fence_has_timed_out",),
+    ),
+    Safeguard(
         "the guard's time moves with the fence",
         "A worker that is well keeps its exclusive attempts for as long as they take.",
         cut(f"{SESSION}._tick", "self._actions += self._kill_times()", "pass"),

@@ -63,6 +63,25 @@ def test_a_group_that_has_left_the_list_is_not_killed(guard: Guard, sleeper: sub
     guard.add(sleeper.pid)
 
 
+SLEEPY = """
+import sys, time
+from rollout_worker import guard
+real, began = guard.clock, time.monotonic()
+guard.clock = lambda: real() + (3600 if time.monotonic() - began > 1.0 else 0)
+guard.main()
+"""
+"""A guard whose machine sleeps for an hour, a second after it began: what it waits for comes no sooner by that."""
+
+
+def test_a_machine_that_slept_through_the_time_wakes_to_it(tmp_path: Path, sleeper: subprocess.Popen[bytes]) -> None:
+    with subprocess.Popen([sys.executable, "-c", SLEEPY, str(tmp_path / "other")], stdin=subprocess.PIPE) as guard:
+        assert guard.stdin is not None
+        guard.stdin.write(f"+{sleeper.pid}\n={sleeper.pid} {clock() + 1800}\n".encode())
+        guard.stdin.flush()
+        assert sleeper.wait(10) == -9
+        guard.stdin.close()
+
+
 def test_whoever_guards_ends_what_is_left_when_the_daemon_is_gone(guard: Guard, tmp_path: Path) -> None:
     (tmp_path / "scratch").mkdir()
     process = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"], start_new_session=True)
