@@ -81,6 +81,7 @@ def run(scenario: Scenario, *, trace: bool = False, steps_min: int = STEPS_MIN) 
         try:
             world.scheduler.run(scenario.heal_at + LIVENESS_S)
             if world.failure is None and not world.scheduler.stop:
+                world.lost_exceptions()  # a task that died of one is what the others wait for
                 world.violation("liveness", hang(world))
             if world.failure is None:
                 world.lost_exceptions()
