@@ -80,11 +80,11 @@ def run(scenario: Scenario, *, trace: bool = False, steps_min: int = STEPS_MIN) 
     try:
         try:
             world.scheduler.run(scenario.heal_at + LIVENESS_S)
+            if world.failure is None:
+                world.lost_exceptions()  # first: a task that died of one is what a run that does not end waits for
             if world.failure is None and not world.scheduler.stop:
-                world.lost_exceptions()  # a task that died of one is what the others wait for
                 world.violation("liveness", hang(world))
             if world.failure is None:
-                world.lost_exceptions()
                 world.checker.finished()
         except Violation as violation:
             world.violation(violation.invariant, violation.message)
