@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import os
 import platform
 import shutil
@@ -35,7 +36,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "smoke"))
 from cluster import Cluster, Node, binary, wait_until, write_toml
 from soak_churn import Churn, left_behind
 from soak_sampling import Sampler, Series, Watched, postgres_sizes, sqlite_sizes
-from soak_verdict import Judged, judge, table, warm_up
+from soak_verdict import KEEP_ENDED_S, Judged, Life, judge, kept_too_long, table, warm_up
 
 CERTIFICATE_S = 120.0  # renewed at half life: every minute
 HOST_CERTIFICATE_S = 600.0
@@ -149,7 +150,10 @@ class Soak:
                 batches.stop()
             self._await_failures(churn)
         tasks = Series("client", "tasks", "", [(e["at"], e["tasks"]) for e in client.events("gauge")])
-        judged = judge([*sampler.series.values(), tasks], self.seconds)
+        lives = list(self._lives(sampler.began_wall))
+        held = [one for (_, what), one in sampler.series.items() if what == "runs in memory"]
+        kept = [kept_too_long(one, lives) for one in held]
+        judged = judge([*sampler.series.values(), *kept, tasks], self.seconds)
         counts = self._counts(sampler, churn, batches, client)
         self._check(sampler, churn, batches, client)
         if not self.short:
@@ -225,6 +229,17 @@ class Soak:
             missed = churn.counts.killed_ids - self._failed()
             self.faults.append(f"killed and never declared failed: {sorted(missed)}")
 
+    def _lives(self, began_wall: float) -> Iterator[Life]:
+        """Every run's, from the coordinators' logs, in seconds since `began_wall`."""
+        marks: dict[str, dict[str, float]] = {}
+        for coordinator in self.cluster.coordinators:
+            for name in ("run_submitted", "run_completed", "run_deleted"):
+                for entry in coordinator.events(name):
+                    at = datetime.fromisoformat(entry["timestamp"].replace("Z", "+00:00")).timestamp() - began_wall
+                    marks.setdefault(entry["run_id"], {})[name] = at
+        for one in marks.values():
+            yield Life(one["run_submitted"], one.get("run_completed", math.inf), one.get("run_deleted", math.inf))
+
     def _check(self, sampler: Sampler, churn: Churn, batches: Batches, client: Node) -> None:
         self.faults += churn.counts.faults + batches.faults
         self.faults += [f"client: {e}" for e in client.events("fault")]
@@ -297,7 +312,7 @@ submits short ones beside it. Certificates live {CERTIFICATE_S:.0f} s and are re
 
 Flat means: the median of the last quarter is at most 20 % above that of the first quarter after a warm-up of {warm_up(report.seconds):.0f} s, or the growth is below
 the floor in `tests/soak/soak_verdict.py`. The slope is that of a least-squares line. Children are named with their process id and shown when they lived
-long enough to be judged.
+long enough to be judged. Runs kept too long are those in memory that are neither open nor among those that ended within the last {KEEP_ENDED_S:.0f} s.
 
 {report.text()}
 Result: {"every condition held" if not report.faults else "CONDITIONS FAILED, see above"}: rows once and in order, no false `worker_failed`, nothing grew, no process left behind.

@@ -85,6 +85,7 @@ class Sampler:
         self._database = database
         self._every_s = every_s
         self._began = time.monotonic()
+        self.began_wall = time.time()
         self._stopped = threading.Event()
         self._thread = threading.Thread(target=self._run, name="sampler", daemon=True)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import statistics
 from collections.abc import Iterable
 from dataclasses import dataclass
+from math import inf
 
 from soak_sampling import Series
 
@@ -21,13 +22,34 @@ FLOORS = {
     "descriptors": 6.0,  # streams and connections of the moment
     "threads": 4.0,
     "tasks": 12.0,  # one worker more or less is up to a dozen
-    "runs in memory": 3.0,
+    "runs kept too long": 3.0,
     "workers in memory": 12.0,
     "logs in memory": 20.0,
     "accepted_ranges in memory": 60.0,
 }
 """Growth below this is no finding, in the series' unit."""
-REPORTED_ONLY = frozenset({"database", "wal"})  # a ledger grows with its rows; it is shown, with the rows
+REPORTED_ONLY = frozenset({"database", "wal", "runs in memory"})
+"""Shown and not judged: a ledger grows with its rows, and the runs of the last minute are as many as the machine does in a minute."""
+KEEP_ENDED_S = 60.0  # the coordinator's default: for so long it keeps a run that ended
+
+
+@dataclass(frozen=True)
+class Life:
+    """A run's, in the seconds of the series; `inf` for what did not happen."""
+
+    submitted: float
+    ended: float = inf
+    deleted: float = inf
+
+    def due_in_memory(self, at: float) -> bool:
+        return self.submitted <= at < min(self.ended + KEEP_ENDED_S, self.deleted)
+
+
+def kept_too_long(held: Series, lives: Iterable[Life]) -> Series:
+    """Of the runs in memory those that have no business there: not open, and not among those that ended a minute ago."""
+    known = list(lives)
+    points = [(at, value - sum(life.due_in_memory(at) for life in known)) for at, value in held.points]
+    return Series(held.who, "runs kept too long", held.unit, points)
 
 
 @dataclass(frozen=True)
@@ -91,6 +113,6 @@ def table(judged: Iterable[Judged]) -> str:
         verdict = "yes" if one.flat else "NO"
         lines.append(
             f"| {one.who} | {one.what} | {one.first:.1f}{unit} | {one.last:.1f}{unit} | {one.highest:.1f}{unit} | "
-            f"{one.slope_h:+.1f}{unit} | {verdict if one.judged else '(grows with rows)'} |"
+            f"{one.slope_h:+.1f}{unit} | {verdict if one.judged else '(not judged)'} |"
         )
     return "\n".join(lines)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import random
 from pathlib import Path
@@ -9,7 +10,7 @@ from pathlib import Path
 import pytest
 from soak import Soak, record, soak
 from soak_sampling import Series
-from soak_verdict import FLOORS, judge, table
+from soak_verdict import FLOORS, Life, judge, kept_too_long, table
 
 SECONDS = float(os.environ.get("ROLLOUT_SOAK_S", "3600"))
 PAGE = Path(__file__).parents[2] / "docs" / "soak.md"
@@ -34,7 +35,8 @@ def series(what: str, growth: float, *, start: float = 80.0, noise: float = 0.5,
         ("descriptors", 4.0, 30.0, True),
         ("descriptors", 20.0, 30.0, False),
         ("tasks", 60.0, 40.0, False),
-        ("runs in memory", 200.0, 3.0, False),
+        ("runs kept too long", 5.0, 0.0, False),
+        ("runs in memory", 200.0, 3.0, True),  # follows the machine's pace: shown, not judged
         ("database", 300.0, 10.0, True),  # grows with its rows: shown, not judged
     ],
 )
@@ -56,6 +58,31 @@ def test_every_sampled_quantity_has_a_floor() -> None:
     with pytest.raises(KeyError):
         judge([series("unheard of", 50.0)], 3600.0)
     assert all(floor > 0 for floor in FLOORS.values())
+
+
+def paced(leaks_every: int) -> Series:
+    """An hour of runs of 3 s, then of 1 s: each is kept for the minute after its end, every n-th for ever."""
+    lives: list[Life] = []
+    at = 0.0
+    while at < 3600:
+        lives.append(Life(at, at + (3.0 if at < 1800 else 1.0), math.inf if len(lives) % 2 else at + 4.0))
+        at = lives[-1].ended
+    leaks = [life.ended + 60.0 for life in lives[::leaks_every]] if leaks_every else []
+    held = Series("coordinator", "runs in memory", "")
+    for at in (10.0 * n for n in range(360)):
+        due = sum(life.due_in_memory(at) for life in lives)
+        held.points.append((at, due + sum(since <= at for since in leaks)))
+    return kept_too_long(held, lives)
+
+
+def test_a_machine_that_gets_faster_leaks_no_runs() -> None:
+    (found,) = judge([paced(0)], 3600.0)
+    assert (found.first, found.last, found.flat) == (0.0, 0.0, True)
+
+
+def test_runs_that_stay_are_found_at_any_pace() -> None:
+    (found,) = judge([paced(100)], 3600.0)
+    assert not found.flat
 
 
 @pytest.mark.slow
