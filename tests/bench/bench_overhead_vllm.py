@@ -14,7 +14,7 @@ from measure import Row
 from overhead import Comparison, compare, make_model, parser, report
 
 
-def measured(count: int = 1000, length: int = 64, repeats: int = 5, sequences: int = 32) -> Comparison:
+def measured(count: int = 1000, length: int = 64, repeats: int = 9, sequences: int = 32) -> Comparison:
     os.environ.setdefault("HF_HUB_OFFLINE", "1")
     with tempfile.TemporaryDirectory() as root:
         backend = {

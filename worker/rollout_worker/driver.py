@@ -38,7 +38,7 @@ from rollout_worker.work_stream import RefusedError, WorkStream
 log = structlog.get_logger()
 
 LINGER_S = 0.002
-LINGER_FED_S = 0.05
+LINGER_FED_S = 0.1
 TICK_S = 0.05
 LEAVE_S = 2.0
 _PHASES = {
