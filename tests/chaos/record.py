@@ -18,7 +18,7 @@ PER_KIND = 20
 
 def unix(timestamp: str) -> float:
     """Of an RFC 3339 time in UTC."""
-    return datetime.fromisoformat(timestamp.replace("Z", "+00:00")).timestamp()
+    return datetime.fromisoformat(timestamp).timestamp()
 
 
 def rows(report: dict[str, Any]) -> list[list[str]]:

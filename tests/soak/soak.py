@@ -235,7 +235,7 @@ class Soak:
         for coordinator in self.cluster.coordinators:
             for name in ("run_submitted", "run_completed", "run_deleted"):
                 for entry in coordinator.events(name):
-                    at = datetime.fromisoformat(entry["timestamp"].replace("Z", "+00:00")).timestamp() - began_wall
+                    at = datetime.fromisoformat(entry["timestamp"]).timestamp() - began_wall
                     marks.setdefault(entry["run_id"], {})[name] = at
         for one in marks.values():
             yield Life(one["run_submitted"], one.get("run_completed", math.inf), one.get("run_deleted", math.inf))

@@ -7,6 +7,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from math import inf
 
+from rollout_coordinator.core.settings import CoreSettings
 from soak_sampling import Series
 
 WARM_UP = 0.10  # of the time, and at least
@@ -30,7 +31,7 @@ FLOORS = {
 """Growth below this is no finding, in the series' unit."""
 REPORTED_ONLY = frozenset({"database", "wal", "runs in memory"})
 """Shown and not judged: a ledger grows with its rows, and the runs of the last minute are as many as the machine does in a minute."""
-KEEP_ENDED_S = 60.0  # the coordinator's default: for so long it keeps a run that ended
+KEEP_ENDED_S = CoreSettings().keep_ended  # for so long the coordinator keeps a run that ended
 
 
 @dataclass(frozen=True)
@@ -46,7 +47,7 @@ class Life:
 
 
 def kept_too_long(held: Series, lives: Iterable[Life]) -> Series:
-    """Of the runs in memory those that have no business there: not open, and not among those that ended a minute ago."""
+    """Of the runs in memory those that have no business there: not open, and not ended within the last minute."""
     known = list(lives)
     points = [(at, value - sum(life.due_in_memory(at) for life in known)) for at, value in held.points]
     return Series(held.who, "runs kept too long", held.unit, points)

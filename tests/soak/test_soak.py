@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from soak import Soak, record, soak
 from soak_sampling import Series
-from soak_verdict import FLOORS, Life, judge, kept_too_long, table
+from soak_verdict import FLOORS, KEEP_ENDED_S, Life, judge, kept_too_long, table
 
 SECONDS = float(os.environ.get("ROLLOUT_SOAK_S", "3600"))
 PAGE = Path(__file__).parents[2] / "docs" / "soak.md"
@@ -67,7 +67,7 @@ def paced(leaks_every: int) -> Series:
     while at < 3600:
         lives.append(Life(at, at + (3.0 if at < 1800 else 1.0), math.inf if len(lives) % 2 else at + 4.0))
         at = lives[-1].ended
-    leaks = [life.ended + 60.0 for life in lives[::leaks_every]] if leaks_every else []
+    leaks = [life.ended + KEEP_ENDED_S for life in lives[::leaks_every]] if leaks_every else []
     held = Series("coordinator", "runs in memory", "")
     for at in (10.0 * n for n in range(360)):
         due = sum(life.due_in_memory(at) for life in lives)
