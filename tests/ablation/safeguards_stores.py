@@ -60,7 +60,7 @@ SAFEGUARDS = (
         "pending rows look their results up",
         "PostgreSQL reads no more of a log than it answers, whatever its statistics say.",
         cut(f"{QUERIES}:PENDING", " LIMIT 1 OFFSET 0", ""),
-        (f"{PLANS}[3000-guessed]", f"{PLANS}[50000-known]"),
+        (f"{PLANS}[3000-known]", f"{PLANS}[50000-known]"),
     ),
     Safeguard(
         "reading goes on behind many results",
