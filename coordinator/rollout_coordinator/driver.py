@@ -72,6 +72,8 @@ class DriverLimits:
     busy_s: float = 0.005  # a step ended less than this ago: more events are probably on their way
     replay_backoff_s: float = 0.1
     replay_backoff_max_s: float = 2.0
+    slow_commit_s: float = 0.5  # worth telling
+    slow_commit_every_s: float = 60.0
 
 
 class LeaseLostError(NotLeaderError):
@@ -117,6 +119,7 @@ class Driver:
         self._loads: set[asyncio.Task[None]] = set()
         self._core: CoreLike | None = None
         self._batch = 0
+        self._slow_told = float("-inf")
         self._stopping = False
         self._fault: BaseException | None = None
 
@@ -274,6 +277,16 @@ class Driver:
             events.append(Tick())
         return events
 
+    def _tell_slow(self, now: float, seconds: float) -> None:
+        if now - self._slow_told >= self._limits.slow_commit_every_s:
+            self._slow_told = now
+            log.warning(
+                "ledger_slow",
+                commit_s=round(seconds, 3),
+                action="every answer waits for a commit: look at the disk, or the way to the database; "
+                "rollout_commit_seconds counts them all",
+            )
+
     async def _step(self, lease: Tenure, events: list[Event], began: Now) -> Step:
         core = self._core
         assert core is not None
@@ -288,7 +301,10 @@ class Driver:
             lease.extend(handled)
             if not lease.trusted():
                 raise LeaseLostError  # stopped for long since: it is on disk, but another may lead and say so
-            self._metrics.committed(step.writes, handled - began.mono, self._clock.now().mono - handled)
+            committed = self._clock.now().mono
+            self._metrics.committed(step.writes, handled - began.mono, committed - handled)
+            if committed - handled >= self._limits.slow_commit_s:
+                self._tell_slow(committed, committed - handled)
         for send in step.sends:
             if isinstance(send, Reply):
                 self._answer(send)

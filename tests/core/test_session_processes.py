@@ -115,6 +115,32 @@ def test_credit_goes_at_once_to_what_a_fast_pace_asks_for() -> None:
     assert dict(w.session.credit.current().run_items) == {RUN: 600}
 
 
+def test_credit_grows_where_answers_come_in_bursts_that_are_far_apart() -> None:
+    """As from a ledger whose commits take 0.3 s: between two of them nothing ends, and that is no sign of too much."""
+    w = Worker(slots=4, self_fence_s=1e9)
+
+    def credit() -> int:
+        return dict(w.session.credit.current().run_items).get(RUN, w.session.credit.base)
+
+    end = 0
+    for _ in range(25):
+        begin, end = end, end + credit()
+        w.assign(range(begin, end))
+        w.ready()
+        while busy := [child for child in w.session.place.children.values() if child.in_hand]:
+            for child in busy:
+                w.end(child.id, *(seq for _, seq in child.in_hand))
+        w.flush()
+        for _ in range(6):
+            w.tick(0.05)
+        w.down(accepted=work_pb2.Accepted(accepted=keys(*range(begin, end))))
+        assert not w.session.unacknowledged
+    assert credit() >= 1000
+    for _ in range(20):
+        w.tick(0.7)
+    assert credit() == w.session.credit.base
+
+
 def test_an_isolated_attempt_runs_alone_in_its_engine() -> None:
     w = Worker()
     w.assign([0, 1, 2], workload="infer", isolate=[1])

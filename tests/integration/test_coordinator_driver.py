@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, MutableMapping, Sequence
 from typing import Any
 
 import pytest
@@ -31,6 +31,7 @@ from rollout_coordinator.driver import Driver, DriverLimits, LeaseLostError
 from rollout_coordinator.event_queue import EventQueue
 from rollout_coordinator.http.metrics import Metrics
 from rollout_coordinator.ledger.port import Fence, LeaseRow
+from structlog.testing import capture_logs
 
 ITEM = b"x" * 32
 
@@ -180,6 +181,28 @@ async def test_a_reply_comes_after_its_commit(bench: Bench) -> None:
     assert [f for f, _ in bench.ledger.commits] == [Fence(4, 10)]
     bench.driver.stop()
     await task
+
+
+async def test_a_slow_ledger_is_told_of_once_a_while(bench: Bench) -> None:
+    bench.driver._limits = DriverLimits(slow_commit_s=0.05, slow_commit_every_s=1e6)  # pyright: ignore[reportPrivateUsage]
+    with capture_logs() as told:
+        task = await bench.start()
+        await (await bench.driver.request(command()))
+        assert not told_slow(told)
+        for _ in range(2):
+            bench.ledger.gate.clear()
+            future = await bench.driver.request(command())
+            await asyncio.sleep(0.06)
+            bench.ledger.gate.set()
+            await future
+        bench.driver.stop()
+        await task
+    assert [e["log_level"] for e in told_slow(told)] == ["warning"]
+    assert told_slow(told)[0]["commit_s"] >= 0.05
+
+
+def told_slow(events: Sequence[MutableMapping[str, Any]]) -> list[MutableMapping[str, Any]]:
+    return [e for e in events if e["event"] == "ledger_slow"]
 
 
 async def test_events_that_come_during_a_commit_share_the_next_one(bench: Bench) -> None:

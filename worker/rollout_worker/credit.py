@@ -6,7 +6,10 @@ from rollout.model.worker import Credit
 
 CREDIT_MAX = 2048
 ADAPT_S = 0.1
-"""Work finished within this time is about what a worker must hold while an answer is on its way."""
+"""Work finished within this time, or twice that which an answer takes where that is longer, is about what a worker must
+hold while an answer is on its way. Twice: all that was held at its beginning ends within it, if it ends so fast."""
+_SMOOTHING = 0.125
+"""Weight of a new sample of the time to an answer, as TCP's for its round trip (RFC 6298, section 2)."""
 
 
 class CreditKeeper:
@@ -19,6 +22,7 @@ class CreditKeeper:
         self._items: dict[str, int] = {}
         self._ended: dict[str, int] = {}
         self._throttled: set[str] = set()
+        self._answer_s: float | None = None
         self._adapted_at = 0.0
 
     def current(self) -> Credit:
@@ -26,6 +30,11 @@ class CreditKeeper:
 
     def ended(self, run_id: str) -> None:
         self._ended[run_id] = self._ended.get(run_id, 0) + 1
+
+    def answered(self, seconds: float) -> None:
+        """So long after a result was told, the answer to it was here: two ways, and the commit between them."""
+        before = seconds if self._answer_s is None else self._answer_s
+        self._answer_s = before + _SMOOTHING * (seconds - before)
 
     def engine_up(self, run_id: str, width: int) -> bool:
         """Whether the credit changed, as of the other methods."""
@@ -45,7 +54,7 @@ class CreditKeeper:
         return self._items.pop(run_id, None) is not None
 
     def adapt(self, now: float) -> bool:
-        if now - self._adapted_at < ADAPT_S:
+        if now - self._adapted_at < max(ADAPT_S, 2 * (self._answer_s or 0.0)):
             return False
         self._adapted_at = now
         changed = False

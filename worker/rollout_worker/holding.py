@@ -130,6 +130,15 @@ class Holding:
             self._kills[held.key] = now + self._settings.cancel_grace_s
             self._actions.append(ev.CancelIn(child.id, [held.key]))
 
+    def _check_timeouts(self, now: float) -> None:
+        for child in self.place.children.values():
+            if not child.timed:
+                continue
+            for held in list(child.in_hand.values()):
+                limit = held.spec.timeout_ms / 1000
+                if limit and held.started is not None and now - held.started >= limit and not held.stop_reason:
+                    self._stop(held, "timeout", now)
+
     def _stop_exclusive(self, of: Iterable[Held]) -> set[int]:
         """The fence ends them; children that run them."""
         children: set[int] = set()

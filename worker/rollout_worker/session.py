@@ -180,12 +180,16 @@ class Session(ChildEvents):
             self._finish(Finished(group.log, seq, attempt, group.run.run_id, b"", 2, failure))
 
     def _accepted(self, accepted: work_pb2.Accepted, now: float) -> None:
+        sent: float | None = None
         for column in (accepted.accepted, accepted.stale):
             for key in keys_from_wire(column):
                 result = self.unacknowledged.pop(key, None)
                 self._outbox.pop(key, None)
                 if result is not None and result.sent is not None:
-                    self._acked(result.sent)
+                    sent = result.sent if sent is None else max(sent, result.sent)
+        if sent is not None:
+            self._acked(sent)
+            self.credit.answered(now - sent)
 
     def _revoke(self, revoke: work_pb2.Revoke, now: float) -> None:
         given_up: list[AttemptKey] = []
@@ -309,15 +313,6 @@ class Session(ChildEvents):
         if self._welcomed and self._fenced_at is None and self.credit.adapt(now):
             self._tell_credit(now)
         self._dispatch_due = True
-
-    def _check_timeouts(self, now: float) -> None:
-        for child in self.place.children.values():
-            if not child.timed:
-                continue
-            for held in list(child.in_hand.values()):
-                limit = held.spec.timeout_ms / 1000
-                if limit and held.started is not None and now - held.started >= limit and not held.stop_reason:
-                    self._stop(held, "timeout", now)
 
     # ---- drain
 
