@@ -195,7 +195,7 @@ SAFEGUARDS = (
     Safeguard(
         "acknowledgements count from the send of the result",
         "A late acceptance of an old result does not lengthen a worker's trust.",
-        cut(f"{SESSION}._accepted", "self._acked(result.sent)", "self._acked(now)"),
+        cut(f"{SESSION}._accepted", "self._acked(sent)", "self._acked(now)"),
         ("core/test_session_guards.py::test_a_late_acceptance_counts_from_the_send_of_its_result",),
     ),
     Safeguard(
@@ -333,7 +333,7 @@ SAFEGUARDS = (
         "timeouts",
         "An attempt that runs longer than it may is stopped.",
         never(
-            f"{SESSION}._check_timeouts",
+            f"{HOLDING}._check_timeouts",
             "limit and held.started is not None and now - held.started >= limit and not held.stop_reason",
         ),
         (
