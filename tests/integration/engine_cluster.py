@@ -203,11 +203,13 @@ class Engine:
         await until(lambda: len(self.effects("start")) * 2 == len(self.effects()), "all that started to stop")
         yield
 
-    async def restart_coordinator(self) -> None:
+    async def restart_coordinator(self, step: str = "coordinator_ready") -> None:
+        """Killed, started again, and come as far as that event."""
         node = self.cluster.coordinator
+        count = 1 + sum(1 for _ in node.events(step))
         await asyncio.to_thread(node.kill)
         node.start()
-        await asyncio.to_thread(node.wait_event, "coordinator_ready", 60.0, node.starts)
+        await asyncio.to_thread(node.wait_event, step, 60.0, count)
 
 
 def done(entries: Sequence[CommitEntry]) -> list[str]:

@@ -72,6 +72,21 @@ async def test_chains_survive_their_worker_and_the_coordinator(rough: Engine, pa
     assert [e.name for e in rough.effects("end")] == [f"{n}." for n in range(8)]
 
 
+async def test_a_coordinator_dies_again_at_each_step_of_its_recovery(rough: Engine, pair: list[Node]) -> None:
+    gate = rough.gate()
+    held = [rough.item({"data": f"held-{n}", "until": str(gate), "effects": rough.effects_file}) for n in range(4)]
+    run = await rough.submit([*held, *(rough.item({"data": str(n)}) for n in range(1000))])
+    await rough.started(4)
+    for step in ("lease_acquired", "ledger_replayed", "coordinator_ready", "coordinator_ready"):
+        await rough.restart_coordinator(step)
+    gate.touch()
+    entries, status = await rough.finish(run)
+    assert done(entries) == [*(f"held-{n}" for n in range(4)), *map(str, range(1000))]
+    assert (status.state, status.worker_lost) == ("completed", 0)
+    names = sorted(e.name for e in rough.effects("start"))
+    assert names == [f"held-{n}" for n in range(4)], "none of the deaths cost an attempt"
+
+
 async def test_children_survive_the_coordinator(rough: Engine, pair: list[Node]) -> None:
     children = [{"data": n, "until": str(rough.gate()), "effects": rough.effects_file} for n in range(6)]
     run = await rough.submit([rough.item({"spawn": children}), rough.item({"spawn": [{"data": "x"}]})])
