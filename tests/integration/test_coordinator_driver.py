@@ -184,11 +184,13 @@ async def test_a_reply_comes_after_its_commit(bench: Bench) -> None:
 
 
 async def test_a_slow_ledger_is_told_of_once_a_while(bench: Bench) -> None:
-    bench.driver._limits = DriverLimits(slow_commit_s=0.05, slow_commit_every_s=1e6)  # pyright: ignore[reportPrivateUsage]
+    driver: Any = bench.driver
     with capture_logs() as told:
         task = await bench.start()
+        driver._limits = DriverLimits(slow_commit_s=60)
         await (await bench.driver.request(command()))
         assert not told_slow(told)
+        driver._limits = DriverLimits(slow_commit_s=0.05, slow_commit_every_s=1e6)
         for _ in range(2):
             bench.ledger.gate.clear()
             future = await bench.driver.request(command())
