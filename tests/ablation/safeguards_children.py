@@ -5,7 +5,7 @@ from __future__ import annotations
 from removal import Edit
 from safeguard import CORE, Safeguard, cut, never
 
-COMMIT, DISPATCH, REPLAY = f"{CORE}commit", f"{CORE}dispatch", f"{CORE}replay"
+COMMIT, DISPATCH, REPLAY, ROOM = f"{CORE}commit", f"{CORE}dispatch", f"{CORE}replay", f"{CORE}room"
 SPAWN, STEAL = f"{CORE}spawn", f"{CORE}steal"
 
 SAFEGUARDS = (
@@ -152,9 +152,7 @@ SAFEGUARDS = (
     Safeguard(
         "bound on parents that wait, by run",
         "Where one run has all the parents that may wait, others still get work.",
-        cut(
-            f"{DISPATCH}:only_children", "worker.by_run.get(run.id, 0) - worker.holds.get(run.id, 0)", "worker.waiting"
-        ),
+        cut(f"{ROOM}:only_children", "worker.by_run.get(run.id, 0) - worker.holds.get(run.id, 0)", "worker.waiting"),
         ("core/test_core_scenarios_children.py::test_parents_that_wait_are_bounded_where_their_children_cannot_run",),
     ),
     Safeguard(

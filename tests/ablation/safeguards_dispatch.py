@@ -5,7 +5,7 @@ from __future__ import annotations
 from removal import Edit
 from safeguard import CORE, Safeguard, cut, never
 
-DISPATCH, WINDOW, CHAINS = f"{CORE}dispatch", f"{CORE}window", f"{CORE}chains"
+DISPATCH, WINDOW, CHAINS, ROOM = f"{CORE}dispatch", f"{CORE}window", f"{CORE}chains", f"{CORE}room"
 
 SAFEGUARDS = (
     Safeguard(
@@ -42,8 +42,8 @@ SAFEGUARDS = (
         "credit in items",
         "A worker is never given more than it asked for.",
         (
-            Edit(f"{DISPATCH}:room", "return worker.credit.items - held", "return UNLIMITED"),
-            Edit(f"{DISPATCH}:room", "return own - worker.holds.get(run.id, 0)", "return UNLIMITED"),
+            Edit(f"{ROOM}:room", "return worker.credit.items - held(worker)", "return UNLIMITED"),
+            Edit(f"{ROOM}:room", "return own - worker.holds.get(run.id, 0)", "return UNLIMITED"),
         ),
         (
             "core/test_core_scenarios_dispatch.py::test_runs_share_by_priority_also_when_each_has_credit_of_its_own",
@@ -51,10 +51,16 @@ SAFEGUARDS = (
         ),
     ),
     Safeguard(
+        "only who has enough is not asked again",
+        "A worker that is full of one run, and has credit for others, gets what is submitted next at once.",
+        cut(f"{DISPATCH}:feed", "if has_enough(worker):", "if True:"),
+        ("core/test_many_runs.py::test_a_worker_that_has_enough_of_one_run_takes_of_the_next",),
+    ),
+    Safeguard(
         "credit in bytes",
         "Large payloads do not pile up at a worker.",
         (
-            Edit(f"{DISPATCH}:room", "if worker.bytes >= worker.credit.bytes:", "if False:"),
+            Edit(f"{ROOM}:room", "if worker.bytes >= worker.credit.bytes:", "if False:"),
             Edit(f"{DISPATCH}:fits_bytes", " and worker.bytes + size <= worker.credit.bytes", ""),
             Edit(
                 f"{DISPATCH}:take",
@@ -108,21 +114,21 @@ SAFEGUARDS = (
         "requirements are known by what they say",
         "What a worker fits is not taken from a run that is forgotten.",
         (
-            Edit(f"{DISPATCH}:fits", "worker.fits.get(shape.key)", "worker.fits.get(id(shape))"),
-            Edit(f"{DISPATCH}:fits", "worker.fits[shape.key] =", "worker.fits[id(shape)] ="),
+            Edit(f"{ROOM}:fits", "worker.fits.get(shape.key)", "worker.fits.get(id(shape))"),
+            Edit(f"{ROOM}:fits", "worker.fits[shape.key] =", "worker.fits[id(shape)] ="),
         ),
         ("core/test_core_memory.py::test_what_a_worker_fits_is_not_taken_from_a_run_that_is_forgotten",),
     ),
     Safeguard(
         "required executor",
         "An item goes only to a worker that has its executor.",
-        cut(f"{DISPATCH}:fits", "(not have.executors or shape.workload in have.executors)\n            and ", ""),
+        cut(f"{ROOM}:fits", "(not have.executors or shape.workload in have.executors)\n            and ", ""),
         ("core/test_core_guards_dispatch.py::test_an_item_waits_for_a_worker_that_has_what_it_requires[executor]",),
     ),
     Safeguard(
         "required roles",
         "An item goes only to a worker with its roles.",
-        cut(f"{DISPATCH}:fits", "and shape.roles.issubset(have.roles)", ""),
+        cut(f"{ROOM}:fits", "and shape.roles.issubset(have.roles)", ""),
         (
             "core/test_core_guards_dispatch.py::test_an_item_waits_for_a_worker_that_has_what_it_requires[roles]",
             "core/test_core_guards_dispatch.py::test_what_a_thief_may_not_have_is_not_asked_for[fits]",
@@ -131,13 +137,13 @@ SAFEGUARDS = (
     Safeguard(
         "required labels",
         "An item goes only to a worker with its labels.",
-        cut(f"{DISPATCH}:fits", "and all(labels.get(name) == value for name, value in shape.labels)", ""),
+        cut(f"{ROOM}:fits", "and all(labels.get(name) == value for name, value in shape.labels)", ""),
         ("core/test_core_guards_dispatch.py::test_an_item_waits_for_a_worker_that_has_what_it_requires[labels]",),
     ),
     Safeguard(
         "required plugin",
         "An item goes only to a worker with its plugin.",
-        cut(f"{DISPATCH}:fits", "and (not shape.plugin or shape.plugin in have.plugins)", ""),
+        cut(f"{ROOM}:fits", "and (not shape.plugin or shape.plugin in have.plugins)", ""),
         ("core/test_core_guards_dispatch.py::test_an_item_waits_for_a_worker_that_has_what_it_requires[plugin]",),
     ),
     Safeguard(

@@ -146,7 +146,7 @@ class Checker:
                 for seq, attempt in zip(keys.seq, keys.attempt, strict=True):
                     self._assigned(keys.log, seq, attempt, row.worker, w)
         for group in w.results:
-            self._results(group)
+            self._results(group, rows.get(group.log, len(t.items.get(group.log, ()))))
         for row in w.attempts:
             if row.end is AttemptEnd.REVOKED and self._holds(row.worker, AttemptKey(row.log, row.seq, row.attempt)):
                 raise Violation(
@@ -188,7 +188,8 @@ class Checker:
         ):  # fmt: skip
             raise Violation("assignment", f"{log}/{seq}: {attempt} for {worker} while {given} is open")
 
-    def _results(self, group: st.ResultRows) -> None:
+    def _results(self, group: st.ResultRows, submitted: int) -> None:
+        """`submitted`: with those of this transaction, which may end what it takes."""
         t, log = self.t, group.log
         table, items = t.results.get(log, {}), t.items.get(log, ())
         counts = self.counts.setdefault(log, [0] * 5)
@@ -197,7 +198,7 @@ class Checker:
             counts[outcome] += 1
             if seq in table:
                 raise Violation("committed_once", f"a second result for {log}/{seq}: attempt {attempt}")
-            if seq >= len(items):
+            if seq >= submitted:
                 raise Violation("committed_once", f"a result for {log}/{seq}, which was never submitted")
             given = t.given.get((log, seq))
             if outcome is Outcome.DONE:

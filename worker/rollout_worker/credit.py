@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
+
 from rollout.model.worker import Credit
 
 CREDIT_MAX = 2048
 ADAPT_S = 0.1
 """Work finished within this time, or twice that which an answer takes where that is longer, is about what a worker must
 hold while an answer is on its way. Twice: all that was held at its beginning ends within it, if it ends so fast."""
+SHARERS = 8
+"""So many times its own pace a run's credit may follow that of all at once, and beyond that by doubling: one attempt of
+three seconds that happens to end is no pace."""
 _SMOOTHING = 0.125
 """Weight of a new sample of the time to an answer, as TCP's for its round trip (RFC 6298, section 2)."""
 
@@ -53,21 +58,29 @@ class CreditKeeper:
         self._throttled.discard(run_id)
         return self._items.pop(run_id, None) is not None
 
-    def adapt(self, now: float) -> bool:
+    def adapt(self, now: float, holds: Callable[[], Mapping[str, int]]) -> bool:
+        """`holds`: how many attempts there are of each run. Whether the credit changed.
+
+        Each run has the credit that it would have alone, since the coordinator divides the largest among those that
+        want a worker: what ended of all of them counts. But a run must keep that pace: much of what it had has ended.
+        """
         if now - self._adapted_at < max(ADAPT_S, 2 * (self._answer_s or 0.0)):
             return False
         self._adapted_at = now
         changed = False
-        for run_id in {**self._ended, **self._items}:
+        runs = {**self._ended, **self._items}
+        have: Mapping[str, int] = holds() if len(runs) > 1 else {}
+        everything = sum(self._ended.values())
+        for run_id in runs:
             if run_id in self._throttled:
                 continue
-            ended = self._ended.get(run_id, 0)
+            ended, had = self._ended.get(run_id, 0), have.get(run_id, 0)
             floor = self._floor.get(run_id, self.base)
             items = self._items.get(run_id, self.base)
-            if 2 * ended >= items:
+            if ended and 2 * everything >= items and 2 * ended >= had:
                 # At once to what the pace asks for: by steps, a run of short attempts is over before it gets there.
-                items = max(floor, min(2 * max(items, ended), CREDIT_MAX))
-            elif 8 * ended < items:
+                items = max(floor, min(2 * max(items, min(everything, SHARERS * ended)), CREDIT_MAX))
+            elif 8 * everything < items or 8 * ended < had or not ended:
                 items = max(floor, items // 2)
             changed |= self._set(run_id, items)
         self._ended.clear()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass
 from enum import StrEnum
@@ -255,6 +256,9 @@ class Holding:
         if self._welcomed and self._fenced_at is None:
             self._flush(now)
             self._actions.append(ev.Send(frame))
+
+    def _by_run(self) -> Counter[str]:
+        return Counter(held.plan.run.run_id for held in self.held.values())
 
     def _credit_now(self) -> Credit:
         if self._drain_until is not None:

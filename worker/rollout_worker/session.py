@@ -310,7 +310,7 @@ class Session(ChildEvents):
                 self._actions.append(self.place.stop(child, kill=True))
         self._actions += self.place.retire_idle()
         self._actions += self.place.recall(now)
-        if self._welcomed and self._fenced_at is None and self.credit.adapt(now):
+        if self._welcomed and self._fenced_at is None and self.credit.adapt(now, self._by_run):
             self._tell_credit(now)
         self._dispatch_due = True
 

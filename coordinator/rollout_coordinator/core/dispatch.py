@@ -17,13 +17,14 @@ from rollout_coordinator.core.attempts import open_grant
 from rollout_coordinator.core.chains import may_go, predecessor
 from rollout_coordinator.core.events import Keys
 from rollout_coordinator.core.prefer import limit_of_order, prefer, served, within
+from rollout_coordinator.core.room import UNLIMITED, fits, has_enough, only_children, room, strict_room
 from rollout_coordinator.core.state import FRESH, ROOT_RANK, Batch, Grant, History, Run, Shape, SpecQueue, State, Worker
 from rollout_coordinator.core.step import AssignGroup, AssignmentRow, SendAssign
 from rollout_coordinator.core.tables import ITEM
+from rollout_coordinator.core.turn import Turn
 from rollout_coordinator.core.window import count, enlist, landed, unpark
 
 PASSES = 64  # frames to one worker in one step, at most
-UNLIMITED = 1 << 30
 
 
 class Frame:
@@ -45,29 +46,30 @@ def dispatch(c: State) -> None:
     for queue in c.chain_waits:  # set aside for a worker that did not come in time
         enlist(queue)
     c.chain_waits.clear()
-    runs = [r for r in c.runs.values() if r.state is RunState.RUNNING and any(s.heap for s in r.shapes.values())]
-    if not runs or not c.hungry:
-        return
     workers = [w for w in c.hungry.values() if w.session and w.state is WorkerState.READY and not w.fenced]
     if not workers:
         return
+    runs = [r for r in c.runs.values() if r.state is RunState.RUNNING and any(s.heap for s in r.shapes.values())]
+    if not runs:
+        return
     waiting = sum(run.window for run in runs)
     share = max(1, -(-waiting // len(workers)))
-    aside = feed_all(c, workers, runs, share, soft=True)
+    turn = Turn(runs)
+    aside = feed_all(c, workers, turn, share, soft=True)
     if waiting > share * len(workers) or len(workers) > 1:
-        aside = feed_all(c, workers, runs, UNLIMITED, soft=True) or aside
+        aside = feed_all(c, workers, turn, UNLIMITED, soft=True) or aside
     if aside:
-        feed_all(c, workers, runs, UNLIMITED, soft=False)
+        feed_all(c, workers, turn, UNLIMITED, soft=False)
 
 
-def feed_all(c: State, workers: list[Worker], runs: list[Run], share: int, soft: bool) -> bool:
+def feed_all(c: State, workers: list[Worker], turn: Turn, share: int, soft: bool) -> bool:
     aside = False
     for worker in workers:
         left = share
         for _ in range(PASSES):
             frame = Frame(c, worker)
             frame.items_left = most = min(frame.items_left, left)
-            aside = feed(c, frame, runs, soft) or aside
+            aside = feed(c, frame, turn, soft) or aside
             if not frame.groups:
                 break
             send(c, frame)
@@ -77,97 +79,39 @@ def feed_all(c: State, workers: list[Worker], runs: list[Run], share: int, soft:
     return aside
 
 
-def limit_of(worker: Worker, run: Run) -> int:
-    own = worker.credit_runs.get(run.id)
-    return worker.credit.items if own is None else own
-
-
-def room(worker: Worker, run: Run) -> int:
-    """Items of `run` that the worker's credit still allows."""
-    if worker.bytes >= worker.credit.bytes:
-        return 0
-    own = worker.credit_runs.get(run.id)
-    if own is not None:
-        return own - worker.holds.get(run.id, 0)
-    held = worker.in_flight - worker.waiting
-    for run_id in worker.credit_runs:
-        held -= worker.holds.get(run_id, 0)
-    return worker.credit.items - held
-
-
-def shares(worker: Worker, runs: list[Run]) -> dict[str, int]:
-    """Items of each run that this worker may hold while several want it: its largest credit, divided by weight.
-
-    A worker takes what it was given in turn, so what a run holds there is what it gets of it. Of its own credit each
-    would take the more, the more of it ends there: credit follows the pace.
-    """
-    rivals = [r for r in runs if any(s.heap and fits(worker, s) for s in r.shapes.values())]
-    if len(rivals) < 2:
-        return {}
-    total = sum(r.weight for r in rivals)
-    most = max(limit_of(worker, r) for r in rivals)
-    return {r.id: max(1, int(most * r.weight / total)) for r in rivals}
-
-
-def feed(c: State, frame: Frame, runs: list[Run], soft: bool) -> bool:
+def feed(c: State, frame: Frame, turn: Turn, soft: bool) -> bool:
     """Fill one frame, smallest share first. True if something was set aside that a less choosy pass could take."""
     worker, aside = frame.worker, False
-    open_runs = list(runs)
-    full = True
-    share = shares(worker, runs) if len(runs) > 1 else {}
-    while open_runs and frame.items_left > 0 and frame.bytes_left > 0:
-        run = open_runs[0] if len(open_runs) == 1 else min(open_runs, key=lambda r: r.in_flight / r.weight)
-        n = min(room(worker, run), frame.items_left)
-        if n > 0:
-            full = False
-            if run.id in share:
-                n = min(n, share[run.id] - worker.holds.get(run.id, 0))
+    if turn.is_full(worker):
+        if has_enough(worker):
+            c.hungry.pop(worker.id, None)
+        return False
+    heap, shares = turn.heap, turn.shares(worker)
+    while heap and frame.items_left > 0 and frame.bytes_left > 0:
+        run = heap[0][-1]
+        n = min(room(worker, run, turn.held), frame.items_left)
+        share = shares.of(run) if n > 0 and shares is not None else None
+        if share is not None:
+            n = min(n, share - worker.holds.get(run.id, 0))
         if run.spec.max_in_flight:
             n = min(n, run.spec.max_in_flight - run.in_flight)
-        if n > 0 and len(open_runs) > 1:
+        if n > 0 and len(heap) > 1:
             n = max(1, n // 4)
         taken = 0
         if n > 0:
             taken, left = take_from_run(c, frame, run, n, soft)
             aside = aside or left
-        if not taken:
-            open_runs.remove(run)
-            if not open_runs and share and worker.in_flight - worker.waiting < worker.credit.items // 2:
-                share, open_runs = {}, list(runs)  # what the others cannot use now is no reason to idle
-    if full and not frame.groups:
-        c.hungry.pop(worker.id, None)
+        if taken:
+            turn.took()
+            if turn.is_full(worker):
+                break
+        else:
+            turn.skip()
+            if not heap and shares is not None and worker.in_flight - worker.waiting < worker.credit.items // 2:
+                shares = None  # what the others cannot use now is no reason to idle
+                turn.again()
+    turn.again()
     return aside
-
-
-def fits(worker: Worker, shape: Shape) -> bool:
-    """What of a shape does not change while the worker lives."""
-    known = worker.fits.get(shape.key)
-    if known is None:
-        have = worker.inventory
-        labels = dict(have.labels)
-        known = worker.fits[shape.key] = (
-            (not have.executors or shape.workload in have.executors)
-            and shape.roles.issubset(have.roles)
-            and all(labels.get(name) == value for name, value in shape.labels)
-            and (not shape.plugin or shape.plugin in have.plugins)
-            and shape.slots <= worker.capacity.get("slots", 0.0)
-            and all(amount <= worker.capacity.get(name, 0.0) for name, amount in shape.strict)
-        )
-    return known
-
-
-def strict_room(worker: Worker, shape: Shape) -> int:
-    """How many more items of this shape the resources other than slots allow. The epsilon is for sums of fractions."""
-    free = UNLIMITED
-    for name, amount in shape.strict:
-        left = worker.capacity.get(name, 0.0) - worker.used.get(name, 0.0)
-        free = min(free, int(left / amount + 1e-9))
-    return free
-
-
-def only_children(c: State, worker: Worker, run: Run) -> bool:
-    """So many of the run's parents wait there, which take no credit, that it begins no more of its root log."""
-    return worker.by_run.get(run.id, 0) - worker.holds.get(run.id, 0) >= c.settings.waiting_max
 
 
 def take_from_run(c: State, frame: Frame, run: Run, n: int, soft: bool) -> tuple[int, bool]:

@@ -11,8 +11,8 @@ from rollout.model.item import AttemptEnd, Failure, Key
 
 from rollout_coordinator.core import results, runs, workers
 from rollout_coordinator.core.attempts import begun, cancel, end_attempt, hold_caps, open_seqs
-from rollout_coordinator.core.dispatch import strict_room
 from rollout_coordinator.core.events import ResultsLoaded, WorkerSpawn, WorkerWaiting
+from rollout_coordinator.core.room import strict_room
 from rollout_coordinator.core.state import Grant, LoadNote, Log, Reader, State, touch
 from rollout_coordinator.core.step import LoadResults, SendChildren, SendResume
 from rollout_coordinator.core.submit import add_items

@@ -12,8 +12,8 @@ from rollout.model.worker import WorkerState
 
 from rollout_coordinator.core import results
 from rollout_coordinator.core.attempts import end_attempt, keys_of, open_seqs
-from rollout_coordinator.core.dispatch import fits, limit_of, only_children, strict_room
 from rollout_coordinator.core.events import WorkerConfirm
+from rollout_coordinator.core.room import fits, limit_of, only_children, strict_room
 from rollout_coordinator.core.state import Grant, Revoke, State, Worker
 from rollout_coordinator.core.step import Emit, SendRevoke
 

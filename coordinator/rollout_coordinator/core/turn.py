@@ -1,0 +1,117 @@
+"""Whose turn it is: the runs that a dispatch takes from, those first that have least of what they may have.
+
+A worker asks again with every frame, and there may be a thousand runs, so nothing here looks at all of them each time.
+"""
+
+from __future__ import annotations
+
+from heapq import heapify, heappop, heappush, heapreplace
+
+from rollout.model.worker import Inventory
+
+from rollout_coordinator.core.room import fits, held_in_common
+from rollout_coordinator.core.state import Run, Worker
+
+Entry = tuple[float, int, Run]
+"""What runs of it by its weight, its place among the runs, the run."""
+
+
+class Shares:
+    """How many items of each run a worker may hold while several want it: its largest credit, divided by weight.
+
+    A worker takes what it was given in turn, so what a run holds there is what it gets of it. Of its own credit each
+    would take the more, the more of it ends there: credit follows the pace.
+    """
+
+    __slots__ = ("_most", "_total", "_weights")
+
+    def __init__(self, weights: dict[str, float], most: int) -> None:
+        self._weights = weights
+        self._total = sum(weights.values())
+        self._most = most
+
+    def of(self, run: Run) -> int | None:
+        """None: it is not among those that want it."""
+        if run.id not in self._weights:
+            return None
+        return max(1, int(self._most * run.weight / self._total))
+
+
+class Turn:
+    """Of one dispatch: `heap` has the runs in their order, without those that `skip` put aside until `again`."""
+
+    def __init__(self, runs: list[Run]) -> None:
+        self._runs = runs
+        self.heap: list[Entry] = [(run.in_flight / run.weight, n, run) for n, run in enumerate(runs)]
+        heapify(self.heap)
+        self._skipped: list[Entry] = []
+        self._ids: frozenset[str] | None = None
+        self._held: tuple[Worker, int] | None = None
+        self._rivals: dict[Inventory, tuple[Worker, dict[str, float]]] = {}
+        """By what workers have, for one of them: weights of the runs with pending items that fit."""
+
+    def is_full(self, worker: Worker) -> bool:
+        """Its credit leaves room for none of the runs."""
+        if worker.bytes >= worker.credit.bytes:
+            return True
+        if not worker.credit_runs:
+            return self.held(worker) >= worker.credit.items
+        if self._ids is None:
+            self._ids = frozenset(run.id for run in self._runs)
+        others = len(self._runs)
+        for run_id, most in worker.credit_runs.items():
+            if run_id in self._ids:
+                others -= 1
+                if most > worker.holds.get(run_id, 0):
+                    return False
+        return not others or self.held(worker) >= worker.credit.items
+
+    def held(self, worker: Worker) -> int:
+        """As `held_in_common`; asked many times before something is taken."""
+        if self._held is None or self._held[0] is not worker:
+            self._held = worker, held_in_common(worker)
+        return self._held[1]
+
+    def shares(self, worker: Worker) -> Shares | None:
+        """None: there is nothing to share."""
+        if len(self._runs) < 2:
+            return None
+        known = self._rivals.get(worker.inventory)
+        if known is None:
+            weights = {run.id: run.weight for run in self._runs if wants(run, worker)}
+            known = self._rivals[worker.inventory] = worker, weights
+        weights = known[1]
+        if len(weights) < 2:
+            return None
+        own = [most for run_id, most in worker.credit_runs.items() if run_id in weights]
+        most = max(own) if len(own) == len(weights) else max([worker.credit.items, *own])
+        return Shares(weights, most)
+
+    def took(self) -> None:
+        """From the first run."""
+        self._held = None
+        _, n, run = self.heap[0]
+        heapreplace(self.heap, (run.in_flight / run.weight, n, run))
+        self._look(run)
+
+    def skip(self) -> None:
+        """The first run had nothing for the worker that asks."""
+        entry = heappop(self.heap)
+        self._skipped.append(entry)
+        self._look(entry[-1])
+
+    def again(self) -> None:
+        """What was skipped is there for the next who asks."""
+        for entry in self._skipped:
+            heappush(self.heap, entry)
+        self._skipped.clear()
+
+    def _look(self, run: Run) -> None:
+        for worker, weights in self._rivals.values():
+            if run.id in weights and not wants(run, worker):
+                del weights[run.id]
+
+
+def wants(run: Run, worker: Worker) -> bool:
+    """It has pending items that fit the worker."""
+    return any(shape.heap and fits(worker, shape) for shape in run.shapes.values())
