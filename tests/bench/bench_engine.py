@@ -62,6 +62,30 @@ async def throughput(
     return found
 
 
+async def together(root: Path, counts: dict[int, int], repeats: int) -> dict[int, tuple[list[float], list[float]]]:
+    """As `throughput`, by the number of runs that are open at once. `counts`: items of each of them."""
+    found: dict[int, tuple[list[float], list[float]]] = {}
+    with Cluster(root) as cluster:
+        coordinator = cluster.add_coordinator()
+        coordinator.wait_event("coordinator_ready")
+        for _ in range(2):
+            cluster.add_worker(worker={"slots": 4}).wait_event("worker_ready")
+        assert coordinator.process is not None
+        pid = coordinator.process.pid
+        async with await Runs.connect(cluster.addresses, tls_dir=Path(cluster.operator()[-1])) as client:
+            await once(client, 2000, 256)
+            for runs, count in counts.items():
+                rates: list[float] = []
+                costs: list[float] = []
+                for _ in range(repeats):
+                    before, began = cpu_s(pid), time.perf_counter()
+                    await asyncio.gather(*[once(client, count, 256) for _ in range(runs)])
+                    rates.append(runs * count / (time.perf_counter() - began))
+                    costs.append((cpu_s(pid) - before) / (runs * count) * 1e6)
+                found[runs] = rates, costs
+    return found
+
+
 def line(store: str, size: int, count: int, rates: list[float], costs: list[float], target: bool) -> Row:
     median, cost = sorted(rates)[len(rates) // 2], sorted(costs)[len(costs) // 2]
     label = f"{size} B" if size < 1024 else f"{size >> 10} KiB"
@@ -82,6 +106,17 @@ def rows(quick: bool) -> list[Row]:
     with directory() as root:
         for size, (rates, costs) in asyncio.run(throughput(root, "", sizes, repeats)).items():
             found.append(line("SQLite", size, sizes[size], rates, costs, size == 256))
+    counts = {10: 1_000, 100: 100} if quick else {10: 5_000, 100: 500, 300: 150}
+    with directory() as root:
+        for runs, (rates, costs) in asyncio.run(together(root, counts, 3)).items():
+            found.append(
+                Row(
+                    f"the same on SQLite, of {runs} runs at once",
+                    f"{spread(rates, 0)} items/s; coordinator {spread(costs, 1)} µs an item (3 times {runs} x "
+                    f"{counts[runs]:,})",
+                    values={"items_per_s": sorted(rates)[1], "coordinator_us_per_item": sorted(costs)[1]},
+                )
+            )
     try:
         with postgres() as url, directory() as root:
             for size, (rates, costs) in asyncio.run(throughput(root, url, sizes, repeats)).items():
