@@ -158,7 +158,7 @@ SAFEGUARDS = (
     Safeguard(
         "bound on parents that wait: thieves",
         "A worker that is given no more parents takes none from others either.",
-        cut(f"{STEAL}:loot", "grant.log.parent is None and only_children(c, thief, run)", "False"),
+        cut(f"{STEAL}:most_for", "root and only_children(c, thief, run)", "False"),
         ("core/test_core_scenarios_children.py::test_parents_that_wait_are_bounded_where_their_children_cannot_run",),
     ),
     Safeguard(

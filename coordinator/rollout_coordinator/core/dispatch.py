@@ -67,6 +67,12 @@ def feed_all(c: State, workers: list[Worker], turn: Turn, share: int, soft: bool
     for worker in workers:
         left = share
         for _ in range(PASSES):
+            if turn.is_full(worker):
+                if has_enough(worker):
+                    c.hungry.pop(worker.id, None)
+                break
+            if not turn.wanted_by(worker):
+                break
             frame = Frame(c, worker)
             frame.items_left = most = min(frame.items_left, left)
             aside = feed(c, frame, turn, soft) or aside
@@ -82,10 +88,6 @@ def feed_all(c: State, workers: list[Worker], turn: Turn, share: int, soft: bool
 def feed(c: State, frame: Frame, turn: Turn, soft: bool) -> bool:
     """Fill one frame, smallest share first. True if something was set aside that a less choosy pass could take."""
     worker, aside = frame.worker, False
-    if turn.is_full(worker):
-        if has_enough(worker):
-            c.hungry.pop(worker.id, None)
-        return False
     heap, shares = turn.heap, turn.shares(worker)
     while heap and frame.items_left > 0 and frame.bytes_left > 0:
         run = heap[0][-1]
@@ -117,6 +119,7 @@ def feed(c: State, frame: Frame, turn: Turn, soft: bool) -> bool:
 def take_from_run(c: State, frame: Frame, run: Run, n: int, soft: bool) -> tuple[int, bool]:
     worker, taken = frame.worker, 0
     aside: list[SpecQueue] = []
+    first_aside = ROOT_RANK  # the least of their heads
     roots: list[SpecQueue] = []  # not for this worker, and no reason to hold back what comes after them
     no_roots = only_children(c, worker, run)
     shapes = [s for s in run.shapes.values() if s.heap and fits(worker, s)]
@@ -132,7 +135,7 @@ def take_from_run(c: State, frame: Frame, run: Run, n: int, soft: bool) -> tuple
         if no_roots and best.heap[0][1] == ROOT_RANK:
             roots.append(heapq.heappop(best.heap)[-1])
             continue
-        limit = limit_of_order(c, best, aside) if best.prefs is not None else ROOT_RANK
+        limit = limit_of_order(c, best, first_aside) if best.prefs is not None else ROOT_RANK
         queue = prefer(best, worker, limit) if best.prefs is not None and soft else None
         if queue is not None:  # it stays in the heap
             most = within(queue, limit)
@@ -156,6 +159,7 @@ def take_from_run(c: State, frame: Frame, run: Run, n: int, soft: bool) -> tuple
         if most < 0:  # not to this worker, now
             queue.queued = True
             aside.append(queue)
+            first_aside = min(first_aside, queue.head())
             continue
         if most == 0:  # parked
             continue

@@ -11,10 +11,10 @@ from __future__ import annotations
 import heapq
 from bisect import bisect_right
 
-from rollout_coordinator.core.state import Entry, Prefs, Run, Shape, SpecQueue, State, Worker
+from rollout_coordinator.core.state import ROOT_RANK, Entry, Prefs, Run, Shape, SpecQueue, State, Worker
 from rollout_coordinator.core.window import index_queue, key_of
 
-HOMES_MAX = 64  # places of workers remembered before those of workers that are gone are forgotten
+HOMES_MAX = 64  # places of workers that are gone which are remembered
 
 
 def watch(run: Run, shape: Shape) -> None:
@@ -74,13 +74,14 @@ def going_on(prefs: Prefs, cost: int, worker: Worker) -> SpecQueue | None:
     return queue if home_of(queue) == worker.id else None
 
 
-def limit_of_order(c: State, shape: Shape, aside: list[SpecQueue]) -> int:
-    """The last seq that may be begun before what comes first, be that `aside` for another worker."""
+def limit_of_order(c: State, shape: Shape, first_aside: int) -> int:
+    """The last seq that may be begun before what comes first, be that set aside for another worker."""
     prefs, first = shape.prefs, eldest(shape)
-    if prefs is not None and len(prefs.homes) > HOMES_MAX:
+    if prefs is not None and len(prefs.homes) > HOMES_MAX + len(c.workers):
         prefs.homes = {name: heaps for name, heaps in prefs.homes.items() if not name or name in c.workers}
         prefs.last = {name: queue for name, queue in prefs.last.items() if name in c.workers}
-    return min([queue.head() for queue in (*aside, *([first] if first else ()))], default=0) + c.settings.reorder_items
+    head = min(first_aside, first.head()) if first else first_aside
+    return (head if head < ROOT_RANK else 0) + c.settings.reorder_items
 
 
 def head_of(heap: list[Entry] | None, place: str) -> SpecQueue | None:

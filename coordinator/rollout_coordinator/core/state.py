@@ -275,34 +275,9 @@ class Revoke:
 
 class Worker:
     __slots__ = (
-        "by_run",
-        "bytes",
-        "capacity",
-        "credit",
-        "credit_runs",
-        "done",
-        "drain_argument",
-        "due_at",
-        "ended_ms",
-        "fenced",
-        "fits",
-        "grants",
-        "holds",
-        "host_id",
-        "id",
-        "in_flight",
-        "incoming",
-        "inventory",
-        "load",
-        "reason",
-        "registered_ms",
-        "revoke",
-        "running",
-        "session",
-        "state",
-        "told_failed",
-        "used",
-        "waiting",
+        "by_run", "bytes", "capacity", "credit", "credit_runs", "done", "drain_argument", "due_at", "ended_ms",
+        "fenced", "fits", "grants", "holds", "host_id", "id", "in_flight", "incoming", "inventory", "kind", "load",
+        "reason", "registered_ms", "revoke", "running", "session", "state", "told_failed", "used", "waiting",
     )  # fmt: skip
 
     def __init__(self, incarnation: str, host_id: str, inventory: Inventory, state: WorkerState, now: Now) -> None:
@@ -329,6 +304,7 @@ class Worker:
 
     def set_inventory(self, inventory: Inventory) -> None:
         self.inventory = inventory
+        self.kind = repr(inventory)  # of those that have the same; a string knows its hash
         self.capacity = dict(inventory.capacity)
         self.fits: dict[tuple[Any, ...], bool] = {}  # by Shape.key
 

@@ -7,8 +7,6 @@ from __future__ import annotations
 
 from heapq import heapify, heappop, heappush, heapreplace
 
-from rollout.model.worker import Inventory
-
 from rollout_coordinator.core.room import fits, held_in_common
 from rollout_coordinator.core.state import Run, Worker
 
@@ -47,8 +45,7 @@ class Turn:
         self._skipped: list[Entry] = []
         self._ids: frozenset[str] | None = None
         self._held: tuple[Worker, int] | None = None
-        self._rivals: dict[Inventory, tuple[Worker, dict[str, float]]] = {}
-        """By what workers have, for one of them: weights of the runs with pending items that fit."""
+        self._rivals: dict[str, tuple[Worker, dict[str, float]]] = {}  # by kind of worker: one of them, `wanted_by`
 
     def is_full(self, worker: Worker) -> bool:
         """Its credit leaves room for none of the runs."""
@@ -72,15 +69,16 @@ class Turn:
             self._held = worker, held_in_common(worker)
         return self._held[1]
 
+    def wanted_by(self, worker: Worker) -> dict[str, float]:
+        """Weights of the runs with pending items that fit the worker."""
+        known = self._rivals.get(worker.kind)
+        if known is None:
+            known = self._rivals[worker.kind] = worker, {r.id: r.weight for r in self._runs if wants(r, worker)}
+        return known[1]
+
     def shares(self, worker: Worker) -> Shares | None:
         """None: there is nothing to share."""
-        if len(self._runs) < 2:
-            return None
-        known = self._rivals.get(worker.inventory)
-        if known is None:
-            weights = {run.id: run.weight for run in self._runs if wants(run, worker)}
-            known = self._rivals[worker.inventory] = worker, weights
-        weights = known[1]
+        weights = self.wanted_by(worker)
         if len(weights) < 2:
             return None
         own = [most for run_id, most in worker.credit_runs.items() if run_id in weights]
