@@ -51,10 +51,19 @@ SAFEGUARDS = (
         ),
     ),
     Safeguard(
-        "only who has enough is not asked again",
+        "who is full of one run is remembered",
         "A worker that is full of one run, and has credit for others, gets what is submitted next at once.",
-        cut(f"{DISPATCH}:feed", "if has_enough(worker):", "if True:"),
+        cut(f"{DISPATCH}:rest", "if not has_enough(worker):", "if False:"),
         ("core/test_many_runs.py::test_a_worker_that_has_enough_of_one_run_takes_of_the_next",),
+    ),
+    Safeguard(
+        "other items wake who rests",
+        "The same, when they are pending.",
+        cut(f"{DISPATCH}:dispatch", "s.heap and s not in c.rested_for", "False"),
+        (
+            "core/test_many_runs.py::test_a_worker_that_has_enough_of_one_run_takes_of_the_next",
+            "core/test_many_workers.py::test_workers_that_are_full_of_one_run_are_not_asked_with_every_step",
+        ),
     ),
     Safeguard(
         "credit in bytes",

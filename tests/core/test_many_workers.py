@@ -13,6 +13,7 @@ from rollout.model.worker import Credit
 from rollout_coordinator.core import dispatch, steal
 from rollout_coordinator.core.events import ResultGroup, Tick, WorkerCredit, WorkerResults
 from rollout_coordinator.core.state import SpecQueue
+from rollout_coordinator.core.turn import Turn
 
 MANY = 40
 
@@ -63,6 +64,27 @@ def test_idle_workers_that_nothing_fits_are_passed_over(monkeypatch: pytest.Monk
     calls = counted(monkeypatch, dispatch, "Frame")
     finish_one(w, "gpu00")
     assert calls["Frame"] <= 2
+
+
+def test_workers_that_are_full_of_one_run_are_not_asked_with_every_step(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As engines are, which have credit for the run that they serve and some for any other."""
+    w = World()
+    for n in range(MANY):
+        worker = w.worker(f"w{n:02}", credit=4)
+        w.step(WorkerCredit(worker.session, Credit(4, 1 << 20, (("R", 6),))))
+    w.open("R")
+    w.submit(MANY * 10)
+    w.open("elsewhere")
+    w.submit(5, "elsewhere", specs=ItemSpec(require_labels=(("kind", "gpu"),)))
+    calls = counted(monkeypatch, Turn, "is_full")
+    for n in range(MANY):
+        finish_one(w, f"w{n:02}")
+    assert calls["is_full"] <= 4 * MANY
+    assert all(len(worker.held) == 6 for worker in w.workers.values())
+    calls.clear()
+    w.submit(MANY, "elsewhere")  # these may go anywhere
+    assert calls["is_full"] >= MANY
+    assert sum(len(worker.held) for worker in w.workers.values()) == MANY * 7
 
 
 def test_every_thief_finds_the_victim_that_has_something_for_it() -> None:

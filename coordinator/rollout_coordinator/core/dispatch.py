@@ -46,11 +46,14 @@ def dispatch(c: State) -> None:
     for queue in c.chain_waits:  # set aside for a worker that did not come in time
         enlist(queue)
     c.chain_waits.clear()
-    workers = [w for w in c.hungry.values() if w.session and w.state is WorkerState.READY and not w.fenced]
-    if not workers:
+    if not c.hungry and not c.resting:
         return
     runs = [r for r in c.runs.values() if r.state is RunState.RUNNING and any(s.heap for s in r.shapes.values())]
-    if not runs:
+    if c.resting and any(s.heap and s not in c.rested_for for run in runs for s in run.shapes.values()):
+        c.hungry.update(c.resting)
+        c.resting.clear()
+    workers = [w for w in c.hungry.values() if w.session and w.state is WorkerState.READY and not w.fenced]
+    if not runs or not workers:
         return
     waiting = sum(run.window for run in runs)
     share = max(1, -(-waiting // len(workers)))
@@ -67,11 +70,10 @@ def feed_all(c: State, workers: list[Worker], turn: Turn, share: int, soft: bool
     for worker in workers:
         left = share
         for _ in range(PASSES):
-            if turn.is_full(worker):
-                if has_enough(worker):
-                    c.hungry.pop(worker.id, None)
-                break
             if not turn.wanted_by(worker):
+                break
+            if turn.is_full(worker):
+                rest(c, worker, turn)
                 break
             frame = Frame(c, worker)
             frame.items_left = most = min(frame.items_left, left)
@@ -83,6 +85,15 @@ def feed_all(c: State, workers: list[Worker], turn: Turn, share: int, soft: bool
             if left <= 0:
                 break
     return aside
+
+
+def rest(c: State, worker: Worker, turn: Turn) -> None:
+    """It is full, and not asked again before it says or ends something; or, if only of what there is now, before items
+    of another shape are pending."""
+    c.hungry.pop(worker.id, None)
+    if not has_enough(worker):
+        c.resting[worker.id] = worker
+        c.rested_for = turn.shapes
 
 
 def feed(c: State, frame: Frame, turn: Turn, soft: bool) -> bool:

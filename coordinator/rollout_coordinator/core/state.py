@@ -324,8 +324,8 @@ class State:
     __slots__ = (
         "chain_waits", "dirty", "dirty_lanes", "dirty_logs", "dirty_runs", "ended", "hungry", "last_mono", "loads",
         "logs", "moved", "next_batch", "next_grant", "next_load", "next_log", "next_revoke", "next_scan", "now",
-        "opening", "over", "reading", "recalled", "rereads", "retries", "runs", "sessions", "settings", "steal_due",
-        "step", "timed", "timers", "totals", "wake", "window_dirty", "workers",
+        "opening", "over", "reading", "recalled", "rereads", "rested_for", "resting", "retries", "runs", "sessions",
+        "settings", "steal_due", "step", "timed", "timers", "totals", "wake", "window_dirty", "workers",
     )  # fmt: skip
 
     def __init__(self, settings: CoreSettings) -> None:
@@ -336,7 +336,9 @@ class State:
         self.logs: dict[int, Log] = {}
         self.workers: dict[str, Worker] = {}
         self.sessions: dict[str, Worker] = {}
-        self.hungry: dict[str, Worker] = {}
+        self.hungry: dict[str, Worker] = {}  # may be given more
+        self.resting: dict[str, Worker] = {}  # may be given more, but not of these:
+        self.rested_for: frozenset[Shape] = frozenset()
         self.loads: dict[int, LoadNote] = {}
         self.opening: dict[str, list[Any]] = {}  # run id -> events that wait for the ledger to tell of it
         self.recalled: set[str] = set()  # asked for and answered, in this very call

@@ -8,7 +8,7 @@ from __future__ import annotations
 from heapq import heapify, heappop, heappush, heapreplace
 
 from rollout_coordinator.core.room import fits, held_in_common
-from rollout_coordinator.core.state import Run, Worker
+from rollout_coordinator.core.state import Run, Shape, Worker
 
 Entry = tuple[float, int, Run]
 """What runs of it by its weight, its place among the runs, the run."""
@@ -43,21 +43,27 @@ class Turn:
         self.heap: list[Entry] = [(run.in_flight / run.weight, n, run) for n, run in enumerate(runs)]
         heapify(self.heap)
         self._skipped: list[Entry] = []
-        self._ids: frozenset[str] | None = None
+        self._shapes: frozenset[Shape] | None = None
         self._held: tuple[Worker, int] | None = None
         self._rivals: dict[str, tuple[Worker, dict[str, float]]] = {}  # by kind of worker: one of them, `wanted_by`
 
+    @property
+    def shapes(self) -> frozenset[Shape]:
+        """Of all pending items."""
+        if self._shapes is None:
+            self._shapes = frozenset([s for run in self._runs for s in run.shapes.values() if s.heap])
+        return self._shapes
+
     def is_full(self, worker: Worker) -> bool:
-        """Its credit leaves room for none of the runs."""
+        """Its credit leaves room for none of the runs that have something for it."""
         if worker.bytes >= worker.credit.bytes:
             return True
         if not worker.credit_runs:
             return self.held(worker) >= worker.credit.items
-        if self._ids is None:
-            self._ids = frozenset(run.id for run in self._runs)
-        others = len(self._runs)
+        weights = self.wanted_by(worker)
+        others = len(weights)
         for run_id, most in worker.credit_runs.items():
-            if run_id in self._ids:
+            if run_id in weights:
                 others -= 1
                 if most > worker.holds.get(run_id, 0):
                     return False

@@ -280,6 +280,7 @@ def leave(c: State, worker: Worker, cause: str, reason: str) -> None:
     worker.session = ""
     steal.forget(c, worker)
     c.hungry.pop(worker.id, None)
+    c.resting.pop(worker.id, None)
 
 
 def allow_for_stall(c: State) -> None:
@@ -351,6 +352,7 @@ def drain(c: State, worker: Worker, reason: str) -> None:
     worker.state = WORKER.move(worker.state, "drain")
     worker.reason = reason
     c.hungry.pop(worker.id, None)
+    c.resting.pop(worker.id, None)
     write(c, worker)
 
 
