@@ -85,6 +85,11 @@ def test_workers_that_are_full_of_one_run_are_not_asked_with_every_step(monkeypa
     w.submit(MANY, "elsewhere")  # these may go anywhere
     assert calls["is_full"] >= MANY
     assert sum(len(worker.held) for worker in w.workers.values()) == MANY * 7
+    state = w.core._state  # pyright: ignore[reportPrivateUsage]
+    assert state.rested_for
+    w.verb("kill", "R")
+    w.verb("kill", "elsewhere")
+    assert not state.rested_for and not state.resting, "nothing is kept of runs that are over"
 
 
 def test_every_thief_finds_the_victim_that_has_something_for_it() -> None:

@@ -49,9 +49,10 @@ def dispatch(c: State) -> None:
     if not c.hungry and not c.resting:
         return
     runs = [r for r in c.runs.values() if r.state is RunState.RUNNING and any(s.heap for s in r.shapes.values())]
-    if c.resting and any(s.heap and s not in c.rested_for for run in runs for s in run.shapes.values()):
+    if c.resting and (not runs or any(s.heap and s not in c.rested_for for r in runs for s in r.shapes.values())):
         c.hungry.update(c.resting)
         c.resting.clear()
+        c.rested_for = frozenset()  # it holds runs that may be over
     workers = [w for w in c.hungry.values() if w.session and w.state is WorkerState.READY and not w.fenced]
     if not runs or not workers:
         return
