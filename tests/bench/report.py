@@ -28,6 +28,7 @@ HERE = Path(__file__).resolve().parent
 PAGE = HERE.parents[1] / "docs" / "benchmarks.md"
 PARTS = {
     "core": "bench_core",
+    "scale": "bench_scale",
     "throughput": "bench_engine",
     "payload": "bench_payload",
     "latency": "bench_latency",
