@@ -8,8 +8,10 @@ from typing import Any
 
 from rollout.model.item import AttemptEnd, Outcome
 from rollout.model.run import ENDED, RunState
+from rollout.model.worker import WorkerState
 from rollout_coordinator.core import step as st
 from rollout_coordinator.core.events import Event, Keys, WorkerHello, WorkerResults
+from rollout_coordinator.core.room import fits, room
 from rollout_coordinator.core.state import State, Worker
 from rollout_coordinator.core.steal import backlog
 from rollout_coordinator.core.workers import ALIVE
@@ -51,6 +53,20 @@ def books(state: State) -> None:
         raise Violation("books", f"{gone} have left, and are remembered for work")
     for worker in state.workers.values():
         _count(worker)
+        if worker.id not in state.hungry and worker.session and worker.state is WorkerState.READY:
+            _remembered(state, worker)
+
+
+def _remembered(state: State, worker: Worker) -> None:
+    """Who is not asked at the next dispatch has no room for anything that is pending, or that makes it be asked."""
+    for run in state.runs.values():
+        if run.state is not RunState.RUNNING or room(worker, run) <= 0:
+            continue
+        for shape in run.shapes.values():
+            if any(entry[-1].size for entry in shape.heap) and fits(worker, shape):
+                if worker.id in state.resting and shape not in state.rested_for:
+                    continue
+                raise Violation("books", f"{worker.id} has room for items of {run.id} and is not remembered for work")
 
 
 def _count(worker: Worker) -> None:
