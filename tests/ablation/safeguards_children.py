@@ -164,7 +164,11 @@ SAFEGUARDS = (
     Safeguard(
         "children pass the parents that are not begun",
         "Whatever their priority: what the parents of a full worker wait for runs there.",
-        cut(f"{DISPATCH}:take_from_run", "roots.append(", "aside.append("),
+        cut(
+            f"{DISPATCH}:take_from_run",
+            "roots.append(heapq.heappop(best.heap)[-1])",
+            "aside.append(heapq.heappop(best.heap)[-1])\n            first_aside = min(first_aside, aside[-1].head())",
+        ),
         ("core/test_core_scenarios_children.py::test_children_go_where_no_more_parents_are_begun",),
     ),
 )
