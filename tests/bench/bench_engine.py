@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Iterator
+from collections.abc import AsyncGenerator, Iterator
+from contextlib import asynccontextmanager
 from pathlib import Path
 
 from cluster import Cluster
@@ -37,52 +38,51 @@ async def once(client: Runs, count: int, size: int) -> float:
     return time.perf_counter() - began
 
 
-async def throughput(
-    root: Path, url: str, sizes: dict[int, int], repeats: int
-) -> dict[int, tuple[list[float], list[float]]]:
-    """By payload size: items/s and coordinator processor time (µs an item) of each repeat. `sizes`: items a repeat."""
-    found: dict[int, tuple[list[float], list[float]]] = {}
+@asynccontextmanager
+async def served(root: Path, url: str) -> AsyncGenerator[tuple[Runs, int]]:
+    """A client of a coordinator with two workers, and the coordinator's process id."""
     with Cluster(root, postgres_url=url) as cluster:
         coordinator = cluster.add_coordinator()
         coordinator.wait_event("coordinator_ready")
         for _ in range(2):
             cluster.add_worker(worker={"slots": 4}).wait_event("worker_ready")
         assert coordinator.process is not None
-        pid = coordinator.process.pid
         async with await Runs.connect(cluster.addresses, tls_dir=Path(cluster.operator()[-1])) as client:
-            for size, count in sizes.items():
-                await once(client, max(2000, count // 10), size)
-                rates: list[float] = []
-                costs: list[float] = []
-                for _ in range(repeats):
-                    before = cpu_s(pid)
-                    rates.append(count / await once(client, count, size))
-                    costs.append((cpu_s(pid) - before) / count * 1e6)
-                found[size] = rates, costs
+            yield client, coordinator.process.pid
+
+
+async def throughput(
+    root: Path, url: str, sizes: dict[int, int], repeats: int
+) -> dict[int, tuple[list[float], list[float]]]:
+    """By payload size: items/s and coordinator processor time (µs an item) of each repeat. `sizes`: items a repeat."""
+    found: dict[int, tuple[list[float], list[float]]] = {}
+    async with served(root, url) as (client, pid):
+        for size, count in sizes.items():
+            await once(client, max(2000, count // 10), size)
+            rates: list[float] = []
+            costs: list[float] = []
+            for _ in range(repeats):
+                before = cpu_s(pid)
+                rates.append(count / await once(client, count, size))
+                costs.append((cpu_s(pid) - before) / count * 1e6)
+            found[size] = rates, costs
     return found
 
 
 async def together(root: Path, counts: dict[int, int], repeats: int) -> dict[int, tuple[list[float], list[float]]]:
     """As `throughput`, by the number of runs that are open at once. `counts`: items of each of them."""
     found: dict[int, tuple[list[float], list[float]]] = {}
-    with Cluster(root) as cluster:
-        coordinator = cluster.add_coordinator()
-        coordinator.wait_event("coordinator_ready")
-        for _ in range(2):
-            cluster.add_worker(worker={"slots": 4}).wait_event("worker_ready")
-        assert coordinator.process is not None
-        pid = coordinator.process.pid
-        async with await Runs.connect(cluster.addresses, tls_dir=Path(cluster.operator()[-1])) as client:
-            await once(client, 2000, 256)
-            for runs, count in counts.items():
-                rates: list[float] = []
-                costs: list[float] = []
-                for _ in range(repeats):
-                    before, began = cpu_s(pid), time.perf_counter()
-                    await asyncio.gather(*[once(client, count, 256) for _ in range(runs)])
-                    rates.append(runs * count / (time.perf_counter() - began))
-                    costs.append((cpu_s(pid) - before) / (runs * count) * 1e6)
-                found[runs] = rates, costs
+    async with served(root, "") as (client, pid):
+        await once(client, 2000, 256)
+        for runs, count in counts.items():
+            rates: list[float] = []
+            costs: list[float] = []
+            for _ in range(repeats):
+                before, began = cpu_s(pid), time.perf_counter()
+                await asyncio.gather(*[once(client, count, 256) for _ in range(runs)])
+                rates.append(runs * count / (time.perf_counter() - began))
+                costs.append((cpu_s(pid) - before) / (runs * count) * 1e6)
+            found[runs] = rates, costs
     return found
 
 

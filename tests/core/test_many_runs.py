@@ -7,7 +7,7 @@ from core_world import World
 from rollout.model.run import RunSpec
 from rollout.model.worker import Credit
 from rollout_coordinator.core import dispatch
-from rollout_coordinator.core.events import ResultGroup, SubmitOpen, WorkerCredit, WorkerResults
+from rollout_coordinator.core.events import SubmitOpen, WorkerCredit
 from rollout_worker.credit import CREDIT_MAX, CreditKeeper
 
 RUNS = 200
@@ -47,9 +47,7 @@ def many(own_credit: int = 0) -> World:
 
 def finish_one(w: World, name: str) -> None:
     worker = w.workers[name]
-    (log, seq), attempt = next(iter(worker.held.items()))
-    del worker.held[log, seq]
-    w.step(WorkerResults(worker.session, [ResultGroup(log, [seq], [attempt], None, [b"r"], {}, [1])]))
+    worker.finish(next(iter(worker.held)))
 
 
 def test_a_step_looks_at_the_runs_that_it_takes_from(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -11,7 +11,7 @@ from core_world import World
 from rollout.model.item import ItemSpec
 from rollout.model.worker import Credit
 from rollout_coordinator.core import dispatch, steal
-from rollout_coordinator.core.events import ResultGroup, Tick, WorkerCredit, WorkerResults
+from rollout_coordinator.core.events import Tick, WorkerCredit
 from rollout_coordinator.core.state import SpecQueue
 from rollout_coordinator.core.turn import Turn
 
@@ -44,9 +44,7 @@ def mixed() -> World:
 
 def finish_one(w: World, name: str) -> None:
     worker = w.workers[name]
-    (log, seq), attempt = next(iter(worker.held.items()))
-    del worker.held[log, seq]
-    w.step(WorkerResults(worker.session, [ResultGroup(log, [seq], [attempt], None, [b"r"], {}, [1])]))
+    worker.finish(next(iter(worker.held)))
 
 
 def test_thieves_that_can_run_none_of_it_do_not_look_at_every_victim(monkeypatch: pytest.MonkeyPatch) -> None:
