@@ -27,6 +27,7 @@ from rollout.security.join_client import join as join_cluster
 from rollout.security.roles import Role
 from rollout.security.tokens import create_token
 from rollout.storage import Storage, open_storage
+from rollout.wire import event_loop
 
 from rollout_coordinator.lifecycle import Coordinator, started
 from rollout_coordinator.wiring import build, tls_directory
@@ -80,7 +81,7 @@ def run(
     settings = _load(config, **({"logging.format": "json"} if json_logs else {}))
     configure(settings.logging)
     try:
-        code = asyncio.run(_serve(settings))
+        code = event_loop.run(_serve(settings))
     except RolloutError as error:
         log.error("coordinator_failed", code=error.code, error=str(error))
         raise _fail(error) from error

@@ -17,6 +17,8 @@ Query = Callable[[], None]
 
 BYTES_PER_UNIT = 256
 """Inline bytes that weigh as much as one item."""
+EVENTS_MAX = 512
+"""In a lane: two steps' worth. What is read beyond that only waits here, and reading it takes time from the steps."""
 
 _SUBMITS = (SubmitOpen, SubmitItems, SubmitSeal)  # one lane, so that they stay in order
 
@@ -43,6 +45,9 @@ class _Lane:
         self.limit = limit
         self.waiters: deque[asyncio.Future[None]] = deque()
 
+    def is_full(self) -> bool:
+        return self.weight >= self.limit or len(self.entries) >= EVENTS_MAX
+
     def take(self, into: list[Event], count: int, weight: int) -> tuple[int, int]:
         if not self.entries and not self.waiters:
             return 0, count
@@ -53,7 +58,7 @@ class _Lane:
             taken += size
             count -= 1
         self.weight -= taken
-        while self.waiters and self.weight < self.limit:
+        while self.waiters and not self.is_full():
             waiter = self.waiters.popleft()
             if not waiter.done():
                 waiter.set_result(None)
@@ -82,13 +87,13 @@ class EventQueue:
     async def put(self, event: Event) -> None:
         """UnavailableError while the queue is closed, also for those who waited."""
         lane = self._clients if isinstance(event, _SUBMITS) else self._workers
-        while lane.weight >= lane.limit:
+        while lane.is_full():
             self._check()
             waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
             lane.waiters.append(waiter)
             await waiter
         self.put_nowait(event)
-        if lane.waiters and lane.weight < lane.limit:
+        if lane.waiters and not lane.is_full():
             waiter = lane.waiters.popleft()
             if not waiter.done():
                 waiter.set_result(None)

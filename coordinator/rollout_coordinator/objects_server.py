@@ -32,6 +32,7 @@ from rollout.objects.digest import CHUNK, check_id
 from rollout.objects.port import ObjectStore
 from rollout.security.credentials import Credentials
 from rollout.security.roles import Peer, Role, require
+from rollout.wire import event_loop
 from rollout.wire.channel import SERVER_OPTIONS
 from rollout.wire.errors import abort
 from rollout.wire.strict import StrictInterceptor
@@ -313,7 +314,7 @@ def main() -> None:
         ],
         logger_factory=structlog.PrintLoggerFactory(sys.stderr),
     )
-    asyncio.run(_main())
+    event_loop.run(_main())
 
 
 if __name__ == "__main__":

@@ -327,8 +327,26 @@ SAFEGUARDS = (
     Safeguard(
         "the inbox is bounded",
         "A flood of submits neither fills memory nor delays workers.",
-        cut(f"{COORDINATOR}event_queue:EventQueue.put", "while lane.weight >= lane.limit:", "while False:"),
+        cut(f"{COORDINATOR}event_queue:EventQueue.put", "while lane.is_full():", "while False:"),
         ("integration/test_coordinator_driver.py::test_a_flood_waits_outside_and_workers_pass_it",),
+    ),
+    Safeguard(
+        "many small events wait outside",
+        "What hundreds of workers say does not delay the step that takes it, nor their beats.",
+        cut(f"{COORDINATOR}event_queue:_Lane.is_full", " or len(self.entries) >= EVENTS_MAX", ""),
+        ("integration/test_coordinator_driver.py::test_many_small_events_wait_outside_as_well",),
+    ),
+    Safeguard(
+        "wake-ups of gRPC are taken at once",
+        "gRPC's thread reads sockets however long a turn of the loop takes: beats do not lie unread.",
+        cut("rollout.wire.event_loop:take_all", "if written > 1:", "if False:"),
+        ("contract/test_wire_event_loop.py::test_all_wake_ups_are_taken_in_one_turn",),
+    ),
+    Safeguard(
+        "a busy coordinator is told less often",
+        "Hundreds of workers do not drown a coordinator in small messages.",
+        cut("rollout_worker.linger:linger", "answer_s < SLOW_S or news >= ENOUGH", "True"),
+        ("core/test_driver_linger.py::test_a_coordinator_that_answers_late_is_told_less_often",),
     ),
     Safeguard(
         "epoch at the coordinator",

@@ -1,4 +1,4 @@
-"""When a worker tells its news: alone at once, in company together, and not late for engines that run out of rows."""
+"""When a worker tells its news: alone at once, in company together, to a busy coordinator less often."""
 
 from __future__ import annotations
 
@@ -6,8 +6,10 @@ import asyncio
 from types import SimpleNamespace
 from typing import Any, cast
 
+import pytest
 from rollout_worker import session_events as ev
-from rollout_worker.driver import LINGER_FED_S, LINGER_S, Driver
+from rollout_worker.driver import Driver
+from rollout_worker.linger import ENOUGH, LINGER_FED_S, LINGER_MAX_S, LINGER_S, SLOW_S, linger
 
 
 class Told:
@@ -16,6 +18,8 @@ class Told:
     def __init__(self, kind: str = "engine") -> None:
         self.child = SimpleNamespace(in_hand=[1, 2, 3, 4], width=2, plan=SimpleNamespace(kind=kind))
         self.place = SimpleNamespace(children={1: self.child})
+        self.credit = SimpleNamespace(answer_s=0.0)
+        self.news = 1
         self.wants_flush = False
         self.flushes = 0
 
@@ -69,3 +73,25 @@ async def test_an_engine_that_runs_out_of_rows_waits_no_longer() -> None:
     assert first.cancelled() and _waits(driver) <= LINGER_S
     await asyncio.sleep(2 * LINGER_FED_S)
     assert session.flushes == 1 and driver._flush_due is None
+
+
+async def test_a_coordinator_that_answers_late_is_told_less_often() -> None:
+    session = Told("slot")
+    driver = _driver(session)
+    session.credit.answer_s = 0.8
+    driver.event(ev.Tick())
+    assert LINGER_FED_S < _waits(driver) <= 0.4
+    session.news = ENOUGH  # it is worth a message by now
+    driver.event(ev.Tick())
+    assert _waits(driver) <= LINGER_S
+
+
+@pytest.mark.parametrize(("fed", "answer_s", "seconds"), [
+    (False, 0.0, LINGER_S), (False, SLOW_S / 2, LINGER_S), (True, 0.0, LINGER_FED_S), (True, SLOW_S, LINGER_FED_S),
+    (True, 0.6, 0.3), (False, 0.6, 0.3), (True, 30.0, LINGER_MAX_S),
+])  # fmt: skip
+def test_news_waits_half_the_time_of_a_slow_answer_and_a_second_at_most(
+    fed: bool, answer_s: float, seconds: float
+) -> None:
+    assert linger(fed, answer_s, 1) == seconds
+    assert linger(fed, answer_s, ENOUGH) == (LINGER_FED_S if fed else LINGER_S)

@@ -28,7 +28,7 @@ from rollout_coordinator.core.step import (
     Writes,
 )
 from rollout_coordinator.driver import Driver, DriverLimits, LeaseLostError
-from rollout_coordinator.event_queue import EventQueue
+from rollout_coordinator.event_queue import EVENTS_MAX, EventQueue
 from rollout_coordinator.http.metrics import Metrics
 from rollout_coordinator.ledger.port import Fence, LeaseRow
 from structlog.testing import capture_logs
@@ -317,6 +317,19 @@ async def test_a_flood_waits_outside_and_workers_pass_it() -> None:
         await asyncio.sleep(0)
         count += len(queue.take(256, 4096))
     assert count == 20
+
+
+async def test_many_small_events_wait_outside_as_well() -> None:
+    queue = EventQueue()
+    puts = [asyncio.create_task(queue.put(RunCommand(n, "run", "kill"))) for n in range(2 * EVENTS_MAX)]
+    await asyncio.sleep(0.01)
+    assert len(queue) == EVENTS_MAX
+    taken: list[Event] = []
+    while not all(put.done() for put in puts) or len(queue):
+        taken += queue.take(256, 4096)
+        await asyncio.sleep(0)
+        assert len(queue) <= EVENTS_MAX
+    assert [event.request for event in taken if isinstance(event, RunCommand)] == list(range(2 * EVENTS_MAX))
 
 
 async def test_closing_the_queue_refuses_those_who_wait() -> None:

@@ -19,6 +19,7 @@ from rollout.config.settings import WorkerSettings
 from rollout.model.errors import ConfigError, InputError, PluginError, RolloutError
 from rollout.model.ids import check_ulid
 from rollout.security.join_client import join as join_cluster
+from rollout.wire import event_loop
 
 from rollout_worker.wiring import Worker
 
@@ -63,7 +64,7 @@ def run(
     except RolloutError as error:
         raise _fail(error) from error
     configure(settings.logging)
-    raise typer.Exit(asyncio.run(serve(settings, worker_id, plugin or [])))
+    raise typer.Exit(event_loop.run(serve(settings, worker_id, plugin or [])))
 
 
 async def serve(settings: WorkerSettings, worker_id: str, plugins: list[Path]) -> int:

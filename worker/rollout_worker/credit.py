@@ -27,7 +27,7 @@ class CreditKeeper:
         self._items: dict[str, int] = {}
         self._ended: dict[str, int] = {}
         self._throttled: set[str] = set()
-        self._answer_s: float | None = None
+        self.answer_s = 0.0  # from results to the answer, smoothed; 0 before the first
         self._adapted_at = 0.0
 
     def current(self) -> Credit:
@@ -38,8 +38,8 @@ class CreditKeeper:
 
     def answered(self, seconds: float) -> None:
         """So long after a result was told, the answer to it was here: two ways, and the commit between them."""
-        before = seconds if self._answer_s is None else self._answer_s
-        self._answer_s = before + _SMOOTHING * (seconds - before)
+        before = self.answer_s or seconds
+        self.answer_s = before + _SMOOTHING * (seconds - before)
 
     def engine_up(self, run_id: str, width: int) -> bool:
         """Whether the credit changed, as of the other methods."""
@@ -64,7 +64,7 @@ class CreditKeeper:
         Each run has the credit that it would have alone, since the coordinator divides the largest among those that
         want a worker: what ended of all of them counts. But a run must keep that pace: much of what it had has ended.
         """
-        if now - self._adapted_at < max(ADAPT_S, 2 * (self._answer_s or 0.0)):
+        if now - self._adapted_at < max(ADAPT_S, 2 * self.answer_s):
             return False
         self._adapted_at = now
         changed = False

@@ -30,6 +30,7 @@ from rollout_worker.attempts import Plan
 from rollout_worker.children import ChildProcess, Guard, Handlers
 from rollout_worker.guard import clock
 from rollout_worker.heartbeat import Heartbeat
+from rollout_worker.linger import LINGER_S, linger
 from rollout_worker.link import EOF, Link, told_to_stop
 from rollout_worker.session import Phase, Session
 from rollout_worker.supply import CallPlugin, Supply
@@ -37,8 +38,6 @@ from rollout_worker.work_stream import RefusedError, WorkStream
 
 log = structlog.get_logger()
 
-LINGER_S = 0.002
-LINGER_FED_S = 0.1
 TICK_S = 0.05
 LEAVE_S = 2.0
 _PHASES = {
@@ -187,13 +186,16 @@ class Driver:
             self._flush_soon()
 
     def _flush_soon(self) -> None:
-        """Alone at once, in company together: batches where there is load, no delay where there is none."""
+        """Alone at once, in company together."""
         loop = asyncio.get_running_loop()
-        if self._flush_due is not None:
-            if self._flush_due.when() - loop.time() <= LINGER_S or self._fed():
+        left = None if self._flush_due is None else self._flush_due.when() - loop.time()
+        if left is not None and left <= LINGER_S:
+            return
+        linger_s = linger(self._fed(), self._session.credit.answer_s, self._session.news)
+        if self._flush_due is not None and left is not None:
+            if left <= linger_s:
                 return
-            self._flush_due.cancel()  # what the engines had in hand is less now: others may wait for the news
-        linger_s = LINGER_FED_S if self._fed() else LINGER_S
+            self._flush_due.cancel()  # the engines have less in hand now, so others may wait for it; or it is enough
         idle = loop.time() - self._flushed_at > 2 * linger_s
         self._flush_due = loop.call_later(0 if idle else linger_s, self._flush)
 

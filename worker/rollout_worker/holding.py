@@ -95,10 +95,14 @@ class Holding:
         return len(self.held)
 
     @property
+    def news(self) -> int:
+        return len(self._outbox) + len(self._started) + len(self._released)
+
+    @property
     def wants_flush(self) -> bool:
         if not self._welcomed or self._fenced_at is not None:
             return False
-        return bool(self._outbox or self._started or self._released)
+        return self.news > 0
 
     # ---- endings
 

@@ -28,6 +28,7 @@ from rollout.config.load import load_settings
 from rollout.model.errors import ConfigError, InputError, NotFoundError, RolloutError
 from rollout.model.ids import check_ulid
 from rollout.objects import tree
+from rollout.wire import event_loop
 from rollout.workloads.infer import (
     Collector,
     InferConfig,
@@ -90,7 +91,7 @@ def run_batch(options: BatchOptions) -> int:
         need_backend(config)
     display = display_for(json=options.json)
     try:
-        return asyncio.run(_Batch(options, config, target, display).run())
+        return event_loop.run(_Batch(options, config, target, display).run())
     finally:
         display.close()
 
