@@ -17,6 +17,7 @@ import grpc.aio
 from rollout.client.runs import new_ulid
 from rollout.security.credentials import Credentials
 from rollout.security.roles import Role
+from rollout.wire import event_loop
 from rollout.wire.channel import open_channel
 from rollout.wire.v1 import common_pb2, heartbeat_pb2, heartbeat_pb2_grpc, work_pb2, work_pb2_grpc
 
@@ -25,9 +26,12 @@ EOF: Any = vars(grpc.aio)["EOF"]
 
 
 class Load:
-    def __init__(self, address: str, tls_dir: Path) -> None:
+    """`credit`: items that each worker asks for; 0: it beats and does nothing else."""
+
+    def __init__(self, address: str, tls_dir: Path, credit: int = 0) -> None:
         self._address = address
         self._tls_dir = tls_dir
+        self._credit = credit
         self.welcomed = self.beats = self.acks = self.lost = 0
         self.latest = 0.0  # the most that a beat went out late
 
@@ -43,14 +47,17 @@ class Load:
         work = work_stub.Stream()
         hello = work_pb2.Hello(
             incarnation=incarnation,
-            inventory=common_pb2.Inventory(capacity={"slots": 1.0}, executors=["script"], host=f"bench-{number}"),
-            credit=work_pb2.Credit(items=0, bytes=1 << 20),
+            inventory=common_pb2.Inventory(
+                capacity={"slots": max(1.0, self._credit)}, executors=["script"], host=f"bench-{number}"
+            ),
+            credit=work_pb2.Credit(items=self._credit, bytes=1 << 20),
         )
-        await work.write(work_pb2.WorkUp(epoch=0, session=new_ulid(), hello=hello))
+        session = new_ulid()
+        await work.write(work_pb2.WorkUp(epoch=0, session=session, hello=hello))
         welcome = await work.read()
         beats = beat_stub.Beats()
         reader = asyncio.create_task(self._acks(beats))
-        watcher = asyncio.create_task(self._watch(work))
+        watcher = asyncio.create_task(self._watch(work, welcome.epoch, session))
         self.welcomed += 1
         due = time.monotonic() + INTERVAL_S * number / count
         message = heartbeat_pb2.BeatUp(epoch=welcome.epoch, incarnation=incarnation, state=2)  # type: ignore[arg-type]
@@ -71,14 +78,18 @@ class Load:
             self.acks += 1
         self.lost += 1
 
-    async def _watch(self, call: Any) -> None:
+    async def _watch(self, call: Any, epoch: int, session: str) -> None:
         while await call.read() is not EOF:
             pass
         self.lost += 1
 
+    def figures(self) -> dict[str, float]:
+        """Since the start; what is late, since it was asked last."""
+        late, self.latest = self.latest, 0.0
+        return {"beats": self.beats, "acks": self.acks, "lost": self.lost, "late_s": late}
 
-async def main(address: str, tls_dir: Path, count: int) -> None:
-    load = Load(address, tls_dir)
+
+async def main(load: Load, count: int) -> None:
     tasks: list[asyncio.Task[None]] = []
     for number in range(count):
         tasks.append(asyncio.create_task(load.worker(number, count)))
@@ -91,12 +102,9 @@ async def main(address: str, tls_dir: Path, count: int) -> None:
         await asyncio.sleep(0.05)
     print(json.dumps({"ready": count}), flush=True)
     while (await asyncio.to_thread(sys.stdin.readline)).strip():
-        print(
-            json.dumps({"beats": load.beats, "acks": load.acks, "lost": load.lost, "late_s": load.latest}), flush=True
-        )
-        load.latest = 0.0
+        print(json.dumps(load.figures()), flush=True)
     os._exit(0)  # a thousand open streams need no farewell
 
 
 if __name__ == "__main__":
-    asyncio.run(main(sys.argv[1], Path(sys.argv[2]), int(sys.argv[3])))
+    event_loop.run(main(Load(sys.argv[1], Path(sys.argv[2])), int(sys.argv[3])))

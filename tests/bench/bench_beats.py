@@ -15,8 +15,10 @@ PROCESSES = 4
 
 
 class Load:
-    def __init__(self, address: str, tls_dir: Path, count: int) -> None:
-        command = [sys.executable, str(Path(__file__).with_name("beat_load.py")), address, str(tls_dir), str(count)]
+    """A process of beat_load.py or fleet_load.py."""
+
+    def __init__(self, script: str, *arguments: object) -> None:
+        command = [sys.executable, str(Path(__file__).with_name(script)), *map(str, arguments)]
         self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
 
     def answer(self) -> dict[str, float]:
@@ -48,7 +50,8 @@ def rows(quick: bool) -> list[Row]:
         assert node.process is not None
         pid = node.process.pid
         # Its own authority's directory: certificates without a thousand calls.
-        loads += [Load(cluster.addresses[0], node.directory / "data/tls", count // PROCESSES) for _ in range(PROCESSES)]
+        to = (cluster.addresses[0], node.directory / "data/tls", count // PROCESSES)
+        loads += [Load("beat_load.py", *to) for _ in range(PROCESSES)]
         try:
             for load in loads:
                 load.answer()

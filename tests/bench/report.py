@@ -33,6 +33,7 @@ PARTS = {
     "payload": "bench_payload",
     "latency": "bench_latency",
     "beats": "bench_beats",
+    "fleet": "bench_fleet",
     "restart": "bench_restart",
     "failover": "bench_failover",
     "worker": "bench_worker_loss",
