@@ -71,10 +71,13 @@ async def scenario(cluster: Cluster, plugins: list[str], root: Path) -> list[str
         start = time.monotonic()
 
         step("16 slow items go to the only worker, eight of them into its backlog; then two idle workers arrive", start)
-        slow = asyncio.create_task(run(client, [item(n, {"sleep_ms": 3000, "data": n}) for n in range(16)]))
+        go_on = root / "go-on"
+        slow = asyncio.create_task(run(client, [item(n, {"until": str(go_on), "data": n}) for n in range(16)]))
         await asyncio.sleep(1.0)
         for worker in workers[1:]:
             worker.start()
+        await asyncio.to_thread(coordinator.wait_event, "work_stolen")
+        go_on.touch()
         entries = await slow
         stolen = list(coordinator.events("work_stolen"))
         thieves = {e["thief"] for e in stolen}
