@@ -66,6 +66,12 @@ SAFEGUARDS = (
         ),
     ),
     Safeguard(
+        "what is all taken wakes who rests",
+        "A worker that took the last of a run, and has room for more of it, is asked again when there is more.",
+        cut(f"{CORE}turn:Turn._look", "if self._shapes is not None:", "if False:"),
+        ("core/test_many_runs.py::test_who_takes_the_last_of_a_run_and_rests_is_asked_for_more_of_it",),
+    ),
+    Safeguard(
         "credit in bytes",
         "Large payloads do not pile up at a worker.",
         (

@@ -97,6 +97,21 @@ def test_a_worker_that_has_enough_of_one_run_takes_of_the_next() -> None:
     assert len(a.held) == 10, "what is left of the credit that R2 and R3 have in common"
 
 
+def test_who_takes_the_last_of_a_run_and_rests_is_asked_for_more_of_it() -> None:
+    """The one that rested before it was full of that run too, while there was something of it."""
+    w = World()
+    a, b = w.worker("A", credit=1), w.worker("B", credit=1)
+    w.step(WorkerCredit(a.session, Credit(1, 1 << 20, (("R3", 6),))))
+    w.step(WorkerCredit(b.session, Credit(1, 1 << 20, (("R2", 6),))))
+    w.open("R1")
+    w.submit(20, "R1")
+    w.open("R2")
+    w.submit(1, "R2")
+    assert (len(a.held), len(b.held)) == (1, 2)
+    w.submit(1, "R2")
+    assert (len(a.held), len(b.held)) == (1, 3)
+
+
 def test_whoever_has_least_is_next() -> None:
     w = many()
     first = {key for worker in w.workers.values() for key in worker.held}

@@ -7,7 +7,7 @@ in flight share one `Grant` per (frame, log, spec), and pending items sit in col
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Set
 from typing import Any, NamedTuple
 
 from rollout.model.item import Blob, ItemSpec, Key, Outcome
@@ -338,7 +338,7 @@ class State:
         self.sessions: dict[str, Worker] = {}
         self.hungry: dict[str, Worker] = {}  # may be given more
         self.resting: dict[str, Worker] = {}  # may be given more, but not of these:
-        self.rested_for: frozenset[Shape] = frozenset()
+        self.rested_for: Set[Shape] = frozenset()
         self.loads: dict[int, LoadNote] = {}
         self.opening: dict[str, list[Any]] = {}  # run id -> events that wait for the ledger to tell of it
         self.recalled: set[str] = set()  # asked for and answered, in this very call

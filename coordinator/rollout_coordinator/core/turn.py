@@ -43,15 +43,15 @@ class Turn:
         self.heap: list[Entry] = [(run.in_flight / run.weight, n, run) for n, run in enumerate(runs)]
         heapify(self.heap)
         self._skipped: list[Entry] = []
-        self._shapes: frozenset[Shape] | None = None
+        self._shapes: set[Shape] | None = None
         self._held: tuple[Worker, int] | None = None
         self._rivals: dict[str, tuple[Worker, dict[str, float]]] = {}  # by kind of worker: one of them, `wanted_by`
 
     @property
-    def shapes(self) -> frozenset[Shape]:
-        """Of all pending items."""
+    def shapes(self) -> set[Shape]:
+        """Of all pending items. It loses those of which the last are taken."""
         if self._shapes is None:
-            self._shapes = frozenset([s for run in self._runs for s in run.shapes.values() if s.heap])
+            self._shapes = {s for run in self._runs for s in run.shapes.values() if s.heap}
         return self._shapes
 
     def is_full(self, worker: Worker) -> bool:
@@ -111,6 +111,8 @@ class Turn:
         self._skipped.clear()
 
     def _look(self, run: Run) -> None:
+        if self._shapes is not None:
+            self._shapes.difference_update([s for s in run.shapes.values() if not s.heap])
         for worker, weights in self._rivals.values():
             if run.id in weights and not wants(run, worker):
                 del weights[run.id]
