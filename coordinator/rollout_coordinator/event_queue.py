@@ -43,10 +43,15 @@ class _Lane:
         self.entries: deque[tuple[int, Event]] = deque()
         self.weight = 0
         self.limit = limit
-        self.waiters: deque[asyncio.Future[None]] = deque()
+        self.waiters: deque[tuple[asyncio.Future[None], Event]] = deque()
 
     def is_full(self) -> bool:
         return self.weight >= self.limit or len(self.entries) >= EVENTS_MAX
+
+    def add(self, event: Event) -> None:
+        size = weight_of(event)
+        self.entries.append((size, event))
+        self.weight += size
 
     def take(self, into: list[Event], count: int, weight: int) -> tuple[int, int]:
         if not self.entries and not self.waiters:
@@ -59,15 +64,18 @@ class _Lane:
             count -= 1
         self.weight -= taken
         while self.waiters and not self.is_full():
-            waiter = self.waiters.popleft()
+            waiter, event = self.waiters.popleft()
             if not waiter.done():
+                self.add(event)
                 waiter.set_result(None)
-                break  # each admitted sender wakes the next one
         return taken, count
 
 
 class EventQueue:
-    """`put` waits while its lane is full: its caller stops reading, and HTTP/2 flow control slows the peer."""
+    """`put` waits while its lane is full: its caller stops reading, and HTTP/2 flow control slows the peer.
+
+    First come, first in: among hundreds that wait, one that had to try again would wait for as long as others come.
+    """
 
     def __init__(self, limit: int = 32_768) -> None:
         self._workers = _Lane(limit)
@@ -87,23 +95,18 @@ class EventQueue:
     async def put(self, event: Event) -> None:
         """UnavailableError while the queue is closed, also for those who waited."""
         lane = self._clients if isinstance(event, _SUBMITS) else self._workers
-        while lane.is_full():
+        if lane.is_full():
             self._check()
             waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-            lane.waiters.append(waiter)
-            await waiter
-        self.put_nowait(event)
-        if lane.waiters and not lane.is_full():
-            waiter = lane.waiters.popleft()
-            if not waiter.done():
-                waiter.set_result(None)
+            lane.waiters.append((waiter, event))
+            await waiter  # `take` lets it in, so that whoever waits is before those who come now
+        else:
+            self.put_nowait(event)
 
     def put_nowait(self, event: Event) -> None:
         self._check()
         lane = self._clients if isinstance(event, _SUBMITS) else self._workers
-        size = weight_of(event)
-        lane.entries.append((size, event))
-        lane.weight += size
+        lane.add(event)
         self.wake()
 
     def ask(self, query: Query, answer: asyncio.Future[Any]) -> None:
@@ -154,7 +157,7 @@ class EventQueue:
         for lane in (self._workers, self._clients):
             lane.entries.clear()
             lane.weight = 0
-            for waiter in lane.waiters:
+            for waiter, _ in lane.waiters:
                 if not waiter.done():
                     waiter.set_exception(self._closed)
             lane.waiters.clear()

@@ -327,7 +327,7 @@ SAFEGUARDS = (
     Safeguard(
         "the inbox is bounded",
         "A flood of submits neither fills memory nor delays workers.",
-        cut(f"{COORDINATOR}event_queue:EventQueue.put", "while lane.is_full():", "while False:"),
+        cut(f"{COORDINATOR}event_queue:EventQueue.put", "if lane.is_full():", "if False:"),
         ("integration/test_coordinator_driver.py::test_a_flood_waits_outside_and_workers_pass_it",),
     ),
     Safeguard(

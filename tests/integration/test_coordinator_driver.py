@@ -332,6 +332,28 @@ async def test_many_small_events_wait_outside_as_well() -> None:
     assert [event.request for event in taken if isinstance(event, RunCommand)] == list(range(2 * EVENTS_MAX))
 
 
+async def test_who_waits_for_the_inbox_keeps_its_turn() -> None:
+    """Also where others come between the moment that there is room and the moment that it runs."""
+    queue = EventQueue(limit=20)
+    small, large = (
+        SubmitItems(1, "run", 0, [ITEM], [b""], (), None),
+        SubmitItems(2, "run", 1, [ITEM] * 30, [b""] * 30, (), None),
+    )
+    await queue.put(large)
+    first, gone, second = (asyncio.create_task(queue.put(large)) for _ in range(3))
+    await asyncio.sleep(0)
+    gone.cancel()
+    assert queue.take(1, 4096) == [large]
+    late = asyncio.create_task(queue.put(small))
+    await asyncio.sleep(0)
+    assert first.done() and not second.done() and not late.done()
+    assert queue.take(1, 4096) == [large]
+    assert queue.take(1, 4096) == [large]
+    assert queue.take(1, 4096) == [small]
+    await asyncio.gather(first, second, late)
+    assert gone.cancelled() and len(queue) == queue.weight == 0
+
+
 async def test_closing_the_queue_refuses_those_who_wait() -> None:
     queue = EventQueue(limit=1)
     await queue.put(RunCommand(1, "run", "kill"))
