@@ -81,7 +81,8 @@ class Worker:
     def _answered(self, keys: list[AttemptKey]) -> None:
         for key in keys:
             seconds = self._loop.time() - self._sent.pop(key)
-            self._answer_s += _SMOOTHING * (seconds - (self._answer_s or seconds))
+            before = self._answer_s or seconds
+            self._answer_s = before + _SMOOTHING * (seconds - before)
             self._fleet.answers.append(seconds)
         self._fleet.held -= len(keys)
         self._fleet.accepted += len(keys)
