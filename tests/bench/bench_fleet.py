@@ -41,8 +41,7 @@ async def watched(cluster: Cluster, loads: list[Load], pid: int, count: int, sec
         after, used, wall = await told(loads), cpu_s(pid) - cpu, asyncio.get_running_loop().time() - began
         submitting.cancel()
     rates = {key: (after[key] - before[key]) / wall for key in ("beats", "acks", "accepted", "messages")}
-    late = {key: value for key, value in after.items() if key not in rates}
-    return {**late, **rates, "cores": used / wall, "held": after["held"]}
+    return {**after, **rates, "cores": used / wall}
 
 
 def rows(quick: bool) -> list[Row]:

@@ -16,24 +16,24 @@ from beat_load import EOF, Load, main
 from rollout.wire import event_loop
 from rollout.wire.v1 import common_pb2, work_pb2
 from rollout_worker.attempts import AttemptKey, keys_from_wire, keys_to_wire
+from rollout_worker.credit import CreditKeeper
 from rollout_worker.linger import linger
 
 RESULT = b"r" * 200
-_SMOOTHING = 0.125  # as a worker's own measure of an answer
 
 
 class Fleet(Load):
     def __init__(self, address: str, tls_dir: Path, rows: int, seconds: tuple[float, float]) -> None:
         super().__init__(address, tls_dir, rows)
         self._seconds = seconds
-        self.held = self.accepted = self.messages = self.taken_back = 0
+        self.held = self.accepted = self.messages = 0
         self.answers: list[float] = []
 
     def figures(self) -> dict[str, float]:
         answers, self.answers = sorted(self.answers) or [0.0], []
         return {
             **super().figures(), "held": self.held, "accepted": self.accepted, "messages": self.messages,
-            "taken_back": self.taken_back, "answer_s": answers[len(answers) // 2],
+            "answer_s": answers[len(answers) // 2],
             "late_answer_s": answers[len(answers) * 99 // 100],
         }  # fmt: skip
 
@@ -57,7 +57,7 @@ class Worker:
         self._started: list[AttemptKey] = []
         self._ended: list[AttemptKey] = []
         self._sent: dict[AttemptKey, float] = {}
-        self._answer_s = 0.0
+        self._credit = CreditKeeper(1, 0)  # for its measure of an answer
 
     def hear(self, frame: work_pb2.WorkDown) -> None:
         body = frame.WhichOneof("body")
@@ -71,26 +71,23 @@ class Worker:
             self._news.set()
         elif body == "accepted":
             self._answered(keys_from_wire(frame.accepted.accepted))
-        elif body in ("cancel", "revoke"):
-            self._fleet.taken_back += 1
 
     def _ends(self, key: AttemptKey) -> None:
         self._ended.append(key)
         self._news.set()
 
     def _answered(self, keys: list[AttemptKey]) -> None:
-        for key in keys:
-            seconds = self._loop.time() - self._sent.pop(key)
-            before = self._answer_s or seconds
-            self._answer_s = before + _SMOOTHING * (seconds - before)
-            self._fleet.answers.append(seconds)
+        seconds = [self._loop.time() - self._sent.pop(key) for key in keys]
+        if seconds:
+            self._credit.answered(min(seconds))
+        self._fleet.answers += seconds
         self._fleet.held -= len(keys)
         self._fleet.accepted += len(keys)
 
     async def tell(self) -> None:
         told = 0.0
         while await self._news.wait():
-            wait = linger(True, self._answer_s, len(self._started) + len(self._ended))
+            wait = linger(True, self._credit.answer_s, len(self._started) + len(self._ended))
             if self._loop.time() - told <= 2 * wait:
                 await asyncio.sleep(wait)
             told = self._loop.time()

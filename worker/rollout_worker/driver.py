@@ -188,14 +188,14 @@ class Driver:
     def _flush_soon(self) -> None:
         """Alone at once, in company together."""
         loop = asyncio.get_running_loop()
-        left = None if self._flush_due is None else self._flush_due.when() - loop.time()
-        if left is not None and left <= LINGER_S:
+        due = self._flush_due
+        if due is not None and due.when() - loop.time() <= LINGER_S:
             return
         linger_s = linger(self._fed(), self._session.credit.answer_s, self._session.news)
-        if self._flush_due is not None and left is not None:
-            if left <= linger_s:
+        if due is not None:
+            if due.when() - loop.time() <= linger_s:
                 return
-            self._flush_due.cancel()  # the engines have less in hand now, so others may wait for it; or it is enough
+            due.cancel()  # the engines have less in hand now, so others may wait for it; or it is enough
         idle = loop.time() - self._flushed_at > 2 * linger_s
         self._flush_due = loop.call_later(0 if idle else linger_s, self._flush)
 
