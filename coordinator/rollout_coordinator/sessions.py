@@ -60,6 +60,9 @@ class Outbox:
             await self._ready.wait()
         return self._sends.popleft()
 
+    def take_nowait(self) -> Any | None:
+        return self._sends.popleft() if self._sends else None
+
 
 @dataclass(slots=True)
 class AssignWithRuns:

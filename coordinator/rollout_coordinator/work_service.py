@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+from collections.abc import Iterator
 from typing import Any
 
 import structlog
 from rollout.model.errors import InputError, ProtocolError, RolloutError, UnavailableError
 from rollout.model.ids import is_ulid
 from rollout.security.roles import Peer, Role
+from rollout.wire.frames import frames_of, joined
 from rollout.wire.v1 import work_pb2, work_pb2_grpc
 
 from rollout_coordinator.core.events import WorkerGone, WorkerResults, WorkerSpawn
@@ -43,7 +45,7 @@ class WorkService(work_pb2_grpc.WorkServicer):
             tasks: list[asyncio.Task[None]] = []
             try:
                 await self._driver.submit(hello_event(first, peer.host_id))
-                tasks.append(asyncio.create_task(self._read(session, peer, context)))
+                tasks.append(asyncio.create_task(self._read(session, peer, first, context)))
                 tasks.append(asyncio.create_task(self._write(session, context)))
                 done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
                 if tasks[0] in done and tasks[0].exception() is None:
@@ -76,25 +78,41 @@ class WorkService(work_pb2_grpc.WorkServicer):
             self._driver.submit_nowait(WorkerGone(session.id))
         await asyncio.gather(*tasks, return_exceptions=True)
 
-    async def _read(self, session: Session, peer: Peer, context: Any) -> None:
-        while (frame := await read(context)) is not None:
-            self._gate.check(frame)
-            if frame.session != session.id:
-                raise ProtocolError(f"Frame of session {frame.session!r} on the stream of {session.id}.")
-            self._gate.check_host(peer)
-            event = up_event(frame)
-            if isinstance(event, WorkerResults):
-                await self._objects.check_results(event)
-            elif isinstance(event, WorkerSpawn):
-                try:
-                    await self._objects.check_payloads(event_objects(event))
-                except InputError as error:  # of one item's code: not a reason to end its worker's stream
-                    event.missing = error.message
-            await self._driver.submit(event)
+    async def _read(self, session: Session, peer: Peer, first: work_pb2.WorkUp, context: Any) -> None:
+        frames = frames_of(first)[1:]
+        while True:
+            for frame in frames:
+                await self._frame(session, peer, frame)
+            message = await read(context)
+            if message is None:
+                return
+            frames = frames_of(message)
+
+    async def _frame(self, session: Session, peer: Peer, frame: work_pb2.WorkUp) -> None:
+        self._gate.check(frame)
+        if frame.session != session.id:
+            raise ProtocolError(f"Frame of session {frame.session!r} on the stream of {session.id}.")
+        self._gate.check_host(peer)
+        event = up_event(frame)
+        if isinstance(event, WorkerResults):
+            await self._objects.check_results(event)
+        elif isinstance(event, WorkerSpawn):
+            try:
+                await self._objects.check_payloads(event_objects(event))
+            except InputError as error:  # of one item's code: not a reason to end its worker's stream
+                event.missing = error.message
+        await self._driver.submit(event)
 
     async def _write(self, session: Session, context: Any) -> None:
         while (send := await session.outbox.take()) is not None:
+            for message in joined(self._frames(session, send)):
+                await context.write(message)
+
+    def _frames(self, session: Session, send: Any) -> Iterator[work_pb2.WorkDown]:
+        """Of `send` and of all that is queued behind it."""
+        while send is not None:
             for frame in down_frames(send, self._cluster, self.objects_addr):
                 frame.epoch = self._gate.epoch
                 frame.session = session.id
-                await context.write(frame)
+                yield frame
+            send = session.outbox.take_nowait()

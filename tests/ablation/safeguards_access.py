@@ -198,9 +198,18 @@ SAFEGUARDS = (
     Safeguard(
         "a stream's frames are of its session",
         "A worker cannot speak for another's stream.",
-        never(f"{WORK}._read", "frame.session != session.id"),
-        (f"{HOSTILE}test_frames_that_break_the_protocol[<lambda>-session1]",),
+        never(f"{WORK}._frame", "frame.session != session.id"),
+        (
+            f"{HOSTILE}test_frames_that_break_the_protocol[<lambda>-session1]",
+            f"{HOSTILE}test_frames_that_break_the_protocol[<lambda>-on the stream of]",
+        ),
         slow=True,
+    ),
+    Safeguard(
+        "carried frames carry none",
+        "What a reader does not look for would be lost without a word.",
+        never("rollout.wire.frames:frames_of", "any(frame.then for frame in carried)"),
+        ("contract/test_wire_frames.py::test_a_frame_that_is_carried_carries_none",),
     ),
     Safeguard(
         "lengths of a frame's entries",

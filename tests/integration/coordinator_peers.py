@@ -19,6 +19,7 @@ from rollout.security.credentials import Credentials
 from rollout.security.roles import Role
 from rollout.wire.channel import open_channel
 from rollout.wire.codec import item_batch_to_wire, unpack_blobs
+from rollout.wire.frames import frames_of
 from rollout.wire.v1 import common_pb2, heartbeat_pb2, heartbeat_pb2_grpc, runs_pb2, runs_pb2_grpc, work_pb2
 from rollout.wire.v1 import work_pb2_grpc as work_grpc
 
@@ -136,9 +137,10 @@ class FakeWorker:
         try:
             await send(hello=self._hello())
             self.send = send
-            while isinstance(frame := await call.read(), work_pb2.WorkDown):
-                self.epoch = max(self.epoch, frame.epoch)
-                await self._receive(frame, send)
+            while isinstance(message := await call.read(), work_pb2.WorkDown):
+                for frame in frames_of(message):
+                    self.epoch = max(self.epoch, frame.epoch)
+                    await self._receive(frame, send)
                 self.changed.set()
             raise grpc.aio.AioRpcError(await call.code(), await call.initial_metadata(), await call.trailing_metadata())
         finally:

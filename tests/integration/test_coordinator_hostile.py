@@ -69,6 +69,15 @@ def hello(incarnation: str, session: str | None = None, epoch: int | None = 0) -
     return work_pb2.WorkUp(epoch=epoch, session=session if session is not None else ulid(), hello=body)
 
 
+def credit(session: str) -> work_pb2.WorkUp:
+    return work_pb2.WorkUp(epoch=0, session=session, credit=work_pb2.Credit(items=1))
+
+
+def carrying(message: work_pb2.WorkUp, **frame: Any) -> work_pb2.WorkUp:
+    message.then.add(**frame)
+    return message
+
+
 async def stream(channel: grpc.aio.Channel, frames: list[Any], *, raw: bool = False) -> tuple[grpc.StatusCode, str]:
     """Send the frames on Work, read until the end; how it ended."""
     if raw:
@@ -140,6 +149,11 @@ async def test_another_cluster_is_not_let_in(scene: Scene, tmp_path: Path) -> No
         (lambda me, s: [hello(me, s), work_pb2.WorkUp(epoch=0, session=ulid(), credit=work_pb2.Credit())], "session"),
         (lambda me, s: [hello(me, s), work_pb2.WorkUp(epoch=0, session=s)], "without a body"),
         (lambda me, s: [hello(me, s), work_pb2.WorkUp(session=s, credit=work_pb2.Credit())], "no epoch"),
+        (lambda me, s: [carrying(hello(me, s), session=s, credit=work_pb2.Credit())], "no epoch"),
+        (lambda me, s: [carrying(hello(me, s), epoch=0, session=ulid(), credit=work_pb2.Credit())], "on the stream of"),
+        (lambda me, s: [carrying(hello(me, s), epoch=0, session=s, then=[hello(me, s)])], "carry frames itself"),
+        (lambda me, s: [hello(me, s), carrying(credit(s), epoch=0, session=s)], "without a body"),
+        (lambda me, s: [hello(me, s), carrying(credit(s), epoch=0, session=s, hello=work_pb2.Hello())], "one Hello"),
         (
             lambda me, s: [
                 hello(me, s),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import grpc
@@ -12,6 +12,7 @@ import grpc.aio
 import structlog
 from rollout.model.errors import ProtocolError, RolloutError, UnavailableError
 from rollout.wire.epoch import EpochGuard
+from rollout.wire.frames import frames_of, joined
 from rollout.wire.v1 import work_pb2, work_pb2_grpc
 
 from rollout_worker import session_events as ev
@@ -130,13 +131,14 @@ class WorkStream:
             self._event(ev.StreamDown())
 
     async def _read(self, call: Any, patience: asyncio.TimerHandle) -> None:
-        while (frame := await call.read()) is not EOF:
-            self._guard.check_peer(frame)
-            if not self._welcomed and frame.WhichOneof("body") == "welcome":
-                self._welcomed = True
-                patience.cancel()
-                self._link.succeeded()
-            self._event(ev.Frame(frame))
+        while (message := await call.read()) is not EOF:
+            for frame in frames_of(message):
+                self._guard.check_peer(frame)
+                if not self._welcomed and frame.WhichOneof("body") == "welcome":
+                    self._welcomed = True
+                    patience.cancel()
+                    self._link.succeeded()
+                self._event(ev.Frame(frame))
         code = await call.code()
         if code is not grpc.StatusCode.OK:
             raise typed(
@@ -148,10 +150,8 @@ class WorkStream:
     async def _write(self, call: Any) -> None:
         try:
             while True:
-                while self._frames:
-                    frame = self._frames.popleft()
-                    frame.epoch = self._guard.current
-                    await call.write(frame)
+                for message in joined(self._queued()):
+                    await call.write(message)
                 self._ready.clear()
                 if self._closing:
                     await call.done_writing()
@@ -160,6 +160,12 @@ class WorkStream:
         except (grpc.aio.AioRpcError, grpc.aio.UsageError, asyncio.InvalidStateError) as error:
             log.debug("work_write_failed", error=str(error))
             call.cancel() if not call.done() else None
+
+    def _queued(self) -> Iterator[work_pb2.WorkUp]:
+        while self._frames:
+            frame = self._frames.popleft()
+            frame.epoch = self._guard.current
+            yield frame
 
     async def finish(self, timeout_s: float) -> None:
         """Send what is queued, half-close, and wait for the other side to end the stream, if need be the next one."""

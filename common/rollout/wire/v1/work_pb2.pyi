@@ -8,7 +8,7 @@ from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 DESCRIPTOR: _descriptor.FileDescriptor
 
 class WorkUp(_message.Message):
-    __slots__ = ("epoch", "session", "hello", "credit", "started", "progress", "results", "released", "confirm", "spawn", "waiting", "goodbye")
+    __slots__ = ("epoch", "session", "hello", "credit", "started", "progress", "results", "released", "confirm", "spawn", "waiting", "goodbye", "then")
     EPOCH_FIELD_NUMBER: _ClassVar[int]
     SESSION_FIELD_NUMBER: _ClassVar[int]
     HELLO_FIELD_NUMBER: _ClassVar[int]
@@ -21,6 +21,7 @@ class WorkUp(_message.Message):
     SPAWN_FIELD_NUMBER: _ClassVar[int]
     WAITING_FIELD_NUMBER: _ClassVar[int]
     GOODBYE_FIELD_NUMBER: _ClassVar[int]
+    THEN_FIELD_NUMBER: _ClassVar[int]
     epoch: int
     session: str
     hello: Hello
@@ -33,10 +34,11 @@ class WorkUp(_message.Message):
     spawn: Spawn
     waiting: Waiting
     goodbye: Goodbye
-    def __init__(self, epoch: _Optional[int] = ..., session: _Optional[str] = ..., hello: _Optional[_Union[Hello, _Mapping]] = ..., credit: _Optional[_Union[Credit, _Mapping]] = ..., started: _Optional[_Union[Started, _Mapping]] = ..., progress: _Optional[_Union[Progress, _Mapping]] = ..., results: _Optional[_Union[Results, _Mapping]] = ..., released: _Optional[_Union[Released, _Mapping]] = ..., confirm: _Optional[_Union[Confirm, _Mapping]] = ..., spawn: _Optional[_Union[Spawn, _Mapping]] = ..., waiting: _Optional[_Union[Waiting, _Mapping]] = ..., goodbye: _Optional[_Union[Goodbye, _Mapping]] = ...) -> None: ...
+    then: _containers.RepeatedCompositeFieldContainer[WorkUp]
+    def __init__(self, epoch: _Optional[int] = ..., session: _Optional[str] = ..., hello: _Optional[_Union[Hello, _Mapping]] = ..., credit: _Optional[_Union[Credit, _Mapping]] = ..., started: _Optional[_Union[Started, _Mapping]] = ..., progress: _Optional[_Union[Progress, _Mapping]] = ..., results: _Optional[_Union[Results, _Mapping]] = ..., released: _Optional[_Union[Released, _Mapping]] = ..., confirm: _Optional[_Union[Confirm, _Mapping]] = ..., spawn: _Optional[_Union[Spawn, _Mapping]] = ..., waiting: _Optional[_Union[Waiting, _Mapping]] = ..., goodbye: _Optional[_Union[Goodbye, _Mapping]] = ..., then: _Optional[_Iterable[_Union[WorkUp, _Mapping]]] = ...) -> None: ...
 
 class WorkDown(_message.Message):
-    __slots__ = ("epoch", "session", "welcome", "assign", "accepted", "revoke", "cancel", "pause", "children", "resume", "ended")
+    __slots__ = ("epoch", "session", "welcome", "assign", "accepted", "revoke", "cancel", "pause", "children", "resume", "ended", "then")
     EPOCH_FIELD_NUMBER: _ClassVar[int]
     SESSION_FIELD_NUMBER: _ClassVar[int]
     WELCOME_FIELD_NUMBER: _ClassVar[int]
@@ -48,6 +50,7 @@ class WorkDown(_message.Message):
     CHILDREN_FIELD_NUMBER: _ClassVar[int]
     RESUME_FIELD_NUMBER: _ClassVar[int]
     ENDED_FIELD_NUMBER: _ClassVar[int]
+    THEN_FIELD_NUMBER: _ClassVar[int]
     epoch: int
     session: str
     welcome: Welcome
@@ -59,7 +62,8 @@ class WorkDown(_message.Message):
     children: ChildResults
     resume: Resume
     ended: RunEnded
-    def __init__(self, epoch: _Optional[int] = ..., session: _Optional[str] = ..., welcome: _Optional[_Union[Welcome, _Mapping]] = ..., assign: _Optional[_Union[Assign, _Mapping]] = ..., accepted: _Optional[_Union[Accepted, _Mapping]] = ..., revoke: _Optional[_Union[Revoke, _Mapping]] = ..., cancel: _Optional[_Union[Cancel, _Mapping]] = ..., pause: _Optional[_Union[Pause, _Mapping]] = ..., children: _Optional[_Union[ChildResults, _Mapping]] = ..., resume: _Optional[_Union[Resume, _Mapping]] = ..., ended: _Optional[_Union[RunEnded, _Mapping]] = ...) -> None: ...
+    then: _containers.RepeatedCompositeFieldContainer[WorkDown]
+    def __init__(self, epoch: _Optional[int] = ..., session: _Optional[str] = ..., welcome: _Optional[_Union[Welcome, _Mapping]] = ..., assign: _Optional[_Union[Assign, _Mapping]] = ..., accepted: _Optional[_Union[Accepted, _Mapping]] = ..., revoke: _Optional[_Union[Revoke, _Mapping]] = ..., cancel: _Optional[_Union[Cancel, _Mapping]] = ..., pause: _Optional[_Union[Pause, _Mapping]] = ..., children: _Optional[_Union[ChildResults, _Mapping]] = ..., resume: _Optional[_Union[Resume, _Mapping]] = ..., ended: _Optional[_Union[RunEnded, _Mapping]] = ..., then: _Optional[_Iterable[_Union[WorkDown, _Mapping]]] = ...) -> None: ...
 
 class Hello(_message.Message):
     __slots__ = ("incarnation", "inventory", "held", "held_started", "unacknowledged", "credit", "draining")

@@ -1,0 +1,45 @@
+"""Frames of a Work stream in as few messages as hold them: each message costs its reader and its writer some 70 µs,
+whatever it carries (ADR 0013), and a worker whose rows take seconds tells of one or two at a time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any, TypeVar
+
+from rollout.model.errors import ProtocolError
+from rollout.wire.v1 import work_pb2
+
+MESSAGE_BYTES = 64 << 10
+"""At most, of a message of several frames. Carrying a frame copies it, and a large one is dear by itself."""
+
+Frame = TypeVar("Frame", work_pb2.WorkUp, work_pb2.WorkDown)
+
+
+def joined(frames: Iterable[Frame]) -> Iterator[Frame]:
+    """The messages that carry `frames`, in order. Takes from `frames` no more than the next message needs, so a writer
+    that waits between two messages sends what came meanwhile with the later one."""
+    message: Any = None
+    size = 0
+    for frame in frames:
+        if message is None:
+            message = frame
+            continue
+        size = size or message.ByteSize()
+        more = frame.ByteSize()
+        if size + more > MESSAGE_BYTES:
+            yield message
+            message, size = frame, more
+        else:
+            message.then.append(frame)
+            size += more
+    if message is not None:
+        yield message
+
+
+def frames_of(message: Frame) -> Sequence[Frame]:
+    """What `joined` put into a message. ProtocolError for a frame that is carried and carries others."""
+    carried: Any = message.then
+    if any(frame.then for frame in carried):
+        raise ProtocolError("A Work frame that another carries may not carry frames itself.")
+    return (message, *carried)
