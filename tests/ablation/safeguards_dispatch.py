@@ -372,4 +372,16 @@ SAFEGUARDS = (
         ("core/test_core_guards_commit.py::test_a_read_for_a_run_that_was_killed_and_continued_counts_for_nothing",),
         covered_by="a run that ends drops its window",
     ),
+    Safeguard(
+        "those that have least come first",
+        "What comes a few at a time does not fill one worker while others idle.",
+        cut(f"{DISPATCH}:dispatch", "workers.sort(key=load)", "pass"),
+        ("core/test_many_workers.py::test_what_comes_one_by_one_goes_to_whoever_has_least",),
+    ),
+    Safeguard(
+        "more at once for those that have much",
+        "Hundreds of workers with work in hand are not given each row by itself.",
+        cut(f"{DISPATCH}:feed_all", ", load(worker) // 2)", ")"),
+        ("core/test_many_workers.py::test_those_that_have_much_are_given_more_at_once",),
+    ),
 )

@@ -11,7 +11,7 @@ import os
 import sys
 import time
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import grpc.aio
 from rollout.client.runs import new_ulid
@@ -25,13 +25,21 @@ INTERVAL_S = 0.5
 EOF: Any = vars(grpc.aio)["EOF"]
 
 
-class Load:
-    """`credit`: items that each worker asks for; 0: it beats and does nothing else."""
+class Peers(Protocol):
+    """What a load process has: workers, and what it counts of them."""
 
-    def __init__(self, address: str, tls_dir: Path, credit: int = 0) -> None:
+    welcomed: int
+
+    async def worker(self, number: int, count: int) -> None: ...
+    def figures(self) -> dict[str, float]: ...
+
+
+class Load:
+    """Workers that beat and do nothing else."""
+
+    def __init__(self, address: str, tls_dir: Path) -> None:
         self._address = address
         self._tls_dir = tls_dir
-        self._credit = credit
         self.welcomed = self.beats = self.acks = self.lost = 0
         self.latest = 0.0  # the most that a beat went out late
 
@@ -47,17 +55,15 @@ class Load:
         work = work_stub.Stream()
         hello = work_pb2.Hello(
             incarnation=incarnation,
-            inventory=common_pb2.Inventory(
-                capacity={"slots": max(1.0, self._credit)}, executors=["script"], host=f"bench-{number}"
-            ),
-            credit=work_pb2.Credit(items=self._credit, bytes=1 << 20),
+            inventory=common_pb2.Inventory(capacity={"slots": 1.0}, executors=["script"], host=f"bench-{number}"),
+            credit=work_pb2.Credit(items=0, bytes=1 << 20),
         )
         session = new_ulid()
         await work.write(work_pb2.WorkUp(epoch=0, session=session, hello=hello))
         welcome = await work.read()
         beats = beat_stub.Beats()
         reader = asyncio.create_task(self._acks(beats))
-        watcher = asyncio.create_task(self._watch(work, welcome.epoch, session))
+        watcher = asyncio.create_task(self._watch(work))
         self.welcomed += 1
         due = time.monotonic() + INTERVAL_S * number / count
         message = heartbeat_pb2.BeatUp(epoch=welcome.epoch, incarnation=incarnation, state=2)  # type: ignore[arg-type]
@@ -78,7 +84,7 @@ class Load:
             self.acks += 1
         self.lost += 1
 
-    async def _watch(self, call: Any, epoch: int, session: str) -> None:
+    async def _watch(self, call: Any) -> None:
         while await call.read() is not EOF:
             pass
         self.lost += 1
@@ -89,7 +95,7 @@ class Load:
         return {"beats": self.beats, "acks": self.acks, "lost": self.lost, "late_s": late}
 
 
-async def main(load: Load, count: int) -> None:
+async def main(load: Peers, count: int) -> None:
     tasks: list[asyncio.Task[None]] = []
     for number in range(count):
         tasks.append(asyncio.create_task(load.worker(number, count)))

@@ -1,24 +1,28 @@
-"""Hundreds of workers with rows in hand on one coordinator: more than it has the time for, one message a row."""
+"""Hundreds of workers with engines full of rows on one coordinator; then it is killed, and all come back at once."""
 
 from __future__ import annotations
 
 import asyncio
+import time
 from pathlib import Path
 
 from bench_beats import Load
 from bench_engine import items
-from cluster import Cluster
+from cluster import Cluster, Node
 from measure import Row, cpu_s, directory
 from rollout.client import Runs
 from rollout.client.runs import new_ulid
 from rollout.model.run import RunSpec
 
 PROCESSES = 2
-ROWS = 64  # in hand at each worker
+WIDTH = 64  # rows that each engine runs at once
 SECONDS = (5.0, 15.0)  # that each of them takes
+BACK_S = 60.0
+
+Figures = dict[str, float]
 
 
-async def told(loads: list[Load]) -> dict[str, float]:
+async def told(loads: list[Load]) -> Figures:
     """Sums over the processes, and the largest of what is late."""
     found = await asyncio.gather(*[asyncio.to_thread(load.ask) for load in loads])
     return {
@@ -26,22 +30,44 @@ async def told(loads: list[Load]) -> dict[str, float]:
     }  # fmt: skip
 
 
-async def watched(cluster: Cluster, loads: list[Load], pid: int, count: int, seconds: float) -> dict[str, float]:
-    """What happened in `seconds`, after twice the time a row takes at most."""
+async def pace(loads: list[Load], node: Node, seconds: float) -> Figures:
+    """What happened in `seconds`, each second."""
+    assert node.process is not None
+    before, cpu, began = await told(loads), cpu_s(node.process.pid), time.monotonic()
+    await asyncio.sleep(seconds)
+    after, used, wall = await told(loads), cpu_s(node.process.pid) - cpu, time.monotonic() - began
+    rates = {key: (after[key] - before[key]) / wall for key in ("beats", "acks", "accepted")}
+    return {**after, **rates, "cores": used / wall}
+
+
+async def back(loads: list[Load], welcomed: float) -> float:
+    """Seconds until so many Welcomes have been heard."""
+    began = time.monotonic()
+    while (await told(loads))["welcomed"] < welcomed and time.monotonic() < began + BACK_S:  # noqa: ASYNC110
+        await asyncio.sleep(0.1)
+    return time.monotonic() - began
+
+
+async def watched(cluster: Cluster, node: Node, loads: list[Load], count: int, seconds: float) -> tuple[Figures, ...]:
+    """As the fleet works, and again after its coordinator was killed; `back_s`: until all had its Welcome."""
     mean = sum(SECONDS) / 2
     settling = 2 * SECONDS[1]
     async with await Runs.connect(cluster.addresses, tls_dir=Path(cluster.operator()[-1])) as client:
         spec = RunSpec(new_ulid(), "script", b"{}")
-        total = int(count * ROWS * ((settling + seconds) / mean + 1))
+        total = int(count * WIDTH * ((2 * settling + 2 * seconds + BACK_S) / mean + 2))
         await client.open(spec)
         submitting = asyncio.create_task(client.submit(spec, lambda seq: items(total, 256, seq)))
         await asyncio.sleep(settling)
-        before, cpu, began = await told(loads), cpu_s(pid), asyncio.get_running_loop().time()
-        await asyncio.sleep(seconds)
-        after, used, wall = await told(loads), cpu_s(pid) - cpu, asyncio.get_running_loop().time() - began
+        before = await pace(loads, node, seconds)
+        node.kill()
+        killed = time.monotonic()
+        node.start()
+        await asyncio.to_thread(node.wait_event, "coordinator_ready", 60.0, node.starts)
+        ready_s = time.monotonic() - killed
+        back_s = await back(loads, before["welcomed"] + count) + ready_s
+        after = await pace(loads, node, seconds)
         submitting.cancel()
-    rates = {key: (after[key] - before[key]) / wall for key in ("beats", "acks", "accepted", "messages")}
-    return {**after, **rates, "cores": used / wall}
+    return before, {**after, "ready_s": ready_s, "back_s": back_s}
 
 
 def rows(quick: bool) -> list[Row]:
@@ -49,28 +75,42 @@ def rows(quick: bool) -> list[Row]:
     with directory() as root, Cluster(root) as cluster:
         node = cluster.add_coordinator()
         node.wait_event("coordinator_ready")
-        assert node.process is not None
-        to = (cluster.addresses[0], node.directory / "data/tls", count // PROCESSES, ROWS, *SECONDS)
+        to = (cluster.addresses[0], node.directory / "data/tls", count // PROCESSES, WIDTH, *SECONDS)
         loads = [Load("fleet_load.py", *to) for _ in range(PROCESSES)]
         try:
             for load in loads:
                 load.answer()
-            was = asyncio.run(watched(cluster, loads, node.process.pid, count, seconds))
+            before, after = asyncio.run(watched(cluster, node, loads, count, seconds))
         finally:
             for load in loads:
                 load.close()
         failed = sum(1 for _ in node.events("worker_failed"))
-    asked = count * ROWS / (sum(SECONDS) / 2)
+    asked = count * WIDTH / (sum(SECONDS) / 2)
+    engines = f"{count:,} workers, engines of {WIDTH} rows at once, {SECONDS[0]:g} to {SECONDS[1]:g} s a row"
+
+    def said(was: Figures) -> str:
+        return (
+            f"{was['accepted']:,.0f} rows/s of the {asked:,.0f} that they could, "
+            f"{was['cores'] / max(was['accepted'], 1) * 1e6:.0f} µs a row, {was['cores']:.2f} cores; "
+            f"{was['running'] / count / WIDTH * 100:.0f} % of the engines busy; answers after {was['answer_s']:.2f} s "
+            f"(99 % within {was['late_answer_s']:.2f}); {was['acks'] / count:.2f} acknowledgements a worker and second; latest beat "
+            f"sent {was['late_s'] * 1000:.0f} ms late"
+        )
+
     return [
         Row(
-            f"{count:,} workers, {ROWS} rows in hand at each, {SECONDS[0]:g} to {SECONDS[1]:g} s a row, for {seconds:g} s",
-            f"{failed} failed, {was['lost']:.0f} streams lost; {was['accepted']:,.0f} rows/s of the {asked:,.0f} that "
-            f"they could, {was['cores'] / was['accepted'] * 1e6:.0f} µs a row, {was['cores']:.2f} cores; "
-            f"{was['held'] / count / ROWS * 100:.0f} % in hand; {was['messages'] / was['accepted']:.2f} messages a row; "
-            f"answers after {was['answer_s']:.2f} s (99 % within {was['late_answer_s']:.2f}); "
-            f"{was['acks'] / count:.2f} acknowledgements a worker and second",
+            f"{engines}, for {seconds:g} s",
+            f"{failed} failed, {before['lost']:.0f} streams lost; {said(before)}",
             "no false failure",
-            failed == 0 and was["lost"] == 0,
-            {"rows_per_s": was["accepted"], "false_failures": failed},
-        )
+            failed == 0 and before["lost"] == 0,
+            {"rows_per_s": before["accepted"], "false_failures": failed},
+        ),
+        Row(
+            "the same, its coordinator killed and started again",
+            f"serves after {after['ready_s']:.1f} s, has all workers back after {after['back_s']:.1f}; "
+            f"{after['stale']:.0f} rows run in vain, {after['fences']:.0f} workers fenced; then {said(after)}",
+            "",
+            None,
+            {"back_s": after["back_s"], "rows_per_s": after["accepted"]},
+        ),
     ]

@@ -17,6 +17,7 @@ from rollout.model.run import RunSpec
 from rollout.security.credentials import Credentials
 from rollout.security.roles import Role
 from rollout.wire.channel import open_channel
+from rollout.wire.frames import frames_of
 from rollout.wire.v1 import common_pb2, work_pb2, work_pb2_grpc
 from rollout_worker.link import EOF
 
@@ -47,9 +48,10 @@ class RawWorker:
         self._reader = asyncio.create_task(self._read())
 
     async def _read(self) -> None:
-        while (frame := await self._call.read()) is not EOF:
-            if frame.WhichOneof("body") == "assign":
-                self._arrived.put_nowait((time.perf_counter(), sum(len(g.seq) for g in frame.assign.groups)))
+        while (message := await self._call.read()) is not EOF:
+            for frame in frames_of(message):
+                if frame.WhichOneof("body") == "assign":
+                    self._arrived.put_nowait((time.perf_counter(), sum(len(g.seq) for g in frame.assign.groups)))
 
     async def arrival(self) -> float:
         at, count = await asyncio.wait_for(self._arrived.get(), 30)

@@ -1,4 +1,4 @@
-"""A step of the core alone with many runs, many workers, many prefixes: milliseconds, each step a result of four items.
+"""A step of the core alone with many runs, many workers, many prefixes, rows that come: milliseconds.
 
 Run: python tests/bench/report.py --only scale
 """
@@ -10,6 +10,7 @@ import statistics
 import sys
 import time
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 from measure import TESTS, Row
@@ -20,6 +21,7 @@ sys.path.append(str(TESTS / "core"))
 from core_world import FakeWorker, World
 
 AT_ONCE = 4
+ROWS = 256  # of one submit
 
 
 class Timed:
@@ -79,32 +81,55 @@ def prefixes(count: int) -> tuple[World, list[FakeWorker]]:
     return w, workers
 
 
+def timed(w: World) -> list[float]:
+    """Milliseconds of each step from now on."""
+    core = Timed(w.core)
+    w.core = core  # type: ignore[assignment]  # pyright: ignore[reportAttributeAccessIssue]
+    gc.collect()
+    return core.ms
+
+
+def submits(count: int, most: int) -> list[float]:
+    """So many workers with room, and rows that come a few at a time: milliseconds of each step."""
+    w = World(window_items=200 * count)
+    for n in range(count):
+        w.worker(f"w{n}", credit=128)
+    w.open("R")
+    ms = timed(w)
+    for n in range(min(most, count // 2)):
+        w.submit(ROWS, first=n * ROWS)
+    return ms
+
+
 def steps(make: Callable[[int], tuple[World, list[FakeWorker]]], count: int, most: int) -> list[float]:
     """Milliseconds of each."""
     w, workers = make(count)
-    timed = Timed(w.core)
-    w.core = timed  # type: ignore[assignment]  # pyright: ignore[reportAttributeAccessIssue]
-    gc.collect()
+    ms = timed(w)
     for n in range(most):
         worker = workers[n % len(workers)]
         if worker.held:
             worker.finish(*list(worker.held)[:AT_ONCE])
-    return timed.ms
+    return ms
 
 
 def rows(quick: bool) -> list[Row]:
     found: list[Row] = []
-    for make, counts, what in (
-        (runs, (10, 100, 1000), "open runs and 8 workers"),
-        (full, (10, 100, 1000), "busy workers"),
-        (mixed, (10, 100, 500), "busy workers and as many idle ones that can run nothing of it"),
-        (prefixes, (10, 100, 1000), "prefixes on 100 workers"),
+    for measure, counts, what in (
+        (partial(steps, runs), (10, 100, 1000), f"takes {AT_ONCE} results, open runs and 8 workers"),
+        (partial(steps, full), (10, 100, 1000), f"takes {AT_ONCE} results, busy workers"),
+        (
+            partial(steps, mixed),
+            (10, 100, 500),
+            f"takes {AT_ONCE} results, busy workers and as many idle ones that can run nothing of it",
+        ),
+        (partial(steps, prefixes), (10, 100, 1000), f"takes {AT_ONCE} results, prefixes on 100 workers"),
+        (submits, (10, 100, 1000), f"takes {ROWS} new rows, workers with room"),
     ):
-        ms = {count: steps(make, count, 50 if quick else 400) for count in (counts[:2] if quick else counts)}
+        ms = {count: measure(count, 50 if quick else 400) for count in (counts[:2] if quick else counts)}
         each = [f"{count:,}: {statistics.median(found_ms):.2f} ({max(found_ms):.1f})" for count, found_ms in ms.items()]
         found.append(
             Row(
-                f"a step of the core alone that takes {AT_ONCE} results, {what}",
+                f"a step of the core alone that {what}",
                 f"median (longest) in ms with {'; '.join(each)}",
                 values={f"median_ms_{count}": statistics.median(found_ms) for count, found_ms in ms.items()},
             )

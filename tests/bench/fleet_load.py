@@ -1,7 +1,7 @@
-"""Many workers in one process that hold rows and tell of them, as workers with engines do, beside their beats.
+"""Many workers in one process: production sessions, streams, beats and certificates; only their engines are modelled.
 
-Run: python tests/bench/fleet_load.py ADDRESS TLS_DIR COUNT ROWS LEAST_S MOST_S
-ROWS are in hand at each worker; each of them takes LEAST_S to MOST_S seconds, and no processor time.
+Run: python tests/bench/fleet_load.py ADDRESS TLS_DIR COUNT WIDTH LEAST_S MOST_S
+An engine runs WIDTH rows at once, each for LEAST_S to MOST_S seconds, and takes no processor time.
 """
 
 from __future__ import annotations
@@ -9,109 +9,185 @@ from __future__ import annotations
 import asyncio
 import random
 import sys
+from collections import deque
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
-from beat_load import EOF, Load, main
+from beat_load import main
+from rollout.client.runs import new_ulid
+from rollout.config.logging import configure
+from rollout.config.settings import LoggingSection, TransportSection, WorkerSection, WorkerSettings
+from rollout.model.item import Outcome
+from rollout.model.worker import Inventory
+from rollout.security.credentials import Credentials
+from rollout.security.roles import Role
 from rollout.wire import event_loop
-from rollout.wire.v1 import common_pb2, work_pb2
-from rollout_worker.attempts import AttemptKey, keys_from_wire, keys_to_wire
-from rollout_worker.credit import CreditKeeper
-from rollout_worker.linger import linger
+from rollout.wire.epoch import EpochGuard
+from rollout.wire.v1 import heartbeat_pb2
+from rollout_worker import session_events as ev
+from rollout_worker.attempts import AttemptKey, Finished, Held, Plan, group_to_wire
+from rollout_worker.driver import Driver, Parts
+from rollout_worker.executors.port import Run
+from rollout_worker.session import Session, SessionSettings
 
 RESULT = b"r" * 200
+TICK_S = 0.5  # a worker's own takes 0.05; hundreds of them in one process would be busy with it
 
 
-class Fleet(Load):
-    def __init__(self, address: str, tls_dir: Path, rows: int, seconds: tuple[float, float]) -> None:
-        super().__init__(address, tls_dir, rows)
-        self._seconds = seconds
-        self.held = self.accepted = self.messages = 0
-        self.answers: list[float] = []
+class Fleet:
+    def __init__(self, address: str, tls_dir: Path, width: int, seconds: tuple[float, float]) -> None:
+        transport = TransportSection(coordinator_addrs=[address], tls_dir=str(tls_dir))
+        self.settings = WorkerSettings(transport=transport, worker=WorkerSection(slots=1))
+        self.width = width
+        self.seconds = seconds
+        self.welcomed = self.beats = self.acks = self.lost = self.accepted = self.stale = self.fences = 0
+        self.latest = 0.0  # the most that a beat went out late
+        self._workers: list[FleetDriver] = []
+
+    async def worker(self, number: int, count: int) -> None:
+        incarnation = new_ulid()
+        transport = self.settings.transport
+        credentials = await Credentials.obtain(
+            tls_dir=Path(transport.tls_dir), cluster=transport.cluster, role=Role.WORKER, incarnation=incarnation,
+            lifetime_s=3600.0, addresses=[],
+        )  # fmt: skip
+        inventory = Inventory(capacity=(("slots", 1.0),), executors=("script",), host=f"bench-{number}")
+        session = Session(SessionSettings(incarnation=incarnation, inventory=inventory), plan)
+        guard = EpochGuard("worker")
+        parts = Parts(self.settings, session, credentials, guard, incarnation, nothing, nothing, nothing)
+        driver = FleetDriver(self, parts)
+        self._workers.append(driver)
+        await driver.run()
 
     def figures(self) -> dict[str, float]:
-        answers, self.answers = sorted(self.answers) or [0.0], []
+        """Since the start; what is late, since it was asked last."""
+        late, self.latest = self.latest, 0.0
+        answers = sorted(w.session.credit.answer_s for w in self._workers)
         return {
-            **super().figures(), "held": self.held, "accepted": self.accepted, "messages": self.messages,
-            "answer_s": answers[len(answers) // 2],
+            "welcomed": self.welcomed, "beats": self.beats, "acks": self.acks, "lost": self.lost, "late_s": late,
+            "accepted": self.accepted, "stale": self.stale, "fences": self.fences,
+            "running": sum(w.session.running for w in self._workers), "answer_s": answers[len(answers) // 2],
             "late_answer_s": answers[len(answers) * 99 // 100],
         }  # fmt: skip
 
-    async def _watch(self, call: Any, epoch: int, session: str) -> None:
-        worker = Worker(self, call, epoch, session, self._seconds)
-        telling = asyncio.create_task(worker.tell())
-        while (frame := await call.read()) is not EOF:
-            worker.hear(frame)
-        telling.cancel()
-        self.lost += 1
 
+class FleetDriver(Driver):
+    """The production driver, without processes and files."""
 
-class Worker:
-    def __init__(self, fleet: Fleet, call: Any, epoch: int, session: str, seconds: tuple[float, float]) -> None:
+    def __init__(self, fleet: Fleet, parts: Parts) -> None:
+        super().__init__(parts)
         self._fleet = fleet
-        self._call = call
-        self._envelope = {"epoch": epoch, "session": session}
+        self._beat_at = 0.0
+
+    async def run(self) -> str:
+        loops = [
+            asyncio.create_task(one)
+            for one in (self._work.run(), self._heartbeat.run(), self._control(), self._ticks())
+        ]
+        done, _ = await asyncio.wait([*loops, self._over], return_when=asyncio.FIRST_COMPLETED)
+        raise RuntimeError(f"a worker ended: {[one.result() for one in done]}")
+
+    async def _ticks(self) -> None:
+        while True:
+            await asyncio.sleep(TICK_S)
+            self.event(ev.Tick())
+
+    def event(self, event: ev.Event) -> None:
+        if isinstance(event, ev.Frame):
+            self._fleet.welcomed += event.frame.HasField("welcome")
+            self._fleet.accepted += sum(len(k.seq) for k in event.frame.accepted.accepted)
+            self._fleet.stale += sum(len(k.seq) for k in event.frame.accepted.stale)
+        elif isinstance(event, ev.StreamDown):
+            self._fleet.lost += 1
+        super().event(event)
+
+    def _beat(self) -> heartbeat_pb2.BeatUp:
+        now = asyncio.get_running_loop().time()
+        interval_s = self._parts.settings.transport.heartbeat_interval_ms / 1000
+        if self._beat_at:
+            self._fleet.latest = max(self._fleet.latest, now - self._beat_at - interval_s)
+        self._beat_at = now
+        self._fleet.beats += 1
+        return heartbeat_pb2.BeatUp(
+            incarnation=self._parts.incarnation, state=heartbeat_pb2.WORKER_STATE_READY, running=self.session.running
+        )
+
+    def _acknowledged(self, sent_at: float, known: bool) -> None:
+        self._fleet.acks += 1
+        super()._acknowledged(sent_at, known)
+
+    def _do_start_modelled(self, action: ev.StartChild) -> None:
+        engine: Any = Engine(action.child, self._fleet.width, self._fleet.seconds, self.event)
+        self._children[action.child] = engine
+
+    def _do_emit_counted(self, action: ev.Emit) -> None:
+        self._fleet.fences += action.event == "worker_fenced"
+
+    _ACTIONS: ClassVar[dict[type, Any]] = {
+        **Driver._ACTIONS,
+        ev.StartChild: _do_start_modelled,
+        ev.Emit: _do_emit_counted,
+    }
+
+
+class Engine:
+    """In place of a child process: the same orders, the same events."""
+
+    def __init__(
+        self, number: int, width: int, seconds: tuple[float, float], event: Callable[[ev.Event], None]
+    ) -> None:
+        self._number = number
+        self._width = width
         self._seconds = seconds
+        self._event = event
         self._loop = asyncio.get_running_loop()
-        self._news = asyncio.Event()
-        self._started: list[AttemptKey] = []
-        self._ended: list[AttemptKey] = []
-        self._sent: dict[AttemptKey, float] = {}
-        self._credit = CreditKeeper(1, 0)  # for its measure of an answer
+        self._queue: deque[Held] = deque()
+        self._running: dict[AttemptKey, asyncio.TimerHandle] = {}
+        self._loop.call_soon(event, ev.ChildReady(number, width))
 
-    def hear(self, frame: work_pb2.WorkDown) -> None:
-        body = frame.WhichOneof("body")
-        if body == "assign":
-            for group in frame.assign.groups:
-                for seq, attempt in zip(group.seq, group.attempt, strict=True):
-                    key = AttemptKey(group.log, seq, attempt)
-                    self._started.append(key)
-                    self._loop.call_later(random.uniform(*self._seconds), self._ends, key)
-                self._fleet.held += len(group.seq)
-            self._news.set()
-        elif body == "accepted":
-            self._answered(keys_from_wire(frame.accepted.accepted))
+    def deliver(self, attempts: list[Held]) -> None:
+        self._queue.extend(attempts)
+        self._pump()
 
-    def _ends(self, key: AttemptKey) -> None:
-        self._ended.append(key)
-        self._news.set()
+    def _pump(self) -> None:
+        while self._queue and len(self._running) < self._width:
+            held = self._queue.popleft()
+            self._running[held.key] = self._loop.call_later(random.uniform(*self._seconds), self._done, held)
 
-    def _answered(self, keys: list[AttemptKey]) -> None:
-        seconds = [self._loop.time() - self._sent.pop(key) for key in keys]
-        if seconds:
-            self._credit.answered(min(seconds))
-        self._fleet.answers += seconds
-        self._fleet.held -= len(keys)
-        self._fleet.accepted += len(keys)
+    def _done(self, held: Held) -> None:
+        del self._running[held.key]
+        result = Finished(held.log, held.seq, held.attempt, held.plan.run.run_id, RESULT, int(Outcome.DONE), None, 9)
+        self._event(ev.ChildResults(self._number, group_to_wire(held.log, [result])))
+        self._pump()
 
-    async def tell(self) -> None:
-        told = 0.0
-        while await self._news.wait():
-            wait = linger(True, self._credit.answer_s, len(self._started) + len(self._ended))
-            if self._loop.time() - told <= 2 * wait:
-                await asyncio.sleep(wait)
-            told = self._loop.time()
-            self._news.clear()
-            started, self._started, ended, self._ended = self._started, [], self._ended, []
-            if started:
-                await self._write(started=work_pb2.Started(keys=keys_to_wire(started)))
-            if ended:
-                self._sent.update(dict.fromkeys(ended, told))
-                await self._write(results=work_pb2.Results(groups=[_group(keys) for keys in keys_to_wire(ended)]))
+    def recall(self, keys: list[AttemptKey]) -> None:
+        back = [held.key for held in self._queue if held.key in keys]
+        self._queue = deque(held for held in self._queue if held.key not in back)
+        self._loop.call_soon(self._event, ev.ChildReturned(self._number, back))
 
-    async def _write(self, **body: Any) -> None:
-        self._fleet.messages += 1
-        await self._call.write(work_pb2.WorkUp(**self._envelope, **body))
+    def kill_at(self, time: float) -> None:
+        pass
+
+    def stop(self) -> None:
+        self.kill()
+
+    def kill(self) -> None:
+        for timer in self._running.values():
+            timer.cancel()
+        self._queue.clear()
+        self._loop.call_soon(self._event, ev.ChildEnded(self._number, "killed"))
 
 
-def _group(keys: common_pb2.AttemptKeys) -> work_pb2.ResultGroup:
-    count = len(keys.seq)
-    return work_pb2.ResultGroup(
-        log=keys.log, seq=keys.seq, attempt=keys.attempt, length=[len(RESULT)] * count, data=RESULT * count,
-        duration_ms=[1000] * count,
-    )  # fmt: skip
+async def nothing(*_: Any) -> Any:
+    return {}
+
+
+def plan(run: Run) -> Plan:
+    return Plan(run, "engine", run.workload)
 
 
 if __name__ == "__main__":
-    address, tls_dir, count, rows, least, most = sys.argv[1:]
-    event_loop.run(main(Fleet(address, Path(tls_dir), int(rows), (float(least), float(most))), int(count)))
+    address, tls_dir, count, width, least, most = sys.argv[1:]
+    configure(LoggingSection(format="json", level="error"), stream=sys.stderr)
+    event_loop.run(main(Fleet(address, Path(tls_dir), int(width), (float(least), float(most))), int(count)))

@@ -259,6 +259,7 @@ class World:
 
     def worker(self, name: str, credit: int = 4, hello: bool = True, **inventory: Any) -> FakeWorker:
         inventory.setdefault("capacity", (("slots", 2.0),))
+        inventory.setdefault("host", f"host-{name}")
         worker = FakeWorker(self, name, Inventory(**inventory), Credit(credit))
         self.workers[name] = worker
         if hello:

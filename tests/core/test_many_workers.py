@@ -10,7 +10,7 @@ import pytest
 from core_world import World
 from rollout.model.item import ItemSpec
 from rollout.model.worker import Credit
-from rollout_coordinator.core import dispatch, steal
+from rollout_coordinator.core import dispatch, steal, turn
 from rollout_coordinator.core.events import Tick, WorkerCredit
 from rollout_coordinator.core.state import SpecQueue
 from rollout_coordinator.core.turn import Turn
@@ -88,6 +88,52 @@ def test_workers_that_are_full_of_one_run_are_not_asked_with_every_step(monkeypa
     w.verb("kill", "R")
     w.verb("kill", "elsewhere")
     assert not state.rested_for and not state.resting, "nothing is kept of runs that are over"
+
+
+def test_what_comes_one_by_one_goes_to_whoever_has_least() -> None:
+    w = World()
+    workers = [w.worker(f"w{n}", credit=8) for n in range(5)]
+    w.open("R")
+    for n in range(20):
+        w.submit(1)
+        assert max(len(worker.held) for worker in workers) == n // 5 + 1
+    workers[3].finish()
+    w.submit(3)
+    assert [len(worker.held) for worker in workers] == [4, 4, 4, 3, 4]
+
+
+def test_those_that_have_much_are_given_more_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rows come by a few hundred while a run is submitted: one to each of as many workers is as many messages."""
+    w = World(window_items=200 * MANY)
+    workers = [w.worker(f"w{n:02}", credit=128) for n in range(MANY)]
+    w.open("R")
+    frames = counted(monkeypatch, dispatch, "send")
+    w.submit(MANY)
+    assert frames["send"] == MANY and all(len(worker.held) == 1 for worker in workers), "all begin"
+    for _ in range(127):
+        w.submit(MANY)
+    assert all(len(worker.held) == 128 for worker in workers)
+    assert frames["send"] <= 16 * MANY
+
+
+def test_workers_of_which_each_is_another_are_not_all_looked_at_for_each(monkeypatch: pytest.MonkeyPatch) -> None:
+    w = World(window_items=200 * MANY)
+    for n in range(MANY):
+        w.worker(f"w{n:02}", credit=128, capacity=(("slots", 2.0), ("memory_mib", 1000.0 + n)))
+    w.open("R")
+    w.submit(4 * MANY)
+    looks = counted(monkeypatch, turn, "wants")
+    for _ in range(4):
+        w.submit(MANY)
+    assert looks["wants"] <= 4 * 3 * MANY
+
+
+def test_a_host_of_its_own_makes_no_other_kind() -> None:
+    w = World()
+    one, other = w.worker("a", host="a", version="1"), w.worker("b", host="b", version="2")
+    gpu = w.worker("c", host="a", version="1", labels=(("kind", "gpu"),))
+    kinds = [w.core._state.workers[worker.name].kind for worker in (one, other, gpu)]  # pyright: ignore[reportPrivateUsage]
+    assert kinds[0] == kinds[1] != kinds[2]
 
 
 def test_every_thief_finds_the_victim_that_has_something_for_it() -> None:

@@ -56,20 +56,27 @@ def dispatch(c: State) -> None:
     workers = [w for w in c.hungry.values() if w.session and w.state is WorkerState.READY and not w.fenced]
     if not runs or not workers:
         return
-    waiting = sum(run.window for run in runs)
-    share = max(1, -(-waiting // len(workers)))
+    workers.sort(key=load)
+    all_of_it = sum(map(load, workers)) + sum(run.window for run in runs)
+    level = -(-all_of_it // len(workers))
     turn = Turn(runs)
-    aside = feed_all(c, workers, turn, share, soft=True)
-    if waiting > share * len(workers) or len(workers) > 1:
+    aside = feed_all(c, workers, turn, level, soft=True)
+    if len(workers) > 1:
         aside = feed_all(c, workers, turn, UNLIMITED, soft=True) or aside
     if aside:
         feed_all(c, workers, turn, UNLIMITED, soft=False)
 
 
-def feed_all(c: State, workers: list[Worker], turn: Turn, share: int, soft: bool) -> bool:
+def load(worker: Worker) -> int:
+    return worker.in_flight - worker.waiting
+
+
+def feed_all(c: State, workers: list[Worker], turn: Turn, level: int, soft: bool) -> bool:
+    """Those first that have least, until they have as much as all have when it is handed out. A worker that has much is
+    given more at once: beside the rows that it runs now, one more is not worth a message."""
     aside = False
     for worker in workers:
-        left = share
+        left = max(1, level - load(worker), load(worker) // 2)
         for _ in range(PASSES):
             if not turn.wanted_by(worker):
                 break

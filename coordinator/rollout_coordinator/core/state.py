@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Set
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 from rollout.model.item import Blob, ItemSpec, Key, Outcome
@@ -304,7 +305,7 @@ class Worker:
 
     def set_inventory(self, inventory: Inventory) -> None:
         self.inventory = inventory
-        self.kind = repr(inventory)  # of those that have the same; a string knows its hash
+        self.kind = repr(replace(inventory, host="", version=""))  # whom the same fits; a string knows its hash
         self.capacity = dict(inventory.capacity)
         self.fits: dict[tuple[Any, ...], bool] = {}  # by Shape.key
 

@@ -35,6 +35,16 @@ class Shares:
         return max(1, int(self._most * run.weight / self._total))
 
 
+class Rivals:
+    """The runs that workers of a kind want, by weight; `looked`: so many of the turn's changes are in it."""
+
+    __slots__ = ("looked", "weights")
+
+    def __init__(self, weights: dict[str, float], looked: int) -> None:
+        self.weights = weights
+        self.looked = looked
+
+
 class Turn:
     """Of one dispatch: `heap` has the runs in their order, without those that `skip` put aside until `again`."""
 
@@ -45,7 +55,9 @@ class Turn:
         self._skipped: list[Entry] = []
         self._shapes: set[Shape] | None = None
         self._held: tuple[Worker, int] | None = None
-        self._rivals: dict[str, tuple[Worker, dict[str, float]]] = {}  # by kind of worker: one of them, `wanted_by`
+        self._rivals: dict[str, Rivals] = {}  # by kind of worker
+        self._shapes_left: dict[str, int] = {}  # by run, how many had something at the last look
+        self._changes: list[Run] = []  # runs of which a shape was used up
 
     @property
     def shapes(self) -> set[Shape]:
@@ -79,8 +91,14 @@ class Turn:
         """Weights of the runs with pending items that fit the worker."""
         known = self._rivals.get(worker.kind)
         if known is None:
-            known = self._rivals[worker.kind] = worker, {r.id: r.weight for r in self._runs if wants(r, worker)}
-        return known[1]
+            weights = {r.id: r.weight for r in self._runs if wants(r, worker)}
+            known = self._rivals[worker.kind] = Rivals(weights, len(self._changes))
+        elif known.looked < len(self._changes):
+            for run in self._changes[known.looked :]:
+                if run.id in known.weights and not wants(run, worker):
+                    del known.weights[run.id]
+            known.looked = len(self._changes)
+        return known.weights
 
     def shares(self, worker: Worker) -> Shares | None:
         """None: there is nothing to share."""
@@ -111,11 +129,13 @@ class Turn:
         self._skipped.clear()
 
     def _look(self, run: Run) -> None:
-        if self._shapes is not None:
-            self._shapes.difference_update([s for s in run.shapes.values() if not s.heap])
-        for worker, weights in self._rivals.values():
-            if run.id in weights and not wants(run, worker):
-                del weights[run.id]
+        empty = [shape for shape in run.shapes.values() if not shape.heap]
+        left = len(run.shapes) - len(empty)
+        if self._shapes_left.get(run.id) != left:
+            self._shapes_left[run.id] = left
+            self._changes.append(run)
+            if self._shapes is not None:
+                self._shapes.difference_update(empty)
 
 
 def wants(run: Run, worker: Worker) -> bool:
