@@ -206,6 +206,12 @@ SAFEGUARDS = (
         slow=True,
     ),
     Safeguard(
+        "frames that come while a message is written",
+        "Nothing lies in the queue of a writer that waits for more.",
+        cut("rollout_worker.work_stream:WorkStream._write", "while self._frames:", "if True:"),
+        ("core/test_work_stream.py::test_frames_that_come_while_a_message_is_written_go_out_with_the_next",),
+    ),
+    Safeguard(
         "carried frames carry none",
         "What a reader does not look for would be lost without a word.",
         never("rollout.wire.frames:frames_of", "any(frame.then for frame in carried)"),

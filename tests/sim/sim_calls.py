@@ -24,6 +24,9 @@ UNAVAILABLE = grpc.StatusCode.UNAVAILABLE
 Status = tuple[grpc.StatusCode, str, tuple[tuple[str, str], ...]]
 
 
+WAITS_EVERY = 4  # writes
+
+
 class AbortError(Exception):
     """`context.abort`."""
 
@@ -31,7 +34,7 @@ class AbortError(Exception):
 class Pipe:
     """One direction of a call."""
 
-    __slots__ = ("call", "held", "last", "sink", "source", "take")
+    __slots__ = ("call", "held", "last", "sink", "source", "take", "written")
 
     def __init__(self, call: Call, source: NodeLoop, sink: NodeLoop, take: Callable[[Any], None]) -> None:
         self.call = call
@@ -39,6 +42,7 @@ class Pipe:
         self.sink = sink
         self.take = take
         self.last = 0.0
+        self.written = 0
         self.held: list[Any] = []
 
     def send(self, message: Any) -> None:
@@ -53,6 +57,12 @@ class Pipe:
             due = self.last
         self.last = due
         network.scheduler.at(due, self.sink, self.take, message)
+
+    async def room(self) -> None:
+        """A write waits now and then, and other things happen meanwhile."""
+        self.written += 1
+        if self.written % WAITS_EVERY == 0:
+            await asyncio.sleep(0)
 
     def release(self) -> None:
         held, self.held = self.held, []
@@ -99,6 +109,7 @@ class Call:
         if self.status is not None or self._half_closed:
             raise asyncio.InvalidStateError("RPC already finished.")
         self.up.send(("message", message))
+        await self.up.room()
 
     async def done_writing(self) -> None:
         if self.status is None:
@@ -270,6 +281,7 @@ class Context:
     async def write(self, message: Any) -> None:
         if not self._call.over_at_server:
             self._call.down.send(("message", message))
+            await self._call.down.room()
 
     async def send_initial_metadata(self, metadata: Any) -> None:
         pass

@@ -150,8 +150,9 @@ class WorkStream:
     async def _write(self, call: Any) -> None:
         try:
             while True:
-                for message in joined(self._queued()):
-                    await call.write(message)
+                while self._frames:  # also what came while the last message was written
+                    for message in joined(self._queued()):
+                        await call.write(message)
                 self._ready.clear()
                 if self._closing:
                     await call.done_writing()
