@@ -16,6 +16,7 @@ import signal
 import sys
 import threading
 import time
+from collections import OrderedDict
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Generator
 from contextlib import aclosing, contextmanager
 from pathlib import Path
@@ -29,6 +30,7 @@ from rollout.config.settings import ObjectsSection, StorageSection, TransportSec
 from rollout.model.errors import ConfigError, FencedError, InputError, ProtocolError, RolloutError, UnavailableError
 from rollout.objects import open_store
 from rollout.objects.digest import CHUNK, check_id
+from rollout.objects.pack import PACK_BYTES
 from rollout.objects.port import ObjectStore
 from rollout.security.credentials import Credentials
 from rollout.security.roles import Peer, Role, require
@@ -49,6 +51,9 @@ WORKER_PIN_S = 24 * 3600.0
 """Results on their way to the ledger."""
 MAX_HAS = 10_000
 STREAMS_PER_PEER = 8
+PROVE_BYTES = 2 * PACK_BYTES
+"""Larger ones are no packs, and who reads on in one hashes all of it."""
+SOUND_MAX = 65_536
 END_S = 3.0
 """Seconds to end in, once the coordinator is gone; less than it waits when it closes stdin itself."""
 _RENEW_CHECK_S = 1.0
@@ -91,6 +96,31 @@ def stall_watch(limit_s: float) -> Generator[Callable[[], None]]:
         timer.cancel()
 
 
+class Sound:
+    """Objects whose bytes were found to match their id since this server began: a part of one cannot show that."""
+
+    def __init__(self, store: ObjectStore) -> None:
+        self._store = store
+        self._known: OrderedDict[bytes, None] = OrderedDict()
+        self._proving: WeakValueDictionary[bytes, asyncio.Lock] = WeakValueDictionary()
+
+    def add(self, object_id: bytes) -> None:
+        self._known[object_id] = None
+        if len(self._known) > SOUND_MAX:
+            self._known.popitem(last=False)
+
+    async def prove(self, object_id: bytes, mark: Callable[[], None]) -> None:
+        """Reads all of it, once. ObjectCorruptError, NotFoundError."""
+        lock = self._proving.setdefault(object_id, asyncio.Lock())
+        async with lock:
+            if object_id in self._known:
+                return
+            async with aclosing(self._store.get(object_id)) as pieces:
+                async for _ in pieces:
+                    mark()
+            self.add(object_id)
+
+
 class ObjectsService(rpc.ObjectsServicer):
     """One client's slowness or bytes touch nobody else: a message of memory and a temporary file each."""
 
@@ -109,6 +139,7 @@ class ObjectsService(rpc.ObjectsServicer):
         self._stall_s = stall_s
         self._check_peer = check_peer
         self._slots: WeakValueDictionary[str, asyncio.Semaphore] = WeakValueDictionary()
+        self._sound = Sound(store)
 
     async def Put(self, request_iterator: AsyncIterator[pb.PutUp], context: Any) -> pb.PutReply:
         try:
@@ -138,6 +169,8 @@ class ObjectsService(rpc.ObjectsServicer):
 
         async with aclosing(chunks()) as source:
             existed = not await self.store.put(object_id, source, size)
+        if not existed:
+            self._sound.add(object_id)
         return pb.PutReply(epoch=self.epoch, existed=existed, size=size)
 
     async def Get(self, request: pb.GetRequest, context: Any) -> None:
@@ -152,6 +185,9 @@ class ObjectsService(rpc.ObjectsServicer):
         self._check_epoch(request)
         meta = await self.store.head(check_id(request.object_id))
         size = meta.size if meta is not None else 0
+        partial = request.offset > 0 or 0 < request.length < size
+        if partial and size <= PROVE_BYTES:
+            await self._sound.prove(request.object_id, mark)
         sent = False
         pieces = self.store.get(request.object_id, request.offset, request.length or None)
         async with aclosing(pieces) as source:

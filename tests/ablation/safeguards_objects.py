@@ -214,6 +214,32 @@ SAFEGUARDS = (
         ("contract/test_objects_cache.py::test_processes_read_what_is_ready_themselves",),
     ),
     Safeguard(
+        "parts of a sound object",
+        "Bit rot is reported to those who read a part, too.",
+        cut(
+            "rollout_coordinator.objects_server:ObjectsService._get", "if partial and size <= PROVE_BYTES:", "if False:"
+        ),
+        ("contract/test_objects_remote.py::test_a_part_of_a_damaged_object_is_not_given",),
+    ),
+    Safeguard(
+        "parts read whole",
+        "A slice that travels alone is not cut short.",
+        never("rollout.objects.slices:SliceReader._part", "len(data) != high - low"),
+        ("contract/test_objects_slices.py::test_a_slice_beyond_the_end",),
+    ),
+    Safeguard(
+        "a pack of which much is wanted",
+        "A host reads no pack slice by slice to its end.",
+        never("rollout.objects.slices:SliceReader._worth_whole", "rented > RENT_BYTES"),
+        ("contract/test_objects_slices.py::test_who_wants_much_of_a_pack_fetches_it_once",),
+    ),
+    Safeguard(
+        "large slices in the cache",
+        "Inputs that wait for their process do not fill the daemon's memory.",
+        never("rollout.objects.slices:SliceReader._worth_whole", "any(one.length > ALONE_MAX for one in slices)"),
+        ("contract/test_objects_slices.py::test_large_slices_do_not_wait_in_memory",),
+    ),
+    Safeguard(
         "a cache that cannot be read",
         "An input that cannot be read from the host's cache fails its attempt, which does not wait for ever.",
         cut(f"{CACHE}.path", "with storage_errors(self._unreadable):", "if True:"),

@@ -17,7 +17,7 @@ from typing import Any, ClassVar
 from beat_load import main
 from rollout.client.runs import new_ulid
 from rollout.config.logging import configure
-from rollout.config.settings import LoggingSection, TransportSection, WorkerSection, WorkerSettings
+from rollout.config.settings import LoggingSection, ObjectsSection, TransportSection, WorkerSection, WorkerSettings
 from rollout.model.item import Outcome
 from rollout.model.worker import Inventory
 from rollout.security.credentials import Credentials
@@ -44,6 +44,7 @@ class Fleet:
         self.welcomed = self.beats = self.acks = self.lost = self.accepted = self.stale = self.fences = 0
         self.latest = 0.0  # the most that a beat went out late
         self._workers: list[FleetDriver] = []
+        self._caches = tls_dir.parent / "caches"
 
     async def worker(self, number: int, count: int) -> None:
         incarnation = new_ulid()
@@ -55,7 +56,9 @@ class Fleet:
         inventory = Inventory(capacity=(("slots", 1.0),), executors=("script",), host=f"bench-{number}")
         session = Session(SessionSettings(incarnation=incarnation, inventory=inventory), plan)
         guard = EpochGuard("worker")
-        parts = Parts(self.settings, session, credentials, guard, incarnation, nothing, nothing, nothing)
+        objects = ObjectsSection(cache_dir=str(self._caches / incarnation))  # of a host of its own
+        settings = self.settings.model_copy(update={"objects": objects})
+        parts = Parts(settings, session, credentials, guard, incarnation, nothing, nothing, nothing)
         driver = FleetDriver(self, parts)
         self._workers.append(driver)
         await driver.run()

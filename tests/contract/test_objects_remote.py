@@ -217,6 +217,40 @@ async def test_damaged_bytes_are_never_believed(rig: Rig, tmp_path: Path) -> Non
     assert [p.name for p in tmp_path.iterdir()] == ["store"]
 
 
+async def test_a_part_of_a_damaged_object_is_not_given(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A part cannot show that it is sound, so the server looks at the whole before it gives the first."""
+    client = rig.client()
+    name = await client.put(BIG)
+    reads: list[tuple[int, int | None]] = []
+    get = FsObjectStore.get
+
+    def noted(self: FsObjectStore, object_id: bytes, offset: int = 0, length: int | None = None) -> Any:
+        reads.append((offset, length))
+        return get(self, object_id, offset, length)
+
+    monkeypatch.setattr(FsObjectStore, "get", noted)
+    assert await client.get(name, 10, 20) == BIG[10:30]
+    assert reads == [(10, 20)], "it came through this server, and was looked at then"
+    later = ObjectsService(rig.store, 0, check_peer=rig.service._check_peer)  # pyright: ignore[reportPrivateUsage]
+    monkeypatch.setattr(rig.service, "_sound", later._sound)  # pyright: ignore[reportPrivateUsage]
+    reads.clear()
+    assert await asyncio.gather(*[client.get(name, at, 5) for at in (1, 2, 3)]) == [
+        BIG[at : at + 5] for at in (1, 2, 3)
+    ]
+    assert sorted(reads, key=str) == [(0, None), (1, 5), (2, 5), (3, 5)], "once"
+    other = await client.put(os.urandom(50_000))
+    path = rig.store.path_of(other)
+    path.chmod(0o644)
+    damaged = bytearray(path.read_bytes())
+    damaged[40_000] ^= 1
+    path.write_bytes(damaged)
+    again = ObjectsService(rig.store, 0, check_peer=rig.service._check_peer)  # pyright: ignore[reportPrivateUsage]
+    monkeypatch.setattr(rig.service, "_sound", again._sound)  # pyright: ignore[reportPrivateUsage]
+    with pytest.raises(ObjectCorruptError, match="does not match its id"):
+        await client.get(other, 10, 20)
+    assert not path.exists(), "out of the way of the next upload"
+
+
 async def test_it_gives_up_in_time_when_nobody_answers() -> None:
     async def channel() -> grpc.aio.Channel:
         return grpc.aio.insecure_channel("127.0.0.1:1", options=CLIENT_OPTIONS)

@@ -13,6 +13,7 @@ from rollout.model.errors import NotFoundError, RolloutError
 from rollout.objects.cache import ObjectCache
 from rollout.objects.pack import Packer
 from rollout.objects.remote import RemoteObjects
+from rollout.objects.slices import SliceReader
 from rollout.wire.epoch import EpochGuard
 
 from rollout_worker import session_events as ev
@@ -38,7 +39,7 @@ class Supply:
         self.cache_dir = Path(section.cache_dir).absolute()
         self._cache = ObjectCache(self.cache_dir, section.cache_max_mib << 20, self._objects.fetch)
         self._packer = Packer(self._objects.put_pieces)
-        self._transfer = Transfer(self._cache, self._packer, event, spawn)
+        self._transfer = Transfer(SliceReader(self._cache, self._objects.get), self._packer, event, spawn)
         self.fetch, self.store = self._transfer.fetch, self._transfer.store
         self._call_plugin = call_plugin
 

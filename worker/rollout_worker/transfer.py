@@ -8,8 +8,8 @@ from typing import Any
 
 from rollout.model.errors import RolloutError
 from rollout.model.item import Failure, ObjectSlice
-from rollout.objects.cache import ObjectCache
 from rollout.objects.pack import Packer
+from rollout.objects.slices import SliceReader
 
 from rollout_worker import session_events as ev
 from rollout_worker.attempts import Held
@@ -20,12 +20,12 @@ class Transfer:
 
     def __init__(
         self,
-        cache: ObjectCache,
+        slices: SliceReader,
         packer: Packer,
         event: Callable[[ev.Event], None],
         spawn: Callable[[Coroutine[Any, Any, None]], Any],
     ) -> None:
-        self._cache = cache
+        self._slices = slices
         self._packer = packer
         self._event = event
         self._spawn = spawn
@@ -63,21 +63,20 @@ class Transfer:
             self._spawn(self._store(results))
 
     async def _fetch_slices(self, object_id: bytes, held: list[Held]) -> None:
-        """Their processes read them from the cache."""
-        end = max(h.payload.offset + h.payload.length for h in held if isinstance(h.payload, ObjectSlice))
+        """What stays a slice, its process reads from the cache."""
         try:
-            await self._cache.ready(object_id, end)
+            found = await self._slices.take(object_id, [h.payload for h in held if isinstance(h.payload, ObjectSlice)])
         except RolloutError as error:
             for one in held:
                 self._event(ev.FetchFailed(one.key, _failure("its input", error)))
         else:
-            self._event(ev.Fetched([ev.Input(h.key, h.payload, None) for h in held]))
+            self._event(ev.Fetched([ev.Input(h.key, blob, None) for h, blob in zip(held, found, strict=True)]))
 
     async def _fetch_one(self, held: Held) -> None:
         try:
-            payload = await self._cache.read(held.payload)
+            payload = await self._slices.read(held.payload)
             before = held.predecessor
-            predecessor = None if before is None else await self._cache.read(before)
+            predecessor = None if before is None else await self._slices.read(before)
         except RolloutError as error:
             self._event(ev.FetchFailed(held.key, _failure("its input", error)))
         else:

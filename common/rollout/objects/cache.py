@@ -58,6 +58,11 @@ class ObjectCache:
             task.add_done_callback(lambda done: self._ended(object_id, done))
         return await asyncio.shield(task)
 
+    async def has(self, object_id: bytes) -> bool:
+        """Whether it is here; then it stays for a while."""
+        with storage_errors(self._unreadable):
+            return await asyncio.to_thread(self._touch, self._path_of(object_id))
+
     async def ready(self, object_id: bytes, end: int) -> None:
         """Fetches the object if it is not here. ObjectCorruptError: it is shorter than `end` bytes."""
         path = await self.path(object_id)
@@ -66,7 +71,7 @@ class ObjectCache:
                 raise ObjectCorruptError(f"object {object_id.hex()} is shorter than the slice that refers to it")
 
     async def read(self, blob: Blob) -> bytes:
-        """The bytes of a blob; a slice's pack is fetched whole, since its neighbours are wanted next."""
+        """The bytes of a blob; a slice's object is fetched whole."""
         if isinstance(blob, bytes):
             return blob
         for _ in range(4):

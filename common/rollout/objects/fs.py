@@ -13,6 +13,7 @@ import time
 import uuid
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Generator
 from contextlib import contextmanager
+from io import FileIO
 from pathlib import Path
 from typing import BinaryIO
 
@@ -88,6 +89,18 @@ def fsync_dir(path: Path) -> None:
 def temporary_beside(path: Path) -> Path:
     """A fresh name in the directory of `path`, for a file that will be renamed to it."""
     return path.with_name(f".{path.name}.{uuid.uuid4().hex[:8]}")
+
+
+def _begin(path: Path, offset: int, length: int) -> tuple[FileIO, int, bytes]:
+    """The open file, its size, and what is read of it first: in one go, since each goes to a thread."""
+    file = path.open("rb", buffering=0)
+    try:
+        size = os.fstat(file.fileno()).st_size
+        file.seek(offset)
+        return file, size, file.read(length)
+    except BaseException:
+        file.close()
+        raise
 
 
 class FsObjectStore:
@@ -218,18 +231,18 @@ class FsObjectStore:
 
     async def get(self, object_id: bytes, offset: int = 0, length: int | None = None) -> AsyncGenerator[bytes]:
         path = self.path_of(object_id)
+        wanted = CHUNK if length is None else min(CHUNK, length)
         try:
-            file = await asyncio.to_thread(path.open, "rb", buffering=0)
+            file, size, piece = await asyncio.to_thread(_begin, path, offset, wanted)
         except FileNotFoundError:
             raise NotFoundError(f"no object {object_id.hex()} in {self._root}") from None
         with file:
-            size = (await asyncio.to_thread(os.fstat, file.fileno())).st_size
             end = size if length is None else min(size, offset + length)
             hasher = blake3() if offset == 0 and end == size else None
-            await asyncio.to_thread(file.seek, offset)
             at = offset
             while at < end:
-                piece = await asyncio.to_thread(file.read, min(CHUNK, end - at))
+                if at > offset:
+                    piece = await asyncio.to_thread(file.read, min(CHUNK, end - at))
                 if not piece:
                     break
                 at += len(piece)

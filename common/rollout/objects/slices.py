@@ -1,0 +1,91 @@
+"""Slices of packs: alone where a host wants few of a pack, with the whole pack where it wants much of it.
+
+Rows of a pack go to every worker that has room. When each host fetched a pack for any row of it, 40 of them fetched 25
+times what there was (ADR 0015).
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import OrderedDict
+from collections.abc import Awaitable, Callable, Sequence
+
+from rollout.model.errors import ObjectCorruptError
+from rollout.model.item import Blob, ObjectSlice
+from rollout.objects.cache import ObjectCache
+
+Read = Callable[[bytes, int, int], Awaitable[bytes]]
+"""(object id, offset, length) -> bytes"""
+
+ALONE_MAX = 256 << 10
+"""Bytes of a slice that may travel alone: it stays in memory until its attempt has a process."""
+RENT_BYTES = 1 << 20
+"""Of one object by slices; what goes beyond fetches it whole. An eighth of a pack, so that a host never takes more than
+an eighth above it; and where more than eight hosts share one, each takes what it is given and no more."""
+GAP_BYTES = 64 << 10
+"""Slices that lie no further apart are read in one go: a call costs about as much as so many bytes."""
+_REMEMBERED = 4096
+_READS = 8
+
+
+class SliceReader:
+    """`read` as `RemoteObjects.get` with offset and length."""
+
+    def __init__(self, cache: ObjectCache, read: Read) -> None:
+        self._cache = cache
+        self._read = read
+        self._rented: OrderedDict[bytes, int] = OrderedDict()
+        self._slots = asyncio.Semaphore(_READS)
+
+    async def take(self, object_id: bytes, slices: Sequence[ObjectSlice]) -> list[Blob]:
+        """The bytes of slices of one object; or the slices, and the object is in the cache for whoever reads them.
+
+        NotFoundError, ObjectCorruptError, UnavailableError, StorageError.
+        """
+        if await self._worth_whole(object_id, slices):
+            await self._cache.ready(object_id, max(s.offset + s.length for s in slices))
+            return list(slices)
+        spans = _spans(slices)
+        parts = await asyncio.gather(*[self._part(object_id, low, high) for low, high in spans])
+        found: list[Blob] = []
+        for one in slices:
+            at = next(n for n, (low, high) in enumerate(spans) if low <= one.offset and one.offset + one.length <= high)
+            start = one.offset - spans[at][0]
+            found.append(parts[at][start : start + one.length])
+        return found
+
+    async def read(self, blob: Blob) -> bytes:
+        """As `take`, of a blob whose bytes are wanted here."""
+        if isinstance(blob, bytes):
+            return blob
+        (found,) = await self.take(blob.object_id, [blob])
+        return await self._cache.read(found)
+
+    async def _worth_whole(self, object_id: bytes, slices: Sequence[ObjectSlice]) -> bool:
+        if any(one.length > ALONE_MAX for one in slices):
+            return True
+        rented = self._rented.pop(object_id, 0) + sum(one.length for one in slices)
+        if rented > RENT_BYTES:
+            return True
+        self._rented[object_id] = rented
+        if len(self._rented) > _REMEMBERED:
+            self._rented.popitem(last=False)
+        return await self._cache.has(object_id)
+
+    async def _part(self, object_id: bytes, low: int, high: int) -> bytes:
+        async with self._slots:
+            data = await self._read(object_id, low, high - low)
+        if len(data) != high - low:
+            raise ObjectCorruptError(f"object {object_id.hex()} is shorter than the slice that refers to it")
+        return data
+
+
+def _spans(slices: Sequence[ObjectSlice]) -> list[tuple[int, int]]:
+    """[low, high) of what is read in one go, together all of the slices."""
+    spans: list[tuple[int, int]] = []
+    for low, high in sorted((one.offset, one.offset + one.length) for one in slices):
+        if spans and low - spans[-1][1] <= GAP_BYTES:
+            spans[-1] = spans[-1][0], max(spans[-1][1], high)
+        else:
+            spans.append((low, high))
+    return spans
