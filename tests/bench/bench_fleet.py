@@ -8,6 +8,7 @@ from pathlib import Path
 
 from bench_beats import Load
 from bench_engine import items
+from bench_payload import items as large
 from cluster import Cluster, Node
 from measure import Row, cpu_s, directory
 from rollout.client import Runs
@@ -18,6 +19,7 @@ PROCESSES = 2
 WIDTH = 64  # rows that each engine runs at once
 SECONDS = (5.0, 15.0)  # that each of them takes
 BACK_S = 60.0
+LARGE, LARGE_WIDTH = 16 << 10, 32
 
 Figures = dict[str, float]
 
@@ -37,7 +39,7 @@ async def pace(loads: list[Load], node: Node, seconds: float) -> Figures:
     await asyncio.sleep(seconds)
     after, used, wall = await told(loads), cpu_s(node.process.pid) - cpu, time.monotonic() - began
     rates = {key: (after[key] - before[key]) / wall for key in ("beats", "acks", "accepted")}
-    return {**after, **rates, "cores": used / wall}
+    return {**after, **rates, "cores": used / wall, "total_accepted": after["accepted"]}
 
 
 async def back(loads: list[Load], welcomed: float) -> float:
@@ -70,7 +72,54 @@ async def watched(cluster: Cluster, node: Node, loads: list[Load], count: int, s
     return before, {**after, "ready_s": ready_s, "back_s": back_s}
 
 
+async def moved(cluster: Cluster, node: Node, loads: list[Load], count: int, seconds: float) -> Figures:
+    """As the fleet works on large rows; `objects`: cores of their server, `cached`: MiB in the hosts' caches."""
+    async with await Runs.connect(cluster.addresses, tls_dir=Path(cluster.operator()[-1])) as client:
+        spec = RunSpec(new_ulid(), "script", b"{}")
+        total = int(count * LARGE_WIDTH * ((2 * SECONDS[1] + seconds) / (sum(SECONDS) / 2) + 2))
+        await client.open(spec)
+        await client.submit(spec, lambda seq: large(total, 1, seq))
+        await asyncio.sleep(SECONDS[1])
+        assert node.process is not None
+        pid = node.process.pid
+        used = cpu_s(pid, children=True) - cpu_s(pid)
+        was = await pace(loads, node, seconds)
+        used = cpu_s(pid, children=True) - cpu_s(pid) - used
+    caches = (node.directory / "data/caches").rglob("*")
+    cached = sum(path.stat().st_size for path in caches if path.is_file()) / (1 << 20)
+    given = (was["total_accepted"] + was["running"]) * LARGE / (1 << 20)
+    return {**was, "objects": used / seconds, "cached": cached, "given": given}
+
+
+def large_rows(quick: bool) -> Row:
+    count, seconds = (16, 10.0) if quick else (40, 30.0)
+    with directory() as root, Cluster(root) as cluster:
+        node = cluster.add_coordinator()
+        node.wait_event("coordinator_ready")
+        to = (cluster.addresses[0], node.directory / "data/tls", count // PROCESSES, LARGE_WIDTH, *SECONDS)
+        loads = [Load("fleet_load.py", *to) for _ in range(PROCESSES)]
+        try:
+            for load in loads:
+                load.answer()
+            was = asyncio.run(moved(cluster, node, loads, count, seconds))
+        finally:
+            for load in loads:
+                load.close()
+    asked = count * LARGE_WIDTH / (sum(SECONDS) / 2)
+    return Row(
+        f"{count} workers on hosts of their own, engines of {LARGE_WIDTH} rows at once, rows of 16 KiB, for {seconds:g} s",
+        f"{was['accepted']:,.0f} rows/s of the {asked:,.0f} that they could; of {was['given']:,.0f} MiB given to them "
+        f"{was['cached']:,.0f} MiB fetched as packs; objects server {was['objects']:.2f} cores, coordinator "
+        f"{was['cores']:.2f}; answers after {was['answer_s']:.2f} s",
+        values={"rows_per_s": was["accepted"], "cached_mib": was["cached"], "given_mib": was["given"]},
+    )
+
+
 def rows(quick: bool) -> list[Row]:
+    return [*full_engines(quick), large_rows(quick)]
+
+
+def full_engines(quick: bool) -> list[Row]:
     count, seconds = (200, 10.0) if quick else (600, 30.0)
     with directory() as root, Cluster(root) as cluster:
         node = cluster.add_coordinator()
