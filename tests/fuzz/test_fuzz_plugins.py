@@ -58,6 +58,7 @@ def framed(body: bytes, lie: int) -> bytes:
 @given(said, st.integers(0, 2))
 @example([(b'{"id": 1, "payload": {}}', 0), (b'{"id": 1, "payload": {}}', 0)], 0)
 @example([(b"[" * 30_000, 0)], 0)
+@example([(b'{"id": 1, "error": {"code": ""}}', 0)], 0)
 def test_frames_of_a_sidecar(loop: asyncio.Runner, frames: list[tuple[bytes, int]], early: int) -> None:
     """Before, between and after the calls; then the process ends. A call that came through gave a value."""
 

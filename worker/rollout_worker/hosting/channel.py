@@ -150,7 +150,7 @@ def _error_of(value: Any) -> PluginError:
     if not isinstance(value, dict):
         return fault("bad_frame", "it sent an error that is not an object")
     fields = cast("dict[str, Any]", value)
-    reason = str(fields.get("code", "plugin_error"))[:60]
+    reason = str(fields.get("code") or "plugin_error")[:60]
     # A plugin cannot have its own process replaced by naming one of our reasons.
     return fault("plugin_error" if reason in FATAL else reason, str(fields.get("message", ""))[:2000])
 
