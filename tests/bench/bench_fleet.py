@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections.abc import Generator
+from contextlib import contextmanager
 from pathlib import Path
 
 from bench_beats import Load
@@ -91,20 +93,27 @@ async def moved(cluster: Cluster, node: Node, loads: list[Load], count: int, sec
     return {**was, "objects": used / seconds, "cached": cached, "given": given}
 
 
-def large_rows(quick: bool) -> Row:
-    count, seconds = (16, 10.0) if quick else (40, 30.0)
+@contextmanager
+def fleet(count: int, width: int) -> Generator[tuple[Cluster, Node, list[Load]]]:
+    """A coordinator, and so many workers that have joined it."""
     with directory() as root, Cluster(root) as cluster:
         node = cluster.add_coordinator()
         node.wait_event("coordinator_ready")
-        to = (cluster.addresses[0], node.directory / "data/tls", count // PROCESSES, LARGE_WIDTH, *SECONDS)
+        to = (cluster.addresses[0], node.directory / "data/tls", count // PROCESSES, width, *SECONDS)
         loads = [Load("fleet_load.py", *to) for _ in range(PROCESSES)]
         try:
             for load in loads:
                 load.answer()
-            was = asyncio.run(moved(cluster, node, loads, count, seconds))
+            yield cluster, node, loads
         finally:
             for load in loads:
                 load.close()
+
+
+def large_rows(quick: bool) -> Row:
+    count, seconds = (16, 10.0) if quick else (40, 30.0)
+    with fleet(count, LARGE_WIDTH) as (cluster, node, loads):
+        was = asyncio.run(moved(cluster, node, loads, count, seconds))
     asked = count * LARGE_WIDTH / (sum(SECONDS) / 2)
     return Row(
         f"{count} workers on hosts of their own, engines of {LARGE_WIDTH} rows at once, rows of 16 KiB, for {seconds:g} s",
@@ -121,18 +130,8 @@ def rows(quick: bool) -> list[Row]:
 
 def full_engines(quick: bool) -> list[Row]:
     count, seconds = (200, 10.0) if quick else (600, 30.0)
-    with directory() as root, Cluster(root) as cluster:
-        node = cluster.add_coordinator()
-        node.wait_event("coordinator_ready")
-        to = (cluster.addresses[0], node.directory / "data/tls", count // PROCESSES, WIDTH, *SECONDS)
-        loads = [Load("fleet_load.py", *to) for _ in range(PROCESSES)]
-        try:
-            for load in loads:
-                load.answer()
-            before, after = asyncio.run(watched(cluster, node, loads, count, seconds))
-        finally:
-            for load in loads:
-                load.close()
+    with fleet(count, WIDTH) as (cluster, node, loads):
+        before, after = asyncio.run(watched(cluster, node, loads, count, seconds))
         failed = sum(1 for _ in node.events("worker_failed"))
     asked = count * WIDTH / (sum(SECONDS) / 2)
     engines = f"{count:,} workers, engines of {WIDTH} rows at once, {SECONDS[0]:g} to {SECONDS[1]:g} s a row"
