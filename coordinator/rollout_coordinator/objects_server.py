@@ -16,222 +16,30 @@ import signal
 import sys
 import threading
 import time
-from collections import OrderedDict
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Generator
-from contextlib import aclosing, contextmanager
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, cast
-from weakref import WeakValueDictionary
 
 import grpc.aio
 import structlog
 from rollout.cli.malloc import tune_malloc
 from rollout.config.settings import ObjectsSection, StorageSection, TransportSection
-from rollout.model.errors import ConfigError, FencedError, InputError, ProtocolError, RolloutError, UnavailableError
+from rollout.model.errors import ConfigError, RolloutError
 from rollout.objects import open_store
-from rollout.objects.digest import CHUNK, check_id
-from rollout.objects.pack import PACK_BYTES
-from rollout.objects.port import ObjectStore
 from rollout.security.credentials import Credentials
-from rollout.security.roles import Peer, Role, require
+from rollout.security.roles import Role
 from rollout.wire import event_loop
 from rollout.wire.channel import SERVER_OPTIONS
-from rollout.wire.errors import abort
 from rollout.wire.strict import StrictInterceptor
-from rollout.wire.v1 import objects_pb2 as pb
 from rollout.wire.v1 import objects_pb2_grpc as rpc
+
+from rollout_coordinator.objects_service import ObjectsService
 
 log = structlog.get_logger()
 
-MAX_OBJECT_BYTES = 1 << 40
-STALL_S = 60.0
-OPERATOR_PIN_S = 30 * 86400.0
-"""What a client puts for a run (a model, large prompts); the coordinator unpins it when the run is deleted."""
-WORKER_PIN_S = 24 * 3600.0
-"""Results on their way to the ledger."""
-MAX_HAS = 10_000
-STREAMS_PER_PEER = 8
-PROVE_BYTES = 2 * PACK_BYTES
-"""Larger ones are no packs, and who reads on in one hashes all of it."""
-SOUND_MAX = 65_536
 END_S = 3.0
 """Seconds to end in, once the coordinator is gone; less than it waits when it closes stdin itself."""
 _RENEW_CHECK_S = 1.0
-
-
-@contextmanager
-def stall_watch(limit_s: float) -> Generator[Callable[[], None]]:
-    """Gives `mark()`; ends the current task's block with UnavailableError when it is not called for `limit_s` seconds.
-
-    One timer an RPC instead of a timeout around each stream read, which leaks in grpc.aio (grpc issue 43360).
-    """
-    loop = asyncio.get_running_loop()
-    task = asyncio.current_task()
-    assert task is not None
-    last = loop.time()
-    stalled = False
-
-    def mark() -> None:
-        nonlocal last
-        last = loop.time()
-
-    def check() -> None:
-        nonlocal stalled, timer
-        left = last + limit_s - loop.time()
-        if left > 0:
-            timer = loop.call_later(left, check)
-        else:
-            stalled = True
-            task.cancel()
-
-    timer = loop.call_later(limit_s, check)
-    try:
-        yield mark
-    except asyncio.CancelledError:
-        if not stalled:
-            raise
-        task.uncancel()
-        raise UnavailableError(f"nothing moved on this stream for {limit_s:g} s; retry") from None
-    finally:
-        timer.cancel()
-
-
-class Sound:
-    """Objects whose bytes were found to match their id since this server began: a part of one cannot show that."""
-
-    def __init__(self, store: ObjectStore) -> None:
-        self._store = store
-        self._known: OrderedDict[bytes, None] = OrderedDict()
-        self._proving: WeakValueDictionary[bytes, asyncio.Lock] = WeakValueDictionary()
-
-    def add(self, object_id: bytes) -> None:
-        self._known[object_id] = None
-        if len(self._known) > SOUND_MAX:
-            self._known.popitem(last=False)
-
-    async def prove(self, object_id: bytes, mark: Callable[[], None]) -> None:
-        """Reads all of it, once. ObjectCorruptError, NotFoundError."""
-        lock = self._proving.setdefault(object_id, asyncio.Lock())
-        async with lock:
-            if object_id in self._known:
-                return
-            async with aclosing(self._store.get(object_id)) as pieces:
-                async for _ in pieces:
-                    mark()
-            self.add(object_id)
-
-
-class ObjectsService(rpc.ObjectsServicer):
-    """One client's slowness or bytes touch nobody else: a message of memory and a temporary file each."""
-
-    def __init__(
-        self,
-        store: ObjectStore,
-        epoch: int,
-        *,
-        max_object_bytes: int = MAX_OBJECT_BYTES,
-        stall_s: float = STALL_S,
-        check_peer: Callable[[Any], Peer] = require,
-    ) -> None:
-        self.store = store
-        self.epoch = epoch
-        self._max_object_bytes = max_object_bytes
-        self._stall_s = stall_s
-        self._check_peer = check_peer
-        self._slots: WeakValueDictionary[str, asyncio.Semaphore] = WeakValueDictionary()
-        self._sound = Sound(store)
-
-    async def Put(self, request_iterator: AsyncIterator[pb.PutUp], context: Any) -> pb.PutReply:
-        try:
-            peer = self._check_peer(context)
-            async with self._slot(peer):
-                with stall_watch(self._stall_s) as mark:
-                    return await self._put(request_iterator, peer, mark)
-        except RolloutError as e:
-            return await abort(context, e)
-
-    async def _put(self, requests: AsyncIterator[pb.PutUp], peer: Peer, mark: Callable[[], None]) -> pb.PutReply:
-        first = await anext(aiter(requests), None)
-        if first is None:
-            raise ProtocolError("an upload must begin with a message that names the object")
-        self._check_epoch(first)
-        object_id, size = check_id(first.object_id), first.size
-        if size > self._max_object_bytes:
-            raise InputError(f"an object of {size} bytes is over the limit of {self._max_object_bytes}")
-        await self._pin([object_id], first.pin, peer.role)
-
-        async def chunks() -> AsyncGenerator[bytes]:
-            if first.chunk:
-                yield _bounded(first.chunk)
-            async for message in requests:
-                mark()
-                yield _bounded(message.chunk)
-
-        async with aclosing(chunks()) as source:
-            existed = not await self.store.put(object_id, source, size)
-        if not existed:
-            self._sound.add(object_id)
-        return pb.PutReply(epoch=self.epoch, existed=existed, size=size)
-
-    async def Get(self, request: pb.GetRequest, context: Any) -> None:
-        try:
-            async with self._slot(self._check_peer(context)):
-                with stall_watch(self._stall_s) as mark:
-                    await self._get(request, context, mark)
-        except RolloutError as e:
-            await abort(context, e)
-
-    async def _get(self, request: pb.GetRequest, context: Any, mark: Callable[[], None]) -> None:
-        self._check_epoch(request)
-        meta = await self.store.head(check_id(request.object_id))
-        size = meta.size if meta is not None else 0
-        partial = request.offset > 0 or 0 < request.length < size
-        if partial and size <= PROVE_BYTES:
-            await self._sound.prove(request.object_id, mark)
-        sent = False
-        pieces = self.store.get(request.object_id, request.offset, request.length or None)
-        async with aclosing(pieces) as source:
-            async for piece in source:
-                await context.write(pb.GetDown(epoch=self.epoch, chunk=piece, size=size))
-                sent = True
-                mark()
-        if not sent:
-            await context.write(pb.GetDown(epoch=self.epoch, size=size))
-
-    async def Has(self, request: pb.HasRequest, context: Any) -> pb.HasReply:
-        try:
-            peer = self._check_peer(context)
-            self._check_epoch(request)
-            if len(request.object_ids) > MAX_HAS:
-                raise InputError(f"at most {MAX_HAS} ids a request, this one has {len(request.object_ids)}")
-            ids = [check_id(i) for i in request.object_ids]
-            await self._pin(ids, request.pin, peer.role)  # first: what is there now cannot go any more
-            return pb.HasReply(epoch=self.epoch, has=await self.store.has(ids))
-        except RolloutError as e:
-            return await abort(context, e)
-
-    async def _pin(self, object_ids: list[bytes], holder: str, role: Role) -> None:
-        if len(holder) > 128:
-            raise InputError("the holder of a pin is an incarnation or a run id")
-        if holder and object_ids:
-            await self.store.pin(object_ids, holder, WORKER_PIN_S if role is Role.WORKER else OPERATOR_PIN_S)
-
-    def _slot(self, peer: Peer) -> asyncio.Semaphore:
-        """A peer's own, so that its many streams hold up none but its own further ones."""
-        return self._slots.setdefault(peer.id, asyncio.Semaphore(STREAMS_PER_PEER))
-
-    def _check_epoch(self, request: Any) -> None:
-        if not request.HasField("epoch"):
-            raise ProtocolError("the message carries no epoch")
-        if request.epoch > self.epoch:
-            # What is put here may be in a store that the newer leader does not read.
-            raise FencedError(f"epoch {request.epoch} has begun, this server belongs to epoch {self.epoch}")
-
-
-def _bounded(chunk: bytes) -> bytes:
-    if len(chunk) > CHUNK:
-        raise ProtocolError(f"a chunk has at most {CHUNK} bytes, this one has {len(chunk)}")
-    return chunk
 
 
 def _listen_on(objects: ObjectsSection, transport: TransportSection) -> tuple[str, str]:
@@ -270,6 +78,7 @@ async def serve(reader: asyncio.StreamReader, write: Callable[[str], object]) ->
     transport = TransportSection.model_validate(start["transport"])
     store = open_store(objects, storage)
     await store.open()
+    service = ObjectsService(store, int(start["epoch"]))
     server: grpc.aio.Server | None = None
     renewing: asyncio.Task[None] | None = None
     try:
@@ -282,7 +91,6 @@ async def serve(reader: asyncio.StreamReader, write: Callable[[str], object]) ->
             addresses=transport.coordinator_addrs,
         )
         renewing = asyncio.create_task(_keep_renewed(credentials))
-        service = ObjectsService(store, int(start["epoch"]))
         server = grpc.aio.server(options=SERVER_OPTIONS, interceptors=[StrictInterceptor()])
         cast(Any, rpc).add_ObjectsServicer_to_server(service, server)
         listen, host = _listen_on(objects, transport)
@@ -302,6 +110,7 @@ async def serve(reader: asyncio.StreamReader, write: Callable[[str], object]) ->
             renewing.cancel()
         if server is not None:
             await server.stop(grace=1.0)
+        await service.close()
         await store.close()
 
 

@@ -21,6 +21,7 @@ PROCESSES = 2
 WIDTH = 64  # rows that each engine runs at once
 SECONDS = (5.0, 15.0)  # that each of them takes
 BACK_S = 60.0
+RESULT = 200  # bytes
 LARGE, LARGE_WIDTH = 16 << 10, 32
 
 Figures = dict[str, float]
@@ -90,16 +91,17 @@ async def moved(cluster: Cluster, node: Node, loads: list[Load], count: int, sec
     caches = (node.directory / "data/caches").rglob("*")
     cached = sum(path.stat().st_size for path in caches if path.is_file()) / (1 << 20)
     given = (was["total_accepted"] + was["running"]) * LARGE / (1 << 20)
-    return {**was, "objects": used / seconds, "cached": cached, "given": given}
+    stored = sum(1 for _ in (node.directory / "data/object-store").rglob("*.meta.json"))
+    return {**was, "objects": used / seconds, "cached": cached, "given": given, "stored": stored}
 
 
 @contextmanager
-def fleet(count: int, width: int) -> Generator[tuple[Cluster, Node, list[Load]]]:
+def fleet(count: int, width: int, result: int) -> Generator[tuple[Cluster, Node, list[Load]]]:
     """A coordinator, and so many workers that have joined it."""
     with directory() as root, Cluster(root) as cluster:
         node = cluster.add_coordinator()
         node.wait_event("coordinator_ready")
-        to = (cluster.addresses[0], node.directory / "data/tls", count // PROCESSES, width, *SECONDS)
+        to = (cluster.addresses[0], node.directory / "data/tls", count // PROCESSES, width, *SECONDS, result)
         loads = [Load("fleet_load.py", *to) for _ in range(PROCESSES)]
         try:
             for load in loads:
@@ -112,15 +114,22 @@ def fleet(count: int, width: int) -> Generator[tuple[Cluster, Node, list[Load]]]
 
 def large_rows(quick: bool) -> Row:
     count, seconds = (16, 10.0) if quick else (40, 30.0)
-    with fleet(count, LARGE_WIDTH) as (cluster, node, loads):
+    with fleet(count, LARGE_WIDTH, LARGE) as (cluster, node, loads):
         was = asyncio.run(moved(cluster, node, loads, count, seconds))
     asked = count * LARGE_WIDTH / (sum(SECONDS) / 2)
     return Row(
-        f"{count} workers on hosts of their own, engines of {LARGE_WIDTH} rows at once, rows of 16 KiB, for {seconds:g} s",
+        f"{count} workers on hosts of their own, engines of {LARGE_WIDTH} rows at once, rows and results of 16 KiB, for "
+        f"{seconds:g} s",
         f"{was['accepted']:,.0f} rows/s of the {asked:,.0f} that they could; of {was['given']:,.0f} MiB given to them "
-        f"{was['cached']:,.0f} MiB fetched as packs; objects server {was['objects']:.2f} cores, coordinator "
+        f"{was['cached']:,.0f} MiB fetched as packs; {was['total_accepted']:,.0f} results and all rows in "
+        f"{was['stored']:,.0f} objects; objects server {was['objects']:.2f} cores, coordinator "
         f"{was['cores']:.2f}; answers after {was['answer_s']:.2f} s",
-        values={"rows_per_s": was["accepted"], "cached_mib": was["cached"], "given_mib": was["given"]},
+        values={
+            "rows_per_s": was["accepted"],
+            "cached_mib": was["cached"],
+            "given_mib": was["given"],
+            "objects": was["stored"],
+        },
     )
 
 
@@ -130,7 +139,7 @@ def rows(quick: bool) -> list[Row]:
 
 def full_engines(quick: bool) -> list[Row]:
     count, seconds = (200, 10.0) if quick else (600, 30.0)
-    with fleet(count, WIDTH) as (cluster, node, loads):
+    with fleet(count, WIDTH, RESULT) as (cluster, node, loads):
         before, after = asyncio.run(watched(cluster, node, loads, count, seconds))
         failed = sum(1 for _ in node.events("worker_failed"))
     asked = count * WIDTH / (sum(SECONDS) / 2)

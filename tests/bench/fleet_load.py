@@ -1,6 +1,6 @@
 """Many workers in one process: production sessions, streams, beats and certificates; only their engines are modelled.
 
-Run: python tests/bench/fleet_load.py ADDRESS TLS_DIR COUNT WIDTH LEAST_S MOST_S
+Run: python tests/bench/fleet_load.py ADDRESS TLS_DIR COUNT WIDTH LEAST_S MOST_S RESULT_BYTES
 An engine runs WIDTH rows at once, each for LEAST_S to MOST_S seconds, and takes no processor time.
 """
 
@@ -31,16 +31,18 @@ from rollout_worker.driver import Driver, Parts
 from rollout_worker.executors.port import Run
 from rollout_worker.session import Session, SessionSettings
 
-RESULT = b"r" * 200
 TICK_S = 0.5  # a worker's own takes 0.05; hundreds of them in one process would be busy with it
 
 
 class Fleet:
-    def __init__(self, address: str, tls_dir: Path, width: int, seconds: tuple[float, float]) -> None:
+    def __init__(
+        self, address: str, tls_dir: Path, width: int, seconds: tuple[float, float], result_bytes: int
+    ) -> None:
         transport = TransportSection(coordinator_addrs=[address], tls_dir=str(tls_dir))
         self.settings = WorkerSettings(transport=transport, worker=WorkerSection(slots=1))
         self.width = width
         self.seconds = seconds
+        self.result_bytes = result_bytes
         self.welcomed = self.beats = self.acks = self.lost = self.accepted = self.stale = self.fences = 0
         self.latest = 0.0  # the most that a beat went out late
         self._workers: list[FleetDriver] = []
@@ -121,7 +123,7 @@ class FleetDriver(Driver):
         super()._acknowledged(sent_at, known)
 
     def _do_start_modelled(self, action: ev.StartChild) -> None:
-        engine: Any = Engine(action.child, self._fleet.width, self._fleet.seconds, self.event)
+        engine: Any = Engine(action.child, self._fleet, self.event)
         self._children[action.child] = engine
 
     def _do_emit_counted(self, action: ev.Emit) -> None:
@@ -137,30 +139,28 @@ class FleetDriver(Driver):
 class Engine:
     """In place of a child process: the same orders, the same events."""
 
-    def __init__(
-        self, number: int, width: int, seconds: tuple[float, float], event: Callable[[ev.Event], None]
-    ) -> None:
+    def __init__(self, number: int, fleet: Fleet, event: Callable[[ev.Event], None]) -> None:
         self._number = number
-        self._width = width
-        self._seconds = seconds
+        self._fleet = fleet
         self._event = event
         self._loop = asyncio.get_running_loop()
         self._queue: deque[Held] = deque()
         self._running: dict[AttemptKey, asyncio.TimerHandle] = {}
-        self._loop.call_soon(event, ev.ChildReady(number, width))
+        self._loop.call_soon(event, ev.ChildReady(number, fleet.width))
 
     def deliver(self, attempts: list[Held]) -> None:
         self._queue.extend(attempts)
         self._pump()
 
     def _pump(self) -> None:
-        while self._queue and len(self._running) < self._width:
+        while self._queue and len(self._running) < self._fleet.width:
             held = self._queue.popleft()
-            self._running[held.key] = self._loop.call_later(random.uniform(*self._seconds), self._done, held)
+            self._running[held.key] = self._loop.call_later(random.uniform(*self._fleet.seconds), self._done, held)
 
     def _done(self, held: Held) -> None:
         del self._running[held.key]
-        result = Finished(held.log, held.seq, held.attempt, held.plan.run.run_id, RESULT, int(Outcome.DONE), None, 9)
+        data = random.randbytes(self._fleet.result_bytes)
+        result = Finished(held.log, held.seq, held.attempt, held.plan.run.run_id, data, int(Outcome.DONE), None, 9)
         self._event(ev.ChildResults(self._number, group_to_wire(held.log, [result])))
         self._pump()
 
@@ -191,6 +191,7 @@ def plan(run: Run) -> Plan:
 
 
 if __name__ == "__main__":
-    address, tls_dir, count, width, least, most = sys.argv[1:]
+    address, tls_dir, count, width, least, most, size = sys.argv[1:]
     configure(LoggingSection(format="json", level="error"), stream=sys.stderr)
-    event_loop.run(main(Fleet(address, Path(tls_dir), int(width), (float(least), float(most))), int(count)))
+    fleet = Fleet(address, Path(tls_dir), int(width), (float(least), float(most)), int(size))
+    event_loop.run(main(fleet, int(count)))

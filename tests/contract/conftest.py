@@ -6,6 +6,7 @@ from collections.abc import AsyncIterator
 
 import pytest
 from ledger_rows import Writer
+from objects_rig import rig as rig
 from rollout.config.settings import StorageSection
 from rollout_coordinator.ledger import Ledger, open_ledger
 

@@ -12,6 +12,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from objects_rig import Rig
 from rollout.model.errors import FencedError, InputError, ProtocolError
 from rollout.objects import fs
 from rollout.objects.digest import object_id
@@ -21,11 +22,8 @@ from rollout_coordinator.leadership import Leadership
 from rollout_coordinator.ledger import Fence
 from rollout_coordinator.lifecycle import Coordinator
 from rollout_coordinator.objects_gate import ObjectsGate
-from rollout_coordinator.objects_server import ObjectsService
+from rollout_coordinator.objects_service import ObjectsService
 from test_objects import pieces
-from test_objects_remote import Rig, rig
-
-__all__ = ["rig"]
 
 COUNTING = """
 #define _GNU_SOURCE

@@ -81,6 +81,14 @@ class StoreContract:
         assert await read(store, name, len(self.BIG) - 3, 1 << 62) == self.BIG[-3:]
         assert await read(store, name, len(self.BIG) + 5) == b""
 
+    async def test_parts(self, store: ObjectStore) -> None:
+        name = await put(store, self.BIG)
+        wanted = [(5, 7), (262_140, 10), (0, 3), (0, 0), (len(self.BIG) - 2, 100), (1 << 40, 1)]
+        assert await store.parts(name, wanted) == [self.BIG[at : at + length] for at, length in wanted]
+        assert await store.parts(name, []) == []
+        with pytest.raises(NotFoundError):
+            await store.parts(object_id(b"absent"), [(0, 1)])
+
     async def test_empty_object(self, store: ObjectStore) -> None:
         name = await put(store, b"")
         assert await read(store, name) == b""

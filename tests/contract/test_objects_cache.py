@@ -44,8 +44,10 @@ class Memory:
         self.objects[object_id(data)] = data
         return object_id(data)
 
-    async def put_pieces(self, pieces: Sequence[bytes]) -> bytes:
-        return await self.put(b"".join(pieces))
+    async def put_pieces(self, pieces: Sequence[bytes]) -> ObjectSlice:
+        """After 7 bytes of somebody else's."""
+        data = b"another" + b"".join(pieces)
+        return ObjectSlice(await self.put(data), 7, len(data) - 7)
 
     async def put_path(self, path: Path, *, known_id: bytes | None = None) -> bytes:
         name = await self.put(path.read_bytes())
@@ -73,7 +75,7 @@ async def test_blobs_share_an_object() -> None:
     blobs = [os.urandom(INLINE_MAX + i) for i in range(1, 50)]
     slices = await asyncio.gather(*[packer.add(b) for b in blobs])
     assert len(memory.puts) == 3
-    assert all(size <= 100_000 for size in memory.puts)
+    assert all(size <= 7 + 100_000 for size in memory.puts)
     for blob, place in zip(blobs, slices, strict=True):
         assert memory.objects[place.object_id][place.offset : place.offset + place.length] == blob
     await packer.close()
@@ -85,7 +87,7 @@ async def test_small_stays_inline_and_huge_goes_alone() -> None:
     assert await packer.store(b"x" * INLINE_MAX) == b"x" * INLINE_MAX
     waiting = asyncio.create_task(packer.add(b"y" * 5000))
     await asyncio.sleep(0)
-    assert await packer.add(b"z" * 10_000) == ObjectSlice(object_id(b"z" * 10_000), 0, 10_000)
+    assert await packer.add(b"z" * 10_000) == ObjectSlice(object_id(b"another" + b"z" * 10_000), 7, 10_000)
     assert not waiting.done()
     await packer.close()
     assert (await waiting).length == 5000
@@ -111,8 +113,24 @@ async def test_one_who_gives_up_does_not_take_the_pack_along() -> None:
     await asyncio.sleep(0)
     one.cancel()
     memory.gate.set()
-    assert (await two).offset == 5000
+    assert (await two).offset == 7 + 5000
     assert one.cancelled()
+
+
+async def test_while_uploads_are_on_their_way_one_pack_takes_what_comes() -> None:
+    memory = Memory()
+    memory.gate = asyncio.Event()
+    packer = Packer(memory.put_pieces, linger_s=0, uploads=1)
+    first = asyncio.create_task(packer.add(b"a" * 5000))
+    await asyncio.sleep(0.01)
+    rest: list[asyncio.Task[ObjectSlice]] = []
+    for _ in range(3):
+        rest.append(asyncio.create_task(packer.add(b"b" * 5000)))
+        await asyncio.sleep(0.01)
+    memory.gate.set()
+    assert len({place.object_id for place in await asyncio.gather(first, *rest)}) == 2
+    assert memory.puts == [7 + 5000, 7 + 15_000]
+    await packer.close()
 
 
 # cache

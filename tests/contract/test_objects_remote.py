@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import AsyncGenerator, AsyncIterator
-from dataclasses import dataclass, field
+from collections.abc import AsyncGenerator
 from pathlib import Path
 from typing import Any
 
 import grpc.aio
 import pytest
+from objects_rig import Rig, raw
 from rollout.model.errors import (
     AuthError,
     InputError,
@@ -25,93 +25,14 @@ from rollout.objects.digest import CHUNK, object_id
 from rollout.objects.fs import FsObjectStore
 from rollout.objects.remote import RemoteObjects
 from rollout.objects.tree import materialise, upload
-from rollout.security.roles import Peer, Role
-from rollout.wire.channel import CLIENT_OPTIONS, SERVER_OPTIONS
+from rollout.security.roles import Peer
+from rollout.wire.channel import CLIENT_OPTIONS
 from rollout.wire.epoch import EpochGuard
 from rollout.wire.errors import error_of
 from rollout.wire.v1 import objects_pb2 as pb
-from rollout.wire.v1 import objects_pb2_grpc as rpc
-from rollout_coordinator.objects_server import ObjectsService
+from rollout_coordinator.objects_service import ObjectsService
 
 BIG = os.urandom(3 * CHUNK + 12345)
-
-
-class Faults(grpc.aio.ServerInterceptor):
-    """Breaks streams of Get after so many messages, as often as told."""
-
-    def __init__(self) -> None:
-        self.cut_after: list[int] = []
-        self.offsets: list[int] = []
-        self.damage = False
-
-    async def intercept_service(self, continuation: Any, details: Any) -> Any:
-        handler = await continuation(details)
-        if not details.method.endswith("/Get"):
-            return handler
-
-        async def get(request: pb.GetRequest, context: Any) -> None:
-            self.offsets.append(request.offset)
-            cut = self.cut_after.pop(0) if self.cut_after else -1
-            await handler.unary_stream(request, _Cut(context, cut, self.damage))
-
-        return grpc.unary_stream_rpc_method_handler(
-            get, request_deserializer=handler.request_deserializer, response_serializer=handler.response_serializer
-        )
-
-
-@dataclass
-class _Cut:
-    context: Any
-    left: int
-    damage: bool
-
-    async def write(self, message: pb.GetDown) -> None:
-        if self.left == 0:
-            await self.context.abort(grpc.StatusCode.UNAVAILABLE, "cut by the test")
-        self.left -= 1
-        if self.damage and message.chunk:
-            message.chunk = bytes([message.chunk[0] ^ 1]) + message.chunk[1:]
-        await self.context.write(message)
-
-    async def abort(self, *args: Any) -> None:
-        await self.context.abort(*args)
-
-
-@dataclass
-class Rig:
-    service: ObjectsService
-    store: FsObjectStore
-    faults: Faults
-    port: int
-    opened: int = 0
-    channels: list[grpc.aio.Channel] = field(default_factory=list[grpc.aio.Channel])
-
-    async def channel(self) -> grpc.aio.Channel:
-        self.opened += 1
-        self.channels.append(grpc.aio.insecure_channel(f"127.0.0.1:{self.port}", options=CLIENT_OPTIONS))
-        return self.channels[-1]
-
-    def client(self, **options: Any) -> RemoteObjects:
-        return RemoteObjects(self.channel, **{"pin": "run", "retry_for_s": 5.0, **options})
-
-
-@pytest.fixture
-async def rig(tmp_path: Path) -> AsyncIterator[Rig]:
-    store = FsObjectStore(tmp_path / "store", reserve_bytes=0)
-    await store.open()
-    faults = Faults()
-    service = ObjectsService(
-        store, 0, max_object_bytes=4 << 20, stall_s=0.5, check_peer=lambda _: Peer(Role.WORKER, "w", "h", "test", 1e12)
-    )
-    server = grpc.aio.server(options=SERVER_OPTIONS, interceptors=[faults])
-    rpc.add_ObjectsServicer_to_server(service, server)
-    rig = Rig(service, store, faults, server.add_insecure_port("127.0.0.1:0"))
-    await server.start()
-    yield rig
-    for channel in rig.channels:
-        await channel.close()
-    await server.stop(0)
-    await store.close()
 
 
 async def test_round_trip(rig: Rig, tmp_path: Path) -> None:
@@ -209,7 +130,8 @@ async def test_damaged_bytes_are_never_believed(rig: Rig, tmp_path: Path) -> Non
     assert [p.name for p in tmp_path.iterdir()] == ["store"]
 
 
-async def test_a_part_of_a_damaged_object_is_not_given(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("call", ["get", "read"])
+async def test_a_part_of_a_damaged_object_is_not_given(rig: Rig, monkeypatch: pytest.MonkeyPatch, call: str) -> None:
     """A part cannot show that it is sound, so the server looks at the whole before it gives the first."""
     client = rig.client()
     name = await client.put(BIG)
@@ -226,6 +148,11 @@ async def test_a_part_of_a_damaged_object_is_not_given(rig: Rig, monkeypatch: py
     later = ObjectsService(rig.store, 0, check_peer=rig.service._check_peer)  # pyright: ignore[reportPrivateUsage]
     monkeypatch.setattr(rig.service, "_sound", later._sound)  # pyright: ignore[reportPrivateUsage]
     reads.clear()
+    if call == "read":
+        assert await client.read(name, [(9, 5)]) == [BIG[9:14]]
+        assert reads == [(0, None)], "it was looked at before"
+        reads.clear()
+        monkeypatch.setattr(rig.service, "_sound", type(later._sound)(rig.store))  # pyright: ignore[reportPrivateUsage]
     assert await asyncio.gather(*[client.get(name, at, 5) for at in (1, 2, 3)]) == [
         BIG[at : at + 5] for at in (1, 2, 3)
     ]
@@ -239,7 +166,7 @@ async def test_a_part_of_a_damaged_object_is_not_given(rig: Rig, monkeypatch: py
     again = ObjectsService(rig.store, 0, check_peer=rig.service._check_peer)  # pyright: ignore[reportPrivateUsage]
     monkeypatch.setattr(rig.service, "_sound", again._sound)  # pyright: ignore[reportPrivateUsage]
     with pytest.raises(ObjectCorruptError, match="does not match its id"):
-        await client.get(other, 10, 20)
+        await (client.read(other, [(10, 20)]) if call == "read" else client.get(other, 10, 20))
     assert not path.exists(), "out of the way of the next upload"
 
 
@@ -269,10 +196,6 @@ async def test_epochs(rig: Rig) -> None:
     with pytest.raises(Exception, match="epoch"):
         await client.has([object_id(b"x")])
     await client.close()
-
-
-async def raw(rig: Rig) -> Any:
-    return rpc.ObjectsStub(await rig.channel())
 
 
 @pytest.mark.parametrize(

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import grpc
+from blake3 import blake3
 from coordinator_peers import credentials, ulid
 from hostile_messages import Feed, build, damage
 from rollout.model.item import ItemSpec
@@ -127,6 +128,10 @@ class WireScene:
             "PutUp.pin": ("", "x\x00", "p" * 200, self.run_id),
             "GetRequest.offset": (0, (1 << 63), (1 << 64) - 1),
             "GetRequest.length": (0, (1 << 64) - 1),
+            "AddRequest.data": (b"hello", b"", b"x" * 300_000),
+            "AddRequest.digest": (blake3(b"hello").digest(), digest, b""),
+            "ReadRequest.offset": (0, 1, 1 << 40, (1 << 64) - 1),
+            "ReadRequest.length": (0, 5, 1 << 19, (1 << 64) - 1),
         }
 
     def frames(self, method: Method, role: str, feed: Feed) -> list[bytes]:

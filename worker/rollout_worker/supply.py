@@ -38,8 +38,8 @@ class Supply:
         self._objects = RemoteObjects(channel, pin=incarnation, guard=guard)
         self.cache_dir = Path(section.cache_dir).absolute()
         self._cache = ObjectCache(self.cache_dir, section.cache_max_mib << 20, self._objects.fetch)
-        self._packer = Packer(self._objects.put_pieces)
-        self._transfer = Transfer(SliceReader(self._cache, self._objects.get), self._packer, event, spawn)
+        self._packer = Packer(self._objects.add_pieces)
+        self._transfer = Transfer(SliceReader(self._cache, self._objects.read), self._packer, event, spawn)
         self.fetch, self.store = self._transfer.fetch, self._transfer.store
         self._call_plugin = call_plugin
 

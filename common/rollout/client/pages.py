@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 
 from rollout.model.errors import ProtocolError
 from rollout.model.item import Blob, ObjectSlice, Outcome
-from rollout.objects.slices import Read
 from rollout.wire.codec import failures_from_wire, split_ids, unpack_blobs
 from rollout.wire.v1 import runs_pb2 as pb
 from rollout.workloads.commit import CommitEntry
+
+Read = Callable[[bytes, int, int], Awaitable[bytes]]
+"""(object id, offset, length) -> bytes"""
 
 _SPAN_MAX = 32 << 20
 _READS = 8

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Generator, Sequence
 from pathlib import Path
 
 from blake3 import blake3
@@ -16,6 +17,30 @@ CHUNK = 512 * 1024
 def object_id(data: bytes) -> bytes:
     """The 32-byte content id of `data`."""
     return blake3(data).digest()
+
+
+def hash_pieces(pieces: Sequence[bytes]) -> bytes:
+    """The content id of all bytes in order."""
+    hasher = blake3()
+    for piece in pieces:
+        hasher.update(piece)
+    return hasher.digest()
+
+
+def chunks_of(pieces: Sequence[bytes]) -> Generator[bytes]:
+    """The bytes of all pieces in order, at most CHUNK at once."""
+    gathered: list[bytes] = []
+    size = 0
+    for piece in pieces:
+        for at in range(0, len(piece), CHUNK):
+            part = piece[at : at + CHUNK]
+            if size + len(part) > CHUNK:
+                yield b"".join(gathered)
+                gathered, size = [], 0
+            gathered.append(part)
+            size += len(part)
+    if gathered:
+        yield b"".join(gathered)
 
 
 def hash_file(path: Path) -> tuple[bytes, int]:

@@ -11,11 +11,10 @@ import sqlite3
 import tempfile
 import time
 import uuid
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Generator
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Generator, Sequence
 from contextlib import contextmanager
 from io import FileIO
 from pathlib import Path
-from typing import BinaryIO
 
 import structlog
 from blake3 import blake3
@@ -91,7 +90,7 @@ def temporary_beside(path: Path) -> Path:
     return path.with_name(f".{path.name}.{uuid.uuid4().hex[:8]}")
 
 
-def _begin(path: Path, offset: int, length: int) -> tuple[FileIO, int, bytes]:
+def _begin_read(path: Path, offset: int, length: int) -> tuple[FileIO, int, bytes]:
     """The open file, its size, and what is read of it first: in one go, since each goes to a thread."""
     file = path.open("rb", buffering=0)
     try:
@@ -150,17 +149,26 @@ class FsObjectStore:
 
     async def put(self, object_id: bytes, chunks: AsyncIterator[bytes], size: int) -> bool:
         path = self.path_of(object_id)
-        if await asyncio.to_thread(self._keep_existing, path, size):
-            return False
         tmp = self._root / "tmp" / uuid.uuid4().hex
-        try:
-            with storage_errors(f"object {object_id.hex()[:12]} was not stored"):
-                await asyncio.to_thread(self._check_room, size)
-                await self._spool(tmp, object_id, chunks, size)
-                await asyncio.to_thread(self._publish, tmp, path, size)
-        finally:
-            await asyncio.to_thread(tmp.unlink, missing_ok=True)
+        with storage_errors(f"object {object_id.hex()[:12]} was not stored"):
+            file = await asyncio.to_thread(self._begin, path, tmp, size)
+            if file is None:
+                return False
+            with file:
+                try:
+                    await self._spool(file, object_id, chunks, size)
+                    await asyncio.to_thread(self._publish, file, tmp, path, size)
+                except BaseException:
+                    await asyncio.to_thread(tmp.unlink, missing_ok=True)
+                    raise
         return True
+
+    def _begin(self, path: Path, tmp: Path, size: int) -> FileIO | None:
+        """None: the object is there."""
+        if self._keep_existing(path, size):
+            return None
+        self._check_room(size)
+        return tmp.open("xb", buffering=0)
 
     def _keep_existing(self, path: Path, size: int) -> bool:
         try:
@@ -179,33 +187,29 @@ class FsObjectStore:
                 f"{self._reserve >> 20} MiB are kept for the ledger: free space or enlarge the disk, then retry"
             )
 
-    async def _spool(self, tmp: Path, object_id: bytes, chunks: AsyncIterator[bytes], size: int) -> None:
+    @staticmethod
+    async def _spool(file: FileIO, object_id: bytes, chunks: AsyncIterator[bytes], size: int) -> None:
         hasher, written = blake3(), 0
 
-        def write(file: BinaryIO, piece: bytes) -> None:
+        def write(piece: bytes) -> None:
             file.write(piece)
             hasher.update(piece)
 
-        def finish(file: BinaryIO) -> None:
-            file.flush()
-            os.fsync(file.fileno())
+        async for piece in chunks:
+            written += len(piece)
+            if written > size:
+                break
+            await asyncio.to_thread(write, piece)
+        if written != size:
+            more = "more than " if written > size else ""
+            raise ObjectCorruptError(f"the upload said {size} bytes and sent {more}{min(written, size)}")
+        if hasher.digest() != object_id:
+            raise ObjectCorruptError(
+                f"the uploaded bytes hash to {hasher.hexdigest()[:12]}, not to {object_id.hex()[:12]}"
+            )
 
-        with await asyncio.to_thread(tmp.open, "xb", buffering=0) as file:
-            async for piece in chunks:
-                written += len(piece)
-                if written > size:
-                    break
-                await asyncio.to_thread(write, file, piece)
-            if written != size:
-                more = "more than " if written > size else ""
-                raise ObjectCorruptError(f"the upload said {size} bytes and sent {more}{min(written, size)}")
-            if hasher.digest() != object_id:
-                raise ObjectCorruptError(
-                    f"the uploaded bytes hash to {hasher.hexdigest()[:12]}, not to {object_id.hex()[:12]}"
-                )
-            await asyncio.to_thread(finish, file)
-
-    def _publish(self, tmp: Path, path: Path, size: int) -> None:
+    def _publish(self, file: FileIO, tmp: Path, path: Path, size: int) -> None:
+        os.fsync(file.fileno())
         shard = path.parent
         if not shard.exists():
             shard.mkdir(parents=True, exist_ok=True)
@@ -213,10 +217,10 @@ class FsObjectStore:
             fsync_dir(shard.parent)
         meta = self._root / "tmp" / uuid.uuid4().hex
         try:
-            with meta.open("x") as file:
-                json.dump({"created_ms": self._now_ms(), "hash": "blake3", "size": size}, file)
-                file.flush()
-                os.fsync(file.fileno())
+            with meta.open("x") as record:
+                json.dump({"created_ms": self._now_ms(), "hash": "blake3", "size": size}, record)
+                record.flush()
+                os.fsync(record.fileno())
             meta.replace(self._meta_of(path))
         finally:
             meta.unlink(missing_ok=True)
@@ -233,7 +237,7 @@ class FsObjectStore:
         path = self.path_of(object_id)
         wanted = CHUNK if length is None else min(CHUNK, length)
         try:
-            file, size, piece = await asyncio.to_thread(_begin, path, offset, wanted)
+            file, size, piece = await asyncio.to_thread(_begin_read, path, offset, wanted)
         except FileNotFoundError:
             raise NotFoundError(f"no object {object_id.hex()} in {self._root}") from None
         with file:
@@ -253,6 +257,17 @@ class FsObjectStore:
                 yield piece
             if hasher is not None and hasher.digest() != object_id:  # empty or cut short while it was read
                 await asyncio.to_thread(self._quarantine, path, object_id)
+
+    async def parts(self, object_id: bytes, parts: Sequence[tuple[int, int]]) -> list[bytes]:
+        def read() -> list[bytes]:
+            with self.path_of(object_id).open("rb", buffering=0) as file:
+                return [os.pread(file.fileno(), length, offset) for offset, length in parts]
+
+        with storage_errors(f"object {object_id.hex()[:12]} was not read"):
+            try:
+                return await asyncio.to_thread(read)
+            except FileNotFoundError:
+                raise NotFoundError(f"no object {object_id.hex()} in {self._root}") from None
 
     def _quarantine(self, path: Path, object_id: bytes) -> None:
         """Out of the way, so that the next upload of the true bytes heals the store."""

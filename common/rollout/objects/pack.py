@@ -11,26 +11,29 @@ from rollout.model.item import INLINE_MAX, Blob, ObjectSlice
 
 PACK_BYTES = 8 << 20
 LINGER_S = 0.02
+ADD_MAX = 256 << 10
+"""Bytes that a worker adds in one message, to a pack of many workers; what is larger becomes an object of its own."""
 
 
 class _Pack:
     def __init__(self) -> None:
         self.pieces: list[bytes] = []
         self.size = 0
-        self.id: asyncio.Future[bytes] = asyncio.get_running_loop().create_future()
-        self.timer: asyncio.TimerHandle | None = None
+        self.place: asyncio.Future[ObjectSlice] = asyncio.get_running_loop().create_future()
+        self.timer: asyncio.TimerHandle | None = None  # None: it has waited long enough
 
 
 class Packer:
-    """Gathers blobs until `max_bytes` or `linger_s` (seconds) is reached, then puts them as one object.
+    """Gathers blobs until they are `max_bytes` or the last were sent `linger_s` (seconds) ago, then puts them together.
 
-    `put` makes pieces durable as one object and returns its id, e.g. `RemoteObjects.put_pieces`. `uploads` at once: one
-    on its way while the one before is made durable. More would share the link, and the first be there later.
+    `put` makes pieces durable and returns where they lie, all in one place, e.g. `RemoteObjects.put_pieces`. `uploads`
+    at once: one on its way while the one before is made durable. More would share the link, and the first be there
+    later. While there are as many, what waits is joined by what comes.
     """
 
     def __init__(
         self,
-        put: Callable[[Sequence[bytes]], Awaitable[bytes]],
+        put: Callable[[Sequence[bytes]], Awaitable[ObjectSlice]],
         *,
         max_bytes: int = PACK_BYTES,
         linger_s: float = LINGER_S,
@@ -41,6 +44,7 @@ class Packer:
         self._linger_s = linger_s
         self._slots = asyncio.Semaphore(uploads)
         self._open: _Pack | None = None
+        self._sent_at = -linger_s
         self._tasks: set[asyncio.Future[Any]] = set()
         self._closed = False
 
@@ -65,18 +69,18 @@ class Packer:
         """As `add`, of all of them."""
         if self._closed:
             raise StateError("the packer is closed")
-        places: list[tuple[asyncio.Future[bytes], int, int]] = []
+        places: list[tuple[asyncio.Future[ObjectSlice], int, int]] = []
         for data in blobs:
             if len(data) >= self._max_bytes:
                 places.append((self._alone(data), 0, len(data)))
             else:
                 pack, offset = self._place(data)
-                places.append((pack.id, offset, len(data)))
+                places.append((pack.place, offset, len(data)))
         # Shielded: one caller that gives up must not take its neighbours' upload with it.
         await asyncio.shield(asyncio.gather(*{future for future, _, _ in places}))
-        return [ObjectSlice(future.result(), offset, length) for future, offset, length in places]
+        return [_within(future.result(), offset, length) for future, offset, length in places]
 
-    def _alone(self, data: bytes) -> asyncio.Future[bytes]:
+    def _alone(self, data: bytes) -> asyncio.Future[ObjectSlice]:
         task = asyncio.ensure_future(self._put([data]))
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
@@ -89,7 +93,8 @@ class Packer:
             pack = None
         if pack is None:
             pack = self._open = _Pack()
-            pack.timer = asyncio.get_running_loop().call_later(self._linger_s, self._send)
+            loop = asyncio.get_running_loop()
+            pack.timer = loop.call_at(max(loop.time(), self._sent_at + self._linger_s), self._due)
         offset = pack.size
         pack.pieces.append(data)
         pack.size += len(data)
@@ -108,12 +113,19 @@ class Packer:
         self._closed = True
         await self.flush()
 
+    def _due(self) -> None:
+        if self._open is not None:
+            self._open.timer = None
+            if not self._slots.locked():
+                self._send()
+
     def _send(self) -> None:
         pack, self._open = self._open, None
         if pack is None:
             return
         if pack.timer is not None:
             pack.timer.cancel()
+        self._sent_at = asyncio.get_running_loop().time()
         task = asyncio.get_running_loop().create_task(self._upload(pack))
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
@@ -121,12 +133,19 @@ class Packer:
     async def _upload(self, pack: _Pack) -> None:
         try:
             async with self._slots:
-                object_id = await self._put(pack.pieces)
+                place = await self._put(pack.pieces)
         except asyncio.CancelledError:
-            pack.id.cancel()
+            pack.place.cancel()
             raise
         except Exception as e:  # noqa: BLE001 - whatever the upload raised belongs to those who wait for the pack
-            pack.id.set_exception(e)
-            pack.id.exception()  # seen, even if every waiter has gone
+            pack.place.set_exception(e)
+            pack.place.exception()  # seen, even if every waiter has gone
         else:
-            pack.id.set_result(object_id)
+            pack.place.set_result(place)
+        finally:
+            if self._open is not None and self._open.timer is None:
+                self._due()
+
+
+def _within(place: ObjectSlice, offset: int, length: int) -> ObjectSlice:
+    return ObjectSlice(place.object_id, place.offset + offset, length)

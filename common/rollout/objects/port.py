@@ -6,7 +6,7 @@ Adapters register under the entry point group `rollout.objects`, as a function
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -28,6 +28,10 @@ class ObjectStore(Protocol):
 
     def get(self, object_id: bytes, offset: int = 0, length: int | None = None) -> AsyncGenerator[bytes]:
         """Chunks of at most 512 KiB. NotFoundError."""
+        ...
+
+    async def parts(self, object_id: bytes, parts: Sequence[tuple[int, int]]) -> list[bytes]:
+        """The bytes of each (offset, length), fewer where the object ends before; unverified. NotFoundError."""
         ...
 
     async def head(self, object_id: bytes) -> ObjectMeta | None: ...

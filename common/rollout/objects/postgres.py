@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncio
 import tempfile
 import time
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Generator
-from contextlib import contextmanager
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Generator, Sequence
+from contextlib import aclosing, contextmanager
 from typing import Any, cast
 
 import asyncpg
@@ -187,6 +187,13 @@ class PostgresObjectStore:
                         f"object {object_id.hex()} does not match its id; restore it from a backup"
                     )
             yield piece
+
+    async def parts(self, object_id: bytes, parts: Sequence[tuple[int, int]]) -> list[bytes]:
+        found: list[bytes] = []
+        for offset, length in parts:
+            async with aclosing(self.get(object_id, offset, length)) as pieces:
+                found.append(b"".join([piece async for piece in pieces]))
+        return found
 
     async def head(self, object_id: bytes) -> ObjectMeta | None:
         with storage_errors("objects cannot be read"):

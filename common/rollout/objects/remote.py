@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Generator, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import aclosing
 from pathlib import Path
 from typing import Any, BinaryIO, TypeVar
@@ -16,8 +16,10 @@ from blake3 import blake3
 from tenacity import AsyncRetrying, RetryCallState, retry_if_exception, stop_after_delay, wait_random_exponential
 
 from rollout.model.errors import AuthError, FencedError, ObjectCorruptError, RolloutError, UnavailableError
-from rollout.objects.digest import CHUNK, check_id, hash_file
+from rollout.model.item import ObjectSlice
+from rollout.objects.digest import CHUNK, check_id, chunks_of, hash_file, hash_pieces
 from rollout.objects.fs import storage_errors
+from rollout.objects.pack import ADD_MAX
 from rollout.wire.epoch import EpochGuard, StaleEpochError
 from rollout.wire.errors import error_of
 from rollout.wire.v1 import objects_pb2 as pb
@@ -26,30 +28,9 @@ from rollout.wire.v1 import objects_pb2_grpc as rpc
 log = structlog.get_logger()
 T = TypeVar("T")
 
+ADD_TIMEOUT_S = 60.0
 _HAS_BATCH = 4096
-
-
-def _hash(pieces: Sequence[bytes]) -> bytes:
-    hasher = blake3()
-    for piece in pieces:
-        hasher.update(piece)
-    return hasher.digest()
-
-
-def _chunks(pieces: Sequence[bytes]) -> Generator[bytes]:
-    """The bytes of all pieces, at most 512 KiB at once."""
-    gathered: list[bytes] = []
-    size = 0
-    for piece in pieces:
-        for at in range(0, len(piece), CHUNK):
-            part = piece[at : at + CHUNK]
-            if size + len(part) > CHUNK:
-                yield b"".join(gathered)
-                gathered, size = [], 0
-            gathered.append(part)
-            size += len(part)
-    if gathered:
-        yield b"".join(gathered)
+_READ_BATCH = 256
 
 
 def _worth_retrying(e: BaseException) -> bool:
@@ -90,19 +71,38 @@ class RemoteObjects:
 
     async def put(self, data: bytes) -> bytes:
         """Durable when it returns; the content id."""
-        return await self.put_pieces([data])
+        return (await self.put_pieces([data])).object_id
 
-    async def put_pieces(self, pieces: Sequence[bytes]) -> bytes:
-        """As `put`, of the bytes of all pieces in order."""
+    async def put_pieces(self, pieces: Sequence[bytes]) -> ObjectSlice:
+        """As `put`, of the bytes of all pieces in order: an object of their own."""
         size = sum(map(len, pieces))
-        name = await asyncio.to_thread(_hash, pieces) if size > CHUNK else _hash(pieces)
+        name = await asyncio.to_thread(hash_pieces, pieces) if size > CHUNK else hash_pieces(pieces)
 
         async def chunks() -> AsyncGenerator[bytes]:
-            for chunk in _chunks(pieces):
+            for chunk in chunks_of(pieces):
                 yield chunk
 
         await self._put(name, size, chunks)
-        return name
+        return ObjectSlice(name, 0, size)
+
+    async def add_pieces(self, pieces: Sequence[bytes]) -> ObjectSlice:
+        """As `put_pieces`; few bytes become part of an object that the server makes of what many callers add.
+
+        Their pin is the server's own, and ends when a worker's would.
+        """
+        if sum(map(len, pieces)) > ADD_MAX:
+            return await self.put_pieces(pieces)
+        data = b"".join(pieces)
+        digest = hash_pieces([data])
+
+        async def once(stub: Any) -> ObjectSlice:
+            reply = await stub.Add(
+                pb.AddRequest(epoch=self._guard.current, data=data, digest=digest), timeout=ADD_TIMEOUT_S
+            )
+            self._guard.check_peer(reply)
+            return ObjectSlice(check_id(reply.object_id), reply.offset, len(data))
+
+        return await self._retrying(once)
 
     async def put_path(self, path: Path, *, known_id: bytes | None = None) -> bytes:
         """As `put`, streamed from a file, which must not change meanwhile. `known_id`: hashed already."""
@@ -174,6 +174,38 @@ class RemoteObjects:
             async for piece in pieces:
                 data += piece
         return bytes(data)
+
+    async def read(self, object_id: bytes, parts: Sequence[tuple[int, int]]) -> list[bytes]:
+        """The bytes of each (offset, length), fewer where the object ends before. NotFoundError.
+
+        Of a pack, no byte comes before the server found the whole sound; ObjectCorruptError.
+        """
+        pieces = [
+            (n, at, min(CHUNK, offset + length - at))
+            for n, (offset, length) in enumerate(parts)
+            for at in range(offset, offset + length, CHUNK)
+        ]
+        found = [b""] * len(parts)
+        while pieces:
+            count = total = 0
+            while count < min(len(pieces), _READ_BATCH) and (total := total + pieces[count][2]) <= CHUNK:
+                count += 1
+            now, pieces = pieces[:count], pieces[count:]
+
+            async def once(stub: Any, now: list[tuple[int, int, int]] = now) -> list[bytes]:
+                request = pb.ReadRequest(
+                    epoch=self._guard.current,
+                    object_id=object_id,
+                    offset=[at for _, at, _ in now],
+                    length=[length for _, _, length in now],
+                )
+                reply = await stub.Read(request, timeout=60)
+                self._guard.check_peer(reply)
+                return list(reply.part)
+
+            for (n, _, _), data in zip(now, await self._retrying(once), strict=True):
+                found[n] += data
+        return found
 
     async def stream(self, object_id: bytes, offset: int = 0, length: int | None = None) -> AsyncGenerator[bytes]:
         """Pieces of at most 512 KiB. A broken stream goes on from the byte it reached."""

@@ -14,22 +14,22 @@ from rollout.model.errors import ObjectCorruptError
 from rollout.model.item import Blob, ObjectSlice
 from rollout.objects.cache import ObjectCache
 
-Read = Callable[[bytes, int, int], Awaitable[bytes]]
-"""(object id, offset, length) -> bytes"""
+Read = Callable[[bytes, Sequence[tuple[int, int]]], Awaitable[list[bytes]]]
+"""(object id, parts by offset and length) -> the bytes of each"""
 
 ALONE_MAX = 256 << 10
 """Bytes of a slice that may travel alone: it stays in memory until its attempt has a process."""
 RENT_BYTES = 1 << 20
 """Of one object by slices; what goes beyond fetches it whole. An eighth of a pack, so that a host never takes more than
 an eighth above it; and where more than eight hosts share one, each takes what it is given and no more."""
-GAP_BYTES = 64 << 10
-"""Slices that lie no further apart are read in one go: a call costs about as much as so many bytes."""
+GAP_BYTES = 16 << 10
+"""Slices that lie no further apart are one part of a read: another part costs about as much as so many bytes."""
 _REMEMBERED = 4096
 _READS = 8
 
 
 class SliceReader:
-    """`read` as `RemoteObjects.get` with offset and length."""
+    """`read` as `RemoteObjects.read`."""
 
     def __init__(self, cache: ObjectCache, read: Read) -> None:
         self._cache = cache
@@ -46,7 +46,10 @@ class SliceReader:
             await self._cache.ready(object_id, max(s.offset + s.length for s in slices))
             return list(slices)
         spans = _spans(slices)
-        parts = await asyncio.gather(*[self._part(object_id, low, high) for low, high in spans])
+        async with self._slots:
+            parts = await self._read(object_id, [(low, high - low) for low, high in spans])
+        if any(len(part) != high - low for part, (low, high) in zip(parts, spans, strict=True)):
+            raise ObjectCorruptError(f"object {object_id.hex()} is shorter than the slice that refers to it")
         found: list[Blob] = []
         for one in slices:
             at = next(n for n, (low, high) in enumerate(spans) if low <= one.offset and one.offset + one.length <= high)
@@ -71,13 +74,6 @@ class SliceReader:
         if len(self._rented) > _REMEMBERED:
             self._rented.popitem(last=False)
         return await self._cache.has(object_id)
-
-    async def _part(self, object_id: bytes, low: int, high: int) -> bytes:
-        async with self._slots:
-            data = await self._read(object_id, low, high - low)
-        if len(data) != high - low:
-            raise ObjectCorruptError(f"object {object_id.hex()} is shorter than the slice that refers to it")
-        return data
 
 
 def _spans(slices: Sequence[ObjectSlice]) -> list[tuple[int, int]]:

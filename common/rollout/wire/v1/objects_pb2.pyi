@@ -30,6 +30,26 @@ class PutReply(_message.Message):
     size: int
     def __init__(self, epoch: _Optional[int] = ..., existed: bool = ..., size: _Optional[int] = ...) -> None: ...
 
+class AddRequest(_message.Message):
+    __slots__ = ("epoch", "data", "digest")
+    EPOCH_FIELD_NUMBER: _ClassVar[int]
+    DATA_FIELD_NUMBER: _ClassVar[int]
+    DIGEST_FIELD_NUMBER: _ClassVar[int]
+    epoch: int
+    data: bytes
+    digest: bytes
+    def __init__(self, epoch: _Optional[int] = ..., data: _Optional[bytes] = ..., digest: _Optional[bytes] = ...) -> None: ...
+
+class AddReply(_message.Message):
+    __slots__ = ("epoch", "object_id", "offset")
+    EPOCH_FIELD_NUMBER: _ClassVar[int]
+    OBJECT_ID_FIELD_NUMBER: _ClassVar[int]
+    OFFSET_FIELD_NUMBER: _ClassVar[int]
+    epoch: int
+    object_id: bytes
+    offset: int
+    def __init__(self, epoch: _Optional[int] = ..., object_id: _Optional[bytes] = ..., offset: _Optional[int] = ...) -> None: ...
+
 class GetRequest(_message.Message):
     __slots__ = ("epoch", "object_id", "offset", "length")
     EPOCH_FIELD_NUMBER: _ClassVar[int]
@@ -51,6 +71,26 @@ class GetDown(_message.Message):
     chunk: bytes
     size: int
     def __init__(self, epoch: _Optional[int] = ..., chunk: _Optional[bytes] = ..., size: _Optional[int] = ...) -> None: ...
+
+class ReadRequest(_message.Message):
+    __slots__ = ("epoch", "object_id", "offset", "length")
+    EPOCH_FIELD_NUMBER: _ClassVar[int]
+    OBJECT_ID_FIELD_NUMBER: _ClassVar[int]
+    OFFSET_FIELD_NUMBER: _ClassVar[int]
+    LENGTH_FIELD_NUMBER: _ClassVar[int]
+    epoch: int
+    object_id: bytes
+    offset: _containers.RepeatedScalarFieldContainer[int]
+    length: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, epoch: _Optional[int] = ..., object_id: _Optional[bytes] = ..., offset: _Optional[_Iterable[int]] = ..., length: _Optional[_Iterable[int]] = ...) -> None: ...
+
+class ReadReply(_message.Message):
+    __slots__ = ("epoch", "part")
+    EPOCH_FIELD_NUMBER: _ClassVar[int]
+    PART_FIELD_NUMBER: _ClassVar[int]
+    epoch: int
+    part: _containers.RepeatedScalarFieldContainer[bytes]
+    def __init__(self, epoch: _Optional[int] = ..., part: _Optional[_Iterable[bytes]] = ...) -> None: ...
 
 class HasRequest(_message.Message):
     __slots__ = ("epoch", "object_ids", "pin")

@@ -39,10 +39,20 @@ class ObjectsStub(object):
                 request_serializer=rollout_dot_wire_dot_v1_dot_objects__pb2.PutUp.SerializeToString,
                 response_deserializer=rollout_dot_wire_dot_v1_dot_objects__pb2.PutReply.FromString,
                 _registered_method=True)
+        self.Add = channel.unary_unary(
+                '/rollout.wire.v1.Objects/Add',
+                request_serializer=rollout_dot_wire_dot_v1_dot_objects__pb2.AddRequest.SerializeToString,
+                response_deserializer=rollout_dot_wire_dot_v1_dot_objects__pb2.AddReply.FromString,
+                _registered_method=True)
         self.Get = channel.unary_stream(
                 '/rollout.wire.v1.Objects/Get',
                 request_serializer=rollout_dot_wire_dot_v1_dot_objects__pb2.GetRequest.SerializeToString,
                 response_deserializer=rollout_dot_wire_dot_v1_dot_objects__pb2.GetDown.FromString,
+                _registered_method=True)
+        self.Read = channel.unary_unary(
+                '/rollout.wire.v1.Objects/Read',
+                request_serializer=rollout_dot_wire_dot_v1_dot_objects__pb2.ReadRequest.SerializeToString,
+                response_deserializer=rollout_dot_wire_dot_v1_dot_objects__pb2.ReadReply.FromString,
                 _registered_method=True)
         self.Has = channel.unary_unary(
                 '/rollout.wire.v1.Objects/Has',
@@ -60,7 +70,19 @@ class ObjectsServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def Add(self, request, context):
+        """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def Get(self, request, context):
+        """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Read(self, request, context):
         """Missing associated documentation comment in .proto file."""
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -80,10 +102,20 @@ def add_ObjectsServicer_to_server(servicer, server):
                     request_deserializer=rollout_dot_wire_dot_v1_dot_objects__pb2.PutUp.FromString,
                     response_serializer=rollout_dot_wire_dot_v1_dot_objects__pb2.PutReply.SerializeToString,
             ),
+            'Add': grpc.unary_unary_rpc_method_handler(
+                    servicer.Add,
+                    request_deserializer=rollout_dot_wire_dot_v1_dot_objects__pb2.AddRequest.FromString,
+                    response_serializer=rollout_dot_wire_dot_v1_dot_objects__pb2.AddReply.SerializeToString,
+            ),
             'Get': grpc.unary_stream_rpc_method_handler(
                     servicer.Get,
                     request_deserializer=rollout_dot_wire_dot_v1_dot_objects__pb2.GetRequest.FromString,
                     response_serializer=rollout_dot_wire_dot_v1_dot_objects__pb2.GetDown.SerializeToString,
+            ),
+            'Read': grpc.unary_unary_rpc_method_handler(
+                    servicer.Read,
+                    request_deserializer=rollout_dot_wire_dot_v1_dot_objects__pb2.ReadRequest.FromString,
+                    response_serializer=rollout_dot_wire_dot_v1_dot_objects__pb2.ReadReply.SerializeToString,
             ),
             'Has': grpc.unary_unary_rpc_method_handler(
                     servicer.Has,
@@ -129,6 +161,33 @@ class Objects(object):
             _registered_method=True)
 
     @staticmethod
+    def Add(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/rollout.wire.v1.Objects/Add',
+            rollout_dot_wire_dot_v1_dot_objects__pb2.AddRequest.SerializeToString,
+            rollout_dot_wire_dot_v1_dot_objects__pb2.AddReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
     def Get(request,
             target,
             options=(),
@@ -145,6 +204,33 @@ class Objects(object):
             '/rollout.wire.v1.Objects/Get',
             rollout_dot_wire_dot_v1_dot_objects__pb2.GetRequest.SerializeToString,
             rollout_dot_wire_dot_v1_dot_objects__pb2.GetDown.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Read(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/rollout.wire.v1.Objects/Read',
+            rollout_dot_wire_dot_v1_dot_objects__pb2.ReadRequest.SerializeToString,
+            rollout_dot_wire_dot_v1_dot_objects__pb2.ReadReply.FromString,
             options,
             channel_credentials,
             insecure,
