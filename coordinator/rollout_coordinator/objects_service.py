@@ -169,11 +169,12 @@ class ObjectsService(rpc.ObjectsServicer):
         try:
             async with self._slot(self._check_peer(context)):
                 self._check_epoch(request)
-                if len(request.data) > ADD_MAX:
-                    raise InputError(f"at most {ADD_MAX} bytes are added at once, these are {len(request.data)}")
-                if hash_pieces([request.data]) != request.digest:
-                    raise ObjectCorruptError(f"{len(request.data)} bytes came that do not match their digest")
-                place = await self._packer.add(request.data)
+                data = request.data  # each look makes a copy
+                if len(data) > ADD_MAX:
+                    raise InputError(f"at most {ADD_MAX} bytes are added at once, these are {len(data)}")
+                if hash_pieces([data]) != request.digest:
+                    raise ObjectCorruptError(f"{len(data)} bytes came that do not match their digest")
+                place = await self._packer.add(data)
                 return pb.AddReply(epoch=self.epoch, object_id=place.object_id, offset=place.offset)
         except RolloutError as e:
             return await abort(context, e)

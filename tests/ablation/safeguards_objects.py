@@ -187,13 +187,13 @@ SAFEGUARDS = (
     Safeguard(
         "digest of what is added",
         "Bytes that changed on their way get no place in a pack.",
-        never(f"{SERVER}.Add", "hash_pieces([request.data]) != request.digest"),
+        never(f"{SERVER}.Add", "hash_pieces([data]) != request.digest"),
         ("contract/test_objects_small.py::test_what_is_refused[damaged]",),
     ),
     Safeguard(
         "size of what is added",
         "One worker's bytes leave room for the others' in a pack.",
-        never(f"{SERVER}.Add", "len(request.data) > ADD_MAX"),
+        never(f"{SERVER}.Add", "len(data) > ADD_MAX"),
         ("contract/test_objects_small.py::test_what_is_refused[large]",),
     ),
     Safeguard(

@@ -151,16 +151,19 @@ class FsObjectStore:
         path = self.path_of(object_id)
         tmp = self._root / "tmp" / uuid.uuid4().hex
         with storage_errors(f"object {object_id.hex()[:12]} was not stored"):
-            file = await asyncio.to_thread(self._begin, path, tmp, size)
-            if file is None:
-                return False
-            with file:
-                try:
-                    await self._spool(file, object_id, chunks, size)
-                    await asyncio.to_thread(self._publish, file, tmp, path, size)
-                except BaseException:
-                    await asyncio.to_thread(tmp.unlink, missing_ok=True)
-                    raise
+            file: FileIO | None = None
+            try:
+                file = await asyncio.to_thread(self._begin, path, tmp, size)
+                if file is None:
+                    return False
+                await self._spool(file, object_id, chunks, size)
+                await asyncio.to_thread(self._publish, file, tmp, path, size)
+            except BaseException:
+                await asyncio.to_thread(tmp.unlink, missing_ok=True)
+                raise
+            finally:
+                if file is not None:
+                    file.close()  # last: a thread that is still at it finds no name to publish
         return True
 
     def _begin(self, path: Path, tmp: Path, size: int) -> FileIO | None:
