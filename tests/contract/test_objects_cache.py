@@ -85,8 +85,9 @@ async def test_small_stays_inline_and_huge_goes_alone() -> None:
     memory = Memory()
     packer = Packer(memory.put_pieces, max_bytes=10_000, linger_s=3600)
     assert await packer.store(b"x" * INLINE_MAX) == b"x" * INLINE_MAX
+    assert (await packer.add(b"first" * 1000)).length == 5000, "nothing was sent before it, so it does not wait"
     waiting = asyncio.create_task(packer.add(b"y" * 5000))
-    await asyncio.sleep(0)
+    await asyncio.sleep(0.05)
     assert await packer.add(b"z" * 10_000) == ObjectSlice(object_id(b"another" + b"z" * 10_000), 7, 10_000)
     assert not waiting.done()
     await packer.close()
