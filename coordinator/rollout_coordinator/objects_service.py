@@ -183,13 +183,8 @@ class ObjectsService(rpc.ObjectsServicer):
         """What several callers added, as one object."""
         size = sum(map(len, pieces))
         object_id = await asyncio.to_thread(hash_pieces, pieces)
-
-        async def chunks() -> AsyncGenerator[bytes]:
-            for chunk in chunks_of(pieces):
-                yield chunk
-
         await self.store.pin([object_id], PACKS, WORKER_PIN_S)
-        if await self.store.put(object_id, chunks(), size):
+        if await self.store.put(object_id, chunks_of(pieces), size):
             self._sound.add(object_id)
         return ObjectSlice(object_id, 0, size)
 

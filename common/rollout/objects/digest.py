@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator, Sequence
+from collections.abc import AsyncGenerator, Sequence
 from pathlib import Path
 
 from blake3 import blake3
@@ -27,7 +27,7 @@ def hash_pieces(pieces: Sequence[bytes]) -> bytes:
     return hasher.digest()
 
 
-def chunks_of(pieces: Sequence[bytes]) -> Generator[bytes]:
+async def chunks_of(pieces: Sequence[bytes]) -> AsyncGenerator[bytes]:
     """The bytes of all pieces in order, at most CHUNK at once."""
     gathered: list[bytes] = []
     size = 0

@@ -28,7 +28,7 @@ from rollout.wire.v1 import objects_pb2_grpc as rpc
 log = structlog.get_logger()
 T = TypeVar("T")
 
-ADD_TIMEOUT_S = 60.0
+_CALL_TIMEOUT_S = 60.0
 _HAS_BATCH = 4096
 _READ_BATCH = 256
 
@@ -77,12 +77,7 @@ class RemoteObjects:
         """As `put`, of the bytes of all pieces in order: an object of their own."""
         size = sum(map(len, pieces))
         name = await asyncio.to_thread(hash_pieces, pieces) if size > CHUNK else hash_pieces(pieces)
-
-        async def chunks() -> AsyncGenerator[bytes]:
-            for chunk in chunks_of(pieces):
-                yield chunk
-
-        await self._put(name, size, chunks)
+        await self._put(name, size, lambda: chunks_of(pieces))
         return ObjectSlice(name, 0, size)
 
     async def add_pieces(self, pieces: Sequence[bytes]) -> ObjectSlice:
@@ -96,9 +91,8 @@ class RemoteObjects:
         digest = hash_pieces([data])
 
         async def once(stub: Any) -> ObjectSlice:
-            reply = await stub.Add(
-                pb.AddRequest(epoch=self._guard.current, data=data, digest=digest), timeout=ADD_TIMEOUT_S
-            )
+            request = pb.AddRequest(epoch=self._guard.current, data=data, digest=digest)
+            reply = await stub.Add(request, timeout=_CALL_TIMEOUT_S)
             self._guard.check_peer(reply)
             return ObjectSlice(check_id(reply.object_id), reply.offset, len(data))
 
@@ -199,7 +193,7 @@ class RemoteObjects:
                     offset=[at for _, at, _ in now],
                     length=[length for _, _, length in now],
                 )
-                reply = await stub.Read(request, timeout=60)
+                reply = await stub.Read(request, timeout=_CALL_TIMEOUT_S)
                 self._guard.check_peer(reply)
                 return list(reply.part)
 
