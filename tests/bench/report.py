@@ -39,6 +39,7 @@ PARTS = {
     "worker": "bench_worker_loss",
     "growth": "bench_growth",
     "simulation": "bench_sim",
+    "gpu": "bench_gpu",
 }
 """By name, in the order of the report."""
 

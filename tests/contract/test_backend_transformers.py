@@ -109,6 +109,41 @@ def test_tiny_is_deterministic_and_seeded(tiny: Path, tmp_path: Path) -> None:
         make_tiny(tmp_path / "mine")
 
 
+async def test_a_random_model_of_another_shape_runs(tmp_path: Path) -> None:
+    """Half precision, tied embeddings, fewer heads of keys than of queries, and a vocabulary beyond what was learned."""
+    from rollout_worker.backends.tiny import TINY, Shape, make_random
+    from rollout_worker.backends.transformers import open_backend
+
+    shape = Shape(
+        layers=1,
+        hidden=64,
+        intermediate=96,
+        heads=2,
+        kv_heads=1,
+        head_dim=32,
+        vocabulary=3000,
+        tied=True,
+        std=0.2,
+        dtype="bfloat16",
+    )
+    make_random(tmp_path / "model", shape)
+    model = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "model", dtype="auto")
+    assert model.dtype == torch.bfloat16
+    assert sum(weights.numel() for weights in model.parameters()) == shape.parameters
+    assert TINY.parameters == 459_392
+    tokenizer = transformers.AutoTokenizer.from_pretrained(tmp_path / "model")
+    assert len(tokenizer) == shape.vocabulary
+    assert tokenizer.decode([2999, 600]) == " <2999> <600>"
+    assert max(tokenizer.encode("a <2999> is no token of a text")) < 512
+    backend = open_backend(options(tmp_path / "model"))
+    await backend.start()
+    sampling = Sampling(temperature=1.0, max_tokens=40, ignore_eos=True, seed=0)
+    done = await backend.generate(Request("1", sampling, "a prompt", None))
+    await backend.close()
+    assert (done.choices[0].tokens, done.choices[0].finish_reason) == (40, "length")
+    assert "<" in done.choices[0].text  # four tokens in five have no text but their name
+
+
 @pytest.mark.parametrize(
     ("more", "message"),
     [({"device": "cuda"}, "is_available"), ({"max_model_len": 4096}, "the model holds 2048 tokens")],

@@ -1,4 +1,4 @@
-"""A small model with random weights, a byte-level tokenizer and a chat template: real engines, offline, in seconds."""
+"""Models with random weights, a byte-level tokenizer and a chat template: real engines, offline, in seconds."""
 
 # The engine's own types are incomplete or, where it is not installed, absent.
 # pyright: reportMissingImports=false, reportUnknownMemberType=false, reportUnknownVariableType=false
@@ -7,14 +7,16 @@
 from __future__ import annotations
 
 import json
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from rollout.model.errors import ConfigError
 
 PAD, EOS, START, END = "<|pad|>", "<|endoftext|>", "<|im_start|>", "<|im_end|>"
-VOCABULARY = 512
 MAX_LENGTH = 2048
+_LEARNED = 512
+"""Tokens that the tokenizer uses. A larger vocabulary has names for the others, so that a model can say them."""
 
 CHAT_TEMPLATE = (
     "{% for message in messages %}<|im_start|>{{ message['role'] }}\n{{ message['content'] }}<|im_end|>\n{% endfor %}"
@@ -36,8 +38,51 @@ _TEXT = [
 ]
 
 
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """Of a Llama, and how its weights are written. `std` is of the normal distribution that they are drawn from."""
+
+    layers: int
+    hidden: int
+    intermediate: int
+    heads: int
+    kv_heads: int
+    head_dim: int
+    vocabulary: int
+    tied: bool
+    std: float
+    dtype: str
+
+    @property
+    def parameters(self) -> int:
+        """Of all weights, embeddings and norms included."""
+        attention = 2 * self.hidden * self.head_dim * (self.heads + self.kv_heads)
+        layer = attention + 3 * self.hidden * self.intermediate + 2 * self.hidden
+        return self.layers * layer + self.hidden + self.vocabulary * self.hidden * (1 if self.tied else 2)
+
+
+TINY = Shape(
+    layers=2,
+    hidden=128,
+    intermediate=256,
+    heads=2,
+    kv_heads=2,
+    head_dim=64,
+    vocabulary=_LEARNED,
+    tied=False,
+    # Larger than usual, so that the most probable token stands out from its neighbours and greedy is stable.
+    std=0.2,
+    dtype="float32",
+)
+
+
 def make_tiny(directory: Path, seed: int = 0) -> None:
-    """Write a 2-layer, 128-wide Llama (some 0.5 M parameters) that transformers and vLLM load.
+    """Write a 2-layer, 128-wide Llama (some 0.5 M parameters) that transformers and vLLM load. See make_random."""
+    make_random(directory, TINY, seed)
+
+
+def make_random(directory: Path, shape: Shape, seed: int = 0) -> None:
+    """Write a Llama of this shape that transformers and vLLM load.
 
     The same seed and library versions give the same bytes. ConfigError when torch or transformers are missing, or when
     the directory holds something else.
@@ -53,21 +98,20 @@ def make_tiny(directory: Path, seed: int = 0) -> None:
     if directory.exists() and any(directory.iterdir()) and not (directory / "config.json").is_file():
         raise ConfigError(f"{directory} exists and holds something else than a model: name another directory")
     directory.mkdir(parents=True, exist_ok=True)
-    tokenizer = _tokenizer()
+    tokenizer = _tokenizer(shape.vocabulary)
     tokenizer.save(str(directory / "tokenizer.json"))
     ids = {name: int(tokenizer.token_to_id(name)) for name in (PAD, EOS, START, END)}
     config = LlamaConfig(
-        vocab_size=VOCABULARY,
-        hidden_size=128,
-        intermediate_size=256,
-        num_hidden_layers=2,
-        num_attention_heads=2,
-        num_key_value_heads=2,
-        head_dim=64,
+        vocab_size=shape.vocabulary,
+        hidden_size=shape.hidden,
+        intermediate_size=shape.intermediate,
+        num_hidden_layers=shape.layers,
+        num_attention_heads=shape.heads,
+        num_key_value_heads=shape.kv_heads,
+        head_dim=shape.head_dim,
         max_position_embeddings=MAX_LENGTH,
-        # Larger than usual, so that the most probable token stands out from its neighbours and greedy is stable.
-        initializer_range=0.2,
-        tie_word_embeddings=False,
+        initializer_range=shape.std,
+        tie_word_embeddings=shape.tied,
         bos_token_id=None,
         eos_token_id=ids[EOS],
         pad_token_id=ids[PAD],
@@ -77,7 +121,9 @@ def make_tiny(directory: Path, seed: int = 0) -> None:
         model: Any = LlamaForCausalLM(config)
     model.generation_config.eos_token_id = [ids[EOS], ids[END]]
     model.generation_config.pad_token_id = ids[PAD]
-    weights = {name: tensor.contiguous() for name, tensor in model.to(torch.float32).state_dict().items()}
+    weights = {name: tensor.contiguous() for name, tensor in model.to(getattr(torch, shape.dtype)).state_dict().items()}
+    if shape.tied:
+        del weights["lm_head.weight"]  # the embeddings, under a second name
     save_file(weights, str(directory / "model.safetensors"), metadata={"format": "pt"})
     (directory / "model.safetensors").chmod(0o644)
     config.architectures = ["LlamaForCausalLM"]
@@ -87,24 +133,32 @@ def make_tiny(directory: Path, seed: int = 0) -> None:
         # The version is part of the bytes, hence of the model's content id and of every row's seed.
         saved = json.loads((directory / name).read_text("utf-8"))
         saved.pop("transformers_version", None)
+        if name == "config.json" and shape.dtype != "float32":
+            saved["torch_dtype"] = shape.dtype
         _write(directory / name, saved)
     _write(directory / "tokenizer_config.json", _tokenizer_config())
 
 
-def _tokenizer() -> Any:
+def _tokenizer(size: int) -> Any:
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
     tokenizer: Any = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
     trainer: Any = trainers.BpeTrainer(
-        vocab_size=VOCABULARY,
+        vocab_size=_LEARNED,
         special_tokens=[PAD, EOS, START, END],
         initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
         show_progress=False,
     )
     tokenizer.train_from_iterator(_TEXT * 2, trainer)
-    return tokenizer
+    missing = size - tokenizer.get_vocab_size()
+    if missing <= 0:
+        return tokenizer
+    whole = json.loads(tokenizer.to_str())
+    vocabulary: dict[str, int] = whole["model"]["vocab"]
+    vocabulary.update({f"Ġ<{n}>": n for n in range(size - missing, size)})  # no merge leads to them
+    return Tokenizer.from_str(json.dumps(whole))
 
 
 def _tokenizer_config() -> dict[str, Any]:
