@@ -197,13 +197,12 @@ async def measured_step(model: str, backend: JsonObject, sequences: int) -> Step
 async def _kernels(running: Any) -> tuple[float, int]:
     """Seconds in kernels and copies of the device while `running` is awaited, and how many there were."""
     import torch
-    from torch.autograd import DeviceType
     from torch.profiler import ProfilerActivity, profile
 
     with profile(activities=[ProfilerActivity.CUDA]) as found:
         await running
         torch.cuda.synchronize()
-    events = [event for event in found.events() or [] if event.device_type == DeviceType.CUDA]
+    events = [event for event in found.events() or [] if event.device_type.name == "CUDA"]
     return sum(event.time_range.elapsed_us() for event in events) / 1e6, len(events)
 
 
