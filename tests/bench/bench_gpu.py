@@ -20,7 +20,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -45,18 +45,7 @@ HALF_BILLION = Shape(
 )
 """The shape of Qwen2.5-0.5B (its config.json on Hugging Face), as a Llama: 0.49 B parameters."""
 
-SMALL = Shape(
-    layers=2,
-    hidden=128,
-    intermediate=256,
-    heads=2,
-    kv_heads=1,
-    head_dim=64,
-    vocabulary=4096,
-    tied=True,
-    std=0.02,
-    dtype="bfloat16",
-)
+SMALL = replace(HALF_BILLION, layers=2, hidden=128, intermediate=256, heads=2, kv_heads=1, vocabulary=4096)
 """For --quick: whether all of this works, also without a GPU."""
 
 PROMPT = "The quick brown fox jumps over the lazy dog. "

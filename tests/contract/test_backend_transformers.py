@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import collections
 import random
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -111,21 +112,11 @@ def test_tiny_is_deterministic_and_seeded(tiny: Path, tmp_path: Path) -> None:
 
 async def test_a_random_model_of_another_shape_runs(tmp_path: Path) -> None:
     """Half precision, tied embeddings, fewer heads of keys than of queries, and a vocabulary beyond what was learned."""
-    from rollout_worker.backends.tiny import TINY, Shape, make_random
+    from rollout_worker.backends.tiny import TINY, make_random
     from rollout_worker.backends.transformers import open_backend
 
-    shape = Shape(
-        layers=1,
-        hidden=64,
-        intermediate=96,
-        heads=2,
-        kv_heads=1,
-        head_dim=32,
-        vocabulary=3000,
-        tied=True,
-        std=0.2,
-        dtype="bfloat16",
-    )
+    shape = replace(TINY, layers=1, hidden=64, intermediate=96, kv_heads=1, head_dim=32, vocabulary=3000)
+    shape = replace(shape, tied=True, dtype="bfloat16")
     make_random(tmp_path / "model", shape)
     model = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "model", dtype="auto")
     assert model.dtype == torch.bfloat16
