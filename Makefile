@@ -66,7 +66,7 @@ smoke: $(VENV)/.dev  ## Three workers with plugins, a steal, two kills; then eve
 	BIN=$(BIN) smoke/three_nodes.sh
 	BIN=$(BIN) smoke/netns.sh
 
-test-slow: $(VENV)/.dev  ## The long lane: an hour of soak (into docs/soak.md) beside 10,000 simulated clusters, all ablations and long fuzzing.
+test-slow: $(VENV)/.dev  ## The long lane: an hour of soak (into docs/soak.md) beside 10,000 simulated clusters and long fuzzing.
 	$(BIN)/python -m pytest -m slow -n 2 --dist worksteal -rP --timeout 3600 $(PYTEST_ARGS)
 
 chaos: $(VENV)/.dev  ## Random faults on real processes, checked independently; CHAOS_ARGS="--faults 12", "--record".

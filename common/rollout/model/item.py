@@ -83,6 +83,7 @@ class ItemSpec:
     pipelined: bool = False
     not_before_ms: int = 0
     retry_backoff_ms: int = 1000
+    executor: str = ""  # what runs it on a worker; empty: the run's workload
     cost: int = 0  # larger ones are begun earlier, within `reorder_items`: a long one must not run alone at the end
 
 

@@ -117,6 +117,7 @@ def spec_to_wire(spec: ItemSpec) -> common_pb2.ItemSpec:
         not_before_ms=spec.not_before_ms,
         retry_backoff_ms=spec.retry_backoff_ms,
         cost=spec.cost,
+        executor=spec.executor,
     )
 
 
@@ -131,6 +132,7 @@ def _spec_of_bytes(body: bytes) -> ItemSpec:
     if wire.not_before_ms < 0:
         raise ProtocolError(f"spec.not_before_ms: {wire.not_before_ms} is negative")
     check_name("spec.lane", wire.lane)
+    check_name("spec.executor", wire.executor)
     _check_size("spec.timeout_ms", wire.timeout_ms)
     _check_size("spec.retry_backoff_ms", wire.retry_backoff_ms)
     return ItemSpec(
@@ -152,6 +154,7 @@ def _spec_of_bytes(body: bytes) -> ItemSpec:
         not_before_ms=wire.not_before_ms,
         retry_backoff_ms=wire.retry_backoff_ms,
         cost=wire.cost,
+        executor=wire.executor,
     )
 
 

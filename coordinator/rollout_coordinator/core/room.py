@@ -45,7 +45,7 @@ def fits(worker: Worker, shape: Shape) -> bool:
         have = worker.inventory
         labels = dict(have.labels)
         known = worker.fits[shape.key] = (
-            (not have.executors or shape.workload in have.executors)
+            (not have.executors or shape.executor in have.executors)
             and shape.roles.issubset(have.roles)
             and all(labels.get(name) == value for name, value in shape.labels)
             and (not shape.plugin or shape.plugin in have.plugins)

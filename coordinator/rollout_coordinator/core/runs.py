@@ -69,7 +69,7 @@ def intern_spec(c: State, run: Run, spec: ItemSpec, write: bool = True) -> SpecI
     lane = run.lanes.get(spec.lane)
     if lane is None:
         lane = run.lanes[spec.lane] = LaneState(spec.lane, 0)
-    key = (spec.require_roles, spec.require_labels, spec.require_plugin, spec.resources)
+    key = (spec.executor, spec.require_roles, spec.require_labels, spec.require_plugin, spec.resources)
     shape = run.shapes.get(key)
     if shape is None:
         shape = run.shapes[key] = Shape(spec, run.spec.workload)

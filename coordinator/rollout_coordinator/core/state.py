@@ -48,12 +48,12 @@ class Chunk:
 class Shape:
     """What a worker must have: checked once per worker for all specs of a run that ask the same."""
 
-    __slots__ = ("heap", "key", "labels", "needs", "plugin", "prefs", "roles", "slots", "strict", "workload")
+    __slots__ = ("executor", "heap", "key", "labels", "needs", "plugin", "prefs", "roles", "slots", "strict")
 
     def __init__(self, spec: ItemSpec, workload: str) -> None:
-        self.workload = workload
+        self.executor = spec.executor or workload
         # Its worth, not its identity: the address of a run that is forgotten may be that of a later one's.
-        self.key = (workload, spec.require_roles, spec.require_labels, spec.require_plugin, spec.resources)
+        self.key = (self.executor, spec.require_roles, spec.require_labels, spec.require_plugin, spec.resources)
         self.roles = frozenset(spec.require_roles)
         self.labels = spec.require_labels
         self.plugin = spec.require_plugin

@@ -24,7 +24,7 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1crollout/wire/v1/common.proto\x12\x0frollout.wire.v1\">\n\tObjectRef\x12\x11\n\tobject_id\x18\x01 \x01(\x0c\x12\x0e\n\x06offset\x18\x02 \x01(\x04\x12\x0e\n\x06length\x18\x03 \x01(\x04\"D\n\nIndexedRef\x12\r\n\x05index\x18\x01 \x01(\r\x12\'\n\x03ref\x18\x02 \x01(\x0b\x32\x1a.rollout.wire.v1.ObjectRef\"\xb9\x04\n\x08ItemSpec\x12\x0c\n\x04lane\x18\x01 \x01(\t\x12\r\n\x05\x63hain\x18\x02 \x01(\t\x12;\n\tresources\x18\x03 \x03(\x0b\x32(.rollout.wire.v1.ItemSpec.ResourcesEntry\x12\x15\n\rrequire_roles\x18\x04 \x03(\t\x12\x44\n\x0erequire_labels\x18\x05 \x03(\x0b\x32,.rollout.wire.v1.ItemSpec.RequireLabelsEntry\x12\x16\n\x0erequire_plugin\x18\x06 \x01(\t\x12\x10\n\x08\x61\x66\x66inity\x18\x07 \x01(\t\x12\r\n\x05group\x18\x08 \x01(\t\x12\x10\n\x08priority\x18\t \x01(\x11\x12\x12\n\ntimeout_ms\x18\n \x01(\x04\x12\x14\n\x0cmax_attempts\x18\x0b \x01(\r\x12\x17\n\x0fmax_worker_lost\x18\x0c \x01(\r\x12\x1b\n\x13\x66\x61il_on_worker_lost\x18\r \x01(\x08\x12\x11\n\texclusive\x18\x0e \x01(\x08\x12\x11\n\tpipelined\x18\x0f \x01(\x08\x12\x15\n\rnot_before_ms\x18\x10 \x01(\x12\x12\x18\n\x10retry_backoff_ms\x18\x11 \x01(\x04\x12\x0c\n\x04\x63ost\x18\x12 \x01(\x11\x1a\x30\n\x0eResourcesEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x01:\x02\x38\x01\x1a\x34\n\x12RequireLabelsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\"8\n\x0b\x41ttemptKeys\x12\x0b\n\x03log\x18\x01 \x01(\x04\x12\x0b\n\x03seq\x18\x02 \x03(\x04\x12\x0f\n\x07\x61ttempt\x18\x03 \x03(\r\"a\n\tErrorInfo\x12\r\n\x05index\x18\x01 \x01(\r\x12\x0c\n\x04\x63ode\x18\x02 \x01(\t\x12\x0f\n\x07message\x18\x03 \x01(\t\x12\x11\n\tretryable\x18\x04 \x01(\x08\x12\x13\n\x0bworker_lost\x18\x05 \x01(\x08\"\xb2\x01\n\tItemBatch\x12\x11\n\tfirst_seq\x18\x01 \x01(\x04\x12\x0b\n\x03ids\x18\x02 \x01(\x0c\x12\x0e\n\x06length\x18\x03 \x03(\r\x12\x0c\n\x04\x64\x61ta\x18\x04 \x01(\x0c\x12)\n\x04refs\x18\x05 \x03(\x0b\x32\x1b.rollout.wire.v1.IndexedRef\x12(\n\x05specs\x18\x06 \x03(\x0b\x32\x19.rollout.wire.v1.ItemSpec\x12\x12\n\nspec_index\x18\x07 \x03(\r\"\xb1\x02\n\tInventory\x12:\n\x08\x63\x61pacity\x18\x01 \x03(\x0b\x32(.rollout.wire.v1.Inventory.CapacityEntry\x12\r\n\x05roles\x18\x02 \x03(\t\x12\x36\n\x06labels\x18\x03 \x03(\x0b\x32&.rollout.wire.v1.Inventory.LabelsEntry\x12\x0f\n\x07plugins\x18\x04 \x03(\t\x12\x0c\n\x04host\x18\x05 \x01(\t\x12\x0f\n\x07version\x18\x06 \x01(\t\x12\x11\n\texecutors\x18\x07 \x03(\t\x1a/\n\rCapacityEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x01:\x02\x38\x01\x1a-\n\x0bLabelsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01*t\n\x07Outcome\x12\x17\n\x13OUTCOME_UNSPECIFIED\x10\x00\x12\x10\n\x0cOUTCOME_DONE\x10\x01\x12\x12\n\x0eOUTCOME_FAILED\x10\x02\x12\x15\n\x11OUTCOME_CANCELLED\x10\x03\x12\x13\n\x0fOUTCOME_SKIPPED\x10\x04\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1crollout/wire/v1/common.proto\x12\x0frollout.wire.v1\">\n\tObjectRef\x12\x11\n\tobject_id\x18\x01 \x01(\x0c\x12\x0e\n\x06offset\x18\x02 \x01(\x04\x12\x0e\n\x06length\x18\x03 \x01(\x04\"D\n\nIndexedRef\x12\r\n\x05index\x18\x01 \x01(\r\x12\'\n\x03ref\x18\x02 \x01(\x0b\x32\x1a.rollout.wire.v1.ObjectRef\"\xcb\x04\n\x08ItemSpec\x12\x0c\n\x04lane\x18\x01 \x01(\t\x12\r\n\x05\x63hain\x18\x02 \x01(\t\x12;\n\tresources\x18\x03 \x03(\x0b\x32(.rollout.wire.v1.ItemSpec.ResourcesEntry\x12\x15\n\rrequire_roles\x18\x04 \x03(\t\x12\x44\n\x0erequire_labels\x18\x05 \x03(\x0b\x32,.rollout.wire.v1.ItemSpec.RequireLabelsEntry\x12\x16\n\x0erequire_plugin\x18\x06 \x01(\t\x12\x10\n\x08\x61\x66\x66inity\x18\x07 \x01(\t\x12\r\n\x05group\x18\x08 \x01(\t\x12\x10\n\x08priority\x18\t \x01(\x11\x12\x12\n\ntimeout_ms\x18\n \x01(\x04\x12\x14\n\x0cmax_attempts\x18\x0b \x01(\r\x12\x17\n\x0fmax_worker_lost\x18\x0c \x01(\r\x12\x1b\n\x13\x66\x61il_on_worker_lost\x18\r \x01(\x08\x12\x11\n\texclusive\x18\x0e \x01(\x08\x12\x11\n\tpipelined\x18\x0f \x01(\x08\x12\x15\n\rnot_before_ms\x18\x10 \x01(\x12\x12\x18\n\x10retry_backoff_ms\x18\x11 \x01(\x04\x12\x0c\n\x04\x63ost\x18\x12 \x01(\x11\x12\x10\n\x08\x65xecutor\x18\x13 \x01(\t\x1a\x30\n\x0eResourcesEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x01:\x02\x38\x01\x1a\x34\n\x12RequireLabelsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\"8\n\x0b\x41ttemptKeys\x12\x0b\n\x03log\x18\x01 \x01(\x04\x12\x0b\n\x03seq\x18\x02 \x03(\x04\x12\x0f\n\x07\x61ttempt\x18\x03 \x03(\r\"a\n\tErrorInfo\x12\r\n\x05index\x18\x01 \x01(\r\x12\x0c\n\x04\x63ode\x18\x02 \x01(\t\x12\x0f\n\x07message\x18\x03 \x01(\t\x12\x11\n\tretryable\x18\x04 \x01(\x08\x12\x13\n\x0bworker_lost\x18\x05 \x01(\x08\"\xb2\x01\n\tItemBatch\x12\x11\n\tfirst_seq\x18\x01 \x01(\x04\x12\x0b\n\x03ids\x18\x02 \x01(\x0c\x12\x0e\n\x06length\x18\x03 \x03(\r\x12\x0c\n\x04\x64\x61ta\x18\x04 \x01(\x0c\x12)\n\x04refs\x18\x05 \x03(\x0b\x32\x1b.rollout.wire.v1.IndexedRef\x12(\n\x05specs\x18\x06 \x03(\x0b\x32\x19.rollout.wire.v1.ItemSpec\x12\x12\n\nspec_index\x18\x07 \x03(\r\"\xb1\x02\n\tInventory\x12:\n\x08\x63\x61pacity\x18\x01 \x03(\x0b\x32(.rollout.wire.v1.Inventory.CapacityEntry\x12\r\n\x05roles\x18\x02 \x03(\t\x12\x36\n\x06labels\x18\x03 \x03(\x0b\x32&.rollout.wire.v1.Inventory.LabelsEntry\x12\x0f\n\x07plugins\x18\x04 \x03(\t\x12\x0c\n\x04host\x18\x05 \x01(\t\x12\x0f\n\x07version\x18\x06 \x01(\t\x12\x11\n\texecutors\x18\x07 \x03(\t\x1a/\n\rCapacityEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x01:\x02\x38\x01\x1a-\n\x0bLabelsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01*t\n\x07Outcome\x12\x17\n\x13OUTCOME_UNSPECIFIED\x10\x00\x12\x10\n\x0cOUTCOME_DONE\x10\x01\x12\x12\n\x0eOUTCOME_FAILED\x10\x02\x12\x15\n\x11OUTCOME_CANCELLED\x10\x03\x12\x13\n\x0fOUTCOME_SKIPPED\x10\x04\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -39,28 +39,28 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_INVENTORY_CAPACITYENTRY']._serialized_options = b'8\001'
   _globals['_INVENTORY_LABELSENTRY']._loaded_options = None
   _globals['_INVENTORY_LABELSENTRY']._serialized_options = b'8\001'
-  _globals['_OUTCOME']._serialized_start=1401
-  _globals['_OUTCOME']._serialized_end=1517
+  _globals['_OUTCOME']._serialized_start=1419
+  _globals['_OUTCOME']._serialized_end=1535
   _globals['_OBJECTREF']._serialized_start=49
   _globals['_OBJECTREF']._serialized_end=111
   _globals['_INDEXEDREF']._serialized_start=113
   _globals['_INDEXEDREF']._serialized_end=181
   _globals['_ITEMSPEC']._serialized_start=184
-  _globals['_ITEMSPEC']._serialized_end=753
-  _globals['_ITEMSPEC_RESOURCESENTRY']._serialized_start=651
-  _globals['_ITEMSPEC_RESOURCESENTRY']._serialized_end=699
-  _globals['_ITEMSPEC_REQUIRELABELSENTRY']._serialized_start=701
-  _globals['_ITEMSPEC_REQUIRELABELSENTRY']._serialized_end=753
-  _globals['_ATTEMPTKEYS']._serialized_start=755
-  _globals['_ATTEMPTKEYS']._serialized_end=811
-  _globals['_ERRORINFO']._serialized_start=813
-  _globals['_ERRORINFO']._serialized_end=910
-  _globals['_ITEMBATCH']._serialized_start=913
-  _globals['_ITEMBATCH']._serialized_end=1091
-  _globals['_INVENTORY']._serialized_start=1094
-  _globals['_INVENTORY']._serialized_end=1399
-  _globals['_INVENTORY_CAPACITYENTRY']._serialized_start=1305
-  _globals['_INVENTORY_CAPACITYENTRY']._serialized_end=1352
-  _globals['_INVENTORY_LABELSENTRY']._serialized_start=1354
-  _globals['_INVENTORY_LABELSENTRY']._serialized_end=1399
+  _globals['_ITEMSPEC']._serialized_end=771
+  _globals['_ITEMSPEC_RESOURCESENTRY']._serialized_start=669
+  _globals['_ITEMSPEC_RESOURCESENTRY']._serialized_end=717
+  _globals['_ITEMSPEC_REQUIRELABELSENTRY']._serialized_start=719
+  _globals['_ITEMSPEC_REQUIRELABELSENTRY']._serialized_end=771
+  _globals['_ATTEMPTKEYS']._serialized_start=773
+  _globals['_ATTEMPTKEYS']._serialized_end=829
+  _globals['_ERRORINFO']._serialized_start=831
+  _globals['_ERRORINFO']._serialized_end=928
+  _globals['_ITEMBATCH']._serialized_start=931
+  _globals['_ITEMBATCH']._serialized_end=1109
+  _globals['_INVENTORY']._serialized_start=1112
+  _globals['_INVENTORY']._serialized_end=1417
+  _globals['_INVENTORY_CAPACITYENTRY']._serialized_start=1323
+  _globals['_INVENTORY_CAPACITYENTRY']._serialized_end=1370
+  _globals['_INVENTORY_LABELSENTRY']._serialized_start=1372
+  _globals['_INVENTORY_LABELSENTRY']._serialized_end=1417
 # @@protoc_insertion_point(module_scope)

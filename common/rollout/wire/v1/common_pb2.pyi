@@ -39,7 +39,7 @@ class IndexedRef(_message.Message):
     def __init__(self, index: _Optional[int] = ..., ref: _Optional[_Union[ObjectRef, _Mapping]] = ...) -> None: ...
 
 class ItemSpec(_message.Message):
-    __slots__ = ("lane", "chain", "resources", "require_roles", "require_labels", "require_plugin", "affinity", "group", "priority", "timeout_ms", "max_attempts", "max_worker_lost", "fail_on_worker_lost", "exclusive", "pipelined", "not_before_ms", "retry_backoff_ms", "cost")
+    __slots__ = ("lane", "chain", "resources", "require_roles", "require_labels", "require_plugin", "affinity", "group", "priority", "timeout_ms", "max_attempts", "max_worker_lost", "fail_on_worker_lost", "exclusive", "pipelined", "not_before_ms", "retry_backoff_ms", "cost", "executor")
     class ResourcesEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -72,6 +72,7 @@ class ItemSpec(_message.Message):
     NOT_BEFORE_MS_FIELD_NUMBER: _ClassVar[int]
     RETRY_BACKOFF_MS_FIELD_NUMBER: _ClassVar[int]
     COST_FIELD_NUMBER: _ClassVar[int]
+    EXECUTOR_FIELD_NUMBER: _ClassVar[int]
     lane: str
     chain: str
     resources: _containers.ScalarMap[str, float]
@@ -90,7 +91,8 @@ class ItemSpec(_message.Message):
     not_before_ms: int
     retry_backoff_ms: int
     cost: int
-    def __init__(self, lane: _Optional[str] = ..., chain: _Optional[str] = ..., resources: _Optional[_Mapping[str, float]] = ..., require_roles: _Optional[_Iterable[str]] = ..., require_labels: _Optional[_Mapping[str, str]] = ..., require_plugin: _Optional[str] = ..., affinity: _Optional[str] = ..., group: _Optional[str] = ..., priority: _Optional[int] = ..., timeout_ms: _Optional[int] = ..., max_attempts: _Optional[int] = ..., max_worker_lost: _Optional[int] = ..., fail_on_worker_lost: bool = ..., exclusive: bool = ..., pipelined: bool = ..., not_before_ms: _Optional[int] = ..., retry_backoff_ms: _Optional[int] = ..., cost: _Optional[int] = ...) -> None: ...
+    executor: str
+    def __init__(self, lane: _Optional[str] = ..., chain: _Optional[str] = ..., resources: _Optional[_Mapping[str, float]] = ..., require_roles: _Optional[_Iterable[str]] = ..., require_labels: _Optional[_Mapping[str, str]] = ..., require_plugin: _Optional[str] = ..., affinity: _Optional[str] = ..., group: _Optional[str] = ..., priority: _Optional[int] = ..., timeout_ms: _Optional[int] = ..., max_attempts: _Optional[int] = ..., max_worker_lost: _Optional[int] = ..., fail_on_worker_lost: bool = ..., exclusive: bool = ..., pipelined: bool = ..., not_before_ms: _Optional[int] = ..., retry_backoff_ms: _Optional[int] = ..., cost: _Optional[int] = ..., executor: _Optional[str] = ...) -> None: ...
 
 class AttemptKeys(_message.Message):
     __slots__ = ("log", "seq", "attempt")
