@@ -20,7 +20,7 @@ from sim_checker import Checker, Violation, books
 from sim_client import ClientNode, OperatorNode
 from sim_coordinator import CoordinatorNode
 from sim_faults import strike
-from sim_loop import PAUSED, NodeLoop, Scheduler
+from sim_loop import PAUSED, NodeLoop, Scheduler, SimTask
 from sim_network import Channel, Dial, Network
 from sim_node import TTL, Node
 from sim_scenario import Command, Scenario
@@ -29,6 +29,8 @@ from sim_worker import WORKER_TICK, WorkerNode
 
 STEPS_MIN = 400
 """Steps of a core in every seed, at least."""
+ASKED_WITHIN_S = 10.0
+"""Virtual seconds within which a task's exception is asked for, or lost."""
 
 
 class World:
@@ -162,11 +164,21 @@ class World:
             self.violation("unhandled", f"{name}: {error!r}").__cause__ = error
 
     def lost_exceptions(self) -> None:
-        """Of tasks whose result nobody asked for."""
-        for node in self.nodes.values():
-            for task in node.loop.tasks:
-                if node.alive and task.done() and not task.cancelled() and task._log_traceback:  # type: ignore[attr-defined]  # pyright: ignore
-                    self.crashed(node.name, task.exception() or RuntimeError("?"))
+        """Of tasks whose result nobody asks for, in the seconds after the end of the seed neither: it may have come
+        between the end of a task and the turn of whoever waits for it, who has to hear of something else first."""
+        if self._failed_tasks():
+            self.scheduler.stop = False
+            self.scheduler.run(self.scheduler.now + ASKED_WITHIN_S)
+        for node, task in self._failed_tasks():
+            self.crashed(node.name, task.exception() or RuntimeError("?"))
+
+    def _failed_tasks(self) -> list[tuple[Node, SimTask]]:
+        return [
+            (node, task)
+            for node in self.nodes.values()
+            for task in node.loop.tasks
+            if node.alive and task.done() and not task.cancelled() and task._log_traceback  # type: ignore[attr-defined]  # pyright: ignore
+        ]
 
     def stepped(self, node: CoordinatorNode, events: list[Event], step: Step, state: State) -> None:
         self.steps += 1
