@@ -19,6 +19,7 @@ from sim_certificates import ulid
 from sim_checker import Checker, Violation, books
 from sim_client import ClientNode, OperatorNode
 from sim_coordinator import CoordinatorNode
+from sim_executors import executor_of
 from sim_faults import strike
 from sim_loop import PAUSED, NodeLoop, Scheduler, SimTask
 from sim_network import Channel, Dial, Network
@@ -84,7 +85,8 @@ class World:
             **self.coordinators, **self.workers, **self.clients, "op": self.operator,
         }  # fmt: skip
         for n, node in enumerate(self.nodes.values()):
-            self.later(0.01 * n, node.start)
+            joins_at = node.spec.joins_at if isinstance(node, WorkerNode) else 0.0
+            self.later(0.01 * n + joins_at, node.start)
         for fault in scenario.faults:
             self.later(fault.at, lambda fault=fault: strike(self, fault))
         run_ids = list(self.plans)
@@ -98,9 +100,11 @@ class World:
         self._numbers += 1
         return ulid(self._numbers)
 
-    def fresh_worker(self) -> str:
+    def fresh_worker(self, executors: tuple[str, ...]) -> str:
         self._processes += 1
-        return ulid(600 + self._processes)
+        incarnation = ulid(600 + self._processes)
+        self.checker.hosts[incarnation] = executors
+        return incarnation
 
     def ids(self, run_id: str) -> list[bytes]:
         found = self._ids.get(run_id)
@@ -256,6 +260,7 @@ class World:
             asleep = [w for w in self.workers.values() if w.incarnation == incarnation and w.loop.state == PAUSED]
             return bool(asleep) or any(self.scheduler.now - at <= 2 * WORKER_TICK for at in [*woke, node.woke_at])
 
+        self._guarded(lambda: self.checker.hosted(node.incarnation, executor_of(held), held.key))
         self.checker.starts(node.incarnation, held.log, held.seq, held.attempt, held.spec.exclusive, grace)
 
     def _holds(self, incarnation: str, key: AttemptKey) -> bool:
