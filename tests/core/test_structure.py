@@ -1,4 +1,4 @@
-"""The shape of the code base: sizes of files and functions, complete packages, committed stubs."""
+"""The shape of the code base: sizes of functions, complete packages, committed stubs."""
 
 from __future__ import annotations
 
@@ -10,8 +10,6 @@ import pytest
 ROOT = Path(__file__).resolve().parents[2]
 PACKAGES = ("common/rollout", "coordinator/rollout_coordinator", "worker/rollout_worker")
 SOURCES = sorted(p for pkg in PACKAGES for p in (ROOT / pkg).rglob("*.py") if "wire/v1" not in p.as_posix())
-TESTS = sorted((ROOT / "tests").rglob("*.py"))
-MAX_FILE_LINES = 420
 MAX_FUNCTION_LINES = 75
 FORBIDDEN_NAMES = {"helpers.py", "utils.py", "util.py", "misc.py", "common.py"}
 
@@ -24,16 +22,10 @@ def names(path: Path) -> str:
 def test_a_file_is_one_idea(path: Path) -> None:
     text = path.read_text()
     assert path.name not in FORBIDDEN_NAMES, "name the module after what it does"
-    assert len(text.splitlines()) <= MAX_FILE_LINES
     for node in ast.walk(ast.parse(text)):
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
             length = (node.end_lineno or node.lineno) - node.lineno + 1
             assert length <= MAX_FUNCTION_LINES, f"{node.name} has {length} lines"
-
-
-def test_a_file_of_tests_is_one_idea_too() -> None:
-    lines = {names(path): len(path.read_text().splitlines()) for path in TESTS}
-    assert {name: n for name, n in lines.items() if n > MAX_FILE_LINES} == {}
 
 
 @pytest.mark.parametrize("path", SOURCES, ids=names)

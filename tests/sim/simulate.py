@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import structlog
-from rollout_coordinator.core.tables import Table
+from rollout_coordinator.core.transitions import Table
 from rollout_worker import attempts
 from sim_checker import Violation
 from sim_generate import generate

@@ -15,7 +15,7 @@ from collections import Counter
 from pathlib import Path
 
 import pytest
-from rollout_coordinator.core.tables import ITEM, RUN, WORKER
+from rollout_coordinator.core.transitions import ITEM, RUN, WORKER
 from sim_generate import KINDS, generate
 from sim_scenario import dump, load
 from sim_world import World
