@@ -11,6 +11,7 @@ from typing import Any, TypeVar
 
 from rollout.cli.boundary import FAILED, OK
 from rollout.cli.progress import Display, Rates, Snapshot
+from rollout.cli.show import waiting
 from rollout.client import Page, Runs
 from rollout.model.errors import IncompleteError, InputChangedError, StateError
 from rollout.model.item import NewItem
@@ -174,8 +175,9 @@ class WorkloadRun:
             self._busy_at, self._idle_told = time.monotonic(), False
         elif not self._idle_told and time.monotonic() - self._busy_at >= IDLE_S:
             self._idle_told = True
+            why = f"what it waits for:\n{waiting(status)}\n" if status.waits else "engines may still be loading; "
             self._display.note(
-                f"no worker has had anything of this run for {IDLE_S:.0f} s: their engines may still be loading; "
+                f"no worker has had anything of this run for {IDLE_S:.0f} s: {why}"
                 "`rollout workers` lists those that are connected, `rollout-worker run` starts one"
             )
 
