@@ -13,9 +13,9 @@ from rollout.security.authority import Authority
 from rollout.storage import open_storage
 from rollout_coordinator.lifecycle import Coordinator
 from rollout_worker.attempts import Plan
-from rollout_worker.children import ChildProcess
 from rollout_worker.executors.port import Run
-from rollout_worker.pipe import Kind
+from rollout_worker.processes.child import ChildProcess
+from rollout_worker.processes.pipe import Kind
 
 
 async def test_a_process_that_breaks_the_protocol_is_killed_and_tells_nothing(

@@ -20,10 +20,10 @@ LOG = 1
 
 
 def plan_run(run: Run) -> Plan:
-    if run.workload == "unknown":
+    if run.executor == "unknown":
         raise AttemptError("no such executor", code="executor_missing")
-    kind = "engine" if run.workload == "infer" else "slot"
-    return Plan(run, kind, run.workload + run.name)
+    kind = "engine" if run.executor == "infer" else "slot"
+    return Plan(run, kind, run.executor + run.name)
 
 
 class Worker:

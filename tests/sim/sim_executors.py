@@ -11,7 +11,7 @@ from rollout.wire.codec import item_batch_to_wire
 from rollout.wire.v1 import work_pb2
 from rollout_worker import session_events as ev
 from rollout_worker.attempts import AttemptKey, Finished, Held, Plan, group_to_wire
-from rollout_worker.child_events import CANCELLED
+from rollout_worker.session import CANCELLED
 from sim_checker import expected
 from sim_loop import NodeLoop
 

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import os
 import socket
-from collections.abc import Callable
+from collections.abc import Mapping, Sequence
 from importlib.metadata import entry_points
 from importlib.metadata import version as installed_version
 from pathlib import Path
@@ -15,19 +14,19 @@ from typing import Any
 import structlog
 from rollout.compute import Compute, open_compute
 from rollout.config.settings import WorkerSettings
-from rollout.model.errors import AttemptError, RolloutError
+from rollout.model.errors import ConfigError, RolloutError
 from rollout.model.worker import Inventory
 from rollout.secrets import open_secrets
 from rollout.security.credentials import Credentials
 from rollout.security.roles import Role
 from rollout.wire.epoch import EpochGuard
 
-from rollout_worker.attempts import Plan
 from rollout_worker.driver import Driver, Parts, new_ulid
 from rollout_worker.environment import AllowedSecrets
-from rollout_worker.executors.port import Executor, Run
+from rollout_worker.executors.port import Executor
 from rollout_worker.hosting import PluginHost
 from rollout_worker.http import WorkerHttp
+from rollout_worker.processes.plans import planner
 from rollout_worker.session import Session, SessionSettings
 
 log = structlog.get_logger()
@@ -46,29 +45,15 @@ def load_executors() -> dict[str, type[Executor]]:
     return found
 
 
-def planner(executors: dict[str, type[Executor]]) -> Callable[[Run], Plan]:
-    """Where a run's attempts execute."""
-
-    def plan(run: Run) -> Plan:
-        executor = executors.get(run.workload)
-        if executor is None:
-            raise AttemptError(
-                f"this worker has no executor for workload {run.workload!r} (it has: {', '.join(executors) or 'none'})",
-                code="executor_missing",
-            )
-        try:
-            environment = tuple(sorted(executor.environment(run).items()))
-            engine = executor.engine_key(run)
-        except Exception as error:
-            raise AttemptError(
-                f"executor {run.workload!r} cannot read the run's configuration: {type(error).__name__}: {error}",
-                code="bad_run_config",
-            ) from error
-        # Variables are read at import: another value needs another process.
-        key = json.dumps([run.workload, executor.placement, engine, environment])
-        return Plan(run, executor.placement, key, environment)
-
-    return plan
+def offered(installed: Mapping[str, type[Executor]], wanted: Sequence[str]) -> dict[str, type[Executor]]:
+    """What `[worker] executors` names, or all. ConfigError where one of them is not installed."""
+    missing = [name for name in wanted if name not in installed]
+    if missing:
+        raise ConfigError(
+            f"[worker] executors names {', '.join(map(repr, missing))}, not installed here (installed: "
+            f"{', '.join(sorted(installed)) or 'none'}); install the package that provides it, or take it off the list"
+        )
+    return {name: installed[name] for name in wanted or installed}
 
 
 async def inventory(
@@ -136,7 +121,7 @@ class Worker:
                 await self.host.load(manifest)
             if http is not None:
                 log.info("http_ready", addr=await http.start())
-            executors = await asyncio.to_thread(load_executors)
+            executors = offered(await asyncio.to_thread(load_executors), settings.worker.executors)
             offer = await inventory(settings, compute, tuple(self.host.names()), executors)
             notice = asyncio.create_task(self._preemption(compute))
             while True:

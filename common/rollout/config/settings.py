@@ -113,6 +113,9 @@ class HttpSection(Section):
 
 class WorkerSection(Section):
     slots: int = Field(default=1, ge=1, le=4096, description="Attempts of slot workloads at once.")
+    executors: list[str] = Field(
+        default_factory=list[str], description="Executors that this worker hosts, by name; default: all installed."
+    )
     roles: list[str] = Field(default_factory=list[str], description="What items may require.")
     labels: dict[str, str] = Field(default_factory=dict[str, str], description="What items may require.")
     capacity: dict[str, float] = Field(default_factory=dict[str, float], description="Further resources, by name.")

@@ -17,6 +17,7 @@ import time
 from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
+from dataclasses import replace
 from functools import partial
 from importlib.metadata import entry_points
 from pathlib import Path
@@ -30,27 +31,27 @@ from rollout.objects.cache import read_cached
 from rollout.wire.codec import spec_columns_from_wire, split_ids, unpack_blobs
 from rollout.wire.v1 import common_pb2, work_pb2
 
-from rollout_worker.attempt_context import AttemptContext, Requests
 from rollout_worker.attempts import Finished, group_to_wire, run_from_wire
 from rollout_worker.executors.port import Attempt, Done, Executor, Run, remember
 from rollout_worker.hosting.lifeline import ask_kernel
-from rollout_worker.pipe import Kind, Pipe
+from rollout_worker.processes.context import AttemptContext, Requests
+from rollout_worker.processes.pipe import Kind, Pipe
 
 CANCELLED = Failure("cancelled", "cancelled", True)
 GROUP = "rollout.executors"
 
 
-def executor_class(workload: str) -> type[Executor]:
-    """The executor registered for a workload. AttemptError where none is installed."""
+def executor_class(name: str) -> type[Executor]:
+    """The executor registered under that name. AttemptError where none is installed."""
     found = entry_points(group=GROUP)
-    if workload not in found.names:
+    if name not in found.names:
         known = ", ".join(sorted(found.names)) or "none"
         raise AttemptError(
-            f"this worker has no executor for workload {workload!r} (installed: {known}); install the package that "
-            f"provides it, through the entry point group {GROUP}",
+            f"this worker has no executor {name!r} (installed: {known}); install the package that provides it, "
+            f"through the entry point group {GROUP}",
             code="executor_missing",
         )
-    return found[workload].load()
+    return found[name].load()
 
 
 class Runner:
@@ -59,6 +60,7 @@ class Runner:
         self._loop = asyncio.get_running_loop()
         self._pipe = Pipe(self._frame, self._lost)
         self._requests = Requests(self._pipe.send)
+        self._executor_name = ""
         self._executor: Executor | None = None
         self._run_many: Callable[[list[Attempt]], list[Done | None]] | None = None
         self._scratch = Path()
@@ -81,6 +83,7 @@ class Runner:
         await self._loop.create_unix_connection(lambda: self._pipe, sock=socket.socket(fileno=self._fd))
         init = await self._init
         run = Run(**init["run"])
+        self._executor_name = run.executor
         self._runs[run.run_id] = run
         for name in init["secrets"]:
             hide(os.environ[name])
@@ -88,7 +91,7 @@ class Runner:
         self._cache = Path(init["cache"])
         context = AttemptContext(self._requests, self._scratch / "start", None, lambda _: None)
         try:
-            self._executor = executor_class(run.workload)()
+            self._executor = executor_class(run.executor)()
             await self._executor.start(run, context)
         except Exception as error:  # noqa: BLE001 - user code: whatever it raises is reported, typed
             failure = failure_of(error)
@@ -167,7 +170,9 @@ class Runner:
     def _assign(self, group: work_pb2.AssignGroup) -> None:
         run = self._runs.get(group.run.run_id)
         if run is None:
-            run = remember(self._runs, group.run.run_id, run_from_wire(group.run))
+            # Its configuration is what this executor is told of it already.
+            run = replace(run_from_wire(group.run), executor=self._executor_name)
+            remember(self._runs, run.run_id, run)
         ids = split_ids(group.ids)
         payloads = unpack_blobs(group.length, group.data, group.refs)
         if group.refs:

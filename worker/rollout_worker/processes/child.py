@@ -19,12 +19,12 @@ import structlog
 from rollout.model.errors import ProtocolError
 from rollout.wire.v1 import common_pb2, work_pb2
 
-from rollout_worker import guard
 from rollout_worker import session_events as ev
 from rollout_worker.attempts import AttemptKey, Held, Plan, held_to_wire
-from rollout_worker.child_frames import read_frame, read_question
 from rollout_worker.environment import child_environment
-from rollout_worker.pipe import Kind, Pipe
+from rollout_worker.processes import guard
+from rollout_worker.processes.frames import read_frame, read_question
+from rollout_worker.processes.pipe import Kind, Pipe
 
 log = structlog.get_logger()
 
@@ -81,7 +81,7 @@ class Guard:
 
 
 class ChildProcess:
-    """One `rollout_worker.runner`."""
+    """One `rollout_worker.processes.runner`."""
 
     def __init__(self, number: int, plan: Plan, scratch: Path, cache: Path, guard: Guard, handlers: Handlers) -> None:
         self.number = number
@@ -121,7 +121,7 @@ class ChildProcess:
             process = self._process = await asyncio.create_subprocess_exec(
                 sys.executable,
                 "-m",
-                "rollout_worker.runner",
+                "rollout_worker.processes.runner",
                 str(theirs.fileno()),
                 str(os.getpid()),
                 pass_fds=(theirs.fileno(),),
