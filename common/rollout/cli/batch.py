@@ -17,13 +17,13 @@ from typing import Any
 
 from rollout.cli.boundary import INTERRUPTED, OK
 from rollout.cli.collecting import BatchRun
-from rollout.cli.embedded import Embedded
 from rollout.cli.interrupt import Interrupted, Interrupts
 from rollout.cli.plan_files import check_batch, need_backend
 from rollout.cli.progress import Display, display_for
-from rollout.cli.target import Target, connected, find_target
 from rollout.client import Runs
+from rollout.client.embedded import Embedded
 from rollout.client.runs import new_ulid
+from rollout.client.target import Target, connected, find_target
 from rollout.config.load import load_settings
 from rollout.model.errors import ConfigError, InputError, NotFoundError, RolloutError
 from rollout.model.ids import check_ulid

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from rollout.cli.target import CoordinatorOption, TlsDirOption
+from rollout.cli.options import CoordinatorOption, TlsDirOption
 
 app = typer.Typer(no_args_is_help=True)
 

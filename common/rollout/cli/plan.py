@@ -7,8 +7,8 @@ from typing import Annotated
 
 import typer
 
+from rollout.cli.options import JsonOption
 from rollout.cli.plan_files import check_coordinator, check_worker, kind_of
-from rollout.cli.target import JsonOption
 from rollout.cli.workloads import WORKLOADS
 
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from importlib.util import find_spec
 from pathlib import Path
 
-from rollout.cli.target import as_joined
 from rollout.cli.workloads import WORKLOADS
+from rollout.client.target import as_joined
 from rollout.config.adapters import find_adapter
 from rollout.config.load import load_settings, read_values
 from rollout.config.settings import CoordinatorSettings, TransportSection, WorkerSettings
