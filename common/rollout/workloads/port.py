@@ -151,10 +151,8 @@ class Totals:
 class Writer(Protocol):
     """From entries of the commit log to lines of files. It opens none: the collector does, and resumes them."""
 
-    @property
-    def files(self) -> tuple[str, ...]:
-        """Names of the files that `lines` may name, in the order in which they are shown; all are made."""
-        ...
+    files: tuple[str, ...]
+    """Names of the files that `lines` may name; all are made."""
 
     def lines(self, entry: CommitEntry) -> Iterable[tuple[str, bytes]]:
         """(file, bytes of one or more whole lines) for each line that `entry` becomes, in order.
@@ -165,7 +163,7 @@ class Writer(Protocol):
 
     def summary(self, summary: JsonObject, totals: Totals) -> JsonObject:
         """What `summary.json` holds: `summary` has what every workload says, and the workload adds its own."""
-        ...
+        return summary
 
 
 Settings = TypeVar("Settings", bound=BaseModel)
