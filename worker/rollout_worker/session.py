@@ -500,7 +500,7 @@ class Session:
             self._complete(held, result)
         if not failures:
             self.place.backoff(child.plan.key).failures = 0
-        self._started += child.settle(now)
+        self._started += child.settle(now, count)
         self._dispatch_due = True
 
     def _complete(self, held: Held, result: Finished) -> None:

@@ -38,7 +38,7 @@ from rollout_worker.processes.context import AttemptContext, Requests
 from rollout_worker.processes.pipe import Kind, Pipe
 
 CANCELLED = Failure("cancelled", "cancelled", True)
-GATHER_S = 0.005
+GATHER_S = 0.02
 """A frame each for results of a millisecond would cost the worker as much as the work."""
 GROUP = "rollout.executors"
 
