@@ -261,7 +261,7 @@ log_lines = st.one_of(
 def test_what_a_child_prints_is_only_text(line: str) -> None:
     plan = Plan(Run(RUN_ID, "script", {}), "slot", "script")
     child = ChildProcess(ev.StartChild(1, plan), Path("/nowhere"), Path("/nowhere"), cast(Any, None), cast(Any, None))
-    child._log_line(line)
+    child._output.feed("stdout", line.encode() + b"\n", 0.0)
 
 
 # ---- framing
