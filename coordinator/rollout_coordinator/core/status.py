@@ -7,7 +7,7 @@ from rollout_coordinator.core.state import Run, State, Worker
 from rollout_coordinator.core.views import LaneView, RunView, WorkerView
 
 
-def run_view(c: State, run: Run) -> RunView:
+def run_view(state: State, run: Run) -> RunView:
     root = run.root
     _, done, failed, cancelled, skipped = root.counts
     logs = run.logs.values()
@@ -24,33 +24,33 @@ def run_view(c: State, run: Run) -> RunView:
         worker_lost=sum(log.worker_lost for log in logs), stale=sum(log.stale for log in logs),
         units_in=sum(log.units_in for log in logs), units_out=sum(log.units_out for log in logs),
         created_ms=run.created_ms, updated_ms=run.updated_ms, ended_ms=run.ended_ms,
-        pausing=bool(run.pausing_until_ms), workers=sum(run.id in w.by_run for w in c.workers.values()),
+        pausing=bool(run.pausing_until_ms), workers=sum(run.id in w.by_run for w in state.workers.values()),
         survivors=run.survivors, lanes=lanes,
     )  # fmt: skip
 
 
-def worker_view(c: State, worker: Worker, now: Now) -> WorkerView:
-    heard_at = worker.due_at - 2 * c.settings.heartbeat_interval
+def worker_view(state: State, worker: Worker, now: Now) -> WorkerView:
+    heard_at = worker.due_at - 2 * state.settings.heartbeat_interval
     return WorkerView(
         worker.id, worker.host_id, worker.inventory, worker.state, worker.in_flight, worker.running,
         worker.registered_ms, max(0.0, now.mono - heard_at), worker.reason, worker.load, worker.done,
     )  # fmt: skip
 
 
-def gauges(c: State) -> dict[str, float]:
+def gauges(state: State) -> dict[str, float]:
     out: dict[str, float] = {
-        "runs": len(c.runs),
-        "logs": len(c.logs),
-        "items_in_flight": sum(run.in_flight + run.waiting for run in c.runs.values()),
-        "items_running": sum(run.running for run in c.runs.values()),
-        "items_pending": sum(log.pending for log in c.logs.values() if not log.closed),
-        "window_items": sum(log.window for log in c.logs.values()),
-        "window_bytes": sum(log.window_bytes for log in c.logs.values()),
-        "accepted_ranges": sum(len(log.accepted) for log in c.logs.values()),
+        "runs": len(state.runs),
+        "logs": len(state.logs),
+        "items_in_flight": sum(run.in_flight + run.waiting for run in state.runs.values()),
+        "items_running": sum(run.running for run in state.runs.values()),
+        "items_pending": sum(log.pending for log in state.logs.values() if not log.closed),
+        "window_items": sum(log.window for log in state.logs.values()),
+        "window_bytes": sum(log.window_bytes for log in state.logs.values()),
+        "accepted_ranges": sum(len(log.accepted) for log in state.logs.values()),
     }
-    for worker in c.workers.values():
+    for worker in state.workers.values():
         name = f"workers_{worker.state.value}"
         out[name] = out.get(name, 0) + 1
-    for name, value in c.totals.items():
+    for name, value in state.totals.items():
         out[f"items_{name}_total"] = value
     return out

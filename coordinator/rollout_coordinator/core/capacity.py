@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from rollout_coordinator.core.state import Run, Shape, State, Worker
+from rollout_coordinator.core.state import Requirements, Run, State, Worker
 
 UNLIMITED = 1 << 30
 
@@ -19,7 +19,7 @@ def held_in_common(worker: Worker) -> int:
     return worker.in_flight - worker.waiting - sum([worker.holds.get(run_id, 0) for run_id in worker.credit_runs])
 
 
-def room(worker: Worker, run: Run, held: Callable[[Worker], int] = held_in_common) -> int:
+def free_credit(worker: Worker, run: Run, held: Callable[[Worker], int] = held_in_common) -> int:
     """Items of `run` that the worker's credit still allows. `held`: as `held_in_common`, which looks at many runs."""
     if worker.bytes >= worker.credit.bytes:
         return 0
@@ -38,32 +38,32 @@ def has_enough(worker: Worker) -> bool:
     return all(worker.holds.get(run_id, 0) >= most for run_id, most in worker.credit_runs.items())
 
 
-def fits(worker: Worker, shape: Shape) -> bool:
-    """What of a shape does not change while the worker lives."""
-    known = worker.fits.get(shape.key)
+def fits(worker: Worker, requirements: Requirements) -> bool:
+    """What of it does not change while the worker lives."""
+    known = worker.fits.get(requirements.key)
     if known is None:
         have = worker.inventory
         labels = dict(have.labels)
-        known = worker.fits[shape.key] = (
-            (not have.executors or shape.executor in have.executors)
-            and shape.roles.issubset(have.roles)
-            and all(labels.get(name) == value for name, value in shape.labels)
-            and (not shape.plugin or shape.plugin in have.plugins)
-            and shape.slots <= worker.capacity.get("slots", 0.0)
-            and all(amount <= worker.capacity.get(name, 0.0) for name, amount in shape.strict)
+        known = worker.fits[requirements.key] = (
+            (not have.executors or requirements.executor in have.executors)
+            and requirements.roles.issubset(have.roles)
+            and all(labels.get(name) == value for name, value in requirements.labels)
+            and (not requirements.plugin or requirements.plugin in have.plugins)
+            and requirements.slots <= worker.capacity.get("slots", 0.0)
+            and all(amount <= worker.capacity.get(name, 0.0) for name, amount in requirements.strict)
         )
     return known
 
 
-def strict_room(worker: Worker, shape: Shape) -> int:
-    """How many more items of this shape the resources other than slots allow. The epsilon is for sums of fractions."""
+def strict_room(worker: Worker, requirements: Requirements) -> int:
+    """How many more such items the resources other than slots allow. The epsilon is for sums of fractions."""
     free = UNLIMITED
-    for name, amount in shape.strict:
+    for name, amount in requirements.strict:
         left = worker.capacity.get(name, 0.0) - worker.used.get(name, 0.0)
         free = min(free, int(left / amount + 1e-9))
     return free
 
 
-def only_children(c: State, worker: Worker, run: Run) -> bool:
+def parents_full(state: State, worker: Worker, run: Run) -> bool:
     """So many of the run's parents wait there, which take no credit, that it begins no more of its root log."""
-    return worker.by_run.get(run.id, 0) - worker.holds.get(run.id, 0) >= c.settings.waiting_max
+    return worker.by_run.get(run.id, 0) - worker.holds.get(run.id, 0) >= state.settings.waiting_max

@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Annotated, TypeVar
 import typer
 
 from rollout.cli.boundary import FAILED, OK
-from rollout.cli.target import CoordinatorOption, JsonOption, TlsDirOption, connected, need_target
+from rollout.cli.options import CoordinatorOption, JsonOption, TlsDirOption
+from rollout.client.target import connected, need_target
 from rollout.model.ids import check_ulid
 
 if TYPE_CHECKING:

@@ -1,4 +1,4 @@
-"""Whose turn it is: the runs that a dispatch takes from, those first that have least of what they may have.
+"""Fair share: the runs that a dispatch takes from, those first that have least of what they may have.
 
 A worker asks again with every frame, and there may be a thousand runs, so nothing here looks at all of them each time.
 """
@@ -7,8 +7,8 @@ from __future__ import annotations
 
 from heapq import heapify, heappop, heappush, heapreplace
 
-from rollout_coordinator.core.room import fits, held_in_common
-from rollout_coordinator.core.state import Run, Shape, Worker
+from rollout_coordinator.core.capacity import fits, held_in_common
+from rollout_coordinator.core.state import Requirements, Run, Worker
 
 Entry = tuple[float, int, Run]
 """What runs of it by its weight, its place among the runs, the run."""
@@ -36,7 +36,7 @@ class Shares:
 
 
 class Rivals:
-    """The runs that workers of a kind want, by weight; `looked`: so many of the turn's changes are in it."""
+    """The runs that workers of a kind want, by weight; `looked`: so many of the changes are in it."""
 
     __slots__ = ("looked", "weights")
 
@@ -45,7 +45,7 @@ class Rivals:
         self.looked = looked
 
 
-class Turn:
+class FairShare:
     """Of one dispatch: `heap` has the runs in their order, without those that `skip` put aside until `again`."""
 
     def __init__(self, runs: list[Run]) -> None:
@@ -53,18 +53,18 @@ class Turn:
         self.heap: list[Entry] = [(run.in_flight / run.weight, n, run) for n, run in enumerate(runs)]
         heapify(self.heap)
         self._skipped: list[Entry] = []
-        self._shapes: set[Shape] | None = None
+        self._requirements: set[Requirements] | None = None
         self._held: tuple[Worker, int] | None = None
         self._rivals: dict[str, Rivals] = {}  # by kind of worker
-        self._shapes_left: dict[str, int] = {}  # by run, how many had something at the last look
-        self._changes: list[Run] = []  # runs of which a shape was used up
+        self._requirements_left: dict[str, int] = {}  # by run, how many had something at the last look
+        self._changes: list[Run] = []  # runs of which a requirements was used up
 
     @property
-    def shapes(self) -> set[Shape]:
+    def requirements(self) -> set[Requirements]:
         """Of all pending items. It loses those of which the last are taken."""
-        if self._shapes is None:
-            self._shapes = {s for run in self._runs for s in run.shapes.values() if s.heap}
-        return self._shapes
+        if self._requirements is None:
+            self._requirements = {s for run in self._runs for s in run.requirements.values() if s.heap}
+        return self._requirements
 
     def is_full(self, worker: Worker) -> bool:
         """Its credit leaves room for none of the runs that have something for it."""
@@ -129,15 +129,15 @@ class Turn:
         self._skipped.clear()
 
     def _look(self, run: Run) -> None:
-        empty = [shape for shape in run.shapes.values() if not shape.heap]
-        left = len(run.shapes) - len(empty)
-        if self._shapes_left.get(run.id) != left:
-            self._shapes_left[run.id] = left
+        empty = [requirements for requirements in run.requirements.values() if not requirements.heap]
+        left = len(run.requirements) - len(empty)
+        if self._requirements_left.get(run.id) != left:
+            self._requirements_left[run.id] = left
             self._changes.append(run)
-            if self._shapes is not None:
-                self._shapes.difference_update(empty)
+            if self._requirements is not None:
+                self._requirements.difference_update(empty)
 
 
 def wants(run: Run, worker: Worker) -> bool:
     """It has pending items that fit the worker."""
-    return any(shape.heap and fits(worker, shape) for shape in run.shapes.values())
+    return any(requirements.heap and fits(worker, requirements) for requirements in run.requirements.values())

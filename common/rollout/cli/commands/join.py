@@ -9,7 +9,7 @@ from typing import Annotated
 
 import typer
 
-from rollout.cli.target import DEFAULT_TLS_DIR
+from rollout.client.target import DEFAULT_TLS_DIR
 from rollout.model.errors import ConfigError
 
 

@@ -1,4 +1,4 @@
-"""Which cluster a command speaks to: options, environment, `./rollout.toml`, then what `join` wrote down."""
+"""Which cluster is spoken to: options, environment, `./rollout.toml`, then what `join` wrote down."""
 
 from __future__ import annotations
 
@@ -7,9 +7,8 @@ from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING
 
-import typer
 from pydantic import Field
 
 from rollout.config.load import load_settings
@@ -19,30 +18,10 @@ from rollout.model.errors import ConfigError
 from rollout.security import files
 
 if TYPE_CHECKING:
-    from rollout.client import Runs
-    from rollout.client.runs import Trouble
+    from rollout.client.runs import Runs, Trouble
 
 CLIENT_FILE = Path("rollout.toml")
 DEFAULT_TLS_DIR = "./data/tls"
-
-CoordinatorOption = Annotated[
-    list[str] | None,
-    typer.Option(
-        "--coordinator",
-        metavar="HOST:PORT",
-        help="Coordinator to speak to; repeat it for each one. Default: ROLLOUT_COORDINATOR, then ./rollout.toml, "
-        "then what `rollout join` wrote into the TLS directory.",
-    ),
-]
-TlsDirOption = Annotated[
-    Path | None,
-    typer.Option(
-        "--tls-dir",
-        metavar="DIR",
-        help=f"Directory of the certificates. Default: ROLLOUT_TLS_DIR, then ./rollout.toml, then {DEFAULT_TLS_DIR}.",
-    ),
-]
-JsonOption = Annotated[bool, typer.Option("--json", help="Machine-readable output on standard output.")]
 
 
 class ClientTransport(Section):
@@ -111,7 +90,7 @@ async def connected(
     target: Target, *, patience_s: float = 15.0, on_trouble: Trouble | None = None
 ) -> AsyncGenerator[Runs, None]:
     """A client of `target`."""
-    from rollout.client import Runs  # grpc takes longer to import than `--help` to print
+    from rollout.client.runs import Runs  # grpc takes longer to import than `--help` to print
 
     runs = await Runs.connect(
         target.addresses, tls_dir=target.tls_dir, cluster=target.cluster, patience_s=patience_s, on_trouble=on_trouble

@@ -1,4 +1,4 @@
-"""Which queue a worker is served from, where items of one shape differ: long ones early, those of one prefix together.
+"""Which queue a worker is served from, where items with equal requirements differ: long ones early, a prefix together.
 
 Order is the schedule's, but for two wishes. An item of higher `cost` is begun before others, so that none of the long
 ones is left to run alone at the end. Items of one `affinity` go to the worker that had the last of them, which goes on
@@ -11,24 +11,24 @@ from __future__ import annotations
 import heapq
 from bisect import bisect_right
 
-from rollout_coordinator.core.state import ROOT_RANK, Entry, Prefs, Run, Shape, SpecQueue, State, Worker
+from rollout_coordinator.core.state import ROOT_RANK, Entry, Locality, Requirements, Run, SpecQueue, State, Worker
 from rollout_coordinator.core.window import index_queue, key_of
 
 HOMES_MAX = 64  # places of workers that are gone which are remembered
 
 
-def watch(run: Run, shape: Shape) -> None:
-    """From now on the shape's items differ: what is pending already is looked at as well."""
-    if shape.prefs is None:
-        shape.prefs = Prefs()
+def track_locality(run: Run, requirements: Requirements) -> None:
+    """From now on items with these requirements differ: what is pending already is looked at as well."""
+    if requirements.locality is None:
+        requirements.locality = Locality()
         for log in run.logs.values():
             for queue in log.queues.values():
                 index_queue(queue)
 
 
-def eldest(shape: Shape) -> SpecQueue | None:
+def eldest(requirements: Requirements) -> SpecQueue | None:
     """The queue whose head comes first in the schedule. Entries that are out of date are put right on the way."""
-    heap = shape.heap
+    heap = requirements.heap
     while heap:
         queue = heap[0][-1]
         if not queue.size or queue.log.closed:
@@ -41,17 +41,17 @@ def eldest(shape: Shape) -> SpecQueue | None:
     return None
 
 
-def prefer(shape: Shape, worker: Worker, limit: int) -> SpecQueue | None:
-    """The queue this worker should be served from, still in the heap; None: the first in the order of the schedule."""
-    prefs = shape.prefs
-    if prefs is None or not shape.heap:
+def choose(requirements: Requirements, worker: Worker, limit: int) -> SpecQueue | None:
+    """The queue to serve this worker from, still in the heap; None: the first in the order of the schedule."""
+    locality = requirements.locality
+    if locality is None or not requirements.heap:
         return None
-    top = shape.heap[0]
-    for cost in sorted(prefs.costs, reverse=True):
+    top = requirements.heap[0]
+    for cost in sorted(locality.costs, reverse=True):
         for queue in (
-            going_on(prefs, cost, worker),
-            head_of(prefs.homes.get(worker.id, {}).get(cost), worker.id),
-            head_of(prefs.homes.get("", {}).get(cost), ""),
+            going_on(locality, cost, worker),
+            head_of(locality.homes.get(worker.id, {}).get(cost), worker.id),
+            head_of(locality.homes.get("", {}).get(cost), ""),
         ):
             if queue is not None and queue.head() <= limit and key_of(queue)[:2] == top[:2] and free(queue, worker):
                 return queue
@@ -66,22 +66,22 @@ def within(queue: SpecQueue, limit: int) -> int:
     return max(1, bisect_right(chunk.seqs, limit, chunk.pos) - chunk.pos)
 
 
-def going_on(prefs: Prefs, cost: int, worker: Worker) -> SpecQueue | None:
+def going_on(locality: Locality, cost: int, worker: Worker) -> SpecQueue | None:
     """What the worker was given last."""
-    queue = prefs.last.get(worker.id)
+    queue = locality.last.get(worker.id)
     if queue is None or queue.info.spec.cost != cost or not queue.size or queue.log.closed:
         return None
     return queue if home_of(queue) == worker.id else None
 
 
-def limit_of_order(c: State, shape: Shape, first_aside: int) -> int:
+def limit_of_order(state: State, requirements: Requirements, first_aside: int) -> int:
     """The last seq that may be begun before what comes first, be that set aside for another worker."""
-    prefs, first = shape.prefs, eldest(shape)
-    if prefs is not None and len(prefs.homes) > HOMES_MAX + len(c.workers):
-        prefs.homes = {name: heaps for name, heaps in prefs.homes.items() if not name or name in c.workers}
-        prefs.last = {name: queue for name, queue in prefs.last.items() if name in c.workers}
+    locality, first = requirements.locality, eldest(requirements)
+    if locality is not None and len(locality.homes) > HOMES_MAX + len(state.workers):
+        locality.homes = {name: heaps for name, heaps in locality.homes.items() if not name or name in state.workers}
+        locality.last = {name: queue for name, queue in locality.last.items() if name in state.workers}
     head = min(first_aside, first.head()) if first else first_aside
-    return (head if head < ROOT_RANK else 0) + c.settings.reorder_items
+    return (head if head < ROOT_RANK else 0) + state.settings.reorder_items
 
 
 def head_of(heap: list[Entry] | None, place: str) -> SpecQueue | None:
@@ -117,14 +117,14 @@ def free(queue: SpecQueue, worker: Worker) -> bool:
     return queue.retry[0][3].to in ("", worker.id)
 
 
-def served(queue: SpecQueue, worker: Worker) -> None:
+def note_served(queue: SpecQueue, worker: Worker) -> None:
     """The worker got items of it: their prefix is warm there."""
-    affinity, prefs = queue.info.spec.affinity, queue.info.shape.prefs
+    affinity, locality = queue.info.spec.affinity, queue.info.requirements.locality
     if not affinity:
         return
     queue.log.run.warm[affinity] = worker.id
-    if prefs is not None:
-        prefs.last[worker.id] = queue
+    if locality is not None:
+        locality.last[worker.id] = queue
         if queue.place != worker.id:
             queue.place = None
             index_queue(queue)
