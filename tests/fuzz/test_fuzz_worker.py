@@ -19,8 +19,8 @@ from rollout_coordinator.work_codec import hello_event, up_event
 from rollout_worker import session_events as ev
 from rollout_worker.attempts import Finished, Plan, group_to_wire
 from rollout_worker.executors.port import Run
+from rollout_worker.pipe import FRAME_MAX, Kind, Pipe
 from rollout_worker.processes.child import ChildProcess
-from rollout_worker.processes.pipe import FRAME_MAX, Kind, Pipe
 from rollout_worker.session import Session, SessionSettings
 
 FRAME_LIMIT = 1 << 20

@@ -23,11 +23,11 @@ from rollout.wire.v1 import common_pb2, work_pb2
 from rollout_worker import session_events as ev
 from rollout_worker.attempts import OUT_OF_MEMORY, AttemptKey, Held, held_to_wire
 from rollout_worker.environment import child_environment
+from rollout_worker.pipe import Kind, Pipe
 from rollout_worker.processes import guard
 from rollout_worker.processes.frames import read_frame, read_question
 from rollout_worker.processes.memory import MemoryGroup, MemoryGroups, ran_out
 from rollout_worker.processes.output import TELL_S, Output
-from rollout_worker.processes.pipe import Kind, Pipe
 
 log = structlog.get_logger()
 

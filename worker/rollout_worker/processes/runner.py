@@ -37,8 +37,8 @@ from rollout.wire.v1 import common_pb2, work_pb2
 from rollout_worker.attempts import OUT_OF_MEMORY, Finished, group_to_wire, run_from_wire
 from rollout_worker.executors.port import Attempt, Done, Executor, Run, remember
 from rollout_worker.hosting.lifeline import ask_kernel
+from rollout_worker.pipe import Kind, Pipe
 from rollout_worker.processes.context import AttemptContext, Requests
-from rollout_worker.processes.pipe import Kind, Pipe
 
 CANCELLED = Failure("cancelled", "cancelled", True)
 GATHER_S = 0.005
