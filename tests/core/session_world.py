@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from rollout.model.errors import AttemptError
@@ -29,7 +29,9 @@ def plan_run(run: Run) -> Plan:
 class Worker:
     """A session and its surroundings."""
 
-    def __init__(self, slots: int = 1, welcome: bool = True, **settings: Any) -> None:
+    def __init__(
+        self, slots: int = 1, welcome: bool = True, plan_run: Callable[[Run], Plan] = plan_run, **settings: Any
+    ) -> None:
         self.session = Session(SessionSettings("W", Inventory(), slots=slots, **settings), plan_run)
         self.now = 100.0
         self.streams = 0

@@ -73,8 +73,7 @@ class Daemon:
             self._check(action.frame)
         elif isinstance(action, ev.StartChild):
             child = ChildProcess(
-                action.child,
-                action.plan,
+                action,
                 Path("/nowhere"),
                 Path("/nowhere"),
                 cast(Any, SimpleNamespace()),
@@ -261,7 +260,7 @@ log_lines = st.one_of(
 @example('{"event": "x", "level": []}')
 def test_what_a_child_prints_is_only_text(line: str) -> None:
     plan = Plan(Run(RUN_ID, "script", {}), "slot", "script")
-    child = ChildProcess(1, plan, Path("/nowhere"), Path("/nowhere"), cast(Any, None), cast(Any, None))
+    child = ChildProcess(ev.StartChild(1, plan), Path("/nowhere"), Path("/nowhere"), cast(Any, None), cast(Any, None))
     child._log_line(line)
 
 

@@ -234,7 +234,7 @@ class Driver:
         number = action.child
         handlers = Handlers(self.event, self._supply.answer, self._parts.secrets)
         scratch = self._scratch / f"child-{number}"
-        child = ChildProcess(number, action.plan, scratch, self._supply.cache_dir, self._guard, handlers)
+        child = ChildProcess(action, scratch, self._supply.cache_dir, self._guard, handlers)
         self._children[number] = child
         task = self._spawn_task(self._run_child(number, action.plan, child))
         self._child_tasks.add(task)

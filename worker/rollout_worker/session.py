@@ -60,6 +60,7 @@ class SessionSettings:
     inventory: Inventory
     slots: int = 1
     max_engines: int = 1
+    devices: tuple[str, ...] = ()  # accelerators, by the names that CUDA_VISIBLE_DEVICES takes
     self_fence_s: float = 4.0
     orphan_grace_s: float = 60.0
     cancel_grace_s: float = 5.0
@@ -90,8 +91,8 @@ class Session:
 
     def __init__(self, settings: SessionSettings, plan_run: Callable[[Run], Plan]) -> None:
         self._settings = settings
-        self._plans = Plans(plan_run)
-        self.place = Placement(settings.slots, settings.max_engines)
+        self._plans = Plans(plan_run, lease_devices=bool(settings.devices))
+        self.place = Placement(settings.slots, settings.max_engines, settings.devices)
         self.credit = CreditKeeper(settings.slots, settings.credit_bytes)
         self.objects_addr = ""
         # Attempts, and the results of those that have ended.
@@ -156,6 +157,7 @@ class Session:
         if self._dispatch_due and self._fenced_at is None and not self._stopped_all:
             self._dispatch_due = False
             actions, begun = self.place.dispatch(now)
+            self._fail_impossible(now)
             self._actions += self._kill_times() if actions else ()
             self._actions += actions
             self._started += begun
@@ -368,7 +370,7 @@ class Session:
         if child is None or child.state is not ChildState.STARTING:
             return
         child.state = ChildState.STOPPING  # its process is on its way out
-        self._not_startable(child, event.failure, now)
+        self._not_startable(child.plan.key, event.failure, now)
 
     def _check_starts(self, now: float) -> None:
         """A download or a driver that hangs must not hold its runs for ever."""
@@ -376,11 +378,17 @@ class Session:
         for child in self.place.starting_since(now - limit):
             self._actions.append(self.place.stop(child, kill=True))
             message = f"it was not ready within {limit:g} s ([worker] start_timeout_s)"
-            self._not_startable(child, Failure("start_timeout", message, True), now)
+            self._not_startable(child.plan.key, Failure("start_timeout", message, True), now)
 
-    def _not_startable(self, child: Child, failure: Failure, now: float) -> None:
+    def _fail_impossible(self, now: float) -> None:
+        """No process for them can ever be started here; asked again after each backoff, as all that do not start."""
+        have = len(self.place.pool.devices)
+        for key, plan in self.place.impossible(now):
+            message = f"it needs {plan.devices} devices and this worker has {have}"
+            self._not_startable(key, Failure("devices_missing", message, True), now)
+
+    def _not_startable(self, key: str, failure: Failure, now: float) -> None:
         """One attempt pays for each try, the others go back: a million rows must not fail for one missing model."""
-        key = child.plan.key
         delay = self.place.backoff(key).failed(now, START_BACKOFF_FIRST_S, START_BACKOFF_MAX_S)
         fields = {"error": failure.message, "code": failure.code, "retry_in_s": delay, "runs": self._runs_of(key)}
         self._actions.append(ev.Emit("engine_start_failed", "error", fields))
@@ -403,11 +411,11 @@ class Session:
         if child.kill_at and now >= child.kill_at:  # the guard did it, while this daemon stood still
             self._stop_exclusive(h for h in child.in_hand.values() if not h.stop_reason)
             child.state = ChildState.STOPPING
-        del self.place.children[event.child]
+        self.place.ended(child)
         self._dispatch_due = True
         if child.state is ChildState.STARTING:
             failure = Failure("engine_start", f"the process ended while it started: {event.reason}")
-            self._not_startable(child, failure, now)
+            self._not_startable(child.plan.key, failure, now)
             return
         if child.state is ChildState.UP:
             delay = self.place.backoff(child.plan.key).failed(now, BACKOFF_FIRST_S, BACKOFF_MAX_S)

@@ -1,4 +1,4 @@
-"""Options that several commands share."""
+"""Options that several commands share, those of workloads too."""
 
 from __future__ import annotations
 
@@ -27,3 +27,19 @@ TlsDirOption = Annotated[
     ),
 ]
 JsonOption = Annotated[bool, typer.Option("--json", help="Machine-readable output on standard output.")]
+
+ResumeOption = Annotated[
+    str | None,
+    typer.Option("--resume", metavar="RUN_ID", help="Go on with this run. Default: the one in <output.dir>/run-id."),
+]
+WorkersOption = Annotated[
+    int | None,
+    typer.Option("--workers", min=1, max=1024, help="Workers to start on this machine when no coordinator is named."),
+]
+DryRunOption = Annotated[
+    bool, typer.Option("--dry-run", help="Check configuration and every unit of the input, then stop.")
+]
+DetachOption = Annotated[
+    bool, typer.Option("--detach", help="Submit everything and leave; the same command collects later.")
+]
+JsonLinesOption = Annotated[bool, typer.Option("--json", help="Progress and summary as JSON lines on standard output.")]

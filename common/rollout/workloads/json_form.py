@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from datetime import UTC, datetime
-from typing import Any
+from typing import Any, cast
 
 JsonObject = dict[str, Any]
 
@@ -29,3 +29,17 @@ def dump_line(value: Any) -> bytes:
 def timestamp(unix_ms: int) -> str:
     """RFC 3339 in UTC with milliseconds."""
     return datetime.fromtimestamp(unix_ms / 1000, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
+
+
+def short(value: Any) -> str:
+    """A value in a message."""
+    text = repr(value)
+    return text if len(text) <= 80 else f"{text[:77]}..."
+
+
+def lookup(value: JsonObject, key: str) -> Any:
+    """What stands in nested objects under a dotted key; None: nothing."""
+    found: Any = value
+    for part in key.split("."):
+        found = cast(JsonObject, found).get(part) if isinstance(found, dict) else None
+    return found

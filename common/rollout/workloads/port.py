@@ -37,13 +37,11 @@ GROUP = "rollout.workloads"
 class Reading:
     """What a check may use to read its input.
 
-    `spool`: a directory for what has to be kept of the input, such as the content of a pipe; made when it is needed,
-    gone afterwards unless the run goes on from it. `exclude`: the output directory of the run, of which nothing is
-    input. `index`: a file for the hashes of the rows; None where nothing will be submitted. `progress(units, bytes)`:
-    to be called now and then; it raises when the person has asked to stop.
+    `exclude`: the output directory of the run, of which nothing is input. `index`: a file for the hashes of the rows;
+    None: nothing will be submitted, or there is one already. `progress(units, bytes)`: to be called now and then; it
+    raises when the person has asked to stop.
     """
 
-    spool: Path
     exclude: Path
     index: Path | None = None
     progress: Callable[[int, int], None] = lambda units, size: None
@@ -187,6 +185,10 @@ class Workload(ABC, Generic[Settings, Found]):
 
         ConfigError or InputError with all that is wrong, each as `file:line: what, and what would be right`.
         """
+
+    def first_change(self, settings: Settings, index: Path) -> str | None:
+        """The first unit of the input that is not as `index` says, in words; None: not known."""
+        return None
 
     @abstractmethod
     def plan(self, checked: Found, config: JsonObject, start: int) -> Iterator[NewItem]:

@@ -54,9 +54,7 @@ class Frame:
 def dispatch(state: State) -> None:
     """Hand out what can be handed out."""
     state.dirty = False
-    for queue in state.chain_waits:  # set aside for a worker that did not come in time
-        enqueue(queue)
-    state.chain_waits.clear()
+    state.chains_due = float("inf")
     if not state.asking and not state.resting:
         return
     runs = [

@@ -407,7 +407,7 @@ class State:
 
     __slots__ = (
         "asking",
-        "chain_waits",
+        "chains_due",
         "dirty",
         "dirty_lanes",
         "dirty_logs",
@@ -466,7 +466,7 @@ class State:
         self.last_mono: float | None = None
         self.timers: list[tuple[int, int, int, SpecQueue]] = []  # (wall ms, n, log, queue of items with a `not_before`)
         self.retries: list[tuple[float, int, int, tuple[int, History]]] = []  # (monotonic, n, log, (seq, history))
-        self.chain_waits: list[SpecQueue] = []
+        self.chains_due = float("inf")  # monotonic: until then a chain waits for the worker that had its last item
         self.timed: dict[int, AttemptBatch] = {}
         self.reading: dict[int, Log] = {}  # child logs whose reader may have something to read, or to wait for no more
         self.rereads: list[Log] = []  # logs whose accepted outcomes have to be read again

@@ -271,7 +271,8 @@ def drop_window(state: State, log: Log) -> None:
 
 
 def fire_timers(state: State) -> None:
-    """Retries whose delay is over are pending again; queues blocked for their items' `not_before` are seen again."""
+    """Retries whose delay is over are pending again; queues blocked for their items' `not_before` are seen again, and
+    chains whose worker did not come in time."""
     while state.timers and state.timers[0][0] <= state.now.wall_ms:
         _, _, log_id, queue = heapq.heappop(state.timers)
         log = state.logs.get(log_id)
@@ -285,6 +286,10 @@ def fire_timers(state: State) -> None:
             log.returned[seq] = history
             state.window_dirty[log.id] = log
             state.dirty = True
+    if state.chains_due <= state.now.mono:
+        state.dirty = True
+    elif state.chains_due != float("inf"):
+        state.wake_by(state.chains_due)
     if state.retries:
         state.wake_by(state.retries[0][0])
     if state.timers:

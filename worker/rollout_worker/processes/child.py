@@ -20,7 +20,7 @@ from rollout.model.errors import ProtocolError
 from rollout.wire.v1 import common_pb2, work_pb2
 
 from rollout_worker import session_events as ev
-from rollout_worker.attempts import AttemptKey, Held, Plan, held_to_wire
+from rollout_worker.attempts import AttemptKey, Held, held_to_wire
 from rollout_worker.environment import child_environment
 from rollout_worker.processes import guard
 from rollout_worker.processes.frames import read_frame, read_question
@@ -31,6 +31,7 @@ log = structlog.get_logger()
 LINE_MAX = 8192
 OUTPUT_WAIT_S = 1.0
 STOP_GRACE_S = 10.0
+GROUP_WAIT_S = 5.0  # no longer: where nobody reaps orphans, a group never ends
 KILLED_EARLY = "it was killed before it had started"
 _LEVELS = frozenset({"debug", "info", "warning", "error", "critical"})
 _LOGGERS_OWN = frozenset({"self", "method_name", "event", "timestamp", "child", "exc_info", "stack_info"})
@@ -83,10 +84,11 @@ class Guard:
 class ChildProcess:
     """One `rollout_worker.processes.runner`."""
 
-    def __init__(self, number: int, plan: Plan, scratch: Path, cache: Path, guard: Guard, handlers: Handlers) -> None:
-        self.number = number
+    def __init__(self, start: ev.StartChild, scratch: Path, cache: Path, guard: Guard, handlers: Handlers) -> None:
+        self.number = start.child
         self.pid = 0
-        self._plan = plan
+        self._plan = plan = start.plan
+        self._devices = start.devices
         self._scratch = scratch
         self._cache = cache  # where the child reads slices of objects itself
         self._guard = guard
@@ -114,6 +116,8 @@ class ChildProcess:
         # The operator's word counts more than what a run says: secrets last.
         secrets = await self._handlers.secrets()
         environment = child_environment(dict(self._plan.environment) | secrets)
+        if self._devices is not None:
+            environment["CUDA_VISIBLE_DEVICES"] = ",".join(self._devices)
         if self._killed:
             return KILLED_EARLY
         ours, theirs = socket.socketpair()
@@ -165,6 +169,8 @@ class ChildProcess:
                 await asyncio.wait_for(self._pipe_gone.wait(), OUTPUT_WAIT_S)
         finally:
             self._kill_group()
+            if self._devices:
+                await self._group_gone()
             self._guard.remove(process.pid)
             self._pipe.abort()
             await asyncio.wait(output, timeout=OUTPUT_WAIT_S)
@@ -176,6 +182,14 @@ class ChildProcess:
         if self.pid:
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 os.killpg(self.pid, signal.SIGKILL)
+
+    async def _group_gone(self) -> None:
+        """What it started may hold its devices a moment longer, and the next process finds their memory taken."""
+        until = asyncio.get_running_loop().time() + GROUP_WAIT_S
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            while asyncio.get_running_loop().time() < until:
+                os.killpg(self.pid, 0)
+                await asyncio.sleep(0.05)
 
     def kill(self) -> None:
         """It and all processes it started; one that is only being started ends as soon as it has."""

@@ -38,6 +38,8 @@ from rollout_worker.processes.context import AttemptContext, Requests
 from rollout_worker.processes.pipe import Kind, Pipe
 
 CANCELLED = Failure("cancelled", "cancelled", True)
+GATHER_S = 0.005
+"""A frame each for results of a millisecond would cost the worker as much as the work."""
 GROUP = "rollout.executors"
 
 
@@ -67,6 +69,8 @@ class Runner:
         self._cache = Path()
         self._width = 1
         self._ahead = 0
+        self._take_unbegun: Callable[[list[Key]], list[Key]] | None = None
+        self._gathers = False  # results of short attempts, while there are more
         self._waiting = 0
         self._leaving: set[Key] = set()  # begun before their turn and asked back
         self._runs: dict[str, Run] = {}
@@ -100,12 +104,15 @@ class Runner:
             await self._stop.wait()
             return 1
         self._width = max(1, self._executor.concurrency) if self._executor.placement == "engine" else 1
-        if self._executor.placement == "engine":
-            self._ahead = max(0, int(getattr(self._executor, "ahead", 0)))
+        self._ahead = max(0, int(getattr(self._executor, "ahead", 0)))
+        self._take_unbegun = getattr(self._executor, "take_back", None)
         self._run_many = getattr(self._executor, "run_many", None)
         gc.collect()
         gc.freeze()
-        self._pipe.send(Kind.READY, json.dumps({"width": self._width, "ahead": self._ahead}).encode())
+        # What a slot takes ahead it takes from what it was given: long rows must not wait here while others are free.
+        ahead = self._ahead if self._executor.placement == "engine" else 0
+        self._gathers = self._ahead > ahead
+        self._pipe.send(Kind.READY, json.dumps({"width": self._width, "ahead": ahead}).encode())
         await self._stop.wait()
         for task in list(self._tasks.values()):
             task.cancel()
@@ -280,6 +287,8 @@ class Runner:
         self._pending = kept
         early = list(self._tasks)[self._width + self._waiting :] if self._ahead else []
         early = [k for k in early if k.log == asked.log and (k.seq, self._contexts[k].number) in keys]
+        if early and self._take_unbegun is not None:
+            early = self._take_unbegun(early)
         if early:
             self._in_order(self._take_back(early, returned))
         else:
@@ -302,6 +311,8 @@ class Runner:
     def _report(self, attempt: Attempt, done: Done | Failure, duration_ms: int) -> None:
         log, seq = attempt.key
         if isinstance(done, Done):
+            if done.seconds is not None:
+                duration_ms = round(done.seconds * 1000)
             result = Finished(
                 log, seq, attempt.attempt, "", done.data, int(done.outcome), None, duration_ms, done.units_in,
                 done.units_out,
@@ -311,7 +322,12 @@ class Runner:
         self._finished.append(result)
         if not self._flush_due:
             self._flush_due = True
-            self._loop.call_soon(self._flush)
+            if self._gathers and self._tasks:
+                self._loop.call_later(GATHER_S, self._flush)
+            else:
+                self._loop.call_soon(self._flush)
+        elif self._gathers and not self._tasks:
+            self._loop.call_soon(self._flush)  # nothing more to gather: the worker has the next
 
     def _flush(self) -> None:
         self._flush_due = False

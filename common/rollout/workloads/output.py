@@ -6,23 +6,22 @@ import errno
 import fcntl
 import json
 import os
-from collections.abc import Generator
-from contextlib import contextmanager
+from collections.abc import Generator, Iterable
+from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import IO, Any, Self
+from typing import IO, Self
 
 from blake3 import blake3
 
 from rollout.model.errors import ConfigError, StateError, StorageError, StorageFullError
 from rollout.model.ids import is_ulid
-from rollout.workloads.infer.request import JsonObject
+from rollout.workloads.json_form import JsonObject
 
 RUN_ID = "run-id"
 RUN_CONFIG = ".run.json"
 INPUT_INDEX = ".input.idx"
 STATE = ".collect.json"
 _LOCK = ".lock"
-_RESULTS = ("completions.jsonl", "errors.jsonl", "openai.jsonl", "summary.json")
 _FULL = (errno.ENOSPC, errno.EDQUOT)
 _TAIL = 4096
 
@@ -67,14 +66,16 @@ class OutputDirectory:
     Order of use: open(), then run_id and stored_config to see whether there is a run to go on with, then claim().
     """
 
-    def __init__(self, path: Path, lock: IO[str]) -> None:
+    def __init__(self, path: Path, lock: IO[str], *, made: bool) -> None:
         self.path = path
         self._lock = lock
+        self._made = made
 
     @classmethod
     def open(cls, directory: str | Path) -> Self:
         """Make the directory if need be and lock it. ConfigError: not usable; StateError: another process has it."""
         path = Path(directory).expanduser()
+        made = not path.exists()
         try:
             path.mkdir(parents=True, exist_ok=True)
             lock = (path / _LOCK).open("a+", encoding="utf-8")
@@ -95,9 +96,16 @@ class OutputDirectory:
         lock.truncate(0)
         lock.write(f"pid {os.getpid()}\n")
         lock.flush()
-        return cls(path, lock)
+        return cls(path, lock, made=made)
 
     def close(self) -> None:
+        """A directory that `open` made and nobody claimed is gone afterwards, unless there is something in it."""
+        own = {_LOCK, INPUT_INDEX}
+        if self._made and {path.name for path in self.path.iterdir()} <= own:
+            with suppress(OSError):
+                for name in own:
+                    (self.path / name).unlink(missing_ok=True)
+                self.path.rmdir()
         self._lock.close()
 
     def __enter__(self) -> Self:
@@ -131,7 +139,7 @@ class OutputDirectory:
 
     @property
     def index_path(self) -> Path:
-        """Where rows.check_input keeps the row hashes of the claimed run."""
+        """Where the check of the input keeps the row hashes of the claimed run."""
         return self.path / INPUT_INDEX
 
     def check(self, resume: str | None) -> str | None:
@@ -143,17 +151,17 @@ class OutputDirectory:
             )
         return resume or own
 
-    def claim(self, run_id: str, config: JsonObject) -> None:
-        """Make the directory `run_id`'s. Results of a run whose `run-id` was deleted are moved aside, not lost."""
+    def claim(self, run_id: str, config: JsonObject, results: Iterable[str]) -> None:
+        """Make the directory `run_id`'s. `results`, of a run whose `run-id` was deleted, are moved aside, not lost."""
         own = self.check(run_id)
         if self.run_id is None:
-            self._move_aside(own)
+            self._move_aside(own, results)
         if self.stored_config != config or self.run_id is None:
             write_atomically(self.path / RUN_CONFIG, json.dumps({"run_id": run_id, "config": config}).encode())
         if self.run_id is None:
             write_atomically(self.path / RUN_ID, f"{run_id}\n".encode())
 
-    def _move_aside(self, run_id: str | None) -> None:
+    def _move_aside(self, run_id: str | None, results: Iterable[str]) -> None:
         try:
             previous = json.loads((self.path / STATE).read_text("utf-8"))["run_id"]
         except (OSError, ValueError, KeyError, TypeError):
@@ -161,7 +169,7 @@ class OutputDirectory:
         if previous == run_id:
             return  # the same run, resumed by its id
         with disk_errors(self.path):
-            for name in _RESULTS:
+            for name in results:
                 path = self.path / name
                 if path.exists():
                     path.replace(path.with_name(f"{path.stem}.{previous}{path.suffix}"))
@@ -220,14 +228,3 @@ class GrowingFile:
 
     def close(self) -> None:
         self._file.close()
-
-
-_encode = json.JSONEncoder(ensure_ascii=False, separators=(",", ":")).encode
-
-
-def dump_line(value: Any) -> bytes:
-    """One JSONL line. Halves of surrogate pairs, which UTF-8 cannot hold, are escaped."""
-    try:
-        return _encode(value).encode() + b"\n"
-    except UnicodeEncodeError:
-        return json.dumps(value, separators=(",", ":")).encode() + b"\n"

@@ -1,29 +1,68 @@
-"""What each kind of configuration file is, and what it would do."""
+"""`rollout plan`: validate everything, touch nothing."""
 
 from __future__ import annotations
 
-from importlib.util import find_spec
 from pathlib import Path
+from typing import Annotated
 
-from rollout.cli.workloads import WORKLOADS
+import typer
+
+from rollout.cli.options import JsonOption
 from rollout.client.target import as_joined
 from rollout.config.adapters import find_adapter
 from rollout.config.load import load_settings, read_values
 from rollout.config.settings import CoordinatorSettings, TransportSection, WorkerSettings
 from rollout.model.address import parse_address
-from rollout.model.errors import ConfigError
-from rollout.workloads.infer import InferConfig, InputReport, check_input, resolve_model
+from rollout.model.errors import ConfigError, PluginError
+from rollout.workloads.registered import entries, load
 
 _COORDINATOR_ONLY = frozenset(CoordinatorSettings.model_fields) - frozenset(WorkerSettings.model_fields)
 _WORKER_ONLY = frozenset(WorkerSettings.model_fields) - frozenset(CoordinatorSettings.model_fields)
-_PACKAGE = {"vllm": "vllm", "transformers": "transformers"}
+
+
+def plan(
+    config: Annotated[
+        Path, typer.Option("--config", metavar="FILE", help="A coordinator's, worker's or workload's configuration.")
+    ],
+    json: JsonOption = False,
+) -> None:
+    """Say what a configuration file would do, after checking all of it: keys, values, contradictions, input rows.
+
+    Nothing is written and nothing is connected to. --json: `{"kind": ..., "ok": true, "plan": [...]}`.
+    """
+    kind = kind_of(config)
+    if kind == "coordinator":
+        lines = check_coordinator(config)
+    elif kind == "worker":
+        lines = check_worker(config)
+    else:
+        lines = check_workload(kind, config)
+    if json:
+        from rollout.cli.show import print_json
+
+        print_json({"kind": kind, "ok": True, "plan": lines})
+        return
+    typer.echo(f"{config}: a valid {kind} configuration")
+    for line in lines:
+        typer.echo(f"  {line}")
 
 
 def kind_of(path: Path) -> str:
     """ "coordinator", "worker", or a workload's name, by the sections that the file has. ConfigError."""
     values, _ = read_values(path)
     sections = set(values)
-    scores = {workload.name: len(sections & workload.sections) for workload in WORKLOADS}
+    scores: dict[str, float] = {}
+    known: list[str] = []
+    for name in entries():
+        try:
+            own = load(name).sections
+        except PluginError as error:
+            typer.echo(f"warning: {error.message}", err=True)
+            continue
+        # The share decides between workloads that have as many of the sections.
+        scores[name] = len(sections & own) + len(sections & own) / (1 + len(own))
+        if own:
+            known.append(f"one of {name} {_listed(own)}")
     scores["coordinator"] = 2 * len(sections & _COORDINATOR_ONLY)
     scores["worker"] = 2 * len(sections & _WORKER_ONLY)
     best = max(scores, key=lambda name: scores[name])
@@ -37,9 +76,21 @@ def kind_of(path: Path) -> str:
     if shared:
         return "coordinator"
     raise ConfigError(
-        f"{path}: this is no known configuration: a coordinator's has [storage], a worker's [worker], a batch's "
-        f"[model], [input] and [output]; found {', '.join(sorted(sections)) or 'nothing'}"
+        f"{path}: this is no known configuration: a coordinator's has [storage], a worker's [worker], "
+        f"{', '.join(known)}; found {', '.join(sorted(sections)) or 'nothing'}"
     )
+
+
+def _listed(sections: frozenset[str]) -> str:
+    return ", ".join(f"[{section}]" for section in sorted(sections))
+
+
+def check_workload(name: str, path: Path) -> list[str]:
+    from rollout.cli.session import check_only  # brings grpc
+
+    workload = load(name)
+    settings = load_settings(workload.settings, path)
+    return workload.describe(settings, check_only(workload, settings))
 
 
 def check_coordinator(path: Path) -> list[str]:
@@ -80,40 +131,6 @@ def check_worker(path: Path) -> list[str]:
         f"offers {worker.slots} slots" + (f", roles {', '.join(worker.roles)}" if worker.roles else ""),
         f"keeps up to {settings.objects.cache_max_mib} MiB of objects in {settings.objects.cache_dir}",
         f"plugins: {', '.join(settings.plugins) or 'none'}",
-    ]
-
-
-def check_infer(path: Path) -> list[str]:
-    config = load_settings(InferConfig, path)
-    report = check_batch(config)
-    return describe_batch(config, report)
-
-
-def check_batch(config: InferConfig) -> InputReport:
-    """All that can be checked before anything starts, the backend's packages apart. ConfigError, InputError."""
-    find_adapter("rollout.backends", config.backend.kind, "backend.kind:")
-    resolve_model(config)
-    return check_input(config)
-
-
-def need_backend(config: InferConfig) -> None:
-    """ConfigError that names the extra to install when this host's workers could not load the engine."""
-    kind = config.backend.kind
-    find_adapter("rollout.backends", kind, "backend.kind:")
-    package = _PACKAGE.get(kind)
-    if package and find_spec(package) is None:
-        raise ConfigError(
-            f'backend.kind = "{kind}" needs the Python package {package} on this host: pip install '
-            f'"rollout-engine[{kind}]", or send the batch to a cluster that has it with --coordinator'
-        )
-
-
-def describe_batch(config: InferConfig, report: InputReport) -> list[str]:
-    return [
-        f"model {config.model.uri} on backend {config.backend.kind}",
-        f"{report.rows} rows in {len(report.files)} file(s) ({report.bytes} bytes)",
-        f"writes completions.jsonl, errors.jsonl and summary.json to {config.output.dir}",
-        f"{config.workers.count} workers when no coordinator is named",
     ]
 
 

@@ -6,8 +6,8 @@ from typing import Annotated
 
 import typer
 
+from rollout.cli.commands.run import ask
 from rollout.cli.options import CoordinatorOption, JsonOption, TlsDirOption
-from rollout.cli.run import ask
 
 
 def workers(
