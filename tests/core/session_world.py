@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from rollout.model.errors import AttemptError
@@ -20,16 +20,18 @@ LOG = 1
 
 
 def plan_run(run: Run) -> Plan:
-    if run.workload == "unknown":
+    if run.executor == "unknown":
         raise AttemptError("no such executor", code="executor_missing")
-    kind = "engine" if run.workload == "infer" else "slot"
-    return Plan(run, kind, run.workload + run.name)
+    kind = "engine" if run.executor == "infer" else "slot"
+    return Plan(run, kind, run.executor + run.name)
 
 
 class Worker:
     """A session and its surroundings."""
 
-    def __init__(self, slots: int = 1, welcome: bool = True, **settings: Any) -> None:
+    def __init__(
+        self, slots: int = 1, welcome: bool = True, plan_run: Callable[[Run], Plan] = plan_run, **settings: Any
+    ) -> None:
         self.session = Session(SessionSettings("W", Inventory(), slots=slots, **settings), plan_run)
         self.now = 100.0
         self.streams = 0

@@ -16,7 +16,7 @@ from rollout.model.item import Failure, ItemSpec, Outcome
 from rollout.model.run import Lane, Policy, RunState
 from rollout.model.worker import Credit, WorkerState
 from rollout_coordinator.core.events import WorkerBeat, WorkerCommand, WorkerConfirm, WorkerGoodbye
-from rollout_coordinator.core.tables import ITEM, RUN, WORKER, Table
+from rollout_coordinator.core.transitions import ITEM, RUN, WORKER, Table
 
 SCENARIOS = (test_core_scenarios, test_core_scenarios_runs, test_core_scenarios_dispatch, test_core_scenarios_children)
 

@@ -9,8 +9,8 @@ from typing import Any
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from rollout.workloads.infer import plan
 from rollout.workloads.infer.config import InferConfig, SamplingSection
+from rollout.workloads.infer.plan import plan
 from rollout.workloads.infer.prefix import BLOCK, KEYS, affinities, cost_of
 from rollout.workloads.infer.request import RowRequest, parse_row
 

@@ -18,13 +18,13 @@ class Looks:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.count = 0
-        room = dispatch.room
+        room = dispatch.free_credit
 
         def counted(*asked: object) -> int:
             self.count += 1
             return room(*asked)  # type: ignore[arg-type]
 
-        monkeypatch.setattr(dispatch, "room", counted)
+        monkeypatch.setattr(dispatch, "free_credit", counted)
 
     def since(self) -> int:
         count, self.count = self.count, 0

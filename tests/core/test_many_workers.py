@@ -10,10 +10,10 @@ import pytest
 from core_world import World
 from rollout.model.item import ItemSpec
 from rollout.model.worker import Credit
-from rollout_coordinator.core import dispatch, steal, turn
+from rollout_coordinator.core import dispatch, fair_share, steal
 from rollout_coordinator.core.events import Tick, WorkerCredit
+from rollout_coordinator.core.fair_share import FairShare
 from rollout_coordinator.core.state import SpecQueue
-from rollout_coordinator.core.turn import Turn
 
 MANY = 40
 
@@ -74,7 +74,7 @@ def test_workers_that_are_full_of_one_run_are_not_asked_with_every_step(monkeypa
     w.submit(MANY * 10)
     w.open("elsewhere")
     w.submit(5, "elsewhere", specs=ItemSpec(require_labels=(("kind", "gpu"),)))
-    calls = counted(monkeypatch, Turn, "is_full")
+    calls = counted(monkeypatch, FairShare, "is_full")
     for n in range(MANY):
         finish_one(w, f"w{n:02}")
     assert calls["is_full"] <= 4 * MANY
@@ -122,7 +122,7 @@ def test_workers_of_which_each_is_another_are_not_all_looked_at_for_each(monkeyp
         w.worker(f"w{n:02}", credit=128, capacity=(("slots", 2.0), ("memory_mib", 1000.0 + n)))
     w.open("R")
     w.submit(4 * MANY)
-    looks = counted(monkeypatch, turn, "wants")
+    looks = counted(monkeypatch, fair_share, "wants")
     for _ in range(4):
         w.submit(MANY)
     assert looks["wants"] <= 4 * 3 * MANY
@@ -183,7 +183,7 @@ def test_prefixes_that_are_warm_elsewhere_are_set_aside_at_the_same_cost_each(mo
     cold = [w.worker(f"cold{n}", credit=20) for n in range(5)]
     for worker in warm:
         w.step(WorkerCredit(worker.session, Credit(0)))
-    w.core._state.hungry.clear()  # pyright: ignore[reportPrivateUsage]
+    w.core._state.asking.clear()  # pyright: ignore[reportPrivateUsage]
     for worker in (*cold, *warm):  # in this order they are served
         w.step(WorkerCredit(worker.session, worker.credit))
     calls = counted(monkeypatch, SpecQueue, "head")

@@ -19,8 +19,8 @@ from rollout.cli.boundary import USAGE, exit_code_of
 from rollout.model.errors import InputError
 from rollout.workloads.infer import rows
 from rollout.workloads.infer.config import InferConfig, SamplingSection
-from rollout.workloads.infer.output import dump_line
-from rollout.workloads.infer.request import canonical, sampling_json
+from rollout.workloads.infer.request import sampling_json
+from rollout.workloads.json_form import canonical, dump_line
 
 SAMPLING = SamplingSection()
 

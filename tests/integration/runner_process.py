@@ -14,7 +14,7 @@ from pathlib import Path
 from rollout.wire.v1 import work_pb2
 from rollout_worker.attempts import Held, held_to_wire
 from rollout_worker.executors.port import Run
-from rollout_worker.pipe import Kind
+from rollout_worker.processes.pipe import Kind
 
 HEAD = struct.Struct("<IB")
 
@@ -27,7 +27,7 @@ class RunnerProcess:
         self.socket, theirs = socket.socketpair()
         self.socket.settimeout(60)
         self.process = subprocess.Popen(
-            [sys.executable, "-m", "rollout_worker.runner", str(theirs.fileno()), str(os.getpid())],
+            [sys.executable, "-m", "rollout_worker.processes.runner", str(theirs.fileno()), str(os.getpid())],
             pass_fds=(theirs.fileno(),),
             stderr=subprocess.DEVNULL,
             start_new_session=True,  # it ends its whole process group when this socket closes

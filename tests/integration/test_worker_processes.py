@@ -8,6 +8,7 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
+from blake3 import blake3
 from rollout.client import Runs
 from rollout.model.item import ItemSpec, Outcome
 from worker_nodes import Nodes, collect, leftovers, run_all, script, started, submit, until
@@ -139,3 +140,18 @@ async def test_many_short_items(nodes: Nodes, runs: Runs) -> None:
     # By the worker that was idle first, and what it took had not begun.
     stolen = sum(event["count"] for event in nodes.daemons[0].events("work_stolen"))
     assert sum(e.attempt - 1 for e in entries) <= stolen, "nothing else takes an item from its first worker"
+
+
+async def test_a_process_sees_the_devices_its_item_asked_for_and_no_other(nodes: Nodes, runs: Runs) -> None:
+    nodes.worker(worker__slots=3, worker__devices=["GPU-a", "GPU-b"])
+    asks = {"environ": ["CUDA_VISIBLE_DEVICES"]}
+
+    def visible(value: str) -> bytes:
+        return json.dumps({"CUDA_VISIBLE_DEVICES": value and blake3(value.encode()).hexdigest()}).encode()
+
+    def gpus(count: int) -> ItemSpec:
+        return ItemSpec(resources=(("slots", 1.0), ("gpus", float(count))))
+
+    entries = await run_all(runs, [script(asks), script(asks, gpus(2)), script(asks, gpus(1))])
+    assert [entries[0].data, entries[1].data] == [visible(""), visible("GPU-a,GPU-b")]
+    assert entries[2].data in (visible("GPU-a"), visible("GPU-b"))

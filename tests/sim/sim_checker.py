@@ -10,8 +10,8 @@ from rollout.model.item import AttemptEnd, Outcome
 from rollout.model.run import ENDED, RunState
 from rollout.model.worker import WorkerState
 from rollout_coordinator.core import step as st
+from rollout_coordinator.core.capacity import fits, free_credit
 from rollout_coordinator.core.events import Event, Keys, WorkerHello, WorkerResults
-from rollout_coordinator.core.room import fits, room
 from rollout_coordinator.core.state import State, Worker
 from rollout_coordinator.core.steal import backlog
 from rollout_coordinator.core.workers import ALIVE
@@ -48,23 +48,23 @@ def books(state: State) -> None:
             window += log.window
         if run.window != window:
             raise Violation("books", f"{run.id} counts {run.window} items in its window")
-    gone = [worker.id for worker in state.hungry.values() if worker.state not in ALIVE]
+    gone = [worker.id for worker in state.asking.values() if worker.state not in ALIVE]
     if gone:
         raise Violation("books", f"{gone} have left, and are remembered for work")
     for worker in state.workers.values():
         _count(worker)
-        if worker.id not in state.hungry and worker.session and worker.state is WorkerState.READY:
+        if worker.id not in state.asking and worker.session and worker.state is WorkerState.READY:
             _remembered(state, worker)
 
 
 def _remembered(state: State, worker: Worker) -> None:
     """Who is not asked at the next dispatch has no room for anything that is pending, or that makes it be asked."""
     for run in state.runs.values():
-        if run.state is not RunState.RUNNING or room(worker, run) <= 0:
+        if run.state is not RunState.RUNNING or free_credit(worker, run) <= 0:
             continue
-        for shape in run.shapes.values():
-            if any(entry[-1].size for entry in shape.heap) and fits(worker, shape):
-                if worker.id in state.resting and shape not in state.rested_for:
+        for requirements in run.requirements.values():
+            if any(entry[-1].size for entry in requirements.heap) and fits(worker, requirements):
+                if worker.id in state.resting and requirements not in state.rested_for:
                     continue
                 raise Violation("books", f"{worker.id} has room for items of {run.id} and is not remembered for work")
 
@@ -72,10 +72,10 @@ def _remembered(state: State, worker: Worker) -> None:
 def _count(worker: Worker) -> None:
     have = begun = waits = rest = size = 0
     holds: dict[str, int] = {}
-    for grant in worker.grants.values():
-        flight, started, waiting, held = grant.log.flight, grant.started, grant.waiting, 0
-        for seq in grant.seqs:
-            if flight.get(seq) is not grant:
+    for batch in worker.batches.values():
+        flight, started, waiting, held = batch.log.flight, batch.started, batch.waiting, 0
+        for seq in batch.seqs:
+            if flight.get(seq) is not batch:
                 continue
             have += 1
             begun += seq in started
@@ -85,9 +85,9 @@ def _count(worker: Worker) -> None:
                 held += 1
                 rest += seq not in started
         if held:
-            run_id = grant.log.run.id
+            run_id = batch.log.run.id
             holds[run_id] = holds.get(run_id, 0) + held
-            size += held * grant.each
+            size += held * batch.item_bytes
     if (worker.in_flight, worker.running, worker.waiting) != (have, begun, waits):
         counted = (worker.in_flight, worker.running, worker.waiting)
         raise Violation("books", f"{worker.id} counts {counted}, and has {have}, {begun}, {waits}")
@@ -143,6 +143,7 @@ class Checker:
         self.acknowledged: dict[str, int] = {}
         self.running: dict[tuple[int, int], dict[tuple[str, int], Any]] = {}  # exclusive items
         self.epochs: dict[str, int] = {}  # the newest that a worker process has seen
+        self.hosts: dict[str, tuple[str, ...]] = {}  # the executors of each worker process
 
     # ---- transactions
 
@@ -231,6 +232,8 @@ class Checker:
     def committed(self, w: st.Writes, before: dict[int, st.LogRow]) -> None:
         """`before`: the log rows as they were, of those that were written."""
         t = self.t
+        for row in w.assignments:
+            self._for_their_executors(row)
         for log, row in w.logs.items():
             old = before.get(log)
             if old is not None and (row.submitted < old.submitted or (old.sealed and not row.sealed)):
@@ -249,6 +252,20 @@ class Checker:
                 root = t.logs[run.root_log]
                 if not run.stop_submitting and not (root.sealed and root.cursor == root.submitted):
                     raise Violation("completed", f"run {run.spec.run_id} is completed at {root}")
+
+    def _for_their_executors(self, row: st.AssignmentRow) -> None:
+        """What is written here is what is sent: no item reaches a worker by another way."""
+        t = self.t
+        for keys in row.keys:
+            run_id = t.logs[keys.log].run_id
+            items, workload = t.items[keys.log], t.runs[run_id].spec.workload
+            for seq, attempt in zip(keys.seq, keys.attempt, strict=True):
+                spec = t.specs[run_id, items[seq][2]].spec
+                self.hosted(row.worker, spec.executor or workload, (keys.log, seq, attempt))
+
+    def hosted(self, worker: str, executor: str, key: tuple[int, int, int]) -> None:
+        if executor not in self.hosts[worker]:
+            raise Violation("executor", f"{key} for {executor} is given to {worker}, which hosts {self.hosts[worker]}")
 
     def _advanced(self, log: int, row: st.LogRow, start: int) -> None:
         if row.cursor == start or log not in self.t.logs:

@@ -127,7 +127,7 @@ class CoordinatorNode(Node):
         """It leads, and a worker of its ledger that holds something has not said Hello to it."""
         assert self._core is not None
         workers = self._core._state.workers.values()  # pyright: ignore[reportPrivateUsage]
-        return any(worker.grants and not worker.session for worker in workers)
+        return any(worker.batches and not worker.session for worker in workers)
 
     @property
     def epoch(self) -> int:

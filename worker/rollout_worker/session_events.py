@@ -160,6 +160,7 @@ class Send:
 class StartChild:
     child: int
     plan: Plan
+    devices: tuple[str, ...] | None = None  # all that it may see; None: this worker has no list of its devices
 
 
 @dataclass(slots=True)

@@ -11,22 +11,23 @@ import heapq
 
 from rollout.model.item import AttemptEnd, Blob, Outcome
 
+from rollout_coordinator.core.capacity import fits
 from rollout_coordinator.core.events import ResultsLoaded
-from rollout_coordinator.core.state import Chain, Grant, LoadNote, Log, SpecQueue, State, Worker
+from rollout_coordinator.core.state import AttemptBatch, Chain, LoadNote, Log, SpecQueue, State, Worker
 from rollout_coordinator.core.step import LoadResults, SendCancel
-from rollout_coordinator.core.window import chain_of, is_accepted, unpark
+from rollout_coordinator.core.window import chain_of, is_accepted, unblock
 
 LOOK_BACK = 1024  # results read at once to find a chain's last one after a replay
 
 
-def attempt_ended(c: State, grant: Grant, seqs: list[int]) -> None:
+def attempt_ended(state: State, batch: AttemptBatch, seqs: list[int]) -> None:
     """Frees the chain of these attempts."""
-    chain = chain_of(grant.log, grant.info.spec.chain)
+    chain = chain_of(batch.log, batch.info.spec.chain)
     for seq in seqs:
         chain.flying.pop(seq, None)
-    chain.last_worker = grant.worker.id
-    chain.free_at = c.now.mono
-    unpark(chain.parked)
+    chain.last_worker = batch.worker.id
+    chain.free_at = state.now.mono
+    unblock(chain.blocked)
 
 
 def next_open(log: Log, chain: Chain) -> int | None:
@@ -42,7 +43,7 @@ def next_open(log: Log, chain: Chain) -> int | None:
     return min(rest) if rest else None
 
 
-def may_go(c: State, queue: SpecQueue, worker: Worker) -> str:
+def may_run(state: State, queue: SpecQueue, worker: Worker) -> str:
     """`go`, `park` (until the chain moves) or `aside` (not to this worker, yet) for the head of the queue."""
     chain, log = queue.chain, queue.log
     assert chain is not None
@@ -52,18 +53,19 @@ def may_go(c: State, queue: SpecQueue, worker: Worker) -> str:
         spec = queue.info.spec
         if not spec.pipelined or spec.exclusive or len(chain.flying) > 1:  # a dropped one might not have stopped yet
             return "park"
-        seq, grant = next(iter(chain.flying.items()))
-        return "go" if seq < queue.head() and grant.worker is worker else "aside"
+        seq, batch = next(iter(chain.flying.items()))
+        return "go" if seq < queue.head() and batch.worker is worker else "aside"
     if not chain.known:
-        look_back(c, log, chain, queue.head())
+        look_back(state, log, chain, queue.head())
         if not chain.known:
             return "park"
     if chain.last_worker and chain.last_worker != worker.id:
-        last = c.workers.get(chain.last_worker)
-        until = chain.free_at + c.settings.chain_grace
-        if last is not None and last.session and last.state.value == "ready" and c.now.mono < until:
-            c.wake_by(until)
-            c.chain_waits.append(queue)
+        last = state.workers.get(chain.last_worker)
+        until = chain.free_at + state.settings.chain_grace
+        here = last is not None and last.session and last.state.value == "ready" and fits(last, queue.info.requirements)
+        if here and state.now.mono < until:
+            state.chains_due = min(state.chains_due, until)
+            state.wake_by(until)
             return "aside"
     return "go"
 
@@ -73,42 +75,42 @@ def predecessor(queue: SpecQueue) -> tuple[int, int, Blob] | None:
     chain = queue.chain
     assert chain is not None
     if chain.flying:
-        seq, grant = next(iter(chain.flying.items()))
-        return seq, grant.attempt, b""
-    return chain.tail
+        seq, batch = next(iter(chain.flying.items()))
+        return seq, batch.attempt, b""
+    return chain.last_done
 
 
-def result_accepted(c: State, grant: Grant, seq: int, outcome: Outcome, data: Blob) -> None:
+def result_accepted(state: State, batch: AttemptBatch, seq: int, outcome: Outcome, data: Blob) -> None:
     """Called after the attempt was closed."""
-    chain = chain_of(grant.log, grant.info.spec.chain)
+    chain = chain_of(batch.log, batch.info.spec.chain)
     if outcome is Outcome.DONE:
-        if chain.tail is None or chain.tail[0] < seq:
-            chain.tail = (seq, grant.attempt, data)
+        if chain.last_done is None or chain.last_done[0] < seq:
+            chain.last_done = (seq, batch.attempt, data)
     else:
-        drop_dependents(c, grant, seq)
+        drop_dependents(state, batch, seq)
 
 
-def stands(log: Log, grant: Grant) -> bool:
+def stands(log: Log, batch: AttemptBatch) -> bool:
     """What a pipelined attempt was built on is final."""
-    tail = chain_of(log, grant.info.spec.chain).tail
-    return tail is not None and tail[:2] == grant.pred
+    last = chain_of(log, batch.info.spec.chain).last_done
+    return last is not None and last[:2] == batch.predecessor
 
 
-def drop_dependents(c: State, grant: Grant, seq: int) -> None:
+def drop_dependents(state: State, batch: AttemptBatch, seq: int) -> None:
     """The attempt that pipelined successors stand on is no more: their attempts end with it."""
     from rollout_coordinator.core.attempts import end_attempt, keys_of
 
-    chain = chain_of(grant.log, grant.info.spec.chain)
+    chain = chain_of(batch.log, batch.info.spec.chain)
     for later, other in list(chain.flying.items()):
-        if other.pred == (seq, grant.attempt):
+        if other.predecessor == (seq, batch.attempt):
             if other.worker.session:
-                c.step.sends.append(
+                state.step.sends.append(
                     SendCancel(other.worker.session, keys_of([(other, [later])]), "predecessor changed")
                 )
-            end_attempt(c, other, later, AttemptEnd.DROPPED, "predecessor_changed", f"seq {seq} changed")
+            end_attempt(state, other, later, AttemptEnd.DROPPED, "predecessor_changed", f"seq {seq} changed")
 
 
-def look_back(c: State, log: Log, chain: Chain, before: int) -> None:
+def look_back(state: State, log: Log, chain: Chain, before: int) -> None:
     """After a replay: find the chain's last result, a page at a time, newest first."""
     if chain.waiting:
         return
@@ -117,22 +119,22 @@ def look_back(c: State, log: Log, chain: Chain, before: int) -> None:
         return
     chain.waiting = True
     first = max(0, before - LOOK_BACK)
-    load, c.next_load = c.next_load, c.next_load + 1
+    load, state.next_load = state.next_load, state.next_load + 1
 
     def found(event: ResultsLoaded) -> None:
         chain.waiting = False
         for i in range(len(event.seq) - 1, -1, -1):
             spec = log.run.specs[event.spec[i]].spec
             if spec.chain == chain.name and event.outcome[i] is Outcome.DONE:
-                if chain.tail is None or chain.tail[0] < event.seq[i]:
-                    chain.tail = (event.seq[i], event.attempt[i], event.data[i])
+                if chain.last_done is None or chain.last_done[0] < event.seq[i]:
+                    chain.last_done = (event.seq[i], event.attempt[i], event.data[i])
                 chain.known = True
                 break
         else:
-            look_back(c, log, chain, first)
+            look_back(state, log, chain, first)
         if chain.known:
-            unpark(chain.parked)
-            c.dirty = True
+            unblock(chain.blocked)
+            state.dirty = True
 
-    c.loads[load] = LoadNote("results", log.id, found)
-    c.step.loads.append(LoadResults(load, log.id, first, before - first, True))
+    state.loads[load] = LoadNote("results", log.id, found)
+    state.step.loads.append(LoadResults(load, log.id, first, before - first, True))

@@ -11,8 +11,8 @@ from rollout.model.item import Blob, Failure, ItemState, Outcome
 from rollout_coordinator.core import policies, runs
 from rollout_coordinator.core.state import LaneState, Log, Run, SpecInfo, State, touch
 from rollout_coordinator.core.step import Emit, ResultRows, RunMoved
-from rollout_coordinator.core.tables import ITEM
-from rollout_coordinator.core.window import unpark
+from rollout_coordinator.core.transitions import ITEM
+from rollout_coordinator.core.window import unblock
 
 _COMMIT = {
     Outcome.DONE: "commit_done",
@@ -22,20 +22,20 @@ _COMMIT = {
 }
 
 
-def touch_lane(c: State, run: Run, lane: LaneState) -> None:
-    c.dirty_lanes[(run.id, lane.name)] = lane.row(run.id)
+def touch_lane(state: State, run: Run, lane: LaneState) -> None:
+    state.dirty_lanes[(run.id, lane.name)] = lane.row(run.id)
 
 
-def note_outcome(c: State, log: Log, seq: int, outcome: Outcome, info: SpecInfo) -> None:
+def note_outcome(state: State, log: Log, seq: int, outcome: Outcome, info: SpecInfo) -> None:
     """Kept until the cursor passes it, where somebody will ask."""
     run = log.run
     if run.tracked and log.parent is None:
         log.outcomes[seq] = (int(outcome), info.index)
     elif info.lane.name:
-        count_lane(c, run, info.lane, outcome)
+        count_lane(state, run, info.lane, outcome)
 
 
-def count_lane(c: State, run: Run, lane: LaneState, outcome: Outcome) -> None:
+def count_lane(state: State, run: Run, lane: LaneState, outcome: Outcome) -> None:
     if outcome is Outcome.DONE:
         lane.done += 1
         lane.consecutive = 0
@@ -44,10 +44,10 @@ def count_lane(c: State, run: Run, lane: LaneState, outcome: Outcome) -> None:
         lane.consecutive += 1
     else:
         return
-    touch_lane(c, run, lane)
+    touch_lane(state, run, lane)
 
 
-def accept_rows(c: State, log: Log, rows: ResultRows) -> None:
+def accept_rows(state: State, log: Log, rows: ResultRows) -> None:
     """These results are durable after this step; the counters, ranges and the cursor follow."""
     counts = log.counts
     if rows.failures or rows.outcome[0] is not Outcome.DONE:
@@ -60,35 +60,35 @@ def accept_rows(c: State, log: Log, rows: ResultRows) -> None:
             for outcome in rows.outcome:
                 if outcome is not Outcome.DONE:
                     counts[outcome] += 1
-    c.totals["accepted"] += len(rows.seq)
+    state.totals["accepted"] += len(rows.seq)
     log.accepted.add_many(rows.seq)
-    c.step.writes.results.append(rows)
-    touch(c, log)
-    c.moved[log.id] = log
+    state.step.writes.results.append(rows)
+    touch(state, log)
+    state.moved[log.id] = log
     if log.by_arrival:
         n = len(rows.seq)
         rows.position = list(range(log.cursor, log.cursor + n))
         log.cursor += n
         if log.run.tracked and log.parent is None:
             for seq in rows.seq:
-                commit_one(c, log, seq)
+                commit_one(state, log, seq)
 
 
-def close_pending(c: State, log: Log, spec: int, seqs: list[int], outcome: Outcome, failure: Failure) -> None:
+def close_pending(state: State, log: Log, spec: int, seqs: list[int], outcome: Outcome, failure: Failure) -> None:
     """Items that end without an attempt: a result of attempt 0, so that the cursor can pass."""
     ITEM.move(ItemState.PENDING, "close")
     n, info = len(seqs), log.run.specs[spec]
     data: list[Blob] = [b""] * n
     rows = ResultRows(
         log.id, list(seqs), [0] * n, [outcome] * n, data, dict.fromkeys(range(n), failure), [0] * n, [0] * n, [0] * n,
-        "", c.now.wall_ms,
+        "", state.now.wall_ms,
     )  # fmt: skip
     for seq in seqs:
-        note_outcome(c, log, seq, outcome, info)
-    accept_rows(c, log, rows)
+        note_outcome(state, log, seq, outcome, info)
+    accept_rows(state, log, rows)
 
 
-def commit_one(c: State, log: Log, seq: int) -> None:
+def commit_one(state: State, log: Log, seq: int) -> None:
     """The cursor passes a result that policies, lanes or groups want to know of."""
     known = log.outcomes.pop(seq, None)
     if known is None:
@@ -96,11 +96,11 @@ def commit_one(c: State, log: Log, seq: int) -> None:
     outcome, info = Outcome(known[0]), log.run.specs[known[1]]
     ITEM.move(ItemState.ACCEPTED, _COMMIT[outcome])
     if info.lane.name:
-        count_lane(c, log.run, info.lane, outcome)
-    policies.committed(c, log, seq, outcome, info)
+        count_lane(state, log.run, info.lane, outcome)
+    policies.committed(state, log, seq, outcome, info)
 
 
-def advance(c: State, log: Log) -> None:
+def advance(state: State, log: Log) -> None:
     """Move the cursor as far as the accepted prefix goes."""
     before = log.cursor
     if not log.by_arrival:
@@ -110,27 +110,27 @@ def advance(c: State, log: Log) -> None:
             while log.cursor in log.accepted and log.run.state.value in ("running", "paused", "interrupted"):
                 seq = log.cursor
                 log.cursor += 1
-                commit_one(c, log, seq)
+                commit_one(state, log, seq)
             log.accepted.forget(log.cursor)  # a policy that ended the run stops the cursor short of the others
         moved = log.cursor > before
-        if moved and log.parked:
-            unpark(log.parked)
-            c.dirty = True
+        if moved and log.blocked:
+            unblock(log.blocked)
+            state.dirty = True
         if moved and log.reader is not None:
-            c.reading[log.id] = log
+            state.reading[log.id] = log
     if log.cursor > before or log.by_arrival:
-        touch(c, log)
+        touch(state, log)
         if log.parent is None:
-            c.step.sends.append(RunMoved(log.run.id))
-            c.step.sends.append(
+            state.step.sends.append(RunMoved(log.run.id))
+            state.step.sends.append(
                 Emit("item_committed", "debug", {"run_id": log.run.id, "cursor": log.cursor, "log": log.id})
             )
 
 
-def finish_if_complete(c: State, run: Run) -> None:
+def finish_if_complete(state: State, run: Run) -> None:
     """Completed = sealed and everything committed. Failed items do not fail the run."""
     root = run.root
     if root.sealed and root.cursor >= root.submitted and not root.rereading and runs.live(run):
-        if policies.wants_more(c, run):
+        if policies.wants_more(state, run):
             return
-        runs.end(c, run, "complete", "")
+        runs.end(state, run, "complete", "")

@@ -8,18 +8,18 @@ from typing import Any
 from rollout.model.errors import RolloutError
 
 from rollout_coordinator.core import (
+    child_items,
+    commands,
     commit,
     dispatch,
-    look,
     policies,
     quarantine,
     replay,
     results,
     runs,
-    spawn,
+    status,
     steal,
     submit,
-    verbs,
     window,
     workers,
 )
@@ -32,13 +32,13 @@ from rollout_coordinator.core.step import Snapshot, Step
 from rollout_coordinator.core.views import RunView, WorkerView
 
 
-def _answered(c: State, event: ev.IdsLoaded | ev.ResultsLoaded) -> None:
-    note = c.loads.pop(event.load_id, None)
-    if note is not None and (note.kind == "ids" or note.log in c.logs):  # a client waits for what ids say
+def _answered(state: State, event: ev.IdsLoaded | ev.ResultsLoaded) -> None:
+    note = state.loads.pop(event.load_id, None)
+    if note is not None and (note.kind == "ids" or note.log in state.logs):  # a client waits for what ids say
         note.call(event)
 
 
-def _tick(c: State, event: ev.Tick) -> None:
+def _tick(state: State, event: ev.Tick) -> None:
     pass  # time is looked at in every step
 
 
@@ -46,8 +46,8 @@ _HANDLERS: dict[type, Callable[[State, Any], None]] = {
     ev.SubmitOpen: submit.open_submit,
     ev.SubmitItems: submit.submit_items,
     ev.SubmitSeal: submit.seal,
-    ev.RunCommand: verbs.command,
-    ev.RunDelete: verbs.delete,
+    ev.RunCommand: commands.command,
+    ev.RunDelete: commands.delete,
     ev.WorkerHello: workers.hello,
     ev.WorkerGone: workers.gone,
     ev.WorkerGoodbye: workers.goodbye,
@@ -57,14 +57,14 @@ _HANDLERS: dict[type, Callable[[State, Any], None]] = {
     ev.WorkerResults: results.results,
     ev.WorkerReleased: results.released,
     ev.WorkerConfirm: results.confirm,
-    ev.WorkerSpawn: spawn.spawn,
-    ev.WorkerWaiting: spawn.waiting,
+    ev.WorkerSpawn: child_items.spawn,
+    ev.WorkerWaiting: child_items.waiting,
     ev.WorkerProgress: workers.progress,
     ev.WorkerCommand: workers.command,
     ev.Loaded: window.loaded,
     ev.IdsLoaded: _answered,
     ev.ResultsLoaded: _answered,
-    ev.RunLoaded: replay.recall,
+    ev.RunLoaded: replay.run_loaded,
     ev.Tick: _tick,
 }
 
@@ -84,56 +84,56 @@ class Core:
 
     def handle(self, events: Sequence[Event], now: Now) -> Step:
         """Everything that follows from `events` at `now`. Do with it what `step.py` says, then call again."""
-        c = self._state
-        c.now = now
-        c.wake = None
-        step = c.step = Step()
-        replay.reread(c)
-        workers.allow_for_stall(c)
+        state = self._state
+        state.now = now
+        state.wake = None
+        step = state.step = Step()
+        replay.reread(state)
+        workers.allow_for_stall(state)
         # what arrived is read before anybody is declared silent
         for event in events:
-            _HANDLERS[type(event)](c, event)
-        workers.scan(c)
-        verbs.deadlines(c)
-        runs.forget_ended(c)
-        window.fire_timers(c)
-        self._settle(c)
-        write_dirty(c)
-        runs.forget_over(c)
-        step.wake_at = c.wake
+            _HANDLERS[type(event)](state, event)
+        workers.scan(state)
+        commands.deadlines(state)
+        runs.forget_ended(state)
+        window.fire_timers(state)
+        self._settle(state)
+        write_dirty(state)
+        runs.forget_over(state)
+        step.wake_at = state.wake
         return step
 
     @staticmethod
-    def _settle(c: State) -> None:
-        while c.moved:  # a policy may end items, which moves cursors again
-            moved, c.moved = c.moved, {}
+    def _settle(state: State) -> None:
+        while state.moved:  # a policy may end items, which moves cursors again
+            moved, state.moved = state.moved, {}
             for log in moved.values():
-                commit.advance(c, log)
+                commit.advance(state, log)
             for log in moved.values():
                 if log.parent is None:
-                    policies.serve_appends(c, log.run)
-                    commit.finish_if_complete(c, log.run)
-        spawn.serve_readers(c)
-        if c.dirty:
-            dispatch.dispatch(c)
-            steal.seek(c)
-        elif c.steal_due:
-            steal.seek(c)
-        c.steal_due = False
-        if c.window_dirty:
-            for log in c.window_dirty.values():
-                window.refill(c, log)
-            c.window_dirty = {}
+                    policies.serve_appends(state, log.run)
+                    commit.finish_if_complete(state, log.run)
+        child_items.serve_readers(state)
+        if state.dirty:
+            dispatch.dispatch(state)
+            steal.seek(state)
+        elif state.steal_due:
+            steal.seek(state)
+        state.steal_due = False
+        if state.window_dirty:
+            for log in state.window_dirty.values():
+                window.refill(state, log)
+            state.window_dirty = {}
 
     def run_view(self, run_id: str) -> RunView | None:
         run = self._state.runs.get(run_id)
-        return None if run is None else look.run_view(self._state, run)
+        return None if run is None else status.run_view(self._state, run)
 
     def run_views(self) -> list[RunView]:
-        return [look.run_view(self._state, run) for run in self._state.runs.values()]
+        return [status.run_view(self._state, run) for run in self._state.runs.values()]
 
     def worker_views(self, now: Now) -> list[WorkerView]:
-        return [look.worker_view(self._state, worker, now) for worker in self._state.workers.values()]
+        return [status.worker_view(self._state, worker, now) for worker in self._state.workers.values()]
 
     def barred(self, incarnation: str) -> RolloutError | None:
         """Why nothing of this worker's is acknowledged; None for an honest one. Asked at each of its beats."""
@@ -141,4 +141,4 @@ class Core:
 
     def gauges(self) -> dict[str, float]:
         """Numbers for metrics, by name; counters end in `_total` and count since this core began."""
-        return look.gauges(self._state)
+        return status.gauges(self._state)

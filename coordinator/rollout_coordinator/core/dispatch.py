@@ -1,6 +1,6 @@
 """Who gets what. Constraints are looked at once per spec queue; then as many items are taken as all of them allow.
 
-A queue that cannot go on whatever the worker is parked at what blocks it (its lane, its chain, its `not_before`, the
+A queue that cannot go on whatever the worker is blocked at what blocks it (its lane, its chain, its `not_before`, the
 commit horizon) and comes back when that moves, so that a pass costs what it hands out.
 """
 
@@ -13,16 +13,27 @@ from rollout.model.item import Blob, ItemState
 from rollout.model.run import RunState
 from rollout.model.worker import WorkerState
 
-from rollout_coordinator.core.attempts import open_grant
-from rollout_coordinator.core.chains import may_go, predecessor
+from rollout_coordinator.core.attempts import open_batch
+from rollout_coordinator.core.capacity import UNLIMITED, fits, free_credit, has_enough, parents_full, strict_room
+from rollout_coordinator.core.chains import may_run, predecessor
 from rollout_coordinator.core.events import Keys
-from rollout_coordinator.core.prefer import limit_of_order, prefer, served, within
-from rollout_coordinator.core.room import UNLIMITED, fits, has_enough, only_children, room, strict_room
-from rollout_coordinator.core.state import FRESH, ROOT_RANK, Batch, Grant, History, Run, Shape, SpecQueue, State, Worker
+from rollout_coordinator.core.fair_share import FairShare
+from rollout_coordinator.core.locality import choose, limit_of_order, note_served, within
+from rollout_coordinator.core.state import (
+    FRESH,
+    ROOT_RANK,
+    Assignment,
+    AttemptBatch,
+    History,
+    Requirements,
+    Run,
+    SpecQueue,
+    State,
+    Worker,
+)
 from rollout_coordinator.core.step import AssignGroup, AssignmentRow, SendAssign
-from rollout_coordinator.core.tables import ITEM
-from rollout_coordinator.core.turn import Turn
-from rollout_coordinator.core.window import count, enlist, landed, unpark
+from rollout_coordinator.core.transitions import ITEM
+from rollout_coordinator.core.window import arrived_at_thief, count, enqueue, unblock
 
 PASSES = 64  # frames to one worker in one step, at most
 
@@ -30,87 +41,89 @@ PASSES = 64  # frames to one worker in one step, at most
 class Frame:
     """One SendAssign and its assignment row, under construction."""
 
-    __slots__ = ("batch", "bytes_left", "groups", "items_left", "worker")
+    __slots__ = ("assignment", "bytes_left", "groups", "items_left", "worker")
 
-    def __init__(self, c: State, worker: Worker) -> None:
+    def __init__(self, state: State, worker: Worker) -> None:
         self.worker = worker
-        self.batch = Batch(c.next_batch)
+        self.assignment = Assignment(state.next_batch)
         self.groups: dict[int, AssignGroup] = {}
-        self.items_left = c.settings.assign_items_max
-        self.bytes_left = c.settings.assign_bytes_max
+        self.items_left = state.settings.assign_items_max
+        self.bytes_left = state.settings.assign_bytes_max
 
 
-def dispatch(c: State) -> None:
+def dispatch(state: State) -> None:
     """Hand out what can be handed out."""
-    c.dirty = False
-    for queue in c.chain_waits:  # set aside for a worker that did not come in time
-        enlist(queue)
-    c.chain_waits.clear()
-    if not c.hungry and not c.resting:
+    state.dirty = False
+    state.chains_due = float("inf")
+    if not state.asking and not state.resting:
         return
-    runs = [r for r in c.runs.values() if r.state is RunState.RUNNING and any(s.heap for s in r.shapes.values())]
-    if c.resting and (not runs or any(s.heap and s not in c.rested_for for r in runs for s in r.shapes.values())):
-        c.hungry.update(c.resting)
-        c.resting.clear()
-        c.rested_for = frozenset()  # it holds runs that may be over
-    workers = [w for w in c.hungry.values() if w.session and w.state is WorkerState.READY and not w.fenced]
+    runs = [
+        r for r in state.runs.values() if r.state is RunState.RUNNING and any(s.heap for s in r.requirements.values())
+    ]
+    if state.resting and (
+        not runs or any(s.heap and s not in state.rested_for for r in runs for s in r.requirements.values())
+    ):
+        state.asking.update(state.resting)
+        state.resting.clear()
+        state.rested_for = frozenset()  # it holds runs that may be over
+    workers = [w for w in state.asking.values() if w.session and w.state is WorkerState.READY and not w.fenced]
     if not runs or not workers:
         return
     workers.sort(key=load)
     all_of_it = sum(map(load, workers)) + sum(run.window for run in runs)
     level = -(-all_of_it // len(workers))
-    turn = Turn(runs)
-    aside = feed_all(c, workers, turn, level, soft=True)
+    fair = FairShare(runs)
+    aside = feed_all(state, workers, fair, level, soft=True)
     if len(workers) > 1:
-        aside = feed_all(c, workers, turn, UNLIMITED, soft=True) or aside
+        aside = feed_all(state, workers, fair, UNLIMITED, soft=True) or aside
     if aside:
-        feed_all(c, workers, turn, UNLIMITED, soft=False)
+        feed_all(state, workers, fair, UNLIMITED, soft=False)
 
 
 def load(worker: Worker) -> int:
     return worker.in_flight - worker.waiting
 
 
-def feed_all(c: State, workers: list[Worker], turn: Turn, level: int, soft: bool) -> bool:
+def feed_all(state: State, workers: list[Worker], fair: FairShare, level: int, soft: bool) -> bool:
     """Those first that have least, until they have as much as all have when it is handed out. A worker that has much is
     given more at once: beside the rows that it runs now, one more is not worth a message."""
     aside = False
     for worker in workers:
         left = max(1, level - load(worker), load(worker) // 2)
         for _ in range(PASSES):
-            if not turn.wanted_by(worker):
+            if not fair.wanted_by(worker):
                 break
-            if turn.is_full(worker):
-                rest(c, worker, turn)
+            if fair.is_full(worker):
+                rest(state, worker, fair)
                 break
-            frame = Frame(c, worker)
+            frame = Frame(state, worker)
             frame.items_left = most = min(frame.items_left, left)
-            aside = feed(c, frame, turn, soft) or aside
+            aside = feed(state, frame, fair, soft) or aside
             if not frame.groups:
                 break
-            send(c, frame)
+            send(state, frame)
             left -= most - frame.items_left
             if left <= 0:
                 break
     return aside
 
 
-def rest(c: State, worker: Worker, turn: Turn) -> None:
+def rest(state: State, worker: Worker, fair: FairShare) -> None:
     """It is full, and not asked again before it says or ends something; or, if only of what there is now, before items
-    of another shape are pending."""
-    c.hungry.pop(worker.id, None)
+    of another requirements are pending."""
+    state.asking.pop(worker.id, None)
     if not has_enough(worker):
-        c.resting[worker.id] = worker
-        c.rested_for = turn.shapes
+        state.resting[worker.id] = worker
+        state.rested_for = fair.requirements
 
 
-def feed(c: State, frame: Frame, turn: Turn, soft: bool) -> bool:
+def feed(state: State, frame: Frame, fair: FairShare, soft: bool) -> bool:
     """Fill one frame, smallest share first. True if something was set aside that a less choosy pass could take."""
     worker, aside = frame.worker, False
-    heap, shares = turn.heap, turn.shares(worker)
+    heap, shares = fair.heap, fair.shares(worker)
     while heap and frame.items_left > 0 and frame.bytes_left > 0:
         run = heap[0][-1]
-        n = min(room(worker, run, turn.held), frame.items_left)
+        n = min(free_credit(worker, run, fair.held), frame.items_left)
         share = shares.of(run) if n > 0 and shares is not None else None
         if share is not None:
             n = min(n, share - worker.holds.get(run.id, 0))
@@ -120,47 +133,47 @@ def feed(c: State, frame: Frame, turn: Turn, soft: bool) -> bool:
             n = max(1, n // 4)
         taken = 0
         if n > 0:
-            taken, left = take_from_run(c, frame, run, n, soft)
+            taken, left = take_from_run(state, frame, run, n, soft)
             aside = aside or left
         if taken:
-            turn.took()
-            if turn.is_full(worker):
+            fair.took()
+            if fair.is_full(worker):
                 break
         else:
-            turn.skip()
+            fair.skip()
             if not heap and shares is not None and worker.in_flight - worker.waiting < worker.credit.items // 2:
                 shares = None  # what the others cannot use now is no reason to idle
-                turn.again()
-    turn.again()
+                fair.again()
+    fair.again()
     return aside
 
 
-def take_from_run(c: State, frame: Frame, run: Run, n: int, soft: bool) -> tuple[int, bool]:
+def take_from_run(state: State, frame: Frame, run: Run, n: int, soft: bool) -> tuple[int, bool]:
     worker, taken = frame.worker, 0
     aside: list[SpecQueue] = []
     first_aside = ROOT_RANK  # the least of their heads
     roots: list[SpecQueue] = []  # not for this worker, and no reason to hold back what comes after them
-    no_roots = only_children(c, worker, run)
-    shapes = [s for s in run.shapes.values() if s.heap and fits(worker, s)]
+    no_roots = parents_full(state, worker, run)
+    fitting = [s for s in run.requirements.values() if s.heap and fits(worker, s)]
     while n > 0 and frame.bytes_left > 0:
-        best: Shape | None = None
-        for shape in shapes:
-            if not shape.heap or (shape.strict and strict_room(worker, shape) <= 0):
+        best: Requirements | None = None
+        for requirements in fitting:
+            if not requirements.heap or (requirements.strict and strict_room(worker, requirements) <= 0):
                 continue
-            if best is None or shape.heap[0] < best.heap[0]:
-                best = shape
+            if best is None or requirements.heap[0] < best.heap[0]:
+                best = requirements
         if best is None:
             break
         if no_roots and best.heap[0][1] == ROOT_RANK:
             roots.append(heapq.heappop(best.heap)[-1])
             continue
-        limit = limit_of_order(c, best, first_aside) if best.prefs is not None else ROOT_RANK
-        queue = prefer(best, worker, limit) if best.prefs is not None and soft else None
+        limit = limit_of_order(state, best, first_aside) if best.locality is not None else ROOT_RANK
+        queue = choose(best, worker, limit) if best.locality is not None and soft else None
         if queue is not None:  # it stays in the heap
             most = within(queue, limit)
             if best.strict:
                 most = min(most, strict_room(worker, best))
-            got = take(c, frame, queue, min(n, most))
+            got = take(state, frame, queue, min(n, most))
             n -= got
             taken += got
             if not got:
@@ -174,68 +187,68 @@ def take_from_run(c: State, frame: Frame, run: Run, n: int, soft: bool) -> tuple
         queue.queued = False
         if not queue.size or queue.log.closed:
             continue
-        most = allowed(c, queue, worker, soft)
+        most = allowed(state, queue, worker, soft)
         if most < 0:  # not to this worker, now
             queue.queued = True
             aside.append(queue)
             first_aside = min(first_aside, queue.head())
             continue
-        if most == 0:  # parked
+        if most == 0:  # blocked
             continue
-        if best.prefs is not None:
+        if best.locality is not None:
             most = min(most, within(queue, limit))
         if best.strict:
             most = min(most, strict_room(worker, best))
-        got = take(c, frame, queue, min(n, most))
-        enlist(queue)
+        got = take(state, frame, queue, min(n, most))
+        enqueue(queue)
         n -= got
         taken += got
         if not got:
             break
     left = bool(aside)
-    unpark(aside)
-    unpark(roots)
+    unblock(aside)
+    unblock(roots)
     return taken, left
 
 
-def allowed(c: State, queue: SpecQueue, worker: Worker, soft: bool) -> int:
-    """Items of the queue that may go to the worker; 0: the queue was parked; -1: set it aside."""
+def allowed(state: State, queue: SpecQueue, worker: Worker, soft: bool) -> int:
+    """Items of the queue that may go to the worker; 0: the queue was blocked; -1: set it aside."""
     info, log = queue.info, queue.log
     spec, lane, most = info.spec, info.lane, UNLIMITED
-    if spec.not_before_ms > c.now.wall_ms:
+    if spec.not_before_ms > state.now.wall_ms:
         queue.queued = True
-        c.next_grant += 1
-        heapq.heappush(c.timers, (spec.not_before_ms, c.next_grant, log.id, queue))
-        c.wake_by(c.now.mono + (spec.not_before_ms - c.now.wall_ms) / 1000)
+        state.next_number += 1
+        heapq.heappush(state.timers, (spec.not_before_ms, state.next_number, log.id, queue))
+        state.wake_by(state.now.mono + (spec.not_before_ms - state.now.wall_ms) / 1000)
         return 0
     if lane.cap:
         most = lane.cap - lane.in_flight
         if most <= 0:
             queue.queued = True
-            lane.parked.append(queue)
+            lane.blocked.append(queue)
             return 0
     if log.run.tracked and log.parent is None:
-        beyond = log.cursor + c.settings.commit_horizon - queue.head()
+        beyond = log.cursor + state.settings.commit_horizon - queue.head()
         if beyond <= 0:
             queue.queued = True
-            log.parked.append(queue)
+            log.blocked.append(queue)
             return 0
         most = min(most, beyond)
     if queue.chain is not None:
-        verdict = may_go(c, queue, worker)
+        verdict = may_run(state, queue, worker)
         if verdict == "park":
             queue.queued = True
-            queue.chain.parked.append(queue)
+            queue.chain.blocked.append(queue)
             return 0
         if verdict == "aside":
             return -1
         return 1
-    if soft and wanted_elsewhere(c, queue, worker):
+    if soft and wanted_elsewhere(state, queue, worker):
         return -1
     return most
 
 
-def wanted_elsewhere(c: State, queue: SpecQueue, worker: Worker) -> bool:
+def wanted_elsewhere(state: State, queue: SpecQueue, worker: Worker) -> bool:
     """Another worker that takes work now is the better place: it asked for the item, or last ran its affinity key."""
     want = ""
     if queue.retry and queue.retry[0][0] == queue.head():
@@ -244,16 +257,16 @@ def wanted_elsewhere(c: State, queue: SpecQueue, worker: Worker) -> bool:
         want = queue.log.run.warm.get(queue.info.spec.affinity, "")
     if not want or want == worker.id:
         return False
-    other = c.hungry.get(want)
+    other = state.asking.get(want)
     return (
         other is not None
         and bool(other.session)
         and other.state is WorkerState.READY
-        and room(other, queue.log.run) > 0
+        and free_credit(other, queue.log.run) > 0
     )
 
 
-def take(c: State, frame: Frame, queue: SpecQueue, n: int) -> int:
+def take(state: State, frame: Frame, queue: SpecQueue, n: int) -> int:
     """Move up to `n` items, of one history, from the head of the queue into the frame."""
     chunk = queue.chunks[0] if queue.chunks else None
     if queue.retry and (chunk is None or queue.retry[0][0] < chunk.seqs[chunk.pos]):
@@ -261,8 +274,8 @@ def take(c: State, frame: Frame, queue: SpecQueue, n: int) -> int:
         if not fits_bytes(frame, len(payload)):
             return 0
         heapq.heappop(queue.retry)
-        landed(c, history)
-        give(c, frame, queue, [seq], [item], [payload], history, len(payload))
+        arrived_at_thief(state, history)
+        give(state, frame, queue, [seq], [item], [payload], history, len(payload))
         return 1
     assert chunk is not None
     first, last = chunk.pos, min(chunk.pos + n, len(chunk.seqs))
@@ -283,7 +296,7 @@ def take(c: State, frame: Frame, queue: SpecQueue, n: int) -> int:
     chunk.pos = last
     if last == len(chunk.seqs):
         queue.chunks.popleft()
-    give(c, frame, queue, seqs, ids, payloads, FRESH, size)
+    give(state, frame, queue, seqs, ids, payloads, FRESH, size)
     return last - first
 
 
@@ -296,20 +309,29 @@ def fits_bytes(frame: Frame, size: int) -> bool:
 
 
 def give(
-    c: State, frame: Frame, queue: SpecQueue, seqs: list[int], ids: list[bytes], payloads: list[Blob],
+    state: State, frame: Frame, queue: SpecQueue, seqs: list[int], ids: list[bytes], payloads: list[Blob],
     history: History, size: int,
 ) -> None:  # fmt: skip
     ITEM.move(ItemState.PENDING, "assign")
     log, info, n, attempt = queue.log, queue.info, len(seqs), history.attempts + 1
     before = predecessor(queue) if queue.chain is not None else None
-    c.next_grant += 1
-    grant = Grant(
-        c.next_grant, log, info, frame.worker, frame.batch, attempt, history.failures, history.losses, seqs, c.now.mono
+    state.next_number += 1
+    batch = AttemptBatch(
+        state.next_number,
+        log,
+        info,
+        frame.worker,
+        frame.assignment,
+        attempt,
+        history.failures,
+        history.losses,
+        seqs,
+        state.now.mono,
     )
-    open_grant(c, grant, size)
+    open_batch(state, batch, size)
     queue.size -= n
     count(log, -n, -size)
-    c.window_dirty[log.id] = log
+    state.window_dirty[log.id] = log
     frame.items_left -= n
     frame.bytes_left -= size
     group = frame.groups.get(log.id)
@@ -321,22 +343,22 @@ def give(
     group.ids += ids
     group.payloads += payloads
     group.specs += [info.spec] * n
-    if history.losses >= c.settings.isolate_after_losses:
+    if history.losses >= state.settings.isolate_after_losses:
         group.isolate.append(at)
     if queue.chain is not None:
         if before is not None:
             group.predecessors.append((at, *before))
             if queue.chain.flying:
-                grant.pred = (before[0], before[1])
-        queue.chain.flying[seqs[0]] = grant
+                batch.predecessor = (before[0], before[1])
+        queue.chain.flying[seqs[0]] = batch
     if info.spec.affinity:
-        served(queue, frame.worker)
-    c.totals["assigned"] += n
+        note_served(queue, frame.worker)
+    state.totals["assigned"] += n
 
 
-def send(c: State, frame: Frame) -> None:
+def send(state: State, frame: Frame) -> None:
     groups = list(frame.groups.values())
-    c.next_batch += 1
+    state.next_batch += 1
     keys = [Keys(g.log, g.seq, g.attempt) for g in groups]
-    c.step.writes.assignments.append(AssignmentRow(frame.batch.id, frame.worker.id, c.now.wall_ms, keys))
-    c.step.sends.append(SendAssign(frame.worker.session, groups))
+    state.step.writes.assignments.append(AssignmentRow(frame.assignment.id, frame.worker.id, state.now.wall_ms, keys))
+    state.step.sends.append(SendAssign(frame.worker.session, groups))

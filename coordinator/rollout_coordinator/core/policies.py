@@ -22,7 +22,7 @@ from rollout.model.run import Policy, RunSpec, RunState
 from rollout_coordinator.core.events import Loaded
 from rollout_coordinator.core.state import LaneState, LoadNote, Log, Run, SpecInfo, SpecQueue, State
 from rollout_coordinator.core.step import LoadItems
-from rollout_coordinator.core.window import count, decided, landed
+from rollout_coordinator.core.window import arrived_at_thief, count, verdict_on
 
 _ON = {"failed": Outcome.FAILED, "done": Outcome.DONE}
 _OPTIONS = {
@@ -68,11 +68,11 @@ def _prune_lane(policy: Policy, options: dict[str, str]) -> Callable[[State, Log
     if after < 1:
         raise InputError("policy prune_lane: `after` must be at least 1")
 
-    def act(c: State, log: Log, seq: int, outcome: Outcome, info: SpecInfo) -> None:
+    def act(state: State, log: Log, seq: int, outcome: Outcome, info: SpecInfo) -> None:
         lane = info.lane
         watched = lane.name and (not only or lane.name == only)
         if watched and lane.pruned_at < 0 and lane.consecutive >= after:
-            prune(c, log, lane, seq)
+            prune(state, log, lane, seq)
 
     return act
 
@@ -82,7 +82,7 @@ def _stop_early(policy: Policy, options: dict[str, str]) -> Callable[[State, Log
     if not failures and not successes:
         raise InputError("policy stop_early: give `failures` or `successes`")
 
-    def act(c: State, log: Log, seq: int, outcome: Outcome, info: SpecInfo) -> None:
+    def act(state: State, log: Log, seq: int, outcome: Outcome, info: SpecInfo) -> None:
         from rollout_coordinator.core import runs
 
         tally = log.extra.setdefault("tally", [0, 0])
@@ -91,24 +91,24 @@ def _stop_early(policy: Policy, options: dict[str, str]) -> Callable[[State, Log
         if not runs.live(log.run):
             return
         if failures and tally[0] >= failures:
-            runs.end(c, log.run, "fail", f"stop_early: {failures} items failed")
+            runs.end(state, log.run, "fail", f"stop_early: {failures} items failed")
         elif successes and tally[1] >= successes:
-            runs.end(c, log.run, "complete", f"stop_early: {successes} items are done")
+            runs.end(state, log.run, "complete", f"stop_early: {successes} items are done")
 
     return act
 
 
 def _end_run(policy: Policy, options: dict[str, str]) -> Callable[[State, Log, int, Outcome, SpecInfo], None]:
-    on, state = options.get("on", "failed"), options.get("state", "")
-    if on not in _ON or state not in ("", "failed", "completed"):
+    on, to = options.get("on", "failed"), options.get("state", "")
+    if on not in _ON or to not in ("", "failed", "completed"):
         raise InputError("policy end_run: `on` is failed or done, `state` is failed or completed")
-    cause = "complete" if (state or ("failed" if on == "failed" else "completed")) == "completed" else "fail"
+    cause = "complete" if (to or ("failed" if on == "failed" else "completed")) == "completed" else "fail"
 
-    def act(c: State, log: Log, seq: int, outcome: Outcome, info: SpecInfo) -> None:
+    def act(state: State, log: Log, seq: int, outcome: Outcome, info: SpecInfo) -> None:
         from rollout_coordinator.core import runs
 
         if outcome is _ON[on] and runs.live(log.run):
-            runs.end(c, log.run, cause, f"end_run: item {seq} is {on}")
+            runs.end(state, log.run, cause, f"end_run: item {seq} is {on}")
 
     return act
 
@@ -122,7 +122,7 @@ def _append(policy: Policy, options: dict[str, str]) -> Callable[[State, Log, in
     if on not in _ON:
         raise InputError("policy append: `on` is failed or done")
 
-    def act(c: State, log: Log, seq: int, outcome: Outcome, info: SpecInfo) -> None:
+    def act(state: State, log: Log, seq: int, outcome: Outcome, info: SpecInfo) -> None:
         if outcome is not _ON[on]:
             return
         origin: dict[str, list[int]] = log.extra.setdefault("origin", {})
@@ -142,7 +142,7 @@ _MAKERS: dict[str, Callable[[Policy, dict[str, str]], Callable[[State, Log, int,
 }
 
 
-def committed(c: State, log: Log, seq: int, outcome: Outcome, info: SpecInfo) -> None:
+def committed(state: State, log: Log, seq: int, outcome: Outcome, info: SpecInfo) -> None:
     """The cursor passed a result of a root log."""
     group = info.spec.group
     if group:
@@ -150,25 +150,25 @@ def committed(c: State, log: Log, seq: int, outcome: Outcome, info: SpecInfo) ->
         members.discard(seq)
         if outcome is Outcome.DONE and group not in log.groups:
             log.groups[group] = seq
-            settle(c, log, log.run.by_group[group], sorted(members), seq, flight=True)
+            close_behind(state, log, log.run.by_group[group], sorted(members), seq, flight=True)
         if not members:
             log.members.pop(group, None)
     for policy in log.run.policies:
-        policy.act(c, log, seq, outcome, info)
+        policy.act(state, log, seq, outcome, info)
 
 
-def wants_more(c: State, run: Run) -> bool:
+def wants_more(state: State, run: Run) -> bool:
     """An `append` waits to be carried out: the run is not complete."""
     return bool(run.root.extra.get("append"))
 
 
-def serve_appends(c: State, run: Run) -> None:
+def serve_appends(state: State, run: Run) -> None:
     """Copy the items that `append` asked for to the end of the sealed log. The ledger has their payloads."""
     root = run.root
     queue: list[list[int]] = root.extra.get("append", [])
     if not queue or not root.sealed or root.appending or run.state is not RunState.RUNNING:
         return
-    load, c.next_load = c.next_load, c.next_load + 1
+    load, state.next_load = state.next_load, state.next_load + 1
     wanted = [first for first, _ in queue]
     root.appending = True
 
@@ -184,23 +184,23 @@ def serve_appends(c: State, run: Run) -> None:
             row = rows[first]
             origin[str(root.submitted)] = [first, generation]
             item = blake3(b"\x01append" + row.id + generation.to_bytes(4, "big")).digest()
-            append(c, root, [item], [row.payload], (run.specs[row.spec].spec,), None)
+            append(state, root, [item], [row.payload], (run.specs[row.spec].spec,), None)
         del queue[: len(wanted)]
 
-    c.loads[load] = LoadNote("call", root.id, found)
-    c.step.loads.append(LoadItems(load, root.id, sorted(set(wanted))))
+    state.loads[load] = LoadNote("call", root.id, found)
+    state.step.loads.append(LoadItems(load, root.id, sorted(set(wanted))))
 
 
-def prune(c: State, log: Log, lane: LaneState, seq: int) -> None:
+def prune(state: State, log: Log, lane: LaneState, seq: int) -> None:
     from rollout_coordinator.core.commit import touch_lane
 
     lane.pruned_at = seq
-    touch_lane(c, log.run, lane)
+    touch_lane(state, log.run, lane)
     behind = [later for later, (_, spec) in log.outcomes.items() if log.run.specs[spec].lane is lane]
-    settle(c, log, [info for info in log.run.specs if info.lane is lane], behind, seq, flight=False)
+    close_behind(state, log, [info for info in log.run.specs if info.lane is lane], behind, seq, flight=False)
 
 
-def settle(c: State, log: Log, infos: list[SpecInfo], members: list[int], seq: int, flight: bool) -> None:
+def close_behind(state: State, log: Log, infos: list[SpecInfo], members: list[int], seq: int, flight: bool) -> None:
     """End what is behind the decision taken at `seq`: pending items of these specs, and of `members`, which were given
     out, the accepted results and, if `flight`, the attempts."""
     from rollout_coordinator.core.commit import close_pending
@@ -212,32 +212,32 @@ def settle(c: State, log: Log, infos: list[SpecInfo], members: list[int], seq: i
             log.outcomes[later] = (int(Outcome.SKIPPED), spec)
             log.counts[outcome] -= 1
             log.counts[Outcome.SKIPPED] += 1
-            c.step.writes.prune.append((log.id, later, seq))
+            state.step.writes.prune.append((log.id, later, seq))
     for info in infos:
         queue = log.queues.get(info.index)
         if queue is not None and queue.size:
-            verdict = decided(log, info.index)
+            verdict = verdict_on(log, info.index)
             assert verdict is not None
-            close_pending(c, log, info.index, empty(c, log, queue), *verdict)
+            close_pending(state, log, info.index, empty_queue(state, log, queue), *verdict)
     if flight:
         from rollout_coordinator.core.attempts import cancel, open_seqs
 
-        for grant in dict.fromkeys(log.flight[one] for one in members if one in log.flight):
-            verdict = decided(log, grant.info.index)
+        for batch in dict.fromkeys(log.flight[one] for one in members if one in log.flight):
+            verdict = verdict_on(log, batch.info.index)
             assert verdict is not None
-            seqs = open_seqs(grant)
-            cancel(grant.worker, [(grant, seqs)], verdict[1].code, c.step.sends)
+            seqs = open_seqs(batch)
+            cancel(batch.worker, [(batch, seqs)], verdict[1].code, state.step.sends)
             for one in seqs:
-                if log.flight.get(one) is grant:
-                    close_failed(c, grant, one, verdict[1], verdict[0])
+                if log.flight.get(one) is batch:
+                    close_failed(state, batch, one, verdict[1], verdict[0])
 
 
-def empty(c: State, log: Log, queue: SpecQueue) -> list[int]:
+def empty_queue(state: State, log: Log, queue: SpecQueue) -> list[int]:
     """Takes every item out of the queue."""
     seqs = [seq for chunk in queue.chunks for seq in chunk.seqs[chunk.pos :]]
     size = sum(len(p) for chunk in queue.chunks for p in chunk.payloads[chunk.pos :])
     for entry in queue.retry:
-        landed(c, entry[3])
+        arrived_at_thief(state, entry[3])
     seqs += [entry[0] for entry in queue.retry]
     size += sum(len(entry[2]) for entry in queue.retry)
     queue.chunks.clear()
@@ -247,4 +247,4 @@ def empty(c: State, log: Log, queue: SpecQueue) -> list[int]:
     return seqs
 
 
-__all__ = ["Compiled", "Failure", "committed", "compile_policies", "prune", "settle", "wants_more"]
+__all__ = ["Compiled", "Failure", "close_behind", "committed", "compile_policies", "prune", "wants_more"]

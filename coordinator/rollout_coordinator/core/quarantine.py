@@ -15,67 +15,69 @@ from rollout.model.worker import WorkerState
 from rollout_coordinator.core import results, workers
 from rollout_coordinator.core.attempts import cancel
 from rollout_coordinator.core.settings import QUARANTINED_MAX
-from rollout_coordinator.core.state import Grant, State, Worker
+from rollout_coordinator.core.state import AttemptBatch, State, Worker
 from rollout_coordinator.core.step import CloseSession, Emit
 
 
-def quarantine(c: State, worker: Worker, error: RolloutError) -> None:
+def quarantine(state: State, worker: Worker, error: RolloutError) -> None:
     """No more work for this incarnation, and what it held goes to others: what is exclusive, when it is over there."""
     session = worker.session
-    workers.leave(c, worker, "fault", error.message)
-    workers.heard(c, worker, c.now.mono)  # an answer may have gone out until now
-    workers.take_back(c, worker, "quarantined", lost=True, spare=exclusive)
-    workers.write(c, worker)
+    workers.leave(state, worker, "fault", error.message)
+    workers.extend_deadline(state, worker, state.now.mono)  # an answer may have gone out until now
+    workers.reclaim(state, worker, "quarantined", lost=True, spare=exclusive)
+    workers.write(state, worker)
     if session:
-        c.step.sends.append(CloseSession(session, error))
-    c.step.sends.append(Emit("worker_quarantined", "error", {"worker": worker.id, "reason": error.message}))
-    known = [w.id for w in c.workers.values() if w.state is WorkerState.QUARANTINED and not w.grants]
+        state.step.sends.append(CloseSession(session, error))
+    state.step.sends.append(Emit("worker_quarantined", "error", {"worker": worker.id, "reason": error.message}))
+    known = [w.id for w in state.workers.values() if w.state is WorkerState.QUARANTINED and not w.batches]
     for oldest in known[:-QUARANTINED_MAX]:
-        del c.workers[oldest]
+        del state.workers[oldest]
 
 
-def exclusive(grant: Grant, seq: int) -> bool:
-    return grant.info.spec.exclusive
+def exclusive(batch: AttemptBatch, seq: int) -> bool:
+    return batch.info.spec.exclusive
 
 
-def may_run(grant: Grant, seq: int) -> bool:
+def may_run(batch: AttemptBatch, seq: int) -> bool:
     """Of a worker that said Goodbye: one that it could not stop in time. Those that it began it told of before."""
-    return grant.info.spec.exclusive and (seq in grant.started or grant.unsure)
+    return batch.info.spec.exclusive and (seq in batch.started or batch.maybe_started)
 
 
-def over_by_now(c: State, worker: Worker) -> None:
+def over_by_now(state: State, worker: Worker) -> None:
     """The worker left long enough ago to have fenced itself, or to have ended."""
-    workers.take_back(c, worker, worker.state.value, lost=True)
+    workers.reclaim(state, worker, worker.state.value, lost=True)
 
 
-def barred(c: State, incarnation: str) -> RolloutError | None:
-    worker = c.workers.get(incarnation)
+def barred(state: State, incarnation: str) -> RolloutError | None:
+    worker = state.workers.get(incarnation)
     if worker is None or worker.state is not WorkerState.QUARANTINED:
         return None
     return ProtocolError(f"worker {worker.id} is quarantined: {worker.reason}. Start it anew.")
 
 
-def overdue(c: State) -> None:
+def overdue(state: State) -> None:
     """Backstop for attempts whose worker does not enforce their timeout: 2 x timeout + orphan_grace.
 
     Whoever keeps an exclusive attempt for so long may keep it for longer: its item waits for the worker's fence.
     """
-    for grant in list(c.timed.values()):
-        spec = grant.info.spec
-        limit = 2 * spec.timeout_ms / 1000 + c.settings.orphan_grace
-        for seq, began in list(grant.started_at.items()):
-            if grant.log.flight.get(seq) is not grant:
-                del grant.started_at[seq]
-            elif c.now.mono - began > limit and seq not in grant.waiting and grant.log.run.state not in ENDED:
-                del grant.started_at[seq]
-                if grant.worker.state not in workers.ALIVE:
+    for batch in list(state.timed.values()):
+        spec = batch.info.spec
+        limit = 2 * spec.timeout_ms / 1000 + state.settings.orphan_grace
+        for seq, began in list(batch.started_at.items()):
+            if batch.log.flight.get(seq) is not batch:
+                del batch.started_at[seq]
+            elif state.now.mono - began > limit and seq not in batch.waiting and batch.log.run.state not in ENDED:
+                del batch.started_at[seq]
+                if batch.worker.state not in workers.ALIVE:
                     continue  # its deadline decides
-                if spec.exclusive and grant.failures + 1 < spec.max_attempts:
-                    key = f"{grant.log.id}/{seq}/{grant.attempt}"
-                    quarantine(c, grant.worker, ProtocolError(f"It did not end {key} within {limit:.0f} s, a timeout."))
+                if spec.exclusive and batch.failures + 1 < spec.max_attempts:
+                    key = f"{batch.log.id}/{seq}/{batch.attempt}"
+                    quarantine(
+                        state, batch.worker, ProtocolError(f"It did not end {key} within {limit:.0f} s, a timeout.")
+                    )
                     continue
-                cancel(grant.worker, [(grant, [seq])], "timeout", c.step.sends)
+                cancel(batch.worker, [(batch, [seq])], "timeout", state.step.sends)
                 failure = Failure("timeout", f"no result within {limit:.0f} s", True)
-                outcome, final = results.judge_failure(c, grant, seq, failure)
+                outcome, final = results.retry_or_fail(state, batch, seq, failure)
                 if outcome is not None and final is not None:
-                    results.close_failed(c, grant, seq, final)
+                    results.close_failed(state, batch, seq, final)

@@ -14,81 +14,81 @@ from rollout.model.item import Key, Outcome
 from rollout.model.worker import WorkerState
 
 from rollout_coordinator.core import runs
-from rollout_coordinator.core.attempts import join_group, open_grant
+from rollout_coordinator.core.attempts import join_group, open_batch
 from rollout_coordinator.core.events import Now, ResultsLoaded, RunLoaded
-from rollout_coordinator.core.state import Batch, Grant, LoadNote, Log, Run, State, Worker, touch_run
+from rollout_coordinator.core.state import Assignment, AttemptBatch, LoadNote, Log, Run, State, Worker, touch_run
 from rollout_coordinator.core.step import LoadResults, LoadRun, LogRow, Snapshot
 from rollout_coordinator.core.window import chain_of, is_accepted
-from rollout_coordinator.core.workers import ANY_HOST, UNKNOWN, heard
+from rollout_coordinator.core.workers import ANY_HOST, UNKNOWN, extend_deadline
 
 PAGE = 8192  # outcomes read at once
 
 
-def restore(c: State, snapshot: Snapshot, now: Now) -> None:
-    c.now = now
-    c.next_log, c.next_batch = snapshot.next_log, snapshot.next_batch
-    restore_runs(c, snapshot)
+def restore(state: State, snapshot: Snapshot, now: Now) -> None:
+    state.now = now
+    state.next_log, state.next_batch = snapshot.next_log, snapshot.next_batch
+    restore_runs(state, snapshot)
     for worker_row in snapshot.workers:
         worker = Worker(worker_row.incarnation, worker_row.host_id, worker_row.inventory, worker_row.state, now)
         worker.registered_ms, worker.ended_ms, worker.reason = (
             worker_row.registered_ms, worker_row.ended_ms, worker_row.reason,
         )  # fmt: skip
-        heard(c, worker, now.mono)
-        c.workers[worker.id] = worker
-    restore_attempts(c, snapshot, now)
-    c.dirty_logs.clear()
-    for log in c.logs.values():
-        revive(c, log)
-    for run in c.runs.values():
+        extend_deadline(state, worker, now.mono)
+        state.workers[worker.id] = worker
+    restore_attempts(state, snapshot, now)
+    state.dirty_logs.clear()
+    for log in state.logs.values():
+        revive(state, log)
+    for run in state.runs.values():
         if run.pausing_until_ms and not run.in_flight:
-            touch_run(c, run)
+            touch_run(state, run)
         if runs.ended(run):  # some of its attempts may not be over
-            runs.keep_for_now(c, run)
+            runs.keep_for_now(state, run)
 
 
-def revive(c: State, log: Log) -> None:
-    if log.parent is not None and is_accepted(c.logs[log.parent.log], log.parent.seq):
+def revive(state: State, log: Log) -> None:
+    if log.parent is not None and is_accepted(state.logs[log.parent.log], log.parent.seq):
         log.closed = True
         if not log.flight:
-            c.over.append(log)
-    reopen(c, log)
+            state.over.append(log)
+    reopen(state, log)
     if runs.ended(log.run):
         log.closed = True
 
 
-def recall(c: State, event: RunLoaded) -> None:
+def run_loaded(state: State, event: RunLoaded) -> None:
     """An ended run of an earlier leader, asked for by a client; what waited for it goes on."""
-    c.loads.pop(event.load_id, None)
-    waiting = c.opening.pop(event.run_id, [])
-    if event.snapshot is not None and event.run_id not in c.runs:
-        before = dict(c.dirty_logs)
-        restore_runs(c, event.snapshot)
-        c.dirty_logs = before
-        for log in c.runs[event.run_id].logs.values():
-            revive(c, log)
-        runs.keep_for_now(c, c.runs[event.run_id])
-    c.recalled.add(event.run_id)
+    state.loads.pop(event.load_id, None)
+    waiting = state.opening.pop(event.run_id, [])
+    if event.snapshot is not None and event.run_id not in state.runs:
+        before = dict(state.dirty_logs)
+        restore_runs(state, event.snapshot)
+        state.dirty_logs = before
+        for log in state.runs[event.run_id].logs.values():
+            revive(state, log)
+        runs.keep_for_now(state, state.runs[event.run_id])
+    state.recalled.add(event.run_id)
     for handler, waiter in waiting:
-        handler(c, waiter)
-    c.recalled.discard(event.run_id)
+        handler(state, waiter)
+    state.recalled.discard(event.run_id)
 
 
-def ask_for(c: State, run_id: str, handler: Callable[[State, Any], None], event: Any) -> bool:
+def load_ended_run(state: State, run_id: str, handler: Callable[[State, Any], None], event: Any) -> bool:
     """True if the ledger is asked for a run this core does not know; `handler(c, event)` is called again then."""
-    if run_id in c.runs or run_id in c.recalled or not c.settings.ended_on_disk:
+    if run_id in state.runs or run_id in state.recalled or not state.settings.ended_on_disk:
         return False
-    waiting = c.opening.setdefault(run_id, [])
+    waiting = state.opening.setdefault(run_id, [])
     waiting.append((handler, event))
     if len(waiting) == 1:
-        load, c.next_load = c.next_load, c.next_load + 1
-        c.step.loads.append(LoadRun(load, run_id))
+        load, state.next_load = state.next_load, state.next_load + 1
+        state.step.loads.append(LoadRun(load, run_id))
     return True
 
 
-def restore_runs(c: State, snapshot: Snapshot) -> None:
+def restore_runs(state: State, snapshot: Snapshot) -> None:
     roots: dict[str, int] = {}
     for row in snapshot.runs:
-        run = runs.make_run(c, row.spec, row.state, row.created_ms)
+        run = runs.make_run(state, row.spec, row.state, row.created_ms)
         run.reason, run.updated_ms, run.ended_ms = row.reason, row.updated_ms, row.ended_ms
         run.stop_submitting, run.pausing_until_ms, run.survivors = (
             row.stop_submitting, row.pausing_until_ms, tuple(row.survivors),
@@ -96,30 +96,30 @@ def restore_runs(c: State, snapshot: Snapshot) -> None:
         runs.set_priority(run, row.priority)
         roots[run.id] = row.root_log
     for spec in sorted(snapshot.specs, key=lambda s: (s.run_id, s.index)):
-        if spec.run_id in c.runs:
-            runs.intern_spec(c, c.runs[spec.run_id], spec.spec, write=False)
+        if spec.run_id in state.runs:
+            runs.intern_spec(state, state.runs[spec.run_id], spec.spec, write=False)
     for log_row in sorted(snapshot.logs, key=lambda row: row.log):
-        run = c.runs.get(log_row.run_id)
+        run = state.runs.get(log_row.run_id)
         if run is not None:
-            log = restore_log(c, run, log_row, snapshot.accepted.get(log_row.log, []))
+            log = restore_log(state, run, log_row, snapshot.accepted.get(log_row.log, []))
             if log.id == roots[run.id]:
                 run.root = log
     for log_id, index, seq in sorted(snapshot.won, key=lambda won: won[2]):
-        log = c.logs[log_id]
+        log = state.logs[log_id]
         group = log.run.specs[index].spec.group
         if group:
             log.groups.setdefault(group, seq)
     for lane_row in snapshot.lanes:
-        run = c.runs.get(lane_row.run_id)
+        run = state.runs.get(lane_row.run_id)
         if run is not None and lane_row.lane in run.lanes:
             lane = run.lanes[lane_row.lane]
             lane.done, lane.failed, lane.consecutive = lane_row.done, lane_row.failed, lane_row.consecutive_failures
             lane.pruned_at = lane_row.pruned_at
 
 
-def restore_log(c: State, run: Run, row: LogRow, accepted: list[tuple[int, int]]) -> Log:
+def restore_log(state: State, run: Run, row: LogRow, accepted: list[tuple[int, int]]) -> Log:
     parent = Key(row.parent_log, row.parent_seq) if row.parent_log else None
-    log = runs.make_log(c, run, parent, row.log)
+    log = runs.make_log(state, run, parent, row.log)
     log.submitted, log.sealed, log.cursor = row.submitted, row.sealed, row.cursor
     log.counts = [0, row.done, row.failed, row.cancelled, row.skipped]
     log.attempts, log.retried, log.worker_lost, log.stale = row.attempts, row.retried, row.worker_lost, row.stale
@@ -130,68 +130,70 @@ def restore_log(c: State, run: Run, row: LogRow, accepted: list[tuple[int, int]]
     return log
 
 
-def restore_attempts(c: State, snapshot: Snapshot, now: Now) -> None:
-    batches: dict[int, Batch] = {}
-    grants: dict[tuple[int, int, int, int, int, int, str, int], list[int]] = {}
+def restore_attempts(state: State, snapshot: Snapshot, now: Now) -> None:
+    assignments: dict[int, Assignment] = {}
+    batches: dict[tuple[int, int, int, int, int, int, str, int], list[int]] = {}
     for one in snapshot.open_attempts:
-        if one.log in c.logs:
-            alone = one.seq if c.logs[one.log].run.specs[one.spec].spec.chain else -1
+        if one.log in state.logs:
+            alone = one.seq if state.logs[one.log].run.specs[one.spec].spec.chain else -1
             key = (one.batch, one.log, one.spec, one.attempt, one.failures, one.losses, one.worker, alone)
-            grants.setdefault(key, []).append(one.seq)
-    for (number, log_id, spec, attempt, failures, losses, incarnation, _), seqs in grants.items():
-        worker = c.workers.get(incarnation)
+            batches.setdefault(key, []).append(one.seq)
+    for (number, log_id, spec, attempt, failures, losses, incarnation, _), seqs in batches.items():
+        worker = state.workers.get(incarnation)
         if worker is None:
-            worker = c.workers[incarnation] = Worker(incarnation, ANY_HOST, UNKNOWN, WorkerState.READY, now)
-            heard(c, worker, now.mono)
-        batch = batches.setdefault(number, Batch(number))
-        log = c.logs[log_id]
+            worker = state.workers[incarnation] = Worker(incarnation, ANY_HOST, UNKNOWN, WorkerState.READY, now)
+            extend_deadline(state, worker, now.mono)
+        assignment = assignments.setdefault(number, Assignment(number))
+        log = state.logs[log_id]
         info = log.run.specs[spec]
-        c.next_grant += 1
-        grant = Grant(c.next_grant, log, info, worker, batch, attempt, failures, losses, seqs, now.mono)
-        grant.unsure = True
-        open_grant(c, grant, 0)
+        state.next_number += 1
+        batch = AttemptBatch(
+            state.next_number, log, info, worker, assignment, attempt, failures, losses, seqs, now.mono
+        )
+        batch.maybe_started = True
+        open_batch(state, batch, 0)
         if info.spec.timeout_ms:
-            grant.started_at = dict.fromkeys(seqs, now.mono)
+            batch.started_at = dict.fromkeys(seqs, now.mono)
 
 
-def reopen(c: State, log: Log) -> None:
+def reopen(state: State, log: Log) -> None:
     """Let a log run: everything before `tail` that is neither accepted nor in flight comes from the ledger again."""
     parent = log.parent
-    if parent is not None and is_accepted(c.logs[parent.log], parent.seq):
+    if parent is not None and is_accepted(state.logs[parent.log], parent.seq):
         return
-    log.closed = log.parent is not None and c.logs[log.parent.log].closed
-    log.tail = 0 if log.by_arrival else log.cursor
-    log.ahead.clear()
+    log.closed = log.parent is not None and state.logs[log.parent.log].closed
+    log.window_end = 0 if log.by_arrival else log.cursor
+    log.loaded_ahead.clear()
     if log.submitted:
         log.extra["replayed"] = True
     if log.run.tracked and parent is None and not log.by_arrival and len(log.accepted):
         log.rereading = True
-        c.rereads.append(log)
-    hold_chains(log)
-    c.window_dirty[log.id] = log
-    c.moved[log.id] = log
+        state.rereads.append(log)
+    resume_chains(log)
+    state.window_dirty[log.id] = log
+    state.moved[log.id] = log
 
 
-def hold_chains(log: Log) -> None:
+def resume_chains(log: Log) -> None:
     """What is in flight, of an earlier leader or since before its run ended, is the present of its chain."""
-    for seq, grant in sorted(log.flight.items()):
-        if grant.info.spec.chain:
-            chain = chain_of(log, grant.info.spec.chain)
+    for seq, batch in sorted(log.flight.items()):
+        if batch.info.spec.chain:
+            chain = chain_of(log, batch.info.spec.chain)
             for before, other in chain.flying.items():
-                grant.pred = (before, other.attempt)
+                batch.predecessor = (before, other.attempt)
             heapq.heappush(chain.members, seq)
-            chain.flying[seq] = grant
+            chain.flying[seq] = batch
 
 
-def reread(c: State) -> None:
+def reread(state: State) -> None:
     """Outcomes of accepted results before the cursor moves again: policies will ask for them."""
-    for log in c.rereads:
-        read_page(c, log, log.cursor, max(log.accepted.hi) + 1)
-    c.rereads = []
+    for log in state.rereads:
+        read_page(state, log, log.cursor, max(log.accepted.hi) + 1)
+    state.rereads = []
 
 
-def read_page(c: State, log: Log, first: int, end: int) -> None:
-    load, c.next_load = c.next_load, c.next_load + 1
+def read_page(state: State, log: Log, first: int, end: int) -> None:
+    load, state.next_load = state.next_load, state.next_load + 1
 
     def found(event: ResultsLoaded) -> None:
         for seq, outcome, spec in zip(event.seq, event.outcome, event.spec, strict=True):
@@ -200,11 +202,11 @@ def read_page(c: State, log: Log, first: int, end: int) -> None:
                 if log.run.specs[spec].spec.group:
                     join_group(log, log.run.specs[spec], [seq])
         if first + PAGE < end:
-            read_page(c, log, first + PAGE, end)
+            read_page(state, log, first + PAGE, end)
         else:
             log.rereading = False
-            c.moved[log.id] = log
-            c.window_dirty[log.id] = log
+            state.moved[log.id] = log
+            state.window_dirty[log.id] = log
 
-    c.loads[load] = LoadNote("results", log.id, found)
-    c.step.loads.append(LoadResults(load, log.id, first, min(PAGE, end - first), False))
+    state.loads[load] = LoadNote("results", log.id, found)
+    state.step.loads.append(LoadResults(load, log.id, first, min(PAGE, end - first), False))

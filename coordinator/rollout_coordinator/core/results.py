@@ -20,120 +20,120 @@ from rollout_coordinator.core.events import (
     WorkerResults,
     WorkerStarted,
 )
-from rollout_coordinator.core.state import Grant, Log, State, Worker, touch
+from rollout_coordinator.core.state import AttemptBatch, Log, State, Worker, touch
 from rollout_coordinator.core.step import ResultRows, SendAccepted
-from rollout_coordinator.core.tables import ITEM
+from rollout_coordinator.core.transitions import ITEM
 
 RELEASE_ENDS = {"pause": AttemptEnd.PAUSED}
 
 
-def started(c: State, event: WorkerStarted) -> None:
-    worker = workers.speaking(c, event.session)
+def started(state: State, event: WorkerStarted) -> None:
+    worker = workers.worker_of_session(state, event.session)
     if worker is None:
         return
     ITEM.move(ItemState.ASSIGNED, "start")
     for keys in event.keys:
-        log = c.logs.get(keys.log)
+        log = state.logs.get(keys.log)
         if log is None:
             continue
         flight, n = log.flight, 0
         for seq, attempt in zip(keys.seq, keys.attempt, strict=True):
-            grant = flight.get(seq)
-            if grant is None or grant.worker is not worker or grant.attempt != attempt or seq in grant.started:
+            batch = flight.get(seq)
+            if batch is None or batch.worker is not worker or batch.attempt != attempt or seq in batch.started:
                 continue
-            grant.started.add(seq)
+            batch.started.add(seq)
             n += 1
-            if grant.info.spec.timeout_ms:
-                grant.started_at[seq] = c.now.mono
+            if batch.info.spec.timeout_ms:
+                batch.started_at[seq] = state.now.mono
         worker.running += n
         log.run.running += n
 
 
-def results(c: State, event: WorkerResults) -> None:
-    worker = workers.speaking(c, event.session)
+def results(state: State, event: WorkerResults) -> None:
+    worker = workers.worker_of_session(state, event.session)
     if worker is None:
         return
     accepted: list[Keys] = []
     stale: list[Keys] = []
     for group in event.groups:
-        log = c.logs.get(group.log)
-        fault = impossible(c, log, group)
+        log = state.logs.get(group.log)
+        fault = impossible(state, log, group)
         if fault:
-            quarantine.quarantine(c, worker, ProtocolError(fault))
+            quarantine.quarantine(state, worker, ProtocolError(fault))
             break
         if log is None:
             stale.append(Keys(group.log, group.seq, group.attempt))
-            c.totals["stale"] += len(group.seq)
+            state.totals["stale"] += len(group.seq)
             continue
-        yes, no = take_group(c, worker, log, group)
+        yes, no = take_group(state, worker, log, group)
         if yes.seq:
             accepted.append(yes)
         if no.seq:
             stale.append(no)
             log.stale += len(no.seq)
-            c.totals["stale"] += len(no.seq)
-            touch(c, log)
+            state.totals["stale"] += len(no.seq)
+            touch(state, log)
     if accepted or stale:
-        c.step.sends.append(SendAccepted(event.session, accepted, stale))
+        state.step.sends.append(SendAccepted(event.session, accepted, stale))
 
 
-def impossible(c: State, log: Log | None, group: ResultGroup) -> str:
+def impossible(state: State, log: Log | None, group: ResultGroup) -> str:
     """Why nobody can ever have been given these attempts; empty if it is possible.
 
     A new leader knows no history, so only what cannot be under any history counts.
     """
     if log is None:
-        if group.log >= c.next_log or group.log < 1:
+        if group.log >= state.next_log or group.log < 1:
             return f"Result for log {group.log}, which was never opened: it cannot have been assigned."
         return ""
     if group.seq and (max(group.seq) >= log.submitted or min(group.seq) < 0):
         return f"Result for seq {max(group.seq)} of log {log.id}, which has only {log.submitted} items."
     flight = log.flight
     for seq, attempt in zip(group.seq, group.attempt, strict=True):
-        grant = flight.get(seq)
-        if attempt < 1 or (grant is not None and attempt > grant.attempt):
+        batch = flight.get(seq)
+        if attempt < 1 or (batch is not None and attempt > batch.attempt):
             return f"Result for attempt {attempt} of seq {seq} in log {log.id}, which was never given to any worker."
     return ""
 
 
-def take_group(c: State, worker: Worker, log: Log, group: ResultGroup) -> tuple[Keys, Keys]:
-    """Accept what is current. The common group (one grant, all done) is handled column by column."""
+def take_group(state: State, worker: Worker, log: Log, group: ResultGroup) -> tuple[Keys, Keys]:
+    """Accept what is current. The common group (one batch, all done) is handled column by column."""
     flight, seqs, attempts = log.flight, group.seq, group.attempt
     if log.run.state in ENDED:  # of survivors: they are over
         keys = Keys(log.id, seqs, attempts)
-        for grant, seq in current(c, worker, keys):
-            end_attempt(c, grant, seq, AttemptEnd.RELEASED, "run_ended", "its run has ended")
+        for batch, seq in current(state, worker, keys):
+            end_attempt(state, batch, seq, AttemptEnd.RELEASED, "run_ended", "its run has ended")
         return Keys(log.id, [], []), keys
-    by_grant: dict[Grant, list[int]] = {}
+    by_batch: dict[AttemptBatch, list[int]] = {}
     stale: list[int] = []
     seen: set[int] = set()
     for i, seq in enumerate(seqs):
-        grant = flight.get(seq)
-        if grant is None or grant.worker is not worker or grant.attempt != attempts[i] or seq in seen:
+        batch = flight.get(seq)
+        if batch is None or batch.worker is not worker or batch.attempt != attempts[i] or seq in seen:
             stale.append(i)
             continue
         seen.add(seq)
-        at = by_grant.get(grant)
+        at = by_batch.get(batch)
         if at is None:
-            by_grant[grant] = [i]
+            by_batch[batch] = [i]
         else:
             at.append(i)
     plain = not stale and not group.failures and group.outcome is None and not log.run.tracked and not log.children
-    if plain and all(not g.info.spec.chain and g.info.lane.pruned_at < 0 for g in by_grant):
+    if plain and all(not g.info.spec.chain and g.info.lane.pruned_at < 0 for g in by_batch):
         ITEM.move(ItemState.ASSIGNED, "result")
-        for grant, at in by_grant.items():
-            lane = grant.info.lane
-            close(c, grant, seqs if len(at) == len(seqs) else [seqs[i] for i in at])
+        for batch, at in by_batch.items():
+            lane = batch.info.lane
+            close(state, batch, seqs if len(at) == len(seqs) else [seqs[i] for i in at])
             if lane.name:
                 lane.done += len(at)
                 lane.consecutive = 0
-                commit.touch_lane(c, log.run, lane)
-        insert(c, worker, log, group, list(range(len(seqs))), None)
+                commit.touch_lane(state, log.run, lane)
+        insert(state, worker, log, group, list(range(len(seqs))), None)
         return Keys(log.id, seqs, attempts), Keys(log.id, [], [])
-    return take_singly(c, worker, log, group, stale)
+    return take_singly(state, worker, log, group, stale)
 
 
-def take_singly(c: State, worker: Worker, log: Log, group: ResultGroup, stale: list[int]) -> tuple[Keys, Keys]:
+def take_singly(state: State, worker: Worker, log: Log, group: ResultGroup, stale: list[int]) -> tuple[Keys, Keys]:
     """Failures, chains, policies: one at a time."""
     stale_at = set(stale)
     yes, no = Keys(log.id, [], []), Keys(log.id, [], [])
@@ -141,86 +141,90 @@ def take_singly(c: State, worker: Worker, log: Log, group: ResultGroup, stale: l
     outcomes: list[Outcome] = []
     failures: dict[int, Failure] = {}
     for i, seq in enumerate(group.seq):
-        grant = log.flight.get(seq)
+        batch = log.flight.get(seq)
         told = yes
-        if i in stale_at or grant is None:
+        if i in stale_at or batch is None:
             told = no
-        elif grant.pred is not None and not chains.stands(log, grant):
-            end_attempt(c, grant, seq, AttemptEnd.DROPPED, "predecessor_changed", "its input is not final")
+        elif batch.predecessor is not None and not chains.stands(log, batch):
+            end_attempt(state, batch, seq, AttemptEnd.DROPPED, "predecessor_changed", "its input is not final")
             told = no
         else:
-            outcome, failure = judge(c, grant, seq, group, i)
+            outcome, failure = outcome_of(state, batch, seq, group, i)
             if outcome is not None:
                 if failure is not None:
                     failures[len(taken)] = failure
                 taken.append(i)
                 outcomes.append(outcome)
-                ITEM.move(state_of(grant, seq), "result")
-                accept_one(c, grant, seq, outcome, group, i)
+                ITEM.move(state_of(batch, seq), "result")
+                accept_one(state, batch, seq, outcome, group, i)
         told.seq.append(seq)
         told.attempt.append(group.attempt[i])
     if taken:
-        insert(c, worker, log, group, taken, (outcomes, failures))
+        insert(state, worker, log, group, taken, (outcomes, failures))
     return yes, no
 
 
-def accept_one(c: State, grant: Grant, seq: int, outcome: Outcome, group: ResultGroup, i: int) -> None:
-    log = grant.log
-    close(c, grant, [seq])
-    commit.note_outcome(c, log, seq, outcome, grant.info)
-    if grant.info.spec.chain:
+def accept_one(state: State, batch: AttemptBatch, seq: int, outcome: Outcome, group: ResultGroup, i: int) -> None:
+    log = batch.log
+    close(state, batch, [seq])
+    commit.note_outcome(state, log, seq, outcome, batch.info)
+    if batch.info.spec.chain:
         # accepted before the chain looks: a dropped successor must see its predecessor as final
-        chains.result_accepted(c, grant, seq, outcome, group.data[i])
+        chains.result_accepted(state, batch, seq, outcome, group.data[i])
     child = log.children.get(seq)
     if child is not None:
-        from rollout_coordinator.core.spawn import close_children
+        from rollout_coordinator.core.child_items import close_children
 
-        close_children(c, child)
+        close_children(state, child)
 
 
-def judge(c: State, grant: Grant, seq: int, group: ResultGroup, i: int) -> tuple[Outcome | None, Failure | None]:
+def outcome_of(
+    state: State, batch: AttemptBatch, seq: int, group: ResultGroup, i: int
+) -> tuple[Outcome | None, Failure | None]:
     """What this result makes of its item: an outcome, or None when the attempt ended and the item goes on."""
     outcome = group.outcome[i] if group.outcome is not None else Outcome.DONE
     failure = group.failures.get(i)
     if failure is not None and outcome is Outcome.DONE:
         outcome = Outcome.FAILED
-    lane = grant.info.lane
+    lane = batch.info.lane
     if lane.pruned_at >= 0 and seq > lane.pruned_at:
         return Outcome.SKIPPED, Failure("lane_pruned", f"lane {lane.name!r} was pruned at {lane.pruned_at}", False)
     if outcome is not Outcome.FAILED:
         return outcome, failure
     failure = failure or Failure("unknown", "The worker reported a failure without saying why.")
-    return judge_failure(c, grant, seq, failure)
+    return retry_or_fail(state, batch, seq, failure)
 
 
-def judge_failure(c: State, grant: Grant, seq: int, failure: Failure) -> tuple[Outcome | None, Failure | None]:
-    spec = grant.info.spec
+def retry_or_fail(
+    state: State, batch: AttemptBatch, seq: int, failure: Failure
+) -> tuple[Outcome | None, Failure | None]:
+    spec = batch.info.spec
     if failure.worker_lost:
-        final = loss_is_final(grant)
+        final = loss_is_final(batch)
         if final is not None:
             return Outcome.FAILED, final
-        end_attempt(c, grant, seq, AttemptEnd.WORKER_LOST, failure.code, failure.message)
+        end_attempt(state, batch, seq, AttemptEnd.WORKER_LOST, failure.code, failure.message)
         return None, None
-    if not failure.retryable or grant.failures + 1 >= spec.max_attempts:
+    if not failure.retryable or batch.failures + 1 >= spec.max_attempts:
         return Outcome.FAILED, failure
     end = AttemptEnd.TIMEOUT if failure.code == "timeout" else AttemptEnd.FAILED
-    end_attempt(c, grant, seq, end, failure.code, failure.message)
+    end_attempt(state, batch, seq, end, failure.code, failure.message)
     return None, None
 
 
-def loss_is_final(grant: Grant) -> Failure | None:
+def loss_is_final(batch: AttemptBatch) -> Failure | None:
     """Why the item is not tried again after one more lost worker, or None."""
-    spec = grant.info.spec
+    spec = batch.info.spec
     if spec.fail_on_worker_lost:
         return Failure("worker_lost", "Its worker was lost, and the item asks not to be tried again.", False, True)
-    if grant.losses + 1 >= spec.max_worker_lost:
-        lost = grant.losses + 1
+    if batch.losses + 1 >= spec.max_worker_lost:
+        lost = batch.losses + 1
         return Failure("dead_letter", f"{lost} workers or engine processes died while they ran it.", False, True)
     return None
 
 
 def insert(
-    c: State, worker: Worker, log: Log, group: ResultGroup, at: list[int],
+    state: State, worker: Worker, log: Log, group: ResultGroup, at: list[int],
     ends: tuple[list[Outcome], dict[int, Failure]] | None,
 ) -> None:  # fmt: skip
     """One ResultRows from the entries `at` of the group; `ends` is None when all are DONE."""
@@ -235,56 +239,58 @@ def insert(
     rows = ResultRows(
         log.id, pick(group.seq), pick(group.attempt), [Outcome.DONE] * n if ends is None else ends[0],
         group.data if whole else [group.data[i] for i in at], {} if ends is None else ends[1],
-        pick(group.duration_ms), pick(group.units_in), pick(group.units_out), worker.id, c.now.wall_ms,
+        pick(group.duration_ms), pick(group.units_in), pick(group.units_out), worker.id, state.now.wall_ms,
     )  # fmt: skip
     worker.done += n
     log.units_in += sum(rows.units_in)
     log.units_out += sum(rows.units_out)
-    commit.accept_rows(c, log, rows)
+    commit.accept_rows(state, log, rows)
 
 
-def close_failed(c: State, grant: Grant, seq: int, failure: Failure, outcome: Outcome = Outcome.FAILED) -> None:
+def close_failed(
+    state: State, batch: AttemptBatch, seq: int, failure: Failure, outcome: Outcome = Outcome.FAILED
+) -> None:
     """The core itself ends an item that is in flight (dead letter, timeout, lost group): a result without data."""
-    ITEM.move(state_of(grant, seq), "close")
-    group = ResultGroup(grant.log.id, [seq], [grant.attempt], [outcome], [b""], {0: failure}, [0])
-    accept_one(c, grant, seq, outcome, group, 0)
-    insert_for = grant.worker
+    ITEM.move(state_of(batch, seq), "close")
+    group = ResultGroup(batch.log.id, [seq], [batch.attempt], [outcome], [b""], {0: failure}, [0])
+    accept_one(state, batch, seq, outcome, group, 0)
+    insert_for = batch.worker
     rows = ResultRows(
-        grant.log.id, [seq], [grant.attempt], [outcome], [b""], {0: failure}, [0], [0], [0], insert_for.id,
-        c.now.wall_ms,
+        batch.log.id, [seq], [batch.attempt], [outcome], [b""], {0: failure}, [0], [0], [0], insert_for.id,
+        state.now.wall_ms,
     )  # fmt: skip
-    commit.accept_rows(c, grant.log, rows)
+    commit.accept_rows(state, batch.log, rows)
 
 
-def released(c: State, event: WorkerReleased) -> None:
-    worker = workers.speaking(c, event.session)
+def released(state: State, event: WorkerReleased) -> None:
+    worker = workers.worker_of_session(state, event.session)
     if worker is None:
         return
     end = RELEASE_ENDS.get(event.reason, AttemptEnd.RELEASED)
     for keys in event.keys:
-        for grant, seq in current(c, worker, keys):
+        for batch, seq in current(state, worker, keys):
             if event.reason == "self_fence":
-                workers.not_held(c, grant, seq, "self_fence", "its worker was cut off and killed it")
+                workers.not_held(state, batch, seq, "self_fence", "its worker was cut off and killed it")
             else:
-                end_attempt(c, grant, seq, end, event.reason or "released", "given back by its worker")
+                end_attempt(state, batch, seq, end, event.reason or "released", "given back by its worker")
 
 
-def confirm(c: State, event: WorkerConfirm) -> None:
+def confirm(state: State, event: WorkerConfirm) -> None:
     from rollout_coordinator.core.steal import confirmed
 
-    worker = workers.speaking(c, event.session)
+    worker = workers.worker_of_session(state, event.session)
     if worker is not None:
-        confirmed(c, worker, event)
+        confirmed(state, worker, event)
 
 
-def current(c: State, worker: Worker, keys: Keys) -> list[tuple[Grant, int]]:
+def current(state: State, worker: Worker, keys: Keys) -> list[tuple[AttemptBatch, int]]:
     """Those of the keys that are this worker's present attempts."""
-    log = c.logs.get(keys.log)
+    log = state.logs.get(keys.log)
     if log is None:
         return []
-    out: list[tuple[Grant, int]] = []
+    out: list[tuple[AttemptBatch, int]] = []
     for seq, attempt in zip(keys.seq, keys.attempt, strict=True):
-        grant = log.flight.get(seq)
-        if grant is not None and grant.worker is worker and grant.attempt == attempt:
-            out.append((grant, seq))
+        batch = log.flight.get(seq)
+        if batch is not None and batch.worker is worker and batch.attempt == attempt:
+            out.append((batch, seq))
     return out

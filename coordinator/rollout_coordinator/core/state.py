@@ -1,7 +1,7 @@
 """What the core remembers. Plain mutable records; the modules beside this one change them.
 
 Memory grows with what is in flight and in the window, not with the size of a run: accepted results are ranges, items
-in flight share one `Grant` per (frame, log, spec), and pending items sit in columnar chunks.
+in flight share one `AttemptBatch` per (frame, log, spec), and pending items sit in columnar chunks.
 """
 
 from __future__ import annotations
@@ -45,10 +45,10 @@ class Chunk:
         self.seqs, self.ids, self.payloads, self.pos = seqs, ids, payloads, 0
 
 
-class Shape:
+class Requirements:
     """What a worker must have: checked once per worker for all specs of a run that ask the same."""
 
-    __slots__ = ("executor", "heap", "key", "labels", "needs", "plugin", "prefs", "roles", "slots", "strict")
+    __slots__ = ("executor", "heap", "key", "labels", "locality", "needs", "plugin", "roles", "slots", "strict")
 
     def __init__(self, spec: ItemSpec, workload: str) -> None:
         self.executor = spec.executor or workload
@@ -60,14 +60,14 @@ class Shape:
         self.slots = dict(spec.resources).get("slots", 0.0)
         self.strict = tuple((name, amount) for name, amount in spec.resources if name != "slots" and amount > 0)
         self.heap: list[tuple[int, int, int, int, SpecQueue]] = []
-        self.prefs: Prefs | None = None  # until its items differ
+        self.locality: Locality | None = None  # until its items differ
 
 
 Entry = tuple[int, int, "SpecQueue"]
 """Head, number of the entry, queue."""
 
 
-class Prefs:
+class Locality:
     """Queues by where they should be served and what their items cost. Entries may be out of date: a queue's `place`
     says where it is now."""
 
@@ -83,10 +83,10 @@ class Prefs:
 class SpecInfo:
     """A spec of a run, with what dispatch needs resolved."""
 
-    __slots__ = ("index", "lane", "shape", "spec")
+    __slots__ = ("index", "lane", "requirements", "spec")
 
-    def __init__(self, index: int, spec: ItemSpec, lane: LaneState, shape: Shape) -> None:
-        self.index, self.spec, self.lane, self.shape = index, spec, lane, shape
+    def __init__(self, index: int, spec: ItemSpec, lane: LaneState, requirements: Requirements) -> None:
+        self.index, self.spec, self.lane, self.requirements = index, spec, lane, requirements
 
 
 class SpecQueue:
@@ -99,8 +99,8 @@ class SpecQueue:
         self.chunks: deque[Chunk] = deque()
         self.retry: list[tuple[int, bytes, Blob, History]] = []  # heap by seq: items tried before
         self.size = 0
-        self.queued = False  # in a heap, or parked at whatever blocks it
-        self.place: str | None = None  # where its shape's prefs have it
+        self.queued = False  # in a heap, or blocked at whatever blocks it
+        self.place: str | None = None  # where its requirements's locality have it
 
     def __lt__(self, other: SpecQueue) -> bool:
         return False  # keys in a heap are equal where an empty queue from before a kill meets its successor
@@ -111,13 +111,13 @@ class SpecQueue:
 
 
 class LaneState:
-    __slots__ = ("cap", "consecutive", "done", "failed", "in_flight", "name", "parked", "pruned_at", "touched")
+    __slots__ = ("blocked", "cap", "consecutive", "done", "failed", "in_flight", "name", "pruned_at", "touched")
 
     def __init__(self, name: str, cap: int) -> None:
         self.name, self.cap = name, cap
         self.in_flight = self.done = self.failed = self.consecutive = 0
         self.pruned_at = -1
-        self.parked: list[SpecQueue] = []
+        self.blocked: list[SpecQueue] = []
         self.touched = False  # has a row
 
     def row(self, run_id: str) -> LaneRow:
@@ -127,33 +127,67 @@ class LaneState:
 class Chain:
     """Items of one log that run one at a time, in order."""
 
-    __slots__ = ("flying", "free_at", "known", "last_worker", "members", "name", "parked", "tail", "waiting")
+    __slots__ = ("blocked", "flying", "free_at", "known", "last_done", "last_worker", "members", "name", "waiting")
 
     def __init__(self, name: str, known: bool) -> None:
         self.name = name
         self.members: list[int] = []  # heap of seqs in memory or in flight, not accepted
-        self.flying: dict[int, Grant] = {}
+        self.flying: dict[int, AttemptBatch] = {}
         self.last_worker = ""
         self.free_at = 0.0
-        self.tail: tuple[int, int, Blob] | None = None  # (seq, attempt, data) of the last item that is done
+        self.last_done: tuple[int, int, Blob] | None = None  # (seq, attempt, data) of the last item that is done
         self.known = known  # False after a replay, until the tail was looked up
         self.waiting = False
-        self.parked: list[SpecQueue] = []
+        self.blocked: list[SpecQueue] = []
 
 
 class Log:
     __slots__ = (
-        "accepted", "ahead", "appending", "attempts", "back", "by_arrival", "chains", "checking", "children", "closed",
-        "counts", "cursor", "extra", "flight", "groups", "held", "id", "loading", "loading_back", "members",
-        "outcomes", "parent", "parked", "queues", "rank", "reader", "rereading", "retried", "run", "sealed", "stale",
-        "submitted", "tail", "units_in", "units_out", "window", "window_bytes", "worker_lost",
+        "accepted",
+        "appending",
+        "attempts",
+        "blocked",
+        "by_arrival",
+        "chains",
+        "checking",
+        "children",
+        "closed",
+        "counts",
+        "cursor",
+        "extra",
+        "flight",
+        "groups",
+        "held",
+        "id",
+        "loaded_ahead",
+        "loading",
+        "loading_returned",
+        "members",
+        "outcomes",
+        "parent",
+        "queues",
+        "rank",
+        "reader",
+        "rereading",
+        "retried",
+        "returned",
+        "run",
+        "sealed",
+        "stale",
+        "submitted",
+        "units_in",
+        "units_out",
+        "window",
+        "window_bytes",
+        "window_end",
+        "worker_lost",
     )  # fmt: skip
 
     def __init__(self, log: int, run: Run, parent: Key | None) -> None:
         self.id, self.run, self.parent = log, run, parent
         self.rank = log if parent else ROOT_RANK
         self.by_arrival = parent is None and run.spec.order is Order.ARRIVAL  # children are read by ordinal
-        self.submitted = self.cursor = self.tail = 0
+        self.submitted = self.cursor = self.window_end = 0
         self.sealed = False
         self.counts = [0, 0, 0, 0, 0]  # accepted, by Outcome
         self.attempts = self.retried = self.worker_lost = self.stale = self.units_in = self.units_out = 0
@@ -162,17 +196,17 @@ class Log:
         self.outcomes: dict[int, tuple[int, int]] = {}  # seq -> (outcome, spec), only where a policy will ask
         self.appending = False  # payloads to append copies of are on their way
         self.rereading = False  # outcomes of accepted results are on their way from the ledger
-        self.flight: dict[int, Grant] = {}
+        self.flight: dict[int, AttemptBatch] = {}
         self.queues: dict[int, SpecQueue] = {}
         self.chains: dict[str, Chain] = {}
         self.groups: dict[str, int] = {}  # group -> seq that won it
         self.members: dict[str, set[int]] = {}  # group -> seqs of it that were given out and are not committed
         self.window = self.window_bytes = 0
         self.loading = 0  # load id of the LoadPending under way
-        self.back: dict[int, History] = {}  # to be pending again; their payloads are on disk
-        self.loading_back: dict[int, History] = {}
-        self.ahead: set[int] = set()  # seqs at or after `tail` that were loaded out of turn
-        self.parked: list[SpecQueue] = []  # past the commit horizon
+        self.returned: dict[int, History] = {}  # to be pending again; their payloads are on disk
+        self.loading_returned: dict[int, History] = {}
+        self.loaded_ahead: set[int] = set()  # seqs at or after `window_end` that were loaded out of fair
+        self.blocked: list[SpecQueue] = []  # past the commit horizon
         self.children: dict[int, Log] = {}  # by parent seq
         self.reader: Reader | None = None
         self.checking = 0  # LoadIds under way
@@ -196,20 +230,43 @@ class Log:
 class Reader:
     """A parent's attempt that reads its children's results."""
 
-    __slots__ = ("attempt", "loading", "next", "resume", "session", "told_complete")
+    __slots__ = ("attempt", "complete_sent", "loading", "next", "resume", "session")
 
     def __init__(self, session: str, attempt: int, next_child: int) -> None:
         self.session, self.attempt, self.next = session, attempt, next_child
         self.loading = False
         self.resume = False  # has something to read, waits for its caps
-        self.told_complete = False
+        self.complete_sent = False
 
 
 class Run:
     __slots__ = (
-        "by_group", "by_spec", "created_ms", "ended_ms", "id", "in_flight", "lanes", "logs", "pausing_until_ms",
-        "policies", "priority", "reason", "root", "running", "shapes", "spec", "specs", "state",
-        "stop_submitting", "survivors", "tracked", "updated_ms", "waiting", "warm", "weight", "window",
+        "by_group",
+        "by_spec",
+        "created_ms",
+        "ended_ms",
+        "id",
+        "in_flight",
+        "lanes",
+        "logs",
+        "pausing_until_ms",
+        "policies",
+        "priority",
+        "reason",
+        "requirements",
+        "root",
+        "running",
+        "spec",
+        "specs",
+        "state",
+        "stop_submitting",
+        "survivors",
+        "tracked",
+        "updated_ms",
+        "waiting",
+        "warm",
+        "weight",
+        "window",
     )  # fmt: skip
 
     def __init__(self, spec: RunSpec, state: RunState, created_ms: int) -> None:
@@ -226,7 +283,7 @@ class Run:
         self.specs: list[SpecInfo] = []
         self.by_spec: dict[ItemSpec, SpecInfo] = {}
         self.by_group: dict[str, list[SpecInfo]] = {}
-        self.shapes: dict[tuple[Any, ...], Shape] = {}
+        self.requirements: dict[tuple[Any, ...], Requirements] = {}
         self.lanes: dict[str, LaneState] = {}
         self.in_flight = self.running = self.waiting = 0  # in_flight without those that wait for children
         self.window = 0  # of all its logs
@@ -235,36 +292,36 @@ class Run:
         self.warm: dict[str, str] = {}  # affinity key -> worker that last got it
 
 
-class Batch:
+class Assignment:
     """One assignment row."""
 
     __slots__ = ("id", "open")
 
-    def __init__(self, batch: int) -> None:
-        self.id, self.open = batch, 0
+    def __init__(self, number: int) -> None:
+        self.id, self.open = number, 0
 
 
-class Grant:
+class AttemptBatch:
     """Attempts with equal number, history, log and spec that a worker got in one frame."""
 
     __slots__ = (
-        "at", "attempt", "batch", "each", "failures", "info", "log", "losses", "n", "open", "pred", "seqs", "started",
-        "started_at", "unsure", "waiting", "worker",
+        "assigned_at", "assignment", "attempt", "failures", "id", "info", "item_bytes", "log", "losses",
+        "maybe_started", "open", "predecessor", "seqs", "started", "started_at", "waiting", "worker",
     )  # fmt: skip
 
     def __init__(
-        self, n: int, log: Log, info: SpecInfo, worker: Worker, batch: Batch, attempt: int, failures: int, losses: int,
-        seqs: list[int], at: float,
+        self, number: int, log: Log, info: SpecInfo, worker: Worker, assignment: Assignment, attempt: int,
+        failures: int, losses: int, seqs: list[int], at: float,
     ) -> None:  # fmt: skip
-        self.n, self.log, self.info, self.worker, self.batch = n, log, info, worker, batch
-        self.attempt, self.failures, self.losses, self.seqs, self.at = attempt, failures, losses, seqs, at
+        self.id, self.log, self.info, self.worker, self.assignment = number, log, info, worker, assignment
+        self.attempt, self.failures, self.losses, self.seqs, self.assigned_at = attempt, failures, losses, seqs, at
         self.open = len(seqs)
-        self.each = 0  # inline bytes per item
+        self.item_bytes = 0  # inline bytes per item
         self.started: set[int] = set()
         self.started_at: dict[int, float] = {}  # only where the spec has a timeout
         self.waiting: set[int] = set()
-        self.pred: tuple[int, int] | None = None  # pipelined: (seq, attempt) it stands on
-        self.unsure = False  # known from the ledger only: it may have started
+        self.predecessor: tuple[int, int] | None = None  # pipelined: (seq, attempt) it stands on
+        self.maybe_started = False  # known from the ledger only: it may have started
 
 
 class Revoke:
@@ -276,9 +333,35 @@ class Revoke:
 
 class Worker:
     __slots__ = (
-        "by_run", "bytes", "capacity", "credit", "credit_runs", "done", "drain_argument", "due_at", "ended_ms",
-        "fenced", "fits", "grants", "holds", "host_id", "id", "in_flight", "incoming", "inventory", "kind", "load",
-        "reason", "registered_ms", "revoke", "running", "session", "state", "told_failed", "used", "waiting",
+        "batches",
+        "by_run",
+        "bytes",
+        "capacity",
+        "credit",
+        "credit_runs",
+        "done",
+        "drain_argument",
+        "due_at",
+        "ended_ms",
+        "failure_emitted",
+        "fenced",
+        "fits",
+        "holds",
+        "host_id",
+        "id",
+        "in_flight",
+        "incoming",
+        "inventory",
+        "kind",
+        "load",
+        "reason",
+        "registered_ms",
+        "revoke",
+        "running",
+        "session",
+        "state",
+        "used",
+        "waiting",
     )  # fmt: skip
 
     def __init__(self, incarnation: str, host_id: str, inventory: Inventory, state: WorkerState, now: Now) -> None:
@@ -297,17 +380,17 @@ class Worker:
         self.by_run: dict[str, int] = {}
         self.holds: dict[str, int] = {}  # by run, without `waiting`, as `bytes` is: what counts against its credit
         self.used: dict[str, float] = {}
-        self.grants: dict[int, Grant] = {}
+        self.batches: dict[int, AttemptBatch] = {}
         self.revoke: Revoke | None = None
         self.fenced = False
-        self.told_failed = False
+        self.failure_emitted = False
         self.set_inventory(inventory)
 
     def set_inventory(self, inventory: Inventory) -> None:
         self.inventory = inventory
         self.kind = repr(replace(inventory, host="", version=""))  # whom the same fits; a string knows its hash
         self.capacity = dict(inventory.capacity)
-        self.fits: dict[tuple[Any, ...], bool] = {}  # by Shape.key
+        self.fits: dict[tuple[Any, ...], bool] = {}  # by Requirements.key
 
 
 class LoadNote(NamedTuple):
@@ -323,10 +406,43 @@ class State:
     """All of the core's memory, and the step under construction."""
 
     __slots__ = (
-        "chain_waits", "dirty", "dirty_lanes", "dirty_logs", "dirty_runs", "ended", "hungry", "last_mono", "loads",
-        "logs", "moved", "next_batch", "next_grant", "next_load", "next_log", "next_revoke", "next_scan", "now",
-        "opening", "over", "reading", "recalled", "rereads", "rested_for", "resting", "retries", "runs", "sessions",
-        "settings", "steal_due", "step", "timed", "timers", "totals", "wake", "window_dirty", "workers",
+        "asking",
+        "chains_due",
+        "dirty",
+        "dirty_lanes",
+        "dirty_logs",
+        "dirty_runs",
+        "ended",
+        "last_mono",
+        "loads",
+        "logs",
+        "moved",
+        "next_batch",
+        "next_load",
+        "next_log",
+        "next_number",
+        "next_revoke",
+        "next_scan",
+        "now",
+        "opening",
+        "over",
+        "reading",
+        "recalled",
+        "rereads",
+        "rested_for",
+        "resting",
+        "retries",
+        "runs",
+        "sessions",
+        "settings",
+        "steal_due",
+        "step",
+        "timed",
+        "timers",
+        "totals",
+        "wake",
+        "window_dirty",
+        "workers",
     )  # fmt: skip
 
     def __init__(self, settings: CoreSettings) -> None:
@@ -337,21 +453,21 @@ class State:
         self.logs: dict[int, Log] = {}
         self.workers: dict[str, Worker] = {}
         self.sessions: dict[str, Worker] = {}
-        self.hungry: dict[str, Worker] = {}  # may be given more
+        self.asking: dict[str, Worker] = {}  # may be given more
         self.resting: dict[str, Worker] = {}  # may be given more, but not of these:
-        self.rested_for: Set[Shape] = frozenset()
+        self.rested_for: Set[Requirements] = frozenset()
         self.loads: dict[int, LoadNote] = {}
         self.opening: dict[str, list[Any]] = {}  # run id -> events that wait for the ledger to tell of it
         self.recalled: set[str] = set()  # asked for and answered, in this very call
         self.ended: dict[str, float] = {}  # run id -> since when it is of use to nobody but late callers; oldest first
         self.over: list[Log] = []  # children of parents with a result: forgotten at the end of the step
-        self.next_log = self.next_batch = self.next_grant = self.next_load = self.next_revoke = 1
+        self.next_log = self.next_batch = self.next_number = self.next_load = self.next_revoke = 1
         self.next_scan = 0.0
         self.last_mono: float | None = None
         self.timers: list[tuple[int, int, int, SpecQueue]] = []  # (wall ms, n, log, queue of items with a `not_before`)
         self.retries: list[tuple[float, int, int, tuple[int, History]]] = []  # (monotonic, n, log, (seq, history))
-        self.chain_waits: list[SpecQueue] = []
-        self.timed: dict[int, Grant] = {}
+        self.chains_due = float("inf")  # monotonic: until then a chain waits for the worker that had its last item
+        self.timed: dict[int, AttemptBatch] = {}
         self.reading: dict[int, Log] = {}  # child logs whose reader may have something to read, or to wait for no more
         self.rereads: list[Log] = []  # logs whose accepted outcomes have to be read again
         self.steal_due = False  # time has passed: an idle worker may find what it did not find before
@@ -369,18 +485,37 @@ class State:
             self.wake = mono
 
 
-def touch(c: State, log: Log) -> None:
+def touch(state: State, log: Log) -> None:
     """The log's row changed: write it at the end of the step."""
-    c.dirty_logs[log.id] = log
+    state.dirty_logs[log.id] = log
 
 
-def touch_run(c: State, run: Run) -> None:
-    run.updated_ms = c.now.wall_ms
-    c.dirty_runs[run.id] = run
+def touch_run(state: State, run: Run) -> None:
+    run.updated_ms = state.now.wall_ms
+    state.dirty_runs[run.id] = run
 
 
 __all__ = [
-    "FRESH", "Batch", "Chain", "Chunk", "Grant", "History", "LaneState", "LoadNote", "Log", "Outcome", "Reader",
-    "ResultsLoaded", "Revoke", "Run", "Shape", "Snapshot", "SpecInfo", "SpecQueue", "State", "Worker", "touch",
+    "FRESH",
+    "Assignment",
+    "AttemptBatch",
+    "Chain",
+    "Chunk",
+    "History",
+    "LaneState",
+    "LoadNote",
+    "Log",
+    "Outcome",
+    "Reader",
+    "Requirements",
+    "ResultsLoaded",
+    "Revoke",
+    "Run",
+    "Snapshot",
+    "SpecInfo",
+    "SpecQueue",
+    "State",
+    "Worker",
+    "touch",
     "touch_run",
 ]  # fmt: skip

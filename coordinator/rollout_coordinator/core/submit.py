@@ -20,29 +20,29 @@ from rollout_coordinator.core.window import place, room
 CHECK = 4096  # ids read back at once
 
 
-def reply(c: State, request: int, value: object = None, error: RolloutError | None = None) -> None:
-    c.step.sends.append(Reply(request, value, error))
+def reply(state: State, request: int, value: object = None, error: RolloutError | None = None) -> None:
+    state.step.sends.append(Reply(request, value, error))
 
 
 def answer(run: Run) -> SubmitReply:
     return SubmitReply(run.id, run.root.submitted, run.root.sealed, run.state, run.root.id)
 
 
-def open_submit(c: State, event: SubmitOpen) -> None:
-    if replay.ask_for(c, event.spec.run_id, open_submit, event):
+def open_submit(state: State, event: SubmitOpen) -> None:
+    if replay.load_ended_run(state, event.spec.run_id, open_submit, event):
         return
-    run = c.runs.get(event.spec.run_id)
+    run = state.runs.get(event.spec.run_id)
     if run is None:
         try:
-            run = runs.open_run(c, event.spec)
+            run = runs.open_run(state, event.spec)
         except RolloutError as error:
-            reply(c, event.request, error=error)
+            reply(state, event.request, error=error)
             return
     else:
         different = differences(run.spec, event.spec)
         if different:
             reply(
-                c,
+                state,
                 event.request,
                 error=ConflictError(
                     f"run {run.id} was submitted with another configuration; different: {', '.join(different)}. "
@@ -51,7 +51,7 @@ def open_submit(c: State, event: SubmitOpen) -> None:
                 ),
             )
             return
-    reply(c, event.request, answer(run))
+    reply(state, event.request, answer(run))
 
 
 def differences(old: RunSpec, new: RunSpec) -> list[str]:
@@ -83,17 +83,17 @@ def _paths(a: Any, b: Any, prefix: str) -> list[str]:
     return [] if a == b else [prefix or "config"]
 
 
-def find(c: State, request: int, run_id: str) -> Run | None:
-    run = c.runs.get(run_id)
+def find(state: State, request: int, run_id: str) -> Run | None:
+    run = state.runs.get(run_id)
     if run is None:
-        reply(c, request, error=NotFoundError(f"no run {run_id}; open it first"))
+        reply(state, request, error=NotFoundError(f"no run {run_id}; open it first"))
     return run
 
 
-def submit_items(c: State, event: SubmitItems) -> None:
-    if replay.ask_for(c, event.run_id, submit_items, event):
+def submit_items(state: State, event: SubmitItems) -> None:
+    if replay.load_ended_run(state, event.run_id, submit_items, event):
         return
-    run = find(c, event.request, event.run_id)
+    run = find(state, event.request, event.run_id)
     if run is None:
         return
     if run.root.checking:  # keep the order of one client's messages
@@ -101,10 +101,10 @@ def submit_items(c: State, event: SubmitItems) -> None:
         return
 
     def done(error: RolloutError | None) -> None:
-        reply(c, event.request, None if error else answer(run), error)
+        reply(state, event.request, None if error else answer(run), error)
 
     add_items(
-        c, run.root, event.first_seq, event.ids, event.payloads, event.specs, event.spec_index, done,
+        state, run.root, event.first_seq, event.ids, event.payloads, event.specs, event.spec_index, done,
         open_for=lambda: refusal(run),
     )  # fmt: skip
 
@@ -119,7 +119,7 @@ def refusal(run: Run) -> RolloutError | None:
 
 
 def add_items(
-    c: State, log: Log, first: int, ids: list[bytes], payloads: list[Blob], specs: tuple[ItemSpec, ...],
+    state: State, log: Log, first: int, ids: list[bytes], payloads: list[Blob], specs: tuple[ItemSpec, ...],
     spec_index: list[int] | None, done: Callable[[RolloutError | None], None],
     open_for: Callable[[], RolloutError | None],
 ) -> None:  # fmt: skip
@@ -135,16 +135,16 @@ def add_items(
     if known <= 0:
         error = open_for() if n else None
         if n and error is None:
-            append(c, log, ids, payloads, specs, spec_index)
+            append(state, log, ids, payloads, specs, spec_index)
         done(error)
         return
-    load, c.next_load = c.next_load, c.next_load + 1
+    load, state.next_load = state.next_load, state.next_load + 1
     log.checking += 1
 
     def checked(event: IdsLoaded) -> None:
         log.checking -= 1
         error: RolloutError | None = None
-        if log.id not in c.logs:
+        if log.id not in state.logs:
             error = NotFoundError(f"run {log.run.id} was deleted meanwhile")
         for i, (old, new) in enumerate(zip(event.ids if error is None else (), ids, strict=False)):
             if old != new:
@@ -159,53 +159,55 @@ def add_items(
                 error = open_for()
         if error is None and known < n:
             index = None if spec_index is None else spec_index[known:]
-            append(c, log, ids[known:], payloads[known:], specs, index)
+            append(state, log, ids[known:], payloads[known:], specs, index)
         done(error)
         while log.held and not log.checking:
             held = log.held.popleft()
             if isinstance(held, SubmitItems):
-                submit_items(c, held)
+                submit_items(state, held)
             elif isinstance(held, WorkerSpawn):
-                from rollout_coordinator.core.spawn import spawn
+                from rollout_coordinator.core.child_items import spawn
 
-                spawn(c, held)
+                spawn(state, held)
             else:
-                seal(c, held)
+                seal(state, held)
 
-    c.loads[load] = LoadNote("ids", log.id, checked)
-    c.step.loads.append(LoadIds(load, log.id, first, known))
+    state.loads[load] = LoadNote("ids", log.id, checked)
+    state.step.loads.append(LoadIds(load, log.id, first, known))
 
 
 def append(
-    c: State, log: Log, ids: list[bytes], payloads: list[Blob], specs: tuple[ItemSpec, ...],
+    state: State, log: Log, ids: list[bytes], payloads: list[Blob], specs: tuple[ItemSpec, ...],
     spec_index: list[int] | None,
 ) -> None:  # fmt: skip
     """New rows at the end of the log, and into the window if it has room and its end is the log's end."""
     run, first, n = log.run, log.submitted, len(ids)
-    infos = [runs.intern_spec(c, run, spec).index for spec in specs]
+    infos = [runs.intern_spec(state, run, spec).index for spec in specs]
     spec_of = [infos[0]] * n if spec_index is None else [infos[i] for i in spec_index]
-    c.step.writes.items.append(ItemRows(log.id, first, ids, payloads, spec_of))
-    direct = log.tail == first and not log.loading and not log.closed and room(c, log) >= n and not log.rereading
+    state.step.writes.items.append(ItemRows(log.id, first, ids, payloads, spec_of))
+    direct = (
+        log.window_end == first and not log.loading and not log.closed and room(state, log) >= n and not log.rereading
+    )
     log.submitted += n
-    touch(c, log)
+    touch(state, log)
     if not direct:
-        c.window_dirty[log.id] = log
+        state.window_dirty[log.id] = log
         return
-    log.tail = log.submitted
+    log.window_end = log.submitted
     if len(infos) == 1 or spec_index is None:
-        place(c, log, infos[0], list(range(first, first + n)), ids, payloads)
+        place(state, log, infos[0], list(range(first, first + n)), ids, payloads)
         return
     at: dict[int, list[int]] = {}
     for i, spec in enumerate(spec_of):
         at.setdefault(spec, []).append(i)
     for spec, places in at.items():
-        place(c, log, spec, [first + i for i in places], [ids[i] for i in places], [payloads[i] for i in places])
+        place(state, log, spec, [first + i for i in places], [ids[i] for i in places], [payloads[i] for i in places])
 
 
-def seal(c: State, event: SubmitSeal) -> None:
-    if replay.ask_for(c, event.run_id, seal, event):
+def seal(state: State, event: SubmitSeal) -> None:
+    if replay.load_ended_run(state, event.run_id, seal, event):
         return
-    run = find(c, event.request, event.run_id)
+    run = find(state, event.request, event.run_id)
     if run is None:
         return
     root = run.root
@@ -220,13 +222,13 @@ def seal(c: State, event: SubmitSeal) -> None:
             error = StateError(f"run {run.id} has {count} of {event.count} items; send the rest before sealing")
         else:
             error = ConflictError(f"run {run.id} has {count} items already, more than {event.count}")
-        reply(c, event.request, error=error)
+        reply(state, event.request, error=error)
         return
     if not root.sealed:
         root.sealed = True
         if run.policies:
             root.extra["sealed_count"] = count
-        touch(c, root)
-        c.moved[root.id] = root
-        finish_if_complete(c, run)
-    reply(c, event.request, answer(run))
+        touch(state, root)
+        state.moved[root.id] = root
+        finish_if_complete(state, run)
+    reply(state, event.request, answer(run))

@@ -19,7 +19,8 @@ from blake3 import blake3
 
 from rollout.model.errors import InputError
 from rollout.workloads.infer.config import InferConfig, SamplingSection, load_schema
-from rollout.workloads.infer.request import JsonObject, RowRequest, parse_row
+from rollout.workloads.infer.request import RowRequest, parse_row
+from rollout.workloads.json_form import JsonObject
 
 MAX_LINE = 64 << 20
 """Bytes of one line at most."""

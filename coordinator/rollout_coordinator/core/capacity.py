@@ -1,0 +1,69 @@
+"""What a worker may be given: what fits it at all, and how much of it its credit and its resources still allow."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from rollout_coordinator.core.state import Requirements, Run, State, Worker
+
+UNLIMITED = 1 << 30
+
+
+def limit_of(worker: Worker, run: Run) -> int:
+    own = worker.credit_runs.get(run.id)
+    return worker.credit.items if own is None else own
+
+
+def held_in_common(worker: Worker) -> int:
+    """Of the runs that have no credit of their own there."""
+    return worker.in_flight - worker.waiting - sum([worker.holds.get(run_id, 0) for run_id in worker.credit_runs])
+
+
+def free_credit(worker: Worker, run: Run, held: Callable[[Worker], int] = held_in_common) -> int:
+    """Items of `run` that the worker's credit still allows. `held`: as `held_in_common`, which looks at many runs."""
+    if worker.bytes >= worker.credit.bytes:
+        return 0
+    own = worker.credit_runs.get(run.id)
+    if own is not None:
+        return own - worker.holds.get(run.id, 0)
+    return worker.credit.items - held(worker)
+
+
+def has_enough(worker: Worker) -> bool:
+    """It takes nothing more of any run, of those to come neither, until it says so or ends something."""
+    if worker.bytes >= worker.credit.bytes:
+        return True
+    if held_in_common(worker) < worker.credit.items:
+        return False
+    return all(worker.holds.get(run_id, 0) >= most for run_id, most in worker.credit_runs.items())
+
+
+def fits(worker: Worker, requirements: Requirements) -> bool:
+    """What of it does not change while the worker lives."""
+    known = worker.fits.get(requirements.key)
+    if known is None:
+        have = worker.inventory
+        labels = dict(have.labels)
+        known = worker.fits[requirements.key] = (
+            (not have.executors or requirements.executor in have.executors)
+            and requirements.roles.issubset(have.roles)
+            and all(labels.get(name) == value for name, value in requirements.labels)
+            and (not requirements.plugin or requirements.plugin in have.plugins)
+            and requirements.slots <= worker.capacity.get("slots", 0.0)
+            and all(amount <= worker.capacity.get(name, 0.0) for name, amount in requirements.strict)
+        )
+    return known
+
+
+def strict_room(worker: Worker, requirements: Requirements) -> int:
+    """How many more such items the resources other than slots allow. The epsilon is for sums of fractions."""
+    free = UNLIMITED
+    for name, amount in requirements.strict:
+        left = worker.capacity.get(name, 0.0) - worker.used.get(name, 0.0)
+        free = min(free, int(left / amount + 1e-9))
+    return free
+
+
+def parents_full(state: State, worker: Worker, run: Run) -> bool:
+    """So many of the run's parents wait there, which take no credit, that it begins no more of its root log."""
+    return worker.by_run.get(run.id, 0) - worker.holds.get(run.id, 0) >= state.settings.waiting_max

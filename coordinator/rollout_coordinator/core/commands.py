@@ -1,0 +1,169 @@
+"""What an operator may do to a run.
+
+| verb     | from                          | effect |
+|----------|-------------------------------|--------|
+| pause    | running                       | dispatch stops; every attempt answers with its result or its release; what has not by the deadline makes the run interrupted, survivors listed |
+| resume   | paused                        | running |
+| kill     | running, paused, interrupted  | attempts are cancelled; the run ends; what never ran stays without a result; exclusive attempts are survivors until they have stopped |
+| continue | interrupted, failed, killed   | running; only what has no result yet runs |
+| priority | any                           | share of the workers |
+| delete   | completed, failed, killed, or any with force (killed first) | its rows go |
+
+Asking for the state a run is already in changes nothing and is no error.
+"""  # noqa: E501
+
+from __future__ import annotations
+
+from rollout.model.errors import InputError, NotFoundError, StateError
+from rollout.model.run import RunState
+
+from rollout_coordinator.core import commit, replay, runs
+from rollout_coordinator.core.events import RunCommand, RunDelete
+from rollout_coordinator.core.state import Run, State, touch_run
+from rollout_coordinator.core.status import run_view
+from rollout_coordinator.core.step import Emit, Reply, RunMoved, SendPause
+from rollout_coordinator.core.transitions import RUN
+
+_ALREADY = {
+    "pause": (RunState.PAUSED,),
+    "resume": (RunState.RUNNING,),
+    "kill": (RunState.KILLED,),
+    "continue": (RunState.RUNNING,),
+}
+_INSTEAD = {
+    ("pause", RunState.INTERRUPTED): "it does not dispatch; `continue` or `kill` it",
+    ("resume", RunState.INTERRUPTED): "use `continue`",
+    ("resume", RunState.FAILED): "use `continue`",
+    ("resume", RunState.KILLED): "use `continue`",
+    ("continue", RunState.PAUSED): "use `resume`",
+}
+
+
+def command(state: State, event: RunCommand) -> None:
+    if replay.load_ended_run(state, event.run_id, command, event):
+        return
+    run = state.runs.get(event.run_id)
+    if run is None:
+        error = NotFoundError(f"no run {event.run_id} here; `rollout run list` shows all")
+        state.step.sends.append(Reply(event.request, None, error))
+        return
+    verb = event.verb
+    if verb == "priority":
+        runs.set_priority(run, event.priority)
+        touch_run(state, run)
+        state.dirty = True
+    elif verb not in _ALREADY:
+        error = InputError(f"unknown verb {verb!r}; known are pause, resume, kill, continue, priority")
+        state.step.sends.append(Reply(event.request, None, error))
+        return
+    elif run.state not in _ALREADY[verb]:
+        if not RUN.allows(run.state, verb):
+            hint = _INSTEAD.get((verb, run.state), "start a new run" if runs.ended(run) else "wait")
+            error = StateError(f"run {run.id} is {run.state.value} and cannot {verb}; {hint}")
+            state.step.sends.append(Reply(event.request, None, error))
+            return
+        _VERBS[verb](state, run, event.reason)
+        state.step.sends.append(RunMoved(run.id))
+    state.step.sends.append(Reply(event.request, run_view(state, run)))
+
+
+def pause(state: State, run: Run, reason: str) -> None:
+    run.state = RUN.move(run.state, "pause")
+    run.reason = reason
+    touch_run(state, run)
+    if run.in_flight or run.waiting:
+        run.pausing_until_ms = state.now.wall_ms + run.spec.pause_timeout_ms
+    for worker in state.workers.values():
+        if worker.session and run.id in worker.by_run:
+            state.step.sends.append(SendPause(worker.session, run.id, run.spec.pause_timeout_ms))
+    state.step.sends.append(Emit("run_paused", "info", {"run_id": run.id, "in_flight": run.in_flight + run.waiting}))
+
+
+def resume(state: State, run: Run, reason: str) -> None:
+    run.state = RUN.move(run.state, "resume")
+    _go(state, run, reason, "run_resumed")
+
+
+def _go(state: State, run: Run, reason: str, event: str) -> None:
+    run.reason = reason
+    run.pausing_until_ms = run.ended_ms = 0
+    run.survivors = ()
+    touch_run(state, run)
+    for log in run.logs.values():
+        state.window_dirty[log.id] = log
+        state.moved[log.id] = log
+    state.dirty = True
+    state.step.sends.append(Emit(event, "info", {"run_id": run.id}))
+
+
+def kill(state: State, run: Run, reason: str) -> None:
+    runs.end(state, run, "kill", reason or "killed by an operator")
+
+
+def go_on(state: State, run: Run, reason: str) -> None:
+    ended = runs.ended(run)
+    run.state = RUN.move(run.state, "continue")
+    if ended:
+        state.ended.pop(run.id, None)
+        run.root.extra.pop("tally", None)  # a stop_early that fired counts anew
+        for log in run.logs.values():
+            replay.reopen(state, log)
+    _go(state, run, reason, "run_continued")
+    commit.finish_if_complete(state, run)
+
+
+_VERBS = {"pause": pause, "resume": resume, "kill": kill, "continue": go_on}
+
+
+def deadlines(state: State) -> None:
+    """Pauses whose time is up: the run is interrupted, and says which attempts live on."""
+    for run in list(state.runs.values()):
+        if not run.pausing_until_ms:
+            continue
+        if not run.in_flight and not run.waiting:
+            touch_run(state, run)  # the row is written without the deadline
+        elif state.now.wall_ms >= run.pausing_until_ms:
+            run.state = RUN.move(run.state, "pause_timeout")
+            run.pausing_until_ms = 0
+            run.survivors = runs.survivors(state, run)
+            run.reason = f"{len(run.survivors)} attempts did not stop in time"
+            touch_run(state, run)
+            state.step.sends.append(
+                Emit("run_interrupted", "warning", {"run_id": run.id, "survivors": len(run.survivors)})
+            )
+            state.step.sends.append(RunMoved(run.id))
+        else:
+            state.wake_by(state.now.mono + (run.pausing_until_ms - state.now.wall_ms) / 1000)
+
+
+def delete(state: State, event: RunDelete) -> None:
+    if replay.load_ended_run(state, event.run_id, delete, event):
+        return
+    run = state.runs.get(event.run_id)
+    if run is None:
+        # an ended run of an earlier leader is on disk only; deleting what is not there harms nothing
+        state.step.writes.deleted_runs.append(event.run_id)
+        state.step.sends.append(Reply(event.request, None))
+        return
+    if not runs.ended(run):
+        if not event.force:
+            error = StateError(f"run {run.id} is {run.state.value}; kill it first, or delete it with --force")
+            state.step.sends.append(Reply(event.request, None, error))
+            return
+        kill(state, run, "deleted")
+    runs.drop_flight(state, run, "run deleted", all=True)
+    forget_writes(state, run)
+    runs.forget(state, run)
+    state.step.writes.deleted_runs.append(run.id)
+    state.step.sends.append(RunMoved(run.id))
+    state.step.sends.append(Reply(event.request, None))
+
+
+def forget_writes(state: State, run: Run) -> None:
+    """Rows of this very step that belong to the deleted run must not be written after it."""
+    writes, logs = state.step.writes, run.logs
+    writes.items = [r for r in writes.items if r.log not in logs]
+    writes.results = [r for r in writes.results if r.log not in logs]
+    writes.attempts = [r for r in writes.attempts if r.log not in logs]
+    writes.specs = [r for r in writes.specs if r.run_id != run.id]
+    writes.prune = [r for r in writes.prune if r[0] not in logs]
