@@ -4,8 +4,9 @@
 
 mutmut changes one expression of a function at a time and runs the tests that reach that function; a change that no
 test notices *survives*. Every survivor is judged once, in `judged.toml` beside this file, as `equivalent` (no test
-could notice it) or `accepted` (a test could, and why none is worth it). Ends with 1 when a survivor is not judged, and
-prints each in the form of that file. A survivor that matters gets a test instead.
+could notice it) or `accepted` (a test could, and why none is worth it); those that only change a sentence for people
+are counted and need none. Ends with 1 when a survivor is not judged, and prints each in the form of that file. A
+survivor that matters gets a test instead.
 
 mutmut wants packages and tests side by side, so the tree is laid out anew in `.mutants/`. What was killed there stays
 killed until its function changes; `--fresh` forgets that. `--only` takes module names such as
@@ -19,6 +20,7 @@ import fnmatch
 import json
 import os
 import random
+import re
 import shutil
 import signal
 import subprocess
@@ -30,6 +32,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
+LITERAL = re.compile(r'("(?:[^"\\\\]|\\\\.)*")')
 STAGE = ROOT / ".mutants"
 LOG = STAGE / "mutmut.log"
 JUDGED = Path(__file__).with_name("judged.toml")
@@ -76,6 +79,14 @@ class Mutant:
 
 
 # ---- judgements
+
+
+def only_words(mutant: Mutant) -> bool:
+    """Whether all that changed is a text for people: a literal with a blank in it. No test should fix its wording."""
+    was, now = (LITERAL.split(text) for text in (mutant.was, mutant.now))
+    if len(was) != len(now) or was[0::2] != now[0::2]:
+        return False
+    return all(" " in before for before, after in zip(was[1::2], now[1::2], strict=True) if before != after)
 
 
 def judgements(path: Path = JUDGED) -> dict[Mutant, str]:
@@ -221,6 +232,8 @@ def report(chosen: list[str]) -> int:
     counts = Counter(found[name] for name in chosen)
     alive = {name: found[name] for name in chosen if found[name] in (SURVIVED, NO_TEST)}
     named = identities(name for name in chosen)
+    words = {name for name in alive if only_words(named[name])}
+    alive = {name: why for name, why in alive.items() if name not in words}
     open_ones = sorted((named[name], why) for name, why in alive.items() if named[name] not in judged) if alive else []
     dead = {named[name] for name in chosen if found[name] == "killed"}
     for mutant, why in open_ones:
@@ -228,7 +241,7 @@ def report(chosen: list[str]) -> int:
     for mutant in sorted(dead & set(judged), key=repr):
         print(f"\njudged, but killed: take it out of {JUDGED.name}: {mutant}")
     print(f"\n{len(chosen)} mutants: " + ", ".join(f"{n} {word}" for word, n in sorted(counts.items())))
-    print(f"{len(alive) - len(open_ones)} survivors judged, {len(open_ones)} not")
+    print(f"survivors: {len(words)} change only words, {len(alive) - len(open_ones)} are judged, {len(open_ones)} not")
     return len(open_ones)
 
 
