@@ -14,7 +14,7 @@ from rollout.model.run import RunState
 from rollout.model.worker import WorkerState
 
 from rollout_coordinator.core.attempts import open_batch
-from rollout_coordinator.core.capacity import UNLIMITED, fits, free_credit, has_enough, parents_full, strict_room
+from rollout_coordinator.core.capacity import UNLIMITED, fits, free_credit, has_enough, idle, parents_full, strict_room
 from rollout_coordinator.core.chains import may_run, predecessor
 from rollout_coordinator.core.events import Keys
 from rollout_coordinator.core.fair_share import FairShare
@@ -78,6 +78,10 @@ def dispatch(state: State) -> None:
         aside = feed_all(state, workers, fair, UNLIMITED, soft=True) or aside
     if aside:
         feed_all(state, workers, fair, UNLIMITED, soft=False)
+    if any(map(idle, workers)):
+        for run in runs:  # there may be something for them beyond the window
+            if len(run.requirements) > 1 and run.root.window_end < run.root.submitted:
+                state.window_dirty[run.root.id] = run.root
 
 
 def load(worker: Worker) -> int:
