@@ -78,10 +78,9 @@ def dispatch(state: State) -> None:
         aside = feed_all(state, workers, fair, UNLIMITED, soft=True) or aside
     if aside:
         feed_all(state, workers, fair, UNLIMITED, soft=False)
-    if any(map(idle, workers)):
-        for run in runs:  # there may be something for them beyond the window
-            if len(run.requirements) > 1 and run.root.window_end < run.root.submitted:
-                state.window_dirty[run.root.id] = run.root
+    more = [r.root for r in runs if len(r.requirements) > 1 and r.root.window_end < r.root.submitted]
+    if more and any(map(idle, workers)):  # there may be something for them beyond the window
+        state.window_dirty.update({log.id: log for log in more})
 
 
 def load(worker: Worker) -> int:
