@@ -36,9 +36,10 @@ def check_command(words: list[str]) -> None:
     """`words` name a program of ours, one of its commands, and options that it has."""
     node: Any = PROGRAMS[Path(words[0]).name]
     rest = words[1:]
-    while getattr(node, "commands", None):
-        assert rest and rest[0] in node.commands, f"no such command: {shlex.join(words)}"
-        node, rest = node.commands[rest[0]], rest[1:]
+    while hasattr(node, "get_command"):  # workloads' commands are found when they are asked for
+        found = node.get_command(node.make_context(words[0], [], resilient_parsing=True), rest[0]) if rest else None
+        assert found is not None, f"no such command: {shlex.join(words)}"
+        node, rest = found, rest[1:]
     known = {name for param in node.params for name in param.opts}
     unknown = [word for word in rest if word.startswith("--") and word not in known]
     assert not unknown, f"unknown options {unknown} in {shlex.join(words)}"
