@@ -21,6 +21,7 @@ from rollout.wire.v1 import work_pb2
 
 from rollout_worker import session_events as ev
 from rollout_worker.attempts import (
+    OUT_OF_MEMORY,
     UNSTARTED,
     AttemptKey,
     Finished,
@@ -400,7 +401,8 @@ class Session:
             head.move("finish")
             self._forget(head)
             message = f"its executor cannot start on this worker: {failure.message}"
-            self._finish(failed(head, Failure("engine_start", message, True)))
+            code = OUT_OF_MEMORY if failure.code == OUT_OF_MEMORY else "engine_start"
+            self._finish(failed(head, Failure(code, message, True)))
         while (head := self.place.head(key)) is not None:
             self._give_up(head.key, "engine_start", now)
 
@@ -414,7 +416,7 @@ class Session:
         self.place.ended(child)
         self._dispatch_due = True
         if child.state is ChildState.STARTING:
-            failure = Failure("engine_start", f"the process ended while it started: {event.reason}")
+            failure = Failure(event.code or "engine_start", f"the process ended while it started: {event.reason}")
             self._not_startable(child.plan.key, failure, now)
             return
         if child.state is ChildState.UP:
@@ -429,8 +431,7 @@ class Session:
             elif id(held) in hit or held.started is not None or held.state is State.WAITING:
                 held.move("finish")
                 self._forget(held)
-                message = f"the process that ran it ended: {event.reason}"
-                self._finish(failed(held, Failure("executor_crashed", message, True, worker_lost=True)))
+                self._finish(failed(held, _crash(held, event, ran=id(held) in hit)))
             else:
                 behind.append(held)
         self._requeue([held for held in behind if not self._revoked(held)])
@@ -498,6 +499,8 @@ class Session:
                 units_out[i],
             )  # fmt: skip
             self._complete(held, result)
+            if failure is not None and failure.code == OUT_OF_MEMORY:
+                child.retiring = True  # what is left in it may be why: the next begins in a fresh one
         if not failures:
             self.place.backoff(child.plan.key).failures = 0
         self._started += child.settle(now)
@@ -912,6 +915,15 @@ class Session:
         ev.Flush: _flush_event,
         ev.Tick: _tick,
     }
+
+
+def _crash(held: Held, ended: ev.ChildEnded, *, ran: bool) -> Failure:
+    """Of what was in a process that ended by itself. `ran`: now, not a parent that waits there."""
+    if ran and ended.code == OUT_OF_MEMORY:
+        limit = held.plan.memory_mib
+        return Failure(OUT_OF_MEMORY, f"it used more than the {limit} MiB that it asks for ({ended.reason})", True)
+    message = f"the process that ran it ended: {ended.reason}"
+    return Failure("executor_crashed", message, True, worker_lost=True)
 
 
 def _column(values: Sequence[int], count: int, absent: int = 0) -> list[int]:

@@ -31,7 +31,7 @@ from rollout.workloads.map.failure import LOAD_FAILED, to_text
 
 from rollout_worker.executors import map_process as process
 from rollout_worker.executors.port import Attempt, Context, Done, Run
-from rollout_worker.processes.pipe import Pipe
+from rollout_worker.pipe import Pipe
 
 AHEAD = 64
 WINDOW_S = 0.01
