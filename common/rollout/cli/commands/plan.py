@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 from pathlib import Path
 from typing import Annotated
 
@@ -59,14 +60,13 @@ def kind_of(path: Path) -> str:
         except PluginError as error:
             typer.echo(f"warning: {error.message}", err=True)
             continue
-        # The share decides between workloads that have as many of the sections.
-        scores[name] = len(sections & own) + len(sections & own) / (1 + len(own))
+        scores[name] = _likeness(sections, own)
         if own:
             known.append(f"one of {name} {_listed(own)}")
     scores["coordinator"] = 2 * len(sections & _COORDINATOR_ONLY)
     scores["worker"] = 2 * len(sections & _WORKER_ONLY)
     best = max(scores, key=lambda name: scores[name])
-    if scores[best]:
+    if scores[best] > 0:
         return best
     if "transport" in sections:  # of either; coordinators listen, workers are told where
         transport = values["transport"]
@@ -79,6 +79,18 @@ def kind_of(path: Path) -> str:
         f"{path}: this is no known configuration: a coordinator's has [storage], a worker's [worker], "
         f"{', '.join(known)}; found {', '.join(sorted(sections)) or 'nothing'}"
     )
+
+
+def _likeness(sections: set[str], own: frozenset[str]) -> float:
+    """How much a file with `sections` looks like one of a workload with `own`; 0: not at all.
+
+    Most workloads have [input] and [output]: what is none of its own speaks against it, and a little what is lacking.
+    """
+    if not sections & own:
+        return 0.0
+    foreign = sections - own
+    misspelt = sum(bool(difflib.get_close_matches(section, own, n=1)) for section in foreign)
+    return len(sections & own) + 0.5 * misspelt - 0.5 * (len(foreign) - misspelt) - 0.01 * len(own - sections)
 
 
 def _listed(sections: frozenset[str]) -> str:
