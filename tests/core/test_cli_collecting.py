@@ -82,8 +82,10 @@ class Idle:
     """A run that has a worker, then none for long, then one again and none."""
 
     async def watch(self, *_: Any, **__: Any) -> AsyncGenerator[Page]:
-        for running in (1, 0, 0, 1, 0):
+        for running in (1, 0, 0, 1):
             yield Page([], status=pb.RunStatus(state="running", running=running))
+        wait = pb.Wait(message="nobody hosts the executor rank", items=3, impossible=True)
+        yield Page([], status=pb.RunStatus(state="running", waits=[wait]))
         yield Page([], status=pb.RunStatus(state="completed"))
 
     async def submit(self, *_: Any, **__: Any) -> int:
@@ -92,6 +94,7 @@ class Idle:
 
 async def test_a_run_that_nobody_works_at_says_where_to_look(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(collecting, "IDLE_S", 0.0)
+    monkeypatch.setattr(collecting, "IMPOSSIBLE_S", 0.0)
     said: list[str] = []
 
     def progress(snapshot: Snapshot) -> None:
@@ -103,6 +106,7 @@ async def test_a_run_that_nobody_works_at_says_where_to_look(monkeypatch: pytest
     assert (await run._collect())[0].state == "completed"  # pyright: ignore[reportPrivateUsage]
     told = ["note" if "`rollout workers`" in line else line[0] for line in said]
     assert told == ["1", "0", "note", "0", "1", "0", "note", "0"], said
+    assert "3 items: nobody hosts the executor rank (impossible" in said[6]
 
 
 class Twice:
