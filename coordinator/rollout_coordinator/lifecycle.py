@@ -236,6 +236,10 @@ class Coordinator:
                 raise LeaseLostError
             await serving
         except LeaseLostError:
+            # First, since the store may take long to say who leads: nobody waits here for it any more.
+            serving.cancel()
+            await asyncio.gather(serving, return_exceptions=True)
+            p.leadership.part = Part.STANDBY
             await self._check_deposed()
             log.warning("lease_lost", reason="it was not renewed in time", action="stand by again")
         finally:

@@ -69,7 +69,7 @@ def test_rows_that_fail_are_reported_and_sink_nothing(cli: Cli) -> None:
     assert "warning: 1 rows failed for good" in done.out
     assert [row["n"] for row in cli.completions()] == [n for n in range(60) if n != 7]
     (error,) = map(json.loads, (cli.directory / "out" / "errors.jsonl").read_text().splitlines())
-    assert (error["row"], error["input"]["n"], error["attempts"]) == (7, 7, 1)
+    assert (error["row"], error["input"]["n"], error["attempts"]) == (8, 7, 1)
 
 
 def test_when_every_row_fails_the_exit_code_says_so(cli: Cli) -> None:

@@ -178,7 +178,7 @@ def test_a_fault_of_the_program_is_one_line_and_a_file(cli: Cli) -> None:
     config = str(cli.config())
     cli.env |= {"TMPDIR": str(cli.directory), "PYTHONPATH": str(cli.directory)}
     (cli.directory / "sitecustomize.py").write_text(
-        "import rollout.cli.plan_files as p\ndef check(config): raise ZeroDivisionError('oops')\np.check_batch = check\n"
+        "import rollout.workloads.infer.workload as w\ndef check(*_, **__): raise ZeroDivisionError('oops')\nw.check_input = check\n"
     )
     done = cli.run("infer", "batch", "--config", config, "--dry-run")
     assert done.code == 1

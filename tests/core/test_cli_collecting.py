@@ -11,11 +11,16 @@ from typing import Any, cast
 
 import pytest
 from rollout.cli import collecting
-from rollout.cli.collecting import BatchRun
+from rollout.cli.collecting import WorkloadRun
 from rollout.cli.progress import Snapshot
 from rollout.client import Page
-from rollout.model.run import RunSpec
 from rollout.wire.v1 import runs_pb2 as pb
+from rollout.workloads.infer.workload import Infer
+from rollout.workloads.port import Checked
+
+
+def run_of(runs: Any, collector: Any, display: Any) -> WorkloadRun:
+    return WorkloadRun(Infer(), runs, "R", {}, cast(Any, Checked(config={}, total=1)), collector, display)
 
 
 class Slow:
@@ -57,11 +62,7 @@ class OnePage:
 
 async def test_a_batch_that_is_stopped_while_it_writes_closes_its_files_afterwards() -> None:
     slow = Slow()
-    config = {"model": {"content_id": ""}}
-    spec = RunSpec("R", "infer", b"{}")
-    run = BatchRun(
-        cast(Any, OnePage()), spec, cast(Any, None), config, cast(Any, slow), cast(Any, SimpleNamespace()), rows=1
-    )
+    run = run_of(OnePage(), slow, SimpleNamespace())
     job = asyncio.ensure_future(run.carry_out(Path(), None, detach=False))
     await asyncio.to_thread(slow.began.wait, 20)
     for _ in range(2):  # a second cancellation does not cut it short either
@@ -95,11 +96,8 @@ async def test_a_run_that_nobody_works_at_says_where_to_look(monkeypatch: pytest
         said.append(f"{snapshot.running} running")
 
     display = SimpleNamespace(note=said.append, progress=progress)
-    collector = SimpleNamespace(cursor=0, flush=lambda: None)
-    run = BatchRun(
-        cast(Any, Idle()), RunSpec("R", "infer", b"{}"), cast(Any, None), {"model": {"content_id": ""}},
-        cast(Any, collector), cast(Any, display), rows=1,
-    )  # fmt: skip
-    assert (await run._collect()).state == "completed"  # pyright: ignore[reportPrivateUsage]
+    collector = SimpleNamespace(cursor=0, flush=lambda: None, finish=lambda *_, **__: {})
+    run = run_of(Idle(), collector, display)
+    assert (await run._collect())[0].state == "completed"  # pyright: ignore[reportPrivateUsage]
     told = ["note" if "`rollout workers`" in line else line[0] for line in said]
     assert told == ["1", "0", "note", "0", "1", "0", "note", "0"], said

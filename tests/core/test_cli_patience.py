@@ -8,8 +8,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from rollout.cli import batch
+from rollout.cli import session
+from rollout.config.load import load_settings
 from rollout.model.errors import UnavailableError
+from rollout.workloads.infer.config import InferConfig
+from rollout.workloads.infer.workload import Infer
 
 
 class Away:
@@ -35,15 +38,16 @@ def test_a_batch_that_was_begun_waits_for_its_coordinator_for_longer_than_one_th
         waited.append(patience_s)
         yield Away()
 
-    monkeypatch.setattr(batch, "connected", connected)
+    monkeypatch.setattr(session, "connected", connected)
     (tmp_path / "in.jsonl").write_text('{"prompt": "x"}\n')
     config = tmp_path / "batch.toml"
     config.write_text(
         f'[model]\nuri = "mock"\n[backend]\nkind = "mock"\n[input]\nglob = "{tmp_path}/in.jsonl"\n'
         f'[output]\ndir = "{tmp_path}/out"\n'
     )
-    options = batch.BatchOptions(config, [Away.address], tmp_path, None, None, False, False, True)
+    settings = load_settings(InferConfig, config)
+    options = session.Options(words=("rollout",), coordinators=(Away.address,), tls_dir=tmp_path, json=True)
     for _ in range(2):
         with pytest.raises(UnavailableError):
-            batch.run_batch(options)
+            session.run_workload(Infer(), settings, options)
     assert waited == [20.0, 900.0]

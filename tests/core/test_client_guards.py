@@ -18,15 +18,14 @@ from rollout.client.submit import Submission
 from rollout.model.errors import ProtocolError, RolloutError, UnavailableError
 from rollout.wire.v1 import common_pb2
 from rollout.wire.v1 import runs_pb2 as pb
-from rollout.workloads.infer.collect import Collector
-from rollout.workloads.infer.output import OutputDirectory
-from test_infer_collect import OTHER, RUN, config, entry, lines
+from rollout.workloads.output import OutputDirectory
+from test_infer_collect import OTHER, RUN, config, entry, lines, opened
 
 
 def collect(directory: Path, run: str = RUN, upto: int = 3) -> int:
     """The cursor that it began with."""
     with OutputDirectory.open(directory) as out:
-        collector = Collector(out, run, config(directory))
+        collector = opened(out, run, config(directory))
         start = collector.cursor
         collector.add(entry(n) for n in range(start, upto))
         collector.flush()

@@ -35,7 +35,7 @@ def test_a_good_file(tmp_path: Path) -> None:
         ("[worker]\n\nslotz = 3\n", 'c.toml:3: worker.slotz: unknown key; did you mean "slots"?'),
         ("[wroker]\nslots = 1\n", 'c.toml:1: wroker: unknown key; did you mean "worker"?'),
         ("[worker]\nlisten_addr = 'x'\n", "c.toml:2: worker.listen_addr: unknown key here; it belongs in [transport]"),
-        ("[worker]\nzzz = 1\n", "c.toml:2: worker.zzz: unknown key; valid keys are slots, roles"),
+        ("[worker]\nzzz = 1\n", "c.toml:2: worker.zzz: unknown key; valid keys are slots, executors, roles"),
         ("worker.slots = 'many'\n", 'c.toml:1: worker.slots: must be an integer, not "many"'),
         ("[worker]\nslots = true\n", "c.toml:2: worker.slots: must be an integer, not true"),
         ("[worker]\nslots = 1.5\n", "c.toml:2: worker.slots: must be an integer, not 1.5"),

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 import json
 import os
 from pathlib import Path
@@ -10,15 +9,20 @@ from typing import Any
 
 import pytest
 from blake3 import blake3
-from rollout.model.errors import ConfigError, ProtocolError, StateError, StorageFullError
+from rollout.model.errors import ProtocolError
 from rollout.model.item import Failure, Outcome
+from rollout.workloads.collector import Collector
 from rollout.workloads.commit import CommitEntry
-from rollout.workloads.infer import Collector, InferConfig, OutputDirectory, output
+from rollout.workloads.infer.config import InferConfig
+from rollout.workloads.infer.lines import InferWriter
 from rollout.workloads.infer.payload import ChoiceResult, Payload, RowResult, encode_payload, encode_result
-from rollout.workloads.infer.request import JsonObject, sampling_json
+from rollout.workloads.infer.request import sampling_json
+from rollout.workloads.json_form import JsonObject
+from rollout.workloads.output import OutputDirectory
 
 RUN = "01J00000000000000000000000"
 OTHER = "01J00000000000000000000001"
+FILES = ("completions.jsonl", "errors.jsonl", "summary.json")
 
 
 def config(directory: Path, **more: Any) -> JsonObject:
@@ -32,6 +36,10 @@ def config(directory: Path, **more: Any) -> JsonObject:
         "input": {"rows": 5},
         "output": found.output.model_dump(),
     }
+
+
+def opened(out: OutputDirectory, run: str, settings: JsonObject) -> Collector:
+    return Collector(out, run, InferWriter(settings), total=settings["input"]["rows"], measure="tokens")
 
 
 def entry(position: int, row: JsonObject | None = None, **more: Any) -> CommitEntry:
@@ -58,7 +66,7 @@ def lines(path: Path) -> list[JsonObject]:
 
 def test_fields(tmp_path: Path) -> None:
     with OutputDirectory.open(tmp_path) as out:
-        collector = Collector(out, RUN, config(tmp_path))
+        collector = opened(out, RUN, config(tmp_path))
         collector.add(
             [
                 entry(0, {"prompt": "hello", "tag": "demo", "usage": "mine"}),
@@ -79,7 +87,7 @@ def test_fields(tmp_path: Path) -> None:
     assert second["id"] == "p-1" and second["sampling_params"]["temperature"] == 0
     assert [choice["text"] for choice in third["completions"]] == ["a", "\ud800"]
     (error,) = lines(tmp_path / "errors.jsonl")
-    assert (error["code"], error["message"], error["attempts"], error["row"]) == ("bad_request", "no", 3, 2)
+    assert (error["code"], error["message"], error["attempts"], error["row"]) == ("bad_request", "no", 3, 3)
     assert error["file"] == "a.jsonl" and error["line"] == 3 and error["input"] == {"prompt": "p2"}
     assert summary["rows"] == {"total": 5, "committed": 4, "completed": 3, "failed": 1, "cancelled": 0, "skipped": 0}
     assert summary["rows_per_s"] == 0.4 and summary["attempts"]["retried"] == 2
@@ -90,7 +98,7 @@ def test_openai_lines(tmp_path: Path) -> None:
     body = {"messages": [{"role": "user", "content": "hi"}], "logprobs": True}
     row = {"custom_id": "c1", "method": "POST", "url": "/v1/chat/completions", "body": body}
     with OutputDirectory.open(tmp_path) as out:
-        collector = Collector(out, RUN, config(tmp_path, openai=True))
+        collector = opened(out, RUN, config(tmp_path, openai=True))
         token = {"token": "a", "logprob": -1.0, "top": []}
         collector.add([entry(0, row, choices=(ChoiceResult("a", "stop", 1, [token]),))])
         collector.add([entry(1, row, outcome=Outcome.FAILED, failure=Failure("bad_request", "no"))])
@@ -134,7 +142,7 @@ def test_killed_anywhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kill_a
 
     def work() -> None:
         with OutputDirectory.open(tmp_path) as out:
-            collector = Collector(out, RUN, config(tmp_path))
+            collector = opened(out, RUN, config(tmp_path))
             try:
                 for start in range(0, 12, 4):
                     collector.add(entries[start : start + 4])
@@ -155,109 +163,16 @@ def test_killed_anywhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kill_a
     work()
     done = lines(tmp_path / "completions.jsonl")
     assert [line["prompt"] for line in done] == [f"p{i}" for i in range(12) if i % 3 != 1]
-    assert [line["row"] for line in lines(tmp_path / "errors.jsonl")] == [1, 4, 7, 10]
+    assert [line["row"] for line in lines(tmp_path / "errors.jsonl")] == [2, 5, 8, 11]
     assert json.loads((tmp_path / "summary.json").read_text())["rows"]["committed"] == 12
-
-
-def test_torn_tail_and_edited_file(tmp_path: Path) -> None:
-    def collect(upto: int) -> int:
-        with OutputDirectory.open(tmp_path) as out:
-            collector = Collector(out, RUN, config(tmp_path))
-            start = collector.cursor
-            collector.add(entry(i) for i in range(start, upto))
-            collector.flush()
-            collector.close()
-        return start
-
-    path = tmp_path / "completions.jsonl"
-    assert collect(3) == 0
-    with path.open("ab") as file:
-        file.write(b'{"half a li')
-    assert collect(4) == 3
-    assert [line["prompt"] for line in lines(path)] == ["p0", "p1", "p2", "p3"]
-    path.write_text("edited")  # the ledger has it all: written anew
-    assert collect(4) == 0
-    assert len(lines(path)) == 4
-    (tmp_path / ".collect.json").write_text("{")
-    assert collect(4) == 0
-    assert len(lines(path)) == 4
-
-
-def test_full_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    with OutputDirectory.open(tmp_path) as out:
-        collector = Collector(out, RUN, config(tmp_path))
-        collector.add([entry(0)])
-        collector.flush()
-        collector.add([entry(1)])
-
-        def full(fd: int) -> None:
-            raise OSError(errno.ENOSPC, "No space left on device")
-
-        with monkeypatch.context() as patch:
-            patch.setattr(os, "fsync", full)
-            with pytest.raises(StorageFullError, match="free some space and run the same command again"):
-                collector.flush()
-        collector.flush()  # there is room again
-        collector.close()
-        again = Collector(out, RUN, config(tmp_path))
-        assert again.cursor == 2
-        again.close()
-    assert len(lines(tmp_path / "completions.jsonl")) == 2
 
 
 def test_gap_and_repeat(tmp_path: Path) -> None:
     with OutputDirectory.open(tmp_path) as out:
-        collector = Collector(out, RUN, config(tmp_path))
+        collector = opened(out, RUN, config(tmp_path))
         collector.add([entry(0), entry(1)])
         collector.add([entry(0), entry(1), entry(2)])
         assert collector.cursor == 3
         with pytest.raises(ProtocolError, match="jumps from 3 to 4"):
             collector.add([entry(4)])
         collector.close()
-
-
-def test_whose_directory(tmp_path: Path) -> None:
-    settings = config(tmp_path)
-    with OutputDirectory.open(tmp_path) as out:
-        assert out.check(None) is None and out.check(OTHER) == OTHER
-        out.claim(RUN, settings)
-        assert (tmp_path / "run-id").read_text() == f"{RUN}\n"
-        assert out.check(None) == RUN and out.stored_config == settings
-        with pytest.raises(ConfigError, match=f"belongs to run {RUN}, not {OTHER}"):
-            out.check(OTHER)
-        with pytest.raises(StateError, match=f"another process .pid {os.getpid()}"):
-            OutputDirectory.open(tmp_path)
-        collector = Collector(out, RUN, settings)
-        collector.add([entry(0)])
-        collector.flush()
-        collector.close()
-    (tmp_path / "run-id").unlink()  # forces a fresh run; what is there is moved aside
-    with OutputDirectory.open(tmp_path) as out:
-        assert out.check(None) is None
-        out.claim(OTHER, settings)
-        collector = Collector(out, OTHER, settings)
-        assert collector.cursor == 0
-        collector.close()
-    assert len(lines(tmp_path / f"completions.{RUN}.jsonl")) == 1
-    (tmp_path / "run-id").write_text("nonsense")
-    with OutputDirectory.open(tmp_path) as out, pytest.raises(ConfigError, match="no run id"):
-        out.check(None)
-
-
-def test_directory_that_cannot_be_made(tmp_path: Path) -> None:
-    (tmp_path / "file").write_text("")
-    with pytest.raises(ConfigError, match=r"output\.dir: cannot write"):
-        OutputDirectory.open(tmp_path / "file" / "out")
-
-
-def test_atomic_write_keeps_the_old_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    path = tmp_path / "f"
-    output.write_atomically(path, b"old")
-
-    def full(fd: int) -> None:
-        raise OSError(errno.ENOSPC, "full")
-
-    monkeypatch.setattr(os, "fsync", full)
-    with pytest.raises(StorageFullError):
-        output.write_atomically(path, b"new")
-    assert path.read_bytes() == b"old"

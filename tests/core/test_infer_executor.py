@@ -8,12 +8,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from infer_input import check_input
 from rollout.model.errors import AttemptError
 from rollout.model.item import DEFAULT_SPEC, Blob, Key, NewItem
 from rollout.objects.digest import object_id
 from rollout.objects.tree import describe
-from rollout.workloads.infer import InferConfig, check_input, resolve_config, resolve_model
+from rollout.workloads.infer.config import InferConfig
+from rollout.workloads.infer.model import resolve_model
 from rollout.workloads.infer.payload import Payload, decode_result, encode_payload
+from rollout.workloads.infer.plan import resolve_config
 from rollout_worker.executors.infer import InferExecutor, locate_model
 from rollout_worker.executors.port import Attempt, Child, Run
 

@@ -7,19 +7,16 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from infer_input import check_input, planned
 from rollout.model.errors import ConfigError
-from rollout.workloads.infer import (
-    InferConfig,
-    check_input,
-    describe_change,
-    describe_ignored,
-    plan,
-    resolve_config,
-    resolve_model,
-    resumed_config,
-    run_spec,
-)
+from rollout.workloads.infer.config import InferConfig
+from rollout.workloads.infer.model import resolve_model
 from rollout.workloads.infer.payload import decode_payload
+from rollout.workloads.infer.plan import resolve_config
+from rollout.workloads.infer.workload import Infer
+from rollout.workloads.resume import describe_changes, describe_recorded, resumed_config
+
+INFER = Infer()
 
 
 def write(path: Path, *rows: Any) -> Path:
@@ -37,7 +34,7 @@ def resolved(found: InferConfig) -> dict[str, Any]:
 
 
 def ids(found: InferConfig) -> list[bytes]:
-    return [item.id for item in plan(found, resolve_model(found).content_id)]
+    return [item.id for item in planned(found, resolve_model(found).content_id)]
 
 
 def test_ids_change_with_all_that_changes_the_result(tmp_path: Path) -> None:
@@ -61,43 +58,43 @@ def test_the_id_is_locked(tmp_path: Path) -> None:
 
 def test_payload_is_the_row_as_written(tmp_path: Path) -> None:
     path = write(tmp_path / "a.jsonl", {"tag": [1], "prompt": "é", "a": None})
-    (item,) = plan(config(path), "00" * 32)
+    (item,) = planned(config(path), "00" * 32)
     payload = decode_payload(item.payload)  # type: ignore[arg-type]
     assert list(payload.row) == ["tag", "prompt", "a"] and payload.row["prompt"] == "é"
     assert (payload.index, payload.file, payload.line) == (0, str(path), 1)
-    assert [item.id for item in plan(config(path), "00" * 32, start=1)] == []
+    assert [item.id for item in planned(config(path), "00" * 32, start=1)] == []
 
 
 def test_changes_are_named(tmp_path: Path) -> None:
     path = write(tmp_path / "a.jsonl", {"prompt": "x"}, {"prompt": "y"})
     old = resolved(config(path))
-    assert describe_change(old, resolved(config(path, output={"dir": "p"}, workers={"count": 9}))) == []
-    assert describe_change(old, resolved(config(path, sampling={"temperature": 0.5}))) == [
+    assert describe_changes(INFER, old, resolved(config(path, output={"dir": "p"}, workers={"count": 9}))) == []
+    assert describe_changes(INFER, old, resolved(config(path, sampling={"temperature": 0.5}))) == [
         "sampling.temperature: 1.0 -> 0.5"
     ]
-    assert describe_change(old, resolved(config(path, model={"uri": "n"}))) == ["model.uri: 'm' -> 'n'"]
+    assert describe_changes(INFER, old, resolved(config(path, model={"uri": "n"}))) == ["model.uri: 'm' -> 'n'"]
     slower = resolved(config(path, backend={"kind": "mock", "delay_ms": 5}))
-    assert describe_change(old, slower) == []
-    assert describe_ignored(old, slower) == ["backend.delay_ms: the run keeps 0.0, not 5.0"]
+    assert describe_changes(INFER, old, slower) == []
+    assert describe_recorded(INFER, old, slower) == ["backend.delay_ms: the run keeps 0.0, not 5.0"]
     write(path, {"prompt": "x"}, {"prompt": "z"})
     new = resolved(config(path))
-    assert describe_change(old, new) == [f"input: the rows of {path} changed"]
-    assert describe_change(old, new, changed_row="row 2 (a:2) is another than before") == [
+    assert describe_changes(INFER, old, new) == [f"input: the rows of {path} changed"]
+    assert describe_changes(INFER, old, new, changed="row 2 (a:2) is another than before") == [
         "input: row 2 (a:2) is another than before"
     ]
 
 
 def test_a_renamed_input_is_the_same_input(tmp_path: Path) -> None:
     old = resolved(config(write(tmp_path / "a.jsonl", {"prompt": "x"})))
-    assert describe_change(old, resolved(config(write(tmp_path / "b.jsonl", {"prompt": "x"})))) == []
+    assert describe_changes(INFER, old, resolved(config(write(tmp_path / "b.jsonl", {"prompt": "x"})))) == []
 
 
 def test_opening_again_sends_the_same_config(tmp_path: Path) -> None:
     path = write(tmp_path / "a.jsonl", {"prompt": "x"})
     old, new = resolved(config(path)), resolved(config(path, output={"dir": "p"}, run={"priority": 3}))
-    resumed = resumed_config(old, new)
+    resumed = resumed_config(INFER, old, new)
     assert resumed["output"]["dir"] == "p"
-    assert run_spec("0" * 26, old) == run_spec("0" * 26, resumed)
+    assert INFER.spec("0" * 26, old) == INFER.spec("0" * 26, resumed)
 
 
 def test_models(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

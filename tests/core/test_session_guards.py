@@ -8,11 +8,10 @@ import pytest
 from rollout.model.errors import ProtocolError
 from rollout.model.item import Failure, ItemSpec
 from rollout.wire.v1 import common_pb2, work_pb2
-from rollout_worker import guard
 from rollout_worker import session_events as ev
 from rollout_worker.attempts import AttemptKey, Finished, State, group_to_wire
-from rollout_worker.holding import GUARD_LATER_S
-from rollout_worker.session import Phase
+from rollout_worker.processes import guard
+from rollout_worker.session import GUARD_LATER_S, Phase
 from session_world import LOG, RUN, Worker, delivered, keys, of, seqs
 
 OTHER = "01ARZ3NDEKTSV4RRFFQ69G5FAW"

@@ -96,7 +96,7 @@ def test_a_run_that_finds_its_engine_up_gets_the_same_credit() -> None:
 
 def test_credit_follows_the_pace_of_short_attempts_and_falls_back() -> None:
     w = Worker(self_fence_s=1e9)
-    w.session.credit.engine_up(RUN, 1)
+    w.session.credit.started(RUN, "script", 1)
     for _ in range(20):
         for _ in range(2000):
             w.session.credit.ended(RUN)

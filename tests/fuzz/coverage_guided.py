@@ -26,11 +26,12 @@ with atheris.instrument_imports(include=["rollout", "rollout_coordinator", "roll
     from rollout.wire.v1 import runs_pb2, work_pb2
     from rollout.workloads.infer import rows
     from rollout.workloads.infer.config import InferConfig, SamplingSection
+    from rollout.workloads.port import Reading
     from rollout_coordinator.work_codec import hello_event, up_event
     from rollout_worker.attempts import Plan, held_from_wire, run_from_wire
-    from rollout_worker.child_frames import read_frame, read_question
     from rollout_worker.hosting.channel import JsonChannel
     from rollout_worker.pipe import Kind
+    from rollout_worker.processes.frames import read_frame, read_question
 
 SAMPLING = SamplingSection()
 SCRATCH = Path(tempfile.mkdtemp(prefix="fuzz-"))
@@ -56,7 +57,7 @@ def coordinator_frames(data: bytes) -> None:
     """What a worker reads of an assignment."""
     group = build(work_pb2.AssignGroup, Feed(data))
     with contextlib.suppress(ProtocolError, AttemptError):
-        held_from_wire(group, Plan(run_from_wire(group.run), "slot", "k"))
+        held_from_wire(group, lambda _: Plan(run_from_wire(group.run), "slot", "k"))
 
 
 def child_frames(data: bytes) -> None:
@@ -78,8 +79,10 @@ def jsonl(data: bytes) -> None:
     path = SCRATCH / f"in{suffix}"
     path.write_bytes(data[1:])
     try:
-        for row in rows.read_rows([path]):
-            rows.request_of(row, SAMPLING)
+        source, _ = Reading(exclude=SCRATCH / "out").rows(
+            [str(path)], lambda line: rows.request_of(rows.row_of(line), SAMPLING)
+        )
+        source.close()
     except InputError:
         pass
 

@@ -27,7 +27,7 @@ class RunnerProcess:
         self.socket, theirs = socket.socketpair()
         self.socket.settimeout(60)
         self.process = subprocess.Popen(
-            [sys.executable, "-m", "rollout_worker.runner", str(theirs.fileno()), str(os.getpid())],
+            [sys.executable, "-m", "rollout_worker.processes.runner", str(theirs.fileno()), str(os.getpid())],
             pass_fds=(theirs.fileno(),),
             stderr=subprocess.DEVNULL,
             start_new_session=True,  # it ends its whole process group when this socket closes

@@ -264,7 +264,7 @@ async def test_calls_that_wait_for_a_silent_database_end_with_the_tenure(tmp_pat
 
 
 class Unanswering(SqliteLedger):
-    """While ``answers`` is clear, commits hang and renewals fail: a real store bounds its renewals by itself."""
+    """While ``answers`` is clear, commits and reads of the lease hang, and renewals fail: a real store bounds those."""
 
     def __init__(self, path: Path) -> None:
         super().__init__(path)
@@ -279,6 +279,10 @@ class Unanswering(SqliteLedger):
         if not self.answers.is_set():
             raise StorageUnavailableError("no answer")
         return await super().renew_lease(holder, epoch)
+
+    async def read_lease(self) -> Any:
+        await self.answers.wait()
+        return await super().read_lease()
 
 
 async def test_a_leader_whose_commit_is_never_answered_stops_serving(

@@ -11,8 +11,8 @@ import psutil
 import pytest
 from rollout_worker import session_events as ev
 from rollout_worker.attempts import Plan
-from rollout_worker.children import KILLED_EARLY, ChildProcess, Guard, Handlers
 from rollout_worker.executors.port import Run
+from rollout_worker.processes.child import KILLED_EARLY, ChildProcess, Guard, Handlers
 
 PLAN = Plan(Run("01JD0000000000000000000000", "script", {}), "slot", "script", ())
 
@@ -33,7 +33,11 @@ def child_of(guard: Guard, tmp_path: Path, gate: asyncio.Event, events: list[ev.
         raise AssertionError("nothing is asked")
 
     return ChildProcess(
-        1, PLAN, tmp_path / "scratch" / "child-1", tmp_path / "cache", guard, Handlers(events.append, answer, secrets)
+        ev.StartChild(1, PLAN),
+        tmp_path / "scratch" / "child-1",
+        tmp_path / "cache",
+        guard,
+        Handlers(events.append, answer, secrets),
     )
 
 

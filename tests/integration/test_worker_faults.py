@@ -47,7 +47,7 @@ async def test_a_silent_coordinator_fences_and_exclusive_attempts_die(tmp_path: 
             ]
             run_id = await submit(runs, items)
             await started(runs, run_id, 2)
-            children = [p for p in worker.family() if "rollout_worker.runner" in " ".join(p.cmdline())]
+            children = [p for p in worker.family() if "rollout_worker.processes.runner" in " ".join(p.cmdline())]
             coordinator.process.send_signal(signal.SIGSTOP)
             await worker.event("worker_fenced")
             await until(lambda: sum(p.is_running() for p in children) == 1, "the exclusive attempt's process to end", 5)

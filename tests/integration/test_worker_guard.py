@@ -13,10 +13,10 @@ from typing import cast
 import pytest
 from rollout.model.errors import AttemptError
 from rollout.model.item import DEFAULT_SPEC, Key
-from rollout_worker.children import Guard
 from rollout_worker.executors.port import Attempt, Context, Run
 from rollout_worker.executors.script import ScriptExecutor
-from rollout_worker.guard import clock
+from rollout_worker.processes.child import Guard
+from rollout_worker.processes.guard import clock
 
 
 @pytest.fixture
@@ -65,7 +65,7 @@ def test_a_group_that_has_left_the_list_is_not_killed(guard: Guard, sleeper: sub
 
 SLEEPY = """
 import sys, time
-from rollout_worker import guard
+from rollout_worker.processes import guard
 real, began = guard.clock, time.monotonic()
 guard.clock = lambda: real() + (3600 if time.monotonic() - began > 1.0 else 0)
 guard.main()

@@ -143,6 +143,7 @@ class Checker:
         self.acknowledged: dict[str, int] = {}
         self.running: dict[tuple[int, int], dict[tuple[str, int], Any]] = {}  # exclusive items
         self.epochs: dict[str, int] = {}  # the newest that a worker process has seen
+        self.hosts: dict[str, tuple[str, ...]] = {}  # the executors of each worker process
 
     # ---- transactions
 
@@ -231,6 +232,8 @@ class Checker:
     def committed(self, w: st.Writes, before: dict[int, st.LogRow]) -> None:
         """`before`: the log rows as they were, of those that were written."""
         t = self.t
+        for row in w.assignments:
+            self._for_their_executors(row)
         for log, row in w.logs.items():
             old = before.get(log)
             if old is not None and (row.submitted < old.submitted or (old.sealed and not row.sealed)):
@@ -249,6 +252,20 @@ class Checker:
                 root = t.logs[run.root_log]
                 if not run.stop_submitting and not (root.sealed and root.cursor == root.submitted):
                     raise Violation("completed", f"run {run.spec.run_id} is completed at {root}")
+
+    def _for_their_executors(self, row: st.AssignmentRow) -> None:
+        """What is written here is what is sent: no item reaches a worker by another way."""
+        t = self.t
+        for keys in row.keys:
+            run_id = t.logs[keys.log].run_id
+            items, workload = t.items[keys.log], t.runs[run_id].spec.workload
+            for seq, attempt in zip(keys.seq, keys.attempt, strict=True):
+                spec = t.specs[run_id, items[seq][2]].spec
+                self.hosted(row.worker, spec.executor or workload, (keys.log, seq, attempt))
+
+    def hosted(self, worker: str, executor: str, key: tuple[int, int, int]) -> None:
+        if executor not in self.hosts[worker]:
+            raise Violation("executor", f"{key} for {executor} is given to {worker}, which hosts {self.hosts[worker]}")
 
     def _advanced(self, log: int, row: st.LogRow, start: int) -> None:
         if row.cursor == start or log not in self.t.logs:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from typing import TYPE_CHECKING, Any, cast
 
 from rollout.client.runs import Runs
@@ -10,11 +11,14 @@ from rollout.model.errors import RolloutError, StateError, StorageFullError, Una
 from rollout.model.item import NewItem
 from rollout.model.run import Order, RunSpec
 from sim_certificates import SimCredentials, ulid
+from sim_executors import EXECUTORS, section
 from sim_node import Node
 from sim_scenario import RunPlan
 
 if TYPE_CHECKING:
     from sim_world import World
+
+CONFIG = json.dumps({"executors": {name: section(name) for name in EXECUTORS}}).encode()
 
 
 class ClientNode(Node):
@@ -114,6 +118,6 @@ class OperatorNode(Node):
 
 def run_spec(run_id: str, how: RunPlan) -> RunSpec:
     return RunSpec(
-        run_id, how.kind, b"{}", order=Order(how.order), priority=how.priority, max_in_flight=how.max_in_flight,
+        run_id, how.kind, CONFIG if how.mixed else b"{}", order=Order(how.order), priority=how.priority, max_in_flight=how.max_in_flight,
         lanes=how.lanes, policies=how.policies, pause_timeout_ms=how.pause_timeout_ms,
     )  # fmt: skip

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from rollout.model.item import Failure, ItemSpec, NewItem, Outcome
@@ -11,27 +11,31 @@ from rollout.wire.codec import item_batch_to_wire
 from rollout.wire.v1 import work_pb2
 from rollout_worker import session_events as ev
 from rollout_worker.attempts import AttemptKey, Finished, Held, Plan, group_to_wire
-from rollout_worker.child_events import CANCELLED
+from rollout_worker.session import CANCELLED
 from sim_checker import expected
 from sim_loop import NodeLoop
 
 CHILD_SPEC = ItemSpec(retry_backoff_ms=200)
+EXECUTORS = {"slot": "slot", "engine": "engine", "tool": "slot", "model": "engine"}
+"""What may be installed at a worker, and where its attempts execute."""
 START_S = 0.05
 CANCEL_S = 0.01
 
 
 @dataclass(frozen=True, slots=True)
 class Behaviour:
-    """Of an item, from its payload: `ms`,`fails`,`crashes`,`children`,`tag`."""
+    """Of an item, from its payload: `ms`,`fails`,`crashes`,`children`,`tag`, and `calls` where it is not empty."""
 
     ms: int = 50
     fails: int = 0  # attempts numbered up to this fail
     crashes: int = 0  # attempts numbered up to this take their process down
     children: int = 0
     tag: int = 0
+    calls: str = ""  # the executor of its children; empty: the run's workload
 
     def payload(self) -> bytes:
-        return b"%d,%d,%d,%d,%d" % (self.ms, self.fails, self.crashes, self.children, self.tag)
+        numbers = b"%d,%d,%d,%d,%d" % (self.ms, self.fails, self.crashes, self.children, self.tag)
+        return numbers + b"," + self.calls.encode() if self.calls else numbers
 
 
 _known: dict[bytes, Behaviour] = {}
@@ -40,8 +44,20 @@ _known: dict[bytes, Behaviour] = {}
 def behaviour(payload: bytes) -> Behaviour:
     found = _known.get(payload)
     if found is None:
-        found = _known[payload] = Behaviour(*map(int, payload.split(b",")))
+        ms, fails, crashes, children, tag, *calls = payload.split(b",")
+        found = _known[payload] = Behaviour(
+            int(ms), int(fails), int(crashes), int(children), int(tag), b"".join(calls).decode()
+        )
     return found
+
+
+def section(executor: str) -> dict[str, Any]:
+    """Of a run's configuration, in runs whose items name executors."""
+    return {"for": executor}
+
+
+def executor_of(held: Held) -> str:
+    return held.spec.executor or held.plan.run.workload
 
 
 class SimChild:
@@ -79,6 +95,12 @@ class SimChild:
         """A host stops as a whole here, its guard with it."""
 
     def deliver(self, attempts: list[Held]) -> None:
+        for held in attempts:
+            if executor_of(held) != self._plan.run.executor:
+                self._node.world.violated(
+                    "executor",
+                    f"{held.key} is for {executor_of(held)}, given to a process of {self._plan.run.executor}",
+                )
         self._queue.extend(attempts)
         self._pump()
 
@@ -156,9 +178,10 @@ class SimChild:
         if held is None or self._over:
             return
         items: list[NewItem] = []
+        spec = replace(CHILD_SPEC, executor=how.calls) if how.calls else CHILD_SPEC
         for ordinal in range(how.children):
             payload = Behaviour(ms=how.ms // 2 + 5, fails=ordinal == 1 and how.tag % 3 == 0, tag=ordinal).payload()
-            items.append(NewItem(held.id[:24] + b"%08d" % ordinal, payload, CHILD_SPEC))
+            items.append(NewItem(held.id[:24] + b"%08d" % ordinal, payload, spec))
         spawn = work_pb2.Spawn(
             log=held.log, seq=held.seq, attempt=held.attempt, items=item_batch_to_wire(0, items), seal=True
         )

@@ -1,4 +1,5 @@
-"""A scenario from a seed: shapes of work, and faults by their weights; every third seed is aimed at a safeguard."""
+"""A scenario from a seed: shapes of work, and faults by their weights; every third seed is aimed at a safeguard, every
+sixth mixes executors."""
 
 from __future__ import annotations
 
@@ -10,6 +11,7 @@ from rollout.model.item import ItemSpec
 from rollout.model.run import Lane, Order, Policy
 from sim_aimed import AIMED, aim
 from sim_executors import Behaviour
+from sim_mixed import mix
 from sim_scenario import Command, Fault, RunPlan, Scenario, WorkerPlan
 
 FAULTS_BEGIN, FAULTS_END = 0.3, 14.0
@@ -136,6 +138,10 @@ def _commands(random: Random, runs: int) -> tuple[Command, ...]:
     return tuple(commands)
 
 
+def mixed(seed: int) -> bool:
+    return seed % 6 == 1
+
+
 def generate(seed: int) -> Scenario:
     random = Random(seed)
     workers = tuple(
@@ -155,4 +161,6 @@ def generate(seed: int) -> Scenario:
         (_fault(random, kind, names, [c for c, _ in coordinators], clients) for kind in kinds), key=lambda f: f.at
     )
     scenario = Scenario(seed, workers, coordinators, runs, _commands(random, count), tuple(faults))
-    return aim(scenario, AIMED[seed // 3 % len(AIMED)]) if seed % 3 == 2 else scenario
+    if seed % 3 == 2:
+        return aim(scenario, AIMED[seed // 3 % len(AIMED)])
+    return mix(scenario, Random(-seed)) if mixed(seed) else scenario

@@ -44,7 +44,11 @@ class RunPlan:
     priority: int = 0
     max_in_flight: int = 0
     pause_timeout_ms: int = 3000
-    kind: str = "slot"  # or engine
+    kind: str = "slot"  # its workload: the name of an executor
+
+    @property
+    def mixed(self) -> bool:
+        return any(spec.executor for spec in self.specs) or any(how.calls for how, _ in self.items)
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,6 +57,8 @@ class WorkerPlan:
     slots: int
     label: str
     rate: float = 1.0
+    executors: tuple[str, ...] = ("slot", "engine")  # that it hosts
+    joins_at: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,7 +72,8 @@ class Scenario:
 
     @property
     def heal_at(self) -> float:
-        return max([0.0, *(f.at + f.seconds for f in self.faults)])
+        """When nothing is broken any more, and everybody is there."""
+        return max([0.0, *(f.at + f.seconds for f in self.faults), *(w.joins_at for w in self.workers)])
 
     def without_fault(self, index: int) -> Scenario:
         return replace(self, faults=self.faults[:index] + self.faults[index + 1 :])

@@ -19,7 +19,8 @@ from rollout_worker.link import Link
 from rollout_worker.session import Session, SessionSettings
 from rollout_worker.work_stream import RefusedError, WorkStream
 from sim_certificates import SimCredentials
-from sim_executors import SimChild
+from sim_checker import Violation
+from sim_executors import EXECUTORS, SimChild, section
 from sim_node import HEARTBEAT, ORPHAN_GRACE, SELF_FENCE, Node
 from sim_scenario import WorkerPlan
 
@@ -54,7 +55,7 @@ class SimDriver(worker_driver.Driver):
         settings = SessionSettings(
             incarnation=incarnation,
             inventory=Inventory(
-                capacity=(("slots", float(spec.slots)),), labels=(("kind", spec.label),), executors=("slot", "engine")
+                capacity=(("slots", float(spec.slots)),), labels=(("kind", spec.label),), executors=spec.executors
             ),
             slots=spec.slots, max_engines=2, self_fence_s=SELF_FENCE, orphan_grace_s=ORPHAN_GRACE, cancel_grace_s=1.0,
         )  # fmt: skip
@@ -156,7 +157,9 @@ class _Parts:
 
 
 def plan(run: Run) -> Plan:
-    return Plan(run, run.workload, f"{run.workload}")
+    if run.executor != run.workload and run.config != section(run.executor):
+        raise Violation("executor", f"{run.executor} is told {run.config}")
+    return Plan(run, EXECUTORS[run.executor], run.executor)
 
 
 class WorkerNode(Node):
@@ -169,7 +172,7 @@ class WorkerNode(Node):
         self.drain_at_revoke: float | None = None
 
     def _begin(self) -> None:
-        self.incarnation = self.world.fresh_worker()
+        self.incarnation = self.world.fresh_worker(self.spec.executors)
         self.driver = SimDriver(self, self.incarnation)
         self.spawn(self._live())
 

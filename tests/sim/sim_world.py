@@ -19,8 +19,9 @@ from sim_certificates import ulid
 from sim_checker import Checker, Violation, books
 from sim_client import ClientNode, OperatorNode
 from sim_coordinator import CoordinatorNode
+from sim_executors import executor_of
 from sim_faults import strike
-from sim_loop import PAUSED, NodeLoop, Scheduler
+from sim_loop import PAUSED, NodeLoop, Scheduler, SimTask
 from sim_network import Channel, Dial, Network
 from sim_node import TTL, Node
 from sim_scenario import Command, Scenario
@@ -29,6 +30,8 @@ from sim_worker import WORKER_TICK, WorkerNode
 
 STEPS_MIN = 400
 """Steps of a core in every seed, at least."""
+ASKED_WITHIN_S = 10.0
+"""Virtual seconds within which a task's exception is asked for, or lost."""
 
 
 class World:
@@ -82,7 +85,8 @@ class World:
             **self.coordinators, **self.workers, **self.clients, "op": self.operator,
         }  # fmt: skip
         for n, node in enumerate(self.nodes.values()):
-            self.later(0.01 * n, node.start)
+            joins_at = node.spec.joins_at if isinstance(node, WorkerNode) else 0.0
+            self.later(0.01 * n + joins_at, node.start)
         for fault in scenario.faults:
             self.later(fault.at, lambda fault=fault: strike(self, fault))
         run_ids = list(self.plans)
@@ -96,9 +100,11 @@ class World:
         self._numbers += 1
         return ulid(self._numbers)
 
-    def fresh_worker(self) -> str:
+    def fresh_worker(self, executors: tuple[str, ...]) -> str:
         self._processes += 1
-        return ulid(600 + self._processes)
+        incarnation = ulid(600 + self._processes)
+        self.checker.hosts[incarnation] = executors
+        return incarnation
 
     def ids(self, run_id: str) -> list[bytes]:
         found = self._ids.get(run_id)
@@ -162,11 +168,21 @@ class World:
             self.violation("unhandled", f"{name}: {error!r}").__cause__ = error
 
     def lost_exceptions(self) -> None:
-        """Of tasks whose result nobody asked for."""
-        for node in self.nodes.values():
-            for task in node.loop.tasks:
-                if node.alive and task.done() and not task.cancelled() and task._log_traceback:  # type: ignore[attr-defined]  # pyright: ignore
-                    self.crashed(node.name, task.exception() or RuntimeError("?"))
+        """Of tasks whose result nobody asks for, in the seconds after the end of the seed neither: it may have come
+        between the end of a task and the turn of whoever waits for it, who has to hear of something else first."""
+        if self._failed_tasks():
+            self.scheduler.stop = False
+            self.scheduler.run(self.scheduler.now + ASKED_WITHIN_S)
+        for node, task in self._failed_tasks():
+            self.crashed(node.name, task.exception() or RuntimeError("?"))
+
+    def _failed_tasks(self) -> list[tuple[Node, SimTask]]:
+        return [
+            (node, task)
+            for node in self.nodes.values()
+            for task in node.loop.tasks
+            if node.alive and task.done() and not task.cancelled() and task._log_traceback  # type: ignore[attr-defined]  # pyright: ignore
+        ]
 
     def stepped(self, node: CoordinatorNode, events: list[Event], step: Step, state: State) -> None:
         self.steps += 1
@@ -244,6 +260,7 @@ class World:
             asleep = [w for w in self.workers.values() if w.incarnation == incarnation and w.loop.state == PAUSED]
             return bool(asleep) or any(self.scheduler.now - at <= 2 * WORKER_TICK for at in [*woke, node.woke_at])
 
+        self._guarded(lambda: self.checker.hosted(node.incarnation, executor_of(held), held.key))
         self.checker.starts(node.incarnation, held.log, held.seq, held.attempt, held.spec.exclusive, grace)
 
     def _holds(self, incarnation: str, key: AttemptKey) -> bool:

@@ -80,9 +80,10 @@ def run(scenario: Scenario, *, trace: bool = False, steps_min: int = STEPS_MIN) 
     try:
         try:
             world.scheduler.run(scenario.heal_at + LIVENESS_S)
+            ended = world.scheduler.stop
             if world.failure is None:
                 world.lost_exceptions()  # first: a task that died of one is what a run that does not end waits for
-            if world.failure is None and not world.scheduler.stop:
+            if world.failure is None and not ended:
                 world.violation("liveness", hang(world))
             if world.failure is None:
                 world.checker.finished()

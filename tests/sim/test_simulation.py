@@ -3,6 +3,8 @@ replays byte for byte."""
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import os
 import random
 import subprocess
@@ -16,7 +18,8 @@ import pytest
 from rollout_coordinator.core.transitions import ITEM, RUN, WORKER
 from sim_generate import KINDS, generate
 from sim_scenario import dump, load
-from simulate import Report, Violation, simulate
+from sim_world import World
+from simulate import Report, Violation, run, simulate
 
 CHUNK = 10
 FAST = 200
@@ -139,3 +142,32 @@ def test_a_seed_replays_in_another_process() -> None:
 def test_a_scenario_is_written_and_read() -> None:
     for seed in range(20):
         assert load(dump(generate(seed))) == generate(seed)
+
+
+def test_a_seed_may_end_while_a_leader_still_finds_out_that_it_is_none() -> None:
+    """Seed 46 without steps to make up ends when the last fault does: its store is back, and the lease has run out."""
+    assert run(generate(46), steps_min=0).faults["store_unreachable"]
+
+
+@pytest.mark.parametrize("asked", [True, False])
+def test_an_exception_is_lost_once_nobody_comes_for_it(asked: bool) -> None:
+    async def fails() -> None:
+        raise RuntimeError
+
+    async def asks(task: asyncio.Task[None]) -> None:
+        await asyncio.sleep(3.0)  # something else has to be done first
+        with contextlib.suppress(RuntimeError):
+            await task
+
+    world = World(generate(0))
+    try:
+        world.scheduler.run(1.0)
+        task = world.operator.loop.create_task(fails())
+        if asked:
+            world.operator.spawn(asks(task))
+        world.scheduler.run(1.1)
+        world.lost_exceptions()
+        assert (world.failure is None) == asked
+    finally:
+        world.over = True
+        world.scheduler.close()

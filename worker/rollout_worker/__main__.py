@@ -11,7 +11,7 @@ from typing import Annotated
 import structlog
 import typer
 from rollout.cli.boundary import INTERRUPTED, USAGE, exit_code_of, run_app
-from rollout.cli.target import as_joined
+from rollout.client.target import as_joined
 from rollout.config.load import load_settings
 from rollout.config.logging import configure
 from rollout.config.parent import watch_parent

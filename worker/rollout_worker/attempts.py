@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from itertools import repeat
@@ -25,6 +25,8 @@ from rollout.wire.v1 import common_pb2, work_pb2
 
 from rollout_worker.executors.port import Run, remember
 
+OUT_OF_MEMORY = "out_of_memory"
+"""Error code of an attempt that used more memory than its item asks for; counted as its failure, not as a loss."""
 FRAME_BYTES = 900 << 10  # below the wire limit of 1 MiB, with room for what is not counted
 ROW_BYTES = 64
 FRAME_ITEMS = 4096
@@ -79,12 +81,14 @@ class AttemptKey(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """Where the attempts of a run execute: runs with equal `key` share a child process."""
+    """Where attempts of a run and an executor execute: those with equal `key` share child processes."""
 
     run: Run
     kind: str  # engine | slot
     key: str
     environment: tuple[tuple[str, str], ...] = ()
+    devices: int = 0  # accelerators that each of its processes has to itself
+    memory_mib: int = 0  # what each of its processes may use; 0: no limit
 
 
 class Held:
@@ -195,8 +199,13 @@ def run_from_wire(context: work_pb2.RunContext) -> Run:
     return Run(context.run_id, context.workload, config, context.name)
 
 
-def held_from_wire(group: work_pb2.AssignGroup, plan: Plan) -> list[Held]:
-    """The attempts of a group. ProtocolError when its columns disagree."""
+def held_from_wire(
+    group: work_pb2.AssignGroup, plan_of: Callable[[ItemSpec], Plan | Failure]
+) -> tuple[list[Held], list[Finished]]:
+    """The attempts of a group, and the ends of those that `plan_of` says cannot run here.
+
+    ProtocolError when its columns disagree.
+    """
     ids = split_ids(group.ids)
     count = len(ids)
     seqs, attempts = group.seq, group.attempt
@@ -206,9 +215,12 @@ def held_from_wire(group: work_pb2.AssignGroup, plan: Plan) -> list[Held]:
             f"AssignGroup: {len(seqs)} seqs, {len(attempts)} attempts, {count} ids, {len(payloads)} payloads"
         )
     specs, index = spec_columns_from_wire(group.specs, group.spec_index, count)
+    places = list(map(plan_of, specs))
+    spec_column = [specs[0]] * count if index is None else [specs[i] for i in index]
+    place_column = [places[0]] * count if index is None else [places[i] for i in index]
     parent = Key(group.parent_log, group.parent_seq) if group.parent_log else None
-    column = repeat(specs[0], count) if index is None else [specs[i] for i in index]
-    held = list(map(Held, repeat(group.log), seqs, attempts, ids, payloads, column, repeat(plan), repeat(parent)))
+    plans = cast("list[Plan]", place_column)  # those that are none are taken out below
+    held = list(map(Held, repeat(group.log), seqs, attempts, ids, payloads, spec_column, plans, repeat(parent)))
     for entry in group.predecessors:
         if entry.index >= count:
             raise ProtocolError(f"AssignGroup: predecessor of entry {entry.index}, there are {count}")
@@ -217,7 +229,14 @@ def held_from_wire(group: work_pb2.AssignGroup, plan: Plan) -> list[Held]:
         if at >= count:
             raise ProtocolError(f"AssignGroup: isolate names entry {at}, there are {count}")
         held[at].isolate = True
-    return held
+    if not any(isinstance(place, Failure) for place in places):
+        return held, []
+    refused = [
+        Finished(h.log, h.seq, h.attempt, group.run.run_id, b"", int(Outcome.FAILED), place)
+        for h, place in zip(held, place_column, strict=True)
+        if isinstance(place, Failure)
+    ]
+    return [h for h, place in zip(held, place_column, strict=True) if isinstance(place, Plan)], refused
 
 
 def held_to_wire(held: Sequence[Held], known_runs: dict[str, None]) -> list[work_pb2.AssignGroup]:

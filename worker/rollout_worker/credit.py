@@ -23,10 +23,9 @@ class CreditKeeper:
     def __init__(self, slots: int, bytes: int) -> None:
         self.base = 2 * slots
         self._bytes = bytes
-        self._floor: dict[str, int] = {}
+        self._floors: dict[str, dict[str, int]] = {}  # of a run, by where its attempts execute
         self._items: dict[str, int] = {}
         self._ended: dict[str, int] = {}
-        self._throttled: set[str] = set()
         self.answer_s = 0.0  # from results to the answer, smoothed; 0 before the first
         self._adapted_at = 0.0
 
@@ -41,21 +40,26 @@ class CreditKeeper:
         before = self.answer_s or seconds
         self.answer_s = before + _SMOOTHING * (seconds - before)
 
-    def engine_up(self, run_id: str, width: int) -> bool:
-        """Whether the credit changed, as of the other methods."""
-        self._throttled.discard(run_id)
-        self._floor[run_id] = max(self.base, 2 * width)
-        return self._set(run_id, self._floor[run_id])
+    def knows(self, run_id: str, key: str) -> bool:
+        """Whether it was told of processes of `key` for that run."""
+        return key in self._floors.get(run_id, ())
 
-    def throttle(self, run_id: str) -> bool:
-        """Its engine does not start here: one attempt at a time finds out when it does."""
-        self._throttled.add(run_id)
-        return self._set(run_id, 1)
+    def started(self, run_id: str, key: str, width: int) -> bool:
+        """A process of `key` takes `width` at once. Whether the credit changed, as of the other methods."""
+        self._floors.setdefault(run_id, {})[key] = max(self.base, 2 * width)
+        return self._set(run_id, self._floor(run_id))
+
+    def throttle(self, run_id: str, key: str) -> bool:
+        """No process of `key` starts here: if that is all the run has, one attempt at a time finds out when it does."""
+        self._floors.setdefault(run_id, {})[key] = 1
+        return self._set(run_id, self._floor(run_id))
+
+    def _floor(self, run_id: str) -> int:
+        return max(self._floors.get(run_id, {}).values(), default=self.base)
 
     def forget(self, run_id: str) -> bool:
-        self._floor.pop(run_id, None)
+        self._floors.pop(run_id, None)
         self._ended.pop(run_id, None)
-        self._throttled.discard(run_id)
         return self._items.pop(run_id, None) is not None
 
     def adapt(self, now: float, holds: Callable[[], Mapping[str, int]]) -> bool:
@@ -72,10 +76,10 @@ class CreditKeeper:
         have: Mapping[str, int] = holds() if len(runs) > 1 else {}
         everything = sum(self._ended.values())
         for run_id in runs:
-            if run_id in self._throttled:
-                continue
+            floor = self._floor(run_id)
+            if floor < self.base:
+                continue  # throttled
             ended, had = self._ended.get(run_id, 0), have.get(run_id, 0)
-            floor = self._floor.get(run_id, self.base)
             items = self._items.get(run_id, self.base)
             if ended and 2 * everything >= items and 2 * ended >= had:
                 # At once to what the pace asks for: by steps, a run of short attempts is over before it gets there.

@@ -1,4 +1,4 @@
-"""A worker's state machine: what it holds, what it tells the coordinator, what its children do.
+"""A worker's state machine: what it holds, what it tells the coordinator, what its child processes do.
 
 `handle(event, now) -> actions`, to be carried out in that order. Nothing here waits, reads a clock or does I/O; `now`
 is seconds of a clock that goes on while the machine sleeps, so that a laptop that wakes up knows it is fenced.
@@ -6,51 +6,127 @@ is seconds of a clock that goes on while the machine sleeps, so that a laptop th
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from functools import partial
 from typing import Any, ClassVar
 
 from rollout.model.errors import ProtocolError
-from rollout.model.item import Failure
-from rollout.wire.codec import credit_to_wire, inventory_to_wire
+from rollout.model.item import INLINE_MAX, Failure, Outcome
+from rollout.model.worker import Credit, Inventory
+from rollout.wire.codec import credit_to_wire, failures_from_wire, inventory_to_wire, unpack_blobs
 from rollout.wire.v1 import work_pb2
 
 from rollout_worker import session_events as ev
 from rollout_worker.attempts import (
+    OUT_OF_MEMORY,
     UNSTARTED,
     AttemptKey,
     Finished,
     Held,
     Plan,
     State,
+    failed,
     held_from_wire,
     keys_from_wire,
     keys_to_wire,
+    result_frames,
 )
-from rollout_worker.child_events import ChildEvents
+from rollout_worker.credit import CreditKeeper
 from rollout_worker.executors.port import Run
-from rollout_worker.holding import GUARD_LATER_S, Phase, Revoke, SessionSettings
-from rollout_worker.placement import ChildState
-from rollout_worker.plans import Plans
-
-__all__ = ["Phase", "Session", "SessionSettings"]
+from rollout_worker.placement import (
+    BACKOFF_FIRST_S,
+    BACKOFF_MAX_S,
+    START_BACKOFF_FIRST_S,
+    START_BACKOFF_MAX_S,
+    Child,
+    ChildState,
+    Placement,
+)
+from rollout_worker.processes.plans import Plans
+from rollout_worker.safeguards import ALL, Safeguards
 
 DRAIN_SLACK_S = 2.0
 """Beyond a drain's budget and the grace of cancellation: for results to be acknowledged."""
+GUARD_LATER_S = 0.1
+"""The guard kills this much behind the fence: a daemon that stands still until then does not do it itself."""
+CANCELLED = "cancelled"
+"""Error code with which a child process answers a cancellation; it never leaves the worker."""
 
 
-class Session(ChildEvents):
+@dataclass(frozen=True, slots=True)
+class SessionSettings:
+    incarnation: str
+    inventory: Inventory
+    slots: int = 1
+    max_engines: int = 1
+    devices: tuple[str, ...] = ()  # accelerators, by the names that CUDA_VISIBLE_DEVICES takes
+    self_fence_s: float = 4.0
+    orphan_grace_s: float = 60.0
+    cancel_grace_s: float = 5.0
+    start_timeout_s: float = 3600.0
+    credit_bytes: int = 4 << 20
+
+
+class Phase(StrEnum):
+    """What a worker says of itself in a beat."""
+
+    INIT = "init"  # no coordinator has welcomed it yet
+    READY = "ready"
+    DRAINING = "draining"
+    FENCED = "fenced"  # no acknowledgement for too long: starts and submits nothing
+
+
+@dataclass(slots=True)
+class Revoke:
+    """One that is answered once every process in `asked` has said which of its attempts it gives back."""
+
+    given_up: list[AttemptKey]
+    kept: list[AttemptKey]
+    asked: dict[int, set[AttemptKey]]  # by child
+
+
+class Session:
     """`plan_run` says where a run's attempts execute; AttemptError where this worker cannot run them."""
 
-    def __init__(self, settings: SessionSettings, plan_run: Callable[[Run], Plan]) -> None:
-        super().__init__(settings)
-        self._plans = Plans(plan_run)
+    def __init__(
+        self, settings: SessionSettings, plan_run: Callable[[Run], Plan], safeguards: Safeguards = ALL
+    ) -> None:
+        self._settings = settings
+        self._safe = safeguards
+        self._plans = Plans(plan_run, lease_devices=bool(settings.devices))
+        self.place = Placement(settings.slots, settings.max_engines, settings.devices, safeguards)
+        self.credit = CreditKeeper(settings.slots, settings.credit_bytes)
+        self.objects_addr = ""
+        # Attempts, and the results of those that have ended.
+        self.held: dict[AttemptKey, Held] = {}
+        self._assigned = 0
+        self.unacknowledged: dict[AttemptKey, Finished] = {}
+        self._storing: dict[AttemptKey, Finished] = {}
+        self._kills: dict[AttemptKey, float] = {}  # when a child that does not let go is killed
+        self._recalled: dict[AttemptKey, str] = {}  # to be released, for that reason, if they have not begun
+        self._revokes: dict[int, Revoke] = {}
+        self._spawned: dict[AttemptKey, list[work_pb2.Spawn]] = {}
+        self._awaited: dict[AttemptKey, int] = {}  # parents that wait, and the ordinal they wait for
+        # What is to be told on the present stream.
+        self._outbox: dict[AttemptKey, Finished] = {}  # of the unacknowledged, those to send
+        self._started: list[AttemptKey] = []
+        self._released: list[tuple[AttemptKey, str]] = []
+        # The stream, and how the coordinator sees this worker.
+        self._session = ""
+        self._welcomed = False
         self._hello_at = 0.0
         self._acked_at: float | None = None
-        self._stopped_all = False
+        self._fenced_at: float | None = None
+        self._drain_until: float | None = None
         self._drain_reason = ""
-        self._assigned = 0
+        self._stopped_all = False
         self._over = False
-        self.objects_addr = ""
+        # Of the event in hand.
+        self._actions: list[ev.Action] = []
+        self._dispatch_due = False
 
     @property
     def phase(self) -> Phase:
@@ -60,14 +136,36 @@ class Session(ChildEvents):
             return Phase.DRAINING
         return Phase.READY if self._acked_at is not None else Phase.INIT
 
+    @property
+    def running(self) -> int:
+        return sum(c.running for c in self.place.children.values())
+
+    @property
+    def backlog(self) -> int:
+        return len(self.held)
+
+    @property
+    def news(self) -> int:
+        return len(self._outbox) + len(self._started) + len(self._released)
+
+    @property
+    def wants_flush(self) -> bool:
+        return self._welcomed and not self._silent and self.news > 0
+
+    @property
+    def _silent(self) -> bool:
+        return self._fenced_at is not None and self._safe.fenced_tells_nothing
+
     def handle(self, event: ev.Event, now: float) -> list[ev.Action]:
         """ProtocolError when the coordinator, or a child, said what the protocol does not allow."""
         if self._over:
             return self._once_more(event, now)
         self.EVENTS[type(event)](self, event, now)
-        if self._dispatch_due and self._fenced_at is None and not self._stopped_all:
+        may_start = self._fenced_at is None or not self._safe.fenced_starts_nothing
+        if self._dispatch_due and may_start and not self._stopped_all:
             self._dispatch_due = False
             actions, begun = self.place.dispatch(now)
+            self._fail_impossible(now)
             self._actions += self._kill_times() if actions else ()
             self._actions += actions
             self._started += begun
@@ -88,7 +186,9 @@ class Session(ChildEvents):
         self._released.clear()
         self._forget_ended_runs()
         # With what the fence killed: it is given back once its process is known to have ended.
-        held = [h for h in self.held.values() if h.stop_reason != "drop"]
+        held = [h for h in self.held.values() if h.stop_reason != "drop"] if self._safe.hello_lists_held else []
+        if not self._safe.killed_held_until_ended:
+            held = [h for h in held if h.stop_reason != "self_fence"]
         hello = work_pb2.Hello(
             incarnation=self._settings.incarnation,
             inventory=inventory_to_wire(self._settings.inventory),
@@ -112,15 +212,15 @@ class Session(ChildEvents):
 
     def _frame(self, event: ev.Frame, now: float) -> None:
         frame = event.frame
-        if frame.session != self._session or not self._session:
-            return  # of an older stream
+        if (frame.session != self._session or not self._session) and self._safe.older_streams_ignored:
+            return
         kind = frame.WhichOneof("body")
         if kind == "welcome":
             self._welcome(frame.welcome, now)
             return
         if kind is None:
             raise ProtocolError("a Work frame without a body")
-        if not self._welcomed:
+        if not self._welcomed and self._safe.welcome_first:
             raise ProtocolError(f"{kind} before Welcome")
         self.FRAMES[kind](self, getattr(frame, kind), now)
 
@@ -134,7 +234,8 @@ class Session(ChildEvents):
         for key in keys_from_wire(welcome.drop):
             self.unacknowledged.pop(key, None)
             self._outbox.pop(key, None)
-            self._give_up(key, "drop", now)
+            if self._safe.dropped_stops:
+                self._give_up(key, "drop", now)
         for key in keys_from_wire(welcome.resend):
             result = self.unacknowledged.get(key)
             if result is not None:
@@ -146,17 +247,15 @@ class Session(ChildEvents):
 
     def _assign(self, assign: work_pb2.Assign, now: float) -> None:
         for group in assign.groups:
-            known = group.run.run_id in self._plans
-            plan = self._plans.of(group.run)
-            if isinstance(plan, Failure):
-                self._refuse(group, plan)
-                continue
-            if not known:
-                self._use_engine(group.run.run_id, plan, now)
-            for held in held_from_wire(group, plan):
+            arrived, refused = held_from_wire(group, partial(self._plans.of, group.run))
+            for result in refused:
+                self._finish(result)
+            for plan in {held.plan.key: held.plan for held in arrived}.values():
+                self._use_process(plan, now)
+            for held in arrived:
                 key = held.key
-                if key in self.held or key in self.unacknowledged:
-                    continue  # told twice
+                if (key in self.held or key in self.unacknowledged) and self._safe.told_twice_runs_once:
+                    continue
                 self._assigned += 1
                 held.assigned = self._assigned
                 self.held[key] = held
@@ -169,15 +268,18 @@ class Session(ChildEvents):
                     self.place.enqueue(held)
         self._dispatch_due = True
 
-    def _use_engine(self, run_id: str, plan: Plan, now: float) -> None:
-        """An engine that is up already, for another run, says no second time how much it takes at once."""
-        up = [c.width for c in self.place.children.values() if c.plan.key == plan.key and c.state is ChildState.UP]
-        if plan.kind == "engine" and up and self.credit.engine_up(run_id, max(up)):
+    def _use_process(self, plan: Plan, now: float) -> None:
+        """One that is up already, for another run, says no second time how much it takes at once."""
+        run_id = plan.run.run_id
+        if self.credit.knows(run_id, plan.key):
+            return
+        up = [c for c in self.place.children.values() if c.plan.key == plan.key and c.state is ChildState.UP]
+        if up and self.credit.started(run_id, plan.key, max(map(self._takes, up))):
             self._tell_credit(now)
 
-    def _refuse(self, group: work_pb2.AssignGroup, failure: Failure) -> None:
-        for seq, attempt in zip(group.seq, group.attempt, strict=False):
-            self._finish(Finished(group.log, seq, attempt, group.run.run_id, b"", 2, failure))
+    def _takes(self, child: Child) -> int:
+        """Attempts at once: of that process, or of all the slots."""
+        return child.width if child.plan.kind == "engine" else self._settings.slots
 
     def _accepted(self, accepted: work_pb2.Accepted, now: float) -> None:
         sent: float | None = None
@@ -188,7 +290,7 @@ class Session(ChildEvents):
                 if result is not None and result.sent is not None:
                     sent = result.sent if sent is None else max(sent, result.sent)
         if sent is not None:
-            self._acked(sent)
+            self._acked(sent if self._safe.fence_from_send else now)
             self.credit.answered(now - sent)
 
     def _revoke(self, revoke: work_pb2.Revoke, now: float) -> None:
@@ -202,9 +304,9 @@ class Session(ChildEvents):
                 held.move("give_up")
                 self._forget(held)
                 given_up.append(key)
-            elif key in behind:
+            elif key in behind and self._safe.process_asked_first:
                 asked.setdefault(behind[key], set()).add(key)
-            elif held is not None or key in self.unacknowledged:
+            elif (held is not None or key in self.unacknowledged) and self._safe.begun_not_given_up:
                 kept.append(key)
             else:
                 given_up.append(key)
@@ -257,10 +359,448 @@ class Session(ChildEvents):
             if (h := c.in_hand.get((log, seq))) is not None and not h.stop_reason
         ]  # fmt: skip
 
+    # ---- child processes
+
+    def _runs_of(self, key: str) -> list[str]:
+        """Runs whose attempts wait for that process here."""
+        return sorted({h.plan.run.run_id for h in self.held.values() if h.plan.key == key})
+
+    def _child_ready(self, event: ev.ChildReady, now: float) -> None:
+        child = self.place.children.get(event.child)
+        if child is None or child.state is not ChildState.STARTING:
+            return
+        self.place.ready(child, event.width, event.ahead)
+        self._dispatch_due = True
+        key = child.plan.key
+        changed = [self.credit.started(run_id, key, self._takes(child)) for run_id in self._runs_of(key)]
+        if any(changed):
+            self._tell_credit(now)
+
+    def _child_failed(self, event: ev.ChildFailed, now: float) -> None:
+        child = self.place.children.get(event.child)
+        if child is None or child.state is not ChildState.STARTING:
+            return
+        child.state = ChildState.STOPPING  # its process is on its way out
+        self._not_startable(child.plan.key, event.failure, now)
+
+    def _check_starts(self, now: float) -> None:
+        """A download or a driver that hangs must not hold its runs for ever."""
+        limit = self._settings.start_timeout_s
+        for child in self.place.starting_since(now - limit):
+            self._actions.append(self.place.stop(child, kill=True))
+            message = f"it was not ready within {limit:g} s ([worker] start_timeout_s)"
+            self._not_startable(child.plan.key, Failure("start_timeout", message, True), now)
+
+    def _fail_impossible(self, now: float) -> None:
+        """No process for them can ever be started here; asked again after each backoff, as all that do not start."""
+        have = len(self.place.pool.devices)
+        for key, plan in self.place.impossible(now):
+            message = f"it needs {plan.devices} devices and this worker has {have}"
+            self._not_startable(key, Failure("devices_missing", message, True), now)
+
+    def _not_startable(self, key: str, failure: Failure, now: float) -> None:
+        """One attempt pays for each try, the others go back: a million rows must not fail for one missing model."""
+        delay = self.place.backoff(key).failed(now, START_BACKOFF_FIRST_S, START_BACKOFF_MAX_S)
+        fields = {"error": failure.message, "code": failure.code, "retry_in_s": delay, "runs": self._runs_of(key)}
+        self._actions.append(ev.Emit("engine_start_failed", "error", fields))
+        changed = [self.credit.throttle(run_id, key) for run_id in self._runs_of(key)]
+        if any(changed):
+            self._tell_credit(now)
+        head = self.place.head(key)
+        if head is not None:
+            head.move("finish")
+            self._forget(head)
+            message = f"its executor cannot start on this worker: {failure.message}"
+            code = OUT_OF_MEMORY if failure.code == OUT_OF_MEMORY else "engine_start"
+            self._finish(failed(head, Failure(code, message, True)))
+        while (head := self.place.head(key)) is not None:
+            if self._safe.failed_start_costs_one:
+                self._give_up(head.key, "engine_start", now)
+            else:
+                head.move("finish")
+                self._forget(head)
+                self._finish(failed(head, failure))
+
+    def _child_ended(self, event: ev.ChildEnded, now: float) -> None:
+        child = self.place.children.get(event.child)
+        if child is None:
+            return
+        if child.kill_at and now >= child.kill_at:  # the guard did it, while this daemon stood still
+            self._stop_exclusive(h for h in child.in_hand.values() if not h.stop_reason)
+            child.state = ChildState.STOPPING
+        self.place.ended(child)
+        self._dispatch_due = True
+        if child.state is ChildState.STARTING:
+            failure = Failure(event.code or "engine_start", f"the process ended while it started: {event.reason}")
+            self._not_startable(child.plan.key, failure, now)
+            return
+        if child.state is ChildState.UP:
+            delay = self.place.backoff(child.plan.key).failed(now, BACKOFF_FIRST_S, BACKOFF_MAX_S)
+            fields = {"child": child.id, "reason": event.reason, "attempts": child.active, "restart_in_s": delay}
+            self._actions.append(ev.Emit("child_crashed", "warning", fields))
+        hit = set(map(id, child.heads() if self._safe.crash_costs_what_ran else child.in_hand.values()))
+        behind: list[Held] = []
+        for held in list(child.in_hand.values()):
+            if held.state is State.STOPPING:
+                self._stopped(held)
+            elif id(held) in hit or held.started is not None or held.state is State.WAITING:
+                held.move("finish")
+                self._forget(held)
+                self._finish(failed(held, _crash(held, event, ran=id(held) in hit)))
+            else:
+                behind.append(held)
+        self._requeue([held for held in behind if not self._revoked(held)])
+        self._confirm_revokes(event.child, now)
+
+    def _requeue(self, behind: list[Held]) -> None:
+        for held in reversed(behind):
+            held.move("requeue")
+            held.started = None
+            held.child = 0
+            self.place.enqueue(held, front=True)
+
+    def _child_returned(self, event: ev.ChildReturned, now: float) -> None:
+        """They waited in that process behind a long one."""
+        child = self.place.children.get(event.child)
+        behind: list[Held] = []
+        for key in event.keys:
+            held = child.in_hand.get((key.log, key.seq)) if child is not None else None
+            if child is None or held is None or held.attempt != key.attempt:
+                continue
+            if held.state is State.WAITING:  # it has begun, whatever the child says now
+                continue
+            child.take_out(held)
+            reason = self._recalled.pop(held.key, "")
+            if reason and held.state is not State.STOPPING:
+                held.stop_reason = reason
+                held.move("stop")
+            if held.state is State.STOPPING:
+                self._stopped(held)
+            else:
+                behind.append(held)
+        self._requeue([held for held in behind if not self._revoked(held)])
+        self._confirm_revokes(event.child, now)
+        self._dispatch_due = True
+
+    def _child_results(self, event: ev.ChildResults, now: float) -> None:
+        child = self.place.children.get(event.child)
+        if child is None:
+            return
+        group = event.group
+        count = len(group.seq)
+        # Columns as lists, at once: reaching into a message for each value costs more than all the rest of a row.
+        seqs, attempts = list(group.seq), list(group.attempt)
+        blobs = unpack_blobs(group.length, group.data, ())
+        if not (len(blobs) == len(attempts) == count):
+            raise ProtocolError("results of a child: columns disagree")
+        failures = failures_from_wire(group.errors) if group.errors else {}
+        outcomes = _column(group.outcome, count, int(Outcome.DONE))
+        durations = _column(group.duration_ms, count)
+        units_in, units_out = _column(group.units_in, count), _column(group.units_out, count)
+        in_hand, log, checked = child.in_hand, group.log, self._safe.attempt_checked
+        for i, seq in enumerate(seqs):
+            held = in_hand.get((log, seq))
+            if held is None or (held.attempt != attempts[i] and checked):
+                continue
+            child.take_out(held)
+            failure = failures.get(i)
+            if failure is not None and failure.code == CANCELLED:
+                self._stopped(held)
+                continue
+            data = blobs[i]
+            assert isinstance(data, bytes)
+            result = Finished(
+                log, seq, held.attempt, held.plan.run.run_id, data, outcomes[i], failure, durations[i], units_in[i],
+                units_out[i],
+            )  # fmt: skip
+            self._complete(held, result)
+            if failure is not None and failure.code == OUT_OF_MEMORY:
+                child.retiring = True  # what is left in it may be why: the next begins in a fresh one
+        if not failures:
+            self.place.backoff(child.plan.key).failures = 0
+        self._started += child.settle(now)
+        self._dispatch_due = True
+
+    def _complete(self, held: Held, result: Finished) -> None:
+        data = result.data
+        if held.stop_reason == "drop":
+            held.move("finish")
+            self._forget(held)
+        elif len(data) > INLINE_MAX and isinstance(data, bytes):
+            held.move("store")
+            self._kills.pop(held.key, None)
+            self._storing[held.key] = result
+            self._actions.append(ev.Store(held.key, data))
+            if not self._safe.stored_before_told:
+                self._finish(result)
+        else:
+            held.move("finish")
+            self._forget(held)
+            self._finish(result)
+
+    def _stored(self, event: ev.Stored, now: float) -> None:
+        result = self._storing.pop(event.key, None)
+        held = self.held.get(event.key)
+        if result is not None and held is not None:
+            result.data = event.blob
+            held.move("finish")
+            self._forget(held)
+            self._finish(result)
+
+    def _store_failed(self, event: ev.StoreFailed, now: float) -> None:
+        self._storing.pop(event.key, None)
+        self._input_or_output_failed(event.key, event.failure)
+
+    def _fetched(self, event: ev.Fetched, now: float) -> None:
+        for found in event.inputs:
+            held = self.held.get(found.key)
+            if held is not None and held.state is State.FETCHING:
+                held.payload = found.payload
+                if found.predecessor is not None:
+                    held.predecessor = found.predecessor
+                held.move("fetched")
+                self.place.enqueue(held)
+                self._dispatch_due = True
+
+    def _fetch_failed(self, event: ev.FetchFailed, now: float) -> None:
+        held = self.held.get(event.key)
+        if held is not None and held.state is State.FETCHING:
+            self._input_or_output_failed(event.key, event.failure)
+
+    def _input_or_output_failed(self, key: AttemptKey, failure: Failure) -> None:
+        held = self.held.get(key)
+        if held is not None:
+            held.move("finish")
+            self._forget(held)
+            self._finish(failed(held, failure))
+
+    # ---- parents
+
+    def _running_in(self, child_id: int, log: int, seq: int, attempt: int) -> Held | None:
+        child = self.place.children.get(child_id)
+        held = child.in_hand.get((log, seq)) if child is not None else None
+        return held if held is not None and held.attempt == attempt and not held.stop_reason else None
+
+    def _child_spawned(self, event: ev.ChildSpawned, now: float) -> None:
+        spawn = event.spawn
+        held = self._running_in(event.child, spawn.log, spawn.seq, spawn.attempt)
+        if held is not None:
+            self._spawned.setdefault(held.key, []).append(spawn)
+            self._send(work_pb2.WorkUp(spawn=spawn), now)
+
+    def _child_waits(self, event: ev.ChildWaits, now: float) -> None:
+        waiting = event.waiting
+        held = self._running_in(event.child, waiting.log, waiting.seq, waiting.attempt)
+        if held is None:
+            return
+        child = self.place.children[event.child]
+        if held.state is not State.WAITING:
+            child.waiting += 1
+        held.move("wait")
+        self._started += child.mark_started(now)  # what was behind it runs now
+        self._awaited[held.key] = waiting.from_child
+        self._send(work_pb2.WorkUp(waiting=waiting), now)
+        self._dispatch_due = True
+
+    def _tell_parents(self, now: float) -> None:
+        """Spawns and waits again, on a new stream: they are found, not made twice.
+
+        A parent waits from where it stopped, whatever it was sent since: the Resume behind that may be lost.
+        """
+        for key, spawns in self._spawned.items():
+            for spawn in spawns if not self.held[key].stop_reason else ():
+                self._send(work_pb2.WorkUp(spawn=spawn), now)
+        for key, from_child in self._awaited.items():
+            if self.held[key].stop_reason:
+                continue
+            waiting = work_pb2.Waiting(log=key.log, seq=key.seq, attempt=key.attempt, from_child=from_child)
+            self._send(work_pb2.WorkUp(waiting=waiting), now)
+
+    def _child_progress(self, event: ev.ChildProgress, now: float) -> None:
+        held = self.held.get(event.key)
+        if held is not None:
+            keys = work_pb2.Progress(run_id=held.plan.run.run_id, running=self.running, note=event.note)
+            keys.keys.add(log=event.key.log, seq=[event.key.seq], attempt=[event.key.attempt])
+            self._send(work_pb2.WorkUp(progress=keys), now)
+
+    # ---- endings
+
+    def _give_up(self, key: AttemptKey, reason: str, now: float) -> None:
+        """Stop an attempt wherever it is; once it has stopped, tell the coordinator (unless it asked to drop it)."""
+        held = self.held.get(key)
+        if held is None:
+            return
+        if held.state in UNSTARTED:
+            held.move("give_up")
+            self._forget(held)
+            self._release(key, reason)
+        elif held.state is State.STORING:
+            if reason == "drop":
+                held.move("give_up")
+                self._storing.pop(key, None)
+                self._forget(held)
+        else:
+            self._stop(held, reason, now)
+
+    def _stop(self, held: Held, reason: str, now: float) -> None:
+        child = self.place.children.get(held.child)
+        killed = held.stop_reason == "self_fence"
+        if held.state is State.WAITING and child is not None:
+            child.waiting -= 1
+        if not held.stop_reason or reason == "drop":
+            held.stop_reason = reason
+        held.move("stop")
+        if not killed and held.key not in self._kills and child is not None:
+            self._kills[held.key] = now + self._settings.cancel_grace_s
+            self._actions.append(ev.CancelIn(child.id, [held.key]))
+
+    def _check_timeouts(self, now: float) -> None:
+        for child in self.place.children.values():
+            if not child.timed or not self._safe.timeouts:
+                continue
+            for held in list(child.in_hand.values()):
+                limit = held.spec.timeout_ms / 1000
+                if limit and held.started is not None and now - held.started >= limit and not held.stop_reason:
+                    self._stop(held, "timeout", now)
+
+    def _stop_exclusive(self, of: Iterable[Held]) -> set[int]:
+        """The fence ends them; children that run them."""
+        children: set[int] = set()
+        for held in [h for h in of if h.spec.exclusive and h.state not in UNSTARTED and h.state is not State.STORING]:
+            child = self.place.children.get(held.child)
+            if child is not None:
+                child.waiting -= held.state is State.WAITING
+                children.add(child.id)
+            held.stop_reason = held.stop_reason or "self_fence"  # one that timed out before has timed out
+            held.move("stop")
+        return children
+
+    def _release_behind(self, run_id: str, reason: str) -> None:
+        """Attempts that a child process was given and has not begun go back as well, unless it begins them first."""
+        for child in self.place.children.values():
+            keys = [k for k in child.behind() if not run_id or self.held[k].plan.run.run_id == run_id]
+            if keys:
+                self._recalled.update(dict.fromkeys(keys, reason))
+                self._actions.append(ev.RecallIn(child.id, keys))
+
+    def _recall_revoked(self, revoke_id: int, revoke: Revoke) -> None:
+        """Attempts that wait in a process for their turn are stolen as those that wait here are, if it lets them go."""
+        self._revokes[revoke_id] = revoke
+        self._actions += [ev.RecallIn(child, sorted(keys)) for child, keys in revoke.asked.items()]
+
+    def _revoked(self, held: Held) -> bool:
+        """Its process gave it back, and a revoke waits for it: it is the coordinator's again."""
+        for revoke in self._revokes.values():
+            if held.key in revoke.asked.get(held.child, ()):
+                revoke.asked[held.child].discard(held.key)
+                revoke.given_up.append(held.key)
+                held.move("requeue")
+                held.move("give_up")
+                self._forget(held)
+                return True
+        return False
+
+    def _confirm_revokes(self, child: int, now: float) -> None:
+        """What that process was asked for and has not given back, it keeps."""
+        for revoke_id, revoke in list(self._revokes.items()):
+            revoke.kept += sorted(revoke.asked.pop(child, ()))
+            if not revoke.asked:
+                del self._revokes[revoke_id]
+                self._send(
+                    work_pb2.WorkUp(
+                        confirm=work_pb2.Confirm(
+                            revoke_id=revoke_id, given_up=keys_to_wire(revoke.given_up), kept=keys_to_wire(revoke.kept)
+                        )
+                    ),
+                    now,
+                )
+
+    def _stopped(self, held: Held) -> None:
+        """Its child has let go of it."""
+        reason = held.stop_reason
+        held.move("finish")
+        self._forget(held)
+        if reason == "timeout":
+            message = f"it ran longer than its timeout of {held.spec.timeout_ms} ms"
+            self._finish(failed(held, Failure("timeout", message, True), held.spec.timeout_ms))
+        else:
+            self._release(held.key, reason or "stopped")
+
+    def _release(self, key: AttemptKey, reason: str) -> None:
+        """Told on the present stream, behind its Welcome; what ends between two streams is not in the next Hello."""
+        if reason != "drop" and self._session:
+            self._released.append((key, reason))
+
+    def _forget(self, held: Held) -> None:
+        key = held.key
+        held.stop_reason = held.stop_reason or "gone"  # a queue drops it when it comes to the front
+        self.held.pop(key, None)
+        self._kills.pop(key, None)
+        self._recalled.pop(key, None)
+        if self._spawned or self._awaited:
+            self._spawned.pop(key, None)
+            self._awaited.pop(key, None)
+        self.credit.ended(held.plan.run.run_id)
+        self._dispatch_due = True
+
+    def _finish(self, result: Finished) -> None:
+        key = AttemptKey(result.log, result.seq, result.attempt)
+        self.unacknowledged[key] = result
+        if self._session:  # without a stream the next Hello tells of it
+            self._outbox[key] = result
+
+    # ---- telling
+
+    def _flush(self, now: float) -> None:
+        if not self.wants_flush:
+            return
+        if self._started:
+            keys = [k for k in self._started if k in self.held]
+            self._started.clear()
+            if keys:
+                self._actions.append(ev.Send(work_pb2.WorkUp(started=work_pb2.Started(keys=keys_to_wire(keys)))))
+        if self._outbox:
+            results = list(self._outbox.values())
+            self._outbox.clear()
+            for result in results:
+                result.sent = now
+                if not self._safe.results_kept:
+                    del self.unacknowledged[AttemptKey(result.log, result.seq, result.attempt)]
+            self._actions += [ev.Send(frame) for frame in result_frames(results)]
+        if self._released:
+            by_reason: dict[str, list[AttemptKey]] = {}
+            for key, reason in self._released:
+                by_reason.setdefault(reason, []).append(key)
+            self._released.clear()
+            for reason, keys in by_reason.items():
+                released = work_pb2.Released(keys=keys_to_wire(keys), reason=reason)
+                self._actions.append(ev.Send(work_pb2.WorkUp(released=released)))
+
+    def _flush_event(self, event: ev.Flush, now: float) -> None:
+        self._flush(now)
+
+    def _send(self, frame: work_pb2.WorkUp, now: float) -> None:
+        """At once, after all that happened before. Lost without a stream: the next Hello makes up for it."""
+        if self._welcomed and not self._silent:
+            if self._safe.starts_told_first:
+                self._flush(now)
+            self._actions.append(ev.Send(frame))
+
+    def _by_run(self) -> Counter[str]:
+        return Counter(held.plan.run.run_id for held in self.held.values())
+
+    def _credit_now(self) -> Credit:
+        if self._drain_until is not None:
+            return Credit(0, 0, ())
+        return self.credit.current()
+
+    def _tell_credit(self, now: float) -> None:
+        self._send(work_pb2.WorkUp(credit=credit_to_wire(self._credit_now())), now)
+
     # ---- acknowledgements and the fence
 
     def _acknowledged(self, event: ev.Acknowledged, now: float) -> None:
-        self._acked(event.sent_at)
+        self._acked(event.sent_at if self._safe.fence_from_send else now)
         if self._fenced_at is not None and self._welcomed and now - event.sent_at < self._settings.self_fence_s:
             self._actions.append(ev.DropStream("self_fence"))  # the next Hello says what is left
 
@@ -270,17 +810,23 @@ class Session(ChildEvents):
             self._acked_at = sent_at
         self._acked_at = max(self._acked_at, sent_at)
 
+    def _unheard(self, now: float) -> bool:
+        return self._acked_at is not None and now - self._acked_at >= self._settings.self_fence_s
+
     def _fence(self, now: float) -> None:
         self._fenced_at = now
         self._actions.append(
             ev.Emit("worker_fenced", "warning", {"silent_s": round(now - (self._acked_at or now), 3)})
         )  # fmt: skip
-        for child in sorted(self._stop_exclusive(self.held.values())):
+        exclusive = self.held.values() if self._safe.fence_kills_exclusive else ()
+        for child in sorted(self._stop_exclusive(exclusive)):
             self._actions.append(self.place.stop(self.place.children[child], kill=True))
         if self._session:
             self._actions.append(ev.DropStream("no_answer"))  # another coordinator may lead by now
 
     def _kill_times(self) -> list[ev.Action]:
+        if not self._safe.guard_told:
+            return []
         return self.place.kill_times((self._acked_at or 0.0) + self._settings.self_fence_s + GUARD_LATER_S)
 
     def _unfence(self) -> None:
@@ -297,7 +843,7 @@ class Session(ChildEvents):
                 self._actions.append(ev.Emit("worker_orphaned", "error", fields))
                 self._exit("orphaned")
                 return
-        elif self._acked_at is not None and now - self._acked_at >= self._settings.self_fence_s:
+        elif self._unheard(now) and self._safe.self_fence:
             self._fence(now)
         self._actions += self._kill_times()
         self._check_timeouts(now)
@@ -306,7 +852,7 @@ class Session(ChildEvents):
             del self._kills[key]
             held = self.held.get(key)
             child = self.place.children.get(held.child) if held is not None else None
-            if child is not None:
+            if child is not None and self._safe.cancel_enforced:
                 self._actions.append(self.place.stop(child, kill=True))
         self._actions += self.place.retire_idle()
         self._actions += self.place.recall(now)
@@ -342,7 +888,7 @@ class Session(ChildEvents):
             done = (nobody and not self.unacknowledged) or overdue >= 0
         else:
             self._flush(now)
-            done = not self.held and not self.unacknowledged
+            done = not self.held and not (self.unacknowledged and self._safe.drain_waits)
         if done or overdue >= self._settings.cancel_grace_s + DRAIN_SLACK_S:
             self._send(self._goodbye(), now)
             self._exit("drained")
@@ -362,9 +908,6 @@ class Session(ChildEvents):
         self._over = True
         self._actions.append(ev.Exit(how))
 
-    def _flush_event(self, event: ev.Flush, now: float) -> None:
-        self._flush(now)
-
     # What is not listed here is no event and no frame.
     FRAMES: ClassVar[dict[str, Any]] = {
         "assign": _assign,
@@ -382,19 +925,32 @@ class Session(ChildEvents):
         ev.StreamDown: _stream_down,
         ev.Frame: _frame,
         ev.Acknowledged: _acknowledged,
-        ev.ChildReady: ChildEvents._child_ready,
-        ev.ChildFailed: ChildEvents._child_failed,
-        ev.ChildEnded: ChildEvents._child_ended,
-        ev.ChildResults: ChildEvents._child_results,
-        ev.ChildSpawned: ChildEvents._child_spawned,
-        ev.ChildWaits: ChildEvents._child_waits,
-        ev.ChildProgress: ChildEvents._child_progress,
-        ev.ChildReturned: ChildEvents._child_returned,
-        ev.Fetched: ChildEvents._fetched,
-        ev.FetchFailed: ChildEvents._fetch_failed,
-        ev.Stored: ChildEvents._stored,
-        ev.StoreFailed: ChildEvents._store_failed,
+        ev.ChildReady: _child_ready,
+        ev.ChildFailed: _child_failed,
+        ev.ChildEnded: _child_ended,
+        ev.ChildResults: _child_results,
+        ev.ChildSpawned: _child_spawned,
+        ev.ChildWaits: _child_waits,
+        ev.ChildProgress: _child_progress,
+        ev.ChildReturned: _child_returned,
+        ev.Fetched: _fetched,
+        ev.FetchFailed: _fetch_failed,
+        ev.Stored: _stored,
+        ev.StoreFailed: _store_failed,
         ev.Drain: _drain,
         ev.Flush: _flush_event,
         ev.Tick: _tick,
     }
+
+
+def _crash(held: Held, ended: ev.ChildEnded, *, ran: bool) -> Failure:
+    """Of what was in a process that ended by itself. `ran`: now, not a parent that waits there."""
+    if ran and ended.code == OUT_OF_MEMORY:
+        limit = held.plan.memory_mib
+        return Failure(OUT_OF_MEMORY, f"it used more than the {limit} MiB that it asks for ({ended.reason})", True)
+    message = f"the process that ran it ended: {ended.reason}"
+    return Failure("executor_crashed", message, True, worker_lost=True)
+
+
+def _column(values: Sequence[int], count: int, absent: int = 0) -> list[int]:
+    return list(values) if values else [absent] * count

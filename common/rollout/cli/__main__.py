@@ -6,13 +6,14 @@ from typing import Annotated, NoReturn
 
 import typer
 
-from rollout.cli import join, model, plan, run, workers
 from rollout.cli.boundary import run_app
+from rollout.cli.commands import join, model, plan, run, workers
 from rollout.cli.version import version_line
-from rollout.cli.workloads import WORKLOADS
+from rollout.cli.workloads import WorkloadGroup
 
 app = typer.Typer(
     name="rollout",
+    cls=WorkloadGroup,
     help="Runs large, failure-prone LLM work on many unreliable machines and can say what happened to each unit.\n\n"
     "Exit codes: 0 success; 1 the work itself failed; 2 configuration or usage error; 130 interrupted. "
     "ROLLOUT_DEBUG=1 shows tracebacks.",
@@ -42,8 +43,6 @@ def version() -> None:
     typer.echo(version_line())
 
 
-for _workload in WORKLOADS:
-    app.add_typer(_workload.app(), name=_workload.name, help=_workload.help)
 app.add_typer(run.app, name="run")
 app.add_typer(model.app, name="model")
 app.command(name="workers")(workers.workers)

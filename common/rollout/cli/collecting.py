@@ -1,24 +1,29 @@
-"""One batch at a cluster: submitting and collecting at the same time, and telling of it."""
+"""One run at a cluster: submitting and collecting at the same time, and telling of it."""
 
 from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable
-from contextlib import aclosing
+from collections.abc import Callable, Iterator
+from contextlib import aclosing, suppress
 from pathlib import Path
 from typing import Any, TypeVar
 
 from rollout.cli.boundary import FAILED, OK
 from rollout.cli.progress import Display, Rates, Snapshot
+from rollout.cli.show import waiting
 from rollout.client import Page, Runs
-from rollout.model.errors import StateError
-from rollout.model.run import RunSpec
+from rollout.model.errors import IncompleteError, InputChangedError, OutputChangedError, StateError
+from rollout.model.item import NewItem
 from rollout.wire.v1 import runs_pb2 as pb
-from rollout.workloads.infer import Collector, InferConfig, plan
+from rollout.workloads.collector import Collector
+from rollout.workloads.json_form import JsonObject
+from rollout.workloads.port import Checked, Workload
 
 _AGAIN = {"paused": "resume", "interrupted": "continue", "failed": "continue", "killed": "continue"}
-_FILES = ("completions.jsonl", "errors.jsonl", "summary.json", "openai.jsonl")
+ERRORS = "errors.jsonl"
+REWRITES_MAX = 3
+"""Times that files which somebody changes are written anew before the run is given up."""
 IDLE_S = 30.0
 """A run that nobody works at for this long gets a line that says where to look."""
 T = TypeVar("T")
@@ -40,27 +45,27 @@ async def _to_its_end(function: Callable[..., T], *arguments: Any, **named: Any)
     return result
 
 
-class BatchRun:
-    """`open`, then `carry_out`; `close` always. `config` is the resolved configuration, `settings` the file's."""
+class WorkloadRun:
+    """`open`, then `carry_out`; `close` always. `config` is the run's own, which may be older than `checked`'s."""
 
     def __init__(
         self,
+        workload: Workload[Any, Any],
         runs: Runs,
-        spec: RunSpec,
-        settings: InferConfig,
-        config: dict[str, Any],
+        run_id: str,
+        config: JsonObject,
+        checked: Checked,
         collector: Collector,
         display: Display,
-        *,
-        rows: int,
     ) -> None:
-        self.rows = rows
-        self.run_id = spec.run_id
+        self.total = checked.total
+        self.run_id = run_id
         self.submitted = 0
+        self._workload = workload
         self._runs = runs
-        self._spec = spec
-        self._settings = settings
         self._config = config
+        self._checked = checked
+        self._spec = workload.spec(run_id, config)
         self._collector = collector
         self._display = display
         self._rates = Rates()
@@ -69,7 +74,7 @@ class BatchRun:
 
     @property
     def committed(self) -> int:
-        """Rows in the output files."""
+        """Units in the output files."""
         return self._collector.cursor
 
     async def open(self, *, resumed: bool) -> pb.RunStatus:
@@ -80,14 +85,15 @@ class BatchRun:
             status = await self._runs.command(self.run_id, verb, reason="the same command was given again")
         self.submitted = status.submitted
         done = status.done + status.failed
-        about = f"going on, {done} of {self.rows} rows have their result" if resumed else f"{self.rows} rows"
+        unit, total = self._workload.unit, self.total
+        about = f"going on, {done} of {total} {unit} have their result" if resumed else f"{total} {unit}"
         self._display.event(
             "run_opened",
             f"run {self.run_id}: {about}",
             run_id=self.run_id,
             resumed=resumed,
-            rows=self.rows,
             address=self._runs.address,
+            **{unit: total},
         )
         return status
 
@@ -95,7 +101,7 @@ class BatchRun:
         """The exit code, when everything is in the files. `failure` ends it early, with its error."""
         submitting = asyncio.create_task(self._submit())
         jobs: list[asyncio.Future[Any]] = [submitting]
-        collecting: asyncio.Task[pb.RunStatus] | None = None
+        collecting: asyncio.Task[tuple[pb.RunStatus, JsonObject]] | None = None
         if not detach:
             collecting = asyncio.create_task(self._collect())
             jobs.append(collecting)
@@ -115,16 +121,17 @@ class BatchRun:
                 job.cancel()
             await asyncio.gather(*jobs, return_exceptions=True)
         if collecting is None:
-            self._display.note(
-                f"run {self.run_id}: {self.rows} rows submitted; the same command without --detach collects"
-            )
+            submitted = f"{self.total} {self._workload.unit} submitted"
+            self._display.note(f"run {self.run_id}: {submitted}; the same command without --detach collects")
             return OK
-        return await self._finish(directory, collecting.result())
+        return self._finish(directory, *collecting.result())
 
     def close(self) -> None:
         """Whatever was collected is durable. Blocking."""
         try:
-            self._collector.flush()
+            # A file that was changed meanwhile is the next command's to write anew.
+            with suppress(OutputChangedError):
+                self._collector.flush()
         finally:
             self._collector.close()
 
@@ -132,13 +139,46 @@ class BatchRun:
         def progress(durable: int) -> None:
             self.submitted = max(self.submitted, durable)
 
-        content_id = self._config["model"]["content_id"]
-        count = await self._runs.submit(
-            self._spec, lambda start: plan(self._settings, content_id, start=start), progress=progress
-        )
+        count = await self._runs.submit(self._spec, self._items, progress=progress)
         self.submitted = max(self.submitted, count)
 
-    async def _collect(self) -> pb.RunStatus:
+    def _items(self, start: int) -> Iterator[NewItem]:
+        """As many as were counted by the check: a run must not be sealed with another number."""
+        count = start
+        for item in self._workload.plan(self._checked, self._config, start):
+            count += 1
+            if count > self.total:
+                break
+            yield item
+        if count != self.total:
+            more = "more" if count > self.total else f"only {count}"
+            raise InputChangedError(
+                f"the input changed while it was read: it had {self.total} {self._workload.unit} when it was checked, "
+                f"and now has {more}. Put it back as it was and run the same command again"
+            )
+
+    async def _collect(self) -> tuple[pb.RunStatus, JsonObject]:
+        """The run's end and its summary, when all of it is in the files."""
+        rewritten = 0
+        while True:
+            try:
+                status = await self._follow()
+                return status, await _to_its_end(
+                    self._collector.finish,
+                    status.state,
+                    started_ms=status.created_ms,
+                    ended_ms=status.ended_ms,
+                    worker_lost=status.worker_lost,
+                    reason=status.reason,
+                )
+            except OutputChangedError as error:
+                rewritten += 1
+                if rewritten > REWRITES_MAX:
+                    raise
+                self._display.note(f"note: {error.message}; it is written anew from the ledger")
+                await _to_its_end(self._collector.restart)
+
+    async def _follow(self) -> pb.RunStatus:
         pages = self._runs.watch(self.run_id, self._collector.cursor, payloads=True)
         async with aclosing(pages):
             async for page in pages:
@@ -160,57 +200,63 @@ class BatchRun:
             self._busy_at, self._idle_told = time.monotonic(), False
         elif not self._idle_told and time.monotonic() - self._busy_at >= IDLE_S:
             self._idle_told = True
+            why = f"what it waits for:\n{waiting(status)}\n" if status.waits else "engines may still be loading; "
             self._display.note(
-                f"no worker has had a row of this run for {IDLE_S:.0f} s: their engines may still be loading; `rollout "
-                "workers` lists those that are connected, `rollout-worker run` starts one"
+                f"no worker has had anything of this run for {IDLE_S:.0f} s: {why}"
+                "`rollout workers` lists those that are connected, `rollout-worker run` starts one"
             )
 
     def _snapshot(self, status: pb.RunStatus) -> Snapshot:
         final = status.done + status.failed + status.cancelled + status.skipped
-        rows_per_s, tokens_per_s = self._rates.add(final, status.units_out)
-        left = self.rows - final
+        per_s, measure_per_s = self._rates.add(final, status.units_out)
+        left = self.total - final
         return Snapshot(
-            rows=self.rows,
+            total=self.total,
             submitted=max(self.submitted, status.submitted),
             done=status.done,
             failed=status.failed,
             committed=self._collector.cursor,
             running=status.running,
             workers=status.workers,
-            rows_per_s=round(rows_per_s, 3),
-            tokens_per_s=round(tokens_per_s, 3),
-            eta_s=round(left / rows_per_s, 1) if rows_per_s > 0 else None,
+            per_s=round(per_s, 3),
+            measure_per_s=round(measure_per_s, 3),
+            eta_s=round(left / per_s, 1) if per_s > 0 else None,
+            unit=self._workload.unit,
+            measure=self._workload.measure,
         )
 
-    async def _finish(self, directory: Path, status: pb.RunStatus) -> int:
-        summary = await _to_its_end(
-            self._collector.finish,
-            status.state,
-            started_ms=status.created_ms,
-            ended_ms=status.ended_ms,
-            worker_lost=status.worker_lost,
-            reason=status.reason,
-        )
+    def _finish(self, directory: Path, status: pb.RunStatus, summary: JsonObject) -> int:
         self._display.close()
-        files = {name: str(directory / name) for name in _FILES if (directory / name).exists()}
-        self._display.event("summary", _text(summary, files), **summary, files=files)
-        rows = summary["rows"]
-        completed = status.state == "completed" and (rows["completed"] > 0 or rows["committed"] == 0)
+        names = [name for name in self._workload.result_files if (directory / name).exists()]
+        files = {name: str(directory / name) for name in names}
+        self._display.event("summary", self._text(summary, files), **summary, files=files)
+        units = summary[self._workload.unit]
+        if status.state == "completed" and not self._collector.complete:
+            raise IncompleteError(
+                f"run {self.run_id} is completed with {self._collector.cursor} of the {self.total} "
+                f"{self._workload.unit} of the input: it was sealed when the input was another. Name another output "
+                "directory to start a new run"
+            )
+        completed = status.state == "completed" and (units["completed"] > 0 or units["committed"] == 0)
         return OK if completed else FAILED
 
-
-def _text(summary: dict[str, Any], files: dict[str, str]) -> str:
-    rows, tokens = summary["rows"], summary["tokens"]
-    lines = [
-        f"run {summary['run_id']} {summary['state']}"
-        + (f" ({summary['reason']})" if summary.get("reason") else "")
-        + f": {rows['completed']} of {rows['total']} rows completed in {summary['durations']['wall_s']:.1f} s, "
-        f"{summary['rows_per_s']:.1f} rows/s, {summary['tokens_per_s']:.0f} tokens/s "
-        f"({tokens['prompt']} + {tokens['completion']} tokens)",
-    ]
-    if rows["failed"]:
-        lines.append(f"warning: {rows['failed']} rows failed for good; why is in {files.get('errors.jsonl', '')}")
-    if summary["attempts"]["worker_lost"]:
-        lines.append(f"{summary['attempts']['worker_lost']} attempts were lost with their worker and repeated")
-    lines.append("files: " + ", ".join(files.values()))
-    return "\n".join(lines)
+    def _text(self, summary: JsonObject, files: dict[str, str]) -> str:
+        unit, measure, totals = self._workload.unit, self._workload.measure, self._collector.totals
+        units = summary[unit]
+        measured = (
+            f", {summary[f'{measure}_per_s']:.0f} {measure}/s ({totals.units_in} + {totals.units_out} {measure})"
+            if measure
+            else ""
+        )
+        lines = [
+            f"run {summary['run_id']} {summary['state']}"
+            + (f" ({summary['reason']})" if summary.get("reason") else "")
+            + f": {units['completed']} of {units['total']} {unit} completed in "
+            f"{summary['durations']['wall_s']:.1f} s, {summary[f'{unit}_per_s']:.1f} {unit}/s{measured}",
+        ]
+        if units["failed"]:
+            lines.append(f"warning: {units['failed']} {unit} failed for good; why is in {files.get(ERRORS, '')}")
+        if summary["attempts"]["worker_lost"]:
+            lines.append(f"{summary['attempts']['worker_lost']} attempts were lost with their worker and repeated")
+        lines.append("files: " + ", ".join(files.values()))
+        return "\n".join(lines)

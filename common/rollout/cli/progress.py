@@ -1,4 +1,4 @@
-"""How a batch tells of itself: a live line on a terminal, plain lines in a log, JSON lines for programs."""
+"""How a run tells of itself: a live line on a terminal, plain lines in a log, JSON lines for programs."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import sys
 import time
 from abc import ABC, abstractmethod
 from collections import deque
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any, TextIO
 
 from rich.console import Console
@@ -20,18 +20,37 @@ _PLAIN_EVERY_S = 5.0
 
 @dataclass(frozen=True, slots=True)
 class Snapshot:
-    """A moment of a run, counted by its ledger. Rates over the last half minute."""
+    """A moment of a run, counted by its ledger, in `unit`s. Rates are of the last half minute; `measure`: what else is
+    counted, such as tokens."""
 
-    rows: int
+    total: int
     submitted: int
     done: int
     failed: int
     committed: int
     running: int
     workers: int
-    rows_per_s: float = 0.0
-    tokens_per_s: float = 0.0
+    per_s: float = 0.0
+    measure_per_s: float = 0.0
     eta_s: float | None = None
+    unit: str = "rows"
+    measure: str = ""
+
+    def fields(self) -> dict[str, Any]:
+        """For programs."""
+        measured = {f"{self.measure}_per_s": self.measure_per_s} if self.measure else {}
+        return {
+            self.unit: self.total,
+            "submitted": self.submitted,
+            "done": self.done,
+            "failed": self.failed,
+            "committed": self.committed,
+            "running": self.running,
+            "workers": self.workers,
+            f"{self.unit}_per_s": self.per_s,
+            **measured,
+            "eta_s": self.eta_s,
+        }
 
 
 class Rates:
@@ -40,17 +59,17 @@ class Rates:
     def __init__(self) -> None:
         self._points: deque[tuple[float, int, int]] = deque()
 
-    def add(self, rows: int, tokens: int, now: float | None = None) -> tuple[float, float]:
-        """(rows/s, tokens/s)"""
+    def add(self, units: int, measured: int, now: float | None = None) -> tuple[float, float]:
+        """Both a second."""
         at = time.monotonic() if now is None else now
-        self._points.append((at, rows, tokens))
+        self._points.append((at, units, measured))
         while len(self._points) > 2 and at - self._points[0][0] > _WINDOW_S:
             self._points.popleft()
         first = self._points[0]
         seconds = at - first[0]
         if seconds <= 0:
             return 0.0, 0.0
-        return (rows - first[1]) / seconds, (tokens - first[2]) / seconds
+        return (units - first[1]) / seconds, (measured - first[2]) / seconds
 
 
 class Display(ABC):
@@ -90,7 +109,7 @@ class JsonDisplay(Display):
         print_json({"event": name, **fields})
 
     def progress(self, snapshot: Snapshot) -> None:
-        print_json({"event": "progress", **asdict(snapshot)})
+        print_json({"event": "progress", **snapshot.fields()})
 
 
 class PlainDisplay(Display):
@@ -114,8 +133,8 @@ class PlainDisplay(Display):
             return
         self._last = now
         done = snapshot.done + snapshot.failed
-        share = 100 * done / snapshot.rows if snapshot.rows else 0
-        self.note(f"{done}/{snapshot.rows} rows ({share:.1f} %), {details(snapshot)}")
+        share = 100 * done / snapshot.total if snapshot.total else 0
+        self.note(f"{done}/{snapshot.total} {snapshot.unit} ({share:.1f} %), {details(snapshot)}")
 
 
 class TerminalDisplay(Display):
@@ -149,8 +168,8 @@ class TerminalDisplay(Display):
         self._start()
         self._progress.update(
             self._task,
-            description="rows",
-            total=snapshot.rows,
+            description=snapshot.unit,
+            total=snapshot.total,
             completed=snapshot.done + snapshot.failed,
             details=details(snapshot),
             visible=True,
@@ -168,9 +187,10 @@ class TerminalDisplay(Display):
 
 
 def details(snapshot: Snapshot) -> str:
+    measured = [f"{snapshot.measure_per_s:.0f} {snapshot.measure}/s"] if snapshot.measure else []
     parts = [
-        f"{snapshot.rows_per_s:.1f} rows/s",
-        f"{snapshot.tokens_per_s:.0f} tokens/s",
+        f"{snapshot.per_s:.1f} {snapshot.unit}/s",
+        *measured,
         f"ETA {_duration(snapshot.eta_s)}",
         f"{snapshot.failed} failed",
         f"{snapshot.workers} workers",

@@ -2,7 +2,8 @@
 
 The JSON of a run: `run_id, workload, name, state, reason, priority, order, sealed, submitted, committed, done, failed,
 cancelled, skipped, in_flight, running, workers, attempts, retried, worker_lost, stale, units_in, units_out, created_at,
-updated_at, ended_at` (RFC 3339, or null), `pausing`, `survivors` (`[{log, seq, attempt}]`), `lanes`. Of a worker:
+updated_at, ended_at` (RFC 3339, or null), `pausing`, `survivors` (`[{log, seq, attempt}]`), `lanes`, `waits`
+(what pending items wait for: `[{reason, message, items, impossible}]`). Of a worker:
 `worker_id, state, host, version, roles, labels, capacity, executors, plugins, in_flight, running, done, load,
 last_seen_s, registered_at, reason`. Keys are added over time, never renamed or removed.
 """
@@ -73,6 +74,10 @@ def run_json(status: pb.RunStatus) -> dict[str, Any]:
             }
             for lane in status.lanes
         ],
+        "waits": [
+            {"reason": wait.reason, "message": wait.message, "items": wait.items, "impossible": wait.impossible}
+            for wait in status.waits
+        ],
     }
 
 
@@ -116,13 +121,22 @@ def print_runs(runs: Iterable[pb.RunStatus]) -> None:
 
 
 def print_run(status: pb.RunStatus) -> None:
-    lines = run_json(status)
+    lines = run_json(status) | {"waits": waiting(status)}
     table = Table.grid(padding=(0, 2))
     for key, value in lines.items():
         if value in (None, "", [], 0, False) and key not in ("submitted", "committed", "done", "failed"):
             continue
         table.add_row(key, _text(value))
     _console().print(table)
+
+
+def waiting(status: pb.RunStatus) -> str:
+    """What its pending items wait for, a line each: `12 items: no worker has 4 gpus`."""
+    return "\n".join(
+        f"{wait.items} items: {wait.message}"
+        + (" (impossible with the workers that are connected)" if wait.impossible else "")
+        for wait in status.waits
+    )
 
 
 def print_workers(workers: Iterable[pb.WorkerStatus], leader: str) -> None:

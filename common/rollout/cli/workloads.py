@@ -1,47 +1,55 @@
-"""The workloads this program knows, a row each: its commands, its configuration, and how to tell its file."""
+"""The commands of workloads: found among what is installed, imported when they are called or listed."""
 
 from __future__ import annotations
 
 import importlib
-from collections.abc import Callable
-from dataclasses import dataclass
-from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import typer
+import typer.core
+import typer.main
 
-Check = Callable[[Path], list[str]]
-"""Validates a configuration file and says, line by line, what it would do. Touches nothing."""
-
-
-@dataclass(frozen=True, slots=True)
-class Workload:
-    """`commands` and `check` are `module:attribute`, imported when wanted. `sections`: a file with these is its."""
-
-    name: str
-    help: str
-    commands: str
-    check: str
-    sections: frozenset[str]
-
-    def app(self) -> typer.Typer:
-        return cast(typer.Typer, _load(self.commands))
-
-    def checker(self) -> Check:
-        return cast(Check, _load(self.check))
+from rollout.cli.commands.standard import standard_commands
+from rollout.model.errors import PluginError
+from rollout.workloads.registered import AnyWorkload, entries, load
 
 
-WORKLOADS = (
-    Workload(
-        "infer",
-        "Batch inference over JSONL: resumable, every row exactly once, in input order.",
-        "rollout.cli.infer:app",
-        "rollout.cli.plan_files:check_infer",
-        frozenset({"model", "input", "output", "sampling", "backend", "workers"}),
-    ),
-)
-
-
-def _load(path: str) -> Any:
-    module, name = path.split(":")
+def commands_of(workload: AnyWorkload) -> typer.Typer:
+    """Its own, or the standard one."""
+    if not workload.commands:
+        return standard_commands(workload)
+    module, name = workload.commands.split(":")
     return getattr(importlib.import_module(module), name)
+
+
+class WorkloadGroup(typer.core.TyperGroup):
+    """A command for each workload, before those of this program, whose names it cannot take."""
+
+    def list_commands(self, ctx: Any) -> list[str]:
+        own = super().list_commands(ctx)
+        return [*(name for name in entries() if name not in own), *own]
+
+    def get_command(self, ctx: Any, cmd_name: str) -> Any:
+        if cmd_name in self.commands or cmd_name not in entries():
+            return super().get_command(ctx, cmd_name)
+        try:
+            workload = load(cmd_name)
+            command = typer.main.get_command(commands_of(workload))
+        except PluginError as error:
+            return _broken(cmd_name, error)
+        command.name = cmd_name
+        command.short_help = workload.help
+        return command
+
+
+def _broken(name: str, error: PluginError) -> Any:
+    """What stands in the place of a workload that cannot be loaded: the list of commands says so, a call fails."""
+    app = typer.Typer(add_completion=False)
+
+    def fail() -> None:
+        raise error
+
+    app.command(name, help=error.message, context_settings={"ignore_unknown_options": True, "allow_extra_args": True})(
+        fail
+    )
+    return typer.main.get_command(app)

@@ -1,5 +1,21 @@
-"""The client of a cluster: submits runs, reads their commit logs, commands them."""
+"""The client of a cluster: submits runs, reads their commit logs, commands them.
 
-from rollout.client.runs import Page, Runs
+`Page` and `Runs` are imported when they are asked for: grpc takes longer to import than `rollout --help` to print.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from rollout.client.runs import Page, Runs
 
 __all__ = ["Page", "Runs"]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in __all__:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    from rollout.client import runs
+
+    return getattr(runs, name)

@@ -113,9 +113,17 @@ class HttpSection(Section):
 
 class WorkerSection(Section):
     slots: int = Field(default=1, ge=1, le=4096, description="Attempts of slot workloads at once.")
+    executors: list[str] = Field(
+        default_factory=list[str], description="Executors that this worker hosts, by name; default: all installed."
+    )
     roles: list[str] = Field(default_factory=list[str], description="What items may require.")
     labels: dict[str, str] = Field(default_factory=dict[str, str], description="What items may require.")
     capacity: dict[str, float] = Field(default_factory=dict[str, float], description="Further resources, by name.")
+    devices: list[str] = Field(
+        default_factory=list[str],
+        description="Accelerators to lease to processes, as CUDA_VISIBLE_DEVICES names them; default: all that are "
+        "found, or of those the ones in an inherited CUDA_VISIBLE_DEVICES.",
+    )
     scratch_dir: str = Field(default="./data/scratch", description="Per-attempt directories.")
     max_engines: int = Field(default=1, ge=1, le=64, description="Engine processes at once.")
     start_timeout_s: float = Field(

@@ -44,6 +44,24 @@ class InputError(RolloutError):
     code = "input_invalid"
 
 
+class InputChangedError(RolloutError):
+    """The input is not what was checked any more: nothing of it that differs was submitted."""
+
+    code = "input_changed"
+
+
+class OutputChangedError(RolloutError):
+    """Somebody else changed a file while the run was writing it."""
+
+    code = "output_changed"
+
+
+class IncompleteError(RolloutError):
+    """Not every row of the input has its result in the files."""
+
+    code = "incomplete"
+
+
 class NotFoundError(RolloutError):
     """No such thing."""
 

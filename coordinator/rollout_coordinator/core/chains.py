@@ -11,6 +11,7 @@ import heapq
 
 from rollout.model.item import Blob, Outcome
 
+from rollout_coordinator.core.capacity import fits
 from rollout_coordinator.core.events import ResultsLoaded
 from rollout_coordinator.core.items import is_accepted
 from rollout_coordinator.core.queues import chain_of, unblock
@@ -62,9 +63,10 @@ def may_run(state: State, queue: SpecQueue, worker: Worker) -> str:
     if chain.last_worker and chain.last_worker != worker.id:
         last = state.workers.get(chain.last_worker)
         until = chain.free_at + state.settings.chain_grace
-        if last is not None and last.session and last.state.value == "ready" and state.now.mono < until:
+        here = last is not None and last.session and last.state.value == "ready" and fits(last, queue.info.requirements)
+        if here and state.now.mono < until:
+            state.chains_due = min(state.chains_due, until)
             state.wake_by(until)
-            state.set_aside.append(queue)
             return "aside"
     return "go"
 

@@ -14,7 +14,7 @@ from rollout.model.run import RunState
 from rollout.model.worker import WorkerState
 
 from rollout_coordinator.core.attempts import open_batch
-from rollout_coordinator.core.capacity import UNLIMITED, fits, free_credit, has_enough, parents_full, strict_room
+from rollout_coordinator.core.capacity import UNLIMITED, fits, free_credit, has_enough, idle, parents_full, strict_room
 from rollout_coordinator.core.chains import may_run, predecessor
 from rollout_coordinator.core.events import Keys
 from rollout_coordinator.core.fair_share import FairShare
@@ -22,6 +22,7 @@ from rollout_coordinator.core.locality import choose, limit_of_order, note_serve
 from rollout_coordinator.core.queues import arrived, block, block_until, count, enqueue, unblock
 from rollout_coordinator.core.state import (
     FRESH,
+    NEVER,
     ROOT_RANK,
     Assignment,
     AttemptBatch,
@@ -52,9 +53,7 @@ class Frame:
 
 def dispatch(state: State) -> None:
     """Hand out what can be handed out."""
-    for queue in state.set_aside:  # for a worker that did not come in time
-        enqueue(queue)
-    state.set_aside.clear()
+    state.chains_due = NEVER
     if not state.asking and not state.resting:
         return
     runs = [
@@ -78,6 +77,9 @@ def dispatch(state: State) -> None:
         aside = feed_all(state, workers, fair, UNLIMITED, soft=True) or aside
     if aside:
         feed_all(state, workers, fair, UNLIMITED, soft=False)
+    more = [r.root for r in runs if len(r.requirements) > 1 and r.root.window_end < r.root.submitted]
+    if more and any(map(idle, workers)):  # there may be something for them beyond the window
+        state.notes.window.update({log.id: log for log in more})
 
 
 def remember_workers(state: State) -> None:

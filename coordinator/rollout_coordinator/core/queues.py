@@ -10,7 +10,7 @@ import heapq
 
 from rollout.model.item import Blob
 
-from rollout_coordinator.core.state import Chain, Chunk, History, Log, SpecQueue, State
+from rollout_coordinator.core.state import NEVER, Chain, Chunk, History, Log, SpecQueue, State
 
 # ---- what dispatch sees
 
@@ -177,7 +177,8 @@ def put_back(state: State, log: Log, seq: int, history: History) -> None:
 
 
 def fire_timers(state: State) -> None:
-    """Retries whose delay is over are pending again; queues blocked for their items' `not_before` are seen again."""
+    """Retries whose delay is over are pending again; queues blocked for their items' `not_before` are seen again, and
+    chains whose worker did not come in time."""
     while state.timers and state.timers[0][0] <= state.now.wall_ms:
         _, _, log_id, queue = heapq.heappop(state.timers)
         log = state.logs.get(log_id)
@@ -191,6 +192,10 @@ def fire_timers(state: State) -> None:
             log.returned[seq] = history
             state.notes.window[log.id] = log
             state.notes.dispatch = True
+    if state.chains_due <= state.now.mono:
+        state.notes.dispatch = True
+    elif state.chains_due != NEVER:
+        state.wake_by(state.chains_due)
     if state.retries:
         state.wake_by(state.retries[0][0])
     if state.timers:

@@ -21,7 +21,8 @@ from rollout_coordinator.core.ranges import Ranges
 from rollout_coordinator.core.settings import CoreSettings
 from rollout_coordinator.core.step import LaneRow, Load, LogRow, Step
 
-NEVER = Now(0.0, 0)
+NEVER = float("inf")
+_BEFORE = Now(0.0, 0)
 ROOT_RANK = 1 << 62  # children before the root log: a parent that waits for them holds work open
 
 # Factories of what is made anew all the time: `dict[str, Run]` would be five times as slow as `dict`.
@@ -396,7 +397,7 @@ class State:
     """All of the core's memory."""
 
     settings: CoreSettings
-    now: Now = NEVER
+    now: Now = _BEFORE
     step: Step = field(default_factory=Step)
     notes: Notes = field(default_factory=Notes)
     wake: float | None = None
@@ -427,7 +428,7 @@ class State:
     asking: dict[str, Worker] = field(default_factory=_dict)  # may be given more
     resting: dict[str, Worker] = field(default_factory=_dict)  # may be given more, but not of these:
     rested_for: Set[Requirements] = frozenset()
-    set_aside: list[SpecQueue] = field(default_factory=_list)  # for the worker of their chain, for a short while
+    chains_due: float = NEVER  # monotonic: until then a chain waits for the worker that had its last item
     # of child_items
     reading: dict[int, Log] = field(default_factory=_dict)  # child logs of which a reader may have something to read
     # of runs

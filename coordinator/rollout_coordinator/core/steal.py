@@ -38,7 +38,7 @@ def most(worker: Worker) -> int:
     return max([worker.credit.items, *worker.credit_runs.values()])
 
 
-def idle(worker: Worker) -> bool:
+def could_start_more(worker: Worker) -> bool:
     """It could start more than it has: half its credit is about what it runs at once."""
     if not worker.session or worker.state is not WorkerState.READY or worker.fenced or worker.incoming:
         return False
@@ -83,7 +83,7 @@ class VictimSearch:
 def seek(state: State) -> None:
     """Called after dispatch, since whoever is still idle then had nothing pending for it, and at every scan: that a
     thief has begun what it stole, or that a victim sits on its backlog, is no event that leads to a dispatch."""
-    thieves = [w for w in state.asking.values() if idle(w)]
+    thieves = [w for w in state.asking.values() if could_start_more(w)]
     if not thieves:
         return
     victims = [

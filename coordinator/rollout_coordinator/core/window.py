@@ -14,6 +14,7 @@ from rollout.model.item import Blob
 from rollout.model.run import RunState
 
 from rollout_coordinator.core.attempts import longest_backoff_ms
+from rollout_coordinator.core.capacity import fits, idle
 from rollout_coordinator.core.commit import close_pending, verdict_on
 from rollout_coordinator.core.events import Loaded, PendingItem
 from rollout_coordinator.core.items import is_accepted
@@ -45,7 +46,7 @@ def refill(state: State, log: Log) -> None:
     size, limit = state.settings.window_items, 0
     if log.window < size // 2:
         limit = free_rows(state, log)
-    elif all_blocked(log) and log.window < state.settings.window_items_max:
+    elif log.window < state.settings.window_items_max and (all_blocked(log) or starves(state, log)):
         limit = min(size, state.settings.window_items_max - log.window)
     if limit > 0:
         max_bytes = max(1 << 20, state.settings.window_bytes - log.window_bytes)
@@ -61,6 +62,18 @@ def all_blocked(log: Log) -> bool:
     """Everything in the window waits for a lane or a chain: only rows beyond it could run."""
     heaps = [requirements.heap for requirements in log.run.requirements.values()]
     return log.window > 0 and not any(entry[-1].log is log for heap in heaps for entry in heap)
+
+
+def starves(state: State, log: Log) -> bool:
+    """A worker idles that could take items of the run, and none of those in the window."""
+    every = log.run.requirements.values()
+    if len(every) < 2 or log.window_bytes >= state.settings.window_bytes:
+        return False
+    here = [requirements for requirements in every if any(entry[-1].log is log for entry in requirements.heap)]
+    return any(
+        idle(worker) and any(fits(worker, some) for some in every) and not any(fits(worker, some) for some in here)
+        for worker in state.asking.values()
+    )
 
 
 def returned_loaded(state: State, log: Log, event: Loaded) -> None:

@@ -1,26 +1,48 @@
-"""What an executor is: the code that runs items of one workload, in a child process of the worker daemon.
+"""What an executor is: the code that runs items of one kind, in a child process of the worker daemon.
 
-Third parties register theirs under the entry point group `rollout.executors`; the name is the workload's.
+Third parties register theirs under the entry point group `rollout.executors`. An item names its executor; one that
+names none is run by the executor with the name of its run's workload.
 """
 
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar, Literal, Protocol, TypeVar
+from typing import Any, ClassVar, Literal, Protocol, TypeVar, cast
 
+from rollout.model.errors import AttemptError
 from rollout.model.item import Blob, Failure, ItemSpec, Key, NewItem, Outcome
 
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """The run an attempt belongs to. `config` is the resolved configuration."""
+    """The run an attempt belongs to, as the executor `executor` sees it (default: the workload's own).
+
+    `config` is the run's resolved configuration for the workload's own executor, and the section
+    `config["executors"][NAME]` of it (`{}` where there is none) for an executor of another name.
+    """
 
     run_id: str
     workload: str
     config: dict[str, Any]
     name: str = ""
+    executor: str = ""
+
+    def __post_init__(self) -> None:
+        if not self.executor:
+            object.__setattr__(self, "executor", self.workload)
+
+    def seen_by(self, executor: str) -> Run:
+        """This run with what `executor` is told of it. AttemptError where the section is no table."""
+        if executor in ("", self.workload):
+            return self
+        sections: Any = self.config.get("executors", {})
+        section: Any = cast("dict[str, Any]", sections).get(executor, {}) if isinstance(sections, dict) else None
+        if not isinstance(section, dict):
+            message = f"the run's configuration has no table `executors.{executor}`, but something else there"
+            raise AttemptError(message, code="bad_run_config", retry=False)
+        return Run(self.run_id, self.workload, cast("dict[str, Any]", section), self.name, executor)
 
 
 RUNS_KEPT = 32
@@ -61,6 +83,7 @@ class Done:
     units_in: int = 0
     units_out: int = 0
     outcome: Outcome = Outcome.DONE
+    seconds: float | None = None  # what the work itself took, where the executor knows it better than the runner
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,15 +160,13 @@ class Executor(Protocol):
 
     async def close(self) -> None: ...
 
+    # Optional, for `engine`: `devices(run) -> int`, a classmethod: the accelerators that its process has to itself
+    # where the worker has any (absent: none). A slot's process has those that its item asks for as the resource `gpus`.
     # Optional, for `engine`: `ahead`, attempts beyond `concurrency` that `run` is called for before their turn, so that
     # an engine with a queue of its own never waits for a row. They count as not begun: while they are among the last,
     # `run` may be cancelled and called again, here or elsewhere. Known after start().
+    # Optional, for `slot`: `ahead`, as above, of what the process has in hand anyway: an executor with its own queue
+    # need not wait for the next row, nor the worker for each result. With it `take_back(keys) -> list[Key]`: those of
+    # `keys` that it has not begun and will not; they are cancelled then, and only they.
     # Optional: `run_many(attempts: list[Attempt]) -> list[Done | None]`, synchronous, for attempts so short that a task
     # each would cost more than the work. None: this one goes through `run`. It must not wait and must not raise.
-
-
-@dataclass(slots=True)
-class ExecutorInfo:
-    """What the daemon tells the coordinator of executors it can host."""
-
-    names: list[str] = field(default_factory=list[str])

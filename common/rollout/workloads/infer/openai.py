@@ -6,7 +6,8 @@ from typing import Any
 
 from rollout.workloads.commit import CommitEntry
 from rollout.workloads.infer.payload import ChoiceResult, RowResult
-from rollout.workloads.infer.request import JsonObject, RowRequest
+from rollout.workloads.infer.request import RowRequest
+from rollout.workloads.json_form import JsonObject
 
 
 def openai_line(

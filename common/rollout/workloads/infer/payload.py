@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any, cast
 
 from rollout.model.errors import InputError
-from rollout.workloads.infer.request import JsonObject, canonical
+from rollout.workloads.json_form import JsonObject, canonical
 
 
 @dataclass(frozen=True, slots=True)

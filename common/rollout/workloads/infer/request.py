@@ -4,7 +4,6 @@ executor for every attempt, so both read a row alike.
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass
 from typing import Any, cast
 
@@ -13,11 +12,10 @@ from pydantic import ValidationError
 
 from rollout.model.errors import InputError
 from rollout.workloads.infer.config import SamplingSection
+from rollout.workloads.json_form import JsonObject, canonical
 
 SCHEMA_VERSION = 1
 """First byte hashed into an item id: grows when the meaning of a row or of a sampling key changes."""
-
-JsonObject = dict[str, Any]
 
 _OVERRIDES = frozenset(SamplingSection.model_fields) - {"stream"}
 _BODY_SAMPLING = (
@@ -30,15 +28,6 @@ _BODY_IGNORED = frozenset(
     {"model", "user", "metadata", "store", "service_tier", "stream", "safety_identifier", "prompt_cache_key"}
 )
 _URLS = ("/v1/chat/completions", "/v1/completions")
-
-
-_canonical = json.JSONEncoder(sort_keys=True, separators=(",", ":"), ensure_ascii=False).encode
-"""Made once, as are those of the other files here: `json.dumps` with options makes an encoder for each call."""
-
-
-def canonical(value: Any) -> bytes:
-    """Canonical JSON: equal values give equal bytes."""
-    return _canonical(value).encode("utf-8", "surrogatepass")
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,0 +1,47 @@
+"""`rollout join`: this host becomes one from which a cluster can be commanded."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from rollout.client.target import DEFAULT_TLS_DIR
+from rollout.model.errors import ConfigError
+
+
+def join(
+    coordinator: Annotated[
+        str, typer.Option("--coordinator", metavar="HOST:JOIN_PORT", help="The join address of a coordinator.")
+    ],
+    token: Annotated[
+        str,
+        typer.Option(
+            "--token",
+            envvar="ROLLOUT_JOIN_TOKEN",
+            help="From `rollout-coordinator token create --role operator`.",
+        ),
+    ],
+    tls_dir: Annotated[
+        Path, typer.Option("--tls-dir", metavar="DIR", help="Where this host's key and certificate are kept.")
+    ] = Path(DEFAULT_TLS_DIR),
+) -> None:
+    """Enrol this host as an operator's.
+
+    The coordinator's authority is checked against the hash inside the token before the token is sent. Afterwards
+    commands find the cluster through DIR.
+    """
+    from rollout.security import join_client  # brings cryptography and grpc
+    from rollout.security.tokens import parse_token
+
+    role = parse_token(token).role
+    if role != "operator":
+        raise ConfigError(
+            f"this token enrols a {role}, and `rollout` acts as an operator: make one with `rollout-coordinator token "
+            f"create --role operator`, or use this one with `rollout-{role} join`"
+        )
+    joined = asyncio.run(join_client.join(coordinator, token, tls_dir, socket.gethostname()))
+    typer.echo(f"joined cluster {joined.cluster} as {joined.role}, host {joined.host_id}; identity in {tls_dir}")

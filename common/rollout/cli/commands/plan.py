@@ -1,0 +1,141 @@
+"""`rollout plan`: validate everything, touch nothing."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from rollout.cli.options import JsonOption
+from rollout.client.target import as_joined
+from rollout.config.adapters import find_adapter
+from rollout.config.load import load_settings, read_values
+from rollout.config.settings import CoordinatorSettings, TransportSection, WorkerSettings
+from rollout.model.address import parse_address
+from rollout.model.errors import ConfigError, PluginError
+from rollout.workloads.port import check_only
+from rollout.workloads.registered import entries, load
+
+_COORDINATOR_ONLY = frozenset(CoordinatorSettings.model_fields) - frozenset(WorkerSettings.model_fields)
+_WORKER_ONLY = frozenset(WorkerSettings.model_fields) - frozenset(CoordinatorSettings.model_fields)
+
+
+def plan(
+    config: Annotated[
+        Path, typer.Option("--config", metavar="FILE", help="A coordinator's, worker's or workload's configuration.")
+    ],
+    json: JsonOption = False,
+) -> None:
+    """Say what a configuration file would do, after checking all of it: keys, values, contradictions, input rows.
+
+    Nothing is written and nothing is connected to. --json: `{"kind": ..., "ok": true, "plan": [...]}`.
+    """
+    kind = kind_of(config)
+    if kind == "coordinator":
+        lines = check_coordinator(config)
+    elif kind == "worker":
+        lines = check_worker(config)
+    else:
+        lines = check_workload(kind, config)
+    if json:
+        from rollout.cli.show import print_json
+
+        print_json({"kind": kind, "ok": True, "plan": lines})
+        return
+    typer.echo(f"{config}: a valid {kind} configuration")
+    for line in lines:
+        typer.echo(f"  {line}")
+
+
+def kind_of(path: Path) -> str:
+    """ "coordinator", "worker", or a workload's name, by the sections that the file has. ConfigError."""
+    values, _ = read_values(path)
+    sections = set(values)
+    scores: dict[str, float] = {}
+    known: list[str] = []
+    for name in entries():
+        try:
+            own = load(name).sections
+        except PluginError as error:
+            typer.echo(f"warning: {error.message}", err=True)
+            continue
+        # The share decides between workloads that have as many of the sections.
+        scores[name] = len(sections & own) + len(sections & own) / (1 + len(own))
+        if own:
+            known.append(f"one of {name} {_listed(own)}")
+    scores["coordinator"] = 2 * len(sections & _COORDINATOR_ONLY)
+    scores["worker"] = 2 * len(sections & _WORKER_ONLY)
+    best = max(scores, key=lambda name: scores[name])
+    if scores[best]:
+        return best
+    if "transport" in sections:  # of either; coordinators listen, workers are told where
+        transport = values["transport"]
+        listens = isinstance(transport, dict) and "listen_addr" in transport
+        return "coordinator" if listens else "worker"
+    shared: set[str] = sections & set(CoordinatorSettings.model_fields)
+    if shared:
+        return "coordinator"
+    raise ConfigError(
+        f"{path}: this is no known configuration: a coordinator's has [storage], a worker's [worker], "
+        f"{', '.join(known)}; found {', '.join(sorted(sections)) or 'nothing'}"
+    )
+
+
+def _listed(sections: frozenset[str]) -> str:
+    return ", ".join(f"[{section}]" for section in sorted(sections))
+
+
+def check_workload(name: str, path: Path) -> list[str]:
+    workload = load(name)
+    settings = load_settings(workload.settings, path)
+    return workload.describe(settings, check_only(workload, settings))
+
+
+def check_coordinator(path: Path) -> list[str]:
+    settings = load_settings(CoordinatorSettings, path)
+    transport, storage = settings.transport, settings.storage
+    _addresses(transport)
+    parse_address(transport.listen_addr, "transport.listen_addr")
+    where = storage.embedded.path if storage.backend == "embedded" else "PostgreSQL"
+    objects = settings.objects.backend or ("postgres" if storage.backend == "postgres" else "fs")
+    find_adapter("rollout.objects", objects, "objects.backend:")
+    return [
+        f"serves {transport.listen_addr} over mutual TLS with certificates in {transport.tls_dir}",
+        f"lets hosts join on {transport.join_addr}" if transport.join_addr else "no host can join (join_addr is empty)",
+        f"keeps its ledger in {where}, objects in {objects}"
+        + (f" ({settings.objects.path})" if objects == "fs" else ""),
+        f"fails a silent worker after {transport.coordinator_failure_timeout_ms / 1000:g} s",
+        f"metrics and health on {settings.http.listen_addr}" if settings.http.listen_addr else "no metrics port",
+    ]
+
+
+def check_worker(path: Path) -> list[str]:
+    settings = load_settings(WorkerSettings, path)
+    transport = as_joined(settings.transport)
+    _addresses(transport)
+    if not transport.coordinator_addrs:
+        raise ConfigError(
+            f"{path}: transport.coordinator_addrs is empty and {transport.tls_dir} has not joined a cluster: name the "
+            "coordinators, as host:port, or join first"
+        )
+    find_adapter("rollout.secrets", settings.secrets.backend, "secrets.backend:")
+    find_adapter("rollout.compute", settings.compute.backend, "compute.backend:")
+    missing = [manifest for manifest in settings.plugins if not Path(manifest).is_file()]
+    if missing:
+        raise ConfigError(f"{path}: plugins: no such file: {', '.join(missing)}")
+    worker = settings.worker
+    return [
+        f"works for {', '.join(transport.coordinator_addrs)}, certificates in {transport.tls_dir}",
+        f"offers {worker.slots} slots" + (f", roles {', '.join(worker.roles)}" if worker.roles else ""),
+        f"keeps up to {settings.objects.cache_max_mib} MiB of objects in {settings.objects.cache_dir}",
+        f"plugins: {', '.join(settings.plugins) or 'none'}",
+    ]
+
+
+def _addresses(transport: TransportSection) -> None:
+    for address in transport.coordinator_addrs:
+        parse_address(address, "transport.coordinator_addrs", need_port=True)
+    for key in ("join_addr", "advertise_addr"):
+        if value := getattr(transport, key):
+            parse_address(value, f"transport.{key}")

@@ -1,0 +1,160 @@
+"""`rollout run ...`: what an operator sees of runs and does to them."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, TypeVar
+
+import typer
+
+from rollout.cli.boundary import FAILED, OK
+from rollout.cli.options import CoordinatorOption, JsonOption, TlsDirOption
+from rollout.client.target import connected, need_target
+from rollout.model.ids import check_ulid
+
+if TYPE_CHECKING:
+    from rollout.client import Runs
+    from rollout.wire.v1 import runs_pb2 as pb
+
+app = typer.Typer(help="Runs: list, show, watch and command them.", no_args_is_help=True)
+
+RunArgument = Annotated[str, typer.Argument(metavar="RUN_ID", help="The run's id, as `rollout run list` shows it.")]
+Answer = TypeVar("Answer")
+ReasonOption = Annotated[str, typer.Option("--reason", help="Kept with the run, for people.")]
+
+
+@app.command("list")
+def list_runs(
+    coordinator: CoordinatorOption = None,
+    tls_dir: TlsDirOption = None,
+    state: Annotated[list[str] | None, typer.Option("--state", help="Only runs in this state; repeatable.")] = None,
+    limit: Annotated[int, typer.Option("--limit", min=1, max=1000, help="Runs at most.")] = 50,
+    json: JsonOption = False,
+) -> None:
+    """The runs of the cluster, newest first. --json: `{"runs": [...]}` (keys as in `run show --json`)."""
+    runs = ask(coordinator, tls_dir, lambda client: client.list(state or (), limit))
+    from rollout.cli import show
+
+    if json:
+        show.print_json({"runs": [show.run_json(status) for status in runs]})
+    else:
+        show.print_runs(runs)
+
+
+@app.command("show")
+def show_run(
+    run_id: RunArgument, coordinator: CoordinatorOption = None, tls_dir: TlsDirOption = None, json: JsonOption = False
+) -> None:
+    """Everything the ledger says of a run. --json: one object; keys are only ever added."""
+    check_ulid(run_id, "RUN_ID")
+    _show(ask(coordinator, tls_dir, lambda client: client.get(run_id)), json)
+
+
+@app.command("watch")
+def watch_run(
+    run_id: RunArgument, coordinator: CoordinatorOption = None, tls_dir: TlsDirOption = None, json: JsonOption = False
+) -> None:
+    """Follow a run to its end, a line a second. Exit 1 when it ends otherwise than completed.
+
+    --json: one object a line, as `run show --json`.
+    """
+    check_ulid(run_id, "RUN_ID")
+
+    async def follow(client: Runs) -> pb.RunStatus:
+        last = await client.get(run_id)
+        async for page in client.watch(run_id, status_only=True):
+            if page.status is not None:
+                last = page.status
+                _line(last, json)
+        return last
+
+    status = ask(coordinator, tls_dir, follow, patience_s=600.0)
+    raise typer.Exit(OK if status.state == "completed" else FAILED)
+
+
+VERBS = {
+    "pause": "Start nothing more; unstarted items come back, running ones finish.",
+    "resume": "Go on with a paused run.",
+    "kill": "Cancel everything of a run; what is committed stays readable.",
+    "continue": "Go on with a killed, failed or interrupted run, from its ledger.",
+}
+
+
+def _add_verb(verb: str, what_it_does: str) -> None:
+    @app.command(verb, help=what_it_does)
+    def command_run(
+        run_id: RunArgument,
+        coordinator: CoordinatorOption = None,
+        tls_dir: TlsDirOption = None,
+        reason: ReasonOption = "",
+        json: JsonOption = False,
+    ) -> None:
+        check_ulid(run_id, "RUN_ID")
+        _show(ask(coordinator, tls_dir, lambda client: client.command(run_id, verb, reason=reason)), json)
+
+    del command_run  # typer keeps it
+
+
+for _verb, _help in VERBS.items():
+    _add_verb(_verb, _help)
+
+
+@app.command("delete")
+def delete_run(
+    run_id: RunArgument,
+    coordinator: CoordinatorOption = None,
+    tls_dir: TlsDirOption = None,
+    force: Annotated[bool, typer.Option("--force", help="Also a run that has not ended: it is killed first.")] = False,
+    json: JsonOption = False,
+) -> None:
+    """Delete a run and the objects that only it used. --json: `{"run_id", "items", "objects_freed"}`."""
+    check_ulid(run_id, "RUN_ID")
+    gone = ask(coordinator, tls_dir, lambda client: client.delete(run_id, force=force))
+    from rollout.cli import show
+
+    if json:
+        show.print_json({"run_id": run_id, "items": gone.items, "objects_freed": gone.objects_freed})
+    else:
+        typer.echo(f"deleted run {run_id}: {gone.items} items, {gone.objects_freed} objects freed")
+
+
+def ask(
+    coordinator: list[str] | None,
+    tls_dir: Path | None,
+    question: Callable[[Runs], Awaitable[Answer]],
+    *,
+    patience_s: float = 15.0,
+) -> Answer:
+    target = need_target(coordinator, tls_dir)
+
+    async def asking() -> Answer:
+        async with connected(target, patience_s=patience_s) as client:
+            return await question(client)
+
+    return asyncio.run(asking())
+
+
+def _show(status: pb.RunStatus, as_json: bool) -> None:
+    from rollout.cli import show
+
+    if as_json:
+        show.print_json(show.run_json(status))
+    else:
+        show.print_run(status)
+
+
+def _line(status: pb.RunStatus, as_json: bool) -> None:
+    from rollout.cli import show
+
+    if as_json:
+        show.print_json(show.run_json(status))
+        return
+    of = f"{status.submitted}{'' if status.sealed else '+'}"
+    sys.stdout.write(
+        f"{status.state}: {status.done} done, {status.failed} failed of {of}, {status.running} running on "
+        f"{status.workers} workers{', pausing' if status.pausing else ''}\n"
+    )
+    sys.stdout.flush()

@@ -1,0 +1,335 @@
+"""One invocation of a workload's command, from its settings to its files.
+
+The same for every workload: a cluster that is named, or one on this machine for as long as the command runs; resume;
+submitting and collecting at the same time; progress; interrupts; exit codes; the dry run.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import shlex
+import signal
+import sys
+import threading
+from collections.abc import AsyncGenerator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from pydantic import BaseModel
+
+from rollout.cli.boundary import INTERRUPTED, OK
+from rollout.cli.collecting import WorkloadRun
+from rollout.cli.interrupt import Interrupted, Interrupts
+from rollout.cli.progress import Display, display_for
+from rollout.client.embedded import Embedded
+from rollout.client.runs import Runs, new_ulid
+from rollout.client.target import Target, connected, find_target
+from rollout.client.trees import name_trees, upload_trees
+from rollout.model.errors import ConfigError, InputError, NotFoundError, RolloutError
+from rollout.model.ids import check_ulid
+from rollout.wire import event_loop
+from rollout.workloads.json_form import JsonObject, lookup
+from rollout.workloads.output import OutputDirectory
+from rollout.workloads.port import Checked, Reading, Workload, check_only
+from rollout.workloads.resume import collected, compare, finished, open_collector, resumed_config
+
+STATE_DIR = ".rollout"
+"""Below the output directory: the embedded cluster's ledger, objects, certificates and logs."""
+_PATIENCE_S = 900.0  # a run outlives a coordinator that is being repaired
+_FIRST_PATIENCE_S = 20.0  # but an address that never answered a new run is probably wrong
+_TELL_EVERY_S = 2.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Options:
+    """What every workload's command takes. `words`: the command as it was typed, without these: `rollout infer batch
+    --config FILE`."""
+
+    words: tuple[str, ...]
+    coordinators: tuple[str, ...] = ()
+    tls_dir: Path | None = None
+    resume: str | None = None
+    workers: int | None = None
+    dry_run: bool = False
+    detach: bool = False
+    json: bool = False
+
+    def command(self) -> str:
+        """What to type to go on."""
+        words = list(self.words)
+        for address in self.coordinators:
+            words += ["--coordinator", address]
+        if self.tls_dir is not None:
+            words += ["--tls-dir", str(self.tls_dir)]
+        if self.workers is not None:
+            words += ["--workers", str(self.workers)]
+        return shlex.join(words)
+
+
+def run_workload(workload: Workload[Any, Any], settings: BaseModel, options: Options) -> int:
+    """The exit code. ConfigError and InputError, with all faults, before anything is started or written."""
+    if options.resume is not None:
+        check_ulid(options.resume, "--resume")
+    target = find_target(list(options.coordinators), options.tls_dir)
+    if options.dry_run:
+        return _dry_run(workload, settings, options)
+    if not target.explicit:
+        if options.detach:
+            raise ConfigError("--detach needs a cluster that stays: name it with --coordinator HOST:PORT")
+        workload.check_host(settings)
+    display = display_for(json=options.json)
+    try:
+        return event_loop.run(_Invocation(workload, settings, options, target, display).run())
+    finally:
+        display.close()
+
+
+def _dry_run(workload: Workload[Any, Any], settings: BaseModel, options: Options) -> int:
+    checked = check_only(workload, settings)
+    display = display_for(json=options.json)
+    for note in checked.source.notes if checked.source else ():
+        display.note(f"note: {note}")
+    for warning in workload.warnings(settings):
+        display.note(f"warning: {warning}")
+    fields = workload.dry_run(settings, checked)
+    said = " ".join(f"{'inputs' if key == workload.unit else key}={value}" for key, value in fields.items())
+    display.event("dry_run", f"dry-run OK: {said}", **fields)
+    return OK
+
+
+class _Invocation:
+    """What it learns on the way is kept here, for the message when it is interrupted."""
+
+    def __init__(
+        self,
+        workload: Workload[Any, Any],
+        settings: BaseModel,
+        options: Options,
+        target: Target,
+        display: Display,
+    ) -> None:
+        self._workload = workload
+        self._settings = settings
+        self._options = options
+        self._target = target
+        self._display = display
+        self._run: WorkloadRun | None = None
+        self._embedded: Embedded | None = None
+        self._troubled = False
+
+    async def run(self) -> int:
+        interrupts = Interrupts(self._at_once)
+        interrupts.install()
+        try:
+            return await interrupts.guard(self._work())
+        except Interrupted:
+            self._say_interrupted()
+            return INTERRUPTED
+
+    async def _work(self) -> int:
+        with OutputDirectory.open(self._workload.directory(self._settings)) as output:
+            known = output.check(self._options.resume)
+            checked = await self._check(output, resumed=known is not None)
+            try:
+                return await self._go_on(output, known, checked)
+            finally:
+                checked.close()
+
+    async def _go_on(self, output: OutputDirectory, known: str | None, checked: Checked) -> int:
+        workload = self._workload
+        await name_trees(checked.config, [one for one in checked.trees if one.always], self._display.step)
+        stored = output.stored_config
+        if stored is not None:
+            await self._compare(stored, checked, output)
+            if known is not None:
+                summary = await asyncio.to_thread(finished, workload, output, known, stored, checked)
+                if summary is not None:
+                    self._display.event("summary", self._complete_text(summary, output.path), **summary)
+                    return OK
+        patience_s = _PATIENCE_S if known else _FIRST_PATIENCE_S
+        async with self._cluster(output.path, patience_s) as runs:
+            run_id = known or new_ulid()
+            config = await self._agree(runs, output, run_id, stored, checked, new=known is None)
+            return await self._carry_out(runs, output, run_id, config, checked, resumed=known is not None)
+
+    async def _check(self, output: OutputDirectory, *, resumed: bool) -> Checked:
+        loop = asyncio.get_running_loop()
+        told = loop.time()
+        stopped = threading.Event()
+
+        def tell(text: str) -> None:
+            nonlocal told
+            if stopped.is_set():
+                raise InputError("interrupted")
+            if text and loop.time() - told > _TELL_EVERY_S:
+                told = loop.time()
+                loop.call_soon_threadsafe(self._display.step, text)
+
+        unit = self._workload.unit
+        reading = Reading(
+            exclude=output.path,
+            written=self._workload.result_files,
+            spool=output.spool_path,
+            resumed=resumed,
+            index=output.index_path,
+            progress=lambda units, size: tell(f"checking the input: {units} {unit}, {size >> 20} MiB"),
+            tell=tell,
+        )
+        checking = asyncio.ensure_future(asyncio.to_thread(self._workload.check, self._settings, reading))
+        try:
+            checked = await asyncio.shield(checking)
+        except asyncio.CancelledError:
+            stopped.set()  # or the thread would read on to the end of the input
+            await asyncio.wait([checking])
+            if checking.exception() is None:
+                checking.result().close()
+            raise
+        for note in checked.source.notes if checked.source else ():
+            self._display.note(f"note: {note}")
+        return checked
+
+    async def _compare(self, stored: JsonObject, checked: Checked, output: OutputDirectory) -> None:
+        """ConfigError that names what changed since the run was made."""
+        new = checked.config
+        before, changed = lookup(stored, "input.digest"), None
+        if checked.source is not None and before and before != lookup(new, "input.digest"):
+            changed = await asyncio.to_thread(checked.source.first_change, output.index_path, before)
+        for kept in compare(self._workload, output, stored, new, changed):
+            self._display.note(f"note: {kept}")
+
+    @asynccontextmanager
+    async def _cluster(self, output: Path, patience_s: float) -> AsyncGenerator[Runs, None]:
+        target = self._target
+        if target.explicit:
+            async with connected(target, patience_s=patience_s, on_trouble=self._trouble) as runs:
+                yield runs
+            return
+        self._display.step("starting a coordinator and workers on this machine")
+        workers = self._options.workers or self._workload.workers(self._settings)
+        embedded = Embedded(output / STATE_DIR, workers=workers, report=self._display.note)
+        self._embedded = embedded
+        try:
+            await embedded.start()
+            here = Target([embedded.address], embedded.tls_dir, "rollout", explicit=True)
+            async with connected(here, patience_s=_PATIENCE_S, on_trouble=self._trouble) as runs:
+                yield runs
+        finally:
+            await asyncio.shield(embedded.stop())
+
+    async def _agree(
+        self,
+        runs: Runs,
+        output: OutputDirectory,
+        run_id: str,
+        stored: JsonObject | None,
+        checked: Checked,
+        *,
+        new: bool,
+    ) -> JsonObject:
+        """The configuration the run goes on with, or starts with; the directory is the run's afterwards."""
+        workload = self._workload
+        try:
+            status = None if new else await runs.get(run_id)
+        except NotFoundError:
+            status = None
+            if stored is None or collected(workload, output):
+                elsewhere = (
+                    "without --coordinator: it was started on this machine"
+                    if stored is not None and self._target.explicit
+                    else "with --coordinator HOST:PORT of the cluster it was submitted to"
+                )
+                raise ConfigError(
+                    f"run {run_id} of {output.path} is not known at {runs.address}: go on where it was started "
+                    f"({elsewhere}), or name another output.dir to start a new run"
+                ) from None
+        if status is not None:
+            ledger: JsonObject = json.loads(status.spec.config)
+            free = {key: value for key, value in checked.config.items() if key in workload.free}
+            await self._compare(ledger | free, checked, output)
+            config = resumed_config(workload, ledger, checked.config)
+        else:
+            config = checked.config
+            if self._target.explicit:
+                await name_trees(config, [one for one in checked.trees if not one.always], self._display.step)
+        output.claim(run_id, config, workload.result_files)
+        if checked.source is not None:
+            await asyncio.to_thread(checked.source.keep)
+        return config
+
+    async def _carry_out(
+        self,
+        runs: Runs,
+        output: OutputDirectory,
+        run_id: str,
+        config: JsonObject,
+        checked: Checked,
+        *,
+        resumed: bool,
+    ) -> int:
+        collector = await asyncio.to_thread(open_collector, self._workload, output, run_id, config, checked)
+        for fault in collector.faults:
+            self._display.note(f"note: {fault}; what it should hold is written anew from the ledger")
+        run = WorkloadRun(self._workload, runs, run_id, config, checked, collector, self._display)
+        self._run = run
+        try:
+            status = await run.open(resumed=resumed)
+            runs.patience_s = _PATIENCE_S
+            # A run whose every unit is in the ledger may still lack a tree: an earlier command was cut off.
+            if status.state == "running":
+                trees = [one for one in checked.trees if lookup(config, one.key)]
+                await upload_trees(runs, run_id, trees, self._display.step)
+            failure = self._embedded.failure if self._embedded is not None else None
+            return await run.carry_out(output.path, failure, detach=self._options.detach)
+        finally:
+            await asyncio.shield(asyncio.to_thread(run.close))
+
+    def _complete_text(self, summary: JsonObject, directory: Path) -> str:
+        workload = self._workload
+        units = summary[workload.unit]
+        results = Path(workload.result_files[0]).stem
+        return (
+            f"run {summary['run_id']} is complete already: {units['completed']} {results}, {units['failed']} failed "
+            f"{workload.unit}, in {directory}"
+        )
+
+    # ---- trouble and interruption
+
+    def _trouble(self, error: RolloutError | None, seconds: float) -> None:
+        if error is None:
+            if self._troubled:
+                self._display.note(f"the coordinator answers again after {seconds:.0f} s")
+            self._troubled = False
+        elif seconds > 2 and not self._troubled:
+            self._troubled = True
+            self._display.note(f"the coordinator does not answer, trying on: {error.message.splitlines()[0][:200]}")
+
+    def _say_interrupted(self) -> None:
+        self._display.close()
+        run, command, unit = self._run, self._options.command(), self._workload.unit
+        if run is None:
+            self._display.event(
+                "interrupted", "interrupted before anything was submitted", run_id="", committed=0, command=command
+            )
+            return
+        committed = run.committed
+        directory = self._workload.directory(self._settings)
+        lines = [f"interrupted: {committed} of {run.total} {unit} are in {directory}; nothing is lost"]
+        if self._target.explicit:
+            submitted = "" if run.submitted >= run.total else f" ({run.submitted} of {run.total} {unit} are submitted)"
+            lines.append(
+                f"run {run.run_id} goes on at the cluster{submitted}; stop it with: rollout run pause {run.run_id}"
+            )
+        lines.append(f"continue with: {command}")
+        self._display.event("interrupted", "\n".join(lines), run_id=run.run_id, committed=committed, command=command)
+
+    def _at_once(self) -> None:
+        """The second Ctrl-C."""
+        if self._embedded is not None:
+            self._embedded.kill()
+        self._display.close()
+        sys.stdout.flush()
+        os._exit(128 + signal.SIGINT)

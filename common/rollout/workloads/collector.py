@@ -1,0 +1,137 @@
+"""From the commit log to files. Killed at any point, it loses nothing and writes nothing twice.
+
+What it wrote it believes only as long as it is there: `rollout.workloads.output` compares length and hash.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import asdict, fields
+
+from rollout.model.errors import ProtocolError
+from rollout.workloads.commit import CommitEntry
+from rollout.workloads.json_form import JsonObject, timestamp
+from rollout.workloads.output import OutputDirectory, ResultFiles
+from rollout.workloads.port import Totals, Writer
+
+_SAVE_ROWS = 2000
+_COUNTS = {field.name for field in fields(Totals)}
+
+
+class Collector:
+    """Writes one run's results into its output directory.
+
+    Feed it the commit log from `cursor` on, in order, with add(); call flush() when the log pauses, finish() when the
+    run has ended, close() always. StorageFullError and StorageError leave everything up to the last flush as it was.
+    OutputChangedError: somebody else changed a file meanwhile; restart(), and feed it the whole log again.
+
+    `unit`, `measure`: as of the workload. `total`: units of the input. `faults`: what was found wrong with the files of
+    an earlier command, a line each; then they are written anew.
+    """
+
+    def __init__(
+        self, output: OutputDirectory, run_id: str, writer: Writer, *, total: int, unit: str = "rows", measure: str = ""
+    ) -> None:
+        self._run_id = run_id
+        self._writer = writer
+        self._total = total
+        self._unit = unit
+        self._measure = measure
+        self._files = ResultFiles(output.path, run_id, writer.files)
+        self._unsaved = 0
+        self.faults = self._files.begin()
+        self.cursor = 0
+        self.totals = Totals()
+        if self._files.totals.keys() == _COUNTS:
+            self.cursor, self.totals = self._files.cursor, Totals(**self._files.totals)
+        elif self._files.cursor:  # written by another version, which counted other things
+            self.restart()
+
+    @property
+    def complete(self) -> bool:
+        """Every unit of the input is final in the files, and none is there twice."""
+        totals = self.totals
+        final = totals.done + totals.failed + totals.cancelled + totals.skipped
+        return self.cursor == totals.rows == final == self._total
+
+    @property
+    def summary(self) -> JsonObject | None:
+        """What finish() returned to an earlier command, if everything is as it left it."""
+        return self._files.summary
+
+    def restart(self) -> None:
+        """Empty every file: the log is read again from its beginning."""
+        self._files.restart()
+        self.cursor, self.totals, self._unsaved = 0, Totals(), 0
+
+    def add(self, entries: Iterable[CommitEntry]) -> None:
+        """Entries in commit order; those before the cursor are known and skipped. ProtocolError on a gap."""
+        for entry in entries:
+            if entry.position < self.cursor:
+                continue
+            if entry.position > self.cursor:
+                raise ProtocolError(f"the commit log jumps from {self.cursor} to {entry.position}")
+            lines = list(self._writer.lines(entry))  # all or none: what is appended is written by the next flush
+            for name, line in lines:
+                self._files.append(name, line)
+            self.cursor += 1
+            self.totals.count(entry)
+            self._unsaved += 1
+            if self._unsaved >= _SAVE_ROWS:
+                self.flush()
+
+    def flush(self) -> None:
+        """Make everything added so far durable."""
+        if self._unsaved:
+            self._files.save(self.cursor, asdict(self.totals))
+            self._unsaved = 0
+
+    def finish(
+        self, state: str, *, started_ms: int = 0, ended_ms: int = 0, worker_lost: int = 0, reason: str = ""
+    ) -> JsonObject:
+        """Look at all that was written, write summary.json and return it.
+
+        Times in Unix milliseconds; 0: taken from the results.
+        """
+        summary = self._writer.summary(self._summary(state, started_ms, ended_ms, worker_lost), self.totals)
+        if reason:
+            summary["reason"] = reason
+        self._files.finish(self.cursor, asdict(self.totals), summary)
+        self._unsaved = 0
+        return summary
+
+    def close(self) -> None:
+        self._files.close()
+
+    def _summary(self, state: str, started_ms: int, ended_ms: int, worker_lost: int) -> JsonObject:
+        totals = self.totals
+        started, ended = started_ms or totals.first_ms, ended_ms or totals.last_ms
+        wall_s = max(0, ended - started) / 1000
+
+        def rate(count: int) -> float:
+            return round(count / wall_s, 3) if wall_s else 0.0
+
+        rates = {f"{self._unit}_per_s": rate(totals.rows)}
+        if self._measure:
+            rates[f"{self._measure}_per_s"] = rate(totals.units_out)
+        return {
+            "run_id": self._run_id,
+            "state": state,
+            self._unit: {
+                "total": self._total,
+                "committed": totals.rows,
+                "completed": totals.done,
+                "failed": totals.failed,
+                "cancelled": totals.cancelled,
+                "skipped": totals.skipped,
+            },
+            **rates,
+            "attempts": {"total": totals.attempts, "retried": totals.retried, "worker_lost": worker_lost},
+            "durations": {
+                "wall_s": wall_s,
+                "attempt_mean_ms": round(totals.duration_ms / totals.rows, 3) if totals.rows else 0.0,
+                "attempt_max_ms": totals.longest_ms,
+            },
+            "started_at": timestamp(started),
+            "ended_at": timestamp(ended),
+        }

@@ -1,0 +1,116 @@
+"""What each result becomes in the output files, and what the summary adds."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from blake3 import blake3
+
+from rollout.model.item import Outcome
+from rollout.workloads.commit import CommitEntry
+from rollout.workloads.infer.config import SamplingSection
+from rollout.workloads.infer.openai import openai_error, openai_line
+from rollout.workloads.infer.payload import Payload, RowResult, decode_payload, decode_result
+from rollout.workloads.infer.request import RowRequest, parse_row, sampling_json
+from rollout.workloads.json_form import JsonObject, dump_line, timestamp
+from rollout.workloads.port import Totals, unsuccessful
+
+COMPLETIONS, ERRORS, OPENAI = "completions.jsonl", "errors.jsonl", "openai.jsonl"
+# Keys of a row that are shown under another name, or in full elsewhere.
+_NOT_EXTRA = frozenset({"id", "prompt", "messages", "body", "sampling"})
+
+
+class InferWriter:
+    """`config` is the run's, with [output] as it is now."""
+
+    def __init__(self, config: JsonObject) -> None:
+        self._config = config
+        self._model: JsonObject = config["model"]
+        self._sampling = SamplingSection.model_validate(config["sampling"])
+        self._openai = bool(config["output"].get("openai"))
+        self.files: tuple[str, ...] = (COMPLETIONS, ERRORS, OPENAI) if self._openai else (COMPLETIONS, ERRORS)
+
+    def lines(self, entry: CommitEntry) -> Iterator[tuple[str, bytes]]:
+        payload = decode_payload(entry.payload)
+        identity = row_id(payload.row, entry.id)
+        if entry.outcome is Outcome.DONE:
+            request, result = parse_row(payload.row, self._sampling), decode_result(entry.data)
+            yield COMPLETIONS, dump_line(completion_line(payload.row, identity, request, result, entry, self._model))
+            if self._openai:
+                yield OPENAI, dump_line(openai_line(identity, request, result, entry, self._model))
+            return
+        why = unsuccessful(entry)
+        yield ERRORS, dump_line(error_line(payload, identity, why.code, why.message, entry))
+        if self._openai:
+            yield OPENAI, dump_line(openai_error(identity, why.code, why.message, entry))
+
+    def summary(self, summary: JsonObject, totals: Totals) -> JsonObject:
+        first = ("run_id", "state")
+        return {
+            **{key: summary[key] for key in first},
+            "model_uri": self._model["uri"],
+            "model_content_id": self._model["content_id"],
+            "backend": self._config["backend"]["kind"],
+            "rows": summary["rows"],
+            "tokens": {"prompt": totals.units_in, "completion": totals.units_out},
+            **{key: value for key, value in summary.items() if key not in first},
+        }
+
+
+def row_id(row: JsonObject, item: bytes) -> Any:
+    """The row's own `id` or `custom_id`, else its item id in hex."""
+    own = row.get("custom_id" if "body" in row else "id")
+    return item.hex() if own is None else own
+
+
+def completion_line(
+    row: JsonObject, identity: Any, request: RowRequest, result: RowResult, entry: CommitEntry, model: JsonObject
+) -> JsonObject:
+    """A line of completions.jsonl. Extra input fields are kept; those named like one of ours move into `input`."""
+    first = result.choices[0]
+    line: JsonObject = {
+        "id": identity,
+        **request.content,
+        "completion": first.text,
+        "sampling_params": sampling_json(request.sampling),
+        "model_uri": model["uri"],
+        "finish_reason": first.finish_reason,
+        "model_content_id": model["content_id"],
+        "completion_blob_id": blake3(first.text.encode("utf-8", "surrogatepass")).hexdigest(),
+        "generated_at": timestamp(entry.accepted_ms),
+        "usage": {"prompt_tokens": result.prompt_tokens, "completion_tokens": sum(c.tokens for c in result.choices)},
+    }
+    if first.logprobs is not None:
+        line["logprobs"] = first.logprobs
+    if len(result.choices) > 1:
+        line["completions"] = [
+            {
+                "text": choice.text,
+                "finish_reason": choice.finish_reason,
+                "tokens": choice.tokens,
+                **({} if choice.logprobs is None else {"logprobs": choice.logprobs}),
+            }
+            for choice in result.choices
+        ]
+    extra = {key: value for key, value in row.items() if key not in _NOT_EXTRA}
+    taken = {key: extra.pop(key) for key in list(extra) if key in line}
+    line.update(extra)
+    if taken:
+        line["input"] = taken if "input" not in extra else {**taken, "input": extra["input"]}
+    return line
+
+
+def error_line(payload: Payload, identity: Any, code: str, message: str, entry: CommitEntry) -> JsonObject:
+    """A line of errors.jsonl. Rows are counted from 1, as lines are."""
+    return {
+        "id": identity,
+        "row": payload.index + 1,
+        "file": payload.file,
+        "line": payload.line,
+        "code": code,
+        "message": message,
+        "attempts": entry.attempt,
+        "failed_at": timestamp(entry.accepted_ms),
+        "input": payload.row,
+    }

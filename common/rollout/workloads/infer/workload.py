@@ -1,0 +1,127 @@
+"""The workload `infer`: rows of JSONL through a model."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass
+from importlib.util import find_spec
+from pathlib import Path
+
+from rollout.config.adapters import find_adapter
+from rollout.model.errors import ConfigError, InputError, RolloutError
+from rollout.model.item import NewItem
+from rollout.workloads.infer.config import InferConfig
+from rollout.workloads.infer.lines import COMPLETIONS, ERRORS, OPENAI, InferWriter
+from rollout.workloads.infer.model import ResolvedModel, model_changes, resolve_model
+from rollout.workloads.infer.plan import plan, resolve_config
+from rollout.workloads.infer.rows import check_input
+from rollout.workloads.json_form import JsonObject
+from rollout.workloads.port import Checked, Reading, Tree, Workload
+from rollout.workloads.sections import RECORDED, RunSection
+from rollout.workloads.source import InputReport, Source
+
+_PACKAGE = {"vllm": "vllm", "transformers": "transformers"}
+_GATED = ("meta-llama/", "mistralai/", "google/gemma")
+
+
+@dataclass(kw_only=True)
+class InferChecked(Checked):
+    settings: InferConfig
+    model: ResolvedModel
+    report: InputReport
+
+
+class Infer(Workload[InferConfig, InferChecked]):
+    name = "infer"
+    help = "Batch inference over JSONL: resumable, every row exactly once, in input order."
+    details = "Run every row of the input through a model, exactly once, and write completions in input order."
+    settings = InferConfig
+    sections = frozenset({"model", "input", "output", "sampling", "backend", "workers"})
+    verb = "batch"
+    measure = "tokens"
+    result_files = (COMPLETIONS, ERRORS, "summary.json", OPENAI)
+    # What changes how, not what.
+    recorded = RECORDED | {
+        f"backend.{key}"
+        for key in (
+            "concurrency", "delay_ms", "jitter_ms", "max_num_seqs", "fail_rate", "fail_match",
+            "gpu_memory_utilization", "tensor_parallel_size", "device", "enforce_eager", "cpu_kvcache_gib", "engine",
+        )
+    }  # fmt: skip
+
+    def directory(self, settings: InferConfig) -> Path:
+        return Path(settings.output.dir)
+
+    def workers(self, settings: InferConfig) -> int:
+        return settings.workers.count
+
+    def check_host(self, settings: InferConfig) -> None:
+        kind = settings.backend.kind
+        find_adapter("rollout.backends", kind, "backend.kind:")
+        package = _PACKAGE.get(kind)
+        if package and find_spec(package) is None:
+            raise ConfigError(
+                f'backend.kind = "{kind}" needs the Python package {package} on this host: pip install '
+                f'"rollout-engine[{kind}]", or send the batch to a cluster that has it with --coordinator'
+            )
+
+    def check(self, settings: InferConfig, reading: Reading) -> InferChecked:
+        """Of the backend only its name: a batch may be sent to workers that have what this host lacks."""
+        faults: list[RolloutError] = []
+        model: ResolvedModel | None = None
+        found: tuple[Source, InputReport] | None = None
+        try:
+            find_adapter("rollout.backends", settings.backend.kind, "backend.kind:")
+            model = resolve_model(settings)
+        except ConfigError as error:
+            faults.append(error)
+        try:
+            found = check_input(settings, reading)
+        except (ConfigError, InputError) as error:
+            faults.append(error)
+        if model is None or found is None:
+            if found is not None:
+                found[0].close()
+            raise faults[0] if len(faults) == 1 else ConfigError("\n".join(fault.message for fault in faults))
+        source, report = found
+        directories = (("model.manifest", model.path), ("model.tokenizer_manifest", model.tokenizer_path))
+        return InferChecked(
+            config=resolve_config(settings, report, model),
+            total=report.rows,
+            source=source,
+            trees=tuple(Tree(key, path) for key, path in directories if path is not None),
+            settings=settings,
+            model=model,
+            report=report,
+        )
+
+    def plan(self, checked: InferChecked, config: JsonObject, start: int) -> Iterator[NewItem]:
+        assert checked.source is not None
+        run = RunSection.model_validate(config["run"])
+        return plan(checked.settings, checked.model.content_id, checked.source, start=start, run=run)
+
+    def writer(self, config: JsonObject) -> InferWriter:
+        return InferWriter(config)
+
+    def describe(self, settings: InferConfig, checked: InferChecked) -> list[str]:
+        report = checked.report
+        return [
+            f"model {settings.model.uri} on backend {settings.backend.kind}",
+            f"{report.rows} rows in {len(report.files)} file(s) ({report.bytes} bytes)",
+            f"writes completions.jsonl, errors.jsonl and summary.json to {settings.output.dir}",
+            f"{settings.workers.count} workers when no coordinator is named",
+        ]
+
+    def dry_run(self, settings: InferConfig, checked: InferChecked) -> JsonObject:
+        return {"model": settings.model.uri, **super().dry_run(settings, checked)}
+
+    def warnings(self, settings: InferConfig) -> list[str]:
+        uri = settings.model.uri
+        gated = uri.startswith(_GATED) and not Path(uri).exists()
+        if gated and not os.environ.get("ROLLOUT_SECRET_HF_TOKEN"):
+            return [f"{uri} is gated and ROLLOUT_SECRET_HF_TOKEN is not set"]
+        return []
+
+    def describe_change(self, section: str, old: JsonObject, new: JsonObject) -> list[str] | None:
+        return model_changes(old, new) if section == "model" else None

@@ -1,0 +1,488 @@
+"""The output edge of every workload: files that only grow, survive a kill at any point, and are never believed unseen.
+
+A file is what was written when its length and a hash over all of it say so. That is looked at before anything is
+written on, after every write as far as the file system tells it, and in full before a run is called complete. A file
+that is something else is written anew from the ledger.
+"""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import json
+import os
+import shutil
+import stat
+from collections.abc import Generator, Iterable, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import IO, Any, Self, cast
+
+from blake3 import blake3
+
+from rollout.model.errors import (
+    ConfigError,
+    IncompleteError,
+    OutputChangedError,
+    StateError,
+    StorageError,
+    StorageFullError,
+)
+from rollout.model.ids import is_ulid
+from rollout.workloads.json_form import JsonObject, canonical
+
+RUN_ID = "run-id"
+RUN_CONFIG = ".run.json"
+INPUT_INDEX = ".input.idx"
+SPOOL = ".input"
+STATE = ".collect.json"
+SUMMARY = "summary.json"
+RESULT_FILES = ("completions.jsonl", "results.jsonl", "errors.jsonl", "openai.jsonl", SUMMARY)
+"""What the workloads of this package write."""
+_LOCK = ".lock"
+_FULL = (errno.ENOSPC, errno.EDQUOT)
+_PIECE = 4 << 20
+_FALSE_ALARMS = 3
+
+
+@contextmanager
+def disk_errors(path: Path) -> Generator[None]:
+    """StorageFullError or StorageError for what the file system refuses."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno in _FULL:
+            raise StorageFullError(
+                f"no space left while writing {path}: what is collected so far is safe; free some space and run the "
+                "same command again"
+            ) from error
+        raise StorageError(f"cannot write {path}: {error.strerror or error}") from error
+
+
+def write_atomically(path: Path, data: bytes) -> None:
+    """All of `data` or the file as it was: temporary file, fsync, rename, fsync of the directory."""
+    temporary = path.with_name(f"{path.name}.tmp")
+    with disk_errors(path):
+        with temporary.open("wb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+        temporary.replace(path)
+        _sync_directory(path.parent)
+
+
+def _sync_directory(path: Path) -> None:
+    fd = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(fd)
+    finally:
+        os.close(fd)
+
+
+def seal(value: JsonObject) -> bytes:
+    """`value` with a hash of it, for `unseal`."""
+    return canonical({"value": value, "hash": blake3(canonical(value)).hexdigest()})
+
+
+def unseal(data: bytes) -> JsonObject | None:
+    """What was sealed; None if that is not what `data` holds."""
+    try:
+        sealed = json.loads(data)
+        value = sealed["value"]
+        whole = sealed["hash"] == blake3(canonical(value)).hexdigest()
+    except (ValueError, KeyError, TypeError, RecursionError):
+        return None
+    return cast(JsonObject, value) if whole and isinstance(value, dict) else None
+
+
+def saved_state(directory: Path) -> JsonObject | None:
+    """What ResultFiles saved last in `directory`: run_id, cursor, files, totals, perhaps summary. None: nothing."""
+    try:
+        return unseal((directory / STATE).read_bytes())
+    except OSError:
+        return None
+
+
+class OutputDirectory:
+    """One process at a time holds a directory; it belongs to the run named in its `run-id`.
+
+    Order of use: open(), then run_id and stored_config to see whether there is a run to go on with, then claim().
+    """
+
+    def __init__(self, path: Path, lock: IO[str], *, made: bool) -> None:
+        self.path = path
+        self._lock = lock
+        self._made = made
+
+    @classmethod
+    def open(cls, directory: str | Path) -> Self:
+        """Make the directory if need be and lock it. ConfigError: not usable; StateError: another process has it."""
+        path = Path(directory).expanduser()
+        made = not path.exists()
+        try:
+            path.mkdir(parents=True, exist_ok=True)
+            lock = (path / _LOCK).open("a+", encoding="utf-8")
+        except OSError as error:
+            raise ConfigError(
+                f"output.dir: cannot write to {path}: {error.strerror}: name another directory"
+            ) from error
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            lock.seek(0)
+            holder = lock.read().strip()
+            lock.close()
+            raise StateError(
+                f"output.dir: {path} is being written by another process{f' ({holder})' if holder else ''}: wait for "
+                "it, or name another directory"
+            ) from error
+        lock.truncate(0)
+        lock.write(f"pid {os.getpid()}\n")
+        lock.flush()
+        return cls(path, lock, made=made)
+
+    def close(self) -> None:
+        """A directory that `open` made and nobody claimed is gone afterwards, unless there is something in it."""
+        try:
+            if not (self.path / RUN_ID).exists():
+                shutil.rmtree(self.spool_path, ignore_errors=True)  # what no run goes on from is of no use
+            own = {_LOCK, INPUT_INDEX}
+            if self._made and self.path.exists() and {path.name for path in self.path.iterdir()} <= own:
+                with suppress(OSError):
+                    for name in own:
+                        (self.path / name).unlink(missing_ok=True)
+                    self.path.rmdir()
+        finally:
+            self._lock.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    @property
+    def run_id(self) -> str | None:
+        """The run this directory belongs to. ConfigError if the file is damaged."""
+        path = self.path / RUN_ID
+        try:
+            text = path.read_text("utf-8").strip()
+        except FileNotFoundError:
+            return None
+        except (OSError, UnicodeDecodeError) as error:
+            raise ConfigError(f"cannot read {path}: {error}") from error
+        if not is_ulid(text):
+            raise ConfigError(f"{path} holds {text[:40]!r}, which is no run id: delete it to start a new run")
+        return text
+
+    @property
+    def stored_config(self) -> JsonObject | None:
+        """The resolved configuration of `run_id`, as claimed; None: not known here (ask the coordinator)."""
+        try:
+            stored = unseal((self.path / RUN_CONFIG).read_bytes())
+        except OSError:
+            return None
+        return stored["config"] if stored and stored.get("run_id") == self.run_id else None
+
+    @property
+    def index_path(self) -> Path:
+        """Where Source.keep leaves the hashes of the claimed run's rows."""
+        return self.path / INPUT_INDEX
+
+    @property
+    def spool_path(self) -> Path:
+        """Where Source.open keeps what came from streams."""
+        return self.path / SPOOL
+
+    def check(self, resume: str | None) -> str | None:
+        """The run to go on with: `resume` if given, else the directory's own. ConfigError if they disagree."""
+        own = self.run_id
+        if resume is not None and own is not None and own != resume:
+            raise ConfigError(
+                f"output.dir: {self.path} belongs to run {own}, not {resume}: take another directory, or resume {own}"
+            )
+        return resume or own
+
+    def claim(self, run_id: str, config: JsonObject, results: Iterable[str] = RESULT_FILES) -> None:
+        """Make the directory `run_id`'s. `results`, of a run whose `run-id` was deleted, are moved aside, not lost."""
+        own = self.check(run_id)
+        if self.run_id is None:
+            self._move_aside(own, results)
+        if self.stored_config != config or self.run_id is None:
+            write_atomically(self.path / RUN_CONFIG, seal({"run_id": run_id, "config": config}))
+        if self.run_id is None:
+            write_atomically(self.path / RUN_ID, f"{run_id}\n".encode())
+
+    def _move_aside(self, run_id: str | None, results: Iterable[str]) -> None:
+        state = saved_state(self.path)
+        previous = state["run_id"] if state else "unknown"
+        if previous == run_id:
+            return  # the same run, resumed by its id
+        with disk_errors(self.path):
+            for name in dict.fromkeys((*results, *(state["files"] if state else ()))):
+                path = self.path / name
+                if path.exists():
+                    path.replace(path.with_name(f"{path.stem}.{previous}{path.suffix}"))
+            (self.path / STATE).unlink(missing_ok=True)
+
+
+@dataclass(frozen=True, slots=True)
+class Mark:
+    """A file as it was written: its length, its lines, and a hash over all of it."""
+
+    bytes: int
+    lines: int
+    hash: str
+
+    @classmethod
+    def of(cls, saved: Any) -> Self:
+        return cls(int(saved["bytes"]), int(saved["lines"]), str(saved["hash"]))
+
+
+class _Content:
+    """Running length, lines and hash of bytes."""
+
+    def __init__(self) -> None:
+        self.bytes = 0
+        self.lines = 0
+        self._hash = blake3()
+
+    def add(self, piece: bytes) -> None:
+        self.bytes += len(piece)
+        self.lines += piece.count(b"\n")
+        self._hash.update(piece)
+
+    @property
+    def mark(self) -> Mark:
+        return Mark(self.bytes, self.lines, self._hash.hexdigest())
+
+
+class GrowingFile:
+    """A file that this process alone appends to. `take_up` or `begin_anew` first, `close` always.
+
+    It is opened for appending and never made longer in any other way, so that it cannot get holes, whatever others do
+    to it at the same time.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._fd = -1
+        self._content = _Content()
+        self._pending = b""
+        self._buffer: list[bytes] = []
+        self._changed_ns = 0
+        self._false_alarms = 0
+
+    def take_up(self, mark: Mark) -> str | None:
+        """Go on after `mark`, cutting off what follows it. What is wrong, if the file is not so: nothing is touched."""
+        self.close()
+        if not self.path.exists():
+            if mark.bytes:
+                return f"{self.path} is missing"
+            self.begin_anew()
+            return None
+        with disk_errors(self.path):
+            fd = self._open(0)
+            try:
+                size = os.fstat(fd).st_size
+                content = _content(fd, mark.bytes)
+            except OSError:
+                os.close(fd)
+                raise
+            if content.mark != mark:
+                os.close(fd)
+                return (
+                    f"{self.path} was cut to {size} of {mark.bytes} bytes"
+                    if size < mark.bytes
+                    else f"{self.path} is not what was written: it was edited or replaced"
+                )
+            self._fd, self._content = fd, content
+            if size > mark.bytes:
+                os.ftruncate(fd, mark.bytes)
+            self._changed_ns = os.fstat(fd).st_ctime_ns
+        return None
+
+    def begin_anew(self) -> None:
+        """Empty, and made if it is not there."""
+        self.close()
+        self._content, self._pending = _Content(), b""
+        self._buffer.clear()
+        with disk_errors(self.path):
+            self._fd = self._open(os.O_CREAT | os.O_TRUNC)
+            self._changed_ns = os.fstat(self._fd).st_ctime_ns
+
+    def append(self, lines: bytes) -> None:
+        self._buffer.append(lines)
+
+    def write(self) -> Mark:
+        """Everything appended is on disk. StorageFullError: call again. OutputChangedError: begin anew."""
+        self._pending += b"".join(self._buffer)
+        self._buffer.clear()
+        with disk_errors(self.path):
+            self._look()
+            if self._pending:
+                while self._pending:
+                    written = os.write(self._fd, self._pending)
+                    self._content.add(self._pending[:written])
+                    self._pending = self._pending[written:]
+                os.fsync(self._fd)
+                status = os.fstat(self._fd)
+                self._compare_size(status)
+                self._changed_ns = status.st_ctime_ns
+        return self._content.mark
+
+    def verify(self) -> None:
+        """The whole file is what was written. OutputChangedError."""
+        with disk_errors(self.path):
+            self._look()
+            if _content(self._fd, self._content.bytes).mark != self._content.mark:
+                raise OutputChangedError(f"{self.path} was edited while the run was writing it")
+
+    def close(self) -> None:
+        if self._fd >= 0:
+            os.close(self._fd)
+            self._fd = -1
+
+    def _open(self, flags: int) -> int:
+        fd = os.open(self.path, os.O_RDWR | os.O_APPEND | os.O_CLOEXEC | os.O_NONBLOCK | flags, 0o666)
+        if not stat.S_ISREG(os.fstat(fd).st_mode):
+            os.close(fd)
+            raise StorageError(f"cannot write {self.path}: it is no regular file: move it away")
+        return fd
+
+    def _look(self) -> None:
+        """What the file system tells at no cost; the content, when that says that somebody touched the file."""
+        status = os.fstat(self._fd)
+        try:
+            there = self.path.stat()
+        except FileNotFoundError:
+            raise OutputChangedError(f"{self.path} was deleted while the run was writing it") from None
+        if (there.st_dev, there.st_ino) != (status.st_dev, status.st_ino):
+            raise OutputChangedError(f"{self.path} was replaced while the run was writing it")
+        self._compare_size(status)
+        if status.st_ctime_ns == self._changed_ns or self._false_alarms >= _FALSE_ALARMS:
+            return
+        if _content(self._fd, self._content.bytes).mark != self._content.mark:
+            raise OutputChangedError(f"{self.path} was edited while the run was writing it")
+        # Another mode or link, perhaps; a file system whose times mean nothing must not cost a reading each time.
+        self._false_alarms += 1
+        self._changed_ns = status.st_ctime_ns
+
+    def _compare_size(self, status: os.stat_result) -> None:
+        expected = self._content.bytes
+        if status.st_size != expected:
+            raise OutputChangedError(
+                f"{self.path} was cut from {expected} to {status.st_size} bytes while the run was writing it"
+                if status.st_size < expected
+                else f"{self.path} was written to by another program while the run was writing it"
+            )
+
+
+def _content(fd: int, size: int) -> _Content:
+    """Of the first `size` bytes, or of as many as there are."""
+    content = _Content()
+    while content.bytes < size:
+        piece = os.pread(fd, min(_PIECE, size - content.bytes), content.bytes)
+        if not piece:
+            break
+        content.add(piece)
+    return content
+
+
+class ResultFiles:
+    """The files that a run's commit log becomes, with how far into the log they go: `cursor`, and `totals` so far.
+
+    `begin`; then `append`, and `save` now and then; `finish` at the end, `close` always. When a file is not what was
+    written, `begin` says so and `save` and `finish` raise OutputChangedError; then `restart`, and append everything
+    from the log's beginning.
+    """
+
+    def __init__(self, directory: Path, run_id: str, names: Sequence[str]) -> None:
+        self._directory = directory
+        self._run_id = run_id
+        self._files = {name: GrowingFile(directory / name) for name in names}
+        self._begun = False
+        self.cursor = 0
+        self.totals: JsonObject = {}
+        self._summary: JsonObject | None = None
+
+    def begin(self) -> list[str]:
+        """Go on where it was saved. Else what is wrong, a line each: nothing is lost yet, and the cursor is 0."""
+        state = saved_state(self._directory)
+        if state is None or state["run_id"] != self._run_id:
+            left = [self._directory / STATE, *(file.path for file in self._files.values())]
+            damaged = state is None and any(path.exists() for path in left)
+            return [f"{left[0]} is damaged or missing"] if damaged else []
+        saved = state["files"]
+        if saved.keys() != self._files.keys():
+            return ["other result files are wanted than were written so far"]
+        found = [file.take_up(Mark.of(saved[name])) for name, file in self._files.items()]
+        if faults := [fault for fault in found if fault]:
+            self.close()
+            return faults
+        self._begun = True
+        self.cursor, self.totals = state["cursor"], state["totals"]
+        self._summary = self._as_written(state.get("summary"))
+        return []
+
+    def restart(self) -> None:
+        """Empty every file: the log comes again from its beginning."""
+        self.cursor, self.totals, self._summary = 0, {}, None
+        for file in self._files.values():
+            file.begin_anew()
+        self._begun = True
+
+    @property
+    def summary(self) -> JsonObject | None:
+        """What `finish` wrote, if the files are as it left them."""
+        return self._summary
+
+    def append(self, name: str, lines: bytes) -> None:
+        """One or more whole lines. After a `begin` that found something wrong, the first call is what empties it."""
+        if not self._begun:
+            self.restart()
+        self._files[name].append(lines)
+
+    def save(self, cursor: int, totals: JsonObject) -> None:
+        """Make everything appended durable: the files first, then the cursor. OutputChangedError, StorageError."""
+        self._save(cursor, totals, None)
+
+    def finish(self, cursor: int, totals: JsonObject, summary: JsonObject) -> None:
+        """Save, look at all of every file once more, and write summary.json. OutputChangedError, StorageError."""
+        self._save(cursor, totals, None)
+        for file in self._files.values():
+            file.verify()
+        data = json.dumps(summary, indent=2).encode() + b"\n"
+        write_atomically(self._directory / SUMMARY, data)
+        self._save(cursor, totals, blake3(data).hexdigest())
+
+    def close(self) -> None:
+        for file in self._files.values():
+            file.close()
+
+    def _save(self, cursor: int, totals: JsonObject, summary: str | None) -> None:
+        if not self._begun:
+            self.restart()
+        marks = {name: asdict(file.write()) for name, file in self._files.items()}
+        self.cursor, self.totals = cursor, totals
+        state = {"run_id": self._run_id, "cursor": cursor, "files": marks, "totals": totals, "summary": summary}
+        write_atomically(self._directory / STATE, seal(state))
+
+    def _as_written(self, digest: str | None) -> JsonObject | None:
+        try:
+            data = (self._directory / SUMMARY).read_bytes()
+        except OSError:
+            return None
+        return json.loads(data) if blake3(data).hexdigest() == digest else None
+
+
+def check_complete(*, final: int, total: int, what: str = "rows") -> None:
+    """IncompleteError unless as many are final in the files as the input has."""
+    if final < total:
+        raise IncompleteError(
+            f"{final} of {total} {what} are final in the files: {total - final} are missing, although the run is said "
+            "to be complete"
+        )
+    if final > total:
+        raise IncompleteError(f"{final} {what} are in the files, and the input has {total}")

@@ -1,0 +1,299 @@
+"""What a workload is: a package that says what its units are, how they become items and how results become files.
+
+A workload is a class derived from `Workload`, registered under the entry point group `rollout.workloads` as
+`NAME = "package.module:Class"`. What runs its items on a worker is registered under `rollout.executors`, usually by the
+same name. Scheduling, retries, resume, progress, interrupts, exit codes and the writing of files are no business of
+either: they stand once in `rollout.workloads` and `rollout.cli.session`.
+
+In the order of use, for a new run:
+
+1. `check(settings, reading)`: all of the input is read once and every fault of it is found, before anything starts.
+2. `spec(run_id, config)`, `plan(checked, config, start)`: the run and its items, lazily, from any place on.
+3. `writer(config)`: what each entry of the commit log becomes in which file, and the summary.
+
+The class is imported for every `rollout --help`: import engines, grpc and the like where they are used.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import ClassVar, Generic, Protocol, TypeVar
+
+from pydantic import BaseModel
+
+from rollout.model.item import NewItem, Outcome
+from rollout.model.run import Order, RunSpec
+from rollout.workloads.commit import CommitEntry
+from rollout.workloads.json_form import JsonObject, canonical
+from rollout.workloads.source import InputReport, Line, Source
+
+GROUP = "rollout.workloads"
+"""The entry point group of workloads."""
+
+
+@dataclass(frozen=True, slots=True)
+class Reading:
+    """How a check reads its input: with `rows`, so that what is submitted later is what was checked.
+
+    `exclude`: the run's output directory, into which no wildcard reaches. `written`: what runs of the workload write.
+    `spool`: where copies of pipes stay for the next command; None: nowhere. `resumed`: the run is known. `index`: where
+    the hashes of the rows will stay; None: nothing will be submitted. `progress(units, bytes)`, `tell(text)`: called
+    now and then; they raise when the person has asked to stop.
+    """
+
+    exclude: Path
+    written: tuple[str, ...] = ()
+    spool: Path | None = None
+    resumed: bool = False
+    index: Path | None = None
+    progress: Callable[[int, int], None] | None = None
+    tell: Callable[[str], None] = lambda text: None
+
+    def rows(self, patterns: Sequence[str], read: Callable[[Line], object]) -> tuple[Source, InputReport]:
+        """Hand every line of the files that match to `read`, which raises InputError with what is wrong with it.
+
+        InputError with every fault. The source goes into `Checked`.
+        """
+        source = Source.open(
+            patterns,
+            exclude=self.exclude,
+            spool=self.spool,
+            resumed=self.resumed,
+            written=self.written,
+            tell=self.tell,
+        )
+        return source, source.check(read, index=self.index, progress=self.progress)
+
+
+def input_section(patterns: Sequence[str], report: InputReport) -> JsonObject:
+    """`input` of a run's configuration, by which a later command sees whether and how the input changed."""
+    return {
+        "glob": list(patterns),
+        "rows": report.rows,
+        "digest": report.digest,
+        "files": [{"path": file.path, "rows": file.rows, "digest": file.digest} for file in report.files],
+    }
+
+
+@dataclass(frozen=True, slots=True)
+class Tree:
+    """A local directory that workers need. It travels as objects; its content id becomes part of the configuration.
+
+    `key`: dotted key of the run's configuration that receives the id of the manifest, in hex. `always`: also when
+    coordinator and workers run on this machine; else they read `path` itself. `files`: those that travel, with their
+    names in the tree; None: all that is there.
+    """
+
+    key: str
+    path: Path
+    always: bool = False
+    files: tuple[tuple[str, Path], ...] | None = None
+
+
+@dataclass(kw_only=True)
+class Checked:
+    """What a check found. A workload keeps in a subclass of its own what `plan` needs.
+
+    `config` is the run's configuration as executors and a later resume need it: a JSON object of sections, files read
+    and defaults written out. The shared machinery reads of it
+    - `input`: a `digest` of all units, and what else says how the input changed (`input_section`);
+    - `run`: name, priority, order, max_in_flight (`spec`).
+    An executor of another name than the workload's gets `executors.NAME` of it.
+
+    `total`: units in the input; the run completes with as many. `source`: where `plan` reads them again.
+    `trees`: what workers need of this machine's disk.
+    """
+
+    config: JsonObject
+    total: int
+    source: Source | None = None
+    trees: tuple[Tree, ...] = ()
+
+    def close(self) -> None:
+        """Nothing is read of the input any more."""
+        if self.source is not None:
+            self.source.close()
+
+
+@dataclass(slots=True)
+class Totals:
+    """Counts over a run's commit log so far. Durations are of attempts; times are Unix milliseconds."""
+
+    rows: int = 0
+    done: int = 0
+    failed: int = 0
+    cancelled: int = 0
+    skipped: int = 0
+    attempts: int = 0
+    retried: int = 0
+    units_in: int = 0
+    units_out: int = 0
+    duration_ms: int = 0
+    longest_ms: int = 0
+    first_ms: int = 0
+    last_ms: int = 0
+
+    def count(self, entry: CommitEntry) -> None:
+        self.rows += 1
+        name = entry.outcome.name.lower()
+        setattr(self, name, getattr(self, name) + 1)
+        self.attempts += entry.attempt
+        self.retried += max(0, entry.attempt - 1)
+        self.units_in += entry.units_in
+        self.units_out += entry.units_out
+        self.duration_ms += entry.duration_ms
+        self.longest_ms = max(self.longest_ms, entry.duration_ms)
+        self.first_ms = min(self.first_ms or entry.accepted_ms, entry.accepted_ms)
+        self.last_ms = max(self.last_ms, entry.accepted_ms)
+
+
+class Writer(Protocol):
+    """From entries of the commit log to lines of files. It opens none: the collector does, and resumes them."""
+
+    files: tuple[str, ...]
+    """Names of the files that `lines` may name; all are made."""
+
+    def lines(self, entry: CommitEntry) -> Iterable[tuple[str, bytes]]:
+        """(file, bytes of one or more whole lines) for each line that `entry` becomes, in order.
+
+        It depends on `entry` and the run's configuration alone: a file may have to be written anew from the ledger.
+        """
+        ...
+
+    def summary(self, summary: JsonObject, totals: Totals) -> JsonObject:
+        """What `summary.json` holds: `summary` has what every workload says, and the workload adds its own."""
+        return summary
+
+
+Settings = TypeVar("Settings", bound=BaseModel)
+Found = TypeVar("Found", bound=Checked)
+
+
+class Workload(ABC, Generic[Settings, Found]):
+    """Made once a process, without arguments. Class variables without a value have to be given one."""
+
+    name: ClassVar[str]
+    help: ClassVar[str]
+    """A sentence for `rollout --help`."""
+    settings: ClassVar[type[BaseModel]]
+    """Model of the configuration file: `Settings`."""
+    sections: ClassVar[frozenset[str]] = frozenset()
+    """Top-level tables by which `rollout plan` knows a file of this workload; empty: it has no files."""
+    verb: ClassVar[str] = "run"
+    """`rollout NAME VERB --config FILE`, the command that every workload with a configuration file has."""
+    commands: ClassVar[str] = ""
+    """`module:attribute` of a typer.Typer that takes the place of that command; imported when it is called."""
+    details: ClassVar[str] = ""
+    """Paragraphs for the help of that command."""
+
+    unit: ClassVar[str] = "rows"
+    """What its units are called in progress and summaries, plural."""
+    measure: ClassVar[str] = ""
+    """What `units_out` of an entry counts, such as tokens; empty: nothing that a person wants to see."""
+    result_files: ClassVar[tuple[str, ...]]
+    """Every file that a run may write into its output directory, the most important first, `summary.json` included."""
+
+    free: ClassVar[frozenset[str]] = frozenset({"output", "workers"})
+    """Sections that change no result and are no part of the run: a resumed run may set them anew."""
+    recorded: ClassVar[frozenset[str]] = frozenset()
+    """Dotted keys that change how and not what: a resumed run keeps its value, and the person is told so."""
+
+    # ---- the settings
+
+    @abstractmethod
+    def directory(self, settings: Settings) -> Path:
+        """The output directory."""
+
+    def workers(self, settings: Settings) -> int:
+        """Workers that an embedded cluster starts."""
+        return 1
+
+    def check_host(self, settings: Settings) -> None:
+        """ConfigError when workers that this machine starts could not do the work: a package that is missing, say."""
+        return
+
+    # ---- input to items
+
+    @abstractmethod
+    def check(self, settings: Settings, reading: Reading) -> Found:
+        """Read all of the input once and find every fault. Blocking; writes nothing.
+
+        ConfigError or InputError with all that is wrong, each as `file:line: what, and what would be right`.
+        """
+
+    @abstractmethod
+    def plan(self, checked: Found, config: JsonObject, start: int) -> Iterator[NewItem]:
+        """Items from seq `start` on, in order, lazily; seq n is unit n, counted from 0. Runs in a thread.
+
+        `config` is the run's own, which on resume may be older than `checked.config`. `checked.source.rows(start)`
+        raises InputChangedError where the input is not what was checked.
+        """
+
+    def spec(self, run_id: str, config: JsonObject) -> RunSpec:
+        """The run to open, without the free sections, so that opening it again compares equal."""
+        run: JsonObject = config.get("run", {})
+        return RunSpec(
+            run_id=run_id,
+            workload=self.name,
+            config=canonical({key: value for key, value in config.items() if key not in self.free}),
+            name=run.get("name", ""),
+            order=Order(run.get("order", Order.SCHEDULE)),
+            priority=run.get("priority", 0),
+            max_in_flight=run.get("max_in_flight", 0),
+        )
+
+    # ---- commit log to files
+
+    @abstractmethod
+    def writer(self, config: JsonObject) -> Writer: ...
+
+    # ---- for people
+
+    @abstractmethod
+    def describe(self, settings: Settings, checked: Found) -> list[str]:
+        """Lines of `rollout plan`: what a run of this configuration would do."""
+
+    def dry_run(self, settings: Settings, checked: Found) -> JsonObject:
+        """Fields of the event of `--dry-run`."""
+        return {self.unit: checked.total, "workers": self.workers(settings)}
+
+    def warnings(self, settings: Settings) -> list[str]:
+        """What a dry run warns of although it is no fault."""
+        return []
+
+    def describe_change(self, section: str, old: JsonObject, new: JsonObject) -> list[str] | None:
+        """What changed in `section` of a run's configuration, a line each; empty: nothing that matters.
+
+        None: there is nothing special about it, its keys are compared one by one.
+        """
+        return None
+
+
+def check_only(workload: Workload[Settings, Found], settings: Settings) -> Found:
+    """All that can be checked without a cluster and an engine. Leaves nothing behind. ConfigError, InputError."""
+    reading = Reading(exclude=workload.directory(settings), written=workload.result_files)
+    checked = workload.check(settings, reading)
+    checked.close()
+    return checked
+
+
+_OUTCOMES = {Outcome.CANCELLED: "cancelled", Outcome.SKIPPED: "skipped", Outcome.FAILED: "failed"}
+
+
+@dataclass(frozen=True, slots=True)
+class Unsuccessful:
+    """Why a unit has no result: `code` is stable, `message` for people."""
+
+    code: str
+    message: str
+
+
+def unsuccessful(entry: CommitEntry, unit: str = "row") -> Unsuccessful:
+    """Of an entry whose outcome is not DONE."""
+    if entry.failure is not None:
+        return Unsuccessful(entry.failure.code, entry.failure.message)
+    code = _OUTCOMES[entry.outcome]
+    return Unsuccessful(code, f"the {unit} was {code}")

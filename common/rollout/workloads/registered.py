@@ -1,0 +1,38 @@
+"""The workloads that installed packages register, ours as third parties'. Each is imported when it is wanted."""
+
+from __future__ import annotations
+
+from functools import cache
+from importlib.metadata import EntryPoint, entry_points
+from typing import Any, cast
+
+from rollout.model.errors import PluginError
+from rollout.workloads.port import GROUP, Workload
+
+AnyWorkload = Workload[Any, Any]
+
+
+@cache
+def entries() -> dict[str, EntryPoint]:
+    """By name, sorted."""
+    return {entry.name: entry for entry in sorted(entry_points(group=GROUP), key=lambda entry: entry.name)}
+
+
+@cache
+def load(name: str) -> AnyWorkload:
+    """KeyError: nothing registers it. PluginError: its package cannot be imported, or registers something else."""
+    entry = entries()[name]
+    owner = f" of {entry.dist.name}" if entry.dist else ""
+    try:
+        # Whatever the module of a third party does wrong, the other commands must work.
+        made = entry.load()()
+    except Exception as error:
+        raise PluginError(
+            f"the workload {name}{owner} cannot be loaded from {entry.value}: {type(error).__name__}: {error}"
+        ) from error
+    if not isinstance(made, Workload) or made.name != name:
+        raise PluginError(
+            f"the workload {name}{owner} cannot be used: {entry.value} must be a class derived from "
+            f'rollout.workloads.port.Workload with name = "{name}"'
+        )
+    return cast(AnyWorkload, made)

@@ -1,0 +1,135 @@
+"""Going on with a run: what may differ from when it was made, what differs, and whether it is complete already."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any, cast
+
+from rollout.model.errors import ConfigError
+from rollout.workloads.collector import Collector
+from rollout.workloads.json_form import JsonObject, short
+from rollout.workloads.output import OutputDirectory, saved_state
+from rollout.workloads.port import Checked, Workload
+
+AnyWorkload = Workload[Any, Any]
+
+
+def compare(
+    workload: AnyWorkload, output: OutputDirectory, stored: JsonObject, new: JsonObject, changed: str | None
+) -> list[str]:
+    """What the person is to be told of settings that the run of `output` does not follow.
+
+    `changed`: the first unit of the input that is another than before, if that is known. ConfigError with everything
+    that changed and must not.
+    """
+    if changes := describe_changes(workload, stored, new, changed):
+        raise ConfigError(
+            f"{output.path} holds run {output.run_id}, which cannot go on with another configuration:\n"
+            + "\n".join(f"  {change}" for change in changes)
+            + "\nChange it back, or start a new run by naming another output.dir"
+        )
+    return describe_recorded(workload, stored, new)
+
+
+def describe_changes(workload: AnyWorkload, old: JsonObject, new: JsonObject, changed: str | None = None) -> list[str]:
+    """What makes another run of it, a line each; empty: nothing."""
+    changes: list[str] = []
+    for section in _sections(workload, old, new):
+        before, after = old.get(section), new.get(section)
+        special = None
+        if isinstance(before, dict) and isinstance(after, dict):
+            before, after = cast(JsonObject, before), cast(JsonObject, after)
+            special = workload.describe_change(section, before, after)
+            if special is None and section == "input" and "digest" in before and "digest" in after:
+                special = _input_changes(before, after, changed)
+        if special is None:
+            special = [
+                f"{key}: {short(was)} -> {short(now)}"
+                for key, was, now in _differences(section, before, after)
+                if key not in workload.recorded
+            ]
+        changes += special
+    return changes
+
+
+def describe_recorded(workload: AnyWorkload, old: JsonObject, new: JsonObject) -> list[str]:
+    """Changes that a resumed run does not follow: it keeps the value it was submitted with."""
+    return [
+        f"{key}: the run keeps {short(was)}, not {short(now)}"
+        for section in _sections(workload, old, new)
+        for key, was, now in _differences(section, old.get(section), new.get(section))
+        if key in workload.recorded
+    ]
+
+
+def resumed_config(workload: AnyWorkload, old: JsonObject, new: JsonObject) -> JsonObject:
+    """What a resumed run goes on with: its own configuration, and the new values of what may change."""
+    return {**old, **{section: new[section] for section in workload.free if section in new}}
+
+
+def collected(workload: AnyWorkload, output: OutputDirectory) -> bool:
+    """Whether results are in the files, as far as one can see without the ledger."""
+    state = saved_state(output.path)
+    if state is None:  # perhaps only the state is gone
+        return any((output.path / name).exists() for name in workload.result_files)
+    return state["cursor"] > 0
+
+
+def finished(
+    workload: AnyWorkload, output: OutputDirectory, run_id: str, config: JsonObject, checked: Checked
+) -> JsonObject | None:
+    """The summary of a run that was completed and collected: nothing has to be started for it. Blocking."""
+    state = saved_state(output.path)
+    if state is None or state.get("summary") is None:
+        return None  # before all of what is written is read, to no end
+    collector = open_collector(workload, output, run_id, config, checked)
+    try:
+        summary = collector.summary
+        completed = summary is not None and summary.get("state") == "completed"
+        return summary if completed and collector.complete else None
+    finally:
+        collector.close()
+
+
+def open_collector(
+    workload: AnyWorkload, output: OutputDirectory, run_id: str, config: JsonObject, checked: Checked
+) -> Collector:
+    """The collector of a workload's run. Blocking."""
+    writer = workload.writer(config)
+    return Collector(output, run_id, writer, total=checked.total, unit=workload.unit, measure=workload.measure)
+
+
+def _sections(workload: AnyWorkload, old: JsonObject, new: JsonObject) -> list[str]:
+    return [section for section in dict.fromkeys([*new, *old]) if section not in workload.free]
+
+
+def _differences(section: str, old: Any, new: Any) -> Iterator[tuple[str, Any, Any]]:
+    if not isinstance(old, dict) or not isinstance(new, dict):
+        if old != new:
+            yield section, old, new
+        return
+    before, after = cast(JsonObject, old), cast(JsonObject, new)
+    for key in sorted(before.keys() | after.keys()):
+        if before.get(key) != after.get(key):
+            yield f"{section}.{key}", before.get(key), after.get(key)
+
+
+def _input_changes(old: JsonObject, new: JsonObject, changed: str | None) -> list[str]:
+    if old["digest"] == new["digest"]:
+        return []
+    if changed:
+        return [f"input: {changed}"]
+    before = [(file["digest"], file["path"]) for file in old.get("files", [])]
+    after = [(file["digest"], file["path"]) for file in new.get("files", [])]
+    if not before or not after:
+        return ["input: it is another than before"]
+    if sorted(before) == sorted(after):
+        return ["input: the same files in another order"]
+    known = {path: digest for digest, path in before}
+    changes = [
+        f"input: the rows of {path} changed" if path in known else f"input: {path} was added"
+        for digest, path in after
+        if known.get(path) != digest
+    ]
+    gone = sorted(known.keys() - {path for _, path in after})
+    return [*changes, *(f"input: {path} is missing" for path in gone)]

@@ -1,0 +1,68 @@
+"""Runs of several executors, on workers that host some of them.
+
+The shapes of work, the faults and the commands are those that were drawn. Of what is drawn here nothing disturbs them.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from random import Random
+
+from sim_executors import EXECUTORS, Behaviour
+from sim_scenario import Fault, RunPlan, Scenario, WorkerPlan
+
+NAMES = tuple(EXECUTORS)
+LATE = "late"
+
+
+def mix(scenario: Scenario, random: Random) -> Scenario:
+    """Items name executors, parents those of their children; a worker hosts one to three of the four. What none of them
+    hosts waits for a worker that joins seconds later and may be struck itself, or there is one executor less."""
+    first, *others = scenario.workers
+    first = replace(first, executors=_some(random, random.randint(2, 3)))  # the one that every label fits
+    workers = [first, *(replace(w, executors=_some(random, random.randint(1, 2))) for w in others)]
+    hosted = {name for worker in workers for name in worker.executors}
+    missing = tuple(name for name in NAMES if name not in hosted)
+    faults = list(scenario.faults)
+    if missing or random.random() < 0.3:
+        joins_at = round(random.uniform(3.0, 16.0), 3)
+        executors = missing or _some(random, 1)
+        workers.append(WorkerPlan(LATE, random.randint(1, 3), random.choice("xy"), 1.0, executors, joins_at))
+        if random.random() < 0.5:
+            faults.append(_strike(random, scenario, joins_at))
+    runs = tuple(_named(run, first, random) for run in scenario.runs)
+    return replace(
+        scenario, workers=tuple(workers), runs=runs, faults=tuple(sorted(faults, key=lambda fault: fault.at))
+    )
+
+
+def _some(random: Random, count: int) -> tuple[str, ...]:
+    return tuple(sorted(random.sample(NAMES, count)))
+
+
+def _strike(random: Random, scenario: Scenario, joins_at: float) -> Fault:
+    """Something that happens to the worker that all waited for."""
+    at, seconds = round(joins_at + random.uniform(0.2, 2.5), 3), round(random.uniform(0.5, 7.0), 3)
+    kind = random.choice(("crash", "pause", "partition", "drain", "child_crash"))
+    peer = random.choice(scenario.coordinators)[0] if kind == "partition" else ""
+    amount = 1.0 if kind == "drain" else 0.0
+    return Fault(kind, at, LATE, peer, seconds, amount)
+
+
+def _named(run: RunPlan, first: WorkerPlan, random: Random) -> RunPlan:
+    """Every spec that the run has for one or two executors, and some of its items as parents."""
+    specs = [
+        replace(spec, executor=random.choice(first.executors if spec.require_labels else ("", *NAMES)))
+        for spec in run.specs
+        for _ in range(2)
+    ]
+    items = tuple(
+        (_parent(how, random), 2 * index + random.randrange(2)) for how, index in run.items
+    )  # fmt: skip
+    return replace(run, items=items, specs=tuple(specs), kind=random.choice(NAMES))
+
+
+def _parent(how: Behaviour, random: Random) -> Behaviour:
+    if how.children or random.random() < 0.15:
+        return replace(how, children=how.children or random.randint(1, 3), calls=random.choice(("", *NAMES)))
+    return how

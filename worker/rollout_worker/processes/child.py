@@ -1,0 +1,330 @@
+"""The daemon's side of its child processes: start, talk, capture what they print, and leave none behind."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Awaitable, Callable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import structlog
+from rollout.model.errors import ProtocolError
+from rollout.wire.v1 import common_pb2, work_pb2
+
+from rollout_worker import session_events as ev
+from rollout_worker.attempts import OUT_OF_MEMORY, AttemptKey, Held, held_to_wire
+from rollout_worker.environment import child_environment
+from rollout_worker.pipe import Kind, Pipe
+from rollout_worker.processes import guard
+from rollout_worker.processes.frames import read_frame, read_question
+from rollout_worker.processes.memory import MemoryGroup, MemoryGroups, ran_out
+from rollout_worker.processes.output import TELL_S, Output
+
+log = structlog.get_logger()
+
+READ_BYTES = 64 << 10
+OUTPUT_WAIT_S = 1.0
+STOP_GRACE_S = 10.0
+GROUP_WAIT_S = 5.0  # no longer: where nobody reaps orphans, a group never ends
+KILLED_EARLY = "it was killed before it had started"
+
+
+@dataclass(slots=True)
+class Handlers:
+    event: Callable[[ev.Event], None]
+    request: Callable[[dict[str, Any]], Any]  # coroutine function: the value for a child's question
+    secrets: Callable[[], Awaitable[dict[str, str]]]  # what the child may know, by name
+
+
+class Guard:
+    """The process that kills what is left when this one is killed, and what may not go on when this one hangs."""
+
+    def __init__(self, scratch: Path) -> None:
+        self._process = subprocess.Popen(
+            [sys.executable, "-I", "-S", str(Path(guard.__file__)), str(scratch)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            start_new_session=True,
+        )
+
+    def _tell(self, line: str) -> None:
+        assert self._process.stdin is not None
+        try:
+            self._process.stdin.write(line.encode())
+            self._process.stdin.flush()
+        except OSError as error:  # the kernel's own signal is left, on Linux
+            log.error("guard_lost", error=str(error))
+
+    def add(self, group: int) -> None:
+        self._tell(f"+{group}\n")
+
+    def remove(self, group: int) -> None:
+        self._tell(f"-{group}\n")
+
+    def kill_at(self, group: int, time: float) -> None:
+        """`time` as `guard.clock` gives it; 0: not any more."""
+        self._tell(f"={group} {time:.3f}\n")
+
+    def remove_groups(self, base: Path) -> None:
+        """At the end: the control groups below `base`, and `base`."""
+        self._tell(f"/{base}\n")
+
+    def close(self) -> None:
+        assert self._process.stdin is not None
+        with contextlib.suppress(OSError):
+            self._process.stdin.close()
+        self._process.wait(timeout=30)
+
+
+class ChildProcess:
+    """One `rollout_worker.processes.runner`."""
+
+    def __init__(
+        self,
+        start: ev.StartChild,
+        scratch: Path,
+        cache: Path,
+        guard: Guard,
+        handlers: Handlers,
+        memory: MemoryGroups | None = None,
+    ) -> None:
+        self.number = start.child
+        self.pid = 0
+        self._plan = plan = start.plan
+        self._devices = start.devices
+        self._memory_bytes = plan.memory_mib << 20
+        self._memory = memory
+        self._group: MemoryGroup | None = None
+        self._output = Output(self._log, time.monotonic())
+        self._telling: asyncio.TimerHandle | None = None
+        self._scratch = scratch
+        self._cache = cache  # where the child reads slices of objects itself
+        self._guard = guard
+        self._handlers = handlers
+        self._pipe = Pipe(self._frame, self._pipe_lost)
+        self._pipe_gone = asyncio.Event()
+        self._known_runs: dict[str, None] = {plan.run.run_id: None}
+        self._process: asyncio.subprocess.Process | None = None
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._early: list[tuple[int, bytes]] | None = []
+        self._asked_to_stop = False
+        self._killed = False
+        self.done = asyncio.Event()
+
+    async def run(self) -> None:
+        """From start to end; ChildEnded is the last event it makes."""
+        try:
+            reason, code = await self._run()
+        except (OSError, ValueError) as error:  # ValueError: a NUL in a variable that the run's configuration sets
+            reason, code = f"it could not be started: {error}", ""
+        if self._group is not None:
+            self._group.remove()
+        self.done.set()
+        self._handlers.event(ev.ChildEnded(self.number, reason, code))
+
+    async def _run(self) -> tuple[str, str]:
+        """How it ended, and the code of a failure that is known by more than that."""
+        # The operator's word counts more than what a run says: secrets last.
+        secrets = await self._handlers.secrets()
+        environment = child_environment(dict(self._plan.environment) | secrets)
+        if self._devices is not None:
+            environment["CUDA_VISIBLE_DEVICES"] = ",".join(self._devices)
+        if self._killed:
+            return KILLED_EARLY, ""
+        if self._memory_bytes and self._memory is not None:
+            self._group = self._memory.make(self.number, self._memory_bytes)
+        ours, theirs = socket.socketpair()
+        try:
+            process = self._process = await asyncio.create_subprocess_exec(
+                sys.executable,
+                "-m",
+                "rollout_worker.processes.runner",
+                str(theirs.fileno()),
+                str(os.getpid()),
+                *([str(self._memory_bytes)] if self._memory_bytes and self._group is None else ()),
+                pass_fds=(theirs.fileno(),),
+                start_new_session=True,
+                env=environment,
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
+            )
+        except BaseException:
+            ours.close()
+            raise
+        finally:
+            theirs.close()
+        self.pid = process.pid
+        self._guard.add(process.pid)
+        if self._group is not None:
+            with contextlib.suppress(ProcessLookupError):
+                self._group.add(process.pid)
+        if self._killed:
+            self._kill_group()
+        assert process.stdout is not None and process.stderr is not None
+        output = [
+            asyncio.create_task(self._capture("stdout", process.stdout)),
+            asyncio.create_task(self._capture("stderr", process.stderr)),
+        ]  # fmt: skip
+        try:
+            ours.setblocking(False)
+            await asyncio.get_running_loop().create_unix_connection(lambda: self._pipe, sock=ours)
+            init = {
+                "run": asdict(self._plan.run),
+                "scratch": str(self._scratch),
+                "cache": str(self._cache),
+                "secrets": sorted(secrets),
+            }
+            self._pipe.send(Kind.INIT, json.dumps(init).encode())
+            for kind, body in self._early or ():
+                self._pipe.send(kind, body)
+            self._early = None
+            code = await process.wait()
+            # What it said before it died counts; a grandchild may hold the socket open for ever, though.
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._pipe_gone.wait(), OUTPUT_WAIT_S)
+        finally:
+            self._kill_group()
+            if self._devices:
+                await self._group_gone()
+            self._guard.remove(process.pid)
+            self._pipe.abort()
+            await asyncio.wait(output, timeout=OUTPUT_WAIT_S)
+            for task in [*output, *self._tasks]:
+                task.cancel()
+            if self._telling is not None:
+                self._telling.cancel()
+            self._output.close()
+        if self._asked_to_stop and code == 0:
+            return "it stopped", ""
+        return exit_reason(code), OUT_OF_MEMORY if self._ran_out() else ""
+
+    def _ran_out(self) -> bool:
+        if self._group is not None:
+            return self._group.killed()
+        return bool(self._memory_bytes) and ran_out(self._output.last_words)
+
+    def _kill_group(self) -> None:
+        if self.pid:
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.killpg(self.pid, signal.SIGKILL)
+
+    async def _group_gone(self) -> None:
+        """What it started may hold its devices a moment longer, and the next process finds their memory taken."""
+        until = asyncio.get_running_loop().time() + GROUP_WAIT_S
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            while asyncio.get_running_loop().time() < until:
+                os.killpg(self.pid, 0)
+                await asyncio.sleep(0.05)
+
+    def kill(self) -> None:
+        """It and all processes it started; one that is only being started ends as soon as it has."""
+        self._killed = True
+        self._kill_group()
+
+    def kill_at(self, time: float) -> None:
+        """By the guard, so that it happens though this daemon is stopped or hangs; 0: not at all."""
+        if self.pid:
+            self._guard.kill_at(self.pid, time)
+
+    def stop(self) -> None:
+        """Close the executor and end; killed if that takes too long."""
+        self._asked_to_stop = True
+        self._send(Kind.STOP, b"")
+        asyncio.get_running_loop().call_later(STOP_GRACE_S, lambda: None if self.done.is_set() else self.kill())
+
+    # ---- to the child
+
+    def _send(self, kind: int, body: bytes) -> None:
+        if self._early is not None:
+            self._early.append((kind, body))
+        else:
+            self._pipe.send(kind, body)
+
+    def deliver(self, attempts: list[Held]) -> None:
+        for group in held_to_wire(attempts, self._known_runs):
+            self._send(Kind.ASSIGN, group.SerializeToString())
+
+    def cancel(self, keys: list[AttemptKey]) -> None:
+        for key in keys:
+            message = common_pb2.AttemptKeys(log=key.log, seq=[key.seq], attempt=[key.attempt])
+            self._send(Kind.CANCEL, message.SerializeToString())
+
+    def recall(self, keys: list[AttemptKey]) -> None:
+        by_log: dict[int, common_pb2.AttemptKeys] = {}
+        for key in keys:
+            message = by_log.setdefault(key.log, common_pb2.AttemptKeys(log=key.log))
+            message.seq.append(key.seq)
+            message.attempt.append(key.attempt)
+        for message in by_log.values():
+            self._send(Kind.RECALL, message.SerializeToString())
+
+    def pass_children(self, results: work_pb2.ChildResults) -> None:
+        self._send(Kind.CHILDREN, results.SerializeToString())
+
+    def resume(self, key: AttemptKey) -> None:
+        message = work_pb2.Resume(log=key.log, seq=key.seq, attempt=key.attempt)
+        self._send(Kind.RESUME, message.SerializeToString())
+
+    # ---- from the child
+
+    def _pipe_lost(self) -> None:
+        """One that closed its socket, or broke the framing, and lives on would keep its attempts for ever."""
+        self._pipe_gone.set()
+        asyncio.get_running_loop().call_later(STOP_GRACE_S, lambda: None if self.done.is_set() else self.kill())
+
+    def _frame(self, kind: int, body: bytes) -> None:
+        """ProtocolError kills the child, and nobody else is hurt."""
+        try:
+            if kind == Kind.REQUEST:
+                self._ask(read_question(body))
+                return
+            event = read_frame(self.number, kind, body)
+            if kind == Kind.FAILED:
+                self.stop()
+            self._handlers.event(event)
+        except ProtocolError as error:
+            log.error("child_broke_protocol", child=self.number, kind=kind, error=str(error))
+            self.kill()
+
+    def _ask(self, question: dict[str, Any]) -> None:
+        task = asyncio.get_running_loop().create_task(self._answer(question))
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def _answer(self, question: dict[str, Any]) -> None:
+        reply = {"id": question["id"], **await self._handlers.request(question)}
+        self._send(Kind.REPLY, json.dumps(reply).encode())
+
+    async def _capture(self, name: str, stream: asyncio.StreamReader) -> None:
+        while data := await stream.read(READ_BYTES):
+            self._output.feed(name, data, time.monotonic())
+            if self._output.untold and self._telling is None:
+                self._telling = asyncio.get_running_loop().call_later(TELL_S, self._tell_dropped)
+
+    def _tell_dropped(self) -> None:
+        self._telling = None
+        self._output.tell()
+
+    def _log(self, level: str, event: str, fields: dict[str, Any]) -> None:
+        getattr(log, level)(event, child=self.number, pid=self.pid, **fields)
+
+
+def exit_reason(code: int) -> str:
+    if code >= 0:
+        return f"exit code {code}"
+    try:
+        name = signal.Signals(-code).name
+    except ValueError:
+        name = str(-code)
+    return f"signal {name}" + (" (out of memory?)" if name == "SIGKILL" else "")

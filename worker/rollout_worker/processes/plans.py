@@ -1,0 +1,133 @@
+"""Where attempts execute: a plan for each (run, executor), and for what an item asks of a process of its own. Pure."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable, Mapping, Set
+from dataclasses import replace
+from typing import NamedTuple
+
+from rollout.model.errors import AttemptError, ProtocolError
+from rollout.model.ids import is_ulid
+from rollout.model.item import Failure, ItemSpec
+from rollout.wire.v1 import work_pb2
+
+from rollout_worker.attempts import Plan, run_from_wire
+from rollout_worker.executors.port import Executor, Run
+
+
+class Plans:
+    """Of the runs that this worker was told of; `plan_run` raises AttemptError where one cannot execute here.
+
+    `lease_devices`: whether this worker knows its accelerators; else no process is given any, and sees what there is.
+    """
+
+    def __init__(self, plan_run: Callable[[Run], Plan], *, lease_devices: bool) -> None:
+        self._plan_run = plan_run
+        self._lease_devices = lease_devices
+        self._runs: dict[str, Run | Failure] = {}
+        self._plans: dict[str, dict[tuple[str, Limits], Plan | Failure]] = {}  # by run
+
+    def of(self, context: work_pb2.RunContext, spec: ItemSpec) -> Plan | Failure:
+        """ProtocolError where a run is new and `context` does not say what it is."""
+        run = self._run(context)
+        plans = self._plans.setdefault(context.run_id, {})
+        key = (spec.executor, limits(spec))
+        plan = plans.get(key)
+        if plan is None:
+            plan = run if isinstance(run, Failure) else self._make(run, *key)
+            if isinstance(plan, Plan) and not self._lease_devices:
+                plan = replace(plan, devices=0)
+            plans[key] = plan
+        return plan
+
+    def _make(self, run: Run, executor: str, asked: Limits) -> Plan | Failure:
+        if asked != NO_LIMITS:
+            plain = self._plans[run.run_id].get((executor, NO_LIMITS)) or self._make(run, executor, NO_LIMITS)
+            return plain if isinstance(plain, Failure) else with_limits(plain, asked)
+        try:
+            return self._plan_run(run.seen_by(executor))
+        except AttemptError as error:
+            return _failure(error)
+
+    def _run(self, context: work_pb2.RunContext) -> Run | Failure:
+        known = self._runs.get(context.run_id)
+        if known is not None:
+            return known
+        if not is_ulid(context.run_id):
+            raise ProtocolError(f"an assignment of run {context.run_id!r}, which is no run id")
+        if not context.workload:
+            raise ProtocolError(f"an assignment of run {context.run_id}, whose configuration was never sent")
+        try:
+            run: Run | Failure = run_from_wire(context)
+        except AttemptError as error:
+            run = _failure(error)
+        self._runs[context.run_id] = run
+        return run
+
+    def forget(self, run_id: str) -> None:
+        self._runs.pop(run_id, None)
+        self._plans.pop(run_id, None)
+
+    def forget_unused(self, used: Set[str]) -> list[str]:
+        """All but those, which it returns: of a run that goes on, the configuration comes again with a new stream."""
+        unused = [run_id for run_id in self._runs if run_id not in used]
+        for run_id in unused:
+            self.forget(run_id)
+        return unused
+
+
+class Limits(NamedTuple):
+    """What an item asks of the process that runs it."""
+
+    devices: int = 0
+    memory_mib: int = 0
+
+
+NO_LIMITS = Limits()
+
+
+def limits(spec: ItemSpec) -> Limits:
+    asked = dict(spec.resources)
+    return Limits(math.ceil(asked.get("gpus", 0.0)), math.ceil(asked.get("memory_mib", 0.0)))
+
+
+def with_limits(plan: Plan, asked: Limits) -> Plan:
+    """An item has a slot's process to itself, so that gets what the item asks for; many share an engine, which has
+    what its executor says."""
+    if plan.kind != "slot":
+        return plan
+    key = f"{plan.key} gpus={asked.devices} memory_mib={asked.memory_mib}"
+    return replace(plan, key=key, devices=asked.devices, memory_mib=asked.memory_mib)
+
+
+def planner(executors: Mapping[str, type[Executor]]) -> Callable[[Run], Plan]:
+    """The plan of a run for `run.executor`, by what these executors say of themselves."""
+
+    def plan(run: Run) -> Plan:
+        executor = executors.get(run.executor)
+        if executor is None:
+            raise AttemptError(
+                f"this worker has no executor {run.executor!r} (it has: {', '.join(executors) or 'none'})",
+                code="executor_missing",
+            )
+        try:
+            environment = tuple(sorted(executor.environment(run).items()))
+            engine = executor.engine_key(run)
+            wants: Callable[[Run], int] | None = getattr(executor, "devices", None)
+            devices = wants(run) if wants is not None else 0
+        except Exception as error:
+            raise AttemptError(
+                f"executor {run.executor!r} cannot read the run's configuration: {type(error).__name__}: {error}",
+                code="bad_run_config",
+            ) from error
+        # Variables are read at import: another value needs another process.
+        key = json.dumps([run.executor, executor.placement, engine, environment])
+        return Plan(run, executor.placement, key, environment, devices if executor.placement == "engine" else 0)
+
+    return plan
+
+
+def _failure(error: AttemptError) -> Failure:
+    return Failure(error.error_code, error.message, error.retry)
