@@ -31,6 +31,37 @@ def guard(tmp_path: Path) -> Iterator[Guard]:
     guard.close()
 
 
+@pytest.mark.parametrize(
+    ("own", "delegated", "below"),
+    [
+        ("4:memory:/a\n0::/\n", [], "memory/a"),
+        ("4:memory:/elsewhere\n", [], "memory"),  # a container, whose group is mounted at the top
+        ("0::/svc/daemon\n", ["svc"], "svc"),  # systemd's DelegateSubgroup: one level up
+        ("0::/svc\n", [], None),
+    ],
+)
+def test_where_control_groups_are_made(tmp_path: Path, own: str, delegated: list[str], below: str | None) -> None:
+    mount = tmp_path / "sys/fs/cgroup"
+    for place in ("memory/a", "svc/daemon"):
+        (mount / place).mkdir(parents=True)
+    for place in delegated:
+        (mount / place / "cgroup.controllers").write_text("cpu memory\n")
+    (tmp_path / "proc/self").mkdir(parents=True)
+    (tmp_path / "proc/self/cgroup").write_text(own)
+    told: list[Path] = []
+    groups = MemoryGroups("rollout-x", told.append, tmp_path)
+    group = groups.make(3, 1 << 20)
+    if below is None:
+        assert group is None and told == []
+        return
+    assert group is not None and group.path == mount / below / "rollout-x" / "child-3" and told == [groups.base]
+    limit, report = ("memory.max", "memory.events") if delegated else ("memory.limit_in_bytes", "memory.oom_control")
+    assert (group.path / limit).read_text() == str(1 << 20)
+    assert not group.killed()
+    (group.path / report).write_text("oom 1\noom_kill 1\n")
+    assert group.killed()
+
+
 class Rig:
     """A child process under a limit, and what it says."""
 
