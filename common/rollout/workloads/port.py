@@ -83,12 +83,14 @@ class Tree:
     """A local directory that workers need. It travels as objects; its content id becomes part of the configuration.
 
     `key`: dotted key of the run's configuration that receives the id of the manifest, in hex. `always`: also when
-    coordinator and workers run on this machine; else they read `path` itself.
+    coordinator and workers run on this machine; else they read `path` itself. `files`: those that travel, with their
+    names in the tree; None: all that is there.
     """
 
     key: str
     path: Path
     always: bool = False
+    files: tuple[tuple[str, Path], ...] | None = None
 
 
 @dataclass(kw_only=True)

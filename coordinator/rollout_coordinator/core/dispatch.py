@@ -14,7 +14,7 @@ from rollout.model.run import RunState
 from rollout.model.worker import WorkerState
 
 from rollout_coordinator.core.attempts import open_batch
-from rollout_coordinator.core.capacity import UNLIMITED, fits, free_credit, has_enough, parents_full, strict_room
+from rollout_coordinator.core.capacity import UNLIMITED, fits, free_credit, has_enough, idle, parents_full, strict_room
 from rollout_coordinator.core.chains import may_run, predecessor
 from rollout_coordinator.core.events import Keys
 from rollout_coordinator.core.fair_share import FairShare
@@ -78,6 +78,9 @@ def dispatch(state: State) -> None:
         aside = feed_all(state, workers, fair, UNLIMITED, soft=True) or aside
     if aside:
         feed_all(state, workers, fair, UNLIMITED, soft=False)
+    more = [r.root for r in runs if len(r.requirements) > 1 and r.root.window_end < r.root.submitted]
+    if more and any(map(idle, workers)):  # there may be something for them beyond the window
+        state.window_dirty.update({log.id: log for log in more})
 
 
 def load(worker: Worker) -> int:

@@ -11,6 +11,7 @@ from itertools import groupby
 
 from rollout.model.item import Blob, Failure, ItemSpec, Outcome
 
+from rollout_coordinator.core.capacity import fits, idle
 from rollout_coordinator.core.events import Loaded, PendingItem
 from rollout_coordinator.core.state import Chain, Chunk, History, LoadNote, Log, SpecQueue, State
 from rollout_coordinator.core.step import LoadItems, LoadPending
@@ -131,7 +132,7 @@ def refill(state: State, log: Log) -> None:
     size, limit = state.settings.window_items, 0
     if log.window < size // 2:
         limit = room(state, log)
-    elif all_blocked(log) and log.window < state.settings.window_items_max:
+    elif log.window < state.settings.window_items_max and (all_blocked(log) or starves(state, log)):
         limit = min(size, state.settings.window_items_max - log.window)
     if limit > 0:
         log.loading = note_load(state, "pending", log)
@@ -146,6 +147,18 @@ def all_blocked(log: Log) -> bool:
     """Everything in the window waits for a lane or a chain: only rows beyond it could run."""
     heaps = [requirements.heap for requirements in log.run.requirements.values()]
     return log.window > 0 and not any(entry[-1].log is log for heap in heaps for entry in heap)
+
+
+def starves(state: State, log: Log) -> bool:
+    """A worker idles that could take items of the run, and none of those in the window."""
+    every = log.run.requirements.values()
+    if len(every) < 2 or log.window_bytes >= state.settings.window_bytes:
+        return False
+    here = [requirements for requirements in every if any(entry[-1].log is log for entry in requirements.heap)]
+    return any(
+        idle(worker) and any(fits(worker, some) for some in every) and not any(fits(worker, some) for some in here)
+        for worker in state.asking.values()
+    )
 
 
 def note_load(state: State, kind: str, log: Log) -> int:
