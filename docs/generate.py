@@ -23,6 +23,7 @@ FILES = [
     ("coordinator.toml", "rollout.config.settings:CoordinatorSettings", "`rollout-coordinator run --config`"),
     ("worker.toml", "rollout.config.settings:WorkerSettings", "`rollout-worker run --config`"),
     ("batch.toml", "rollout.workloads.infer.config:InferConfig", "`rollout infer batch --config`"),
+    ("map.toml", "rollout.workloads.map.config:MapConfig", "`rollout map --config`"),
 ]
 PROGRAMS = [
     ("rollout", "rollout.cli.__main__:app"),
