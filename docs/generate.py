@@ -112,7 +112,9 @@ def command(name: str, node: typing.Any, lines: list[str]) -> None:
     if not (node.help or "").strip():
         missing.append(name)
     lines += [f"## `{name}`", "", (node.help or "").strip().replace("\b\n", ""), ""]
-    children = getattr(node, "commands", {})
+    children = {
+        child: node.get_command(context, child) for child in getattr(node, "list_commands", lambda _: [])(context)
+    }
     for child in children:
         if not children[child].hidden:
             lines.append(f"- `{name} {child}`: {children[child].get_short_help_str(120)}")

@@ -96,8 +96,8 @@ async def test_a_run_that_nobody_works_at_says_where_to_look(monkeypatch: pytest
         said.append(f"{snapshot.running} running")
 
     display = SimpleNamespace(note=said.append, progress=progress)
-    collector = SimpleNamespace(cursor=0, flush=lambda: None)
+    collector = SimpleNamespace(cursor=0, flush=lambda: None, finish=lambda *_, **__: {})
     run = run_of(Idle(), collector, display)
-    assert (await run._collect()).state == "completed"  # pyright: ignore[reportPrivateUsage]
+    assert (await run._collect())[0].state == "completed"  # pyright: ignore[reportPrivateUsage]
     told = ["note" if "`rollout workers`" in line else line[0] for line in said]
     assert told == ["1", "0", "note", "0", "1", "0", "note", "0"], said

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 import json
 import os
 from pathlib import Path
@@ -10,9 +9,8 @@ from typing import Any
 
 import pytest
 from blake3 import blake3
-from rollout.model.errors import ConfigError, ProtocolError, StateError, StorageFullError
+from rollout.model.errors import ProtocolError
 from rollout.model.item import Failure, Outcome
-from rollout.workloads import output
 from rollout.workloads.collector import Collector
 from rollout.workloads.commit import CommitEntry
 from rollout.workloads.infer.config import InferConfig
@@ -169,52 +167,6 @@ def test_killed_anywhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kill_a
     assert json.loads((tmp_path / "summary.json").read_text())["rows"]["committed"] == 12
 
 
-def test_torn_tail_and_edited_file(tmp_path: Path) -> None:
-    def collect(upto: int) -> int:
-        with OutputDirectory.open(tmp_path) as out:
-            collector = opened(out, RUN, config(tmp_path))
-            start = collector.cursor
-            collector.add(entry(i) for i in range(start, upto))
-            collector.flush()
-            collector.close()
-        return start
-
-    path = tmp_path / "completions.jsonl"
-    assert collect(3) == 0
-    with path.open("ab") as file:
-        file.write(b'{"half a li')
-    assert collect(4) == 3
-    assert [line["prompt"] for line in lines(path)] == ["p0", "p1", "p2", "p3"]
-    path.write_text("edited")  # the ledger has it all: written anew
-    assert collect(4) == 0
-    assert len(lines(path)) == 4
-    (tmp_path / ".collect.json").write_text("{")
-    assert collect(4) == 0
-    assert len(lines(path)) == 4
-
-
-def test_full_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    with OutputDirectory.open(tmp_path) as out:
-        collector = opened(out, RUN, config(tmp_path))
-        collector.add([entry(0)])
-        collector.flush()
-        collector.add([entry(1)])
-
-        def full(fd: int) -> None:
-            raise OSError(errno.ENOSPC, "No space left on device")
-
-        with monkeypatch.context() as patch:
-            patch.setattr(os, "fsync", full)
-            with pytest.raises(StorageFullError, match="free some space and run the same command again"):
-                collector.flush()
-        collector.flush()  # there is room again
-        collector.close()
-        again = opened(out, RUN, config(tmp_path))
-        assert again.cursor == 2
-        again.close()
-    assert len(lines(tmp_path / "completions.jsonl")) == 2
-
-
 def test_gap_and_repeat(tmp_path: Path) -> None:
     with OutputDirectory.open(tmp_path) as out:
         collector = opened(out, RUN, config(tmp_path))
@@ -224,50 +176,3 @@ def test_gap_and_repeat(tmp_path: Path) -> None:
         with pytest.raises(ProtocolError, match="jumps from 3 to 4"):
             collector.add([entry(4)])
         collector.close()
-
-
-def test_whose_directory(tmp_path: Path) -> None:
-    settings = config(tmp_path)
-    with OutputDirectory.open(tmp_path) as out:
-        assert out.check(None) is None and out.check(OTHER) == OTHER
-        out.claim(RUN, settings, FILES)
-        assert (tmp_path / "run-id").read_text() == f"{RUN}\n"
-        assert out.check(None) == RUN and out.stored_config == settings
-        with pytest.raises(ConfigError, match=f"belongs to run {RUN}, not {OTHER}"):
-            out.check(OTHER)
-        with pytest.raises(StateError, match=f"another process .pid {os.getpid()}"):
-            OutputDirectory.open(tmp_path)
-        collector = opened(out, RUN, settings)
-        collector.add([entry(0)])
-        collector.flush()
-        collector.close()
-    (tmp_path / "run-id").unlink()  # forces a fresh run; what is there is moved aside
-    with OutputDirectory.open(tmp_path) as out:
-        assert out.check(None) is None
-        out.claim(OTHER, settings, FILES)
-        collector = opened(out, OTHER, settings)
-        assert collector.cursor == 0
-        collector.close()
-    assert len(lines(tmp_path / f"completions.{RUN}.jsonl")) == 1
-    (tmp_path / "run-id").write_text("nonsense")
-    with OutputDirectory.open(tmp_path) as out, pytest.raises(ConfigError, match="no run id"):
-        out.check(None)
-
-
-def test_directory_that_cannot_be_made(tmp_path: Path) -> None:
-    (tmp_path / "file").write_text("")
-    with pytest.raises(ConfigError, match=r"output\.dir: cannot write"):
-        OutputDirectory.open(tmp_path / "file" / "out")
-
-
-def test_atomic_write_keeps_the_old_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    path = tmp_path / "f"
-    output.write_atomically(path, b"old")
-
-    def full(fd: int) -> None:
-        raise OSError(errno.ENOSPC, "full")
-
-    monkeypatch.setattr(os, "fsync", full)
-    with pytest.raises(StorageFullError):
-        output.write_atomically(path, b"new")
-    assert path.read_bytes() == b"old"

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from infer_input import check_input
 from rollout.model.errors import AttemptError
 from rollout.model.item import DEFAULT_SPEC, Blob, Key, NewItem
 from rollout.objects.digest import object_id
@@ -16,7 +17,6 @@ from rollout.workloads.infer.config import InferConfig
 from rollout.workloads.infer.model import resolve_model
 from rollout.workloads.infer.payload import Payload, decode_result, encode_payload
 from rollout.workloads.infer.plan import resolve_config
-from rollout.workloads.infer.rows import check_input
 from rollout_worker.executors.infer import InferExecutor, locate_model
 from rollout_worker.executors.port import Attempt, Child, Run
 

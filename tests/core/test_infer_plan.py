@@ -7,12 +7,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from infer_input import check_input, planned
 from rollout.model.errors import ConfigError
 from rollout.workloads.infer.config import InferConfig
 from rollout.workloads.infer.model import resolve_model
 from rollout.workloads.infer.payload import decode_payload
-from rollout.workloads.infer.plan import plan, resolve_config
-from rollout.workloads.infer.rows import check_input
+from rollout.workloads.infer.plan import resolve_config
 from rollout.workloads.infer.workload import Infer
 from rollout.workloads.resume import describe_changes, describe_recorded, resumed_config
 
@@ -34,7 +34,7 @@ def resolved(found: InferConfig) -> dict[str, Any]:
 
 
 def ids(found: InferConfig) -> list[bytes]:
-    return [item.id for item in plan(found, resolve_model(found).content_id)]
+    return [item.id for item in planned(found, resolve_model(found).content_id)]
 
 
 def test_ids_change_with_all_that_changes_the_result(tmp_path: Path) -> None:
@@ -58,11 +58,11 @@ def test_the_id_is_locked(tmp_path: Path) -> None:
 
 def test_payload_is_the_row_as_written(tmp_path: Path) -> None:
     path = write(tmp_path / "a.jsonl", {"tag": [1], "prompt": "é", "a": None})
-    (item,) = plan(config(path), "00" * 32)
+    (item,) = planned(config(path), "00" * 32)
     payload = decode_payload(item.payload)  # type: ignore[arg-type]
     assert list(payload.row) == ["tag", "prompt", "a"] and payload.row["prompt"] == "é"
     assert (payload.index, payload.file, payload.line) == (0, str(path), 1)
-    assert [item.id for item in plan(config(path), "00" * 32, start=1)] == []
+    assert [item.id for item in planned(config(path), "00" * 32, start=1)] == []
 
 
 def test_changes_are_named(tmp_path: Path) -> None:

@@ -9,8 +9,8 @@ from typing import Any
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from infer_input import planned
 from rollout.workloads.infer.config import InferConfig, SamplingSection
-from rollout.workloads.infer.plan import plan
 from rollout.workloads.infer.prefix import BLOCK, KEYS, affinities, cost_of
 from rollout.workloads.infer.request import RowRequest, parse_row
 
@@ -86,16 +86,16 @@ def config(tmp_path: Path, rows: list[dict[str, Any]], **workers: Any) -> InferC
 def test_hints_change_no_id_no_payload_and_no_order_and_can_be_turned_off(tmp_path: Path) -> None:
     rows = [{"prompt": document(n % 3) + str(n), "sampling": {"max_tokens": 64 << (n % 4)}} for n in range(30)]
     model = "ab" * 32
-    hinted = list(plan(config(tmp_path, rows), model))
-    plain = list(plan(config(tmp_path, rows, prefix_affinity=False, longest_first=False), model))
+    hinted = planned(config(tmp_path, rows), model)
+    plain = planned(config(tmp_path, rows, prefix_affinity=False, longest_first=False), model)
     assert [(i.id, i.payload) for i in hinted] == [(i.id, i.payload) for i in plain]
     assert {i.spec for i in plain} == {plain[0].spec} and plain[0].spec.affinity == "" and plain[0].spec.cost == 0
     assert len({i.spec.affinity for i in hinted}) == 3 and {i.spec.cost for i in hinted} == {0, 1}
-    only = list(plan(config(tmp_path, rows, prefix_affinity=False), model))
+    only = planned(config(tmp_path, rows, prefix_affinity=False), model)
     assert {i.spec.affinity for i in only} == {""} and {i.spec.cost for i in only} == {0, 1}
 
 
 def test_a_resume_plans_the_rest(tmp_path: Path) -> None:
     rows = [{"prompt": document(n % 3) + str(n)} for n in range(30)]
     settings_, model = config(tmp_path, rows), "ab" * 32
-    assert [i.id for i in plan(settings_, model, start=11)] == [i.id for i in plan(settings_, model)][11:]
+    assert [i.id for i in planned(settings_, model, start=11)] == [i.id for i in planned(settings_, model)][11:]

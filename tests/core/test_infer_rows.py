@@ -1,19 +1,16 @@
-"""Reading the input: forms it takes, and one message per way it can be wrong."""
+"""Rows: forms they take, and one message per way they can be wrong."""
 
 from __future__ import annotations
 
-import gzip
 import json
 from pathlib import Path
 from typing import Any
 
 import pytest
-import zstandard
+from infer_input import check_input
 from rollout.model.errors import InputError
-from rollout.workloads.infer import rows
 from rollout.workloads.infer.config import InferConfig, SamplingSection
 from rollout.workloads.infer.request import parse_row, row_seed
-from rollout.workloads.infer.rows import check_input, first_changed_row, input_files, read_rows
 
 
 def config(glob: str | list[str], **sections: Any) -> InferConfig:
@@ -24,27 +21,6 @@ def config(glob: str | list[str], **sections: Any) -> InferConfig:
 def write(path: Path, *lines: Any) -> Path:
     path.write_text("".join((line if isinstance(line, str) else json.dumps(line)) + "\n" for line in lines))
     return path
-
-
-def test_several_files_in_order_and_compressed(tmp_path: Path) -> None:
-    write(tmp_path / "b.jsonl", {"prompt": "b1"}, "", {"prompt": "b2"})
-    (tmp_path / "a.jsonl.gz").write_bytes(gzip.compress(b'{"prompt":"a1"}\n') + gzip.compress(b'{"prompt":"a2"}'))
-    frame = zstandard.ZstdCompressor().compress
-    (tmp_path / "c.jsonl.zst").write_bytes(frame(b'{"prompt":"c1"}\n{"pro') + frame(b'mpt":"c2"}\n'))
-    found = config(str(tmp_path / "*.jsonl*"))
-    read = list(read_rows(input_files(found.input.patterns)))
-    assert [row.fields["prompt"] for row in read] == ["a1", "a2", "b1", "b2", "c1", "c2"]
-    assert [row.index for row in read] == list(range(6))
-    assert [row.line for row in read] == [1, 2, 1, 3, 1, 2]
-    seen: list[tuple[int, int]] = []
-    report = check_input(found, progress=lambda count, size: seen.append((count, size)))
-    assert report.rows == 6 and len(report.files) == 3 and seen[-1] == (6, report.bytes)
-
-
-def test_bom_and_crlf(tmp_path: Path) -> None:
-    path = tmp_path / "a.jsonl"
-    path.write_bytes(b'\xef\xbb\xbf{"prompt":"x"}\r\n{"prompt":"y"}\r\n')
-    assert check_input(config(str(path))).rows == 2
 
 
 @pytest.mark.parametrize(
@@ -85,41 +61,6 @@ def test_bad_row_names_file_and_line(tmp_path: Path, line: str, message: str) ->
     assert str(error.value).startswith(f"{path}:2: ")
 
 
-def test_bad_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises(InputError, match="no file matches"):
-        check_input(config(str(tmp_path / "*.jsonl")))
-    path = write(tmp_path / "a.jsonl", "", "  ")
-    with pytest.raises(InputError, match="the input is empty"):
-        check_input(config(str(path)))
-    path.write_bytes(b'{"prompt": "\xff"}')
-    with pytest.raises(InputError, match=r"a.jsonl:1: not UTF-8 at byte 12"):
-        check_input(config(str(path)))
-    path.write_bytes('{"prompt": "x"}'.encode("utf-16"))
-    with pytest.raises(InputError, match="UTF-16"):
-        check_input(config(str(path)))
-    (tmp_path / "t.gz").write_bytes(gzip.compress(b'{"prompt":"x"}\n' * 5000)[:-20])
-    with pytest.raises(InputError, match="cannot read on"):
-        check_input(config(str(tmp_path / "t.gz")))
-    (tmp_path / "t.zst").write_bytes(b"not zstd at all")
-    with pytest.raises(InputError, match="cannot read on"):
-        check_input(config(str(tmp_path / "t.zst")))
-    monkeypatch.setattr(rows, "MAX_LINE", 100)
-    write(path, {"prompt": "x" * 200})
-    with pytest.raises(InputError, match="longer than"):
-        check_input(config(str(path)))
-
-
-def test_unreadable_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    path = write(tmp_path / "a.jsonl", {"prompt": "x"})
-
-    def refuse(self: Path, mode: str = "r") -> None:
-        raise PermissionError(13, "Permission denied")
-
-    monkeypatch.setattr(Path, "open", refuse)  # root reads everything, so rights alone prove nothing here
-    with pytest.raises(InputError, match=r"cannot read .*: Permission denied"):
-        list(read_rows([path]))
-
-
 @pytest.mark.parametrize("key", ["id", "custom_id"])
 def test_duplicate_id_across_files(tmp_path: Path, key: str) -> None:
     row: dict[str, Any] = {"prompt": "x", key: "a"} if key == "id" else {key: "a", "body": {"prompt": "x"}}
@@ -148,16 +89,3 @@ def test_sampling_of_a_row() -> None:
     assert line.messages == ({"role": "user", "content": "hi"},)
     s = line.sampling
     assert (s.max_tokens, s.logprobs, s.n, s.json_schema, s.temperature) == (5, 3, 2, {"type": "object"}, 0.5)
-
-
-def test_changed_row_is_named(tmp_path: Path) -> None:
-    path = write(tmp_path / "a.jsonl", {"prompt": "1"}, {"prompt": "2"}, {"prompt": "3"})
-    found, index = config(str(path)), tmp_path / "index"
-    check_input(found, index_path=index)
-    assert first_changed_row(found, index) is None
-    write(path, {"prompt": "1"}, {"prompt": "two"}, {"prompt": "3"})
-    assert first_changed_row(found, index) == f"row 2 ({path}:2) is another than before"
-    write(path, {"prompt": "1"}, {"prompt": "2"})
-    assert first_changed_row(found, index) == f"rows after row 2 ({path}:2) were removed"
-    write(path, *({"prompt": str(i)} for i in range(1, 5)))
-    assert first_changed_row(found, index) == f"row 4 ({path}:4) was added"

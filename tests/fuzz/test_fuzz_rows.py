@@ -21,6 +21,8 @@ from rollout.workloads.infer import rows
 from rollout.workloads.infer.config import InferConfig, SamplingSection
 from rollout.workloads.infer.request import sampling_json
 from rollout.workloads.json_form import canonical, dump_line
+from rollout.workloads.port import Reading
+from rollout.workloads.source import MAX_LINE
 
 SAMPLING = SamplingSection()
 
@@ -82,13 +84,14 @@ def read(path: Path) -> list[Any] | InputError:
     """What the client does with a file before anything starts, and with each row later."""
     config = InferConfig.model_validate({"model": {"uri": "m"}, "input": {"glob": str(path)}, "output": {"dir": "o"}})
     try:
-        report = rows.check_input(config)
+        source, report = rows.check_input(config, Reading(exclude=Path("o")))
     except InputError as error:
         assert exit_code_of(error) == USAGE and str(path) in error.message
         if "the input is empty" not in error.message:
             assert re.search(re.escape(str(path)) + r":\d+: ", error.message), error.message
         return error
-    found = list(rows.read_rows([path]))
+    with source:
+        found = [rows.row_of(line) for line in source.rows()]
     assert len(found) == report.rows > 0
     for one in found:
         request = rows.request_of(one, SAMPLING)
@@ -156,7 +159,7 @@ def test_a_bomb_takes_bounded_memory(directory: Path, suffix: str) -> None:
     tracemalloc.start()
     try:
         assert isinstance(read(path), InputError)
-        assert tracemalloc.get_traced_memory()[1] < 3 * rows.MAX_LINE
+        assert tracemalloc.get_traced_memory()[1] < 3 * MAX_LINE
     finally:
         tracemalloc.stop()
 

@@ -8,6 +8,7 @@ from enum import StrEnum
 
 from rollout_worker.attempts import AttemptKey, Held, Plan, State
 from rollout_worker.devices import DevicePool
+from rollout_worker.safeguards import ALL, Safeguards
 from rollout_worker.session_events import Action, Deliver, KillAt, RecallIn, StartChild, StopChild
 
 DEPTH_MAX = 512
@@ -156,10 +157,11 @@ class Placement:
     processes of other keys are ended, and what they held is kept for the key that they were ended for.
     """
 
-    def __init__(self, slots: int, max_engines: int, devices: Sequence[str] = ()) -> None:
+    def __init__(self, slots: int, max_engines: int, devices: Sequence[str] = (), safeguards: Safeguards = ALL) -> None:
         self.slots = slots
         self.max_engines = max_engines
         self.pool = DevicePool(devices)
+        self._safe = safeguards
         self._claim = ""  # the key that the next free devices are for
         self.children: dict[int, Child] = {}
         self.queues: dict[str, deque[Held]] = {}
@@ -261,7 +263,8 @@ class Placement:
         batch: list[Held] = []
         room = child.room
         while len(batch) < room and (held := self.head(key)) is not None:
-            if held.isolate and (batch or child.active):
+            isolate = held.isolate and self._safe.suspects_run_alone
+            if isolate and (batch or child.active):
                 break
             self.queues[key].popleft()
             batch.append(held)
@@ -272,7 +275,7 @@ class Placement:
                 child.timed += 1
             if held.spec.exclusive:
                 child.exclusive += 1
-            if held.isolate:
+            if isolate:
                 child.alone = True
                 break
         self._uses += 1
@@ -398,6 +401,8 @@ class Placement:
 
     def stop(self, child: Child, *, kill: bool = False) -> StopChild:
         child.state = ChildState.STOPPING
+        if not self._safe.devices_leased:
+            self.pool.give_back(child.id)  # while its process may still use them
         return StopChild(child.id, kill)
 
     def starting_since(self, time: float) -> list[Child]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable, Iterator
-from contextlib import aclosing
+from contextlib import aclosing, suppress
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -13,7 +13,7 @@ from rollout.cli.boundary import FAILED, OK
 from rollout.cli.progress import Display, Rates, Snapshot
 from rollout.cli.show import waiting
 from rollout.client import Page, Runs
-from rollout.model.errors import IncompleteError, InputChangedError, StateError
+from rollout.model.errors import IncompleteError, InputChangedError, OutputChangedError, StateError
 from rollout.model.item import NewItem
 from rollout.wire.v1 import runs_pb2 as pb
 from rollout.workloads.collector import Collector
@@ -22,6 +22,8 @@ from rollout.workloads.port import Checked, Workload
 
 _AGAIN = {"paused": "resume", "interrupted": "continue", "failed": "continue", "killed": "continue"}
 ERRORS = "errors.jsonl"
+REWRITES_MAX = 3
+"""Times that files which somebody changes are written anew before the run is given up."""
 IDLE_S = 30.0
 """A run that nobody works at for this long gets a line that says where to look."""
 T = TypeVar("T")
@@ -99,7 +101,7 @@ class WorkloadRun:
         """The exit code, when everything is in the files. `failure` ends it early, with its error."""
         submitting = asyncio.create_task(self._submit())
         jobs: list[asyncio.Future[Any]] = [submitting]
-        collecting: asyncio.Task[pb.RunStatus] | None = None
+        collecting: asyncio.Task[tuple[pb.RunStatus, JsonObject]] | None = None
         if not detach:
             collecting = asyncio.create_task(self._collect())
             jobs.append(collecting)
@@ -122,12 +124,14 @@ class WorkloadRun:
             submitted = f"{self.total} {self._workload.unit} submitted"
             self._display.note(f"run {self.run_id}: {submitted}; the same command without --detach collects")
             return OK
-        return await self._finish(directory, collecting.result())
+        return self._finish(directory, *collecting.result())
 
     def close(self) -> None:
         """Whatever was collected is durable. Blocking."""
         try:
-            self._collector.flush()
+            # A file that was changed meanwhile is the next command's to write anew.
+            with suppress(OutputChangedError):
+                self._collector.flush()
         finally:
             self._collector.close()
 
@@ -153,7 +157,28 @@ class WorkloadRun:
                 f"and now has {more}. Put it back as it was and run the same command again"
             )
 
-    async def _collect(self) -> pb.RunStatus:
+    async def _collect(self) -> tuple[pb.RunStatus, JsonObject]:
+        """The run's end and its summary, when all of it is in the files."""
+        rewritten = 0
+        while True:
+            try:
+                status = await self._follow()
+                return status, await _to_its_end(
+                    self._collector.finish,
+                    status.state,
+                    started_ms=status.created_ms,
+                    ended_ms=status.ended_ms,
+                    worker_lost=status.worker_lost,
+                    reason=status.reason,
+                )
+            except OutputChangedError as error:
+                rewritten += 1
+                if rewritten > REWRITES_MAX:
+                    raise
+                self._display.note(f"note: {error.message}; it is written anew from the ledger")
+                await _to_its_end(self._collector.restart)
+
+    async def _follow(self) -> pb.RunStatus:
         pages = self._runs.watch(self.run_id, self._collector.cursor, payloads=True)
         async with aclosing(pages):
             async for page in pages:
@@ -200,15 +225,7 @@ class WorkloadRun:
             measure=self._workload.measure,
         )
 
-    async def _finish(self, directory: Path, status: pb.RunStatus) -> int:
-        summary = await _to_its_end(
-            self._collector.finish,
-            status.state,
-            started_ms=status.created_ms,
-            ended_ms=status.ended_ms,
-            worker_lost=status.worker_lost,
-            reason=status.reason,
-        )
+    def _finish(self, directory: Path, status: pb.RunStatus, summary: JsonObject) -> int:
         self._display.close()
         names = [name for name in self._workload.result_files if (directory / name).exists()]
         files = {name: str(directory / name) for name in names}

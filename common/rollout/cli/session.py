@@ -34,7 +34,7 @@ from rollout.model.ids import check_ulid
 from rollout.wire import event_loop
 from rollout.workloads.json_form import JsonObject, lookup
 from rollout.workloads.output import OutputDirectory
-from rollout.workloads.port import Checked, Reading, Workload
+from rollout.workloads.port import Checked, Reading, Workload, check_only
 from rollout.workloads.resume import collected, compare, finished, open_collector, resumed_config
 
 STATE_DIR = ".rollout"
@@ -88,14 +88,11 @@ def run_workload(workload: Workload[Any, Any], settings: BaseModel, options: Opt
         display.close()
 
 
-def check_only(workload: Workload[Any, Any], settings: BaseModel) -> Checked:
-    """All that can be checked without a cluster and an engine. Leaves nothing behind. ConfigError, InputError."""
-    return workload.check(settings, Reading(exclude=workload.directory(settings)))
-
-
 def _dry_run(workload: Workload[Any, Any], settings: BaseModel, options: Options) -> int:
     checked = check_only(workload, settings)
     display = display_for(json=options.json)
+    for note in checked.source.notes if checked.source else ():
+        display.note(f"note: {note}")
     for warning in workload.warnings(settings):
         display.note(f"warning: {warning}")
     fields = workload.dry_run(settings, checked)
@@ -134,51 +131,73 @@ class _Invocation:
             return INTERRUPTED
 
     async def _work(self) -> int:
-        workload = self._workload
-        with OutputDirectory.open(workload.directory(self._settings)) as output:
+        with OutputDirectory.open(self._workload.directory(self._settings)) as output:
             known = output.check(self._options.resume)
             checked = await self._check(output, resumed=known is not None)
-            await name_trees(checked.config, [one for one in checked.trees if one.always], self._display.step)
-            stored = output.stored_config
-            if stored is not None:
-                await self._compare(stored, checked.config, output)
-                if known is not None:
-                    summary = await asyncio.to_thread(finished, workload, output, known, stored, checked)
-                    if summary is not None:
-                        self._display.event("summary", self._complete_text(summary, output.path), **summary)
-                        return OK
-            patience_s = _PATIENCE_S if known else _FIRST_PATIENCE_S
-            async with self._cluster(output.path, patience_s) as runs:
-                run_id = known or new_ulid()
-                config = await self._agree(runs, output, run_id, stored, checked, new=known is None)
-                return await self._carry_out(runs, output, run_id, config, checked, resumed=known is not None)
+            try:
+                return await self._go_on(output, known, checked)
+            finally:
+                checked.close()
+
+    async def _go_on(self, output: OutputDirectory, known: str | None, checked: Checked) -> int:
+        workload = self._workload
+        await name_trees(checked.config, [one for one in checked.trees if one.always], self._display.step)
+        stored = output.stored_config
+        if stored is not None:
+            await self._compare(stored, checked, output)
+            if known is not None:
+                summary = await asyncio.to_thread(finished, workload, output, known, stored, checked)
+                if summary is not None:
+                    self._display.event("summary", self._complete_text(summary, output.path), **summary)
+                    return OK
+        patience_s = _PATIENCE_S if known else _FIRST_PATIENCE_S
+        async with self._cluster(output.path, patience_s) as runs:
+            run_id = known or new_ulid()
+            config = await self._agree(runs, output, run_id, stored, checked, new=known is None)
+            return await self._carry_out(runs, output, run_id, config, checked, resumed=known is not None)
 
     async def _check(self, output: OutputDirectory, *, resumed: bool) -> Checked:
         loop = asyncio.get_running_loop()
         told = loop.time()
         stopped = threading.Event()
 
-        def progress(units: int, size: int) -> None:
+        def tell(text: str) -> None:
             nonlocal told
             if stopped.is_set():
                 raise InputError("interrupted")
-            if loop.time() - told > _TELL_EVERY_S:
+            if text and loop.time() - told > _TELL_EVERY_S:
                 told = loop.time()
-                text = f"checking the input: {units} {self._workload.unit}, {size >> 20} MiB"
                 loop.call_soon_threadsafe(self._display.step, text)
 
-        index = None if resumed else output.index_path
-        reading = Reading(exclude=output.path, index=index, progress=progress)
+        unit = self._workload.unit
+        reading = Reading(
+            exclude=output.path,
+            written=self._workload.result_files,
+            spool=output.spool_path,
+            resumed=resumed,
+            index=output.index_path,
+            progress=lambda units, size: tell(f"checking the input: {units} {unit}, {size >> 20} MiB"),
+            tell=tell,
+        )
+        checking = asyncio.ensure_future(asyncio.to_thread(self._workload.check, self._settings, reading))
         try:
-            return await asyncio.to_thread(self._workload.check, self._settings, reading)
-        finally:
-            stopped.set()  # after Ctrl-C the thread would read on to the end of the input
+            checked = await asyncio.shield(checking)
+        except asyncio.CancelledError:
+            stopped.set()  # or the thread would read on to the end of the input
+            await asyncio.wait([checking])
+            if checking.exception() is None:
+                checking.result().close()
+            raise
+        for note in checked.source.notes if checked.source else ():
+            self._display.note(f"note: {note}")
+        return checked
 
-    async def _compare(self, stored: JsonObject, new: JsonObject, output: OutputDirectory) -> None:
+    async def _compare(self, stored: JsonObject, checked: Checked, output: OutputDirectory) -> None:
         """ConfigError that names what changed since the run was made."""
-        changed = None
-        if stored.get("input", {}).get("digest") != new.get("input", {}).get("digest"):
-            changed = await asyncio.to_thread(self._workload.first_change, self._settings, output.index_path)
+        new = checked.config
+        before, changed = lookup(stored, "input.digest"), None
+        if checked.source is not None and before and before != lookup(new, "input.digest"):
+            changed = await asyncio.to_thread(checked.source.first_change, output.index_path, before)
         for kept in compare(self._workload, output, stored, new, changed):
             self._display.note(f"note: {kept}")
 
@@ -217,7 +236,7 @@ class _Invocation:
             status = None if new else await runs.get(run_id)
         except NotFoundError:
             status = None
-            if stored is None or collected(output) > 0:
+            if stored is None or collected(workload, output):
                 elsewhere = (
                     "without --coordinator: it was started on this machine"
                     if stored is not None and self._target.explicit
@@ -230,13 +249,15 @@ class _Invocation:
         if status is not None:
             ledger: JsonObject = json.loads(status.spec.config)
             free = {key: value for key, value in checked.config.items() if key in workload.free}
-            await self._compare(ledger | free, checked.config, output)
+            await self._compare(ledger | free, checked, output)
             config = resumed_config(workload, ledger, checked.config)
         else:
             config = checked.config
             if self._target.explicit:
                 await name_trees(config, [one for one in checked.trees if not one.always], self._display.step)
         output.claim(run_id, config, workload.result_files)
+        if checked.source is not None:
+            await asyncio.to_thread(checked.source.keep)
         return config
 
     async def _carry_out(
@@ -250,6 +271,8 @@ class _Invocation:
         resumed: bool,
     ) -> int:
         collector = await asyncio.to_thread(open_collector, self._workload, output, run_id, config, checked)
+        for fault in collector.faults:
+            self._display.note(f"note: {fault}; what it should hold is written anew from the ledger")
         run = WorkloadRun(self._workload, runs, run_id, config, checked, collector, self._display)
         self._run = run
         try:

@@ -1,26 +1,21 @@
 """From the commit log to files. Killed at any point, it loses nothing and writes nothing twice.
 
-Outputs are appended and synced first, then `.collect.json` (cursor, lengths, totals) is replaced atomically. On the
-next start the outputs are cut back to the recorded lengths and the log is read on from the recorded cursor.
+What it wrote it believes only as long as it is there: `rollout.workloads.output` compares length and hash.
 """
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable
 from dataclasses import asdict, fields
-
-import structlog
 
 from rollout.model.errors import ProtocolError
 from rollout.workloads.commit import CommitEntry
 from rollout.workloads.json_form import JsonObject, timestamp
-from rollout.workloads.output import STATE, GrowingFile, OutputDirectory, write_atomically
+from rollout.workloads.output import OutputDirectory, ResultFiles
 from rollout.workloads.port import Totals, Writer
 
-SUMMARY = "summary.json"
-_log = structlog.get_logger()
 _SAVE_ROWS = 2000
+_COUNTS = {field.name for field in fields(Totals)}
 
 
 class Collector:
@@ -28,23 +23,29 @@ class Collector:
 
     Feed it the commit log from `cursor` on, in order, with add(); call flush() when the log pauses, finish() when the
     run has ended, close() always. StorageFullError and StorageError leave everything up to the last flush as it was.
-    `unit`, `measure`: as of the workload. `total`: units of the input.
+    OutputChangedError: somebody else changed a file meanwhile; restart(), and feed it the whole log again.
+
+    `unit`, `measure`: as of the workload. `total`: units of the input. `faults`: what was found wrong with the files of
+    an earlier command, a line each; then they are written anew.
     """
 
     def __init__(
         self, output: OutputDirectory, run_id: str, writer: Writer, *, total: int, unit: str = "rows", measure: str = ""
     ) -> None:
-        self._directory = output.path
         self._run_id = run_id
         self._writer = writer
         self._total = total
         self._unit = unit
         self._measure = measure
-        self._files = {name: GrowingFile(self._directory / name) for name in writer.files}
+        self._files = ResultFiles(output.path, run_id, writer.files)
+        self._unsaved = 0
+        self.faults = self._files.begin()
         self.cursor = 0
         self.totals = Totals()
-        self._unsaved = 0
-        self._restore()
+        if self._files.totals.keys() == _COUNTS:
+            self.cursor, self.totals = self._files.cursor, Totals(**self._files.totals)
+        elif self._files.cursor:  # written by another version, which counted other things
+            self.restart()
 
     @property
     def complete(self) -> bool:
@@ -53,30 +54,15 @@ class Collector:
         final = totals.done + totals.failed + totals.cancelled + totals.skipped
         return self.cursor == totals.rows == final == self._total
 
-    def _restore(self) -> None:
-        path = self._directory / STATE
-        state: JsonObject = {}
-        try:
-            state = json.loads(path.read_text("utf-8"))
-        except FileNotFoundError:
-            pass
-        except (OSError, ValueError) as error:
-            _log.warning("collect_state_unreadable", path=str(path), error=str(error))
-        if state.get("run_id") != self._run_id:
-            state = {}
-        marks = state.get("files", {})
-        # All of them, so that every file is cut back even when one is not what it was.
-        intact = [file.restore(marks.get(name)) for name, file in self._files.items()]
-        counted = state.get("totals", {})
-        known = {field.name for field in fields(Totals)}
-        if state and all(intact) and marks.keys() == self._files.keys() and counted.keys() == known:
-            self.cursor = state["cursor"]
-            self.totals = Totals(**counted)
-            return
-        if state:
-            _log.warning("collect_restarted", reason="the output files are not as they were left", run_id=self._run_id)
-        for file in self._files.values():
-            file.restore(None)
+    @property
+    def summary(self) -> JsonObject | None:
+        """What finish() returned to an earlier command, if everything is as it left it."""
+        return self._files.summary
+
+    def restart(self) -> None:
+        """Empty every file: the log is read again from its beginning."""
+        self._files.restart()
+        self.cursor, self.totals, self._unsaved = 0, Totals(), 0
 
     def add(self, entries: Iterable[CommitEntry]) -> None:
         """Entries in commit order; those before the cursor are known and skipped. ProtocolError on a gap."""
@@ -87,7 +73,7 @@ class Collector:
                 raise ProtocolError(f"the commit log jumps from {self.cursor} to {entry.position}")
             lines = list(self._writer.lines(entry))  # all or none: what is appended is written by the next flush
             for name, line in lines:
-                self._files[name].append(line)
+                self._files.append(name, line)
             self.cursor += 1
             self.totals.count(entry)
             self._unsaved += 1
@@ -96,27 +82,26 @@ class Collector:
 
     def flush(self) -> None:
         """Make everything added so far durable."""
-        if not self._unsaved:
-            return
-        marks = {name: file.sync() for name, file in self._files.items()}
-        state = {"run_id": self._run_id, "cursor": self.cursor, "files": marks, "totals": asdict(self.totals)}
-        write_atomically(self._directory / STATE, json.dumps(state).encode())
-        self._unsaved = 0
+        if self._unsaved:
+            self._files.save(self.cursor, asdict(self.totals))
+            self._unsaved = 0
 
     def finish(
         self, state: str, *, started_ms: int = 0, ended_ms: int = 0, worker_lost: int = 0, reason: str = ""
     ) -> JsonObject:
-        """Write summary.json and return it. Times in Unix milliseconds; 0: taken from the results."""
-        self.flush()
+        """Look at all that was written, write summary.json and return it.
+
+        Times in Unix milliseconds; 0: taken from the results.
+        """
         summary = self._writer.summary(self._summary(state, started_ms, ended_ms, worker_lost), self.totals)
         if reason:
             summary["reason"] = reason
-        write_atomically(self._directory / SUMMARY, json.dumps(summary, indent=2).encode() + b"\n")
+        self._files.finish(self.cursor, asdict(self.totals), summary)
+        self._unsaved = 0
         return summary
 
     def close(self) -> None:
-        for file in self._files.values():
-            file.close()
+        self._files.close()
 
     def _summary(self, state: str, started_ms: int, ended_ms: int, worker_lost: int) -> JsonObject:
         totals = self.totals

@@ -1,10 +1,12 @@
-"""The JSON that workloads write: canonical where it is hashed or compared, lines where it is read."""
+"""The JSON that workloads read and write: canonical where it is hashed or compared, lines where it is read."""
 
 from __future__ import annotations
 
 import json
+import math
+from collections.abc import Iterable
 from datetime import UTC, datetime
-from typing import Any, cast
+from typing import Any, NoReturn, cast
 
 JsonObject = dict[str, Any]
 
@@ -43,3 +45,58 @@ def lookup(value: JsonObject, key: str) -> Any:
     for part in key.split("."):
         found = cast(JsonObject, found).get(part) if isinstance(found, dict) else None
     return found
+
+
+DEPTH_MAX = 100
+"""Levels of a row: it is written again, level by level, by programs whose stacks are fuller than the reader's."""
+
+
+def parse_json(raw: bytes) -> Any:
+    """Any JSON value that can be written again: UTF-8, no NaN, no number too large. ValueError says what is wrong."""
+    try:
+        text = raw.decode()
+    except UnicodeDecodeError as error:
+        hint = (
+            "it looks like UTF-16, convert it to UTF-8" if raw[:2] in (b"\xff\xfe", b"\xfe\xff") else "save it as UTF-8"
+        )
+        raise ValueError(f"not UTF-8 at byte {error.start} of the line: {hint}") from None
+    try:
+        if text.startswith("\ufeff"):
+            raise json.JSONDecodeError("Unexpected UTF-8 BOM (decode using utf-8-sig)", text, 0)
+        value: Any = _decoder.decode(text)
+    except json.JSONDecodeError as error:
+        raise ValueError(f"malformed JSON: {error.msg} at column {error.colno}") from None
+    except RecursionError:
+        raise ValueError("malformed JSON: nested too deeply") from None
+    except ValueError as error:
+        raise ValueError(f"malformed JSON: {error}") from None
+    if raw.count(b"[") + raw.count(b"{") > DEPTH_MAX and _deeper(value, DEPTH_MAX):
+        raise ValueError(f"malformed JSON: nested more than {DEPTH_MAX} levels deep")
+    return value
+
+
+def _deeper(value: Any, levels: int) -> bool:
+    level: list[Any] = [value]
+    for _ in range(levels):
+        level = [part for one in level for part in _parts(one) if isinstance(part, dict | list)]
+        if not level:
+            return False
+    return True
+
+
+def _parts(value: Any) -> Iterable[Any]:
+    return cast(JsonObject, value).values() if isinstance(value, dict) else value
+
+
+def _finite(text: str) -> float:
+    number = float(text)
+    if math.isinf(number):
+        raise ValueError(f"the number {text[:40]} is too large")
+    return number
+
+
+def _no_constant(name: str) -> NoReturn:
+    raise ValueError(f"{name} is no JSON number")
+
+
+_decoder = json.JSONDecoder(parse_constant=_no_constant, parse_float=_finite)

@@ -1,4 +1,9 @@
-"""The output directory: whose it is, and files that only grow and survive a kill at any point."""
+"""The output edge of every workload: files that only grow, survive a kill at any point, and are never believed unseen.
+
+A file is what was written when its length and a hash over all of it say so. That is looked at before anything is
+written on, after every write as far as the file system tells it, and in full before a run is called complete. A file
+that is something else is written anew from the ledger.
+"""
 
 from __future__ import annotations
 
@@ -6,24 +11,39 @@ import errno
 import fcntl
 import json
 import os
-from collections.abc import Generator, Iterable
+import shutil
+import stat
+from collections.abc import Generator, Iterable, Sequence
 from contextlib import contextmanager, suppress
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import IO, Self
+from typing import IO, Any, Self, cast
 
 from blake3 import blake3
 
-from rollout.model.errors import ConfigError, StateError, StorageError, StorageFullError
+from rollout.model.errors import (
+    ConfigError,
+    IncompleteError,
+    OutputChangedError,
+    StateError,
+    StorageError,
+    StorageFullError,
+)
 from rollout.model.ids import is_ulid
-from rollout.workloads.json_form import JsonObject
+from rollout.workloads.json_form import JsonObject, canonical
 
 RUN_ID = "run-id"
 RUN_CONFIG = ".run.json"
 INPUT_INDEX = ".input.idx"
+SPOOL = ".input"
 STATE = ".collect.json"
+SUMMARY = "summary.json"
+RESULT_FILES = ("completions.jsonl", "results.jsonl", "errors.jsonl", "openai.jsonl", SUMMARY)
+"""What the workloads of this package write."""
 _LOCK = ".lock"
 _FULL = (errno.ENOSPC, errno.EDQUOT)
-_TAIL = 4096
+_PIECE = 4 << 20
+_FALSE_ALARMS = 3
 
 
 @contextmanager
@@ -58,6 +78,30 @@ def _sync_directory(path: Path) -> None:
         os.fsync(fd)
     finally:
         os.close(fd)
+
+
+def seal(value: JsonObject) -> bytes:
+    """`value` with a hash of it, for `unseal`."""
+    return canonical({"value": value, "hash": blake3(canonical(value)).hexdigest()})
+
+
+def unseal(data: bytes) -> JsonObject | None:
+    """What was sealed; None if that is not what `data` holds."""
+    try:
+        sealed = json.loads(data)
+        value = sealed["value"]
+        whole = sealed["hash"] == blake3(canonical(value)).hexdigest()
+    except (ValueError, KeyError, TypeError, RecursionError):
+        return None
+    return cast(JsonObject, value) if whole and isinstance(value, dict) else None
+
+
+def saved_state(directory: Path) -> JsonObject | None:
+    """What ResultFiles saved last in `directory`: run_id, cursor, files, totals, perhaps summary. None: nothing."""
+    try:
+        return unseal((directory / STATE).read_bytes())
+    except OSError:
+        return None
 
 
 class OutputDirectory:
@@ -100,13 +144,17 @@ class OutputDirectory:
 
     def close(self) -> None:
         """A directory that `open` made and nobody claimed is gone afterwards, unless there is something in it."""
-        own = {_LOCK, INPUT_INDEX}
-        if self._made and {path.name for path in self.path.iterdir()} <= own:
-            with suppress(OSError):
-                for name in own:
-                    (self.path / name).unlink(missing_ok=True)
-                self.path.rmdir()
-        self._lock.close()
+        try:
+            if not (self.path / RUN_ID).exists():
+                shutil.rmtree(self.spool_path, ignore_errors=True)  # what no run goes on from is of no use
+            own = {_LOCK, INPUT_INDEX}
+            if self._made and self.path.exists() and {path.name for path in self.path.iterdir()} <= own:
+                with suppress(OSError):
+                    for name in own:
+                        (self.path / name).unlink(missing_ok=True)
+                    self.path.rmdir()
+        finally:
+            self._lock.close()
 
     def __enter__(self) -> Self:
         return self
@@ -132,15 +180,20 @@ class OutputDirectory:
     def stored_config(self) -> JsonObject | None:
         """The resolved configuration of `run_id`, as claimed; None: not known here (ask the coordinator)."""
         try:
-            stored = json.loads((self.path / RUN_CONFIG).read_text("utf-8"))
-        except (OSError, ValueError):
+            stored = unseal((self.path / RUN_CONFIG).read_bytes())
+        except OSError:
             return None
-        return stored["config"] if stored.get("run_id") == self.run_id else None
+        return stored["config"] if stored and stored.get("run_id") == self.run_id else None
 
     @property
     def index_path(self) -> Path:
-        """Where the check of the input keeps the row hashes of the claimed run."""
+        """Where Source.keep leaves the hashes of the claimed run's rows."""
         return self.path / INPUT_INDEX
+
+    @property
+    def spool_path(self) -> Path:
+        """Where Source.open keeps what came from streams."""
+        return self.path / SPOOL
 
     def check(self, resume: str | None) -> str | None:
         """The run to go on with: `resume` if given, else the directory's own. ConfigError if they disagree."""
@@ -151,80 +204,285 @@ class OutputDirectory:
             )
         return resume or own
 
-    def claim(self, run_id: str, config: JsonObject, results: Iterable[str]) -> None:
+    def claim(self, run_id: str, config: JsonObject, results: Iterable[str] = RESULT_FILES) -> None:
         """Make the directory `run_id`'s. `results`, of a run whose `run-id` was deleted, are moved aside, not lost."""
         own = self.check(run_id)
         if self.run_id is None:
             self._move_aside(own, results)
         if self.stored_config != config or self.run_id is None:
-            write_atomically(self.path / RUN_CONFIG, json.dumps({"run_id": run_id, "config": config}).encode())
+            write_atomically(self.path / RUN_CONFIG, seal({"run_id": run_id, "config": config}))
         if self.run_id is None:
             write_atomically(self.path / RUN_ID, f"{run_id}\n".encode())
 
     def _move_aside(self, run_id: str | None, results: Iterable[str]) -> None:
-        try:
-            previous = json.loads((self.path / STATE).read_text("utf-8"))["run_id"]
-        except (OSError, ValueError, KeyError, TypeError):
-            previous = "unknown"
+        state = saved_state(self.path)
+        previous = state["run_id"] if state else "unknown"
         if previous == run_id:
             return  # the same run, resumed by its id
         with disk_errors(self.path):
-            for name in results:
+            for name in dict.fromkeys((*results, *(state["files"] if state else ()))):
                 path = self.path / name
                 if path.exists():
                     path.replace(path.with_name(f"{path.stem}.{previous}{path.suffix}"))
             (self.path / STATE).unlink(missing_ok=True)
 
 
+@dataclass(frozen=True, slots=True)
+class Mark:
+    """A file as it was written: its length, its lines, and a hash over all of it."""
+
+    bytes: int
+    lines: int
+    hash: str
+
+    @classmethod
+    def of(cls, saved: Any) -> Self:
+        return cls(int(saved["bytes"]), int(saved["lines"]), str(saved["hash"]))
+
+
+class _Content:
+    """Running length, lines and hash of bytes."""
+
+    def __init__(self) -> None:
+        self.bytes = 0
+        self.lines = 0
+        self._hash = blake3()
+
+    def add(self, piece: bytes) -> None:
+        self.bytes += len(piece)
+        self.lines += piece.count(b"\n")
+        self._hash.update(piece)
+
+    @property
+    def mark(self) -> Mark:
+        return Mark(self.bytes, self.lines, self._hash.hexdigest())
+
+
 class GrowingFile:
-    """A file known to be good up to a recorded length; on opening, whatever follows is cut off."""
+    """A file that this process alone appends to. `take_up` or `begin_anew` first, `close` always.
+
+    It is opened for appending and never made longer in any other way, so that it cannot get holes, whatever others do
+    to it at the same time.
+    """
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self._tail = b""
-        with disk_errors(path):
-            # Unbuffered: a failed write must not be tried again by close().
-            self._file = path.open("r+b" if path.exists() else "w+b", buffering=0)
+        self._fd = -1
+        self._content = _Content()
+        self._pending = b""
         self._buffer: list[bytes] = []
-        self.size = 0
+        self._changed_ns = 0
+        self._false_alarms = 0
 
-    def restore(self, mark: JsonObject | None) -> bool:
-        """Go back to `mark`. False: the file is not what it was, so it must be written anew (it is empty now)."""
-        size = 0 if mark is None else int(mark["bytes"])
+    def take_up(self, mark: Mark) -> str | None:
+        """Go on after `mark`, cutting off what follows it. What is wrong, if the file is not so: nothing is touched."""
+        self.close()
+        if not self.path.exists():
+            if mark.bytes:
+                return f"{self.path} is missing"
+            self.begin_anew()
+            return None
         with disk_errors(self.path):
-            intact = os.fstat(self._file.fileno()).st_size >= size
-            if intact and size:
-                start = max(0, size - _TAIL)
-                self._file.seek(start)
-                self._tail = self._file.read(size - start) or b""
-                intact = mark is not None and blake3(self._tail).hexdigest() == mark["tail"]
-            if not intact:
-                size = 0
-            if not size:
-                self._tail = b""
-            self._file.truncate(size)
-            self._file.seek(size)
-        self.size = size
-        return intact
+            fd = self._open(0)
+            try:
+                size = os.fstat(fd).st_size
+                content = _content(fd, mark.bytes)
+            except OSError:
+                os.close(fd)
+                raise
+            if content.mark != mark:
+                os.close(fd)
+                return (
+                    f"{self.path} was cut to {size} of {mark.bytes} bytes"
+                    if size < mark.bytes
+                    else f"{self.path} is not what was written: it was edited or replaced"
+                )
+            self._fd, self._content = fd, content
+            if size > mark.bytes:
+                os.ftruncate(fd, mark.bytes)
+            self._changed_ns = os.fstat(fd).st_ctime_ns
+        return None
 
-    def append(self, line: bytes) -> None:
-        self._buffer.append(line)
-
-    def sync(self) -> JsonObject:
-        """Everything appended is on disk; the mark to restore to."""
-        data = memoryview(b"".join(self._buffer))
-        with disk_errors(self.path):
-            # A write that failed half way (full disk) is made good by the next call.
-            self._file.truncate(self.size)
-            self._file.seek(self.size)
-            written = 0
-            while written < len(data):
-                written += self._file.write(data[written:]) or 0
-            os.fsync(self._file.fileno())
+    def begin_anew(self) -> None:
+        """Empty, and made if it is not there."""
+        self.close()
+        self._content, self._pending = _Content(), b""
         self._buffer.clear()
-        self.size += len(data)
-        self._tail = (self._tail + bytes(data[-_TAIL:]))[-_TAIL:]
-        return {"bytes": self.size, "tail": blake3(self._tail).hexdigest()}
+        with disk_errors(self.path):
+            self._fd = self._open(os.O_CREAT | os.O_TRUNC)
+            self._changed_ns = os.fstat(self._fd).st_ctime_ns
+
+    def append(self, lines: bytes) -> None:
+        self._buffer.append(lines)
+
+    def write(self) -> Mark:
+        """Everything appended is on disk. StorageFullError: call again. OutputChangedError: begin anew."""
+        self._pending += b"".join(self._buffer)
+        self._buffer.clear()
+        with disk_errors(self.path):
+            self._look()
+            if self._pending:
+                while self._pending:
+                    written = os.write(self._fd, self._pending)
+                    self._content.add(self._pending[:written])
+                    self._pending = self._pending[written:]
+                os.fsync(self._fd)
+                status = os.fstat(self._fd)
+                self._compare_size(status)
+                self._changed_ns = status.st_ctime_ns
+        return self._content.mark
+
+    def verify(self) -> None:
+        """The whole file is what was written. OutputChangedError."""
+        with disk_errors(self.path):
+            self._look()
+            if _content(self._fd, self._content.bytes).mark != self._content.mark:
+                raise OutputChangedError(f"{self.path} was edited while the run was writing it")
 
     def close(self) -> None:
-        self._file.close()
+        if self._fd >= 0:
+            os.close(self._fd)
+            self._fd = -1
+
+    def _open(self, flags: int) -> int:
+        fd = os.open(self.path, os.O_RDWR | os.O_APPEND | os.O_CLOEXEC | os.O_NONBLOCK | flags, 0o666)
+        if not stat.S_ISREG(os.fstat(fd).st_mode):
+            os.close(fd)
+            raise StorageError(f"cannot write {self.path}: it is no regular file: move it away")
+        return fd
+
+    def _look(self) -> None:
+        """What the file system tells at no cost; the content, when that says that somebody touched the file."""
+        status = os.fstat(self._fd)
+        try:
+            there = self.path.stat()
+        except FileNotFoundError:
+            raise OutputChangedError(f"{self.path} was deleted while the run was writing it") from None
+        if (there.st_dev, there.st_ino) != (status.st_dev, status.st_ino):
+            raise OutputChangedError(f"{self.path} was replaced while the run was writing it")
+        self._compare_size(status)
+        if status.st_ctime_ns == self._changed_ns or self._false_alarms >= _FALSE_ALARMS:
+            return
+        if _content(self._fd, self._content.bytes).mark != self._content.mark:
+            raise OutputChangedError(f"{self.path} was edited while the run was writing it")
+        # Another mode or link, perhaps; a file system whose times mean nothing must not cost a reading each time.
+        self._false_alarms += 1
+        self._changed_ns = status.st_ctime_ns
+
+    def _compare_size(self, status: os.stat_result) -> None:
+        expected = self._content.bytes
+        if status.st_size != expected:
+            raise OutputChangedError(
+                f"{self.path} was cut from {expected} to {status.st_size} bytes while the run was writing it"
+                if status.st_size < expected
+                else f"{self.path} was written to by another program while the run was writing it"
+            )
+
+
+def _content(fd: int, size: int) -> _Content:
+    """Of the first `size` bytes, or of as many as there are."""
+    content = _Content()
+    while content.bytes < size:
+        piece = os.pread(fd, min(_PIECE, size - content.bytes), content.bytes)
+        if not piece:
+            break
+        content.add(piece)
+    return content
+
+
+class ResultFiles:
+    """The files that a run's commit log becomes, with how far into the log they go: `cursor`, and `totals` so far.
+
+    `begin`; then `append`, and `save` now and then; `finish` at the end, `close` always. When a file is not what was
+    written, `begin` says so and `save` and `finish` raise OutputChangedError; then `restart`, and append everything
+    from the log's beginning.
+    """
+
+    def __init__(self, directory: Path, run_id: str, names: Sequence[str]) -> None:
+        self._directory = directory
+        self._run_id = run_id
+        self._files = {name: GrowingFile(directory / name) for name in names}
+        self._begun = False
+        self.cursor = 0
+        self.totals: JsonObject = {}
+        self._summary: JsonObject | None = None
+
+    def begin(self) -> list[str]:
+        """Go on where it was saved. Else what is wrong, a line each: nothing is lost yet, and the cursor is 0."""
+        state = saved_state(self._directory)
+        if state is None or state["run_id"] != self._run_id:
+            left = [self._directory / STATE, *(file.path for file in self._files.values())]
+            damaged = state is None and any(path.exists() for path in left)
+            return [f"{left[0]} is damaged or missing"] if damaged else []
+        saved = state["files"]
+        if saved.keys() != self._files.keys():
+            return ["other result files are wanted than were written so far"]
+        found = [file.take_up(Mark.of(saved[name])) for name, file in self._files.items()]
+        if faults := [fault for fault in found if fault]:
+            self.close()
+            return faults
+        self._begun = True
+        self.cursor, self.totals = state["cursor"], state["totals"]
+        self._summary = self._as_written(state.get("summary"))
+        return []
+
+    def restart(self) -> None:
+        """Empty every file: the log comes again from its beginning."""
+        self.cursor, self.totals, self._summary = 0, {}, None
+        for file in self._files.values():
+            file.begin_anew()
+        self._begun = True
+
+    @property
+    def summary(self) -> JsonObject | None:
+        """What `finish` wrote, if the files are as it left them."""
+        return self._summary
+
+    def append(self, name: str, lines: bytes) -> None:
+        """One or more whole lines. After a `begin` that found something wrong, the first call is what empties it."""
+        if not self._begun:
+            self.restart()
+        self._files[name].append(lines)
+
+    def save(self, cursor: int, totals: JsonObject) -> None:
+        """Make everything appended durable: the files first, then the cursor. OutputChangedError, StorageError."""
+        self._save(cursor, totals, None)
+
+    def finish(self, cursor: int, totals: JsonObject, summary: JsonObject) -> None:
+        """Save, look at all of every file once more, and write summary.json. OutputChangedError, StorageError."""
+        self._save(cursor, totals, None)
+        for file in self._files.values():
+            file.verify()
+        data = json.dumps(summary, indent=2).encode() + b"\n"
+        write_atomically(self._directory / SUMMARY, data)
+        self._save(cursor, totals, blake3(data).hexdigest())
+
+    def close(self) -> None:
+        for file in self._files.values():
+            file.close()
+
+    def _save(self, cursor: int, totals: JsonObject, summary: str | None) -> None:
+        if not self._begun:
+            self.restart()
+        marks = {name: asdict(file.write()) for name, file in self._files.items()}
+        self.cursor, self.totals = cursor, totals
+        state = {"run_id": self._run_id, "cursor": cursor, "files": marks, "totals": totals, "summary": summary}
+        write_atomically(self._directory / STATE, seal(state))
+
+    def _as_written(self, digest: str | None) -> JsonObject | None:
+        try:
+            data = (self._directory / SUMMARY).read_bytes()
+        except OSError:
+            return None
+        return json.loads(data) if blake3(data).hexdigest() == digest else None
+
+
+def check_complete(*, final: int, total: int, what: str = "rows") -> None:
+    """IncompleteError unless as many are final in the files as the input has."""
+    if final < total:
+        raise IncompleteError(
+            f"{final} of {total} {what} are final in the files: {total - final} are missing, although the run is said "
+            "to be complete"
+        )
+    if final > total:
+        raise IncompleteError(f"{final} {what} are in the files, and the input has {total}")

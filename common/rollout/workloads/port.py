@@ -17,7 +17,7 @@ The class is imported for every `rollout --help`: import engines, grpc and the l
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar, Generic, Protocol, TypeVar
@@ -28,6 +28,7 @@ from rollout.model.item import NewItem, Outcome
 from rollout.model.run import Order, RunSpec
 from rollout.workloads.commit import CommitEntry
 from rollout.workloads.json_form import JsonObject, canonical
+from rollout.workloads.source import InputReport, Line, Source
 
 GROUP = "rollout.workloads"
 """The entry point group of workloads."""
@@ -35,16 +36,46 @@ GROUP = "rollout.workloads"
 
 @dataclass(frozen=True, slots=True)
 class Reading:
-    """What a check may use to read its input.
+    """How a check reads its input: with `rows`, so that what is submitted later is what was checked.
 
-    `exclude`: the output directory of the run, of which nothing is input. `index`: a file for the hashes of the rows;
-    None: nothing will be submitted, or there is one already. `progress(units, bytes)`: to be called now and then; it
-    raises when the person has asked to stop.
+    `exclude`: the run's output directory, into which no wildcard reaches. `written`: what runs of the workload write.
+    `spool`: where copies of pipes stay for the next command; None: nowhere. `resumed`: the run is known. `index`: where
+    the hashes of the rows will stay; None: nothing will be submitted. `progress(units, bytes)`, `tell(text)`: called
+    now and then; they raise when the person has asked to stop.
     """
 
     exclude: Path
+    written: tuple[str, ...] = ()
+    spool: Path | None = None
+    resumed: bool = False
     index: Path | None = None
-    progress: Callable[[int, int], None] = lambda units, size: None
+    progress: Callable[[int, int], None] | None = None
+    tell: Callable[[str], None] = lambda text: None
+
+    def rows(self, patterns: Sequence[str], read: Callable[[Line], object]) -> tuple[Source, InputReport]:
+        """Hand every line of the files that match to `read`, which raises InputError with what is wrong with it.
+
+        InputError with every fault. The source goes into `Checked`.
+        """
+        source = Source.open(
+            patterns,
+            exclude=self.exclude,
+            spool=self.spool,
+            resumed=self.resumed,
+            written=self.written,
+            tell=self.tell,
+        )
+        return source, source.check(read, index=self.index, progress=self.progress)
+
+
+def input_section(patterns: Sequence[str], report: InputReport) -> JsonObject:
+    """`input` of a run's configuration, by which a later command sees whether and how the input changed."""
+    return {
+        "glob": list(patterns),
+        "rows": report.rows,
+        "digest": report.digest,
+        "files": [{"path": file.path, "rows": file.rows, "digest": file.digest} for file in report.files],
+    }
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,12 +83,14 @@ class Tree:
     """A local directory that workers need. It travels as objects; its content id becomes part of the configuration.
 
     `key`: dotted key of the run's configuration that receives the id of the manifest, in hex. `always`: also when
-    coordinator and workers run on this machine; else they read `path` itself.
+    coordinator and workers run on this machine; else they read `path` itself. `files`: those that travel, with their
+    names in the tree; None: all that is there.
     """
 
     key: str
     path: Path
     always: bool = False
+    files: tuple[tuple[str, Path], ...] | None = None
 
 
 @dataclass(kw_only=True)
@@ -66,16 +99,23 @@ class Checked:
 
     `config` is the run's configuration as executors and a later resume need it: a JSON object of sections, files read
     and defaults written out. The shared machinery reads of it
-    - `input`: `{"digest": ...}` of all units, and what else says how the input changed, as `Source` makes it;
+    - `input`: a `digest` of all units, and what else says how the input changed (`input_section`);
     - `run`: name, priority, order, max_in_flight (`spec`).
     An executor of another name than the workload's gets `executors.NAME` of it.
 
-    `total`: units in the input; the run completes with as many. `trees`: what workers need of this machine's disk.
+    `total`: units in the input; the run completes with as many. `source`: where `plan` reads them again.
+    `trees`: what workers need of this machine's disk.
     """
 
     config: JsonObject
     total: int
+    source: Source | None = None
     trees: tuple[Tree, ...] = ()
+
+    def close(self) -> None:
+        """Nothing is read of the input any more."""
+        if self.source is not None:
+            self.source.close()
 
 
 @dataclass(slots=True)
@@ -113,10 +153,8 @@ class Totals:
 class Writer(Protocol):
     """From entries of the commit log to lines of files. It opens none: the collector does, and resumes them."""
 
-    @property
-    def files(self) -> tuple[str, ...]:
-        """Names of the files that `lines` may name, in the order in which they are shown; all are made."""
-        ...
+    files: tuple[str, ...]
+    """Names of the files that `lines` may name; all are made."""
 
     def lines(self, entry: CommitEntry) -> Iterable[tuple[str, bytes]]:
         """(file, bytes of one or more whole lines) for each line that `entry` becomes, in order.
@@ -127,7 +165,7 @@ class Writer(Protocol):
 
     def summary(self, summary: JsonObject, totals: Totals) -> JsonObject:
         """What `summary.json` holds: `summary` has what every workload says, and the workload adds its own."""
-        ...
+        return summary
 
 
 Settings = TypeVar("Settings", bound=BaseModel)
@@ -181,21 +219,17 @@ class Workload(ABC, Generic[Settings, Found]):
 
     @abstractmethod
     def check(self, settings: Settings, reading: Reading) -> Found:
-        """Read all of the input once and find every fault. Blocking; writes nothing but what `reading` names.
+        """Read all of the input once and find every fault. Blocking; writes nothing.
 
         ConfigError or InputError with all that is wrong, each as `file:line: what, and what would be right`.
         """
-
-    def first_change(self, settings: Settings, index: Path) -> str | None:
-        """The first unit of the input that is not as `index` says, in words; None: not known."""
-        return None
 
     @abstractmethod
     def plan(self, checked: Found, config: JsonObject, start: int) -> Iterator[NewItem]:
         """Items from seq `start` on, in order, lazily; seq n is unit n, counted from 0. Runs in a thread.
 
-        `config` is the run's own, which on resume may be older than `checked.config`. InputError when the input is not
-        what was checked.
+        `config` is the run's own, which on resume may be older than `checked.config`. `checked.source.rows(start)`
+        raises InputChangedError where the input is not what was checked.
         """
 
     def spec(self, run_id: str, config: JsonObject) -> RunSpec:
@@ -236,6 +270,14 @@ class Workload(ABC, Generic[Settings, Found]):
         None: there is nothing special about it, its keys are compared one by one.
         """
         return None
+
+
+def check_only(workload: Workload[Settings, Found], settings: Settings) -> Found:
+    """All that can be checked without a cluster and an engine. Leaves nothing behind. ConfigError, InputError."""
+    reading = Reading(exclude=workload.directory(settings), written=workload.result_files)
+    checked = workload.check(settings, reading)
+    checked.close()
+    return checked
 
 
 _OUTCOMES = {Outcome.CANCELLED: "cancelled", Outcome.SKIPPED: "skipped", Outcome.FAILED: "failed"}

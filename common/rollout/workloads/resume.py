@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
 from typing import Any, cast
 
 from rollout.model.errors import ConfigError
-from rollout.workloads.collector import SUMMARY, Collector
+from rollout.workloads.collector import Collector
 from rollout.workloads.json_form import JsonObject, short
-from rollout.workloads.output import STATE, OutputDirectory
+from rollout.workloads.output import OutputDirectory, saved_state
 from rollout.workloads.port import Checked, Workload
 
 AnyWorkload = Workload[Any, Any]
@@ -68,27 +67,26 @@ def resumed_config(workload: AnyWorkload, old: JsonObject, new: JsonObject) -> J
     return {**old, **{section: new[section] for section in workload.free if section in new}}
 
 
-def collected(output: OutputDirectory) -> int:
-    """Entries of the commit log that are in the files, as far as one can see without them."""
-    try:
-        return int(json.loads((output.path / STATE).read_text("utf-8"))["cursor"])
-    except (OSError, ValueError, KeyError, TypeError):
-        return 0
+def collected(workload: AnyWorkload, output: OutputDirectory) -> bool:
+    """Whether results are in the files, as far as one can see without the ledger."""
+    state = saved_state(output.path)
+    if state is None:  # perhaps only the state is gone
+        return any((output.path / name).exists() for name in workload.result_files)
+    return state["cursor"] > 0
 
 
 def finished(
     workload: AnyWorkload, output: OutputDirectory, run_id: str, config: JsonObject, checked: Checked
 ) -> JsonObject | None:
-    """The summary of a run that was completed and collected: nothing has to be started for it."""
-    try:
-        summary: JsonObject = json.loads((output.path / SUMMARY).read_text("utf-8"))
-    except (OSError, ValueError):
-        return None
-    if summary.get("run_id") != run_id or summary.get("state") != "completed":
-        return None
+    """The summary of a run that was completed and collected: nothing has to be started for it. Blocking."""
+    state = saved_state(output.path)
+    if state is None or state.get("summary") is None:
+        return None  # before all of what is written is read, to no end
     collector = open_collector(workload, output, run_id, config, checked)
     try:
-        return summary if collector.complete else None
+        summary = collector.summary
+        completed = summary is not None and summary.get("state") == "completed"
+        return summary if completed and collector.complete else None
     finally:
         collector.close()
 

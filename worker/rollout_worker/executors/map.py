@@ -19,7 +19,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import ClassVar, Literal
+from typing import ClassVar, Literal, cast
 
 import psutil
 from blake3 import blake3
@@ -31,7 +31,6 @@ from rollout.workloads.map.failure import LOAD_FAILED, to_text
 
 from rollout_worker.executors import map_process as process
 from rollout_worker.executors.port import Attempt, Context, Done, Run
-from rollout_worker.pipe import Pipe
 
 AHEAD = 64
 WINDOW_S = 0.01
@@ -39,6 +38,7 @@ WINDOW_S = 0.01
 back."""
 INLINE_ROW = 16 << 10
 """Larger rows go by way of a file: a datagram has to fit the socket's buffer."""
+FRAME_MAX = 128 << 20
 RESTART_PAUSE_S, RESTART_PAUSE_MAX_S = 0.5, 10.0
 DUMP_WAIT_S = 1.0
 DRAIN_S = 0.2
@@ -347,7 +347,7 @@ class UserProcess:
         self._scratch = scratch
         self._rows, self._unread = _rows_pair()
         self._lost = asyncio.Event()
-        self._pipe = Pipe(on_frame, self._lost.set)
+        self._results = _Frames(on_frame, self._lost)
         self._loading: asyncio.Future[JsonObject | None] = asyncio.get_running_loop().create_future()
         self._popen: subprocess.Popen[bytes] | None = None
         self._output = Output(1)
@@ -377,7 +377,7 @@ class UserProcess:
             theirs.close()
         ours.setblocking(False)
         loop = asyncio.get_running_loop()
-        await loop.create_unix_connection(lambda: self._pipe, sock=ours)
+        await loop.create_unix_connection(lambda: self._results, sock=ours)
         transport, _ = await loop.connect_read_pipe(lambda: _Lines(self._output), os.fdopen(read, "rb", 0))
         self._watch = loop.create_task(self._wait(transport))
         self._rows.send(self._init)
@@ -397,7 +397,7 @@ class UserProcess:
             await asyncio.wait_for(self._lost.wait(), DRAIN_S)
         await asyncio.sleep(0)
         transport.close()
-        self._pipe.abort()
+        self._results.close()
         self._output.tell_dropped()
         self._rows.close()
         self._unread.close()
@@ -477,6 +477,43 @@ class UserProcess:
         self._stopping = True
         self.kill()
         await self._done.wait()
+
+
+class _Frames(asyncio.Protocol):
+    """Length, kind, body. The process is the user's: what is no frame of ours ends the reading, nothing more."""
+
+    def __init__(self, on_frame: Frames, lost: asyncio.Event) -> None:
+        self._on_frame = on_frame
+        self._lost = lost
+        self._buffer = bytearray()
+        self._transport: asyncio.Transport | None = None
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = cast(asyncio.Transport, transport)
+
+    def data_received(self, data: bytes) -> None:
+        buffer, at, head = self._buffer, 0, process.HEAD
+        buffer += data
+        while len(buffer) - at >= head.size:
+            size, kind = head.unpack_from(buffer, at)
+            end = at + head.size + size
+            if size > FRAME_MAX:
+                self.close()
+                return
+            if len(buffer) < end:
+                break
+            body = bytes(memoryview(buffer)[at + head.size : end])
+            at = end
+            self._on_frame(kind, body)
+        del buffer[:at]
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._transport = None
+        self._lost.set()
+
+    def close(self) -> None:
+        if self._transport is not None:
+            self._transport.abort()
 
 
 class _Lines(asyncio.Protocol):

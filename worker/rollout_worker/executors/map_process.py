@@ -1,10 +1,10 @@
-"""The process that runs a user's function, row by row: `map_process.py ROWS_FD RESULTS_FD PARENT`, standard library.
+"""The process that runs a user's function, row by row: `map_process.py ROWS_FD RESULTS_FD PARENT`.
 
 It has no part in the protocol between worker and coordinator: whatever the function does here (crash, hang, exit, fork,
 print) costs the row that does it, and the executor that started this process (executors/map.py) says so.
 
 Rows come as datagrams, one each, which the executor can take back while they are unread. Results go as frames: length,
-kind, number of the row, seconds, body.
+kind, number of the row, seconds, body. It imports next to nothing, since it is started anew after every crash.
 """
 
 from __future__ import annotations
@@ -21,7 +21,9 @@ import time
 import traceback
 from collections.abc import Callable
 from types import TracebackType
-from typing import Any, NoReturn, cast
+from typing import Any, NoReturn
+
+from rollout.workloads.map.values import a_type, encode, type_name
 
 LOADED, LOAD_FAILED, RESULT, FAILED = 1, 2, 3, 4
 INLINE, FILE = b"R", b"F"
@@ -29,10 +31,7 @@ HEAD = struct.Struct("<IB")
 ROW = struct.Struct("<cQ")
 NUMBER = struct.Struct("<Qd")
 
-RESULT_MAX = 64 << 20
 MESSAGE_MAX, TRACEBACK_MAX = 1200, 2600  # together with the type below the limit of an error on the wire, 4096
-_DEPTH = 200
-_SCALARS = frozenset({str, int, float, bool, type(None)})
 
 
 class Unloadable(Exception):
@@ -44,12 +43,6 @@ class Unloadable(Exception):
 
 
 # ---- failures
-
-
-def type_name(kind: type) -> str:
-    return (
-        kind.__qualname__ if kind.__module__ in ("builtins", "__main__") else f"{kind.__module__}.{kind.__qualname__}"
-    )
 
 
 def own_frames_off(tb: TracebackType | None) -> TracebackType | None:
@@ -87,80 +80,6 @@ def describe(error: BaseException, root: str) -> dict[str, Any]:
     }
 
 
-# ---- results
-
-
-def fault_of(value: Any, path: str = "result", depth: int = 0) -> str:
-    """Where and why `value` is no JSON; empty if it is."""
-    kind = type(value)
-    if kind in _SCALARS:
-        if kind is float and (value != value or value in (float("inf"), float("-inf"))):
-            return f"{path} is {value}, which JSON has no number for: return None or a string instead"
-        return ""
-    if depth > _DEPTH:
-        return f"{path[:100]}... is nested more than {_DEPTH} levels deep, or contains itself"
-    if isinstance(value, dict):
-        for key, inner in cast("dict[Any, Any]", value).items():
-            if not isinstance(key, str):
-                return f"{path} has the key {key!r:.100}, which is {_a(key)}: keys of a JSON object are strings"
-            if type(inner) not in _SCALARS or type(inner) is float:
-                fault = fault_of(inner, f"{path}[{key!r}]", depth + 1)
-                if fault:
-                    return fault
-        return ""
-    if isinstance(value, list | tuple):
-        for index, inner in enumerate(cast("list[Any]", value)):
-            if type(inner) not in _SCALARS or type(inner) is float:
-                fault = fault_of(inner, f"{path}[{index}]", depth + 1)
-                if fault:
-                    return fault
-        return ""
-    if isinstance(value, str | int):
-        return ""
-    if isinstance(value, float):
-        return fault_of(float(value), path, depth)
-    return f"{path} is {_a(value)}, which is no JSON value{_HINTS.get(kind.__name__, '')}"
-
-
-_HINTS = {
-    "set": ": return sorted(...) or list(...)",
-    "frozenset": ": return sorted(...) or list(...)",
-    "bytes": ": decode it, or return base64.b64encode(...).decode()",
-    "generator": ": return list(...)",
-    "ndarray": ": return .tolist()",
-    "Tensor": ": return .tolist()",
-    "datetime": ": return .isoformat()",
-    "date": ": return .isoformat()",
-    "Decimal": ": return float(...) or str(...)",
-    "float16": ": return float(...)",
-    "float32": ": return float(...)",
-    "int32": ": return int(...)",
-    "int64": ": return int(...)",
-    "bool": ": return bool(...)",
-    "PosixPath": ": return str(...)",
-}
-
-
-def _a(value: Any) -> str:
-    name = type_name(type(value))
-    return f"{'an' if name[:1].lower() in 'aeiou' else 'a'} {name}"
-
-
-def encode(value: Any) -> bytes:
-    """ValueError that says where `value` is no JSON."""
-    fault = fault_of(value)
-    if fault:
-        raise ValueError(fault)
-    try:
-        data = json.dumps(value, allow_nan=False, ensure_ascii=False, separators=(",", ":")).encode()
-    except UnicodeEncodeError:  # a lone surrogate: JSON can escape it
-        data = json.dumps(value, allow_nan=False, separators=(",", ":")).encode()
-    if len(data) > RESULT_MAX:
-        most = f"{RESULT_MAX >> 20} MiB is the most"
-        raise ValueError(f"result is {len(data) >> 20} MiB of JSON; {most}: store it, return where")
-    return data
-
-
 # ---- the function
 
 
@@ -188,7 +107,7 @@ def load(target: str, root: str) -> Callable[[Any], Any]:
             failure["message"] = f"{target}() failed: {failure['type']}: {failure['message']}"
             raise Unloadable(failure, permanent=False) from error
     if not callable(found):
-        raise Unloadable(_plain("TypeError", f"{target} is {_a(found)}, which cannot be called"), permanent=True)
+        raise Unloadable(_plain("TypeError", f"{target} is {a_type(found)}, which cannot be called"), permanent=True)
     return found
 
 
@@ -289,7 +208,7 @@ class Process:
             seconds = time.perf_counter() - began
             self._only_parent(None)
             try:
-                body = encode(result)
+                body = encode(result, "result")
             except (ValueError, TypeError, RecursionError) as error:
                 failure = _plain("TypeError", f"the function returned what is no JSON: {error}")
                 kind, body = FAILED, json.dumps(failure | {"code": "not_json", "retry": False}).encode()

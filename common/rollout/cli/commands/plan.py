@@ -14,6 +14,7 @@ from rollout.config.load import load_settings, read_values
 from rollout.config.settings import CoordinatorSettings, TransportSection, WorkerSettings
 from rollout.model.address import parse_address
 from rollout.model.errors import ConfigError, PluginError
+from rollout.workloads.port import check_only
 from rollout.workloads.registered import entries, load
 
 _COORDINATOR_ONLY = frozenset(CoordinatorSettings.model_fields) - frozenset(WorkerSettings.model_fields)
@@ -86,8 +87,6 @@ def _listed(sections: frozenset[str]) -> str:
 
 
 def check_workload(name: str, path: Path) -> list[str]:
-    from rollout.cli.session import check_only  # brings grpc
-
     workload = load(name)
     settings = load_settings(workload.settings, path)
     return workload.describe(settings, check_only(workload, settings))

@@ -9,15 +9,17 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from rollout.config.adapters import find_adapter
-from rollout.model.errors import ConfigError
+from rollout.model.errors import ConfigError, InputError, RolloutError
 from rollout.model.item import NewItem
-from rollout.workloads.infer.config import InferConfig, RunSection
+from rollout.workloads.infer.config import InferConfig
 from rollout.workloads.infer.lines import COMPLETIONS, ERRORS, OPENAI, InferWriter
 from rollout.workloads.infer.model import ResolvedModel, model_changes, resolve_model
 from rollout.workloads.infer.plan import plan, resolve_config
-from rollout.workloads.infer.rows import InputReport, check_input, first_changed_row
+from rollout.workloads.infer.rows import check_input
 from rollout.workloads.json_form import JsonObject
 from rollout.workloads.port import Checked, Reading, Tree, Workload
+from rollout.workloads.sections import RECORDED, RunSection
+from rollout.workloads.source import InputReport, Source
 
 _PACKAGE = {"vllm": "vllm", "transformers": "transformers"}
 _GATED = ("meta-llama/", "mistralai/", "google/gemma")
@@ -40,15 +42,13 @@ class Infer(Workload[InferConfig, InferChecked]):
     measure = "tokens"
     result_files = (COMPLETIONS, ERRORS, "summary.json", OPENAI)
     # What changes how, not what.
-    recorded = frozenset(
-        {
-            "backend.concurrency", "backend.delay_ms", "backend.jitter_ms", "backend.max_num_seqs",
-            "backend.fail_rate", "backend.fail_match", "backend.gpu_memory_utilization",
-            "backend.tensor_parallel_size", "backend.device", "backend.enforce_eager", "backend.cpu_kvcache_gib",
-            "backend.engine", "run.name", "run.priority", "run.max_attempts", "run.max_worker_lost", "run.order",
-            "run.timeout_ms", "run.max_in_flight",
-        }
-    )  # fmt: skip
+    recorded = RECORDED | {
+        f"backend.{key}"
+        for key in (
+            "concurrency", "delay_ms", "jitter_ms", "max_num_seqs", "fail_rate", "fail_match",
+            "gpu_memory_utilization", "tensor_parallel_size", "device", "enforce_eager", "cpu_kvcache_gib", "engine",
+        )
+    }  # fmt: skip
 
     def directory(self, settings: InferConfig) -> Path:
         return Path(settings.output.dir)
@@ -67,25 +67,39 @@ class Infer(Workload[InferConfig, InferChecked]):
             )
 
     def check(self, settings: InferConfig, reading: Reading) -> InferChecked:
-        find_adapter("rollout.backends", settings.backend.kind, "backend.kind:")
-        model = resolve_model(settings)
-        report = check_input(settings, index_path=reading.index, progress=reading.progress)
+        """Of the backend only its name: a batch may be sent to workers that have what this host lacks."""
+        faults: list[RolloutError] = []
+        model: ResolvedModel | None = None
+        found: tuple[Source, InputReport] | None = None
+        try:
+            find_adapter("rollout.backends", settings.backend.kind, "backend.kind:")
+            model = resolve_model(settings)
+        except ConfigError as error:
+            faults.append(error)
+        try:
+            found = check_input(settings, reading)
+        except (ConfigError, InputError) as error:
+            faults.append(error)
+        if model is None or found is None:
+            if found is not None:
+                found[0].close()
+            raise faults[0] if len(faults) == 1 else ConfigError("\n".join(fault.message for fault in faults))
+        source, report = found
         directories = (("model.manifest", model.path), ("model.tokenizer_manifest", model.tokenizer_path))
         return InferChecked(
             config=resolve_config(settings, report, model),
             total=report.rows,
+            source=source,
             trees=tuple(Tree(key, path) for key, path in directories if path is not None),
             settings=settings,
             model=model,
             report=report,
         )
 
-    def first_change(self, settings: InferConfig, index: Path) -> str | None:
-        return first_changed_row(settings, index)
-
     def plan(self, checked: InferChecked, config: JsonObject, start: int) -> Iterator[NewItem]:
+        assert checked.source is not None
         run = RunSection.model_validate(config["run"])
-        return plan(checked.settings, checked.model.content_id, start=start, run=run)
+        return plan(checked.settings, checked.model.content_id, checked.source, start=start, run=run)
 
     def writer(self, config: JsonObject) -> InferWriter:
         return InferWriter(config)

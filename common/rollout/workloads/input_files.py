@@ -1,0 +1,150 @@
+"""Which files and streams the patterns of an input name: in order, nothing twice, nothing that a run writes."""
+
+from __future__ import annotations
+
+import glob
+import os
+import re
+import stat
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from rollout.model.errors import InputError
+from rollout.workloads.output import RESULT_FILES, RUN_ID
+from rollout.workloads.spool import Spool, Stream, descriptor
+
+_ULID_OR_UNKNOWN = re.compile(r"[0-7][0-9A-HJKMNP-TV-Z]{25}|unknown")
+_NAMED_MAX = 5
+
+
+@dataclass(frozen=True, slots=True)
+class InputFile:
+    """`name` is what people are told, `path` where the bytes are: the copy, of a stream."""
+
+    name: str
+    path: Path
+    spooled: bool = False
+
+
+@dataclass(slots=True)
+class Expansion:
+    """What patterns came to. `notes`: what a person should know of it."""
+
+    found: dict[object, InputFile | Stream] = field(default_factory=dict[object, InputFile | Stream])
+    left_out: list[str] = field(default_factory=list[str])
+    faults: list[str] = field(default_factory=list[str])
+
+    @property
+    def notes(self) -> list[str]:
+        if not self.left_out:
+            return []
+        shown = ", ".join(self.left_out[:_NAMED_MAX])
+        more = f" and {len(self.left_out) - _NAMED_MAX} more" if len(self.left_out) > _NAMED_MAX else ""
+        return [
+            f"input.glob: left out what a run writes: {shown}{more} (results of another run are read when they are "
+            "named without a wildcard)"
+        ]
+
+
+def expand(patterns: Sequence[str], *, exclude: Path, written: Iterable[str], spool: Spool) -> Expansion:
+    """Files and streams in the order of `patterns`. InputError with every pattern that is wrong.
+
+    `exclude`: the run's own output directory. `written`: names of the result files that runs write.
+    """
+    names = frozenset(written) | frozenset(RESULT_FILES) | {RUN_ID}
+    expansion = Expansion()
+    for pattern in patterns:
+        _expand_one(expansion, pattern, _Written(exclude, names), spool)
+    if expansion.faults:
+        raise InputError("\n".join(expansion.faults))
+    return expansion
+
+
+def _expand_one(expansion: Expansion, pattern: str, written: _Written, spool: Spool) -> None:
+    if (stream := descriptor(pattern)) is not None:
+        expansion.found.setdefault(stream.key, stream)
+        return
+    matches = sorted(glob.glob(pattern, recursive=True))  # noqa: PTH207 - Path.glob takes no absolute patterns
+    wild = glob.has_magic(pattern)
+    if not matches and os.path.lexists(pattern):
+        matches, wild = [pattern], False  # a name with brackets in it
+    usable = 0
+    for match in matches:
+        fault, skipped = _take(expansion, match, written, wild=wild, named=not wild or _names_it(pattern))
+        if fault:
+            expansion.faults.append(f"input.glob: {fault}")
+        usable += not skipped
+    if usable:
+        return
+    gone = Stream(pattern)
+    if spool.has(gone):
+        expansion.found.setdefault(pattern, gone)
+        return
+    why = f": {len(matches)} were left out, as directories or as what a run writes" if matches else ""
+    expansion.faults.append(
+        f"input.glob: no file matches {pattern!r} (seen from {Path.cwd()}){why}: check the path or make it absolute"
+    )
+
+
+def _names_it(pattern: str) -> bool:
+    """Whether the file itself is named, as in runs/*/completions.jsonl."""
+    return not glob.has_magic(os.path.basename(pattern))  # noqa: PTH119
+
+
+def _take(expansion: Expansion, match: str, written: _Written, *, wild: bool, named: bool) -> tuple[str, bool]:
+    """(what is wrong with it, whether it is none of the input)"""
+    path = Path(match)
+    try:
+        mode = path.stat().st_mode
+    except OSError as error:
+        return f"cannot read {match}: {error.strerror or error}: check that it exists and its rights", False
+    if stat.S_ISDIR(mode):
+        return ("", True) if wild else (f"{match} is a directory: name its files, such as {path / '*.jsonl'}", False)
+    if stat.S_ISFIFO(mode):
+        stream = Stream(match)
+        expansion.found.setdefault(stream.key, stream)
+        return "", False
+    if not stat.S_ISREG(mode):
+        kind = "a socket" if stat.S_ISSOCK(mode) else "a device"
+        return f"{match} is {kind}: rows are read from files, pipes and standard input (-)", False
+    real = path.resolve()
+    if written.here(real):
+        if wild:
+            expansion.left_out.append(match)
+            return "", True
+        return f"{match} is what this run writes: name another output.dir", False
+    if not named and written.elsewhere(real):
+        expansion.left_out.append(match)
+        return "", True
+    expansion.found.setdefault(real, InputFile(match, path))
+    return "", False
+
+
+class _Written:
+    """What runs write: into `own`, and into any directory that has a run-id."""
+
+    def __init__(self, own: Path, names: frozenset[str]) -> None:
+        self._own = own.expanduser().resolve()
+        self._names = names
+        self._runs: dict[Path, bool] = {}
+
+    def here(self, real: Path) -> bool:
+        if not real.is_relative_to(self._own):
+            return False
+        first, *deeper = real.relative_to(self._own).parts
+        return first.startswith(".") or (not deeper and self._is_result(first))
+
+    def elsewhere(self, real: Path) -> bool:
+        parent = real.parent
+        if parent not in self._runs:
+            self._runs[parent] = (parent / RUN_ID).exists()
+        return self._runs[parent] and self._is_result(real.name)
+
+    def _is_result(self, name: str) -> bool:
+        if name in self._names:
+            return True
+        # Results of an earlier run that were moved aside: completions.RUN_ID.jsonl
+        stem, _, suffix = name.rpartition(".")
+        stem, _, run = stem.rpartition(".")
+        return bool(_ULID_OR_UNKNOWN.fullmatch(run)) and f"{stem}.{suffix}" in self._names

@@ -1,0 +1,24 @@
+"""The input of `infer` for tests: checked, and planned, as the command does it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from rollout.model.item import NewItem
+from rollout.workloads.infer import rows
+from rollout.workloads.infer.config import InferConfig
+from rollout.workloads.infer.plan import plan
+from rollout.workloads.port import Reading
+from rollout.workloads.source import InputReport
+
+
+def check_input(config: InferConfig) -> InputReport:
+    source, report = rows.check_input(config, Reading(exclude=Path(config.output.dir)))
+    source.close()
+    return report
+
+
+def planned(config: InferConfig, model_content_id: str, *, start: int = 0) -> list[NewItem]:
+    source, _ = rows.check_input(config, Reading(exclude=Path(config.output.dir)))
+    with source:
+        return list(plan(config, model_content_id, source, start=start))
