@@ -30,9 +30,6 @@ from rollout.workloads.commit import CommitEntry
 from rollout.workloads.json_form import JsonObject, canonical
 from rollout.workloads.source import InputReport, Line, Source
 
-GROUP = "rollout.workloads"
-"""The entry point group of workloads."""
-
 
 @dataclass(frozen=True, slots=True)
 class Reading:

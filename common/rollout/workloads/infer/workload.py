@@ -37,7 +37,7 @@ class Infer(Workload[InferConfig, InferChecked]):
     help = "Batch inference over JSONL: resumable, every row exactly once, in input order."
     details = "Run every row of the input through a model, exactly once, and write completions in input order."
     settings = InferConfig
-    sections = frozenset({"model", "input", "output", "sampling", "backend", "workers"})
+    sections = frozenset(InferConfig.model_fields)
     verb = "batch"
     measure = "tokens"
     result_files = (COMPLETIONS, ERRORS, "summary.json", OPENAI)
