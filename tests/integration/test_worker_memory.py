@@ -31,10 +31,41 @@ def guard(tmp_path: Path) -> Iterator[Guard]:
     guard.close()
 
 
+@pytest.mark.parametrize(
+    ("own", "delegated", "below"),
+    [
+        ("4:memory:/a\n0::/\n", [], "memory/a"),
+        ("4:memory:/elsewhere\n", [], "memory"),  # a container, whose group is mounted at the top
+        ("0::/svc/daemon\n", ["svc"], "svc"),  # systemd's DelegateSubgroup: one level up
+        ("0::/svc\n", [], None),
+    ],
+)
+def test_where_control_groups_are_made(tmp_path: Path, own: str, delegated: list[str], below: str | None) -> None:
+    mount = tmp_path / "sys/fs/cgroup"
+    for place in ("memory/a", "svc/daemon"):
+        (mount / place).mkdir(parents=True)
+    for place in delegated:
+        (mount / place / "cgroup.controllers").write_text("cpu memory\n")
+    (tmp_path / "proc/self").mkdir(parents=True)
+    (tmp_path / "proc/self/cgroup").write_text(own)
+    told: list[Path] = []
+    groups = MemoryGroups("rollout-x", told.append, tmp_path)
+    group = groups.make(3, 1 << 20)
+    if below is None:
+        assert group is None and told == []
+        return
+    assert group is not None and group.path == mount / below / "rollout-x" / "child-3" and told == [groups.base]
+    limit, report = ("memory.max", "memory.events") if delegated else ("memory.limit_in_bytes", "memory.oom_control")
+    assert (group.path / limit).read_text() == str(1 << 20)
+    assert not group.killed()
+    (group.path / report).write_text("oom 1\noom_kill 1\n")
+    assert group.killed()
+
+
 class Rig:
     """A child process under a limit, and what it says."""
 
-    def __init__(self, guard: Guard, directory: Path, memory: MemoryGroups | None) -> None:
+    def __init__(self, guard: Guard, directory: Path, memory: MemoryGroups | None, plan: Plan = PLAN) -> None:
         self.events: asyncio.Queue[ev.Event] = asyncio.Queue()
 
         async def nothing(*_: Any) -> dict[str, Any]:
@@ -42,11 +73,11 @@ class Rig:
 
         handlers = Handlers(self.events.put_nowait, nothing, nothing)
         self.child = ChildProcess(
-            ev.StartChild(1, PLAN), directory / "scratch", directory / "cache", guard, handlers, memory
+            ev.StartChild(1, plan), directory / "scratch", directory / "cache", guard, handlers, memory
         )
         self.running = asyncio.create_task(self.child.run())
 
-    async def attempt(self, seq: int, payload: dict[str, Any]) -> ev.Event:
+    async def attempt(self, seq: int, payload: object) -> ev.Event:
         held = Held(1, seq, 1, bytes(32), json.dumps(payload).encode(), CAPPED, PLAN)
         self.child.deliver([held])
         return await asyncio.wait_for(self.events.get(), 30)
@@ -80,6 +111,26 @@ async def test_by_a_control_group_another_kill_is_not_out_of_memory(guard: Guard
     rig = Rig(guard, tmp_path, groups)
     assert isinstance(await rig.events.get(), ev.ChildReady)
     assert await rig.attempt(0, {"crash": True}) == ev.ChildEnded(1, "signal SIGKILL (out of memory?)", "")
+    await rig.running
+
+
+@pytest.mark.parametrize("by", ["control group", "resource limit"])
+async def test_a_row_of_map_that_uses_too_much_costs_itself(
+    by: str, guard: Guard, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its function has a process of its own, which the kernel may end without the executor's."""
+    groups = MemoryGroups(f"rollout-test-{os.getpid()}", guard.remove_groups) if by == "control group" else None
+    if groups is not None and groups.base is None:
+        pytest.skip("no control group may be made here")
+    (tmp_path / "hungry.py").write_text("def eat(mib):\n    return len(b'x' * (mib << 20)) >> 20\n")
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    run = Run(PLAN.run.run_id, "map", {"function": "hungry:eat"})
+    rig = Rig(guard, tmp_path, groups, Plan(run, "slot", "map", memory_mib=LIMIT_MIB))
+    assert isinstance(await rig.events.get(), ev.ChildReady)
+    assert error_of(await rig.attempt(0, 50)) == ""
+    assert error_of(await rig.attempt(1, LIMIT_MIB)) == "out_of_memory"
+    assert error_of(await rig.attempt(2, 50)) == ""
+    rig.child.stop()
     await rig.running
 
 

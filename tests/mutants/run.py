@@ -225,7 +225,7 @@ def choose(args: argparse.Namespace) -> list[str]:
     return every
 
 
-def report(chosen: list[str]) -> int:
+def report(chosen: list[str], whole: bool) -> int:
     """Says what survived and is not judged, and which judgements are out of date. The number of the former."""
     judged = judgements()
     found = outcomes()
@@ -238,8 +238,10 @@ def report(chosen: list[str]) -> int:
     dead = {named[name] for name in chosen if found[name] == "killed"}
     for mutant, why in open_ones:
         print("\n" + mutant.toml(why))
-    for mutant in sorted(dead & set(judged), key=repr):
+    for mutant in sorted(dead & set(judged)):
         print(f"\njudged, but killed: take it out of {JUDGED.name}: {mutant}")
+    for mutant in sorted(set(judged) - set(named.values())) if whole else []:
+        print(f"\njudged, but there is no such mutant any more: take it out of {JUDGED.name}: {mutant}")
     print(f"\n{len(chosen)} mutants: " + ", ".join(f"{n} {word}" for word, n in sorted(counts.items())))
     print(f"survivors: {len(words)} change only words, {len(alive) - len(open_ones)} are judged, {len(open_ones)} not")
     return len(open_ones)
@@ -271,7 +273,7 @@ def main() -> int:
         if code != 0:
             print(f"{LOG.read_text()[-4000:]}\nmutmut ended with {code}: all of it is in {LOG}")
             return 2
-    return 1 if report(chosen) else 0
+    return 1 if report(chosen, whole=not (args.only or args.sample)) else 0
 
 
 if __name__ == "__main__":

@@ -70,5 +70,6 @@ def test_the_seeds_mix_executors_in_every_way() -> None:
         seen["a worker hosts some only"] += any(set(w.executors) != set(EXECUTORS) for w in scenario.workers)
         seen["a parent's children are another executor's"] += any(parent != child for parent, child in calls)
         seen["nobody hosts it until one joins"] += bool(asked - hosted)
+        seen["items and engines want a worker's last device"] += any(w.devices == 1 for w in scenario.workers)
         seen["that one is struck"] += any(fault.node == LATE for fault in scenario.faults)
     assert min(seen.values()) >= 3, seen

@@ -63,14 +63,19 @@ async def batches(items: Iterator[NewItem | None], first: int, packer: Packer) -
         await asyncio.gather(producer, *left, return_exceptions=True)
 
 
+_END = NewItem(b"", b"")
+
+
 def _take(items: Iterator[NewItem | None]) -> list[NewItem]:
     part: list[NewItem] = []
     inline = raw = 0
     # One item may pass each bound by its own size: that keeps the frame below 1 MiB, since inline is at most 4 KiB.
     while len(part) < ITEMS_MAX and inline < INLINE_BYTES_MAX and raw < RAW_BYTES_MAX:
-        item = next(items, None)
-        if item is None:
+        item = next(items, _END)
+        if item is _END or (item is None and part):
             break
+        if item is None:
+            continue
         size = len(item.payload) if isinstance(item.payload, bytes) else 0
         raw += size
         inline += _PER_ITEM + (size if size <= INLINE_MAX else 0)

@@ -19,7 +19,7 @@ from typing import Any, Self, cast
 from pydantic import ValidationError
 
 from rollout.client.embedded import Embedded
-from rollout.client.feed import AsyncRows, Feed
+from rollout.client.feed import AsyncRows, Feed, RowsError
 from rollout.client.runs import Page, Runs, new_ulid
 from rollout.client.target import Target, need_target
 from rollout.model.errors import ConfigError, RolloutError, StateError
@@ -253,12 +253,13 @@ class AsyncCluster:
             return await runs.submit(spec, lambda _: feed.items())
         except asyncio.CancelledError:
             raise
-        except BaseException as error:
+        except RolloutError as error:
+            cause = error.__cause__ if isinstance(error, RowsError) and error.__cause__ else error
             try:
-                await runs.command(spec.run_id, "kill", reason=f"its rows ended with {type(error).__name__}")
+                await runs.command(spec.run_id, "kill", reason=f"its rows ended with {type(cause).__name__}: {cause}")
             except RolloutError:
                 _log.warning("run %s is left open: it could not be killed", spec.run_id)
-            raise
+            raise cause from None
         finally:
             feed.close()
 
@@ -325,14 +326,14 @@ def resolve(function: Function, code: str | Path | None) -> tuple[str, Path | No
         raise ConfigError(
             f"{function!r:.100} cannot be sent: give a function or class of a module, or its name as a string"
         )
+    if "<" in name:
+        kind = "a lambda" if "<lambda>" in name else "defined inside a function"
+        raise ConfigError(f"{what} is {kind}, which workers cannot import: define it at the top of {module}")
     if module == "__main__":
         raise ConfigError(
             f"{what} is defined in the program that is being run (__main__), which workers cannot import: move it "
             "into a module, such as functions.py, and import it from there"
         )
-    if "<" in name:
-        kind = "a lambda" if "<lambda>" in name else "defined inside a function"
-        raise ConfigError(f"{what} is {kind}, which workers cannot import: define it at the top of {module}")
     found: Any = sys.modules.get(module)
     for part in name.split("."):
         found = getattr(found, part, None)

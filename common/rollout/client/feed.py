@@ -8,13 +8,17 @@ from collections import deque
 from collections.abc import AsyncIterable, Iterable, Iterator
 from typing import Any
 
-from rollout.model.errors import InputError
+from rollout.model.errors import InputError, RolloutError
 from rollout.model.item import NewItem
 from rollout.workloads.map.plan import Planner, lane_of
 from rollout.workloads.map.values import encode
 
 READ_AHEAD = 1024
 """Rows read and not yet handed on."""
+
+
+class RowsError(RolloutError):
+    """The iterable of the rows raised; what it raised is the cause."""
 
 
 class Feed:
@@ -88,7 +92,7 @@ class Feed:
         return lane
 
     def items(self) -> Iterator[NewItem | None]:
-        """None: nothing more for now, so what came so far should go. What the rows raise is raised here."""
+        """None: nothing more for now, so what came so far should go. RowsError when the rows raise."""
         fresh = 0  # handed on since the last None
         while True:
             with self._changed:
@@ -104,7 +108,7 @@ class Feed:
                     self._handed += 1
                     self._changed.notify_all()
                 elif self._error is not None:
-                    raise self._error
+                    raise RowsError from self._error
                 else:
                     return
             fresh = 0 if item is None else fresh + 1

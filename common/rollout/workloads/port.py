@@ -156,10 +156,8 @@ class Totals:
 class Writer(Protocol):
     """From entries of the commit log to lines of files. It opens none: the collector does, and resumes them."""
 
-    @property
-    def files(self) -> tuple[str, ...]:
-        """Names of the files that `lines` may name; all are made."""
-        ...
+    files: tuple[str, ...]
+    """Names of the files that `lines` may name; all are made."""
 
     def lines(self, entry: CommitEntry) -> Iterable[tuple[str, bytes]]:
         """(file, bytes of one or more whole lines) for each line that `entry` becomes, in order.

@@ -1,9 +1,11 @@
 """The memory that a child process may use: a control group where this daemon may make one, else a resource limit.
 
-A control group counts what the process and all it starts have really touched, files in memory included, and the kernel
-ends them when that is over the limit. RLIMIT_DATA is of each process by itself and counts what it has asked for, on the
-heap and in private mappings, touched or not; an allocation beyond it fails, which Python shows as MemoryError. Not
-RLIMIT_AS: it counts address space, of which CUDA and other allocators reserve far more than they use.
+A control group counts what the process and all it starts have really touched, files in memory included; over the limit
+the kernel ends the largest of them, so that an executor with a process for the user's code can say which item it was.
+
+RLIMIT_DATA is of each process by itself and counts what it has asked for, on the heap and in private mappings, touched
+or not; an allocation beyond it fails, which Python shows as MemoryError. Not RLIMIT_AS: it counts address space, of
+which CUDA and other allocators reserve far more than they use.
 """
 
 from __future__ import annotations
@@ -34,6 +36,7 @@ class MemoryGroups:
         self._made = made
         self._root = root
         self._base: Path | None = None
+        self._unified = False
         self._looked = False
 
     @property
@@ -52,14 +55,15 @@ class MemoryGroups:
             base = parent / self._name
             try:
                 if unified:  # each level passes the controller on to the next
-                    _write(parent / "cgroup.subtree_control", "+memory")
+                    (parent / "cgroup.subtree_control").write_text("+memory")
                 base.mkdir(exist_ok=True)
                 if unified:
-                    _write(base / "cgroup.subtree_control", "+memory")
+                    (base / "cgroup.subtree_control").write_text("+memory")
             except OSError:
                 with contextlib.suppress(OSError):
                     base.rmdir()
                 continue
+            self._unified = unified
             return base
         return None
 
@@ -70,7 +74,7 @@ class MemoryGroups:
         group = MemoryGroup(self.base / f"child-{child}")
         try:
             group.path.mkdir()
-            group.limit(limit_bytes)
+            group.limit(limit_bytes, unified=self._unified)
         except OSError as error:
             log.warning("memory_group_failed", group=str(group.path), error=str(error))
             group.remove()
@@ -82,21 +86,19 @@ class MemoryGroup:
     def __init__(self, path: Path) -> None:
         self.path = path
 
-    def limit(self, size: int) -> None:
-        if (self.path / "memory.max").exists():
-            _write(self.path / "memory.max", str(size))
-            _write(self.path / "memory.oom.group", "1")  # all of it: half a process tree is worth nothing
+    def limit(self, size: int, *, unified: bool) -> None:
+        if unified:
+            (self.path / "memory.max").write_text(str(size))
             swap, none = self.path / "memory.swap.max", "0"
         else:
-            _write(self.path / "memory.limit_in_bytes", str(size))
+            (self.path / "memory.limit_in_bytes").write_text(str(size))
             swap, none = self.path / "memory.memsw.limit_in_bytes", str(size)
         with contextlib.suppress(OSError):  # where swap is not accounted for, there is none to speak of
-            if swap.exists():
-                _write(swap, none)
+            swap.write_text(none)
 
     def add(self, pid: int) -> None:
         """Before it has started anything. ProcessLookupError when it is gone."""
-        _write(self.path / "cgroup.procs", str(pid))
+        (self.path / "cgroup.procs").write_text(str(pid))
 
     def killed(self) -> bool:
         """Whether the kernel ended a process of it for want of memory."""
@@ -139,8 +141,3 @@ def _words(path: Path) -> list[str]:
         return path.read_text().split()
     except OSError:
         return []
-
-
-def _write(path: Path, text: str) -> None:
-    with path.open("r+") as file:  # the kernel's files are there already, and are not cut
-        file.write(text)

@@ -365,6 +365,8 @@ def main() -> None:
     fd, parent = int(sys.argv[1]), int(sys.argv[2])
     ask_kernel(parent)
     for size in map(int, sys.argv[3:]):
+        hard = resource.getrlimit(resource.RLIMIT_DATA)[1]
+        size = size if hard == resource.RLIM_INFINITY else min(size, hard)  # nobody may raise it
         resource.setrlimit(resource.RLIMIT_DATA, (size, size))
     # The terminal's Ctrl-C and the service manager's SIGTERM are the daemon's to act on.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
