@@ -22,7 +22,9 @@ HERE = Path(__file__).resolve().parent
 FILES = [
     ("coordinator.toml", "rollout.config.settings:CoordinatorSettings", "`rollout-coordinator run --config`"),
     ("worker.toml", "rollout.config.settings:WorkerSettings", "`rollout-worker run --config`"),
+    ("rollout.toml", "rollout.client.target:ClientSettings", "`rollout` commands that are started in its directory"),
     ("batch.toml", "rollout.workloads.infer.config:InferConfig", "`rollout infer batch --config`"),
+    ("map.toml", "rollout.workloads.map.config:MapConfig", "`rollout map --config`"),
 ]
 PROGRAMS = [
     ("rollout", "rollout.cli.__main__:app"),
@@ -112,7 +114,9 @@ def command(name: str, node: typing.Any, lines: list[str]) -> None:
     if not (node.help or "").strip():
         missing.append(name)
     lines += [f"## `{name}`", "", (node.help or "").strip().replace("\b\n", ""), ""]
-    children = getattr(node, "commands", {})
+    children = {
+        child: node.get_command(context, child) for child in getattr(node, "list_commands", lambda _: [])(context)
+    }
     for child in children:
         if not children[child].hidden:
             lines.append(f"- `{name} {child}`: {children[child].get_short_help_str(120)}")

@@ -1,1 +1,51 @@
-"""Rollout's shared package: values, configuration, wire, stores, the client and the `rollout` command."""
+"""Rollout's shared package: values, configuration, wire, stores, the client and the `rollout` command.
+
+Programs use `connect`, `local` and `map` (rollout.client.api), which are imported when they are asked for.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from rollout.client.api import (
+        AsyncCluster,
+        AsyncRun,
+        Cluster,
+        Outcome,
+        RowError,
+        Run,
+        RunEnded,
+        RunState,
+        UnloadableError,
+        connect,
+        connect_async,
+        local,
+        local_async,
+        map,
+    )
+
+__all__ = [
+    "AsyncCluster",
+    "AsyncRun",
+    "Cluster",
+    "Outcome",
+    "RowError",
+    "Run",
+    "RunEnded",
+    "RunState",
+    "UnloadableError",
+    "connect",
+    "connect_async",
+    "local",
+    "local_async",
+    "map",
+]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in __all__:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    from rollout.client import api
+
+    return getattr(api, name)

@@ -1,7 +1,7 @@
 """The same items through Dask, PgQueuer and NATS JetStream beside ours, in turn, on this machine (make peers).
 
-Run: python tests/bench/peers.py [--items N] [--waits N] [--repeats N] [--only NAME ...] [--record docs/peers.md]
-The peers run from .venv-peers, ours from the environment that runs this file.
+Run: python tests/bench/peers.py [--items N] [--waits N] [--repeats N] [--only NAME ...] [--record]
+--record writes the section of docs/benchmarks.md. The peers run from .venv-peers, ours from the environment that runs this file.
 """
 
 from __future__ import annotations
@@ -21,7 +21,10 @@ from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Any
 
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
 from peer_serve import SIZE, SLOTS, WORKERS
+from results_page import write_section
 
 HERE = Path(__file__).resolve().parent
 PEERS = HERE.parents[1] / ".venv-peers" / "bin" / "python"
@@ -124,40 +127,35 @@ def measure(
     return {name: rates[1:] for name, rates in found.items()}
 
 
-def table(title: str, rates: dict[str, list[float]]) -> list[str]:
-    ours = rates.get("rollout")
-    lines = [title, "", "| engine | items/s, median (min-max) | ours / it |", "|---|---|---|"]
-    for name, values in rates.items():
-        ratio = ""
-        if ours and name != "rollout":
-            each = [o / v for o, v in zip(ours, values, strict=True)]
-            ratio = f"{statistics.median(each):.2f} ({min(each):.2f}-{max(each):.2f})"
-        lines.append(f"| {name} | {statistics.median(values):,.0f} ({min(values):,.0f}-{max(values):,.0f}) | {ratio} |")
-    return [*lines, ""]
+def cells(rates: dict[str, list[float]], name: str) -> list[str]:
+    """Items a second of `name` in one measurement, and how many times as many ours made in the run beside it."""
+    values, ours = rates.get(name, []), rates.get("rollout", [])
+    if not values:
+        return ["", ""]
+    rate = f"{statistics.median(values):,.0f} ({min(values):,.0f} to {max(values):,.0f})"
+    each = [o / v for o, v in zip(ours, values, strict=True)] if ours and name != "rollout" else []
+    return [rate, f"{statistics.median(each):.2f} ({min(each):.2f} to {max(each):.2f})" if each else ""]
 
 
 def report(engines: list[Engine], missing: list[str], given: argparse.Namespace) -> list[str]:
-    out = [
-        "# Beside other engines",
-        "",
-        f"Written by `make peers` on {time.strftime('%Y-%m-%d', time.gmtime())}: {os.cpu_count()} cores, "
-        f"{platform.system()}, Python {platform.python_version()}. Client, engine and {WORKERS} worker processes with "
-        f"{SLOTS} items at once each share these cores. Items carry {SIZE} B. From the first item submitted to the client "
-        f"knowing that the last is done; engines take turns, {given.repeats} runs each; ratios are of neighbouring runs.",
-        "",
-    ]
-    out += table(f"## No-op, {given.items:,} items", measure(engines, given.items, 0, given.repeats, missing))
-    ideal = WORKERS * SLOTS * 100
+    promises = {engine.name: engine.about for engine in engines}
+    noop = measure(engines, given.items, 0, given.repeats, missing)
     waits = measure(engines, given.waits, 10, given.repeats, missing)
-    out += table(f"## Waiting 10 ms, {given.waits:,} items (the slots allow {ideal:,} items/s)", waits)
-    out += ["## What each promises", "", "| engine | durability, order and encryption |", "|---|---|"]
-    out += [f"| {engine.name} | {engine.about} |" for engine in engines]
-    out += ["", *missing, *([""] if missing else [])]
+    ideal = WORKERS * SLOTS * 100
     return [
-        *out,
-        "How each was used: Dask `Client.map(batch_size=1000, pure=False)` and `gather`; PgQueuer bulk `enqueue` and "
-        "`batch_size=200`; JetStream pipelined publishing, pull consumers with `fetch(256)`, one durable result a message;",
-        "ours the no-op executor and, for waiting, the mock inference backend. Each engine is given at once what it has.",
+        f"{os.cpu_count()} cores, {platform.system()}, Python {platform.python_version()}; "
+        f"{time.strftime('%Y-%m-%d', time.gmtime())}. {WORKERS} workers with {SLOTS} items at once each, {SIZE} B an "
+        f"item, {given.repeats} runs of each engine in turn.",
+        "",
+        f"| engine | {given.items:,} no-ops, items/s | Rollout / it | {given.waits:,} waits of 10 ms, items/s "
+        f"(at most {ideal:,}) | Rollout / it |",
+        "|---|---|---|---|---|",
+        *("| " + " | ".join([name, *cells(noop, name), *cells(waits, name)]) + " |" for name in promises),
+        "",
+        "| engine | what it promises in this test |",
+        "|---|---|",
+        *(f"| {name} | {about} |" for name, about in promises.items()),
+        *(["", *missing] if missing else []),
     ]
 
 
@@ -168,11 +166,11 @@ if __name__ == "__main__":
     made.add_argument("--waits", type=int, default=5_000)
     made.add_argument("--repeats", type=int, default=3)
     made.add_argument("--only", nargs="+", choices=NAMES, default=list(NAMES))
-    made.add_argument("--record", type=Path)
+    made.add_argument("--record", action="store_true", help="write the section of docs/benchmarks.md")
     given = made.parse_args()
     with ExitStack() as stack:
         engines, missing = open_engines(stack, given.only)
-        text = "\n".join(report(engines, missing, given)) + "\n"
-    print(text)
+        lines = report(engines, missing, given)
+    print("\n".join(lines))
     if given.record:
-        given.record.write_text(text)
+        write_section("peers", lines)

@@ -1,4 +1,4 @@
-"""Every row of the table of targets, measured on this machine: prints them and writes docs/benchmarks.md.
+"""Every row of the table of targets, measured on this machine: prints them and writes them into docs/benchmarks.md.
 
 Run: python tests/bench/report.py [--only NAME ...] [--quick] [--json] [--no-write]      (or `make bench`)
 
@@ -20,12 +20,12 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 
-from measure import Row, machine
+from measure import Row, machine  # puts tests/ on the path
 from overhead import end_cleanly
+from results_page import PAGE, write_section
 from rollout.cli.malloc import tune_malloc
 
 HERE = Path(__file__).resolve().parent
-PAGE = HERE.parents[1] / "docs" / "benchmarks.md"
 PARTS = {
     "core": "bench_core",
     "scale": "bench_scale",
@@ -61,17 +61,10 @@ def measure(name: str, module: str, quick: bool) -> list[Row]:
         return [Row(f"{name}: could not be measured", f"{type(error).__name__}: {error}", reached=False)]
 
 
-def markdown(found: dict[str, list[Row]], named: dict[str, str], quick: bool, seconds: float) -> str:
+def markdown(found: dict[str, list[Row]], named: dict[str, str], quick: bool, seconds: float) -> list[str]:
     lines = [
-        "# Benchmarks",
-        "",
-        "Written by `make bench`, which anyone can run; `python tests/bench/report.py --only NAME` repeats one part. "
-        "Figures are medians with their spread (min to max). Processor time counts user and system time of the "
-        "coordinator's process. Nothing here is asserted by a test.",
-        "",
-        "Machine: " + ", ".join(f"{key} {value}" for key, value in named.items()) + ". "
-        + f"The whole run took {seconds / 60:.0f} minutes{' (--quick: fewer repeats)' if quick else ''}. "
-        "The reference loop is a fixed piece of pure Python: it says how fast the cores were at the time.",
+        ", ".join(f"{key} {value}" for key, value in named.items())
+        + f"; {seconds / 60:.0f} minutes{', with --quick' if quick else ''}.",
         "",
         "| part | what | measured | target | |",
         "|---|---|---|---|---|",
@@ -80,7 +73,7 @@ def markdown(found: dict[str, list[Row]], named: dict[str, str], quick: bool, se
         for row in rows:
             cells = (name, row.what, row.figure, row.target, row.verdict)
             lines.append("| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |")
-    return "\n".join(lines) + "\n"
+    return lines
 
 
 def main() -> int:
@@ -113,7 +106,7 @@ def main() -> int:
     if given.json:
         print(json.dumps({"machine": named, "rows": {name: [asdict(r) for r in rows] for name, rows in found.items()}}))
     if not given.only and not given.no_write:
-        PAGE.write_text(markdown(found, named, given.quick, seconds))
+        write_section("targets", markdown(found, named, given.quick, seconds))
         print(f"written: {PAGE.relative_to(HERE.parents[1])} ({seconds / 60:.1f} minutes)", file=out)
     failed = [row for rows in found.values() for row in rows if "could not be measured" in row.what]
     return 1 if failed else 0

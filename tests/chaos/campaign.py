@@ -29,6 +29,8 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "smoke"))
 
+from results_page import write_section
+
 from chaos import record
 from chaos.clients import FLAVOURS, Client
 from chaos.exclusive import Exclusive
@@ -147,8 +149,8 @@ def main() -> int:
     parser.add_argument("--minutes", type=float, default=120.0, help="no further fault after so long")
     parser.add_argument("--together", action="store_true", help="both databases at the same time")
     parser.add_argument("--json", action="store_true", help="the report as JSON on standard output")
-    parser.add_argument("--record", action="store_true", help="write docs/chaos.md")
-    parser.add_argument("--reports", type=Path, nargs="+", help="strike nothing: write docs/chaos.md from kept reports")
+    parser.add_argument("--record", action="store_true", help="write the section of docs/benchmarks.md")
+    parser.add_argument("--reports", type=Path, nargs="+", help="strike nothing: write that section from kept reports")
     parser.add_argument("--dir", type=Path, default=None, help="keep everything here, the reports too")
     args = parser.parse_args()
     args.seed = random.SystemRandom().randrange(1_000_000) if args.seed is None else args.seed
@@ -192,9 +194,8 @@ def conclude(args: argparse.Namespace, reports: list[Report], say: Any) -> int:
 
 
 def write_page(reports: list[dict[str, Any]]) -> None:
-    """docs/chaos.md, objections included."""
-    path = Path(__file__).resolve().parents[2] / "docs" / "chaos.md"
-    path.write_text(record.page(reports))
+    """Into docs/benchmarks.md, objections included."""
+    write_section("faults", record.section(reports))
 
 
 if __name__ == "__main__":

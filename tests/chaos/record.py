@@ -1,4 +1,4 @@
-"""Tables of a campaign, for the terminal and for docs/chaos.md."""
+"""Tables of a campaign, for the terminal and for docs/benchmarks.md."""
 
 from __future__ import annotations
 
@@ -76,55 +76,37 @@ def machine() -> str:
     )
 
 
-def page(reports: list[dict[str, Any]]) -> str:
-    """docs/chaos.md."""
-    text = [
-        "# Fault campaign",
-        "",
-        'Written by `make chaos CHAOS_ARGS="--record"` (or with `--reports`, from campaigns kept by `--dir`). Real processes over mTLS: a coordinator (on PostgreSQL also a standby), three workers, two clients that run one',
-        "`rollout infer batch` after another on the mock engine. Faults strike one after another, now and then two at once, each while rows are in flight at what it strikes. Afterwards an",
-        "independent checker (`tests/chaos/checker/`) reads the ledger, an audit that database triggers kept of every change, and the output files: every row once and in order, every result of a",
-        "current attempt and of the current leader, cursors that only moved forward and only over results, completed only when the ledger says so, every `worker_failed` explained by a fault, no process left. What it finds is an objection.",
-        "",
-        f"Machine: {machine()}; {datetime.now(UTC):%Y-%m-%d}; load average {os.getloadavg()[2]:.0f} when this was written (other work on the machine makes a process take longer to start, and so all that waits for one). All deadlines at their defaults (TTL 5 s).",
-        "",
-        "Columns: faults that count (work in flight, effect proved); of these, those that overlapped another; rows in flight at what was struck; how long the fault lasted until it was healed; from the",
-        "strike to the first row committed anywhere; from the strike until every row that was in flight there had its result. Median / maximum; times of overlapping faults are left out.",
-        "A row takes 0.4 to 0.8 s by itself; other workers go on committing while one is struck. A run of `exclusive` rows of 15 seconds goes on beside the batches: each attempt holds a lock that the kernel frees when its process",
-        "has ended, and one that finds it taken is an objection, but while a whole worker stands still (SIGSTOP to all its processes, half of `worker stopped`; the other half stops the daemon only).",
-        "",
-    ]
+def section(reports: list[dict[str, Any]]) -> list[str]:
+    """Of docs/benchmarks.md: each database's campaigns taken together, objections included."""
+    lines = [f"{machine()}; {datetime.now(UTC):%Y-%m-%d}. Median / maximum.", ""]
     for database in dict.fromkeys(report["database"] for report in reports):
-        text += _section([report for report in reports if report["database"] == database])
-    return "\n".join(text)
+        lines += [*_database([report for report in reports if report["database"] == database]), ""]
+    return lines
 
 
-def _section(reports: list[dict[str, Any]]) -> list[str]:
-    """One database: its campaigns taken together."""
+SHOWN = [0, 1, 3, 4, 5, 6]
+"""Columns of HEAD that are recorded."""
+
+
+def _database(reports: list[dict[str, Any]]) -> list[str]:
     name = {"sqlite": "SQLite, one coordinator", "postgres": "PostgreSQL, leader and standby"}[reports[0]["database"]]
     together = {"faults": [fault for report in reports for fault in report["faults"]]}
     counted = sum(1 for fault in together["faults"] if fault["counted"])
     minutes = ", ".join(f"{report['seconds'] / 60:.0f} minutes with seed {report['seed']}" for report in reports)
     objections = [objection for report in reports for objection in report["objections"]]
-    said = ["Objections:", "", *(f"- {o}" for o in objections)] if objections else ["Objections: none."]
 
     def total(key: str) -> int:
         return sum(report["totals"].get(key, 0) for report in reports)
 
+    def line(cells: list[str]) -> str:
+        return "| " + " | ".join(cells[n] for n in SHOWN) + " |"
+
     return [
-        f"## {name}",
+        f"{name}: {counted} faults in {minutes}; {total('rows'):,} rows, {total('attempts'):,} attempts, "
+        f"{total('epochs')} epochs, {len(objections)} objections.",
         "",
-        f"{counted} faults; {minutes}.",
-        "",
-        "| " + " | ".join(HEAD) + " |",
-        "|" + "---|" * len(HEAD),
-        *("| " + " | ".join(line) + " |" for line in rows(together)),
-        "",
-        f"{total('rows'):,} rows in {total('batches')} batches ({total('commands')} commands), {total('attempts'):,} attempts, {total('transactions'):,} transactions under {total('epochs')} epochs; "
-        f"`worker_failed` {total('worker_failed')} times, `coordinator_fenced` {total('coordinator_fenced')} times; "
-        f"exclusive rows: {total('exclusive_attempts')} attempts, {total('exclusive_killed')} of them killed, {total('exclusive_beside_frozen')} tries beside one of a worker that stood still; "
-        f"longest time without a commit {max(report['totals'].get('longest_pause_s', 0.0) for report in reports):.0f} s; the ledger was looked at {total('looks'):,} times while it changed.",
-        "",
-        *said,
-        "",
+        line(HEAD),
+        "|" + "---|" * len(SHOWN),
+        *map(line, rows(together)),
+        *(["", *(f"- {objection}" for objection in objections)] if objections else []),
     ]

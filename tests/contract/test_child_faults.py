@@ -12,10 +12,11 @@ from rollout.model.errors import ConfigError
 from rollout.security.authority import Authority
 from rollout.storage import open_storage
 from rollout_coordinator.lifecycle import Coordinator
+from rollout_worker import session_events as ev
 from rollout_worker.attempts import Plan
 from rollout_worker.executors.port import Run
+from rollout_worker.pipe import Kind
 from rollout_worker.processes.child import ChildProcess
-from rollout_worker.processes.pipe import Kind
 
 
 async def test_a_process_that_breaks_the_protocol_is_killed_and_tells_nothing(
@@ -26,7 +27,7 @@ async def test_a_process_that_breaks_the_protocol_is_killed_and_tells_nothing(
     guard: Any = SimpleNamespace(add=lambda group: None, remove=lambda group: None)
     plan = Plan(Run("01ARZ3NDEKTSV4RRFFQ69G5FAV", "script", {}, ""), "slot", "k")
     handlers: Any = SimpleNamespace(event=told.append)
-    child = ChildProcess(7, plan, tmp_path, tmp_path, guard, handlers)
+    child = ChildProcess(ev.StartChild(7, plan), tmp_path, tmp_path, guard, handlers)
     monkeypatch.setattr(child, "kill", lambda: killed.append(7))
     child._frame(Kind.RESULTS, b"\xff\xff garbage")
     assert killed == [7] and not told

@@ -8,8 +8,8 @@ import types
 from pathlib import Path
 
 import pytest
-from rollout.compute import Gpu, open_compute
-from rollout.compute.local import LocalCompute, nvidia_gpus
+from rollout.compute import Gpu, cgroup, open_compute
+from rollout.compute.local import LocalCompute, nvidia_gpus, visible
 from rollout.config.settings import ComputeSection
 from rollout.model.errors import ConfigError
 
@@ -91,6 +91,27 @@ async def test_elsewhere_psutil_answers(tmp_path: Path) -> None:
     assert host.gpus == ()
 
 
+@pytest.mark.parametrize(
+    ("files", "kills"),
+    [
+        ({"proc/self/cgroup": "0::/a\n", "sys/fs/cgroup/a/memory.events": "oom 3\noom_kill 2\n"}, 2),
+        (
+            {
+                "proc/self/cgroup": "4:memory:/a\n",
+                "sys/fs/cgroup/memory/a/memory.oom_control": "under_oom 0\noom_kill 1\n",
+                "sys/fs/cgroup/memory/memory.oom_control": "oom_kill 7\n",
+            },
+            1,
+        ),
+        ({"proc/self/cgroup": "0::/a\n"}, 0),
+    ],
+)
+def test_what_the_kernel_killed_for_want_of_memory_is_counted(
+    tmp_path: Path, files: dict[str, str], kills: int
+) -> None:
+    assert cgroup.oom_kills(tree(tmp_path, files)) == kills
+
+
 class Nvml(types.ModuleType):
     """A driver, or a broken one."""
 
@@ -120,18 +141,50 @@ class Nvml(types.ModuleType):
     def nvmlDeviceGetName(self, handle: int) -> bytes | str:
         return b"NVIDIA Old" if handle else "NVIDIA New"
 
+    def nvmlDeviceGetUUID(self, handle: int) -> bytes | str:
+        return b"GPU-1a" if handle else "GPU-0a"
+
     def nvmlDeviceGetMemoryInfo(self, handle: int) -> types.SimpleNamespace:
         return types.SimpleNamespace(total=80 * GIB)
 
 
 def test_nvml(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "pynvml", Nvml())
-    assert nvidia_gpus() == (Gpu(0, "NVIDIA New", 81920), Gpu(1, "NVIDIA Old", 81920))
+    assert nvidia_gpus() == (Gpu(0, "NVIDIA New", 81920, "GPU-0a"), Gpu(1, "NVIDIA Old", 81920, "GPU-1a"))
     for broken in ("init", "handle"):
         monkeypatch.setitem(sys.modules, "pynvml", Nvml(broken))
         assert nvidia_gpus() == ()
     monkeypatch.setitem(sys.modules, "pynvml", None)
+    monkeypatch.setenv("PATH", "/nowhere")
     assert nvidia_gpus() == ()
+
+
+def test_nvidia_smi_where_there_is_no_nvml(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "pynvml", None)
+    monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
+    program = tmp_path / "nvidia-smi"
+    program.write_text("#!/bin/sh\necho '0, NVIDIA H100 80GB HBM3, 81559, GPU-0a'\n")
+    program.chmod(0o755)
+    assert nvidia_gpus() == (Gpu(0, "NVIDIA H100 80GB HBM3", 81559, "GPU-0a"),)
+    program.write_text("#!/bin/sh\necho no driver; exit 9\n")
+    assert nvidia_gpus() == ()
+
+
+@pytest.mark.parametrize(
+    ("listed", "expected"),
+    [
+        (None, ["GPU-0a", "GPU-1a", "GPU-1b"]),
+        ("", []),
+        ("2,0", ["GPU-1b", "GPU-0a"]),
+        ("GPU-1b, GPU-0", ["GPU-1b", "GPU-0a"]),
+        ("0,9,1", ["GPU-0a"]),  # CUDA reads no further
+        ("GPU-1", []),  # names two
+        ("MIG-7,1", ["MIG-7", "GPU-1a"]),
+    ],
+)
+def test_an_inherited_list_of_devices_is_kept_to(listed: str | None, expected: list[str]) -> None:
+    gpus = tuple(Gpu(n, "x", 1, uuid) for n, uuid in enumerate(["GPU-0a", "GPU-1a", "GPU-1b"]))
+    assert [g.device for g in visible(gpus, listed)] == expected
 
 
 async def test_notice_by_hand() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 from core_world import World
 from rollout.model.item import ItemSpec
 from rollout.model.run import Lane, RunState
@@ -100,6 +101,34 @@ def test_a_chain_goes_in_order_with_its_predecessors_result() -> None:
         holder.finish()
         w.pass_time(2.5)
     assert order == [0, 1, 2, 3]
+
+
+def test_a_chain_goes_on_elsewhere_once_its_worker_had_its_time() -> None:
+    """Nothing else happens meanwhile: that worker is busy, and the other one idle."""
+    w = World()
+    a, b = w.worker("A", credit=1), w.worker("B", credit=1)
+    w.open()
+    w.submit(2, specs=ItemSpec(chain="c"))
+    holder, other = (a, b) if a.held else (b, a)
+    w.submit(1, specs=ItemSpec(priority=1))  # to the other one
+    w.submit(1, specs=ItemSpec(priority=1))  # to the holder, before the chain goes on
+    holder.finish()
+    other.finish()
+    assert [seq for _, seq in holder.held] == [3] and not other.held
+    w.pass_time(2.5)
+    assert [seq for _, seq in other.held] == [1]
+
+
+@pytest.mark.parametrize("pipelined", [False, True])
+def test_a_chain_of_two_executors_goes_from_worker_to_worker(pipelined: bool) -> None:
+    w = World()
+    a, b = w.worker("A", executors=("script",)), w.worker("B", executors=("tool",))
+    w.open()
+    w.submit(4, specs=[ItemSpec(chain="c", pipelined=pipelined, executor=name) for name in ("", "tool")])
+    for n in range(4):
+        holder, other = (b, a) if n % 2 else (a, b)
+        assert [seq for _, seq in holder.held] == [n] and not other.held
+        holder.finish()
 
 
 def test_runs_share_by_priority() -> None:

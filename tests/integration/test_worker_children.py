@@ -33,7 +33,11 @@ def child_of(guard: Guard, tmp_path: Path, gate: asyncio.Event, events: list[ev.
         raise AssertionError("nothing is asked")
 
     return ChildProcess(
-        1, PLAN, tmp_path / "scratch" / "child-1", tmp_path / "cache", guard, Handlers(events.append, answer, secrets)
+        ev.StartChild(1, PLAN),
+        tmp_path / "scratch" / "child-1",
+        tmp_path / "cache",
+        guard,
+        Handlers(events.append, answer, secrets),
     )
 
 

@@ -8,6 +8,7 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
+from blake3 import blake3
 from rollout.client import Runs
 from rollout.model.item import ItemSpec, Outcome
 from worker_nodes import Nodes, collect, leftovers, run_all, script, started, submit, until
@@ -86,10 +87,12 @@ async def test_a_child_that_holds_the_interpreter_delays_no_beat(nodes: Nodes, r
 
 async def test_a_hanging_attempt_is_killed_with_its_process_only(nodes: Nodes, runs: Runs) -> None:
     nodes.worker(worker__slots=2)
-    items = [script({"hang": True}, ItemSpec(timeout_ms=300, max_attempts=1)), script({"sleep_ms": 500, "data": "x"})]
+    short = ItemSpec(timeout_ms=300, max_attempts=1)
+    # The first ignores cancellation; the second never lets go of the interpreter.
+    items = [script({"hang": True}, short), script({"busy_ms": 60_000}, short), script({"sleep_ms": 500, "data": "x"})]
     entries = await run_all(runs, items)
-    assert entries[0].failure is not None and entries[0].failure.code == "timeout"
-    assert entries[1].data == b"x" and entries[1].attempt == 1
+    assert [e.failure and e.failure.code for e in entries] == ["timeout", "timeout", None]
+    assert entries[2].data == b"x" and entries[2].attempt == 1
 
 
 async def test_a_killed_daemon_leaves_no_process(nodes: Nodes, runs: Runs) -> None:
@@ -139,3 +142,32 @@ async def test_many_short_items(nodes: Nodes, runs: Runs) -> None:
     # By the worker that was idle first, and what it took had not begun.
     stolen = sum(event["count"] for event in nodes.daemons[0].events("work_stolen"))
     assert sum(e.attempt - 1 for e in entries) <= stolen, "nothing else takes an item from its first worker"
+
+
+async def test_a_process_sees_the_devices_its_item_asked_for_and_no_other(nodes: Nodes, runs: Runs) -> None:
+    nodes.worker(worker__slots=3, worker__devices=["GPU-a", "GPU-b"])
+    asks = {"environ": ["CUDA_VISIBLE_DEVICES"]}
+
+    def visible(value: str) -> bytes:
+        return json.dumps({"CUDA_VISIBLE_DEVICES": value and blake3(value.encode()).hexdigest()}).encode()
+
+    def gpus(count: int) -> ItemSpec:
+        return ItemSpec(resources=(("slots", 1.0), ("gpus", float(count))))
+
+    entries = await run_all(runs, [script(asks), script(asks, gpus(2)), script(asks, gpus(1))])
+    assert [entries[0].data, entries[1].data] == [visible(""), visible("GPU-a,GPU-b")]
+    assert entries[2].data in (visible("GPU-a"), visible("GPU-b"))
+
+
+async def test_output_without_end_fills_neither_the_log_nor_the_daemon(nodes: Nodes, runs: Runs) -> None:
+    worker = nodes.worker()
+    entries = await run_all(runs, [script({"print_mib": 512, "data": "done"}), script({"print": "and after it"})])
+    assert entries[0].data == b"done"
+
+    def told() -> int:
+        lines = sum(len(event["text"]) + 1 for event in worker.events("child_output"))
+        return lines + sum(event["bytes"] for event in worker.events("child_output_dropped"))
+
+    await until(lambda: told() >= 512 << 20, "all of it to be told of", 10)
+    assert worker.log.stat().st_size < 2 << 20
+    assert not worker.events("worker_fenced")

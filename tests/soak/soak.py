@@ -1,6 +1,6 @@
 """An hour of everyday life: workers join, drain and die all the time, certificates renew every minute, rows run.
 
-    python tests/soak/soak.py [--seconds 3600] [--postgres URL] [--record docs/soak.md] [--dir DIR]
+    python tests/soak/soak.py [--seconds 3600] [--postgres URL] [--record] [--dir DIR]
 
 A coordinator (with --postgres a standby too), two workers that stay, three that come and go, batches of mock rows one
 after another through `rollout infer batch`, and a client process that uses the client library all the time. Every
@@ -31,18 +31,19 @@ from typing import Any
 import psutil
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "smoke"))
 
 from cluster import Cluster, Node, binary, wait_until, write_toml
+from results_page import write_section
 from soak_churn import Churn, left_behind
 from soak_sampling import Sampler, Series, Watched, postgres_sizes, sqlite_sizes
-from soak_verdict import KEEP_ENDED_S, Judged, Life, judge, kept_too_long, table, warm_up
+from soak_verdict import Judged, Life, judge, kept_too_long, summary, table
 
 CERTIFICATE_S = 120.0  # renewed at half life: every minute
 HOST_CERTIFICATE_S = 600.0
 ROWS = 300
 DELAY_MS = 800
-NOTES = "## What it found"
 SEEN_WITHIN_S = 12.0  # kill -9 to worker_failed, plus what a busy machine takes
 
 
@@ -294,30 +295,23 @@ def soak(root: Path, seconds: float, postgres_url: str = "", seed: int = 1) -> R
     return Soak(root.resolve(), seconds, postgres_url, seed).run()
 
 
-def record(report: Report, path: Path, command: str) -> None:
-    """Write the page with the figures of this soak; what was written by hand below NOTES stays."""
-    before = path.read_text() if path.exists() else ""
-    notes = before[before.index(NOTES) :] if NOTES in before else ""
+def record(report: Report, store: str) -> None:
+    """Into docs/benchmarks.md: processes that lived all the time in a line each, and what else was counted."""
     memory = psutil.virtual_memory().total / (1 << 30)
-    store = "Postgres with a standby" if "--postgres" in command else "SQLite"
-    path.write_text(
-        f"""# Soak
-
-Written by `{command}`. {report.seconds:.0f} s of load on {store}, on {os.cpu_count()} cores and {memory:.0f} GiB
-({platform.system()}, Python {platform.python_version()}), {datetime.now(UTC):%Y-%m-%d %H:%M} UTC. The machine did other work at the same time.
-
-A coordinator, two workers that stay and three that come and go: each joins by token, works for 15 to 60 s and is drained or killed, one in four returns
-as a host never seen before. Mock batches run one after another through `rollout infer batch`; a client process keeps one run open all the time and
-submits short ones beside it. Certificates live {CERTIFICATE_S:.0f} s and are renewed at half life.
-
-Flat means: the median of the last quarter is at most 20 % above that of the first quarter after a warm-up of {warm_up(report.seconds):.0f} s, or the growth is below
-the floor in `tests/soak/soak_verdict.py`. The slope is that of a least-squares line. Children are named with their process id and shown when they lived
-long enough to be judged. Runs kept too long are those in memory that are neither open nor among those that ended within the last {KEEP_ENDED_S:.0f} s.
-
-{report.text()}
-Result: {"every condition held" if not report.faults else "CONDITIONS FAILED, see above"}: rows once and in order, no false `worker_failed`, nothing grew, no process left behind.
-"""
-        + (f"\n{notes}" if notes else "")
+    write_section(
+        "soak",
+        [
+            f"{report.seconds:.0f} s on {store}; {os.cpu_count()} cores, {memory:.0f} GiB, {platform.system()}, "
+            f"Python {platform.python_version()}; {datetime.now(UTC):%Y-%m-%d}.",
+            "",
+            summary(report.judged),
+            "",
+            "| counted | |",
+            "|---|---:|",
+            *(f"| {name} | {value:,} |" for name, value in report.counts.items()),
+            "",
+            *([f"FAILED: {fault}" for fault in report.faults] or ["Every condition held."]),
+        ],
     )
 
 
@@ -325,18 +319,15 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seconds", type=float, default=3600.0)
     parser.add_argument("--postgres", default="", metavar="URL")
-    parser.add_argument("--record", type=Path, default=None, metavar="FILE")
+    parser.add_argument("--record", action="store_true", help="write the section of docs/benchmarks.md")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--dir", type=Path, default=None, help="keep logs here")
     args = parser.parse_args()
     root: Path = args.dir or Path(tempfile.mkdtemp(prefix="rollout-soak-"))
     report = soak(root, args.seconds, args.postgres, args.seed)
     print(report.text(), flush=True)
-    if args.record is not None:
-        given = " --postgres URL" if args.postgres else ""
-        record(
-            report, args.record, f"python tests/soak/soak.py --seconds {args.seconds:.0f}{given} --record {args.record}"
-        )
+    if args.record:
+        record(report, "PostgreSQL with a standby" if args.postgres else "SQLite")
     if report.faults:
         print(f"logs: {root}")
     elif args.dir is None:

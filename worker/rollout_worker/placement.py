@@ -1,12 +1,14 @@
-"""Which child process runs what: engines by key, slots from a pool. Pure, as the session is."""
+"""Which child process runs what, on which accelerators: engines by key, slots from a pool. Pure, as the session is."""
 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from enum import StrEnum
 
 from rollout_worker.attempts import AttemptKey, Held, Plan, State
+from rollout_worker.devices import DevicePool
+from rollout_worker.safeguards import ALL, Safeguards
 from rollout_worker.session_events import Action, Deliver, KillAt, RecallIn, StartChild, StopChild
 
 DEPTH_MAX = 512
@@ -17,7 +19,9 @@ RECALL_S = 0.05
 BACKOFF_FIRST_S, BACKOFF_MAX_S = 0.1, 30.0
 START_BACKOFF_FIRST_S, START_BACKOFF_MAX_S = 1.0, 60.0
 FAIR_S = 60.0
-"""An engine in use makes room for another that has waited this long."""
+"""A process in use makes room for another that has waited this long for its place, or for its devices."""
+UNLOAD_S = 5.0
+"""An engine that has been idle this long gives its devices to what waits for them: it takes long to load again."""
 
 
 class ChildState(StrEnum):
@@ -147,11 +151,18 @@ class Backoff:
 
 
 class Placement:
-    """`slots` and `max_engines` bound the processes; queues of unstarted attempts wait here, one per key."""
+    """`slots` and `max_engines` bound the processes; queues of unstarted attempts wait here, one per key.
 
-    def __init__(self, slots: int, max_engines: int) -> None:
+    Each process holds the devices of its plan until it has ended. Where those that are free do not suffice, idle
+    processes of other keys are ended, and what they held is kept for the key that they were ended for.
+    """
+
+    def __init__(self, slots: int, max_engines: int, devices: Sequence[str] = (), safeguards: Safeguards = ALL) -> None:
         self.slots = slots
         self.max_engines = max_engines
+        self.pool = DevicePool(devices)
+        self._safe = safeguards
+        self._claim = ""  # the key that the next free devices are for
         self.children: dict[int, Child] = {}
         self.queues: dict[str, deque[Held]] = {}
         self.plans: dict[str, Plan] = {}
@@ -197,6 +208,8 @@ class Placement:
         if not self.queues:
             return actions, begun
         heads = [(head.assigned, key) for key in list(self.queues) if (head := self.head(key)) is not None]
+        if self._claim not in [key for _, key in heads]:
+            self._claim = ""
         for _, key in sorted(heads):
             self._serve(key, now, actions, begun)
         for key in [k for k, q in self.queues.items() if not q]:
@@ -224,9 +237,10 @@ class Placement:
 
     def _free_child(self, key: str, *, alone: bool, skip: set[int]) -> Child | None:
         # One whose parent attempts wait for children dies with their memory: last, when no other may be started.
-        shared = self.plans[key].kind == "engine" or self._slot_room() <= 0
+        plan = self.plans[key]
+        shared = plan.kind == "engine" or self._slot_room() <= 0 or plan.devices > self.pool.free
         # Processes that were made while parents waited stay; no more of them than there are slots work at once.
-        full = self.plans[key].kind == "slot" and sum(1 for c in self.of_kind("slot") if c.active) >= self.slots
+        full = plan.kind == "slot" and sum(1 for c in self.of_kind("slot") if c.active) >= self.slots
         best: Child | None = None
         for child in self.children.values():
             if full and not child.active:
@@ -249,7 +263,8 @@ class Placement:
         batch: list[Held] = []
         room = child.room
         while len(batch) < room and (held := self.head(key)) is not None:
-            if held.isolate and (batch or child.active):
+            isolate = held.isolate and self._safe.suspects_run_alone
+            if isolate and (batch or child.active):
                 break
             self.queues[key].popleft()
             batch.append(held)
@@ -260,7 +275,7 @@ class Placement:
                 child.timed += 1
             if held.spec.exclusive:
                 child.exclusive += 1
-            if held.isolate:
+            if isolate:
                 child.alone = True
                 break
         self._uses += 1
@@ -272,7 +287,10 @@ class Placement:
         mine = [c for c in self.children.values() if c.plan.key == key]
         starting = sum(1 for c in mine if c.state is ChildState.STARTING)
         wanted = len(self.queues[key]) - starting
-        if wanted <= 0 or now < self.backoff(key).until:
+        if wanted <= 0 or plan.devices > len(self.pool.devices):
+            return
+        if now < self.backoff(key).until:
+            self._claim = "" if self._claim == key else self._claim
             return
         if plan.kind == "engine":
             if mine:
@@ -280,10 +298,61 @@ class Placement:
             wanted, room = 1, self.max_engines - len(self.of_kind("engine"))
         else:
             room = self._slot_room()
-        for _ in range(min(wanted, room)):
+        supplied = self._supplied(plan)
+        for _ in range(min(wanted, room, supplied)):
             actions.append(self.start(plan, now))
-        if room <= 0 and not starting:
+        if starting:
+            return
+        if room <= 0:
             self._make_room(key, plan.kind, now, actions)
+        elif supplied == 0:
+            self._free_devices(key, plan.devices, now, actions)
+
+    def impossible(self, now: float) -> list[tuple[str, Plan]]:
+        """Keys that wait for more devices than there are at all."""
+        return [
+            (key, plan)
+            for key, plan in self.plans.items()
+            if plan.devices > len(self.pool.devices) and now >= self.backoff(key).until and self.head(key) is not None
+        ]
+
+    def _supplied(self, plan: Plan) -> int:
+        """How many processes there are devices for."""
+        if not plan.devices:
+            return self.slots + self.max_engines
+        return self.pool.free // plan.devices if self._claim in ("", plan.key) else 0
+
+    def _free_devices(self, key: str, count: int, now: float, actions: list[Action]) -> None:
+        """End idle processes of other keys if that gives enough; those in use only when `key` has waited long."""
+        since = self._blocked_since.setdefault(key, now)
+        if self._claim not in ("", key):
+            return
+        holders = [c for c in self.children.values() if c.plan.key != key and self.pool.of(c.id)]
+        leaving = [c for c in holders if c.state is ChildState.STOPPING]
+        short = count - self.pool.free - sum(len(self.pool.of(c.id)) for c in leaving)
+        up = sorted((c for c in holders if c.state is ChildState.UP), key=lambda c: c.used)
+        chosen: list[Child] = []
+        for child in [c for c in up if not c.in_hand and self._may_unload(c, now)]:
+            if short > 0:
+                short -= len(self.pool.of(child.id))
+                chosen.append(child)
+        if short <= 0:
+            self._claim = key
+            actions += [self.stop(child) for child in chosen]
+        elif now - since >= FAIR_S:
+            self._claim = key
+            short -= sum(len(self.pool.of(c.id)) for c in up if c.retiring and c not in chosen)
+            for child in [c for c in up if not c.retiring and not c.waiting and c not in chosen]:
+                if short > 0:
+                    short -= len(self.pool.of(child.id))
+                    child.retiring = True
+            actions += [self.stop(child) for child in chosen]
+
+    def _may_unload(self, child: Child, now: float) -> bool:
+        """An idle engine may be wanted again soon, unless without its devices nothing runs here at all."""
+        if child.plan.kind == "slot" or now - child.moved_at >= UNLOAD_S:
+            return True
+        return not any(c.in_hand for c in self.children.values())
 
     def _make_room(self, key: str, kind: str, now: float, actions: list[Action]) -> None:
         """End the least recently used process of another key that is idle; none is taken from its work."""
@@ -319,10 +388,21 @@ class Placement:
         child.moved_at = now
         self._next_child += 1
         self.children[child.id] = child
-        return StartChild(child.id, plan)
+        devices = self.pool.lease(child.id, plan.devices)
+        if self._claim == plan.key:
+            self._claim = ""
+        self._blocked_since.pop(plan.key, None)
+        return StartChild(child.id, plan, devices if self.pool.devices else None)
+
+    def ended(self, child: Child) -> None:
+        """Its process is gone, and holds no device any more."""
+        del self.children[child.id]
+        self.pool.give_back(child.id)
 
     def stop(self, child: Child, *, kill: bool = False) -> StopChild:
         child.state = ChildState.STOPPING
+        if not self._safe.devices_leased:
+            self.pool.give_back(child.id)  # while its process may still use them
         return StopChild(child.id, kill)
 
     def starting_since(self, time: float) -> list[Child]:

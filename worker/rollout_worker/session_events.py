@@ -58,6 +58,7 @@ class ChildFailed:
 class ChildEnded:
     child: int
     reason: str
+    code: str = ""  # of the failure of what it ran, where more is known than that it ended
 
 
 @dataclass(slots=True)
@@ -160,6 +161,7 @@ class Send:
 class StartChild:
     child: int
     plan: Plan
+    devices: tuple[str, ...] | None = None  # all that it may see; None: this worker has no list of its devices
 
 
 @dataclass(slots=True)

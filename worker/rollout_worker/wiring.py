@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import Any
 
 import structlog
-from rollout.compute import Compute, open_compute
-from rollout.config.settings import WorkerSettings
+from rollout.compute import Compute, Host, open_compute
+from rollout.config.settings import WorkerSection, WorkerSettings
 from rollout.model.errors import ConfigError, RolloutError
 from rollout.model.worker import Inventory
 from rollout.secrets import open_secrets
@@ -56,14 +56,28 @@ def offered(installed: Mapping[str, type[Executor]], wanted: Sequence[str]) -> d
     return {name: installed[name] for name in wanted or installed}
 
 
-async def inventory(
-    settings: WorkerSettings, compute: Compute, plugins: tuple[str, ...], executors: dict[str, type[Executor]]
+def devices_to_lease(worker: WorkerSection, host: Host) -> tuple[str, ...]:
+    """What `[worker] devices` names, or what was found. ConfigError: one twice, or more `gpus` declared than that."""
+    devices = tuple(worker.devices) or tuple(gpu.device for gpu in host.gpus)
+    twice = sorted({device for device in devices if devices.count(device) > 1})
+    if twice:
+        raise ConfigError(f"[worker] devices names {', '.join(twice)} twice: two processes would be given it")
+    declared = worker.capacity.get("gpus")
+    if devices and declared is not None and declared > len(devices):
+        raise ConfigError(
+            f"[worker.capacity] gpus = {declared:g}, but this worker has {len(devices)} devices "
+            f"({', '.join(devices)}): leave it out, or name the others in [worker] devices"
+        )
+    return devices
+
+
+def inventory(
+    settings: WorkerSettings, host: Host, devices: tuple[str, ...], plugins: tuple[str, ...], executors: tuple[str, ...]
 ) -> Inventory:
-    host = await compute.inventory()
     capacity: dict[str, float] = {
         "cpus": float(host.cpus),
         "memory_mib": float(host.memory_mib),
-        "gpus": float(len(host.gpus)),
+        "gpus": float(len(devices)),
         **settings.worker.capacity,
         "slots": float(settings.worker.slots),
     }
@@ -74,7 +88,7 @@ async def inventory(
         plugins=plugins,
         host=socket.gethostname(),
         version=installed_version("rollout-engine"),
-        executors=tuple(executors),
+        executors=executors,
     )
 
 
@@ -122,10 +136,12 @@ class Worker:
             if http is not None:
                 log.info("http_ready", addr=await http.start())
             executors = offered(await asyncio.to_thread(load_executors), settings.worker.executors)
-            offer = await inventory(settings, compute, tuple(self.host.names()), executors)
+            host = await compute.inventory()
+            devices = devices_to_lease(settings.worker, host)
+            offer = inventory(settings, host, devices, tuple(self.host.names()), tuple(executors))
             notice = asyncio.create_task(self._preemption(compute))
             while True:
-                how = await self._incarnation(offer, executors)
+                how = await self._incarnation(offer, devices, executors)
                 log.info("worker_stopped", how=how)
                 if how == "drained":
                     return 0
@@ -141,7 +157,9 @@ class Worker:
             await self._secrets.close()
             await compute.close()
 
-    async def _incarnation(self, offer: Inventory, executors: dict[str, type[Executor]]) -> str:
+    async def _incarnation(
+        self, offer: Inventory, devices: tuple[str, ...], executors: dict[str, type[Executor]]
+    ) -> str:
         settings = self._settings
         incarnation, self._next_id = self._next_id or new_ulid(), ""
         transport = settings.transport
@@ -177,6 +195,7 @@ class Worker:
                 inventory=offer,
                 slots=worker.slots,
                 max_engines=worker.max_engines,
+                devices=devices,
                 start_timeout_s=worker.start_timeout_s,
                 self_fence_s=transport.worker_self_fence_timeout_ms / 1000,
                 orphan_grace_s=transport.orphan_grace_ms / 1000,

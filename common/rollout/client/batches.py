@@ -27,8 +27,11 @@ class Batch:
     message: common.ItemBatch
 
 
-async def batches(items: Iterator[NewItem], first: int, packer: Packer) -> AsyncGenerator[Batch, None]:
-    """Frames of `items`, the first of which has seq `first`. What `items` raises is raised here, in its place."""
+async def batches(items: Iterator[NewItem | None], first: int, packer: Packer) -> AsyncGenerator[Batch, None]:
+    """Frames of `items`, the first of which has seq `first`; None among them ends a frame.
+
+    What `items` raises is raised here, in its place.
+    """
     ready: asyncio.Queue[asyncio.Task[Batch] | None] = asyncio.Queue(_AHEAD)
 
     async def produce() -> None:
@@ -60,14 +63,19 @@ async def batches(items: Iterator[NewItem], first: int, packer: Packer) -> Async
         await asyncio.gather(producer, *left, return_exceptions=True)
 
 
-def _take(items: Iterator[NewItem]) -> list[NewItem]:
+_END = NewItem(b"", b"")
+
+
+def _take(items: Iterator[NewItem | None]) -> list[NewItem]:
     part: list[NewItem] = []
     inline = raw = 0
     # One item may pass each bound by its own size: that keeps the frame below 1 MiB, since inline is at most 4 KiB.
     while len(part) < ITEMS_MAX and inline < INLINE_BYTES_MAX and raw < RAW_BYTES_MAX:
-        item = next(items, None)
-        if item is None:
+        item = next(items, _END)
+        if item is _END or (item is None and part):
             break
+        if item is None:
+            continue
         size = len(item.payload) if isinstance(item.payload, bytes) else 0
         raw += size
         inline += _PER_ITEM + (size if size <= INLINE_MAX else 0)

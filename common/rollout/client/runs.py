@@ -35,8 +35,8 @@ from rollout.wire.v1 import runs_pb2 as pb
 from rollout.workloads.commit import CommitEntry
 
 Trouble = Callable[[RolloutError | None, float], None]
-Items = Callable[[int], Iterable[NewItem]]
-"""The items from a seq on."""
+Items = Callable[[int], Iterable[NewItem | None]]
+"""The items from a seq on. None, after an item: more may take a while, so what has come should go."""
 
 _CALL_S = 30.0
 _LIFETIME_S = 4 * 3600.0
@@ -335,11 +335,19 @@ class Runs:
         )
 
     async def upload_tree(
-        self, run_id: str, directory: Path, progress: Callable[[int, int], None] | None = None
+        self,
+        run_id: str,
+        directory: Path,
+        progress: Callable[[int, int], None] | None = None,
+        *,
+        files: tree.Chosen | None = None,
     ) -> bytes:
-        """What the cluster lacks of a directory; the id of its manifest. `progress(bytes done, bytes in all)`."""
+        """What the cluster lacks of a directory; the id of its manifest. `progress(bytes done, bytes in all)`.
+
+        `files`: those of it that are to travel, with their names in the tree.
+        """
         async with self.objects(run_id) as objects:
-            return await tree.upload(directory, objects, progress, links="follow")
+            return await tree.upload(directory, objects, progress, links="follow", files=files)
 
     async def download(self, run_id: str, object_id: bytes, path: Path) -> None:
         """An object into a file, verified. NotFoundError."""

@@ -22,7 +22,7 @@ async def name_trees(config: JsonObject, trees: Sequence[Tree], report: Callable
         table = config
         for section in sections:
             table = cast(JsonObject, table[section])
-        table[key] = (await tree.describe(one.path, links="follow")).id.hex()
+        table[key] = (await tree.describe(one.path, links="follow", files=one.files)).id.hex()
 
 
 async def upload_trees(runs: Runs, run_id: str, trees: Sequence[Tree], report: Callable[[str], None]) -> None:
@@ -32,4 +32,4 @@ async def upload_trees(runs: Runs, run_id: str, trees: Sequence[Tree], report: C
         def progress(done: int, total: int, path: Path = one.path) -> None:
             report(f"uploading {path.name}: {done >> 20} of {total >> 20} MiB")
 
-        await runs.upload_tree(run_id, one.path, progress)
+        await runs.upload_tree(run_id, one.path, progress, files=one.files)

@@ -1,9 +1,11 @@
-"""This host: /proc and cgroups on Linux, psutil elsewhere, NVML where it works; notice by a file."""
+"""This host: /proc and cgroups on Linux, psutil elsewhere, NVML or nvidia-smi where they work; notice by a file."""
 
 from __future__ import annotations
 
 import asyncio
 import os
+import shutil
+import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -52,7 +54,8 @@ class LocalCompute:
             limit = cgroup.memory_limit(self._root)
             memory = memory if limit is None else min(memory, limit)
             count = cgroup.whole_cpus(cgroup.cpu_limit(self._root), count)
-        return Host(count, memory >> 20, self._gpus() if self._platform != "darwin" else ())
+        gpus = self._gpus() if self._platform != "darwin" else ()
+        return Host(count, memory >> 20, visible(gpus, os.environ.get("CUDA_VISIBLE_DEVICES")))
 
     def preempt(self, reason: str = "requested", lead_s: float = LEAD_S, budget_s: float = BUDGET_S) -> None:
         self._given = Preemption(reason, lead_s, budget_s)
@@ -106,12 +109,34 @@ def _memory_total(root: Path) -> int:
         return 0
 
 
+def visible(gpus: tuple[Gpu, ...], listed: str | None) -> tuple[Gpu, ...]:
+    """Of the host's GPUs those that `listed`, a value of CUDA_VISIBLE_DEVICES, leaves; None: all.
+
+    By index or by UUID, which may be shortened; as CUDA does, what follows an entry that names none is ignored. A slice
+    of a GPU (MIG) that is named counts as a device of its own.
+    """
+    if listed is None:
+        return gpus
+    found: list[Gpu] = []
+    for entry in filter(None, map(str.strip, listed.split(","))):
+        if entry.startswith("MIG-"):
+            found.append(Gpu(-1, "MIG", 0, entry))
+            continue
+        named = [
+            g for g in gpus if (entry.isdigit() and g.index == int(entry)) or (g.uuid and g.uuid.startswith(entry))
+        ]
+        if len(named) != 1 or named[0] in found:
+            break
+        found.append(named[0])
+    return tuple(found)
+
+
 def nvidia_gpus() -> tuple[Gpu, ...]:
-    """Through NVML where `nvidia-ml-py` and a driver are there, else none: never an error."""
+    """Through NVML where `nvidia-ml-py` is there, else through nvidia-smi, in order of the PCI bus: never an error."""
     try:
         import pynvml  # pyright: ignore[reportMissingImports]
     except ImportError:
-        return ()
+        return _nvidia_smi()
     nvml: Any = pynvml
     try:
         nvml.nvmlInit()
@@ -127,6 +152,22 @@ def nvidia_gpus() -> tuple[Gpu, ...]:
 
 def _gpu(nvml: Any, index: int) -> Gpu:
     handle = nvml.nvmlDeviceGetHandleByIndex(index)
-    name = nvml.nvmlDeviceGetName(handle)  # bytes in older versions
-    text = name.decode() if isinstance(name, bytes) else str(name)
-    return Gpu(index, text, int(nvml.nvmlDeviceGetMemoryInfo(handle).total) >> 20)
+    name, uuid = nvml.nvmlDeviceGetName(handle), nvml.nvmlDeviceGetUUID(handle)
+    return Gpu(index, _text(name), int(nvml.nvmlDeviceGetMemoryInfo(handle).total) >> 20, _text(uuid))
+
+
+def _text(value: bytes | str) -> str:
+    return value.decode() if isinstance(value, bytes) else str(value)  # bytes in older versions
+
+
+def _nvidia_smi() -> tuple[Gpu, ...]:
+    program = shutil.which("nvidia-smi")
+    if program is None:
+        return ()
+    command = [program, "--query-gpu=index,name,memory.total,uuid", "--format=csv,noheader,nounits"]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=30, check=True)
+        rows = [[cell.strip() for cell in line.split(",")] for line in done.stdout.splitlines() if line.strip()]
+        return tuple(Gpu(int(index), name, int(memory), uuid) for index, name, memory, uuid in rows)
+    except (OSError, subprocess.SubprocessError, ValueError):
+        return ()

@@ -11,6 +11,12 @@ class Gpu:
     index: int
     name: str
     memory_mib: int
+    uuid: str = ""
+
+    @property
+    def device(self) -> str:
+        """Its name for CUDA_VISIBLE_DEVICES."""
+        return self.uuid or str(self.index)
 
 
 @dataclass(frozen=True, slots=True)

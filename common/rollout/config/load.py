@@ -60,19 +60,18 @@ class _Source:
 
 def load_settings(
     model: type[Model],
-    path: str | Path,
+    path: str | Path | None,
     overrides: Mapping[str, Any] | None = None,
     *,
     environ: Mapping[str, str] | None = None,
 ) -> Model:
-    """`path` as `model`, with the environment and then `overrides` over it.
+    """`path` as `model`, with the environment and then `overrides` over it. None: there is no file.
 
     `overrides` maps dotted keys ("workers.count") to values; a None is no override. ConfigError lists everything that
     is wrong, a line each, as `file:line: section.key: what is wrong`.
     """
-    path = Path(path)
-    values, lines = read_values(path)
-    source = _Source(str(path), values, lines)
+    values, lines = ({}, {}) if path is None else read_values(Path(path))
+    source = _Source("command line" if path is None else str(path), values, lines)
     for name, place, value in variables(model, os.environ if environ is None else environ):
         source.set(place, value, name)
     for key, value in (overrides or {}).items():
@@ -81,7 +80,7 @@ def load_settings(
     try:
         return model.model_validate(source.values, strict=True)
     except ValidationError as error:
-        raise ConfigError(_report(model, source, error), path=str(path)) from error
+        raise ConfigError(_report(model, source, error), path=source.path) from error
 
 
 def read_values(path: Path) -> tuple[dict[str, Any], dict[Place, int]]:

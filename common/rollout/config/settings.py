@@ -119,6 +119,11 @@ class WorkerSection(Section):
     roles: list[str] = Field(default_factory=list[str], description="What items may require.")
     labels: dict[str, str] = Field(default_factory=dict[str, str], description="What items may require.")
     capacity: dict[str, float] = Field(default_factory=dict[str, float], description="Further resources, by name.")
+    devices: list[str] = Field(
+        default_factory=list[str],
+        description="Accelerators to lease to processes, as CUDA_VISIBLE_DEVICES names them; default: all that are "
+        "found, or of those the ones in an inherited CUDA_VISIBLE_DEVICES.",
+    )
     scratch_dir: str = Field(default="./data/scratch", description="Per-attempt directories.")
     max_engines: int = Field(default=1, ge=1, le=64, description="Engine processes at once.")
     start_timeout_s: float = Field(

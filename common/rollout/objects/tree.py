@@ -10,7 +10,7 @@ import asyncio
 import json
 import os
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import Any, Literal, Protocol, cast
@@ -131,17 +131,23 @@ def scan_directory(directory: Path, *, links: Links = "inside") -> list[tuple[st
     return sorted(found)
 
 
-async def describe(directory: Path, *, links: Links = "inside") -> Tree:
-    """The tree of a directory, hashed; nothing is uploaded. InputError."""
-    tree, _ = await _describe(directory, links)
+Chosen = Sequence[tuple[str, Path]]
+"""(name in the tree, file): those of a directory that are to travel."""
+
+
+async def describe(directory: Path, *, links: Links = "inside", files: Chosen | None = None) -> Tree:
+    """The tree of a directory, or of the `files` chosen from it, hashed; nothing is uploaded. InputError."""
+    tree, _ = await _describe(directory, links, files)
     return tree
 
 
-async def _describe(directory: Path, links: Links) -> tuple[Tree, dict[bytes, Path]]:
+async def _describe(directory: Path, links: Links, chosen: Chosen | None) -> tuple[Tree, dict[bytes, Path]]:
     files: list[TreeFile] = []
     sources: dict[bytes, Path] = {}
     try:
-        for name, path in await asyncio.to_thread(scan_directory, directory, links=links):
+        if chosen is None:
+            chosen = await asyncio.to_thread(scan_directory, directory, links=links)
+        for name, path in chosen:
             digest, size = await asyncio.to_thread(hash_file, path)
             files.append(TreeFile(name, size, digest, os.access(path, os.X_OK)))
             sources.setdefault(digest, path)
@@ -151,10 +157,18 @@ async def _describe(directory: Path, links: Links) -> tuple[Tree, dict[bytes, Pa
 
 
 async def upload(
-    directory: Path, remote: Uploads, progress: Progress | None = None, *, links: Links = "inside"
+    directory: Path,
+    remote: Uploads,
+    progress: Progress | None = None,
+    *,
+    links: Links = "inside",
+    files: Chosen | None = None,
 ) -> bytes:
-    """Puts what the store lacks; the manifest's id, which `materialise` takes. A call cut off loses only a file."""
-    tree, sources = await _describe(directory, links)
+    """Puts what the store lacks; the manifest's id, which `materialise` takes. A call cut off loses only a file.
+
+    `files`: those of the directory that are to travel; all of them where it is not given.
+    """
+    tree, sources = await _describe(directory, links, files)
     sizes = {f.object_id: f.size for f in tree.files}
     ids = list(sources)
     total, done = sum(sizes.values()), 0

@@ -30,9 +30,6 @@ from rollout.workloads.commit import CommitEntry
 from rollout.workloads.json_form import JsonObject, canonical
 from rollout.workloads.source import InputReport, Line, Source
 
-GROUP = "rollout.workloads"
-"""The entry point group of workloads."""
-
 
 @dataclass(frozen=True, slots=True)
 class Reading:
@@ -83,12 +80,14 @@ class Tree:
     """A local directory that workers need. It travels as objects; its content id becomes part of the configuration.
 
     `key`: dotted key of the run's configuration that receives the id of the manifest, in hex. `always`: also when
-    coordinator and workers run on this machine; else they read `path` itself.
+    coordinator and workers run on this machine; else they read `path` itself. `files`: those that travel, with their
+    names in the tree; None: all that is there.
     """
 
     key: str
     path: Path
     always: bool = False
+    files: tuple[tuple[str, Path], ...] | None = None
 
 
 @dataclass(kw_only=True)
@@ -151,10 +150,8 @@ class Totals:
 class Writer(Protocol):
     """From entries of the commit log to lines of files. It opens none: the collector does, and resumes them."""
 
-    @property
-    def files(self) -> tuple[str, ...]:
-        """Names of the files that `lines` may name, in the order in which they are shown; all are made."""
-        ...
+    files: tuple[str, ...]
+    """Names of the files that `lines` may name; all are made."""
 
     def lines(self, entry: CommitEntry) -> Iterable[tuple[str, bytes]]:
         """(file, bytes of one or more whole lines) for each line that `entry` becomes, in order.
@@ -165,7 +162,7 @@ class Writer(Protocol):
 
     def summary(self, summary: JsonObject, totals: Totals) -> JsonObject:
         """What `summary.json` holds: `summary` has what every workload says, and the workload adds its own."""
-        ...
+        return summary
 
 
 Settings = TypeVar("Settings", bound=BaseModel)

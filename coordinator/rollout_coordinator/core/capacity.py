@@ -38,6 +38,10 @@ def has_enough(worker: Worker) -> bool:
     return all(worker.holds.get(run_id, 0) >= most for run_id, most in worker.credit_runs.items())
 
 
+def idle(worker: Worker) -> bool:
+    return bool(worker.session) and worker.in_flight == worker.waiting
+
+
 def fits(worker: Worker, requirements: Requirements) -> bool:
     """What of it does not change while the worker lives."""
     known = worker.fits.get(requirements.key)

@@ -6,6 +6,8 @@ import os
 from pathlib import Path
 from typing import Any
 
+from rollout.compute.local import nvidia_gpus
+
 
 def gpu_present() -> bool:
     """Whether an NVIDIA driver is loaded. Only for variables: the engine itself asks torch.cuda.is_available()."""
@@ -39,3 +41,17 @@ def _vllm(backend: dict[str, Any], *, cpu: bool) -> dict[str, str]:
             # Some of vLLM's kernels compile on first use whatever enforce_eager says: 20 s for the first logprob.
             wanted["TORCHDYNAMO_DISABLE"] = "1"
     return wanted
+
+
+def number_devices() -> None:
+    """CUDA_VISIBLE_DEVICES by number, in this process: vLLM up to 0.23 ends with ValueError at a UUID.
+
+    https://github.com/vllm-project/vllm/pull/46132. Before CUDA is initialised, or it is too late.
+    """
+    listed = os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",")
+    if not any(entry.startswith("GPU-") for entry in listed):
+        return
+    numbers = {gpu.uuid: str(gpu.index) for gpu in nvidia_gpus()}
+    if all(entry in numbers for entry in listed):
+        os.environ["CUDA_VISIBLE_DEVICES"] = ",".join(numbers[entry] for entry in listed)
+        os.environ["CUDA_DEVICE_ORDER"] = "PCI_BUS_ID"  # that of NVML's numbers; CUDA's own puts the fastest first

@@ -19,6 +19,7 @@ from typing import Any
 import structlog
 from rollout.model.errors import AttemptError
 
+from rollout_worker.backends.environment import number_devices
 from rollout_worker.backends.lifeline import die, hold
 from rollout_worker.backends.port import Backend, BackendOptions, Choice, Completion, Request, Sampling
 from rollout_worker.backends.tokens import TextCodec
@@ -51,6 +52,7 @@ class VllmBackend:
         return self._device
 
     async def start(self) -> None:
+        number_devices()
         try:
             import vllm
         except ImportError as error:

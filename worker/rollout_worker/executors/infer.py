@@ -52,6 +52,14 @@ class InferExecutor:
         local = bool(run.config["model"].get("local"))
         return engine_environment(run.config["backend"], local_model=local)
 
+    @classmethod
+    def devices(cls, run: Run) -> int:
+        """As many accelerators as the engine spreads one model over; a registered backend says it as vLLM does."""
+        backend = run.config["backend"]
+        if backend.get("device") == "cpu" or backend.get("kind") == "mock":
+            return 0
+        return 1 if backend.get("kind") == "transformers" else int(backend.get("tensor_parallel_size") or 1)
+
     async def start(self, run: Run, context: Context) -> None:
         """Bring the model here and load it. AttemptError (not retryable) says what is missing."""
         backend = dict(run.config["backend"])

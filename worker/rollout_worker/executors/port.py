@@ -38,7 +38,7 @@ class Run:
         if executor in ("", self.workload):
             return self
         sections: Any = self.config.get("executors", {})
-        section: Any = sections.get(executor, {}) if isinstance(sections, dict) else None  # pyright: ignore[reportUnknownMemberType]
+        section: Any = cast("dict[str, Any]", sections).get(executor, {}) if isinstance(sections, dict) else None
         if not isinstance(section, dict):
             message = f"the run's configuration has no table `executors.{executor}`, but something else there"
             raise AttemptError(message, code="bad_run_config", retry=False)
@@ -83,6 +83,7 @@ class Done:
     units_in: int = 0
     units_out: int = 0
     outcome: Outcome = Outcome.DONE
+    seconds: float | None = None  # what the work itself took, where the executor knows it better than the runner
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,8 +160,13 @@ class Executor(Protocol):
 
     async def close(self) -> None: ...
 
+    # Optional, for `engine`: `devices(run) -> int`, a classmethod: the accelerators that its process has to itself
+    # where the worker has any (absent: none). A slot's process has those that its item asks for as the resource `gpus`.
     # Optional, for `engine`: `ahead`, attempts beyond `concurrency` that `run` is called for before their turn, so that
     # an engine with a queue of its own never waits for a row. They count as not begun: while they are among the last,
     # `run` may be cancelled and called again, here or elsewhere. Known after start().
+    # Optional, for `slot`: `ahead`, as above, of what the process has in hand anyway: an executor with its own queue
+    # need not wait for the next row, nor the worker for each result. With it `take_back(keys) -> list[Key]`: those of
+    # `keys` that it has not begun and will not; they are cancelled then, and only they.
     # Optional: `run_many(attempts: list[Attempt]) -> list[Done | None]`, synchronous, for attempts so short that a task
     # each would cost more than the work. None: this one goes through `run`. It must not wait and must not raise.

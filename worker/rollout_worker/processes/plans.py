@@ -18,10 +18,14 @@ from rollout_worker.executors.port import Executor, Run
 
 
 class Plans:
-    """Of the runs that this worker was told of; `plan_run` raises AttemptError where one cannot execute here."""
+    """Of the runs that this worker was told of; `plan_run` raises AttemptError where one cannot execute here.
 
-    def __init__(self, plan_run: Callable[[Run], Plan]) -> None:
+    `lease_devices`: whether this worker knows its accelerators; else no process is given any, and sees what there is.
+    """
+
+    def __init__(self, plan_run: Callable[[Run], Plan], *, lease_devices: bool) -> None:
         self._plan_run = plan_run
+        self._lease_devices = lease_devices
         self._runs: dict[str, Run | Failure] = {}
         self._plans: dict[str, dict[tuple[str, Limits], Plan | Failure]] = {}  # by run
 
@@ -32,7 +36,10 @@ class Plans:
         key = (spec.executor, limits(spec))
         plan = plans.get(key)
         if plan is None:
-            plan = plans[key] = run if isinstance(run, Failure) else self._make(run, *key)
+            plan = run if isinstance(run, Failure) else self._make(run, *key)
+            if isinstance(plan, Plan) and not self._lease_devices:
+                plan = replace(plan, devices=0)
+            plans[key] = plan
         return plan
 
     def _make(self, run: Run, executor: str, asked: Limits) -> Plan | Failure:
@@ -108,6 +115,8 @@ def planner(executors: Mapping[str, type[Executor]]) -> Callable[[Run], Plan]:
         try:
             environment = tuple(sorted(executor.environment(run).items()))
             engine = executor.engine_key(run)
+            wants: Callable[[Run], int] | None = getattr(executor, "devices", None)
+            devices = wants(run) if wants is not None else 0
         except Exception as error:
             raise AttemptError(
                 f"executor {run.executor!r} cannot read the run's configuration: {type(error).__name__}: {error}",
@@ -115,7 +124,7 @@ def planner(executors: Mapping[str, type[Executor]]) -> Callable[[Run], Plan]:
             ) from error
         # Variables are read at import: another value needs another process.
         key = json.dumps([run.executor, executor.placement, engine, environment])
-        return Plan(run, executor.placement, key, environment)
+        return Plan(run, executor.placement, key, environment, devices if executor.placement == "engine" else 0)
 
     return plan
 

@@ -1,4 +1,6 @@
-"""A child process of the worker: one executor, its attempts, and a socket to the daemon. `runner.py FD PARENT_PID`.
+"""A child process of the worker: one executor, its attempts, and a socket to the daemon.
+
+`runner.py FD PARENT_PID [BYTES]`; BYTES: what it may allocate, where no control group sees to that.
 
 The daemon keeps the link to the coordinator, so whatever user code does here (hold the interpreter, leak, crash) costs
 this process and its attempts, never the worker.
@@ -10,6 +12,7 @@ import asyncio
 import gc
 import json
 import os
+import resource
 import signal
 import socket
 import sys
@@ -31,13 +34,15 @@ from rollout.objects.cache import read_cached
 from rollout.wire.codec import spec_columns_from_wire, split_ids, unpack_blobs
 from rollout.wire.v1 import common_pb2, work_pb2
 
-from rollout_worker.attempts import Finished, group_to_wire, run_from_wire
+from rollout_worker.attempts import OUT_OF_MEMORY, Finished, group_to_wire, run_from_wire
 from rollout_worker.executors.port import Attempt, Done, Executor, Run, remember
 from rollout_worker.hosting.lifeline import ask_kernel
+from rollout_worker.pipe import Kind, Pipe
 from rollout_worker.processes.context import AttemptContext, Requests
-from rollout_worker.processes.pipe import Kind, Pipe
 
 CANCELLED = Failure("cancelled", "cancelled", True)
+GATHER_S = 0.005
+"""A frame each for results of a millisecond would cost the worker as much as the work."""
 GROUP = "rollout.executors"
 
 
@@ -67,6 +72,8 @@ class Runner:
         self._cache = Path()
         self._width = 1
         self._ahead = 0
+        self._take_unbegun: Callable[[list[Key]], list[Key]] | None = None
+        self._gathers = False  # results of short attempts, while there are more
         self._waiting = 0
         self._leaving: set[Key] = set()  # begun before their turn and asked back
         self._runs: dict[str, Run] = {}
@@ -100,12 +107,15 @@ class Runner:
             await self._stop.wait()
             return 1
         self._width = max(1, self._executor.concurrency) if self._executor.placement == "engine" else 1
-        if self._executor.placement == "engine":
-            self._ahead = max(0, int(getattr(self._executor, "ahead", 0)))
+        self._ahead = max(0, int(getattr(self._executor, "ahead", 0)))
+        self._take_unbegun = getattr(self._executor, "take_back", None)
         self._run_many = getattr(self._executor, "run_many", None)
         gc.collect()
         gc.freeze()
-        self._pipe.send(Kind.READY, json.dumps({"width": self._width, "ahead": self._ahead}).encode())
+        # What a slot takes ahead it takes from what it was given: long rows must not wait here while others are free.
+        ahead = self._ahead if self._executor.placement == "engine" else 0
+        self._gathers = self._ahead > ahead
+        self._pipe.send(Kind.READY, json.dumps({"width": self._width, "ahead": ahead}).encode())
         await self._stop.wait()
         for task in list(self._tasks.values()):
             task.cancel()
@@ -280,6 +290,8 @@ class Runner:
         self._pending = kept
         early = list(self._tasks)[self._width + self._waiting :] if self._ahead else []
         early = [k for k in early if k.log == asked.log and (k.seq, self._contexts[k].number) in keys]
+        if early and self._take_unbegun is not None:
+            early = self._take_unbegun(early)
         if early:
             self._in_order(self._take_back(early, returned))
         else:
@@ -302,6 +314,8 @@ class Runner:
     def _report(self, attempt: Attempt, done: Done | Failure, duration_ms: int) -> None:
         log, seq = attempt.key
         if isinstance(done, Done):
+            if done.seconds is not None:
+                duration_ms = round(done.seconds * 1000)
             result = Finished(
                 log, seq, attempt.attempt, "", done.data, int(done.outcome), None, duration_ms, done.units_in,
                 done.units_out,
@@ -311,7 +325,12 @@ class Runner:
         self._finished.append(result)
         if not self._flush_due:
             self._flush_due = True
-            self._loop.call_soon(self._flush)
+            if self._gathers and self._tasks:
+                self._loop.call_later(GATHER_S, self._flush)
+            else:
+                self._loop.call_soon(self._flush)
+        elif self._gathers and not self._tasks:
+            self._loop.call_soon(self._flush)  # nothing more to gather: the worker has the next
 
     def _flush(self) -> None:
         self._flush_due = False
@@ -331,6 +350,10 @@ def _unread(attempt: Attempt) -> ObjectSlice | None:
 
 def failure_of(error: Exception) -> Failure:
     """It travels to the ledger and to clients: no secret may be quoted in it."""
+    if isinstance(error, MemoryError):
+        limit = resource.getrlimit(resource.RLIMIT_DATA)[0]
+        text = f"{limit >> 20} MiB, " if limit != resource.RLIM_INFINITY else ""
+        return Failure(OUT_OF_MEMORY, redact_text(f"an allocation failed ({text}MemoryError: {error})")[:2000], True)
     if isinstance(error, AttemptError):
         return Failure(error.error_code, redact_text(error.message), error.retry)
     if isinstance(error, RolloutError):
@@ -341,6 +364,10 @@ def failure_of(error: Exception) -> Failure:
 def main() -> None:
     fd, parent = int(sys.argv[1]), int(sys.argv[2])
     ask_kernel(parent)
+    for size in map(int, sys.argv[3:]):
+        hard = resource.getrlimit(resource.RLIMIT_DATA)[1]
+        size = size if hard == resource.RLIM_INFINITY else min(size, hard)  # nobody may raise it
+        resource.setrlimit(resource.RLIMIT_DATA, (size, size))
     # The terminal's Ctrl-C and the service manager's SIGTERM are the daemon's to act on.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)

@@ -13,6 +13,7 @@ from pydantic import Field, field_validator, model_validator
 
 from rollout.config.settings import Section
 from rollout.model.errors import ConfigError
+from rollout.workloads.sections import InputSection, OutputSection, RunSection, WorkersSection
 
 
 class ModelSection(Section):
@@ -77,33 +78,13 @@ class SamplingSection(Section):
         return self
 
 
-class InputSection(Section):
-    glob: str | list[str] = Field(
-        description="Pattern(s) of JSONL files, plain, .gz or .zst; files are read in sorted order, pattern by pattern."
-    )
-
-    @field_validator("glob")
-    @classmethod
-    def _not_empty(cls, value: str | list[str]) -> str | list[str]:
-        patterns = [value] if isinstance(value, str) else value
-        if not patterns or not all(pattern.strip() for pattern in patterns):
-            raise ValueError("name at least one file or pattern, such as data/prompts/*.jsonl")
-        return value
-
-    @property
-    def patterns(self) -> list[str]:
-        return [self.glob] if isinstance(self.glob, str) else list(self.glob)
-
-
-class OutputSection(Section):
-    dir: str = Field(min_length=1, description="Directory of run-id, completions.jsonl, errors.jsonl, summary.json.")
+class InferOutput(OutputSection):
     openai: bool = Field(
         default=False, description="Also write openai.jsonl: one OpenAI batch output line per row, errors included."
     )
 
 
-class WorkersSection(Section):
-    count: int = Field(default=1, ge=1, le=1024, description="Workers that embedded mode starts.")
+class InferWorkers(WorkersSection):
     prefix_affinity: bool = Field(
         default=True, description="Rows whose prompts begin alike go to one worker, one after the other."
     )
@@ -142,26 +123,12 @@ class BackendSection(Section):
     )
 
 
-class RunSection(Section):
-    name: str = Field(default="", description="For people.")
-    priority: int = Field(default=0, ge=-1000, le=1000, description="Larger gets a larger share of the workers.")
-    max_attempts: int = Field(default=3, ge=1, le=100, description="Attempts of a row before it goes to errors.jsonl.")
-    max_worker_lost: int = Field(
-        default=3, ge=1, le=100, description="Workers a row may take down before it is given up."
-    )
-    order: Literal["schedule", "arrival"] = Field(
-        default="schedule", description="schedule: completions in input order; arrival: as they finish."
-    )
-    timeout_ms: int = Field(default=0, ge=0, description="Of one attempt; 0: none.")
-    max_in_flight: int = Field(default=0, ge=0, description="Rows at once over all workers; 0: no cap.")
-
-
 class InferConfig(Section):
     model: ModelSection
     sampling: SamplingSection = SamplingSection()
     input: InputSection
-    output: OutputSection
-    workers: WorkersSection = WorkersSection()
+    output: InferOutput
+    workers: InferWorkers = InferWorkers()
     backend: BackendSection = BackendSection()
     run: RunSection = RunSection()
 

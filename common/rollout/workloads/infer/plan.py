@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from rollout.model.item import ItemSpec, NewItem
-from rollout.workloads.infer.config import InferConfig, RunSection
+from rollout.workloads.infer.config import InferConfig
 from rollout.workloads.infer.model import ResolvedModel, model_json
 from rollout.workloads.infer.payload import Payload, encode_payload
 from rollout.workloads.infer.prefix import affinities, cost_of
@@ -15,6 +15,7 @@ from rollout.workloads.infer.request import SCHEMA_VERSION, RowRequest, item_id,
 from rollout.workloads.infer.rows import Row, effective_sampling, request_of, row_of
 from rollout.workloads.json_form import JsonObject
 from rollout.workloads.port import input_section
+from rollout.workloads.sections import RunSection
 from rollout.workloads.source import InputReport, Source
 
 
@@ -30,10 +31,6 @@ def resolve_config(config: InferConfig, report: InputReport, model: ResolvedMode
         "workers": config.workers.model_dump(mode="json"),
         "run": config.run.model_dump(mode="json"),
     }
-
-
-def item_spec(run: RunSection) -> ItemSpec:
-    return ItemSpec(timeout_ms=run.timeout_ms, max_attempts=run.max_attempts, max_worker_lost=run.max_worker_lost)
 
 
 def plan(
@@ -56,7 +53,7 @@ class Specs:
 
     def __init__(self, config: InferConfig, run: RunSection) -> None:
         sampling = config.sampling
-        self._plain = item_spec(run)
+        self._plain = run.item_spec()
         self._longest_first = config.workers.longest_first
         self._tokens = sampling.max_tokens * sampling.n
         self._known: dict[tuple[str, int], ItemSpec] = {("", 0): self._plain}

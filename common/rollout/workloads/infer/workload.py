@@ -11,13 +11,14 @@ from pathlib import Path
 from rollout.config.adapters import find_adapter
 from rollout.model.errors import ConfigError, InputError, RolloutError
 from rollout.model.item import NewItem
-from rollout.workloads.infer.config import InferConfig, RunSection
+from rollout.workloads.infer.config import InferConfig
 from rollout.workloads.infer.lines import COMPLETIONS, ERRORS, OPENAI, InferWriter
 from rollout.workloads.infer.model import ResolvedModel, model_changes, resolve_model
 from rollout.workloads.infer.plan import plan, resolve_config
 from rollout.workloads.infer.rows import check_input
 from rollout.workloads.json_form import JsonObject
 from rollout.workloads.port import Checked, Reading, Tree, Workload
+from rollout.workloads.sections import RECORDED, RunSection
 from rollout.workloads.source import InputReport, Source
 
 _PACKAGE = {"vllm": "vllm", "transformers": "transformers"}
@@ -36,20 +37,18 @@ class Infer(Workload[InferConfig, InferChecked]):
     help = "Batch inference over JSONL: resumable, every row exactly once, in input order."
     details = "Run every row of the input through a model, exactly once, and write completions in input order."
     settings = InferConfig
-    sections = frozenset({"model", "input", "output", "sampling", "backend", "workers"})
+    sections = frozenset(InferConfig.model_fields)
     verb = "batch"
     measure = "tokens"
     result_files = (COMPLETIONS, ERRORS, "summary.json", OPENAI)
     # What changes how, not what.
-    recorded = frozenset(
-        {
-            "backend.concurrency", "backend.delay_ms", "backend.jitter_ms", "backend.max_num_seqs",
-            "backend.fail_rate", "backend.fail_match", "backend.gpu_memory_utilization",
-            "backend.tensor_parallel_size", "backend.device", "backend.enforce_eager", "backend.cpu_kvcache_gib",
-            "backend.engine", "run.name", "run.priority", "run.max_attempts", "run.max_worker_lost", "run.order",
-            "run.timeout_ms", "run.max_in_flight",
-        }
-    )  # fmt: skip
+    recorded = RECORDED | {
+        f"backend.{key}"
+        for key in (
+            "concurrency", "delay_ms", "jitter_ms", "max_num_seqs", "fail_rate", "fail_match",
+            "gpu_memory_utilization", "tensor_parallel_size", "device", "enforce_eager", "cpu_kvcache_gib", "engine",
+        )
+    }  # fmt: skip
 
     def directory(self, settings: InferConfig) -> Path:
         return Path(settings.output.dir)

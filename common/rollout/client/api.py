@@ -1,0 +1,292 @@
+"""What `import rollout` offers: functions over many rows, on a cluster or on this machine.
+
+    with rollout.connect("head:50051") as cluster:          # or rollout.local(workers=4)
+        for outcome in cluster.map("scoring:score", rows, code=".", timeout_s=60):
+            ...
+
+The same for asyncio: `connect_async`, `local_async`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import AsyncGenerator, Coroutine, Iterable, Iterator
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self, TypeVar
+
+from rollout.client.cluster import (
+    WINDOW,
+    AsyncCluster,
+    AsyncRun,
+    Function,
+    Outcome,
+    RunEnded,
+    RunState,
+    connect_async,
+    local_async,
+)
+from rollout.model.errors import StateError
+from rollout.wire.event_loop import EventLoop
+from rollout.workloads.map.failure import RowError
+from rollout.workloads.map.lines import UnloadableError
+
+__all__ = [
+    "AsyncCluster",
+    "AsyncRun",
+    "Cluster",
+    "Outcome",
+    "RowError",
+    "Run",
+    "RunEnded",
+    "RunState",
+    "UnloadableError",
+    "connect",
+    "connect_async",
+    "local",
+    "local_async",
+    "map",
+]
+
+T = TypeVar("T")
+_JOIN_S = 30.0
+
+
+class _Loop:
+    """An event loop in a thread of its own."""
+
+    def __init__(self) -> None:
+        self._loop = EventLoop()
+        self._thread = threading.Thread(target=self._loop.run_forever, name="rollout-client", daemon=True)
+        self._thread.start()
+
+    def call(self, work: Coroutine[Any, Any, T]) -> T:
+        future = asyncio.run_coroutine_threadsafe(work, self._loop)
+        try:
+            return future.result()
+        except BaseException:  # Ctrl-C in this thread: what nobody waits for is not to go on
+            future.cancel()
+            raise
+
+    def close(self) -> None:
+        async def rest() -> None:
+            left = asyncio.all_tasks() - {asyncio.current_task()}
+            for task in left:
+                task.cancel()
+            await asyncio.gather(*left, return_exceptions=True)
+            await asyncio.get_running_loop().shutdown_asyncgens()
+            await asyncio.get_running_loop().shutdown_default_executor()
+
+        self.call(rest())
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join(_JOIN_S)
+        self._loop.close()
+
+
+class Results(Iterator[Outcome]):
+    """Outcomes in order, as they come. `close` ends the waiting; of a `map`, it also stops the run."""
+
+    def __init__(self, loop: _Loop, run: AsyncRun, *, start: int, owned: bool) -> None:
+        self._loop = loop
+        self._run = run
+        self._pages: AsyncGenerator[list[Outcome], None] | None = run.pages(start=start)
+        self._ready: Iterator[Outcome] = iter(())
+        self._owned = owned
+
+    def __iter__(self) -> Self:
+        return self
+
+    def __next__(self) -> Outcome:
+        outcome = next(self._ready, None)
+        while outcome is None:
+            pages = self._pages
+            if pages is None:
+                raise StopIteration
+            try:
+                found = self._loop.call(_next(pages))
+            except BaseException:
+                self.close()
+                raise
+            if found is None:
+                self._pages = None
+                raise StopIteration
+            self._ready = iter(found)
+            outcome = next(self._ready, None)
+        return outcome
+
+    def close(self) -> None:
+        """Nothing happens where all of them have been read."""
+        pages, self._pages, self._ready = self._pages, None, iter(())
+        if pages is None:
+            return
+        self._loop.call(pages.aclose())
+        if self._owned:
+            self._loop.call(self._run.cancel())
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def __del__(self) -> None:
+        if threading.current_thread().name != "rollout-client":
+            self.close()
+
+
+async def _next(pages: AsyncGenerator[list[Outcome], None]) -> list[Outcome] | None:
+    return await anext(pages, None)
+
+
+class Run:
+    """A run at a cluster: what `submit` gives, and `Cluster.run` finds again."""
+
+    def __init__(self, loop: _Loop, run: AsyncRun) -> None:
+        self._loop = loop
+        self._run = run
+
+    @property
+    def id(self) -> str:
+        return self._run.id
+
+    def state(self) -> RunState:
+        """As the ledger has it now. NotFoundError."""
+        return self._loop.call(self._run.state())
+
+    def wait(self) -> RunState:
+        """Returns when it has ended, however that was. What the rows raised is raised here."""
+        return self._loop.call(self._run.wait())
+
+    def results(self, *, start: int = 1) -> Results:
+        """Outcomes in order from row `start` on, as they come; again as often as wanted. RunEnded when the run ends
+        before all of them are there; UnloadableError when the function cannot be loaded; what the rows raised."""
+        return Results(self._loop, self._run, start=start, owned=False)
+
+    def cancel(self) -> None:
+        """Kill it; rows that are running are ended. Nothing happens where it has ended already."""
+        self._loop.call(self._run.cancel())
+
+
+class Cluster:
+    """A cluster to run functions on: `with rollout.connect(...)` or `with rollout.local(...)`."""
+
+    def __init__(self, cluster: AsyncCluster) -> None:
+        self._cluster = cluster
+        self._loop_: _Loop | None = None
+
+    @property
+    def _loop(self) -> _Loop:
+        if self._loop_ is None:
+            raise StateError("the cluster is not open: use it in a `with` statement")
+        return self._loop_
+
+    def __enter__(self) -> Self:
+        self._loop_ = _Loop()
+        try:
+            self._loop_.call(self._cluster.__aenter__())
+        except BaseException:
+            self._loop_.close()
+            raise
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        loop = self._loop
+        try:
+            loop.call(self._cluster.__aexit__(kind, error, traceback))
+        finally:
+            self._loop_ = None
+            loop.close()
+
+    def run(self, run_id: str) -> Run:
+        """A run that was submitted before, here or elsewhere."""
+        return Run(self._loop, self._cluster.run(run_id))
+
+    def submit(
+        self,
+        function: Function,
+        rows: Iterable[Any],
+        *,
+        code: str | Path | None = None,
+        timeout_s: float = 0.0,
+        max_attempts: int = 3,
+        retry_backoff_s: float = 1.0,
+        concurrency: int = 0,
+        lane_key: str = "",
+        lanes: Iterable[str] = (),
+        gpus: int = 0,
+        memory: str | float = 0.0,
+        name: str = "",
+        priority: int = 0,
+        window: int | None = None,
+    ) -> Run:
+        """Start a run of `function` over `rows`, which are read while it goes on; the arguments are those of
+        `AsyncCluster.submit`. ConfigError where it cannot start."""
+        return Run(
+            self._loop,
+            self._submit(
+                function, rows, code=code, timeout_s=timeout_s, max_attempts=max_attempts,
+                retry_backoff_s=retry_backoff_s, concurrency=concurrency, lane_key=lane_key, lanes=lanes, gpus=gpus,
+                memory=memory, name=name, priority=priority, window=window,
+            ),
+        )  # fmt: skip
+
+    def map(
+        self,
+        function: Function,
+        rows: Iterable[Any],
+        *,
+        code: str | Path | None = None,
+        timeout_s: float = 0.0,
+        max_attempts: int = 3,
+        retry_backoff_s: float = 1.0,
+        concurrency: int = 0,
+        lane_key: str = "",
+        lanes: Iterable[str] = (),
+        gpus: int = 0,
+        memory: str | float = 0.0,
+        name: str = "",
+        priority: int = 0,
+        window: int = WINDOW,
+    ) -> Results:
+        """Outcomes of `function` over `rows`, lazily and in order.
+
+        At most `window` rows are read beyond the outcome that was taken last, so `rows` may be endless. Whoever stops
+        early, by leaving the loop, by an exception or by Ctrl-C, stops the run: it is killed.
+        """
+        run = self._submit(
+            function, rows, code=code, timeout_s=timeout_s, max_attempts=max_attempts,
+            retry_backoff_s=retry_backoff_s, concurrency=concurrency, lane_key=lane_key, lanes=lanes, gpus=gpus,
+            memory=memory, name=name, priority=priority, window=window,
+        )  # fmt: skip
+        return Results(self._loop, run, start=1, owned=True)
+
+    def _submit(self, function: Function, rows: Iterable[Any], **options: Any) -> AsyncRun:
+        return self._loop.call(self._cluster.submit(function, rows, **options))
+
+
+def connect(
+    address: str | Iterable[str] | None = None, *, tls_dir: str | Path | None = None, patience_s: float = 60.0
+) -> Cluster:
+    """The cluster whose coordinators are at `address` (`host:port`, or several), to be used in a `with` statement.
+
+    Without an address: as the commands find it (ROLLOUT_COORDINATOR, ./rollout.toml, what `rollout join` wrote down).
+    Calls follow the leader and try for `patience_s` seconds before they raise UnavailableError.
+    """
+    return Cluster(connect_async(address, tls_dir=tls_dir, patience_s=patience_s))
+
+
+def local(workers: int = 1, *, directory: str | Path | None = None) -> Cluster:
+    """A cluster on this machine for as long as the `with` statement lasts, `workers` processes wide.
+
+    `directory`: where its ledger stays, so that a later one finds the runs; default: nowhere.
+    """
+    return Cluster(local_async(workers, directory=directory))
+
+
+def map(function: Function, rows: Iterable[Any], *, workers: int = 1, **options: Any) -> Iterator[Outcome]:
+    """Outcomes of `function` over `rows` on a cluster of this machine for as long. `options` as of `Cluster.map`."""
+    with local(workers) as cluster, cluster.map(function, rows, **options) as outcomes:
+        yield from outcomes

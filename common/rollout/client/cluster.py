@@ -1,0 +1,394 @@
+"""`AsyncCluster`: functions over many rows on a cluster, from asyncio. `rollout.client.api` is the same without it."""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import json
+import logging
+import shutil
+import sys
+import tempfile
+from collections.abc import AsyncGenerator, AsyncIterable, AsyncIterator, Callable, Iterable
+from contextlib import AsyncExitStack, aclosing, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self, cast
+
+from pydantic import ValidationError
+
+from rollout.client.embedded import Embedded
+from rollout.client.feed import AsyncRows, Feed, RowsError
+from rollout.client.runs import Page, Runs, new_ulid
+from rollout.client.target import Target, need_target
+from rollout.model.errors import ConfigError, RolloutError, StateError
+from rollout.model.ids import check_ulid
+from rollout.model.item import Outcome as ItemOutcome
+from rollout.workloads.commit import CommitEntry
+from rollout.workloads.map.code import Code, find_code
+from rollout.workloads.map.config import RunSection
+from rollout.workloads.map.failure import RowError
+from rollout.workloads.map.lines import row_error
+from rollout.workloads.map.plan import Planner, map_spec, run_config
+
+WINDOW = 4096
+"""Rows of a `map` that are submitted and whose outcomes are not read yet, at most."""
+_WINDOW_MIN = 1024  # two frames: what is submitted goes in frames, and one may be waiting to be filled
+_ENDED_WELL = "completed"
+_log = logging.getLogger("rollout")
+
+Function = str | Callable[..., Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What became of a row. `row` counts from 1; `seconds` are those of its last attempt."""
+
+    row: int
+    result: Any
+    error: RowError | None
+    attempts: int
+    seconds: float
+
+    @property
+    def ok(self) -> bool:
+        return self.error is None
+
+
+@dataclass(frozen=True, slots=True)
+class RunState:
+    """`state`: running, paused, completed, failed, killed or interrupted. Counts are of rows."""
+
+    state: str
+    submitted: int
+    done: int
+    failed: int
+    running: int
+    workers: int
+    reason: str = ""
+
+
+class RunEnded(RolloutError):
+    """The run ended before all of its rows had their result."""
+
+    code = "run_ended"
+
+
+class AsyncRun:
+    """A run at a cluster: what `submit` gives, and `AsyncCluster.run` finds again."""
+
+    def __init__(self, cluster: AsyncCluster, run_id: str, feed: Feed | None, submitting: asyncio.Task[int] | None):
+        self.id = run_id
+        self._cluster = cluster
+        self._feed = feed
+        self._submitting = submitting
+
+    async def state(self) -> RunState:
+        """As the ledger has it now. NotFoundError."""
+        return _state(await self._cluster.runs.get(self.id))
+
+    async def wait(self) -> RunState:
+        """Returns when it has ended, however that was. What the rows raised is raised here."""
+        async with aclosing(self._pages(0, status_only=True)) as pages:
+            async for page in pages:
+                if page.last:
+                    return _state(page.status)
+        raise RunEnded(f"run {self.id} cannot be watched any longer")
+
+    async def results(self, *, start: int = 1) -> AsyncGenerator[Outcome, None]:
+        """Outcomes in order from row `start` on, as they come. RunEnded when the run ends before all of them are there;
+        UnloadableError when the function cannot be loaded; what the rows raised."""
+        async with aclosing(self.pages(start=start)) as pages:
+            async for outcomes in pages:
+                for outcome in outcomes:
+                    yield outcome
+
+    async def pages(self, *, start: int = 1) -> AsyncGenerator[list[Outcome], None]:
+        """As `results`, several at a time."""
+        async with aclosing(self._pages(start - 1, status_only=False)) as pages:
+            async for page in pages:
+                if page.entries:
+                    outcomes = [outcome_of(entry) for entry in page.entries]
+                    yield outcomes
+                    if self._feed is not None:
+                        self._feed.consumed(len(outcomes))
+                if page.last and page.status is not None and page.status.state != _ENDED_WELL:
+                    reason = f": {page.status.reason}" if page.status.reason else ""
+                    raise RunEnded(f"run {self.id} is {page.status.state}{reason}")
+
+    async def cancel(self) -> None:
+        """Kill it; rows that are running are ended. Nothing happens where it has ended already."""
+        if self._feed is not None:
+            self._feed.close()
+        if self._submitting is not None:
+            self._submitting.cancel()
+            await asyncio.gather(self._submitting, return_exceptions=True)
+        with suppress(StateError):
+            await self._cluster.runs.command(self.id, "kill", reason="cancelled by its client")
+
+    async def _pages(self, cursor: int, *, status_only: bool) -> AsyncGenerator[Page, None]:
+        pages = self._cluster.runs.watch(self.id, cursor, status_only=status_only)
+        watched: set[asyncio.Future[Any]] = {f for f in (self._submitting, self._cluster.failure) if f is not None}
+        async with aclosing(pages):
+            while True:
+                following = asyncio.ensure_future(anext(pages, None))
+                try:
+                    while not following.done():
+                        await asyncio.wait({following, *watched}, return_when=asyncio.FIRST_COMPLETED)
+                        for one in [one for one in watched if one.done()]:
+                            watched.discard(one)
+                            if not one.cancelled():
+                                one.result()
+                finally:
+                    if not following.done():
+                        following.cancel()
+                        await asyncio.gather(following, return_exceptions=True)
+                page = following.result()
+                if page is None:
+                    return
+                yield page
+
+
+class AsyncCluster:
+    """A cluster to run functions on: `async with rollout.connect_async(...)` or `rollout.local_async(...)`."""
+
+    def __init__(self, open_runs: Callable[[AsyncExitStack], Any]) -> None:
+        self._open = open_runs
+        self._stack = AsyncExitStack()
+        self._runs: Runs | None = None
+        self.failure: asyncio.Future[None] | None = None
+        self._submitting: set[AsyncRun] = set()
+        self._mapping: set[AsyncRun] = set()
+
+    @property
+    def runs(self) -> Runs:
+        """The client underneath."""
+        if self._runs is None:
+            raise StateError("the cluster is not open: use it in a `with` statement")
+        return self._runs
+
+    async def __aenter__(self) -> Self:
+        try:
+            self._runs, self.failure = await self._open(self._stack)
+        except BaseException:
+            await self._stack.aclose()
+            raise
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        """Kills what cannot go on without this process: rows not submitted yet, outcomes of `map` not taken."""
+        try:
+            for run in self._submitting | self._mapping:
+                with suppress(RolloutError):
+                    await run.cancel()
+        finally:
+            self._runs = None
+            await self._stack.aclose()
+
+    def run(self, run_id: str) -> AsyncRun:
+        """A run that was submitted before, here or elsewhere."""
+        return AsyncRun(self, check_ulid(run_id, "run_id"), None, None)
+
+    async def submit(
+        self,
+        function: Function,
+        rows: Iterable[Any] | AsyncIterable[Any],
+        *,
+        code: str | Path | None = None,
+        timeout_s: float = 0.0,
+        max_attempts: int = 3,
+        retry_backoff_s: float = 1.0,
+        concurrency: int = 0,
+        lane_key: str = "",
+        lanes: Iterable[str] = (),
+        gpus: int = 0,
+        memory: str | float = 0.0,
+        name: str = "",
+        priority: int = 0,
+        window: int | None = None,
+    ) -> AsyncRun:
+        """Start a run of `function` over `rows`, which are read while it goes on. ConfigError where it cannot start.
+
+        `rows` are JSON values; the iterable is read in a thread of its own. They are all submitted as fast as the
+        cluster takes them, unless `window` says how many may be there whose outcomes are not read yet. The run goes on
+        without this process once all rows are submitted; if they cannot be, it is killed. The other arguments are those
+        of `map`.
+        """
+        options = _options(
+            timeout=timeout_s, max_attempts=max_attempts, retry_backoff=retry_backoff_s, concurrency=concurrency,
+            lane_key=lane_key, gpus=gpus, memory=memory, name=name, priority=priority,
+        )  # fmt: skip
+        if window is not None and window < _WINDOW_MIN:
+            raise ConfigError(f"window: must be at least {_WINDOW_MIN}, not {window}")
+        target, directory = resolve(function, code)
+        found = await asyncio.to_thread(find_code, target, directory)
+        config = run_config(target, found.manifest if found else None, options)
+        if lane_key:
+            config["lanes"] = sorted(set(lanes))
+            if not config["lanes"]:
+                raise ConfigError("lane_key needs lanes: the values that the field may have")
+        spec = map_spec(new_ulid(), config)
+        await self.runs.open(spec)
+        if found is not None:
+            await self._upload(spec.run_id, found)
+        if isinstance(rows, AsyncIterable):
+            rows = AsyncRows(cast("AsyncIterable[Any]", rows), asyncio.get_running_loop())
+        feed = Feed(rows, Planner(config), lane_key, frozenset(config.get("lanes", ())), window)
+        submitting = asyncio.ensure_future(self._submit(spec, feed))
+        run = AsyncRun(self, spec.run_id, feed, submitting)
+        self._submitting.add(run)
+        submitting.add_done_callback(lambda _: self._submitting.discard(run))
+        return run
+
+    async def _upload(self, run_id: str, code: Code) -> None:
+        await self.runs.upload_tree(run_id, code.directory, files=code.files)
+
+    async def _submit(self, spec: Any, feed: Feed) -> int:
+        runs = self.runs
+        feed.start()
+        try:
+            return await runs.submit(spec, lambda _: feed.items())
+        except asyncio.CancelledError:
+            raise
+        except RolloutError as error:
+            cause = error.__cause__ if isinstance(error, RowsError) and error.__cause__ else error
+            try:
+                await runs.command(spec.run_id, "kill", reason=f"its rows ended with {type(cause).__name__}: {cause}")
+            except RolloutError:
+                _log.warning("run %s is left open: it could not be killed", spec.run_id)
+            raise cause from None
+        finally:
+            feed.close()
+
+    async def map(
+        self, function: Function, rows: Iterable[Any] | AsyncIterable[Any], *, window: int = WINDOW, **options: Any
+    ) -> AsyncIterator[Outcome]:
+        """Outcomes of `function` over `rows`, lazily and in order. `options` as of `submit`.
+
+        At most `window` rows are read beyond the outcome that was taken last, so `rows` may be endless. Whoever stops
+        early, by `break` out of an `aclosing` or by an exception, stops the run: it is killed.
+        """
+        run = await self.submit(function, rows, window=window, **options)
+        self._mapping.add(run)
+        whole = False
+        try:
+            async with aclosing(run.results()) as outcomes:
+                async for outcome in outcomes:
+                    yield outcome
+            whole = True
+        finally:
+            self._mapping.discard(run)
+            if not whole:
+                await asyncio.shield(run.cancel())
+
+
+def _options(**options: Any) -> RunSection:
+    """ConfigError with everything that is wrong with them."""
+    try:
+        return RunSection.model_validate(options)
+    except ValidationError as error:
+        lines = [f"{'.'.join(map(str, e['loc'])) or 'options'}: {e['msg']}" for e in error.errors(include_url=False)]
+        raise ConfigError("\n".join(lines)) from error
+
+
+def _state(status: Any) -> RunState:
+    return RunState(
+        status.state, status.submitted, status.done, status.failed, status.running, status.workers, status.reason
+    )
+
+
+def outcome_of(entry: CommitEntry) -> Outcome:
+    """UnloadableError where no row will have a result."""
+    done = entry.outcome is ItemOutcome.DONE
+    return Outcome(
+        row=entry.seq + 1,
+        result=json.loads(entry.data) if done else None,
+        error=None if done else row_error(entry),
+        attempts=entry.attempt,
+        seconds=entry.duration_ms / 1000,
+    )
+
+
+# ---- functions
+
+
+def resolve(function: Function, code: str | Path | None) -> tuple[str, Path | None]:
+    """(PKG.MODULE:NAME, directory of the code or None). ConfigError where workers could not import it."""
+    directory = None if code is None else Path(code).expanduser()
+    if isinstance(function, str):
+        return function, directory
+    module, name = getattr(function, "__module__", None), getattr(function, "__qualname__", None)
+    what = f"{getattr(function, '__name__', function)!s}"
+    if not module or not name:
+        raise ConfigError(
+            f"{function!r:.100} cannot be sent: give a function or class of a module, or its name as a string"
+        )
+    if "<" in name:
+        kind = "a lambda" if "<lambda>" in name else "defined inside a function"
+        raise ConfigError(f"{what} is {kind}, which workers cannot import: define it at the top of {module}")
+    if module == "__main__":
+        raise ConfigError(
+            f"{what} is defined in the program that is being run (__main__), which workers cannot import: move it "
+            "into a module, such as functions.py, and import it from there"
+        )
+    found: Any = sys.modules.get(module)
+    for part in name.split("."):
+        found = getattr(found, part, None)
+    if found is not function:
+        raise ConfigError(
+            f"{module}:{name} is another object than the one given (is it decorated, or an instance?): workers import "
+            "it by that name"
+        )
+    return f"{module}:{name}", directory or _home(function, module)
+
+
+def _home(function: Any, module: str) -> Path | None:
+    """The directory that its module is imported from; None: it is installed."""
+    try:
+        file = Path(inspect.getfile(function)).resolve()
+    except (TypeError, OSError):
+        return None
+    depth = module.count(".") + (file.name == "__init__.py")
+    home = file.parents[depth]
+    return None if {"site-packages", "dist-packages"} & set(home.parts) or not home.is_dir() else home
+
+
+# ---- clusters
+
+
+def connect_async(
+    address: str | Iterable[str] | None = None, *, tls_dir: str | Path | None = None, patience_s: float = 60.0
+) -> AsyncCluster:
+    """As `connect`, for asyncio."""
+    addresses = [address] if isinstance(address, str) else list(address or ())
+
+    async def open_runs(stack: AsyncExitStack) -> tuple[Runs, None]:
+        target = need_target(addresses, Path(tls_dir) if tls_dir is not None else None)
+        return await stack.enter_async_context(await _connect(target, patience_s)), None
+
+    return AsyncCluster(open_runs)
+
+
+def local_async(workers: int = 1, *, directory: str | Path | None = None) -> AsyncCluster:
+    """As `local`, for asyncio."""
+    if workers < 1:
+        raise ConfigError(f"workers: must be at least 1, not {workers}")
+
+    async def open_runs(stack: AsyncExitStack) -> tuple[Runs, asyncio.Future[None]]:
+        place = Path(directory) if directory is not None else Path(tempfile.mkdtemp(prefix="rollout-"))
+        if directory is None:
+            stack.callback(shutil.rmtree, place, ignore_errors=True)
+        embedded = Embedded(place, workers=workers, report=_log.info)
+        stack.push_async_callback(embedded.stop)
+        await embedded.start()
+        target = Target([embedded.address], embedded.tls_dir, "rollout", explicit=True)
+        return await stack.enter_async_context(await _connect(target, 900.0)), embedded.failure
+
+    return AsyncCluster(open_runs)
+
+
+async def _connect(target: Target, patience_s: float) -> Runs:
+    return await Runs.connect(target.addresses, tls_dir=target.tls_dir, cluster=target.cluster, patience_s=patience_s)

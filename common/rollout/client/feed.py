@@ -1,0 +1,140 @@
+"""Rows of any iterable as items of a run: read ahead within a window, in a thread that the iterable has to itself."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections import deque
+from collections.abc import AsyncIterable, Iterable, Iterator
+from typing import Any
+
+from rollout.model.errors import InputError, RolloutError
+from rollout.model.item import NewItem
+from rollout.workloads.map.plan import Planner, lane_of
+from rollout.workloads.map.values import encode
+
+READ_AHEAD = 1024
+"""Rows read and not yet handed on."""
+
+
+class RowsError(RolloutError):
+    """The iterable of the rows raised; what it raised is the cause."""
+
+
+class Feed:
+    """`start`, then `items` is what is submitted; `consumed` widens the window; `close` ends it.
+
+    `window`: rows that are submitted and not consumed, at most; None: no limit. It must be larger than two frames.
+    """
+
+    def __init__(
+        self, rows: Iterable[Any], planner: Planner, lane_key: str, lanes: frozenset[str], window: int | None
+    ) -> None:
+        self._rows = rows
+        self._planner = planner
+        self._lane_key = lane_key
+        self._lanes = lanes
+        self._window = window
+        self._read: deque[NewItem] = deque()
+        self._ended = False
+        self._error: BaseException | None = None
+        self._closed = False
+        self._handed = 0
+        self._consumed = 0
+        self._changed = threading.Condition()
+
+    def start(self) -> None:
+        threading.Thread(target=self._run, name="rollout-rows", daemon=True).start()
+
+    def close(self) -> None:
+        with self._changed:
+            self._closed = True
+            self._changed.notify_all()
+
+    def consumed(self, count: int) -> None:
+        with self._changed:
+            self._consumed += count
+            self._changed.notify_all()
+
+    def _run(self) -> None:
+        error: BaseException | None = None
+        try:
+            for index, row in enumerate(self._rows):
+                item = self._item(index, row)
+                with self._changed:
+                    while len(self._read) >= READ_AHEAD and not self._closed:
+                        self._changed.wait()
+                    if self._closed:
+                        break
+                    self._read.append(item)
+                    self._changed.notify_all()
+        except BaseException as caught:  # noqa: BLE001 - the caller's iterable: it is raised where outcomes are read
+            error = caught
+        with self._changed:
+            self._error, self._ended = error, True
+            self._changed.notify_all()
+
+    def _item(self, index: int, row: Any) -> NewItem:
+        what = f"row {index + 1}"
+        try:
+            payload = encode(row, what)
+            lane = self._lane(row) if self._lane_key else ""
+        except (ValueError, RecursionError) as error:
+            raise InputError(str(error)) from error
+        except InputError as error:
+            raise InputError(f"{what}: {error.message}") from error
+        return self._planner.item(index, payload, lane)
+
+    def _lane(self, row: Any) -> str:
+        lane = lane_of(row, self._lane_key)
+        if lane not in self._lanes:
+            raise InputError(f"its field {self._lane_key!r} is {lane!r}, which is none of the lanes that were given")
+        return lane
+
+    def items(self) -> Iterator[NewItem | None]:
+        """None: nothing more for now, so what came so far should go. RowsError when the rows raise."""
+        fresh = 0  # handed on since the last None
+        while True:
+            with self._changed:
+                if not self._ready():
+                    item = None
+                    if not fresh:
+                        self._changed.wait()
+                        continue
+                elif self._closed:
+                    return
+                elif self._read:
+                    item = self._read.popleft()
+                    self._handed += 1
+                    self._changed.notify_all()
+                elif self._error is not None:
+                    raise RowsError from self._error
+                else:
+                    return
+            fresh = 0 if item is None else fresh + 1
+            yield item
+
+    def _ready(self) -> bool:
+        """To hand on a row, or to end."""
+        room = self._window is None or self._handed - self._consumed < self._window
+        return self._closed or (bool(self._read) and room) or (self._ended and not self._read)
+
+
+_END = object()
+
+
+class AsyncRows:
+    """An async iterable as one that another thread can read; it runs in `loop`."""
+
+    def __init__(self, rows: AsyncIterable[Any], loop: asyncio.AbstractEventLoop) -> None:
+        self._rows = rows
+        self._loop = loop
+
+    def __iter__(self) -> Iterator[Any]:
+        rows = aiter(self._rows)
+
+        async def following() -> Any:
+            return await anext(rows, _END)
+
+        while (row := asyncio.run_coroutine_threadsafe(following(), self._loop).result()) is not _END:
+            yield row

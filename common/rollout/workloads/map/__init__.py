@@ -1,0 +1,1 @@
+"""Any Python function over many inputs."""

@@ -1,0 +1,234 @@
+"""The code of a run: which files of a directory travel, and whether the function is among them, without running any."""
+
+from __future__ import annotations
+
+import ast
+import difflib
+import importlib.util
+import os
+import re
+from collections import Counter
+from collections.abc import Collection, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import pathspec
+
+from rollout.model.errors import ConfigError
+from rollout.objects.digest import hash_file
+from rollout.objects.tree import Tree, TreeFile
+
+IGNORE_FILES = (".rolloutignore", ".gitignore")
+"""The first of them that the directory has says, in the syntax of .gitignore, what does not travel."""
+MAX_BYTES = 256 << 20
+MAX_FILES = 20_000
+_TARGET = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*:[^\W\d]\w*(\.[^\W\d]\w*)*")
+_LEFT_OUT = frozenset({"__pycache__", "node_modules", "venv", "site-packages"})
+
+
+@dataclass(frozen=True, slots=True)
+class Code:
+    """Files that travel, as (name in the tree, file), and the content id of their tree."""
+
+    directory: Path
+    files: tuple[tuple[str, Path], ...]
+    tree: Tree
+
+    @property
+    def manifest(self) -> str:
+        return self.tree.id.hex()
+
+
+def check_target(target: str) -> None:
+    """ConfigError unless it is `PKG.MODULE:FUNCTION`."""
+    if not _TARGET.fullmatch(target):
+        hint = ""
+        if target.endswith(".py") or "/" in target or ".py:" in target:
+            hint = "; name the module, not its file: scoring:score for score() in scoring.py"
+        elif ":" not in target and "." in target:
+            module, _, name = target.rpartition(".")
+            hint = f"; with a colon before the function: {module}:{name}"
+        raise ConfigError(f"{target!r} does not name a function as PKG.MODULE:FUNCTION{hint}")
+
+
+def find_code(target: str, directory: Path | None, leave_out: Collection[Path] = ()) -> Code | None:
+    """The code that holds `target`: of `directory`; without it, of the current one if the module is there.
+
+    None: the module is installed. `leave_out`: files and directories that are no part of it, such as the input and the
+    output. Nothing is imported. ConfigError says what is wrong with the directory, or where the function is not.
+    """
+    check_target(target)
+    module, _, name = target.partition(":")
+    if directory is not None and not directory.is_dir():
+        raise ConfigError(f"--code {directory}: there is no such directory")
+    root = directory or Path.cwd()
+    file = module_file(root, module)
+    if file is None:
+        if not is_installed(module):
+            raise ConfigError(_missing(module, root, given=directory is not None))
+        if directory is None:
+            return None
+    else:
+        check_defines(file, name)
+    return read_code(root, leave_out)
+
+
+def module_file(root: Path, module: str) -> Path | None:
+    path = root.joinpath(*module.split("."))
+    for file in (path / "__init__.py", path.with_suffix(".py")):
+        if file.is_file():
+            return file
+    return None
+
+
+def is_installed(module: str) -> bool:
+    """Its top-level package, at least: finding more would run its code."""
+    try:
+        return importlib.util.find_spec(module.partition(".")[0]) is not None
+    except (ImportError, ValueError):
+        return False
+
+
+def _missing(module: str, root: Path, *, given: bool) -> str:
+    names = [path.stem for path in root.glob("*.py")] + [path.parent.name for path in root.glob("*/__init__.py")]
+    near = difflib.get_close_matches(module, names, 1)
+    text = (
+        f"there is no module {module!r} in {root if given else f'the current directory ({root})'}, nor is it installed"
+    )
+    if near:
+        text += f"; did you mean {near[0]}?"
+    return text if given else f"{text}; say where it is with --code DIR"
+
+
+def check_defines(file: Path, name: str) -> None:
+    """ConfigError unless the module's top level makes `name`, as far as one can see without running it."""
+    try:
+        tree = ast.parse(file.read_bytes(), str(file))
+    except SyntaxError as error:
+        raise ConfigError(f"{file}:{error.lineno}: {error.msg}") from error
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"{file} cannot be read: {error}") from error
+    found: dict[str, ast.stmt] = {}
+    for statement in _top_level(tree.body):
+        for made in _names(statement):
+            found[made] = statement
+    first, _, rest = name.partition(".")
+    if "*" in found or "__getattr__" in found:
+        return
+    if first not in found:
+        near = difflib.get_close_matches(first, found, 1)
+        raise ConfigError(f"{file} defines no {first!r}" + (f"; did you mean {near[0]}?" if near else ""))
+    if not rest:
+        _check_callable(file, first, found[first])
+
+
+def _top_level(body: Sequence[ast.stmt]) -> Iterator[ast.stmt]:
+    for statement in body:
+        yield statement
+        for part in ("body", "orelse", "finalbody"):
+            if isinstance(statement, ast.If | ast.Try | ast.With):
+                yield from _top_level(getattr(statement, part, []))
+        if isinstance(statement, ast.Try):
+            for handler in statement.handlers:
+                yield from _top_level(handler.body)
+
+
+def _names(statement: ast.stmt) -> Iterator[str]:
+    if isinstance(statement, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+        yield statement.name
+    elif isinstance(statement, ast.Import | ast.ImportFrom):
+        for alias in statement.names:
+            yield alias.asname or alias.name.partition(".")[0]
+    elif isinstance(statement, ast.Assign | ast.AnnAssign | ast.AugAssign):
+        for node in ast.walk(statement):
+            if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
+                yield node.id
+
+
+def _check_callable(file: Path, name: str, made: ast.stmt) -> None:
+    if isinstance(made, ast.ClassDef):
+        methods = {part.name for part in made.body if isinstance(part, ast.FunctionDef | ast.AsyncFunctionDef)}
+        if not made.bases and not made.keywords and not made.decorator_list and "__call__" not in methods:
+            raise ConfigError(
+                f"{file}:{made.lineno}: class {name} has no __call__(self, row), which is called for each row"
+            )
+    elif isinstance(made, ast.FunctionDef | ast.AsyncFunctionDef) and not made.decorator_list:
+        arguments = made.args
+        positional = len(arguments.posonlyargs) + len(arguments.args)
+        needed = positional - len(arguments.defaults)
+        needed += sum(default is None for default in arguments.kw_defaults)
+        if needed > 1 or (not positional and arguments.vararg is None):
+            raise ConfigError(f"{file}:{made.lineno}: {name} must take one argument, the row")
+
+
+# ---- the files
+
+
+def read_code(directory: Path, leave_out: Collection[Path] = ()) -> Code:
+    """What travels of `directory`, hashed. ConfigError where that is too much, and what makes it so."""
+    root = directory.resolve()
+    files = tuple(sorted(_walk(root, {path.resolve() for path in leave_out})))
+    sizes: Counter[str] = Counter()
+    for name, path in files:
+        sizes[_part(name)] += path.stat().st_size
+    if sizes.total() > MAX_BYTES or len(files) > MAX_FILES:
+        raise ConfigError(_too_large(directory, files, sizes))
+    try:
+        entries = [(name, *hash_file(path), os.access(path, os.X_OK)) for name, path in files]
+    except OSError as error:
+        raise ConfigError(f"{error.filename} cannot be read: {error.strerror}") from error
+    tree = Tree(tuple(TreeFile(name, size, digest, executable) for name, digest, size, executable in entries))
+    return Code(root, files, tree)
+
+
+def _walk(root: Path, leave_out: set[Path]) -> Iterator[tuple[str, Path]]:
+    spec = _ignored(root)
+    for at, directories, names in os.walk(root, followlinks=False):
+        here = Path(at)
+        prefix = "" if here == root else here.relative_to(root).as_posix() + "/"
+        directories[:] = sorted(
+            name
+            for name in directories
+            if not _unwanted(here / name, leave_out) and not spec.match_file(f"{prefix}{name}/")
+        )
+        for name in names:
+            path = here / name
+            if name.startswith(".") or name.endswith((".pyc", ".pyo")) or path.resolve() in leave_out:
+                continue
+            if path.is_file() and "\\" not in name and not spec.match_file(prefix + name):
+                yield prefix + name, path
+
+
+def _ignored(root: Path) -> pathspec.GitIgnoreSpec:
+    for name in IGNORE_FILES:
+        file = root / name
+        if file.is_file():
+            try:
+                return pathspec.GitIgnoreSpec.from_lines(file.read_text("utf-8", "replace").splitlines())
+            except (OSError, ValueError) as error:
+                raise ConfigError(f"{file} cannot be read: {error}") from error
+    return pathspec.GitIgnoreSpec.from_lines([])
+
+
+def _unwanted(path: Path, leave_out: set[Path]) -> bool:
+    """Hidden, a cache, a virtual environment, an output directory."""
+    hidden = path.name.startswith(".") or path.name in _LEFT_OUT or path.name.endswith(".egg-info")
+    return hidden or path.resolve() in leave_out or (path / "pyvenv.cfg").exists() or (path / "run-id").exists()
+
+
+def _part(name: str) -> str:
+    """The directory that a file counts to in messages: two levels deep at most."""
+    parts = name.split("/")[:-1][:2]
+    return "/".join(parts) + "/" if parts else "files at the top"
+
+
+def _too_large(directory: Path, files: Sequence[tuple[str, Path]], sizes: Counter[str]) -> str:
+    largest = ", ".join(f"{name} {size / (1 << 20):.0f} MiB" for name, size in sizes.most_common(5))
+    counts = Counter(_part(name) for name, _ in files)
+    many = ", ".join(f"{name} {count}" for name, count in counts.most_common(3))
+    return (
+        f"the code directory {directory} is too large to travel: {sizes.total() >> 20} MiB in {len(files)} files, "
+        f"{MAX_BYTES >> 20} MiB and {MAX_FILES} files are the most. Largest: {largest}; most files: {many}. List what "
+        f"the function does not need in {directory / IGNORE_FILES[0]} (as in .gitignore), or name a smaller directory "
+        "with --code"
+    )

@@ -1,0 +1,36 @@
+"""How an exception of a user's function travels as the one text that a failure has, and comes back in its parts."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+_TRACEBACK = "\n\nTraceback, from the function on:\n"
+LOAD_FAILED = "load_failed"
+"""Code of a failure that every row of the run shares: the function cannot be loaded."""
+
+
+@dataclass(frozen=True, slots=True)
+class RowError:
+    """Why a row has no result. `traceback` has the user's frames only; empty where there is none."""
+
+    code: str
+    type: str
+    message: str
+    traceback: str = ""
+
+    def __str__(self) -> str:
+        return f"{self.type}: {self.message}" if self.message else self.type
+
+
+def to_text(type: str, message: str, traceback: str) -> str:
+    text = f"{type}: {message}"
+    return f"{text}{_TRACEBACK}{traceback}" if traceback else text
+
+
+def from_text(code: str, text: str) -> RowError:
+    """Also of failures that the engine made, which have no type: theirs is the code."""
+    head, _, traceback = text.partition(_TRACEBACK)
+    kind, colon, message = head.partition(": ")
+    if colon and all(part.isidentifier() for part in kind.replace("<locals>", "locals").split(".")):
+        return RowError(code, kind, message, traceback)
+    return RowError(code, code, head, traceback)

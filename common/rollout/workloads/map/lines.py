@@ -1,0 +1,63 @@
+"""Results and errors as lines of files."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+
+from rollout.model.errors import RolloutError
+from rollout.model.item import Outcome
+from rollout.workloads.commit import CommitEntry
+from rollout.workloads.json_form import JsonObject, dump_line
+from rollout.workloads.map.failure import LOAD_FAILED, RowError, from_text
+from rollout.workloads.port import Totals, unsuccessful
+
+RESULTS, ERRORS, SUMMARY = "results.jsonl", "errors.jsonl", "summary.json"
+_STARTS = frozenset({LOAD_FAILED, "engine_start", "executor_missing", "bad_run_config"})
+"""Codes of failures that are of the run and not of a row: whatever the row, the function cannot be called."""
+
+
+class UnloadableError(RolloutError):
+    """The function cannot be loaded on the workers."""
+
+    code = LOAD_FAILED
+
+
+def row_error(entry: CommitEntry) -> RowError:
+    """Why `entry` has no result. UnloadableError where no row will have one."""
+    why = unsuccessful(entry)
+    error = from_text(why.code, why.message)
+    if error.code in _STARTS:
+        text = f"{error}\n{error.traceback}" if error.traceback else str(error)
+        raise UnloadableError(f"the function cannot be loaded: {text}")
+    return error
+
+
+class MapWriter:
+    files = (RESULTS, ERRORS)
+
+    def __init__(self, config: JsonObject) -> None:
+        self._config = config
+
+    def lines(self, entry: CommitEntry) -> Iterator[tuple[str, bytes]]:
+        row, seconds = entry.seq + 1, json.dumps(entry.duration_ms / 1000)
+        if entry.outcome is Outcome.DONE:
+            # The result's bytes as the function's process made them: parsing them would only cost time.
+            tail = f',"seconds":{seconds},"attempts":{entry.attempt}}}\n'.encode()
+            yield RESULTS, b'{"row":%d,"result":%s%s' % (row, entry.data, tail)
+            return
+        error = row_error(entry)
+        line: JsonObject = {
+            "row": row,
+            "type": error.type,
+            "message": error.message,
+            "traceback": error.traceback,
+            "code": error.code,
+            "attempts": entry.attempt,
+            "seconds": entry.duration_ms / 1000,
+            "input": json.loads(entry.payload),
+        }
+        yield ERRORS, dump_line(line)
+
+    def summary(self, summary: JsonObject, totals: Totals) -> JsonObject:
+        return summary | {"function": self._config["function"], "code": self._config["code"].get("manifest", "")}

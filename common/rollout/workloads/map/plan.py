@@ -1,0 +1,88 @@
+"""Rows to items: identity, lanes and limits. Shared by the command and the Python API."""
+
+from __future__ import annotations
+
+import json
+from typing import Any, cast
+
+from blake3 import blake3
+
+from rollout.model.errors import InputError
+from rollout.model.item import ItemSpec, NewItem
+from rollout.model.run import Lane, RunSpec
+from rollout.workloads.json_form import JsonObject, canonical
+from rollout.workloads.map.config import RunSection
+
+WORKLOAD = "map"
+LANES_MAX = 1000
+BACKSTOP_S = 30.0
+"""The worker's own limit on a try is later by so much: the executor keeps the time, and can say where a row hung."""
+_SCHEMA = b"\x01"
+
+
+def run_config(function: str, manifest: str | None, run: RunSection) -> JsonObject:
+    """What the executor and a later resume need of a run, without its input."""
+    code: JsonObject = {} if manifest is None else {"manifest": manifest}
+    return {
+        "function": function,
+        "code": code,
+        "timeout_s": run.timeout,
+        "run": run.model_dump(exclude={"timeout"}),
+    }
+
+
+class Planner:
+    """Items of one run. `config` is the run's own."""
+
+    def __init__(self, config: JsonObject) -> None:
+        self._identity = blake3(_SCHEMA + canonical([config["function"], config["code"]])).digest()
+        self._timeout_s = float(config["timeout_s"])
+        self._run = RunSection.model_validate({"timeout": self._timeout_s, **config["run"]})
+        self._specs: dict[str, ItemSpec] = {}
+
+    def item(self, index: int, payload: bytes, lane: str = "") -> NewItem:
+        """Of the row `index`, counted from 0, whose JSON is `payload`."""
+        identity = blake3(self._identity + index.to_bytes(8, "little") + payload).digest()
+        return NewItem(identity, payload, self._spec(lane))
+
+    def _spec(self, lane: str) -> ItemSpec:
+        spec = self._specs.get(lane)
+        if spec is None:
+            run = self._run
+            resources = [("gpus", float(run.gpus)), ("memory_mib", run.memory), ("slots", 1.0)]
+            spec = self._specs[lane] = ItemSpec(
+                lane=lane,
+                resources=tuple((name, amount) for name, amount in resources if amount),
+                timeout_ms=round((self._timeout_s + BACKSTOP_S) * 1000) if self._timeout_s else 0,
+                max_attempts=run.max_attempts,
+                retry_backoff_ms=round(run.retry_backoff * 1000),
+            )
+        return spec
+
+
+def lane_of(row: Any, key: str) -> str:
+    """The lane of a row: the value of its field `key`. InputError where it has none that can name one."""
+    if not isinstance(row, dict) or key not in row:
+        raise InputError(f"the row has no field {key!r}, which --lane-key names")
+    value = cast("dict[str, Any]", row)[key]
+    if isinstance(value, dict | list | float) or value is None:
+        raise InputError(f"the field {key!r} must be a string, a whole number, true or false to name a lane")
+    name = value if isinstance(value, str) else json.dumps(value)
+    if not 0 < len(name.encode("utf-8", "replace")) <= 256:
+        raise InputError(f"the field {key!r} names a lane, so it must have 1 to 256 bytes")
+    return name
+
+
+def map_spec(run_id: str, config: JsonObject, free: frozenset[str] = frozenset()) -> RunSpec:
+    run = config["run"]
+    lanes: list[str] = config.get("lanes", [])
+    cap = run["concurrency"]
+    return RunSpec(
+        run_id=run_id,
+        workload=WORKLOAD,
+        config=canonical({key: value for key, value in config.items() if key not in free}),
+        name=run["name"],
+        priority=run["priority"],
+        max_in_flight=0 if run["lane_key"] else cap,
+        lanes=tuple(Lane(name, cap) for name in lanes),
+    )

@@ -1,0 +1,87 @@
+"""Python values as JSON, or where and why they are none. Standard library only: a function's process imports it."""
+
+from __future__ import annotations
+
+import json
+from typing import Any, cast
+
+JSON_MAX = 64 << 20
+"""Bytes of one row or result at most."""
+_DEPTH = 200
+_SCALARS = frozenset({str, int, float, bool, type(None)})
+_HINTS = {
+    "set": ": use sorted(...) or list(...)",
+    "frozenset": ": use sorted(...) or list(...)",
+    "bytes": ": decode it, or use base64.b64encode(...).decode()",
+    "generator": ": use list(...)",
+    "ndarray": ": use .tolist()",
+    "Tensor": ": use .tolist()",
+    "datetime": ": use .isoformat()",
+    "date": ": use .isoformat()",
+    "Decimal": ": use float(...) or str(...)",
+    "float16": ": use float(...)",
+    "float32": ": use float(...)",
+    "int32": ": use int(...)",
+    "int64": ": use int(...)",
+    "PosixPath": ": use str(...)",
+}
+
+
+def encode(value: Any, what: str) -> bytes:
+    """`value` as compact JSON. ValueError that says which part of it, which is called `what`, is no JSON."""
+    try:
+        fault = fault_of(value, what)
+        if fault:
+            raise ValueError(fault)
+        data = json.dumps(value, allow_nan=False, ensure_ascii=False, separators=(",", ":")).encode()
+    except UnicodeEncodeError:  # a lone surrogate: JSON can escape it
+        data = json.dumps(value, allow_nan=False, separators=(",", ":")).encode()
+    if len(data) > JSON_MAX:
+        raise ValueError(
+            f"{what} is {len(data) >> 20} MiB of JSON, {JSON_MAX >> 20} MiB is the most: store it, pass where"
+        )
+    return data
+
+
+def fault_of(value: Any, path: str, depth: int = 0) -> str:
+    """Where and why `value` is no JSON; empty if it is."""
+    kind = type(value)
+    if kind in _SCALARS:
+        if kind is float and (value != value or value in (float("inf"), float("-inf"))):
+            return f"{path} is {value}, which JSON has no number for: use None or a string instead"
+        return ""
+    if depth > _DEPTH:
+        return f"{path[:100]}... is nested more than {_DEPTH} levels deep, or contains itself"
+    if isinstance(value, dict):
+        for key, inner in cast("dict[Any, Any]", value).items():
+            if not isinstance(key, str):
+                return f"{path} has the key {key!r:.100}, which is {a_type(key)}: keys of a JSON object are strings"
+            if (type(inner) not in _SCALARS or type(inner) is float) and (
+                fault := fault_of(inner, f"{path}[{key!r}]", depth + 1)
+            ):
+                return fault
+        return ""
+    if isinstance(value, list | tuple):
+        for index, inner in enumerate(cast("list[Any]", value)):
+            if (type(inner) not in _SCALARS or type(inner) is float) and (
+                fault := fault_of(inner, f"{path}[{index}]", depth + 1)
+            ):
+                return fault
+        return ""
+    if isinstance(value, str | int):
+        return ""
+    if isinstance(value, float):
+        return fault_of(float(value), path, depth)
+    return f"{path} is {a_type(value)}, which is no JSON value{_HINTS.get(kind.__name__, '')}"
+
+
+def type_name(kind: type) -> str:
+    return (
+        kind.__qualname__ if kind.__module__ in ("builtins", "__main__") else f"{kind.__module__}.{kind.__qualname__}"
+    )
+
+
+def a_type(value: Any) -> str:
+    """The name of its type, with an article."""
+    name = type_name(type(value))
+    return f"{'an' if name[:1].lower() in 'aeiou' else 'a'} {name}"

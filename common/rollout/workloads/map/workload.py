@@ -1,0 +1,141 @@
+"""The workload `map`: rows of JSON through a Python function."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from rollout.model.errors import ConfigError, InputError
+from rollout.model.item import NewItem
+from rollout.model.run import RunSpec
+from rollout.workloads.json_form import JsonObject
+from rollout.workloads.map.code import Code, find_code
+from rollout.workloads.map.config import MapConfig
+from rollout.workloads.map.lines import ERRORS, RESULTS, SUMMARY, MapWriter
+from rollout.workloads.map.plan import LANES_MAX, Planner, lane_of, map_spec, run_config
+from rollout.workloads.port import Checked, Reading, Tree, Workload, input_section
+from rollout.workloads.source import Line, Source, fail, json_of
+
+
+@dataclass(kw_only=True)
+class MapChecked(Checked):
+    rows: Source
+    code: Code | None
+
+
+class Map(Workload[MapConfig, MapChecked]):
+    name = "map"
+    help = "Any Python function over many rows of JSON: resumable, every row exactly once, in input order."
+    settings = MapConfig
+    sections = frozenset({"function", "input", "output", "run", "workers"})
+    commands = "rollout.cli.commands.map:app"
+    result_files = (RESULTS, ERRORS, SUMMARY)
+    recorded = frozenset(
+        {
+            "timeout_s",
+            *(f"run.{key}" for key in ("name", "priority", "max_attempts", "retry_backoff", "gpus", "memory")),
+        }
+    )
+
+    def directory(self, settings: MapConfig) -> Path:
+        return Path(settings.output.dir)
+
+    def workers(self, settings: MapConfig) -> int:
+        return settings.workers.count
+
+    def check(self, settings: MapConfig, reading: Reading) -> MapChecked:
+        faults: list[str] = []
+        code: Code | None = None
+        lanes = Lanes(settings.run.lane_key)
+        found: tuple[Source, JsonObject, int] | None = None
+        try:
+            source, report = reading.rows(settings.input.patterns, lanes.read)
+            found = source, input_section(settings.input.patterns, report), report.rows
+        except InputError as error:
+            faults.append(error.message)
+        try:
+            inputs = [file.path for file in found[0].files] if found else []
+            directory = Path(settings.function.code).expanduser() if settings.function.code else None
+            code = find_code(settings.function.name, directory, [*inputs, self.directory(settings)])
+        except ConfigError as error:
+            faults.append(error.message)
+        if faults or found is None:
+            if found is not None:
+                found[0].close()
+            raise ConfigError("\n".join(faults))
+        config = run_config(settings.function.name, code.manifest if code else None, settings.run)
+        if lanes.found:
+            config["lanes"] = sorted(lanes.found)
+        return MapChecked(
+            config={**config, "input": found[1]},
+            total=found[2],
+            trees=(Tree("code.manifest", code.directory, always=True, files=code.files),) if code else (),
+            source=found[0],
+            rows=found[0],
+            code=code,
+        )
+
+    def spec(self, run_id: str, config: JsonObject) -> RunSpec:
+        return map_spec(run_id, config, self.free)
+
+    def plan(self, checked: MapChecked, config: JsonObject, start: int) -> Iterator[NewItem]:
+        planner, key = Planner(config), config["run"]["lane_key"]
+        for line in checked.rows.rows(start):
+            yield planner.item(line.index, line.raw, lane_of(json_of(line), key) if key else "")
+
+    def writer(self, config: JsonObject) -> MapWriter:
+        return MapWriter(config)
+
+    def describe(self, settings: MapConfig, checked: MapChecked) -> list[str]:
+        code, run = checked.code, settings.run
+        travels = (
+            f"{code.directory} travels: {len(code.files)} file(s), {code.tree.size} bytes"
+            if code
+            else "it is installed on the workers; no code travels"
+        )
+        limits = [
+            f"at most {run.max_attempts} tries a row",
+            f"{run.timeout:g} s a try" if run.timeout else "no time limit",
+        ]
+        if run.concurrency:
+            each = f" for each {run.lane_key}" if run.lane_key else ""
+            limits.append(f"at most {run.concurrency} rows at once{each}")
+        return [
+            f"function {settings.function.name}; {travels}",
+            f"{checked.total} rows; {', '.join(limits)}",
+            f"writes {RESULTS}, {ERRORS} and {SUMMARY} to {settings.output.dir}",
+            f"{settings.workers.count} workers when no coordinator is named",
+        ]
+
+    def dry_run(self, settings: MapConfig, checked: MapChecked) -> JsonObject:
+        size = {"code_files": len(checked.code.files), "code_bytes": checked.code.tree.size} if checked.code else {}
+        return {"function": settings.function.name, **size, **super().dry_run(settings, checked)}
+
+    def describe_change(self, section: str, old: JsonObject, new: JsonObject) -> list[str] | None:
+        if section == "code" and old != new:
+            return ["code: the files of the code directory are others than before"]
+        return None
+
+
+class Lanes:
+    """Checks rows, and collects the values of their lane key."""
+
+    def __init__(self, key: str) -> None:
+        self.found: set[str] = set()
+        self._key = key
+
+    def read(self, line: Line) -> None:
+        row = json_of(line)
+        if not self._key:
+            return
+        try:
+            self.found.add(lane_of(row, self._key))
+        except InputError as error:
+            fail(line.file, line.line, error.message)
+        if len(self.found) > LANES_MAX:
+            fail(
+                line.file,
+                line.line,
+                f"{self._key!r} has more than {LANES_MAX} values, one a lane: choose a coarser field",
+            )

@@ -1,0 +1,62 @@
+"""Sections that the configuration files of most workloads have."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from pydantic import Field, field_validator
+
+from rollout.config.settings import Section
+from rollout.model.item import ItemSpec
+
+
+class InputSection(Section):
+    glob: str | list[str] = Field(
+        description="Pattern(s) of JSONL files, plain, .gz or .zst; files are read in sorted order, pattern by pattern."
+    )
+
+    @field_validator("glob")
+    @classmethod
+    def _not_empty(cls, value: str | list[str]) -> str | list[str]:
+        patterns = [value] if isinstance(value, str) else value
+        if not patterns or not all(pattern.strip() for pattern in patterns):
+            raise ValueError("name at least one file or pattern, such as data/prompts/*.jsonl")
+        return value
+
+    @property
+    def patterns(self) -> list[str]:
+        return [self.glob] if isinstance(self.glob, str) else list(self.glob)
+
+
+class OutputSection(Section):
+    dir: str = Field(min_length=1, description="Directory of run-id, the result files, errors.jsonl and summary.json.")
+
+
+class WorkersSection(Section):
+    count: int = Field(default=1, ge=1, le=1024, description="Workers that embedded mode starts.")
+
+
+class RunSection(Section):
+    """How a run is carried out, not what it does."""
+
+    name: str = Field(default="", description="For people.")
+    priority: int = Field(default=0, ge=-1000, le=1000, description="Larger gets a larger share of the workers.")
+    max_attempts: int = Field(default=3, ge=1, le=100, description="Attempts of a row before it goes to errors.jsonl.")
+    max_worker_lost: int = Field(
+        default=3, ge=1, le=100, description="Workers a row may take down before it is given up."
+    )
+    order: Literal["schedule", "arrival"] = Field(
+        default="schedule", description="schedule: results in input order; arrival: as they finish."
+    )
+    timeout_ms: int = Field(default=0, ge=0, description="Of one attempt; 0: none.")
+    max_in_flight: int = Field(default=0, ge=0, description="Rows at once over all workers; 0: no cap.")
+
+    def item_spec(self) -> ItemSpec:
+        """Of each item, as far as it is the same for all."""
+        return ItemSpec(
+            timeout_ms=self.timeout_ms, max_attempts=self.max_attempts, max_worker_lost=self.max_worker_lost
+        )
+
+
+RECORDED = frozenset(f"run.{key}" for key in RunSection.model_fields)
+"""For `Workload.recorded`."""

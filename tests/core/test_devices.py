@@ -1,0 +1,247 @@
+"""Accelerators leased to processes: never one to two, none lost, and idle engines give way."""
+
+from __future__ import annotations
+
+import os
+import random
+
+import pytest
+from rollout.compute import Gpu, Host
+from rollout.config.settings import WorkerSection
+from rollout.model.errors import ConfigError, StateError
+from rollout.model.item import Failure, ItemSpec
+from rollout.wire.v1 import work_pb2
+from rollout_worker import session_events as ev
+from rollout_worker.attempts import Plan
+from rollout_worker.backends import environment
+from rollout_worker.devices import DevicePool
+from rollout_worker.executors.infer import InferExecutor
+from rollout_worker.executors.port import Run
+from rollout_worker.placement import FAIR_S, UNLOAD_S, ChildState
+from rollout_worker.processes.plans import planner
+from rollout_worker.wiring import devices_to_lease
+from session_world import LOG, RUN, Worker, delivered, of
+
+FOUR = ("GPU-a", "GPU-b", "GPU-c", "GPU-d")
+
+
+def gpus(count: int) -> ItemSpec:
+    return ItemSpec(resources=(("slots", 1.0), ("gpus", float(count))))
+
+
+def engine_on(count: int) -> ItemSpec:
+    """An engine of this name spreads over that many."""
+    return ItemSpec(executor=f"engine-{count}")
+
+
+def plan_run(run: Run) -> Plan:
+    name, _, count = run.executor.partition("-")
+    return Plan(run, "engine" if name == "engine" else "slot", run.executor, devices=int(count or 0))
+
+
+def worker(devices: tuple[str, ...] = FOUR, slots: int = 4, engines: int = 4) -> Worker:
+    return Worker(slots=slots, max_engines=engines, devices=devices, self_fence_s=1e9, plan_run=plan_run)
+
+
+def starts(actions: list[ev.Action]) -> dict[int, tuple[str, ...] | None]:
+    return {a.child: a.devices for a in of(actions, ev.StartChild)}
+
+
+def test_a_pool_gives_each_device_to_one() -> None:
+    pool = DevicePool(FOUR)
+    assert (pool.lease(1, 2), pool.lease(2, 1), pool.free) == (FOUR[:2], FOUR[2:3], 1)
+    with pytest.raises(StateError):
+        pool.lease(3, 2)
+    pool.give_back(1)
+    assert pool.lease(3, 3) == ("GPU-a", "GPU-b", "GPU-d")
+    with pytest.raises(StateError):
+        pool.lease(3, 0)
+
+
+def test_a_process_gets_what_its_item_asks_for_and_no_other_sees_it() -> None:
+    w = worker()
+    assert starts(w.assign([0], spec=gpus(2))) == {1: FOUR[:2]}
+    assert starts(w.assign([1])) == {2: ()}
+    assert starts(w.assign([2], spec=gpus(1))) == {3: FOUR[2:3]}
+
+
+def test_a_worker_that_does_not_know_its_devices_restricts_nobody() -> None:
+    w = worker(devices=())
+    assert starts(w.assign([0], spec=gpus(2))) == {1: None}
+    assert starts(w.assign([1], spec=engine_on(2))) == {2: None}
+
+
+def test_an_idle_engine_is_unloaded_at_once_where_nothing_else_runs() -> None:
+    w = worker()
+    w.assign([0], spec=engine_on(4))
+    w.ready()
+    assert not starts(w.assign([1], spec=gpus(1))), "the engine is in use"
+    assert of(w.end(1, 0), ev.StopChild) == [ev.StopChild(1, kill=False)]
+    assert starts(w.do(ev.ChildEnded(1, "it stopped"))) == {2: ("GPU-a",)}
+
+
+def test_an_idle_engine_is_unloaded_after_a_grace_where_something_else_runs() -> None:
+    w = worker()
+    w.assign([0], spec=engine_on(4))
+    w.ready()
+    w.assign([1])
+    w.ready()
+    w.end(1, 0)
+    assert not of(w.assign([2], spec=gpus(1)), ev.StopChild)
+    assert not of(w.tick(UNLOAD_S - 0.1), ev.StopChild)
+    assert of(w.tick(0.2), ev.StopChild) == [ev.StopChild(1, kill=False)]
+
+
+def test_an_idle_slot_gives_way_to_an_engine() -> None:
+    w = worker()
+    w.assign([0], spec=gpus(1))
+    w.ready()
+    w.end(1, 0)
+    assert of(w.assign([1], spec=engine_on(4)), ev.StopChild) == [ev.StopChild(1, kill=False)]
+    assert starts(w.do(ev.ChildEnded(1, "it stopped"))) == {2: FOUR}
+
+
+def test_no_process_is_ended_for_devices_that_would_not_suffice() -> None:
+    w = worker()
+    w.assign([0], spec=engine_on(2))
+    w.assign([1], spec=gpus(1))
+    w.ready()
+    w.end(2, 1)
+    assert not of(w.assign([2], spec=engine_on(3)), ev.StopChild), "the engine on two is in use"
+
+
+def test_what_waited_long_is_made_room_for_and_nobody_takes_it_away() -> None:
+    w = worker()
+    w.assign([0, 1], spec=gpus(2))
+    w.ready()
+    w.assign([2], spec=engine_on(4))
+    w.assign(range(3, 9), spec=gpus(2))
+    w.tick(FAIR_S + 0.1)
+    w.tick(0.1)
+    actions = w.end(1, 0)
+    assert not delivered(actions), "though others of its kind wait"
+    assert [a.child for a in of(actions, ev.StopChild)] == [1]
+    assert not starts(w.do(ev.ChildEnded(1, "it stopped"))), "kept for the one that waits"
+    w.end(2, 1)
+    w.tick()
+    (devices,) = starts(w.do(ev.ChildEnded(2, "it stopped"))).values()
+    assert devices == FOUR
+
+
+def test_more_devices_than_there_are_cost_one_attempt_a_try() -> None:
+    w = worker()
+    w.assign([0, 1, 2], spec=engine_on(5))
+    (result,) = w.session.unacknowledged.values()
+    assert result.failure is not None and "it needs 5 devices and this worker has 4" in result.failure.message
+    assert not w.session.held
+
+
+def test_children_of_a_parent_that_waits_on_the_only_device_run_beside_it() -> None:
+    w = worker(devices=("GPU-a",))
+    w.assign([0], spec=gpus(1))
+    w.ready()
+    w.do(ev.ChildWaits(1, work_pb2.Waiting(log=LOG, seq=0, attempt=1)))
+    assert delivered(w.assign([1], spec=gpus(1))) == {1: [1]}
+
+
+def backend(**options: object) -> Run:
+    return Run(RUN, "infer", {"model": {"uri": "m"}, "backend": options})
+
+
+@pytest.mark.parametrize(
+    ("run", "count"),
+    [
+        (backend(kind="vllm", tensor_parallel_size=4), 4),
+        (backend(kind="vllm"), 1),
+        (backend(kind="vllm", device="cpu", tensor_parallel_size=4), 0),
+        (backend(kind="transformers", tensor_parallel_size=4), 1),
+        (backend(kind="mock"), 0),
+    ],
+)
+def test_how_many_devices_an_inference_engine_wants(run: Run, count: int) -> None:
+    assert planner({"infer": InferExecutor})(run).devices == count
+
+
+def test_an_engine_that_reads_numbers_is_given_numbers(monkeypatch: pytest.MonkeyPatch) -> None:
+    found = (Gpu(0, "x", 1, "GPU-a"), Gpu(1, "x", 1, "GPU-b"))
+    monkeypatch.setattr(environment, "nvidia_gpus", lambda: found)
+    monkeypatch.delenv("CUDA_DEVICE_ORDER", raising=False)
+    for listed, order, expected in [
+        ("0,1", None, "0,1"),
+        ("GPU-z", None, "GPU-z"),
+        ("GPU-b,GPU-a", "PCI_BUS_ID", "1,0"),
+    ]:
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", listed)
+        environment.number_devices()
+        assert (os.environ["CUDA_VISIBLE_DEVICES"], os.environ.get("CUDA_DEVICE_ORDER")) == (expected, order)
+    monkeypatch.delenv("CUDA_DEVICE_ORDER")
+
+
+def test_which_devices_a_worker_leases() -> None:
+    host = Host(1, 1, (Gpu(0, "x", 1, "GPU-a"), Gpu(1, "x", 1)))
+    assert devices_to_lease(WorkerSection(), host) == ("GPU-a", "1")
+    assert devices_to_lease(WorkerSection(devices=["fake"]), host) == ("fake",)
+    with pytest.raises(ConfigError, match="names 1 twice"):
+        devices_to_lease(WorkerSection(devices=["1", "1"]), host)
+    with pytest.raises(ConfigError, match=r"\[worker.capacity\] gpus = 3, but this worker has 2 devices"):
+        devices_to_lease(WorkerSection(capacity={"gpus": 3}), host)
+    assert devices_to_lease(WorkerSection(capacity={"gpus": 3}), Host(1, 1)) == (), "counted only, as declared"
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_no_device_is_given_twice_and_none_leaks(seed: int) -> None:
+    """1,000 random steps; then all the rest runs, so that no key is left waiting for devices that nobody uses."""
+    dice = random.Random(seed)
+    w = worker()
+    alive: dict[int, tuple[str, ...]] = {}  # what processes see, by what was asked of the driver
+    stopping: set[int] = set()
+    seq = 0
+
+    def carry_out(actions: list[ev.Action]) -> None:
+        for action in actions:
+            if isinstance(action, ev.StartChild):
+                devices = action.devices or ()
+                assert len(devices) == action.plan.devices
+                alive[action.child] = devices
+            elif isinstance(action, ev.StopChild):
+                stopping.add(action.child)
+        leased = [device for devices in alive.values() for device in devices]
+        assert len(leased) == len(set(leased)), "a device was given twice"
+        assert w.session.place.pool.free == 4 - len(leased), "a device leaked"
+
+    def gone(child: int) -> None:
+        del alive[child]
+        stopping.discard(child)
+        carry_out(w.do(ev.ChildEnded(child, "gone")))
+
+    def step(*, quiet: bool) -> None:
+        nonlocal seq
+        child = dice.choice(sorted(alive)) if alive else 0
+        held = w.session.place.children.get(child)
+        roll = dice.random()
+        if not quiet and roll < 0.25:
+            spec = dice.choice([gpus(1), gpus(2), gpus(4), engine_on(1), engine_on(2), engine_on(4), ItemSpec()])
+            count = dice.randint(1, 3)
+            carry_out(w.assign(range(seq, seq + count), spec=spec))
+            seq += count
+        elif not quiet and roll < 0.32 and alive:
+            gone(child)  # it crashes, or is killed
+        elif not quiet and roll < 0.35 and held is not None and held.state is ChildState.STARTING:
+            stopping.add(child)  # by itself
+            carry_out(w.do(ev.ChildFailed(child, Failure("start", "fails", True))))
+        elif roll < 0.5 and held is not None and held.state is ChildState.STARTING:
+            carry_out(w.do(ev.ChildReady(child, 4 if held.plan.kind == "engine" else 1)))
+        elif roll < 0.75 and held is not None and held.in_hand:
+            carry_out(w.end(child, next(iter(held.in_hand))[1]))
+        elif roll < 0.85 and stopping:
+            gone(dice.choice(sorted(stopping)))
+        else:
+            carry_out(w.tick(dice.choice([0.05, 0.3, UNLOAD_S])))
+
+    for _ in range(1000):
+        step(quiet=False)
+    for _ in range(20_000):
+        if not w.session.held:
+            break
+        step(quiet=True)
+    assert not w.session.held, "work waits for devices that nobody uses"

@@ -1,0 +1,316 @@
+"""The executor of map over functions that misbehave, each in its way: what the row is told, and that the others go on."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import re
+import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+from rollout.model.errors import AttemptError
+from rollout.model.item import DEFAULT_SPEC, Key
+from rollout.objects.digest import object_id
+from rollout.objects.tree import describe
+from rollout.workloads.map.failure import LOAD_FAILED, RowError, from_text
+from rollout_worker.executors.map import MapExecutor, Output
+from rollout_worker.executors.port import Attempt, Run
+
+FUNCTIONS = """
+import os, sys, time, ctypes, subprocess
+
+def double(row):
+    return row * 2
+
+async def later(row):
+    import asyncio
+    await asyncio.sleep(0)
+    return ["later", row, id(asyncio.get_running_loop())]
+
+class Counter:
+    def __init__(self):
+        self.pid, self.calls = os.getpid(), 0
+    def __call__(self, row):
+        self.calls += 1
+        return [self.pid, self.calls]
+
+class AsyncCounter(Counter):
+    async def __call__(self, row):
+        return super().__call__(row)
+
+class Unmade:
+    def __init__(self):
+        raise ConnectionError("no licence server")
+
+class Final(Exception):
+    retry = False
+
+def act(row):
+    do = row.get("do")
+    if do == "raise":
+        return inner(row)
+    if do == "final":
+        raise Final("for good")
+    if do == "unprintable":
+        class Odd(Exception):
+            def __str__(self):
+                raise RuntimeError
+        raise Odd
+    if do == "hang":
+        subprocess.Popen(["sleep", "1000"])
+        time.sleep(1000)
+    if do == "fork":
+        if os.fork() == 0:
+            return "the fork's"
+        return "the parent's"
+    if do == "fork-lives":
+        if os.fork() == 0:
+            time.sleep(1000)
+        return "the parent's"
+    if do == "print":
+        for _ in range(row["mib"]):
+            sys.stdout.write("x" * (1 << 20))
+        return "printed"
+    if do == "segv":
+        ctypes.string_at(0)
+    if do == "sys.exit":
+        sys.exit(3)
+    if do == "_exit":
+        print("farewell")
+        os._exit(4)
+    if do == "memory":
+        raise MemoryError
+    if do == "big":
+        return len(row["data"])
+    if do == "stuck in C":
+        ctypes.PyDLL(None).sleep(1000)
+    return {"ok": row["n"]} if "n" in row else eval(row["eval"])
+
+def inner(row):
+    raise ValueError("a bad row: " + row["why"])
+"""
+
+
+class FakeContext:
+    def __init__(self, scratch: Path, objects: dict[bytes, bytes]) -> None:
+        self.scratch = scratch
+        self.objects = objects
+
+    async def object_path(self, object_id: bytes) -> Path:
+        name = object_id.hex()
+        path = self.scratch / "cache" / name[:2] / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(self.objects[object_id])
+        return path
+
+
+class Calls:
+    """Rows to a started executor."""
+
+    def __init__(self, executor: MapExecutor, run: Run, context: FakeContext) -> None:
+        self.executor = executor
+        self._run = run
+        self._context = context
+        self._seq = 0
+
+    def start(self, row: Any) -> asyncio.Task[Any]:
+        self._seq += 1
+        attempt = Attempt(Key(1, self._seq), 1, bytes(32), json.dumps(row).encode(), DEFAULT_SPEC, self._run)
+        return asyncio.create_task(self._call(attempt))
+
+    async def _call(self, attempt: Attempt) -> Any:
+        return json.loads((await self.executor.run(attempt, self._context)).data)  # type: ignore[arg-type]
+
+    async def error(self, row: Any) -> tuple[RowError, bool]:
+        """What it is told, and whether another try may help."""
+        with pytest.raises(AttemptError) as caught:
+            await self.start(row)
+        return from_text(caught.value.error_code, caught.value.message), caught.value.retry
+
+
+@asynccontextmanager
+async def loaded(
+    tmp_path: Path, function: str, *, code: str = FUNCTIONS, timeout_s: float = 0.0
+) -> AsyncIterator[Calls]:
+    directory = tmp_path / "code"
+    (directory / "package").mkdir(parents=True, exist_ok=True)
+    (directory / "package" / "__init__.py").touch()
+    (directory / "package" / "functions.py").write_text(code)
+    tree = await describe(directory)
+    objects = {object_id(data): data for data in (p.read_bytes() for p in directory.rglob("*.py"))}
+    objects[tree.id] = tree.to_bytes()
+    config = {"function": f"package.functions:{function}", "code": {"manifest": tree.id.hex()}, "timeout_s": timeout_s}
+    run, context = Run("01J00000000000000000000000", "map", config), FakeContext(tmp_path, objects)
+    executor = MapExecutor()
+    await executor.start(run, context)  # type: ignore[arg-type]
+    try:
+        yield Calls(executor, run, context)
+    finally:
+        await executor.close()
+
+
+def sleepers() -> list[psutil.Process]:
+    """Programs that `act` has started."""
+    return [p for p in psutil.Process().children(recursive=True) if p.name() == "sleep"]
+
+
+@pytest.mark.parametrize("function", ["later", "Counter", "AsyncCounter", "double"])
+async def test_functions_coroutines_and_classes(tmp_path: Path, function: str) -> None:
+    async with loaded(tmp_path, function) as calls:
+        found = await asyncio.gather(*[calls.start(row) for row in (1, 2, 3)])
+    if function == "double":
+        assert found == [2, 4, 6]
+    elif function == "later":
+        assert [row for _, row, _ in found] == [1, 2, 3] and len({loop for *_, loop in found}) == 1
+    else:
+        assert [n for _, n in found] == [1, 2, 3] and len({pid for pid, _ in found}) == 1
+
+
+async def test_each_misbehaviour_costs_its_own_row_only(tmp_path: Path) -> None:
+    async with loaded(tmp_path, "act", timeout_s=1.0) as calls:
+        error, retry = await calls.error({"do": "raise", "why": "negative"})
+        assert (error.type, error.message, retry) == ("ValueError", "a bad row: negative", True)
+        lines = error.traceback.splitlines()
+        assert 'File "package/functions.py"' in lines[1] and "map_process" not in error.traceback
+        assert sum("File" in line for line in lines) == 2
+
+        error, retry = await calls.error({"do": "final"})
+        assert error.type == "package.functions.Final" and not retry
+        error, _ = await calls.error({"do": "unprintable"})
+        assert "cannot be made" in error.message
+        error, _ = await calls.error({"do": "memory"})
+        assert error.code == "out_of_memory"
+        error, _ = await calls.error({"do": "sys.exit"})
+        assert error.type == "SystemExit" and "sys.exit(3)" in error.message
+
+        before, after = calls.start({"n": 1}), None
+        crash, after = calls.start({"do": "segv"}), calls.start({"n": 2})
+        assert await before == {"ok": 1}
+        with pytest.raises(AttemptError, match=r"ProcessDied.*SIGSEGV(.|\n)*functions.py") as caught:
+            await crash
+        assert caught.value.error_code == "process_died" and caught.value.retry
+        assert "map_process" not in caught.value.message
+        assert await after == {"ok": 2}
+        error, _ = await calls.error({"do": "_exit"})
+        assert "exit code 4" in error.message and "farewell" in error.message
+
+        began = time.monotonic()
+        hang, after = calls.start({"do": "hang"}), calls.start({"n": 3})
+        with pytest.raises(AttemptError, match=r"still running after 1 s(.|\n)*functions.py.*in act") as caught:
+            await hang
+        assert caught.value.error_code == "timeout" and time.monotonic() - began < 10
+        assert await after == {"ok": 3}
+        assert not sleepers()
+        error, _ = await calls.error({"do": "stuck in C"})
+        assert error.code == "timeout" and "functions.py" in error.traceback
+
+        assert await calls.start({"do": "fork"}) == "the parent's"
+        assert await calls.start({"do": "fork-lives"}) == "the parent's"
+        assert await calls.start({"n": 4}) == {"ok": 4}
+        assert await calls.start({"do": "big", "data": "x" * 5_000_000}) == 5_000_000
+
+
+@pytest.mark.parametrize(
+    ("expression", "message"),
+    [
+        ("{'a': [1, 2, 3, {4}]}", r"result\['a'\]\[3\] is a set, which is no JSON value: use sorted"),
+        ("{'a': float('nan')}", r"result\['a'\] is nan"),
+        ("[float('inf')]", r"result\[0\] is inf"),
+        ("{'a': {1: 2}}", r"result\['a'\] has the key 1, which is an int"),
+        ("object()", r"result is an object"),
+        ("b'x'", r"result is a bytes.*decode it"),
+        ("(x for x in [])", r"result is a generator"),
+        ("(l := [], l.append(l))[0]", r"nested more than 200 levels deep, or contains itself"),
+        ("'x' * (65 << 20)", r"65 MiB"),
+        ("10 ** 5000", r"Exceeds the limit .4300 digits."),
+    ],
+)
+async def test_what_is_no_json_is_told_with_its_place(tmp_path: Path, expression: str, message: str) -> None:
+    async with loaded(tmp_path, "act") as calls:
+        error, retry = await calls.error({"eval": expression})
+        assert error.code == "not_json" and not retry
+        assert re.search(message, error.message), error.message
+
+
+async def test_what_cannot_be_loaded_fails_every_row_at_once(tmp_path: Path) -> None:
+    broken = "import json\nimport no_such_thing\n"
+    async with loaded(tmp_path, "f", code=broken) as calls:
+        errors = await asyncio.gather(*[calls.error(n) for n in range(1000)])
+    assert len(set(errors)) == 1
+    error, retry = errors[0]
+    assert error.code == LOAD_FAILED and not retry and error.type == "ModuleNotFoundError"
+    assert "package.functions imports 'no_such_thing'" in error.message and "install it" in error.message
+    assert 'File "package/functions.py", line 2' in error.traceback
+
+
+@pytest.mark.parametrize(
+    ("function", "code", "message", "retry"),
+    [
+        ("absent", FUNCTIONS, "functions.py) has no 'absent'", False),
+        ("sys", FUNCTIONS, "is a module, which cannot be called", False),
+        ("f", "def f(:", "importing package.functions failed: SyntaxError", False),
+        ("f", "raise SystemExit", "importing package.functions failed: SystemExit", False),
+        ("Unmade", FUNCTIONS, "Unmade() failed: ConnectionError: no licence server", True),
+        ("f", "import os\nprint('bye')\nos._exit(9)", "exit code 9; it printed last:\nbye", True),
+    ],
+)
+async def test_why_it_cannot_be_loaded(tmp_path: Path, function: str, code: str, message: str, retry: bool) -> None:
+    async with loaded(tmp_path, function, code=code) as calls:
+        error, again = await calls.error(1)
+    assert error.code == LOAD_FAILED and message in error.message and again is retry
+
+
+async def test_output_is_passed_on_within_a_budget() -> None:
+    read, write = os.pipe()
+    output = Output(write)
+    for _ in range(1 << 10):
+        output.add(b"x" * (1 << 20))  # a gigabyte
+    output.add(b"the end")
+    os.set_blocking(read, False)
+    assert len(os.read(read, 1 << 20)) < 1 << 10
+    assert output.text().endswith("the end") and len(output.tail) <= 4096
+    os.close(read)
+    os.close(write)
+
+
+async def test_a_gigabyte_of_output_costs_its_row_nothing_but_time(tmp_path: Path) -> None:
+    async with loaded(tmp_path, "act") as calls:
+        assert await calls.start({"do": "print", "mib": 256}) == "printed"
+
+
+async def test_what_is_not_begun_can_be_taken_back_and_is_never_run(tmp_path: Path) -> None:
+    code = (
+        "import time, os\ndef f(row):\n    open(row['log'], 'a').write(str(row['n']) + ' ')\n    time.sleep(row['s'])\n"
+    )
+    log = str(tmp_path / "log")
+    async with loaded(tmp_path, "f", code=code) as calls:
+        for n in range(30):
+            await calls.start({"n": n, "s": 0, "log": log})  # now it is taken for fast, and given many at once
+        tasks = [calls.start({"n": n, "s": 0.3 if n == 100 else 0, "log": log}) for n in range(100, 110)]
+        while "100" not in Path(log).read_text():  # noqa: ASYNC110
+            await asyncio.sleep(0.01)  # another process does it
+        keys = [Key(1, seq) for seq in range(31, 41)]
+        back = calls.executor.take_back(keys)
+        assert back == keys[1:]
+        for task in tasks[1:6]:
+            task.cancel()
+        await asyncio.wait(tasks)
+        assert [t.cancelled() for t in tasks] == [False] + [True] * 5 + [False] * 4
+    assert Path(log).read_text().split()[30:] == ["100", "106", "107", "108", "109"]
+
+
+async def test_a_row_that_is_cancelled_while_it_runs_has_ended_with_it(tmp_path: Path) -> None:
+    async with loaded(tmp_path, "act") as calls:
+        task, after = calls.start({"do": "hang"}), calls.start({"n": 1})
+        while not sleepers():  # noqa: ASYNC110
+            await asyncio.sleep(0.01)  # another process does it
+        task.cancel()
+        await asyncio.wait([task])
+        assert not sleepers()
+        assert await after == {"ok": 1}

@@ -1,0 +1,592 @@
+"""The executor of the `map` workload: a row to the user's function and back.
+
+The function runs in a process of its own (map_process.py), which this one starts, feeds and ends. So a row that
+crashes, hangs or exits costs itself and the start of another such process, and this executor can say exactly which row
+it was, by what signal, where it hung and what it printed last. The worker sees none of it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections import deque
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import ClassVar, Literal, cast
+
+import psutil
+from blake3 import blake3
+from rollout.compute import cgroup
+from rollout.model.errors import AttemptError
+from rollout.model.item import Key
+from rollout.objects.tree import materialise
+from rollout.workloads.json_form import JsonObject, canonical
+from rollout.workloads.map.failure import LOAD_FAILED, to_text
+
+from rollout_worker.executors import map_process as process
+from rollout_worker.executors.port import Attempt, Context, Done, Run
+
+AHEAD = 64
+WINDOW_S = 0.01
+"""The process has about as much work in its queue, so that it never waits for a row. What it has not begun can be taken
+back."""
+INLINE_ROW = 16 << 10
+"""Larger rows go by way of a file: a datagram has to fit the socket's buffer."""
+FRAME_MAX = 128 << 20
+RESTART_PAUSE_S, RESTART_PAUSE_MAX_S = 0.5, 10.0
+DUMP_WAIT_S = 1.0
+DRAIN_S = 0.2
+OUTPUT_BURST, OUTPUT_PER_S = 256 << 10, 16 << 10
+TAIL = 4096
+
+
+Frames = Callable[[int, bytes], None]
+Ended = Callable[[int, str], None]
+"""(exit code as of subprocess, what it printed last)"""
+
+
+class MapExecutor:
+    placement: ClassVar[Literal["engine", "slot"]] = "slot"
+    concurrency = 1
+    ahead = AHEAD
+
+    def __init__(self) -> None:
+        self._host: Host | None = None
+
+    @classmethod
+    def engine_key(cls, run: Run) -> str:
+        """Runs of one function of one code directory share a process."""
+        return blake3(canonical([run.config["function"], run.config.get("code")])).hexdigest()[:32]
+
+    @classmethod
+    def environment(cls, run: Run) -> dict[str, str]:
+        return {}
+
+    async def start(self, run: Run, context: Context) -> None:
+        """Bring the code here and load the function. What cannot be loaded fails each row, and says why."""
+        root, pycache = "", ""
+        manifest = run.config.get("code", {}).get("manifest")
+        if manifest:
+            place = await code_directory(bytes.fromhex(manifest), context)
+            root, pycache = str(place), str(place.with_name("pycache"))
+        self._host = Host(run.config["function"], root, pycache, context.scratch)
+        await self._host.start()
+
+    async def run(self, attempt: Attempt, context: Context) -> Done:
+        if self._host is None:
+            raise AttemptError("the executor is not started", code="executor_not_started")
+        job = Job(attempt.key, attempt.payload, attempt.run.config.get("timeout_s", 0.0))
+        return await self._host.run(job)
+
+    def take_back(self, keys: Iterable[Key]) -> list[Key]:
+        """Those of `keys` that the function has not begun, and will not."""
+        return self._host.take_back(keys) if self._host is not None else []
+
+    async def close(self) -> None:
+        if self._host is not None:
+            await self._host.close()
+
+
+async def code_directory(manifest: bytes, context: Context) -> Path:
+    """The code as a directory that all processes of this host share."""
+    source = await context.object_path(manifest)
+    sharded = source.parent.name == manifest.hex()[:2]
+    root = source.parents[1].with_name(f"{source.parents[1].name}-trees") if sharded else context.scratch / "trees"
+    return await materialise(manifest, _ContextCache(context), root)
+
+
+class _ContextCache:
+    """What `materialise` needs of a cache, through the attempt's context."""
+
+    def __init__(self, context: Context) -> None:
+        self._context = context
+
+    async def path(self, object_id: bytes) -> Path:
+        return await self._context.object_path(object_id)
+
+
+class Job:
+    """A row on its way: it waits here, then in the process's queue, then runs."""
+
+    __slots__ = ("begun", "done", "key", "number", "payload", "timeout_s")
+
+    def __init__(self, key: Key, payload: bytes, timeout_s: float) -> None:
+        self.key = key
+        self.payload = payload
+        self.timeout_s = timeout_s
+        self.number = 0
+        self.begun = 0.0
+        self.done: asyncio.Future[Done] = asyncio.get_running_loop().create_future()
+
+    def fail(self, error: AttemptError) -> None:
+        if not self.done.done():
+            self.done.set_exception(error)
+
+
+class Output:
+    """What the function prints: passed on to the worker's log as far as that is meant for people, and its end kept."""
+
+    def __init__(self, file: int) -> None:
+        self._file = file
+        self.tail = bytearray()
+        self.dropped = 0
+        self._allowed = float(OUTPUT_BURST)
+        self._at = time.monotonic()
+
+    def add(self, data: bytes) -> None:
+        self.tail += data[-TAIL:]
+        del self.tail[:-TAIL]
+        now = time.monotonic()
+        self._allowed = min(float(OUTPUT_BURST), self._allowed + (now - self._at) * OUTPUT_PER_S)
+        self._at = now
+        if len(data) > self._allowed:
+            self.dropped += len(data)
+            return
+        self.tell_dropped()
+        self._allowed -= len(data)
+        self._write(data)
+
+    def tell_dropped(self) -> None:
+        if self.dropped:
+            size, self.dropped = self.dropped, 0
+            self._write(f"\n[{size} bytes of output are left out: the function prints too much]\n".encode())
+
+    def _write(self, data: bytes) -> None:
+        with contextlib.suppress(OSError):
+            os.write(self._file, data)
+
+    def text(self) -> str:
+        return bytes(self.tail).decode("utf-8", "replace").strip()
+
+
+class Host:
+    """Keeps one process that runs the function, and what it has been given."""
+
+    def __init__(self, function: str, root: str, pycache: str, scratch: Path) -> None:
+        self._function = function
+        self._root = root
+        self._pycache = pycache
+        self._scratch = scratch
+        self._process: UserProcess | None = None
+        self._waiting: deque[Job] = deque()
+        self._sent: deque[Job] = deque()
+        self._number = 0
+        self._mean_s = WINDOW_S
+        self._unloadable: JsonObject | None = None
+        self._pause_s = 0.0
+        self._starting: asyncio.Task[None] | None = None
+        self._timer: asyncio.TimerHandle | None = None
+        self._hangs: asyncio.Task[None] | None = None
+        self._closed = False
+
+    async def start(self) -> None:
+        self._need_process()
+        if self._starting is not None:
+            await asyncio.wait([self._starting])
+
+    async def run(self, job: Job) -> Done:
+        self._waiting.append(job)
+        self._pump()
+        try:
+            return await job.done
+        except asyncio.CancelledError:
+            if not self._take_out(job) and self._sent and self._sent[0] is job and self._process is not None:
+                await self._process.end_now()  # it is running: nothing else ends it
+            raise
+
+    def take_back(self, keys: Iterable[Key]) -> list[Key]:
+        self._recall()
+        waiting = {job.key for job in self._waiting}
+        return [key for key in keys if key in waiting]
+
+    async def close(self) -> None:
+        self._closed = True
+        if self._process is not None:
+            await self._process.end()
+
+    # ---- rows to the process
+
+    def _pump(self) -> None:
+        if self._unloadable is not None:
+            while self._waiting:
+                self._waiting.popleft().fail(error_of(self._unloadable, LOAD_FAILED))
+            return
+        if not self._waiting or self._closed or self._hangs is not None:
+            return
+        if self._process is None or not self._process.loaded:
+            self._need_process()
+            return
+        late = self._sent and time.monotonic() - self._sent[0].begun > WINDOW_S
+        window = 1 if late else 1 + min(AHEAD, int(WINDOW_S / max(self._mean_s, 1e-6)))
+        while self._waiting and len(self._sent) < window:
+            job = self._waiting[0]
+            self._number += 1
+            job.number = self._number
+            if not self._process.give(job.number, job.payload):
+                return  # its queue is full; the next result goes on
+            self._waiting.popleft()
+            self._sent.append(job)
+            if len(self._sent) == 1:
+                self._begin(job)
+
+    def _begin(self, job: Job) -> None:
+        job.begun = time.monotonic()
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        if job.timeout_s:
+            self._timer = asyncio.get_running_loop().call_later(job.timeout_s, self._timed_out, job)
+
+    def _recall(self) -> None:
+        """What the process has not begun comes back, in order."""
+        if self._process is None or len(self._sent) < 2:
+            return
+        unread = self._process.take_back()
+        back = [job for job in self._sent if job.number in unread]
+        self._sent = deque(job for job in self._sent if job.number not in unread)
+        self._waiting.extendleft(reversed(back))
+
+    def _take_out(self, job: Job) -> bool:
+        if job not in self._waiting:
+            self._recall()
+        if job in self._waiting:
+            self._waiting.remove(job)
+            self._pump()
+            return True
+        return False
+
+    # ---- results
+
+    def _result(self, kind: int, body: bytes) -> None:
+        if len(body) < process.NUMBER.size:
+            return
+        number, seconds = process.NUMBER.unpack_from(body)
+        body = body[process.NUMBER.size :]
+        if kind in (process.LOADED, process.LOAD_FAILED):
+            assert self._process is not None
+            self._process.said_loaded(None if kind == process.LOADED else json.loads(body))
+            return
+        if not self._sent or self._sent[0].number != number or self._hangs is not None:
+            return  # what ends while it is asked where it hangs has timed out all the same
+        job = self._sent.popleft()
+        self._mean_s += 0.1 * (seconds - self._mean_s)
+        if not job.done.done():
+            if kind == process.RESULT:
+                job.done.set_result(Done(body, seconds=seconds))
+            else:
+                job.fail(error_of(json.loads(body)))
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        if self._sent:
+            self._begin(self._sent[0])
+        self._pump()
+
+    # ---- the process
+
+    def _need_process(self) -> None:
+        if self._starting is None and self._process is None and not self._closed:
+            self._starting = asyncio.get_running_loop().create_task(self._start())
+
+    async def _start(self) -> None:
+        try:
+            if self._pause_s:
+                await asyncio.sleep(self._pause_s)
+            started = self._process = UserProcess(
+                self._function, self._root, self._pycache, self._scratch, self._result, self._ended
+            )
+            failure = await started.start()
+            if failure is None:
+                self._pause_s = 0.0
+                return
+            await started.end()
+            self._process = None
+            if not failure["retry"]:
+                self._unloadable = failure
+            elif self._waiting:
+                self._waiting.popleft().fail(error_of(failure, LOAD_FAILED))
+            self._pause_s = min(max(RESTART_PAUSE_S, 2 * self._pause_s), RESTART_PAUSE_MAX_S)
+        finally:
+            self._starting = None
+            self._pump()
+
+    def _ended(self, code: int, said: str) -> None:
+        """A process that was loaded is no more. What it had not begun goes to the next one."""
+        ended, self._process = self._process, None
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        if self._sent:
+            job = self._sent.popleft()
+            hung_at, ran_out = (ended.hung_at, ended.ran_out) if ended is not None else (None, False)
+            job.fail(died(code, said, hung_at, job.timeout_s, self._root, ran_out))
+            self._waiting.extendleft(reversed(self._sent))
+            self._sent.clear()
+        self._hangs = None
+        self._pump()
+
+    def _timed_out(self, job: Job) -> None:
+        self._timer = None
+        if self._sent and self._sent[0] is job and self._process is not None and self._hangs is None:
+            self._hangs = asyncio.get_running_loop().create_task(self._process.end_hanging())
+
+
+class UserProcess:
+    """One map_process.py: its queue of rows, its results, its output."""
+
+    def __init__(self, function: str, root: str, pycache: str, scratch: Path, on_frame: Frames, on_end: Ended) -> None:
+        self.loaded = False
+        self.hung_at: str | None = None
+        self.ran_out = False  # the kernel ended it, over the limit of this executor's control group
+        self._oom_kills = cgroup.oom_kills()
+        self._init = json.dumps({"target": function, "root": root, "pycache": pycache}).encode()
+        self._root = root
+        self._scratch = scratch
+        self._rows, self._unread = _rows_pair()
+        self._lost = asyncio.Event()
+        self._results = _Frames(on_frame, self._lost)
+        self._loading: asyncio.Future[JsonObject | None] = asyncio.get_running_loop().create_future()
+        self._popen: subprocess.Popen[bytes] | None = None
+        self._output = Output(1)
+        self._watch: asyncio.Task[None] | None = None
+        self._on_end = on_end
+        self._exited = asyncio.Event()
+        self._done = asyncio.Event()  # and all that it said has been read
+        self._stopping = False
+
+    async def start(self) -> JsonObject | None:
+        """Why the function cannot be loaded; None: it is."""
+        ours, theirs = socket.socketpair()
+        read, write = os.pipe()
+        ends = (self._unread.fileno(), theirs.fileno())
+        command = [sys.executable, "-P", process.__file__, *map(str, ends), str(os.getpid())]
+        try:
+            # From this thread: the kernel ends the process with the thread that started it.
+            self._popen = subprocess.Popen(command, pass_fds=ends, stdin=subprocess.DEVNULL, stdout=write, stderr=write)  # noqa: ASYNC220
+        except OSError as error:
+            for file in (read, ours.detach()):
+                os.close(file)
+            self._exited.set()
+            self._done.set()
+            return _failure("process_died", "OSError", f"no process can be started: {error}")
+        finally:
+            os.close(write)
+            theirs.close()
+        ours.setblocking(False)
+        loop = asyncio.get_running_loop()
+        await loop.create_unix_connection(lambda: self._results, sock=ours)
+        transport, _ = await loop.connect_read_pipe(lambda: _Lines(self._output), os.fdopen(read, "rb", 0))
+        self._watch = loop.create_task(self._wait(transport))
+        self._rows.send(self._init)
+        return await self._loading
+
+    def said_loaded(self, failure: JsonObject | None) -> None:
+        if not self._loading.done():
+            self.loaded = failure is None
+            self._loading.set_result(failure)
+
+    async def _wait(self, transport: asyncio.BaseTransport) -> None:
+        assert self._popen is not None
+        code = await asyncio.to_thread(self._popen.wait)
+        self.ran_out = code == -signal.SIGKILL and cgroup.oom_kills() > self._oom_kills
+        self._exited.set()
+        # What it said before it ended counts. A process that it left behind may hold its sockets open for ever.
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(self._lost.wait(), DRAIN_S)
+        await asyncio.sleep(0)
+        transport.close()
+        self._results.close()
+        self._output.tell_dropped()
+        self._rows.close()
+        self._unread.close()
+        was_loaded, self.loaded = self.loaded, False
+        self._done.set()
+        if not self._loading.done():
+            what = "the process ended while it loaded the function"
+            self._loading.set_result(death(what, code, self._output.text(), self._root, self.ran_out))
+        elif was_loaded and not self._stopping:
+            self._on_end(code, self._output.text())
+
+    # ---- rows
+
+    def give(self, number: int, payload: bytes) -> bool:
+        """False: its queue is full."""
+        if len(payload) > INLINE_ROW:
+            self._scratch.mkdir(parents=True, exist_ok=True)
+            path = self._scratch / f"row-{number}"
+            path.write_bytes(payload)
+            message = process.ROW.pack(process.FILE, number) + str(path.absolute()).encode()
+        else:
+            message = process.ROW.pack(process.INLINE, number) + payload
+        try:
+            self._rows.send(message)
+        except (BlockingIOError, InterruptedError):
+            return False
+        except OSError:  # it has just ended, which is told elsewhere
+            return False
+        return True
+
+    def take_back(self) -> set[int]:
+        """The rows that it has not read."""
+        found: set[int] = set()
+        while True:
+            try:
+                message = self._unread.recv(1 << 20, socket.MSG_DONTWAIT)
+            except OSError:
+                return found
+            if len(message) < process.ROW.size:
+                return found
+            found.add(process.ROW.unpack_from(message)[1])
+
+    # ---- its end
+
+    async def end_hanging(self) -> None:
+        """Asks where it is, then kills it."""
+        assert self._popen is not None
+        self.hung_at = ""
+        self._output.tail.clear()
+        with contextlib.suppress(ProcessLookupError):
+            self._popen.send_signal(signal.SIGUSR2)
+        deadline = time.monotonic() + DUMP_WAIT_S
+        while not (self._exited.is_set() or b"\n  File " in self._output.tail or time.monotonic() > deadline):  # noqa: ASYNC110
+            await asyncio.sleep(0.02)
+        await asyncio.sleep(0.02)  # for the rest of it
+        self.hung_at = frames_of(self._output.text(), self._root)
+        self.kill()
+
+    def kill(self) -> None:
+        """It and all that it has started."""
+        if self._popen is None or self._popen.poll() is not None:
+            return
+        below: list[psutil.Process] = []
+        with contextlib.suppress(psutil.Error):
+            below = psutil.Process(self._popen.pid).children(recursive=True)
+        self._popen.kill()
+        for one in below:
+            with contextlib.suppress(psutil.Error):
+                one.kill()
+
+    async def end_now(self) -> None:
+        """Returns when it runs no more."""
+        self.kill()
+        await self._exited.wait()
+
+    async def end(self) -> None:
+        self._stopping = True
+        self.kill()
+        await self._done.wait()
+
+
+class _Frames(asyncio.Protocol):
+    """Length, kind, body. The process is the user's: what is no frame of ours ends the reading, nothing more."""
+
+    def __init__(self, on_frame: Frames, lost: asyncio.Event) -> None:
+        self._on_frame = on_frame
+        self._lost = lost
+        self._buffer = bytearray()
+        self._transport: asyncio.Transport | None = None
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = cast(asyncio.Transport, transport)
+
+    def data_received(self, data: bytes) -> None:
+        buffer, at, head = self._buffer, 0, process.HEAD
+        buffer += data
+        while len(buffer) - at >= head.size:
+            size, kind = head.unpack_from(buffer, at)
+            end = at + head.size + size
+            if size > FRAME_MAX:
+                self.close()
+                return
+            if len(buffer) < end:
+                break
+            body = bytes(memoryview(buffer)[at + head.size : end])
+            at = end
+            self._on_frame(kind, body)
+        del buffer[:at]
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._transport = None
+        self._lost.set()
+
+    def close(self) -> None:
+        if self._transport is not None:
+            self._transport.abort()
+
+
+class _Lines(asyncio.Protocol):
+    def __init__(self, output: Output) -> None:
+        self._output = output
+
+    def data_received(self, data: bytes) -> None:
+        self._output.add(data)
+
+
+def _rows_pair() -> tuple[socket.socket, socket.socket]:
+    """Datagrams: a row is read whole by the process, or taken back whole by us."""
+    kind = socket.SOCK_SEQPACKET if sys.platform == "linux" else socket.SOCK_DGRAM
+    ours, theirs = socket.socketpair(socket.AF_UNIX, kind)
+    ours.setblocking(False)
+    return ours, theirs
+
+
+# ---- failures
+
+
+def error_of(failure: JsonObject, code: str = "") -> AttemptError:
+    text = to_text(failure["type"], failure["message"], failure["traceback"])
+    return AttemptError(text, code=code or failure["code"], retry=failure["retry"])
+
+
+_FATAL = "Fatal Python error: "
+
+
+def died(code: int, said: str, hung_at: str | None, timeout_s: float, root: str, ran_out: bool = False) -> AttemptError:
+    """What to tell of the row that was running in a process that is no more."""
+    if hung_at is not None:
+        message = f"it was still running after {timeout_s:g} s, its time limit, and was ended"
+        return error_of(_failure("timeout", "TimeoutError", message, hung_at))
+    return error_of(death("the function ended its process", code, said, root, ran_out))
+
+
+def death(what: str, code: int, said: str, root: str, ran_out: bool = False) -> JsonObject:
+    """`said`: what the process printed last, with the frames that Python writes when it crashes."""
+    printed, fatal, dump = said.partition(_FATAL)
+    message = f"{what}: {exit_text(code)}"
+    if ran_out:
+        message = f"{what}: it used more memory than a row may, and was killed (memory_mib)"
+    if printed.strip():
+        message += f"; it printed last:\n{printed.strip()[-1000:]}"
+    kind = ("out_of_memory", "MemoryError") if ran_out else ("process_died", "ProcessDied")
+    return _failure(*kind, message, frames_of(dump, root) if fatal else "")
+
+
+def _failure(code: str, kind: str, message: str, traceback: str = "") -> JsonObject:
+    return {"code": code, "type": kind, "message": message, "traceback": traceback, "retry": True}
+
+
+def exit_text(code: int) -> str:
+    if code >= 0:
+        return f"exit code {code}"
+    try:
+        name = signal.Signals(-code).name
+    except ValueError:
+        name = str(-code)
+    hint = {"SIGSEGV": " (segmentation fault)", "SIGKILL": " (out of memory?)", "SIGABRT": " (abort)"}.get(name, "")
+    return f"signal {name}{hint}"
+
+
+def frames_of(dump: str, root: str) -> str:
+    """The user's frames in what faulthandler wrote, innermost first."""
+    lines = [line for line in dump.splitlines() if line.startswith("  File ") and process.__file__ not in line]
+    text = "\n".join(lines)
+    if root:
+        text = text.replace(root + os.sep, "")
+    return f"(most recent call first)\n{text[:2000]}" if text else ""

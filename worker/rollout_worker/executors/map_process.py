@@ -1,0 +1,261 @@
+"""The process that runs a user's function, row by row: `map_process.py ROWS_FD RESULTS_FD PARENT`.
+
+It has no part in the protocol between worker and coordinator: whatever the function does here (crash, hang, exit, fork,
+print) costs the row that does it, and the executor that started this process (executors/map.py) says so.
+
+Rows come as datagrams, one each, which the executor can take back while they are unread. Results go as frames: length,
+kind, number of the row, seconds, body. It imports next to nothing, since it is started anew after every crash.
+"""
+
+from __future__ import annotations
+
+import faulthandler
+import importlib
+import json
+import os
+import signal
+import socket
+import struct
+import sys
+import time
+import traceback
+from collections.abc import Callable
+from types import TracebackType
+from typing import Any, NoReturn
+
+from rollout.workloads.map.values import a_type, encode, type_name
+
+LOADED, LOAD_FAILED, RESULT, FAILED = 1, 2, 3, 4
+INLINE, FILE = b"R", b"F"
+HEAD = struct.Struct("<IB")
+ROW = struct.Struct("<cQ")
+NUMBER = struct.Struct("<Qd")
+
+MESSAGE_MAX, TRACEBACK_MAX = 1200, 2600  # together with the type below the limit of an error on the wire, 4096
+
+
+class Unloadable(Exception):
+    """The function cannot be had here; `permanent`: nor would another try help."""
+
+    def __init__(self, failure: dict[str, Any], *, permanent: bool) -> None:
+        super().__init__(failure["message"])
+        self.failure = failure | {"retry": not permanent}
+
+
+# ---- failures
+
+
+def own_frames_off(tb: TracebackType | None) -> TracebackType | None:
+    """From the first frame that is the user's."""
+    while tb is not None:
+        file = tb.tb_frame.f_code.co_filename
+        if file not in (__file__, importlib.__file__) and not file.startswith("<frozen importlib"):
+            return tb
+        tb = tb.tb_next
+    return None
+
+
+def shorten(text: str, limit: int) -> str:
+    if len(text) <= limit:
+        return text
+    return f"{text[: limit // 3]}\n[... {len(text) - limit} characters ...]\n{text[-2 * limit // 3 :]}"
+
+
+def describe(error: BaseException, root: str) -> dict[str, Any]:
+    """Type, message and the user's part of the traceback, with paths as they are in the code directory."""
+    told = traceback.TracebackException(type(error), error, own_frames_off(error.__traceback__), compact=True)
+    try:
+        message = str(error)
+    except Exception:  # noqa: BLE001 - the user's __str__
+        message = "(its message cannot be made: __str__ fails)"
+    text = "".join(told.format())
+    if root:
+        text = text.replace(root + os.sep, "")
+    return {
+        "code": "out_of_memory" if isinstance(error, MemoryError) else "exception",
+        "type": type_name(type(error)),
+        "message": shorten(message, MESSAGE_MAX),
+        "traceback": shorten(text.rstrip(), TRACEBACK_MAX),
+        "retry": getattr(error, "retry", True) is not False,
+    }
+
+
+# ---- the function
+
+
+def load(target: str, root: str) -> Callable[[Any], Any]:
+    """What `target` names: a function, or an instance of a class, made here. Unloadable."""
+    module_name, _, name = target.partition(":")
+    try:
+        found: Any = importlib.import_module(module_name)
+    except ModuleNotFoundError as error:
+        raise Unloadable(missing(error, module_name, root), permanent=True) from error
+    except BaseException as error:
+        failure = describe(error, root)
+        failure["message"] = f"importing {module_name} failed: {failure['type']}: {failure['message']}"
+        raise Unloadable(failure, permanent=True) from error
+    for part in name.split("."):
+        if not hasattr(found, part):
+            message = f"module {module_name} ({getattr(found, '__file__', 'built in')}) has no {name!r}"
+            raise Unloadable(_plain("AttributeError", message), permanent=True)
+        found = getattr(found, part)
+    if isinstance(found, type):
+        try:
+            found = found()
+        except BaseException as error:
+            failure = describe(error, root)
+            failure["message"] = f"{target}() failed: {failure['type']}: {failure['message']}"
+            raise Unloadable(failure, permanent=False) from error
+    if not callable(found):
+        raise Unloadable(_plain("TypeError", f"{target} is {a_type(found)}, which cannot be called"), permanent=True)
+    return found
+
+
+def missing(error: ModuleNotFoundError, module_name: str, root: str) -> dict[str, Any]:
+    name = error.name or ""
+    if module_name == name or module_name.startswith(name + "."):
+        where = (
+            "neither in the code directory nor installed" if root else "not installed, and there is no code directory"
+        )
+        return _plain("ModuleNotFoundError", f"there is no module {name!r} on {socket.gethostname()}: it is {where}")
+    else:
+        failure = describe(error, root)
+        failure["message"] = (
+            f"{module_name} imports {name!r}, which is not on {socket.gethostname()}: install it for {sys.executable} "
+            "there, or put it into the code directory"
+        )
+    return failure
+
+
+def _plain(kind: str, message: str) -> dict[str, Any]:
+    return {"code": "exception", "type": kind, "message": message, "traceback": "", "retry": True}
+
+
+class Caller:
+    """Calls the function; coroutines run in one event loop that stays, so that sessions made in it do too."""
+
+    def __init__(self, function: Callable[[Any], Any]) -> None:
+        self._function = function
+        self._runner: Any = None
+
+    def __call__(self, row: Any) -> Any:
+        result = self._function(row)
+        return self._wait(result) if hasattr(result, "__await__") else result
+
+    def _wait(self, awaitable: Any) -> Any:
+        if self._runner is None:
+            import asyncio  # only for functions that need it: it is a third of this process's start
+
+            self._runner = asyncio.Runner()
+
+        async def whole() -> Any:
+            return await awaitable
+
+        return self._runner.run(whole())
+
+
+# ---- the loop
+
+
+class Process:
+    def __init__(self, rows: socket.socket, results: socket.socket) -> None:
+        self._rows = rows
+        self._results = results
+        self._pid = os.getpid()
+        self._root = ""
+
+    def _send(self, kind: int, number: int, seconds: float, body: bytes) -> None:
+        head = HEAD.pack(len(body) + NUMBER.size, kind) + NUMBER.pack(number, seconds)
+        self._results.sendall(head + body)
+
+    def main(self) -> NoReturn:
+        init = json.loads(self._rows.recv(1 << 20))
+        self._root = init["root"]
+        if init["pycache"]:
+            sys.pycache_prefix = init["pycache"]  # the code directory is shared and stays as it is
+        if self._root:
+            sys.path.insert(0, self._root)
+        began = time.perf_counter()
+        try:
+            call = Caller(load(init["target"], self._root))
+        except Unloadable as error:
+            self._only_parent(error)
+            self._send(LOAD_FAILED, 0, time.perf_counter() - began, json.dumps(error.failure).encode())
+            os._exit(0)
+        self._only_parent(None)
+        self._send(LOADED, 0, time.perf_counter() - began, b"")
+        while True:
+            message = self._rows.recv(1 << 20)
+            if not message:
+                os._exit(0)
+            how, number = ROW.unpack_from(message)
+            if how == FILE:
+                path = message[ROW.size :].decode()
+                with open(path, "rb") as file:  # noqa: PTH123 - pathlib would cost every process its import
+                    payload = file.read()
+                os.unlink(path)  # noqa: PTH108
+            else:
+                payload = message[ROW.size :]
+            self._row(call, number, payload)
+
+    def _row(self, call: Caller, number: int, payload: bytes) -> None:
+        began = time.perf_counter()
+        kind, seconds = RESULT, 0.0
+        try:
+            row = json.loads(payload)
+            began = time.perf_counter()
+            result = call(row)
+            seconds = time.perf_counter() - began
+            self._only_parent(None)
+            try:
+                body = encode(result, "result")
+            except (ValueError, TypeError, RecursionError) as error:
+                failure = _plain("TypeError", f"the function returned what is no JSON: {error}")
+                kind, body = FAILED, json.dumps(failure | {"code": "not_json", "retry": False}).encode()
+        except BaseException as error:  # noqa: BLE001 - the user's function: whatever it raises fails its row
+            seconds = time.perf_counter() - began
+            self._only_parent(error)
+            kind, body = FAILED, json.dumps(self._failure(error)).encode()
+        self._send(kind, number, seconds, body)
+
+    def _failure(self, error: BaseException) -> dict[str, Any]:
+        failure = describe(error, self._root)
+        if isinstance(error, SystemExit):
+            failure["message"] = f"the function called sys.exit({error.code!r}): raise an exception to fail a row"
+        return failure
+
+    def _only_parent(self, error: BaseException | None) -> None:
+        """A fork that the function made and that comes back out of it ends here: it must not answer as well."""
+        if os.getpid() == self._pid:
+            return
+        code = error.code if isinstance(error, SystemExit) else int(error is not None)
+        os._exit(code if isinstance(code, int) else 1)
+
+
+def main() -> None:
+    rows = socket.socket(fileno=int(sys.argv[1]))
+    results = socket.socket(fileno=int(sys.argv[2]))
+    for end in (rows, results):
+        end.set_inheritable(False)  # programs that the function starts have no part in this
+    end_with(int(sys.argv[3]))
+    # The runner ignores these, and what is ignored stays so in every program that the function starts.
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    faulthandler.enable()
+    faulthandler.register(signal.SIGUSR2)  # the executor asks where a row hangs
+    sys.argv = [sys.argv[0]]
+    Process(rows, results).main()
+
+
+def end_with(parent: int) -> None:
+    """The kernel ends this process with its parent, where it can (Linux); the worker ends the whole group anyway."""
+    if sys.platform == "linux":
+        import ctypes
+
+        ctypes.CDLL(None).prctl(1, signal.SIGKILL, 0, 0, 0)
+        if os.getppid() != parent:
+            os._exit(1)
+
+
+if __name__ == "__main__":
+    main()
