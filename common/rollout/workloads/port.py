@@ -275,9 +275,14 @@ class Workload(ABC, Generic[Settings, Found]):
         return None
 
 
-def check_only(workload: Workload[Settings, Found], settings: Settings) -> Found:
-    """All that can be checked without a cluster and an engine. Leaves nothing behind. ConfigError, InputError."""
-    reading = Reading(exclude=workload.directory(settings), written=workload.result_files)
+def check_only(
+    workload: Workload[Settings, Found], settings: Settings, *, tell: Callable[[str], None] = lambda text: None
+) -> Found:
+    """All that can be checked without a cluster and an engine. Leaves nothing behind. ConfigError, InputError.
+
+    `tell` hears what is waited for.
+    """
+    reading = Reading(exclude=workload.directory(settings), written=workload.result_files, tell=tell)
     checked = workload.check(settings, reading)
     checked.close()
     return checked
