@@ -52,8 +52,10 @@ def spawn(state: State, event: WorkerSpawn) -> None:
     def done(error: RolloutError | None) -> None:
         now = holder(state, event.session, parent, attempt)
         if error is not None and now is not None:
-            # Ordinals, ids and objects are the user's own: his item pays, not the worker that runs it.
-            why = f"{error.message}; a parent must spawn the same children each time, without a gap"
+            # Ordinals, ids, executors and objects are the user's own: his item pays, not the worker that runs it.
+            why = error.message
+            if isinstance(error, ConflictError):
+                why = f"{why}; a parent must spawn the same children each time"
             failure = Failure("spawn_conflict", why, False)
             attempts.cancel(state, now.worker, [(now, [parent.seq])], "spawn_conflict")
             close_in_flight(state, now, parent.seq, failure)

@@ -143,10 +143,12 @@ class Core:
         logs.forget_over(state)
 
     def run_view(self, run_id: str) -> RunView | None:
+        """With what its pending items wait for."""
         run = self._state.runs.get(run_id)
-        return None if run is None else status.run_view(self._state, run)
+        return None if run is None else status.run_view(self._state, run, with_waits=True)
 
     def run_views(self) -> list[RunView]:
+        """Without what their items wait for."""
         return [status.run_view(self._state, run) for run in self._state.runs.values()]
 
     def worker_views(self, now: Now) -> list[WorkerView]:

@@ -105,6 +105,8 @@ def end(batch: AttemptBatch, seqs: list[int], cause: str) -> int:
 def close(log: Log, seqs: list[int]) -> None:
     """These pending items end without an attempt."""
     for seq in seqs:
+        if seq in log.flight:
+            raise StateError(f"item {seq} of log {log.id} is in flight: its attempt must end with it")
         ITEM.move(state_of(log, seq), "close")
     log.accepted.add_many(seqs)
 

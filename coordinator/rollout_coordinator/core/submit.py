@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable
 from typing import Any
 
@@ -17,6 +18,8 @@ from rollout_coordinator.core.events import IdsLoaded, Loaded, SubmitItems, Subm
 from rollout_coordinator.core.state import Log, Run, State, touch
 from rollout_coordinator.core.step import ItemRows, LoadIds, LoadItems, Reply, SubmitReply
 from rollout_coordinator.core.window import free_rows, place
+
+EXECUTOR = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,99}")
 
 
 def reply(state: State, request: int, value: object = None, error: RolloutError | None = None) -> None:
@@ -126,6 +129,10 @@ def add_items(
     n = len(ids)
     if n != len(payloads) or (n and not specs) or (spec_index is not None and len(spec_index) != n):
         done(InputError("an item batch needs one payload and one spec per id"))
+        return
+    wrong = next((spec.executor for spec in specs if spec.executor and not EXECUTOR.fullmatch(spec.executor)), None)
+    if wrong is not None:
+        done(InputError(f"executor {wrong[:40]!r} is no name: letters, digits, '_', '-' and '.', at most 100"))
         return
     if first > log.submitted:
         done(InputError(f"items start at seq {first}, but only {log.submitted} are there; send them without a gap"))
