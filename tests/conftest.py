@@ -13,11 +13,28 @@ from rollout.config.settings import EmbeddedStorage, PostgresStorage, StorageSec
 __all__ = ["postgres_server", "postgres_server_url", "postgres_url", "short_dir", "storage_section"]
 
 
+LONGEST_FIRST = (
+    "test_soak.py",
+    "test_fuzz_long.py",
+    "test_engine_faults.py",
+    "acceptance",
+    "integration",
+    "contract",
+    "plugins",
+)
+"""Files and directories, in the order in which the processes of pytest-xdist take them: none is left alone at the end.
+
+The soak takes an hour of little work, and the other long tests run beside it; short ones come next, as the test after
+it is not stolen (`worksteal` leaves each worker two) and waits for the hour to end.
+"""
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """The soak first: it takes an hour of little work, and the other long tests run beside it. Short ones next: the
-    test after it is not stolen (`worksteal` leaves each worker two), so it waits for the hour to end."""
-    order = {"test_soak.py": 0, "test_fuzz_long.py": 1}
-    items.sort(key=lambda item: order.get(item.path.name, 2))
+    def place(item: pytest.Item) -> int:
+        names = (item.path.name, item.path.parent.name)
+        return next((n for n, name in enumerate(LONGEST_FIRST) if name in names), len(LONGEST_FIRST))
+
+    items.sort(key=place)
 
 
 @pytest.fixture

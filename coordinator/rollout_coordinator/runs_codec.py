@@ -61,6 +61,8 @@ def status_to_wire(view: RunView) -> runs_pb2.RunStatus:
             pruned=lane.pruned_at >= 0,
             pruned_at=max(lane.pruned_at, 0),
         )
+    for wait in view.waits:
+        status.waits.add(reason=wait.reason, message=wait.message, items=wait.items, impossible=wait.impossible)
     return status
 
 

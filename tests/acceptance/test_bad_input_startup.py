@@ -7,11 +7,10 @@ import socket
 import sqlite3
 import time
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
-from acceptance_cli import Cli, Finished, until
-from cluster import Cluster, binary, free_port
+from acceptance_cli import Cli, Finished
+from cluster import binary, free_port
 from postgres import PostgresServer, execute
 
 COORDINATOR = """
@@ -207,37 +206,3 @@ def test_coordinators_that_nobody_is(daemon: Cli) -> None:
     done = run(daemon, "rollout-worker", *join)
     assert done.code == 1 and "check the address, and that [transport] join_addr is set there" in done.err
     assert not os.path.lexists(daemon.directory / "joined")
-
-
-def test_two_coordinators_on_one_sqlite_file(cli: Cli, tmp_path: Path) -> None:
-    with Cluster(tmp_path / "nodes") as cluster:
-        first = cluster.add_coordinator()
-        first.wait_event("coordinator_ready")
-        listen = f"127.0.0.1:{free_port()}"
-        cli.env |= {
-            "ROLLOUT_TRANSPORT__LISTEN_ADDR": listen,
-            "ROLLOUT_TRANSPORT__JOIN_ADDR": "",
-            "ROLLOUT_HTTP__LISTEN_ADDR": "",
-        }
-        command = ["run", "--config", str(first.directory / "coordinator.toml")]
-        cli.directory = first.directory
-        at = cluster.operator()
-        second = cli.start(*command, program=binary("rollout-coordinator"))
-        assert second.stdout is not None
-        seen: list[str] = []
-        for line in second.stdout:
-            seen.append(line)
-            if '"coordinator_standby"' in line:
-                break
-        assert cluster.addresses[0] in seen[-1], seen
-        first.kill()
-        for line in second.stdout:
-            seen.append(line)
-            if '"coordinator_ready"' in line:
-                break
-        assert '"epoch": 1' in seen[-1], seen
-        tls = at[at.index("--tls-dir") + 1]
-        workers = cli.run("workers", "--json", "--coordinator", listen, "--tls-dir", tls)
-        assert workers.code == 0 and listen in workers.out
-        second.terminate()
-        until(lambda: second.poll() == 0, "the second to stop", 20)

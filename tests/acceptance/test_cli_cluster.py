@@ -33,7 +33,7 @@ def ask(cli: Cli, *args: str) -> dict[str, Any]:
 
 
 def test_a_batch_is_submitted_commanded_and_collected(cli: Cli, cluster: Cluster, at: list[str]) -> None:
-    cli.rows(300)
+    cli.rows(160)
     config = str(cli.config(backend={"delay_ms": 800, "concurrency": 8}))
     for _ in range(2):
         cluster.add_worker()
@@ -43,7 +43,7 @@ def test_a_batch_is_submitted_commanded_and_collected(cli: Cli, cluster: Cluster
     assert done.code == 0 and "collects" in done.out, done
     (run,) = ask(cli, "run", "list", *at)["runs"]
     run_id = run["run_id"]
-    assert (run["workload"], run["submitted"], run["sealed"]) == ("infer", 300, True)
+    assert (run["workload"], run["submitted"], run["sealed"]) == ("infer", 160, True)
 
     paused = ask(cli, "run", "pause", run_id, *at)
     assert paused["state"] in ("paused", "running")
@@ -57,14 +57,14 @@ def test_a_batch_is_submitted_commanded_and_collected(cli: Cli, cluster: Cluster
 
     collected = cli.run("infer", "batch", "--config", config, *at)
     assert collected.code == 0, collected
-    assert [row["n"] for row in cli.completions()] == list(range(300))
+    assert [row["n"] for row in cli.completions()] == list(range(160))
     watched = cli.run("run", "watch", run_id, *at)
-    assert watched.code == 0 and "completed: 300 done" in watched.out
+    assert watched.code == 0 and "completed: 160 done" in watched.out
     assert cli.run("run", "pause", run_id, *at).code == 2
 
     ask(cli, "workers", *at, "--drain", workers["workers"][0]["worker_id"])
     until(lambda: len(ask(cli, "workers", *at)["workers"]) == 1, "the worker to leave")
-    assert ask(cli, "run", "delete", run_id, *at)["items"] == 300
+    assert ask(cli, "run", "delete", run_id, *at)["items"] == 160
     assert cli.run("run", "show", run_id, *at).code == 2
 
 

@@ -8,7 +8,7 @@ import types
 from pathlib import Path
 
 import pytest
-from rollout.compute import Gpu, open_compute
+from rollout.compute import Gpu, cgroup, open_compute
 from rollout.compute.local import LocalCompute, nvidia_gpus, visible
 from rollout.config.settings import ComputeSection
 from rollout.model.errors import ConfigError
@@ -89,6 +89,27 @@ async def test_elsewhere_psutil_answers(tmp_path: Path) -> None:
     assert host.cpus >= 1
     assert host.memory_mib > 100
     assert host.gpus == ()
+
+
+@pytest.mark.parametrize(
+    ("files", "kills"),
+    [
+        ({"proc/self/cgroup": "0::/a\n", "sys/fs/cgroup/a/memory.events": "oom 3\noom_kill 2\n"}, 2),
+        (
+            {
+                "proc/self/cgroup": "4:memory:/a\n",
+                "sys/fs/cgroup/memory/a/memory.oom_control": "under_oom 0\noom_kill 1\n",
+                "sys/fs/cgroup/memory/memory.oom_control": "oom_kill 7\n",
+            },
+            1,
+        ),
+        ({"proc/self/cgroup": "0::/a\n"}, 0),
+    ],
+)
+def test_what_the_kernel_killed_for_want_of_memory_is_counted(
+    tmp_path: Path, files: dict[str, str], kills: int
+) -> None:
+    assert cgroup.oom_kills(tree(tmp_path, files)) == kills
 
 
 class Nvml(types.ModuleType):

@@ -1,10 +1,10 @@
-"""Collecting a batch: what a Ctrl-C in the middle leaves."""
+"""Collecting a run: what a Ctrl-C in the middle leaves, and what else can happen to it."""
 
 from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
@@ -14,9 +14,11 @@ from rollout.cli import collecting
 from rollout.cli.collecting import WorkloadRun
 from rollout.cli.progress import Snapshot
 from rollout.client import Page
+from rollout.model.errors import IncompleteError, InputChangedError, OutputChangedError
+from rollout.model.item import NewItem
 from rollout.wire.v1 import runs_pb2 as pb
 from rollout.workloads.infer.workload import Infer
-from rollout.workloads.port import Checked
+from rollout.workloads.port import Checked, Totals
 
 
 def run_of(runs: Any, collector: Any, display: Any) -> WorkloadRun:
@@ -80,8 +82,10 @@ class Idle:
     """A run that has a worker, then none for long, then one again and none."""
 
     async def watch(self, *_: Any, **__: Any) -> AsyncGenerator[Page]:
-        for running in (1, 0, 0, 1, 0):
+        for running in (1, 0, 0, 1):
             yield Page([], status=pb.RunStatus(state="running", running=running))
+        wait = pb.Wait(message="nobody hosts the executor rank", items=3, impossible=True)
+        yield Page([], status=pb.RunStatus(state="running", waits=[wait]))
         yield Page([], status=pb.RunStatus(state="completed"))
 
     async def submit(self, *_: Any, **__: Any) -> int:
@@ -90,6 +94,7 @@ class Idle:
 
 async def test_a_run_that_nobody_works_at_says_where_to_look(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(collecting, "IDLE_S", 0.0)
+    monkeypatch.setattr(collecting, "IMPOSSIBLE_S", 0.0)
     said: list[str] = []
 
     def progress(snapshot: Snapshot) -> None:
@@ -101,3 +106,84 @@ async def test_a_run_that_nobody_works_at_says_where_to_look(monkeypatch: pytest
     assert (await run._collect())[0].state == "completed"  # pyright: ignore[reportPrivateUsage]
     told = ["note" if "`rollout workers`" in line else line[0] for line in said]
     assert told == ["1", "0", "note", "0", "1", "0", "note", "0"], said
+    assert "3 items: nobody hosts the executor rank (impossible" in said[6]
+
+
+class Twice:
+    """A run of one row, which is read from wherever it is asked for."""
+
+    def __init__(self) -> None:
+        self.asked: list[int] = []
+
+    async def watch(self, run_id: str, cursor: int, **_: Any) -> AsyncGenerator[Page]:
+        self.asked.append(cursor)
+        if cursor == 0:
+            yield Page([cast(Any, object())])
+        yield Page([], status=pb.RunStatus(state="completed"))
+
+
+class Edited:
+    """A collector whose file somebody edits `times` times before the end."""
+
+    def __init__(self, times: int) -> None:
+        self.cursor, self.times, self.complete = 0, times, True
+
+    def add(self, entries: list[Any]) -> None:
+        self.cursor += len(entries)
+
+    def flush(self) -> None:
+        return
+
+    def restart(self) -> None:
+        self.cursor = 0
+
+    def finish(self, *_: Any, **__: Any) -> dict[str, Any]:
+        self.times -= 1
+        if self.times >= 0:
+            raise OutputChangedError("out/completions.jsonl was edited")
+        return {"rows": {"committed": self.cursor}}
+
+
+async def test_files_that_somebody_edits_are_written_anew_a_few_times() -> None:
+    said: list[str] = []
+    display = SimpleNamespace(note=said.append, progress=lambda _: None)
+    runs = Twice()
+    _, summary = await run_of(runs, Edited(2), display)._collect()  # pyright: ignore[reportPrivateUsage]
+    assert summary == {"rows": {"committed": 1}} and runs.asked == [0, 0, 0]
+    assert said == ["note: out/completions.jsonl was edited; it is written anew from the ledger"] * 2
+    with pytest.raises(OutputChangedError):
+        await run_of(Twice(), Edited(99), display)._collect()  # pyright: ignore[reportPrivateUsage]
+
+
+def test_a_run_that_is_complete_without_every_row_is_no_success(tmp_path: Path) -> None:
+    collector, display = Edited(0), SimpleNamespace(close=lambda: None, event=lambda *_, **__: None)
+    collector.complete = False
+    run = run_of(None, collector, display)
+    units = {"completed": 1, "committed": 1, "total": 2, "failed": 0}
+    summary = {
+        "run_id": "R",
+        "state": "completed",
+        "rows": units,
+        "durations": {"wall_s": 1},
+        "attempts": {"worker_lost": 0},
+    }
+    summary |= {"rows_per_s": 1.0, "tokens_per_s": 1.0}
+    collector.totals = Totals()  # type: ignore[attr-defined]
+    with pytest.raises(IncompleteError, match="is completed with 0 of the 1 rows of the input"):
+        run._finish(tmp_path, pb.RunStatus(state="completed"), summary)  # pyright: ignore[reportPrivateUsage]
+
+
+@pytest.mark.parametrize(("rows", "message"), [(1, "now has only 1"), (3, "now has more")])
+def test_another_number_of_rows_than_was_checked_is_never_submitted(rows: int, message: str) -> None:
+    class Other(Infer):
+        def plan(self, checked: Checked, config: dict[str, Any], start: int) -> Iterator[NewItem]:
+            return iter([NewItem(bytes(32), b"")] * (rows - start))
+
+    run = WorkloadRun(
+        Other(), cast(Any, None), "R", {}, cast(Any, Checked(config={}, total=2)), cast(Any, None), cast(Any, None)
+    )
+    items = run._items(0)  # pyright: ignore[reportPrivateUsage]
+    submitted: list[NewItem] = []
+    with pytest.raises(InputChangedError, match=message):
+        submitted += items
+    assert len(submitted) <= 2

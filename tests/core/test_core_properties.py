@@ -25,6 +25,11 @@ SPECS = {
     "arrival": ([ItemSpec(), ItemSpec(affinity="m")], {"order": Order.ARRIVAL}),
     "preferred": ([ItemSpec(affinity="a"), ItemSpec(affinity="b", cost=3), ItemSpec(), ItemSpec(cost=1)], {}),
     "gpu": ([ItemSpec(resources=(("slots", 1.0), ("gpus", 1.0))), ItemSpec(max_worker_lost=2)], {}),
+    "executors": ([ItemSpec(executor="tool"), ItemSpec(), ItemSpec(executor="tool", priority=1)], {}),
+    "changing chains": (
+        [ItemSpec(chain="x", pipelined=True, executor="tool"), ItemSpec(chain="x", pipelined=True), ItemSpec(chain="x")],
+        {},
+    ),
     "append": ([ItemSpec(max_attempts=1)], {"policies": (Policy("append", (("on", "failed"),)),)}),
 }  # fmt: skip
 
@@ -47,7 +52,9 @@ class Chaos:
 
     def born_worker(self) -> None:
         self.born += 1
-        self.w.worker(f"W{self.born}", credit=5, capacity=(("slots", 2.0), ("gpus", 1.0)))
+        own = (("tool",), ("script",))[self.born % 2]
+        hosted = own if any(spec.executor for spec in self.specs) else ()
+        self.w.worker(f"W{self.born}", credit=5, capacity=(("slots", 2.0), ("gpus", 1.0)), executors=hosted)
 
     def live(self) -> list[FakeWorker]:
         return [x for x in self.w.workers.values() if x.alive]
@@ -135,6 +142,8 @@ class Chaos:
         if w.view().state is RunState.INTERRUPTED:
             w.verb("continue")
         w.seal(self.total)
+        for _ in range(2):
+            self.born_worker()
         for worker in self.live():
             worker.hello()
         for _ in range(60):

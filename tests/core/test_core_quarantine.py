@@ -178,7 +178,7 @@ def test_a_new_leader_takes_the_host_of_a_worker_it_has_no_row_of_from_its_hello
 
 
 def test_only_the_newest_quarantines_are_remembered(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("rollout_coordinator.core.quarantine.QUARANTINED_MAX", 2)
+    monkeypatch.setattr("rollout_coordinator.core.workers.QUARANTINED_MAX", 2)
     w = World()
     for name in "ABC":
         lie(w.worker(name))

@@ -19,8 +19,8 @@ from rollout_coordinator.work_codec import hello_event, up_event
 from rollout_worker import session_events as ev
 from rollout_worker.attempts import Finished, Plan, group_to_wire
 from rollout_worker.executors.port import Run
+from rollout_worker.pipe import FRAME_MAX, Kind, Pipe
 from rollout_worker.processes.child import ChildProcess
-from rollout_worker.processes.pipe import FRAME_MAX, Kind, Pipe
 from rollout_worker.session import Session, SessionSettings
 
 FRAME_LIMIT = 1 << 20
@@ -261,7 +261,7 @@ log_lines = st.one_of(
 def test_what_a_child_prints_is_only_text(line: str) -> None:
     plan = Plan(Run(RUN_ID, "script", {}), "slot", "script")
     child = ChildProcess(ev.StartChild(1, plan), Path("/nowhere"), Path("/nowhere"), cast(Any, None), cast(Any, None))
-    child._log_line(line)
+    child._output.feed("stdout", line.encode() + b"\n", 0.0)
 
 
 # ---- framing

@@ -28,7 +28,7 @@ def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, pytest.TestR
     return report
 
 
-@pytest.fixture(scope="session", params=["sqlite", "postgres"])
+@pytest.fixture(scope="session", params=["sqlite"])
 def calm_cluster(request: pytest.FixtureRequest) -> Iterator[EngineCluster]:
     """Three workers that nobody kills: node 1 (4 slots, 2 gpus, role `gpu`, a plugin), 2 (4 slots), 3 (1 slot)."""
     import rollout_worker.hosting.samples as samples
@@ -48,9 +48,12 @@ def calm_cluster(request: pytest.FixtureRequest) -> Iterator[EngineCluster]:
         yield cluster
 
 
-@pytest.fixture(scope="module", params=["sqlite", "postgres"])
+@pytest.fixture(scope="module", params=["sqlite"])
 def rough_cluster(request: pytest.FixtureRequest) -> Iterator[EngineCluster]:
-    """A coordinator that looks for its workers' deaths sooner than the default; tests add workers, and kill."""
+    """A coordinator that looks for its workers' deaths sooner than the default; tests add workers, and kill.
+
+    On SQLite, and on both databases for tests marked `on_both_databases`: those that read the ledger back.
+    """
     with (
         database(request) as url,
         tempfile.TemporaryDirectory(prefix="re-", ignore_cleanup_errors=True) as root,

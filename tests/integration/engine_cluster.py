@@ -27,6 +27,9 @@ from rollout.workloads.commit import CommitEntry
 
 PATIENCE_S = 45.0
 
+on_both_databases = pytest.mark.parametrize("rough_cluster", ["sqlite", "postgres"], indirect=True)
+"""For what a ledger must give back. What a ledger must take is shown by its contract, on both, without processes."""
+
 
 @contextmanager
 def database(request: pytest.FixtureRequest) -> Iterator[str]:

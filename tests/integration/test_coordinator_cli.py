@@ -1,4 +1,4 @@
-"""The command as a person runs it: exit codes, tokens, joining, revoking, signals."""
+"""The coordinator's command and what it passes on: exit codes, its child process, orders to workers."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from pathlib import Path
 import grpc
 import pytest
 from coordinator_peers import FakeClient, FakeWorker, items, ulid
-from coordinator_places import config, free_addr, inprocess, spawn
+from coordinator_places import config, free_addr, inprocess
 from rollout.wire.v1 import control_pb2, control_pb2_grpc, runs_pb2
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
@@ -60,33 +60,6 @@ async def test_usage(tmp_path: Path) -> None:
     assert code == 2 and "no duration" in err
     assert (await command("token", "create", "--config", path, "--role", "king"))[0] == 2
     assert (await command("run", "--config", str(tmp_path / "none.toml")))[0] == 2
-
-
-async def test_a_host_joins_works_and_is_revoked(tmp_path: Path) -> None:
-    addr, join_addr = free_addr(), free_addr()
-    path = config(tmp_path, addr, transport=f'join_addr = "{join_addr}"\n')
-    node = await spawn(path)
-    ready = await node.event("coordinator_ready")
-    assert ready["join_addr"] == join_addr and ready["objects_addr"]
-    code, token, _ = await command("token", "create", "--config", str(path), "--role", "worker")
-    assert code == 0 and token.startswith("rj1.") and token.count("\n") == 1
-    other = tmp_path / "other-host"
-    join = ("join", "--coordinator", join_addr, "--token", token.strip(), "--tls-dir", str(other))
-    code, out, err = await command(*join)
-    assert code == 0, err
-    host_id = next(word.rstrip(";") for word in out.split() if len(word.rstrip(";")) == 26)
-    again = ("join", "--coordinator", join_addr, "--token", token.strip(), "--tls-dir", str(tmp_path / "third"))
-    code, _, err = await command(*again)
-    assert code == 2 and "used up" in err
-    worker = await FakeWorker([addr], other).start()
-    await worker.until(lambda: worker.welcomes == 1)
-    listed = await command("host", "list", "--config", str(path))
-    assert host_id in listed[1] and "active" in listed[1]
-    assert (await command("host", "revoke", host_id, "--config", str(path)))[0] == 0
-    await worker.until(lambda: any(e.code() == grpc.StatusCode.PERMISSION_DENIED for e in worker.failures), 40)
-    await worker.stop()
-    assert await node.kill(signal.SIGTERM) == 0
-    assert any(line["event"] == "coordinator_stopped" for line in node.lines)
 
 
 async def test_the_objects_server_is_started_again_where_it_was(tmp_path: Path) -> None:

@@ -15,6 +15,7 @@ from coordinator_places import inprocess
 from rollout.security.roles import Role
 from rollout.wire.channel import open_channel
 from rollout.wire.v1 import common_pb2, heartbeat_pb2, heartbeat_pb2_grpc, runs_pb2, work_pb2, work_pb2_grpc
+from rollout_coordinator.lifecycle import Coordinator
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
@@ -42,7 +43,8 @@ class Scene:
         """The others noticed nothing: the healthy worker keeps its stream and finishes the run."""
         self.go = True
         await self.client.submit(self.run_id, [items(20)])
-        await self.client.submit(ulid(), [items(1)])
+        await self.client.submit(another := ulid(), [items(1)])
+        await self.client.collect(another)  # the coordinator is the next test's too
         log, status = await self.client.collect(self.run_id)
         assert len(log) == 20 and status.state == "completed"
         assert self.worker.welcomes == 1 and not self.worker.failures
@@ -54,13 +56,19 @@ class Scene:
         return open_channel(self.addr, await credentials(self.tls_dir, role, incarnation))
 
 
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def coordinator(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[tuple[Coordinator, Path]]:
+    directory = tmp_path_factory.mktemp("hostile")
+    async with inprocess(directory) as (node, _):
+        yield node, directory
+
+
 @pytest_asyncio.fixture(loop_scope="module")
-async def scene(tmp_path: Path) -> AsyncIterator[Scene]:
-    async with inprocess(tmp_path) as (node, _):
-        scene = Scene(node, tmp_path)
-        await scene.begin()
-        yield scene
-        await scene.end()
+async def scene(coordinator: tuple[Coordinator, Path]) -> AsyncIterator[Scene]:
+    scene = Scene(*coordinator)
+    await scene.begin()
+    yield scene
+    await scene.end()
 
 
 def hello(incarnation: str, session: str | None = None, epoch: int | None = 0) -> work_pb2.WorkUp:
@@ -238,7 +246,8 @@ async def test_garbage_and_oversized_frames(scene: Scene) -> None:
 
 async def test_results_that_were_never_assigned_quarantine_the_worker(scene: Scene) -> None:
     me, session = ulid(), ulid()
-    group = work_pb2.ResultGroup(log=1, seq=[3], attempt=[9], length=[1], data=b"!", duration_ms=[1])
+    log = next(iter(scene.worker.held.values())).log
+    group = work_pb2.ResultGroup(log=log, seq=[3], attempt=[9], length=[1], data=b"!", duration_ms=[1])
     frames = [hello(me, session), work_pb2.WorkUp(epoch=0, session=session, results=work_pb2.Results(groups=[group]))]
     code, details = await stream(await scene.channel(Role.WORKER, me), frames)
     assert code == grpc.StatusCode.INVALID_ARGUMENT, details

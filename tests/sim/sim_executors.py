@@ -18,6 +18,8 @@ from sim_loop import NodeLoop
 CHILD_SPEC = ItemSpec(retry_backoff_ms=200)
 EXECUTORS = {"slot": "slot", "engine": "engine", "tool": "slot", "model": "engine"}
 """What may be installed at a worker, and where its attempts execute."""
+DEVICES = {"model": 1}
+"""Accelerators that an engine of it has to itself."""
 START_S = 0.05
 CANCEL_S = 0.01
 
@@ -63,8 +65,9 @@ def executor_of(held: Held) -> str:
 class SimChild:
     """In place of `ChildProcess`: the same methods, the same events."""
 
-    def __init__(self, number: int, plan: Plan, loop: NodeLoop, node: Any) -> None:
+    def __init__(self, number: int, plan: Plan, loop: NodeLoop, node: Any, devices: tuple[str, ...]) -> None:
         self.number = number
+        self.devices = devices
         self._plan = plan
         self._loop = loop
         self._node = node  # a WorkerNode
@@ -76,7 +79,7 @@ class SimChild:
         self._complete: set[AttemptKey] = set()
         self._up = False
         self._over = False  # killed, or ended: it says nothing any more
-        self._ended = False
+        self.ended = False
         loop.call_later(START_S, self._ready)
 
     def _event(self, event: Any) -> None:
@@ -234,8 +237,8 @@ class SimChild:
         self._finish(held, Outcome.FAILED, b"", Failure(CANCELLED, "as told", True))
 
     def _end(self, reason: str) -> None:
-        if not self._ended:
-            self._over = self._ended = True
+        if not self.ended:
+            self._over = self.ended = True
             for key in self._running:
                 self._stopped(key)
             self._node.driver.event(ev.ChildEnded(self.number, reason))

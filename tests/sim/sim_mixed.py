@@ -1,4 +1,4 @@
-"""Runs of several executors, on workers that host some of them.
+"""Runs of several executors, on workers that host some of them, and have few accelerators.
 
 The shapes of work, the faults and the commands are those that were drawn. Of what is drawn here nothing disturbs them.
 """
@@ -8,11 +8,13 @@ from __future__ import annotations
 from dataclasses import replace
 from random import Random
 
+from rollout.model.item import ItemSpec
 from sim_executors import EXECUTORS, Behaviour
 from sim_scenario import Fault, RunPlan, Scenario, WorkerPlan
 
 NAMES = tuple(EXECUTORS)
 LATE = "late"
+WITH_DEVICE = (("slots", 1.0), ("gpus", 1.0))
 
 
 def mix(scenario: Scenario, random: Random) -> Scenario:
@@ -27,9 +29,12 @@ def mix(scenario: Scenario, random: Random) -> Scenario:
     if missing or random.random() < 0.3:
         joins_at = round(random.uniform(3.0, 16.0), 3)
         executors = missing or _some(random, 1)
-        workers.append(WorkerPlan(LATE, random.randint(1, 3), random.choice("xy"), 1.0, executors, joins_at))
+        workers.append(
+            WorkerPlan(LATE, random.randint(1, 3), random.choice("xy"), executors=executors, joins_at=joins_at)
+        )
         if random.random() < 0.5:
             faults.append(_strike(random, scenario, joins_at))
+    workers = [replace(worker, devices=_devices(worker, random)) for worker in workers]
     runs = tuple(_named(run, first, random) for run in scenario.runs)
     return replace(
         scenario, workers=tuple(workers), runs=runs, faults=tuple(sorted(faults, key=lambda fault: fault.at))
@@ -38,6 +43,11 @@ def mix(scenario: Scenario, random: Random) -> Scenario:
 
 def _some(random: Random, count: int) -> tuple[str, ...]:
     return tuple(sorted(random.sample(NAMES, count)))
+
+
+def _devices(worker: WorkerPlan, random: Random) -> int:
+    """An engine of `model` has one, and so has a slot's process for an item that asks for it: both want the last."""
+    return random.randint(1, 2) if {"model", "slot", "tool"} & set(worker.executors) else 0
 
 
 def _strike(random: Random, scenario: Scenario, joins_at: float) -> Fault:
@@ -50,16 +60,22 @@ def _strike(random: Random, scenario: Scenario, joins_at: float) -> Fault:
 
 
 def _named(run: RunPlan, first: WorkerPlan, random: Random) -> RunPlan:
-    """Every spec that the run has for one or two executors, and some of its items as parents."""
-    specs = [
-        replace(spec, executor=random.choice(first.executors if spec.require_labels else ("", *NAMES)))
-        for spec in run.specs
-        for _ in range(2)
-    ]
-    items = tuple(
-        (_parent(how, random), 2 * index + random.randrange(2)) for how, index in run.items
-    )  # fmt: skip
-    return replace(run, items=items, specs=tuple(specs), kind=random.choice(NAMES))
+    """Every spec that the run has for one or two executors, and some of its items as parents. Some ask
+    for a device; not those whose children are for `model`: they have it while they wait for its engine, which needs one.
+    """
+    kind = random.choice(NAMES)
+    specs: list[ItemSpec] = []
+    for spec in run.specs:
+        names = first.executors if spec.require_labels else ("", *NAMES)
+        specs += [replace(spec, executor=random.choice(names)) for _ in range(2)]
+        slots = [name for name in names if EXECUTORS.get(name) == "slot"]
+        specs.append(replace(spec, executor=random.choice(slots), resources=WITH_DEVICE) if slots else specs[-1])
+    items: list[tuple[Behaviour, int]] = []
+    for how, index in run.items:
+        how = _parent(how, random)
+        wants_one = how.children and (how.calls or kind) == "model"
+        items.append((how, 3 * index + random.randrange(2 if wants_one else 3)))
+    return replace(run, items=tuple(items), specs=tuple(specs), kind=kind)
 
 
 def _parent(how: Behaviour, random: Random) -> Behaviour:

@@ -58,6 +58,7 @@ class WorkerPlan:
     label: str
     rate: float = 1.0
     executors: tuple[str, ...] = ("slot", "engine")  # that it hosts
+    devices: int = 0
     joins_at: float = 0.0
 
 

@@ -20,7 +20,7 @@ from rollout_worker.session import Session, SessionSettings
 from rollout_worker.work_stream import RefusedError, WorkStream
 from sim_certificates import SimCredentials
 from sim_checker import Violation
-from sim_executors import EXECUTORS, SimChild, section
+from sim_executors import DEVICES, EXECUTORS, SimChild, section
 from sim_node import HEARTBEAT, ORPHAN_GRACE, SELF_FENCE, Node
 from sim_scenario import WorkerPlan
 
@@ -52,12 +52,14 @@ class SimDriver(worker_driver.Driver):
         self._loop = loop
         guard = ObservedGuard(node)
         credentials = cast(Any, SimCredentials("worker", incarnation))
+        devices = tuple(f"{spec.name}-{n}" for n in range(spec.devices))
+        capacity = {"slots": float(spec.slots)} | ({"gpus": float(spec.devices)} if devices else {})
         settings = SessionSettings(
             incarnation=incarnation,
             inventory=Inventory(
-                capacity=(("slots", float(spec.slots)),), labels=(("kind", spec.label),), executors=spec.executors
+                capacity=tuple(capacity.items()), labels=(("kind", spec.label),), executors=spec.executors
             ),
-            slots=spec.slots, max_engines=2, self_fence_s=SELF_FENCE, orphan_grace_s=ORPHAN_GRACE, cancel_grace_s=1.0,
+            slots=spec.slots, devices=devices, max_engines=2, self_fence_s=SELF_FENCE, orphan_grace_s=ORPHAN_GRACE, cancel_grace_s=1.0,
         )  # fmt: skip
         self._session = Session(settings, plan)
         self._parts = cast(Any, _Parts(guard, incarnation, spec.slots, loop.time))
@@ -100,7 +102,11 @@ class SimDriver(worker_driver.Driver):
             self.event(ev.Tick())
 
     def _do_start_simulated(self, action: ev.StartChild) -> None:
-        self._children[action.child] = SimChild(action.child, action.plan, self._loop, self._node)
+        devices = action.devices or ()
+        self._node.world.leased(
+            self._node, devices, action.plan.devices, [c.devices for c in self._children.values() if not c.ended]
+        )
+        self._children[action.child] = SimChild(action.child, action.plan, self._loop, self._node, devices)
 
     def _do_emit_simulated(self, action: ev.Emit) -> None:
         self._node.world.note(f"{self._node.name} {action.event}")
@@ -159,7 +165,7 @@ class _Parts:
 def plan(run: Run) -> Plan:
     if run.executor != run.workload and run.config != section(run.executor):
         raise Violation("executor", f"{run.executor} is told {run.config}")
-    return Plan(run, EXECUTORS[run.executor], run.executor)
+    return Plan(run, EXECUTORS[run.executor], run.executor, devices=DEVICES.get(run.executor, 0))
 
 
 class WorkerNode(Node):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from random import Random
 from typing import Any
 
@@ -262,6 +262,13 @@ class World:
 
         self._guarded(lambda: self.checker.hosted(node.incarnation, executor_of(held), held.key))
         self.checker.starts(node.incarnation, held.log, held.seq, held.attempt, held.spec.exclusive, grace)
+
+    def leased(self, node: WorkerNode, devices: Sequence[str], asked: int, others: Sequence[Sequence[str]]) -> None:
+        """A child process starts beside `others`, which have not ended."""
+        taken = {device for lease in others for device in lease}
+        if len(devices) != asked or taken & set(devices):
+            self.violation("devices", f"{node.name} gives {devices} to a process that asks for {asked}; taken {taken}")
+        self.events["devices_leased"] += asked
 
     def _holds(self, incarnation: str, key: AttemptKey) -> bool:
         """Whether that worker process still has the attempt."""

@@ -25,6 +25,8 @@ from rollout.wire.v1 import common_pb2, work_pb2
 
 from rollout_worker.executors.port import Run, remember
 
+OUT_OF_MEMORY = "out_of_memory"
+"""Error code of an attempt that used more memory than its item asks for; counted as its failure, not as a loss."""
 FRAME_BYTES = 900 << 10  # below the wire limit of 1 MiB, with room for what is not counted
 ROW_BYTES = 64
 FRAME_ITEMS = 4096

@@ -32,6 +32,7 @@ from rollout_worker.linger import LINGER_S, linger
 from rollout_worker.link import EOF, Link, told_to_stop
 from rollout_worker.processes.child import ChildProcess, Guard, Handlers
 from rollout_worker.processes.guard import clock
+from rollout_worker.processes.memory import MemoryGroups
 from rollout_worker.session import Phase, Session
 from rollout_worker.supply import CallPlugin, Supply
 from rollout_worker.work_stream import RefusedError, WorkStream
@@ -88,6 +89,7 @@ class Driver:
         self._scratch = Path(settings.worker.scratch_dir).absolute() / parts.incarnation
         self._children: dict[int, ChildProcess] = {}
         self._guard: Guard | None = None
+        self._memory: MemoryGroups | None = None
         self._supply = Supply(
             settings.objects,
             self._objects_channel,
@@ -118,6 +120,7 @@ class Driver:
     async def run(self) -> str:
         await asyncio.to_thread(self._prepare_scratch)
         self._guard = Guard(self._scratch)
+        self._memory = MemoryGroups(f"rollout-{self._parts.incarnation}", self._guard.remove_groups)
         work = asyncio.create_task(self._work.run())
         loops = [
             work,
@@ -234,7 +237,7 @@ class Driver:
         number = action.child
         handlers = Handlers(self.event, self._supply.answer, self._parts.secrets)
         scratch = self._scratch / f"child-{number}"
-        child = ChildProcess(action, scratch, self._supply.cache_dir, self._guard, handlers)
+        child = ChildProcess(action, scratch, self._supply.cache_dir, self._guard, handlers, self._memory)
         self._children[number] = child
         task = self._spawn_task(self._run_child(number, action.plan, child))
         self._child_tasks.add(task)

@@ -8,6 +8,7 @@ from enum import StrEnum
 
 from rollout_worker.attempts import AttemptKey, Held, Plan, State
 from rollout_worker.devices import DevicePool
+from rollout_worker.safeguards import ALL, Safeguards
 from rollout_worker.session_events import Action, Deliver, KillAt, RecallIn, StartChild, StopChild
 
 DEPTH_MAX = 512
@@ -166,10 +167,11 @@ class Placement:
     processes of other keys are ended, and what they held is kept for the key that they were ended for.
     """
 
-    def __init__(self, slots: int, max_engines: int, devices: Sequence[str] = ()) -> None:
+    def __init__(self, slots: int, max_engines: int, devices: Sequence[str] = (), safeguards: Safeguards = ALL) -> None:
         self.slots = slots
         self.max_engines = max_engines
         self.pool = DevicePool(devices)
+        self._safe = safeguards
         self._claim = ""  # the key that the next free devices are for
         self.children: dict[int, Child] = {}
         self.queues: dict[str, deque[Held]] = {}
@@ -271,7 +273,8 @@ class Placement:
         batch: list[Held] = []
         room = child.room
         while len(batch) < room and (held := self.head(key)) is not None:
-            if held.isolate and (batch or child.active):
+            isolate = held.isolate and self._safe.suspects_run_alone
+            if isolate and (batch or child.active):
                 break
             self.queues[key].popleft()
             batch.append(held)
@@ -282,7 +285,7 @@ class Placement:
                 child.timed += 1
             if held.spec.exclusive:
                 child.exclusive += 1
-            if held.isolate:
+            if isolate:
                 child.alone = True
                 break
         self._uses += 1
@@ -310,10 +313,10 @@ class Placement:
             actions.append(self.start(plan, now))
         if starting:
             return
-        if room <= 0:
-            self._make_room(key, plan.kind, now, actions)
-        elif supplied == 0:
+        if supplied == 0:  # first: a place is no use without them, and others have work for it
             self._free_devices(key, plan.devices, now, actions)
+        elif room <= 0:
+            self._make_room(key, plan.kind, now, actions)
 
     def impossible(self, now: float) -> list[tuple[str, Plan]]:
         """Keys that wait for more devices than there are at all."""
@@ -408,6 +411,8 @@ class Placement:
 
     def stop(self, child: Child, *, kill: bool = False) -> StopChild:
         child.state = ChildState.STOPPING
+        if not self._safe.devices_leased:
+            self.pool.give_back(child.id)  # while its process may still use them
         return StopChild(child.id, kill)
 
     def starting_since(self, time: float) -> list[Child]:

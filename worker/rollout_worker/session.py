@@ -21,6 +21,7 @@ from rollout.wire.v1 import work_pb2
 
 from rollout_worker import session_events as ev
 from rollout_worker.attempts import (
+    OUT_OF_MEMORY,
     UNSTARTED,
     AttemptKey,
     Finished,
@@ -45,6 +46,7 @@ from rollout_worker.placement import (
     Placement,
 )
 from rollout_worker.processes.plans import Plans
+from rollout_worker.safeguards import ALL, Safeguards
 
 DRAIN_SLACK_S = 2.0
 """Beyond a drain's budget and the grace of cancellation: for results to be acknowledged."""
@@ -89,10 +91,13 @@ class Revoke:
 class Session:
     """`plan_run` says where a run's attempts execute; AttemptError where this worker cannot run them."""
 
-    def __init__(self, settings: SessionSettings, plan_run: Callable[[Run], Plan]) -> None:
+    def __init__(
+        self, settings: SessionSettings, plan_run: Callable[[Run], Plan], safeguards: Safeguards = ALL
+    ) -> None:
         self._settings = settings
+        self._safe = safeguards
         self._plans = Plans(plan_run, lease_devices=bool(settings.devices))
-        self.place = Placement(settings.slots, settings.max_engines, settings.devices)
+        self.place = Placement(settings.slots, settings.max_engines, settings.devices, safeguards)
         self.credit = CreditKeeper(settings.slots, settings.credit_bytes)
         self.objects_addr = ""
         # Attempts, and the results of those that have ended.
@@ -145,16 +150,19 @@ class Session:
 
     @property
     def wants_flush(self) -> bool:
-        if not self._welcomed or self._fenced_at is not None:
-            return False
-        return self.news > 0
+        return self._welcomed and not self._silent and self.news > 0
+
+    @property
+    def _silent(self) -> bool:
+        return self._fenced_at is not None and self._safe.fenced_tells_nothing
 
     def handle(self, event: ev.Event, now: float) -> list[ev.Action]:
         """ProtocolError when the coordinator, or a child, said what the protocol does not allow."""
         if self._over:
             return self._once_more(event, now)
         self.EVENTS[type(event)](self, event, now)
-        if self._dispatch_due and self._fenced_at is None and not self._stopped_all:
+        may_start = self._fenced_at is None or not self._safe.fenced_starts_nothing
+        if self._dispatch_due and may_start and not self._stopped_all:
             self._dispatch_due = False
             actions, begun = self.place.dispatch(now)
             self._fail_impossible(now)
@@ -178,7 +186,9 @@ class Session:
         self._released.clear()
         self._forget_ended_runs()
         # With what the fence killed: it is given back once its process is known to have ended.
-        held = [h for h in self.held.values() if h.stop_reason != "drop"]
+        held = [h for h in self.held.values() if h.stop_reason != "drop"] if self._safe.hello_lists_held else []
+        if not self._safe.killed_held_until_ended:
+            held = [h for h in held if h.stop_reason != "self_fence"]
         hello = work_pb2.Hello(
             incarnation=self._settings.incarnation,
             inventory=inventory_to_wire(self._settings.inventory),
@@ -202,15 +212,15 @@ class Session:
 
     def _frame(self, event: ev.Frame, now: float) -> None:
         frame = event.frame
-        if frame.session != self._session or not self._session:
-            return  # of an older stream
+        if (frame.session != self._session or not self._session) and self._safe.older_streams_ignored:
+            return
         kind = frame.WhichOneof("body")
         if kind == "welcome":
             self._welcome(frame.welcome, now)
             return
         if kind is None:
             raise ProtocolError("a Work frame without a body")
-        if not self._welcomed:
+        if not self._welcomed and self._safe.welcome_first:
             raise ProtocolError(f"{kind} before Welcome")
         self.FRAMES[kind](self, getattr(frame, kind), now)
 
@@ -224,7 +234,8 @@ class Session:
         for key in keys_from_wire(welcome.drop):
             self.unacknowledged.pop(key, None)
             self._outbox.pop(key, None)
-            self._give_up(key, "drop", now)
+            if self._safe.dropped_stops:
+                self._give_up(key, "drop", now)
         for key in keys_from_wire(welcome.resend):
             result = self.unacknowledged.get(key)
             if result is not None:
@@ -243,8 +254,8 @@ class Session:
                 self._use_process(plan, now)
             for held in arrived:
                 key = held.key
-                if key in self.held or key in self.unacknowledged:
-                    continue  # told twice
+                if (key in self.held or key in self.unacknowledged) and self._safe.told_twice_runs_once:
+                    continue
                 self._assigned += 1
                 held.assigned = self._assigned
                 self.held[key] = held
@@ -279,7 +290,7 @@ class Session:
                 if result is not None and result.sent is not None:
                     sent = result.sent if sent is None else max(sent, result.sent)
         if sent is not None:
-            self._acked(sent)
+            self._acked(sent if self._safe.fence_from_send else now)
             self.credit.answered(now - sent)
 
     def _revoke(self, revoke: work_pb2.Revoke, now: float) -> None:
@@ -293,9 +304,9 @@ class Session:
                 held.move("give_up")
                 self._forget(held)
                 given_up.append(key)
-            elif key in behind:
+            elif key in behind and self._safe.process_asked_first:
                 asked.setdefault(behind[key], set()).add(key)
-            elif held is not None or key in self.unacknowledged:
+            elif (held is not None or key in self.unacknowledged) and self._safe.begun_not_given_up:
                 kept.append(key)
             else:
                 given_up.append(key)
@@ -400,9 +411,15 @@ class Session:
             head.move("finish")
             self._forget(head)
             message = f"its executor cannot start on this worker: {failure.message}"
-            self._finish(failed(head, Failure("engine_start", message, True)))
+            code = OUT_OF_MEMORY if failure.code == OUT_OF_MEMORY else "engine_start"
+            self._finish(failed(head, Failure(code, message, True)))
         while (head := self.place.head(key)) is not None:
-            self._give_up(head.key, "engine_start", now)
+            if self._safe.failed_start_costs_one:
+                self._give_up(head.key, "engine_start", now)
+            else:
+                head.move("finish")
+                self._forget(head)
+                self._finish(failed(head, failure))
 
     def _child_ended(self, event: ev.ChildEnded, now: float) -> None:
         child = self.place.children.get(event.child)
@@ -414,14 +431,14 @@ class Session:
         self.place.ended(child)
         self._dispatch_due = True
         if child.state is ChildState.STARTING:
-            failure = Failure("engine_start", f"the process ended while it started: {event.reason}")
+            failure = Failure(event.code or "engine_start", f"the process ended while it started: {event.reason}")
             self._not_startable(child.plan.key, failure, now)
             return
         if child.state is ChildState.UP:
             delay = self.place.backoff(child.plan.key).failed(now, BACKOFF_FIRST_S, BACKOFF_MAX_S)
             fields = {"child": child.id, "reason": event.reason, "attempts": child.active, "restart_in_s": delay}
             self._actions.append(ev.Emit("child_crashed", "warning", fields))
-        hit = set(map(id, child.heads()))
+        hit = set(map(id, child.heads() if self._safe.crash_costs_what_ran else child.in_hand.values()))
         behind: list[Held] = []
         for held in list(child.in_hand.values()):
             if held.state is State.STOPPING:
@@ -429,8 +446,7 @@ class Session:
             elif id(held) in hit or held.started is not None or held.state is State.WAITING:
                 held.move("finish")
                 self._forget(held)
-                message = f"the process that ran it ended: {event.reason}"
-                self._finish(failed(held, Failure("executor_crashed", message, True, worker_lost=True)))
+                self._finish(failed(held, _crash(held, event, ran=id(held) in hit)))
             else:
                 behind.append(held)
         self._requeue([held for held in behind if not self._revoked(held)])
@@ -481,10 +497,10 @@ class Session:
         outcomes = _column(group.outcome, count, int(Outcome.DONE))
         durations = _column(group.duration_ms, count)
         units_in, units_out = _column(group.units_in, count), _column(group.units_out, count)
-        in_hand, log = child.in_hand, group.log
+        in_hand, log, checked = child.in_hand, group.log, self._safe.attempt_checked
         for i, seq in enumerate(seqs):
             held = in_hand.get((log, seq))
-            if held is None or held.attempt != attempts[i]:
+            if held is None or (held.attempt != attempts[i] and checked):
                 continue
             child.take_out(held)
             failure = failures.get(i)
@@ -498,6 +514,8 @@ class Session:
                 units_out[i],
             )  # fmt: skip
             self._complete(held, result)
+            if failure is not None and failure.code == OUT_OF_MEMORY:
+                child.retiring = True  # what is left in it may be why: the next begins in a fresh one
         if not failures:
             self.place.backoff(child.plan.key).failures = 0
         self._started += child.settle(now, count)
@@ -513,6 +531,8 @@ class Session:
             self._kills.pop(held.key, None)
             self._storing[held.key] = result
             self._actions.append(ev.Store(held.key, data))
+            if not self._safe.stored_before_told:
+                self._finish(result)
         else:
             held.move("finish")
             self._forget(held)
@@ -636,7 +656,7 @@ class Session:
 
     def _check_timeouts(self, now: float) -> None:
         for child in self.place.children.values():
-            if not child.timed:
+            if not child.timed or not self._safe.timeouts:
                 continue
             for held in list(child.in_hand.values()):
                 limit = held.spec.timeout_ms / 1000
@@ -744,6 +764,8 @@ class Session:
             self._outbox.clear()
             for result in results:
                 result.sent = now
+                if not self._safe.results_kept:
+                    del self.unacknowledged[AttemptKey(result.log, result.seq, result.attempt)]
             self._actions += [ev.Send(frame) for frame in result_frames(results)]
         if self._released:
             by_reason: dict[str, list[AttemptKey]] = {}
@@ -759,8 +781,9 @@ class Session:
 
     def _send(self, frame: work_pb2.WorkUp, now: float) -> None:
         """At once, after all that happened before. Lost without a stream: the next Hello makes up for it."""
-        if self._welcomed and self._fenced_at is None:
-            self._flush(now)
+        if self._welcomed and not self._silent:
+            if self._safe.starts_told_first:
+                self._flush(now)
             self._actions.append(ev.Send(frame))
 
     def _by_run(self) -> Counter[str]:
@@ -777,7 +800,7 @@ class Session:
     # ---- acknowledgements and the fence
 
     def _acknowledged(self, event: ev.Acknowledged, now: float) -> None:
-        self._acked(event.sent_at)
+        self._acked(event.sent_at if self._safe.fence_from_send else now)
         if self._fenced_at is not None and self._welcomed and now - event.sent_at < self._settings.self_fence_s:
             self._actions.append(ev.DropStream("self_fence"))  # the next Hello says what is left
 
@@ -787,17 +810,23 @@ class Session:
             self._acked_at = sent_at
         self._acked_at = max(self._acked_at, sent_at)
 
+    def _unheard(self, now: float) -> bool:
+        return self._acked_at is not None and now - self._acked_at >= self._settings.self_fence_s
+
     def _fence(self, now: float) -> None:
         self._fenced_at = now
         self._actions.append(
             ev.Emit("worker_fenced", "warning", {"silent_s": round(now - (self._acked_at or now), 3)})
         )  # fmt: skip
-        for child in sorted(self._stop_exclusive(self.held.values())):
+        exclusive = self.held.values() if self._safe.fence_kills_exclusive else ()
+        for child in sorted(self._stop_exclusive(exclusive)):
             self._actions.append(self.place.stop(self.place.children[child], kill=True))
         if self._session:
             self._actions.append(ev.DropStream("no_answer"))  # another coordinator may lead by now
 
     def _kill_times(self) -> list[ev.Action]:
+        if not self._safe.guard_told:
+            return []
         return self.place.kill_times((self._acked_at or 0.0) + self._settings.self_fence_s + GUARD_LATER_S)
 
     def _unfence(self) -> None:
@@ -814,7 +843,7 @@ class Session:
                 self._actions.append(ev.Emit("worker_orphaned", "error", fields))
                 self._exit("orphaned")
                 return
-        elif self._acked_at is not None and now - self._acked_at >= self._settings.self_fence_s:
+        elif self._unheard(now) and self._safe.self_fence:
             self._fence(now)
         self._actions += self._kill_times()
         self._check_timeouts(now)
@@ -823,7 +852,7 @@ class Session:
             del self._kills[key]
             held = self.held.get(key)
             child = self.place.children.get(held.child) if held is not None else None
-            if child is not None:
+            if child is not None and self._safe.cancel_enforced:
                 self._actions.append(self.place.stop(child, kill=True))
         self._actions += self.place.retire_idle()
         self._actions += self.place.recall(now)
@@ -859,7 +888,7 @@ class Session:
             done = (nobody and not self.unacknowledged) or overdue >= 0
         else:
             self._flush(now)
-            done = not self.held and not self.unacknowledged
+            done = not self.held and not (self.unacknowledged and self._safe.drain_waits)
         if done or overdue >= self._settings.cancel_grace_s + DRAIN_SLACK_S:
             self._send(self._goodbye(), now)
             self._exit("drained")
@@ -912,6 +941,15 @@ class Session:
         ev.Flush: _flush_event,
         ev.Tick: _tick,
     }
+
+
+def _crash(held: Held, ended: ev.ChildEnded, *, ran: bool) -> Failure:
+    """Of what was in a process that ended by itself. `ran`: now, not a parent that waits there."""
+    if ran and ended.code == OUT_OF_MEMORY:
+        limit = held.plan.memory_mib
+        return Failure(OUT_OF_MEMORY, f"it used more than the {limit} MiB that it asks for ({ended.reason})", True)
+    message = f"the process that ran it ended: {ended.reason}"
+    return Failure("executor_crashed", message, True, worker_lost=True)
 
 
 def _column(values: Sequence[int], count: int, absent: int = 0) -> list[int]:

@@ -58,6 +58,7 @@ class ChildFailed:
 class ChildEnded:
     child: int
     reason: str
+    code: str = ""  # of the failure of what it ran, where more is known than that it ended
 
 
 @dataclass(slots=True)

@@ -26,6 +26,8 @@ REWRITES_MAX = 3
 """Times that files which somebody changes are written anew before the run is given up."""
 IDLE_S = 30.0
 """A run that nobody works at for this long gets a line that says where to look."""
+IMPOSSIBLE_S = 5.0
+"""The same, when no worker that is connected could ever take what it waits with."""
 T = TypeVar("T")
 
 
@@ -198,13 +200,17 @@ class WorkloadRun:
     def _tell_idle(self, status: pb.RunStatus) -> None:
         if status.running or status.state != "running":
             self._busy_at, self._idle_told = time.monotonic(), False
-        elif not self._idle_told and time.monotonic() - self._busy_at >= IDLE_S:
-            self._idle_told = True
-            why = f"what it waits for:\n{waiting(status)}\n" if status.waits else "engines may still be loading; "
-            self._display.note(
-                f"no worker has had anything of this run for {IDLE_S:.0f} s: {why}"
-                "`rollout workers` lists those that are connected, `rollout-worker run` starts one"
-            )
+            return
+        idle_s = time.monotonic() - self._busy_at
+        patience_s = IMPOSSIBLE_S if any(wait.impossible for wait in status.waits) else IDLE_S
+        if self._idle_told or idle_s < patience_s:
+            return
+        self._idle_told = True
+        why = f"what it waits for:\n{waiting(status)}\n" if status.waits else "engines may still be loading; "
+        self._display.note(
+            f"no worker has had anything of this run for {idle_s:.0f} s: {why}"
+            "`rollout workers` lists those that are connected, `rollout-worker run` starts one"
+        )
 
     def _snapshot(self, status: pb.RunStatus) -> Snapshot:
         final = status.done + status.failed + status.cancelled + status.skipped

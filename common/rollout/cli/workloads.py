@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import importlib
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import typer
 import typer.core
@@ -11,10 +11,13 @@ import typer.main
 
 from rollout.cli.commands.standard import standard_commands
 from rollout.model.errors import PluginError
-from rollout.workloads.registered import AnyWorkload, entries, load
+from rollout.workloads.registered import entries, load
+
+if TYPE_CHECKING:
+    from rollout.workloads.port import Workload
 
 
-def commands_of(workload: AnyWorkload) -> typer.Typer:
+def commands_of(workload: Workload[Any, Any]) -> typer.Typer:
     """Its own, or the standard one."""
     if not workload.commands:
         return standard_commands(workload)

@@ -19,6 +19,17 @@ def memory_limit(root: Path = Path("/")) -> int | None:
     return min(_memory(root), default=None)
 
 
+def oom_kills(root: Path = Path("/")) -> int:
+    """Processes of this process's own group that the kernel has ended for want of memory; 0 where nobody counts."""
+    for directory in _groups(root, "memory"):
+        for name in ("memory.events", "memory.oom_control"):
+            for line in _lines(directory / name):
+                word, _, count = line.partition(" ")
+                if word == "oom_kill" and count.isdigit():
+                    return int(count)
+    return 0
+
+
 def _cpus(root: Path) -> Iterator[float]:
     for directory in _groups(root, "cpu"):
         words = _words(directory / "cpu.max")  # version 2: "max 100000" or "150000 100000"

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from functools import cache
 from importlib.metadata import EntryPoint, entry_points
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any
 
 from rollout.model.errors import PluginError
-from rollout.workloads.port import GROUP, Workload
 
-AnyWorkload = Workload[Any, Any]
+if TYPE_CHECKING:
+    from rollout.workloads.port import Workload
+
+GROUP = "rollout.workloads"
+"""The entry point group of workloads."""
 
 
 @cache
@@ -19,8 +22,10 @@ def entries() -> dict[str, EntryPoint]:
 
 
 @cache
-def load(name: str) -> AnyWorkload:
+def load(name: str) -> Workload[Any, Any]:
     """KeyError: nothing registers it. PluginError: its package cannot be imported, or registers something else."""
+    from rollout.workloads.port import Workload  # commands that need no workload start faster without
+
     entry = entries()[name]
     owner = f" of {entry.dist.name}" if entry.dist else ""
     try:
@@ -35,4 +40,4 @@ def load(name: str) -> AnyWorkload:
             f"the workload {name}{owner} cannot be used: {entry.value} must be a class derived from "
             f'rollout.workloads.port.Workload with name = "{name}"'
         )
-    return cast(AnyWorkload, made)
+    return made  # pyright: ignore[reportUnknownVariableType]

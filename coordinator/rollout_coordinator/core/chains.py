@@ -9,19 +9,20 @@ from __future__ import annotations
 
 import heapq
 
-from rollout.model.item import AttemptEnd, Blob, Outcome
+from rollout.model.item import Blob, Outcome
 
 from rollout_coordinator.core.capacity import fits
 from rollout_coordinator.core.events import ResultsLoaded
-from rollout_coordinator.core.state import AttemptBatch, Chain, LoadNote, Log, SpecQueue, State, Worker
-from rollout_coordinator.core.step import LoadResults, SendCancel
-from rollout_coordinator.core.window import chain_of, is_accepted, unblock
+from rollout_coordinator.core.items import is_accepted
+from rollout_coordinator.core.queues import chain_of, unblock
+from rollout_coordinator.core.state import AttemptBatch, Chain, Log, SpecQueue, State, Worker
+from rollout_coordinator.core.step import LoadResults
 
 LOOK_BACK = 1024  # results read at once to find a chain's last one after a replay
 
 
-def attempt_ended(state: State, batch: AttemptBatch, seqs: list[int]) -> None:
-    """Frees the chain of these attempts."""
+def attempts_ended(state: State, batch: AttemptBatch, seqs: list[int]) -> None:
+    """The chain of these attempts is free."""
     chain = chain_of(batch.log, batch.info.spec.chain)
     for seq in seqs:
         chain.flying.pop(seq, None)
@@ -44,21 +45,23 @@ def next_open(log: Log, chain: Chain) -> int | None:
 
 
 def may_run(state: State, queue: SpecQueue, worker: Worker) -> str:
-    """`go`, `park` (until the chain moves) or `aside` (not to this worker, yet) for the head of the queue."""
+    """`go`, `block` (until the chain moves) or `aside` (not to this worker, yet) for the head of the queue."""
     chain, log = queue.chain, queue.log
     assert chain is not None
     if next_open(log, chain) != queue.head():
-        return "park"
+        return "block"
     if chain.flying:
         spec = queue.info.spec
-        if not spec.pipelined or spec.exclusive or len(chain.flying) > 1:  # a dropped one might not have stopped yet
-            return "park"
+        if not spec.pipelined or len(chain.flying) > 1:
+            return "block"
+        if spec.exclusive and state.safe.exclusive_not_pipelined:  # a dropped one might not have stopped yet
+            return "block"
         seq, batch = next(iter(chain.flying.items()))
         return "go" if seq < queue.head() and batch.worker is worker else "aside"
     if not chain.known:
         look_back(state, log, chain, queue.head())
         if not chain.known:
-            return "park"
+            return "block"
     if chain.last_worker and chain.last_worker != worker.id:
         last = state.workers.get(chain.last_worker)
         until = chain.free_at + state.settings.chain_grace
@@ -80,14 +83,11 @@ def predecessor(queue: SpecQueue) -> tuple[int, int, Blob] | None:
     return chain.last_done
 
 
-def result_accepted(state: State, batch: AttemptBatch, seq: int, outcome: Outcome, data: Blob) -> None:
-    """Called after the attempt was closed."""
+def item_done(batch: AttemptBatch, seq: int, data: Blob) -> None:
+    """The chain's next item is given this result."""
     chain = chain_of(batch.log, batch.info.spec.chain)
-    if outcome is Outcome.DONE:
-        if chain.last_done is None or chain.last_done[0] < seq:
-            chain.last_done = (seq, batch.attempt, data)
-    else:
-        drop_dependents(state, batch, seq)
+    if chain.last_done is None or chain.last_done[0] < seq:
+        chain.last_done = (seq, batch.attempt, data)
 
 
 def stands(log: Log, batch: AttemptBatch) -> bool:
@@ -96,33 +96,35 @@ def stands(log: Log, batch: AttemptBatch) -> bool:
     return last is not None and last[:2] == batch.predecessor
 
 
-def drop_dependents(state: State, batch: AttemptBatch, seq: int) -> None:
-    """The attempt that pipelined successors stand on is no more: their attempts end with it."""
-    from rollout_coordinator.core.attempts import end_attempt, keys_of
-
+def dependents(batch: AttemptBatch, seq: int) -> list[tuple[int, AttemptBatch]]:
+    """(seq, batch) of attempts that stand on this one."""
     chain = chain_of(batch.log, batch.info.spec.chain)
-    for later, other in list(chain.flying.items()):
-        if other.predecessor == (seq, batch.attempt):
-            if other.worker.session:
-                state.step.sends.append(
-                    SendCancel(other.worker.session, keys_of([(other, [later])]), "predecessor changed")
-                )
-            end_attempt(state, other, later, AttemptEnd.DROPPED, "predecessor_changed", f"seq {seq} changed")
+    return [(later, other) for later, other in chain.flying.items() if other.predecessor == (seq, batch.attempt)]
+
+
+def resume_chains(log: Log) -> None:
+    """What is in flight, of an earlier leader or since before its run ended, is the present of its chain."""
+    for seq, batch in sorted(log.flight.items()):
+        if batch.info.spec.chain:
+            chain = chain_of(log, batch.info.spec.chain)
+            for before, other in chain.flying.items():
+                batch.predecessor = (before, other.attempt)
+            heapq.heappush(chain.members, seq)
+            chain.flying[seq] = batch
 
 
 def look_back(state: State, log: Log, chain: Chain, before: int) -> None:
     """After a replay: find the chain's last result, a page at a time, newest first."""
-    if chain.waiting:
+    if chain.looking_back:
         return
     if before <= 0:
         chain.known = True
         return
-    chain.waiting = True
+    chain.looking_back = True
     first = max(0, before - LOOK_BACK)
-    load, state.next_load = state.next_load, state.next_load + 1
 
     def found(event: ResultsLoaded) -> None:
-        chain.waiting = False
+        chain.looking_back = False
         for i in range(len(event.seq) - 1, -1, -1):
             spec = log.run.specs[event.spec[i]].spec
             if spec.chain == chain.name and event.outcome[i] is Outcome.DONE:
@@ -134,7 +136,6 @@ def look_back(state: State, log: Log, chain: Chain, before: int) -> None:
             look_back(state, log, chain, first)
         if chain.known:
             unblock(chain.blocked)
-            state.dirty = True
+            state.notes.dispatch = True
 
-    state.loads[load] = LoadNote("results", log.id, found)
-    state.step.loads.append(LoadResults(load, log.id, first, before - first, True))
+    state.ask(log, lambda load: LoadResults(load, log.id, first, before - first, True), found)

@@ -7,26 +7,29 @@ that waits gives up its slot and caps until there is something for it to read.
 from __future__ import annotations
 
 from rollout.model.errors import ConflictError, InputError, RolloutError
-from rollout.model.item import AttemptEnd, Failure, Key
+from rollout.model.item import Failure, Key
 
-from rollout_coordinator.core import results, runs, workers
-from rollout_coordinator.core.attempts import begun, cancel, end_attempt, open_seqs, take_capacity
-from rollout_coordinator.core.capacity import strict_room
+from rollout_coordinator.core import attempts, runs
+from rollout_coordinator.core.capacity import OF_PROCESSES, strict_room
+from rollout_coordinator.core.commit import close_in_flight
 from rollout_coordinator.core.events import ResultsLoaded, WorkerSpawn, WorkerWaiting
-from rollout_coordinator.core.state import AttemptBatch, LoadNote, Log, Reader, State, touch
+from rollout_coordinator.core.logs import open_log
+from rollout_coordinator.core.state import AttemptBatch, Log, Reader, State, touch
 from rollout_coordinator.core.step import LoadResults, SendChildren, SendResume
 from rollout_coordinator.core.submit import add_items
-from rollout_coordinator.core.window import unblock
+from rollout_coordinator.core.workers import worker_of_session
 
 PAGE = 256  # children in one message
 
 
 def holder(state: State, session: str, parent: Key, attempt: int) -> AttemptBatch | None:
     """The parent's present attempt, if the speaker holds it."""
-    worker = workers.worker_of_session(state, session)
+    worker = worker_of_session(state, session)
     log = state.logs.get(parent.log)
     batch = log.flight.get(parent.seq) if log is not None else None
-    if worker is None or batch is None or batch.worker is not worker or batch.attempt != attempt:
+    if worker is None or batch is None:
+        return None
+    if state.safe.present_parent_spawns and (batch.worker is not worker or batch.attempt != attempt):
         return None
     return batch if not runs.ended(batch.log.run) else None
 
@@ -38,7 +41,7 @@ def spawn(state: State, event: WorkerSpawn) -> None:
     parent, attempt = event.parent, event.attempt
     child = batch.log.children.get(parent.seq)
     if child is None:
-        child = runs.make_log(state, batch.log.run, parent)
+        child = open_log(state, batch.log.run, parent)
     if child.checking:  # the end of the log is not known before the ledger has answered
         child.held.append(event)
         return
@@ -51,14 +54,16 @@ def spawn(state: State, event: WorkerSpawn) -> None:
     def done(error: RolloutError | None) -> None:
         now = holder(state, event.session, parent, attempt)
         if error is not None and now is not None:
-            # Ordinals, ids and objects are the user's own: his item pays, not the worker that runs it.
-            why = f"{error.message}; a parent must spawn the same children each time, without a gap"
+            # Ordinals, ids, executors and objects are the user's own: his item pays, not the worker that runs it.
+            why = error.message
+            if isinstance(error, ConflictError):
+                why = f"{why}; a parent must spawn the same children each time"
             failure = Failure("spawn_conflict", why, False)
-            cancel(now.worker, [(now, [parent.seq])], "spawn_conflict", state.step.sends)
-            results.close_failed(state, now, parent.seq, failure)
+            attempts.cancel(state, now.worker, [(now, [parent.seq])], "spawn_conflict")
+            close_in_flight(state, now, parent.seq, failure)
         elif error is None and event.seal and not log.sealed:
             log.sealed = True
-            state.reading[log.id] = log
+            state.notes.children[log.id] = log
             touch(state, log)
 
     if event.missing:
@@ -71,42 +76,29 @@ def waiting(state: State, event: WorkerWaiting) -> None:
     batch = holder(state, event.session, event.parent, event.attempt)
     if batch is None:
         return
-    seq, worker, run = event.parent.seq, batch.worker, batch.log.run
+    seq = event.parent.seq
     child = batch.log.children.get(seq)
     if child is None:
-        child = runs.make_log(state, run, event.parent)
-    begun(state, batch, seq)
-    if seq not in batch.waiting:
-        batch.waiting.add(seq)
-        worker.waiting += 1
-        run.waiting += 1
-        take_capacity(run, batch, -1)
-        state.asking[worker.id] = worker
-        if batch.info.lane.blocked:
-            unblock(batch.info.lane.blocked)
-        state.dirty = True
+        child = open_log(state, batch.log.run, event.parent)
+    attempts.start(state, batch, [seq])
+    attempts.wait(state, batch, seq)
     reader = child.reader
     if reader is None or reader.session != event.session or reader.attempt != event.attempt:
         reader = child.reader = Reader(event.session, event.attempt, event.from_child)
     reader.resume = reader.next > event.from_child or reader.complete_sent
-    state.reading[child.id] = child
-
-
-def stop_waiting(state: State, batch: AttemptBatch, seq: int) -> None:
-    if seq in batch.waiting:
-        batch.waiting.discard(seq)
-        batch.worker.waiting -= 1
-        batch.log.run.waiting -= 1
-        take_capacity(batch.log.run, batch, 1)
+    state.notes.children[child.id] = child
 
 
 def serve_readers(state: State) -> None:
     """Send what was committed since, and let parents run on when their caps are free: those wait here for them."""
+    state.reading.update(state.notes.children)
     for child in list(state.reading.values()):
         reader, parent = child.reader, child.parent
-        assert parent is not None
+        if reader is None or parent is None:
+            del state.reading[child.id]
+            continue
         batch = state.logs[parent.log].flight.get(parent.seq)
-        if reader is None or batch is None or batch.attempt != reader.attempt or batch.worker.session != reader.session:
+        if batch is None or batch.attempt != reader.attempt or batch.worker.session != reader.session:
             child.reader = None
             del state.reading[child.id]
             continue
@@ -120,7 +112,7 @@ def serve_readers(state: State) -> None:
             if not free(batch):
                 continue
             reader.resume = False
-            stop_waiting(state, batch, parent.seq)
+            attempts.stop_waiting(batch, parent.seq)
             state.step.sends.append(SendResume(reader.session, parent, reader.attempt))
         del state.reading[child.id]
 
@@ -136,11 +128,10 @@ def free(batch: AttemptBatch) -> bool:
         return False
     if lane.cap and lane.in_flight >= lane.cap:
         return False
-    return not batch.info.requirements.strict or strict_room(batch.worker, batch.info.requirements) > 0
+    return not batch.info.requirements.strict or strict_room(batch.worker, batch.info.requirements, OF_PROCESSES) > 0
 
 
 def read(state: State, child: Log, reader: Reader) -> None:
-    load, state.next_load = state.next_load, state.next_load + 1
     first, n = reader.next, min(PAGE, child.cursor - reader.next)
     reader.loading = True
 
@@ -148,27 +139,11 @@ def read(state: State, child: Log, reader: Reader) -> None:
         reader.loading = False
         if child.reader is not reader or child.parent is None:
             return
-        state.reading[child.id] = child
+        state.notes.children[child.id] = child
         reader.next = first + n
         last = complete(child, reader.next)
         reader.complete_sent = last
         reader.resume = True
         state.step.sends.append(SendChildren(reader.session, child.parent, first, event, last))
 
-    state.loads[load] = LoadNote("results", child.id, found)
-    state.step.loads.append(LoadResults(load, child.id, first, n, True))
-
-
-def close_children(state: State, child: Log) -> None:
-    """The parent has its result: what its children still do is of no use."""
-    for batch in list(dict.fromkeys(child.flight.values())):
-        seqs = open_seqs(batch)
-        cancel(batch.worker, [(batch, seqs)], "parent ended", state.step.sends)
-        for seq in seqs:
-            if child.flight.get(seq) is batch:
-                end_attempt(state, batch, seq, AttemptEnd.DROPPED, "parent_ended", "its parent has a result")
-    for grandchild in child.children.values():
-        close_children(state, grandchild)
-    runs.close_log(state, child)
-    runs.fold_counters(state, child)
-    state.over.append(child)
+    state.ask(child, lambda load: LoadResults(load, child.id, first, n, True), found)

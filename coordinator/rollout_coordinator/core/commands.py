@@ -40,7 +40,7 @@ _INSTEAD = {
 
 
 def command(state: State, event: RunCommand) -> None:
-    if replay.load_ended_run(state, event.run_id, command, event):
+    if replay.load_ended_run(state, event.run_id, event):
         return
     run = state.runs.get(event.run_id)
     if run is None:
@@ -51,7 +51,7 @@ def command(state: State, event: RunCommand) -> None:
     if verb == "priority":
         runs.set_priority(run, event.priority)
         touch_run(state, run)
-        state.dirty = True
+        state.notes.dispatch = True
     elif verb not in _ALREADY:
         error = InputError(f"unknown verb {verb!r}; known are pause, resume, kill, continue, priority")
         state.step.sends.append(Reply(event.request, None, error))
@@ -68,7 +68,7 @@ def command(state: State, event: RunCommand) -> None:
 
 
 def pause(state: State, run: Run, reason: str) -> None:
-    run.state = RUN.move(run.state, "pause")
+    runs.move(run, "pause")
     run.reason = reason
     touch_run(state, run)
     if run.in_flight or run.waiting:
@@ -80,7 +80,7 @@ def pause(state: State, run: Run, reason: str) -> None:
 
 
 def resume(state: State, run: Run, reason: str) -> None:
-    run.state = RUN.move(run.state, "resume")
+    runs.move(run, "resume")
     _go(state, run, reason, "run_resumed")
 
 
@@ -90,9 +90,9 @@ def _go(state: State, run: Run, reason: str, event: str) -> None:
     run.survivors = ()
     touch_run(state, run)
     for log in run.logs.values():
-        state.window_dirty[log.id] = log
-        state.moved[log.id] = log
-    state.dirty = True
+        state.notes.window[log.id] = log
+        state.notes.accepted[log.id] = log
+    state.notes.dispatch = True
     state.step.sends.append(Emit(event, "info", {"run_id": run.id}))
 
 
@@ -102,7 +102,7 @@ def kill(state: State, run: Run, reason: str) -> None:
 
 def go_on(state: State, run: Run, reason: str) -> None:
     ended = runs.ended(run)
-    run.state = RUN.move(run.state, "continue")
+    runs.move(run, "continue")
     if ended:
         state.ended.pop(run.id, None)
         run.root.extra.pop("tally", None)  # a stop_early that fired counts anew
@@ -115,29 +115,8 @@ def go_on(state: State, run: Run, reason: str) -> None:
 _VERBS = {"pause": pause, "resume": resume, "kill": kill, "continue": go_on}
 
 
-def deadlines(state: State) -> None:
-    """Pauses whose time is up: the run is interrupted, and says which attempts live on."""
-    for run in list(state.runs.values()):
-        if not run.pausing_until_ms:
-            continue
-        if not run.in_flight and not run.waiting:
-            touch_run(state, run)  # the row is written without the deadline
-        elif state.now.wall_ms >= run.pausing_until_ms:
-            run.state = RUN.move(run.state, "pause_timeout")
-            run.pausing_until_ms = 0
-            run.survivors = runs.survivors(state, run)
-            run.reason = f"{len(run.survivors)} attempts did not stop in time"
-            touch_run(state, run)
-            state.step.sends.append(
-                Emit("run_interrupted", "warning", {"run_id": run.id, "survivors": len(run.survivors)})
-            )
-            state.step.sends.append(RunMoved(run.id))
-        else:
-            state.wake_by(state.now.mono + (run.pausing_until_ms - state.now.wall_ms) / 1000)
-
-
 def delete(state: State, event: RunDelete) -> None:
-    if replay.load_ended_run(state, event.run_id, delete, event):
+    if replay.load_ended_run(state, event.run_id, event):
         return
     run = state.runs.get(event.run_id)
     if run is None:
@@ -152,7 +131,8 @@ def delete(state: State, event: RunDelete) -> None:
             return
         kill(state, run, "deleted")
     runs.drop_flight(state, run, "run deleted", all=True)
-    forget_writes(state, run)
+    if state.safe.deleted_rows_unwritten:
+        forget_writes(state, run)
     runs.forget(state, run)
     state.step.writes.deleted_runs.append(run.id)
     state.step.sends.append(RunMoved(run.id))

@@ -1,54 +1,25 @@
-"""Acceptance, the commit cursor and the ordered commit log.
+"""Acceptance, the commit cursor and the ordered commit log; what commit-time policies decide is done here.
 
 Schedule order: the cursor moves over the contiguous prefix of accepted results; policies see them there, in order, and
 nowhere else. Arrival order: a result is committed as it is accepted and gets its position in the log.
+
+Groups (`first_success`, from the items' own specs) are decided in the same place: the first member that is done cancels
+the others.
 """
 
 from __future__ import annotations
 
-from rollout.model.item import Blob, Failure, ItemState, Outcome
+from rollout.model.item import Blob, Failure, Outcome
 
-from rollout_coordinator.core import policies, runs
-from rollout_coordinator.core.state import LaneState, Log, Run, SpecInfo, State, touch
+from rollout_coordinator.core import attempts, chains, items, logs, policies, queues, runs
+from rollout_coordinator.core.state import AttemptBatch, LaneState, Log, Run, SpecInfo, State, touch
 from rollout_coordinator.core.step import Emit, ResultRows, RunMoved
-from rollout_coordinator.core.transitions import ITEM
-from rollout_coordinator.core.window import unblock
 
-_COMMIT = {
-    Outcome.DONE: "commit_done",
-    Outcome.FAILED: "commit_failed",
-    Outcome.CANCELLED: "commit_cancelled",
-    Outcome.SKIPPED: "commit_skipped",
-}
-
-
-def touch_lane(state: State, run: Run, lane: LaneState) -> None:
-    state.dirty_lanes[(run.id, lane.name)] = lane.row(run.id)
-
-
-def note_outcome(state: State, log: Log, seq: int, outcome: Outcome, info: SpecInfo) -> None:
-    """Kept until the cursor passes it, where somebody will ask."""
-    run = log.run
-    if run.tracked and log.parent is None:
-        log.outcomes[seq] = (int(outcome), info.index)
-    elif info.lane.name:
-        count_lane(state, run, info.lane, outcome)
-
-
-def count_lane(state: State, run: Run, lane: LaneState, outcome: Outcome) -> None:
-    if outcome is Outcome.DONE:
-        lane.done += 1
-        lane.consecutive = 0
-    elif outcome is Outcome.FAILED:
-        lane.failed += 1
-        lane.consecutive += 1
-    else:
-        return
-    touch_lane(state, run, lane)
+# ---- acceptance
 
 
 def accept_rows(state: State, log: Log, rows: ResultRows) -> None:
-    """These results are durable after this step; the counters, ranges and the cursor follow."""
+    """These results are durable after this step; the counters and the cursor follow. Their items are accepted."""
     counts = log.counts
     if rows.failures or rows.outcome[0] is not Outcome.DONE:
         for outcome in rows.outcome:
@@ -61,10 +32,9 @@ def accept_rows(state: State, log: Log, rows: ResultRows) -> None:
                 if outcome is not Outcome.DONE:
                     counts[outcome] += 1
     state.totals["accepted"] += len(rows.seq)
-    log.accepted.add_many(rows.seq)
     state.step.writes.results.append(rows)
     touch(state, log)
-    state.moved[log.id] = log
+    state.notes.accepted[log.id] = log
     if log.by_arrival:
         n = len(rows.seq)
         rows.position = list(range(log.cursor, log.cursor + n))
@@ -74,9 +44,36 @@ def accept_rows(state: State, log: Log, rows: ResultRows) -> None:
                 commit_one(state, log, seq)
 
 
+def end_in_flight(state: State, batch: AttemptBatch, seq: int, outcome: Outcome, data: Blob, cause: str) -> None:
+    """The item of this attempt has a result; its row is the caller's. `cause`: result, or close without one."""
+    log = batch.log
+    attempts.end(state, batch, [seq], cause)
+    note_outcome(state, log, seq, outcome, batch.info)
+    if batch.info.spec.chain:
+        if outcome is Outcome.DONE:
+            chains.item_done(batch, seq, data)
+        else:
+            attempts.drop_dependents(state, batch, seq)
+    child = log.children.get(seq)
+    if child is not None and state.safe.children_end_with_parent:
+        logs.close_children(state, child)
+
+
+def close_in_flight(
+    state: State, batch: AttemptBatch, seq: int, failure: Failure, outcome: Outcome = Outcome.FAILED
+) -> None:
+    """The core itself ends an item that is in flight (dead letter, timeout, lost group): a result without data."""
+    end_in_flight(state, batch, seq, outcome, b"", "close")
+    rows = ResultRows(
+        batch.log.id, [seq], [batch.attempt], [outcome], [b""], {0: failure}, [0], [0], [0], batch.worker.id,
+        state.now.wall_ms,
+    )  # fmt: skip
+    accept_rows(state, batch.log, rows)
+
+
 def close_pending(state: State, log: Log, spec: int, seqs: list[int], outcome: Outcome, failure: Failure) -> None:
     """Items that end without an attempt: a result of attempt 0, so that the cursor can pass."""
-    ITEM.move(ItemState.PENDING, "close")
+    items.close(log, seqs)
     n, info = len(seqs), log.run.specs[spec]
     data: list[Blob] = [b""] * n
     rows = ResultRows(
@@ -88,16 +85,28 @@ def close_pending(state: State, log: Log, spec: int, seqs: list[int], outcome: O
     accept_rows(state, log, rows)
 
 
-def commit_one(state: State, log: Log, seq: int) -> None:
-    """The cursor passes a result that policies, lanes or groups want to know of."""
-    known = log.outcomes.pop(seq, None)
-    if known is None:
+def note_outcome(state: State, log: Log, seq: int, outcome: Outcome, info: SpecInfo) -> None:
+    """Kept until the cursor passes it, where somebody will ask."""
+    run = log.run
+    if run.tracked and log.parent is None:
+        log.outcomes[seq] = (int(outcome), info.index)
+    elif info.lane.name:
+        count_lane(state, run, info.lane, outcome)
+
+
+def count_lane(state: State, run: Run, lane: LaneState, outcome: Outcome, n: int = 1) -> None:
+    if outcome is Outcome.DONE:
+        lane.done += n
+        lane.consecutive = 0
+    elif outcome is Outcome.FAILED:
+        lane.failed += n
+        lane.consecutive += n
+    else:
         return
-    outcome, info = Outcome(known[0]), log.run.specs[known[1]]
-    ITEM.move(ItemState.ACCEPTED, _COMMIT[outcome])
-    if info.lane.name:
-        count_lane(state, log.run, info.lane, outcome)
-    policies.committed(state, log, seq, outcome, info)
+    state.notes.lanes[run.id, lane.name] = lane
+
+
+# ---- the cursor
 
 
 def advance(state: State, log: Log) -> None:
@@ -105,19 +114,18 @@ def advance(state: State, log: Log) -> None:
     before = log.cursor
     if not log.by_arrival:
         if not log.run.tracked or log.parent is not None:
-            log.cursor = log.accepted.advance(before)
+            items.commit_prefix(log)
         elif not log.rereading:
-            while log.cursor in log.accepted and log.run.state.value in ("running", "paused", "interrupted"):
-                seq = log.cursor
-                log.cursor += 1
-                commit_one(state, log, seq)
+            accepted = log.accepted if state.safe.cursor_contiguous else range(log.submitted)
+            while log.cursor in accepted and (runs.live(log.run) or not state.safe.cursor_stops_with_run):
+                commit_one(state, log, log.cursor)
             log.accepted.forget(log.cursor)  # a policy that ended the run stops the cursor short of the others
-        moved = log.cursor > before
-        if moved and log.blocked:
-            unblock(log.blocked)
-            state.dirty = True
-        if moved and log.reader is not None:
-            state.reading[log.id] = log
+        if log.cursor > before:
+            if log.blocked:
+                queues.unblock(log.blocked)
+                state.notes.dispatch = True
+            if log.reader is not None:
+                state.notes.children[log.id] = log
     if log.cursor > before or log.by_arrival:
         touch(state, log)
         if log.parent is None:
@@ -127,10 +135,96 @@ def advance(state: State, log: Log) -> None:
             )
 
 
+def commit_one(state: State, log: Log, seq: int) -> None:
+    """One result is committed, of a log of which policies, lanes or groups want to know each."""
+    known = log.outcomes.pop(seq, None)
+    outcome = None if known is None else Outcome(known[0])
+    items.commit(log, seq, outcome)
+    if known is None or outcome is None:
+        return
+    info = log.run.specs[known[1]]
+    if info.lane.name:
+        count_lane(state, log.run, info.lane, outcome)
+    if info.spec.group:
+        decide_group(state, log, seq, outcome, info.spec.group)
+    for policy in log.run.policies:
+        decision = policy.decide(log, seq, outcome, info)
+        if isinstance(decision, policies.PruneLane):
+            prune(state, log, info.lane, seq)
+        elif isinstance(decision, policies.EndRun) and runs.live(log.run):
+            runs.end(state, log.run, decision.cause, decision.reason)
+
+
 def finish_if_complete(state: State, run: Run) -> None:
     """Completed = sealed and everything committed. Failed items do not fail the run."""
-    root = run.root
-    if root.sealed and root.cursor >= root.submitted and not root.rereading and runs.live(run):
-        if policies.wants_more(state, run):
-            return
+    root, safe = run.root, state.safe
+    if (safe.sealed_before_complete and not root.sealed) or root.rereading or not runs.live(run):
+        return
+    if safe.committed_before_complete and root.cursor < root.submitted:
+        return
+    if not policies.wants_more(run):
         runs.end(state, run, "complete", "")
+
+
+# ---- what a result decides about others
+
+
+def decide_group(state: State, log: Log, seq: int, outcome: Outcome, group: str) -> None:
+    members = log.members.get(group, set())
+    members.discard(seq)
+    if outcome is Outcome.DONE and group not in log.groups and state.safe.group_ends_others:
+        log.groups[group] = seq
+        close_behind(state, log, log.run.by_group[group], sorted(members), seq, flight=True)
+    if not members:
+        log.members.pop(group, None)
+
+
+def prune(state: State, log: Log, lane: LaneState, seq: int) -> None:
+    lane.pruned_at = seq
+    state.notes.lanes[log.run.id, lane.name] = lane
+    behind = [later for later, (_, spec) in log.outcomes.items() if log.run.specs[spec].lane is lane]
+    close_behind(state, log, [info for info in log.run.specs if info.lane is lane], behind, seq, flight=False)
+
+
+def close_behind(state: State, log: Log, infos: list[SpecInfo], members: list[int], seq: int, flight: bool) -> None:
+    """End what is behind the decision taken at `seq`: pending items of these specs, and of `members`, which were given
+    out, the accepted results and, if `flight`, the attempts."""
+    for later in members:
+        outcome, spec = log.outcomes.get(later, (0, 0))
+        if later > seq and outcome in (Outcome.DONE, Outcome.FAILED):
+            log.outcomes[later] = (int(Outcome.SKIPPED), spec)
+            log.counts[outcome] -= 1
+            log.counts[Outcome.SKIPPED] += 1
+            state.step.writes.prune.append((log.id, later, seq))
+    for info in infos:
+        queue = log.queues.get(info.index)
+        if queue is not None and queue.size:
+            verdict = verdict_on(log, info.index)
+            assert verdict is not None
+            close_pending(state, log, info.index, queues.take_all(state, queue), *verdict)
+    if not flight:
+        return
+    for batch in dict.fromkeys(log.flight[one] for one in members if one in log.flight):
+        verdict = verdict_on(log, batch.info.index)
+        assert verdict is not None
+        outcome, failure = verdict
+        seqs = attempts.open_seqs(batch)
+        attempts.cancel(state, batch.worker, [(batch, seqs)], failure.code)
+        for one in seqs:
+            if log.flight.get(one) is batch:
+                close_in_flight(state, batch, one, failure, outcome)
+
+
+def verdict_on(log: Log, spec: int) -> tuple[Outcome, Failure] | None:
+    """How items of this spec end without running: their lane is pruned, or their group is won."""
+    info = log.run.specs[spec]
+    if info.lane.pruned_at >= 0:
+        return Outcome.SKIPPED, pruned(info.lane)
+    winner = log.groups.get(info.spec.group) if info.spec.group else None
+    if winner is not None:
+        return Outcome.CANCELLED, Failure("group_won", f"group {info.spec.group!r} was won by seq {winner}", False)
+    return None
+
+
+def pruned(lane: LaneState) -> Failure:
+    return Failure("lane_pruned", f"lane {lane.name!r} was pruned at {lane.pruned_at}", False)

@@ -12,8 +12,10 @@ from rollout_coordinator.core import (
     commands,
     commit,
     dispatch,
-    policies,
-    quarantine,
+    hello,
+    journal,
+    logs,
+    queues,
     replay,
     results,
     runs,
@@ -25,17 +27,16 @@ from rollout_coordinator.core import (
 )
 from rollout_coordinator.core import events as ev
 from rollout_coordinator.core.events import Event, Now
-from rollout_coordinator.core.journal import write_dirty
 from rollout_coordinator.core.settings import CoreSettings
-from rollout_coordinator.core.state import State
+from rollout_coordinator.core.state import Notes, State
 from rollout_coordinator.core.step import Snapshot, Step
 from rollout_coordinator.core.views import RunView, WorkerView
 
 
-def _answered(state: State, event: ev.IdsLoaded | ev.ResultsLoaded) -> None:
-    note = state.loads.pop(event.load_id, None)
-    if note is not None and (note.kind == "ids" or note.log in state.logs):  # a client waits for what ids say
-        note.call(event)
+def _answered(state: State, event: ev.Loaded | ev.IdsLoaded | ev.ResultsLoaded) -> None:
+    question = state.questions.pop(event.load_id, None)
+    if question is not None and (question.always or question.log in state.logs):
+        question.answered(event)
 
 
 def _tick(state: State, event: ev.Tick) -> None:
@@ -48,7 +49,7 @@ _HANDLERS: dict[type, Callable[[State, Any], None]] = {
     ev.SubmitSeal: submit.seal,
     ev.RunCommand: commands.command,
     ev.RunDelete: commands.delete,
-    ev.WorkerHello: workers.hello,
+    ev.WorkerHello: hello.hello,
     ev.WorkerGone: workers.gone,
     ev.WorkerGoodbye: workers.goodbye,
     ev.WorkerBeat: workers.beat,
@@ -56,12 +57,12 @@ _HANDLERS: dict[type, Callable[[State, Any], None]] = {
     ev.WorkerStarted: results.started,
     ev.WorkerResults: results.results,
     ev.WorkerReleased: results.released,
-    ev.WorkerConfirm: results.confirm,
+    ev.WorkerConfirm: steal.confirm,
     ev.WorkerSpawn: child_items.spawn,
     ev.WorkerWaiting: child_items.waiting,
     ev.WorkerProgress: workers.progress,
     ev.WorkerCommand: workers.command,
-    ev.Loaded: window.loaded,
+    ev.Loaded: _answered,
     ev.IdsLoaded: _answered,
     ev.ResultsLoaded: _answered,
     ev.RunLoaded: replay.run_loaded,
@@ -93,43 +94,61 @@ class Core:
         # what arrived is read before anybody is declared silent
         for event in events:
             _HANDLERS[type(event)](state, event)
-        workers.scan(state)
-        commands.deadlines(state)
+            if state.notes.redeliver or state.notes.unblocked:
+                self._redeliver(state.notes)
+        scanned = workers.scan(state)
+        runs.pause_deadlines(state)
         runs.forget_ended(state)
-        window.fire_timers(state)
-        self._settle(state)
-        write_dirty(state)
-        runs.forget_over(state)
+        queues.fire_timers(state)
+        self._hand_up_notes(scanned)
+        state.notes.clear()
+        state.opened.clear()
         step.wake_at = state.wake
         return step
 
-    @staticmethod
-    def _settle(state: State) -> None:
-        while state.moved:  # a policy may end items, which moves cursors again
-            moved, state.moved = state.moved, {}
+    def _redeliver(self, notes: Notes) -> None:
+        """Events that waited for what the last one brought."""
+        state = self._state
+        while notes.redeliver or notes.unblocked:
+            waited, notes.redeliver = notes.redeliver, []
+            free, notes.unblocked = notes.unblocked, []
+            for other in waited:
+                _HANDLERS[type(other)](state, other)
+            for log in free:
+                while log.held and not log.checking:
+                    held = log.held.popleft()
+                    _HANDLERS[type(held)](state, held)
+
+    def _hand_up_notes(self, scanned: bool) -> None:
+        """What happened in this step, to the modules that act on it: one kind after the other, each from below."""
+        state, notes = self._state, self._state.notes
+        while notes.accepted:  # a policy may end items, which moves cursors again
+            moved, notes.accepted = notes.accepted, {}
             for log in moved.values():
                 commit.advance(state, log)
             for log in moved.values():
                 if log.parent is None:
-                    policies.serve_appends(state, log.run)
+                    submit.serve_appends(state, log.run)
                     commit.finish_if_complete(state, log.run)
         child_items.serve_readers(state)
-        if state.dirty:
+        dispatch.remember_workers(state)
+        if notes.dispatch:
             dispatch.dispatch(state)
+        if notes.dispatch or scanned:
             steal.seek(state)
-        elif state.steal_due:
-            steal.seek(state)
-        state.steal_due = False
-        if state.window_dirty:
-            for log in state.window_dirty.values():
-                window.refill(state, log)
-            state.window_dirty = {}
+        for log in notes.window.values():
+            window.refill(state, log)
+        runs.attempts_over(state)
+        journal.write_rows(state)
+        logs.forget_over(state)
 
     def run_view(self, run_id: str) -> RunView | None:
+        """With what its pending items wait for."""
         run = self._state.runs.get(run_id)
-        return None if run is None else status.run_view(self._state, run)
+        return None if run is None else status.run_view(self._state, run, with_waits=True)
 
     def run_views(self) -> list[RunView]:
+        """Without what their items wait for."""
         return [status.run_view(self._state, run) for run in self._state.runs.values()]
 
     def worker_views(self, now: Now) -> list[WorkerView]:
@@ -137,7 +156,7 @@ class Core:
 
     def barred(self, incarnation: str) -> RolloutError | None:
         """Why nothing of this worker's is acknowledged; None for an honest one. Asked at each of its beats."""
-        return quarantine.barred(self._state, incarnation)
+        return workers.barred(self._state, incarnation)
 
     def gauges(self) -> dict[str, float]:
         """Numbers for metrics, by name; counters end in `_total` and count since this core began."""

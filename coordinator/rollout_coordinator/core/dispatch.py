@@ -1,7 +1,7 @@
 """Who gets what. Constraints are looked at once per spec queue; then as many items are taken as all of them allow.
 
-A queue that cannot go on whatever the worker is blocked at what blocks it (its lane, its chain, its `not_before`, the
-commit horizon) and comes back when that moves, so that a pass costs what it hands out.
+A queue that cannot go on, whatever the worker, is blocked by what it waits for (its lane, its chain, its `not_before`,
+the commit horizon) and comes back when that moves, so that a pass costs what it hands out.
 """
 
 from __future__ import annotations
@@ -9,18 +9,20 @@ from __future__ import annotations
 import heapq
 from itertools import accumulate
 
-from rollout.model.item import Blob, ItemState
+from rollout.model.item import Blob
 from rollout.model.run import RunState
 from rollout.model.worker import WorkerState
 
 from rollout_coordinator.core.attempts import open_batch
-from rollout_coordinator.core.capacity import UNLIMITED, fits, free_credit, has_enough, parents_full, strict_room
+from rollout_coordinator.core.capacity import UNLIMITED, fits, free_credit, has_enough, idle, parents_full, strict_room
 from rollout_coordinator.core.chains import may_run, predecessor
 from rollout_coordinator.core.events import Keys
 from rollout_coordinator.core.fair_share import FairShare
 from rollout_coordinator.core.locality import choose, limit_of_order, note_served, within
+from rollout_coordinator.core.queues import arrived, block, block_until, count, enqueue, unblock
 from rollout_coordinator.core.state import (
     FRESH,
+    NEVER,
     ROOT_RANK,
     Assignment,
     AttemptBatch,
@@ -32,8 +34,6 @@ from rollout_coordinator.core.state import (
     Worker,
 )
 from rollout_coordinator.core.step import AssignGroup, AssignmentRow, SendAssign
-from rollout_coordinator.core.transitions import ITEM
-from rollout_coordinator.core.window import arrived_at_thief, count, enqueue, unblock
 
 PASSES = 64  # frames to one worker in one step, at most
 
@@ -53,20 +53,19 @@ class Frame:
 
 def dispatch(state: State) -> None:
     """Hand out what can be handed out."""
-    state.dirty = False
-    state.chains_due = float("inf")
+    state.chains_due = NEVER
     if not state.asking and not state.resting:
         return
-    runs = [
-        r for r in state.runs.values() if r.state is RunState.RUNNING and any(s.heap for s in r.requirements.values())
-    ]
+    states = {RunState.RUNNING} if state.safe.running_runs_only else set(RunState)
+    runs = [r for r in state.runs.values() if r.state in states and any(s.heap for s in r.requirements.values())]
     if state.resting and (
         not runs or any(s.heap and s not in state.rested_for for r in runs for s in r.requirements.values())
     ):
         state.asking.update(state.resting)
         state.resting.clear()
         state.rested_for = frozenset()  # it holds runs that may be over
-    workers = [w for w in state.asking.values() if w.session and w.state is WorkerState.READY and not w.fenced]
+    ready = {WorkerState.READY} if state.safe.ready_workers_only else set(WorkerState)
+    workers = [w for w in state.asking.values() if w.session and w.state in ready and not w.fenced]
     if not runs or not workers:
         return
     workers.sort(key=load)
@@ -78,6 +77,18 @@ def dispatch(state: State) -> None:
         aside = feed_all(state, workers, fair, UNLIMITED, soft=True) or aside
     if aside:
         feed_all(state, workers, fair, UNLIMITED, soft=False)
+    more = [r.root for r in runs if len(r.requirements) > 1 and r.root.window_end < r.root.submitted]
+    if more and any(map(idle, workers)):  # there may be something for them beyond the window
+        state.notes.window.update({log.id: log for log in more})
+
+
+def remember_workers(state: State) -> None:
+    """Who may be given more, and who nothing any more, by what happened in this step."""
+    notes = state.notes
+    for incarnation in notes.left:
+        state.asking.pop(incarnation, None)
+        state.resting.pop(incarnation, None)
+    state.asking.update(notes.freed)
 
 
 def load(worker: Worker) -> int:
@@ -127,7 +138,7 @@ def feed(state: State, frame: Frame, fair: FairShare, soft: bool) -> bool:
         share = shares.of(run) if n > 0 and shares is not None else None
         if share is not None:
             n = min(n, share - worker.holds.get(run.id, 0))
-        if run.spec.max_in_flight:
+        if run.spec.max_in_flight and state.safe.run_cap:
             n = min(n, run.spec.max_in_flight - run.in_flight)
         if n > 0 and len(heap) > 1:
             n = max(1, n // 4)
@@ -216,29 +227,23 @@ def allowed(state: State, queue: SpecQueue, worker: Worker, soft: bool) -> int:
     info, log = queue.info, queue.log
     spec, lane, most = info.spec, info.lane, UNLIMITED
     if spec.not_before_ms > state.now.wall_ms:
-        queue.queued = True
-        state.next_number += 1
-        heapq.heappush(state.timers, (spec.not_before_ms, state.next_number, log.id, queue))
-        state.wake_by(state.now.mono + (spec.not_before_ms - state.now.wall_ms) / 1000)
+        block_until(state, queue, spec.not_before_ms)
         return 0
-    if lane.cap:
+    if lane.cap and state.safe.lane_cap:
         most = lane.cap - lane.in_flight
         if most <= 0:
-            queue.queued = True
-            lane.blocked.append(queue)
+            block(queue, lane.blocked)
             return 0
     if log.run.tracked and log.parent is None:
         beyond = log.cursor + state.settings.commit_horizon - queue.head()
         if beyond <= 0:
-            queue.queued = True
-            log.blocked.append(queue)
+            block(queue, log.blocked)
             return 0
         most = min(most, beyond)
     if queue.chain is not None:
         verdict = may_run(state, queue, worker)
-        if verdict == "park":
-            queue.queued = True
-            queue.chain.blocked.append(queue)
+        if verdict == "block":
+            block(queue, queue.chain.blocked)
             return 0
         if verdict == "aside":
             return -1
@@ -274,7 +279,7 @@ def take(state: State, frame: Frame, queue: SpecQueue, n: int) -> int:
         if not fits_bytes(frame, len(payload)):
             return 0
         heapq.heappop(queue.retry)
-        arrived_at_thief(state, history)
+        arrived(state, history)
         give(state, frame, queue, [seq], [item], [payload], history, len(payload))
         return 1
     assert chunk is not None
@@ -312,12 +317,10 @@ def give(
     state: State, frame: Frame, queue: SpecQueue, seqs: list[int], ids: list[bytes], payloads: list[Blob],
     history: History, size: int,
 ) -> None:  # fmt: skip
-    ITEM.move(ItemState.PENDING, "assign")
     log, info, n, attempt = queue.log, queue.info, len(seqs), history.attempts + 1
     before = predecessor(queue) if queue.chain is not None else None
-    state.next_number += 1
     batch = AttemptBatch(
-        state.next_number,
+        next(state.numbers),
         log,
         info,
         frame.worker,
@@ -329,9 +332,8 @@ def give(
         state.now.mono,
     )
     open_batch(state, batch, size)
-    queue.size -= n
-    count(log, -n, -size)
-    state.window_dirty[log.id] = log
+    count(queue, -n, -size)
+    state.notes.window[log.id] = log
     frame.items_left -= n
     frame.bytes_left -= size
     group = frame.groups.get(log.id)

@@ -4,29 +4,37 @@ from __future__ import annotations
 
 import json
 
-from rollout_coordinator.core import runs
-from rollout_coordinator.core.state import Log, State
+from rollout_coordinator.core.state import Log, Run, State, Worker
+from rollout_coordinator.core.step import RunRow, WorkerRow
 
 
-def extra_json(log: Log) -> str:
+def write_rows(state: State) -> None:
+    """The rows of logs, runs and lanes that were noted, unless they were forgotten in the same step."""
+    writes, notes = state.step.writes, state.notes
+    for log in notes.logs.values():
+        if log.id in state.logs:
+            writes.logs[log.id] = log.row(_extra_json(log))
+    for run in notes.runs.values():
+        if run.id in state.runs:
+            writes.runs[run.id] = run_row(run)
+    for key, lane in notes.lanes.items():
+        if key[0] in state.runs:
+            writes.lanes[key] = lane.row(key[0])
+
+
+def run_row(run: Run) -> RunRow:
+    return RunRow(
+        run.spec, run.state, run.reason, run.root.id, run.created_ms, run.updated_ms, run.ended_ms,
+        run.stop_submitting, run.pausing_until_ms, run.survivors, run.priority,
+    )  # fmt: skip
+
+
+def write_worker(state: State, worker: Worker) -> None:
+    state.step.writes.workers[worker.id] = WorkerRow(
+        worker.id, worker.host_id, worker.inventory, worker.state, worker.registered_ms, worker.ended_ms, worker.reason
+    )
+
+
+def _extra_json(log: Log) -> str:
     kept = {key: value for key, value in log.extra.items() if key != "replayed" and value}
     return json.dumps(kept, sort_keys=True, separators=(",", ":"), ensure_ascii=False) if kept else "{}"
-
-
-def write_dirty(state: State) -> None:
-    writes = state.step.writes
-    for log in state.dirty_logs.values():
-        if log.id in state.logs:
-            writes.logs[log.id] = log.row(extra_json(log))
-    state.dirty_logs.clear()
-    for run in state.dirty_runs.values():
-        if run.id not in state.runs:
-            continue
-        if run.pausing_until_ms and not run.in_flight and not run.waiting:
-            run.pausing_until_ms = 0  # every attempt has answered
-        writes.runs[run.id] = runs.row(run)
-    state.dirty_runs.clear()
-    for key, row in state.dirty_lanes.items():
-        if key[0] in state.runs:
-            writes.lanes[key] = row
-    state.dirty_lanes.clear()

@@ -11,8 +11,8 @@ from __future__ import annotations
 import heapq
 from bisect import bisect_right
 
+from rollout_coordinator.core.queues import index_queue, key_of
 from rollout_coordinator.core.state import ROOT_RANK, Entry, Locality, Requirements, Run, SpecQueue, State, Worker
-from rollout_coordinator.core.window import index_queue, key_of
 
 HOMES_MAX = 64  # places of workers that are gone which are remembered
 

@@ -16,6 +16,11 @@ class Ranges:
         i = bisect_right(self.lo, n) - 1
         return i >= 0 and n <= self.hi[i]
 
+    def overlaps(self, first: int, last: int) -> bool:
+        """Whether any number of [first, last] is there."""
+        i = bisect_right(self.lo, last) - 1
+        return i >= 0 and self.hi[i] >= first
+
     def add(self, first: int, last: int) -> None:
         """Add [first, last], which must not overlap what is there."""
         lo, hi = self.lo, self.hi
@@ -40,11 +45,12 @@ class Ranges:
         """Add distinct numbers in any order."""
         if not numbers:
             return
+        first, last = min(numbers), max(numbers)
+        if last - first + 1 == len(numbers):
+            self.add(first, last)
+            return
         ordered = sorted(numbers)
         first = last = ordered[0]
-        if ordered[-1] - first + 1 == len(ordered):
-            self.add(first, ordered[-1])
-            return
         for n in ordered[1:]:
             if n != last + 1:
                 self.add(first, last)

@@ -5,20 +5,18 @@ Attempts stay with their workers, who get a full fresh deadline to say Hello; pe
 
 from __future__ import annotations
 
-import heapq
 import json
-from collections.abc import Callable
-from typing import Any
 
 from rollout.model.item import Key, Outcome
 from rollout.model.worker import WorkerState
 
-from rollout_coordinator.core import runs
-from rollout_coordinator.core.attempts import join_group, open_batch
-from rollout_coordinator.core.events import Now, ResultsLoaded, RunLoaded
-from rollout_coordinator.core.state import Assignment, AttemptBatch, LoadNote, Log, Run, State, Worker, touch_run
+from rollout_coordinator.core import attempts, runs
+from rollout_coordinator.core.chains import resume_chains
+from rollout_coordinator.core.events import Event, Now, ResultsLoaded, RunLoaded
+from rollout_coordinator.core.items import is_accepted
+from rollout_coordinator.core.logs import make_log
+from rollout_coordinator.core.state import Assignment, AttemptBatch, Log, Run, State, Worker
 from rollout_coordinator.core.step import LoadResults, LoadRun, LogRow, Snapshot
-from rollout_coordinator.core.window import chain_of, is_accepted
 from rollout_coordinator.core.workers import ANY_HOST, UNKNOWN, extend_deadline
 
 PAGE = 8192  # outcomes read at once
@@ -35,13 +33,13 @@ def restore(state: State, snapshot: Snapshot, now: Now) -> None:
         )  # fmt: skip
         extend_deadline(state, worker, now.mono)
         state.workers[worker.id] = worker
-    restore_attempts(state, snapshot, now)
-    state.dirty_logs.clear()
+    if state.safe.adopted_in_flight:
+        restore_attempts(state, snapshot, now)
     for log in state.logs.values():
         revive(state, log)
     for run in state.runs.values():
         if run.pausing_until_ms and not run.in_flight:
-            touch_run(state, run)
+            state.notes.idle[run.id] = run
         if runs.ended(run):  # some of its attempts may not be over
             runs.keep_for_now(state, run)
 
@@ -50,7 +48,7 @@ def revive(state: State, log: Log) -> None:
     if log.parent is not None and is_accepted(state.logs[log.parent.log], log.parent.seq):
         log.closed = True
         if not log.flight:
-            state.over.append(log)
+            state.notes.over.append(log)
     reopen(state, log)
     if runs.ended(log.run):
         log.closed = True
@@ -58,27 +56,22 @@ def revive(state: State, log: Log) -> None:
 
 def run_loaded(state: State, event: RunLoaded) -> None:
     """An ended run of an earlier leader, asked for by a client; what waited for it goes on."""
-    state.loads.pop(event.load_id, None)
-    waiting = state.opening.pop(event.run_id, [])
     if event.snapshot is not None and event.run_id not in state.runs:
-        before = dict(state.dirty_logs)
         restore_runs(state, event.snapshot)
-        state.dirty_logs = before
         for log in state.runs[event.run_id].logs.values():
             revive(state, log)
         runs.keep_for_now(state, state.runs[event.run_id])
-    state.recalled.add(event.run_id)
-    for handler, waiter in waiting:
-        handler(state, waiter)
-    state.recalled.discard(event.run_id)
+    state.opened.add(event.run_id)
+    state.notes.redeliver += state.opening.pop(event.run_id, [])
 
 
-def load_ended_run(state: State, run_id: str, handler: Callable[[State, Any], None], event: Any) -> bool:
-    """True if the ledger is asked for a run this core does not know; `handler(c, event)` is called again then."""
-    if run_id in state.runs or run_id in state.recalled or not state.settings.ended_on_disk:
+def load_ended_run(state: State, run_id: str, event: Event) -> bool:
+    """True if the ledger is asked for a run this core does not know; the event is delivered again then."""
+    known = run_id in state.runs or run_id in state.opened
+    if known or not state.settings.ended_on_disk or not state.safe.ended_runs_on_disk:
         return False
     waiting = state.opening.setdefault(run_id, [])
-    waiting.append((handler, event))
+    waiting.append(event)
     if len(waiting) == 1:
         load, state.next_load = state.next_load, state.next_load + 1
         state.step.loads.append(LoadRun(load, run_id))
@@ -119,7 +112,7 @@ def restore_runs(state: State, snapshot: Snapshot) -> None:
 
 def restore_log(state: State, run: Run, row: LogRow, accepted: list[tuple[int, int]]) -> Log:
     parent = Key(row.parent_log, row.parent_seq) if row.parent_log else None
-    log = runs.make_log(state, run, parent, row.log)
+    log = make_log(state, run, parent, row.log)
     log.submitted, log.sealed, log.cursor = row.submitted, row.sealed, row.cursor
     log.counts = [0, row.done, row.failed, row.cancelled, row.skipped]
     log.attempts, log.retried, log.worker_lost, log.stale = row.attempts, row.retried, row.worker_lost, row.stale
@@ -146,14 +139,13 @@ def restore_attempts(state: State, snapshot: Snapshot, now: Now) -> None:
         assignment = assignments.setdefault(number, Assignment(number))
         log = state.logs[log_id]
         info = log.run.specs[spec]
-        state.next_number += 1
         batch = AttemptBatch(
-            state.next_number, log, info, worker, assignment, attempt, failures, losses, seqs, now.mono
+            next(state.numbers), log, info, worker, assignment, attempt, failures, losses, seqs, now.mono
         )
-        batch.maybe_started = True
-        open_batch(state, batch, 0)
+        batch.maybe_started = state.safe.adopted_may_have_begun
         if info.spec.timeout_ms:
             batch.started_at = dict.fromkeys(seqs, now.mono)
+        attempts.open_batch(state, batch, 0)
 
 
 def reopen(state: State, log: Log) -> None:
@@ -167,22 +159,11 @@ def reopen(state: State, log: Log) -> None:
     if log.submitted:
         log.extra["replayed"] = True
     if log.run.tracked and parent is None and not log.by_arrival and len(log.accepted):
-        log.rereading = True
+        log.rereading = state.safe.outcomes_reread
         state.rereads.append(log)
     resume_chains(log)
-    state.window_dirty[log.id] = log
-    state.moved[log.id] = log
-
-
-def resume_chains(log: Log) -> None:
-    """What is in flight, of an earlier leader or since before its run ended, is the present of its chain."""
-    for seq, batch in sorted(log.flight.items()):
-        if batch.info.spec.chain:
-            chain = chain_of(log, batch.info.spec.chain)
-            for before, other in chain.flying.items():
-                batch.predecessor = (before, other.attempt)
-            heapq.heappush(chain.members, seq)
-            chain.flying[seq] = batch
+    state.notes.window[log.id] = log
+    state.notes.accepted[log.id] = log
 
 
 def reread(state: State) -> None:
@@ -193,20 +174,17 @@ def reread(state: State) -> None:
 
 
 def read_page(state: State, log: Log, first: int, end: int) -> None:
-    load, state.next_load = state.next_load, state.next_load + 1
-
     def found(event: ResultsLoaded) -> None:
         for seq, outcome, spec in zip(event.seq, event.outcome, event.spec, strict=True):
             if seq >= log.cursor:
                 log.outcomes.setdefault(seq, (int(Outcome(outcome)), spec))
                 if log.run.specs[spec].spec.group:
-                    join_group(log, log.run.specs[spec], [seq])
+                    attempts.join_group(log, log.run.specs[spec], [seq])
         if first + PAGE < end:
             read_page(state, log, first + PAGE, end)
         else:
             log.rereading = False
-            state.moved[log.id] = log
-            state.window_dirty[log.id] = log
+            state.notes.accepted[log.id] = log
+            state.notes.window[log.id] = log
 
-    state.loads[load] = LoadNote("results", log.id, found)
-    state.step.loads.append(LoadResults(load, log.id, first, min(PAGE, end - first), False))
+    state.ask(log, lambda load: LoadResults(load, log.id, first, min(PAGE, end - first), False), found)

@@ -1,20 +1,18 @@
-"""Runs as a whole: opening, ending and what becomes of their work then."""
+"""Runs as a whole: opened, paused, ended, and what becomes of their work then."""
 
 from __future__ import annotations
 
 from rollout.model import events as names
-from rollout.model.item import AttemptEnd, ItemSpec, Key
+from rollout.model.item import AttemptEnd, ItemSpec
 from rollout.model.run import ENDED, RunSpec, RunState
 
-from rollout_coordinator.core import policies
-from rollout_coordinator.core.attempts import cancel, close, open_batches
+from rollout_coordinator.core import attempts, policies
 from rollout_coordinator.core.locality import track_locality
-from rollout_coordinator.core.state import LaneState, Log, Requirements, Run, SpecInfo, State, touch, touch_run
-from rollout_coordinator.core.step import AttemptRow, Emit, RunMoved, RunRow, SendRunEnded, SpecRow
+from rollout_coordinator.core.logs import close_log, fold_counters, forget_log, open_log
+from rollout_coordinator.core.state import LaneState, Requirements, Run, SpecInfo, State, touch_run
+from rollout_coordinator.core.step import AttemptRow, Emit, RunMoved, SendRunEnded, SpecRow
 from rollout_coordinator.core.transitions import RUN
-from rollout_coordinator.core.window import drop_window
 
-TALLIES = ("attempts", "retried", "worker_lost", "stale", "units_in", "units_out")
 LIVE = frozenset({RunState.RUNNING, RunState.PAUSED, RunState.INTERRUPTED})
 
 
@@ -25,7 +23,7 @@ def live(run: Run) -> bool:
 def open_run(state: State, spec: RunSpec) -> Run:
     """A run and its empty root log."""
     run = make_run(state, spec, RunState.RUNNING, state.now.wall_ms)
-    run.root = make_log(state, run, None)
+    run.root = open_log(state, run, None)
     touch_run(state, run)
     state.step.sends.append(
         Emit(names.RUN_SUBMITTED, "info", {"run_id": run.id, "workload": spec.workload, "name": spec.name})
@@ -49,18 +47,6 @@ def set_priority(run: Run, priority: int) -> None:
     run.weight = 2.0 ** max(-32, min(32, priority))
 
 
-def make_log(state: State, run: Run, parent: Key | None, number: int = 0) -> Log:
-    if not number:
-        number, state.next_log = state.next_log, state.next_log + 1
-    log = Log(number, run, parent)
-    run.logs[number] = log
-    state.logs[number] = log
-    if parent is not None:
-        state.logs[parent.log].children[parent.seq] = log
-    touch(state, log)
-    return log
-
-
 def intern_spec(state: State, run: Run, spec: ItemSpec, write: bool = True) -> SpecInfo:
     """The run's entry for this spec; a row the first time."""
     info = run.by_spec.get(spec)
@@ -73,6 +59,8 @@ def intern_spec(state: State, run: Run, spec: ItemSpec, write: bool = True) -> S
     requirements = run.requirements.get(key)
     if requirements is None:
         requirements = run.requirements[key] = Requirements(spec, run.spec.workload)
+        if not state.safe.strict_resources:
+            requirements.strict = ()
     info = SpecInfo(len(run.specs), spec, lane, requirements)
     run.specs.append(info)
     run.by_spec[spec] = info
@@ -86,11 +74,9 @@ def intern_spec(state: State, run: Run, spec: ItemSpec, write: bool = True) -> S
     return info
 
 
-def row(run: Run) -> RunRow:
-    return RunRow(
-        run.spec, run.state, run.reason, run.root.id, run.created_ms, run.updated_ms, run.ended_ms,
-        run.stop_submitting, run.pausing_until_ms, run.survivors, run.priority,
-    )  # fmt: skip
+def move(run: Run, cause: str) -> None:
+    """The only way a run changes its state. StateError if the table does not list it."""
+    run.state = RUN.move(run.state, cause)
 
 
 def end(state: State, run: Run, cause: str, reason: str) -> None:
@@ -100,11 +86,12 @@ def end(state: State, run: Run, cause: str, reason: str) -> None:
     be continued keeps its exclusive attempts in flight, as survivors, until their worker says that they are over (or is
     lost): they would overlap with those of the run that goes on.
     """
-    run.state = RUN.move(run.state, cause)
+    move(run, cause)
     run.reason = reason
     run.ended_ms = state.now.wall_ms
     run.pausing_until_ms = 0
-    drop_flight(state, run, f"run {run.state.value}", all=run.state is RunState.COMPLETED)
+    if state.safe.end_takes_attempts_back:
+        drop_flight(state, run, f"run {run.state.value}", all=run.state is RunState.COMPLETED)
     run.survivors = survivors(state, run)
     touch_run(state, run)
     for log in run.logs.values():
@@ -136,49 +123,57 @@ def survivors(state: State, run: Run) -> tuple[tuple[int, int, int, str], ...]:
     """(log, seq, attempt, worker) of everything that is in flight."""
     return tuple(
         (batch.log.id, seq, batch.attempt, worker.id)
-        for worker, batches in open_batches(state, run)
-        for batch, seqs in batches
+        for worker, held in attempts.of_run(state, run)
+        for batch, seqs in held
         for seq in seqs
     )
 
 
 def drop_flight(state: State, run: Run, reason: str, *, all: bool) -> None:
     """Take every attempt of the run away from its worker; without `all`, the exclusive ones stay in flight."""
-    for worker, batches in open_batches(state, run):
-        cancel(worker, batches, reason, state.step.sends)
-        for batch, seqs in batches:
-            if batch.info.spec.exclusive and not all:
+    for worker, held in attempts.of_run(state, run):
+        attempts.cancel(state, worker, held, reason)
+        for batch, seqs in held:
+            if not seqs or (batch.info.spec.exclusive and not all and state.safe.exclusive_outlives_run):
                 continue
             for seq in seqs:
-                state.step.writes.attempts.append(
-                    AttemptRow(
-                        batch.log.id,
-                        seq,
-                        batch.attempt,
-                        worker.id,
-                        AttemptEnd.RELEASED,
-                        "run_ended",
-                        reason,
-                        state.now.wall_ms,
-                    )
-                )
-            if seqs:
-                close(state, batch, seqs)
+                row = AttemptRow(
+                    batch.log.id, seq, batch.attempt, worker.id, AttemptEnd.RELEASED, "run_ended", reason,
+                    state.now.wall_ms,
+                )  # fmt: skip
+                state.step.writes.attempts.append(row)
+            attempts.end(state, batch, seqs, "release")
 
 
-def close_log(state: State, log: Log) -> None:
-    """Nothing of this log will run any more."""
-    log.closed = True
-    drop_window(state, log)
-    log.chains.clear()
-    log.queues.clear()
-    log.blocked.clear()
-    log.outcomes.clear()
-    log.members.clear()
-    log.reader = None
-    state.reading.pop(log.id, None)
-    state.timers = [timer for timer in state.timers if timer[2] != log.id]
-    state.retries = [retry for retry in state.retries if retry[2] != log.id]
+def attempts_over(state: State) -> None:
+    """Runs of which the last attempt in flight ended in this step: nothing survives, and a pause is complete."""
+    for run in state.notes.idle.values():
+        if run.in_flight or run.waiting:
+            continue
+        if run.survivors and ended(run):
+            run.survivors = ()
+            touch_run(state, run)
+        elif run.pausing_until_ms:
+            run.pausing_until_ms = 0
+            state.notes.runs[run.id] = run
+
+
+def pause_deadlines(state: State) -> None:
+    """Pauses whose time is up: the run is interrupted, and says which attempts live on."""
+    for run in list(state.runs.values()):
+        if not run.pausing_until_ms or not (run.in_flight or run.waiting):
+            continue
+        if state.now.wall_ms < run.pausing_until_ms:
+            state.wake_by(state.now.mono + (run.pausing_until_ms - state.now.wall_ms) / 1000)
+            continue
+        move(run, "pause_timeout")
+        run.pausing_until_ms = 0
+        run.survivors = survivors(state, run)
+        run.reason = f"{len(run.survivors)} attempts did not stop in time"
+        touch_run(state, run)
+        fields = {"run_id": run.id, "survivors": len(run.survivors)}
+        state.step.sends.append(Emit("run_interrupted", "warning", fields))
+        state.step.sends.append(RunMoved(run.id))
 
 
 def ended(run: Run) -> bool:
@@ -191,33 +186,6 @@ def forget(state: State, run: Run) -> None:
         forget_log(state, log)
     del state.runs[run.id]
     state.ended.pop(run.id, None)
-
-
-def forget_log(state: State, log: Log) -> None:
-    close_log(state, log)
-    if log.parent is not None:
-        parent = state.logs.get(log.parent.log)
-        if parent is not None:
-            parent.children.pop(log.parent.seq, None)
-    state.logs.pop(log.id, None)
-    log.run.logs.pop(log.id, None)
-
-
-def fold_counters(state: State, log: Log) -> None:
-    """A child log's tallies move to its run's root, so that the run's do not depend on which logs are in memory."""
-    root = log.run.root
-    for name in TALLIES:
-        setattr(root, name, getattr(root, name) + getattr(log, name))
-        setattr(log, name, 0)
-    touch(state, root)
-    touch(state, log)
-
-
-def forget_over(state: State) -> None:
-    """At the end of a step, when their last rows are among its writes."""
-    for log in state.over:
-        forget_log(state, log)
-    state.over = []
 
 
 def forget_ended(state: State) -> None:

@@ -1,4 +1,4 @@
-"""What the core remembers. Plain mutable records; the modules beside this one change them.
+"""What the core remembers: plain mutable records, the step under construction and the notes on what happened in it.
 
 Memory grows with what is in flight and in the window, not with the size of a run: accepted results are ranges, items
 in flight share one `AttemptBatch` per (frame, log, spec), and pending items sit in columnar chunks.
@@ -7,20 +7,31 @@ in flight share one `AttemptBatch` per (frame, log, spec), and pending items sit
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Set
-from dataclasses import replace
+from collections.abc import Callable, Iterator, Set
+from dataclasses import dataclass, field, replace
+from itertools import count
 from typing import Any, NamedTuple
 
-from rollout.model.item import Blob, ItemSpec, Key, Outcome
+from rollout.model.item import Blob, ItemSpec, Key
 from rollout.model.run import Order, RunSpec, RunState
 from rollout.model.worker import Credit, Inventory, WorkerState
 
-from rollout_coordinator.core.events import Keys, Now, ResultsLoaded, SubmitItems, SubmitSeal, WorkerSpawn
+from rollout_coordinator.core.events import Event, Keys, Now, SubmitItems, SubmitSeal, WorkerSpawn
 from rollout_coordinator.core.ranges import Ranges
+from rollout_coordinator.core.safeguards import Safeguards
 from rollout_coordinator.core.settings import CoreSettings
-from rollout_coordinator.core.step import LaneRow, LogRow, Snapshot, Step
+from rollout_coordinator.core.step import LaneRow, Load, LogRow, Step
 
+NEVER = float("inf")
+_BEFORE = Now(0.0, 0)
 ROOT_RANK = 1 << 62  # children before the root log: a parent that waits for them holds work open
+
+# Factories of what is made anew all the time: `dict[str, Run]` would be five times as slow as `dict`.
+_dict: Any = dict
+_list: Any = list
+_set: Any = set
+
+# ---- pending items
 
 
 class History(NamedTuple):
@@ -48,7 +59,7 @@ class Chunk:
 class Requirements:
     """What a worker must have: checked once per worker for all specs of a run that ask the same."""
 
-    __slots__ = ("executor", "heap", "key", "labels", "locality", "needs", "plugin", "roles", "slots", "strict")
+    __slots__ = ("executor", "heap", "key", "labels", "locality", "plugin", "roles", "slots", "strict")
 
     def __init__(self, spec: ItemSpec, workload: str) -> None:
         self.executor = spec.executor or workload
@@ -59,7 +70,7 @@ class Requirements:
         self.plugin = spec.require_plugin
         self.slots = dict(spec.resources).get("slots", 0.0)
         self.strict = tuple((name, amount) for name, amount in spec.resources if name != "slots" and amount > 0)
-        self.heap: list[tuple[int, int, int, int, SpecQueue]] = []
+        self.heap: list[tuple[int, int, int, int, SpecQueue]] = []  # queues with such items, by `queues.key_of`
         self.locality: Locality | None = None  # until its items differ
 
 
@@ -67,151 +78,127 @@ Entry = tuple[int, int, "SpecQueue"]
 """Head, number of the entry, queue."""
 
 
+@dataclass(slots=True, eq=False)
 class Locality:
     """Queues by where they should be served and what their items cost. Entries may be out of date: a queue's `place`
     says where it is now."""
 
-    __slots__ = ("costs", "entries", "homes", "last")
-
-    def __init__(self) -> None:
-        self.homes: dict[str, dict[int, list[Entry]]] = {}  # "": nobody's yet
-        self.costs: set[int] = set()
-        self.entries = 0
-        self.last: dict[str, SpecQueue] = {}  # worker -> what it was given last
+    homes: dict[str, dict[int, list[Entry]]] = field(default_factory=_dict)  # "": nobody's yet
+    costs: set[int] = field(default_factory=_set)
+    entries: int = 0
+    last: dict[str, SpecQueue] = field(default_factory=_dict)  # worker -> what it was given last
 
 
+@dataclass(slots=True, eq=False)
 class SpecInfo:
     """A spec of a run, with what dispatch needs resolved."""
 
-    __slots__ = ("index", "lane", "requirements", "spec")
+    index: int
+    spec: ItemSpec
+    lane: LaneState
+    requirements: Requirements
 
-    def __init__(self, index: int, spec: ItemSpec, lane: LaneState, requirements: Requirements) -> None:
-        self.index, self.spec, self.lane, self.requirements = index, spec, lane, requirements
 
-
+@dataclass(slots=True, eq=False)
 class SpecQueue:
     """Pending items of one log and spec that are in memory."""
 
-    __slots__ = ("chain", "chunks", "info", "log", "place", "queued", "retry", "size")
-
-    def __init__(self, log: Log, info: SpecInfo, chain: Chain | None) -> None:
-        self.log, self.info, self.chain = log, info, chain
-        self.chunks: deque[Chunk] = deque()
-        self.retry: list[tuple[int, bytes, Blob, History]] = []  # heap by seq: items tried before
-        self.size = 0
-        self.queued = False  # in a heap, or blocked at whatever blocks it
-        self.place: str | None = None  # where its requirements's locality have it
+    log: Log
+    info: SpecInfo
+    chain: Chain | None
+    chunks: deque[Chunk] = field(default_factory=deque[Chunk])
+    retry: list[tuple[int, bytes, Blob, History]] = field(default_factory=_list)  # heap by seq: items tried before
+    size: int = 0
+    queued: bool = False  # in the heap of its requirements, or in the `blocked` list of what it waits for
+    place: str | None = None  # where the locality of its requirements has it
 
     def __lt__(self, other: SpecQueue) -> bool:
         return False  # keys in a heap are equal where an empty queue from before a kill meets its successor
 
     def head(self) -> int:
+        """The seq of its first item."""
         head = self.chunks[0].seqs[self.chunks[0].pos] if self.chunks else ROOT_RANK
         return min(head, self.retry[0][0]) if self.retry else head
 
 
-class LaneState:
-    __slots__ = ("blocked", "cap", "consecutive", "done", "failed", "in_flight", "name", "pruned_at", "touched")
+# ---- runs and their logs
 
-    def __init__(self, name: str, cap: int) -> None:
-        self.name, self.cap = name, cap
-        self.in_flight = self.done = self.failed = self.consecutive = 0
-        self.pruned_at = -1
-        self.blocked: list[SpecQueue] = []
-        self.touched = False  # has a row
+
+@dataclass(slots=True, eq=False)
+class LaneState:
+    name: str
+    cap: int
+    in_flight: int = 0
+    done: int = 0
+    failed: int = 0
+    consecutive: int = 0  # failures
+    pruned_at: int = -1
+    blocked: list[SpecQueue] = field(default_factory=_list)  # wait for its cap
 
     def row(self, run_id: str) -> LaneRow:
         return LaneRow(run_id, self.name, self.done, self.failed, self.consecutive, self.pruned_at)
 
 
+@dataclass(slots=True, eq=False)
 class Chain:
     """Items of one log that run one at a time, in order."""
 
-    __slots__ = ("blocked", "flying", "free_at", "known", "last_done", "last_worker", "members", "name", "waiting")
-
-    def __init__(self, name: str, known: bool) -> None:
-        self.name = name
-        self.members: list[int] = []  # heap of seqs in memory or in flight, not accepted
-        self.flying: dict[int, AttemptBatch] = {}
-        self.last_worker = ""
-        self.free_at = 0.0
-        self.last_done: tuple[int, int, Blob] | None = None  # (seq, attempt, data) of the last item that is done
-        self.known = known  # False after a replay, until the tail was looked up
-        self.waiting = False
-        self.blocked: list[SpecQueue] = []
+    name: str
+    known: bool  # False after a replay, until `last_done` was looked up
+    members: list[int] = field(default_factory=_list)  # heap of seqs in memory or in flight, not accepted
+    flying: dict[int, AttemptBatch] = field(default_factory=_dict)
+    last_worker: str = ""
+    free_at: float = 0.0
+    last_done: tuple[int, int, Blob] | None = None  # (seq, attempt, data) of the last item that is done
+    looking_back: bool = False
+    blocked: list[SpecQueue] = field(default_factory=_list)
 
 
 class Log:
+    """The items of a run, or the child items of one of its items: an ordered log with a cursor of its own."""
+
     __slots__ = (
-        "accepted",
-        "appending",
-        "attempts",
-        "blocked",
-        "by_arrival",
-        "chains",
-        "checking",
-        "children",
-        "closed",
-        "counts",
-        "cursor",
-        "extra",
-        "flight",
-        "groups",
-        "held",
-        "id",
-        "loaded_ahead",
-        "loading",
-        "loading_returned",
-        "members",
-        "outcomes",
-        "parent",
-        "queues",
-        "rank",
-        "reader",
-        "rereading",
-        "retried",
-        "returned",
-        "run",
-        "sealed",
-        "stale",
-        "submitted",
-        "units_in",
-        "units_out",
-        "window",
-        "window_bytes",
-        "window_end",
-        "worker_lost",
+        "accepted", "appending", "attempts", "blocked", "by_arrival", "chains", "checking", "children", "closed",
+        "counts", "cursor", "extra", "flight", "groups", "held", "id", "loaded_ahead", "loading", "loading_returned",
+        "members", "outcomes", "parent", "queues", "rank", "reader", "rereading", "retried", "returned", "run",
+        "sealed", "stale", "submitted", "units_in", "units_out", "window", "window_bytes", "window_end", "worker_lost",
     )  # fmt: skip
 
     def __init__(self, log: int, run: Run, parent: Key | None) -> None:
         self.id, self.run, self.parent = log, run, parent
         self.rank = log if parent else ROOT_RANK
         self.by_arrival = parent is None and run.spec.order is Order.ARRIVAL  # children are read by ordinal
-        self.submitted = self.cursor = self.window_end = 0
+        self.closed = False  # nothing of it will run any more
+        # what its row says
+        self.submitted = self.cursor = 0
         self.sealed = False
         self.counts = [0, 0, 0, 0, 0]  # accepted, by Outcome
         self.attempts = self.retried = self.worker_lost = self.stale = self.units_in = self.units_out = 0
         self.extra: dict[str, Any] = {}
-        self.accepted = Ranges()
-        self.outcomes: dict[int, tuple[int, int]] = {}  # seq -> (outcome, spec), only where a policy will ask
-        self.appending = False  # payloads to append copies of are on their way
-        self.rereading = False  # outcomes of accepted results are on their way from the ledger
+        # where its items are; `items.py` alone moves them between the two
         self.flight: dict[int, AttemptBatch] = {}
+        self.accepted = Ranges()
+        # pending items: in queues, in memory up to `window_end`; the rest is in the ledger
         self.queues: dict[int, SpecQueue] = {}
+        self.window = self.window_bytes = self.window_end = 0
+        self.loading = 0  # load id of the LoadPending under way
+        self.returned: dict[int, History] = {}  # to be pending again; their payloads are in the ledger
+        self.loading_returned: dict[int, History] = {}
+        self.loaded_ahead: set[int] = set()  # seqs at or after `window_end` that were loaded out of turn
+        self.blocked: list[SpecQueue] = []  # past the commit horizon
         self.chains: dict[str, Chain] = {}
+        # what commit-time policies ask for
+        self.outcomes: dict[int, tuple[int, int]] = {}  # seq -> (outcome, spec), only where a policy will ask
         self.groups: dict[str, int] = {}  # group -> seq that won it
         self.members: dict[str, set[int]] = {}  # group -> seqs of it that were given out and are not committed
-        self.window = self.window_bytes = 0
-        self.loading = 0  # load id of the LoadPending under way
-        self.returned: dict[int, History] = {}  # to be pending again; their payloads are on disk
-        self.loading_returned: dict[int, History] = {}
-        self.loaded_ahead: set[int] = set()  # seqs at or after `window_end` that were loaded out of fair
-        self.blocked: list[SpecQueue] = []  # past the commit horizon
+        self.appending = False  # payloads to append copies of are on their way
+        self.rereading = False  # outcomes of accepted results are on their way from the ledger
+        # children
         self.children: dict[int, Log] = {}  # by parent seq
         self.reader: Reader | None = None
+        # submission
         self.checking = 0  # LoadIds under way
-        self.held: deque[SubmitItems | SubmitSeal | WorkerSpawn] = deque()
-        self.closed = False  # nothing of it will run any more
+        self.held: deque[SubmitItems | SubmitSeal | WorkerSpawn] = deque()  # until these are answered
 
     @property
     def pending(self) -> int:
@@ -227,46 +214,23 @@ class Log:
         )  # fmt: skip
 
 
+@dataclass(slots=True, eq=False)
 class Reader:
     """A parent's attempt that reads its children's results."""
 
-    __slots__ = ("attempt", "complete_sent", "loading", "next", "resume", "session")
-
-    def __init__(self, session: str, attempt: int, next_child: int) -> None:
-        self.session, self.attempt, self.next = session, attempt, next_child
-        self.loading = False
-        self.resume = False  # has something to read, waits for its caps
-        self.complete_sent = False
+    session: str
+    attempt: int
+    next: int  # the first child it was not sent
+    loading: bool = False
+    resume: bool = False  # has something to read, waits for its caps
+    complete_sent: bool = False
 
 
 class Run:
     __slots__ = (
-        "by_group",
-        "by_spec",
-        "created_ms",
-        "ended_ms",
-        "id",
-        "in_flight",
-        "lanes",
-        "logs",
-        "pausing_until_ms",
-        "policies",
-        "priority",
-        "reason",
-        "requirements",
-        "root",
-        "running",
-        "spec",
-        "specs",
-        "state",
-        "stop_submitting",
-        "survivors",
-        "tracked",
-        "updated_ms",
-        "waiting",
-        "warm",
-        "weight",
-        "window",
+        "by_group", "by_spec", "created_ms", "ended_ms", "id", "in_flight", "lanes", "logs", "pausing_until_ms",
+        "policies", "priority", "reason", "requirements", "root", "running", "spec", "specs", "state",
+        "stop_submitting", "survivors", "tracked", "updated_ms", "waiting", "warm", "weight", "window",
     )  # fmt: skip
 
     def __init__(self, spec: RunSpec, state: RunState, created_ms: int) -> None:
@@ -277,7 +241,7 @@ class Run:
         self.stop_submitting = False
         self.survivors: tuple[tuple[int, int, int, str], ...] = ()
         self.priority = spec.priority
-        self.weight = 1.0
+        self.weight = 1.0  # its share of the workers
         self.root: Log
         self.logs: dict[int, Log] = {}
         self.specs: list[SpecInfo] = []
@@ -292,8 +256,11 @@ class Run:
         self.warm: dict[str, str] = {}  # affinity key -> worker that last got it
 
 
+# ---- attempts and workers
+
+
 class Assignment:
-    """One assignment row."""
+    """One assignment row: what a worker got in one frame."""
 
     __slots__ = ("id", "open")
 
@@ -319,48 +286,25 @@ class AttemptBatch:
         self.item_bytes = 0  # inline bytes per item
         self.started: set[int] = set()
         self.started_at: dict[int, float] = {}  # only where the spec has a timeout
-        self.waiting: set[int] = set()
+        self.waiting: set[int] = set()  # parents that wait for their children
         self.predecessor: tuple[int, int] | None = None  # pipelined: (seq, attempt) it stands on
         self.maybe_started = False  # known from the ledger only: it may have started
 
 
+@dataclass(slots=True, eq=False)
 class Revoke:
-    __slots__ = ("id", "keys", "thief")
+    """Items asked back from a worker, for another that is idle."""
 
-    def __init__(self, revoke: int, thief: str, keys: list[Keys]) -> None:
-        self.id, self.thief, self.keys = revoke, thief, keys
+    id: int
+    thief: str
+    keys: list[Keys]
 
 
 class Worker:
     __slots__ = (
-        "batches",
-        "by_run",
-        "bytes",
-        "capacity",
-        "credit",
-        "credit_runs",
-        "done",
-        "drain_argument",
-        "due_at",
-        "ended_ms",
-        "failure_emitted",
-        "fenced",
-        "fits",
-        "holds",
-        "host_id",
-        "id",
-        "in_flight",
-        "incoming",
-        "inventory",
-        "kind",
-        "load",
-        "reason",
-        "registered_ms",
-        "revoke",
-        "running",
-        "session",
-        "state",
-        "used",
+        "batches", "by_run", "bytes", "capacity", "credit", "credit_runs", "done", "drain_argument", "due_at",
+        "ended_ms", "failure_emitted", "fenced", "fits", "holds", "host_id", "id", "in_flight", "incoming",
+        "inventory", "kind", "load", "reason", "registered_ms", "revoke", "running", "session", "state", "used",
         "waiting",
     )  # fmt: skip
 
@@ -393,129 +337,134 @@ class Worker:
         self.fits: dict[tuple[Any, ...], bool] = {}  # by Requirements.key
 
 
-class LoadNote(NamedTuple):
-    """What an answer from the ledger is for."""
-
-    kind: str
-    log: int
-    call: Callable[..., None]
-    submitted: int = 0
+# ---- the step under construction
 
 
-class State:
-    """All of the core's memory, and the step under construction."""
+class Notes:
+    """What happened in this step that modules further up have to act on.
+
+    Whoever makes it happen writes it down here and does no more; `core.py` alone takes the notes off, and hands each
+    kind to the module that it is for, in one fixed order. So calls go down only.
+    """
 
     __slots__ = (
-        "asking",
-        "chains_due",
-        "dirty",
-        "dirty_lanes",
-        "dirty_logs",
-        "dirty_runs",
-        "ended",
-        "last_mono",
-        "loads",
-        "logs",
-        "moved",
-        "next_batch",
-        "next_load",
-        "next_log",
-        "next_number",
-        "next_revoke",
-        "next_scan",
-        "now",
-        "opening",
-        "over",
-        "reading",
-        "recalled",
-        "rereads",
-        "rested_for",
-        "resting",
-        "retries",
-        "runs",
-        "sessions",
-        "settings",
-        "steal_due",
-        "step",
-        "timed",
-        "timers",
-        "totals",
-        "wake",
-        "window_dirty",
-        "workers",
+        "accepted", "children", "dispatch", "freed", "idle", "lanes", "left", "logs", "over", "redeliver", "runs",
+        "unblocked", "window",
     )  # fmt: skip
 
-    def __init__(self, settings: CoreSettings) -> None:
-        self.settings = settings
-        self.now = Now(0.0, 0)
-        self.step = Step()
+    def __init__(self) -> None:
+        self.redeliver: list[Event] = []  # the ledger told what these waited for
+        self.unblocked: list[Log] = []  # submissions to them need not wait any more
+        self.accepted: dict[int, Log] = {}  # have new results: the cursor may move
+        self.children: dict[int, Log] = {}  # child logs with something for the parent that reads them
+        self.freed: dict[str, Worker] = {}  # may be given more
+        self.left: dict[str, Worker] = {}  # get nothing more
+        self.dispatch = False  # items are pending, or something that held them back moved
+        self.window: dict[int, Log] = {}  # have room, or rows that are in the ledger only
+        self.idle: dict[str, Run] = {}  # the last attempt in flight ended
+        self.over: list[Log] = []  # children of parents that have a result
+        self.logs: dict[int, Log] = {}  # rows that changed
         self.runs: dict[str, Run] = {}
-        self.logs: dict[int, Log] = {}
-        self.workers: dict[str, Worker] = {}
-        self.sessions: dict[str, Worker] = {}
-        self.asking: dict[str, Worker] = {}  # may be given more
-        self.resting: dict[str, Worker] = {}  # may be given more, but not of these:
-        self.rested_for: Set[Requirements] = frozenset()
-        self.loads: dict[int, LoadNote] = {}
-        self.opening: dict[str, list[Any]] = {}  # run id -> events that wait for the ledger to tell of it
-        self.recalled: set[str] = set()  # asked for and answered, in this very call
-        self.ended: dict[str, float] = {}  # run id -> since when it is of use to nobody but late callers; oldest first
-        self.over: list[Log] = []  # children of parents with a result: forgotten at the end of the step
-        self.next_log = self.next_batch = self.next_number = self.next_load = self.next_revoke = 1
-        self.next_scan = 0.0
-        self.last_mono: float | None = None
-        self.timers: list[tuple[int, int, int, SpecQueue]] = []  # (wall ms, n, log, queue of items with a `not_before`)
-        self.retries: list[tuple[float, int, int, tuple[int, History]]] = []  # (monotonic, n, log, (seq, history))
-        self.chains_due = float("inf")  # monotonic: until then a chain waits for the worker that had its last item
-        self.timed: dict[int, AttemptBatch] = {}
-        self.reading: dict[int, Log] = {}  # child logs whose reader may have something to read, or to wait for no more
-        self.rereads: list[Log] = []  # logs whose accepted outcomes have to be read again
-        self.steal_due = False  # time has passed: an idle worker may find what it did not find before
-        self.dirty = False  # dispatch may find something to do
-        self.dirty_logs: dict[int, Log] = {}
-        self.dirty_runs: dict[str, Run] = {}
-        self.dirty_lanes: dict[tuple[str, str], LaneRow] = {}
-        self.window_dirty: dict[int, Log] = {}
-        self.moved: dict[int, Log] = {}  # logs with new results
-        self.wake: float | None = None
-        self.totals = {"accepted": 0, "stale": 0, "retried": 0, "worker_lost": 0, "stolen": 0, "assigned": 0}
+        self.lanes: dict[tuple[str, str], LaneState] = {}
+
+    def clear(self) -> None:
+        """All were handed up."""
+        self.dispatch = False
+        for notes in (self.accepted, self.children, self.freed, self.left, self.window, self.idle, self.over):
+            notes.clear()
+        for rows in (self.logs, self.runs, self.lanes):
+            rows.clear()
+
+    def capacity_freed(self, worker: Worker) -> None:
+        self.dispatch = True
+        if worker.session:  # else it is gone, or will say Hello
+            self.freed[worker.id] = worker
+
+    def worker_left(self, worker: Worker) -> None:
+        self.freed.pop(worker.id, None)
+        self.left[worker.id] = worker
+
+
+class Question(NamedTuple):
+    """What an answer from the ledger is for."""
+
+    log: int
+    answered: Callable[[Any], None]
+    always: bool  # also if the log was forgotten meanwhile
+
+
+@dataclass(slots=True, eq=False)
+class State:
+    """All of the core's memory."""
+
+    settings: CoreSettings
+    safe: Safeguards = field(init=False)
+    now: Now = _BEFORE
+    step: Step = field(default_factory=Step)
+    notes: Notes = field(default_factory=Notes)
+    wake: float | None = None
+    last_mono: float | None = None  # of the step before
+    totals: dict[str, int] = field(
+        default_factory=lambda: dict.fromkeys(("accepted", "stale", "retried", "worker_lost", "stolen", "assigned"), 0)
+    )
+
+    runs: dict[str, Run] = field(default_factory=_dict)
+    logs: dict[int, Log] = field(default_factory=_dict)
+    workers: dict[str, Worker] = field(default_factory=_dict)
+    sessions: dict[str, Worker] = field(default_factory=_dict)
+    questions: dict[int, Question] = field(default_factory=_dict)  # by load id
+    next_log: int = 1
+    next_batch: int = 1
+    numbers: Iterator[int] = field(default_factory=lambda: count(1))  # of attempt batches and of entries in heaps
+    next_load: int = 1
+    next_revoke: int = 1
+
+    # of queues
+    timers: list[tuple[int, int, int, SpecQueue]] = field(default_factory=_list)
+    """(wall ms, number, log, queue of items with a `not_before`)"""
+    retries: list[tuple[float, int, int, tuple[int, History]]] = field(default_factory=_list)
+    """(monotonic, number, log, (seq, history))"""
+    # of attempts
+    timed: dict[int, AttemptBatch] = field(default_factory=_dict)  # with a timeout
+    # of dispatch
+    asking: dict[str, Worker] = field(default_factory=_dict)  # may be given more
+    resting: dict[str, Worker] = field(default_factory=_dict)  # may be given more, but not of these:
+    rested_for: Set[Requirements] = frozenset()
+    chains_due: float = NEVER  # monotonic: until then a chain waits for the worker that had its last item
+    # of child_items
+    reading: dict[int, Log] = field(default_factory=_dict)  # child logs of which a reader may have something to read
+    # of runs
+    ended: dict[str, float] = field(default_factory=_dict)
+    """Run id -> since when it is of use to nobody but late callers; oldest first."""
+    # of replay
+    opening: dict[str, list[Event]] = field(default_factory=_dict)  # run id -> what waits for the ledger to tell of it
+    opened: set[str] = field(default_factory=_set)  # asked for and answered, in this step
+    rereads: list[Log] = field(default_factory=_list)  # logs whose accepted outcomes have to be read again
+    # of workers
+    next_scan: float = 0.0
+
+    def __post_init__(self) -> None:
+        self.safe = self.settings.safeguards
 
     def wake_by(self, mono: float) -> None:
         if self.wake is None or mono < self.wake:
             self.wake = mono
 
+    def ask(
+        self, log: Log, make: Callable[[int], Load], answered: Callable[[Any], None], *, always: bool = False
+    ) -> int:
+        """Read from the ledger with the next step; `answered` gets the event that brings the answer."""
+        load, self.next_load = self.next_load, self.next_load + 1
+        self.questions[load] = Question(log.id, answered, always)
+        self.step.loads.append(make(load))
+        return load
+
 
 def touch(state: State, log: Log) -> None:
-    """The log's row changed: write it at the end of the step."""
-    state.dirty_logs[log.id] = log
+    """The log's row changed: it is written at the end of the step."""
+    state.notes.logs[log.id] = log
 
 
 def touch_run(state: State, run: Run) -> None:
     run.updated_ms = state.now.wall_ms
-    state.dirty_runs[run.id] = run
-
-
-__all__ = [
-    "FRESH",
-    "Assignment",
-    "AttemptBatch",
-    "Chain",
-    "Chunk",
-    "History",
-    "LaneState",
-    "LoadNote",
-    "Log",
-    "Outcome",
-    "Reader",
-    "Requirements",
-    "ResultsLoaded",
-    "Revoke",
-    "Run",
-    "Snapshot",
-    "SpecInfo",
-    "SpecQueue",
-    "State",
-    "Worker",
-    "touch",
-    "touch_run",
-]  # fmt: skip
+    state.notes.runs[run.id] = run

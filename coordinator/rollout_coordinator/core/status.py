@@ -5,9 +5,11 @@ from __future__ import annotations
 from rollout_coordinator.core.events import Now
 from rollout_coordinator.core.state import Run, State, Worker
 from rollout_coordinator.core.views import LaneView, RunView, WorkerView
+from rollout_coordinator.core.waits import waits
 
 
-def run_view(state: State, run: Run) -> RunView:
+def run_view(state: State, run: Run, *, with_waits: bool = False) -> RunView:
+    """`with_waits`: looks at every queue of the run and at every worker."""
     root = run.root
     _, done, failed, cancelled, skipped = root.counts
     logs = run.logs.values()
@@ -25,7 +27,7 @@ def run_view(state: State, run: Run) -> RunView:
         units_in=sum(log.units_in for log in logs), units_out=sum(log.units_out for log in logs),
         created_ms=run.created_ms, updated_ms=run.updated_ms, ended_ms=run.ended_ms,
         pausing=bool(run.pausing_until_ms), workers=sum(run.id in w.by_run for w in state.workers.values()),
-        survivors=run.survivors, lanes=lanes,
+        survivors=run.survivors, lanes=lanes, waits=waits(state, run) if with_waits else [],
     )  # fmt: skip
 
 

@@ -13,12 +13,12 @@ from rollout.model.item import AttemptEnd
 from rollout.model.run import RunState
 from rollout.model.worker import WorkerState
 
-from rollout_coordinator.core import results
-from rollout_coordinator.core.attempts import end_attempt, keys_of, open_seqs
+from rollout_coordinator.core.attempts import Held, current, end_attempt, keys_of, open_seqs
 from rollout_coordinator.core.capacity import fits, limit_of, parents_full, strict_room
 from rollout_coordinator.core.events import WorkerConfirm
 from rollout_coordinator.core.state import AttemptBatch, Requirements, Revoke, Run, State, Worker
 from rollout_coordinator.core.step import Emit, SendRevoke
+from rollout_coordinator.core.workers import forget_revoke, worker_of_session
 
 
 class Offer(NamedTuple):
@@ -38,7 +38,7 @@ def most(worker: Worker) -> int:
     return max([worker.credit.items, *worker.credit_runs.values()])
 
 
-def idle(worker: Worker) -> bool:
+def could_start_more(worker: Worker) -> bool:
     """It could start more than it has: half its credit is about what it runs at once."""
     if not worker.session or worker.state is not WorkerState.READY or worker.fenced or worker.incoming:
         return False
@@ -70,7 +70,7 @@ class VictimSearch:
         while self._seen < len(self._victims):
             place, victim = self._seen, self._victims[self._seen]
             self._seen += 1
-            has = dict.fromkeys([offer_of(g) for g in victim.batches.values() if may_be_stolen(g)])
+            has = dict.fromkeys([offer_of(g) for g in victim.batches.values() if may_be_stolen(state, g)])
             for offer in has:
                 self._offers.setdefault(offer, deque()).append(place)
             if any(most_for(state, thief, offer) > 0 for offer in has):
@@ -83,12 +83,10 @@ class VictimSearch:
 def seek(state: State) -> None:
     """Called after dispatch, since whoever is still idle then had nothing pending for it, and at every scan: that a
     thief has begun what it stole, or that a victim sits on its backlog, is no event that leads to a dispatch."""
-    thieves = [w for w in state.asking.values() if idle(w)]
+    thieves = [w for w in state.asking.values() if could_start_more(w)]
     if not thieves:
         return
-    victims = [
-        w for w in state.workers.values() if w.session and w.revoke is None and backlog(w) > 0 and overloaded(state, w)
-    ]
+    victims = [w for w in state.workers.values() if may_be_asked(state, w) and backlog(w) > 0 and overloaded(state, w)]
     victims.sort(key=backlog, reverse=True)
     search = VictimSearch(victims)
     for thief in thieves:
@@ -103,6 +101,11 @@ def seek(state: State) -> None:
         state.step.sends.append(SendRevoke(victim.session, victim.revoke.id, keys))
 
 
+def may_be_asked(state: State, victim: Worker) -> bool:
+    """It has a stream, and no revoke is under way there."""
+    return bool(victim.session) and (victim.revoke is None or not state.safe.one_steal_a_victim)
+
+
 def overloaded(state: State, victim: Worker) -> bool:
     """More than it can start at once; or work that it has sat on for longer than a beat."""
     if victim.in_flight - victim.waiting > max(1, most(victim) // 2):
@@ -111,10 +114,13 @@ def overloaded(state: State, victim: Worker) -> bool:
     return oldest is not None and state.now.mono - oldest.assigned_at > 2 * state.settings.heartbeat_interval
 
 
-def may_be_stolen(batch: AttemptBatch) -> bool:
+def may_be_stolen(state: State, batch: AttemptBatch) -> bool:
     """There is something in it that has not begun, and that another may run."""
-    running = batch.log.run.state is RunState.RUNNING
-    return running and not batch.info.spec.chain and not batch.maybe_started and batch.open > len(batch.started)
+    if batch.log.run.state is not RunState.RUNNING or batch.info.spec.chain:
+        return False
+    if batch.maybe_started and state.safe.adopted_not_stolen:
+        return False
+    return batch.open > len(batch.started) or not state.safe.begun_not_stolen
 
 
 def offer_of(batch: AttemptBatch) -> Offer:
@@ -130,14 +136,15 @@ def most_for(state: State, thief: Worker, offer: Offer) -> int:
     return min(limit, strict_room(thief, requirements)) if requirements.strict else limit
 
 
-def items_to_steal(state: State, thief: Worker, victim: Worker) -> list[tuple[AttemptBatch, list[int]]]:
+def items_to_steal(state: State, thief: Worker, victim: Worker) -> Held:
     """ceil(backlog / 2) unstarted items, at most steal_max, that the thief can run; the newest first."""
     want = min(-(-backlog(victim) // 2), state.settings.steal_max)
-    out: list[tuple[AttemptBatch, list[int]]] = []
+    out: Held = []
     for batch in reversed(list(victim.batches.values())):
-        limit = min(want, most_for(state, thief, offer_of(batch))) if may_be_stolen(batch) else 0
+        limit = min(want, most_for(state, thief, offer_of(batch))) if may_be_stolen(state, batch) else 0
         if limit > 0:
-            seqs = [seq for seq in open_seqs(batch) if seq not in batch.started][-limit:]
+            begun = batch.started if state.safe.begun_not_stolen else ()
+            seqs = [seq for seq in open_seqs(batch) if seq not in begun][-limit:]
             out.append((batch, seqs))
             want -= len(seqs)
         if want <= 0:
@@ -145,20 +152,23 @@ def items_to_steal(state: State, thief: Worker, victim: Worker) -> list[tuple[At
     return out
 
 
-def confirmed(state: State, victim: Worker, event: WorkerConfirm) -> None:
+def confirm(state: State, event: WorkerConfirm) -> None:
     """What was given up is pending again, also when the revoke is not remembered: it will never start there."""
+    victim = worker_of_session(state, event.session)
+    if victim is None:
+        return
     revoke = victim.revoke
     thief: Worker | None = None
     asked: set[tuple[int, int, int]] = set()
     if revoke is not None and revoke.id == event.revoke_id:
-        forget(state, victim)
+        forget_revoke(state, victim)
         thief = state.workers.get(revoke.thief)
         if thief is not None and not (thief.session and thief.state is WorkerState.READY):
             thief = None
         asked = {(k.log, seq, attempt) for k in revoke.keys for seq, attempt in zip(k.seq, k.attempt, strict=True)}
     n = 0
     for keys in event.given_up:
-        for batch, seq in results.current(state, victim, keys):
+        for batch, seq in current(state, victim, keys):
             to = ""
             if thief is not None and (keys.log, seq, batch.attempt) in asked:
                 to = thief.id
@@ -170,12 +180,3 @@ def confirmed(state: State, victim: Worker, event: WorkerConfirm) -> None:
         thief.incoming += n
         state.totals["stolen"] += n
         state.step.sends.append(Emit(names.WORK_STOLEN, "info", {"thief": thief.id, "victim": victim.id, "count": n}))
-
-
-def forget(state: State, worker: Worker) -> None:
-    """The revoke under way will not be answered any more (or was)."""
-    revoke, worker.revoke = worker.revoke, None
-    if revoke is not None:
-        thief = state.workers.get(revoke.thief)
-        if thief is not None:
-            thief.incoming = max(0, thief.incoming - sum(len(k.seq) for k in revoke.keys))

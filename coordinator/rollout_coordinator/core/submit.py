@@ -3,21 +3,23 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable
 from typing import Any
 
+from blake3 import blake3
 from rollout.model.errors import ConflictError, InputError, NotFoundError, RolloutError, StateError
 from rollout.model.item import Blob, ItemSpec
-from rollout.model.run import RunSpec
+from rollout.model.run import RunSpec, RunState
 
 from rollout_coordinator.core import replay, runs
 from rollout_coordinator.core.commit import finish_if_complete
-from rollout_coordinator.core.events import IdsLoaded, SubmitItems, SubmitOpen, SubmitSeal, WorkerSpawn
-from rollout_coordinator.core.state import LoadNote, Log, Run, State, touch
-from rollout_coordinator.core.step import ItemRows, LoadIds, Reply, SubmitReply
-from rollout_coordinator.core.window import place, room
+from rollout_coordinator.core.events import IdsLoaded, Loaded, SubmitItems, SubmitOpen, SubmitSeal
+from rollout_coordinator.core.state import Log, Run, State, touch
+from rollout_coordinator.core.step import ItemRows, LoadIds, LoadItems, Reply, SubmitReply
+from rollout_coordinator.core.window import free_rows, place
 
-CHECK = 4096  # ids read back at once
+EXECUTOR = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,99}")
 
 
 def reply(state: State, request: int, value: object = None, error: RolloutError | None = None) -> None:
@@ -29,7 +31,7 @@ def answer(run: Run) -> SubmitReply:
 
 
 def open_submit(state: State, event: SubmitOpen) -> None:
-    if replay.load_ended_run(state, event.spec.run_id, open_submit, event):
+    if replay.load_ended_run(state, event.spec.run_id, event):
         return
     run = state.runs.get(event.spec.run_id)
     if run is None:
@@ -91,12 +93,12 @@ def find(state: State, request: int, run_id: str) -> Run | None:
 
 
 def submit_items(state: State, event: SubmitItems) -> None:
-    if replay.load_ended_run(state, event.run_id, submit_items, event):
+    if replay.load_ended_run(state, event.run_id, event):
         return
     run = find(state, event.request, event.run_id)
     if run is None:
         return
-    if run.root.checking:  # keep the order of one client's messages
+    if run.root.checking and state.safe.submits_in_order:  # keep the order of one client's messages
         run.root.held.append(event)
         return
 
@@ -105,13 +107,13 @@ def submit_items(state: State, event: SubmitItems) -> None:
 
     add_items(
         state, run.root, event.first_seq, event.ids, event.payloads, event.specs, event.spec_index, done,
-        open_for=lambda: refusal(run),
+        open_for=lambda: refusal(state, run),
     )  # fmt: skip
 
 
-def refusal(run: Run) -> RolloutError | None:
+def refusal(state: State, run: Run) -> RolloutError | None:
     """Why the run takes no new items, or None."""
-    if run.root.sealed:
+    if run.root.sealed and state.safe.sealed_takes_nothing:
         return ConflictError(f"run {run.id} is sealed with {run.root.submitted} items; start a new run for more")
     if runs.ended(run):
         return StateError(f"run {run.id} is {run.state.value}; `continue` it first, or start a new run")
@@ -128,17 +130,20 @@ def add_items(
     if n != len(payloads) or (n and not specs) or (spec_index is not None and len(spec_index) != n):
         done(InputError("an item batch needs one payload and one spec per id"))
         return
+    wrong = next((spec.executor for spec in specs if spec.executor and not EXECUTOR.fullmatch(spec.executor)), None)
+    if wrong is not None:
+        done(InputError(f"executor {wrong[:40]!r} is no name: letters, digits, '_', '-' and '.', at most 100"))
+        return
     if first > log.submitted:
         done(InputError(f"items start at seq {first}, but only {log.submitted} are there; send them without a gap"))
         return
-    known = min(n, log.submitted - first)
+    known = min(n, log.submitted - first) if state.safe.submitted_once else 0
     if known <= 0:
         error = open_for() if n else None
         if n and error is None:
             append(state, log, ids, payloads, specs, spec_index)
         done(error)
         return
-    load, state.next_load = state.next_load, state.next_load + 1
     log.checking += 1
 
     def checked(event: IdsLoaded) -> None:
@@ -147,7 +152,7 @@ def add_items(
         if log.id not in state.logs:
             error = NotFoundError(f"run {log.run.id} was deleted meanwhile")
         for i, (old, new) in enumerate(zip(event.ids if error is None else (), ids, strict=False)):
-            if old != new:
+            if old != new and state.safe.ids_compared:
                 error = ConflictError(
                     f"seq {first + i} holds item {old.hex()[:16]}, not {new.hex()[:16]}", seq=first + i
                 )
@@ -161,19 +166,9 @@ def add_items(
             index = None if spec_index is None else spec_index[known:]
             append(state, log, ids[known:], payloads[known:], specs, index)
         done(error)
-        while log.held and not log.checking:
-            held = log.held.popleft()
-            if isinstance(held, SubmitItems):
-                submit_items(state, held)
-            elif isinstance(held, WorkerSpawn):
-                from rollout_coordinator.core.child_items import spawn
+        state.notes.unblocked.append(log)
 
-                spawn(state, held)
-            else:
-                seal(state, held)
-
-    state.loads[load] = LoadNote("ids", log.id, checked)
-    state.step.loads.append(LoadIds(load, log.id, first, known))
+    state.ask(log, lambda load: LoadIds(load, log.id, first, known), checked, always=True)
 
 
 def append(
@@ -186,12 +181,16 @@ def append(
     spec_of = [infos[0]] * n if spec_index is None else [infos[i] for i in spec_index]
     state.step.writes.items.append(ItemRows(log.id, first, ids, payloads, spec_of))
     direct = (
-        log.window_end == first and not log.loading and not log.closed and room(state, log) >= n and not log.rereading
+        log.window_end == first
+        and not log.loading
+        and not log.closed
+        and free_rows(state, log) >= n
+        and not log.rereading
     )
     log.submitted += n
     touch(state, log)
     if not direct:
-        state.window_dirty[log.id] = log
+        state.notes.window[log.id] = log
         return
     log.window_end = log.submitted
     if len(infos) == 1 or spec_index is None:
@@ -205,7 +204,7 @@ def append(
 
 
 def seal(state: State, event: SubmitSeal) -> None:
-    if replay.load_ended_run(state, event.run_id, seal, event):
+    if replay.load_ended_run(state, event.run_id, event):
         return
     run = find(state, event.request, event.run_id)
     if run is None:
@@ -229,6 +228,31 @@ def seal(state: State, event: SubmitSeal) -> None:
         if run.policies:
             root.extra["sealed_count"] = count
         touch(state, root)
-        state.moved[root.id] = root
+        state.notes.accepted[root.id] = root
         finish_if_complete(state, run)
     reply(state, event.request, answer(run))
+
+
+def serve_appends(state: State, run: Run) -> None:
+    """Copy the items that an `append` policy asked for to the end of the sealed log. The ledger has their payloads."""
+    root = run.root
+    queue: list[list[int]] = root.extra.get("append", [])
+    if not queue or not root.sealed or root.appending or run.state is not RunState.RUNNING:
+        return
+    wanted = [first for first, _ in queue]
+    root.appending = True
+
+    def found(event: Loaded) -> None:
+        root.appending = False
+        if run.state is not RunState.RUNNING:
+            return
+        rows = {item.seq: item for item in event.items}
+        origin: dict[str, list[int]] = root.extra.setdefault("origin", {})
+        for first, generation in queue[: len(wanted)]:
+            row = rows[first]
+            origin[str(root.submitted)] = [first, generation]
+            item = blake3(b"\x01append" + row.id + generation.to_bytes(4, "big")).digest()
+            append(state, root, [item], [row.payload], (run.specs[row.spec].spec,), None)
+        del queue[: len(wanted)]
+
+    state.ask(root, lambda load: LoadItems(load, root.id, sorted(set(wanted))), found)

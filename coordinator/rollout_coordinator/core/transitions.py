@@ -1,8 +1,7 @@
 """Transition tables: (state, cause) -> state. Whatever is not listed cannot happen; trying it raises.
 
-`Table.move` is the only way a state changes. Items in memory carry no state field of their own (a window of millions
-of transitions a minute could not afford one): where an item is kept is its state, and the code that moves a batch from
-one place to another asks the table once for the batch.
+`Table.move` is the only way a state changes: that of items in `items.py`, of runs in `runs.move`, of workers in
+`workers.move`.
 """
 
 from __future__ import annotations

@@ -20,6 +20,16 @@ class LaneView:
 
 
 @dataclass(slots=True)
+class WaitView:
+    """Pending items of a run that wait for one and the same thing."""
+
+    reason: str  # stable: executor | requirements | resources | credit | caps | chain | not_before | no_workers
+    message: str  # for people
+    items: int  # of those in memory
+    impossible: bool  # no worker that is connected could ever take them
+
+
+@dataclass(slots=True)
 class RunView:
     spec: RunSpec
     state: RunState
@@ -48,6 +58,7 @@ class RunView:
     workers: int = 0
     survivors: tuple[tuple[int, int, int, str], ...] = ()
     lanes: list[LaneView] = field(default_factory=list[LaneView])
+    waits: list[WaitView] = field(default_factory=list[WaitView])  # of a running run
 
 
 @dataclass(slots=True)

@@ -1,35 +1,36 @@
-"""Workers: hello and reconciliation, liveness, drain, goodbye.
+"""Workers as the coordinator knows them: alive, draining, silent, gone, quarantined.
 
 One mechanism finds the dead: a deadline, moved by every frame that was read. Its passing emits `worker_failed` and
 re-pends the work in the same step.
+
+An exclusive attempt of a worker that is not believed any more stays in flight until its process has surely fenced
+itself. It does once nothing moves its fence: Work refuses its Hello, and no beat of it is answered (`barred`). So its
+deadline is that of a silent worker, after which `scan` takes back what is left.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 from rollout.model import events as names
-from rollout.model.errors import NotFoundError, ProtocolError, UnavailableError
-from rollout.model.item import AttemptEnd, Failure
+from rollout.model.errors import NotFoundError, ProtocolError, RolloutError, UnavailableError
+from rollout.model.item import Failure
 from rollout.model.run import ENDED
-from rollout.model.worker import Inventory, WorkerState
+from rollout.model.worker import Credit, Inventory, WorkerState
 
-from rollout_coordinator.core import quarantine, results, steal
-from rollout_coordinator.core.attempts import begun, cancel, end_attempt, open_seqs
+from rollout_coordinator.core.attempts import cancel
 from rollout_coordinator.core.events import (
-    Keys,
     WorkerBeat,
     WorkerCommand,
     WorkerCredit,
     WorkerGone,
     WorkerGoodbye,
-    WorkerHello,
     WorkerProgress,
 )
-from rollout_coordinator.core.state import AttemptBatch, Run, State, Worker
-from rollout_coordinator.core.step import CloseSession, Emit, Reply, SendControl, SendPause, SendWelcome, WorkerRow
+from rollout_coordinator.core.failures import reclaim, timed_out
+from rollout_coordinator.core.journal import write_worker
+from rollout_coordinator.core.settings import QUARANTINED_MAX
+from rollout_coordinator.core.state import AttemptBatch, State, Worker
+from rollout_coordinator.core.step import CloseSession, Emit, Reply, SendControl
 from rollout_coordinator.core.transitions import WORKER
-from rollout_coordinator.core.window import is_accepted
 
 ALIVE = frozenset({WorkerState.JOINING, WorkerState.READY, WorkerState.DRAINING})
 LEFT = frozenset({WorkerState.QUARANTINED, WorkerState.GONE})
@@ -37,23 +38,25 @@ UNKNOWN = Inventory(capacity=())
 ANY_HOST = "?"
 """Of a worker that only its open attempts speak of: its row has ended. Its Hello says where it lives."""
 
-
-def write(state: State, worker: Worker) -> None:
-    state.step.writes.workers[worker.id] = WorkerRow(
-        worker.id, worker.host_id, worker.inventory, worker.state, worker.registered_ms, worker.ended_ms, worker.reason
-    )
+# ---- who it is
 
 
-def extend_deadline(state: State, worker: Worker, read_at: float) -> None:
-    worker.due_at = max(worker.due_at, read_at + 2 * state.settings.heartbeat_interval)
+def move(worker: Worker, cause: str) -> None:
+    """The only way a worker changes its state. StateError if the table does not list it."""
+    worker.state = WORKER.move(worker.state, cause)
 
 
 def worker_of_session(state: State, session: str) -> Worker | None:
-    """The worker whose newest session this is; None for frames of older ones, which are ignored."""
+    """The worker whose newest session this is, which is alive by that; None for frames of older ones, to be ignored."""
     worker = state.sessions.get(session)
     if worker is not None:
         extend_deadline(state, worker, state.now.mono)
     return worker
+
+
+def extend_deadline(state: State, worker: Worker, read_at: float) -> None:
+    due_at = read_at + 2 * state.settings.heartbeat_interval
+    worker.due_at = max(worker.due_at, due_at) if state.safe.deadlines_only_grow else due_at
 
 
 def join(state: State, incarnation: str, host_id: str) -> Worker:
@@ -63,9 +66,17 @@ def join(state: State, incarnation: str, host_id: str) -> Worker:
     return worker
 
 
-def on_another_host(worker: Worker, host_id: str) -> bool:
+def on_another_host(state: State, worker: Worker, host_id: str) -> bool:
     """Somebody on another host speaks in its name."""
-    return worker.host_id not in (host_id, ANY_HOST)
+    return worker.host_id not in (host_id, ANY_HOST) and state.safe.one_host_a_worker
+
+
+def set_credit(worker: Worker, credit: Credit) -> None:
+    worker.credit = credit
+    worker.credit_runs = dict(credit.run_items)
+
+
+# ---- what it says of itself
 
 
 def beat(state: State, event: WorkerBeat) -> None:
@@ -73,14 +84,14 @@ def beat(state: State, event: WorkerBeat) -> None:
     if worker is None:
         worker = join(state, event.incarnation, event.host_id)
         state.step.sends.append(Emit(names.WORKER_HEARTBEAT, "info", {"worker": worker.id}))
-    if worker.state not in ALIVE or on_another_host(worker, event.host_id):
+    if worker.state not in ALIVE or on_another_host(state, worker, event.host_id):
         return
     extend_deadline(state, worker, event.read_at)
     worker.load = event.load
     fenced = event.state == "fenced"
     if worker.fenced != fenced:
         worker.fenced = fenced
-        state.dirty = True
+        state.notes.dispatch = True
     if event.state == "draining":
         if worker.state is WorkerState.READY:
             drain(state, worker, "the worker said so")
@@ -88,251 +99,15 @@ def beat(state: State, event: WorkerBeat) -> None:
         state.step.sends.append(SendControl(worker.id, "drain", worker.drain_argument))
 
 
-def hello(state: State, event: WorkerHello) -> None:
-    worker = state.workers.get(event.incarnation)
-    if worker is None:
-        worker = join(state, event.incarnation, event.host_id)
-    if on_another_host(worker, event.host_id):
-        error = ProtocolError(
-            f"worker {worker.id} lives on host {worker.host_id or '(none)'}, not on {event.host_id or '(none)'}. Start "
-            "it anew, without --worker-id, for an incarnation of its own."
-        )
-        state.step.sends.append(CloseSession(event.session, error))
-        return
-    if worker.state in (WorkerState.QUARANTINED, WorkerState.GONE):
-        error = ProtocolError(f"worker {worker.id} is {worker.state.value}: {worker.reason}. Start it anew.")
-        state.step.sends.append(CloseSession(event.session, error))
-        return
-    if worker.session and worker.session != event.session:
-        state.sessions.pop(worker.session, None)
-        state.step.sends.append(
-            CloseSession(worker.session, UnavailableError("A newer session of this worker took over."))
-        )
-    before = worker.state
-    worker.state = WORKER.move(before, "hello_draining" if event.draining else "hello")
-    worker.session = event.session
-    state.sessions[event.session] = worker
-    worker.host_id = event.host_id
-    worker.set_inventory(event.inventory)
-    set_credit(worker, event.credit)
-    worker.fenced = False
-    worker.reason = ""
-    worker.ended_ms = 0
-    worker.due_at = state.now.mono
-    extend_deadline(state, worker, state.now.mono)
-    steal.forget(state, worker)
-    write(state, worker)
-    reconcile(state, worker, event)
-    for run in state.runs.values():
-        if run.id not in worker.by_run:
-            continue
-        if run.state in ENDED:  # the order may have been lost with the stream before
-            cancel_survivors(state, run, worker)
-        elif run.pausing_until_ms:
-            state.step.sends.append(SendPause(worker.session, run.id, max(0, run.pausing_until_ms - state.now.wall_ms)))
-    if before is not worker.state:
-        state.step.sends.append(
-            Emit(names.WORKER_READY, "info", {"worker": worker.id, "host": worker.host_id, "state": worker.state.value})
-        )
-    state.asking[worker.id] = worker
-    state.dirty = True
+def credit(state: State, event: WorkerCredit) -> None:
+    worker = worker_of_session(state, event.session)
+    if worker is not None and worker.state in ALIVE:
+        set_credit(worker, event.credit)
+        state.notes.capacity_freed(worker)
 
 
-def reconcile(state: State, worker: Worker, event: WorkerHello) -> None:
-    """Keep, drop, resend, accepted: what becomes of everything that either side believes the worker has."""
-    started = {(k.log, seq, attempt) for k in event.started for seq, attempt in zip(k.seq, k.attempt, strict=True)}
-    listed: set[tuple[int, int]] = set()
-    answer = SendWelcome(event.session, [], [], [], [])
-    state.step.sends.append(answer)  # before it is complete: what follows may cancel attempts, and Welcome comes first
-    for keys in event.held:
-        keep, drop = Keys(keys.log, [], []), Keys(keys.log, [], [])
-        now_open = {seq: batch for batch, seq in results.current(state, worker, keys)}
-        for seq, attempt in zip(keys.seq, keys.attempt, strict=True):
-            batch = now_open.get(seq)
-            put = drop
-            if batch is not None and batch.attempt == attempt:
-                put = keep
-                listed.add((keys.log, seq))
-                resume(state, batch, seq, (keys.log, seq, attempt) in started)
-            put.seq.append(seq)
-            put.attempt.append(attempt)
-        answer.keep += [keep] if keep.seq else []
-        answer.drop += [drop] if drop.seq else []
-    for keys in event.unacknowledged:
-        unacknowledged(state, worker, keys, answer, listed)
-    missing = 0
-    for batch in list(worker.batches.values()):
-        for seq in open_seqs(batch):
-            if (batch.log.id, seq) not in listed and batch.log.flight.get(seq) is batch:
-                not_held(state, batch, seq, "not_held", "its worker said Hello without it")
-                missing += 1
-    if missing:
-        drop_ended(state, worker, answer)
-    tell_reconciled(state, worker, answer, missing)
-
-
-def cancel_survivors(state: State, run: Run, worker: Worker) -> None:
-    held = [(batch, open_seqs(batch)) for batch in worker.batches.values() if batch.log.run is run]
-    cancel(worker, held, f"run {run.state.value}", state.step.sends)
-
-
-def drop_ended(state: State, worker: Worker, answer: SendWelcome) -> None:
-    """What stood on an attempt that its worker did not bring has ended with it, and is not kept after all."""
-    for kept in (answer.keep, answer.resend):
-        for keys in kept:
-            still = {seq for _, seq in results.current(state, worker, keys)}
-            ended = [(s, a) for s, a in zip(keys.seq, keys.attempt, strict=True) if s not in still]
-            if ended:
-                left = [(s, a) for s, a in zip(keys.seq, keys.attempt, strict=True) if s in still]
-                answer.drop.append(Keys(keys.log, [s for s, _ in ended], [a for _, a in ended]))
-                keys.seq[:], keys.attempt[:] = [s for s, _ in left], [a for _, a in left]
-        kept[:] = [keys for keys in kept if keys.seq]
-
-
-def tell_reconciled(state: State, worker: Worker, answer: SendWelcome, missing: int) -> None:
-    """What became of every attempt that either side believed open; silent for a worker that had none."""
-    counts = {
-        "kept": sum(len(k.seq) for k in answer.keep),
-        "resend": sum(len(k.seq) for k in answer.resend),
-        "accepted": sum(len(k.seq) for k in answer.accepted),
-        "dropped": sum(len(k.seq) for k in answer.drop),
-        "repended": missing,
-    }
-    if any(counts.values()):
-        state.step.sends.append(Emit("worker_reconciled", "info", {"worker": worker.id, **counts}))
-
-
-def resume(state: State, batch: AttemptBatch, seq: int, started: bool) -> None:
-    """A kept attempt: take its worker's word for whether it runs. A parent says Waiting again."""
-    from rollout_coordinator.core.child_items import stop_waiting
-
-    stop_waiting(state, batch, seq)
-    if started:
-        begun(state, batch, seq)
-    else:
-        batch.started_at.pop(seq, None)  # since a replay, which did not know better
-    batch.maybe_started = False
-
-
-def unacknowledged(state: State, worker: Worker, keys: Keys, answer: SendWelcome, listed: set[tuple[int, int]]) -> None:
-    resend, accepted, drop = Keys(keys.log, [], []), Keys(keys.log, [], []), Keys(keys.log, [], [])
-    log = state.logs.get(keys.log)
-    now_open = {seq for _, seq in results.current(state, worker, keys)}
-    for seq, attempt in zip(keys.seq, keys.attempt, strict=True):
-        if seq in now_open:
-            put = resend
-            listed.add((keys.log, seq))
-        elif log is not None and is_accepted(log, seq):
-            put = accepted  # durable, be it this attempt's or another's: the worker may forget its copy
-        else:
-            put = drop
-        put.seq.append(seq)
-        put.attempt.append(attempt)
-    answer.resend += [resend] if resend.seq else []
-    answer.accepted += [accepted] if accepted.seq else []
-    answer.drop += [drop] if drop.seq else []
-
-
-def not_held(state: State, batch: AttemptBatch, seq: int, code: str, message: str) -> None:
-    """Believed held, but the same incarnation does not have it: never received, or killed when it fenced itself.
-
-    That is no loss of a worker, except where a second run of the item would do harm.
-    """
-    spec = batch.info.spec
-    if spec.fail_on_worker_lost and (batch.maybe_started or seq in batch.started):
-        worker_lost_it(state, batch, seq, code)
-    else:
-        end_attempt(state, batch, seq, AttemptEnd.RELEASED, code, message)
-
-
-def worker_lost_it(state: State, batch: AttemptBatch, seq: int, code: str) -> None:
-    """A started attempt died with its worker."""
-    final = results.loss_is_final(batch) if batch.log.run.state not in ENDED else None
-    if final is None:
-        end_attempt(state, batch, seq, AttemptEnd.WORKER_LOST, code, f"worker {batch.worker.id} was lost")
-        return
-    batch.log.worker_lost += 1
-    state.totals["worker_lost"] += 1
-    results.close_failed(
-        state, batch, seq, Failure(final.code, f"{final.message} Last: {batch.worker.id}", False, True)
-    )
-
-
-def reclaim(
-    state: State, worker: Worker, code: str, lost: bool, spare: Callable[[AttemptBatch, int], bool] | None = None
-) -> int:  # fmt: skip
-    """Everything the worker held, but what is spared, is pending again, or has failed for good."""
-    n = 0
-    for batch in list(worker.batches.values()):
-        for seq in open_seqs(batch):
-            if batch.log.flight.get(seq) is not batch or (spare is not None and spare(batch, seq)):
-                continue  # the former: dropped with its predecessor
-            n += 1
-            began = seq in batch.started or (batch.maybe_started and batch.info.spec.fail_on_worker_lost)
-            if lost and began:
-                worker_lost_it(state, batch, seq, code)
-            else:
-                end_attempt(state, batch, seq, AttemptEnd.RELEASED, code, f"not started on {worker.id}")
-    return n
-
-
-def leave(state: State, worker: Worker, cause: str, reason: str) -> None:
-    worker.state = WORKER.move(worker.state, cause)
-    worker.reason = reason
-    worker.ended_ms = state.now.wall_ms
-    state.sessions.pop(worker.session, None)
-    worker.session = ""
-    steal.forget(state, worker)
-    state.asking.pop(worker.id, None)
-    state.resting.pop(worker.id, None)
-
-
-def allow_for_stall(state: State) -> None:
-    """Our own stall (a slow fsync, a stopped process) is nobody's silence: it moves every deadline."""
-    if state.last_mono is not None:
-        stall = state.now.mono - state.last_mono - state.settings.heartbeat_interval
-        if stall > 0:
-            for worker in state.workers.values():
-                worker.due_at += stall
-    state.last_mono = state.now.mono
-
-
-def scan(state: State) -> None:
-    """Find the silent, every half interval."""
-    now, settings = state.now.mono, state.settings
-    tick = settings.heartbeat_interval / 2
-    state.wake_by(now + tick)
-    if now < state.next_scan:
-        return
-    state.next_scan = now + tick
-    state.steal_due = True
-    for worker in list(state.workers.values()):
-        late = now - worker.due_at
-        if late <= settings.coordinator_failure_timeout or late <= settings.clock_skew_budget:
-            continue
-        if worker.state in ALIVE:
-            failed(state, worker, late)
-        elif worker.batches and worker.state in LEFT:
-            quarantine.over_by_now(state, worker)
-        elif late > 10 * settings.orphan_grace and worker.state is not WorkerState.QUARANTINED:
-            del state.workers[worker.id]  # its row stays in the ledger
-    quarantine.overdue(state)
-
-
-def failed(state: State, worker: Worker, late: float) -> None:
-    joining = worker.state is WorkerState.JOINING
-    if worker.session:
-        state.step.sends.append(
-            CloseSession(worker.session, UnavailableError("No frame came in time; say Hello again."))
-        )
-    leave(state, worker, "silent", f"silent for {late + 2 * state.settings.heartbeat_interval:.1f} s")
-    items = reclaim(state, worker, "worker_failed", lost=True)
-    if not joining:
-        write(state, worker)
-    if not worker.failure_emitted:
-        worker.failure_emitted = True
-        fields = {"worker": worker.id, "host": worker.host_id, "items": items, "reason": worker.reason}
-        state.step.sends.append(Emit(names.WORKER_FAILED, "warning", fields))
+def progress(state: State, event: WorkerProgress) -> None:
+    worker_of_session(state, event.session)
 
 
 def gone(state: State, event: WorkerGone) -> None:
@@ -347,39 +122,13 @@ def goodbye(state: State, event: WorkerGoodbye) -> None:
     if worker is None:
         return
     leave(state, worker, "goodbye", event.reason)
-    reclaim(state, worker, "goodbye", lost=False, spare=quarantine.may_run)
-    write(state, worker)
-    state.step.sends.append(
-        Emit(names.WORKER_DEREGISTERED, "info", {"worker": worker.id, "host": worker.host_id, "reason": event.reason})
-    )
+    reclaim(state, worker, "goodbye", lost=False, spare=may_run_on)
+    write_worker(state, worker)
+    fields = {"worker": worker.id, "host": worker.host_id, "reason": event.reason}
+    state.step.sends.append(Emit(names.WORKER_DEREGISTERED, "info", fields))
 
 
-def drain(state: State, worker: Worker, reason: str) -> None:
-    worker.state = WORKER.move(worker.state, "drain")
-    worker.reason = reason
-    state.asking.pop(worker.id, None)
-    state.resting.pop(worker.id, None)
-    write(state, worker)
-
-
-def set_credit(worker: Worker, credit: object) -> None:
-    from rollout.model.worker import Credit
-
-    assert isinstance(credit, Credit)
-    worker.credit = credit
-    worker.credit_runs = dict(credit.run_items)
-
-
-def credit(state: State, event: WorkerCredit) -> None:
-    worker = worker_of_session(state, event.session)
-    if worker is not None and worker.state in ALIVE:
-        set_credit(worker, event.credit)
-        state.asking[worker.id] = worker
-        state.dirty = True
-
-
-def progress(state: State, event: WorkerProgress) -> None:
-    worker_of_session(state, event.session)
+# ---- what an operator says to it
 
 
 def command(state: State, event: WorkerCommand) -> None:
@@ -393,3 +142,143 @@ def command(state: State, event: WorkerCommand) -> None:
         worker.drain_argument = event.argument
     state.step.sends.append(SendControl(worker.id, event.verb, event.argument))
     state.step.sends.append(Reply(event.request, None))
+
+
+def drain(state: State, worker: Worker, reason: str) -> None:
+    move(worker, "drain")
+    worker.reason = reason
+    state.notes.worker_left(worker)
+    write_worker(state, worker)
+
+
+# ---- silence
+
+
+def allow_for_stall(state: State) -> None:
+    """Our own stall (a slow fsync, a stopped process) is nobody's silence: it moves every deadline."""
+    if state.last_mono is not None:
+        stall = state.now.mono - state.last_mono - state.settings.heartbeat_interval
+        if stall > 0 and state.safe.stall_moves_deadlines:
+            for worker in state.workers.values():
+                worker.due_at += stall
+    state.last_mono = state.now.mono
+
+
+def scan(state: State) -> bool:
+    """Find the silent, every half interval. False if it is not time yet."""
+    now, settings = state.now.mono, state.settings
+    tick = settings.heartbeat_interval / 2
+    state.wake_by(now + tick)
+    if now < state.next_scan:
+        return False
+    state.next_scan = now + tick
+    for worker in list(state.workers.values()):
+        late = now - worker.due_at
+        if late <= settings.coordinator_failure_timeout or late <= settings.clock_skew_budget:
+            continue
+        if worker.state in ALIVE:
+            failed(state, worker, late)
+        elif worker.batches and worker.state in LEFT:  # it left long enough ago to have fenced itself, or to have ended
+            reclaim(state, worker, worker.state.value, lost=True)
+        elif late > 10 * settings.orphan_grace and worker.state is not WorkerState.QUARANTINED:
+            del state.workers[worker.id]  # its row stays in the ledger
+    overdue(state)
+    return True
+
+
+def failed(state: State, worker: Worker, late: float) -> None:
+    joining = worker.state is WorkerState.JOINING
+    if worker.session:
+        error = UnavailableError("No frame came in time; say Hello again.")
+        state.step.sends.append(CloseSession(worker.session, error))
+    leave(state, worker, "silent", f"silent for {late + 2 * state.settings.heartbeat_interval:.1f} s")
+    reclaimed = reclaim(state, worker, "worker_failed", lost=True) if state.safe.lost_work_runs_again else 0
+    if not joining:
+        write_worker(state, worker)
+    if not worker.failure_emitted:
+        worker.failure_emitted = True
+        fields = {"worker": worker.id, "host": worker.host_id, "items": reclaimed, "reason": worker.reason}
+        state.step.sends.append(Emit(names.WORKER_FAILED, "warning", fields))
+
+
+def overdue(state: State) -> None:
+    """Backstop for attempts whose worker does not enforce their timeout: 2 x timeout + orphan_grace.
+
+    Whoever keeps an exclusive attempt for so long may keep it for longer: its item waits for the worker's fence.
+    """
+    for batch in list(state.timed.values()):
+        spec = batch.info.spec
+        limit = 2 * spec.timeout_ms / 1000 + state.settings.orphan_grace
+        for seq, began in list(batch.started_at.items()):
+            if batch.log.flight.get(seq) is not batch:
+                del batch.started_at[seq]
+                continue
+            if state.now.mono - began <= limit or seq in batch.waiting or batch.log.run.state in ENDED:
+                continue
+            if not state.safe.overdue_ended:
+                continue
+            del batch.started_at[seq]
+            if batch.worker.state not in ALIVE:
+                continue  # its deadline decides
+            if spec.exclusive and batch.failures + 1 < spec.max_attempts:
+                key = f"{batch.log.id}/{seq}/{batch.attempt}"
+                quarantine(state, batch.worker, ProtocolError(f"It did not end {key} within {limit:.0f} s, a timeout."))
+                continue
+            cancel(state, batch.worker, [(batch, [seq])], "timeout")
+            timed_out(state, batch, seq, Failure("timeout", f"no result within {limit:.0f} s", True))
+
+
+# ---- leaving
+
+
+def leave(state: State, worker: Worker, cause: str, reason: str) -> None:
+    move(worker, cause)
+    worker.reason = reason
+    worker.ended_ms = state.now.wall_ms
+    state.sessions.pop(worker.session, None)
+    worker.session = ""
+    forget_revoke(state, worker)
+    state.notes.worker_left(worker)
+
+
+def forget_revoke(state: State, worker: Worker) -> None:
+    """The revoke under way will not be answered any more (or was)."""
+    revoke, worker.revoke = worker.revoke, None
+    if revoke is not None:
+        thief = state.workers.get(revoke.thief)
+        if thief is not None:
+            thief.incoming = max(0, thief.incoming - sum(len(k.seq) for k in revoke.keys))
+
+
+def quarantine(state: State, worker: Worker, error: RolloutError) -> None:
+    """It broke the protocol: no more work for this incarnation, and what it held goes to others. What is exclusive
+    goes when it is over there."""
+    session = worker.session
+    leave(state, worker, "fault", error.message)
+    extend_deadline(state, worker, state.now.mono)  # an answer may have gone out until now
+    reclaim(state, worker, "quarantined", lost=True, spare=exclusive if state.safe.exclusive_waits_for_fence else None)
+    write_worker(state, worker)
+    if session:
+        state.step.sends.append(CloseSession(session, error))
+    fields = {"worker": worker.id, "reason": error.message}
+    state.step.sends.append(Emit("worker_quarantined", "error", fields))
+    known = [w.id for w in state.workers.values() if w.state is WorkerState.QUARANTINED and not w.batches]
+    for oldest in known[:-QUARANTINED_MAX]:
+        del state.workers[oldest]
+
+
+def exclusive(batch: AttemptBatch, seq: int) -> bool:
+    return batch.info.spec.exclusive
+
+
+def may_run_on(batch: AttemptBatch, seq: int) -> bool:
+    """Of a worker that said Goodbye: one that it could not stop in time. Those that it began it told of before."""
+    return batch.info.spec.exclusive and (seq in batch.started or batch.maybe_started)
+
+
+def barred(state: State, incarnation: str) -> RolloutError | None:
+    """Why nothing of this worker's is acknowledged; None for an honest one."""
+    worker = state.workers.get(incarnation)
+    if worker is None or worker.state is not WorkerState.QUARANTINED:
+        return None
+    return ProtocolError(f"worker {worker.id} is quarantined: {worker.reason}. Start it anew.")

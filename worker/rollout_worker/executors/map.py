@@ -23,6 +23,7 @@ from typing import ClassVar, Literal, cast
 
 import psutil
 from blake3 import blake3
+from rollout.compute import cgroup
 from rollout.model.errors import AttemptError
 from rollout.model.item import Key
 from rollout.objects.tree import materialise
@@ -331,7 +332,8 @@ class Host:
             self._timer = None
         if self._sent:
             job = self._sent.popleft()
-            job.fail(died(code, said, ended.hung_at if ended is not None else None, job.timeout_s, self._root))
+            hung_at, ran_out = (ended.hung_at, ended.ran_out) if ended is not None else (None, False)
+            job.fail(died(code, said, hung_at, job.timeout_s, self._root, ran_out))
             self._waiting.extendleft(reversed(self._sent))
             self._sent.clear()
         self._hangs = None
@@ -352,6 +354,8 @@ class UserProcess:
     ) -> None:  # fmt: skip
         self.loaded = False
         self.hung_at: str | None = None
+        self.ran_out = False  # the kernel ended it, over the limit of this executor's control group
+        self._oom_kills = cgroup.oom_kills()
         self._init = json.dumps({"target": function, "root": root, "pycache": pycache}).encode()
         self._root = root
         self._scratch = scratch
@@ -401,6 +405,7 @@ class UserProcess:
     async def _wait(self, transport: asyncio.BaseTransport) -> None:
         assert self._popen is not None
         code = await asyncio.to_thread(self._popen.wait)
+        self.ran_out = code == -signal.SIGKILL and cgroup.oom_kills() > self._oom_kills
         self._exited.set()
         self._results.read_on()
         # What it said before it ended counts. A process that it left behind may hold its sockets open for ever.
@@ -416,7 +421,7 @@ class UserProcess:
         self._done.set()
         if not self._loading.done():
             what = "the process ended while it loaded the function"
-            self._loading.set_result(death(what, code, self._output.text(), self._root))
+            self._loading.set_result(death(what, code, self._output.text(), self._root, self.ran_out))
         elif was_loaded and not self._stopping:
             self._on_end(code, self._output.text())
 
@@ -562,21 +567,24 @@ def error_of(failure: JsonObject, code: str = "") -> AttemptError:
 _FATAL = "Fatal Python error: "
 
 
-def died(code: int, said: str, hung_at: str | None, timeout_s: float, root: str) -> AttemptError:
+def died(code: int, said: str, hung_at: str | None, timeout_s: float, root: str, ran_out: bool = False) -> AttemptError:
     """What to tell of the row that was running in a process that is no more."""
     if hung_at is not None:
         message = f"it was still running after {timeout_s:g} s, its time limit, and was ended"
         return error_of(_failure("timeout", "TimeoutError", message, hung_at))
-    return error_of(death("the function ended its process", code, said, root))
+    return error_of(death("the function ended its process", code, said, root, ran_out))
 
 
-def death(what: str, code: int, said: str, root: str) -> JsonObject:
+def death(what: str, code: int, said: str, root: str, ran_out: bool = False) -> JsonObject:
     """`said`: what the process printed last, with the frames that Python writes when it crashes."""
     printed, fatal, dump = said.partition(_FATAL)
     message = f"{what}: {exit_text(code)}"
+    if ran_out:
+        message = f"{what}: it used more memory than a row may, and was killed (memory_mib)"
     if printed.strip():
         message += f"; it printed last:\n{printed.strip()[-1000:]}"
-    return _failure("process_died", "ProcessDied", message, frames_of(dump, root) if fatal else "")
+    kind = ("out_of_memory", "MemoryError") if ran_out else ("process_died", "ProcessDied")
+    return _failure(*kind, message, frames_of(dump, root) if fatal else "")
 
 
 def _failure(code: str, kind: str, message: str, traceback: str = "") -> JsonObject:

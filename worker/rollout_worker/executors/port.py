@@ -38,7 +38,7 @@ class Run:
         if executor in ("", self.workload):
             return self
         sections: Any = self.config.get("executors", {})
-        section: Any = sections.get(executor, {}) if isinstance(sections, dict) else None  # pyright: ignore[reportUnknownMemberType]
+        section: Any = cast("dict[str, Any]", sections).get(executor, {}) if isinstance(sections, dict) else None
         if not isinstance(section, dict):
             message = f"the run's configuration has no table `executors.{executor}`, but something else there"
             raise AttemptError(message, code="bad_run_config", retry=False)

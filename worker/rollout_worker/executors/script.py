@@ -4,7 +4,8 @@ Keys of a payload, all optional: `sleep_ms`, `busy_ms` (holds the interpreter), 
 numbered up to this fail), `fail_code`, `fatal` (no retry), `crash` (the process kills itself; a number: only attempts
 up to it), `segv`, `exit`, `hang` (ignores cancellation), `spawn` (payloads of children, whose results are listed; with
 `child_labels` and `child_lane`),
-`chain_append` (the predecessor's result and `data`), `size` (bytes of result), `print`, `put` (bytes stored as an
+`chain_append` (the predecessor's result and `data`), `size` (bytes of result), `print`,
+`print_mib` (so much output), `put` (bytes stored as an
 object, whose id is the result), `echo`, `data`, `plugin` with `method` and `payload` (the result is its answer as
 JSON), `environ` (names of variables: the result is the hash of each value, null where it is not set), `leak` (a
 variable whose value is printed and quoted in a failure). `until`: goes on once that file exists. `effects`: appends a
@@ -88,6 +89,8 @@ class ScriptExecutor:
     async def _run(self, script: dict[str, Any], attempt: Attempt, context: Context) -> Done:
         if script.get("print"):
             os.write(1, f"{script['print']}\n".encode())
+        for _ in range(int(script.get("print_mib", 0))):
+            os.write(1, b"one of very many lines, as a loop that was left in prints them.\n" * (1 << 14))
         if script.get("progress"):
             context.progress(str(script["progress"]))
         await self._misbehave(script, attempt)

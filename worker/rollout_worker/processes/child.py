@@ -10,6 +10,7 @@ import signal
 import socket
 import subprocess
 import sys
+import time
 from collections.abc import Awaitable, Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -20,21 +21,21 @@ from rollout.model.errors import ProtocolError
 from rollout.wire.v1 import common_pb2, work_pb2
 
 from rollout_worker import session_events as ev
-from rollout_worker.attempts import AttemptKey, Held, held_to_wire
+from rollout_worker.attempts import OUT_OF_MEMORY, AttemptKey, Held, held_to_wire
 from rollout_worker.environment import child_environment
+from rollout_worker.pipe import Kind, Pipe
 from rollout_worker.processes import guard
 from rollout_worker.processes.frames import read_frame, read_question
-from rollout_worker.processes.pipe import Kind, Pipe
+from rollout_worker.processes.memory import MemoryGroup, MemoryGroups, ran_out
+from rollout_worker.processes.output import TELL_S, Output
 
 log = structlog.get_logger()
 
-LINE_MAX = 8192
+READ_BYTES = 64 << 10
 OUTPUT_WAIT_S = 1.0
 STOP_GRACE_S = 10.0
 GROUP_WAIT_S = 5.0  # no longer: where nobody reaps orphans, a group never ends
 KILLED_EARLY = "it was killed before it had started"
-_LEVELS = frozenset({"debug", "info", "warning", "error", "critical"})
-_LOGGERS_OWN = frozenset({"self", "method_name", "event", "timestamp", "child", "exc_info", "stack_info"})
 
 
 @dataclass(slots=True)
@@ -74,6 +75,10 @@ class Guard:
         """`time` as `guard.clock` gives it; 0: not any more."""
         self._tell(f"={group} {time:.3f}\n")
 
+    def remove_groups(self, base: Path) -> None:
+        """At the end: the control groups below `base`, and `base`."""
+        self._tell(f"/{base}\n")
+
     def close(self) -> None:
         assert self._process.stdin is not None
         with contextlib.suppress(OSError):
@@ -84,11 +89,24 @@ class Guard:
 class ChildProcess:
     """One `rollout_worker.processes.runner`."""
 
-    def __init__(self, start: ev.StartChild, scratch: Path, cache: Path, guard: Guard, handlers: Handlers) -> None:
+    def __init__(
+        self,
+        start: ev.StartChild,
+        scratch: Path,
+        cache: Path,
+        guard: Guard,
+        handlers: Handlers,
+        memory: MemoryGroups | None = None,
+    ) -> None:
         self.number = start.child
         self.pid = 0
         self._plan = plan = start.plan
         self._devices = start.devices
+        self._memory_bytes = plan.memory_mib << 20
+        self._memory = memory
+        self._group: MemoryGroup | None = None
+        self._output = Output(self._log, time.monotonic())
+        self._telling: asyncio.TimerHandle | None = None
         self._scratch = scratch
         self._cache = cache  # where the child reads slices of objects itself
         self._guard = guard
@@ -106,20 +124,25 @@ class ChildProcess:
     async def run(self) -> None:
         """From start to end; ChildEnded is the last event it makes."""
         try:
-            reason = await self._run()
+            reason, code = await self._run()
         except (OSError, ValueError) as error:  # ValueError: a NUL in a variable that the run's configuration sets
-            reason = f"it could not be started: {error}"
+            reason, code = f"it could not be started: {error}", ""
+        if self._group is not None:
+            self._group.remove()
         self.done.set()
-        self._handlers.event(ev.ChildEnded(self.number, reason))
+        self._handlers.event(ev.ChildEnded(self.number, reason, code))
 
-    async def _run(self) -> str:
+    async def _run(self) -> tuple[str, str]:
+        """How it ended, and the code of a failure that is known by more than that."""
         # The operator's word counts more than what a run says: secrets last.
         secrets = await self._handlers.secrets()
         environment = child_environment(dict(self._plan.environment) | secrets)
         if self._devices is not None:
             environment["CUDA_VISIBLE_DEVICES"] = ",".join(self._devices)
         if self._killed:
-            return KILLED_EARLY
+            return KILLED_EARLY, ""
+        if self._memory_bytes and self._memory is not None:
+            self._group = self._memory.make(self.number, self._memory_bytes)
         ours, theirs = socket.socketpair()
         try:
             process = self._process = await asyncio.create_subprocess_exec(
@@ -128,13 +151,13 @@ class ChildProcess:
                 "rollout_worker.processes.runner",
                 str(theirs.fileno()),
                 str(os.getpid()),
+                *([str(self._memory_bytes)] if self._memory_bytes and self._group is None else ()),
                 pass_fds=(theirs.fileno(),),
                 start_new_session=True,
                 env=environment,
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.PIPE,
-                limit=LINE_MAX,
             )
         except BaseException:
             ours.close()
@@ -143,12 +166,15 @@ class ChildProcess:
             theirs.close()
         self.pid = process.pid
         self._guard.add(process.pid)
+        if self._group is not None:
+            with contextlib.suppress(ProcessLookupError):
+                self._group.add(process.pid)
         if self._killed:
             self._kill_group()
         assert process.stdout is not None and process.stderr is not None
         output = [
-            asyncio.create_task(self._capture(process.stdout)),
-            asyncio.create_task(self._capture(process.stderr)),
+            asyncio.create_task(self._capture("stdout", process.stdout)),
+            asyncio.create_task(self._capture("stderr", process.stderr)),
         ]  # fmt: skip
         try:
             ours.setblocking(False)
@@ -176,7 +202,17 @@ class ChildProcess:
             await asyncio.wait(output, timeout=OUTPUT_WAIT_S)
             for task in [*output, *self._tasks]:
                 task.cancel()
-        return "it stopped" if self._asked_to_stop and code == 0 else exit_reason(code)
+            if self._telling is not None:
+                self._telling.cancel()
+            self._output.close()
+        if self._asked_to_stop and code == 0:
+            return "it stopped", ""
+        return exit_reason(code), OUT_OF_MEMORY if self._ran_out() else ""
+
+    def _ran_out(self) -> bool:
+        if self._group is not None:
+            return self._group.killed()
+        return bool(self._memory_bytes) and ran_out(self._output.last_words)
 
     def _kill_group(self) -> None:
         if self.pid:
@@ -270,32 +306,18 @@ class ChildProcess:
         reply = {"id": question["id"], **await self._handlers.request(question)}
         self._send(Kind.REPLY, json.dumps(reply).encode())
 
-    async def _capture(self, stream: asyncio.StreamReader) -> None:
-        """Each line into the daemon's log; a line without end is cut, so that no output fills the memory."""
-        while True:
-            try:
-                line = await stream.readline()
-            except ValueError:  # longer than the limit: what came so far has been dropped
-                log.warning("child_output", child=self.number, text="(a line too long for the log)")
-                continue
-            if not line:
-                return
-            self._log_line(line.decode(errors="replace").rstrip())
+    async def _capture(self, name: str, stream: asyncio.StreamReader) -> None:
+        while data := await stream.read(READ_BYTES):
+            self._output.feed(name, data, time.monotonic())
+            if self._output.untold and self._telling is None:
+                self._telling = asyncio.get_running_loop().call_later(TELL_S, self._tell_dropped)
 
-    def _log_line(self, line: str) -> None:
-        if line.startswith("{"):
-            try:
-                entry: dict[str, Any] = json.loads(line)
-                event, level = str(entry.pop("event")), str(entry.pop("level", "info"))
-            except (ValueError, KeyError, RecursionError):
-                pass
-            else:
-                # Not `child`, which is this one, nor what means something to the logger itself.
-                fields = {k: v for k, v in entry.items() if k not in _LOGGERS_OWN}
-                getattr(log, level if level in _LEVELS else "info")(event, child=self.number, **fields)
-                return
-        if line:
-            log.info("child_output", child=self.number, pid=self.pid, text=line)
+    def _tell_dropped(self) -> None:
+        self._telling = None
+        self._output.tell()
+
+    def _log(self, level: str, event: str, fields: dict[str, Any]) -> None:
+        getattr(log, level)(event, child=self.number, pid=self.pid, **fields)
 
 
 def exit_reason(code: int) -> str:

@@ -17,7 +17,7 @@ from rollout.wire.codec import failures_from_wire, item_batch_to_wire, unpack_bl
 from rollout.wire.v1 import work_pb2
 
 from rollout_worker.executors.port import Attempt, Child
-from rollout_worker.processes.pipe import Kind
+from rollout_worker.pipe import Kind
 
 SPAWN_BYTES = 800 << 10
 SPAWN_ITEMS = 2048

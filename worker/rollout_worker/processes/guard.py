@@ -4,6 +4,8 @@ It reads "+PGID" and "-PGID" lines from its stdin, a pipe whose other end only t
 ends, also by SIGKILL, the pipe closes: then every group still listed is killed, grandchildren included, also those
 whose interpreter is stuck, and the daemon's scratch directory is removed.
 
+"/PATH" names a directory of control groups, which is removed at the end too.
+
 "=PGID SECONDS" kills a listed group at that time of `clock`, "=PGID 0" takes that back. Groups with exclusive attempts
 have such a time, and the daemon moves it on while the coordinator answers: they end also when the daemon is stopped,
 or hangs, and cannot fence itself.
@@ -17,7 +19,9 @@ import shutil
 import signal
 import sys
 import time
+from pathlib import Path
 
+REMOVE_S = 5.0  # at most, until the kernel lets go of killed processes' control groups
 LOOK_S = 0.25  # at the clock, at most: a wait does not end earlier because the machine slept
 
 
@@ -34,10 +38,22 @@ def kill(group: int) -> None:
         return
 
 
+def remove_groups(base: Path) -> None:
+    until = time.monotonic() + REMOVE_S
+    while base.is_dir() and time.monotonic() < until:
+        try:
+            for path in [p for p in base.iterdir() if p.is_dir()]:
+                path.rmdir()
+            base.rmdir()
+        except OSError:
+            time.sleep(0.02)
+
+
 def main() -> None:
     for ignored in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(ignored, signal.SIG_IGN)
     groups: dict[int, float] = {}  # when each is to be killed; 0: not before the daemon ends
+    control_groups = ""
     rest = b""
     while True:
         now = clock()
@@ -58,10 +74,14 @@ def main() -> None:
                 groups[int(words[0])] = 0.0
             elif sign == b"-":
                 groups.pop(int(words[0]), None)
+            elif sign == b"/":
+                control_groups = os.fsdecode(line[1:])
             elif int(words[0]) in groups:
                 groups[int(words[0])] = float(words[1])
     for group in groups:
         kill(group)
+    if control_groups:
+        remove_groups(Path(control_groups))
     shutil.rmtree(sys.argv[1], ignore_errors=True)
 
 

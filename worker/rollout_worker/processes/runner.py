@@ -1,4 +1,6 @@
-"""A child process of the worker: one executor, its attempts, and a socket to the daemon. `runner.py FD PARENT_PID`.
+"""A child process of the worker: one executor, its attempts, and a socket to the daemon.
+
+`runner.py FD PARENT_PID [BYTES]`; BYTES: what it may allocate, where no control group sees to that.
 
 The daemon keeps the link to the coordinator, so whatever user code does here (hold the interpreter, leak, crash) costs
 this process and its attempts, never the worker.
@@ -10,6 +12,7 @@ import asyncio
 import gc
 import json
 import os
+import resource
 import signal
 import socket
 import sys
@@ -31,11 +34,11 @@ from rollout.objects.cache import read_cached
 from rollout.wire.codec import spec_columns_from_wire, split_ids, unpack_blobs
 from rollout.wire.v1 import common_pb2, work_pb2
 
-from rollout_worker.attempts import Finished, group_to_wire, run_from_wire
+from rollout_worker.attempts import OUT_OF_MEMORY, Finished, group_to_wire, run_from_wire
 from rollout_worker.executors.port import Attempt, Done, Executor, Run, remember
 from rollout_worker.hosting.lifeline import ask_kernel
+from rollout_worker.pipe import Kind, Pipe
 from rollout_worker.processes.context import AttemptContext, Requests
-from rollout_worker.processes.pipe import Kind, Pipe
 
 CANCELLED = Failure("cancelled", "cancelled", True)
 GATHER_S = 0.02
@@ -347,6 +350,10 @@ def _unread(attempt: Attempt) -> ObjectSlice | None:
 
 def failure_of(error: Exception) -> Failure:
     """It travels to the ledger and to clients: no secret may be quoted in it."""
+    if isinstance(error, MemoryError):
+        limit = resource.getrlimit(resource.RLIMIT_DATA)[0]
+        text = f"{limit >> 20} MiB, " if limit != resource.RLIM_INFINITY else ""
+        return Failure(OUT_OF_MEMORY, redact_text(f"an allocation failed ({text}MemoryError: {error})")[:2000], True)
     if isinstance(error, AttemptError):
         return Failure(error.error_code, redact_text(error.message), error.retry)
     if isinstance(error, RolloutError):
@@ -357,6 +364,10 @@ def failure_of(error: Exception) -> Failure:
 def main() -> None:
     fd, parent = int(sys.argv[1]), int(sys.argv[2])
     ask_kernel(parent)
+    for size in map(int, sys.argv[3:]):
+        hard = resource.getrlimit(resource.RLIMIT_DATA)[1]
+        size = size if hard == resource.RLIM_INFINITY else min(size, hard)  # nobody may raise it
+        resource.setrlimit(resource.RLIMIT_DATA, (size, size))
     # The terminal's Ctrl-C and the service manager's SIGTERM are the daemon's to act on.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)

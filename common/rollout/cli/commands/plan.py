@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 from pathlib import Path
 from typing import Annotated
 
@@ -14,7 +15,6 @@ from rollout.config.load import load_settings, read_values
 from rollout.config.settings import CoordinatorSettings, TransportSection, WorkerSettings
 from rollout.model.address import parse_address
 from rollout.model.errors import ConfigError, PluginError
-from rollout.workloads.port import check_only
 from rollout.workloads.registered import entries, load
 
 _COORDINATOR_ONLY = frozenset(CoordinatorSettings.model_fields) - frozenset(WorkerSettings.model_fields)
@@ -60,14 +60,13 @@ def kind_of(path: Path) -> str:
         except PluginError as error:
             typer.echo(f"warning: {error.message}", err=True)
             continue
-        # The share decides between workloads that have as many of the sections.
-        scores[name] = len(sections & own) + len(sections & own) / (1 + len(own))
+        scores[name] = _likeness(sections, own)
         if own:
             known.append(f"one of {name} {_listed(own)}")
     scores["coordinator"] = 2 * len(sections & _COORDINATOR_ONLY)
     scores["worker"] = 2 * len(sections & _WORKER_ONLY)
     best = max(scores, key=lambda name: scores[name])
-    if scores[best]:
+    if scores[best] > 0:
         return best
     if "transport" in sections:  # of either; coordinators listen, workers are told where
         transport = values["transport"]
@@ -82,14 +81,35 @@ def kind_of(path: Path) -> str:
     )
 
 
+def _likeness(sections: set[str], own: frozenset[str]) -> float:
+    """How much a file with `sections` looks like one of a workload with `own`; 0: not at all.
+
+    Most workloads have [input] and [output]: what is none of its own speaks against it, and a little what is lacking.
+    """
+    if not sections & own:
+        return 0.0
+    foreign = sections - own
+    misspelt = sum(bool(difflib.get_close_matches(section, own, n=1)) for section in foreign)
+    return len(sections & own) + 0.5 * misspelt - 0.5 * (len(foreign) - misspelt) - 0.01 * len(own - sections)
+
+
 def _listed(sections: frozenset[str]) -> str:
     return ", ".join(f"[{section}]" for section in sorted(sections))
 
 
 def check_workload(name: str, path: Path) -> list[str]:
+    from rollout.workloads.port import check_only  # commands start faster without
+
     workload = load(name)
     settings = load_settings(workload.settings, path)
-    return workload.describe(settings, check_only(workload, settings))
+    said: set[str] = set()
+
+    def tell(text: str) -> None:
+        if text.startswith("waiting") and text not in said:
+            said.add(text)
+            typer.echo(text, err=True)
+
+    return workload.describe(settings, check_only(workload, settings, tell=tell))
 
 
 def check_coordinator(path: Path) -> list[str]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -17,7 +17,9 @@ from rollout.cli.options import (
     WorkersOption,
 )
 from rollout.config.load import load_settings
-from rollout.workloads.port import Workload
+
+if TYPE_CHECKING:
+    from rollout.workloads.port import Workload
 
 HELP = """{details}
 
@@ -29,8 +31,8 @@ or was killed, or all of the {unit} failed; 2 configuration or input; 130 interr
 
 --json prints an object a line, told apart by `event`: `run_opened` {{run_id, resumed, {unit}, address}}, `progress`
 {{{unit}, submitted, done, failed, committed, running, workers, {rates}, eta_s}}, `note` {{message}},
-`dry_run`, `interrupted` {{run_id, committed, command}}, `summary` {{the content of summary.json, and files}} and
-`error` {{error: {{code, message}}}}. Keys are only ever added."""
+`dry_run` {{{unit}, workers}}, `interrupted` {{run_id, committed, command}}, `summary` {{the content of summary.json,
+and files}} and `error` {{error: {{code, message}}}}. Keys are only ever added."""
 
 
 def standard_commands(workload: Workload[Any, Any]) -> typer.Typer:

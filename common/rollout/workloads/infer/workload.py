@@ -37,7 +37,7 @@ class Infer(Workload[InferConfig, InferChecked]):
     help = "Batch inference over JSONL: resumable, every row exactly once, in input order."
     details = "Run every row of the input through a model, exactly once, and write completions in input order."
     settings = InferConfig
-    sections = frozenset({"model", "input", "output", "sampling", "backend", "workers"})
+    sections = frozenset(InferConfig.model_fields)
     verb = "batch"
     measure = "tokens"
     result_files = (COMPLETIONS, ERRORS, "summary.json", OPENAI)
@@ -97,9 +97,8 @@ class Infer(Workload[InferConfig, InferChecked]):
         )
 
     def plan(self, checked: InferChecked, config: JsonObject, start: int) -> Iterator[NewItem]:
-        assert checked.source is not None
         run = RunSection.model_validate(config["run"])
-        return plan(checked.settings, checked.model.content_id, checked.source, start=start, run=run)
+        return plan(checked.settings, checked.model.content_id, checked.lines(start), run)
 
     def writer(self, config: JsonObject) -> InferWriter:
         return InferWriter(config)

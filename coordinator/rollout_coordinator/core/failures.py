@@ -1,0 +1,86 @@
+"""What becomes of an item when an attempt at it failed, or was lost with its worker: another attempt, or the end."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from rollout.model.item import AttemptEnd, Failure, Outcome
+from rollout.model.run import ENDED
+
+from rollout_coordinator.core.attempts import end_attempt, open_seqs
+from rollout_coordinator.core.commit import close_in_flight
+from rollout_coordinator.core.state import AttemptBatch, State, Worker
+
+
+def retry_or_fail(state: State, batch: AttemptBatch, seq: int, failure: Failure) -> Failure | None:
+    """The failure that ends the item, or None when the attempt ended here and the item goes on."""
+    spec = batch.info.spec
+    if failure.worker_lost:
+        final = loss_is_final(state, batch)
+        if final is None:
+            end_attempt(state, batch, seq, AttemptEnd.WORKER_LOST, failure.code, failure.message)
+        return final
+    if not failure.retryable or (batch.failures + 1 >= spec.max_attempts and state.safe.attempts_limited):
+        return failure
+    how = AttemptEnd.TIMEOUT if failure.code == "timeout" else AttemptEnd.FAILED
+    end_attempt(state, batch, seq, how, failure.code, failure.message)
+    return None
+
+
+def loss_is_final(state: State, batch: AttemptBatch) -> Failure | None:
+    """Why the item is not tried again after one more lost worker, or None."""
+    spec = batch.info.spec
+    if spec.fail_on_worker_lost and state.safe.lost_is_final:
+        return Failure("worker_lost", "Its worker was lost, and the item asks not to be tried again.", False, True)
+    if batch.losses + 1 >= spec.max_worker_lost and state.safe.losses_limited:
+        lost = batch.losses + 1
+        return Failure("dead_letter", f"{lost} workers or engine processes died while they ran it.", False, True)
+    return None
+
+
+def worker_lost(state: State, batch: AttemptBatch, seq: int, code: str) -> None:
+    """A started attempt died with its worker."""
+    final = loss_is_final(state, batch) if batch.log.run.state not in ENDED else None
+    if final is None:
+        end_attempt(state, batch, seq, AttemptEnd.WORKER_LOST, code, f"worker {batch.worker.id} was lost")
+        return
+    batch.log.worker_lost += 1
+    state.totals["worker_lost"] += 1
+    failure = Failure(final.code, f"{final.message} Last: {batch.worker.id}", False, True)
+    close_in_flight(state, batch, seq, failure)
+
+
+def not_held(state: State, batch: AttemptBatch, seq: int, code: str, message: str) -> None:
+    """Believed held, but the same incarnation does not have it: never received, or killed when it fenced itself.
+
+    That is no loss of a worker, except where a second run of the item would do harm.
+    """
+    if batch.info.spec.fail_on_worker_lost and (batch.maybe_started or seq in batch.started):
+        worker_lost(state, batch, seq, code)
+    else:
+        end_attempt(state, batch, seq, AttemptEnd.RELEASED, code, message)
+
+
+def reclaim(
+    state: State, worker: Worker, code: str, lost: bool, spare: Callable[[AttemptBatch, int], bool] | None = None
+) -> int:
+    """Everything the worker held, but what is spared, is pending again, or has failed for good. Returns how much."""
+    n = 0
+    for batch in list(worker.batches.values()):
+        for seq in open_seqs(batch):
+            if batch.log.flight.get(seq) is not batch or (spare is not None and spare(batch, seq)):
+                continue  # the former: dropped with its predecessor
+            n += 1
+            begun = seq in batch.started or (batch.maybe_started and batch.info.spec.fail_on_worker_lost)
+            if lost and begun:
+                worker_lost(state, batch, seq, code)
+            else:
+                end_attempt(state, batch, seq, AttemptEnd.RELEASED, code, f"not started on {worker.id}")
+    return n
+
+
+def timed_out(state: State, batch: AttemptBatch, seq: int, failure: Failure) -> None:
+    """Its worker did not end it in time."""
+    final = retry_or_fail(state, batch, seq, failure)
+    if final is not None:
+        close_in_flight(state, batch, seq, final, Outcome.FAILED)

@@ -1,0 +1,124 @@
+"""The state of items, and the only way to change it.
+
+An item has no field for its state: a window of millions of transitions a minute could not afford one. Where it is kept
+is its state, and this module alone moves it from one place to another:
+
+- `Log.flight` and `AttemptBatch.started`: assigned, or running;
+- `Log.accepted`, and in schedule order everything before `Log.cursor`: accepted, or final;
+- none of these: pending, be it in memory or in the ledger only.
+
+Every move asks the table, once for all items that move together, with the state that they really have.
+"""
+
+from __future__ import annotations
+
+from itertools import repeat
+
+from rollout.model.errors import StateError
+from rollout.model.item import ItemState, Outcome
+
+from rollout_coordinator.core.state import AttemptBatch, Log
+from rollout_coordinator.core.transitions import ITEM
+
+_COMMIT = {
+    Outcome.DONE: "commit_done",
+    Outcome.FAILED: "commit_failed",
+    Outcome.CANCELLED: "commit_cancelled",
+    Outcome.SKIPPED: "commit_skipped",
+}
+
+
+def is_accepted(log: Log, seq: int) -> bool:
+    """It has a result, be it final or not."""
+    return seq in log.accepted or (seq < log.cursor and not log.by_arrival)
+
+
+def state_of(log: Log, seq: int) -> ItemState:
+    """PENDING, ASSIGNED, RUNNING or ACCEPTED; which of the final states an item has, the ledger knows."""
+    batch = log.flight.get(seq)
+    if batch is not None:
+        return ItemState.RUNNING if seq in batch.started or batch.maybe_started else ItemState.ASSIGNED
+    return ItemState.ACCEPTED if is_accepted(log, seq) else ItemState.PENDING
+
+
+def assign(batch: AttemptBatch) -> None:
+    """These pending items are with the batch's worker from now on. Its `seqs` ascend."""
+    log, seqs = batch.log, batch.seqs
+    first, last = seqs[0], seqs[-1]
+    if (first < log.cursor and not log.by_arrival) or (log.accepted.lo and log.accepted.overlaps(first, last)):
+        for seq in seqs:  # whichever of them has a result raises
+            ITEM.move(state_of(log, seq), "assign")
+    ITEM.move(ItemState.PENDING, "assign")
+    flight, before = log.flight, len(log.flight)
+    flight.update(dict.fromkeys(seqs, batch))
+    if len(flight) != before + len(seqs):
+        raise StateError(f"items of log {log.id} were assigned twice: some of {first} to {last} are in flight")
+
+
+def adopt(batch: AttemptBatch) -> None:
+    """A new leader finds these in flight: no transition, it is how they are."""
+    batch.log.flight.update(dict.fromkeys(batch.seqs, batch))
+
+
+def start(batch: AttemptBatch, seqs: list[int]) -> int:
+    """The worker runs these, which are in flight in the batch. Returns how many it had not said so of before."""
+    before = len(batch.started)
+    batch.started.update(seqs)
+    begun = len(batch.started) - before
+    if begun and not batch.maybe_started:  # those count as running already
+        ITEM.move(ItemState.ASSIGNED, "start")
+    return begun
+
+
+def end(batch: AttemptBatch, seqs: list[int], cause: str) -> int:
+    """Their attempts are over, and by `cause` they are pending again or accepted. Returns how many of them had begun.
+
+    StateError if one of them is not in flight in this batch.
+    """
+    log, started = batch.log, batch.started
+    flight = log.flight
+    n = len(seqs)
+    if (
+        (flight.pop(seqs[0], None) is not batch)
+        if n == 1
+        else (list(map(flight.pop, seqs, repeat(None))).count(batch) != n)
+    ):
+        raise StateError(f"not all of the items {seqs} of log {log.id} are in the attempts that end by {cause!r}")
+    begun = 0
+    if started:
+        left = len(started)
+        started.difference_update(seqs)
+        begun = left - len(started)
+    after = ItemState.PENDING
+    if begun or batch.maybe_started:
+        after = ITEM.move(ItemState.RUNNING, cause)
+    if begun < n and not batch.maybe_started:
+        after = ITEM.move(ItemState.ASSIGNED, cause)
+    if after is ItemState.ACCEPTED:
+        if n == 1:
+            log.accepted.add(seqs[0], seqs[0])
+        else:
+            log.accepted.add_many(seqs)
+    return begun
+
+
+def close(log: Log, seqs: list[int]) -> None:
+    """These pending items end without an attempt."""
+    for seq in seqs:
+        if seq in log.flight:
+            raise StateError(f"item {seq} of log {log.id} is in flight: its attempt must end with it")
+        ITEM.move(state_of(log, seq), "close")
+    log.accepted.add_many(seqs)
+
+
+def commit_prefix(log: Log) -> None:
+    """The cursor passes every result up to the first that is missing; nobody asks what became of each."""
+    log.cursor = log.accepted.advance(log.cursor)
+
+
+def commit(log: Log, seq: int, outcome: Outcome | None) -> None:
+    """An accepted item is final. In schedule order it is the one at the cursor, which passes it."""
+    if outcome is not None:
+        ITEM.move(state_of(log, seq), _COMMIT[outcome])
+    if not log.by_arrival:
+        log.cursor = seq + 1

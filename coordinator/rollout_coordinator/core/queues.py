@@ -1,0 +1,202 @@
+"""Pending items in memory: a queue for each log and spec, where dispatch finds them.
+
+A queue that cannot go on, whatever the worker, is taken out and stands in the `blocked` list of what it waits for: its
+lane, its chain, the commit horizon, the time of its items. It comes back when that moves.
+"""
+
+from __future__ import annotations
+
+import heapq
+
+from rollout.model.item import Blob
+
+from rollout_coordinator.core.state import NEVER, Chain, Chunk, History, Log, SpecQueue, State
+
+# ---- what dispatch sees
+
+
+def queue_of(log: Log, spec: int) -> SpecQueue:
+    queue = log.queues.get(spec)
+    if queue is None:
+        info = log.run.specs[spec]
+        chain = chain_of(log, info.spec.chain) if info.spec.chain else None
+        queue = log.queues[spec] = SpecQueue(log, info, chain)
+    return queue
+
+
+def chain_of(log: Log, name: str) -> Chain:
+    chain = log.chains.get(name)
+    if chain is None:
+        chain = log.chains[name] = Chain(name, known=not log.extra.get("replayed"))
+    return chain
+
+
+def enqueue(queue: SpecQueue) -> None:
+    """Let dispatch see the queue, once."""
+    if not queue.queued and queue.size:
+        queue.queued = True
+        heapq.heappush(queue.info.requirements.heap, key_of(queue))
+    if queue.place is None and queue.info.requirements.locality is not None:
+        index_queue(queue)
+
+
+def key_of(queue: SpecQueue) -> tuple[int, int, int, int, SpecQueue]:
+    """The order of queues: by priority, children first, then by schedule."""
+    return (-queue.info.spec.priority, queue.log.rank, queue.head(), queue.info.index, queue)
+
+
+def index_queue(queue: SpecQueue) -> None:
+    """Where locality.py finds the queue. One that may have to be blocked is served in schedule order only."""
+    locality, info, run = queue.info.requirements.locality, queue.info, queue.log.run
+    if locality is None or not queue.size or queue.chain is not None or info.lane.cap or info.spec.not_before_ms:
+        return
+    if run.tracked and queue.log.parent is None:
+        return
+    place = queue.place = run.warm.get(info.spec.affinity, "") if info.spec.affinity else ""
+    locality.costs.add(info.spec.cost)
+    heap = locality.homes.setdefault(place, {}).setdefault(info.spec.cost, [])
+    locality.entries += 1
+    heapq.heappush(heap, (queue.head(), locality.entries, queue))
+
+
+def block(queue: SpecQueue, blocked: list[SpecQueue]) -> None:
+    """Out of dispatch's sight until what it waits for calls `unblock`."""
+    queue.queued = True
+    blocked.append(queue)
+
+
+def block_until(state: State, queue: SpecQueue, wall_ms: int) -> None:
+    queue.queued = True
+    heapq.heappush(state.timers, (wall_ms, next(state.numbers), queue.log.id, queue))
+    state.wake_by(state.now.mono + (wall_ms - state.now.wall_ms) / 1000)
+
+
+def unblock(blocked: list[SpecQueue]) -> None:
+    """What blocked these queues is gone, or may be."""
+    for queue in blocked:
+        queue.queued = False
+        enqueue(queue)
+    blocked.clear()
+
+
+# ---- items come and go
+
+
+def add_fresh(state: State, log: Log, spec: int, seqs: list[int], ids: list[bytes], payloads: list[Blob]) -> None:
+    """Items never tried before, all of one spec, ascending."""
+    queue = queue_of(log, spec)
+    queue.chunks.append(Chunk(seqs, ids, payloads))
+    count(queue, len(seqs), sum(map(len, payloads)))
+    if queue.chain is not None:
+        join_chain(queue.chain, seqs)
+    enqueue(queue)
+    state.notes.dispatch = True
+
+
+def add_tried(state: State, log: Log, spec: int, seq: int, item: bytes, payload: Blob, history: History) -> None:
+    """An item that was tried before."""
+    queue = queue_of(log, spec)
+    heapq.heappush(queue.retry, (seq, item, payload, history))
+    count(queue, 1, len(payload))
+    unblock(log.blocked)  # its queue may be blocked for a head far behind this item
+    if queue.chain is not None:
+        join_chain(queue.chain, [seq])
+    enqueue(queue)
+    state.notes.dispatch = True
+
+
+def join_chain(chain: Chain, seqs: list[int]) -> None:
+    for seq in seqs:
+        heapq.heappush(chain.members, seq)
+    unblock(chain.blocked)
+
+
+def count(queue: SpecQueue, n: int, size: int) -> None:
+    """It has `n` items of `size` bytes more, or less where these are negative."""
+    log = queue.log
+    queue.size += n
+    log.window += n
+    log.window_bytes += size
+    log.run.window += n
+
+
+def take_all(state: State, queue: SpecQueue) -> list[int]:
+    """Take every item out of the queue."""
+    seqs = [seq for chunk in queue.chunks for seq in chunk.seqs[chunk.pos :]]
+    size = sum(len(p) for chunk in queue.chunks for p in chunk.payloads[chunk.pos :])
+    for entry in queue.retry:
+        arrived(state, entry[3])
+    seqs += [entry[0] for entry in queue.retry]
+    size += sum(len(entry[2]) for entry in queue.retry)
+    queue.chunks.clear()
+    queue.retry.clear()
+    count(queue, -queue.size, -size)
+    return seqs
+
+
+def forget_pending(state: State, log: Log) -> None:
+    """Forget all pending items of the log; the ledger has them."""
+    for history in (*log.returned.values(), *log.loading_returned.values()):
+        arrived(state, history)
+    for queue in log.queues.values():
+        take_all(state, queue)
+    log.returned.clear()
+    log.loading_returned.clear()
+    log.loaded_ahead.clear()
+    log.loading = 0
+    log.chains.clear()
+    log.queues.clear()
+    log.blocked.clear()
+    state.timers = [timer for timer in state.timers if timer[2] != log.id]
+    state.retries = [retry for retry in state.retries if retry[2] != log.id]
+
+
+def arrived(state: State, history: History) -> None:
+    """A stolen item is given to somebody, or never will be: its thief waits for it no longer."""
+    thief = state.workers.get(history.to) if history.to else None
+    if thief is not None and thief.incoming:
+        thief.incoming -= 1
+
+
+# ---- items that are pending again
+
+
+def put_back(state: State, log: Log, seq: int, history: History) -> None:
+    """Pending again; the payload is read back when the window has room for it and its time has come."""
+    if log.closed:
+        return
+    if seq >= log.window_end:
+        log.loaded_ahead.add(seq)
+    if history.not_before > state.now.mono:
+        log.loading_returned.pop(seq, None)
+        heapq.heappush(state.retries, (history.not_before, next(state.numbers), log.id, (seq, history)))
+    else:
+        log.returned[seq] = history
+        state.notes.window[log.id] = log
+    state.notes.dispatch = True
+
+
+def fire_timers(state: State) -> None:
+    """Retries whose delay is over are pending again; queues blocked for their items' `not_before` are seen again, and
+    chains whose worker did not come in time."""
+    while state.timers and state.timers[0][0] <= state.now.wall_ms:
+        _, _, log_id, queue = heapq.heappop(state.timers)
+        log = state.logs.get(log_id)
+        if log is not None and not log.closed:
+            unblock([queue])
+            state.notes.dispatch = True
+    while state.retries and state.retries[0][0] <= state.now.mono:
+        _, _, log_id, (seq, history) = heapq.heappop(state.retries)
+        log = state.logs.get(log_id)
+        if log is not None and not log.closed:
+            log.returned[seq] = history
+            state.notes.window[log.id] = log
+            state.notes.dispatch = True
+    if state.chains_due <= state.now.mono:
+        state.notes.dispatch = True
+    elif state.chains_due != NEVER:
+        state.wake_by(state.chains_due)
+    if state.retries:
+        state.wake_by(state.retries[0][0])
+    if state.timers:
+        state.wake_by(state.now.mono + max(0.001, (state.timers[0][0] - state.now.wall_ms) / 1000))

@@ -1,0 +1,136 @@
+"""What the pending items of a run wait for, for people who wonder why nothing happens.
+
+Looked at when somebody asks, never in a step: the queues in memory against the workers that are connected. It decides
+nothing, and changes nothing; `dispatch.py` decides.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterator
+from datetime import UTC, datetime
+
+from rollout.model.run import RunState
+from rollout.model.worker import WorkerState
+
+from rollout_coordinator.core.capacity import fits, free_credit, parents_full, strict_room
+from rollout_coordinator.core.items import is_accepted
+from rollout_coordinator.core.state import ROOT_RANK, Log, Requirements, Run, SpecQueue, State, Worker
+from rollout_coordinator.core.views import WaitView
+
+WAITS_MAX = 20  # reasons that are told of one run
+
+Reason = tuple[str, str, bool]
+"""Reason, message, impossible."""
+Need = Callable[[Worker], bool]
+
+
+def waits(state: State, run: Run) -> list[WaitView]:
+    """Those that no connected worker can ever take first, then those that concern most items."""
+    if run.state is not RunState.RUNNING:
+        return []
+    found: Counter[Reason] = Counter()
+    workers = [w for w in state.workers.values() if w.session and w.state is WorkerState.READY and not w.fenced]
+    never: dict[Requirements, Reason | None] = {}
+    busy: dict[tuple[Requirements, bool], Reason | None] = {}
+    for log in run.logs.values():
+        for queue in log.queues.values():
+            if not queue.size or log.closed:
+                continue
+            requirements = queue.info.requirements
+            key = (requirements, log.rank == ROOT_RANK)
+            if requirements not in never:
+                never[requirements] = _no_worker(workers, requirements)
+            reason = never[requirements] or _held_back(state, queue)
+            if reason is None:
+                if key not in busy:
+                    busy[key] = _busy(state, run, requirements, workers, root=key[1])
+                reason = busy[key]
+            if reason is not None:
+                found[reason] += queue.size
+    again = _tried_again_later(state, run)
+    if again:
+        found["not_before", "an attempt failed; the next one begins after a delay", False] += again
+    views = [WaitView(*reason[:2], items, reason[2]) for reason, items in found.items()]
+    return sorted(views, key=lambda view: (not view.impossible, -view.items))[:WAITS_MAX]
+
+
+def _no_worker(workers: list[Worker], requirements: Requirements) -> Reason | None:
+    """Why none of the workers can ever take such items."""
+    if not workers:
+        return "no_workers", "no worker is connected that takes work", False  # nobody knows what the next one can
+    if any(fits(worker, requirements) for worker in workers):
+        return None
+    hosts = [w for w in workers if not w.inventory.executors or requirements.executor in w.inventory.executors]
+    if not hosts:
+        return "executor", f"no connected worker hosts executor {requirements.executor!r}", True
+    needs = list(_needs(requirements))
+    unmet = [said for said, met in needs if not any(met(worker) for worker in hosts)]
+    who = f"no worker that hosts executor {requirements.executor!r} has"
+    if unmet:
+        return "requirements", f"{who} {' or '.join(unmet)}", True
+    return "requirements", f"{who} all of: {', '.join(said for said, _ in needs)}", True
+
+
+def _needs(requirements: Requirements) -> Iterator[tuple[str, Need]]:
+    """Each for people, and as a test."""
+    for role in sorted(requirements.roles):
+        yield f"role {role!r}", lambda worker, role=role: role in worker.inventory.roles
+    for name, value in requirements.labels:
+        yield (
+            f"label {name}={value}",
+            lambda worker, name=name, value=value: dict(worker.inventory.labels).get(name) == value,
+        )
+    if requirements.plugin:
+        yield f"plugin {requirements.plugin!r}", lambda worker: requirements.plugin in worker.inventory.plugins
+    for name, amount in (("slots", requirements.slots), *requirements.strict):
+        if amount > 0:
+            yield (
+                f"{amount:g} {name}",
+                lambda worker, name=name, amount=amount: worker.capacity.get(name, 0.0) >= amount,
+            )
+
+
+def _held_back(state: State, queue: SpecQueue) -> Reason | None:
+    """Why its first item may not begin now, whoever would take it."""
+    log, info = queue.log, queue.info
+    run, lane = log.run, info.lane
+    if info.spec.not_before_ms > state.now.wall_ms:
+        at = datetime.fromtimestamp(info.spec.not_before_ms / 1000, UTC).isoformat(timespec="seconds")
+        return "not_before", f"not before {at}", False
+    if lane.cap and lane.in_flight >= lane.cap:
+        return "caps", f"lane {lane.name!r} has {lane.in_flight} items in flight, its cap is {lane.cap}", False
+    if run.spec.max_in_flight and run.in_flight >= run.spec.max_in_flight:
+        return "caps", f"the run has {run.in_flight} items in flight, its cap is {run.spec.max_in_flight}", False
+    horizon = state.settings.commit_horizon
+    if run.tracked and log.parent is None and queue.head() >= log.cursor + horizon:
+        return "caps", f"more than {horizon} items ahead of the commit cursor, where policies decide", False
+    if queue.chain is not None and _chain_is_busy(log, queue):
+        return "chain", "an earlier item of the same chain is not done", False
+    return None
+
+
+def _chain_is_busy(log: Log, queue: SpecQueue) -> bool:
+    chain = queue.chain
+    assert chain is not None
+    if chain.flying or chain.looking_back:
+        return True
+    return any(seq < queue.head() and not is_accepted(log, seq) for seq in chain.members)
+
+
+def _busy(state: State, run: Run, requirements: Requirements, workers: list[Worker], *, root: bool) -> Reason | None:
+    """Why none of those that fit takes one now; None: one does, in the next step. `root`: of the run's root log."""
+    fitting = [worker for worker in workers if fits(worker, requirements)]
+    spare = [worker for worker in fitting if not requirements.strict or strict_room(worker, requirements) > 0]
+    if not spare:
+        amounts = ", ".join(f"{amount:g} {name}" for name, amount in requirements.strict)
+        return "resources", f"{amounts} are not free on any of the {len(fitting)} workers that have them", False
+    if root and all(parents_full(state, worker, run) for worker in spare):
+        return "caps", "the workers have as many items that wait for their children as they may", False
+    if all(free_credit(worker, run) <= 0 for worker in spare):
+        return "credit", f"the {len(spare)} workers that can take them have as much as they asked for", False
+    return None
+
+
+def _tried_again_later(state: State, run: Run) -> int:
+    return sum(1 for _, _, log, _ in state.retries if log in run.logs)

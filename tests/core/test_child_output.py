@@ -1,0 +1,72 @@
+"""What a child process prints reaches the log, bounded, and what does not is counted."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from rollout_worker.processes.output import BURST_S, BYTES_A_SECOND, LINE_MAX, LINES_A_SECOND, Output
+
+
+class Log:
+    def __init__(self) -> None:
+        self.entries: list[tuple[str, str, dict[str, Any]]] = []
+        self.output = Output(lambda *entry: self.entries.append(entry), 0.0)
+
+    def feed(self, data: bytes, now: float = 0.0, stream: str = "stdout") -> None:
+        self.output.feed(stream, data, now)
+
+    @property
+    def lines(self) -> list[str]:
+        return [fields["text"] for _, event, fields in self.entries if event == "child_output"]
+
+    @property
+    def dropped(self) -> tuple[int, int]:
+        told = [fields for _, event, fields in self.entries if event == "child_output_dropped"]
+        return sum(f["lines"] for f in told), sum(f["bytes"] for f in told)
+
+
+def test_lines_are_put_together_from_their_parts_by_stream() -> None:
+    log = Log()
+    log.feed(b"hel")
+    log.feed(b"other\n", stream="stderr")
+    log.feed(b"lo\n\nend")
+    log.output.close()
+    assert log.lines == ["other", "hello", "end"]
+
+
+def test_a_json_line_keeps_its_level_and_fields() -> None:
+    log = Log()
+    log.feed(b'{"event": "loaded", "level": "warning", "n": 1, "child": 7, "timestamp": "x"}\n{"no": "event"}\n')
+    assert log.entries == [("warning", "loaded", {"n": 1}), ("info", "child_output", {"text": '{"no": "event"}'})]
+
+
+def test_a_line_without_an_end_is_cut_and_the_next_is_whole() -> None:
+    log = Log()
+    for _ in range(3):
+        log.feed(b"x" * LINE_MAX)
+    log.feed(b"x\nnext\n")
+    assert log.lines == ["x" * LINE_MAX + " (cut: too long for the log)", "next"]
+
+
+def test_a_gigabyte_is_dropped_but_for_what_a_log_can_take_and_is_counted() -> None:
+    log = Log()
+    chunk = b"some line of output\n" * 3000
+    seconds, now = 10, 0.0
+    for _ in range(seconds * 50):
+        now += 0.02
+        log.feed(chunk, now)
+    log.output.tell()
+    most = (seconds + BURST_S) * LINES_A_SECOND
+    assert 0.9 * most <= len(log.lines) <= most
+    assert sum(map(len, log.lines)) <= (seconds + BURST_S) * BYTES_A_SECOND
+    assert len(log.lines) + log.dropped[0] == seconds * 50 * 3000
+    log.feed(b"back to normal\n", now + 60)
+    assert log.lines[-1] == "back to normal"
+
+
+def test_the_last_words_are_kept_whatever_is_dropped() -> None:
+    log = Log()
+    log.feed(b"y\n" * 1_000_000)
+    log.feed(json.dumps({"why": "MemoryError"}).encode())
+    assert log.output.last_words.endswith(b'"MemoryError"}')

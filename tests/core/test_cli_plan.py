@@ -1,0 +1,34 @@
+"""`rollout plan` tells by the sections of a file whose it is."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from rollout.cli.commands.plan import kind_of
+from rollout.model.errors import ConfigError
+
+
+@pytest.mark.parametrize(
+    ("sections", "kind"),
+    [
+        ("storage", "coordinator"),
+        ("transport worker", "worker"),
+        ("model input output", "infer"),
+        ("model input output run workers", "infer"),
+        ("function input output run workers", "map"),
+        ("modle input output", "infer"),
+        ("fuction input output", "map"),
+        ("worker objects model", "worker"),
+    ],
+)
+def test_kinds(tmp_path: Path, sections: str, kind: str) -> None:
+    path = tmp_path / "file.toml"
+    path.write_text("".join(f"[{section}]\n" for section in sections.split()))
+    assert kind_of(path) == kind
+
+
+def test_a_file_of_nobody(tmp_path: Path) -> None:
+    (tmp_path / "odd.toml").write_text("[odd]\n")
+    with pytest.raises(ConfigError, match=r"no known configuration: a coordinator's has \[storage\], .* found odd"):
+        kind_of(tmp_path / "odd.toml")

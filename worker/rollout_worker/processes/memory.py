@@ -1,0 +1,143 @@
+"""The memory that a child process may use: a control group where this daemon may make one, else a resource limit.
+
+A control group counts what the process and all it starts have really touched, files in memory included; over the limit
+the kernel ends the largest of them, so that an executor with a process for the user's code can say which item it was.
+
+RLIMIT_DATA is of each process by itself and counts what it has asked for, on the heap and in private mappings, touched
+or not; an allocation beyond it fails, which Python shows as MemoryError. Not RLIMIT_AS: it counts address space, of
+which CUDA and other allocators reserve far more than they use.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import re
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import structlog
+
+log = structlog.get_logger()
+
+_SIGNS = re.compile(rb"MemoryError|bad_alloc|[Cc]annot allocate memory|[Oo]ut of memory")
+
+
+def ran_out(last_words: bytes) -> bool:
+    """Whether a process that a resource limit held down died of that, by what it printed last."""
+    return _SIGNS.search(last_words) is not None
+
+
+class MemoryGroups:
+    """Control groups for the children of one daemon, below `name`; versions 1 and 2 of the memory controller."""
+
+    def __init__(self, name: str, made: Callable[[Path], None] = lambda _: None, root: Path = Path("/")) -> None:
+        """`made` is told of their directory, once there is one, so that somebody removes it at the end."""
+        self._name = name
+        self._made = made
+        self._root = root
+        self._base: Path | None = None
+        self._unified = False
+        self._looked = False
+
+    @property
+    def base(self) -> Path | None:
+        """The directory they are in, made when first asked for; None where that is not allowed."""
+        if not self._looked:
+            self._looked = True
+            self._base = self._make_base()
+            if self._base is not None:
+                self._made(self._base)
+            log.debug("memory_limits", by="control group" if self._base else "resource limit", group=str(self._base))
+        return self._base
+
+    def _make_base(self) -> Path | None:
+        for parent, unified in _candidates(self._root):
+            base = parent / self._name
+            try:
+                if unified:  # each level passes the controller on to the next
+                    (parent / "cgroup.subtree_control").write_text("+memory")
+                base.mkdir(exist_ok=True)
+                if unified:
+                    (base / "cgroup.subtree_control").write_text("+memory")
+            except OSError:
+                with contextlib.suppress(OSError):
+                    base.rmdir()
+                continue
+            self._unified = unified
+            return base
+        return None
+
+    def make(self, child: int, limit_bytes: int) -> MemoryGroup | None:
+        """One for a child, with that limit on memory and no swap beyond it; None where it cannot be had."""
+        if self.base is None:
+            return None
+        group = MemoryGroup(self.base / f"child-{child}")
+        try:
+            group.path.mkdir()
+            group.limit(limit_bytes, unified=self._unified)
+        except OSError as error:
+            log.warning("memory_group_failed", group=str(group.path), error=str(error))
+            group.remove()
+            return None
+        return group
+
+
+class MemoryGroup:
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def limit(self, size: int, *, unified: bool) -> None:
+        if unified:
+            (self.path / "memory.max").write_text(str(size))
+            swap, none = self.path / "memory.swap.max", "0"
+        else:
+            (self.path / "memory.limit_in_bytes").write_text(str(size))
+            swap, none = self.path / "memory.memsw.limit_in_bytes", str(size)
+        with contextlib.suppress(OSError):  # where swap is not accounted for, there is none to speak of
+            swap.write_text(none)
+
+    def add(self, pid: int) -> None:
+        """Before it has started anything. ProcessLookupError when it is gone."""
+        (self.path / "cgroup.procs").write_text(str(pid))
+
+    def killed(self) -> bool:
+        """Whether the kernel ended a process of it for want of memory."""
+        for name in ("memory.events", "memory.oom_control"):
+            with contextlib.suppress(OSError):
+                counts = dict(line.split() for line in (self.path / name).read_text().splitlines())
+                return int(counts.get("oom_kill", 0)) > 0
+        return False
+
+    def remove(self) -> None:
+        """Once nothing runs in it; what is left, the guard removes at the end."""
+        with contextlib.suppress(OSError):
+            self.path.rmdir()
+
+
+def _candidates(root: Path) -> Iterator[tuple[Path, bool]]:
+    """This process's own group, where version 1 lets one be made below it, and what version 2 allows: below a group
+    that has no process itself, such as the one above a systemd service's DelegateSubgroup."""
+    mount = root / "sys/fs/cgroup"
+    try:
+        lines = (root / "proc/self/cgroup").read_text().splitlines()
+    except OSError:
+        return
+    for line in lines:
+        number, _, rest = line.partition(":")
+        controllers, _, path = rest.partition(":")
+        if "memory" in controllers.split(","):
+            own = mount / "memory" / path.strip("/")
+            yield (own if own.is_dir() else mount / "memory"), False
+        elif number == "0" and not controllers:
+            for base in (mount, mount / "unified"):
+                own = base / path.strip("/")
+                for place in dict.fromkeys((own, own.parent)):
+                    if place.is_relative_to(base) and "memory" in _words(place / "cgroup.controllers"):
+                        yield place, True
+
+
+def _words(path: Path) -> list[str]:
+    try:
+        return path.read_text().split()
+    except OSError:
+        return []
