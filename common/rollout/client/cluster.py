@@ -14,7 +14,7 @@ from contextlib import AsyncExitStack, aclosing, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self, cast
+from typing import Any, Self
 
 from pydantic import ValidationError
 
@@ -236,7 +236,7 @@ class AsyncCluster:
         if found is not None:
             await self._upload(spec.run_id, found)
         if isinstance(rows, AsyncIterable):
-            rows = AsyncRows(cast("AsyncIterable[Any]", rows), asyncio.get_running_loop())
+            rows = AsyncRows(rows, asyncio.get_running_loop())
         feed = Feed(rows, Planner(config), lane_key, frozenset(config.get("lanes", ())), window)
         submitting = asyncio.ensure_future(self._submit(spec, feed))
         run = AsyncRun(self, spec.run_id, feed, submitting)

@@ -591,6 +591,22 @@ def _failure(code: str, kind: str, message: str, traceback: str = "") -> JsonObj
     return {"code": code, "type": kind, "message": message, "traceback": traceback, "retry": True}
 
 
+def oom_kills(root: Path = Path("/")) -> int:
+    """Processes of this one's control group that the kernel has ended for want of memory, as far as one can see."""
+    with contextlib.suppress(OSError, ValueError):
+        for line in (root / "proc/self/cgroup").read_text().splitlines():
+            number, controllers, path = line.split(":", 2)
+            if number == "0" and not controllers:
+                file = root / "sys/fs/cgroup" / path.strip("/") / "memory.events"
+            elif "memory" in controllers.split(","):
+                file = root / "sys/fs/cgroup/memory" / path.strip("/") / "memory.oom_control"
+            else:
+                continue
+            with contextlib.suppress(OSError, ValueError):
+                return int(dict(entry.split() for entry in file.read_text().splitlines()).get("oom_kill", 0))
+    return 0
+
+
 def exit_text(code: int) -> str:
     if code >= 0:
         return f"exit code {code}"
