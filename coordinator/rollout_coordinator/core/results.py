@@ -80,9 +80,8 @@ def impossible(state: State, log: Log | None, group: ResultGroup) -> str:
         return ""
     if group.seq and (max(group.seq) >= log.submitted or min(group.seq) < 0):
         return f"Result for seq {max(group.seq)} of log {log.id}, which has only {log.submitted} items."
-    flight = log.flight
-    for seq, attempt in zip(group.seq, group.attempt, strict=True):
-        batch = flight.get(seq)
+    batches = map(log.flight.get, group.seq)
+    for seq, attempt, batch in zip(group.seq, group.attempt, batches, strict=True):
         if attempt < 1 or (batch is not None and attempt > batch.attempt):
             return f"Result for attempt {attempt} of seq {seq} in log {log.id}, which was never given to any worker."
     return ""
@@ -90,7 +89,7 @@ def impossible(state: State, log: Log | None, group: ResultGroup) -> str:
 
 def take_group(state: State, worker: Worker, log: Log, group: ResultGroup) -> tuple[Keys, Keys]:
     """Accept what is current: (accepted, stale). The common group (one batch, all done) is handled by columns."""
-    flight, seqs, tries, safe = log.flight, group.seq, group.attempt, state.safe
+    seqs, tries, safe = group.seq, group.attempt, state.safe
     if log.run.state in ENDED:  # of survivors: they are over
         keys = Keys(log.id, seqs, tries)
         for batch, seq in attempts.current(state, worker, keys):
@@ -99,12 +98,11 @@ def take_group(state: State, worker: Worker, log: Log, group: ResultGroup) -> tu
     by_batch: dict[AttemptBatch, list[int]] = {}
     stale: list[int] = []
     seen: set[int] = set()
-    for i, seq in enumerate(seqs):
-        batch = flight.get(seq)
+    for i, seq, attempt, batch in zip(range(len(seqs)), seqs, tries, map(log.flight.get, seqs), strict=True):
         if (
             batch is None
             or (batch.worker is not worker and safe.holder_only)
-            or (batch.attempt != tries[i] and safe.present_attempt_only)
+            or (batch.attempt != attempt and safe.present_attempt_only)
             or (seq in seen and safe.once_a_message)
         ):
             stale.append(i)
