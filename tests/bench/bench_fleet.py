@@ -120,7 +120,7 @@ def large_rows(quick: bool) -> Row:
     return Row(
         f"{count} workers on hosts of their own, engines of {LARGE_WIDTH} rows at once, rows and results of 16 KiB, for "
         f"{seconds:g} s",
-        f"{was['accepted']:,.0f} rows/s of the {asked:,.0f} that they could; of {was['given']:,.0f} MiB given to them "
+        f"{was['accepted']:,.0f} rows/s of {asked:,.0f} possible; of {was['given']:,.0f} MiB given to them "
         f"{was['cached']:,.0f} MiB fetched as packs; {was['total_accepted']:,.0f} results and all rows in "
         f"{was['stored']:,.0f} objects; objects server {was['objects']:.2f} cores, coordinator "
         f"{was['cores']:.2f}; answers after {was['answer_s']:.2f} s",
@@ -147,7 +147,7 @@ def full_engines(quick: bool) -> list[Row]:
 
     def said(was: Figures) -> str:
         return (
-            f"{was['accepted']:,.0f} rows/s of the {asked:,.0f} that they could, "
+            f"{was['accepted']:,.0f} rows/s of {asked:,.0f} possible, "
             f"{was['cores'] / max(was['accepted'], 1) * 1e6:.0f} µs a row, {was['cores']:.2f} cores; "
             f"{was['running'] / count / WIDTH * 100:.0f} % of the engines busy; answers after {was['answer_s']:.2f} s "
             f"(99 % within {was['late_answer_s']:.2f}); {was['acks'] / count:.2f} acknowledgements a worker and second; latest beat "
@@ -165,7 +165,7 @@ def full_engines(quick: bool) -> list[Row]:
         Row(
             "the same, its coordinator killed and started again",
             f"serves after {after['ready_s']:.1f} s, has all workers back after {after['back_s']:.1f}; "
-            f"{after['stale']:.0f} rows run in vain, {after['fences']:.0f} workers fenced; then {said(after)}",
+            f"{after['stale']:.0f} stale results dropped, {after['fences']:.0f} workers fenced; then {said(after)}",
             "",
             None,
             {"back_s": after["back_s"], "rows_per_s": after["accepted"]},

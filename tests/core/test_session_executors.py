@@ -67,14 +67,15 @@ def test_an_engine_that_does_not_start_does_not_throttle_what_else_its_run_does(
 
 
 def test_an_executor_that_is_not_offered_here_is_said_by_name() -> None:
-    plan = planner({"script": ScriptExecutor})
+    installed: dict[str, Any] = {"script": ScriptExecutor}
+    plan = planner(installed)
     assert plan(Run(RUN, "job", {}, executor="script")).run.executor == "script"
     with pytest.raises(AttemptError, match=r"no executor 'job' \(it has: script\)"):
         plan(Run(RUN, "job", {}))
 
 
 def test_a_worker_offers_what_its_configuration_names() -> None:
-    installed = {"script": ScriptExecutor, "other": ScriptExecutor}
+    installed: dict[str, Any] = {"script": ScriptExecutor, "other": ScriptExecutor}
     assert list(offered(installed, [])) == ["script", "other"]
     assert list(offered(installed, ["other"])) == ["other"]
     with pytest.raises(ConfigError, match=r"\[worker\] executors names 'no', not installed here \(installed: other"):

@@ -1,9 +1,11 @@
 """The memory that a child process may use: a control group where this daemon may make one, else a resource limit.
 
-A control group counts what the process and all it starts have really touched, files in memory included, and the kernel
-ends them when that is over the limit. RLIMIT_DATA is of each process by itself and counts what it has asked for, on the
-heap and in private mappings, touched or not; an allocation beyond it fails, which Python shows as MemoryError. Not
-RLIMIT_AS: it counts address space, of which CUDA and other allocators reserve far more than they use.
+A control group counts what the process and all it starts have really touched, files in memory included; over the limit
+the kernel ends the largest of them, so that an executor with a process for the user's code can say which item it was.
+
+RLIMIT_DATA is of each process by itself and counts what it has asked for, on the heap and in private mappings, touched
+or not; an allocation beyond it fails, which Python shows as MemoryError. Not RLIMIT_AS: it counts address space, of
+which CUDA and other allocators reserve far more than they use.
 """
 
 from __future__ import annotations
@@ -87,7 +89,6 @@ class MemoryGroup:
     def limit(self, size: int, *, unified: bool) -> None:
         if unified:
             (self.path / "memory.max").write_text(str(size))
-            (self.path / "memory.oom.group").write_text("1")  # all of it: half a process tree is worth nothing
             swap, none = self.path / "memory.swap.max", "0"
         else:
             (self.path / "memory.limit_in_bytes").write_text(str(size))
