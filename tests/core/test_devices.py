@@ -110,6 +110,16 @@ def test_no_process_is_ended_for_devices_that_would_not_suffice() -> None:
     assert not of(w.assign([2], spec=engine_on(3)), ev.StopChild), "the engine on two is in use"
 
 
+def test_what_waits_for_a_device_ends_no_process_for_its_place() -> None:
+    """The place is no use to it yet; a process that just came up for others would never get to run them."""
+    w = worker(devices=("GPU-a",), slots=1)
+    w.assign([0], spec=engine_on(1))
+    w.ready()
+    w.assign([1], spec=gpus(1))
+    w.assign([2])
+    assert delivered(w.ready()) == {2: [2]}
+
+
 def test_what_waited_long_is_made_room_for_and_nobody_takes_it_away() -> None:
     w = worker()
     w.assign([0, 1], spec=gpus(2))

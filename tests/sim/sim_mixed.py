@@ -46,8 +46,8 @@ def _some(random: Random, count: int) -> tuple[str, ...]:
 
 
 def _devices(worker: WorkerPlan, random: Random) -> int:
-    """An engine of `model` has one, and so has a process of `tool` for an item that asks for it: both want the last."""
-    return random.randint(1, 2) if {"model", "tool"} & set(worker.executors) else 0
+    """An engine of `model` has one, and so has a slot's process for an item that asks for it: both want the last."""
+    return random.randint(1, 2) if {"model", "slot", "tool"} & set(worker.executors) else 0
 
 
 def _strike(random: Random, scenario: Scenario, joins_at: float) -> Fault:
@@ -60,19 +60,22 @@ def _strike(random: Random, scenario: Scenario, joins_at: float) -> Fault:
 
 
 def _named(run: RunPlan, first: WorkerPlan, random: Random) -> RunPlan:
-    """Every spec that the run has for one or two executors, and some of its items as parents. Of the others some ask
-    for a device; a parent does not, since it would have it while it waits for children that want one too."""
+    """Every spec that the run has for one or two executors, and some of its items as parents. Some ask
+    for a device; not those whose children are for `model`: they have it while they wait for its engine, which needs one.
+    """
+    kind = random.choice(NAMES)
     specs: list[ItemSpec] = []
     for spec in run.specs:
         names = first.executors if spec.require_labels else ("", *NAMES)
         specs += [replace(spec, executor=random.choice(names)) for _ in range(2)]
-        tool = not spec.require_labels or "tool" in names
-        specs.append(replace(spec, executor="tool", resources=WITH_DEVICE) if tool else specs[-1])
+        slots = [name for name in names if EXECUTORS.get(name) == "slot"]
+        specs.append(replace(spec, executor=random.choice(slots), resources=WITH_DEVICE) if slots else specs[-1])
     items: list[tuple[Behaviour, int]] = []
     for how, index in run.items:
         how = _parent(how, random)
-        items.append((how, 3 * index + random.randrange(2 if how.children else 3)))
-    return replace(run, items=tuple(items), specs=tuple(specs), kind=random.choice(NAMES))
+        wants_one = how.children and (how.calls or kind) == "model"
+        items.append((how, 3 * index + random.randrange(2 if wants_one else 3)))
+    return replace(run, items=tuple(items), specs=tuple(specs), kind=kind)
 
 
 def _parent(how: Behaviour, random: Random) -> Behaviour:

@@ -14,10 +14,11 @@ from rollout.model.item import ItemSpec
 from rollout.model.run import RunState
 from sim_executors import EXECUTORS, Behaviour
 from sim_generate import generate, mixed
-from sim_mixed import LATE
+from sim_mixed import LATE, WITH_DEVICE
 from sim_scenario import RunPlan, Scenario, WorkerPlan
 from sim_tables import Tables
 from sim_world import World
+from simulate import run
 
 JOINS_AT = 20.0
 COORDINATORS = (("c0", 1.0), ("c1", 1.0))
@@ -28,14 +29,14 @@ SPECS = (ItemSpec(), ItemSpec(executor="tool"))
 def before_it_joins(workers: tuple[WorkerPlan, ...], items: list[tuple[Behaviour, int]]) -> Generator[Tables]:
     """The tables just before a worker joins that hosts `tool`, which no other does; then everything ends."""
     late = WorkerPlan(LATE, 2, "x", executors=("tool",), joins_at=JOINS_AT)
-    run = RunPlan("k0", tuple(items), SPECS)
-    world = World(Scenario(1, (*workers, late), COORDINATORS, (run,), (), ()))
+    plan = RunPlan("k0", tuple(items), SPECS)
+    world = World(Scenario(1, (*workers, late), COORDINATORS, (plan,), (), ()))
     try:
         world.scheduler.run(JOINS_AT - 0.5)
         yield world.store.tables
         world.scheduler.run(JOINS_AT + 30.0)
         assert world.failure is None
-        assert [run.state for run in world.store.tables.runs.values()] == [RunState.COMPLETED]
+        assert [row.state for row in world.store.tables.runs.values()] == [RunState.COMPLETED]
     finally:
         world.over = True
         world.scheduler.close()
@@ -55,6 +56,15 @@ def test_a_parent_waits_for_children_that_nobody_hosts_and_holds_nothing_else_up
     parents = [(Behaviour(20, children=2, calls="tool"), 0) for _ in range(12)]
     with before_it_joins((WorkerPlan("w0", 1, "x"),), [*parents, *[(Behaviour(20), 0) for _ in range(6)]]) as tables:
         assert set(tables.results[1]) == set(range(12, 18))
+
+
+def test_a_parent_that_has_the_device_while_it_waits_goes_on_before_another_item_gets_it() -> None:
+    """One worker with one device; the children want none, the other items run in processes of another executor."""
+    items = tuple((Behaviour(20, children=2), 0) if n % 2 else (Behaviour(20), 1) for n in range(6))
+    specs = tuple(ItemSpec(executor=name, resources=WITH_DEVICE) for name in ("tool", "slot"))
+    worker = WorkerPlan("w0", 3, "x", executors=("slot", "tool"), devices=1)
+    report = run(Scenario(2, (worker,), COORDINATORS, (RunPlan("k0", items, specs),), (), ()), steps_min=0)
+    assert any("completed 6/6 done 6" in line for line in report.milestones)
 
 
 def test_the_seeds_mix_executors_in_every_way() -> None:

@@ -303,10 +303,10 @@ class Placement:
             actions.append(self.start(plan, now))
         if starting:
             return
-        if room <= 0:
-            self._make_room(key, plan.kind, now, actions)
-        elif supplied == 0:
+        if supplied == 0:  # first: a place is no use without them, and others have work for it
             self._free_devices(key, plan.devices, now, actions)
+        elif room <= 0:
+            self._make_room(key, plan.kind, now, actions)
 
     def impossible(self, now: float) -> list[tuple[str, Plan]]:
         """Keys that wait for more devices than there are at all."""

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Set
 
 from rollout_coordinator.core.state import Requirements, Run, State, Worker
 
 UNLIMITED = 1 << 30
+OF_PROCESSES = frozenset({"gpus", "memory_mib"})
+"""Resources that a worker gives to a process, which has them until it ends: also while a parent in it waits."""
 
 
 def limit_of(worker: Worker, run: Run) -> int:
@@ -59,10 +61,13 @@ def fits(worker: Worker, requirements: Requirements) -> bool:
     return known
 
 
-def strict_room(worker: Worker, requirements: Requirements) -> int:
-    """How many more such items the resources other than slots allow. The epsilon is for sums of fractions."""
+def strict_room(worker: Worker, requirements: Requirements, besides: Set[str] = frozenset()) -> int:
+    """How many more such items the resources other than slots and `besides` allow. The epsilon is for sums of
+    fractions."""
     free = UNLIMITED
     for name, amount in requirements.strict:
+        if name in besides:
+            continue
         left = worker.capacity.get(name, 0.0) - worker.used.get(name, 0.0)
         free = min(free, int(left / amount + 1e-9))
     return free

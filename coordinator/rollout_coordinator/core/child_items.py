@@ -10,7 +10,7 @@ from rollout.model.errors import ConflictError, InputError, RolloutError
 from rollout.model.item import Failure, Key
 
 from rollout_coordinator.core import attempts, runs
-from rollout_coordinator.core.capacity import strict_room
+from rollout_coordinator.core.capacity import OF_PROCESSES, strict_room
 from rollout_coordinator.core.commit import close_in_flight
 from rollout_coordinator.core.events import ResultsLoaded, WorkerSpawn, WorkerWaiting
 from rollout_coordinator.core.logs import open_log
@@ -27,7 +27,9 @@ def holder(state: State, session: str, parent: Key, attempt: int) -> AttemptBatc
     worker = worker_of_session(state, session)
     log = state.logs.get(parent.log)
     batch = log.flight.get(parent.seq) if log is not None else None
-    if worker is None or batch is None or batch.worker is not worker or batch.attempt != attempt:
+    if worker is None or batch is None:
+        return None
+    if state.safe.present_parent_spawns and (batch.worker is not worker or batch.attempt != attempt):
         return None
     return batch if not runs.ended(batch.log.run) else None
 
@@ -126,7 +128,7 @@ def free(batch: AttemptBatch) -> bool:
         return False
     if lane.cap and lane.in_flight >= lane.cap:
         return False
-    return not batch.info.requirements.strict or strict_room(batch.worker, batch.info.requirements) > 0
+    return not batch.info.requirements.strict or strict_room(batch.worker, batch.info.requirements, OF_PROCESSES) > 0
 
 
 def read(state: State, child: Log, reader: Reader) -> None:
