@@ -330,6 +330,7 @@ def tell(place: Path, story: list[Any]) -> None:
             world.check_files()
     world.damages = {}
     world.heal()
+    said = ""
     for _ in range(2):  # the second is complete already
         code, said = command(world)
         assert code == 0, said
