@@ -77,3 +77,22 @@ def test_a_worker_goes_on_with_the_prefix_it_was_given_last() -> None:
     for _ in range(9):
         a.finish()
     assert [spec.affinity for _, _, spec, _ in a.info.values()] == ["g0", *["g1"] * 5, *["g0"] * 4]
+
+
+def test_a_chain_waits_a_while_for_the_worker_it_was_at() -> None:
+    w = World()
+    w.open()
+    one = {"credit": 1, "capacity": (("slots", 1.0),)}
+    a = w.worker("A", **one)
+    chain, plain = ItemSpec(chain="c"), ItemSpec()
+    w.submit(1, specs=chain)
+    b = w.worker("B", **one)
+    w.submit(3, specs=[plain, plain, chain])
+    log = w.root()
+    a.finish()
+    b.finish()
+    assert list(a.held) == [(log, 2)] and not b.held, "A is busy, and B leaves it the chain"
+    w.pass_time(w.settings.chain_grace - 0.5)
+    assert not b.held
+    w.pass_time(1.0)
+    assert list(b.held) == [(log, 3)]
