@@ -27,6 +27,7 @@ from rollout_coordinator.core.events import (
     WorkerResults,
     WorkerStarted,
 )
+from rollout_coordinator.core.safeguards import ALL
 from rollout_coordinator.core.settings import CoreSettings
 
 ItemKey = tuple[int, int]
@@ -189,8 +190,10 @@ class FakeWorker:
 
 
 class World:
+    safeguards = ALL
+
     def __init__(self, **settings: Any) -> None:
-        self.settings = CoreSettings(**settings)
+        self.settings = CoreSettings(safeguards=self.safeguards, **settings)
         self.core = Core(self.settings)
         self.ledger = FakeLedger()
         self.mono, self.wall = 100.0, 1_000_000

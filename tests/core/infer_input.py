@@ -21,4 +21,4 @@ def check_input(config: InferConfig) -> InputReport:
 def planned(config: InferConfig, model_content_id: str, *, start: int = 0) -> list[NewItem]:
     source, _ = rows.check_input(config, Reading(exclude=Path(config.output.dir)))
     with source:
-        return list(plan(config, model_content_id, source, start=start))
+        return list(plan(config, model_content_id, source.rows(start)))

@@ -13,14 +13,13 @@ import pytest
 from rollout.cli.boundary import FAILED, exit_code_of
 from rollout.model.errors import (
     ConfigError,
-    IncompleteError,
     OutputChangedError,
     StateError,
     StorageError,
     StorageFullError,
 )
 from rollout.workloads import output
-from rollout.workloads.output import STATE, OutputDirectory, ResultFiles, check_complete, saved_state, seal, unseal
+from rollout.workloads.output import STATE, OutputDirectory, ResultFiles, saved_state, seal, unseal
 
 RUN = "01J00000000000000000000000"
 OTHER = "01J00000000000000000000001"
@@ -340,14 +339,6 @@ def test_atomic_write_keeps_the_old_file(tmp_path: Path, monkeypatch: pytest.Mon
     with pytest.raises(StorageFullError):
         output.write_atomically(path, b"new")
     assert path.read_bytes() == b"old"
-
-
-def test_the_count_at_the_end() -> None:
-    check_complete(final=3, total=3)
-    for final, said in ((2, "2 of 3 rows are final in the files: 1 are missing"), (4, "4 rows are in the files, and")):
-        with pytest.raises(IncompleteError, match=said) as error:
-            check_complete(final=final, total=3)
-        assert exit_code_of(error.value) == FAILED
 
 
 def test_the_cursor_is_saved_after_the_rows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -111,19 +111,24 @@ async def test_what_outlives_its_timeout_fails_even_if_it_ignores_cancellation(c
             {"sleep_ms": 60_000, "effects": calm.effects_file}, timeout_ms=300, max_attempts=2, require_labels=SOLO
         ),
         calm.item({"hang": True}, timeout_ms=300, max_attempts=1, require_labels=SOLO),
+        calm.item({"busy_ms": 60_000}, timeout_ms=300, max_attempts=1, require_labels=SOLO),  # keeps the interpreter
         calm.item({"data": "well"}, timeout_ms=5000, require_labels=SOLO),
     ]
     entries, _ = await calm.run(items)
-    assert [(e.outcome, e.attempt) for e in entries] == [(Outcome.FAILED, 2), (Outcome.FAILED, 1), (Outcome.DONE, 1)]
+    assert [(e.outcome, e.attempt) for e in entries] == [
+        (Outcome.FAILED, 2),
+        *[(Outcome.FAILED, 1)] * 2,
+        (Outcome.DONE, 1),
+    ]
     assert {e.failure.code for e in entries if e.failure} == {"timeout"}
     assert len(calm.effects("cancelled")) == 2
 
 
 async def test_an_item_that_kills_its_process_dies_alone(calm: Engine) -> None:
     items = [calm.item({"sleep_ms": 20, "data": n, "effects": calm.effects_file}) for n in range(30)]
-    items.insert(7, calm.item({"crash": True}))
+    items.insert(7, calm.item({"segv": True}))
     items.insert(9, calm.item({"crash": 2, "data": "twice"}))
-    items.insert(11, calm.item({"crash": True}, fail_on_worker_lost=True))
+    items.insert(11, calm.item({"exit": 3}, fail_on_worker_lost=True))
     entries, status = await calm.run(items)
     dead, twice, lost = entries[7], entries[9], entries[11]
     assert dead.outcome is Outcome.FAILED and dead.attempt >= 3

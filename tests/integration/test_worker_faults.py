@@ -16,24 +16,6 @@ QUICK = {
 }
 
 
-async def test_work_survives_the_coordinators_death(tmp_path: Path) -> None:
-    nodes = Nodes(tmp_path)
-    try:
-        coordinator = nodes.coordinator()
-        await coordinator.event("coordinator_ready")
-        nodes.worker(worker__slots=2)
-        async with await nodes.client() as runs:
-            run_id = await submit(runs, [script({"sleep_ms": 3000, "data": str(i)}, salt=i) for i in range(2)])
-            await started(runs, run_id, 2)
-            coordinator.kill()
-            await nodes.coordinator().event("coordinator_ready")
-            entries, status = await collect(runs, run_id)
-        assert [e.data for e in entries] == [b"0", b"1"]
-        assert [e.attempt for e in entries] == [1, 1] and status.worker_lost == 0
-    finally:
-        nodes.close()
-
-
 async def test_a_silent_coordinator_fences_and_exclusive_attempts_die(tmp_path: Path) -> None:
     nodes = Nodes(tmp_path, **QUICK)
     try:

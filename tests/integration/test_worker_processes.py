@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import signal
 from collections.abc import AsyncIterator
 from pathlib import Path
 
@@ -11,7 +10,7 @@ import pytest
 from blake3 import blake3
 from rollout.client import Runs
 from rollout.model.item import ItemSpec, Outcome
-from worker_nodes import Nodes, collect, leftovers, run_all, script, started, submit, until
+from worker_nodes import Nodes, leftovers, run_all, script, started, submit, until
 
 
 @pytest.fixture
@@ -62,37 +61,11 @@ async def test_items_of_every_kind(nodes: Nodes, runs: Runs) -> None:
     assert len(data[11]) == 64
 
 
-async def test_a_crash_costs_its_attempt_and_nothing_else(nodes: Nodes, runs: Runs) -> None:
-    worker = nodes.worker(worker__slots=2)
-    items = [
-        script({"crash": 1, "data": "survived"}),
-        script({"segv": True}, ItemSpec(max_worker_lost=2)),
-        script({"exit": 3}, ItemSpec(max_worker_lost=1)),
-        *[script({"data": "ok"}, salt=i) for i in range(50)],
-    ]
-    entries = await run_all(runs, items)
-    assert (entries[0].data, entries[0].attempt) == (b"survived", 2)
-    assert entries[1].failure is not None and entries[1].failure.code == "dead_letter"
-    assert entries[2].failure is not None and entries[2].failure.worker_lost
-    assert all(e.data == b"ok" and e.attempt == 1 for e in entries[3:])
-    assert worker.process.is_running() and worker.events("child_crashed")
-
-
 async def test_a_child_that_holds_the_interpreter_delays_no_beat(nodes: Nodes, runs: Runs) -> None:
     worker = nodes.worker()
     entries = await run_all(runs, [script({"busy_ms": 7000, "data": "done"})])
     assert entries[0].data == b"done" and entries[0].attempt == 1
     assert not worker.events("worker_fenced")
-
-
-async def test_a_hanging_attempt_is_killed_with_its_process_only(nodes: Nodes, runs: Runs) -> None:
-    nodes.worker(worker__slots=2)
-    short = ItemSpec(timeout_ms=300, max_attempts=1)
-    # The first ignores cancellation; the second never lets go of the interpreter.
-    items = [script({"hang": True}, short), script({"busy_ms": 60_000}, short), script({"sleep_ms": 500, "data": "x"})]
-    entries = await run_all(runs, items)
-    assert [e.failure and e.failure.code for e in entries] == ["timeout", "timeout", None]
-    assert entries[2].data == b"x" and entries[2].attempt == 1
 
 
 async def test_a_killed_daemon_leaves_no_process(nodes: Nodes, runs: Runs) -> None:
@@ -105,21 +78,6 @@ async def test_a_killed_daemon_leaves_no_process(nodes: Nodes, runs: Runs) -> No
     worker.kill()
     await until(lambda: not leftovers(family), "the children to be gone", 10)
     await runs.command(run_id, "kill")
-
-
-async def test_sigterm_drains(nodes: Nodes, runs: Runs) -> None:
-    first = nodes.worker()
-    run_id = await submit(runs, [script({"sleep_ms": 700, "data": "x"}, salt=i) for i in range(4)])
-    await started(runs, run_id, 1)
-    family = first.family()
-    first.process.send_signal(signal.SIGTERM)
-    assert await first.ended() == 0
-    assert not leftovers(family)
-    second = nodes.worker()
-    entries, status = await collect(runs, run_id)
-    assert all(e.attempt == 1 for e in entries if e.worker == entries[0].worker)
-    assert status.worker_lost == 0 and len({e.worker for e in entries}) == 2
-    assert second.process.is_running()
 
 
 async def test_an_executor_that_cannot_start_fails_few_rows(nodes: Nodes, runs: Runs) -> None:

@@ -89,8 +89,8 @@ def run_workload(workload: Workload[Any, Any], settings: BaseModel, options: Opt
 
 
 def _dry_run(workload: Workload[Any, Any], settings: BaseModel, options: Options) -> int:
-    checked = check_only(workload, settings)
     display = display_for(json=options.json)
+    checked = check_only(workload, settings, tell=lambda text: display.step(text) if text else None)
     for note in checked.source.notes if checked.source else ():
         display.note(f"note: {note}")
     for warning in workload.warnings(settings):
@@ -237,6 +237,8 @@ class _Invocation:
         except NotFoundError:
             status = None
             if stored is None or collected(workload, output):
+                collector = await asyncio.to_thread(open_collector, workload, output, run_id, checked.config, checked)
+                collector.close()
                 elsewhere = (
                     "without --coordinator: it was started on this machine"
                     if stored is not None and self._target.explicit
@@ -245,6 +247,7 @@ class _Invocation:
                 raise ConfigError(
                     f"run {run_id} of {output.path} is not known at {runs.address}: go on where it was started "
                     f"({elsewhere}), or name another output.dir to start a new run"
+                    + "".join(f"\n  {fault}: only the ledger has what is missing" for fault in collector.faults)
                 ) from None
         if status is not None:
             ledger: JsonObject = json.loads(status.spec.config)

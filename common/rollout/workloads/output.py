@@ -23,7 +23,6 @@ from blake3 import blake3
 
 from rollout.model.errors import (
     ConfigError,
-    IncompleteError,
     OutputChangedError,
     StateError,
     StorageError,
@@ -475,14 +474,3 @@ class ResultFiles:
         except OSError:
             return None
         return json.loads(data) if blake3(data).hexdigest() == digest else None
-
-
-def check_complete(*, final: int, total: int, what: str = "rows") -> None:
-    """IncompleteError unless as many are final in the files as the input has."""
-    if final < total:
-        raise IncompleteError(
-            f"{final} of {total} {what} are final in the files: {total - final} are missing, although the run is said "
-            "to be complete"
-        )
-    if final > total:
-        raise IncompleteError(f"{final} {what} are in the files, and the input has {total}")

@@ -109,6 +109,12 @@ class Checked:
     source: Source | None = None
     trees: tuple[Tree, ...] = ()
 
+    def lines(self, start: int) -> Iterator[Line]:
+        """The lines of the input from unit `start` on, once more. InputChangedError where they are others now."""
+        if self.source is None:
+            raise RuntimeError("this check kept no source")
+        return self.source.rows(start)
+
     def close(self) -> None:
         """Nothing is read of the input any more."""
         if self.source is not None:
@@ -225,8 +231,8 @@ class Workload(ABC, Generic[Settings, Found]):
     def plan(self, checked: Found, config: JsonObject, start: int) -> Iterator[NewItem]:
         """Items from seq `start` on, in order, lazily; seq n is unit n, counted from 0. Runs in a thread.
 
-        `config` is the run's own, which on resume may be older than `checked.config`. `checked.source.rows(start)`
-        raises InputChangedError where the input is not what was checked.
+        `config` is the run's own, which on resume may be older than `checked.config`. `checked.lines(start)` raises
+        InputChangedError where the input is not what was checked.
         """
 
     def spec(self, run_id: str, config: JsonObject) -> RunSpec:
@@ -269,9 +275,14 @@ class Workload(ABC, Generic[Settings, Found]):
         return None
 
 
-def check_only(workload: Workload[Settings, Found], settings: Settings) -> Found:
-    """All that can be checked without a cluster and an engine. Leaves nothing behind. ConfigError, InputError."""
-    reading = Reading(exclude=workload.directory(settings), written=workload.result_files)
+def check_only(
+    workload: Workload[Settings, Found], settings: Settings, *, tell: Callable[[str], None] = lambda text: None
+) -> Found:
+    """All that can be checked without a cluster and an engine. Leaves nothing behind. ConfigError, InputError.
+
+    `tell` hears what is waited for.
+    """
+    reading = Reading(exclude=workload.directory(settings), written=workload.result_files, tell=tell)
     checked = workload.check(settings, reading)
     checked.close()
     return checked

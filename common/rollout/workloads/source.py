@@ -131,7 +131,7 @@ class Source:
         except BaseException:
             scratch.cleanup()
             raise
-        return cls(files, found.notes, scratch)
+        return cls(files, [*found.notes, *copies.notes], scratch)
 
     def close(self) -> None:
         if self._hashes is not None:

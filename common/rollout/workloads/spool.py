@@ -31,6 +31,7 @@ Tell = Callable[[str], None]
 STDIN = "<stdin>"
 _NAMED = {"-": 0, "/dev/stdin": 0, "/proc/self/fd/0": 0}
 _DESCRIPTOR = re.compile(r"/(?:dev|proc/self)/fd/(\d{1,9})")
+_RECORD = "streams.json"
 _PIECE = 1 << 20
 _POLL_MS = 200
 _PATIENCE_S = 2.0
@@ -98,8 +99,11 @@ class Spool:
 
     def __init__(self, directory: Path, *, resumed: bool, tell: Tell) -> None:
         self._directory = directory
-        self._resumed = resumed
+        # Those of an earlier command that no run goes on from are of no use.
+        self._known = _recorded(directory / _RECORD) if resumed else {}
         self._tell = tell
+        self.notes: list[str] = []
+        """What a person should know of where rows come from."""
 
     def has(self, stream: Stream) -> bool:
         """Whether the run has its copy of `stream`."""
@@ -111,12 +115,12 @@ class Spool:
         if copy is None:
             return self._record(stream)
         if not stream.is_open or (stream.fd is not None and os.isatty(stream.fd)):
-            self._tell(f"{stream.name} is not read again: the run has its copy of it")
+            self.notes.append(f"{stream.name} is not read again: the run has its copy of it")
             return copy.path
         with _opened(stream) as fd:
             pieces = _pieces(stream, fd, self._tell, must_come=False)
             if not _compare(stream, pieces, copy.path):
-                self._tell(f"nothing came from {stream.name}: the run goes on with its copy")
+                self.notes.append(f"nothing came from {stream.name}: the run goes on with its copy")
         return copy.path
 
     def _record(self, stream: Stream) -> Path:
@@ -134,27 +138,25 @@ class Spool:
                 self._tell(f"reading {stream.name}: {size >> 20} MiB")
         with disk_errors(path):
             part.replace(path)
-        known = self._known() if self._resumed else {}
-        entry = {"file": path.name, "bytes": size, "digest": digest.hexdigest()}
-        write_atomically(self._directory / "streams.json", json.dumps(known | {stream.name: entry}).encode())
+        self._known[stream.name] = {"file": path.name, "bytes": size, "digest": digest.hexdigest()}
+        write_atomically(self._directory / _RECORD, json.dumps(self._known).encode())
         return path
 
-    def _known(self) -> dict[str, Any]:
-        try:
-            known = json.loads((self._directory / "streams.json").read_text("utf-8"))
-        except (OSError, ValueError):
-            return {}
-        return known if isinstance(known, dict) else {}  # pyright: ignore[reportUnknownVariableType]
-
     def _copy(self, stream: Stream) -> _Copy | None:
-        if not self._resumed:
-            return None
         try:
-            entry = self._known()[stream.name]
+            entry = self._known[stream.name]
             copy = _Copy(self._directory / Path(entry["file"]).name, int(entry["bytes"]), str(entry["digest"]))
         except (KeyError, TypeError, ValueError):
             return None
         return copy if copy.is_whole() else None
+
+
+def _recorded(path: Path) -> dict[str, Any]:
+    try:
+        known = json.loads(path.read_text("utf-8"))
+    except (OSError, ValueError):
+        return {}
+    return known if isinstance(known, dict) else {}  # pyright: ignore[reportUnknownVariableType]
 
 
 @contextmanager

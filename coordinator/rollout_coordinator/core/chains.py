@@ -52,7 +52,9 @@ def may_run(state: State, queue: SpecQueue, worker: Worker) -> str:
         return "block"
     if chain.flying:
         spec = queue.info.spec
-        if not spec.pipelined or spec.exclusive or len(chain.flying) > 1:  # a dropped one might not have stopped yet
+        if not spec.pipelined or len(chain.flying) > 1:
+            return "block"
+        if spec.exclusive and state.safe.exclusive_not_pipelined:  # a dropped one might not have stopped yet
             return "block"
         seq, batch = next(iter(chain.flying.items()))
         return "go" if seq < queue.head() and batch.worker is worker else "aside"

@@ -56,16 +56,16 @@ def dispatch(state: State) -> None:
     state.chains_due = NEVER
     if not state.asking and not state.resting:
         return
-    runs = [
-        r for r in state.runs.values() if r.state is RunState.RUNNING and any(s.heap for s in r.requirements.values())
-    ]
+    states = {RunState.RUNNING} if state.safe.running_runs_only else set(RunState)
+    runs = [r for r in state.runs.values() if r.state in states and any(s.heap for s in r.requirements.values())]
     if state.resting and (
         not runs or any(s.heap and s not in state.rested_for for r in runs for s in r.requirements.values())
     ):
         state.asking.update(state.resting)
         state.resting.clear()
         state.rested_for = frozenset()  # it holds runs that may be over
-    workers = [w for w in state.asking.values() if w.session and w.state is WorkerState.READY and not w.fenced]
+    ready = {WorkerState.READY} if state.safe.ready_workers_only else set(WorkerState)
+    workers = [w for w in state.asking.values() if w.session and w.state in ready and not w.fenced]
     if not runs or not workers:
         return
     workers.sort(key=load)
@@ -138,7 +138,7 @@ def feed(state: State, frame: Frame, fair: FairShare, soft: bool) -> bool:
         share = shares.of(run) if n > 0 and shares is not None else None
         if share is not None:
             n = min(n, share - worker.holds.get(run.id, 0))
-        if run.spec.max_in_flight:
+        if run.spec.max_in_flight and state.safe.run_cap:
             n = min(n, run.spec.max_in_flight - run.in_flight)
         if n > 0 and len(heap) > 1:
             n = max(1, n // 4)
@@ -229,7 +229,7 @@ def allowed(state: State, queue: SpecQueue, worker: Worker, soft: bool) -> int:
     if spec.not_before_ms > state.now.wall_ms:
         block_until(state, queue, spec.not_before_ms)
         return 0
-    if lane.cap:
+    if lane.cap and state.safe.lane_cap:
         most = lane.cap - lane.in_flight
         if most <= 0:
             block(queue, lane.blocked)

@@ -16,23 +16,23 @@ def retry_or_fail(state: State, batch: AttemptBatch, seq: int, failure: Failure)
     """The failure that ends the item, or None when the attempt ended here and the item goes on."""
     spec = batch.info.spec
     if failure.worker_lost:
-        final = loss_is_final(batch)
+        final = loss_is_final(state, batch)
         if final is None:
             end_attempt(state, batch, seq, AttemptEnd.WORKER_LOST, failure.code, failure.message)
         return final
-    if not failure.retryable or batch.failures + 1 >= spec.max_attempts:
+    if not failure.retryable or (batch.failures + 1 >= spec.max_attempts and state.safe.attempts_limited):
         return failure
     how = AttemptEnd.TIMEOUT if failure.code == "timeout" else AttemptEnd.FAILED
     end_attempt(state, batch, seq, how, failure.code, failure.message)
     return None
 
 
-def loss_is_final(batch: AttemptBatch) -> Failure | None:
+def loss_is_final(state: State, batch: AttemptBatch) -> Failure | None:
     """Why the item is not tried again after one more lost worker, or None."""
     spec = batch.info.spec
-    if spec.fail_on_worker_lost:
+    if spec.fail_on_worker_lost and state.safe.lost_is_final:
         return Failure("worker_lost", "Its worker was lost, and the item asks not to be tried again.", False, True)
-    if batch.losses + 1 >= spec.max_worker_lost:
+    if batch.losses + 1 >= spec.max_worker_lost and state.safe.losses_limited:
         lost = batch.losses + 1
         return Failure("dead_letter", f"{lost} workers or engine processes died while they ran it.", False, True)
     return None
@@ -40,7 +40,7 @@ def loss_is_final(batch: AttemptBatch) -> Failure | None:
 
 def worker_lost(state: State, batch: AttemptBatch, seq: int, code: str) -> None:
     """A started attempt died with its worker."""
-    final = loss_is_final(batch) if batch.log.run.state not in ENDED else None
+    final = loss_is_final(state, batch) if batch.log.run.state not in ENDED else None
     if final is None:
         end_attempt(state, batch, seq, AttemptEnd.WORKER_LOST, code, f"worker {batch.worker.id} was lost")
         return

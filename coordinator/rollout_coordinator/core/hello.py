@@ -25,12 +25,13 @@ def hello(state: State, event: WorkerHello) -> None:
     worker = state.workers.get(event.incarnation)
     if worker is None:
         worker = join(state, event.incarnation, event.host_id)
-    refusal = _refusal(worker, event)
+    refusal = _refusal(state, worker, event)
     if refusal is not None:
         state.step.sends.append(CloseSession(event.session, refusal))
         return
     if worker.session and worker.session != event.session:
-        state.sessions.pop(worker.session, None)
+        if state.safe.newest_stream_only:
+            state.sessions.pop(worker.session, None)
         error = UnavailableError("A newer session of this worker took over.")
         state.step.sends.append(CloseSession(worker.session, error))
     before = worker.state
@@ -62,13 +63,13 @@ def hello(state: State, event: WorkerHello) -> None:
     state.notes.capacity_freed(worker)
 
 
-def _refusal(worker: Worker, event: WorkerHello) -> ProtocolError | None:
-    if on_another_host(worker, event.host_id):
+def _refusal(state: State, worker: Worker, event: WorkerHello) -> ProtocolError | None:
+    if on_another_host(state, worker, event.host_id):
         return ProtocolError(
             f"worker {worker.id} lives on host {worker.host_id or '(none)'}, not on {event.host_id or '(none)'}. Start "
             "it anew, without --worker-id, for an incarnation of its own."
         )
-    if worker.state in (WorkerState.QUARANTINED, WorkerState.GONE):
+    if worker.state in (WorkerState.QUARANTINED, WorkerState.GONE) and state.safe.quarantine_for_good:
         return ProtocolError(f"worker {worker.id} is {worker.state.value}: {worker.reason}. Start it anew.")
     return None
 
@@ -98,7 +99,7 @@ def reconcile(state: State, worker: Worker, event: WorkerHello) -> None:
     for keys in event.unacknowledged:
         unacknowledged(state, worker, keys, answer, listed)
     missing = 0
-    for batch in list(worker.batches.values()):
+    for batch in list(worker.batches.values()) if state.safe.hello_returns_missing else ():
         for seq in attempts.open_seqs(batch):
             if (batch.log.id, seq) not in listed and batch.log.flight.get(seq) is batch:
                 not_held(state, batch, seq, "not_held", "its worker said Hello without it")

@@ -33,7 +33,8 @@ def restore(state: State, snapshot: Snapshot, now: Now) -> None:
         )  # fmt: skip
         extend_deadline(state, worker, now.mono)
         state.workers[worker.id] = worker
-    restore_attempts(state, snapshot, now)
+    if state.safe.adopted_in_flight:
+        restore_attempts(state, snapshot, now)
     for log in state.logs.values():
         revive(state, log)
     for run in state.runs.values():
@@ -66,7 +67,8 @@ def run_loaded(state: State, event: RunLoaded) -> None:
 
 def load_ended_run(state: State, run_id: str, event: Event) -> bool:
     """True if the ledger is asked for a run this core does not know; the event is delivered again then."""
-    if run_id in state.runs or run_id in state.opened or not state.settings.ended_on_disk:
+    known = run_id in state.runs or run_id in state.opened
+    if known or not state.settings.ended_on_disk or not state.safe.ended_runs_on_disk:
         return False
     waiting = state.opening.setdefault(run_id, [])
     waiting.append(event)
@@ -140,7 +142,7 @@ def restore_attempts(state: State, snapshot: Snapshot, now: Now) -> None:
         batch = AttemptBatch(
             next(state.numbers), log, info, worker, assignment, attempt, failures, losses, seqs, now.mono
         )
-        batch.maybe_started = True
+        batch.maybe_started = state.safe.adopted_may_have_begun
         if info.spec.timeout_ms:
             batch.started_at = dict.fromkeys(seqs, now.mono)
         attempts.open_batch(state, batch, 0)
@@ -157,7 +159,7 @@ def reopen(state: State, log: Log) -> None:
     if log.submitted:
         log.extra["replayed"] = True
     if log.run.tracked and parent is None and not log.by_arrival and len(log.accepted):
-        log.rereading = True
+        log.rereading = state.safe.outcomes_reread
         state.rereads.append(log)
     resume_chains(log)
     state.notes.window[log.id] = log

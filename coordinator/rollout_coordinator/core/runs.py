@@ -59,6 +59,8 @@ def intern_spec(state: State, run: Run, spec: ItemSpec, write: bool = True) -> S
     requirements = run.requirements.get(key)
     if requirements is None:
         requirements = run.requirements[key] = Requirements(spec, run.spec.workload)
+        if not state.safe.strict_resources:
+            requirements.strict = ()
     info = SpecInfo(len(run.specs), spec, lane, requirements)
     run.specs.append(info)
     run.by_spec[spec] = info
@@ -88,7 +90,8 @@ def end(state: State, run: Run, cause: str, reason: str) -> None:
     run.reason = reason
     run.ended_ms = state.now.wall_ms
     run.pausing_until_ms = 0
-    drop_flight(state, run, f"run {run.state.value}", all=run.state is RunState.COMPLETED)
+    if state.safe.end_takes_attempts_back:
+        drop_flight(state, run, f"run {run.state.value}", all=run.state is RunState.COMPLETED)
     run.survivors = survivors(state, run)
     touch_run(state, run)
     for log in run.logs.values():
@@ -131,7 +134,7 @@ def drop_flight(state: State, run: Run, reason: str, *, all: bool) -> None:
     for worker, held in attempts.of_run(state, run):
         attempts.cancel(state, worker, held, reason)
         for batch, seqs in held:
-            if not seqs or (batch.info.spec.exclusive and not all):
+            if not seqs or (batch.info.spec.exclusive and not all and state.safe.exclusive_outlives_run):
                 continue
             for seq in seqs:
                 row = AttemptRow(

@@ -18,6 +18,7 @@ from rollout.model.worker import Credit, Inventory, WorkerState
 
 from rollout_coordinator.core.events import Event, Keys, Now, SubmitItems, SubmitSeal, WorkerSpawn
 from rollout_coordinator.core.ranges import Ranges
+from rollout_coordinator.core.safeguards import Safeguards
 from rollout_coordinator.core.settings import CoreSettings
 from rollout_coordinator.core.step import LaneRow, Load, LogRow, Step
 
@@ -397,6 +398,7 @@ class State:
     """All of the core's memory."""
 
     settings: CoreSettings
+    safe: Safeguards = field(init=False)
     now: Now = _BEFORE
     step: Step = field(default_factory=Step)
     notes: Notes = field(default_factory=Notes)
@@ -440,6 +442,9 @@ class State:
     rereads: list[Log] = field(default_factory=_list)  # logs whose accepted outcomes have to be read again
     # of workers
     next_scan: float = 0.0
+
+    def __post_init__(self) -> None:
+        self.safe = self.settings.safeguards
 
     def wake_by(self, mono: float) -> None:
         if self.wake is None or mono < self.wake:

@@ -70,7 +70,7 @@ class VictimSearch:
         while self._seen < len(self._victims):
             place, victim = self._seen, self._victims[self._seen]
             self._seen += 1
-            has = dict.fromkeys([offer_of(g) for g in victim.batches.values() if may_be_stolen(g)])
+            has = dict.fromkeys([offer_of(g) for g in victim.batches.values() if may_be_stolen(state, g)])
             for offer in has:
                 self._offers.setdefault(offer, deque()).append(place)
             if any(most_for(state, thief, offer) > 0 for offer in has):
@@ -86,9 +86,7 @@ def seek(state: State) -> None:
     thieves = [w for w in state.asking.values() if could_start_more(w)]
     if not thieves:
         return
-    victims = [
-        w for w in state.workers.values() if w.session and w.revoke is None and backlog(w) > 0 and overloaded(state, w)
-    ]
+    victims = [w for w in state.workers.values() if may_be_asked(state, w) and backlog(w) > 0 and overloaded(state, w)]
     victims.sort(key=backlog, reverse=True)
     search = VictimSearch(victims)
     for thief in thieves:
@@ -103,6 +101,11 @@ def seek(state: State) -> None:
         state.step.sends.append(SendRevoke(victim.session, victim.revoke.id, keys))
 
 
+def may_be_asked(state: State, victim: Worker) -> bool:
+    """It has a stream, and no revoke is under way there."""
+    return bool(victim.session) and (victim.revoke is None or not state.safe.one_steal_a_victim)
+
+
 def overloaded(state: State, victim: Worker) -> bool:
     """More than it can start at once; or work that it has sat on for longer than a beat."""
     if victim.in_flight - victim.waiting > max(1, most(victim) // 2):
@@ -111,10 +114,13 @@ def overloaded(state: State, victim: Worker) -> bool:
     return oldest is not None and state.now.mono - oldest.assigned_at > 2 * state.settings.heartbeat_interval
 
 
-def may_be_stolen(batch: AttemptBatch) -> bool:
+def may_be_stolen(state: State, batch: AttemptBatch) -> bool:
     """There is something in it that has not begun, and that another may run."""
-    running = batch.log.run.state is RunState.RUNNING
-    return running and not batch.info.spec.chain and not batch.maybe_started and batch.open > len(batch.started)
+    if batch.log.run.state is not RunState.RUNNING or batch.info.spec.chain:
+        return False
+    if batch.maybe_started and state.safe.adopted_not_stolen:
+        return False
+    return batch.open > len(batch.started) or not state.safe.begun_not_stolen
 
 
 def offer_of(batch: AttemptBatch) -> Offer:
@@ -135,9 +141,10 @@ def items_to_steal(state: State, thief: Worker, victim: Worker) -> Held:
     want = min(-(-backlog(victim) // 2), state.settings.steal_max)
     out: Held = []
     for batch in reversed(list(victim.batches.values())):
-        limit = min(want, most_for(state, thief, offer_of(batch))) if may_be_stolen(batch) else 0
+        limit = min(want, most_for(state, thief, offer_of(batch))) if may_be_stolen(state, batch) else 0
         if limit > 0:
-            seqs = [seq for seq in open_seqs(batch) if seq not in batch.started][-limit:]
+            begun = batch.started if state.safe.begun_not_stolen else ()
+            seqs = [seq for seq in open_seqs(batch) if seq not in begun][-limit:]
             out.append((batch, seqs))
             want -= len(seqs)
         if want <= 0:

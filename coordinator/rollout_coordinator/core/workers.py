@@ -55,7 +55,8 @@ def worker_of_session(state: State, session: str) -> Worker | None:
 
 
 def extend_deadline(state: State, worker: Worker, read_at: float) -> None:
-    worker.due_at = max(worker.due_at, read_at + 2 * state.settings.heartbeat_interval)
+    due_at = read_at + 2 * state.settings.heartbeat_interval
+    worker.due_at = max(worker.due_at, due_at) if state.safe.deadlines_only_grow else due_at
 
 
 def join(state: State, incarnation: str, host_id: str) -> Worker:
@@ -65,9 +66,9 @@ def join(state: State, incarnation: str, host_id: str) -> Worker:
     return worker
 
 
-def on_another_host(worker: Worker, host_id: str) -> bool:
+def on_another_host(state: State, worker: Worker, host_id: str) -> bool:
     """Somebody on another host speaks in its name."""
-    return worker.host_id not in (host_id, ANY_HOST)
+    return worker.host_id not in (host_id, ANY_HOST) and state.safe.one_host_a_worker
 
 
 def set_credit(worker: Worker, credit: Credit) -> None:
@@ -83,7 +84,7 @@ def beat(state: State, event: WorkerBeat) -> None:
     if worker is None:
         worker = join(state, event.incarnation, event.host_id)
         state.step.sends.append(Emit(names.WORKER_HEARTBEAT, "info", {"worker": worker.id}))
-    if worker.state not in ALIVE or on_another_host(worker, event.host_id):
+    if worker.state not in ALIVE or on_another_host(state, worker, event.host_id):
         return
     extend_deadline(state, worker, event.read_at)
     worker.load = event.load
@@ -157,7 +158,7 @@ def allow_for_stall(state: State) -> None:
     """Our own stall (a slow fsync, a stopped process) is nobody's silence: it moves every deadline."""
     if state.last_mono is not None:
         stall = state.now.mono - state.last_mono - state.settings.heartbeat_interval
-        if stall > 0:
+        if stall > 0 and state.safe.stall_moves_deadlines:
             for worker in state.workers.values():
                 worker.due_at += stall
     state.last_mono = state.now.mono
@@ -191,7 +192,7 @@ def failed(state: State, worker: Worker, late: float) -> None:
         error = UnavailableError("No frame came in time; say Hello again.")
         state.step.sends.append(CloseSession(worker.session, error))
     leave(state, worker, "silent", f"silent for {late + 2 * state.settings.heartbeat_interval:.1f} s")
-    reclaimed = reclaim(state, worker, "worker_failed", lost=True)
+    reclaimed = reclaim(state, worker, "worker_failed", lost=True) if state.safe.lost_work_runs_again else 0
     if not joining:
         write_worker(state, worker)
     if not worker.failure_emitted:
@@ -211,17 +212,20 @@ def overdue(state: State) -> None:
         for seq, began in list(batch.started_at.items()):
             if batch.log.flight.get(seq) is not batch:
                 del batch.started_at[seq]
-            elif state.now.mono - began > limit and seq not in batch.waiting and batch.log.run.state not in ENDED:
-                del batch.started_at[seq]
-                if batch.worker.state not in ALIVE:
-                    continue  # its deadline decides
-                if spec.exclusive and batch.failures + 1 < spec.max_attempts:
-                    key = f"{batch.log.id}/{seq}/{batch.attempt}"
-                    error = ProtocolError(f"It did not end {key} within {limit:.0f} s, a timeout.")
-                    quarantine(state, batch.worker, error)
-                    continue
-                cancel(state, batch.worker, [(batch, [seq])], "timeout")
-                timed_out(state, batch, seq, Failure("timeout", f"no result within {limit:.0f} s", True))
+                continue
+            if state.now.mono - began <= limit or seq in batch.waiting or batch.log.run.state in ENDED:
+                continue
+            if not state.safe.overdue_ended:
+                continue
+            del batch.started_at[seq]
+            if batch.worker.state not in ALIVE:
+                continue  # its deadline decides
+            if spec.exclusive and batch.failures + 1 < spec.max_attempts:
+                key = f"{batch.log.id}/{seq}/{batch.attempt}"
+                quarantine(state, batch.worker, ProtocolError(f"It did not end {key} within {limit:.0f} s, a timeout."))
+                continue
+            cancel(state, batch.worker, [(batch, [seq])], "timeout")
+            timed_out(state, batch, seq, Failure("timeout", f"no result within {limit:.0f} s", True))
 
 
 # ---- leaving
@@ -252,7 +256,7 @@ def quarantine(state: State, worker: Worker, error: RolloutError) -> None:
     session = worker.session
     leave(state, worker, "fault", error.message)
     extend_deadline(state, worker, state.now.mono)  # an answer may have gone out until now
-    reclaim(state, worker, "quarantined", lost=True, spare=exclusive)
+    reclaim(state, worker, "quarantined", lost=True, spare=exclusive if state.safe.exclusive_waits_for_fence else None)
     write_worker(state, worker)
     if session:
         state.step.sends.append(CloseSession(session, error))

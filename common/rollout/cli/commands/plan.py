@@ -102,7 +102,14 @@ def check_workload(name: str, path: Path) -> list[str]:
 
     workload = load(name)
     settings = load_settings(workload.settings, path)
-    return workload.describe(settings, check_only(workload, settings))
+    said: set[str] = set()
+
+    def tell(text: str) -> None:
+        if text.startswith("waiting") and text not in said:
+            said.add(text)
+            typer.echo(text, err=True)
+
+    return workload.describe(settings, check_only(workload, settings, tell=tell))
 
 
 def check_coordinator(path: Path) -> list[str]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
 
 from rollout.model.item import ItemSpec, NewItem
@@ -16,7 +16,7 @@ from rollout.workloads.infer.rows import Row, effective_sampling, request_of, ro
 from rollout.workloads.json_form import JsonObject
 from rollout.workloads.port import input_section
 from rollout.workloads.sections import RunSection
-from rollout.workloads.source import InputReport, Source
+from rollout.workloads.source import InputReport, Line
 
 
 def resolve_config(config: InferConfig, report: InputReport, model: ResolvedModel) -> JsonObject:
@@ -34,14 +34,14 @@ def resolve_config(config: InferConfig, report: InputReport, model: ResolvedMode
 
 
 def plan(
-    config: InferConfig, model_content_id: str, source: Source, *, start: int = 0, run: RunSection | None = None
+    config: InferConfig, model_content_id: str, lines: Iterable[Line], run: RunSection | None = None
 ) -> Iterator[NewItem]:
-    """Items from row `start` on, in input order. InputChangedError where `source` is not what was checked.
+    """An item for each of `lines`, in their order. What `lines` raises is raised here.
 
     `run`: what the run was made with, where that is not what `config` says.
     """
     sampling, specs = effective_sampling(config), Specs(config, run or config.run)
-    rows = ((row, request_of(row, sampling)) for row in map(row_of, source.rows(start)))
+    rows = ((row, request_of(row, sampling)) for row in map(row_of, lines))
     for row, request, affinity in _with_affinity(rows, wanted=config.workers.prefix_affinity):
         line = row.line
         payload = encode_payload(Payload(row.fields, line.index, line.file, line.line))

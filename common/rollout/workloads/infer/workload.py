@@ -97,9 +97,8 @@ class Infer(Workload[InferConfig, InferChecked]):
         )
 
     def plan(self, checked: InferChecked, config: JsonObject, start: int) -> Iterator[NewItem]:
-        assert checked.source is not None
         run = RunSection.model_validate(config["run"])
-        return plan(checked.settings, checked.model.content_id, checked.source, start=start, run=run)
+        return plan(checked.settings, checked.model.content_id, checked.lines(start), run)
 
     def writer(self, config: JsonObject) -> InferWriter:
         return InferWriter(config)

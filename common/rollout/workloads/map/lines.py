@@ -34,7 +34,7 @@ def row_error(entry: CommitEntry) -> RowError:
 
 
 class MapWriter:
-    files = (RESULTS, ERRORS)
+    files: tuple[str, ...] = (RESULTS, ERRORS)
 
     def __init__(self, config: JsonObject) -> None:
         self._config = config

@@ -59,7 +59,7 @@ class Count(Workload[CountSettings, Checked]):
         return Checked(config=config, total=report.rows, source=source)
 
     def plan(self, checked: Checked, config: JsonObject, start: int) -> Iterator[NewItem]:
-        for line in checked.source.rows(start):
+        for line in checked.lines(start):
             identity = blake3(canonical([line.index, line.raw.decode(), config["count"]])).digest()
             yield NewItem(identity, line.raw)
 

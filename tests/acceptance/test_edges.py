@@ -1,0 +1,180 @@
+"""What goes in comes out, as a user meets it: streams, files that change, patterns that reach too far, results that
+somebody damages. Each ends in all rows or in a clear error, then in all rows by the same command."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+from pathlib import Path
+from typing import Any
+
+from acceptance_cli import ROLLOUT, Cli, Finished, until
+from rollout.cli.boundary import FAILED, INTERRUPTED, OK, USAGE
+
+ROWS = 60
+
+
+def batch(cli: Cli, config: Path, stdin: bytes | None = None) -> Finished:
+    """With `stdin` on standard input, by way of a pipe; without: /dev/null."""
+    done = subprocess.run(
+        [ROLLOUT, "infer", "batch", "--config", str(config), "--json"],
+        cwd=cli.directory,
+        input=stdin,
+        stdin=subprocess.DEVNULL if stdin is None else None,
+        capture_output=True,
+        timeout=120,
+    )
+    assert b"Traceback" not in done.stderr, done.stderr
+    return Finished(done.returncode, done.stdout.decode(), done.stderr.decode())
+
+
+def text(cli: Cli, count: int = ROWS) -> bytes:
+    path = cli.rows(count, "made.jsonl")
+    data = path.read_bytes()
+    path.unlink()
+    return data
+
+
+def whole(cli: Cli, output: str = "out", count: int = ROWS) -> None:
+    assert [row["n"] for row in cli.completions(output)] == list(range(count))
+    assert json.loads((cli.directory / output / "summary.json").read_text())["rows"]["completed"] == count
+
+
+def test_standard_input(cli: Cli) -> None:
+    config, rows = cli.config(input={"glob": "-"}), text(cli)
+    assert "the input is empty: no row in <stdin>" in batch(cli, config).err
+    assert not (cli.directory / "out").exists()
+    done = batch(cli, config, rows)
+    assert done.code == OK, done
+    whole(cli)
+    for again in (None, rows):  # not needed again, and welcome if it is the same
+        done = batch(cli, config, again)
+        assert done.code == OK and done.event("summary")["rows"]["completed"] == ROWS, done
+    changed = batch(cli, config, rows.replace(b"row 7", b"row x"))
+    assert changed.code == USAGE and "<stdin>:8: this line is another than when the run was made" in changed.err
+    whole(cli)
+
+
+def test_other_names_of_streams(cli: Cli) -> None:
+    """/dev/stdin, a process substitution and a named pipe, read together."""
+    (cli.directory / "rows").write_bytes(text(cli))
+    os.mkfifo(cli.directory / "pipe")
+    config = cli.config(input={"glob": ["/dev/stdin", "/dev/fd/9", "pipe"]})
+    script = (
+        "(tail -n +41 rows > pipe) & head -n 20 rows | "
+        f'"{ROLLOUT}" infer batch --json --config "{config}" 9< <(head -n 40 rows | tail -n +21)'
+    )
+    done = subprocess.run(["bash", "-c", script], cwd=cli.directory, capture_output=True, timeout=120, text=True)
+    assert done.returncode == OK, done
+    whole(cli)
+    again = batch(cli, config)
+    assert again.code == OK and "/dev/fd/9 is not read again" in again.out and "nothing came from pipe" in again.out
+    whole(cli)
+
+
+def test_a_pipe_that_nobody_writes_to_says_so_and_can_be_interrupted(cli: Cli) -> None:
+    os.mkfifo(cli.directory / "pipe")
+    log = cli.directory / "log"
+    with log.open("wb") as out:
+        process = subprocess.Popen(
+            [ROLLOUT, "infer", "batch", "--config", str(cli.config(input={"glob": "pipe"}))],
+            cwd=cli.directory,
+            stdout=out,
+            stderr=out,
+        )
+    until(lambda: "waiting for somebody to write to pipe" in log.read_text(), "the line that says so")
+    process.send_signal(signal.SIGINT)
+    assert process.wait(30) == INTERRUPTED and "interrupted before anything was submitted" in log.read_text()
+    assert not (cli.directory / "out").exists()
+
+
+def when_opened(cli: Cli, config: Path, change: Any) -> Finished:
+    """`change` the input when the run is open: it has been checked, and little of it has been submitted."""
+    process = cli.start("infer", "batch", "--config", str(config), "--json")
+    assert process.stdout is not None and process.stderr is not None
+    said: list[str] = []
+    for line in process.stdout:
+        said.append(line)
+        if '"run_opened"' in line:
+            process.send_signal(signal.SIGSTOP)
+            change()
+            process.send_signal(signal.SIGCONT)
+    err = process.stderr.read()
+    assert "Traceback" not in err, err
+    return Finished(process.wait(), "".join(said), err)
+
+
+def test_an_input_that_changes_after_it_was_checked(cli: Cli) -> None:
+    """More of it than is submitted ahead, so that whatever the moment, its end is read after the change."""
+    lines = [json.dumps({"prompt": f"row {n}", "n": n, "pad": "x" * 2000}) + "\n" for n in range(30_000)]
+    path, config = cli.directory / "in.jsonl", cli.config(workers={"prefix_affinity": False})
+    path.write_text("".join(lines))
+    size = path.stat().st_size
+
+    def edit() -> None:
+        with path.open("r+b") as file:
+            file.seek(size - len(lines[-1]) + 2)
+            file.write(b"q")
+
+    def grow() -> None:
+        with path.open("a") as file:
+            file.write(lines[0])
+
+    changes = [
+        (lambda: os.truncate(path, size - len(lines[-1])), "in.jsonl ends at row 29999, 30000 were checked"),
+        (edit, "row 30000 (in.jsonl:30000) is another than when it was checked"),
+        (grow, "row 30001 (in.jsonl:30001) was not there when the input was checked"),
+    ]
+    for change, said in changes:
+        done = when_opened(cli, config, change)
+        assert done.code == FAILED and said in done.err and "[input_changed]" in done.err, done
+        path.write_text("".join(lines))
+    done = batch(cli, config)
+    assert done.code == OK, done
+    whole(cli, count=30_000)
+
+
+def test_a_pattern_never_reaches_what_a_run_writes(cli: Cli) -> None:
+    cli.rows(ROWS)
+    config = cli.config(input={"glob": "*.jsonl"}, output={"dir": ".", "openai": True})
+    for _ in range(2):
+        assert batch(cli, config).code == OK
+        whole(cli, ".")
+    (cli.directory / "summary.json").unlink()
+    done = batch(cli, config)
+    assert done.code == OK and "left out what a run writes: completions.jsonl" in done.out
+    whole(cli, ".")
+    named = cli.config("next.toml", input={"glob": "completions.jsonl"}, output={"dir": "next"})
+    assert batch(cli, named).code == OK  # results of another run are input when they are named
+    whole(cli, "next")
+
+
+def test_results_that_somebody_damages(cli: Cli) -> None:
+    """While they are written, and after the run was complete."""
+    cli.rows(400)
+    config = cli.config(backend={"delay_ms": 200, "concurrency": 16})
+    path = cli.directory / "out" / "completions.jsonl"
+    process = cli.start("infer", "batch", "--config", str(config), "--json")
+    for share, damage in enumerate((lambda: os.truncate(path, 0), path.unlink)):
+        cli.wait_for_rows(50 + 100 * share, process)
+        damage()
+    out, err = process.communicate(timeout=90)
+    assert process.returncode == OK, (out, err)
+    assert "was cut from" in out and "was deleted while" in out and "written anew from the ledger" in out
+    whole(cli, count=400)
+    half = path.read_bytes()[: path.stat().st_size // 2]
+    path.write_bytes(half)
+    (cli.directory / "out" / "errors.jsonl").write_text("more\n")
+    done = batch(cli, config)
+    assert done.code == OK and "was cut to" in done.out, done
+    whole(cli, count=400)
+    assert (cli.directory / "out" / "errors.jsonl").read_bytes() == b""
+    assert "run_opened" not in batch(cli, config).out  # complete, and believed
+
+
+def test_an_id_and_its_text_are_one(cli: Cli) -> None:
+    (cli.directory / "in.jsonl").write_text('{"prompt": "a", "id": 1}\n{"prompt": "b", "id": "1"}\n')
+    done = batch(cli, cli.config())
+    assert done.code == USAGE and "in.jsonl:2: " in done.err and "(in.jsonl:1)" in done.err
