@@ -1,4 +1,4 @@
-"""Books of what is in flight: attempts begin and end here, and every counter of them moves here."""
+"""Attempts in flight: they begin and end here, and every counter of them moves here."""
 
 from __future__ import annotations
 
@@ -53,9 +53,9 @@ def current_by_batch(state: State, worker: Worker, keys: Keys) -> dict[AttemptBa
     log = state.logs.get(keys.log)
     if log is None:
         return out
-    flight, last, seqs = log.flight, None, []
-    for seq, attempt in zip(keys.seq, keys.attempt, strict=True):
-        batch = flight.get(seq)
+    last: AttemptBatch | None = None
+    seqs: list[int] = []
+    for seq, attempt, batch in zip(keys.seq, keys.attempt, map(log.flight.get, keys.seq), strict=True):
         if batch is None or batch.worker is not worker or batch.attempt != attempt:
             continue
         if batch is not last:
