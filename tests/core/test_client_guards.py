@@ -1,12 +1,10 @@
-"""Each check of the client by itself: what it keeps, what it believes, in which order it writes."""
+"""Each check of the client by itself: what it keeps and what it believes."""
 
 from __future__ import annotations
 
-import os
 from collections import deque
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import nullcontext
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -18,50 +16,8 @@ from rollout.client.submit import Submission
 from rollout.model.errors import ProtocolError, RolloutError, UnavailableError
 from rollout.wire.v1 import common_pb2
 from rollout.wire.v1 import runs_pb2 as pb
-from rollout.workloads.output import OutputDirectory
-from test_infer_collect import OTHER, RUN, config, entry, lines, opened
 
-
-def collect(directory: Path, run: str = RUN, upto: int = 3) -> int:
-    """The cursor that it began with."""
-    with OutputDirectory.open(directory) as out:
-        collector = opened(out, run, config(directory))
-        start = collector.cursor
-        collector.add(entry(n) for n in range(start, upto))
-        collector.flush()
-        collector.close()
-    return start
-
-
-def test_the_cursor_is_recorded_after_the_rows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    done: list[str] = []
-    sync, replace = os.fsync, Path.replace
-
-    def synced(fd: int) -> None:
-        done.append(Path(f"/dev/fd/{fd}").resolve().name)
-        sync(fd)
-
-    def replaced(self: Path, target: Path) -> Path:
-        done.append(f"-> {Path(target).name}")
-        return replace(self, target)
-
-    monkeypatch.setattr(os, "fsync", synced)
-    monkeypatch.setattr(Path, "replace", replaced)
-    collect(tmp_path)
-    assert "completions.jsonl" in done[: done.index("-> .collect.json")]
-
-
-def test_an_edited_file_of_the_same_length_is_written_anew(tmp_path: Path) -> None:
-    collect(tmp_path)
-    path = tmp_path / "completions.jsonl"
-    path.write_bytes(path.read_bytes().replace(b"p2", b"p9"))
-    assert collect(tmp_path) == 0
-    assert [line["prompt"] for line in lines(path)] == ["p0", "p1", "p2"]
-
-
-def test_the_record_of_another_run_counts_for_nothing(tmp_path: Path) -> None:
-    collect(tmp_path)
-    assert collect(tmp_path, OTHER) == 0
+RUN = "01J00000000000000000000000"
 
 
 class Connected:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 from pathlib import Path
 from typing import Any
 
@@ -111,60 +110,6 @@ def test_openai_lines(tmp_path: Path) -> None:
     assert choice["message"] == {"role": "assistant", "content": "a"}
     assert choice["logprobs"]["content"][0]["logprob"] == -1.0
     assert bad["error"]["code"] == "bad_request" and bad["custom_id"] == "c1"
-
-
-@pytest.mark.parametrize("kill_at", range(1, 40))
-def test_killed_anywhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kill_at: int) -> None:
-    """The n-th system call that makes something durable is the last one before the process dies."""
-    calls = 0
-    real_sync, real_replace = os.fsync, Path.replace
-
-    class KilledError(BaseException):
-        pass
-
-    def tick() -> None:
-        nonlocal calls
-        calls += 1
-        if calls == kill_at:
-            raise KilledError
-
-    def sync(fd: int) -> None:
-        tick()
-        real_sync(fd)
-
-    def replace(self: Path, target: Path) -> Path:
-        tick()
-        return real_replace(self, target)
-
-    entries = [
-        entry(i, outcome=Outcome.FAILED, failure=Failure("x", "y")) if i % 3 == 1 else entry(i) for i in range(12)
-    ]
-
-    def work() -> None:
-        with OutputDirectory.open(tmp_path) as out:
-            collector = opened(out, RUN, config(tmp_path))
-            try:
-                for start in range(0, 12, 4):
-                    collector.add(entries[start : start + 4])
-                    collector.flush()
-                collector.finish("completed")
-            finally:
-                collector.close()
-
-    with monkeypatch.context() as patch:
-        patch.setattr(os, "fsync", sync)
-        patch.setattr(Path, "replace", replace)
-        try:
-            work()
-        except KilledError:
-            pass
-        else:
-            assert kill_at > calls
-    work()
-    done = lines(tmp_path / "completions.jsonl")
-    assert [line["prompt"] for line in done] == [f"p{i}" for i in range(12) if i % 3 != 1]
-    assert [line["row"] for line in lines(tmp_path / "errors.jsonl")] == [2, 5, 8, 11]
-    assert json.loads((tmp_path / "summary.json").read_text())["rows"]["committed"] == 12
 
 
 def test_gap_and_repeat(tmp_path: Path) -> None:

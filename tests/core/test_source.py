@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import gzip
 import json
 import os
@@ -14,7 +15,7 @@ from typing import Any
 import pytest
 import zstandard
 from rollout.cli.boundary import FAILED, exit_code_of
-from rollout.model.errors import InputChangedError, InputError
+from rollout.model.errors import InputChangedError, InputError, StorageFullError
 from rollout.workloads import source
 from rollout.workloads.source import FAULTS_MAX, Line, Source, UniqueIds, fail, json_of
 
@@ -168,6 +169,17 @@ def test_ids_are_told_apart_by_the_text_they_become(place: Path) -> None:
     for value in (True, 1.5, [1]):
         with pytest.raises(InputError, match="must be a string or an integer"):
             ids.add(Line(5, "c", 2, b""), "id", value)
+
+
+def test_a_disk_that_is_full_is_said_to_be(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    write("a", 1)
+    monkeypatch.setattr(Source, "_check", full)
+    with opened("a") as found, pytest.raises(StorageFullError, match=r"no space left while writing .*index\.new"):
+        found.check(json_of, index=place / "index")
+    assert sorted(path.name for path in place.iterdir()) == ["a"]
 
 
 # ---- the second reading

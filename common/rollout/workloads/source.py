@@ -16,7 +16,7 @@ import tempfile
 import zlib
 from array import array
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any, NoReturn, Self, cast
@@ -43,7 +43,7 @@ _BATCH = 2000  # rows between two progress calls
 _AGAIN = "put it back as it was and give the same command again, or name another output.dir to start a new run"
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Line:
     """A line that is not blank, without its end: `index` among all rows from 0, `line` in its file from 1."""
 
@@ -135,7 +135,8 @@ class Source:
 
     def close(self) -> None:
         if self._hashes is not None:
-            self._hashes.close()
+            with suppress(OSError):  # a full disk was told of already
+                self._hashes.close()
             self._hashes_path.unlink(missing_ok=True)
         self._scratch.cleanup()
 
@@ -164,7 +165,7 @@ class Source:
         try:
             with disk_errors(self._hashes_path):
                 self._hashes = self._hashes_path.open("w+b")
-            self._report = self._check(read, self._hashes, progress)
+                self._report = self._check(read, self._hashes, progress)
         except BaseException:
             self.close()
             raise
