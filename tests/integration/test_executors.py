@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import json
+import subprocess
 from pathlib import Path
 from typing import Any
 
 import pytest
-from cluster import Node
+from cluster import Node, binary
 from engine_cluster import Engine, done, until
 from rollout.client.runs import new_ulid
 from rollout.model.run import RunSpec
@@ -33,6 +34,12 @@ def hosting(engine: Engine, executor: str) -> Node:
     return engine.cluster.add_worker(worker=options)
 
 
+def shown(engine: Engine, run_id: str) -> str:
+    """What `rollout run show` prints."""
+    command = [binary("rollout"), "run", "show", run_id, *engine.cluster.operator()]
+    return subprocess.run(command, capture_output=True, text=True, check=True).stdout
+
+
 @pytest.mark.usefixtures("installed")
 @pytest.mark.parametrize("rough_cluster", ["sqlite"], indirect=True)
 async def test_a_run_of_two_executors_on_workers_that_host_one_each(rough: Engine) -> None:
@@ -55,7 +62,11 @@ async def test_a_run_of_two_executors_on_workers_that_host_one_each(rough: Engin
 
     await until(lambda: len(begun("cold")) >= 8, "children to begin")
     await asyncio.to_thread(cold.kill)
-    await rough.status(run.run_id, lambda status: status.worker_lost > 0, "the worker to be given up")
+    status = await rough.status(
+        run.run_id, lambda status: any(wait.impossible for wait in status.waits), "somebody to say what it waits for"
+    )
+    assert "'cold'" in status.waits[0].message
+    assert status.waits[0].message in await asyncio.to_thread(shown, rough, run.run_id)
 
     rough.gate().touch()
     cold = hosting(rough, "cold")
@@ -67,6 +78,6 @@ async def test_a_run_of_two_executors_on_workers_that_host_one_each(rough: Engin
     asked = {"told": TOLD["cold"], "answers": [{"told": TOLD["warm"], "answers": []}]}
     parent = {"told": TOLD["warm"], "answers": [answer, answer, asked]}
     assert [json.loads(data) for data in done(entries)] == [parent if n % 2 else answer for n in range(12)]
-    assert (status.state, status.done) == ("completed", 12)
+    assert (status.state, status.done, list(status.waits)) == ("completed", 12, [])
     for name, own in pids.items():
         assert {int(line.split()[1]) for line in begun(name)} == own

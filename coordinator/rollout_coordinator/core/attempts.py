@@ -9,7 +9,6 @@ from rollout.model.item import AttemptEnd, ItemSpec
 from rollout.model.run import ENDED
 
 from rollout_coordinator.core import chains, items, queues
-from rollout_coordinator.core.capacity import OF_PROCESSES
 from rollout_coordinator.core.events import Keys
 from rollout_coordinator.core.state import AttemptBatch, History, Log, Run, SpecInfo, State, Worker, touch
 from rollout_coordinator.core.step import AttemptRow, SendCancel
@@ -108,8 +107,6 @@ def open_batch(state: State, batch: AttemptBatch, size: int) -> None:
     worker.by_run[run.id] = worker.by_run.get(run.id, 0) + n
     worker.batches[batch.id] = batch
     take_capacity(run, batch, n)
-    if batch.info.requirements.strict:
-        _use(batch, n, of_processes=True)
     if batch.info.spec.group:
         join_group(log, batch.info, batch.seqs)
     if batch.info.spec.timeout_ms:
@@ -124,7 +121,7 @@ def join_group(log: Log, info: SpecInfo, seqs: Iterable[int]) -> None:
 
 def take_capacity(run: Run, batch: AttemptBatch, n: int) -> None:
     """Take `n` places under the caps of run and lane, and of the worker's resources and credit (give back with a
-    negative `n`). Parents that wait for children hold none of these places: the children need them."""
+    negative `n`). Parents that wait for children hold none: the children need them."""
     worker = batch.worker
     run.in_flight += n
     batch.info.lane.in_flight += n
@@ -134,15 +131,9 @@ def take_capacity(run: Run, batch: AttemptBatch, n: int) -> None:
         worker.holds[run.id] = held
     else:
         worker.holds.pop(run.id, None)
-    if batch.info.requirements.strict:
-        _use(batch, n, of_processes=False)
-
-
-def _use(batch: AttemptBatch, n: int, *, of_processes: bool) -> None:
-    used = batch.worker.used
+    used = worker.used
     for name, amount in batch.info.requirements.strict:
-        if (name in OF_PROCESSES) == of_processes:
-            used[name] = used.get(name, 0.0) + amount * n
+        used[name] = used.get(name, 0.0) + amount * n
 
 
 def start(state: State, batch: AttemptBatch, seqs: list[int]) -> None:
@@ -192,8 +183,6 @@ def end(state: State, batch: AttemptBatch, seqs: list[int], cause: str) -> None:
         worker.waiting -= waiting
         run.waiting -= waiting
     take_capacity(run, batch, waiting - n)
-    if info.requirements.strict:
-        _use(batch, -n, of_processes=True)
     worker.in_flight -= n
     left = worker.by_run[run.id] - n
     if left:

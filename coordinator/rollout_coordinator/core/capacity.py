@@ -8,7 +8,8 @@ from rollout_coordinator.core.state import Requirements, Run, State, Worker
 
 UNLIMITED = 1 << 30
 OF_PROCESSES = frozenset({"gpus", "memory_mib"})
-"""Resources that a worker gives to a process, which has them until it ends: also while a parent in it waits."""
+"""Resources that a worker gives to a process, which has them until it ends. While a parent in it waits they count as
+free, since its children may run beside it there; others wait at the worker until the parent is done."""
 
 
 def limit_of(worker: Worker, run: Run) -> int:

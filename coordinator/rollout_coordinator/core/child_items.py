@@ -122,7 +122,8 @@ def complete(child: Log, upto: int) -> bool:
 
 
 def free(batch: AttemptBatch) -> bool:
-    """The caps of run, lane and resources have room for one more. Slots are the worker's to hand out."""
+    """The caps of run, lane and resources have room for one more. Slots are the worker's to hand out, and what its
+    process has the parent has had all the time: whoever was promised that meanwhile waits for the parent."""
     run, lane = batch.log.run, batch.info.lane
     if run.spec.max_in_flight and run.in_flight >= run.spec.max_in_flight:
         return False
