@@ -139,3 +139,13 @@ def test_a_worker_that_says_it_leaves_is_shown_with_that_reason() -> None:
     w.step(WorkerBeat("A", "host-A", w.mono, state="draining"))
     (view,) = w.core.worker_views(w.now)
     assert (view.state, view.reason) == ("draining", "the worker said so")
+
+
+def test_attempts_with_a_timeout_leave_memory_when_they_end() -> None:
+    w = World()
+    a = w.worker("A")
+    w.open()
+    w.submit(2, specs=ItemSpec(timeout_ms=1000))
+    assert len(w.core._state.timed) == 1
+    a.finish()
+    assert not w.core._state.timed
