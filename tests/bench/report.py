@@ -36,6 +36,7 @@ PARTS = {
     "fleet": "bench_fleet",
     "restart": "bench_restart",
     "failover": "bench_failover",
+    "map": "bench_map",
     "worker": "bench_worker_loss",
     "growth": "bench_growth",
     "simulation": "bench_sim",

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from core_ledger import FakeLedger
+from rollout.model.errors import RolloutError
 from rollout.model.item import DEFAULT_SPEC, Failure, ItemSpec, Key, Outcome
 from rollout.model.run import RunSpec
 from rollout.model.worker import Credit, Inventory
@@ -31,6 +32,7 @@ from rollout_coordinator.core.safeguards import ALL
 from rollout_coordinator.core.settings import CoreSettings
 
 ItemKey = tuple[int, int]
+LEVELS = ("debug", "info", "warning", "error")
 MANY_LOADS = 10_000
 """Reads that follow from one step; a core without end in it fails here, not at the time limit of its test."""
 
@@ -229,8 +231,10 @@ class World:
                 assert send.request not in self.replies, "exactly one reply"
                 self.replies[send.request] = send
             elif isinstance(send, st.Emit):
+                assert send.level in LEVELS and isinstance(send.fields, dict), send
                 self.emits.append(send)
             elif isinstance(send, st.CloseSession):
+                assert isinstance(send.error, RolloutError), send
                 self.closed.append(send)
             worker = self.by_session.get(getattr(send, "session", ""))
             if worker is not None and worker.session == getattr(send, "session", None) and worker.alive:

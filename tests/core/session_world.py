@@ -18,6 +18,7 @@ from rollout_worker.session import Session, SessionSettings
 
 RUN = "01ARZ3NDEKTSV4RRFFQ69G5FAV"
 LOG = 1
+LEVELS = ("debug", "info", "warning", "error")
 
 
 def plan_run(run: Run) -> Plan:
@@ -45,6 +46,8 @@ class Worker:
 
     def do(self, event: ev.Event) -> list[ev.Action]:
         new = self.session.handle(event, self.now)
+        for told in of(new, ev.Emit):
+            assert told.level in LEVELS and isinstance(told.fields, dict), told
         self.actions += new
         return new
 

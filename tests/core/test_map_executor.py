@@ -19,7 +19,7 @@ from rollout.model.item import DEFAULT_SPEC, Key
 from rollout.objects.digest import object_id
 from rollout.objects.tree import describe
 from rollout.workloads.map.failure import LOAD_FAILED, RowError, from_text
-from rollout_worker.executors.map import MapExecutor, Output
+from rollout_worker.executors.map import MapExecutor, Output, oom_kills
 from rollout_worker.executors.port import Attempt, Run
 
 FUNCTIONS = """
@@ -314,3 +314,21 @@ async def test_a_row_that_is_cancelled_while_it_runs_has_ended_with_it(tmp_path:
         await asyncio.wait([task])
         assert not sleepers()
         assert await after == {"ok": 1}
+
+
+@pytest.mark.parametrize(
+    ("groups", "file"),
+    [
+        ("12:memory:/a/b\n0::/c\n", "memory/a/b/memory.oom_control"),
+        ("0::/c/d\n", "c/d/memory.events"),
+    ],
+)
+def test_kills_for_want_of_memory_are_counted(tmp_path: Path, groups: str, file: str) -> None:
+    assert oom_kills(tmp_path) == 0
+    (tmp_path / "proc/self").mkdir(parents=True)
+    (tmp_path / "proc/self/cgroup").write_text(groups)
+    assert oom_kills(tmp_path) == 0
+    path = tmp_path / "sys/fs/cgroup" / file
+    path.parent.mkdir(parents=True)
+    path.write_text("under_oom 0\noom_kill 3\n")
+    assert oom_kills(tmp_path) == 3

@@ -1,4 +1,4 @@
-"""What a session tells of: progress, inputs that cannot be had, crashes, failed starts, silence. Found by mutation."""
+"""What a session tells of, and one thing it is told twice: what mutation found that no test missed."""
 
 from __future__ import annotations
 
@@ -72,3 +72,10 @@ def test_a_fence_says_how_long_nobody_was_heard() -> None:
     w.do(ev.Acknowledged(w.now))
     told = [e for e in of(w.tick(4.5), ev.Emit) if e.event == "worker_fenced"]
     assert [(e.level, e.fields) for e in told] == [("warning", {"silent_s": 4.5})]
+
+
+def test_an_assignment_that_is_told_twice_hides_none_behind_it() -> None:
+    w = Worker(slots=1)
+    w.assign([0])
+    w.assign([0, 1])
+    assert set(w.session.held) == {AttemptKey(LOG, 0, 1), AttemptKey(LOG, 1, 1)}

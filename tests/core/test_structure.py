@@ -22,3 +22,9 @@ def test_every_module_says_what_it_is() -> None:
 
 def test_packages_are_typed() -> None:
     assert all((ROOT / pkg / "py.typed").exists() for pkg in PACKAGES)
+
+
+def test_files_of_tests_have_names_of_their_own() -> None:
+    """Pytest imports them by name alone: two of one name are an error of the whole run."""
+    names = [path.name for path in (ROOT / "tests").rglob("test_*.py")]
+    assert sorted(names) == sorted(set(names))

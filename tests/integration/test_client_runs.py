@@ -23,7 +23,7 @@ from rollout.model.errors import (
     StateError,
     UnavailableError,
 )
-from rollout.model.item import NewItem, ObjectSlice
+from rollout.model.item import ItemSpec, NewItem, ObjectSlice
 from rollout.model.run import RunSpec
 from rollout.workloads.commit import CommitEntry
 
@@ -183,6 +183,18 @@ async def test_errors_keep_their_kind(tmp_path: Path) -> None:
         with pytest.raises(InputError, match="711"):
             await runs.submit(run, broken)
         assert (await runs.get(run.run_id)).sealed is False
+
+
+async def test_a_client_hears_what_a_run_waits_for(tmp_path: Path) -> None:
+    """And is told at once of an executor that is no name."""
+    async with cluster(tmp_path) as (node, address), await Runs.connect([address], tls_dir=tmp_path / "tls") as runs:
+        await node.event("worker_ready")
+        run = spec()
+        await runs.submit(run, from_seq(item(b"x", n, ItemSpec(executor="other")) for n in range(3)))
+        waits = (await runs.get(run.run_id)).waits
+        assert [(wait.reason, wait.items, wait.impossible) for wait in waits] == [("executor", 3, True)]
+        with pytest.raises(InputError, match="is no name"):
+            await runs.submit(spec(), from_seq(iter([item(b"x", 0, ItemSpec(executor="no name"))])))
 
 
 async def test_commands(tmp_path: Path) -> None:

@@ -14,6 +14,8 @@ from rollout_worker.session_events import Action, Deliver, KillAt, RecallIn, Sta
 DEPTH_MAX = 512
 FAST_S = 0.01
 """Attempts that end this soon are given in larger batches: a round trip each would cost more than the work."""
+BUSY_S = 0.08
+"""A process that tells of attempts while it has more of them is given as many as last about so long."""
 RECALL_S = 0.05
 """A process that has ended none for so long gives back what waits in it: others may be free, here or elsewhere."""
 BACKOFF_FIRST_S, BACKOFF_MAX_S = 0.1, 30.0
@@ -106,11 +108,19 @@ class Child:
         if held.isolate:
             self.alone = False
 
-    def settle(self, now: float) -> list[AttemptKey]:
-        """After some have ended: how many to give it next; which it begins now."""
+    def settle(self, now: float, ended: int = 0) -> list[AttemptKey]:
+        """After `ended` attempts have: how many to give it next; which it begins now."""
         self.recalled = False
-        self.moved_at = now
+        since, self.moved_at = now - self.moved_at, now
         took = now - self.delivered_at
+        if self.active and ended and self.plan.kind == "slot":
+            # It is given the next before it has done all: what it has must last for the way there and back.
+            lasts = self.depth * since / ended
+            if lasts < BUSY_S:
+                self.depth = min(self.depth * 2, DEPTH_MAX)
+            elif lasts > 4 * BUSY_S:
+                self.depth = max(self.base, self.depth // 2)
+            return self.mark_started(now)
         if took < FAST_S:
             if not self.active:
                 self.depth = min(self.depth * 2, max(DEPTH_MAX, self.base))

@@ -518,7 +518,7 @@ class Session:
                 child.retiring = True  # what is left in it may be why: the next begins in a fresh one
         if not failures:
             self.place.backoff(child.plan.key).failures = 0
-        self._started += child.settle(now)
+        self._started += child.settle(now, count)
         self._dispatch_due = True
 
     def _complete(self, held: Held, result: Finished) -> None:

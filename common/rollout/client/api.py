@@ -94,6 +94,10 @@ class Results(Iterator[Outcome]):
         self._ready: Iterator[Outcome] = iter(())
         self._owned = owned
 
+    @property
+    def run_id(self) -> str:
+        return self._run.id
+
     def __iter__(self) -> Self:
         return self
 
@@ -199,6 +203,11 @@ class Cluster:
         finally:
             self._loop_ = None
             loop.close()
+
+    @property
+    def address(self) -> str:
+        """`host:port` of its coordinator."""
+        return self._cluster.runs.address
 
     def run(self, run_id: str) -> Run:
         """A run that was submitted before, here or elsewhere."""

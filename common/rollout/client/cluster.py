@@ -9,12 +9,12 @@ import logging
 import shutil
 import sys
 import tempfile
-from collections.abc import AsyncGenerator, AsyncIterable, AsyncIterator, Callable, Iterable
+from collections.abc import AsyncGenerator, AsyncIterable, Callable, Iterable
 from contextlib import AsyncExitStack, aclosing, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self, cast
+from typing import Any, Self
 
 from pydantic import ValidationError
 
@@ -153,8 +153,9 @@ class AsyncRun:
 class AsyncCluster:
     """A cluster to run functions on: `async with rollout.connect_async(...)` or `rollout.local_async(...)`."""
 
-    def __init__(self, open_runs: Callable[[AsyncExitStack], Any]) -> None:
+    def __init__(self, open_runs: Callable[[AsyncExitStack], Any], directory: Path | None = None) -> None:
         self._open = open_runs
+        self._leave_out = [directory] if directory is not None else []  # its own files are no code
         self._stack = AsyncExitStack()
         self._runs: Runs | None = None
         self.failure: asyncio.Future[None] | None = None
@@ -224,7 +225,7 @@ class AsyncCluster:
         if window is not None and window < _WINDOW_MIN:
             raise ConfigError(f"window: must be at least {_WINDOW_MIN}, not {window}")
         target, directory = resolve(function, code)
-        found = await asyncio.to_thread(find_code, target, directory)
+        found = await asyncio.to_thread(find_code, target, directory, self._leave_out)
         config = run_config(target, found.manifest if found else None, options)
         if lane_key:
             config["lanes"] = sorted(set(lanes))
@@ -235,7 +236,7 @@ class AsyncCluster:
         if found is not None:
             await self._upload(spec.run_id, found)
         if isinstance(rows, AsyncIterable):
-            rows = AsyncRows(cast("AsyncIterable[Any]", rows), asyncio.get_running_loop())
+            rows = AsyncRows(rows, asyncio.get_running_loop())
         feed = Feed(rows, Planner(config), lane_key, frozenset(config.get("lanes", ())), window)
         submitting = asyncio.ensure_future(self._submit(spec, feed))
         run = AsyncRun(self, spec.run_id, feed, submitting)
@@ -265,7 +266,7 @@ class AsyncCluster:
 
     async def map(
         self, function: Function, rows: Iterable[Any] | AsyncIterable[Any], *, window: int = WINDOW, **options: Any
-    ) -> AsyncIterator[Outcome]:
+    ) -> AsyncGenerator[Outcome, None]:
         """Outcomes of `function` over `rows`, lazily and in order. `options` as of `submit`.
 
         At most `window` rows are read beyond the outcome that was taken last, so `rows` may be endless. Whoever stops
@@ -387,7 +388,7 @@ def local_async(workers: int = 1, *, directory: str | Path | None = None) -> Asy
         target = Target([embedded.address], embedded.tls_dir, "rollout", explicit=True)
         return await stack.enter_async_context(await _connect(target, 900.0)), embedded.failure
 
-    return AsyncCluster(open_runs)
+    return AsyncCluster(open_runs, Path(directory) if directory is not None else None)
 
 
 async def _connect(target: Target, patience_s: float) -> Runs:

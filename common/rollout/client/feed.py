@@ -13,6 +13,8 @@ from rollout.model.item import NewItem
 from rollout.workloads.map.plan import Planner, lane_of
 from rollout.workloads.map.values import encode
 
+LINGER_S = 0.02
+"""So long a frame that is not full waits for the next row."""
 READ_AHEAD = 1024
 """Rows read and not yet handed on."""
 
@@ -96,11 +98,8 @@ class Feed:
         fresh = 0  # handed on since the last None
         while True:
             with self._changed:
-                if not self._ready():
+                if not self._changed.wait_for(self._ready, LINGER_S if fresh else None):
                     item = None
-                    if not fresh:
-                        self._changed.wait()
-                        continue
                 elif self._closed:
                     return
                 elif self._read:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import socket
 from collections.abc import Callable, Coroutine
+from contextlib import suppress
 from functools import partial
 from typing import Any, TypeVar
 
@@ -41,7 +42,9 @@ def is_grpcs(callback: Any) -> bool:
 
 def take_all(wakeups: socket.socket, handle: Callable[..., Any], *args: Any) -> None:
     """An event is there before its byte is, so `handle` finds all whose bytes are taken here; it takes one itself."""
-    written = len(wakeups.recv(_PEEK_BYTES, socket.MSG_PEEK))
-    if written > 1:
-        wakeups.recv(written - 1)
-    handle(*args)
+    # Several loops of one process share the socket: another one may have taken the bytes, and then handles the events.
+    with suppress(BlockingIOError):
+        written = len(wakeups.recv(_PEEK_BYTES, socket.MSG_PEEK))
+        if written > 1:
+            wakeups.recv(written - 1)
+        handle(*args)

@@ -16,7 +16,7 @@ pyproject.toml checks that). What a module cannot do itself, because it is for o
     commit                                          acceptance, cursor, what policies decide
     runs                                            opened, paused, ended, forgotten
     logs | policies
-    attempts                                        the books of what is in flight
+    attempts                                        what is in flight
     chains | locality | fair_share                  which item next, for whom
     queues | capacity                               pending items; what a worker may be given
     items | journal                                 the state of items; rows that changed

@@ -1,4 +1,4 @@
-"""Books of what is in flight: attempts begin and end here, and every counter of them moves here."""
+"""Attempts in flight: they begin and end here, and every counter of them moves here."""
 
 from __future__ import annotations
 
@@ -54,9 +54,9 @@ def current_by_batch(state: State, worker: Worker, keys: Keys) -> dict[AttemptBa
     log = state.logs.get(keys.log)
     if log is None:
         return out
-    flight, last, seqs = log.flight, None, []
-    for seq, attempt in zip(keys.seq, keys.attempt, strict=True):
-        batch = flight.get(seq)
+    last: AttemptBatch | None = None
+    seqs: list[int] = []
+    for seq, attempt, batch in zip(keys.seq, keys.attempt, map(log.flight.get, keys.seq), strict=True):
         if batch is None or batch.worker is not worker or batch.attempt != attempt:
             continue
         if batch is not last:
@@ -108,7 +108,8 @@ def open_batch(state: State, batch: AttemptBatch, size: int) -> None:
     worker.by_run[run.id] = worker.by_run.get(run.id, 0) + n
     worker.batches[batch.id] = batch
     take_capacity(run, batch, n)
-    _use(batch, n, of_processes=True)
+    if batch.info.requirements.strict:
+        _use(batch, n, of_processes=True)
     if batch.info.spec.group:
         join_group(log, batch.info, batch.seqs)
     if batch.info.spec.timeout_ms:
@@ -133,7 +134,8 @@ def take_capacity(run: Run, batch: AttemptBatch, n: int) -> None:
         worker.holds[run.id] = held
     else:
         worker.holds.pop(run.id, None)
-    _use(batch, n, of_processes=False)
+    if batch.info.requirements.strict:
+        _use(batch, n, of_processes=False)
 
 
 def _use(batch: AttemptBatch, n: int, *, of_processes: bool) -> None:
@@ -190,7 +192,8 @@ def end(state: State, batch: AttemptBatch, seqs: list[int], cause: str) -> None:
         worker.waiting -= waiting
         run.waiting -= waiting
     take_capacity(run, batch, waiting - n)
-    _use(batch, -n, of_processes=True)
+    if info.requirements.strict:
+        _use(batch, -n, of_processes=True)
     worker.in_flight -= n
     left = worker.by_run[run.id] - n
     if left:

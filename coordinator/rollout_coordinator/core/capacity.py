@@ -45,7 +45,7 @@ def idle(worker: Worker) -> bool:
 
 
 def fits(worker: Worker, requirements: Requirements) -> bool:
-    """What of it does not change while the worker lives."""
+    """Whether the worker can take such items at all. That does not change before its next Hello."""
     known = worker.fits.get(requirements.key)
     if known is None:
         have = worker.inventory

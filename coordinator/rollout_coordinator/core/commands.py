@@ -1,6 +1,6 @@
 """What an operator may do to a run.
 
-| verb     | from                          | effect |
+| command  | from                          | effect |
 |----------|-------------------------------|--------|
 | pause    | running                       | dispatch stops; every attempt answers with its result or its release; what has not by the deadline makes the run interrupted, survivors listed |
 | resume   | paused                        | running |

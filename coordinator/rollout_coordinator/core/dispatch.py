@@ -121,7 +121,7 @@ def feed_all(state: State, workers: list[Worker], fair: FairShare, level: int, s
 
 def rest(state: State, worker: Worker, fair: FairShare) -> None:
     """It is full, and not asked again before it says or ends something; or, if only of what there is now, before items
-    of another requirements are pending."""
+    with other requirements are pending."""
     state.asking.pop(worker.id, None)
     if not has_enough(worker):
         state.resting[worker.id] = worker
@@ -159,67 +159,78 @@ def feed(state: State, frame: Frame, fair: FairShare, soft: bool) -> bool:
     return aside
 
 
+class Skipped:
+    """Queues that this worker gets nothing of, now; they are put back for the next one."""
+
+    __slots__ = ("aside", "first_aside", "roots")
+
+    def __init__(self) -> None:
+        self.aside: list[SpecQueue] = []  # for another worker, by preference
+        self.first_aside = ROOT_RANK  # the least of their heads
+        self.roots: list[SpecQueue] = []  # not for this worker, and no reason to hold back what comes after them
+
+
 def take_from_run(state: State, frame: Frame, run: Run, n: int, soft: bool) -> tuple[int, bool]:
-    worker, taken = frame.worker, 0
-    aside: list[SpecQueue] = []
-    first_aside = ROOT_RANK  # the least of their heads
-    roots: list[SpecQueue] = []  # not for this worker, and no reason to hold back what comes after them
+    """Up to `n` items of the run into the frame. How many, and whether a less choosy pass could take more."""
+    worker, taken, skipped = frame.worker, 0, Skipped()
     no_roots = parents_full(state, worker, run)
     fitting = [s for s in run.requirements.values() if s.heap and fits(worker, s)]
-    while n > 0 and frame.bytes_left > 0:
-        best: Requirements | None = None
-        for requirements in fitting:
-            if not requirements.heap or (requirements.strict and strict_room(worker, requirements) <= 0):
+    while taken < n and frame.bytes_left > 0:
+        first: Requirements | None = None
+        for some in fitting:
+            if not some.heap or (some.strict and strict_room(worker, some) <= 0):
                 continue
-            if best is None or requirements.heap[0] < best.heap[0]:
-                best = requirements
-        if best is None:
+            if first is None or some.heap[0] < first.heap[0]:
+                first = some
+        if first is None:
             break
-        if no_roots and best.heap[0][1] == ROOT_RANK:
-            roots.append(heapq.heappop(best.heap)[-1])
+        if no_roots and first.heap[0][1] == ROOT_RANK:
+            skipped.roots.append(heapq.heappop(first.heap)[-1])
             continue
-        limit = limit_of_order(state, best, first_aside) if best.locality is not None else ROOT_RANK
-        queue = choose(best, worker, limit) if best.locality is not None and soft else None
-        if queue is not None:  # it stays in the heap
-            most = within(queue, limit)
-            if best.strict:
-                most = min(most, strict_room(worker, best))
-            got = take(state, frame, queue, min(n, most))
-            n -= got
-            taken += got
-            if not got:
-                break
-            continue
-        if not best.heap:
-            continue
-        if best.heap[0][2] > limit:
-            break  # what was set aside must go first
-        queue = heapq.heappop(best.heap)[-1]
-        queue.queued = False
-        if not queue.size or queue.log.closed:
-            continue
-        most = allowed(state, queue, worker, soft)
-        if most < 0:  # not to this worker, now
-            queue.queued = True
-            aside.append(queue)
-            first_aside = min(first_aside, queue.head())
-            continue
-        if most == 0:  # blocked
-            continue
-        if best.locality is not None:
-            most = min(most, within(queue, limit))
-        if best.strict:
-            most = min(most, strict_room(worker, best))
-        got = take(state, frame, queue, min(n, most))
-        enqueue(queue)
-        n -= got
-        taken += got
-        if not got:
+        got = take_first(state, frame, first, n - taken, soft, skipped)
+        if got == 0:
             break
-    left = bool(aside)
-    unblock(aside)
-    unblock(roots)
+        taken += got or 0
+    left = bool(skipped.aside)
+    unblock(skipped.aside)
+    unblock(skipped.roots)
     return taken, left
+
+
+def take_first(
+    state: State, frame: Frame, requirements: Requirements, n: int, soft: bool, skipped: Skipped
+) -> int | None:
+    """Up to `n` items of the queue whose turn it is. None: it has none for this worker now; 0: nothing more fits."""
+    worker, locality = frame.worker, requirements.locality
+    limit = limit_of_order(state, requirements, skipped.first_aside) if locality is not None else ROOT_RANK
+    queue = choose(requirements, worker, limit) if locality is not None and soft else None
+    if queue is not None:  # it stays in the heap
+        most = within(queue, limit)
+        if requirements.strict:
+            most = min(most, strict_room(worker, requirements))
+        return take(state, frame, queue, min(n, most))
+    if not requirements.heap:
+        return None
+    if requirements.heap[0][2] > limit:
+        return 0  # what was set aside must go first
+    queue = heapq.heappop(requirements.heap)[-1]
+    queue.queued = False
+    if not queue.size or queue.log.closed:
+        return None
+    most = allowed(state, queue, worker, soft)
+    if most < 0:  # not to this worker, now
+        block(queue, skipped.aside)
+        skipped.first_aside = min(skipped.first_aside, queue.head())
+        return None
+    if most == 0:  # blocked
+        return None
+    if locality is not None:
+        most = min(most, within(queue, limit))
+    if requirements.strict:
+        most = min(most, strict_room(worker, requirements))
+    got = take(state, frame, queue, min(n, most))
+    enqueue(queue)
+    return got
 
 
 def allowed(state: State, queue: SpecQueue, worker: Worker, soft: bool) -> int:

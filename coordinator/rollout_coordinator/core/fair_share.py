@@ -46,7 +46,8 @@ class Rivals:
 
 
 class FairShare:
-    """Of one dispatch: `heap` has the runs in their order, without those that `skip` put aside until `again`."""
+    """For one dispatch: `heap` has the runs, those first that have least of what they may have. It lacks those that
+    `skip` put aside, until `again`."""
 
     def __init__(self, runs: list[Run]) -> None:
         self._runs = runs
@@ -57,7 +58,7 @@ class FairShare:
         self._held: tuple[Worker, int] | None = None
         self._rivals: dict[str, Rivals] = {}  # by kind of worker
         self._requirements_left: dict[str, int] = {}  # by run, how many had something at the last look
-        self._changes: list[Run] = []  # runs of which a requirements was used up
+        self._changes: list[Run] = []  # runs that ran out of items with some requirements
 
     @property
     def requirements(self) -> set[Requirements]:

@@ -44,15 +44,14 @@ def state_of(log: Log, seq: int) -> ItemState:
 def assign(batch: AttemptBatch) -> None:
     """These pending items are with the batch's worker from now on. Its `seqs` ascend."""
     log, seqs = batch.log, batch.seqs
-    first, last = seqs[0], seqs[-1]
-    if (first < log.cursor and not log.by_arrival) or (log.accepted.lo and log.accepted.overlaps(first, last)):
-        for seq in seqs:  # whichever of them has a result raises
-            ITEM.move(state_of(log, seq), "assign")
+    flight = log.flight
+    if log.accepted.lo or seqs[0] < log.cursor:
+        _none_has_a_result(log, seqs)
     ITEM.move(ItemState.PENDING, "assign")
-    flight, before = log.flight, len(log.flight)
+    after = len(flight) + len(seqs)
     flight.update(dict.fromkeys(seqs, batch))
-    if len(flight) != before + len(seqs):
-        raise StateError(f"items of log {log.id} were assigned twice: some of {first} to {last} are in flight")
+    if len(flight) != after:
+        raise StateError(f"items of log {log.id} were assigned twice: some of {seqs[0]} to {seqs[-1]} are in flight")
 
 
 def adopt(batch: AttemptBatch) -> None:
@@ -75,14 +74,13 @@ def end(batch: AttemptBatch, seqs: list[int], cause: str) -> int:
 
     StateError if one of them is not in flight in this batch.
     """
-    log, started = batch.log, batch.started
+    log, started, n = batch.log, batch.started, len(seqs)
     flight = log.flight
-    n = len(seqs)
-    if (
-        (flight.pop(seqs[0], None) is not batch)
-        if n == 1
-        else (list(map(flight.pop, seqs, repeat(None))).count(batch) != n)
-    ):
+    if n == 1:
+        found = int(flight.pop(seqs[0], None) is batch)
+    else:
+        found = list(map(flight.pop, seqs, repeat(None))).count(batch)
+    if found != n:
         raise StateError(f"not all of the items {seqs} of log {log.id} are in the attempts that end by {cause!r}")
     begun = 0
     if started:
@@ -95,10 +93,7 @@ def end(batch: AttemptBatch, seqs: list[int], cause: str) -> int:
     if begun < n and not batch.maybe_started:
         after = ITEM.move(ItemState.ASSIGNED, cause)
     if after is ItemState.ACCEPTED:
-        if n == 1:
-            log.accepted.add(seqs[0], seqs[0])
-        else:
-            log.accepted.add_many(seqs)
+        log.accepted.add_many(seqs)
     return begun
 
 
@@ -122,3 +117,9 @@ def commit(log: Log, seq: int, outcome: Outcome | None) -> None:
         ITEM.move(state_of(log, seq), _COMMIT[outcome])
     if not log.by_arrival:
         log.cursor = seq + 1
+
+
+def _none_has_a_result(log: Log, seqs: list[int]) -> None:
+    if log.accepted.overlaps(seqs[0], seqs[-1]) or (seqs[0] < log.cursor and not log.by_arrival):
+        for seq in seqs:  # whichever of them has one raises
+            ITEM.move(state_of(log, seq), "assign")

@@ -43,7 +43,9 @@ class Ranges:
 
     def add_many(self, numbers: list[int]) -> None:
         """Add distinct numbers in any order."""
-        if not numbers:
+        if len(numbers) < 2:
+            for number in numbers:
+                self.add(number, number)
             return
         first, last = min(numbers), max(numbers)
         if last - first + 1 == len(numbers):

@@ -149,7 +149,7 @@ def restore_attempts(state: State, snapshot: Snapshot, now: Now) -> None:
 
 
 def reopen(state: State, log: Log) -> None:
-    """Let a log run: everything before `tail` that is neither accepted nor in flight comes from the ledger again."""
+    """Let a log run: its items that are neither accepted nor in flight come from the ledger again."""
     parent = log.parent
     if parent is not None and is_accepted(state.logs[parent.log], parent.seq):
         return

@@ -80,9 +80,8 @@ def impossible(state: State, log: Log | None, group: ResultGroup) -> str:
         return ""
     if group.seq and (max(group.seq) >= log.submitted or min(group.seq) < 0):
         return f"Result for seq {max(group.seq)} of log {log.id}, which has only {log.submitted} items."
-    flight = log.flight
-    for seq, attempt in zip(group.seq, group.attempt, strict=True):
-        batch = flight.get(seq)
+    batches = map(log.flight.get, group.seq)
+    for seq, attempt, batch in zip(group.seq, group.attempt, batches, strict=True):
         if attempt < 1 or (batch is not None and attempt > batch.attempt):
             return f"Result for attempt {attempt} of seq {seq} in log {log.id}, which was never given to any worker."
     return ""
@@ -90,7 +89,7 @@ def impossible(state: State, log: Log | None, group: ResultGroup) -> str:
 
 def take_group(state: State, worker: Worker, log: Log, group: ResultGroup) -> tuple[Keys, Keys]:
     """Accept what is current: (accepted, stale). The common group (one batch, all done) is handled by columns."""
-    flight, seqs, tries, safe = log.flight, group.seq, group.attempt, state.safe
+    seqs, tries, safe = group.seq, group.attempt, state.safe
     if log.run.state in ENDED:  # of survivors: they are over
         keys = Keys(log.id, seqs, tries)
         for batch, seq in attempts.current(state, worker, keys):
@@ -99,12 +98,11 @@ def take_group(state: State, worker: Worker, log: Log, group: ResultGroup) -> tu
     by_batch: dict[AttemptBatch, list[int]] = {}
     stale: list[int] = []
     seen: set[int] = set()
-    for i, seq in enumerate(seqs):
-        batch = flight.get(seq)
+    for i, seq, attempt, batch in zip(range(len(seqs)), seqs, tries, map(log.flight.get, seqs), strict=True):
         if (
             batch is None
             or (batch.worker is not worker and safe.holder_only)
-            or (batch.attempt != tries[i] and safe.present_attempt_only)
+            or (batch.attempt != attempt and safe.present_attempt_only)
             or (seq in seen and safe.once_a_message)
         ):
             stale.append(i)
@@ -121,7 +119,7 @@ def take_group(state: State, worker: Worker, log: Log, group: ResultGroup) -> tu
             attempts.end(state, batch, seqs if len(at) == len(seqs) else [seqs[i] for i in at], "result")
             if batch.info.lane.name:
                 commit.count_lane(state, log.run, batch.info.lane, Outcome.DONE, len(at))
-        insert(state, worker, log, group, list(range(len(seqs))), None)
+        insert_all(state, worker, log, group)
         return Keys(log.id, seqs, tries), Keys(log.id, [], [])
     return take_singly(state, worker, log, group, stale)
 
@@ -153,7 +151,7 @@ def take_singly(state: State, worker: Worker, log: Log, group: ResultGroup, stal
         told.seq.append(seq)
         told.attempt.append(group.attempt[i])
     if taken:
-        insert(state, worker, log, group, taken, (outcomes, final))
+        insert(state, worker, log, group, taken, outcomes, final)
     return yes, no
 
 
@@ -175,25 +173,35 @@ def outcome_of(
     return (None, None) if last is None else (Outcome.FAILED, last)
 
 
+def insert_all(state: State, worker: Worker, log: Log, group: ResultGroup) -> None:
+    """Rows of a group of which every entry is DONE: its columns as they are."""
+    n = len(group.seq)
+    nothing = [0] * n
+    rows = ResultRows(
+        log.id, group.seq, group.attempt, [Outcome.DONE] * n, group.data, {}, group.duration_ms,
+        group.units_in or nothing, group.units_out or nothing, worker.id, state.now.wall_ms,
+    )  # fmt: skip
+    _accept(state, worker, log, rows)
+
+
 def insert(
-    state: State, worker: Worker, log: Log, group: ResultGroup, at: list[int],
-    ends: tuple[list[Outcome], dict[int, Failure]] | None,
+    state: State, worker: Worker, log: Log, group: ResultGroup, at: list[int], outcomes: list[Outcome],
+    final: dict[int, Failure],
 ) -> None:  # fmt: skip
-    """One ResultRows from the entries `at` of the group; `ends` is None when all are DONE."""
-    n = len(at)
-    whole = n == len(group.seq)
+    """Rows from the entries `at` of the group."""
 
     def pick(column: list[int] | None) -> list[int]:
-        if column is None:
-            return [0] * n
-        return column if whole else [column[i] for i in at]
+        return [0] * len(at) if column is None else [column[i] for i in at]
 
     rows = ResultRows(
-        log.id, pick(group.seq), pick(group.attempt), [Outcome.DONE] * n if ends is None else ends[0],
-        group.data if whole else [group.data[i] for i in at], {} if ends is None else ends[1],
+        log.id, pick(group.seq), pick(group.attempt), outcomes, [group.data[i] for i in at], final,
         pick(group.duration_ms), pick(group.units_in), pick(group.units_out), worker.id, state.now.wall_ms,
     )  # fmt: skip
-    worker.done += n
+    _accept(state, worker, log, rows)
+
+
+def _accept(state: State, worker: Worker, log: Log, rows: ResultRows) -> None:
+    worker.done += len(rows.seq)
     log.units_in += sum(rows.units_in)
     log.units_out += sum(rows.units_out)
     commit.accept_rows(state, log, rows)

@@ -130,10 +130,11 @@ def add_items(
     if n != len(payloads) or (n and not specs) or (spec_index is not None and len(spec_index) != n):
         done(InputError("an item batch needs one payload and one spec per id"))
         return
-    wrong = next((spec.executor for spec in specs if spec.executor and not EXECUTOR.fullmatch(spec.executor)), None)
-    if wrong is not None:
-        done(InputError(f"executor {wrong[:40]!r} is no name: letters, digits, '_', '-' and '.', at most 100"))
-        return
+    for spec in specs:
+        if spec.executor and not EXECUTOR.fullmatch(spec.executor):
+            name = repr(spec.executor[:40])
+            done(InputError(f"executor {name} is no name: letters, digits, '_', '-' and '.', at most 100"))
+            return
     if first > log.submitted:
         done(InputError(f"items start at seq {first}, but only {log.submitted} are there; send them without a gap"))
         return

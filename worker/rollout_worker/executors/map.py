@@ -34,9 +34,12 @@ from rollout_worker.executors import map_process as process
 from rollout_worker.executors.port import Attempt, Context, Done, Run
 
 AHEAD = 64
-WINDOW_S = 0.01
+WINDOW_S = 0.02
 """The process has about as much work in its queue, so that it never waits for a row. What it has not begun can be taken
 back."""
+REST_S = 0.005
+"""While it has more than that in its queue, its results are read in one go: a turn of the loop each costs more than
+all the rest."""
 INLINE_ROW = 16 << 10
 """Larger rows go by way of a file: a datagram has to fit the socket's buffer."""
 FRAME_MAX = 128 << 20
@@ -236,6 +239,10 @@ class Host:
             if len(self._sent) == 1:
                 self._begin(job)
 
+    def _rest(self) -> float:
+        """How long the results may wait to be read."""
+        return REST_S if len(self._sent) * self._mean_s > 2 * REST_S and self._mean_s < REST_S else 0.0
+
     def _begin(self, job: Job) -> None:
         job.begun = time.monotonic()
         if self._timer is not None:
@@ -300,7 +307,7 @@ class Host:
             if self._pause_s:
                 await asyncio.sleep(self._pause_s)
             started = self._process = UserProcess(
-                self._function, self._root, self._pycache, self._scratch, self._result, self._ended
+                self._function, self._root, self._pycache, self._scratch, self._result, self._ended, self._rest
             )
             failure = await started.start()
             if failure is None:
@@ -341,7 +348,10 @@ class Host:
 class UserProcess:
     """One map_process.py: its queue of rows, its results, its output."""
 
-    def __init__(self, function: str, root: str, pycache: str, scratch: Path, on_frame: Frames, on_end: Ended) -> None:
+    def __init__(
+        self, function: str, root: str, pycache: str, scratch: Path, on_frame: Frames, on_end: Ended,
+        rest: Callable[[], float],
+    ) -> None:  # fmt: skip
         self.loaded = False
         self.hung_at: str | None = None
         self.ran_out = False  # the kernel ended it, over the limit of this executor's control group
@@ -351,7 +361,7 @@ class UserProcess:
         self._scratch = scratch
         self._rows, self._unread = _rows_pair()
         self._lost = asyncio.Event()
-        self._results = _Frames(on_frame, self._lost)
+        self._results = _Frames(on_frame, self._lost, rest)
         self._loading: asyncio.Future[JsonObject | None] = asyncio.get_running_loop().create_future()
         self._popen: subprocess.Popen[bytes] | None = None
         self._output = Output(1)
@@ -397,6 +407,7 @@ class UserProcess:
         code = await asyncio.to_thread(self._popen.wait)
         self.ran_out = code == -signal.SIGKILL and cgroup.oom_kills() > self._oom_kills
         self._exited.set()
+        self._results.read_on()
         # What it said before it ended counts. A process that it left behind may hold its sockets open for ever.
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(self._lost.wait(), DRAIN_S)
@@ -487,8 +498,9 @@ class UserProcess:
 class _Frames(asyncio.Protocol):
     """Length, kind, body. The process is the user's: what is no frame of ours ends the reading, nothing more."""
 
-    def __init__(self, on_frame: Frames, lost: asyncio.Event) -> None:
+    def __init__(self, on_frame: Frames, lost: asyncio.Event, rest: Callable[[], float]) -> None:
         self._on_frame = on_frame
+        self._rest = rest
         self._lost = lost
         self._buffer = bytearray()
         self._transport: asyncio.Transport | None = None
@@ -511,6 +523,13 @@ class _Frames(asyncio.Protocol):
             at = end
             self._on_frame(kind, body)
         del buffer[:at]
+        if (seconds := self._rest()) and self._transport is not None:
+            self._transport.pause_reading()
+            asyncio.get_running_loop().call_later(seconds, self.read_on)
+
+    def read_on(self) -> None:
+        if self._transport is not None and not self._transport.is_closing():
+            self._transport.resume_reading()
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._transport = None
@@ -570,6 +589,22 @@ def death(what: str, code: int, said: str, root: str, ran_out: bool = False) -> 
 
 def _failure(code: str, kind: str, message: str, traceback: str = "") -> JsonObject:
     return {"code": code, "type": kind, "message": message, "traceback": traceback, "retry": True}
+
+
+def oom_kills(root: Path = Path("/")) -> int:
+    """Processes of this one's control group that the kernel has ended for want of memory, as far as one can see."""
+    with contextlib.suppress(OSError, ValueError):
+        for line in (root / "proc/self/cgroup").read_text().splitlines():
+            number, controllers, path = line.split(":", 2)
+            if number == "0" and not controllers:
+                file = root / "sys/fs/cgroup" / path.strip("/") / "memory.events"
+            elif "memory" in controllers.split(","):
+                file = root / "sys/fs/cgroup/memory" / path.strip("/") / "memory.oom_control"
+            else:
+                continue
+            with contextlib.suppress(OSError, ValueError):
+                return int(dict(entry.split() for entry in file.read_text().splitlines()).get("oom_kill", 0))
+    return 0
 
 
 def exit_text(code: int) -> str:

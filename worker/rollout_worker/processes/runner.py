@@ -41,7 +41,7 @@ from rollout_worker.pipe import Kind, Pipe
 from rollout_worker.processes.context import AttemptContext, Requests
 
 CANCELLED = Failure("cancelled", "cancelled", True)
-GATHER_S = 0.005
+GATHER_S = 0.03
 """A frame each for results of a millisecond would cost the worker as much as the work."""
 GROUP = "rollout.executors"
 

@@ -143,9 +143,9 @@ def words(config: Path | None, given: dict[str, Any]) -> tuple[str, ...]:
     if config is not None:
         typed += ["--config", str(config)]
     for key, option in _OPTION.items():
-        value = given[key]
-        for one in value if isinstance(value, list) else [] if value is None else [value]:
-            typed += [option, str(one)]
+        values: list[Any] = given[key] if isinstance(given[key], list) else [given[key]]
+        for value in values:
+            typed += [option, str(value)] if value is not None else []
     return tuple(typed)
 
 

@@ -10,8 +10,11 @@ from pydantic import BeforeValidator, Field, model_validator
 from rollout.config.settings import Section
 
 _UNITS_S = {"": 1.0, "ms": 0.001, "s": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0, "d": 86400.0}
-_UNITS_MIB = {"": 1.0, "kib": 1 / 1024, "mib": 1.0, "gib": 1024.0, "tib": 1024.0**2}
-_UNITS_MIB |= {"k": 1 / 1024, "m": 1.0, "g": 1024.0, "t": 1024.0**2}
+_UNITS_MIB = {"": 1.0} | {
+    f"{letter}{rest}": 1024.0**power
+    for power, letter in ((-1, "k"), (0, "m"), (1, "g"), (2, "t"))
+    for rest in ("", "ib")
+}
 _NUMBER = re.compile(r"\s*(\d+(?:\.\d*)?)\s*([A-Za-z]*)\s*")
 
 

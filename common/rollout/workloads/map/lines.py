@@ -28,8 +28,8 @@ def row_error(entry: CommitEntry) -> RowError:
     why = unsuccessful(entry)
     error = from_text(why.code, why.message)
     if error.code in _STARTS:
-        text = f"{error}\n{error.traceback}" if error.traceback else str(error)
-        raise UnloadableError(f"the function cannot be loaded: {text}")
+        where = error.traceback.splitlines()[1:-1]  # the frames: what is before and after them is said already
+        raise UnloadableError("\n".join([f"the function cannot be loaded: {error}", *where]))
     return error
 
 

@@ -1,0 +1,132 @@
+"""`rollout map` as a user meets it: functions that misbehave, code that cannot be loaded, processes that are killed."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import time
+from contextlib import suppress
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from acceptance_cli import Cli, until
+
+MISBEHAVING = """
+import ctypes, os, sys, time
+
+def act(row):
+    match row.get("do", ""):
+        case "raise": raise ValueError(f"bad {row['n']}")
+        case "hang": time.sleep(1000)
+        case "fork":
+            if os.fork() == 0:
+                time.sleep(1000)
+        case "fork-returns": os.fork()
+        case "print":
+            for _ in range(64): sys.stdout.write("x" * (1 << 20))
+        case "set": return {"a": [1, {2}]}
+        case "segv": ctypes.string_at(0)
+        case "exit": sys.exit(3)
+        case "_exit": os._exit(4)
+        case "import": import no_such_module
+    return row["n"] * 2
+"""
+ERRORS = {
+    "raise": ("ValueError", "bad 10"),
+    "hang": ("TimeoutError", "still running after 1 s"),
+    "set": ("TypeError", "result['a'][1] is a set"),
+    "segv": ("ProcessDied", "SIGSEGV"),
+    "exit": ("SystemExit", "sys.exit(3)"),
+    "_exit": ("ProcessDied", "exit code 4"),
+    "import": ("ModuleNotFoundError", "no_such_module"),
+}
+
+
+def lines(path: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+def written(path: Path, count: int, process: subprocess.Popen[str]) -> bool:
+    """So many lines, or the process has ended."""
+    return process.poll() is not None or (path.exists() and path.read_bytes().count(b"\n") >= count)
+
+
+def write_rows(cli: Cli, rows: list[Any]) -> None:
+    (cli.directory / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+
+
+def test_rows_that_misbehave_cost_themselves_only(cli: Cli) -> None:
+    (cli.directory / "package").mkdir()
+    (cli.directory / "package" / "__init__.py").touch()
+    (cli.directory / "package" / "functions.py").write_text(MISBEHAVING)
+    doings = [*ERRORS, "fork", "fork-returns", "print"]
+    rows = [{"n": n, "do": doings[n // 10 - 1]} if n % 10 == 0 and 0 < n <= 100 else {"n": n} for n in range(300)]
+    write_rows(cli, rows)
+    command = ["map", "package.functions:act", "--input", "rows.jsonl", "--output", "out", "--timeout", "1s"]
+    found = cli.run(*command, "--max-attempts", "1", "--workers", "2", "--json")
+    assert found.code == 0, found.err
+    results, errors = lines(cli.directory / "out" / "results.jsonl"), lines(cli.directory / "out" / "errors.jsonl")
+    failed = {10 * (k + 1) + 1: doing for k, doing in enumerate(ERRORS)}
+    assert {line["row"]: line["result"] for line in results} == {
+        n + 1: 2 * n for n in range(300) if n + 1 not in failed
+    }
+    assert [line["row"] for line in results] == sorted(line["row"] for line in results)
+    assert [line["row"] for line in errors] == list(failed)
+    for line, (kind, message) in zip(errors, ERRORS.values(), strict=True):
+        assert line["type"] == kind and message in line["message"], line
+        assert line["input"] == rows[line["row"] - 1]
+        if kind in ("ValueError", "TimeoutError", "ModuleNotFoundError") or message == "SIGSEGV":
+            assert "package/functions.py" in line["traceback"], line
+    summary = json.loads((cli.directory / "out" / "summary.json").read_text())
+    assert summary["rows"]["completed"] == 293 and summary["rows"]["failed"] == 7
+
+    again = cli.run(*command, "--max-attempts", "1", "--json")
+    assert again.code == 0 and again.event("summary")["rows"]["committed"] == 300
+
+
+def test_code_that_cannot_be_loaded_is_told_at_once_and_can_be_mended(cli: Cli) -> None:
+    code = cli.directory / "functions.py"
+    code.write_text("import no_such_module\ndef double(n):\n    return 2 * n\n")
+    write_rows(cli, list(range(20_000)))
+    command = ["map", "functions:double", "--input", "rows.jsonl", "--output", "out"]
+    began = time.monotonic()
+    found = cli.run(*command)
+    assert found.code == 1 and time.monotonic() - began < 30
+    assert "functions imports 'no_such_module'" in found.err and "install it" in found.err
+    assert "give the same command again" in found.err
+    code.write_text("def double(n):\n    return 2 * n\n")
+    assert cli.run(*command).code == 0
+    assert [line["result"] for line in lines(cli.directory / "out" / "results.jsonl")] == [2 * n for n in range(20_000)]
+
+
+def test_faults_of_the_code_and_of_the_rows_are_all_told_before_anything_starts(cli: Cli) -> None:
+    (cli.directory / "functions.py").write_text("def double(n):\n    return n\n")
+    (cli.directory / "bad.jsonl").write_text("1\n{\n2\nnope\n")
+    found = cli.run("map", "functions:duoble", "--input", "bad.jsonl", "--output", "out")
+    assert found.code == 2
+    for text in ("defines no 'duoble'; did you mean double?", "bad.jsonl:2", "bad.jsonl:4"):
+        assert text in found.err
+    assert not (cli.directory / "out").exists()
+    found = cli.run("map", "functions:double")
+    assert found.code == 2 and "--input and --output must be given" in found.err
+
+
+def test_every_row_once_though_workers_and_coordinator_are_killed_twice(cli: Cli) -> None:
+    (cli.directory / "functions.py").write_text("import time\ndef f(n):\n    time.sleep(0.0003)\n    return n\n")
+    write_rows(cli, list(range(20_000)))
+    process = cli.start("map", "functions:f", "--input", "rows.jsonl", "--output", "out", "--workers", "2")
+    results = cli.directory / "out" / "results.jsonl"
+    for share in (2_000, 9_000):
+        until(partial(written, results, share, process), f"{share} results", 90)
+        assert process.poll() is None, process.communicate()
+        children = json.loads((cli.directory / "out" / ".rollout" / "children.json").read_text())
+        for pid, _ in children:
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+    out, err = process.communicate(timeout=100)
+    assert process.returncode == 0, (out, err)
+    assert [(line["row"], line["result"]) for line in lines(results)] == [(n + 1, n) for n in range(20_000)]
+    assert not (cli.directory / "out" / "errors.jsonl").read_text()

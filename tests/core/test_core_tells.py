@@ -1,0 +1,98 @@
+"""What the core answers and asks, where only mutation found that no test looked."""
+
+from __future__ import annotations
+
+import pytest
+from core_world import FakeWorker, World
+from rollout.model.errors import InputError, UnavailableError
+from rollout.model.item import Failure, ItemSpec
+from rollout.model.run import Policy, RunState
+from rollout_coordinator.core import step as st
+
+BAD = Failure("bad", "x", retryable=False)
+
+
+def scheduled(*policies: Policy, n: int) -> tuple[World, FakeWorker]:
+    w = World()
+    a = w.worker("A", credit=20)
+    w.open(policies=policies)
+    w.submit(n, specs=ItemSpec(max_attempts=1))
+    w.seal(n)
+    return w, a
+
+
+def test_a_policy_without_options_does_what_it_is_documented_to_do() -> None:
+    w, a = scheduled(Policy("append"), n=1)
+    a.finish(failure=BAD)
+    assert w.view().submitted == 2, "append: what failed, once more"
+    w, a = scheduled(Policy("end_run"), n=3)
+    a.finish(failure=BAD)
+    assert (w.view().state, w.view().cursor) == (RunState.FAILED, 1), "end_run: failed, at the first that fails"
+
+
+def test_a_run_may_end_as_failed_because_an_item_is_done() -> None:
+    w, a = scheduled(Policy("end_run", (("on", "done"), ("state", "failed"))), n=3)
+    a.finish()
+    assert (w.view().state, w.view().cursor) == (RunState.FAILED, 1)
+
+
+def test_a_policy_that_cannot_be_is_named() -> None:
+    for policy, words in (
+        (Policy("stop_early"), "stop_early: give"),
+        (Policy("end_run", (("state", "killed"),)), "end_run: `on`"),
+    ):
+        with pytest.raises(InputError, match=words):
+            World().open(policies=(policy,))
+
+
+def test_a_silent_worker_is_told_to_say_hello_again() -> None:
+    w = World()
+    a = w.worker("A")
+    session = a.session
+    w.pass_time(12.0, beat=False)
+    (closed,) = w.closed
+    assert closed.session == session and isinstance(closed.error, UnavailableError) and closed.error.retryable
+
+
+def test_a_new_leader_reads_no_row_that_is_final() -> None:
+    w, a = scheduled(n=6)
+    log = w.root()
+    a.finish((log, 0), (log, 1), (log, 2))
+    assert w.view().cursor == 3
+    w.hold_loads = True
+    w.restart()
+    a.hello()
+    assert [load.from_seq for load in w.loads if isinstance(load, st.LoadPending)] == [3]
+
+
+def test_a_worker_goes_on_with_the_prefix_it_was_given_last() -> None:
+    """Both are warm with it, and the other one's rows come first."""
+    w = World()
+    a = w.worker("A", credit=1, capacity=(("slots", 1.0),))
+    w.open()
+    prefixes = [ItemSpec(affinity="g0"), ItemSpec(affinity="g1")]
+    w.submit(2, specs=prefixes)
+    a.finish()
+    w.submit(8, specs=prefixes)
+    for _ in range(9):
+        a.finish()
+    assert [spec.affinity for _, _, spec, _ in a.info.values()] == ["g0", *["g1"] * 5, *["g0"] * 4]
+
+
+def test_a_chain_waits_a_while_for_the_worker_it_was_at() -> None:
+    w = World()
+    w.open()
+    one = {"credit": 1, "capacity": (("slots", 1.0),)}
+    a = w.worker("A", **one)
+    chain, plain = ItemSpec(chain="c"), ItemSpec()
+    w.submit(1, specs=chain)
+    b = w.worker("B", **one)
+    w.submit(3, specs=[plain, plain, chain])
+    log = w.root()
+    a.finish()
+    b.finish()
+    assert list(a.held) == [(log, 2)] and not b.held, "A is busy, and B leaves it the chain"
+    w.pass_time(w.settings.chain_grace - 0.5)
+    assert not b.held
+    w.pass_time(1.0)
+    assert list(b.held) == [(log, 3)]

@@ -1,0 +1,148 @@
+"""The Python API, sync and async, on one cluster."""
+
+from __future__ import annotations
+
+import itertools
+import sys
+import time
+from collections.abc import AsyncIterator, Iterator
+from contextlib import aclosing
+from pathlib import Path
+from typing import Any
+
+import pytest
+import rollout
+from rollout.client.api import Cluster
+from rollout.model.errors import ConfigError, InputError, StateError
+
+FUNCTIONS = """
+import time
+def double(n):
+    if n == 7:
+        raise ValueError("seven")
+    return 2 * n
+def slow(n):
+    time.sleep(n)
+"""
+
+
+@pytest.fixture(scope="module")
+def home(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    directory = tmp_path_factory.mktemp("map-api") / "code"
+    directory.mkdir()
+    (directory / "map_api_functions.py").write_text(FUNCTIONS)
+    sys.path.insert(0, str(directory))
+    yield directory
+    sys.path.remove(str(directory))
+
+
+@pytest.fixture(scope="module")
+def cluster(home: Path) -> Iterator[Cluster]:
+    with rollout.local(workers=1, directory=home.parent / "cluster") as found:
+        yield found
+
+
+@pytest.fixture
+def double(home: Path) -> Any:
+    import map_api_functions  # type: ignore[import-not-found]
+
+    return map_api_functions.double
+
+
+def test_outcomes_in_order_with_errors_among_them(cluster: Cluster, double: Any) -> None:
+    found = list(cluster.map(double, iter(range(1000)), max_attempts=1))
+    assert [outcome.row for outcome in found] == list(range(1, 1001))
+    assert [outcome.result for outcome in found if outcome.ok] == [2 * n for n in range(1000) if n != 7]
+    (failed,) = [outcome for outcome in found if not outcome.ok]
+    assert failed.row == 8 and failed.error is not None and failed.error.type == "ValueError"
+    assert 'File "map_api_functions.py"' in failed.error.traceback
+
+
+def test_endless_rows_are_read_within_the_window_and_leaving_kills_the_run(cluster: Cluster, double: Any) -> None:
+    read = itertools.count(100)
+    with cluster.map(double, read, window=1024) as outcomes:
+        for outcome in outcomes:
+            if outcome.row == 3000:
+                break
+        run_id = outcomes.run_id
+    assert 3000 <= next(read) - 100 <= 3000 + 1024 + 1024 + 600
+    assert cluster.run(run_id).state().state == "killed"
+
+
+def test_rows_that_come_late_are_not_held_back(cluster: Cluster, double: Any) -> None:
+    arrived: list[float] = []
+
+    def rows() -> Iterator[int]:
+        for n in range(3):
+            arrived.append(time.monotonic())
+            yield n
+            deadline = time.monotonic() + 20
+            while len(seen) <= n and time.monotonic() < deadline:
+                time.sleep(0.01)
+
+    seen: list[int] = []
+    for outcome in cluster.map(double, rows()):
+        seen.append(outcome.result)
+    assert seen == [0, 2, 4] and arrived[-1] - arrived[0] < 15
+
+
+def test_what_the_rows_raise_is_raised_and_kills_the_run(cluster: Cluster, double: Any) -> None:
+    def rows() -> Iterator[Any]:
+        yield 1
+        raise KeyError("mine")
+
+    with pytest.raises(KeyError, match="mine"):
+        list(cluster.map(double, rows()))
+    with pytest.raises(InputError, match=r"row 2\['x'\] is a set"):
+        list(cluster.map(double, [1, {"x": {1}}]))
+    run = cluster.submit(double, rows())
+    with pytest.raises(KeyError):
+        run.wait()
+    assert run.state().state == "killed"
+
+
+def test_a_submitted_run_is_found_again_read_twice_and_cancelled(cluster: Cluster, home: Path) -> None:
+    run = cluster.submit("map_api_functions:double", [1, 2, 3], code=home)
+    assert run.wait().state == "completed"
+    assert [o.result for o in run.results()] == [2, 4, 6]
+    assert [o.row for o in cluster.run(run.id).results(start=2)] == [2, 3]
+    slow = cluster.submit("map_api_functions:slow", [1000.0], code=home)
+    slow.cancel()
+    slow.cancel()
+    assert slow.wait().state == "killed"
+    with pytest.raises(rollout.RunEnded, match="killed"):
+        list(slow.results())
+    assert run.state().done == 3
+
+
+def test_faults_are_told_before_anything_is_submitted(cluster: Cluster, double: Any, home: Path) -> None:
+    for options, said in (
+        ({"timeout_s": -1}, "timeout"),
+        ({"window": 1}, "window"),
+        ({"lane_key": "x"}, "concurrency"),
+    ):
+        with pytest.raises(ConfigError, match=said):
+            cluster.map(double, [1], **options)  # type: ignore[arg-type]
+    with pytest.raises(ConfigError, match="defines no 'treble'"):
+        cluster.map("map_api_functions:treble", [1], code=home)
+    (home / "broken.py").write_text("import no_such_module\ndef f(n): ...\n")
+    with pytest.raises(rollout.UnloadableError, match="no_such_module"):
+        list(cluster.map("broken:f", [1] * 100, code=home))
+    with pytest.raises(StateError, match="not open"):
+        rollout.local().map(double, [])
+
+
+async def test_the_same_from_asyncio(cluster: Cluster, double: Any, home: Path) -> None:
+    async def rows() -> AsyncIterator[int]:
+        for n in range(100, 200):
+            yield n
+
+    async with rollout.connect_async(cluster.address, tls_dir=home.parent / "cluster" / "tls") as found:
+        assert [o.result async for o in found.map(double, rows())] == [2 * n for n in range(100, 200)]
+        async with aclosing(found.map(double, itertools.count(8))) as outcomes:
+            async for outcome in outcomes:
+                if outcome.row == 10:
+                    break
+        run = await found.submit(double, [1, 2], concurrency=1)
+        assert (await run.wait()).done == 2
+        assert [o.result async for o in run.results()] == [2, 4]
