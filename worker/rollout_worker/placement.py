@@ -269,6 +269,10 @@ class Placement:
         waiting = sum(1 for c in pool if c.waiting and not c.active)
         return self.slots + min(waiting, self.slots) - len(pool)
 
+    def _parents_only(self) -> bool:
+        """But for parents that wait there are fewer processes than slots."""
+        return sum(1 for c in self.of_kind("slot") if c.active or not c.waiting) < self.slots
+
     def _fill(self, child: Child, key: str) -> list[Held]:
         batch: list[Held] = []
         room = child.room
@@ -308,6 +312,8 @@ class Placement:
             wanted, room = 1, self.max_engines - len(self.of_kind("engine"))
         else:
             room = self._slot_room()
+            if room <= 0 and not mine and self._parents_only():
+                room = 1  # children of another executor than their parents, whose processes they cannot share
         supplied = self._supplied(plan)
         for _ in range(min(wanted, room, supplied)):
             actions.append(self.start(plan, now))
