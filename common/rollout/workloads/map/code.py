@@ -97,7 +97,7 @@ def _missing(module: str, root: Path, *, given: bool) -> str:
     )
     if near:
         text += f"; did you mean {near[0]}?"
-    return text if given else f"{text}; say where it is with --code DIR"
+    return text if given else f"{text}; say where it is with --code DIR (in Python: code=DIR)"
 
 
 def check_defines(file: Path, name: str) -> None:
