@@ -105,7 +105,7 @@ class Map(Workload[MapConfig, MapChecked]):
             f"function {settings.function.name}; {travels}",
             f"{checked.total} rows; {', '.join(limits)}",
             f"writes {RESULTS}, {ERRORS} and {SUMMARY} to {settings.output.dir}",
-            f"{settings.workers.count} workers when no coordinator is named",
+            f"workers when no coordinator is named: {settings.workers.count}",
         ]
 
     def dry_run(self, settings: MapConfig, checked: MapChecked) -> JsonObject:
