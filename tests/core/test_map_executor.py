@@ -251,6 +251,9 @@ async def test_what_cannot_be_loaded_fails_every_row_at_once(tmp_path: Path) -> 
     assert 'File "package/functions.py", line 2' in error.traceback
 
 
+API = "import os\nclass Api:\n    def __init__(self):\n        os.environ['API_URL_NOT_SET']\n"
+
+
 @pytest.mark.parametrize(
     ("function", "code", "message", "retry"),
     [
@@ -259,6 +262,8 @@ async def test_what_cannot_be_loaded_fails_every_row_at_once(tmp_path: Path) -> 
         ("f", "def f(:", "importing package.functions failed: SyntaxError", False),
         ("f", "raise SystemExit", "importing package.functions failed: SystemExit", False),
         ("Unmade", FUNCTIONS, "Unmade() failed: ConnectionError: no licence server", True),
+        ("Api", API, "Api() failed: KeyError: 'API_URL_NOT_SET'", False),
+        ("Api", API.replace("os.environ", "next_to"), "Api() failed: NameError", False),
         ("f", "import os\nprint('bye')\nos._exit(9)", "exit code 9; it printed last:\nbye", True),
     ],
 )
