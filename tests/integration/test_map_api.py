@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 import itertools
+import os
+import signal
+import subprocess
 import sys
+import threading
 import time
 from collections.abc import AsyncIterator, Iterator
-from contextlib import aclosing
+from contextlib import aclosing, suppress
 from pathlib import Path
 from typing import Any
 
 import pytest
 import rollout
 from rollout.client.api import Cluster
+from rollout.client.feed import RowsError
 from rollout.model.errors import ConfigError, InputError, StateError
 
 FUNCTIONS = """
@@ -95,6 +100,13 @@ def test_what_the_rows_raise_is_raised_and_kills_the_run(cluster: Cluster, doubl
         list(cluster.map(double, rows()))
     with pytest.raises(InputError, match=r"row 2\['x'\] is a set"):
         list(cluster.map(double, [1, {"x": {1}}]))
+
+    def leaving() -> Iterator[Any]:
+        yield 1
+        sys.exit(3)
+
+    with pytest.raises(RowsError, match="the rows raised SystemExit: 3"):
+        list(cluster.map(double, leaving()))
     run = cluster.submit(double, rows())
     with pytest.raises(KeyError):
         run.wait()
@@ -130,6 +142,54 @@ def test_faults_are_told_before_anything_is_submitted(cluster: Cluster, double: 
         list(cluster.map("broken:f", [1] * 100, code=home))
     with pytest.raises(StateError, match="not open"):
         rollout.local().map(double, [])
+
+
+def test_threads_share_outcomes_each_once(cluster: Cluster, double: Any) -> None:
+    outcomes, found = cluster.map(double, range(10, 3000)), list[int]()
+    readers = [threading.Thread(target=lambda: found.extend(o.row for o in outcomes)) for _ in range(2)]
+    for reader in readers:
+        reader.start()
+    for reader in readers:
+        reader.join(60)
+    assert sorted(found) == list(range(1, 2991))
+
+
+def test_a_fork_is_told_and_leaves_its_parents_cluster_alone(cluster: Cluster, double: Any) -> None:
+    outcomes = cluster.map(double, range(10, 3000))
+    first = next(outcomes)
+    child = os.fork()
+    if not child:
+        with suppress(BaseException):
+            signal.alarm(30)
+            cluster.__exit__(None, None, None)
+            outcomes.close()
+            try:
+                cluster.submit(double, [1])
+            except StateError:
+                os._exit(5)
+        os._exit(1)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 5
+    assert [first.row, *(o.row for o in outcomes)] == list(range(1, 2991))
+
+
+LEAVES = """
+import itertools, sys, rollout
+outcomes = rollout.map("map_api_functions:double", itertools.count(10), code=sys.argv[1])
+print(next(outcomes).result)
+cluster = rollout.local()
+with cluster:
+    kept = cluster.map("map_api_functions:double", itertools.count(10), code=sys.argv[1])
+try:
+    print(list(kept))
+except rollout.client.api.StateError as error:
+    print(error)
+"""
+
+
+def test_a_program_that_leaves_early_ends_and_outcomes_do_not_seem_to(home: Path) -> None:
+    ended = subprocess.run([sys.executable, "-c", LEAVES, home], capture_output=True, text=True, timeout=100)
+    assert (ended.returncode, ended.stderr) == (0, "")
+    assert ended.stdout.startswith("20\nthe cluster is closed")
 
 
 async def test_the_same_from_asyncio(cluster: Cluster, double: Any, home: Path) -> None:
