@@ -154,6 +154,18 @@ def test_children_of_a_parent_that_waits_on_the_only_device_run_beside_it() -> N
     assert delivered(w.assign([1], spec=gpus(1))) == {1: [1]}
 
 
+def test_children_of_another_executor_find_a_place_beside_all_parents_that_wait() -> None:
+    """They cannot share a parent's process, as those of its own executor can."""
+    w = worker(slots=1)
+    for seq in (0, 1):
+        w.assign([seq], spec=ItemSpec(executor="parent"))
+        w.ready()
+        w.do(ev.ChildWaits(seq + 1, work_pb2.Waiting(log=LOG, seq=seq, attempt=1)))
+    assert starts(w.assign([2], spec=ItemSpec(executor="child"))) == {3: ()}
+    assert delivered(w.ready()) == {3: [2]}
+    assert not starts(w.assign([3], spec=ItemSpec(executor="other"))), "no more work at once than there are slots"
+
+
 def backend(**options: object) -> Run:
     return Run(RUN, "infer", {"model": {"uri": "m"}, "backend": options})
 

@@ -19,9 +19,11 @@ from rollout.model.item import DEFAULT_SPEC, Key
 from rollout.objects.digest import object_id
 from rollout.objects.tree import describe
 from rollout.workloads.map.failure import LOAD_FAILED, RowError, from_text
+from rollout_worker.attempts import Held, Plan
 from rollout_worker.executors import map as executor_map
 from rollout_worker.executors.map import MapExecutor, Output
 from rollout_worker.executors.port import Attempt, Run
+from rollout_worker.placement import BUSY_S, Child, ChildState
 
 FUNCTIONS = """
 import os, sys, time, ctypes, subprocess, socket
@@ -358,3 +360,21 @@ async def test_a_row_that_is_cancelled_while_it_runs_has_ended_with_it(tmp_path:
         await asyncio.wait([task])
         assert not sleepers()
         assert await after == {"ok": 1}
+
+
+def test_a_slot_that_tells_of_results_while_it_has_more_is_given_what_lasts_a_while() -> None:
+    run = Run("01J00000000000000000000000", "map", {})
+    child = Child(1, Plan(run, "slot", "key"))
+    child.state = ChildState.UP
+    now = 100.0
+    child.moved_at = child.delivered_at = now
+    held = Held(1, 1, 1, bytes(32), b"", DEFAULT_SPEC, child.plan)
+    child.in_hand[1, 1] = held
+    for _ in range(20):  # 5 rows of a millisecond each time
+        now += 0.005
+        child.settle(now, 5)
+    assert BUSY_S / 2 <= child.depth * 0.001 <= 2 * BUSY_S
+    for _ in range(10):  # then one of a second each time
+        now += 1.0
+        child.settle(now, 1)
+    assert child.depth == child.base

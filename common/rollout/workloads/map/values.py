@@ -48,7 +48,7 @@ def encode(value: Any, what: str) -> bytes:
 
 def fault_of(value: Any, path: str, depth: int = 0) -> str:
     """Where and why `value` is no JSON; empty if it is."""
-    kind: type[Any] = type(value)
+    kind = cast("type[Any]", type(value))
     if kind in _SCALARS:
         if kind is float and (value != value or value in (float("inf"), float("-inf"))):
             return f"{path} is {value}, which JSON has no number for: use None or a string instead"
@@ -86,6 +86,6 @@ def type_name(kind: type) -> str:
 
 def a_type(value: Any) -> str:
     """The name of its type, with an article."""
-    kind: type[Any] = type(value)
+    kind = cast("type[Any]", type(value))
     name = type_name(kind)
     return f"{'an' if name[:1].lower() in 'aeiou' else 'a'} {name}"
