@@ -31,6 +31,7 @@ HEAD = struct.Struct("<IB")
 ROW = struct.Struct("<cQ")
 NUMBER = struct.Struct("<Qd")
 
+UNHEARD_S = 5.0
 MESSAGE_MAX, TRACEBACK_MAX = 1200, 2600  # together with the type below the limit of an error on the wire, 4096
 
 
@@ -166,7 +167,11 @@ class Process:
 
     def _send(self, kind: int, number: int, seconds: float, body: bytes) -> None:
         head = HEAD.pack(len(body) + NUMBER.size, kind) + NUMBER.pack(number, seconds)
-        self._results.sendall(head + body)
+        try:
+            self._results.sendall(head + body)
+        except OSError:  # the function closed it, or wrote to it: the executor sees that, ends this process and says so
+            time.sleep(UNHEARD_S)
+            os._exit(1)
 
     def main(self) -> NoReturn:
         init = loads(self._rows.recv(1 << 20))
