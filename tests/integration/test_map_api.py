@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import itertools
-import os
-import signal
 import subprocess
 import sys
 import threading
 import time
 from collections.abc import AsyncIterator, Iterator
-from contextlib import aclosing, suppress
+from contextlib import aclosing
 from pathlib import Path
 from typing import Any
 
@@ -154,22 +152,47 @@ def test_threads_share_outcomes_each_once(cluster: Cluster, double: Any) -> None
     assert sorted(found) == list(range(1, 2991))
 
 
-def test_a_fork_is_told_and_leaves_its_parents_cluster_alone(cluster: Cluster, double: Any) -> None:
-    outcomes = cluster.map(double, range(10, 3000))
-    first = next(outcomes)
-    child = os.fork()
-    if not child:
-        with suppress(BaseException):
-            signal.alarm(30)
-            cluster.__exit__(None, None, None)
-            outcomes.close()
-            try:
-                cluster.submit(double, [1])
-            except StateError:
-                os._exit(5)
-        os._exit(1)
-    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 5
-    assert [first.row, *(o.row for o in outcomes)] == list(range(1, 2991))
+def test_another_thread_that_closes_ends_the_waiting(cluster: Cluster, home: Path) -> None:
+    outcomes, heard = cluster.map("map_api_functions:slow", [1000.0], code=home), list[BaseException]()
+
+    def read() -> None:
+        try:
+            next(outcomes)
+        except rollout.RunEnded as error:
+            heard.append(error)
+
+    reader = threading.Thread(target=read)
+    reader.start()
+    time.sleep(0.5)
+    outcomes.close()
+    reader.join(60)
+    assert heard
+
+
+FORKS = """
+import os, signal
+from rollout.client.api import Cluster, StateError
+from rollout.client.cluster import AsyncCluster
+async def nothing(stack):
+    return None, None
+cluster = Cluster(AsyncCluster(nothing)).__enter__()
+child = os.fork()
+if not child:
+    signal.alarm(30)
+    cluster.__exit__(None, None, None)
+    try:
+        cluster.submit("a:b", [1])
+    except StateError as error:
+        print(error)
+        raise SystemExit(5)
+print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+"""
+
+
+def test_a_fork_is_told_and_ends() -> None:
+    ended = subprocess.run([sys.executable, "-c", FORKS], capture_output=True, text=True, timeout=100)
+    assert (ended.returncode, ended.stderr) == (0, "")
+    assert ended.stdout.startswith("a fork cannot use the cluster of its parent") and ended.stdout.endswith("\n5\n")
 
 
 LEAVES = """

@@ -179,6 +179,9 @@ class Results(Iterator[Outcome]):
     def _end(self, pages: AsyncGenerator[list[Outcome], None]) -> None:
         try:
             self._loop.call(pages.aclose())
+        except RuntimeError:  # another thread is waiting in it, and hears that the run has ended
+            if not self._owned:
+                raise
         finally:
             if self._owned:
                 self._loop.call(self._run.cancel())
