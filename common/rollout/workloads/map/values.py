@@ -8,6 +8,9 @@ from typing import Any, cast
 JSON_MAX = 64 << 20
 """Bytes of one row or result at most."""
 _DEPTH = 200
+# Made once: a function that puts another json.dumps in its place must not change what results are.
+_plain = json.JSONEncoder(allow_nan=False, ensure_ascii=False, separators=(",", ":")).encode
+_escaped = json.JSONEncoder(allow_nan=False, separators=(",", ":")).encode
 _SCALARS = frozenset({str, int, float, bool, type(None)})
 _HINTS = {
     "set": ": use sorted(...) or list(...)",
@@ -33,9 +36,9 @@ def encode(value: Any, what: str) -> bytes:
         fault = fault_of(value, what)
         if fault:
             raise ValueError(fault)
-        data = json.dumps(value, allow_nan=False, ensure_ascii=False, separators=(",", ":")).encode()
+        data = _plain(value).encode()
     except UnicodeEncodeError:  # a lone surrogate: JSON can escape it
-        data = json.dumps(value, allow_nan=False, separators=(",", ":")).encode()
+        data = _escaped(value).encode()
     if len(data) > JSON_MAX:
         raise ValueError(
             f"{what} is {len(data) >> 20} MiB of JSON, {JSON_MAX >> 20} MiB is the most: store it, pass where"
