@@ -63,22 +63,19 @@ def _named(run: RunPlan, first: WorkerPlan, random: Random) -> RunPlan:
     """Every spec that the run has for one or two executors, and some of its items as parents. Some ask
     for a device.
 
-    A parent has its device while it waits. So it has none where its children are for `model`, whose engine needs one;
-    nor where its run has caps: what waits for the device would hold the places that the parent needs to go on.
+    A parent has its device while it waits. So it has none where its children are for `model`, whose engine needs one.
     """
-    capped = bool(run.lanes or run.max_in_flight)
-    allowed = [name for name in NAMES if name != "model" or not capped]
-    kind = random.choice(allowed)
+    kind = random.choice(NAMES)
     specs: list[ItemSpec] = []
     for spec in run.specs:
-        names = [name for name in first.executors if name in allowed] if spec.require_labels else ["", *allowed]
+        names = list(first.executors) if spec.require_labels else ["", *NAMES]
         specs += [replace(spec, executor=random.choice(names)) for _ in range(2)]
         slots = [name for name in names if EXECUTORS.get(name) == "slot"]
         specs.append(replace(spec, executor=random.choice(slots), resources=WITH_DEVICE) if slots else specs[-1])
     items: list[tuple[Behaviour, int]] = []
     for how, index in run.items:
         how = _parent(how, random)
-        wants_one = how.children and (capped or (how.calls or kind) == "model")
+        wants_one = how.children and (how.calls or kind) == "model"
         items.append((how, 3 * index + random.randrange(2 if wants_one else 3)))
     return replace(run, items=tuple(items), specs=tuple(specs), kind=kind)
 

@@ -17,6 +17,9 @@ from rollout_coordinator.core.step import ResultRows, SendAccepted
 from rollout_coordinator.core.workers import quarantine, worker_of_session
 
 RELEASE_ENDS = {"pause": AttemptEnd.PAUSED}
+GIVEN_BACK_S = 60.0
+"""A worker that gave items back because parents wait there is given none like them for so long, or until one of its
+parents has ended. The parents come first meanwhile."""
 
 
 def started(state: State, event: WorkerStarted) -> None:
@@ -35,6 +38,8 @@ def released(state: State, event: WorkerReleased) -> None:
     how = RELEASE_ENDS.get(event.reason, AttemptEnd.RELEASED)
     for keys in event.keys:
         for batch, seq in attempts.current(state, worker, keys):
+            if event.reason == "parent_waits":
+                worker.given_back[batch.info.requirements] = state.now.mono + GIVEN_BACK_S
             if event.reason == "self_fence":
                 failures.not_held(state, batch, seq, "self_fence", "its worker was cut off and killed it")
             else:
