@@ -179,6 +179,9 @@ def test_what_needs_the_device_of_a_parent_that_waits_long_goes_back() -> None:
     w.tick(0.2)
     assert given_back(w) == [("parent_waits", [3, 4])]
     assert w.session.backlog == 3
+    w.assign([5], spec=engine_on(2))
+    w.tick(1.0)
+    assert given_back(w)[1:] == [("parent_waits", [5])]
 
 
 def test_what_can_have_the_device_when_others_are_done_waits_on() -> None:

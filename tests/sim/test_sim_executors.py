@@ -102,5 +102,8 @@ def test_the_seeds_mix_executors_in_every_way() -> None:
         seen["a parent's children are another executor's"] += any(parent != child for parent, child in calls)
         seen["nobody hosts it until one joins"] += bool(asked - hosted)
         seen["items and engines want a worker's last device"] += any(w.devices == 1 for w in scenario.workers)
+        seen["parents keep the only device under a cap"] += sum(w.devices for w in scenario.workers) == 1 and any(
+            run.max_in_flight and any(how.children for how, _ in run.items) for run in scenario.runs
+        )
         seen["that one is struck"] += any(fault.node == LATE for fault in scenario.faults)
     assert min(seen.values()) >= 3, seen

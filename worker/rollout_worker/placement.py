@@ -22,7 +22,7 @@ BACKOFF_FIRST_S, BACKOFF_MAX_S = 0.1, 30.0
 START_BACKOFF_FIRST_S, START_BACKOFF_MAX_S = 1.0, 60.0
 FAIR_S = 60.0
 """A process in use makes room for another that has waited this long for its place, or for its devices."""
-GIVE_BACK_S = 20.0
+GIVE_BACK_S = 10.0
 """Attempts go back that have waited so long for what processes hold in which parents wait: the children of these may
 need the places under caps and in the credit that the attempts take."""
 UNLOAD_S = 5.0
@@ -183,7 +183,7 @@ class Placement:
         self.plans: dict[str, Plan] = {}
         self.backoffs: dict[str, Backoff] = {}
         self._blocked_since: dict[str, float] = {}
-        self._behind_parents: dict[str, float] = {}  # since when, by key
+        self._behind_parents: dict[str, tuple[Plan, float]] = {}  # since when, by key
         self._next_child = 1
         self._uses = 0
 
@@ -339,15 +339,16 @@ class Placement:
         ]
 
     def behind_parents(self, now: float) -> list[str]:
-        """Keys that have no process, and could have one only in place of one in which parents wait, for long now."""
-        found = [key for key in self.queues if self.head(key) is not None and self._is_behind_parents(key)]
-        self._behind_parents = {key: self._behind_parents.get(key, now) for key in found}
-        return [key for key, since in self._behind_parents.items() if now - since >= GIVE_BACK_S]
+        """Keys of attempts that have no process, and could have one only in place of one in which parents wait, for
+        long now: also what came since."""
+        known = {key: (plan, now) for key, plan in self.plans.items()} | self._behind_parents
+        self._behind_parents = {key: (plan, t) for key, (plan, t) in known.items() if self._is_behind_parents(plan)}
+        long = [key for key, (_, since) in self._behind_parents.items() if now - since >= GIVE_BACK_S]
+        return [key for key in long if self.head(key) is not None]
 
-    def _is_behind_parents(self, key: str) -> bool:
-        plan = self.plans[key]
+    def _is_behind_parents(self, plan: Plan) -> bool:
         parents = [c for c in self.children.values() if c.waiting]
-        if not parents or any(c.plan.key == key for c in self.children.values()):
+        if not parents or any(c.plan.key == plan.key for c in self.children.values()):
             return False
         others = len(self.pool.devices) - sum(len(self.pool.of(c.id)) for c in parents)
         if plan.devices > others:
