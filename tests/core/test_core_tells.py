@@ -149,3 +149,13 @@ def test_attempts_with_a_timeout_leave_memory_when_they_end() -> None:
     assert len(w.core._state.timed) == 1
     a.finish()
     assert not w.core._state.timed
+
+
+def test_a_run_may_stop_early_because_enough_is_done() -> None:
+    w, a = scheduled(Policy("stop_early", (("successes", "2"),)), n=6)
+    log = w.root()
+    a.finish((log, 0), failure=BAD)
+    a.finish((log, 1))
+    assert w.view().state is RunState.RUNNING
+    a.finish((log, 2))
+    assert (w.view().state, w.view().cursor) == (RunState.COMPLETED, 3)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Any
 
@@ -78,7 +79,8 @@ def test_what_does_not_travel(tmp_path: Path) -> None:
     kept = {"a.py": "", "data/labels.txt": "", "package/b.py": ""}
     left = dict.fromkeys(
         [".env", ".git/config", "__pycache__/a.pyc", "venv/x.py", "other/pyvenv.cfg", "other/lib.py", "out/results.jsonl",
-         "rows.jsonl", "logs/x.log", "earlier/run-id", "earlier/results.jsonl", "big.bin"], "",
+         "rows.jsonl", "logs/x.log", "earlier/run-id", "earlier/results.jsonl", "big.bin",
+         "run.log", "nohup.out"], "",
     )  # fmt: skip
     write(tmp_path, {**kept, **left, ".rolloutignore": "*.bin\nlogs/\n", ".gitignore": "*.py\n"})
     found = read_code(tmp_path, [tmp_path / "rows.jsonl", tmp_path / "out"])
@@ -86,6 +88,19 @@ def test_what_does_not_travel(tmp_path: Path) -> None:
     same = tmp_path / "elsewhere" / "x"
     write(same, kept)
     assert read_code(same).manifest == found.manifest
+
+
+def test_the_file_that_the_output_goes_to_is_no_part_of_the_code(tmp_path: Path) -> None:
+    write(tmp_path, {"a.py": "", "said.txt": ""})
+    stdout = os.dup(1)
+    try:
+        with (tmp_path / "said.txt").open("w") as said:
+            os.dup2(said.fileno(), 1)
+            found = read_code(tmp_path)
+    finally:
+        os.dup2(stdout, 1)
+        os.close(stdout)
+    assert [name for name, _ in found.files] == ["a.py"]
 
 
 def test_code_that_is_too_large_says_what_makes_it_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -19,8 +19,10 @@ from rollout.model.item import DEFAULT_SPEC, Key
 from rollout.objects.digest import object_id
 from rollout.objects.tree import describe
 from rollout.workloads.map.failure import LOAD_FAILED, RowError, from_text
+from rollout_worker.attempts import Held, Plan
 from rollout_worker.executors.map import MapExecutor, Output, oom_kills
 from rollout_worker.executors.port import Attempt, Run
+from rollout_worker.placement import BUSY_S, Child, ChildState
 
 FUNCTIONS = """
 import os, sys, time, ctypes, subprocess
@@ -249,6 +251,9 @@ async def test_what_cannot_be_loaded_fails_every_row_at_once(tmp_path: Path) -> 
     assert 'File "package/functions.py", line 2' in error.traceback
 
 
+API = "import os\nclass Api:\n    def __init__(self):\n        os.environ['API_URL_NOT_SET']\n"
+
+
 @pytest.mark.parametrize(
     ("function", "code", "message", "retry"),
     [
@@ -257,6 +262,8 @@ async def test_what_cannot_be_loaded_fails_every_row_at_once(tmp_path: Path) -> 
         ("f", "def f(:", "importing package.functions failed: SyntaxError", False),
         ("f", "raise SystemExit", "importing package.functions failed: SystemExit", False),
         ("Unmade", FUNCTIONS, "Unmade() failed: ConnectionError: no licence server", True),
+        ("Api", API, "Api() failed: KeyError: 'API_URL_NOT_SET'", False),
+        ("Api", API.replace("os.environ", "next_to"), "Api() failed: NameError", False),
         ("f", "import os\nprint('bye')\nos._exit(9)", "exit code 9; it printed last:\nbye", True),
     ],
 )
@@ -332,3 +339,21 @@ def test_kills_for_want_of_memory_are_counted(tmp_path: Path, groups: str, file:
     path.parent.mkdir(parents=True)
     path.write_text("under_oom 0\noom_kill 3\n")
     assert oom_kills(tmp_path) == 3
+
+
+def test_a_slot_that_tells_of_results_while_it_has_more_is_given_what_lasts_a_while() -> None:
+    run = Run("01J00000000000000000000000", "map", {})
+    child = Child(1, Plan(run, "slot", "key"))
+    child.state = ChildState.UP
+    now = 100.0
+    child.moved_at = child.delivered_at = now
+    held = Held(1, 1, 1, bytes(32), b"", DEFAULT_SPEC, child.plan)
+    child.in_hand[1, 1] = held
+    for _ in range(20):  # 5 rows of a millisecond each time
+        now += 0.005
+        child.settle(now, 5)
+    assert BUSY_S / 2 <= child.depth * 0.001 <= 2 * BUSY_S
+    for _ in range(10):  # then one of a second each time
+        now += 1.0
+        child.settle(now, 1)
+    assert child.depth == child.base

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import itertools
+import signal
 import sys
+import threading
 import time
 from collections.abc import AsyncIterator, Iterator
 from contextlib import aclosing
@@ -101,6 +103,16 @@ def test_what_the_rows_raise_is_raised_and_kills_the_run(cluster: Cluster, doubl
     assert run.state().state == "killed"
 
 
+def test_ctrl_c_while_nothing_has_come_is_raised_as_it_is_and_kills_the_run(cluster: Cluster, home: Path) -> None:
+    with cluster.map("map_api_functions:slow", [1000.0], code=home) as outcomes:
+        timer = threading.Timer(0.5, signal.pthread_kill, [threading.get_ident(), signal.SIGINT])
+        timer.start()
+        with pytest.raises(KeyboardInterrupt):
+            next(outcomes)
+        run_id = outcomes.run_id
+    assert cluster.run(run_id).state().state == "killed"
+
+
 def test_a_submitted_run_is_found_again_read_twice_and_cancelled(cluster: Cluster, home: Path) -> None:
     run = cluster.submit("map_api_functions:double", [1, 2, 3], code=home)
     assert run.wait().state == "completed"
@@ -130,6 +142,10 @@ def test_faults_are_told_before_anything_is_submitted(cluster: Cluster, double: 
         list(cluster.map("broken:f", [1] * 100, code=home))
     with pytest.raises(StateError, match="not open"):
         rollout.local().map(double, [])
+    function: Any = lambda n: n  # noqa: E731
+    function.__qualname__, function.__module__ = "<lambda>", "__main__"
+    with pytest.raises(ConfigError, match=r"is a lambda, .* define it at the top of a module, such as functions\.py"):
+        cluster.map(function, [1])
 
 
 async def test_the_same_from_asyncio(cluster: Cluster, double: Any, home: Path) -> None:

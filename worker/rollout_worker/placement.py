@@ -25,6 +25,9 @@ FAIR_S = 60.0
 GIVE_BACK_S = 10.0
 """Attempts go back that have waited so long for what processes hold in which parents wait: the children of these may
 need the places under caps and in the credit that the attempts take."""
+SLOT_IDLE_S, SLOT_SLICE_S = 0.5, 3.0
+"""A slot's process that has been idle so long, or that others have waited for so long, makes room for another: to start
+one costs more than a short row, so runs that share a slot take turns and do not swap at every row."""
 UNLOAD_S = 5.0
 """An engine that has been idle this long gives its devices to what waits for them: it takes long to load again."""
 
@@ -394,17 +397,20 @@ class Placement:
         return not any(c.in_hand for c in self.children.values())
 
     def _make_room(self, key: str, kind: str, now: float, actions: list[Action]) -> None:
-        """End the least recently used process of another key that is idle; none is taken from its work."""
+        """End the least recently used process of another key that is idle. One in use gives nothing up, but takes no
+        more when `key` has waited its time."""
         others = [c for c in self.of_kind(kind) if c.plan.key != key]
         if any(c.state is ChildState.STOPPING for c in others):
             return
-        idle = [c for c in others if c.state is ChildState.UP and not c.in_hand]
+        limit, grace = (FAIR_S, 0.0) if kind == "engine" else (SLOT_SLICE_S, SLOT_IDLE_S)
+        due = now - self._blocked_since.setdefault(key, now) >= limit
+        up = [c for c in others if c.state is ChildState.UP]
+        idle = [c for c in up if not c.in_hand and (due or now - c.moved_at >= grace)]
+        busy = [c for c in up if not c.waiting]
         if idle:
             actions.append(self.stop(min(idle, key=lambda c: c.used)))
-        elif others and kind == "engine":
-            since = self._blocked_since.setdefault(key, now)
-            if now - since >= FAIR_S and not any(c.retiring for c in others):
-                min(others, key=lambda c: c.used).retiring = True
+        elif due and busy and not any(c.retiring for c in others):
+            min(busy, key=lambda c: c.used).retiring = True
 
     def recall(self, now: float) -> list[Action]:
         asked = [(child.id, child.recall(now)) for child in self.children.values()]

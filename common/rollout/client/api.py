@@ -26,6 +26,7 @@ from rollout.client.cluster import (
     RunState,
     connect_async,
     local_async,
+    resolve,
 )
 from rollout.model.errors import StateError
 from rollout.wire.event_loop import EventLoop
@@ -93,6 +94,7 @@ class Results(Iterator[Outcome]):
         self._pages: AsyncGenerator[list[Outcome], None] | None = run.pages(start=start)
         self._ready: Iterator[Outcome] = iter(())
         self._owned = owned
+        self._reading = asyncio.Lock()  # after Ctrl-C a read still ends in the loop's thread while `close` is here
 
     @property
     def run_id(self) -> str:
@@ -108,7 +110,7 @@ class Results(Iterator[Outcome]):
             if pages is None:
                 raise StopIteration
             try:
-                found = self._loop.call(_next(pages))
+                found = self._loop.call(self._next(pages))
             except BaseException:
                 self.close()
                 raise
@@ -124,7 +126,7 @@ class Results(Iterator[Outcome]):
         pages, self._pages, self._ready = self._pages, None, iter(())
         if pages is None:
             return
-        self._loop.call(pages.aclose())
+        self._loop.call(self._end(pages))
         if self._owned:
             self._loop.call(self._run.cancel())
 
@@ -138,9 +140,13 @@ class Results(Iterator[Outcome]):
         if threading.current_thread().name != "rollout-client":
             self.close()
 
+    async def _next(self, pages: AsyncGenerator[list[Outcome], None]) -> list[Outcome] | None:
+        async with self._reading:
+            return await anext(pages, None)
 
-async def _next(pages: AsyncGenerator[list[Outcome], None]) -> list[Outcome] | None:
-    return await anext(pages, None)
+    async def _end(self, pages: AsyncGenerator[list[Outcome], None]) -> None:
+        async with self._reading:
+            await pages.aclose()
 
 
 class Run:
@@ -153,6 +159,9 @@ class Run:
     @property
     def id(self) -> str:
         return self._run.id
+
+    def __repr__(self) -> str:
+        return f"<rollout run {self.id}>"
 
     def state(self) -> RunState:
         """As the ledger has it now. NotFoundError."""
@@ -297,5 +306,6 @@ def local(workers: int = 1, *, directory: str | Path | None = None) -> Cluster:
 
 def map(function: Function, rows: Iterable[Any], *, workers: int = 1, **options: Any) -> Iterator[Outcome]:
     """Outcomes of `function` over `rows` on a cluster of this machine for as long. `options` as of `Cluster.map`."""
+    resolve(function, options.get("code"))  # what cannot be sent is told before processes are started for it
     with local(workers) as cluster, cluster.map(function, rows, **options) as outcomes:
         yield from outcomes

@@ -329,7 +329,8 @@ def resolve(function: Function, code: str | Path | None) -> tuple[str, Path | No
         )
     if "<" in name:
         kind = "a lambda" if "<lambda>" in name else "defined inside a function"
-        raise ConfigError(f"{what} is {kind}, which workers cannot import: define it at the top of {module}")
+        place = "a module, such as functions.py, and import it from there" if module == "__main__" else module
+        raise ConfigError(f"{what} is {kind}, which workers cannot import: define it at the top of {place}")
     if module == "__main__":
         raise ConfigError(
             f"{what} is defined in the program that is being run (__main__), which workers cannot import: move it "

@@ -30,6 +30,7 @@ async def upload_trees(runs: Runs, run_id: str, trees: Sequence[Tree], report: C
     for one in trees:
 
         def progress(done: int, total: int, path: Path = one.path) -> None:
-            report(f"uploading {path.name}: {done >> 20} of {total >> 20} MiB")
+            size = f"{done >> 20} of {total >> 20} MiB" if total >> 20 else f"{-(-total // 1024)} KiB"
+            report(f"uploading {path.name}: {size}")
 
         await runs.upload_tree(run_id, one.path, progress, files=one.files)

@@ -131,7 +131,7 @@ def _busy(state: State, run: Run, requirements: Requirements, workers: list[Work
     if root and all(parents_full(state, worker, run) for worker in spare):
         return "caps", "the workers have as many items that wait for their children as they may", False
     if all(free_credit(worker, run) <= 0 for worker in spare):
-        return "credit", f"the {len(spare)} workers that can take them have as much as they asked for", False
+        return "credit", f"all workers that can take them ({len(spare)}) have as much as they asked for", False
     return None
 
 

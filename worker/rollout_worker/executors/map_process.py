@@ -34,6 +34,11 @@ NUMBER = struct.Struct("<Qd")
 MESSAGE_MAX, TRACEBACK_MAX = 1200, 2600  # together with the type below the limit of an error on the wire, 4096
 
 
+_FAULTS_OF_CODE = (LookupError, NameError, AttributeError, TypeError, ImportError, AssertionError)
+"""What an `__init__` raises for itself or for a variable that is not set, and would raise again; what it raises for
+a server that does not answer may pass."""
+
+
 class Unloadable(Exception):
     """The function cannot be had here; `permanent`: nor would another try help."""
 
@@ -105,7 +110,7 @@ def load(target: str, root: str) -> Callable[[Any], Any]:
         except BaseException as error:
             failure = describe(error, root)
             failure["message"] = f"{target}() failed: {failure['type']}: {failure['message']}"
-            raise Unloadable(failure, permanent=False) from error
+            raise Unloadable(failure, permanent=isinstance(error, _FAULTS_OF_CODE) or not failure["retry"]) from error
     if not callable(found):
         raise Unloadable(_plain("TypeError", f"{target} is {a_type(found)}, which cannot be called"), permanent=True)
     return found

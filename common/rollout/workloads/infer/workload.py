@@ -109,7 +109,7 @@ class Infer(Workload[InferConfig, InferChecked]):
             f"model {settings.model.uri} on backend {settings.backend.kind}",
             f"{report.rows} rows in {len(report.files)} file(s) ({report.bytes} bytes)",
             f"writes completions.jsonl, errors.jsonl and summary.json to {settings.output.dir}",
-            f"{settings.workers.count} workers when no coordinator is named",
+            f"workers when no coordinator is named: {settings.workers.count}",
         ]
 
     def dry_run(self, settings: InferConfig, checked: InferChecked) -> JsonObject:

@@ -9,6 +9,7 @@ import os
 import re
 from collections import Counter
 from collections.abc import Collection, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -23,6 +24,7 @@ IGNORE_FILES = (".rolloutignore", ".gitignore")
 MAX_BYTES = 256 << 20
 MAX_FILES = 20_000
 _TARGET = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*:[^\W\d]\w*(\.[^\W\d]\w*)*")
+_LOGS = (".log", "nohup.out")
 _LEFT_OUT = frozenset({"__pycache__", "node_modules", "venv", "site-packages"})
 
 
@@ -97,7 +99,7 @@ def _missing(module: str, root: Path, *, given: bool) -> str:
     )
     if near:
         text += f"; did you mean {near[0]}?"
-    return text if given else f"{text}; say where it is with --code DIR"
+    return text if given else f"{text}; say where it is with --code DIR (in Python: code=DIR)"
 
 
 def check_defines(file: Path, name: str) -> None:
@@ -183,6 +185,7 @@ def read_code(directory: Path, leave_out: Collection[Path] = ()) -> Code:
 
 def _walk(root: Path, leave_out: set[Path]) -> Iterator[tuple[str, Path]]:
     spec = _ignored(root)
+    written = _standard_output()
     for at, directories, names in os.walk(root, followlinks=False):
         here = Path(at)
         prefix = "" if here == root else here.relative_to(root).as_posix() + "/"
@@ -195,8 +198,21 @@ def _walk(root: Path, leave_out: set[Path]) -> Iterator[tuple[str, Path]]:
             path = here / name
             if name.startswith(".") or name.endswith((".pyc", ".pyo")) or path.resolve() in leave_out:
                 continue
-            if path.is_file() and "\\" not in name and not spec.match_file(prefix + name):
+            if name.endswith(_LOGS) or not path.is_file() or "\\" in name or spec.match_file(prefix + name):
+                continue
+            found = path.stat()
+            if (found.st_dev, found.st_ino) not in written:
                 yield prefix + name, path
+
+
+def _standard_output() -> set[tuple[int, int]]:
+    """Files that this process writes what it says into (`> out.txt`): they grow while the run goes on."""
+    written: set[tuple[int, int]] = set()
+    for descriptor in (1, 2):
+        with suppress(OSError):  # closed
+            found = os.fstat(descriptor)
+            written.add((found.st_dev, found.st_ino))
+    return written
 
 
 def _ignored(root: Path) -> pathspec.GitIgnoreSpec:

@@ -105,7 +105,7 @@ class Map(Workload[MapConfig, MapChecked]):
             f"function {settings.function.name}; {travels}",
             f"{checked.total} rows; {', '.join(limits)}",
             f"writes {RESULTS}, {ERRORS} and {SUMMARY} to {settings.output.dir}",
-            f"{settings.workers.count} workers when no coordinator is named",
+            f"workers when no coordinator is named: {settings.workers.count}",
         ]
 
     def dry_run(self, settings: MapConfig, checked: MapChecked) -> JsonObject:
@@ -114,7 +114,10 @@ class Map(Workload[MapConfig, MapChecked]):
 
     def describe_change(self, section: str, old: JsonObject, new: JsonObject) -> list[str] | None:
         if section == "code" and old != new:
-            return ["code: the files of the code directory are others than before"]
+            return [
+                "code: a file of the code directory was changed, added or removed; what the function does not need "
+                "can be listed in its .rolloutignore (or else .gitignore)"
+            ]
         return None
 
 
