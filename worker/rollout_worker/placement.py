@@ -22,6 +22,9 @@ BACKOFF_FIRST_S, BACKOFF_MAX_S = 0.1, 30.0
 START_BACKOFF_FIRST_S, START_BACKOFF_MAX_S = 1.0, 60.0
 FAIR_S = 60.0
 """A process in use makes room for another that has waited this long for its place, or for its devices."""
+GIVE_BACK_S = 10.0
+"""Attempts go back that have waited so long for what processes hold in which parents wait: the children of these may
+need the places under caps and in the credit that the attempts take."""
 SLOT_IDLE_S, SLOT_SLICE_S = 0.5, 3.0
 """A slot's process that has been idle so long, or that others have waited for so long, makes room for another: to start
 one costs more than a short row, so runs that share a slot take turns and do not swap at every row."""
@@ -67,7 +70,9 @@ class Child:
 
     @property
     def room(self) -> int:
-        if self.state is not ChildState.UP or self.retiring or (self.alone and self.active):
+        if self.state is not ChildState.UP or (self.alone and self.active):
+            return 0
+        if self.retiring and not self.waiting:  # it ends with its parents, and their children may have no other place
             return 0
         return self.depth - len(self.in_hand) + self.waiting
 
@@ -181,6 +186,7 @@ class Placement:
         self.plans: dict[str, Plan] = {}
         self.backoffs: dict[str, Backoff] = {}
         self._blocked_since: dict[str, float] = {}
+        self._behind_parents: dict[str, tuple[Plan, float]] = {}  # since when, by key
         self._next_child = 1
         self._uses = 0
 
@@ -334,6 +340,23 @@ class Placement:
             for key, plan in self.plans.items()
             if plan.devices > len(self.pool.devices) and now >= self.backoff(key).until and self.head(key) is not None
         ]
+
+    def behind_parents(self, now: float) -> list[str]:
+        """Keys of attempts that have no process, and could have one only in place of one in which parents wait, for
+        long now: also what came since."""
+        known = {key: (plan, now) for key, plan in self.plans.items()} | self._behind_parents
+        self._behind_parents = {key: (plan, t) for key, (plan, t) in known.items() if self._is_behind_parents(plan)}
+        long = [key for key, (_, since) in self._behind_parents.items() if now - since >= GIVE_BACK_S]
+        return [key for key in long if self.head(key) is not None]
+
+    def _is_behind_parents(self, plan: Plan) -> bool:
+        parents = [c for c in self.children.values() if c.waiting]
+        if not parents or any(c.plan.key == plan.key for c in self.children.values()):
+            return False
+        others = len(self.pool.devices) - sum(len(self.pool.of(c.id)) for c in parents)
+        if plan.devices > others:
+            return True
+        return plan.kind == "engine" and sum(1 for c in parents if c.plan.kind == "engine") >= self.max_engines
 
     def _supplied(self, plan: Plan) -> int:
         """How many processes there are devices for."""
