@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import itertools
 import signal
 import sys
@@ -146,6 +147,19 @@ def test_faults_are_told_before_anything_is_submitted(cluster: Cluster, double: 
     function.__qualname__, function.__module__ = "<lambda>", "__main__"
     with pytest.raises(ConfigError, match=r"is a lambda, .* define it at the top of a module, such as functions\.py"):
         cluster.map(function, [1])
+
+
+@pytest.mark.filterwarnings("error")
+def test_results_that_are_kept_beyond_their_cluster_end_without_noise(double: Any) -> None:
+    with rollout.local() as closed:
+        results = closed.map(double, [1, 2])
+        run = closed.run(results.run_id)
+    with pytest.raises(StateError, match="the cluster is closed"):
+        run.state()
+    with pytest.raises(StateError, match="the cluster is closed"):
+        next(results)
+    del results
+    gc.collect()
 
 
 async def test_the_same_from_asyncio(cluster: Cluster, double: Any, home: Path) -> None:

@@ -62,7 +62,14 @@ class _Loop:
         self._thread = threading.Thread(target=self._loop.run_forever, name="rollout-client", daemon=True)
         self._thread.start()
 
+    @property
+    def closed(self) -> bool:
+        return self._loop.is_closed()
+
     def call(self, work: Coroutine[Any, Any, T]) -> T:
+        if self.closed:
+            work.close()
+            raise StateError("the cluster is closed: use its runs and results inside of its `with` statement")
         future = asyncio.run_coroutine_threadsafe(work, self._loop)
         try:
             return future.result()
@@ -124,7 +131,7 @@ class Results(Iterator[Outcome]):
     def close(self) -> None:
         """Nothing happens where all of them have been read."""
         pages, self._pages, self._ready = self._pages, None, iter(())
-        if pages is None:
+        if pages is None or self._loop.closed:
             return
         self._loop.call(self._end(pages))
         if self._owned:
