@@ -154,8 +154,8 @@ def token_create(
         authority = Authority.load_or_create(tls_dir, settings.transport.cluster)
         if new:
             typer.echo(
-                f"note: a new certificate authority was made in {tls_dir.resolve()}; a coordinator that was started already "
-                "uses another one (relative paths of its configuration are seen from where a command is given)",
+                f"note: a new certificate authority was made in {tls_dir.resolve()}; a coordinator that was started "
+                "before uses another one (relative paths of its configuration are seen from where a command is given)",
                 err=True,
             )
         return await create_token(storage, role, ca_hash=authority.ca_hash, ttl_s=ttl_s, uses=uses)
