@@ -149,7 +149,15 @@ def token_create(
         raise _fail(error) from error
 
     async def work(settings: CoordinatorSettings, storage: Storage) -> str:
-        authority = Authority.load_or_create(tls_directory(settings), settings.transport.cluster)
+        tls_dir = tls_directory(settings)
+        new = Authority.load(tls_dir, settings.transport.cluster) is None
+        authority = Authority.load_or_create(tls_dir, settings.transport.cluster)
+        if new:
+            typer.echo(
+                f"note: a new certificate authority was made in {tls_dir.resolve()}; a coordinator that was started "
+                "before uses another one (relative paths of its configuration are seen from where a command is given)",
+                err=True,
+            )
         return await create_token(storage, role, ca_hash=authority.ca_hash, ttl_s=ttl_s, uses=uses)
 
     typer.echo(_on_storage(config, work))

@@ -62,6 +62,14 @@ async def test_usage(tmp_path: Path) -> None:
     assert (await command("run", "--config", str(tmp_path / "none.toml")))[0] == 2
 
 
+async def test_a_token_of_a_new_authority_says_so(tmp_path: Path) -> None:
+    path = str(config(tmp_path, free_addr()))
+    for said in (True, False):
+        code, out, err = await command("token", "create", "--config", path, "--role", "worker")
+        assert code == 0 and len(out.split()) == 1
+        assert ("a new certificate authority was made in" in err) is said
+
+
 async def test_the_objects_server_is_started_again_where_it_was(tmp_path: Path) -> None:
     async with inprocess(tmp_path) as (node, parts):
         before, pid = parts.objects_child.addr, parts.objects_child.pid

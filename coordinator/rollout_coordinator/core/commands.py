@@ -59,7 +59,7 @@ def command(state: State, event: RunCommand) -> None:
     elif run.state not in _ALREADY[verb]:
         if not RUN.allows(run.state, verb):
             hint = _INSTEAD.get((verb, run.state), "start a new run" if runs.ended(run) else "wait")
-            error = StateError(f"run {run.id} is {run.state.value} and cannot {verb}; {hint}")
+            error = StateError(f"run {run.id} is {run.state.value}, so `{verb}` is not possible; {hint}")
             state.step.sends.append(Reply(event.request, None, error))
             return
         _VERBS[verb](state, run, event.reason)

@@ -614,7 +614,7 @@ def death(what: str, code: int, said: str, root: str, ran_out: bool = False) -> 
     printed, fatal, dump = said.partition(_FATAL)
     message = f"{what}: {exit_text(code)}"
     if ran_out:
-        message = f"{what}: it used more memory than a row may, and was killed (memory_mib)"
+        message = f"{what}: it used more memory than a row may (--memory), and was killed"
     if printed.strip():
         message += f"; it printed last:\n{printed.strip()[-1000:]}"
     kind = ("out_of_memory", "MemoryError") if ran_out else ("process_died", "ProcessDied")
