@@ -14,6 +14,7 @@ from rollout_coordinator.core.events import (
     WorkerSpawn,
     WorkerWaiting,
 )
+from rollout_coordinator.core.results import GIVEN_BACK_S
 
 
 def spawn_and_wait(w: World, worker: FakeWorker, parent: Key, children: int, payload: bytes = b"c") -> None:
@@ -70,6 +71,63 @@ def test_a_parent_goes_on_with_what_its_process_has(name: str) -> None:
     assert set(a.held) == {(1, 0), (1, 1), child}
     a.finish(child)
     assert a.resumed == [parent]
+
+
+GPU = ItemSpec(executor="gpu", priority=1)
+
+
+def gave_back(w: World) -> FakeWorker:
+    """A worker that gave an item back. That waits there for what the parent (0) holds, and took the place of its child;
+    other items like it wait as well, of higher priority than the child."""
+    a = w.worker("A", credit=1)
+    w.open()
+    w.submit(1)
+    parent = Key(w.root(), 0)
+    a.start(parent)
+    w.step(WorkerWaiting(a.session, parent, 1, 0))
+    w.submit(2, specs=GPU)
+    w.step(WorkerSpawn(a.session, parent, 1, 0, [b"c" * 32], [b"c"], (ItemSpec(),), None, True))
+    assert set(a.held) == {parent, (1, 1)}
+    a.release((1, 1), reason="parent_waits")
+    return a
+
+
+def test_what_a_worker_gives_back_for_a_parent_comes_again_when_a_parent_has_ended() -> None:
+    w = World()
+    a = gave_back(w)
+    assert set(a.held) == {(1, 0), (2, 0)}
+    a.finish((2, 0))
+    assert set(a.held) == {(1, 0)} and a.resumed == [Key(1, 0)]
+    a.finish((1, 0))
+    assert set(a.held) == {(1, 1)}
+
+
+def test_what_a_worker_gives_back_for_a_parent_comes_again_after_a_while() -> None:
+    w = World()
+    a = gave_back(w)
+    a.finish((2, 0))
+    a.start((1, 0))
+    w.step(WorkerCredit(a.session, Credit(2)))
+    w.pass_time(GIVEN_BACK_S - 1.0)
+    assert set(a.held) == {(1, 0)}
+    (wait,) = w.view().waits
+    assert (wait.reason, wait.items) == ("resources", 2) and "wait for their children" in wait.message
+    w.pass_time(2.0)
+    assert set(a.held) == {(1, 0), (1, 1)}
+
+
+def test_what_a_worker_gives_back_for_a_parent_goes_to_others_and_is_not_stolen_for_it() -> None:
+    w = World()
+    a = gave_back(w)
+    b = w.worker("B")
+    assert set(b.held) == {(1, 1), (1, 2)}
+    a.finish((2, 0))
+    w.step(WorkerCredit(a.session, Credit(4)))
+    w.pass_time(3.0)
+    assert not b.revokes
+    a.finish((1, 0))
+    w.pass_time(0.5)
+    assert b.revokes
 
 
 def test_children_spawned_again_while_the_first_are_compared_are_made_once() -> None:

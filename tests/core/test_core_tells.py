@@ -5,9 +5,10 @@ from __future__ import annotations
 import pytest
 from core_world import FakeWorker, World
 from rollout.model.errors import InputError, UnavailableError
-from rollout.model.item import Failure, ItemSpec
+from rollout.model.item import Failure, ItemSpec, Outcome
 from rollout.model.run import Policy, RunState
 from rollout_coordinator.core import step as st
+from rollout_coordinator.core.events import ResultGroup, WorkerBeat, WorkerResults
 
 BAD = Failure("bad", "x", retryable=False)
 
@@ -96,3 +97,65 @@ def test_a_chain_waits_a_while_for_the_worker_it_was_at() -> None:
     assert not b.held
     w.pass_time(1.0)
     assert list(b.held) == [(log, 3)]
+
+
+def test_the_totals_that_metrics_show_count_what_happened() -> None:
+    w = World()
+    a = w.worker("A", credit=20)
+    w.open()
+    w.submit(4)
+    log = w.root()
+    a.start()
+    a.finish((log, 0))
+    a.finish((log, 1), failure=Failure("again", "x", retryable=True))
+    a.alive = False
+    w.pass_time(12.0, beat=False)
+    b = w.worker("B", credit=20)
+    w.pass_time(60.0)
+    assert len(b.held) == 3
+    totals = {name: value for name, value in w.core.gauges().items() if name.endswith("_total")}
+    assert totals == {
+        "items_assigned_total": 4 + 1 + 3,
+        "items_accepted_total": 1,
+        "items_retried_total": 1,
+        "items_worker_lost_total": 2,  # the one that was tried again had not begun
+        "items_stale_total": 0,
+        "items_stolen_total": 0,
+    }
+
+
+def test_a_row_that_is_skipped_counts_beside_rows_that_are_done() -> None:
+    w, a = scheduled(n=3)
+    log = w.root()
+    ends = [Outcome.DONE, Outcome.SKIPPED, Outcome.DONE]
+    w.step(WorkerResults(a.session, [ResultGroup(log, [0, 1, 2], [1] * 3, ends, [b""] * 3, {}, [1] * 3)]))
+    view = w.view()
+    assert (view.state, view.done, view.skipped, view.failed) == (RunState.COMPLETED, 2, 1, 0)
+
+
+def test_a_worker_that_says_it_leaves_is_shown_with_that_reason() -> None:
+    w = World()
+    w.worker("A")
+    w.step(WorkerBeat("A", "host-A", w.mono, state="draining"))
+    (view,) = w.core.worker_views(w.now)
+    assert (view.state, view.reason) == ("draining", "the worker said so")
+
+
+def test_attempts_with_a_timeout_leave_memory_when_they_end() -> None:
+    w = World()
+    a = w.worker("A")
+    w.open()
+    w.submit(2, specs=ItemSpec(timeout_ms=1000))
+    assert len(w.core._state.timed) == 1
+    a.finish()
+    assert not w.core._state.timed
+
+
+def test_a_run_may_stop_early_because_enough_is_done() -> None:
+    w, a = scheduled(Policy("stop_early", (("successes", "2"),)), n=6)
+    log = w.root()
+    a.finish((log, 0), failure=BAD)
+    a.finish((log, 1))
+    assert w.view().state is RunState.RUNNING
+    a.finish((log, 2))
+    assert (w.view().state, w.view().cursor) == (RunState.COMPLETED, 3)

@@ -17,10 +17,10 @@ from rollout_worker.backends import environment
 from rollout_worker.devices import DevicePool
 from rollout_worker.executors.infer import InferExecutor
 from rollout_worker.executors.port import Run
-from rollout_worker.placement import FAIR_S, UNLOAD_S, ChildState
+from rollout_worker.placement import FAIR_S, GIVE_BACK_S, UNLOAD_S, ChildState
 from rollout_worker.processes.plans import planner
 from rollout_worker.wiring import devices_to_lease
-from session_world import LOG, RUN, Worker, delivered, of
+from session_world import LOG, RUN, Worker, delivered, of, seqs
 
 FOUR = ("GPU-a", "GPU-b", "GPU-c", "GPU-d")
 
@@ -152,6 +152,86 @@ def test_children_of_a_parent_that_waits_on_the_only_device_run_beside_it() -> N
     w.ready()
     w.do(ev.ChildWaits(1, work_pb2.Waiting(log=LOG, seq=0, attempt=1)))
     assert delivered(w.assign([1], spec=gpus(1))) == {1: [1]}
+
+
+def waits(w: Worker, child: int, seq: int) -> list[ev.Action]:
+    return w.do(ev.ChildWaits(child, work_pb2.Waiting(log=LOG, seq=seq, attempt=1)))
+
+
+def given_back(w: Worker) -> list[tuple[str, list[int]]]:
+    w.flush()
+    return [(f.released.reason, seqs(f.released.keys)) for f in w.sent(w.actions) if f.HasField("released")]
+
+
+def test_what_needs_the_device_of_a_parent_that_waits_long_goes_back() -> None:
+    """The children may need the places that it takes; what needs no device, or has a process, stays."""
+    w = worker(devices=("GPU-a", "GPU-b"), slots=1)
+    w.assign([0], spec=gpus(1))
+    w.ready()
+    waits(w, 1, 0)
+    w.assign([1], spec=engine_on(1))
+    w.ready()
+    w.assign([2], spec=engine_on(1))
+    w.assign([3, 4], spec=engine_on(2))
+    w.tick()
+    w.tick(GIVE_BACK_S - 0.1)
+    assert given_back(w) == []
+    w.tick(0.2)
+    assert given_back(w) == [("parent_waits", [3, 4])]
+    assert w.session.backlog == 3
+    w.assign([5], spec=engine_on(2))
+    w.tick(1.0)
+    assert given_back(w)[1:] == [("parent_waits", [5])]
+
+
+def test_what_can_have_the_device_when_others_are_done_waits_on() -> None:
+    w = worker(devices=("GPU-a", "GPU-b"))
+    w.assign([0], spec=gpus(1))
+    w.ready()
+    waits(w, 1, 0)
+    w.assign([1], spec=engine_on(1))
+    w.ready()
+    w.assign([2], spec=ItemSpec(executor="other-1"))
+    w.tick()
+    w.tick(GIVE_BACK_S + 1.0)
+    assert given_back(w) == []
+
+
+def test_what_needs_the_place_of_an_engine_where_a_parent_waits_long_goes_back() -> None:
+    w = worker(engines=1)
+    w.assign([0], spec=engine_on(1))
+    w.ready()
+    waits(w, 1, 0)
+    w.assign([1], spec=engine_on(2))
+    w.tick()
+    w.tick(GIVE_BACK_S)
+    assert given_back(w) == [("parent_waits", [1])]
+
+
+def test_an_engine_that_makes_room_takes_the_children_of_its_parents_first() -> None:
+    """Else it would never be done."""
+    w = worker(engines=1)
+    w.assign([0], spec=engine_on(1))
+    w.ready()
+    w.assign([1], spec=engine_on(2))
+    w.tick(FAIR_S)
+    waits(w, 1, 0)
+    assert delivered(w.assign([2], spec=engine_on(1))) == {1: [2]}
+    w.end(1, 2)
+    w.down(resume=work_pb2.Resume(log=LOG, seq=0, attempt=1))
+    assert of(w.end(1, 0), ev.StopChild) == [ev.StopChild(1, kill=False)]
+
+
+def test_children_of_another_executor_find_a_place_beside_all_parents_that_wait() -> None:
+    """They cannot share a parent's process, as those of its own executor can."""
+    w = worker(slots=1)
+    for seq in (0, 1):
+        w.assign([seq], spec=ItemSpec(executor="parent"))
+        w.ready()
+        w.do(ev.ChildWaits(seq + 1, work_pb2.Waiting(log=LOG, seq=seq, attempt=1)))
+    assert starts(w.assign([2], spec=ItemSpec(executor="child"))) == {3: ()}
+    assert delivered(w.ready()) == {3: [2]}
+    assert not starts(w.assign([3], spec=ItemSpec(executor="other"))), "no more work at once than there are slots"
 
 
 def backend(**options: object) -> Run:

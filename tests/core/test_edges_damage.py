@@ -356,3 +356,14 @@ def test_damage_to_the_output(place: Path, story: list[Any]) -> None:
 )
 def test_damage_to_both(place: Path, story: list[Any]) -> None:
     tell(place, story)
+
+
+def test_what_is_missing_is_said_when_the_ledger_is_gone(place: Path) -> None:
+    world = World(Path(tempfile.mkdtemp(dir=place)))
+    world.heal()
+    assert command(world)[0] == 0
+    os.truncate(world.place / RESULTS[0], 10)
+    world.spec = None  # the run was deleted
+    code, said = command(world)
+    assert code == 2 and f"{RESULTS[0]} was cut to 10 of" in said and "only the ledger has what is missing" in said
+    assert (world.place / RESULTS[0]).stat().st_size == 10  # what is left is left

@@ -19,11 +19,16 @@ from rollout.model.item import DEFAULT_SPEC, Key
 from rollout.objects.digest import object_id
 from rollout.objects.tree import describe
 from rollout.workloads.map.failure import LOAD_FAILED, RowError, from_text
-from rollout_worker.executors.map import MapExecutor, Output, oom_kills
+from rollout_worker.attempts import Held, Plan
+from rollout_worker.executors import map as executor_map
+from rollout_worker.executors.map import MapExecutor, Output
 from rollout_worker.executors.port import Attempt, Run
+from rollout_worker.placement import BUSY_S, Child, ChildState
 
 FUNCTIONS = """
-import os, sys, time, ctypes, subprocess
+import os, sys, time, ctypes, subprocess, socket
+
+pairs = []
 
 def double(row):
     return row * 2
@@ -47,6 +52,15 @@ class AsyncCounter(Counter):
 class Unmade:
     def __init__(self):
         raise ConnectionError("no licence server")
+
+class Unsteady:
+    def __init__(self):
+        with open(__file__ + ".starts", "a") as file:
+            file.write(".")
+            if file.tell() in (2, 3):
+                raise ConnectionError("no licence just now")
+    def __call__(self, row):
+        return os._exit(4) if row == "exit" else row
 
 class Final(Exception):
     retry = False
@@ -88,6 +102,22 @@ def act(row):
         raise MemoryError
     if do == "big":
         return len(row["data"])
+    if do == "close":
+        os.closerange(3, 100)
+        pairs.extend(socket.socketpair() for _ in range(20))  # with the numbers of those that it closed
+        return "never heard"
+    if do == "garble":
+        for fd in range(3, 100):
+            try:
+                os.write(fd, b"\\1\\0\\0\\0\\4" + bytes(16) + b"x" * 100)
+            except OSError:
+                pass
+        return "never heard"
+    if do == "patch":
+        import json
+        json.dumps = lambda *a, **k: "not json"
+        json.loads = None
+        return row
     if do == "stuck in C":
         ctypes.PyDLL(None).sleep(1000)
     return {"ok": row["n"]} if "n" in row else eval(row["eval"])
@@ -210,6 +240,11 @@ async def test_each_misbehaviour_costs_its_own_row_only(tmp_path: Path) -> None:
         error, _ = await calls.error({"do": "stuck in C"})
         assert error.code == "timeout" and "functions.py" in error.traceback
 
+        for do in ("close", "garble"):
+            error, _ = await calls.error({"do": do})
+            assert error.code == "process_died" and "descriptors that it did not open" in error.message, do
+
+        assert await calls.start({"do": "patch"}) == {"do": "patch"}
         assert await calls.start({"do": "fork"}) == "the parent's"
         assert await calls.start({"do": "fork-lives"}) == "the parent's"
         assert await calls.start({"n": 4}) == {"ok": 4}
@@ -271,6 +306,17 @@ async def test_why_it_cannot_be_loaded(tmp_path: Path, function: str, code: str,
     assert error.code == LOAD_FAILED and message in error.message and again is retry
 
 
+async def test_a_class_that_could_be_made_before_is_tried_again_at_no_rows_cost(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(executor_map, "RESTART_PAUSE_S", 0.01)
+    async with loaded(tmp_path, "Unsteady") as calls:
+        crash, after = calls.start("exit"), calls.start("after")
+        with pytest.raises(AttemptError, match="exit code 4"):
+            await crash
+        assert await after == "after"
+
+
 async def test_output_is_passed_on_within_a_budget() -> None:
     read, write = os.pipe()
     output = Output(write)
@@ -321,19 +367,19 @@ async def test_a_row_that_is_cancelled_while_it_runs_has_ended_with_it(tmp_path:
         assert await after == {"ok": 1}
 
 
-@pytest.mark.parametrize(
-    ("groups", "file"),
-    [
-        ("12:memory:/a/b\n0::/c\n", "memory/a/b/memory.oom_control"),
-        ("0::/c/d\n", "c/d/memory.events"),
-    ],
-)
-def test_kills_for_want_of_memory_are_counted(tmp_path: Path, groups: str, file: str) -> None:
-    assert oom_kills(tmp_path) == 0
-    (tmp_path / "proc/self").mkdir(parents=True)
-    (tmp_path / "proc/self/cgroup").write_text(groups)
-    assert oom_kills(tmp_path) == 0
-    path = tmp_path / "sys/fs/cgroup" / file
-    path.parent.mkdir(parents=True)
-    path.write_text("under_oom 0\noom_kill 3\n")
-    assert oom_kills(tmp_path) == 3
+def test_a_slot_that_tells_of_results_while_it_has_more_is_given_what_lasts_a_while() -> None:
+    run = Run("01J00000000000000000000000", "map", {})
+    child = Child(1, Plan(run, "slot", "key"))
+    child.state = ChildState.UP
+    now = 100.0
+    child.moved_at = child.delivered_at = now
+    held = Held(1, 1, 1, bytes(32), b"", DEFAULT_SPEC, child.plan)
+    child.in_hand[1, 1] = held
+    for _ in range(20):  # 5 rows of a millisecond each time
+        now += 0.005
+        child.settle(now, 5)
+    assert BUSY_S / 2 <= child.depth * 0.001 <= 2 * BUSY_S
+    for _ in range(10):  # then one of a second each time
+        now += 1.0
+        child.settle(now, 1)
+    assert child.depth == child.base

@@ -42,6 +42,7 @@ CAUGHT_BY: dict[str, Callable[[], None]] = {
     "timeouts": scenarios.test_a_timeout_counts_from_the_start_and_is_reported_once_the_attempt_is_over,
     "cancel_enforced": scenarios.test_cancel_reaches_the_process_which_is_killed_if_it_does_not_let_go,
     "stored_before_told": guards.test_a_large_result_is_told_only_when_it_is_stored,
+    "parents_go_first": devices.test_what_needs_the_device_of_a_parent_that_waits_long_goes_back,
     "devices_leased": lambda: devices.test_no_device_is_given_twice_and_none_leaks(0),
 }
 NOTICED = (AssertionError, KeyError, ValueError, ProtocolError, pytest.fail.Exception)

@@ -175,6 +175,30 @@ def test_an_engine_in_use_is_not_evicted_and_an_idle_one_is() -> None:
     assert of(w.do(ev.ChildEnded(1, "it stopped")), ev.StartChild)
 
 
+def test_runs_that_share_a_slot_take_turns_and_do_not_swap_at_every_row() -> None:
+    w, other = Worker(self_fence_s=1e9), RUN[:-1] + "W"
+    w.assign([0], name="a")
+    w.ready()
+    assert not of(w.assign([1], name="b", run=other), ev.StopChild)
+    for seq in range(2, 12):  # the rows of one run follow each other, with a moment between them
+        assert not of([*w.end(1, 0 if seq == 2 else seq - 1), *w.tick(0.2)], ev.StopChild)
+        assert 1 in delivered(w.assign([seq], name="a"))
+    assert not of(w.tick(1.0), ev.StopChild)
+    assert not of(w.assign([12], name="a"), ev.Deliver), "its turn is over"
+    assert [a.child for a in of([*w.end(1, 11), *w.tick()], ev.StopChild)] == [1]
+    w.do(ev.ChildEnded(1, "it stopped"))
+    assert delivered(w.ready()) == {2: [1]}
+
+
+def test_an_idle_process_makes_room_for_another_run_after_a_moment() -> None:
+    w = Worker(self_fence_s=1e9)
+    w.assign([0], name="a")
+    w.ready()
+    w.end(1, 0)
+    assert not of(w.assign([1], name="b", run=RUN[:-1] + "W"), ev.StopChild)
+    assert [a.child for a in of(w.tick(0.5), ev.StopChild)] == [1]
+
+
 def test_a_waiting_parent_frees_its_slot_and_says_so_again_on_a_new_stream() -> None:
     w = Worker()
     w.assign([0])

@@ -135,12 +135,13 @@ def test_all_faults_at_once_each_with_its_place(place: Path, monkeypatch: pytest
     monkeypatch.setattr(source, "MAX_LINE", 100)
     (place / "a").write_bytes(b'1\n{"\n\xff\n' + b"[" * 90 + b'\n"' + b"x" * 200)
     (place / "t.gz").write_bytes(gzip.compress(b"1\n" * 9)[:-9])
-    with opened("a", "t.gz") as found, pytest.raises(InputError) as error:
+    (place / "u.zst").write_bytes(zstandard.ZstdCompressor().compress(b"1\n" * 9)[:-1])
+    with opened("a", "t.gz", "u.zst") as found, pytest.raises(InputError) as error:
         found.check(json_of)
     places = [line.split(": ")[:2] for line in error.value.message.splitlines()]
-    assert [place for place, _ in places] == ["a:2", "a:3", "a:4", "a:5", "t.gz:10"]
+    assert [place for place, _ in places] == ["a:2", "a:3", "a:4", "a:5", "t.gz:10", "u.zst:1"]
     assert "not UTF-8 at byte 0" in places[1][1] and "the line is longer than" in places[3][1]
-    assert places[4][1] == "cannot read on"
+    assert places[4][1] == places[5][1] == "cannot read on"
     write("many", *(None for _ in range(3 * FAULTS_MAX)))
     with opened("many") as found, pytest.raises(InputError) as error:
         found.check(lambda line: fail(line.file, line.line, "no"))

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import gc
 import itertools
 import signal
+import subprocess
 import sys
 import threading
 import time
@@ -16,6 +16,7 @@ from typing import Any
 import pytest
 import rollout
 from rollout.client.api import Cluster
+from rollout.client.feed import RowsError
 from rollout.model.errors import ConfigError, InputError, StateError
 
 FUNCTIONS = """
@@ -98,6 +99,13 @@ def test_what_the_rows_raise_is_raised_and_kills_the_run(cluster: Cluster, doubl
         list(cluster.map(double, rows()))
     with pytest.raises(InputError, match=r"row 2\['x'\] is a set"):
         list(cluster.map(double, [1, {"x": {1}}]))
+
+    def leaving() -> Iterator[Any]:
+        yield 1
+        sys.exit(3)
+
+    with pytest.raises(RowsError, match="the rows raised SystemExit: 3"):
+        list(cluster.map(double, leaving()))
     run = cluster.submit(double, rows())
     with pytest.raises(KeyError):
         run.wait()
@@ -149,17 +157,77 @@ def test_faults_are_told_before_anything_is_submitted(cluster: Cluster, double: 
         cluster.map(function, [1])
 
 
-@pytest.mark.filterwarnings("error")
-def test_results_that_are_kept_beyond_their_cluster_end_without_noise(double: Any) -> None:
-    with rollout.local() as closed:
-        results = closed.map(double, [1, 2])
-        run = closed.run(results.run_id)
-    with pytest.raises(StateError, match="the cluster is closed"):
-        run.state()
-    with pytest.raises(StateError, match="the cluster is closed"):
-        next(results)
-    del results
-    gc.collect()
+def test_threads_share_outcomes_each_once(cluster: Cluster, double: Any) -> None:
+    outcomes, found = cluster.map(double, range(10, 3000)), list[int]()
+    readers = [threading.Thread(target=lambda: found.extend(o.row for o in outcomes)) for _ in range(2)]
+    for reader in readers:
+        reader.start()
+    for reader in readers:
+        reader.join(60)
+    assert sorted(found) == list(range(1, 2991))
+
+
+def test_another_thread_that_closes_ends_the_waiting(cluster: Cluster, home: Path) -> None:
+    outcomes, heard = cluster.map("map_api_functions:slow", [1000.0], code=home), list[BaseException]()
+
+    def read() -> None:
+        try:
+            next(outcomes)
+        except rollout.RunEnded as error:
+            heard.append(error)
+
+    reader = threading.Thread(target=read)
+    reader.start()
+    time.sleep(0.5)
+    outcomes.close()
+    reader.join(60)
+    assert heard
+
+
+FORKS = """
+import os, signal
+from rollout.client.api import Cluster, StateError
+from rollout.client.cluster import AsyncCluster
+async def nothing(stack):
+    return None, None
+cluster = Cluster(AsyncCluster(nothing)).__enter__()
+child = os.fork()
+if not child:
+    signal.alarm(30)
+    cluster.__exit__(None, None, None)
+    try:
+        cluster.submit("a:b", [1])
+    except StateError as error:
+        print(error)
+        raise SystemExit(5)
+print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+"""
+
+
+def test_a_fork_is_told_and_ends() -> None:
+    ended = subprocess.run([sys.executable, "-c", FORKS], capture_output=True, text=True, timeout=100)
+    assert (ended.returncode, ended.stderr) == (0, "")
+    assert ended.stdout.startswith("a fork cannot use the cluster of its parent") and ended.stdout.endswith("\n5\n")
+
+
+LEAVES = """
+import itertools, sys, rollout
+outcomes = rollout.map("map_api_functions:double", itertools.count(10), code=sys.argv[1])
+print(next(outcomes).result)
+cluster = rollout.local()
+with cluster:
+    kept = cluster.map("map_api_functions:double", itertools.count(10), code=sys.argv[1])
+try:
+    print(list(kept))
+except rollout.client.api.StateError as error:
+    print(error)
+"""
+
+
+def test_a_program_that_leaves_early_ends_and_outcomes_do_not_seem_to(home: Path) -> None:
+    ended = subprocess.run([sys.executable, "-c", LEAVES, home], capture_output=True, text=True, timeout=100)
+    assert (ended.returncode, ended.stderr) == (0, "")
+    assert ended.stdout.startswith("20\nthe cluster is closed")
 
 
 async def test_the_same_from_asyncio(cluster: Cluster, double: Any, home: Path) -> None:

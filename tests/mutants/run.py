@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import argparse
 import fnmatch
+import hashlib
 import json
 import os
 import random
@@ -126,6 +127,18 @@ def stage(fresh: bool) -> None:
         for path in (copy / package).rglob("*.py"):
             if not (STAGE / path.relative_to(copy)).exists():
                 path.unlink()
+    forget_what_reaches_what()
+
+
+def forget_what_reaches_what() -> None:
+    """mutmut asks new tests only which functions they reach; an old one may reach others once the code has moved."""
+    digest = hashlib.sha256()
+    for path in sorted(path for name in (*PACKAGES, "tests") for path in (STAGE / Path(name).name).rglob("*.py")):
+        digest.update(f"{path.relative_to(STAGE)}\0".encode() + path.read_bytes())
+    before = STAGE / "digest"
+    if not before.exists() or before.read_text() != digest.hexdigest():
+        (STAGE / "mutants" / "mutmut-stats.json").unlink(missing_ok=True)
+    before.write_text(digest.hexdigest())
 
 
 def configuration(pytest_options: dict[str, object]) -> str:

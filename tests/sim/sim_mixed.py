@@ -19,7 +19,10 @@ WITH_DEVICE = (("slots", 1.0), ("gpus", 1.0))
 
 def mix(scenario: Scenario, random: Random) -> Scenario:
     """Items name executors, parents those of their children; a worker hosts one to three of the four. What none of them
-    hosts waits for a worker that joins seconds later and may be struck itself, or there is one executor less."""
+    hosts waits for a worker that joins seconds later and may be struck itself, or there is one executor less. In some it
+    is a device that is scarce."""
+    if random.random() < 0.3:
+        return _scarce(scenario, random)
     first, *others = scenario.workers
     first = replace(first, executors=_some(random, random.randint(2, 3)))  # the one that every label fits
     workers = [first, *(replace(w, executors=_some(random, random.randint(1, 2))) for w in others)]
@@ -39,6 +42,30 @@ def mix(scenario: Scenario, random: Random) -> Scenario:
     return replace(
         scenario, workers=tuple(workers), runs=runs, faults=tuple(sorted(faults, key=lambda fault: fault.at))
     )
+
+
+def _scarce(scenario: Scenario, random: Random) -> Scenario:
+    """One worker has a device, which many parents keep while they wait; what they and their children need, places under
+    a cap or in its credit, others hold that wait for the device."""
+    first, *others = scenario.workers
+    first = replace(first, executors=tuple(sorted(NAMES)), devices=1)
+    workers = (first, *(replace(worker, executors=("engine", "slot")) for worker in others))
+    runs: list[RunPlan] = []
+    for run in scenario.runs:
+        specs: list[ItemSpec] = []
+        for spec in run.specs:
+            specs.append(replace(spec, executor="tool", resources=WITH_DEVICE))
+            specs += [replace(spec, executor=name) for name in ("model", "slot")]
+        items: list[tuple[Behaviour, int]] = []
+        for how, index in run.items:
+            how = replace(how, ms=min(how.ms, 900))  # one worker does most of it
+            if how.children or random.random() < 0.5:
+                calls = random.choice(("engine", "slot", "tool"))
+                how = replace(how, children=how.children or random.randint(1, 3), calls=calls)
+            items.append((how, 3 * index + (0 if how.children else random.randint(1, 2))))
+        cap = random.choice((0, 2, 3))
+        runs.append(replace(run, items=tuple(items), specs=tuple(specs), max_in_flight=cap, kind=random.choice(NAMES)))
+    return replace(scenario, workers=workers, runs=tuple(runs))
 
 
 def _some(random: Random, count: int) -> tuple[str, ...]:
@@ -63,22 +90,19 @@ def _named(run: RunPlan, first: WorkerPlan, random: Random) -> RunPlan:
     """Every spec that the run has for one or two executors, and some of its items as parents. Some ask
     for a device.
 
-    A parent has its device while it waits. So it has none where its children are for `model`, whose engine needs one;
-    nor where its run has caps: what waits for the device would hold the places that the parent needs to go on.
+    A parent has its device while it waits. So it has none where its children are for `model`, whose engine needs one.
     """
-    capped = bool(run.lanes or run.max_in_flight)
-    allowed = [name for name in NAMES if name != "model" or not capped]
-    kind = random.choice(allowed)
+    kind = random.choice(NAMES)
     specs: list[ItemSpec] = []
     for spec in run.specs:
-        names = [name for name in first.executors if name in allowed] if spec.require_labels else ["", *allowed]
+        names = list(first.executors) if spec.require_labels else ["", *NAMES]
         specs += [replace(spec, executor=random.choice(names)) for _ in range(2)]
         slots = [name for name in names if EXECUTORS.get(name) == "slot"]
         specs.append(replace(spec, executor=random.choice(slots), resources=WITH_DEVICE) if slots else specs[-1])
     items: list[tuple[Behaviour, int]] = []
     for how, index in run.items:
         how = _parent(how, random)
-        wants_one = how.children and (capped or (how.calls or kind) == "model")
+        wants_one = how.children and (how.calls or kind) == "model"
         items.append((how, 3 * index + random.randrange(2 if wants_one else 3)))
     return replace(run, items=tuple(items), specs=tuple(specs), kind=kind)
 

@@ -8,10 +8,12 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Generator
 from contextlib import contextmanager
+from dataclasses import replace
 
 import pytest
 from rollout.model.item import ItemSpec
-from rollout.model.run import RunState
+from rollout.model.run import Lane, RunState
+from rollout_worker.placement import GIVE_BACK_S
 from sim_executors import EXECUTORS, Behaviour
 from sim_generate import generate, mixed
 from sim_mixed import LATE, WITH_DEVICE
@@ -67,6 +69,25 @@ def test_a_parent_that_has_the_device_while_it_waits_goes_on_before_another_item
     assert any("completed 6/6 done 6" in line for line in report.milestones)
 
 
+@pytest.mark.parametrize("what", ["run's cap", "lane's cap", "credit", "credit, and they come first"])
+def test_what_waits_for_the_device_of_a_parent_gives_its_places_up_for_it(what: str) -> None:
+    """One worker with one device, which a parent has; the engine that the other items run in needs it too."""
+    specs = (
+        ItemSpec(executor="tool", resources=WITH_DEVICE, lane="a"),
+        ItemSpec(executor="model", lane="a", priority=9 if what == "credit, and they come first" else 0),
+    )
+    parent, other = (Behaviour(400, children=2, calls="slot"), 0), (Behaviour(20), 1)
+    plan = RunPlan("k0", (parent, *[other] * 12), specs)
+    if what == "run's cap":
+        plan = replace(plan, max_in_flight=2)
+    elif what == "lane's cap":
+        plan = replace(plan, lanes=(Lane("a", 1),))
+    worker = WorkerPlan("w0", 1, "x", executors=("model", "slot", "tool"), devices=1)
+    report = run(Scenario(2, (worker,), COORDINATORS, (plan,), (), ()), steps_min=0)
+    assert any("completed 13/13 done 13" in line for line in report.milestones)
+    assert report.seconds < 2 * GIVE_BACK_S
+
+
 def test_the_seeds_mix_executors_in_every_way() -> None:
     seen: Counter[str] = Counter()
     for seed in filter(mixed, range(200)):
@@ -81,5 +102,8 @@ def test_the_seeds_mix_executors_in_every_way() -> None:
         seen["a parent's children are another executor's"] += any(parent != child for parent, child in calls)
         seen["nobody hosts it until one joins"] += bool(asked - hosted)
         seen["items and engines want a worker's last device"] += any(w.devices == 1 for w in scenario.workers)
+        seen["parents keep the only device under a cap"] += sum(w.devices for w in scenario.workers) == 1 and any(
+            run.max_in_flight and any(how.children for how, _ in run.items) for run in scenario.runs
+        )
         seen["that one is struck"] += any(fault.node == LATE for fault in scenario.faults)
     assert min(seen.values()) >= 3, seen

@@ -22,6 +22,12 @@ BACKOFF_FIRST_S, BACKOFF_MAX_S = 0.1, 30.0
 START_BACKOFF_FIRST_S, START_BACKOFF_MAX_S = 1.0, 60.0
 FAIR_S = 60.0
 """A process in use makes room for another that has waited this long for its place, or for its devices."""
+GIVE_BACK_S = 10.0
+"""Attempts go back that have waited so long for what processes hold in which parents wait: the children of these may
+need the places under caps and in the credit that the attempts take."""
+SLOT_IDLE_S, SLOT_SLICE_S = 0.5, 3.0
+"""A slot's process that has been idle so long, or that others have waited for so long, makes room for another: to start
+one costs more than a short row, so runs that share a slot take turns and do not swap at every row."""
 UNLOAD_S = 5.0
 """An engine that has been idle this long gives its devices to what waits for them: it takes long to load again."""
 
@@ -64,7 +70,9 @@ class Child:
 
     @property
     def room(self) -> int:
-        if self.state is not ChildState.UP or self.retiring or (self.alone and self.active):
+        if self.state is not ChildState.UP or (self.alone and self.active):
+            return 0
+        if self.retiring and not self.waiting:  # it ends with its parents, and their children may have no other place
             return 0
         return self.depth - len(self.in_hand) + self.waiting
 
@@ -178,6 +186,7 @@ class Placement:
         self.plans: dict[str, Plan] = {}
         self.backoffs: dict[str, Backoff] = {}
         self._blocked_since: dict[str, float] = {}
+        self._behind_parents: dict[str, tuple[Plan, float]] = {}  # since when, by key
         self._next_child = 1
         self._uses = 0
 
@@ -269,6 +278,10 @@ class Placement:
         waiting = sum(1 for c in pool if c.waiting and not c.active)
         return self.slots + min(waiting, self.slots) - len(pool)
 
+    def _parents_only(self) -> bool:
+        """But for parents that wait there are fewer processes than slots."""
+        return sum(1 for c in self.of_kind("slot") if c.active or not c.waiting) < self.slots
+
     def _fill(self, child: Child, key: str) -> list[Held]:
         batch: list[Held] = []
         room = child.room
@@ -308,6 +321,8 @@ class Placement:
             wanted, room = 1, self.max_engines - len(self.of_kind("engine"))
         else:
             room = self._slot_room()
+            if room <= 0 and not mine and self._parents_only():
+                room = 1  # children of another executor than their parents, whose processes they cannot share
         supplied = self._supplied(plan)
         for _ in range(min(wanted, room, supplied)):
             actions.append(self.start(plan, now))
@@ -325,6 +340,23 @@ class Placement:
             for key, plan in self.plans.items()
             if plan.devices > len(self.pool.devices) and now >= self.backoff(key).until and self.head(key) is not None
         ]
+
+    def behind_parents(self, now: float) -> list[str]:
+        """Keys of attempts that have no process, and could have one only in place of one in which parents wait, for
+        long now: also what came since."""
+        known = {key: (plan, now) for key, plan in self.plans.items()} | self._behind_parents
+        self._behind_parents = {key: (plan, t) for key, (plan, t) in known.items() if self._is_behind_parents(plan)}
+        long = [key for key, (_, since) in self._behind_parents.items() if now - since >= GIVE_BACK_S]
+        return [key for key in long if self.head(key) is not None]
+
+    def _is_behind_parents(self, plan: Plan) -> bool:
+        parents = [c for c in self.children.values() if c.waiting]
+        if not parents or any(c.plan.key == plan.key for c in self.children.values()):
+            return False
+        others = len(self.pool.devices) - sum(len(self.pool.of(c.id)) for c in parents)
+        if plan.devices > others:
+            return True
+        return plan.kind == "engine" and sum(1 for c in parents if c.plan.kind == "engine") >= self.max_engines
 
     def _supplied(self, plan: Plan) -> int:
         """How many processes there are devices for."""
@@ -365,17 +397,20 @@ class Placement:
         return not any(c.in_hand for c in self.children.values())
 
     def _make_room(self, key: str, kind: str, now: float, actions: list[Action]) -> None:
-        """End the least recently used process of another key that is idle; none is taken from its work."""
+        """End the least recently used process of another key that is idle. One in use gives nothing up, but takes no
+        more when `key` has waited its time."""
         others = [c for c in self.of_kind(kind) if c.plan.key != key]
         if any(c.state is ChildState.STOPPING for c in others):
             return
-        idle = [c for c in others if c.state is ChildState.UP and not c.in_hand]
+        limit, grace = (FAIR_S, 0.0) if kind == "engine" else (SLOT_SLICE_S, SLOT_IDLE_S)
+        due = now - self._blocked_since.setdefault(key, now) >= limit
+        up = [c for c in others if c.state is ChildState.UP]
+        idle = [c for c in up if not c.in_hand and (due or now - c.moved_at >= grace)]
+        busy = [c for c in up if not c.waiting]
         if idle:
             actions.append(self.stop(min(idle, key=lambda c: c.used)))
-        elif others and kind == "engine":
-            since = self._blocked_since.setdefault(key, now)
-            if now - since >= FAIR_S and not any(c.retiring for c in others):
-                min(others, key=lambda c: c.used).retiring = True
+        elif due and busy and not any(c.retiring for c in others):
+            min(busy, key=lambda c: c.used).retiring = True
 
     def recall(self, now: float) -> list[Action]:
         asked = [(child.id, child.recall(now)) for child in self.children.values()]

@@ -58,6 +58,8 @@ class Safeguards:
     """A process that does not let go of an attempt is killed."""
     stored_before_told: bool = True
     """A result names its object only once that is stored."""
+    parents_go_first: bool = True
+    """A parent keeps its devices while it waits: what needs them keeps no places that its children need."""
     devices_leased: bool = True
     """A device is one process's until that has ended."""
 

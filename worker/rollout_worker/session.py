@@ -52,6 +52,8 @@ DRAIN_SLACK_S = 2.0
 """Beyond a drain's budget and the grace of cancellation: for results to be acknowledged."""
 GUARD_LATER_S = 0.1
 """The guard kills this much behind the fence: a daemon that stands still until then does not do it itself."""
+PARENT_WAITS = "parent_waits"
+"""Why unstarted attempts are released that need what a process holds in which a parent waits for its children."""
 CANCELLED = "cancelled"
 """Error code with which a child process answers a cancellation; it never leaves the worker."""
 
@@ -856,9 +858,17 @@ class Session:
                 self._actions.append(self.place.stop(child, kill=True))
         self._actions += self.place.retire_idle()
         self._actions += self.place.recall(now)
-        if self._welcomed and self._fenced_at is None and self.credit.adapt(now, self._by_run):
-            self._tell_credit(now)
+        if self._welcomed and self._fenced_at is None:
+            self._give_back_behind_parents(now)
+            if self.credit.adapt(now, self._by_run):
+                self._tell_credit(now)
         self._dispatch_due = True
+
+    def _give_back_behind_parents(self, now: float) -> None:
+        """They wait for a parent, and it may wait for the places that they take."""
+        if self._safe.parents_go_first and (keys := self.place.behind_parents(now)):
+            for held in [h for h in self.held.values() if h.state in UNSTARTED and h.plan.key in keys]:
+                self._give_up(held.key, PARENT_WAITS, now)
 
     # ---- drain
 

@@ -13,7 +13,7 @@ from rollout.cli.boundary import FAILED, OK
 from rollout.cli.progress import Display, Rates, Snapshot
 from rollout.cli.show import waiting
 from rollout.client import Page, Runs
-from rollout.model.errors import IncompleteError, InputChangedError, OutputChangedError, StateError
+from rollout.model.errors import HopelessError, IncompleteError, InputChangedError, OutputChangedError, StateError
 from rollout.model.item import NewItem
 from rollout.wire.v1 import runs_pb2 as pb
 from rollout.workloads.collector import Collector
@@ -118,6 +118,9 @@ class WorkloadRun:
                 waiting -= done
                 if collecting is not None and collecting.done():
                     break  # a run that was killed takes no more rows
+        except HopelessError as error:
+            await self._runs.command(self.run_id, "kill", reason=error.message.splitlines()[0][:500])
+            raise
         finally:
             for job in jobs:
                 job.cancel()

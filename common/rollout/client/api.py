@@ -10,11 +10,16 @@ The same for asyncio: `connect_async`, `local_async`.
 from __future__ import annotations
 
 import asyncio
+import concurrent.futures.thread  # noqa: F401 # pyright: ignore[reportUnusedImport] - before _close_all is registered
+import os
 import threading
 from collections.abc import AsyncGenerator, Coroutine, Iterable, Iterator
+from concurrent.futures import CancelledError
+from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self, TypeVar
+from weakref import WeakSet
 
 from rollout.client.cluster import (
     WINDOW,
@@ -28,7 +33,7 @@ from rollout.client.cluster import (
     local_async,
     resolve,
 )
-from rollout.model.errors import StateError
+from rollout.model.errors import RolloutError, StateError
 from rollout.wire.event_loop import EventLoop
 from rollout.workloads.map.failure import RowError
 from rollout.workloads.map.lines import UnloadableError
@@ -52,25 +57,52 @@ __all__ = [
 
 T = TypeVar("T")
 _JOIN_S = 30.0
+_CLOSED = "the cluster is closed, or these outcomes are: read them within its `with` statement"
+_open: set[Cluster] = set()
+
+
+def _close_all() -> None:
+    """A program that ends without leaving its `with` statement must not hang: not here, where the interpreter waits for
+    threads that wait for rows, nor later, when the thread is gone that could answer."""
+    for cluster in list(_open):
+        with suppress(Exception):  # nobody is left to hear of it
+            cluster.__exit__(None, None, None)
+
+
+# As `atexit`, but before the threads of executors are waited for: those registered last go first.
+threading._register_atexit(_close_all)  # type: ignore[attr-defined]
 
 
 class _Loop:
-    """An event loop in a thread of its own."""
+    """An event loop in a thread of its own. Once it is closed, and in a fork, which has no such thread, `call` raises
+    StateError: nobody would answer."""
 
     def __init__(self) -> None:
+        self.results: WeakSet[Results] = WeakSet()
+        self._pid = os.getpid()
+        self._closed = False
+        self._closing = threading.Lock()
         self._loop = EventLoop()
         self._thread = threading.Thread(target=self._loop.run_forever, name="rollout-client", daemon=True)
         self._thread.start()
 
     @property
-    def closed(self) -> bool:
-        return self._loop.is_closed()
+    def is_forked(self) -> bool:
+        return os.getpid() != self._pid
+
+    @property
+    def runs(self) -> bool:
+        return not self._closed and not self.is_forked
 
     def call(self, work: Coroutine[Any, Any, T]) -> T:
-        if self.closed:
+        if self.is_forked:
             work.close()
-            raise StateError("the cluster is closed: use its runs and results inside of its `with` statement")
-        future = asyncio.run_coroutine_threadsafe(work, self._loop)
+            raise StateError("a fork cannot use the cluster of its parent: open one of its own, after the fork")
+        with self._closing:
+            if self._closed:
+                work.close()
+                raise StateError(_CLOSED)
+            future = asyncio.run_coroutine_threadsafe(work, self._loop)
         try:
             return future.result()
         except BaseException:  # Ctrl-C in this thread: what nobody waits for is not to go on
@@ -86,14 +118,17 @@ class _Loop:
             await asyncio.get_running_loop().shutdown_asyncgens()
             await asyncio.get_running_loop().shutdown_default_executor()
 
-        self.call(rest())
+        with self._closing:
+            self._closed = True
+        asyncio.run_coroutine_threadsafe(rest(), self._loop).result()
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join(_JOIN_S)
         self._loop.close()
 
 
 class Results(Iterator[Outcome]):
-    """Outcomes in order, as they come. `close` ends the waiting; of a `map`, it also stops the run."""
+    """Outcomes in order, as they come. `close` ends the waiting; of a `map`, it also stops the run. Threads may share
+    it: each outcome goes to one of them."""
 
     def __init__(self, loop: _Loop, run: AsyncRun, *, start: int, owned: bool) -> None:
         self._loop = loop
@@ -101,7 +136,10 @@ class Results(Iterator[Outcome]):
         self._pages: AsyncGenerator[list[Outcome], None] | None = run.pages(start=start)
         self._ready: Iterator[Outcome] = iter(())
         self._owned = owned
+        self._turn = threading.Lock()
         self._reading = asyncio.Lock()  # after Ctrl-C a read still ends in the loop's thread while `close` is here
+        self._read: asyncio.Task[Any] | None = None
+        loop.results.add(self)
 
     @property
     def run_id(self) -> str:
@@ -111,6 +149,10 @@ class Results(Iterator[Outcome]):
         return self
 
     def __next__(self) -> Outcome:
+        with self._turn:
+            return self._following()
+
+    def _following(self) -> Outcome:
         outcome = next(self._ready, None)
         while outcome is None:
             pages = self._pages
@@ -118,6 +160,8 @@ class Results(Iterator[Outcome]):
                 raise StopIteration
             try:
                 found = self._loop.call(self._next(pages))
+            except CancelledError:
+                raise StateError(_CLOSED) from None
             except BaseException:
                 self.close()
                 raise
@@ -131,11 +175,20 @@ class Results(Iterator[Outcome]):
     def close(self) -> None:
         """Nothing happens where all of them have been read."""
         pages, self._pages, self._ready = self._pages, None, iter(())
-        if pages is None or self._loop.closed:
-            return
-        self._loop.call(self._end(pages))
-        if self._owned:
-            self._loop.call(self._run.cancel())
+        if pages is not None and self._loop.runs:  # with the cluster, the waiting has ended
+            self._end(pages)
+
+    def end_with_cluster(self) -> None:
+        """As `close`, but whoever reads on is told: outcomes must not seem to end here."""
+        if self._pages is not None:
+            self._end(self._pages)
+
+    def _end(self, pages: AsyncGenerator[list[Outcome], None]) -> None:
+        try:
+            if self._owned:
+                self._loop.call(self._run.cancel())  # another thread that waits in it hears that the run has ended
+        finally:
+            self._loop.call(self._ended(pages))
 
     def __enter__(self) -> Self:
         return self
@@ -149,9 +202,12 @@ class Results(Iterator[Outcome]):
 
     async def _next(self, pages: AsyncGenerator[list[Outcome], None]) -> list[Outcome] | None:
         async with self._reading:
+            self._read = asyncio.current_task()
             return await anext(pages, None)
 
-    async def _end(self, pages: AsyncGenerator[list[Outcome], None]) -> None:
+    async def _ended(self, pages: AsyncGenerator[list[Outcome], None]) -> None:
+        if self._read is not None and not self._owned:
+            self._read.cancel()  # another thread's, of a run that goes on
         async with self._reading:
             await pages.aclose()
 
@@ -208,13 +264,20 @@ class Cluster:
         except BaseException:
             self._loop_.close()
             raise
+        _open.add(self)
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        loop = self._loop
+        loop = self._loop_
+        if loop is None or loop.is_forked:
+            return  # closed already, or the parent's
+        _open.discard(self)
         try:
+            for results in list(loop.results):
+                with suppress(RolloutError, RuntimeError):  # another thread may be waiting for them
+                    results.end_with_cluster()
             loop.call(self._cluster.__aexit__(kind, error, traceback))
         finally:
             self._loop_ = None

@@ -255,11 +255,15 @@ class AsyncCluster:
         except asyncio.CancelledError:
             raise
         except RolloutError as error:
-            cause = error.__cause__ if isinstance(error, RowsError) and error.__cause__ else error
+            cause: BaseException = error
+            if isinstance(error, RowsError) and error.__cause__ is not None:
+                cause = error.__cause__
             try:
                 await runs.command(spec.run_id, "kill", reason=f"its rows ended with {type(cause).__name__}: {cause}")
             except RolloutError:
                 _log.warning("run %s is left open: it could not be killed", spec.run_id)
+            if not isinstance(cause, Exception):
+                raise  # SystemExit and the like would end the event loop instead of reaching the caller
             raise cause from None
         finally:
             feed.close()

@@ -107,7 +107,8 @@ class Feed:
                     self._handed += 1
                     self._changed.notify_all()
                 elif self._error is not None:
-                    raise RowsError from self._error
+                    error = self._error
+                    raise RowsError(f"the rows raised {type(error).__name__}: {error}") from error
                 else:
                     return
             fresh = 0 if item is None else fresh + 1

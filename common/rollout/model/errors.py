@@ -62,6 +62,12 @@ class IncompleteError(RolloutError):
     code = "incomplete"
 
 
+class HopelessError(RolloutError):
+    """No unit of the run can succeed, so it is killed. A workload's writer raises it."""
+
+    code = "hopeless"
+
+
 class NotFoundError(RolloutError):
     """No such thing."""
 

@@ -162,6 +162,8 @@ class Writer(Protocol):
     def lines(self, entry: CommitEntry) -> Iterable[tuple[str, bytes]]:
         """(file, bytes of one or more whole lines) for each line that `entry` becomes, in order.
 
+        HopelessError, which ends the run: what failed there will fail with every other unit.
+
         It depends on `entry` and the run's configuration alone: a file may have to be written anew from the ledger.
         """
         ...

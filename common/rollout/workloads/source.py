@@ -38,6 +38,7 @@ FAULTS_MAX = 100
 
 _BOM = b"\xef\xbb\xbf"
 _GZIP, _ZSTD = b"\x1f\x8b", b"\x28\xb5\x2f\xfd"
+_ZSTD_PIECE = 4 << 10  # so that no file, however well it is packed, needs much memory
 _HASH = 8
 _BATCH = 2000  # rows between two progress calls
 _AGAIN = "put it back as it was and give the same command again, or name another output.dir to start a new run"
@@ -416,11 +417,41 @@ def _opened(file: InputFile) -> Generator[io.BufferedIOBase]:
             with gzip.GzipFile(fileobj=raw) as stream:
                 yield stream
         elif kind == _ZSTD:
-            reader = zstandard.ZstdDecompressor().stream_reader(raw, read_across_frames=True)
-            with io.BufferedReader(cast(io.RawIOBase, reader), 1 << 20) as stream:
+            with io.BufferedReader(_ZstdFrames(raw), 1 << 20) as stream:
                 yield stream
         else:
             yield raw
+
+
+class _ZstdFrames(io.RawIOBase):
+    """What the frames of a file hold. EOFError where the last one is cut off, which zstandard's reader does not see."""
+
+    def __init__(self, raw: io.BufferedReader) -> None:
+        self._raw = raw
+        self._frame: zstandard.ZstdDecompressionObj | None = None
+        self._packed = b""
+        self._ready = memoryview(b"")
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any, /) -> int:
+        while not self._ready:
+            piece = self._packed or self._raw.read(_ZSTD_PIECE)
+            if not piece:
+                if self._frame is not None:
+                    raise EOFError("the file ends within a frame")
+                return 0
+            self._packed = b""
+            if self._frame is None:
+                self._frame = zstandard.ZstdDecompressor().decompressobj()
+            self._ready = memoryview(self._frame.decompress(piece))
+            if self._frame.eof:
+                self._packed, self._frame = self._frame.unused_data, None
+        count = min(len(buffer), len(self._ready))
+        buffer[:count] = self._ready[:count]
+        self._ready = self._ready[count:]
+        return count
 
 
 def _compression(file: InputFile, raw: io.BufferedReader) -> bytes:

@@ -201,6 +201,8 @@ def end(state: State, batch: AttemptBatch, seqs: list[int], cause: str) -> None:
     counted.attempts += n
     touch(state, counted)
     state.notes.capacity_freed(worker)
+    if worker.given_back and not log.children.keys().isdisjoint(seqs):
+        worker.given_back.clear()  # a parent: what it held there is free
     if info.lane.blocked:
         queues.unblock(info.lane.blocked)
     if info.spec.chain:

@@ -9,7 +9,8 @@ from rollout_coordinator.core.state import Requirements, Run, State, Worker
 UNLIMITED = 1 << 30
 OF_PROCESSES = frozenset({"gpus", "memory_mib"})
 """Resources that a worker gives to a process, which has them until it ends. While a parent in it waits they count as
-free, since its children may run beside it there; others wait at the worker until the parent is done."""
+free, since its children may run beside it there; others wait at the worker until the parent is done, or
+are given back."""
 
 
 def limit_of(worker: Worker, run: Run) -> int:
@@ -60,6 +61,11 @@ def fits(worker: Worker, requirements: Requirements) -> bool:
             and all(amount <= worker.capacity.get(name, 0.0) for name, amount in requirements.strict)
         )
     return known
+
+
+def takes(worker: Worker, requirements: Requirements) -> bool:
+    """Whether it may be given such items now: they fit, and it has not just given them back."""
+    return fits(worker, requirements) and requirements not in worker.given_back
 
 
 def strict_room(worker: Worker, requirements: Requirements, besides: Set[str] = frozenset()) -> int:

@@ -14,7 +14,7 @@ from rollout.model.run import RunState
 from rollout.model.worker import WorkerState
 
 from rollout_coordinator.core.attempts import open_batch
-from rollout_coordinator.core.capacity import UNLIMITED, fits, free_credit, has_enough, idle, parents_full, strict_room
+from rollout_coordinator.core.capacity import UNLIMITED, free_credit, has_enough, idle, parents_full, strict_room, takes
 from rollout_coordinator.core.chains import may_run, predecessor
 from rollout_coordinator.core.events import Keys
 from rollout_coordinator.core.fair_share import FairShare
@@ -174,7 +174,7 @@ def take_from_run(state: State, frame: Frame, run: Run, n: int, soft: bool) -> t
     """Up to `n` items of the run into the frame. How many, and whether a less choosy pass could take more."""
     worker, taken, skipped = frame.worker, 0, Skipped()
     no_roots = parents_full(state, worker, run)
-    fitting = [s for s in run.requirements.values() if s.heap and fits(worker, s)]
+    fitting = [s for s in run.requirements.values() if s.heap and takes(worker, s)]
     while taken < n and frame.bytes_left > 0:
         first: Requirements | None = None
         for some in fitting:

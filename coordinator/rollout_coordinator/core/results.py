@@ -12,11 +12,14 @@ from rollout.model.run import ENDED
 
 from rollout_coordinator.core import attempts, chains, commit, failures
 from rollout_coordinator.core.events import Keys, ResultGroup, WorkerReleased, WorkerResults, WorkerStarted
-from rollout_coordinator.core.state import AttemptBatch, Log, State, Worker, touch
+from rollout_coordinator.core.state import AttemptBatch, Log, Requirements, State, Worker, touch
 from rollout_coordinator.core.step import ResultRows, SendAccepted
 from rollout_coordinator.core.workers import quarantine, worker_of_session
 
 RELEASE_ENDS = {"pause": AttemptEnd.PAUSED}
+GIVEN_BACK_S = 60.0
+"""A worker that gave items back because parents wait there is given none like them for so long, or until one of its
+parents has ended. The parents come first meanwhile."""
 
 
 def started(state: State, event: WorkerStarted) -> None:
@@ -33,12 +36,16 @@ def released(state: State, event: WorkerReleased) -> None:
     if worker is None:
         return
     how = RELEASE_ENDS.get(event.reason, AttemptEnd.RELEASED)
+    behind: list[Requirements] = []
     for keys in event.keys:
         for batch, seq in attempts.current(state, worker, keys):
+            behind.append(batch.info.requirements)
             if event.reason == "self_fence":
                 failures.not_held(state, batch, seq, "self_fence", "its worker was cut off and killed it")
             else:
                 attempts.end_attempt(state, batch, seq, how, event.reason or "released", "given back by its worker")
+    if event.reason == "parent_waits" and worker.waiting:
+        worker.given_back.update(dict.fromkeys(behind, state.now.mono + GIVEN_BACK_S))
 
 
 def results(state: State, event: WorkerResults) -> None:

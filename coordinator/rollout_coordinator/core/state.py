@@ -303,9 +303,9 @@ class Revoke:
 class Worker:
     __slots__ = (
         "batches", "by_run", "bytes", "capacity", "credit", "credit_runs", "done", "drain_argument", "due_at",
-        "ended_ms", "failure_emitted", "fenced", "fits", "holds", "host_id", "id", "in_flight", "incoming",
-        "inventory", "kind", "load", "reason", "registered_ms", "revoke", "running", "session", "state", "used",
-        "waiting",
+        "ended_ms", "failure_emitted", "fenced", "fits", "given_back", "holds", "host_id", "id", "in_flight",
+        "incoming", "inventory", "kind", "load", "reason", "registered_ms", "revoke", "running", "session", "state",
+        "used", "waiting",
     )  # fmt: skip
 
     def __init__(self, incarnation: str, host_id: str, inventory: Inventory, state: WorkerState, now: Now) -> None:
@@ -326,6 +326,7 @@ class Worker:
         self.used: dict[str, float] = {}
         self.batches: dict[int, AttemptBatch] = {}
         self.revoke: Revoke | None = None
+        self.given_back: dict[Requirements, float] = {}  # what it gets none of until then: see results.released
         self.fenced = False
         self.failure_emitted = False
         self.set_inventory(inventory)

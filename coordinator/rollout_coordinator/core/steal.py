@@ -14,7 +14,7 @@ from rollout.model.run import RunState
 from rollout.model.worker import WorkerState
 
 from rollout_coordinator.core.attempts import Held, current, end_attempt, keys_of, open_seqs
-from rollout_coordinator.core.capacity import fits, limit_of, parents_full, strict_room
+from rollout_coordinator.core.capacity import fits, limit_of, parents_full, strict_room, takes
 from rollout_coordinator.core.events import WorkerConfirm
 from rollout_coordinator.core.state import AttemptBatch, Requirements, Revoke, Run, State, Worker
 from rollout_coordinator.core.step import Emit, SendRevoke
@@ -130,7 +130,7 @@ def offer_of(batch: AttemptBatch) -> Offer:
 def most_for(state: State, thief: Worker, offer: Offer) -> int:
     """How many of such items the thief may have."""
     run, requirements, root = offer
-    if not fits(thief, requirements) or (root and parents_full(state, thief, run)):
+    if not takes(thief, requirements) or (root and parents_full(state, thief, run)):
         return 0
     limit = limit_of(thief, run) - thief.holds.get(run.id, 0)
     return min(limit, strict_room(thief, requirements)) if requirements.strict else limit

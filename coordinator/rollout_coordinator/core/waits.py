@@ -125,6 +125,9 @@ def _busy(state: State, run: Run, requirements: Requirements, workers: list[Work
     if not spare:
         amounts = ", ".join(f"{amount:g} {name}" for name, amount in requirements.strict)
         return "resources", f"{amounts} are not free on any of the {len(fitting)} workers that have them", False
+    if all(requirements in worker.given_back for worker in spare):
+        what = "what they need is held by items that wait for their children"
+        return "resources", f"{what}, on each of the {len(fitting)} workers that have it", False
     if root and all(parents_full(state, worker, run) for worker in spare):
         return "caps", "the workers have as many items that wait for their children as they may", False
     if all(free_credit(worker, run) <= 0 for worker in spare):

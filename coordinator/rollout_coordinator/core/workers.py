@@ -173,6 +173,9 @@ def scan(state: State) -> bool:
         return False
     state.next_scan = now + tick
     for worker in list(state.workers.values()):
+        if worker.given_back and min(worker.given_back.values()) <= now:
+            worker.given_back = {some: until for some, until in worker.given_back.items() if until > now}
+            state.notes.capacity_freed(worker)
         late = now - worker.due_at
         if late <= settings.coordinator_failure_timeout or late <= settings.clock_skew_budget:
             continue

@@ -43,8 +43,12 @@ all the rest."""
 INLINE_ROW = 16 << 10
 """Larger rows go by way of a file: a datagram has to fit the socket's buffer."""
 FRAME_MAX = 128 << 20
+STARTS_MAX = 3
+"""Failed starts in a row of a function that was loaded before, until a row is told."""
 RESTART_PAUSE_S, RESTART_PAUSE_MAX_S = 0.5, 10.0
 DUMP_WAIT_S = 1.0
+CUT_OFF_S = 0.3
+"""A process that ends loses its sockets first."""
 DRAIN_S = 0.2
 OUTPUT_BURST, OUTPUT_PER_S = 256 << 10, 16 << 10
 TAIL = 4096
@@ -183,6 +187,8 @@ class Host:
         self._number = 0
         self._mean_s = WINDOW_S
         self._unloadable: JsonObject | None = None
+        self._was_loaded = False
+        self._failed_starts = 0  # one after the other
         self._pause_s = 0.0
         self._starting: asyncio.Task[None] | None = None
         self._timer: asyncio.TimerHandle | None = None
@@ -282,13 +288,13 @@ class Host:
             return
         if not self._sent or self._sent[0].number != number or self._hangs is not None:
             return  # what ends while it is asked where it hangs has timed out all the same
+        failure = None if kind == process.RESULT else error_of(json.loads(body))
         job = self._sent.popleft()
         self._mean_s += 0.1 * (seconds - self._mean_s)
-        if not job.done.done():
-            if kind == process.RESULT:
-                job.done.set_result(Done(body, seconds=seconds))
-            else:
-                job.fail(error_of(json.loads(body)))
+        if failure is not None:
+            job.fail(failure)
+        elif not job.done.done():
+            job.done.set_result(Done(body, seconds=seconds))
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
@@ -311,12 +317,17 @@ class Host:
             )
             failure = await started.start()
             if failure is None:
-                self._pause_s = 0.0
+                self._pause_s, self._failed_starts, self._was_loaded = 0.0, 0, True
                 return
             await started.end()
             self._process = None
+            self._failed_starts += 1
             if not failure["retry"]:
                 self._unloadable = failure
+            elif self._was_loaded:
+                # The function can be loaded: no row fails the run for it, and none is to blame for the first tries.
+                if self._waiting and self._failed_starts >= STARTS_MAX:
+                    self._waiting.popleft().fail(error_of(failure))
             elif self._waiting:
                 self._waiting.popleft().fail(error_of(failure, LOAD_FAILED))
             self._pause_s = min(max(RESTART_PAUSE_S, 2 * self._pause_s), RESTART_PAUSE_MAX_S)
@@ -333,7 +344,10 @@ class Host:
         if self._sent:
             job = self._sent.popleft()
             hung_at, ran_out = (ended.hung_at, ended.ran_out) if ended is not None else (None, False)
-            job.fail(died(code, said, hung_at, job.timeout_s, self._root, ran_out))
+            if ended is not None and ended.cut_off and hung_at is None:
+                job.fail(error_of(_failure("process_died", "ProcessDied", _CUT_OFF)))
+            else:
+                job.fail(died(code, said, hung_at, job.timeout_s, self._root, ran_out))
             self._waiting.extendleft(reversed(self._sent))
             self._sent.clear()
         self._hangs = None
@@ -354,6 +368,7 @@ class UserProcess:
     ) -> None:  # fmt: skip
         self.loaded = False
         self.hung_at: str | None = None
+        self.cut_off = False  # it was ended because no results can come from it any more
         self.ran_out = False  # the kernel ended it, over the limit of this executor's control group
         self._oom_kills = cgroup.oom_kills()
         self._init = json.dumps({"target": function, "root": root, "pycache": pycache}).encode()
@@ -366,6 +381,7 @@ class UserProcess:
         self._popen: subprocess.Popen[bytes] | None = None
         self._output = Output(1)
         self._watch: asyncio.Task[None] | None = None
+        self._cut: asyncio.Task[None] | None = None
         self._on_end = on_end
         self._exited = asyncio.Event()
         self._done = asyncio.Event()  # and all that it said has been read
@@ -394,6 +410,7 @@ class UserProcess:
         await loop.create_unix_connection(lambda: self._results, sock=ours)
         transport, _ = await loop.connect_read_pipe(lambda: _Lines(self._output), os.fdopen(read, "rb", 0))
         self._watch = loop.create_task(self._wait(transport))
+        self._cut = loop.create_task(self._end_cut_off())
         self._rows.send(self._init)
         return await self._loading
 
@@ -424,6 +441,15 @@ class UserProcess:
             self._loading.set_result(death(what, code, self._output.text(), self._root, self.ran_out))
         elif was_loaded and not self._stopping:
             self._on_end(code, self._output.text())
+
+    async def _end_cut_off(self) -> None:
+        """A process that goes on without its end of the results: the row would wait for ever."""
+        await self._lost.wait()
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(self._exited.wait(), CUT_OFF_S)
+        if not self._exited.is_set():
+            self.cut_off = True
+            self.kill()
 
     # ---- rows
 
@@ -496,7 +522,7 @@ class UserProcess:
 
 
 class _Frames(asyncio.Protocol):
-    """Length, kind, body. The process is the user's: what is no frame of ours ends the reading, nothing more."""
+    """Length, kind, body. The process is the user's: what is no frame of ours ends the reading, and so the process."""
 
     def __init__(self, on_frame: Frames, lost: asyncio.Event, rest: Callable[[], float]) -> None:
         self._on_frame = on_frame
@@ -521,7 +547,11 @@ class _Frames(asyncio.Protocol):
                 break
             body = bytes(memoryview(buffer)[at + head.size : end])
             at = end
-            self._on_frame(kind, body)
+            try:
+                self._on_frame(kind, body)
+            except (ValueError, KeyError, TypeError):
+                self.close()
+                return
         del buffer[:at]
         if (seconds := self._rest()) and self._transport is not None:
             self._transport.pause_reading()
@@ -564,6 +594,10 @@ def error_of(failure: JsonObject, code: str = "") -> AttemptError:
     return AttemptError(text, code=code or failure["code"], retry=failure["retry"])
 
 
+_CUT_OFF = (
+    "the function closed or wrote to file descriptors that it did not open: its result cannot be had, and its process "
+    "was ended"
+)
 _FATAL = "Fatal Python error: "
 
 
@@ -589,22 +623,6 @@ def death(what: str, code: int, said: str, root: str, ran_out: bool = False) -> 
 
 def _failure(code: str, kind: str, message: str, traceback: str = "") -> JsonObject:
     return {"code": code, "type": kind, "message": message, "traceback": traceback, "retry": True}
-
-
-def oom_kills(root: Path = Path("/")) -> int:
-    """Processes of this one's control group that the kernel has ended for want of memory, as far as one can see."""
-    with contextlib.suppress(OSError, ValueError):
-        for line in (root / "proc/self/cgroup").read_text().splitlines():
-            number, controllers, path = line.split(":", 2)
-            if number == "0" and not controllers:
-                file = root / "sys/fs/cgroup" / path.strip("/") / "memory.events"
-            elif "memory" in controllers.split(","):
-                file = root / "sys/fs/cgroup/memory" / path.strip("/") / "memory.oom_control"
-            else:
-                continue
-            with contextlib.suppress(OSError, ValueError):
-                return int(dict(entry.split() for entry in file.read_text().splitlines()).get("oom_kill", 0))
-    return 0
 
 
 def exit_text(code: int) -> str:

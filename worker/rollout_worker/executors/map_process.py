@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import faulthandler
 import importlib
-import json
 import os
 import signal
 import socket
@@ -20,6 +19,7 @@ import sys
 import time
 import traceback
 from collections.abc import Callable
+from json import dumps, loads  # by name: the function may put others into the module
 from types import TracebackType
 from typing import Any, NoReturn
 
@@ -31,6 +31,7 @@ HEAD = struct.Struct("<IB")
 ROW = struct.Struct("<cQ")
 NUMBER = struct.Struct("<Qd")
 
+UNHEARD_S = 5.0
 MESSAGE_MAX, TRACEBACK_MAX = 1200, 2600  # together with the type below the limit of an error on the wire, 4096
 
 
@@ -171,10 +172,14 @@ class Process:
 
     def _send(self, kind: int, number: int, seconds: float, body: bytes) -> None:
         head = HEAD.pack(len(body) + NUMBER.size, kind) + NUMBER.pack(number, seconds)
-        self._results.sendall(head + body)
+        try:
+            self._results.sendall(head + body)
+        except OSError:  # the function closed it, or wrote to it: the executor sees that, ends this process and says so
+            time.sleep(UNHEARD_S)
+            os._exit(1)
 
     def main(self) -> NoReturn:
-        init = json.loads(self._rows.recv(1 << 20))
+        init = loads(self._rows.recv(1 << 20))
         self._root = init["root"]
         if init["pycache"]:
             sys.pycache_prefix = init["pycache"]  # the code directory is shared and stays as it is
@@ -185,7 +190,7 @@ class Process:
             call = Caller(load(init["target"], self._root))
         except Unloadable as error:
             self._only_parent(error)
-            self._send(LOAD_FAILED, 0, time.perf_counter() - began, json.dumps(error.failure).encode())
+            self._send(LOAD_FAILED, 0, time.perf_counter() - began, dumps(error.failure).encode())
             os._exit(0)
         self._only_parent(None)
         self._send(LOADED, 0, time.perf_counter() - began, b"")
@@ -207,7 +212,7 @@ class Process:
         began = time.perf_counter()
         kind, seconds = RESULT, 0.0
         try:
-            row = json.loads(payload)
+            row = loads(payload)
             began = time.perf_counter()
             result = call(row)
             seconds = time.perf_counter() - began
@@ -216,11 +221,11 @@ class Process:
                 body = encode(result, "result")
             except (ValueError, TypeError, RecursionError) as error:
                 failure = _plain("TypeError", f"the function returned what is no JSON: {error}")
-                kind, body = FAILED, json.dumps(failure | {"code": "not_json", "retry": False}).encode()
+                kind, body = FAILED, dumps(failure | {"code": "not_json", "retry": False}).encode()
         except BaseException as error:  # noqa: BLE001 - the user's function: whatever it raises fails its row
             seconds = time.perf_counter() - began
             self._only_parent(error)
-            kind, body = FAILED, json.dumps(self._failure(error)).encode()
+            kind, body = FAILED, dumps(self._failure(error)).encode()
         self._send(kind, number, seconds, body)
 
     def _failure(self, error: BaseException) -> dict[str, Any]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 
-from rollout.model.errors import RolloutError
+from rollout.model.errors import HopelessError
 from rollout.model.item import Outcome
 from rollout.workloads.commit import CommitEntry
 from rollout.workloads.json_form import JsonObject, dump_line
@@ -17,7 +17,7 @@ _STARTS = frozenset({LOAD_FAILED, "engine_start", "executor_missing", "bad_run_c
 """Codes of failures that are of the run and not of a row: whatever the row, the function cannot be called."""
 
 
-class UnloadableError(RolloutError):
+class UnloadableError(HopelessError):
     """The function cannot be loaded on the workers."""
 
     code = LOAD_FAILED

@@ -8,6 +8,9 @@ from typing import Any, cast
 JSON_MAX = 64 << 20
 """Bytes of one row or result at most."""
 _DEPTH = 200
+# Made once: a function that puts another json.dumps in its place must not change what results are.
+_plain = json.JSONEncoder(allow_nan=False, ensure_ascii=False, separators=(",", ":")).encode
+_escaped = json.JSONEncoder(allow_nan=False, separators=(",", ":")).encode
 _SCALARS = frozenset({str, int, float, bool, type(None)})
 _HINTS = {
     "set": ": use sorted(...) or list(...)",
@@ -33,9 +36,9 @@ def encode(value: Any, what: str) -> bytes:
         fault = fault_of(value, what)
         if fault:
             raise ValueError(fault)
-        data = json.dumps(value, allow_nan=False, ensure_ascii=False, separators=(",", ":")).encode()
+        data = _plain(value).encode()
     except UnicodeEncodeError:  # a lone surrogate: JSON can escape it
-        data = json.dumps(value, allow_nan=False, separators=(",", ":")).encode()
+        data = _escaped(value).encode()
     if len(data) > JSON_MAX:
         raise ValueError(
             f"{what} is {len(data) >> 20} MiB of JSON, {JSON_MAX >> 20} MiB is the most: store it, pass where"
@@ -45,7 +48,7 @@ def encode(value: Any, what: str) -> bytes:
 
 def fault_of(value: Any, path: str, depth: int = 0) -> str:
     """Where and why `value` is no JSON; empty if it is."""
-    kind: type[Any] = type(value)
+    kind = cast("type[Any]", type(value))
     if kind in _SCALARS:
         if kind is float and (value != value or value in (float("inf"), float("-inf"))):
             return f"{path} is {value}, which JSON has no number for: use None or a string instead"
@@ -83,6 +86,6 @@ def type_name(kind: type) -> str:
 
 def a_type(value: Any) -> str:
     """The name of its type, with an article."""
-    kind: type[Any] = type(value)
+    kind = cast("type[Any]", type(value))
     name = type_name(kind)
     return f"{'an' if name[:1].lower() in 'aeiou' else 'a'} {name}"
