@@ -346,3 +346,14 @@ async def test_links_stay_inside_unless_asked(tmp_path: Path) -> None:
     (root / "pipe").symlink_to(tmp_path / "pipe")
     with pytest.raises(InputError, match="neither a file nor a directory"):
         await describe(root, links="follow")
+
+
+async def test_a_file_that_changes_while_it_is_uploaded_is_named(tmp_path: Path) -> None:
+    class Changing(Memory):
+        async def put_path(self, path: Path, *, known_id: bytes | None = None) -> bytes:
+            path.write_text("and more")
+            raise ObjectCorruptError("the uploaded bytes hash to something else")
+
+    (tmp_path / "said.txt").write_text("some")
+    with pytest.raises(InputError, match=r"said\.txt was changed while it was uploaded"):
+        await upload(tmp_path, Changing())

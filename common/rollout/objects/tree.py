@@ -184,7 +184,15 @@ async def upload(
     async def send(name: bytes) -> None:
         nonlocal done
         async with slots:
-            await remote.put_path(sources[name], known_id=name)
+            try:
+                await remote.put_path(sources[name], known_id=name)
+            except ObjectCorruptError as error:
+                if (await asyncio.to_thread(hash_file, sources[name]))[0] != name:
+                    raise InputError(
+                        f"{sources[name]} was changed while it was uploaded. A run needs its files as they were when "
+                        "it began: start a new one, with another output, when nothing writes to them"
+                    ) from error
+                raise
         done += sizes[name]
         if progress is not None:
             progress(done, total)
