@@ -297,6 +297,12 @@ def test_whose_directory(tmp_path: Path) -> None:
         assert out.check(None) is None
         out.claim(OTHER, settings)
     assert (tmp_path / f"results.{RUN}.jsonl").read_bytes() == b"0\n1\n"
+    for number in (1, 2):  # nobody knows whose these are; the second replaces nothing
+        (tmp_path / "run-id").unlink()
+        (tmp_path / "results.jsonl").write_text(f"{number}\n")
+        with OutputDirectory.open(tmp_path) as out:
+            out.claim(OTHER, settings)
+    assert [(tmp_path / f"results.unknown{n}.jsonl").read_text() for n in ("", ".2")] == ["1\n", "2\n"]
     (tmp_path / "run-id").write_text("nonsense")
     with OutputDirectory.open(tmp_path) as out, pytest.raises(ConfigError, match="no run id"):
         out.check(None)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import itertools
 import signal
 import subprocess
@@ -229,19 +228,6 @@ def test_a_program_that_leaves_early_ends_and_outcomes_do_not_seem_to(home: Path
     ended = subprocess.run([sys.executable, "-c", LEAVES, home], capture_output=True, text=True, timeout=100)
     assert (ended.returncode, ended.stderr) == (0, "")
     assert ended.stdout.startswith("20\nthe cluster is closed")
-
-
-@pytest.mark.filterwarnings("error")
-def test_results_that_are_kept_beyond_their_cluster_end_without_noise(double: Any) -> None:
-    with rollout.local() as closed:
-        results = closed.map(double, [1, 2])
-        run = closed.run(results.run_id)
-    with pytest.raises(StateError, match="the cluster is closed"):
-        run.state()
-    with pytest.raises(StateError, match="the cluster is closed"):
-        next(results)
-    del results
-    gc.collect()
 
 
 async def test_the_same_from_asyncio(cluster: Cluster, double: Any, home: Path) -> None:

@@ -16,6 +16,7 @@ import stat
 from collections.abc import Generator, Iterable, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
+from itertools import count
 from pathlib import Path
 from typing import IO, Any, Self, cast
 
@@ -222,8 +223,14 @@ class OutputDirectory:
             for name in dict.fromkeys((*results, *(state["files"] if state else ()))):
                 path = self.path / name
                 if path.exists():
-                    path.replace(path.with_name(f"{path.stem}.{previous}{path.suffix}"))
+                    path.replace(_free_name(path, previous))
             (self.path / STATE).unlink(missing_ok=True)
+
+
+def _free_name(path: Path, run_id: str) -> Path:
+    """Where `path` can be moved to without replacing what was moved there before."""
+    names = (f"{path.stem}.{run_id}{number}{path.suffix}" for number in ("", *(f".{n}" for n in count(2))))
+    return next(aside for name in names if not (aside := path.with_name(name)).exists())
 
 
 @dataclass(frozen=True, slots=True)
