@@ -16,7 +16,7 @@ import stat
 from collections.abc import Generator, Iterable, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
-from itertools import count
+from itertools import chain, count
 from pathlib import Path
 from typing import IO, Any, Self, cast
 
@@ -229,7 +229,8 @@ class OutputDirectory:
 
 def _free_name(path: Path, run_id: str) -> Path:
     """Where `path` can be moved to without replacing what was moved there before."""
-    names = (f"{path.stem}.{run_id}{number}{path.suffix}" for number in ("", *(f".{n}" for n in count(2))))
+    numbers = chain([""], (f".{number}" for number in count(2)))
+    names = (f"{path.stem}.{run_id}{number}{path.suffix}" for number in numbers)
     return next(aside for name in names if not (aside := path.with_name(name)).exists())
 
 
