@@ -83,8 +83,13 @@ def test_rows_that_misbehave_cost_themselves_only(cli: Cli) -> None:
     summary = json.loads((cli.directory / "out" / "summary.json").read_text())
     assert summary["rows"]["completed"] == 293 and summary["rows"]["failed"] == 7
 
+    (cli.directory / "again.jsonl").touch()  # beside the code, where no run was begun
     again = cli.run(*command, "--max-attempts", "1", "--json")
     assert again.code == 0 and again.event("summary")["rows"]["committed"] == 300
+    assert "no part of this run: again.jsonl" in again.err
+    (cli.directory / "package" / "functions.py").write_text(MISBEHAVING + "\n")
+    refused = cli.run(*command)
+    assert refused.code == 2 and "changed: package/functions.py. Change it back" in refused.err
 
 
 def test_code_that_cannot_be_loaded_is_told_at_once_and_can_be_mended(cli: Cli) -> None:

@@ -103,6 +103,23 @@ def test_the_file_that_the_output_goes_to_is_no_part_of_the_code(tmp_path: Path)
     assert [name for name, _ in found.files] == ["a.py"]
 
 
+def test_a_run_goes_on_with_its_own_code(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write(tmp_path, {"a.py": "1", "b.py": "2", "data/labels.txt": "", "run.sh": ""})
+    began = read_code(tmp_path)
+    write(tmp_path, {"again.jsonl": "x" * 99, "package/c.py": "", "data/run-id": "", ".rolloutignore": "b.py"})
+    monkeypatch.setattr(map_code, "MAX_BYTES", 50)  # of what travels
+    found = read_code(tmp_path, began=began.tree)
+    assert (found.files, found.manifest) == (began.files, began.manifest)
+    assert found.new == ("again.jsonl", "package/c.py")
+    (tmp_path / "a.py").write_text("2")
+    (tmp_path / "run.sh").chmod(0o755)
+    (tmp_path / "b.py").unlink()
+    with pytest.raises(
+        ConfigError, match=r"changed: a\.py, run\.sh \(its executable bit\); gone: b\.py\. Change it back, or"
+    ):
+        read_code(tmp_path, began=began.tree)
+
+
 def test_code_that_is_too_large_says_what_makes_it_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(map_code, "MAX_BYTES", 1 << 20)
     write(tmp_path, {"a.py": "", "images/raw/x": "x" * (2 << 20)})

@@ -284,9 +284,9 @@ def test_whose_directory(tmp_path: Path) -> None:
     settings = {"a": 1}
     with OutputDirectory.open(tmp_path) as out:
         assert out.check(None) is None and out.check(OTHER) == OTHER
-        out.claim(RUN, settings)
+        out.claim(RUN, settings, kept={"b": 2})
         assert (tmp_path / "run-id").read_text() == f"{RUN}\n"
-        assert out.check(None) == RUN and out.stored_config == settings
+        assert out.check(None) == RUN and (out.stored_config, out.kept) == (settings, {"b": 2})
         with pytest.raises(ConfigError, match=f"belongs to run {RUN}, not {OTHER}"):
             out.check(OTHER)
         with pytest.raises(StateError, match=f"another process .pid {os.getpid()}"):
@@ -325,7 +325,7 @@ def test_the_stored_configuration_is_believed_only_as_it_was_written(tmp_path: P
         out.claim(RUN, {"seed": 1})
         path = tmp_path / ".run.json"
         path.write_bytes(path.read_bytes().replace(b'"seed":1', b'"seed":2'))
-        assert out.stored_config is None
+        assert (out.stored_config, out.kept) == (None, {})
 
 
 def test_a_directory_that_cannot_be_made(tmp_path: Path) -> None:

@@ -176,6 +176,7 @@ class _Invocation:
             spool=output.spool_path,
             resumed=resumed,
             index=output.index_path,
+            kept=output.kept,
             progress=lambda units, size: tell(f"checking the input: {units} {unit}, {size >> 20} MiB"),
             tell=tell,
         )
@@ -188,7 +189,7 @@ class _Invocation:
             if checking.exception() is None:
                 checking.result().close()
             raise
-        for note in checked.source.notes if checked.source else ():
+        for note in (*(checked.source.notes if checked.source else ()), *checked.notes):
             self._display.note(f"note: {note}")
         return checked
 
@@ -258,7 +259,7 @@ class _Invocation:
             config = checked.config
             if self._target.explicit:
                 await name_trees(config, [one for one in checked.trees if not one.always], self._display.step)
-        output.claim(run_id, config, workload.result_files)
+        output.claim(run_id, config, workload.result_files, checked.keep)
         if checked.source is not None:
             await asyncio.to_thread(checked.source.keep)
         return config

@@ -179,11 +179,22 @@ class OutputDirectory:
     @property
     def stored_config(self) -> JsonObject | None:
         """The resolved configuration of `run_id`, as claimed; None: not known here (ask the coordinator)."""
+        stored = self._stored
+        return None if stored is None else stored["config"]
+
+    @property
+    def kept(self) -> JsonObject:
+        """What else was claimed with that configuration; empty: nothing, or it is not known here."""
+        stored = self._stored
+        return {} if stored is None else stored.get("kept", {})
+
+    @property
+    def _stored(self) -> JsonObject | None:
         try:
             stored = unseal((self.path / RUN_CONFIG).read_bytes())
         except OSError:
             return None
-        return stored["config"] if stored and stored.get("run_id") == self.run_id else None
+        return stored if stored and stored.get("run_id") == self.run_id else None
 
     @property
     def index_path(self) -> Path:
@@ -204,13 +215,19 @@ class OutputDirectory:
             )
         return resume or own
 
-    def claim(self, run_id: str, config: JsonObject, results: Iterable[str] = RESULT_FILES) -> None:
-        """Make the directory `run_id`'s. `results`, of a run whose `run-id` was deleted, are moved aside, not lost."""
+    def claim(
+        self, run_id: str, config: JsonObject, results: Iterable[str] = RESULT_FILES, kept: JsonObject | None = None
+    ) -> None:
+        """Make the directory `run_id`'s. `results`, of a run whose `run-id` was deleted, are moved aside, not lost.
+
+        `kept`: what a later command is to know of the run beside its configuration.
+        """
         own = self.check(run_id)
         if self.run_id is None:
             self._move_aside(own, results)
-        if self.stored_config != config or self.run_id is None:
-            write_atomically(self.path / RUN_CONFIG, seal({"run_id": run_id, "config": config}))
+        stored = {"run_id": run_id, "config": config, "kept": kept or {}}
+        if self._stored != stored or self.run_id is None:
+            write_atomically(self.path / RUN_CONFIG, seal(stored))
         if self.run_id is None:
             write_atomically(self.path / RUN_ID, f"{run_id}\n".encode())
 

@@ -18,7 +18,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import ClassVar, Generic, Protocol, TypeVar
 
@@ -37,8 +37,9 @@ class Reading:
 
     `exclude`: the run's output directory, into which no wildcard reaches. `written`: what runs of the workload write.
     `spool`: where copies of pipes stay for the next command; None: nowhere. `resumed`: the run is known. `index`: where
-    the hashes of the rows will stay; None: nothing will be submitted. `progress(units, bytes)`, `tell(text)`: called
-    now and then; they raise when the person has asked to stop.
+    the hashes of the rows will stay; None: nothing will be submitted. `kept`: what the check of the run put into
+    `Checked.keep`; empty where that is not known. `progress(units, bytes)`, `tell(text)`: called now and then; they
+    raise when the person has asked to stop.
     """
 
     exclude: Path
@@ -46,6 +47,7 @@ class Reading:
     spool: Path | None = None
     resumed: bool = False
     index: Path | None = None
+    kept: JsonObject = field(default_factory=JsonObject)
     progress: Callable[[int, int], None] | None = None
     tell: Callable[[str], None] = lambda text: None
 
@@ -101,13 +103,16 @@ class Checked:
     An executor of another name than the workload's gets `executors.NAME` of it.
 
     `total`: units in the input; the run completes with as many. `source`: where `plan` reads them again.
-    `trees`: what workers need of this machine's disk.
+    `trees`: what workers need of this machine's disk. `keep`: what the check of a later command wants to know of the
+    run (`Reading.kept`); it stays in the output directory. `notes`: what the person is to be told.
     """
 
     config: JsonObject
     total: int
     source: Source | None = None
     trees: tuple[Tree, ...] = ()
+    keep: JsonObject = field(default_factory=JsonObject)
+    notes: tuple[str, ...] = ()
 
     def lines(self, start: int) -> Iterator[Line]:
         """The lines of the input from unit `start` on, once more. InputChangedError where they are others now."""

@@ -30,11 +30,15 @@ _LEFT_OUT = frozenset({"__pycache__", "node_modules", "venv", "site-packages"})
 
 @dataclass(frozen=True, slots=True)
 class Code:
-    """Files that travel, as (name in the tree, file), and the content id of their tree."""
+    """Files that travel, as (name in the tree, file), and the content id of their tree.
+
+    `new`: names of what would travel too, if the run had not begun before it was there.
+    """
 
     directory: Path
     files: tuple[tuple[str, Path], ...]
     tree: Tree
+    new: tuple[str, ...] = ()
 
     @property
     def manifest(self) -> str:
@@ -53,11 +57,14 @@ def check_target(target: str) -> None:
         raise ConfigError(f"{target!r} does not name a function as PKG.MODULE:FUNCTION{hint}")
 
 
-def find_code(target: str, directory: Path | None, leave_out: Collection[Path] = ()) -> Code | None:
+def find_code(
+    target: str, directory: Path | None, leave_out: Collection[Path] = (), began: Tree | None = None
+) -> Code | None:
     """The code that holds `target`: of `directory`; without it, of the current one if the module is there.
 
     None: the module is installed. `leave_out`: files and directories that are no part of it, such as the input and the
-    output. Nothing is imported. ConfigError says what is wrong with the directory, or where the function is not.
+    output. `began`: the code of the run that is to go on, see `read_code`. Nothing is imported. ConfigError says what
+    is wrong with the directory, or where the function is not.
     """
     check_target(target)
     module, _, name = target.partition(":")
@@ -72,7 +79,7 @@ def find_code(target: str, directory: Path | None, leave_out: Collection[Path] =
             return None
     else:
         check_defines(file, name)
-    return read_code(root, leave_out)
+    return read_code(root, leave_out, began)
 
 
 def module_file(root: Path, module: str) -> Path | None:
@@ -166,10 +173,19 @@ def _check_callable(file: Path, name: str, made: ast.stmt) -> None:
 # ---- the files
 
 
-def read_code(directory: Path, leave_out: Collection[Path] = ()) -> Code:
-    """What travels of `directory`, hashed. ConfigError where that is too much, and what makes it so."""
+def read_code(directory: Path, leave_out: Collection[Path] = (), began: Tree | None = None) -> Code:
+    """What travels of `directory`, hashed. ConfigError where that is too much, and what makes it so.
+
+    `began`: the code of the run that is to go on. It goes on with these files, and with no others: what was added
+    since is no part of it, and ConfigError names what is another than it was.
+    """
     root = directory.resolve()
     files = tuple(sorted(_walk(root, {path.resolve() for path in leave_out})))
+    new: tuple[str, ...] = ()
+    if began is not None:
+        own = [file.path for file in began.files]
+        new = tuple(sorted({name for name, _ in files}.difference(own)))
+        files = tuple((name, root / name) for name in own if (root / name).is_file())
     sizes: Counter[str] = Counter()
     for name, path in files:
         sizes[_part(name)] += path.stat().st_size
@@ -180,7 +196,33 @@ def read_code(directory: Path, leave_out: Collection[Path] = ()) -> Code:
     except OSError as error:
         raise ConfigError(f"{error.filename} cannot be read: {error.strerror}") from error
     tree = Tree(tuple(TreeFile(name, size, digest, executable) for name, digest, size, executable in entries))
-    return Code(root, files, tree)
+    if began is not None and tree != began:
+        raise ConfigError(_other_code(directory, began, tree))
+    return Code(root, files, tree, new)
+
+
+def _other_code(directory: Path, began: Tree, now: Tree) -> str:
+    there = {file.path: file for file in now.files}
+    changed: list[str] = []
+    gone: list[str] = []
+    for file in began.files:
+        found = there.get(file.path)
+        if found is None:
+            gone.append(file.path)
+        elif found != file:
+            same = found.object_id == file.object_id
+            changed.append(f"{file.path} (its executable bit)" if same else file.path)
+    kinds = [f"{kind}: {listed(names, 5)}" for kind, names in (("changed", changed), ("gone", gone)) if names]
+    return (
+        f"the code directory {directory} is not what the run of this output directory began with: {'; '.join(kinds)}. "
+        "Change it back, or name another output directory to start a new run with the code as it is"
+    )
+
+
+def listed(names: Sequence[str], most: int) -> str:
+    """The first `most` of the names, and how many more there are."""
+    more = len(names) - most
+    return ", ".join(names[:most]) + (f" and {more} more" if more > 0 else "")
 
 
 def _walk(root: Path, leave_out: set[Path]) -> Iterator[tuple[str, Path]]:

@@ -9,13 +9,17 @@ from pathlib import Path
 from rollout.model.errors import ConfigError, InputError
 from rollout.model.item import NewItem
 from rollout.model.run import RunSpec
+from rollout.objects.tree import Tree as ObjectTree
 from rollout.workloads.json_form import JsonObject
-from rollout.workloads.map.code import Code, find_code
+from rollout.workloads.map.code import Code, find_code, listed
 from rollout.workloads.map.config import MapConfig
 from rollout.workloads.map.lines import ERRORS, RESULTS, SUMMARY, MapWriter
 from rollout.workloads.map.plan import LANES_MAX, Planner, lane_of, map_spec, run_config
 from rollout.workloads.port import Checked, Reading, Tree, Workload, input_section
 from rollout.workloads.source import Line, Source, fail, json_of
+
+_TREE = "code_tree"
+"""Of what is kept of a run: the manifest of its code."""
 
 
 @dataclass(kw_only=True)
@@ -57,7 +61,9 @@ class Map(Workload[MapConfig, MapChecked]):
         try:
             inputs = [file.path for file in found[0].files] if found else []
             directory = Path(settings.function.code).expanduser() if settings.function.code else None
-            code = find_code(settings.function.name, directory, [*inputs, self.directory(settings)])
+            kept = reading.kept.get(_TREE)
+            began = ObjectTree.from_bytes(kept.encode()) if kept else None
+            code = find_code(settings.function.name, directory, [*inputs, self.directory(settings)], began)
         except ConfigError as error:
             faults.append(error.message)
         if faults or found is None:
@@ -67,11 +73,16 @@ class Map(Workload[MapConfig, MapChecked]):
         config = run_config(settings.function.name, code.manifest if code else None, settings.run)
         if lanes.found:
             config["lanes"] = sorted(lanes.found)
+        notes: tuple[str, ...] = ()
+        if code and code.new:
+            notes = (f"new in the code directory, no part of this run: {listed(code.new, 3)}",)
         return MapChecked(
             config={**config, "input": found[1]},
             total=found[2],
             trees=(Tree("code.manifest", code.directory, always=True, files=code.files),) if code else (),
             source=found[0],
+            keep={_TREE: code.tree.to_bytes().decode()} if code else {},
+            notes=notes,
             rows=found[0],
             code=code,
         )
@@ -115,8 +126,8 @@ class Map(Workload[MapConfig, MapChecked]):
     def describe_change(self, section: str, old: JsonObject, new: JsonObject) -> list[str] | None:
         if section == "code" and old != new:
             return [
-                "code: a file of the code directory was changed, added or removed; what the function does not need "
-                "can be listed in its .rolloutignore (or else .gitignore)"
+                "code: a file of the code directory was changed, added or removed since (which one is not known here); "
+                "what the function does not need can be listed in its .rolloutignore (or else .gitignore)"
             ]
         return None
 
