@@ -357,3 +357,16 @@ async def test_a_file_that_changes_while_it_is_uploaded_is_named(tmp_path: Path)
     (tmp_path / "said.txt").write_text("some")
     with pytest.raises(InputError, match=r"said\.txt was changed while it was uploaded"):
         await upload(tmp_path, Changing())
+
+
+async def test_a_directory_is_not_uploaded_as_something_else_than_it_was(tmp_path: Path) -> None:
+    memory = Memory()
+    (tmp_path / "code.py").write_text("as it began")
+    began = (await describe(tmp_path)).id
+    (tmp_path / "code.py").write_text("edited")
+    with pytest.raises(InputError, match="was changed before it was uploaded"):
+        await upload(tmp_path, memory, expected=began)
+    (tmp_path / "code.py").write_text("as it began")
+    assert await upload(tmp_path, memory, expected=began) == began
+    (tmp_path / "code.py").write_text("edited")
+    assert await upload(tmp_path, memory, expected=began) == began  # it is there

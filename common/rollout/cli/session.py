@@ -284,8 +284,7 @@ class _Invocation:
             runs.patience_s = _PATIENCE_S
             # A run whose every unit is in the ledger may still lack a tree: an earlier command was cut off.
             if status.state == "running":
-                trees = [one for one in checked.trees if lookup(config, one.key)]
-                await upload_trees(runs, run_id, trees, self._display.step)
+                await upload_trees(runs, run_id, config, checked.trees, self._display.step)
             failure = self._embedded.failure if self._embedded is not None else None
             return await run.carry_out(output.path, failure, detach=self._options.detach)
         finally:

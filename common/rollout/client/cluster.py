@@ -245,7 +245,7 @@ class AsyncCluster:
         return run
 
     async def _upload(self, run_id: str, code: Code) -> None:
-        await self.runs.upload_tree(run_id, code.directory, files=code.files)
+        await self.runs.upload_tree(run_id, code.directory, files=code.files, expected=code.tree.id)
 
     async def _submit(self, spec: Any, feed: Feed) -> int:
         runs = self.runs

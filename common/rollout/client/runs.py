@@ -341,13 +341,15 @@ class Runs:
         progress: Callable[[int, int], None] | None = None,
         *,
         files: tree.Chosen | None = None,
+        expected: bytes | None = None,
     ) -> bytes:
         """What the cluster lacks of a directory; the id of its manifest. `progress(bytes done, bytes in all)`.
 
-        `files`: those of it that are to travel, with their names in the tree.
+        `files`: those of it that are to travel, with their names in the tree. `expected`: the id that was told before;
+        InputError where the files are others now.
         """
         async with self.objects(run_id) as objects:
-            return await tree.upload(directory, objects, progress, links="follow", files=files)
+            return await tree.upload(directory, objects, progress, links="follow", files=files, expected=expected)
 
     async def download(self, run_id: str, object_id: bytes, path: Path) -> None:
         """An object into a file, verified. NotFoundError."""

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
 from rollout.objects import tree
-from rollout.workloads.json_form import JsonObject
+from rollout.workloads.json_form import JsonObject, lookup
 from rollout.workloads.port import Tree
 
 if TYPE_CHECKING:
@@ -15,8 +15,10 @@ if TYPE_CHECKING:
 
 
 async def name_trees(config: JsonObject, trees: Sequence[Tree], report: Callable[[str], None]) -> None:
-    """Put the content id of each tree into `config`, under its key. ConfigError when one cannot be read."""
+    """Put the content id of each tree that has none yet into `config`, under its key. InputError: not readable."""
     for one in trees:
+        if lookup(config, one.key):
+            continue
         report(f"hashing {one.path}")
         *sections, key = one.key.split(".")
         table = config
@@ -25,12 +27,16 @@ async def name_trees(config: JsonObject, trees: Sequence[Tree], report: Callable
         table[key] = (await tree.describe(one.path, links="follow", files=one.files)).id.hex()
 
 
-async def upload_trees(runs: Runs, run_id: str, trees: Sequence[Tree], report: Callable[[str], None]) -> None:
-    """What the cluster lacks of each tree. The run must be open."""
+async def upload_trees(
+    runs: Runs, run_id: str, config: JsonObject, trees: Sequence[Tree], report: Callable[[str], None]
+) -> None:
+    """What the cluster lacks of each tree that `config` names. The run must be open. InputError: it is another now."""
     for one in trees:
 
         def progress(done: int, total: int, path: Path = one.path) -> None:
             size = f"{done >> 20} of {total >> 20} MiB" if total >> 20 else f"{-(-total // 1024)} KiB"
             report(f"uploading {path.name}: {size}")
 
-        await runs.upload_tree(run_id, one.path, progress, files=one.files)
+        name = lookup(config, one.key)
+        if name:
+            await runs.upload_tree(run_id, one.path, progress, files=one.files, expected=bytes.fromhex(name))

@@ -24,6 +24,10 @@ VERSION = 1
 MAX_FILES = 1_000_000
 _CONCURRENT = 4
 _CHECK_EACH = 256
+_AS_IT_BEGAN = (
+    "A run needs its files as they were when it began: change it back, or start a new run, with another output, when "
+    "nothing writes to them"
+)
 
 
 class Uploads(Protocol):
@@ -163,12 +167,18 @@ async def upload(
     *,
     links: Links = "inside",
     files: Chosen | None = None,
+    expected: bytes | None = None,
 ) -> bytes:
     """Puts what the store lacks; the manifest's id, which `materialise` takes. A call cut off loses only a file.
 
-    `files`: those of the directory that are to travel; all of them where it is not given.
+    `files`: those of the directory that are to travel; all of them where it is not given. `expected`: the manifest's
+    id, if it was told before; InputError where the directory is another now and the store has not what it was.
     """
     tree, sources = await _describe(directory, links, files)
+    if expected is not None and tree.id != expected:
+        if (await remote.has([expected]))[0]:
+            return expected
+        raise InputError(f"a file of {directory} was changed before it was uploaded. {_AS_IT_BEGAN}")
     sizes = {f.object_id: f.size for f in tree.files}
     ids = list(sources)
     total, done = sum(sizes.values()), 0
@@ -188,10 +198,7 @@ async def upload(
                 await remote.put_path(sources[name], known_id=name)
             except ObjectCorruptError as error:
                 if (await asyncio.to_thread(hash_file, sources[name]))[0] != name:
-                    raise InputError(
-                        f"{sources[name]} was changed while it was uploaded. A run needs its files as they were when "
-                        "it began: start a new one, with another output, when nothing writes to them"
-                    ) from error
+                    raise InputError(f"{sources[name]} was changed while it was uploaded. {_AS_IT_BEGAN}") from error
                 raise
         done += sizes[name]
         if progress is not None:

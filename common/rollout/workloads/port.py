@@ -81,9 +81,9 @@ def input_section(patterns: Sequence[str], report: InputReport) -> JsonObject:
 class Tree:
     """A local directory that workers need. It travels as objects; its content id becomes part of the configuration.
 
-    `key`: dotted key of the run's configuration that receives the id of the manifest, in hex. `always`: also when
-    coordinator and workers run on this machine; else they read `path` itself. `files`: those that travel, with their
-    names in the tree; None: all that is there.
+    `key`: dotted key of the run's configuration that receives the id of the manifest, in hex, unless the check put it
+    there. `always`: also when coordinator and workers run on this machine; else they read `path` itself. `files`: those
+    that travel, with their names in the tree; None: all that is there.
     """
 
     key: str
