@@ -86,7 +86,7 @@ def test_rows_that_misbehave_cost_themselves_only(cli: Cli) -> None:
     (cli.directory / "again.jsonl").touch()  # beside the code, where no run was begun
     again = cli.run(*command, "--max-attempts", "1", "--json")
     assert again.code == 0 and again.event("summary")["rows"]["committed"] == 300
-    assert "no part of this run: again.jsonl" in again.err
+    assert "no part of this run: again.jsonl" in again.out
     (cli.directory / "package" / "functions.py").write_text(MISBEHAVING + "\n")
     refused = cli.run(*command)
     assert refused.code == 2 and "changed: package/functions.py. Change it back" in refused.err
