@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import os
+import subprocess
+from collections.abc import Generator
+from contextlib import contextmanager
 from pathlib import Path
+from subprocess import PIPE
 from typing import Any
 
 import pytest
@@ -90,16 +94,34 @@ def test_what_does_not_travel(tmp_path: Path) -> None:
     assert read_code(same).manifest == found.manifest
 
 
-def test_the_file_that_the_output_goes_to_is_no_part_of_the_code(tmp_path: Path) -> None:
-    write(tmp_path, {"a.py": "", "said.txt": ""})
+@contextmanager
+def standard_output(into: int) -> Generator[None]:
     stdout = os.dup(1)
+    os.dup2(into, 1)
+    os.close(into)
     try:
-        with (tmp_path / "said.txt").open("w") as said:
-            os.dup2(said.fileno(), 1)
-            found = read_code(tmp_path)
+        yield
     finally:
         os.dup2(stdout, 1)
         os.close(stdout)
+
+
+def test_the_file_that_the_output_goes_to_is_no_part_of_the_code(tmp_path: Path) -> None:
+    write(tmp_path, {"a.py": "", "said.txt": ""})
+    with standard_output(os.open(tmp_path / "said.txt", os.O_WRONLY)):
+        found = read_code(tmp_path)
+    assert [name for name, _ in found.files] == ["a.py"]
+
+
+@pytest.mark.skipif(not Path("/proc/self/fd").exists(), reason="only /proc tells where a pipe leads")
+def test_nor_is_one_that_it_goes_to_through_pipes(tmp_path: Path) -> None:
+    write(tmp_path, {"a.py": "", "said.txt": ""})
+    with (tmp_path / "said.txt").open("w") as said, subprocess.Popen(["cat"], stdin=PIPE, stdout=said) as last:
+        assert last.stdin is not None
+        with last.stdin, subprocess.Popen(["cat"], stdin=PIPE, stdout=last.stdin) as first:
+            assert first.stdin is not None
+            with first.stdin, standard_output(os.dup(first.stdin.fileno())):
+                found = read_code(tmp_path)
     assert [name for name, _ in found.files] == ["a.py"]
 
 

@@ -7,6 +7,7 @@ import difflib
 import importlib.util
 import os
 import re
+import stat
 from collections import Counter
 from collections.abc import Collection, Iterator, Sequence
 from contextlib import suppress
@@ -248,13 +249,36 @@ def _walk(root: Path, leave_out: set[Path]) -> Iterator[tuple[str, Path]]:
 
 
 def _standard_output() -> set[tuple[int, int]]:
-    """Files that this process writes what it says into (`> out.txt`): they grow while the run goes on."""
+    """Files into which goes what this process says, as (device, inode): they grow while the run goes on.
+
+    `> out.txt`, and on Linux `| tee out.txt` and `| grep x > out.txt`.
+    """
     written: set[tuple[int, int]] = set()
     for descriptor in (1, 2):
         with suppress(OSError):  # closed
             found = os.fstat(descriptor)
             written.add((found.st_dev, found.st_ino))
+            if stat.S_ISFIFO(found.st_mode):
+                _follow_pipe((found.st_dev, found.st_ino), written)
     return written
+
+
+def _follow_pipe(pipe: tuple[int, int], written: set[tuple[int, int]]) -> None:
+    """Add what the processes have open for writing that have the pipe as their standard input."""
+    for stdin in Path("/proc").glob("[0-9]*/fd/0"):
+        with suppress(OSError):  # it ended, or is somebody else's
+            found = stdin.stat()
+            if (found.st_dev, found.st_ino) != pipe:
+                continue
+            for opened in stdin.parent.iterdir():
+                if not opened.lstat().st_mode & stat.S_IWUSR:
+                    continue
+                found = opened.stat()
+                into = (found.st_dev, found.st_ino)
+                if into not in written:
+                    written.add(into)
+                    if stat.S_ISFIFO(found.st_mode):
+                        _follow_pipe(into, written)
 
 
 def _ignored(root: Path) -> pathspec.GitIgnoreSpec:
