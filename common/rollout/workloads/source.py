@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any, NoReturn, Self, cast
 
-import zstandard
+from backports.zstd import ZstdError, ZstdFile
 from blake3 import blake3
 
 from rollout.model.errors import InputChangedError, InputError
@@ -38,7 +38,6 @@ FAULTS_MAX = 100
 
 _BOM = b"\xef\xbb\xbf"
 _GZIP, _ZSTD = b"\x1f\x8b", b"\x28\xb5\x2f\xfd"
-_ZSTD_PIECE = 4 << 10  # so that no file, however well it is packed, needs much memory
 _HASH = 8
 _BATCH = 2000  # rows between two progress calls
 _AGAIN = "put it back as it was and give the same command again, or name another output.dir to start a new run"
@@ -383,7 +382,7 @@ def _lines(file: InputFile, first: int) -> Iterator[Line]:
         while True:
             try:
                 raw = stream.readline(MAX_LINE + 1)
-            except (OSError, EOFError, zlib.error, zstandard.ZstdError) as error:
+            except (OSError, EOFError, zlib.error, ZstdError) as error:
                 message = f"cannot read on: {error}: is the file complete and of the kind its name says?"
                 raise InputError(f"{file.name}:{number + 1}: {message}", file=file.name, line=number + 1) from error
             if not raw:
@@ -417,41 +416,10 @@ def _opened(file: InputFile) -> Generator[io.BufferedIOBase]:
             with gzip.GzipFile(fileobj=raw) as stream:
                 yield stream
         elif kind == _ZSTD:
-            with io.BufferedReader(_ZstdFrames(raw), 1 << 20) as stream:
+            with ZstdFile(raw, "rb") as stream:
                 yield stream
         else:
             yield raw
-
-
-class _ZstdFrames(io.RawIOBase):
-    """What the frames of a file hold. EOFError where the last one is cut off, which zstandard's reader does not see."""
-
-    def __init__(self, raw: io.BufferedReader) -> None:
-        self._raw = raw
-        self._frame: zstandard.ZstdDecompressionObj | None = None
-        self._packed = b""
-        self._ready = memoryview(b"")
-
-    def readable(self) -> bool:
-        return True
-
-    def readinto(self, buffer: Any, /) -> int:
-        while not self._ready:
-            piece = self._packed or self._raw.read(_ZSTD_PIECE)
-            if not piece:
-                if self._frame is not None:
-                    raise EOFError("the file ends within a frame")
-                return 0
-            self._packed = b""
-            if self._frame is None:
-                self._frame = zstandard.ZstdDecompressor().decompressobj()
-            self._ready = memoryview(self._frame.decompress(piece))
-            if self._frame.eof:
-                self._packed, self._frame = self._frame.unused_data, None
-        count = min(len(buffer), len(self._ready))
-        buffer[:count] = self._ready[:count]
-        self._ready = self._ready[count:]
-        return count
 
 
 def _compression(file: InputFile, raw: io.BufferedReader) -> bytes:
