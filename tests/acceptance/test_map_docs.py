@@ -52,7 +52,9 @@ def test_score_a_file(cli: Cli) -> None:
     (error,) = read(cli.directory / "out" / "errors.jsonl")
     told = json.loads(shown[1])
     assert error.keys() == told.keys() and error["traceback"].startswith(told["traceback"].removesuffix(" ..."))
-    assert {**error, "traceback": "", "seconds": 0.0} == {**told, "traceback": "", "seconds": 0.0}
+    assert error["attempts"] >= told["attempts"]  # a row may have been given back unbegun, to be evenly spread
+    differs = {"traceback": "", "seconds": 0.0, "attempts": 0}
+    assert error | differs == told | differs
 
 
 class Api(BaseHTTPRequestHandler):
