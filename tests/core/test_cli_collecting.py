@@ -30,7 +30,8 @@ class Slow:
 
     cursor = 0
 
-    def __init__(self) -> None:
+    def __init__(self, fault: Exception | None) -> None:
+        self.fault = fault
         self.began, self.go, self.one = threading.Event(), threading.Event(), threading.Lock()
         self.done: list[str] = []
 
@@ -40,6 +41,8 @@ class Slow:
         self.go.wait(20)
         self.done.append("add")
         self.one.release()
+        if self.fault is not None:
+            raise self.fault
 
     def flush(self) -> None:
         assert self.one.acquire(blocking=False)
@@ -62,8 +65,9 @@ class OnePage:
         return 0
 
 
-async def test_a_batch_that_is_stopped_while_it_writes_closes_its_files_afterwards() -> None:
-    slow = Slow()
+@pytest.mark.parametrize("fault", [None, OutputChangedError("out/completions.jsonl was edited")])
+async def test_a_batch_that_is_stopped_while_it_writes_closes_its_files_afterwards(fault: Exception | None) -> None:
+    slow = Slow(fault)
     run = run_of(OnePage(), slow, SimpleNamespace())
     job = asyncio.ensure_future(run.carry_out(Path(), None, detach=False))
     await asyncio.to_thread(slow.began.wait, 20)

@@ -33,7 +33,7 @@ T = TypeVar("T")
 
 async def _to_its_end(function: Callable[..., T], *arguments: Any, **named: Any) -> T:
     """In a thread; a cancellation waits for it. It writes files, and `close` must not do so beside it: the cursor that
-    is saved would not fit what is in them."""
+    is saved would not fit what is in them. It comes before what the function raised, which would hide it."""
     work = asyncio.ensure_future(asyncio.to_thread(function, *arguments, **named))
     cancelled: asyncio.CancelledError | None = None
     while not work.done():
@@ -41,10 +41,9 @@ async def _to_its_end(function: Callable[..., T], *arguments: Any, **named: Any)
             await asyncio.wait([work])
         except asyncio.CancelledError as error:
             cancelled = error
-    result = work.result()
     if cancelled is not None:
-        raise cancelled
-    return result
+        raise cancelled from work.exception()
+    return work.result()
 
 
 class WorkloadRun:
