@@ -41,8 +41,12 @@ class Slow:
         self.go.wait(20)
         self.done.append("add")
         self.one.release()
-        if self.fault is not None:
-            raise self.fault
+        fault, self.fault = self.fault, None
+        if fault is not None:
+            raise fault
+
+    def restart(self) -> None:
+        self.done.append("restart")
 
     def flush(self) -> None:
         assert self.one.acquire(blocking=False)
@@ -68,7 +72,7 @@ class OnePage:
 @pytest.mark.parametrize("fault", [None, OutputChangedError("out/completions.jsonl was edited")])
 async def test_a_batch_that_is_stopped_while_it_writes_closes_its_files_afterwards(fault: Exception | None) -> None:
     slow = Slow(fault)
-    run = run_of(OnePage(), slow, SimpleNamespace())
+    run = run_of(OnePage(), slow, SimpleNamespace(note=lambda _: None))
     job = asyncio.ensure_future(run.carry_out(Path(), None, detach=False))
     await asyncio.to_thread(slow.began.wait, 20)
     for _ in range(2):  # a second cancellation does not cut it short either
