@@ -88,7 +88,7 @@ def test_an_unreadable_input(cli: Cli) -> None:
         ),
         (["infer", "batch", "--config", "batch.toml", "--coordinator", "h:1", "--tls-dir", "x"], "join --coordinator"),
         (["run", "list"], "no coordinator is named: give --coordinator HOST:PORT"),
-        (["run", "show", "x"], "RUN_ID must be a ULID"),
+        (["run", "show", "x"], "no coordinator is named: give --coordinator HOST:PORT"),
         (["workers", "--coordinator", "http://h:1"], "without a scheme"),
         (["join", "--coordinator", "h:1", "--token", "x"], "token"),
         (["frobnicate"], "frobnicate"),

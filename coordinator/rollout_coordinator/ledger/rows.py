@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import struct
 import sys
 from array import array
@@ -23,6 +24,7 @@ from rollout_coordinator.ledger.port import LeaseRow
 Row = Sequence[Any]
 
 _MAX_INT = (1 << 63) - 1
+_ANY_LENGTH = 1 << 30
 
 
 def clean(text: str) -> str:
@@ -53,6 +55,26 @@ def _load(kind: type[Any], body: dict[str, Any]) -> Any:
         raise ValueError(f"{type(body).__name__} where {kind.__name__} should be")
     names = {field.name for field in fields(kind)}
     return kind(**{name: _tuples(value) for name, value in body.items() if name in names})
+
+
+# ---- what a person types for a run
+
+ID_TAIL_MIN = 4
+"""Characters of an id's end that may stand for it."""
+_ID_PART = re.compile(r"[0-9A-HJKMNP-TV-Z]{1,26}")
+
+
+def find_columns(text: str, *, complete: bool, limit: int) -> dict[str, Any]:
+    """The parameters of FIND_RUNS."""
+    part = text.upper() if _ID_PART.fullmatch(text.upper()) else ""
+    name = clean(text)
+    return {
+        "begins": f"{part}%" if part or (complete and not text) else "",
+        "ends": f"%{part}" if len(part) >= ID_TAIL_MIN else "",
+        "name": name,
+        "name_length": len(name) if complete else _ANY_LENGTH,
+        "n": limit,
+    }
 
 
 # ---- blobs: (inline, object_id, offset, length)

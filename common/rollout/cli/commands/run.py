@@ -12,8 +12,8 @@ import typer
 
 from rollout.cli.boundary import FAILED, OK
 from rollout.cli.options import CoordinatorOption, JsonOption, TlsDirOption
+from rollout.cli.references import resolve_run
 from rollout.client.target import connected, need_target
-from rollout.model.ids import check_ulid
 
 if TYPE_CHECKING:
     from rollout.client import Runs
@@ -21,7 +21,12 @@ if TYPE_CHECKING:
 
 app = typer.Typer(help="Runs: list, show, watch and command them.", no_args_is_help=True)
 
-RunArgument = Annotated[str, typer.Argument(metavar="RUN_ID", help="The run's id, as `rollout run list` shows it.")]
+RunArgument = Annotated[
+    str,
+    typer.Argument(
+        metavar="RUN", help="Id, the beginning or end of one that is unique, name (the newest that has it), or @last."
+    ),
+]
 Answer = TypeVar("Answer")
 ReasonOption = Annotated[str, typer.Option("--reason", help="Kept with the run, for people.")]
 
@@ -46,24 +51,23 @@ def list_runs(
 
 @app.command("show")
 def show_run(
-    run_id: RunArgument, coordinator: CoordinatorOption = None, tls_dir: TlsDirOption = None, json: JsonOption = False
+    run: RunArgument, coordinator: CoordinatorOption = None, tls_dir: TlsDirOption = None, json: JsonOption = False
 ) -> None:
     """Everything the ledger says of a run. --json: one object; keys are only ever added."""
-    check_ulid(run_id, "RUN_ID")
-    _show(ask(coordinator, tls_dir, lambda client: client.get(run_id)), json)
+    _show(ask(coordinator, tls_dir, lambda client: _get(client, run)), json)
 
 
 @app.command("watch")
 def watch_run(
-    run_id: RunArgument, coordinator: CoordinatorOption = None, tls_dir: TlsDirOption = None, json: JsonOption = False
+    run: RunArgument, coordinator: CoordinatorOption = None, tls_dir: TlsDirOption = None, json: JsonOption = False
 ) -> None:
     """Follow a run to its end, a line a second. Exit 1 when it ends otherwise than completed.
 
     --json: one object a line, as `run show --json`.
     """
-    check_ulid(run_id, "RUN_ID")
 
     async def follow(client: Runs) -> pb.RunStatus:
+        run_id = await resolve_run(client, run)
         last = await client.get(run_id)
         async for page in client.watch(run_id, status_only=True):
             if page.status is not None:
@@ -86,14 +90,16 @@ VERBS = {
 def _add_verb(verb: str, what_it_does: str) -> None:
     @app.command(verb, help=what_it_does)
     def command_run(
-        run_id: RunArgument,
+        run: RunArgument,
         coordinator: CoordinatorOption = None,
         tls_dir: TlsDirOption = None,
         reason: ReasonOption = "",
         json: JsonOption = False,
     ) -> None:
-        check_ulid(run_id, "RUN_ID")
-        _show(ask(coordinator, tls_dir, lambda client: client.command(run_id, verb, reason=reason)), json)
+        async def order(client: Runs) -> pb.RunStatus:
+            return await client.command(await resolve_run(client, run), verb, reason=reason)
+
+        _show(ask(coordinator, tls_dir, order), json)
 
     del command_run  # typer keeps it
 
@@ -104,15 +110,19 @@ for _verb, _help in VERBS.items():
 
 @app.command("delete")
 def delete_run(
-    run_id: RunArgument,
+    run: RunArgument,
     coordinator: CoordinatorOption = None,
     tls_dir: TlsDirOption = None,
     force: Annotated[bool, typer.Option("--force", help="Also a run that has not ended: it is killed first.")] = False,
     json: JsonOption = False,
 ) -> None:
     """Delete a run and the objects that only it used. --json: `{"run_id", "items", "objects_freed"}`."""
-    check_ulid(run_id, "RUN_ID")
-    gone = ask(coordinator, tls_dir, lambda client: client.delete(run_id, force=force))
+
+    async def delete(client: Runs) -> tuple[str, pb.DeleteReply]:
+        run_id = await resolve_run(client, run)
+        return run_id, await client.delete(run_id, force=force)
+
+    run_id, gone = ask(coordinator, tls_dir, delete)
     from rollout.cli import show
 
     if json:
@@ -135,6 +145,10 @@ def ask(
             return await question(client)
 
     return asyncio.run(asking())
+
+
+async def _get(client: Runs, run: str) -> pb.RunStatus:
+    return await client.get(await resolve_run(client, run))
 
 
 def _show(status: pb.RunStatus, as_json: bool) -> None:
