@@ -14,9 +14,9 @@ import types
 import typing
 from pathlib import Path
 
-import typer.main
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
+from rollout.cli.program import command_of
 
 HERE = Path(__file__).resolve().parent
 FILES = [
@@ -125,7 +125,7 @@ def command(name: str, node: typing.Any, lines: list[str]) -> None:
     for param in node.params:
         record = param.get_help_record(context)
         shown, text = record or (param.name, getattr(param, "help", "") or "")
-        if "--help" in shown or "completion" in shown:
+        if "--help" in shown or "--version" in shown or "completion" in shown:
             continue
         if not text.strip():
             missing.append(f"{name} {shown}")
@@ -144,7 +144,7 @@ def cli() -> str:
         "",
     ]
     for name, path in PROGRAMS:
-        command(name, typer.main.get_command(load(path)), lines)
+        command(name, command_of(load(path), name), lines)
     return "\n".join(lines)
 
 

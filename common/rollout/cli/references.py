@@ -12,23 +12,18 @@ from typing import TYPE_CHECKING
 
 from rollout.cli.recent import recent_runs
 from rollout.model.errors import ConfigError, NotFoundError
-from rollout.model.ids import is_ulid
+from rollout.model.ids import is_ulid, short
 
 if TYPE_CHECKING:
     from rollout.client import Runs
     from rollout.wire.v1 import runs_pb2 as pb
 
 LAST = "@last"
-SHORT = 8
-"""Characters of an id that a person sees: 40 random bits."""
 TAIL_MIN = 4
 """Characters of an id's end that may stand for it."""
 _SHOWN = 10
 
-
-def short(identifier: str) -> str:
-    """A run's or worker's id as a person sees it, which `resolve_run` and `resolve_worker` take."""
-    return identifier[-SHORT:] if is_ulid(identifier) else identifier
+__all__ = ["LAST", "means", "resolve_run", "resolve_worker", "short"]
 
 
 def means(identifier: str, text: str) -> bool:

@@ -22,9 +22,11 @@ from typing import Any
 from pydantic import BaseModel
 
 from rollout.cli.boundary import INTERRUPTED, OK
+from rollout.cli.checking import verdict
 from rollout.cli.collecting import WorkloadRun
 from rollout.cli.interrupt import Interrupted, Interrupts
 from rollout.cli.progress import Display, display_for
+from rollout.cli.streams import keep_going
 from rollout.client.embedded import Embedded
 from rollout.client.runs import Runs, new_ulid
 from rollout.client.target import Target, connected, find_target
@@ -34,7 +36,7 @@ from rollout.model.ids import check_ulid
 from rollout.wire import event_loop
 from rollout.workloads.json_form import JsonObject, lookup
 from rollout.workloads.output import OutputDirectory
-from rollout.workloads.port import Checked, Reading, Workload, check_only
+from rollout.workloads.port import Checked, Reading, Workload
 from rollout.workloads.resume import collected, compare, finished, open_collector, resumed_config
 
 STATE_DIR = ".rollout"
@@ -81,6 +83,7 @@ def run_workload(workload: Workload[Any, Any], settings: BaseModel, options: Opt
         if options.detach:
             raise ConfigError("--detach needs a cluster that stays: name it with --coordinator HOST:PORT")
         workload.check_host(settings)
+    keep_going(f"the run goes on, its results are in {workload.directory(settings)}, and the command will end with 1")
     display = display_for(json=options.json)
     try:
         return event_loop.run(_Invocation(workload, settings, options, target, display).run())
@@ -90,14 +93,13 @@ def run_workload(workload: Workload[Any, Any], settings: BaseModel, options: Opt
 
 def _dry_run(workload: Workload[Any, Any], settings: BaseModel, options: Options) -> int:
     display = display_for(json=options.json)
-    checked = check_only(workload, settings, tell=lambda text: display.step(text) if text else None)
-    for note in checked.source.notes if checked.source else ():
-        display.note(f"note: {note}")
-    for warning in workload.warnings(settings):
-        display.note(f"warning: {warning}")
-    fields = workload.dry_run(settings, checked)
+    found = verdict(workload, settings, lambda text: display.step(text) if text else None)
+    for note in found.notes:
+        display.note(note)
+    fields = found.fields
     said = " ".join(f"{'inputs' if key == workload.unit else key}={value}" for key, value in fields.items())
-    display.event("dry_run", f"dry-run OK: {said}", **fields)
+    lines = [*found.plan, f"dry-run OK: {said}"]
+    display.event("dry_run", "\n".join(lines), **fields, plan=found.plan)
     return OK
 
 

@@ -12,14 +12,16 @@ import typer
 
 from rollout.cli.boundary import FAILED, OK
 from rollout.cli.options import CoordinatorOption, JsonOption, TlsDirOption
+from rollout.cli.program import new_app
 from rollout.cli.references import resolve_run
 from rollout.client.target import connected, need_target
+from rollout.model.run import RunState
 
 if TYPE_CHECKING:
     from rollout.client import Runs
     from rollout.wire.v1 import runs_pb2 as pb
 
-app = typer.Typer(help="Runs: list, show, watch and command them.", no_args_is_help=True)
+app = new_app(help="Runs: list, show, watch and command them.")
 
 RunArgument = Annotated[
     str,
@@ -35,12 +37,14 @@ ReasonOption = Annotated[str, typer.Option("--reason", help="Kept with the run, 
 def list_runs(
     coordinator: CoordinatorOption = None,
     tls_dir: TlsDirOption = None,
-    state: Annotated[list[str] | None, typer.Option("--state", help="Only runs in this state; repeatable.")] = None,
+    state: Annotated[
+        list[RunState] | None, typer.Option("--state", help="Only runs in this state; repeatable.")
+    ] = None,
     limit: Annotated[int, typer.Option("--limit", min=1, max=1000, help="Runs at most.")] = 50,
     json: JsonOption = False,
 ) -> None:
     """The runs of the cluster, newest first. --json: `{"runs": [...]}` (keys as in `run show --json`)."""
-    runs = ask(coordinator, tls_dir, lambda client: client.list(state or (), limit))
+    runs = ask(coordinator, tls_dir, lambda client: client.list([str(one) for one in state or ()], limit))
     from rollout.cli import show
 
     if json:

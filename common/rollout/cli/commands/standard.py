@@ -37,7 +37,7 @@ and files}} and `error` {{error: {{code, message}}}}. Keys are only ever added."
 
 def standard_commands(workload: Workload[Any, Any]) -> typer.Typer:
     """A group with the one command."""
-    app = typer.Typer(no_args_is_help=True)
+    app = typer.Typer(no_args_is_help=True, rich_markup_mode=None)
 
     @app.callback(help=workload.help)
     def group() -> None: ...
