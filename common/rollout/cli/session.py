@@ -26,6 +26,7 @@ from rollout.cli.checking import verdict
 from rollout.cli.collecting import WorkloadRun
 from rollout.cli.interrupt import Interrupted, Interrupts
 from rollout.cli.progress import Display, display_for
+from rollout.cli.recent import remember_run
 from rollout.cli.streams import keep_going
 from rollout.client.embedded import Embedded
 from rollout.client.runs import Runs, new_ulid
@@ -52,6 +53,7 @@ class Options:
     --config FILE`."""
 
     words: tuple[str, ...]
+    name: str = ""
     coordinators: tuple[str, ...] = ()
     tls_dir: Path | None = None
     resume: str | None = None
@@ -76,6 +78,8 @@ def run_workload(workload: Workload[Any, Any], settings: BaseModel, options: Opt
     """The exit code. ConfigError and InputError, with all faults, before anything is started or written."""
     if options.resume is not None:
         check_ulid(options.resume, "--resume")
+    if options.name.startswith("@"):
+        raise ConfigError(f"--name: {options.name!r} begins with @, which stands for other things: choose another")
     target = find_target(list(options.coordinators), options.tls_dir)
     if options.dry_run:
         return _dry_run(workload, settings, options)
@@ -122,6 +126,7 @@ class _Invocation:
         self._run: WorkloadRun | None = None
         self._embedded: Embedded | None = None
         self._troubled = False
+        self._name = ""
 
     async def run(self) -> int:
         interrupts = Interrupts(self._at_once)
@@ -235,6 +240,8 @@ class _Invocation:
     ) -> JsonObject:
         """The configuration the run goes on with, or starts with; the directory is the run's afterwards."""
         workload = self._workload
+        named = self._options.name or checked.config.get("run", {}).get("name", "")
+        self._name = named or output.path.resolve().name
         try:
             status = None if new else await runs.get(run_id)
         except NotFoundError:
@@ -253,6 +260,9 @@ class _Invocation:
                     + "".join(f"\n  {fault}: only the ledger has what is missing" for fault in collector.faults)
                 ) from None
         if status is not None:
+            self._name = status.spec.name
+            if self._options.name not in ("", self._name):
+                self._display.note(f"note: the run keeps its name, {self._name!r}")
             ledger: JsonObject = json.loads(status.spec.config)
             free = {key: value for key, value in checked.config.items() if key in workload.free}
             await self._compare(ledger | free, checked, output)
@@ -279,10 +289,11 @@ class _Invocation:
         collector = await asyncio.to_thread(open_collector, self._workload, output, run_id, config, checked)
         for fault in collector.faults:
             self._display.note(f"note: {fault}; what it should hold is written anew from the ledger")
-        run = WorkloadRun(self._workload, runs, run_id, config, checked, collector, self._display)
+        run = WorkloadRun(self._workload, runs, run_id, config, checked, collector, self._display, self._name)
         self._run = run
         try:
             status = await run.open(resumed=resumed)
+            await asyncio.to_thread(remember_run, run_id)
             runs.patience_s = _PATIENCE_S
             # A run whose every unit is in the ledger may still lack a tree: an earlier command was cut off.
             if status.state == "running":

@@ -17,11 +17,10 @@ from typing import Any, TextIO, cast
 import structlog
 from structlog.types import EventDict, Processor
 
+from rollout.config.environment import SECRET_PREFIX
 from rollout.config.settings import LoggingSection
 
 _LEVELS = {"debug": 10, "info": 20, "warning": 30, "error": 40}
-SECRET_PREFIX = "ROLLOUT_SECRET_"
-"""Variables that begin so hold secrets: their values are never shown, and child processes do not inherit them."""
 _HIDDEN = "***"
 _SHORTEST = 6  # characters; hiding shorter values would maim ordinary text
 _hidden_values: set[str] = set()
