@@ -93,7 +93,7 @@ SENTENCES: dict[str, Sentence] = {
     "certificate_not_renewed": _trouble("the certificate cannot be renewed: {reason}[; it ends at {not_after}]"),
     "certificate_unavailable": _trouble("no certificate yet: {error}"),
     # ---- workers, as the coordinator sees them
-    "worker_registered": _said("worker {worker} came, on host {host}"),
+    "worker_registered": _said("worker {worker} came[, on host {host}]"),
     "worker_heartbeat": _said(""),  # worker_ready says that it lives
     "worker_ready": _said(
         "worker {worker} is ready",
@@ -126,7 +126,7 @@ SENTENCES: dict[str, Sentence] = {
     "worker_failed_to_run": _trouble("cannot go on: {error}"),
     "worker_draining": _said("draining ({reason}): {held:item} in hand, {budget_s:s} to finish them"),
     "worker_fenced": _trouble("no answer from the coordinator for {silent_s:s}: nothing new is started"),
-    "worker_unfenced": _said("the coordinator answers again", "worker_fenced"),
+    "worker_unfenced": _said("work is started again", "worker_fenced"),
     "worker_orphaned": _trouble("the coordinator did not come back: {dropped:item} given up"),
     # The worker paces these itself.
     "coordinator_lost": _said(
