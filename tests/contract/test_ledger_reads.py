@@ -256,8 +256,9 @@ async def test_find_runs(writer: Writer, ledger: Ledger) -> None:
         return [run.run_id for run in await ledger.find_runs(text, complete=complete, limit=limit)]
 
     assert await found("01j0") == [ids[1], ids[0]], "the newest first, in either case"
-    assert await found("abcd") == [ids[2], ids[1]]
-    assert await found("abc") == [], "an end of three characters is too short"
+    assert await found("0000abcd") == [ids[2], ids[1]], "as it is shown"
+    assert await found("0000") == [ids[2], ids[1], ids[0]]
+    assert await found("abcd") == [], "the end of what is shown stands for nothing"
     assert await found("01J", limit=1) == [ids[2]]
     assert await found("50%") == [ids[2]], "a name is no pattern"
     assert await found("50%", complete=True) == [ids[2], ids[0]]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import io
+import json
 import logging
 import string
 from collections.abc import Iterator
@@ -72,6 +73,7 @@ def test_sentences_are_well_made() -> None:
         ("run_killed", {"run_id": RUN, "reason": "", "done": 1}, "run 7C0EKZ52 was killed"),
         ("storage_full", {"error": "{no} [room]", "action": "x"}, "the database cannot grow: {no} [room]; x"),
         ("child_output", {"child": 3, "text": RUN}, f"process 3: {RUN}"),
+        ("plugin_output", {"plugin": "p", "line": "x"}, "plugin p: x"),
         ("work_stolen", {"thief": ONE, "victim": TWO, "count": 1}, "takes 1 unstarted item from worker"),
     ],
 )
@@ -152,6 +154,30 @@ def test_the_log_of_a_day() -> None:
     log(2400, "some_future_event", what="this")
     log(3600, "run_completed", run_id=RUN, reason="", items=1000, done=998, failed=2)
     assert "\n".join(lines) + "\n" == DAY
+
+
+def test_what_a_child_prints_does_not_steer_the_terminal() -> None:
+    terminal = Terminal(colors=False, local=lambda: datetime(2026, 1, 2, 9))
+    for text, said in (("\x1b[2Jgone", "\\x1b[2Jgone"), ("\r 0 %\r100 %\r", "100 %"), ("two\nlines", "two\nlines")):
+        line = terminal(None, "info", {"event": "child_output", "child": 1, "text": text})
+        assert line == f"09:00:00  process 1: {said}"
+
+
+def test_a_line_that_a_librarys_own_handler_prints_comes_once(capfd: pytest.CaptureFixture[str]) -> None:
+    out, library = io.StringIO(), logging.getLogger("chatty")
+    handler = logging.StreamHandler()
+    library.addHandler(handler)
+    handlers = list(logging.root.handlers)
+    try:
+        configure(LoggingSection(), stream=out)
+        logging.getLogger("chatty.http").warning("retrying")
+        logging.getLogger("quiet").warning("lost")
+        assert [line["event"] for line in map(json.loads, out.getvalue().splitlines())] == ["lost"]
+        assert "retrying" in capfd.readouterr().err
+    finally:
+        library.removeHandler(handler)
+        logging.root.handlers[:] = handlers
+        structlog.reset_defaults()
 
 
 def test_a_person_gets_sentences_and_a_program_gets_fields(monkeypatch: pytest.MonkeyPatch) -> None:

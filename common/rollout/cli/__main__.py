@@ -14,6 +14,7 @@ from rollout.cli.workloads import WorkloadGroup
 app = new_app(
     name="rollout",
     cls=WorkloadGroup,
+    completion=True,
     help="Runs large, failure-prone LLM work on many unreliable machines and can say what happened to each unit.\n\n"
     "Exit codes: 0 success; 1 the work itself failed; 2 configuration or usage error; 130 interrupted. "
     "ROLLOUT_DEBUG=1 shows tracebacks.",

@@ -1,7 +1,7 @@
 """How a person names a run or a worker: a whole id, a part of one that is unique, a name, or `@last`.
 
-Ids made one after the other begin alike and differ at the end, so the end is what people are shown (`short`); a part
-that a person types may be the beginning or, from four characters on, the end.
+Ids made one after the other begin alike and differ at the end, so the end is what people are shown (`short`). What a
+person types may be the beginning of the whole id or of what is shown.
 """
 
 from __future__ import annotations
@@ -19,17 +19,15 @@ if TYPE_CHECKING:
     from rollout.wire.v1 import runs_pb2 as pb
 
 LAST = "@last"
-TAIL_MIN = 4
-"""Characters of an id's end that may stand for it."""
 _SHOWN = 10
 
 __all__ = ["LAST", "means", "resolve_run", "resolve_worker", "short"]
 
 
 def means(identifier: str, text: str) -> bool:
-    """Whether `text` stands for the beginning or the end of an id."""
+    """Whether an id, or what is shown of it, begins with `text`."""
     part = text.upper()
-    return identifier.startswith(part) or (len(part) >= TAIL_MIN and identifier.endswith(part))
+    return identifier.startswith(part) or short(identifier).startswith(part)
 
 
 async def resolve_run(client: Runs, text: str) -> str:
@@ -49,7 +47,7 @@ async def resolve_run(client: Runs, text: str) -> str:
     by_id = [run for run in found if means(run.run_id, text)]
     if not found:
         raise NotFoundError(
-            f"there is no run {text!r}: no id begins or ends with it, and no run has this name; `rollout run list` "
+            f"there is no run {text!r}: no id begins with it, and no run has this name; `rollout run list` "
             "shows those that are"
         )
     if named and all(run in named for run in by_id):
@@ -60,7 +58,7 @@ async def resolve_run(client: Runs, text: str) -> str:
         return by_id[0].run_id
     raise ConfigError(
         f"{text!r} may be any of {_count(found, 20)} runs; give more of the id:\n"
-        + _lines(f"{run.run_id}  {run.state:<11}  {run.name or run.workload}" for run in found)
+        + _lines(f"{short(run.run_id)}  {run.run_id}  {run.state:<11}  {run.name or run.workload}" for run in found)
     )
 
 
@@ -94,13 +92,13 @@ async def resolve_worker(client: Runs, text: str) -> str:
     candidates = there or meant
     if not candidates:
         raise NotFoundError(
-            f"there is no worker {text!r}: no id begins or ends with it, and it is no worker's host; `rollout workers "
+            f"there is no worker {text!r}: no id begins with it, and it is no worker's host; `rollout workers "
             "--all` shows them"
         )
     if len(candidates) > 1:
         raise ConfigError(
             f"{text!r} may be any of {len(candidates)} workers; give more of the id:\n"
-            + _lines(f"{w.incarnation}  {w.state:<8}  {w.inventory.host}" for w in candidates)
+            + _lines(f"{short(w.incarnation)}  {w.incarnation}  {w.state:<8}  {w.inventory.host}" for w in candidates)
         )
     return candidates[0].incarnation
 

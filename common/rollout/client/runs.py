@@ -253,7 +253,8 @@ class Runs:
         return (await self._connection.unary(call)).runs
 
     async def find(self, text: str, *, complete: bool = False, limit: int = 20) -> Sequence[pb.FoundRun]:
-        """Runs whose id begins or ends with `text`, or whose name it is (`complete`: begins with it); newest first."""
+        """Runs whose id, or the end of it that people see (`model.ids.short`), begins with `text`, or whose name it is
+        (`complete`: begins with it); newest first."""
 
         async def call(stub: Any) -> pb.FindReply:
             request = pb.FindRequest(epoch=self._connection.epoch, text=text, complete=complete, limit=limit)

@@ -81,8 +81,21 @@ def set_level(level: str) -> None:
 
 class _Handler(logging.StreamHandler[TextIO]):
     def emit(self, record: logging.LogRecord) -> None:
+        if _printed(record.name):
+            return  # else each of its lines comes twice
         with suppress(structlog.DropEvent):  # there is nothing to say now
             super().emit(record)
+
+
+def _printed(name: str) -> bool:
+    """Whether a logger of this name has a handler of its own, a library's or a user's, that prints to the screen."""
+    logger: logging.Logger | None = logging.getLogger(name)
+    while logger is not None and logger is not logging.root:
+        for handler in logger.handlers:
+            if isinstance(handler, logging.StreamHandler) and handler.stream in (sys.stdout, sys.stderr):  # pyright: ignore[reportUnknownMemberType]
+                return True
+        logger = logger.parent
+    return False
 
 
 def _route_standard_logging(out: TextIO, shared: list[Processor], ending: list[Processor], level: str) -> None:

@@ -5,6 +5,7 @@ Local time, sentences, short ids; what goes on is said once, and then now and th
 
 from __future__ import annotations
 
+import re
 import time
 from collections.abc import Callable
 from datetime import datetime
@@ -16,6 +17,7 @@ from rollout.config.pace import Pace
 from rollout.config.sentences import SENTENCES, VERBATIM, Sentence, duration, sentence_of, shortened
 
 _STYLES = {"debug": "\x1b[2m", "warning": "\x1b[33m", "error": "\x1b[31m", "critical": "\x1b[1;31m"}
+_CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
 _DIM, _PLAIN = "\x1b[2m", "\x1b[0m"
 
 
@@ -37,6 +39,10 @@ class Terminal:
         fields.pop("timestamp", None)
         details = [str(fields.pop(key)) for key in ("exception", "stack") if fields.get(key)]
         sentence = SENTENCES.get(event)
+        if event in VERBATIM:  # of a progress bar, what it came to
+            fields |= {
+                key: str(fields[key]).rstrip("\r").rpartition("\r")[2] for key in ("text", "line") if key in fields
+            }
         said = sentence_of(event, fields)
         if said is None:
             said = _foreign(event, fields)
@@ -64,6 +70,8 @@ class Terminal:
 
     def _line(self, said: str, level: str) -> str:
         at = f"{self._local():%H:%M:%S}"
+        # What others printed must not steer this terminal.
+        said = _CONTROL.sub(lambda found: found[0].encode("unicode_escape").decode(), said)
         if not self._colors:
             return f"{at}  {said}"
         style = _STYLES.get(level, "")

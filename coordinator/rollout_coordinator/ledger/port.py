@@ -126,7 +126,8 @@ class Ledger(Protocol):
         ...
 
     async def find_runs(self, text: str, *, complete: bool, limit: int) -> list[FoundRun]:
-        """Those whose id begins or ends with `text`, or whose name it is (`complete`: begins with it); newest first."""
+        """Those whose id, or the end of it that people see, begins with `text`, or whose name it is (`complete`: begins
+        with it); newest first."""
         ...
 
     async def workers(self, limit: int) -> list[WorkerRow]:

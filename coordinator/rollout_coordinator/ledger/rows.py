@@ -12,6 +12,7 @@ from dataclasses import asdict, fields
 from typing import Any
 
 from rollout.model.errors import StorageDamagedError
+from rollout.model.ids import SHORT
 from rollout.model.item import AttemptEnd, Blob, Failure, ItemSpec, ObjectSlice
 from rollout.model.run import Lane, Order, Policy, RunSpec, RunState
 from rollout.model.worker import Inventory, WorkerState
@@ -59,8 +60,6 @@ def _load(kind: type[Any], body: dict[str, Any]) -> Any:
 
 # ---- what a person types for a run
 
-ID_TAIL_MIN = 4
-"""Characters of an id's end that may stand for it."""
 _ID_PART = re.compile(r"[0-9A-HJKMNP-TV-Z]{1,26}")
 
 
@@ -70,7 +69,7 @@ def find_columns(text: str, *, complete: bool, limit: int) -> dict[str, Any]:
     name = clean(text)
     return {
         "begins": f"{part}%" if part or (complete and not text) else "",
-        "ends": f"%{part}" if len(part) >= ID_TAIL_MIN else "",
+        "shown": "_" * (26 - SHORT) + f"{part}%" if part else "",
         "name": name,
         "name_length": len(name) if complete else _ANY_LENGTH,
         "n": limit,

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, TypeVar
 import typer
 
 from rollout.cli.boundary import FAILED, OK
+from rollout.cli.completion import complete_run
 from rollout.cli.options import CoordinatorOption, JsonOption, TlsDirOption
 from rollout.cli.program import new_app
 from rollout.cli.references import resolve_run
@@ -26,7 +27,9 @@ app = new_app(help="Runs: list, show, watch and command them.")
 RunArgument = Annotated[
     str,
     typer.Argument(
-        metavar="RUN", help="Id, the beginning or end of one that is unique, name (the newest that has it), or @last."
+        metavar="RUN",
+        help="Its id, a unique beginning of it, its name (the newest that has it), or @last.",
+        autocompletion=complete_run,
     ),
 ]
 Answer = TypeVar("Answer")

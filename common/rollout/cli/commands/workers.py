@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from rollout.cli.commands.run import ask
+from rollout.cli.completion import complete_worker
 from rollout.cli.options import CoordinatorOption, JsonOption, TlsDirOption
 from rollout.cli.references import resolve_worker
 
@@ -20,9 +21,19 @@ def workers(
     tls_dir: TlsDirOption = None,
     drain: Annotated[
         str,
-        typer.Option("--drain", metavar="WORKER", help="Let this worker finish what it runs, then stop."),
+        typer.Option(
+            "--drain",
+            metavar="WORKER",
+            autocompletion=complete_worker,
+            help="Let this worker finish what it runs, then stop.",
+        ),
     ] = "",
-    reload: Annotated[str, typer.Option("--reload", metavar="WORKER", help="Let this worker reload its plugins.")] = "",
+    reload: Annotated[
+        str,
+        typer.Option(
+            "--reload", metavar="WORKER", autocompletion=complete_worker, help="Let this worker reload its plugins."
+        ),
+    ] = "",
     all_workers: Annotated[bool, typer.Option("--all", help="Also those that are gone.")] = False,
     json: JsonOption = False,
 ) -> None:
