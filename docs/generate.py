@@ -99,7 +99,7 @@ def configuration() -> str:
         "# Configuration reference",
         "",
         "Written by `python docs/generate.py`; a test keeps it complete. Files are TOML. Unknown keys are errors with file, line and the nearest valid key.",
-        "Any value can be overridden by the environment: `ROLLOUT_<SECTION>__<KEY>`, e.g. `ROLLOUT_TRANSPORT__LISTEN_ADDR=0.0.0.0:50051`. Relative paths are relative to the current directory.",
+        "Any value can be overridden by the environment: `ROLLOUT_<SECTION>__<KEY>`, e.g. `ROLLOUT_TRANSPORT__LISTEN_ADDR=0.0.0.0:50051`. One that no program knows is an error; one that is another program's is let be. Relative paths are relative to the current directory.",
         "",
     ]
     for title, path, used_by in FILES:

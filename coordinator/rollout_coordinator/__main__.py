@@ -201,7 +201,7 @@ def host_list(
     for worker in workers:
         if not worker.ended_ms:
             there.setdefault(worker.host_id, []).append(worker)
-    rows = [
+    rows: list[dict[str, Any]] = [
         {
             "id": host.id,
             "role": host.role,

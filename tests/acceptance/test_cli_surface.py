@@ -250,3 +250,12 @@ def test_a_worker_by_the_beginning_of_what_is_shown_of_it(cli: Cli, daemons: lis
     drained = cli.run("workers", "--drain", short[:4].lower())
     assert drained.code == 0, drained
     assert daemons[1].process.wait(30) == 0
+
+
+def test_a_directory_whose_name_is_too_long_for_the_database(cli: Cli) -> None:
+    deep = cli.directory.joinpath(*["d" * 90] * 9)
+    deep.mkdir(parents=True)
+    cli.directory = deep
+    cli.rows(1)
+    done = cli.run("infer", "batch", "--config", str(cli.config()))
+    assert done.code == 1 and "SQLite takes 504; choose a directory nearer the root" in done.err, done

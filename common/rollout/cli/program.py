@@ -8,7 +8,6 @@ from __future__ import annotations
 from typing import Any, NoReturn
 
 import typer
-import typer.core
 import typer.main
 
 from rollout.cli.boundary import run_app

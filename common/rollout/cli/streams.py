@@ -111,7 +111,7 @@ def prepare() -> Output:
         if stream is None:  # pyright: ignore[reportUnnecessaryComparison]
             setattr(sys, name, Path(os.devnull).open("w", encoding="utf-8"))  # noqa: SIM115 - as long as the program
         with suppress(AttributeError):  # a test's own
-            cast(Any, getattr(sys, name)).reconfigure(errors=_ESCAPES)
+            getattr(sys, name).reconfigure(errors=_ESCAPES)
     output = Output(sys.stdout, OSError(errno.EBADF, os.strerror(errno.EBADF)) if closed else None)
     sys.stdout = cast(TextIO, output)
     return output

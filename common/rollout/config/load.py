@@ -88,6 +88,12 @@ def load_settings(
     return settings
 
 
+def refuse_strangers(model: type[BaseModel], environ: Mapping[str, str]) -> None:
+    """ConfigError for variables that look like keys and are none, where no file of `model` is read."""
+    if unknown := strangers(model, environ):
+        raise ConfigError(_listed(unknown))
+
+
 def read_values(path: Path) -> tuple[dict[str, Any], dict[Place, int]]:
     """The file's values and the line of each key, unchecked. ConfigError: unreadable, not text, not TOML."""
     try:

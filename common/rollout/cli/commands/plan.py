@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import difflib
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, cast
 
 import typer
 
@@ -77,7 +77,7 @@ def kind_of(path: Path) -> str:
         return best
     if "transport" in sections:  # of any; coordinators listen, the others are told where
         transport: Any = values["transport"]
-        keys: set[str] = set(transport) if isinstance(transport, dict) else set()
+        keys = set(cast("dict[str, Any]", transport)) if isinstance(transport, dict) else set[str]()
         if keys & {"listen_addr", "join_addr", "advertise_addr"}:
             return "coordinator"
         # What both may say is a client's, unless the file is named after the worker.
