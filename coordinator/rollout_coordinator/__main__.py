@@ -83,6 +83,7 @@ def run(
     settings = _load(config, **({"logging.format": "json"} if json_logs else {}))
     keep_going("the log is lost until it can be", log=True)
     configure(settings.logging)
+    log.info("configuration_read", path=str(config.resolve()))
     try:
         code = event_loop.run(_serve(settings))
     except RolloutError as error:

@@ -202,6 +202,7 @@ def test_the_log_of_a_terminal(cli: Cli, daemons: list[Daemon]) -> None:
     again = Daemon(cli.directory, coordinator.args)
     daemons.append(again)
     worker.wait_for("answers again, after")
+    assert f"configured by {cli.directory / 'worker.toml'}" in worker.text
     worker.end()
     again.wait_for("left: SIGTERM")
     for daemon in (coordinator, worker, again):

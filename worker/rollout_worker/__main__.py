@@ -37,16 +37,18 @@ def _fail(error: RolloutError) -> typer.Exit:
     return typer.Exit(exit_code_of(error))
 
 
+def config_file(named: Path | None) -> Path | None:
+    """The one that is named, else `./worker.toml` where it is there."""
+    return named or (DEFAULT_CONFIG if DEFAULT_CONFIG.is_file() else None)
+
+
 def settings_for(config: Path | None, *, hot_reload: bool, tls_dir: Path | None = None) -> WorkerSettings:
-    """The file's settings (`./worker.toml` where none is named and it is there), else the defaults; the environment and
-    the options over them. ConfigError."""
-    if config is None and DEFAULT_CONFIG.is_file():
-        config = DEFAULT_CONFIG
+    """The file's settings, else the defaults; the environment and the options over them. ConfigError."""
     overrides = {
         "worker.dev_hot_reload": True if hot_reload else None,
         "transport.tls_dir": str(tls_dir) if tls_dir is not None else None,
     }
-    return load_settings(WorkerSettings, config, overrides)
+    return load_settings(WorkerSettings, config_file(config), overrides)
 
 
 @app.command()
@@ -77,6 +79,8 @@ def run(
         raise _fail(error) from error
     keep_going("the log is lost until it can be", log=True)
     configure(settings.logging)
+    if found := config_file(config):
+        log.info("configuration_read", path=str(found.resolve()))
     raise typer.Exit(event_loop.run(serve(settings, worker_id, plugin or [])))
 
 

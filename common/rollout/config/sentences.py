@@ -62,12 +62,14 @@ SENTENCES: dict[str, Sentence] = {
     "storage_unreachable": _trouble("the database does not answer: {error}; next try in {retry_in_s:s}"),
     "storage_full": _trouble("the database cannot grow: {error}; {action}"),
     "storage_damaged": _trouble("the database is damaged: {error}; {action}"),
+    "database_failing": _trouble("the database fails: {error}; {action}", "error"),
     "storage_fault": _trouble("the disk under the database fails: {error}; {action}"),
     "ledger_unreachable": _trouble("the database does not answer: {error}; next try in {retry_in_s:s}"),
     "ledger_replayed": _said(
         "read {runs:run} and {open_attempts:open attempt} from the ledger in {seconds:s}", *_STORE
     ),
     "ledger_slow": _trouble("the database is slow, a commit took {commit_s:s}: {action}"),
+    "configuration_read": _said("configured by {path}"),
     "maintenance_failed": _trouble("cleaning up the database failed: {error}"),
     "kv_listen_lost": _trouble("the database's notices do not come any more: {hint}"),
     # ---- its objects
@@ -86,6 +88,9 @@ SENTENCES: dict[str, Sentence] = {
     "host_joined": _said("host {name} ({host}) joined as {role}[, from {peer}]"),
     "host_revoked": _said("host {name} ({host}, {role}) is shut out"),
     "join_refused": _trouble("host {host_name} may not join: its token was refused[, from {peer}]", "host_name"),
+    "connections_closed": _trouble(
+        "closed {count:connection} to {port} that had said nothing, most from {most_from}: {reason}", "port"
+    ),
     "revocations_not_read": _trouble("the list of hosts that are shut out cannot be read: {reason}"),
     "host_certificate_renewed": _said("this host's certificate was renewed", "host_certificate_not_renewed"),
     "host_certificate_not_renewed": _trouble("this host's certificate cannot be renewed: {reason}"),
