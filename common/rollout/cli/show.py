@@ -19,12 +19,13 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
+from rollout.cli.streams import json_line
 from rollout.wire.v1 import runs_pb2 as pb
 
 
 def print_json(value: Any) -> None:
     """One line on standard output."""
-    sys.stdout.write(json.dumps(value, ensure_ascii=False) + "\n")
+    sys.stdout.write(json_line(value))
     sys.stdout.flush()
 
 

@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from rollout.cli.commands.run import ask
+from rollout.cli.completion import complete_worker
 from rollout.cli.options import CoordinatorOption, JsonOption, TlsDirOption
+from rollout.cli.references import resolve_worker
+
+if TYPE_CHECKING:
+    from rollout.client import Runs
+    from rollout.wire.v1 import runs_pb2 as pb
 
 
 def workers(
@@ -15,19 +21,31 @@ def workers(
     tls_dir: TlsDirOption = None,
     drain: Annotated[
         str,
-        typer.Option("--drain", metavar="ID", help="Let this worker finish what it runs, then stop."),
+        typer.Option(
+            "--drain",
+            metavar="WORKER",
+            autocompletion=complete_worker,
+            help="Let this worker finish what it runs, then stop.",
+        ),
     ] = "",
-    reload: Annotated[str, typer.Option("--reload", metavar="ID", help="Let this worker reload its plugins.")] = "",
+    reload: Annotated[
+        str,
+        typer.Option(
+            "--reload", metavar="WORKER", autocompletion=complete_worker, help="Let this worker reload its plugins."
+        ),
+    ] = "",
     all_workers: Annotated[bool, typer.Option("--all", help="Also those that are gone.")] = False,
     json: JsonOption = False,
 ) -> None:
     """The workers of the cluster and what they do. --json: `{"leader": ADDR, "workers": [...]}`."""
-    if drain:
-        reply = ask(coordinator, tls_dir, lambda client: client.worker_command(drain, "drain"))
-    elif reload:
-        reply = ask(coordinator, tls_dir, lambda client: client.worker_command(reload, "reload"))
-    else:
-        reply = ask(coordinator, tls_dir, lambda client: client.workers(all=all_workers))
+
+    async def question(client: Runs) -> pb.WorkersReply:
+        if drain or reload:
+            worker = await resolve_worker(client, drain or reload)
+            return await client.worker_command(worker, "drain" if drain else "reload")
+        return await client.workers(all=all_workers)
+
+    reply = ask(coordinator, tls_dir, question)
     from rollout.cli import show
 
     listed = [worker for worker in reply.workers if all_workers or worker.state != "gone"]
