@@ -13,6 +13,7 @@ from typing import Protocol, TypeVar
 
 import grpc
 import structlog
+from rollout.cli.descriptors import open_files_limit
 from rollout.model import events as names
 from rollout.model.errors import (
     ConfigError,
@@ -27,6 +28,7 @@ from rollout.security.authority import Authority
 from rollout.security.credentials import Credentials
 from rollout.security.roles import Role
 
+from rollout_coordinator.connections import Door, Doorkeeper, shares
 from rollout_coordinator.driver import LeaseLostError
 from rollout_coordinator.health import Probes
 from rollout_coordinator.leadership import Part
@@ -116,9 +118,18 @@ class Coordinator:
         )
         p.metrics.certificate.set_function(lambda credentials=self._credentials: credentials.not_after)
         await self._patiently(p.revocations.refresh)
-        self._server, self.addr = bind_server(p, self._credentials, authority)
+        connections, joining = shares(open_files_limit(), join=bool(transport.join_addr))
+        self._server, self.addr = bind_server(p, self._credentials, authority, connections)
         leader_addr = p.runs.leader_addr = advertised(p.settings, self.addr)
-        self._join_server, self.join_addr = bind_join_server(p, self._credentials, authority, leader_addr)
+        self._join_server, self.join_addr = bind_join_server(p, self._credentials, authority, leader_addr, joining)
+        doorkeeper = Doorkeeper(
+            [
+                Door("listen_addr", port_of(self.addr), connections),
+                Door("join_addr", port_of(self.join_addr), joining, known_after_s=None),
+            ],
+            clock=lambda: p.clock.now().mono,
+        )
+        p.gate.identified = doorkeeper.identified
         self._lease = build_lease(p, leader_addr)
         await self._patiently(p.objects_child.start)
         await self._server.start()
@@ -128,6 +139,7 @@ class Coordinator:
         self._background = [
             asyncio.create_task(self._credentials.keep_renewed()),
             asyncio.create_task(p.revocations.run()),
+            asyncio.create_task(doorkeeper.run()),
         ]
 
     async def _check_authority(self, authority: Authority, tls_dir: Path) -> None:
@@ -360,6 +372,11 @@ class Coordinator:
         for closing in (p.store.close, p.storage.close, p.ledger.close):
             await closing()
         log.info("coordinator_stopped")
+
+
+def port_of(addr: str) -> int:
+    """0 for none."""
+    return int(addr.rpartition(":")[2] or 0)
 
 
 async def started(parts: Parts, *, exit_hard: Callable[[int], object] = os._exit) -> Coordinator:

@@ -16,6 +16,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NoReturn
 
+from rollout.cli.descriptors import raise_open_files
 from rollout.cli.malloc import tune_malloc
 from rollout.config.logging import configure, redact_text
 from rollout.config.settings import LoggingSection
@@ -46,6 +47,7 @@ def exit_code_of(error: RolloutError) -> int:
 def run_app(app: Callable[[], Any]) -> NoReturn:
     """Run a command-line program to its end and exit. Every program of the product starts through this."""
     tune_malloc()
+    raise_open_files()
     configure(LoggingSection(level="debug" if debugging() else "warning", format="console"), stream=sys.stderr)
     try:
         app()

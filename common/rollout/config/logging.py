@@ -17,6 +17,7 @@ from typing import Any, TextIO, cast
 import structlog
 from structlog.types import EventDict, Processor
 
+from rollout.config.repeats import Repeats
 from rollout.config.settings import LoggingSection
 
 _LEVELS = {"debug": 10, "info": 20, "warning": 30, "error": 40}
@@ -79,6 +80,7 @@ def _route_standard_logging(out: TextIO, shared: list[Processor], ending: list[P
             processors=[structlog.stdlib.ProcessorFormatter.remove_processors_meta, *ending],
         )
     )
+    handler.addFilter(Repeats())
     root = logging.getLogger()
     root.handlers[:] = [handler]
     # Libraries tell of their inner life at info; what they warn of is worth a line.
