@@ -19,7 +19,7 @@ from rollout.cli.boundary import INTERRUPTED, OK, exit_code_of, run_app
 from rollout.cli.tokens import TokenFileOption, TokenOption, find_token
 from rollout.config.load import load_settings
 from rollout.config.logging import configure
-from rollout.config.parent import watch_parent
+from rollout.config.parent import has_parent, watch_parent
 from rollout.config.settings import CoordinatorSettings
 from rollout.model.errors import ConfigError, InputError, RolloutError
 from rollout.security.authority import Authority
@@ -91,7 +91,7 @@ def run(
 
 async def _serve(settings: CoordinatorSettings) -> int:
     coordinator: Coordinator | None = None
-    starting = asyncio.create_task(started(build(settings)))
+    starting = asyncio.create_task(started(build(settings), patient=not has_parent()))
     signals: list[signal.Signals] = []
 
     def stop() -> None:

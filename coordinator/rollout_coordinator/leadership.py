@@ -38,6 +38,7 @@ class Leadership:
         self.part = Part.STANDBY
         self.epoch = 0
         self.leader_address = ""  # of another coordinator, as last read from the lease
+        self.trouble = ""  # why the database cannot be used at present
         self.suspect: Callable[[int], None] = lambda epoch: None
 
     @property
@@ -48,6 +49,10 @@ class Leadership:
         """Why calls are refused at present; None while serving."""
         if self.part is Part.LEADER:
             return None
+        if self.trouble and self.part is not Part.STOPPED:
+            return UnavailableError(
+                f"The coordinator cannot use its database at present: {self.trouble}", leader=self.leader_address
+            )
         if self.part is Part.REPLAYING:
             return UnavailableError("The coordinator is replaying its ledger; try again in a moment.")
         return NotLeaderError("This coordinator is not the leader.", leader=self.leader_address)

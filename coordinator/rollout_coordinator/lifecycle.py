@@ -21,6 +21,7 @@ from rollout.model.errors import (
     RolloutError,
     StorageDamagedError,
     StorageError,
+    StorageFaultError,
     StorageFullError,
     StorageUnavailableError,
 )
@@ -59,7 +60,9 @@ class Alarm(Protocol):
 class Coordinator:
     """`start`, then `run` until `stop` is called; `run` returns the exit code. `exit_hard` ends a deposed process.
 
-    `lease`, given in place of `start`, `hint_every_s` and `alarm` are seams for simulations.
+    `patient`: wait for a database that fails, as a daemon does; else a fault of its disk ends this coordinator, since
+    whoever started it is there and told. `lease`, given in place of `start`, `hint_every_s` and `alarm` are seams for
+    simulations.
     """
 
     def __init__(
@@ -67,12 +70,15 @@ class Coordinator:
         parts: Parts,
         *,
         exit_hard: Callable[[int], object] = os._exit,
+        patient: bool = True,
         lease: LeaseKeeper | None = None,
         hint_every_s: float = 0.2,
         alarm: Callable[[float, Callable[[], object]], Alarm] = threading.Timer,
     ) -> None:
         self._parts = parts
         self._exit_hard = exit_hard
+        self._patient = patient
+        self._disk_fault: asyncio.Future[StorageFaultError] = asyncio.get_running_loop().create_future()
         self._hint_every_s = hint_every_s
         self._alarm = alarm
         self._stop = asyncio.Event()
@@ -90,6 +96,7 @@ class Coordinator:
         self.ended: asyncio.Task[int] | None = None  # for those who run it as a task
         parts.driver.on_serving = self._on_serving
         parts.driver.on_reset = self._on_reset
+        parts.driver.on_store = self._on_store
         parts.leadership.suspect = self._suspect
 
     @property
@@ -131,6 +138,7 @@ class Coordinator:
         )
         p.gate.identified = doorkeeper.identified
         self._lease = build_lease(p, leader_addr)
+        self._lease.on_store = self._on_store
         await self._patiently(p.objects_child.start)
         await self._server.start()
         if self._join_server is not None:
@@ -160,6 +168,8 @@ class Coordinator:
         while True:
             try:
                 return await opening()
+            except StorageFaultError:
+                raise  # a person must do something first
             except StorageUnavailableError as error:
                 log.warning("storage_unreachable", error=str(error), retry_in_s=pause)
                 with contextlib.suppress(TimeoutError):
@@ -181,6 +191,9 @@ class Coordinator:
         except StorageFullError as error:
             log.error("storage_full", error=str(error), action="stopped; nothing acknowledged is lost")
             code = 1
+        except StorageFaultError as error:
+            log.error("storage_fault", error=str(error), action="stopped; nothing acknowledged is lost")
+            code = 1
         except StorageDamagedError as error:
             log.error("storage_damaged", error=str(error), action="stopped; restore the database from a backup")
             code = 1
@@ -199,9 +212,13 @@ class Coordinator:
             while not acquiring.done():
                 stopping = asyncio.create_task(self._stop.wait())
                 await asyncio.wait(
-                    {acquiring, stopping}, timeout=self._hint_every_s, return_when=asyncio.FIRST_COMPLETED
+                    {acquiring, stopping, self._disk_fault},
+                    timeout=self._hint_every_s,
+                    return_when=asyncio.FIRST_COMPLETED,
                 )
                 stopping.cancel()
+                if self._disk_fault.done():
+                    raise self._disk_fault.result()
                 if self._stop.is_set():
                     return False
                 p.leadership.leader_address = self.lease.leader_hint()
@@ -236,8 +253,11 @@ class Coordinator:
         tasks: list[asyncio.Task[object]] = [serving, renewing, cleaning, stopping, trusting]  # type: ignore[list-item]
         try:
             await asyncio.wait(
-                {serving, renewing, stopping, trusting, self._fenced}, return_when=asyncio.FIRST_COMPLETED
+                {serving, renewing, stopping, trusting, self._fenced, self._disk_fault},
+                return_when=asyncio.FIRST_COMPLETED,
             )
+            if self._disk_fault.done():
+                raise self._disk_fault.result()
             if self._fenced.done():
                 raise FencedError(self._fenced.result())
             if renewing.done():
@@ -287,6 +307,21 @@ class Coordinator:
             http_addr=self.probes.addr,
             epoch=p.leadership.epoch,
         )
+
+    def _on_store(self, error: StorageError | None) -> None:
+        """What calls are refused with and /readyz says while the database fails; said once for each cause."""
+        trouble = "" if error is None else str(error)
+        if trouble and trouble != self._parts.leadership.trouble:
+            log.error(
+                "database_failing",
+                error=trouble,
+                action="nothing is acknowledged until it works again; trying on"
+                if self._patient or not isinstance(error, StorageFaultError)
+                else "stopping",
+            )
+        self._parts.leadership.trouble = trouble
+        if isinstance(error, StorageFaultError) and not self._patient and not self._disk_fault.done():
+            self._disk_fault.set_result(error)
 
     def _on_reset(self, error: RolloutError) -> None:
         p = self._parts
@@ -379,9 +414,9 @@ def port_of(addr: str) -> int:
     return int(addr.rpartition(":")[2] or 0)
 
 
-async def started(parts: Parts, *, exit_hard: Callable[[int], object] = os._exit) -> Coordinator:
+async def started(parts: Parts, *, exit_hard: Callable[[int], object] = os._exit, patient: bool = True) -> Coordinator:
     """A coordinator that is up; one that could not start has been closed again."""
-    coordinator = Coordinator(parts, exit_hard=exit_hard)
+    coordinator = Coordinator(parts, exit_hard=exit_hard, patient=patient)
     try:
         await coordinator.start()
     except (RolloutError, ConfigError, OSError):
