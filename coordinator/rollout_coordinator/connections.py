@@ -37,7 +37,7 @@ SUDDEN = 16
 """So many descriptors more than a moment ago are looked at at once."""
 TELL_S = 60.0
 _BYTES_RECEIVED = 128  # offset in Linux' struct tcp_info
-_DESCRIPTORS = "/proc/self/fd" if Path("/proc/self/fd").is_dir() else "/dev/fd"
+DESCRIPTORS = "/proc/self/fd" if Path("/proc/self/fd").is_dir() else "/dev/fd"
 
 
 def shares(open_files: int, *, join: bool) -> tuple[int, int]:
@@ -116,7 +116,7 @@ class Doorkeeper:
         if now - self._turned > HANDSHAKE_MS / 1000 + 1:
             self._identified, self._turned = (set(), self._identified[0]), now
         try:
-            descriptors = os.listdir(_DESCRIPTORS)  # noqa: PTH208 - names alone, four times a second
+            descriptors = os.listdir(DESCRIPTORS)  # noqa: PTH208 - names alone, four times a second
         except OSError:
             return  # none is left to read the directory with: gRPC's own limit has a reserve, the next round sees it
         sudden = len(descriptors) - self._count >= SUDDEN

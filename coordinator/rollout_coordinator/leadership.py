@@ -24,6 +24,10 @@ log = structlog.get_logger()
 EOF: Any = cast(Any, grpc.aio).EOF  # what reading a stream past its end gives
 
 
+EXAMINED = "/rollout.wire.v1.Doctor/"
+"""Calls that a coordinator answers also while it does not serve."""
+
+
 class Part(StrEnum):
     STANDBY = "standby"
     REPLAYING = "replaying"  # holds the lease, reads the ledger
@@ -160,7 +164,7 @@ class StandbyInterceptor(grpc.aio.ServerInterceptor):
 
     async def intercept_service(self, continuation: Any, handler_call_details: grpc.HandlerCallDetails) -> Any:
         refusal = self._leadership.refusal()
-        if refusal is None:
+        if refusal is None or cast(Any, handler_call_details).method.startswith(EXAMINED):
             return await continuation(handler_call_details)
 
         async def refuse(request_iterator: Any, context: Any) -> None:

@@ -137,6 +137,9 @@ class Coordinator:
             clock=lambda: p.clock.now().mono,
         )
         p.gate.identified = doorkeeper.identified
+        p.doctor.addr, p.doctor.join_addr = leader_addr, self._advertised_join(leader_addr)
+        p.doctor.objects_addr = lambda: p.objects_child.addr
+        p.doctor.certificate_ends = lambda credentials=self._credentials: credentials.not_after
         self._lease = build_lease(p, leader_addr)
         self._lease.on_store = self._on_store
         await self._patiently(p.objects_child.start)
@@ -149,6 +152,13 @@ class Coordinator:
             asyncio.create_task(p.revocations.run()),
             asyncio.create_task(doorkeeper.run()),
         ]
+
+    def _advertised_join(self, leader_addr: str) -> str:
+        """Where others reach the join port: on the host of `leader_addr`, unless it listens on one of its own."""
+        host, _, port = self.join_addr.rpartition(":")
+        if host in ("0.0.0.0", "[::]", ""):
+            host = leader_addr.rpartition(":")[0]
+        return f"{host}:{port}" if port else ""
 
     async def _check_authority(self, authority: Authority, tls_dir: Path) -> None:
         """Two coordinators of one database must have one CA. ConfigError says how to get there."""

@@ -10,7 +10,14 @@ from rollout.security.authority import Authority
 from rollout.security.credentials import Credentials
 from rollout.wire.channel import SERVER_OPTIONS
 from rollout.wire.strict import StrictInterceptor
-from rollout.wire.v1 import control_pb2_grpc, heartbeat_pb2_grpc, join_pb2_grpc, runs_pb2_grpc, work_pb2_grpc
+from rollout.wire.v1 import (
+    control_pb2_grpc,
+    doctor_pb2_grpc,
+    heartbeat_pb2_grpc,
+    join_pb2_grpc,
+    runs_pb2_grpc,
+    work_pb2_grpc,
+)
 
 from rollout_coordinator.connections import JOIN_OPTIONS, at_most
 from rollout_coordinator.health import health_handler
@@ -43,6 +50,7 @@ def bind_server(
     cast(Any, control_pb2_grpc).add_ControlServicer_to_server(parts.control, server)
     cast(Any, work_pb2_grpc).add_WorkServicer_to_server(parts.work, server)
     cast(Any, runs_pb2_grpc).add_RunsServicer_to_server(parts.runs, server)
+    cast(Any, doctor_pb2_grpc).add_DoctorServicer_to_server(parts.doctor, server)
     certificates = CertificatesService(
         parts.storage, authority, parts.settings.transport, lambda: parts.leadership.epoch
     )

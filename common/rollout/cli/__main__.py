@@ -7,7 +7,7 @@ from typing import Annotated, NoReturn
 import typer
 
 from rollout.cli.boundary import run_app
-from rollout.cli.commands import join, model, plan, run, workers
+from rollout.cli.commands import doctor, join, model, plan, run, workers
 from rollout.cli.version import version_line
 from rollout.cli.workloads import WorkloadGroup
 
@@ -48,6 +48,7 @@ app.add_typer(model.app, name="model")
 app.command(name="workers")(workers.workers)
 app.command(name="plan")(plan.plan)
 app.command(name="join")(join.join)
+app.command(name="doctor")(doctor.doctor)
 
 
 def main() -> NoReturn:
