@@ -58,7 +58,9 @@ def doctor(
         print_json({"ok": not counts["fault"], "checks": [asdict(finding) for finding in findings]})
     else:
         _show(findings)
-        said = [f"{counts[level]} {level}s" for level in ("fault", "warning") if counts[level]]
+        said = [
+            f"{counts[level]} {level}{'s' * (counts[level] > 1)}" for level in ("fault", "warning") if counts[level]
+        ]
         typer.echo(", ".join(said) if said else "all is well")
     raise typer.Exit(FAILED if counts["fault"] else OK)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import time
 from collections import Counter
 from dataclasses import dataclass
@@ -12,7 +13,7 @@ from rollout.cli.doctor.finding import Finding, fault, ok, warning
 from rollout.cli.doctor.machine import space_of
 from rollout.client.target import Target
 from rollout.model.address import parse_address
-from rollout.model.errors import RolloutError
+from rollout.model.errors import UnavailableError
 from rollout.security import files
 
 if TYPE_CHECKING:
@@ -21,11 +22,13 @@ if TYPE_CHECKING:
     from rollout.wire.v1 import doctor_pb2 as pb
 
 CALL_S = 5.0
+PATIENCE_S = 3.0
 SKEW_S = 1.0
 SLOW_S = 0.2
 STORAGE_SLOW_MS = 100.0
 _LIFETIME_S = 600.0
 _FAILING = ("failed", "quarantined")
+_WHY_NONE = "check the address, that a coordinator runs there, and the firewall between"
 
 
 @dataclass(slots=True)
@@ -50,7 +53,10 @@ async def cluster(target: Target, version: str) -> list[Finding]:
                 "name the directory with --tls-dir, or join: rollout join --coordinator HOST:JOIN_PORT --token-file F",
             )
         ]
-    credentials = await _credentials(target, role)
+    try:
+        credentials = await _credentials(target, role)
+    except UnavailableError as error:
+        return [*await asyncio.gather(*map(_reach, target.addresses)), fault("certificate", error.message, _WHY_NONE)]
     found: list[Finding] = []
     answers: list[_Answer] = []
     for outcome in await asyncio.gather(*(_examine(address, credentials) for address in target.addresses)):
@@ -59,7 +65,7 @@ async def cluster(target: Target, version: str) -> list[Finding]:
         else:
             answers.append(outcome)
     for answer in answers:
-        found += _of_coordinator(answer, version)
+        found += _of_coordinator(answer, version, "there" if len(target.addresses) == 1 else f"at {answer.address}")
     leaders = [answer for answer in answers if answer.reply.part == "leader"]
     if not leaders and answers:
         found.append(
@@ -69,6 +75,32 @@ async def cluster(target: Target, version: str) -> list[Finding]:
         found += await _ports(leader)
         found += await _workers(leader, credentials, role, version)
     return found
+
+
+async def _reach(address: str) -> Finding:
+    """Whether anything listens there, for want of an answer."""
+    name = f"coordinator {address}"
+    try:
+        seconds = await _connect(address)
+    except (OSError, TimeoutError) as error:
+        return fault(name, f"cannot be reached: {_words(error)}", _WHY_NONE)
+    return ok(name, f"something listens there ({seconds * 1000:.1f} ms)")
+
+
+async def _connect(address: str) -> float:
+    """Seconds that a connection takes. OSError, TimeoutError."""
+    target = parse_address(address, "address", need_port=True)
+    began = time.perf_counter()
+    async with asyncio.timeout(CALL_S):
+        _, writer = await asyncio.open_connection(target.host, target.port)
+    writer.close()
+    return time.perf_counter() - began
+
+
+def _words(error: Exception) -> str:
+    if isinstance(error, TimeoutError):
+        return f"no answer within {CALL_S:g} s"
+    return os.strerror(error.errno) if isinstance(error, OSError) and error.errno else str(error)
 
 
 def _role(target: Target) -> Role | None:
@@ -92,7 +124,7 @@ async def _credentials(target: Target, role: Role) -> Credentials:
         incarnation=new_ulid(),
         lifetime_s=_LIFETIME_S,
         addresses=target.addresses,
-        patience_s=CALL_S,
+        patience_s=PATIENCE_S,
     )
 
 
@@ -118,12 +150,12 @@ async def _examine(address: str, credentials: Credentials) -> _Answer | Finding:
             return fault(
                 name,
                 error_of(error).message,
-                "check the address, that a coordinator runs there, and the firewall between",
+                _WHY_NONE,
             )
     return _Answer(address, reply, seconds, reply.now_ms / 1000 - (asked + seconds / 2))
 
 
-def _of_coordinator(answer: _Answer, version: str) -> list[Finding]:
+def _of_coordinator(answer: _Answer, version: str, at: str) -> list[Finding]:
     reply, name = answer.reply, f"coordinator {answer.address}"
     up = max(0.0, (reply.now_ms - reply.started_ms) / 1000)
     who = f"{reply.part} on {reply.host}, up for {_span(up)}"
@@ -135,71 +167,66 @@ def _of_coordinator(answer: _Answer, version: str) -> list[Finding]:
     else:
         found.append(warning(name, who, "it is starting or stopping: look again in a moment"))
     if reply.version == version:
-        found.append(ok("version there", f"rollout {reply.version} (Python {reply.python}), as here"))
+        found.append(ok(f"version {at}", f"rollout {reply.version} (Python {reply.python}), as here"))
     else:
         found.append(
-            warning("version there", f"rollout {reply.version}, here {version}", "bring both to the same version")
+            warning(f"version {at}", f"rollout {reply.version}, here {version}", "bring both to the same version")
         )
     ahead = answer.ahead_s
     text = f"{abs(ahead) * 1000:.0f} ms {'ahead of' if ahead >= 0 else 'behind'} this machine's"
     if abs(ahead) - answer.seconds / 2 > SKEW_S:
-        found.append(warning("clock there", text, "set the clocks by NTP (chronyd, systemd-timesyncd) on both"))
+        found.append(warning(f"clock {at}", text, "set the clocks by NTP (chronyd, systemd-timesyncd) on both"))
     else:
-        found.append(ok("clock there", text))
+        found.append(ok(f"clock {at}", text))
     if answer.seconds > SLOW_S:
         found.append(
-            warning("latency", f"{answer.seconds * 1000:.0f} ms a call", "see the network, and how busy it is")
+            warning(f"latency {at}", f"{answer.seconds * 1000:.0f} ms a call", "see the network, and how busy it is")
         )
     else:
-        found.append(ok("latency", f"{answer.seconds * 1000:.1f} ms a call"))
+        found.append(ok(f"latency {at}", f"{answer.seconds * 1000:.1f} ms a call"))
     if reply.storage_ms:
         kind = "PostgreSQL" if reply.storage == "postgres" else "SQLite"
         text = f"{kind}, {reply.storage_ms:.1f} ms a read"
         slow = reply.storage_ms > STORAGE_SLOW_MS
         remedy = "every answer waits for it: look at the disk, or the way to the database"
-        found.append(warning("database there", text, remedy) if slow else ok("database there", text))
-    found += [space_of(f"disk there ({disk.what})", disk.path, disk.free, disk.total) for disk in reply.disks]
-    found.append(_open_files(reply))
+        found.append(warning(f"database {at}", text, remedy) if slow else ok(f"database {at}", text))
+    found += [space_of(f"disk {at} ({disk.what})", disk.path, disk.free, disk.total) for disk in reply.disks]
+    found.append(_open_files(reply, at))
     left = reply.certificate_ends_ms / 1000 - reply.now_ms / 1000
     if left < 60:
-        found.append(fault("certificate there", f"ends in {left:.0f} s", "see its log for certificate_not_renewed"))
+        found.append(fault(f"certificate {at}", f"ends in {left:.0f} s", "see its log for certificate_not_renewed"))
     else:
-        found.append(ok("certificate there", f"ends in {_span(left)}, renewed before"))
+        found.append(ok(f"certificate {at}", f"ends in {_span(left)}, renewed before"))
     return found
 
 
-def _open_files(reply: pb.ExamineReply) -> Finding:
+def _open_files(reply: pb.ExamineReply, at: str) -> Finding:
     text = f"{reply.open_files} of {reply.open_files_limit} in use"
     if reply.open_files > 0.8 * reply.open_files_limit:
-        return warning("open files there", text, "raise its hard limit of open files, or see who connects")
+        return warning(f"open files {at}", text, "raise its hard limit of open files, or see who connects")
     if reply.open_files_limit < 1024:
-        return warning("open files there", text, "raise its hard limit of open files: connections count too")
-    return ok("open files there", text)
+        return warning(f"open files {at}", text, "raise its hard limit of open files: connections count too")
+    return ok(f"open files {at}", text)
 
 
 async def _ports(leader: _Answer) -> list[Finding]:
     """The two other ports; the main one has answered."""
     found: list[Finding] = []
-    for name, address, level, why in (
-        ("objects port", leader.reply.objects_addr, "fault", "large payloads, models and results travel over it"),
-        ("join port", leader.reply.join_addr, "warning", "new hosts enrol there"),
+    for name, address, report, why in (
+        ("objects port", leader.reply.objects_addr, fault, "large payloads, models and results travel over it"),
+        ("join port", leader.reply.join_addr, warning, "new hosts enrol there"),
     ):
         if not address:
             if name == "join port":
                 found.append(ok(name, "off ([transport] join_addr is empty): no host can join"))
             continue
         try:
-            target = parse_address(address, name, need_port=True)
-            began = time.perf_counter()
-            async with asyncio.timeout(CALL_S):
-                _, writer = await asyncio.open_connection(target.host, target.port)
-            writer.close()
-        except (OSError, TimeoutError, RolloutError) as error:
+            seconds = await _connect(address)
+        except (OSError, TimeoutError) as error:
             remedy = f"{why}: open it in the firewall, and see that the address can be reached from here"
-            said = str(error) or "no answer"
-            found.append(Finding(name, "fault" if level == "fault" else "warning", f"{address}: {said}", remedy))
+            found.append(report(name, f"{address}: {_words(error)}", remedy))
         else:
-            found.append(ok(name, f"{address} is open ({(time.perf_counter() - began) * 1000:.1f} ms)"))
+            found.append(ok(name, f"{address} is open ({seconds * 1000:.1f} ms)"))
     return found
 
 
