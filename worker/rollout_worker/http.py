@@ -8,7 +8,7 @@ from collections.abc import Callable
 from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, Gauge, generate_latest
 from rollout.model.address import parse_address
 from rollout.model.errors import ConfigError
-from rollout.wire.waiting import BACKLOG, Waiting
+from rollout.wire.waiting import AT_ONCE, Waiting, lengthen_queue
 
 from rollout_worker.session import Phase, Session
 
@@ -45,13 +45,14 @@ class WorkerHttp:
         """The address it listens on. ConfigError when it is taken."""
         try:
             self._server = await asyncio.start_server(
-                self._serve, self._address.host or None, self._address.port, backlog=BACKLOG
+                self._serve, self._address.host or None, self._address.port, backlog=AT_ONCE
             )
         except OSError as error:
             raise ConfigError(
                 f"[http] listen_addr {str(self._address)!r} cannot be listened on: {error}. Choose a free host:port, "
                 "or leave it empty to switch metrics off."
             ) from error
+        lengthen_queue(self._server)
         return str(self._address._replace(port=self._server.sockets[0].getsockname()[1]))
 
     async def close(self) -> None:

@@ -3,12 +3,23 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import socket
 from collections.abc import Generator
 from contextlib import contextmanager
 
 WAITING_MOST = 16
-BACKLOG = 16
-"""Also how many asyncio accepts in one turn, before any of them can be closed."""
+AT_ONCE = 16
+"""As `backlog` of asyncio.start_server: how many it accepts in one turn, before any of them can be closed."""
+QUEUE = 512
+"""Connections that the kernel keeps until they are accepted; it drops those above, which then come a second later."""
+
+
+def lengthen_queue(server: asyncio.Server) -> None:
+    """asyncio takes one number for both; the kernel's queue costs nothing."""
+    for listening in server.sockets:
+        with socket.socket(fileno=os.dup(listening.fileno())) as same:
+            same.listen(QUEUE)
 
 
 class Waiting:

@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Awaitable, Callable, Mapping
 
 from rollout.model.errors import ConfigError
-from rollout.wire.waiting import BACKLOG, Waiting
+from rollout.wire.waiting import AT_ONCE, Waiting, lengthen_queue
 
 Response = tuple[int, str, bytes]
 Handler = Callable[[], Awaitable[Response]]
@@ -30,13 +30,14 @@ class HttpServer:
         host, _, port = self._listen_addr.rpartition(":")
         try:
             self._server = await asyncio.start_server(
-                self._serve, host.strip("[]"), int(port), limit=16_384, backlog=BACKLOG
+                self._serve, host.strip("[]"), int(port), limit=16_384, backlog=AT_ONCE
             )
         except (OSError, ValueError) as error:
             raise ConfigError(
                 f"[http] listen_addr {self._listen_addr!r} cannot be listened on: {error}. "
                 "Choose a free host:port, or leave it empty to switch metrics off."
             ) from error
+        lengthen_queue(self._server)
         bound = self._server.sockets[0].getsockname()
         self.addr = f"{host}:{bound[1]}"
 
