@@ -80,7 +80,7 @@ class Gate:
         self._is_revoked = is_revoked
         self._waits: dict[asyncio.Timeout, None] = {}  # in the order they began, so that a simulation replays
         self._ended: RolloutError = NotLeaderError("This coordinator is not the leader.")
-        self.identified: Callable[[str], None] = lambda peer: None  # the connection of this peer is no stranger's
+        self.identified: Callable[[Any], None] = lambda context: None  # this call's connection is no stranger's
 
     @property
     def epoch(self) -> int:
@@ -103,7 +103,7 @@ class Gate:
         """The caller's identity. AuthError for another role, another id or a revoked host."""
         peer = require(context, *roles, id=id)
         self.check_host(peer)
-        self.identified(context.peer())
+        self.identified(context)
         return peer
 
     def check_host(self, peer: Peer) -> None:

@@ -136,7 +136,7 @@ class Coordinator:
             ],
             clock=lambda: p.clock.now().mono,
         )
-        p.gate.identified = doorkeeper.identified
+        p.gate.identified = lambda context: doorkeeper.identified(context.peer())
         p.doctor.addr, p.doctor.join_addr = leader_addr, self._advertised_join(leader_addr)
         p.doctor.objects_addr = lambda: p.objects_child.addr
         p.doctor.certificate_ends = lambda credentials=self._credentials: credentials.not_after
