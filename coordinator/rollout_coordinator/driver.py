@@ -227,6 +227,7 @@ class Driver:
                 if prove:
                     await self._ledger.commit(Fence(lease.epoch, batch), Writes())
                     batch += 1
+                    self.on_store(None)
             except (StorageFullError, StorageDamagedError):
                 raise
             except StorageError as error:

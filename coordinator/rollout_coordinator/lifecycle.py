@@ -97,6 +97,8 @@ class Coordinator:
         parts.driver.on_serving = self._on_serving
         parts.driver.on_reset = self._on_reset
         parts.driver.on_store = self._on_store
+        if lease is not None:
+            lease.on_store = self._on_store
         parts.leadership.suspect = self._suspect
 
     @property
