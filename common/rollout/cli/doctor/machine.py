@@ -37,7 +37,7 @@ def _versions() -> list[Finding]:
     except metadata.PackageNotFoundError:
         return [warning("version", "rollout runs from a checkout that is not installed", "pip install -e .")]
     found = [ok("version", f"rollout {distribution.version}, {platform.system()} {platform.machine()}")]
-    found.append(_python(distribution.metadata.get("Requires-Python") or ""))
+    found.append(_python(str(distribution.metadata["Requires-Python"] or "")))
     found.append(_packages(distribution.requires or ()))
     return found
 
