@@ -15,6 +15,7 @@ from typing import Any
 from rollout.cli.descriptors import open_files_limit
 from rollout.config.settings import CoordinatorSettings
 from rollout.model.errors import StorageError
+from rollout.security.roles import caller
 from rollout.storage.port import Storage
 from rollout.wire.v1 import doctor_pb2, doctor_pb2_grpc
 
@@ -26,8 +27,11 @@ STORAGE_LIMIT_S = 3.0
 
 
 class DoctorService(doctor_pb2_grpc.DoctorServicer):
-    """Answers whoever has a certificate of the cluster, also while it stands by or its database fails: that is when one
-    asks. `addr`, `join_addr` and `certificate_ends` (unix seconds) are known once it listens."""
+    """Answers whoever has a certificate of the cluster, a host's too, also while it stands by or its database fails:
+    that is when one asks, and no process could buy a certificate then.
+
+    `addr`, `join_addr` and `certificate_ends` (unix seconds) are known once it listens.
+    """
 
     def __init__(
         self, gate: Gate, leadership: Leadership, storage: Storage, settings: CoordinatorSettings, clock: Clock
@@ -44,7 +48,8 @@ class DoctorService(doctor_pb2_grpc.DoctorServicer):
 
     async def Examine(self, request: doctor_pb2.ExamineRequest, context: Any) -> doctor_pb2.ExamineReply:
         async with self._gate.answering(context):
-            self._gate.peer(context)
+            self._gate.check_host(caller(context))
+            self._gate.identified(context)
             return await self._examine()
         raise AssertionError
 

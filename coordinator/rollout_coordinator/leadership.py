@@ -12,7 +12,7 @@ import grpc
 import structlog
 from google.protobuf.message import DecodeError
 from rollout.model.errors import AuthError, NotLeaderError, ProtocolError, RolloutError, UnavailableError
-from rollout.security.roles import Peer, Role, require
+from rollout.security.roles import Enrolment, Peer, Role, require
 from rollout.wire.errors import abort
 
 from rollout_coordinator.clock import Clock
@@ -106,7 +106,7 @@ class Gate:
         self.identified(context)
         return peer
 
-    def check_host(self, peer: Peer) -> None:
+    def check_host(self, peer: Peer | Enrolment) -> None:
         """Streams live long, so this is asked again while they are open. AuthError: revoked, or expired meanwhile."""
         if peer.not_after * 1000 < self._clock.now().wall_ms:
             raise AuthError("The certificate of this stream has expired; renew it and connect again.")

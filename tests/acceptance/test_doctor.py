@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import signal
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -11,6 +12,7 @@ from typing import Any
 import pytest
 from acceptance_cli import Cli, Finished
 from cluster import Cluster, write_toml
+from postgres import PostgresServer
 
 
 @pytest.fixture(autouse=True)
@@ -84,3 +86,23 @@ def test_what_is_wrong_is_said_with_a_remedy(cli: Cli, cluster: Cluster, tmp_pat
     file = write_toml(tmp_path / "coordinator.toml", {"storage": {"backend": "embeded"}, "transport": {}})
     done = cli.run("doctor", "--config", str(file))
     assert done.code == 1 and 'did you mean "embedded"' in done.out, done
+
+
+def test_of_a_leader_its_standby_and_their_postgres(cli: Cli, tmp_path: Path, postgres_server: PostgresServer) -> None:
+    with Cluster(tmp_path / "nodes", postgres_url=postgres_server.url) as cluster:
+        cluster.add_coordinator().wait_event("coordinator_ready")
+        standby = cluster.add_coordinator(others=cluster.addresses[:1])
+        standby.wait_event("coordinator_standby")
+        leading, waiting = (f"coordinator {address}" for address in cluster.addresses)
+        at = cluster.operator()
+        found = checks(cli.run("doctor", *at, "--json"))
+        assert found[leading]["text"].startswith("leader on ") and found[waiting]["text"].startswith("standby on ")
+        for address in cluster.addresses:
+            assert found[f"database at {address}"]["text"].startswith("PostgreSQL, ")
+        postgres_server.stop(signal.SIGINT)
+        standby.wait_event("database_failing")
+        done = cli.run("doctor", *at, "--json")
+        wrong = checks(done, "fault")
+        assert done.code == 1 and {leading, waiting} <= set(wrong), done
+        assert all("PostgreSQL cannot be reached" in wrong[name]["text"] for name in (leading, waiting)), wrong
+        postgres_server.start()
