@@ -7,7 +7,7 @@ from typing import Annotated, NoReturn
 import typer
 
 from rollout.cli.boundary import run_app
-from rollout.cli.commands import join, model, plan, run, workers
+from rollout.cli.commands import item, join, model, plan, run, run_items, run_results, workers
 from rollout.cli.version import version_line
 from rollout.cli.workloads import WorkloadGroup
 
@@ -43,9 +43,12 @@ def version() -> None:
     typer.echo(version_line())
 
 
+run.app.command("items")(run_items.items)
+run.app.command("results")(run_results.results)
 app.add_typer(run.app, name="run")
+app.add_typer(item.app, name="item")
 app.add_typer(model.app, name="model")
-app.command(name="workers")(workers.workers)
+app.add_typer(workers.app, name="workers")
 app.command(name="plan")(plan.plan)
 app.command(name="join")(join.join)
 

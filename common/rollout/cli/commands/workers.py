@@ -1,4 +1,4 @@
-"""`rollout workers`: who is there, and orders for one of them."""
+"""`rollout workers`: who is there, what one of them does, and orders for it."""
 
 from __future__ import annotations
 
@@ -8,26 +8,31 @@ import typer
 
 from rollout.cli.commands.run import ask
 from rollout.cli.options import CoordinatorOption, JsonOption, TlsDirOption
+from rollout.model.errors import ConfigError
+
+app = typer.Typer(invoke_without_command=True)
+
+WorkerArgument = Annotated[
+    str, typer.Argument(metavar="WORKER_ID", help="The worker's id, as `rollout workers` shows it.")
+]
 
 
+@app.callback()
 def workers(
+    context: typer.Context,
     coordinator: CoordinatorOption = None,
     tls_dir: TlsDirOption = None,
-    drain: Annotated[
-        str,
-        typer.Option("--drain", metavar="ID", help="Let this worker finish what it runs, then stop."),
-    ] = "",
-    reload: Annotated[str, typer.Option("--reload", metavar="ID", help="Let this worker reload its plugins.")] = "",
     all_workers: Annotated[bool, typer.Option("--all", help="Also those that are gone.")] = False,
     json: JsonOption = False,
 ) -> None:
     """The workers of the cluster and what they do. --json: `{"leader": ADDR, "workers": [...]}`."""
-    if drain:
-        reply = ask(coordinator, tls_dir, lambda client: client.worker_command(drain, "drain"))
-    elif reload:
-        reply = ask(coordinator, tls_dir, lambda client: client.worker_command(reload, "reload"))
-    else:
-        reply = ask(coordinator, tls_dir, lambda client: client.workers(all=all_workers))
+    if context.invoked_subcommand is not None:
+        if coordinator or tls_dir or all_workers or json:
+            raise ConfigError(
+                f"write options behind the command: rollout workers {context.invoked_subcommand} WORKER_ID [OPTIONS]"
+            )
+        return
+    reply = ask(coordinator, tls_dir, lambda client: client.workers(all=all_workers))
     from rollout.cli import show
 
     listed = [worker for worker in reply.workers if all_workers or worker.state != "gone"]
@@ -35,3 +40,61 @@ def workers(
         show.print_json({"leader": reply.leader, "workers": [show.worker_json(worker) for worker in listed]})
     else:
         show.print_workers(listed, reply.leader)
+
+
+@app.command("show")
+def show_worker(
+    worker_id: WorkerArgument,
+    coordinator: CoordinatorOption = None,
+    tls_dir: TlsDirOption = None,
+    json: JsonOption = False,
+) -> None:
+    """Everything about a worker: what it runs and may run, since when, of which version, last heard of when.
+
+    --json: one object, as in `rollout workers --json` with `ended_at, host_id, used, runs, held`. Keys are only ever
+    added.
+    """
+    worker = ask(coordinator, tls_dir, lambda client: client.worker(worker_id))
+    from rollout.cli import show, show_worker
+
+    if json:
+        show.print_json(show.worker_detail_json(worker))
+    else:
+        show_worker.print_worker(worker)
+
+
+VERBS = {
+    "drain": (
+        "Let a worker finish what it runs, then stop. Rows that it has not begun go to others.",
+        "it takes nothing new, finishes what it runs and stops",
+    ),
+    "reload": (
+        "Let a worker load its plugins anew. It needs `dev_hot_reload`.",
+        "it loads its plugins anew",
+    ),
+}
+
+
+def _add_verb(verb: str, what_it_does: str, said: str) -> None:
+    @app.command(verb, help=f"{what_it_does} --json: the worker, as in `rollout workers --json`.")
+    def command_worker(
+        worker_id: WorkerArgument,
+        coordinator: CoordinatorOption = None,
+        tls_dir: TlsDirOption = None,
+        json: JsonOption = False,
+    ) -> None:
+        reply = ask(coordinator, tls_dir, lambda client: client.worker_command(worker_id, verb))
+        from rollout.cli import show
+
+        for worker in reply.workers:
+            if worker.incarnation == worker_id:
+                if json:
+                    show.print_json(show.worker_json(worker))
+                else:
+                    typer.echo(f"worker {worker_id} on {worker.inventory.host}: {said}")
+
+    del command_worker  # typer keeps it
+
+
+for _verb, (_help, _said) in VERBS.items():
+    _add_verb(_verb, _help, _said)
