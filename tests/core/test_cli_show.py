@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from rollout.cli import show
+from rollout.cli import show, show_run
 from rollout.wire.v1 import runs_pb2 as pb
 
 
@@ -17,9 +17,9 @@ def test_what_a_run_waits_for(capsys: pytest.CaptureFixture[str]) -> None:
         {"reason": "executor", "message": "no worker hosts the executor rank", "items": 12, "impossible": True},
         {"reason": "caps", "message": "the lane slow is full", "items": 3, "impossible": False},
     ]
-    show.print_run(status)
+    show_run.print_run(status)
     out = capsys.readouterr().out
     assert "12 items: no worker hosts the executor rank (impossible with the workers that are connected)" in out
     assert "3 items: the lane slow is full" in out
-    show.print_run(pb.RunStatus(state="running"))
+    show_run.print_run(pb.RunStatus(state="running"))
     assert "waits" not in capsys.readouterr().out
