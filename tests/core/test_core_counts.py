@@ -62,7 +62,7 @@ def test_a_new_leader_counts_the_same() -> None:
 
 
 def test_a_killed_run_counts_what_it_cut_off_as_tried_again_should_it_go_on() -> None:
-    w, a, log = running(begun=3)
+    w, a, _ = running(begun=3)
     w.verb("kill")
     assert counts(w) == (3, 3, 0)
     w.verb("continue")

@@ -10,7 +10,7 @@ from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.schema import CreateColumn, CreateIndex, CreateTable
 
 from rollout.model.errors import SchemaVersionError
-from rollout.storage.schema import ITEM_STATE_VIEW, METADATA
+from rollout.storage.schema import ITEM_STATE_VIEW, ITEM_STATE_VIEW_2, METADATA
 
 DialectName = Literal["sqlite", "postgresql"]
 
@@ -62,7 +62,7 @@ def _began(dialect: DialectName) -> list[str]:
     known = "UPDATE attempt SET began_ms = at_ms WHERE ending IN ('failed', 'timeout', 'worker_lost')"
     added = tables_since(2, dialect)
     columns = [statement for statement in added if statement.startswith("ALTER TABLE")]
-    return [*columns, known, *added[len(columns) :]]
+    return [*columns, known, *added[len(columns) :], "DROP VIEW item_state", ITEM_STATE_VIEW_2]
 
 
 MIGRATIONS: tuple[Migration, ...] = (

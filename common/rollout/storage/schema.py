@@ -256,3 +256,16 @@ SELECT log.run_id AS run_id, item.log AS log, item.seq AS seq,
   LEFT JOIN result ON result.log = item.log AND result.seq = item.seq
 """
 """For people: `open` is pending, assigned or running (which attempts are in flight is packed in `assignment.keys`)."""
+
+ITEM_STATE_VIEW_2 = ITEM_STATE_VIEW.replace(
+    """       COALESCE(result.attempt, (SELECT MAX(attempt.attempt) FROM attempt
+                                  WHERE attempt.log = item.log AND attempt.seq = item.seq), 0) AS attempts,
+""",
+    """       (SELECT COUNT(*) FROM attempt
+         WHERE attempt.log = item.log AND attempt.seq = item.seq AND attempt.began_ms > 0)
+       + CASE WHEN result.attempt > 0 AND NOT EXISTS (
+           SELECT 1 FROM attempt WHERE attempt.log = item.log AND attempt.seq = item.seq
+              AND attempt.attempt = result.attempt) THEN 1 ELSE 0 END AS attempts,
+""",
+)
+"""`attempts` that began, and no longer all assignments."""
