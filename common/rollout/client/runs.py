@@ -255,14 +255,15 @@ class Runs:
 
         `which`: all, failed, retried, running, pending. NotFoundError.
         """
-        left = limit
+        found = 0
         while True:
+            wanted = min(limit - found, _PAGE_ITEMS) if limit else _PAGE_ITEMS
             request = pb.ItemsRequest(
                 run_id=run_id,
                 parent=parent,
                 which=which,
                 from_seq=from_seq,
-                limit=min(left or _PAGE_ITEMS, _PAGE_ITEMS),
+                limit=wanted,
             )
 
             async def call(stub: Any, request: pb.ItemsRequest = request) -> pb.ItemsReply:
@@ -271,8 +272,8 @@ class Runs:
 
             page = await self._connection.unary(call)
             yield page
-            left -= len(page.items)
-            if page.end or (limit and left <= 0):
+            found += len(page.items)
+            if page.end or found >= limit > 0:
                 return
             from_seq = page.next_seq
 
