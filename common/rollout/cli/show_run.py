@@ -108,8 +108,9 @@ def _moving(status: pb.RunStatus, unit: str, measure: str) -> str:
 def _attempts(status: pb.RunStatus) -> str:
     line = f"{counted(status.attempts, 'attempt')} ended"
     if status.retried:
-        lost = f", {status.worker_lost:,} of them lost with their worker" if status.worker_lost else ""
-        line += f", {status.retried:,} came to nothing and were repeated{lost}"
+        line += f", {status.retried:,} came to nothing and were repeated"
+    if status.worker_lost:
+        line += f", {status.worker_lost:,} were lost with their worker"
     return line
 
 

@@ -20,8 +20,8 @@ _COUNTS = {field.name for field in fields(Totals)}
 
 @dataclass(frozen=True, slots=True)
 class Attempts:
-    """Of a run, as its ledger counts them: those that began, `retried` of which came to nothing, `worker_lost` of these
-    with their worker. Assignments that were given back or stolen before they began are none."""
+    """Of a run, as its ledger counts them: those that began, `retried` of which came to nothing and did not end their
+    unit, `worker_lost` of which were lost with their worker. What was given back or stolen before it began is none."""
 
     total: int = 0
     retried: int = 0
