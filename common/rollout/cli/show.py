@@ -6,8 +6,8 @@ updated_at, ended_at` (RFC 3339, or null), `pausing`, `survivors` (`[{log, seq, 
 (what pending items wait for: `[{reason, message, items, impossible}]`), `pending`, `per_s` and `units_per_s` (over the
 last half minute), `elapsed_s`, `eta_s` (null: it cannot be said).
 
-`attempts` counts those that began and have ended, `retried` those of them that came to nothing and did not end their item,
-`worker_lost` those that were lost with their worker. What was given back or stolen before it began is no attempt.
+`attempts` counts those that began and have ended, `retried` those of them that came to nothing and did not end their
+item, `worker_lost` those that were lost with their worker. What was given back or stolen before it began is none.
 
 `run show` adds `on`, who works at it: `[{worker_id, host, in_flight, running}]`, and `failures`, the last ones, the
 newest first: `[{row, attempt, code, message, worker, host, at, final}]` (`final`: the row failed for good).
