@@ -14,9 +14,11 @@ import types
 import typing
 from pathlib import Path
 
-import typer.main
+from cli_tasks import ENVIRONMENT, INTRODUCTION, REFERENCE, TASKS
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
+from rollout.cli.program import command_of
+from rollout.config.environment import OTHERS
 
 HERE = Path(__file__).resolve().parent
 FILES = [
@@ -97,7 +99,7 @@ def configuration() -> str:
         "# Configuration reference",
         "",
         "Written by `python docs/generate.py`; a test keeps it complete. Files are TOML. Unknown keys are errors with file, line and the nearest valid key.",
-        "Any value can be overridden by the environment: `ROLLOUT_<SECTION>__<KEY>`, e.g. `ROLLOUT_TRANSPORT__LISTEN_ADDR=0.0.0.0:50051`. Relative paths are relative to the current directory.",
+        "Any value can be overridden by the environment: `ROLLOUT_<SECTION>__<KEY>`, e.g. `ROLLOUT_TRANSPORT__LISTEN_ADDR=0.0.0.0:50051`. One that no program knows is an error; one that is another program's is let be. Relative paths are relative to the current directory.",
         "",
     ]
     for title, path, used_by in FILES:
@@ -125,7 +127,7 @@ def command(name: str, node: typing.Any, lines: list[str]) -> None:
     for param in node.params:
         record = param.get_help_record(context)
         shown, text = record or (param.name, getattr(param, "help", "") or "")
-        if "--help" in shown or "completion" in shown:
+        if "--help" in shown or "--version" in shown or "completion" in shown:
             continue
         if not text.strip():
             missing.append(f"{name} {shown}")
@@ -136,15 +138,53 @@ def command(name: str, node: typing.Any, lines: list[str]) -> None:
         command(f"{name} {child}", children[child], lines)
 
 
+def leaves(name: str, node: typing.Any, into: dict[str, typing.Any]) -> None:
+    """Every command that does something, by how it is called."""
+    context = node.context_class(node, info_name=name)
+    children = getattr(node, "list_commands", lambda _: [])(context)
+    if not children or node.invoke_without_command:
+        into[name] = node
+    for child in children:
+        leaves(f"{name} {child}", node.get_command(context, child), into)
+
+
+def anchor(name: str) -> str:
+    return name.replace(" ", "-")
+
+
 def cli() -> str:
-    lines = [
-        "# Command reference",
-        "",
-        "Written by `python docs/generate.py`; a test keeps it complete. Exit codes: 0 success; 1 the work itself failed; 2 configuration or usage error; 130 interrupted.",
-        "",
-    ]
-    for name, path in PROGRAMS:
-        command(name, typer.main.get_command(load(path)), lines)
+    roots = {name: command_of(load(path), name) for name, path in PROGRAMS}
+    known: dict[str, typing.Any] = {}
+    for name, root in roots.items():
+        leaves(name, root, known)
+    grouped = {name for task in TASKS for name in task.commands}
+    ungrouped = [name for name in known if name not in grouped and not name.endswith(" version")]
+    missing.extend(f"{name} (in no task of cli_tasks.py)" for name in ungrouped)
+    lines = [*INTRODUCTION.splitlines(), ""]
+    for task in TASKS:
+        lines += [
+            f"## {task.title}",
+            "",
+            *task.text.strip().splitlines(),
+            "",
+            "| command | what it does |",
+            "|---|---|",
+        ]
+        for name in task.commands:
+            if name in known:
+                context = known[name].context_class(known[name], info_name=name)
+                usage = (
+                    known[name].get_usage(context).removeprefix("Usage: ").replace("[OPTIONS]", "").replace("|", "\\|")
+                )
+                lines.append(
+                    f"| [`{' '.join(usage.split())}`](#{anchor(name)}) | {known[name].get_short_help_str(160)} |"
+                )
+        lines.append("")
+    lines += [*ENVIRONMENT.splitlines(), "", "| variable | meaning |", "|---|---|"]
+    lines += [f"| `{name}` | {meaning} |" for name, meaning in OTHERS.items()]
+    lines += ["", "# Complete reference", "", REFERENCE, ""]
+    for name, root in roots.items():
+        command(name, root, lines)
     return "\n".join(lines)
 
 

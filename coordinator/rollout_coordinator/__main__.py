@@ -9,18 +9,21 @@ import re
 import signal
 import sys
 from collections.abc import Awaitable, Callable
-from importlib.metadata import version as installed_version
 from pathlib import Path
 from typing import Annotated, Any, TypeVar
 
 import structlog
 import typer
-from rollout.cli.boundary import INTERRUPTED, OK, exit_code_of, run_app
+from rollout.cli.boundary import INTERRUPTED, OK, exit_code_of
+from rollout.cli.program import new_app, run_program
+from rollout.cli.streams import keep_going
+from rollout.cli.version import version_line
 from rollout.config.load import load_settings
 from rollout.config.logging import configure
 from rollout.config.parent import watch_parent
 from rollout.config.settings import CoordinatorSettings
 from rollout.model.errors import ConfigError, InputError, RolloutError
+from rollout.model.ids import short
 from rollout.security.authority import Authority
 from rollout.security.hosts import list_hosts, revoke_host
 from rollout.security.join_client import join as join_cluster
@@ -29,25 +32,24 @@ from rollout.security.tokens import create_token
 from rollout.storage import Storage, open_storage
 from rollout.wire import event_loop
 
+from rollout_coordinator.core.step import WorkerRow
+from rollout_coordinator.ledger import open_ledger
 from rollout_coordinator.lifecycle import Coordinator, started
 from rollout_coordinator.wiring import build, tls_directory
 
 log = structlog.get_logger()
 T = TypeVar("T")
 
-app = typer.Typer(
-    help="The coordinator: leads runs, keeps the ledger.",
-    no_args_is_help=True,
-    add_completion=False,
-    pretty_exceptions_enable=False,
-)
-token_app = typer.Typer(help="Join tokens for hosts.", no_args_is_help=True)
-host_app = typer.Typer(help="Hosts that joined.", no_args_is_help=True)
+app = new_app(help="The coordinator: leads runs, keeps the ledger.")
+token_app = new_app(help="Join tokens for hosts.")
+host_app = new_app(help="Hosts that joined.")
 app.add_typer(token_app, name="token")
 app.add_typer(host_app, name="host")
 
 Config = Annotated[Path, typer.Option("--config", help="The coordinator's configuration file.")]
 DEFAULT_CONFIG = Path("coordinator.toml")
+WORKERS_MAX = 10_000
+"""That `host list` looks at, the newest first."""
 
 _UNITS = {"": 1.0, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
 
@@ -79,6 +81,7 @@ def run(
 ) -> None:
     """Serve until SIGTERM or Ctrl-C. With another coordinator on the same store, one leads and the others stand by."""
     settings = _load(config, **({"logging.format": "json"} if json_logs else {}))
+    keep_going("the log is lost until it can be", log=True)
     configure(settings.logging)
     try:
         code = event_loop.run(_serve(settings))
@@ -179,21 +182,43 @@ def authority(
 @host_app.command("list")
 def host_list(
     config: Config = DEFAULT_CONFIG,
-    as_json: Annotated[bool, typer.Option("--json", help="A list of {id, role, state, name}.")] = False,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="A list of {id, role, state, name, workers: [{id, state}]}.")
+    ] = False,
 ) -> None:
-    """Every host that ever joined."""
+    """Every host that ever joined, and the workers that are there."""
 
-    async def work(settings: CoordinatorSettings, storage: Storage) -> list[Any]:
-        return list(await list_hosts(storage))
+    async def work(settings: CoordinatorSettings, storage: Storage) -> tuple[list[Any], list[WorkerRow]]:
+        ledger = open_ledger(settings.storage)
+        await ledger.open()
+        try:
+            return list(await list_hosts(storage)), await ledger.workers(WORKERS_MAX)
+        finally:
+            await ledger.close()
 
-    hosts = _on_storage(config, work)
+    hosts, workers = _on_storage(config, work)
+    there: dict[str, list[WorkerRow]] = {}
+    for worker in workers:
+        if not worker.ended_ms:
+            there.setdefault(worker.host_id, []).append(worker)
+    rows: list[dict[str, Any]] = [
+        {
+            "id": host.id,
+            "role": host.role,
+            "state": "revoked" if host.revoked else "active",
+            "name": host.name,
+            "workers": [{"id": w.incarnation, "state": str(w.state)} for w in there.get(host.id, ())],
+        }
+        for host in hosts
+    ]
     if as_json:
-        states = [(host, "revoked" if host.revoked else "active") for host in hosts]
-        rows = [{"id": host.id, "role": host.role, "state": state, "name": host.name} for host, state in states]
         typer.echo(json.dumps(rows))
         return
-    for host in hosts:
-        typer.echo(f"{host.id}  {host.role:<12} {'revoked' if host.revoked else 'active':<8} {host.name}")
+    for row in rows:
+        shown = ", ".join(f"{short(w['id'])} {w['state']}" for w in row["workers"])
+        typer.echo(
+            f"{row['id']}  {row['role']:<12} {row['state']:<8} {row['name']}" + (f"  workers: {shown}" if shown else "")
+        )
 
 
 @host_app.command("revoke")
@@ -222,11 +247,11 @@ def join(
 @app.command()
 def version() -> None:
     """Print the version."""
-    typer.echo(f"rollout-coordinator {installed_version('rollout-engine')}")
+    typer.echo(version_line("rollout-coordinator"))
 
 
 def main() -> None:
-    run_app(app)
+    run_program(app, "rollout-coordinator")
 
 
 if __name__ == "__main__":

@@ -43,6 +43,7 @@ STATUS_INTERVAL_S = 1.0
 BURST_PAUSE_S = 0.02  # a watcher that is up to date reads again at most this often
 LIST_MAX = 1000
 ARGUMENT_MAX = 4096
+FIND_MAX = 1024
 DIGITS_MAX = 12
 VERBS = ("pause", "resume", "kill", "continue", "priority")
 WORKER_VERBS = ("drain", "reload", "log-level")
@@ -275,6 +276,16 @@ class RunsService(runs_pb2_grpc.RunsServicer):
             self._admit(request, context)
             views = await self._views.newest(tuple(request.states), min(request.limit or 100, LIST_MAX))
             return runs_pb2.ListReply(epoch=self._gate.epoch, runs=[status_to_wire(v) for v in views])
+        raise AssertionError
+
+    async def Find(self, request: runs_pb2.FindRequest, context: Any) -> runs_pb2.FindReply:
+        async with self._gate.answering(context), self._gate.waiting():
+            self._admit(request, context)
+            if len(request.text) > FIND_MAX:
+                raise InputError(f"A run's name or id has at most {FIND_MAX} characters, this has {len(request.text)}.")
+            limit = min(request.limit or 20, LIST_MAX)
+            found = await self._ledger.find_runs(request.text, complete=request.complete, limit=limit)
+            return runs_pb2.FindReply(epoch=self._gate.epoch, runs=[runs_pb2.FoundRun(**r._asdict()) for r in found])
         raise AssertionError
 
     async def Command(self, request: runs_pb2.CommandRequest, context: Any) -> runs_pb2.RunReply:

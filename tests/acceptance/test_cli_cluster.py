@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import re
 import signal
+import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -39,6 +41,11 @@ def test_a_batch_is_submitted_commanded_and_collected(cli: Cli, cluster: Cluster
         cluster.add_worker()
     for worker in cluster.workers:
         worker.wait_event("worker_ready")
+    command = [binary("rollout-coordinator"), "host", "list"]
+    hosts = subprocess.check_output(command, cwd=cluster.coordinators[0].directory, text=True)
+    for worker in ask(cli, "workers", *at)["workers"]:
+        assert re.search(rf" worker .*  workers: .*{worker['worker_id'][-8:]} ready", hosts), hosts
+
     done = cli.run("infer", "batch", "--config", config, *at, "--detach")
     assert done.code == 0 and "collects" in done.out, done
     (run,) = ask(cli, "run", "list", *at)["runs"]

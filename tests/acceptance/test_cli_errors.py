@@ -88,7 +88,7 @@ def test_an_unreadable_input(cli: Cli) -> None:
         ),
         (["infer", "batch", "--config", "batch.toml", "--coordinator", "h:1", "--tls-dir", "x"], "join --coordinator"),
         (["run", "list"], "no coordinator is named: give --coordinator HOST:PORT"),
-        (["run", "show", "x"], "RUN_ID must be a ULID"),
+        (["run", "show", "x"], "no coordinator is named: give --coordinator HOST:PORT"),
         (["workers", "--coordinator", "http://h:1"], "without a scheme"),
         (["join", "--coordinator", "h:1", "--token", "x"], "token"),
         (["frobnicate"], "frobnicate"),
@@ -136,9 +136,12 @@ def test_dry_run_touches_nothing(cli: Cli) -> None:
     config = cli.config(workers={"count": 3})
     before = sorted(cli.directory.rglob("*"))
     done = cli.run("infer", "batch", "--config", str(config), "--dry-run")
-    assert (done.code, done.out) == (0, "dry-run OK: model=mock inputs=12 workers=3\n")
+    planned = cli.run("plan", "--config", str(config)).out.replace("  ", "").splitlines()[1:]
+    assert (done.code, done.out.splitlines()) == (0, [*planned, "dry-run OK: model=mock inputs=12 workers=3"])
     done = cli.run("infer", "batch", "--config", str(config), "--dry-run", "--workers", "5", "--json")
-    assert done.events == [{"event": "dry_run", "model": "mock", "rows": 12, "workers": 5}]
+    (event,) = done.events
+    assert event.pop("plan")[0] == "model mock on backend mock"
+    assert event == {"event": "dry_run", "model": "mock", "rows": 12, "workers": 5}
     assert sorted(cli.directory.rglob("*")) == before
 
 

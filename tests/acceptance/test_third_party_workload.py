@@ -80,8 +80,8 @@ def test_it_is_known_to_help_to_plan_and_to_the_dry_run(counting: Cli) -> None:
         "count.toml: a valid count configuration",
         f"  counts the words of {TEXTS} texts into out",
     ]
-    assert (
-        counting.run("count", "run", "--config", "count.toml", "--dry-run").out == "dry-run OK: inputs=120 workers=1\n"
+    assert counting.run("count", "run", "--config", "count.toml", "--dry-run").out.endswith(
+        "dry-run OK: inputs=120 workers=1\n"
     )
     assert not (counting.directory / "out").exists()
 

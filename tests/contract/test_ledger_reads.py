@@ -246,6 +246,28 @@ async def test_run_views(writer: Writer, ledger: Ledger) -> None:
     assert await ledger.run_view("nobody") is None
 
 
+async def test_find_runs(writer: Writer, ledger: Ledger) -> None:
+    ids = ["01J00000000000000000000ABC", "01J0000000000000000000ABCD", "01J1000000000000000000ABCD"]
+    for n, (run_id, name) in enumerate(zip(ids, ["50%_o", "", "50%"], strict=True)):
+        spec = RunSpec(run_id, "infer", b"{}", name=name)
+        await writer.run(n, spec=spec, log=n + 1, created_ms=n)
+
+    async def found(text: str, *, complete: bool = False, limit: int = 9) -> list[str]:
+        return [run.run_id for run in await ledger.find_runs(text, complete=complete, limit=limit)]
+
+    assert await found("01j0") == [ids[1], ids[0]], "the newest first, in either case"
+    assert await found("0000abcd") == [ids[2], ids[1]], "as it is shown"
+    assert await found("0000") == [ids[2], ids[1], ids[0]]
+    assert await found("abcd") == [], "the end of what is shown stands for nothing"
+    assert await found("01J", limit=1) == [ids[2]]
+    assert await found("50%") == [ids[2]], "a name is no pattern"
+    assert await found("50%", complete=True) == [ids[2], ids[0]]
+    assert await found("%") == await found("_1J0") == await found("x\x00") == await found("") == []
+    assert await found("", complete=True) == ids[::-1]
+    (run,) = await ledger.find_runs(ids[0], complete=False, limit=9)
+    assert run == (ids[0], "infer", "50%_o", "running", 0)
+
+
 async def test_lanes_of_a_run_view(writer: Writer, ledger: Ledger) -> None:
     spec = RunSpec(RUN, "infer", b"{}", lanes=(Lane("a", 5),))
     await writer.run(1, spec=spec)

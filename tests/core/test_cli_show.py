@@ -98,7 +98,7 @@ def item(**more: object) -> pb.ItemStatus:
 def test_rows_are_counted_from_one(capsys: Capture) -> None:
     page = pb.ItemsReply(items=[item(code="bad", message="no\nprompt", state="failed")], hosts={"W": "h1"})
     show_items.ItemLines().add(page)
-    assert capsys.readouterr().out.splitlines()[1].split() == ["43", "failed", "2", "0", "ms", "h1", "bad:", "no"]
+    assert capsys.readouterr().out.splitlines()[1].split() == ["43", "failed", "2", "0", "ms", "W", "h1", "bad:", "no"]
     assert show_items.item_json(page.items[0], hosts=page.hosts)["row"] == 43
     assert show_items.item_json(page.items[0], [6, 0])["row"] == "7.1.43"
     assert place_of("43.2") == [42, 1]

@@ -23,7 +23,7 @@ from rollout_coordinator.core.step import (
     Writes,
 )
 from rollout_coordinator.core.views import RunView
-from rollout_coordinator.ledger.port import CommitPage, Fence, LeaseRow
+from rollout_coordinator.ledger.port import CommitPage, Fence, FoundRun, LeaseRow
 from sim_loop import NodeLoop, Scheduler
 from sim_tables import Tables
 
@@ -247,6 +247,9 @@ class StoreLedger:
         tables = self._store.tables
         found = [r for r in tables.runs if not states or str(tables.runs[r].state) in states]
         return [view for run_id in found[:limit] if (view := tables.run_view(run_id)) is not None]
+
+    async def find_runs(self, text: str, *, complete: bool, limit: int) -> list[FoundRun]:
+        raise NotImplementedError("nobody types in the simulation")
 
     async def workers(self, limit: int) -> list[WorkerRow]:
         return list(self._store.tables.workers.values())[:limit]

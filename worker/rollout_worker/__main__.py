@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import signal
-from importlib.metadata import version as installed_version
 from pathlib import Path
 from typing import Annotated
 
 import structlog
 import typer
-from rollout.cli.boundary import INTERRUPTED, USAGE, exit_code_of, run_app
+from rollout.cli.boundary import INTERRUPTED, USAGE, exit_code_of
+from rollout.cli.program import new_app, run_program
+from rollout.cli.streams import keep_going
+from rollout.cli.version import version_line
 from rollout.client.target import as_joined
 from rollout.config.load import load_settings
 from rollout.config.logging import configure
@@ -25,12 +27,9 @@ from rollout_worker.wiring import Worker
 
 log = structlog.get_logger()
 
-app = typer.Typer(
-    help="A worker: pulls work from a coordinator and runs it in child processes.",
-    no_args_is_help=True,
-    add_completion=False,
-    pretty_exceptions_enable=False,
-)
+app = new_app(help="A worker: pulls work from a coordinator and runs it in child processes.")
+
+DEFAULT_CONFIG = Path("worker.toml")
 
 
 def _fail(error: RolloutError) -> typer.Exit:
@@ -38,22 +37,35 @@ def _fail(error: RolloutError) -> typer.Exit:
     return typer.Exit(exit_code_of(error))
 
 
-def settings_for(config: Path | None, *, hot_reload: bool) -> WorkerSettings:
-    """The file's settings, or the defaults with the environment over them. ConfigError."""
-    overrides = {"worker.dev_hot_reload": True} if hot_reload else {}
-    return load_settings(WorkerSettings, config if config is not None else Path("/dev/null"), overrides)
+def settings_for(config: Path | None, *, hot_reload: bool, tls_dir: Path | None = None) -> WorkerSettings:
+    """The file's settings (`./worker.toml` where none is named and it is there), else the defaults; the environment and
+    the options over them. ConfigError."""
+    if config is None and DEFAULT_CONFIG.is_file():
+        config = DEFAULT_CONFIG
+    overrides = {
+        "worker.dev_hot_reload": True if hot_reload else None,
+        "transport.tls_dir": str(tls_dir) if tls_dir is not None else None,
+    }
+    return load_settings(WorkerSettings, config, overrides)
 
 
 @app.command()
 def run(
-    config: Annotated[Path | None, typer.Option("--config", help="worker.toml; default: built-in defaults.")] = None,
+    config: Annotated[
+        Path | None,
+        typer.Option("--config", help="The worker's configuration file. Default: ./worker.toml, if it is there."),
+    ] = None,
+    tls_dir: Annotated[
+        Path | None,
+        typer.Option("--tls-dir", help="Where `join` put this host's identity. Default: [transport] tls_dir."),
+    ] = None,
     worker_id: Annotated[str, typer.Option("--worker-id", help="ULID of this incarnation; default: a fresh one.")] = "",
     plugin: Annotated[list[Path] | None, typer.Option("--plugin", help="A plugin's manifest; repeatable.")] = None,
     hot_reload: Annotated[bool, typer.Option("--hot-reload", help="Allow plugins to be reloaded.")] = False,
 ) -> None:
     """Work until SIGTERM or Ctrl-C, which drain; a second signal ends at once."""
     try:
-        settings = settings_for(config, hot_reload=hot_reload)
+        settings = settings_for(config, hot_reload=hot_reload, tls_dir=tls_dir)
         if worker_id:
             check_ulid(worker_id, "--worker-id")
         transport = as_joined(settings.transport)
@@ -63,6 +75,7 @@ def run(
         settings = settings.model_copy(update={"transport": transport})
     except RolloutError as error:
         raise _fail(error) from error
+    keep_going("the log is lost until it can be", log=True)
     configure(settings.logging)
     raise typer.Exit(event_loop.run(serve(settings, worker_id, plugin or [])))
 
@@ -125,11 +138,11 @@ def join(
 @app.command()
 def version() -> None:
     """Print the version."""
-    typer.echo(installed_version("rollout-engine"))
+    typer.echo(version_line("rollout-worker"))
 
 
 def main() -> None:
-    run_app(app)
+    run_program(app, "rollout-worker")
 
 
 if __name__ == "__main__":

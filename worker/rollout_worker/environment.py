@@ -6,7 +6,8 @@ import os
 from collections.abc import Iterable, Mapping
 
 import structlog
-from rollout.config.logging import SECRET_PREFIX, hide
+from rollout.config.environment import SECRET_PREFIX
+from rollout.config.logging import hide
 from rollout.config.parent import PARENT_FD
 from rollout.model.errors import UnavailableError
 from rollout.secrets import SecretStore

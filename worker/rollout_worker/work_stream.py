@@ -10,6 +10,7 @@ from typing import Any
 import grpc
 import grpc.aio
 import structlog
+from rollout.config.pace import Pace
 from rollout.model.errors import ProtocolError, RolloutError, UnavailableError
 from rollout.wire.epoch import EpochGuard
 from rollout.wire.frames import frames_of, joined
@@ -23,7 +24,8 @@ log = structlog.get_logger()
 WELCOME_S = 5.0
 REFUSALS_MAX = 3
 FINISH_POLL_S = 0.02
-TELL_AT, TELL_EVERY = 5, 30  # tries; a pause is 2 s at most
+TELL_AT = 5  # tries; a pause is 2 s at most
+_LOST = "coordinator"
 _NOBODY = "check [transport] coordinator_addrs and that a coordinator runs there; trying on"
 _WRONG_CA = (
     "check [transport] coordinator_addrs; to enter the cluster that answers there, join it with a new token and "
@@ -56,6 +58,7 @@ class WorkStream:
         self._welcomed = False
         self._refusals = 0
         self._tries = 0
+        self._pace = Pace(lambda: asyncio.get_running_loop().time())
         self._closing = False
 
     def send(self, frame: work_pb2.WorkUp) -> None:
@@ -88,14 +91,20 @@ class WorkStream:
                 if self._refusals >= REFUSALS_MAX:
                     raise RefusedError(error.message, by=error.code)
             if not renewed:
-                log.info("coordinator_lost", addr=self._link.address, error=error.message, code=error.code)
                 self._tell(error)
                 await self._link.failed(error)
 
     def _tell(self, error: RolloutError) -> None:
-        """Said now and then, not at every try: nobody lets this worker in."""
+        """When the coordinator is lost, and then at growing intervals, not at every try."""
         self._tries = 0 if self._welcomed else self._tries + 1
-        if self._tries % TELL_EVERY == TELL_AT:
+        told = self._pace.tell(_LOST)
+        if told is not None:
+            lost_s, times = told
+            lasting = {"lost_s": round(lost_s, 1), "times": times} if times > 1 else {}
+            address = self._link.address
+            log.info("coordinator_lost", addr=address, error=error.message, code=error.code, **lasting)
+        # Not at once: a coordinator may be on its way back. Then whenever the loss is told of again.
+        if self._tries == TELL_AT or (told is not None and self._tries > TELL_AT):
             log.warning(
                 "no_coordinator",
                 addrs=self._link.addresses,
@@ -103,6 +112,11 @@ class WorkStream:
                 error=error.message,
                 action=_WRONG_CA if "CERTIFICATE" in error.message.upper() else _NOBODY,
             )
+
+    def _found(self) -> None:
+        lost_s = self._pace.end(_LOST)
+        if lost_s is not None:
+            log.info("coordinator_found", addr=self._link.address, lost_s=round(lost_s, 1))
 
     async def _one(self) -> None:
         self._session = self._new_session()
@@ -136,6 +150,7 @@ class WorkStream:
                 self._guard.check_peer(frame)
                 if not self._welcomed and frame.WhichOneof("body") == "welcome":
                     self._welcomed = True
+                    self._found()
                     patience.cancel()
                     self._link.succeeded()
                 self._event(ev.Frame(frame))

@@ -2,39 +2,27 @@
 
 from __future__ import annotations
 
-from typing import Annotated, NoReturn
+from typing import NoReturn
 
 import typer
 
-from rollout.cli.boundary import run_app
 from rollout.cli.commands import item, join, model, plan, run, run_items, run_results, workers
+from rollout.cli.program import new_app, run_program
 from rollout.cli.version import version_line
 from rollout.cli.workloads import WorkloadGroup
 
-app = typer.Typer(
+app = new_app(
     name="rollout",
     cls=WorkloadGroup,
+    completion=True,
     help="Runs large, failure-prone LLM work on many unreliable machines and can say what happened to each unit.\n\n"
     "Exit codes: 0 success; 1 the work itself failed; 2 configuration or usage error; 130 interrupted. "
     "ROLLOUT_DEBUG=1 shows tracebacks.",
-    no_args_is_help=True,
-    pretty_exceptions_enable=False,
-    context_settings={"help_option_names": ["-h", "--help"]},
 )
 
 
-def _print_version(wanted: bool) -> None:
-    if wanted:
-        typer.echo(version_line())
-        raise typer.Exit
-
-
 @app.callback()
-def _main(  # pyright: ignore[reportUnusedFunction]
-    version: Annotated[
-        bool, typer.Option("--version", help="Print the version and exit.", is_eager=True, callback=_print_version)
-    ] = False,
-) -> None: ...
+def _main() -> None: ...  # pyright: ignore[reportUnusedFunction]
 
 
 @app.command()
@@ -55,7 +43,7 @@ app.command(name="join")(join.join)
 
 def main() -> NoReturn:
     """Entry point of the console script."""
-    run_app(app)
+    run_program(app, "rollout")
 
 
 if __name__ == "__main__":

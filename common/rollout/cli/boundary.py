@@ -6,17 +6,18 @@ Exit codes: 0 success; 1 the work itself failed, or something it needs is not th
 
 from __future__ import annotations
 
-import json
 import os
 import sys
 import tempfile
 import time
 import traceback
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, NoReturn
 
 from rollout.cli.malloc import tune_malloc
+from rollout.cli.streams import Output, OutputError, json_line, prepare
 from rollout.config.logging import configure, redact_text
 from rollout.config.settings import LoggingSection
 from rollout.model.errors import (
@@ -45,26 +46,53 @@ def exit_code_of(error: RolloutError) -> int:
 
 def run_app(app: Callable[[], Any]) -> NoReturn:
     """Run a command-line program to its end and exit. Every program of the product starts through this."""
+    output = prepare()
     tune_malloc()
     configure(LoggingSection(level="debug" if debugging() else "warning", format="console"), stream=sys.stderr)
+    code = _run(lambda: _ran(app))
+    sys.exit(_run(lambda: _ended(output, code)))
+
+
+def _run(step: Callable[[], int]) -> int:
+    """The exit code of `step`, or of what went wrong in it, which is shown."""
     try:
-        app()
+        return step()
     except RolloutError as error:
         show(error)
-        sys.exit(exit_code_of(error))
+        return exit_code_of(error)
     except KeyboardInterrupt:
         sys.stderr.write("\ninterrupted\n")
-        sys.exit(INTERRUPTED)
-    except BrokenPipeError:
-        # The reader of our output (head, less) has gone: nothing more to say, also not while Python shuts down.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
-        sys.exit(FAILED)
+        return INTERRUPTED
+    except UnicodeEncodeError as error:
+        # Of a name that is given to the system: what is printed has escapes.
+        shown = error.object[:200].encode("ascii", "backslashreplace").decode()
+        show(
+            ConfigError(f"the locale of this process has no letters for '{shown}': set LC_ALL=C.UTF-8, or PYTHONUTF8=1")
+        )
+        return USAGE
     except Exception as error:  # noqa: BLE001 - the outermost boundary: a person must not meet a bare traceback
         if debugging():
             traceback.print_exc()
         _show_unexpected(error)
-        sys.exit(FAILED)
-    sys.exit(OK)
+        return FAILED
+
+
+def _ran(app: Callable[[], Any]) -> int:
+    try:
+        app()
+    except SystemExit as ended:  # how a command ends that was called in the way of a program
+        return ended.code if isinstance(ended.code, int) else FAILED if ended.code else OK
+    return OK
+
+
+def _ended(output: Output, code: int) -> int:
+    """`code`, but no success where a part of what was asked for could not be printed."""
+    try:
+        output.end()
+    except OutputError:
+        if code == OK:
+            raise  # else it has been said, or something worse has
+    return FAILED if code == OK and output.spoils_success else code
 
 
 def show(error: RolloutError) -> None:
@@ -72,10 +100,10 @@ def show(error: RolloutError) -> None:
     message = redact_text(error.message)
     if debugging():
         traceback.print_exception(error)
-    if "--json" in sys.argv:
-        line = json.dumps({"event": "error", "error": {"code": error.code, "message": message}}, ensure_ascii=False)
-        sys.stdout.write(line + "\n")
-        sys.stdout.flush()
+    if "--json" in sys.argv and not isinstance(error, OutputError):
+        with suppress(OutputError):
+            sys.stdout.write(json_line({"event": "error", "error": {"code": error.code, "message": message}}))
+            sys.stdout.flush()
     sys.stderr.write(f"error: {message} [{error.code}]\n")
 
 

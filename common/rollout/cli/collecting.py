@@ -6,6 +6,7 @@ import asyncio
 import time
 from collections.abc import Callable, Iterator
 from contextlib import aclosing, suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -58,6 +59,7 @@ class WorkloadRun:
         checked: Checked,
         collector: Collector,
         display: Display,
+        name: str = "",
     ) -> None:
         self.total = checked.total
         self.run_id = run_id
@@ -66,7 +68,7 @@ class WorkloadRun:
         self._runs = runs
         self._config = config
         self._checked = checked
-        self._spec = workload.spec(run_id, config)
+        self._spec = replace(workload.spec(run_id, config), name=name)
         self._collector = collector
         self._display = display
         self._rates = Rates()

@@ -28,6 +28,10 @@ TlsDirOption = Annotated[
 ]
 JsonOption = Annotated[bool, typer.Option("--json", help="Machine-readable output on standard output.")]
 
+NameOption = Annotated[
+    str,
+    typer.Option("--name", help="Name of the run, by which commands know it. Default: the output directory's."),
+]
 ResumeOption = Annotated[
     str | None,
     typer.Option("--resume", metavar="RUN_ID", help="Go on with this run. Default: the one in <output.dir>/run-id."),

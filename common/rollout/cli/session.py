@@ -22,9 +22,12 @@ from typing import Any
 from pydantic import BaseModel
 
 from rollout.cli.boundary import INTERRUPTED, OK
+from rollout.cli.checking import verdict
 from rollout.cli.collecting import WorkloadRun
 from rollout.cli.interrupt import Interrupted, Interrupts
 from rollout.cli.progress import Display, display_for
+from rollout.cli.recent import remember_run
+from rollout.cli.streams import keep_going
 from rollout.client.embedded import Embedded
 from rollout.client.runs import Runs, new_ulid
 from rollout.client.target import Target, connected, find_target
@@ -34,7 +37,7 @@ from rollout.model.ids import check_ulid
 from rollout.wire import event_loop
 from rollout.workloads.json_form import JsonObject, lookup
 from rollout.workloads.output import OutputDirectory
-from rollout.workloads.port import Checked, Reading, Workload, check_only
+from rollout.workloads.port import Checked, Reading, Workload
 from rollout.workloads.resume import collected, compare, finished, open_collector, resumed_config
 
 STATE_DIR = ".rollout"
@@ -50,6 +53,7 @@ class Options:
     --config FILE`."""
 
     words: tuple[str, ...]
+    name: str = ""
     coordinators: tuple[str, ...] = ()
     tls_dir: Path | None = None
     resume: str | None = None
@@ -74,6 +78,8 @@ def run_workload(workload: Workload[Any, Any], settings: BaseModel, options: Opt
     """The exit code. ConfigError and InputError, with all faults, before anything is started or written."""
     if options.resume is not None:
         check_ulid(options.resume, "--resume")
+    if options.name.startswith("@"):
+        raise ConfigError(f"--name: {options.name!r} begins with @, which stands for other things: choose another")
     target = find_target(list(options.coordinators), options.tls_dir)
     if options.dry_run:
         return _dry_run(workload, settings, options)
@@ -81,6 +87,7 @@ def run_workload(workload: Workload[Any, Any], settings: BaseModel, options: Opt
         if options.detach:
             raise ConfigError("--detach needs a cluster that stays: name it with --coordinator HOST:PORT")
         workload.check_host(settings)
+    keep_going(f"the run goes on, its results are in {workload.directory(settings)}, and the command will end with 1")
     display = display_for(json=options.json)
     try:
         return event_loop.run(_Invocation(workload, settings, options, target, display).run())
@@ -90,14 +97,13 @@ def run_workload(workload: Workload[Any, Any], settings: BaseModel, options: Opt
 
 def _dry_run(workload: Workload[Any, Any], settings: BaseModel, options: Options) -> int:
     display = display_for(json=options.json)
-    checked = check_only(workload, settings, tell=lambda text: display.step(text) if text else None)
-    for note in checked.source.notes if checked.source else ():
-        display.note(f"note: {note}")
-    for warning in workload.warnings(settings):
-        display.note(f"warning: {warning}")
-    fields = workload.dry_run(settings, checked)
+    found = verdict(workload, settings, lambda text: display.step(text) if text else None)
+    for note in found.notes:
+        display.note(note)
+    fields = found.fields
     said = " ".join(f"{'inputs' if key == workload.unit else key}={value}" for key, value in fields.items())
-    display.event("dry_run", f"dry-run OK: {said}", **fields)
+    lines = [*found.plan, f"dry-run OK: {said}"]
+    display.event("dry_run", "\n".join(lines), **fields, plan=found.plan)
     return OK
 
 
@@ -120,6 +126,7 @@ class _Invocation:
         self._run: WorkloadRun | None = None
         self._embedded: Embedded | None = None
         self._troubled = False
+        self._name = ""
 
     async def run(self) -> int:
         interrupts = Interrupts(self._at_once)
@@ -233,6 +240,8 @@ class _Invocation:
     ) -> JsonObject:
         """The configuration the run goes on with, or starts with; the directory is the run's afterwards."""
         workload = self._workload
+        named = self._options.name or checked.config.get("run", {}).get("name", "")
+        self._name = named or output.path.resolve().name
         try:
             status = None if new else await runs.get(run_id)
         except NotFoundError:
@@ -251,6 +260,9 @@ class _Invocation:
                     + "".join(f"\n  {fault}: only the ledger has what is missing" for fault in collector.faults)
                 ) from None
         if status is not None:
+            self._name = status.spec.name
+            if self._options.name not in ("", self._name):
+                self._display.note(f"note: the run keeps its name, {self._name!r}")
             ledger: JsonObject = json.loads(status.spec.config)
             free = {key: value for key, value in checked.config.items() if key in workload.free}
             await self._compare(ledger | free, checked, output)
@@ -277,10 +289,11 @@ class _Invocation:
         collector = await asyncio.to_thread(open_collector, self._workload, output, run_id, config, checked)
         for fault in collector.faults:
             self._display.note(f"note: {fault}; what it should hold is written anew from the ledger")
-        run = WorkloadRun(self._workload, runs, run_id, config, checked, collector, self._display)
+        run = WorkloadRun(self._workload, runs, run_id, config, checked, collector, self._display, self._name)
         self._run = run
         try:
             status = await run.open(resumed=resumed)
+            await asyncio.to_thread(remember_run, run_id)
             runs.patience_s = _PATIENCE_S
             # A run whose every unit is in the ledger may still lack a tree: an earlier command was cut off.
             if status.state == "running":

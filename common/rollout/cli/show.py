@@ -22,7 +22,6 @@ Keys are added over time, never renamed or removed. Rows count from 1; that of a
 
 from __future__ import annotations
 
-import json
 import sys
 import time
 from collections.abc import Iterable, Mapping
@@ -32,13 +31,14 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
+from rollout.cli.streams import json_line
 from rollout.cli.words import when
 from rollout.wire.v1 import runs_pb2 as pb
 
 
 def print_json(value: Any) -> None:
     """One line on standard output."""
-    sys.stdout.write(json.dumps(value, ensure_ascii=False) + "\n")
+    sys.stdout.write(json_line(value))
     sys.stdout.flush()
 
 

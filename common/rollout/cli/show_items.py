@@ -24,6 +24,7 @@ from rich.text import Text
 from rollout.cli.show import console, row_of, table, timestamp
 from rollout.cli.words import counted, first_line, took, when
 from rollout.model.errors import InputError
+from rollout.model.ids import short
 from rollout.wire.v1 import runs_pb2 as pb
 from rollout.workloads.registered import find
 
@@ -73,7 +74,7 @@ class ItemLines:
                 self._begun = True
                 self._write(*_HEADS)
             cause = f"{item.code}: {first_line(item.message)}" if item.code else ""
-            worker = page.hosts.get(item.worker) or item.worker
+            worker = f"{short(item.worker)} {page.hosts.get(item.worker, '')}"
             ended = item.state not in ("pending", "assigned", "running")
             row = row_of([*self._parent, item.seq])
             lasted = took(item.duration_ms) if ended and item.worker else ""
@@ -187,5 +188,5 @@ def _history(attempts: Sequence[pb.AttemptStatus]) -> Any:
             how += " before it began"
         why = f": {one.code}: {first_line(one.message)}" if one.code and one.ending != "done" else ""
         began = when(one.began_ms) or "never" if one.ended_ms else when(one.began_ms)
-        found.add_row(str(one.attempt), one.worker, one.host, began, when(one.ended_ms), lasted, Text(how + why))
+        found.add_row(str(one.attempt), short(one.worker), one.host, began, when(one.ended_ms), lasted, Text(how + why))
     return found

@@ -9,6 +9,7 @@ from rich.text import Text
 
 from rollout.cli.show import console, elapsed_s, eta_s, final, pending, table, waiting
 from rollout.cli.words import counted, duration, first_line, rate, when
+from rollout.model.ids import short
 from rollout.wire.v1 import runs_pb2 as pb
 from rollout.workloads.registered import unit_of
 
@@ -117,7 +118,7 @@ def _attempts(status: pb.RunStatus) -> str:
 def _workers(workers: Iterable[pb.RunWorker]) -> Table:
     found = table("worker", "host", "running", "held")
     for one in workers:
-        found.add_row(one.incarnation, one.host, str(one.running), str(one.in_flight))
+        found.add_row(short(one.incarnation), one.host, str(one.running), str(one.in_flight))
     return found
 
 
@@ -126,5 +127,5 @@ def _failures(failures: Iterable[pb.RunFailure]) -> Table:
     for one in failures:
         then = "failed for good" if one.final else "tried again"
         cause = Text(first_line(one.message))
-        found.add_row(str(one.seq + 1), when(one.at_ms), one.code, one.worker, one.host, then, cause)
+        found.add_row(str(one.seq + 1), when(one.at_ms), one.code, short(one.worker), one.host, then, cause)
     return found

@@ -9,6 +9,7 @@ from rich.text import Text
 
 from rollout.cli.show import amounts, console, row_of, table
 from rollout.cli.words import counted, duration, when
+from rollout.model.ids import short
 from rollout.wire.v1 import runs_pb2 as pb
 
 
@@ -20,7 +21,7 @@ def print_worker(worker: pb.WorkerStatus) -> None:
         out.print(Text("\nruns", style="bold"))
         runs = table("run", "name", "workload", "running", "held")
         for run in worker.runs:
-            runs.add_row(run.run_id, run.name, run.workload, str(run.running), str(run.in_flight))
+            runs.add_row(short(run.run_id), run.name, run.workload, str(run.running), str(run.in_flight))
         out.print(runs)
     if worker.held:
         cut = "" if len(worker.held) >= worker.in_flight else f", {len(worker.held)} of {worker.in_flight:,}"
@@ -28,7 +29,7 @@ def print_worker(worker: pb.WorkerStatus) -> None:
         rows = table("run", "row", "attempt", "since")
         for held in worker.held:
             since = when(held.began_ms) or "not begun"
-            rows.add_row(held.run_id, row_of(held.place), str(held.attempt), since)
+            rows.add_row(short(held.run_id), row_of(held.place), str(held.attempt), since)
         out.print(rows)
 
 

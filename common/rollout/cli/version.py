@@ -8,10 +8,10 @@ from importlib.metadata import PackageNotFoundError, version
 DISTRIBUTION = "rollout-engine"
 
 
-def version_line() -> str:
+def version_line(program: str = "rollout") -> str:
     """`rollout 0.1.0 (Python 3.11.7, Linux)`."""
     try:
         own = version(DISTRIBUTION)
     except PackageNotFoundError:
         own = "unknown (run from a checkout that is not installed)"
-    return f"rollout {own} (Python {platform.python_version()}, {platform.system()})"
+    return f"{program} {own} (Python {platform.python_version()}, {platform.system()})"

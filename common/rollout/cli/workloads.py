@@ -10,6 +10,7 @@ import typer.core
 import typer.main
 
 from rollout.cli.commands.standard import standard_commands
+from rollout.cli.program import complete
 from rollout.model.errors import PluginError
 from rollout.workloads.registered import entries, load
 
@@ -40,6 +41,7 @@ class WorkloadGroup(typer.core.TyperGroup):
             command = typer.main.get_command(commands_of(workload))
         except PluginError as error:
             return _broken(cmd_name, error)
+        complete(command, "rollout")
         command.name = cmd_name
         command.short_help = workload.help
         return command

@@ -41,6 +41,10 @@ class ChildError(RolloutError):
     code = "embedded_child"
 
 
+WORDS_MAX = 8000
+"""Characters of a child's last words: paths may be long, and the reason stands behind them."""
+
+
 class Child:
     """One daemon: started, watched, started again."""
 
@@ -94,11 +98,11 @@ class Child:
                 entry: Any = json.loads(line)
             except ValueError:
                 if line.strip():
-                    return line.strip()[:500]
+                    return line.strip()[:WORDS_MAX]
                 continue
             if isinstance(entry, dict) and entry.get("level") in ("error", "critical"):  # pyright: ignore[reportUnknownMemberType]
                 text = {k: v for k, v in entry.items() if k not in ("level", "timestamp", "exception")}  # pyright: ignore
-                return json.dumps(text, ensure_ascii=False)[:500]
+                return json.dumps(text, ensure_ascii=False)[:WORDS_MAX]
         return ""
 
 

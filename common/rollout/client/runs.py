@@ -307,6 +307,16 @@ class Runs:
 
         return (await self._connection.unary(call)).runs
 
+    async def find(self, text: str, *, complete: bool = False, limit: int = 20) -> Sequence[pb.FoundRun]:
+        """Runs whose id, or the end of it that people see (`model.ids.short`), begins with `text`, or whose name it is
+        (`complete`: begins with it); newest first."""
+
+        async def call(stub: Any) -> pb.FindReply:
+            request = pb.FindRequest(epoch=self._connection.epoch, text=text, complete=complete, limit=limit)
+            return await stub.Find(request, timeout=_CALL_S)
+
+        return (await self._connection.unary(call)).runs
+
     async def command(self, run_id: str, verb: str, *, reason: str = "", priority: int = 0) -> pb.RunStatus:
         """`verb`: pause, resume, kill, continue, priority. NotFoundError, StateError."""
 

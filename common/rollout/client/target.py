@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from pydantic import Field
 
-from rollout.config.load import load_settings
+from rollout.config.load import load_settings, refuse_strangers
 from rollout.config.settings import Section, TransportSection
 from rollout.model.address import parse_address
 from rollout.model.errors import ConfigError
@@ -48,6 +48,7 @@ class Target:
 def find_target(coordinators: list[str] | None, tls_dir: Path | None) -> Target:
     """Addresses may be empty: nothing names a coordinator. ConfigError for addresses and files that are not usable."""
     file = load_settings(ClientSettings, CLIENT_FILE) if CLIENT_FILE.is_file() else ClientSettings()
+    refuse_strangers(ClientSettings, os.environ)
     environment = [part.strip() for part in os.environ.get("ROLLOUT_COORDINATOR", "").split(",") if part.strip()]
     addresses = list(coordinators or []) or environment or file.transport.coordinator_addrs
     named = tls_dir or Path(os.environ.get("ROLLOUT_TLS_DIR") or file.transport.tls_dir or DEFAULT_TLS_DIR)

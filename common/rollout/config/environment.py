@@ -1,24 +1,43 @@
-"""`ROLLOUT_<SECTION>__<KEY>`: values of the environment over those of a file."""
+"""`ROLLOUT_<SECTION>__<KEY>`: values of the environment over those of a file; and what other variables mean."""
 
 from __future__ import annotations
 
+import difflib
 import tomllib
 import types
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from functools import cache
+from importlib.metadata import entry_points
 from typing import Any, Union, get_args, get_origin
 
 from pydantic import BaseModel, TypeAdapter, ValidationError
 
 from rollout.config.locate import parse
+from rollout.config.settings import CoordinatorSettings, WorkerSettings
 
 PREFIX = "ROLLOUT_"
+SECRET_PREFIX = "ROLLOUT_SECRET_"
+"""Variables that begin so hold secrets: their values are never shown, and child processes do not inherit them."""
+OTHERS = {
+    "ROLLOUT_COORDINATOR": "Coordinators that `rollout` speaks to, HOST:PORT, separated by commas.",
+    "ROLLOUT_CONTEXT": "The context, one of `rollout context list`, that `rollout` speaks to.",
+    "ROLLOUT_TLS_DIR": "Directory of the certificates that `rollout` uses.",
+    "ROLLOUT_JOIN_TOKEN": "The token of `join`, so that it stands in no list of processes.",
+    "ROLLOUT_DEBUG": "1: tracebacks and debug logs on standard error.",
+    "ROLLOUT_SECRET_NAME": 'The secret NAME, for `[secrets] backend = "env"`.',
+    "ROLLOUT_PARENT_FD": "Of our own processes, set by those that start them.",
+    "ROLLOUT_PLUGIN_SOCKET": "Of a sidecar plugin: the socket to serve, set by its worker.",
+    "ROLLOUT_ENGINE_OWNER": "Of an engine's processes, set by their worker.",
+}
+"""Variables that are no key of a configuration file, and what they mean."""
 
 
 def variables(model: type[BaseModel], environ: Mapping[str, str]) -> list[tuple[str, tuple[str, ...], Any]]:
     """(variable, place, value) of each variable that names a section of `model`, or a key of its top level.
 
     A value is read as a TOML value where the key takes one, else as a string; a list of strings may be written with
-    commas. A key below a known section that does not exist is returned too: validation reports it.
+    commas. A key below a known section that exists nowhere is returned too: validation reports it. One that is another
+    program's is not: programs share an environment.
     """
     found: list[tuple[str, tuple[str, ...], Any]] = []
     for name in sorted(environ):
@@ -31,8 +50,77 @@ def variables(model: type[BaseModel], environ: Mapping[str, str]) -> list[tuple[
         is_section = section_of(field.annotation) is not None
         if is_section and len(place) == 1:
             continue  # e.g. ROLLOUT_TRANSPORT: means nothing to us
+        if annotation_of(model, place) is None and _known(place):
+            continue
         found.append((name, place, _value(annotation_of(model, place), environ[name])))
     return found
+
+
+def strangers(model: type[BaseModel], environ: Mapping[str, str]) -> list[str]:
+    """What is wrong with variables that look like keys and name no section that any program knows, a line each.
+
+    Other variables that begin with ROLLOUT_ are let be: Kubernetes makes some for a service of that name.
+    """
+    lines: list[str] = []
+    for name in sorted(environ):
+        if not name.startswith(PREFIX) or name.startswith(SECRET_PREFIX) or name in OTHERS:
+            continue
+        rest = name[len(PREFIX) :]
+        place = tuple(part.lower() for part in rest.split("__"))
+        if place[0] in model.model_fields or _known(place):
+            continue
+        if "__" in rest:
+            lines.append(f"{name}: there is no such key; {_nearest(name)}")
+        elif meant := next((key for key in _names() if key.replace("__", "_") == name), None):
+            lines.append(f"{name}: there is no such variable; did you mean {meant}?")
+    return lines
+
+
+def _nearest(name: str) -> str:
+    if close := difflib.get_close_matches(name, [*_names(), *OTHERS], n=1, cutoff=0.7):
+        return f"did you mean {close[0]}?"
+    sections = sorted({key[len(PREFIX) :].partition("__")[0] for key in _names() if "__" in key})
+    return f"variables are ROLLOUT_<SECTION>__<KEY>, with a section of {', '.join(sections)}"
+
+
+def _known(place: tuple[str, ...]) -> bool:
+    return any(annotation_of(model, place) is not None for model in _models())
+
+
+def _models() -> Iterator[type[BaseModel]]:
+    yield CoordinatorSettings
+    yield WorkerSettings
+    yield from _of_workloads()
+
+
+@cache
+def _of_workloads() -> tuple[type[BaseModel], ...]:
+    """Imported when a variable is none of a daemon's."""
+    found: list[type[BaseModel]] = []
+    for entry in entry_points(group="rollout.workloads"):
+        try:
+            settings: Any = entry.load().settings
+        except Exception:  # noqa: BLE001 - whatever a third party's module does wrong: its commands tell of it
+            continue
+        if isinstance(settings, type) and issubclass(settings, BaseModel):
+            found.append(settings)
+    return tuple(found)
+
+
+@cache
+def _names() -> tuple[str, ...]:
+    """Every variable that is a key."""
+    return tuple(sorted({name for model in _models() for name in _names_of(model, PREFIX)}))
+
+
+def _names_of(model: type[BaseModel], prefix: str) -> Iterator[str]:
+    for key, field in model.model_fields.items():
+        name = f"{prefix}{(field.alias or key).upper()}"
+        inner = section_of(field.annotation)
+        if inner is None:
+            yield name
+        else:
+            yield from _names_of(inner, f"{name}__")
 
 
 def section_of(annotation: Any) -> type[BaseModel] | None:

@@ -17,7 +17,7 @@ from typing import Any, TypeVar, cast
 
 from pydantic import BaseModel, ValidationError
 
-from rollout.config.environment import section_of, variables
+from rollout.config.environment import section_of, strangers, variables
 from rollout.config.locate import Place, key_lines, parse, syntax_error
 from rollout.config.wording import describe
 from rollout.model.errors import ConfigError
@@ -72,15 +72,26 @@ def load_settings(
     """
     values, lines = ({}, {}) if path is None else read_values(Path(path))
     source = _Source("command line" if path is None else str(path), values, lines)
-    for name, place, value in variables(model, os.environ if environ is None else environ):
+    environment = os.environ if environ is None else environ
+    unknown = strangers(model, environment)
+    for name, place, value in variables(model, environment):
         source.set(place, value, name)
     for key, value in (overrides or {}).items():
         if value is not None:
             source.set(tuple(key.split(".")), value, "command line")
     try:
-        return model.model_validate(source.values, strict=True)
+        settings = model.model_validate(source.values, strict=True)
     except ValidationError as error:
-        raise ConfigError(_report(model, source, error), path=source.path) from error
+        raise ConfigError(_listed([*_report(model, source, error), *unknown]), path=source.path) from error
+    if unknown:
+        raise ConfigError(_listed(unknown), path=source.path)
+    return settings
+
+
+def refuse_strangers(model: type[BaseModel], environ: Mapping[str, str]) -> None:
+    """ConfigError for variables that look like keys and are none, where no file of `model` is read."""
+    if unknown := strangers(model, environ):
+        raise ConfigError(_listed(unknown))
 
 
 def read_values(path: Path) -> tuple[dict[str, Any], dict[Place, int]]:
@@ -122,7 +133,11 @@ _FORMATS: dict[str, Callable[[Path, str], tuple[dict[str, Any], dict[Place, int]
 }
 
 
-def _report(model: type[BaseModel], source: _Source, error: ValidationError) -> str:
+def _listed(lines: list[str]) -> str:
+    return lines[0] if len(lines) == 1 else f"{len(lines)} problems:\n" + "\n".join(f"  {line}" for line in lines)
+
+
+def _report(model: type[BaseModel], source: _Source, error: ValidationError) -> list[str]:
     problems: dict[Place, list[str]] = {}
     for entry in error.errors(include_url=False):
         place = _known_part(source.values, tuple(entry["loc"]), missing=entry["type"] == "missing")
@@ -134,11 +149,10 @@ def _report(model: type[BaseModel], source: _Source, error: ValidationError) -> 
         if text not in texts:
             texts.append(text)
     ordered = sorted(problems.items(), key=lambda item: source.order(item[0]))
-    lines = [
+    return [
         f"{source.where(place)}: {'.'.join(map(str, place)) + ': ' if place else ''}{_joined(texts)}"
         for place, texts in ordered
     ]
-    return lines[0] if len(lines) == 1 else f"{len(lines)} problems:\n" + "\n".join(f"  {line}" for line in lines)
 
 
 def _joined(texts: list[str]) -> str:

@@ -12,16 +12,17 @@ import os
 import re
 import sys
 from collections.abc import Mapping, MutableMapping
+from contextlib import suppress
 from typing import Any, TextIO, cast
 
 import structlog
 from structlog.types import EventDict, Processor
 
+from rollout.config.environment import SECRET_PREFIX
 from rollout.config.settings import LoggingSection
+from rollout.config.terminal import Terminal
 
 _LEVELS = {"debug": 10, "info": 20, "warning": 30, "error": 40}
-SECRET_PREFIX = "ROLLOUT_SECRET_"
-"""Variables that begin so hold secrets: their values are never shown, and child processes do not inherit them."""
 _HIDDEN = "***"
 _SHORTEST = 6  # characters; hiding shorter values would maim ordinary text
 _hidden_values: set[str] = set()
@@ -52,8 +53,15 @@ def configure(settings: LoggingSection, *, stream: TextIO | None = None) -> None
     ]
     ending: list[Processor]
     if console:
-        # Plain tracebacks: the pretty ones show local variables, secrets included.
-        ending = [structlog.dev.ConsoleRenderer(colors=out.isatty(), exception_formatter=structlog.dev.plain_traceback)]
+        terminal = Terminal(colors=out.isatty() and not os.environ.get("NO_COLOR"))
+
+        def render(logger: Any, method: str, event: EventDict) -> str:
+            line = terminal(logger, method, event)
+            if line is None:
+                raise structlog.DropEvent
+            return line
+
+        ending = [render]
     else:
         ending = [structlog.processors.JSONRenderer(serializer=_dumps)]
     ending = [structlog.processors.format_exc_info, redact, *ending]
@@ -71,8 +79,27 @@ def set_level(level: str) -> None:
     structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(_LEVELS[level.lower()]))
 
 
+class _Handler(logging.StreamHandler[TextIO]):
+    def emit(self, record: logging.LogRecord) -> None:
+        if _printed(record.name):
+            return  # else each of its lines comes twice
+        with suppress(structlog.DropEvent):  # there is nothing to say now
+            super().emit(record)
+
+
+def _printed(name: str) -> bool:
+    """Whether a logger of this name has a handler of its own, a library's or a user's, that prints to the screen."""
+    logger: logging.Logger | None = logging.getLogger(name)
+    while logger is not None and logger is not logging.root:
+        for handler in logger.handlers:
+            if isinstance(handler, logging.StreamHandler) and handler.stream in (sys.stdout, sys.stderr):  # pyright: ignore[reportUnknownMemberType]
+                return True
+        logger = logger.parent
+    return False
+
+
 def _route_standard_logging(out: TextIO, shared: list[Processor], ending: list[Processor], level: str) -> None:
-    handler = logging.StreamHandler(out)
+    handler = _Handler(out)
     handler.setFormatter(
         structlog.stdlib.ProcessorFormatter(
             foreign_pre_chain=[*shared, structlog.stdlib.add_logger_name],

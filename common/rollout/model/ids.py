@@ -27,6 +27,15 @@ def check_ulid(text: str, what: str = "id") -> str:
     return text
 
 
+SHORT = 8
+"""Characters of an id that a person sees: the last ones, 40 random bits. Ids of the same minute begin alike."""
+
+
+def short(identifier: str) -> str:
+    """A run's, worker's or host's id as a person sees it; what is no ULID stays as it is."""
+    return identifier[-SHORT:] if is_ulid(identifier) else identifier
+
+
 def make_ulid(unix_ms: int, entropy: bytes) -> str:
     """A ULID from the wall clock in milliseconds and 10 bytes of entropy, both the caller's."""
     value = (unix_ms << 80) | int.from_bytes(entropy[:10], "big")

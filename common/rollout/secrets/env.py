@@ -6,7 +6,7 @@ import os
 import re
 from collections.abc import Iterable, Mapping
 
-from rollout.config.logging import SECRET_PREFIX as PREFIX
+from rollout.config.environment import SECRET_PREFIX as PREFIX
 from rollout.config.settings import SecretsSection
 from rollout.model.errors import ConfigError, UnavailableError
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import errno
+import os
 import sqlite3
 import threading
 from collections.abc import Callable, Generator
@@ -34,6 +35,8 @@ T = TypeVar("T")
 # the cost of binding it; one that gives the value back ends the search at once.
 sqlite3.register_adapter(bytes, itemgetter(slice(None)))
 
+PATH_MAX = 504
+"""Bytes of a path that SQLite takes, with the names of its other files."""
 READERS = 3
 BUSY_TIMEOUT_MS = 5_000
 
@@ -227,6 +230,11 @@ def _unusable(path: Path, error: OSError | sqlite3.Error) -> ConfigError | Stora
         return ConfigError(f"{path} is not a SQLite database: point [storage.embedded] path at another file")
     if code == sqlite3.SQLITE_CORRUPT:
         return ConfigError(f"{path} is damaged ({error}): restore it from a backup or choose another path")
+    if code == sqlite3.SQLITE_CANTOPEN and (length := len(os.fsencode(path.absolute()))) > PATH_MAX:
+        return ConfigError(
+            f"{path} cannot be a database: its path has {length} bytes, SQLite takes {PATH_MAX}; choose a directory "
+            "nearer the root of the file system"
+        )
     if isinstance(error, OSError) or code in (sqlite3.SQLITE_CANTOPEN, sqlite3.SQLITE_READONLY, sqlite3.SQLITE_PERM):
         return ConfigError(
             f"cannot open {path} for writing ({error}): check [storage.embedded] path and its permissions"

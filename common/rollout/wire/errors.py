@@ -6,6 +6,7 @@ The stable code travels as trailing metadata `rollout-code`; a standby adds `rol
 from __future__ import annotations
 
 import asyncio
+import re
 from typing import Any, NoReturn
 
 import grpc
@@ -68,6 +69,12 @@ _FOREIGN: dict[grpc.StatusCode, type[RolloutError]] = {
 }
 
 
+_WRAPPING = re.compile(
+    r"failed to connect to all addresses; last error: |\b(UNKNOWN|UNAVAILABLE|INTERNAL): (?=ipv|unix)|\bipv[46]:"
+    r"|Failed to connect to remote host: "
+)
+
+
 def status_of(error: RolloutError) -> tuple[grpc.StatusCode, str, tuple[tuple[str, str], ...]]:
     """Status code, details and trailing metadata."""
     status = next((status for kind, status in _STATUS if isinstance(error, kind)), grpc.StatusCode.INTERNAL)
@@ -111,9 +118,16 @@ def _foreign(status: grpc.StatusCode, details: str) -> RolloutError:
         )
     if status is grpc.StatusCode.RESOURCE_EXHAUSTED and "larger than max" in details:
         return errors.ProtocolError(f"The message is too large for the other side: {details}; send smaller batches")
+    details = _plain(details)
     if "CERTIFICATE_VERIFY_FAILED" in details:
         details = f"{details}; the certificate there was not issued by this cluster's CA, or one of them has expired"
     return _FOREIGN.get(status, RolloutError)(details)
+
+
+def _plain(details: str) -> str:
+    """gRPC's `failed to connect to all addresses; last error: UNKNOWN: ipv4:10.0.0.1:50051: Failed to connect to remote
+    host: Connection refused` as `10.0.0.1:50051: Connection refused`."""
+    return _WRAPPING.sub("", details)
 
 
 async def abort(context: Any, error: RolloutError) -> NoReturn:

@@ -39,7 +39,7 @@ class WorkersSection(Section):
 class RunSection(Section):
     """How a run is carried out, not what it does."""
 
-    name: str = Field(default="", description="For people.")
+    name: str = Field(default="", description="By which commands know the run; default: the output directory's.")
     priority: int = Field(default=0, ge=-1000, le=1000, description="Larger gets a larger share of the workers.")
     max_attempts: int = Field(default=3, ge=1, le=100, description="Attempts of a row before it goes to errors.jsonl.")
     max_worker_lost: int = Field(

@@ -131,6 +131,16 @@ class ChildLog(NamedTuple):
     cursor: int
 
 
+class FoundRun(NamedTuple):
+    """As much of a run as a person needs to tell it from others."""
+
+    run_id: str
+    workload: str
+    name: str
+    state: str
+    created_ms: int
+
+
 class Ledger(Protocol):
     async def open(self) -> None:
         """Connect and migrate. SchemaVersionError if the database is newer than this program."""
@@ -189,6 +199,11 @@ class Ledger(Protocol):
 
     async def run_views(self, states: tuple[str, ...], limit: int) -> list[RunView]:
         """Newest first; empty `states`: all."""
+        ...
+
+    async def find_runs(self, text: str, *, complete: bool, limit: int) -> list[FoundRun]:
+        """Those whose id, or the end of it that people see, begins with `text`, or whose name it is (`complete`: begins
+        with it); newest first."""
         ...
 
     async def workers(self, limit: int) -> list[WorkerRow]:

@@ -21,6 +21,7 @@ from rollout_coordinator.ledger.port import (
     CommitPage,
     FailureRow,
     Fence,
+    FoundRun,
     ItemRecord,
     ItemStateRow,
     LeaseRow,
@@ -311,6 +312,11 @@ class PostgresLedger:
         async with self._engine.read() as db:
             found = await _fetch(db, query, any_state=int(not states), states=list(states), n=limit)
             return [await _run_view(db, row) for row in found]
+
+    async def find_runs(self, text: str, *, complete: bool, limit: int) -> list[FoundRun]:
+        asked = rows.find_columns(text, complete=complete, limit=limit)
+        async with self._engine.read() as db:
+            return [FoundRun(*row) for row in await _fetch(db, queries.FIND_RUNS, **asked)]
 
     async def workers(self, limit: int) -> list[WorkerRow]:
         async with self._engine.read() as db:

@@ -342,6 +342,13 @@ NEWEST_RUNS = f"""
 SELECT {RUN_COLUMNS} FROM run WHERE :any_state = 1 OR state IN ({{states}})
  ORDER BY created_ms DESC, run_id DESC LIMIT :n
 """
+
+# What a person types for a run. `begins` and `shown` are patterns of an id's characters, which are no wildcards.
+FIND_RUNS = """
+SELECT run_id, workload, name, state, created_ms FROM run
+ WHERE run_id LIKE :begins OR run_id LIKE :shown OR (name <> '' AND substr(name, 1, :name_length) = :name)
+ ORDER BY created_ms DESC, run_id DESC LIMIT :n
+"""
 NEWEST_WORKERS = f"SELECT {WORKER_COLUMNS} FROM worker ORDER BY registered_ms DESC, incarnation DESC LIMIT :n"
 
 # ---- looking into a run: bounded pages, by indexes that hold what is unusual

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import struct
 import sys
 from array import array
@@ -11,6 +12,7 @@ from dataclasses import asdict, fields
 from typing import Any
 
 from rollout.model.errors import StorageDamagedError
+from rollout.model.ids import SHORT
 from rollout.model.item import AttemptEnd, Blob, Failure, ItemSpec, ObjectSlice
 from rollout.model.run import Lane, Order, Policy, RunSpec, RunState
 from rollout.model.worker import Inventory, WorkerState
@@ -23,6 +25,7 @@ from rollout_coordinator.ledger.port import LeaseRow
 Row = Sequence[Any]
 
 _MAX_INT = (1 << 63) - 1
+_ANY_LENGTH = 1 << 30
 
 
 def clean(text: str) -> str:
@@ -53,6 +56,24 @@ def _load(kind: type[Any], body: dict[str, Any]) -> Any:
         raise ValueError(f"{type(body).__name__} where {kind.__name__} should be")
     names = {field.name for field in fields(kind)}
     return kind(**{name: _tuples(value) for name, value in body.items() if name in names})
+
+
+# ---- what a person types for a run
+
+_ID_PART = re.compile(r"[0-9A-HJKMNP-TV-Z]{1,26}")
+
+
+def find_columns(text: str, *, complete: bool, limit: int) -> dict[str, Any]:
+    """The parameters of FIND_RUNS."""
+    part = text.upper() if _ID_PART.fullmatch(text.upper()) else ""
+    name = clean(text)
+    return {
+        "begins": f"{part}%" if part or (complete and not text) else "",
+        "shown": "_" * (26 - SHORT) + f"{part}%" if part else "",
+        "name": name,
+        "name_length": len(name) if complete else _ANY_LENGTH,
+        "n": limit,
+    }
 
 
 # ---- blobs: (inline, object_id, offset, length)

@@ -29,6 +29,7 @@ from rollout_coordinator.ledger.port import (
     CommitPage,
     FailureRow,
     Fence,
+    FoundRun,
     ItemRecord,
     ItemStateRow,
     LeaseRow,
@@ -164,6 +165,11 @@ class SqliteLedger:
         return await self._engine.read(
             lambda db: [_run_view(db, row) for row in db.execute(query, parameters).fetchall()]
         )
+
+    async def find_runs(self, text: str, *, complete: bool, limit: int) -> list[FoundRun]:
+        asked = rows.find_columns(text, complete=complete, limit=limit)
+        found = await self._engine.read(lambda db: db.execute(queries.FIND_RUNS, asked).fetchall())
+        return [FoundRun(*row) for row in found]
 
     async def workers(self, limit: int) -> list[WorkerRow]:
         found = await self._engine.read(lambda db: db.execute(queries.NEWEST_WORKERS, {"n": limit}).fetchall())

@@ -8,14 +8,15 @@ import typer
 
 from rollout.cli.commands.run import RunArgument, ask
 from rollout.cli.options import CoordinatorOption, JsonOption, TlsDirOption
+from rollout.cli.program import new_app
+from rollout.cli.references import resolve_run
 from rollout.cli.rows import place_of
-from rollout.model.ids import check_ulid
 
 if TYPE_CHECKING:
     from rollout.cli.show_items import Item
     from rollout.client import Runs
 
-app = typer.Typer(help="Single rows of a run.", no_args_is_help=True)
+app = new_app(help="Single rows of a run.")
 
 
 @app.callback()
@@ -24,7 +25,7 @@ def _group() -> None: ...  # pyright: ignore[reportUnusedFunction]
 
 @app.command("show")
 def show_item(
-    run_id: RunArgument,
+    run: RunArgument,
     row: Annotated[
         str, typer.Argument(metavar="ROW", help="Counted from 1; a child item behind its parent: 43.2 is its second.")
     ],
@@ -39,12 +40,12 @@ def show_item(
     output, children, history: [{attempt, worker, host, began_at, ended_at, ending, code, message}]}`. `attempts` counts
     those that began; `history` has those too that were given back before they began. Keys are only ever added.
     """
-    check_ulid(run_id, "RUN_ID")
     place = place_of(row)
 
     async def read(client: Runs) -> Item:
         from rollout.cli.show_items import read_item
 
+        run_id = await resolve_run(client, run)
         status, reply = await client.get(run_id), await client.item(run_id, place)
         payload, result = await client.item_bytes(run_id, reply)
         return read_item(status, place, reply, payload, result)

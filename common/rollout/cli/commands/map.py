@@ -12,6 +12,7 @@ from rollout.cli.options import (
     DetachOption,
     DryRunOption,
     JsonLinesOption,
+    NameOption,
     ResumeOption,
     TlsDirOption,
     WorkersOption,
@@ -66,7 +67,7 @@ def map(
     memory: Annotated[
         str | None, typer.Option("--memory", metavar="SIZE", help="Memory a row's process may use: 2GiB.")
     ] = None,
-    name: Annotated[str | None, typer.Option("--name", help="Of the run, for people.")] = None,
+    name: NameOption = "",
     coordinator: CoordinatorOption = None,
     tls_dir: TlsDirOption = None,
     resume: ResumeOption = None,
@@ -104,7 +105,7 @@ def map(
         "run.lane_key": lane_key,
         "run.gpus": gpus,
         "run.memory": memory,
-        "run.name": name,
+        "run.name": name or None,
         "workers.count": workers,
     }
     if config is None:

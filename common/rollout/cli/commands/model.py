@@ -8,9 +8,10 @@ from typing import Annotated, Any
 
 import typer
 
+from rollout.cli.program import new_app
 from rollout.model.errors import ConfigError, InputError
 
-app = typer.Typer(help="Models to try things with.", no_args_is_help=True)
+app = new_app(help="Models to try things with.")
 
 _TINY = "rollout_worker.backends.tiny"
 

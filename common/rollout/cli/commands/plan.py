@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import difflib
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any, cast
 
 import typer
 
 from rollout.cli.options import JsonOption
-from rollout.client.target import as_joined
+from rollout.client.target import DEFAULT_TLS_DIR, ClientSettings, ClientTransport, as_joined
 from rollout.config.adapters import find_adapter
 from rollout.config.load import load_settings, read_values
 from rollout.config.settings import CoordinatorSettings, TransportSection, WorkerSettings
@@ -23,7 +23,12 @@ _WORKER_ONLY = frozenset(WorkerSettings.model_fields) - frozenset(CoordinatorSet
 
 def plan(
     config: Annotated[
-        Path, typer.Option("--config", metavar="FILE", help="A coordinator's, worker's or workload's configuration.")
+        Path,
+        typer.Option(
+            "--config",
+            metavar="FILE",
+            help="A workload's configuration, a coordinator's, a worker's, or a client's (rollout.toml).",
+        ),
     ],
     json: JsonOption = False,
 ) -> None:
@@ -36,6 +41,8 @@ def plan(
         lines = check_coordinator(config)
     elif kind == "worker":
         lines = check_worker(config)
+    elif kind == "client":
+        lines = check_client(config)
     else:
         lines = check_workload(kind, config)
     if json:
@@ -49,7 +56,7 @@ def plan(
 
 
 def kind_of(path: Path) -> str:
-    """ "coordinator", "worker", or a workload's name, by the sections that the file has. ConfigError."""
+    """ "coordinator", "worker", "client", or a workload's name, by what the file has. ConfigError."""
     values, _ = read_values(path)
     sections = set(values)
     scores: dict[str, float] = {}
@@ -68,16 +75,21 @@ def kind_of(path: Path) -> str:
     best = max(scores, key=lambda name: scores[name])
     if scores[best] > 0:
         return best
-    if "transport" in sections:  # of either; coordinators listen, workers are told where
-        transport = values["transport"]
-        listens = isinstance(transport, dict) and "listen_addr" in transport
-        return "coordinator" if listens else "worker"
+    if "transport" in sections:  # of any; coordinators listen, the others are told where
+        transport: Any = values["transport"]
+        keys = set(cast("dict[str, Any]", transport)) if isinstance(transport, dict) else set[str]()
+        if keys & {"listen_addr", "join_addr", "advertise_addr"}:
+            return "coordinator"
+        # What both may say is a client's, unless the file is named after the worker.
+        clients = sections == {"transport"} and keys <= set(ClientTransport.model_fields)
+        return "client" if clients and "worker" not in path.name else "worker"
     shared: set[str] = sections & set(CoordinatorSettings.model_fields)
     if shared:
         return "coordinator"
     raise ConfigError(
         f"{path}: this is no known configuration: a coordinator's has [storage], a worker's [worker], "
-        f"{', '.join(known)}; found {', '.join(sorted(sections)) or 'nothing'}"
+        f"{', '.join(known)}, rollout.toml only [transport] coordinator_addrs and tls_dir; found "
+        f"{', '.join(sorted(sections)) or 'nothing'}"
     )
 
 
@@ -98,7 +110,7 @@ def _listed(sections: frozenset[str]) -> str:
 
 
 def check_workload(name: str, path: Path) -> list[str]:
-    from rollout.workloads.port import check_only  # commands start faster without
+    from rollout.cli.checking import verdict  # commands start faster without
 
     workload = load(name)
     settings = load_settings(workload.settings, path)
@@ -109,7 +121,8 @@ def check_workload(name: str, path: Path) -> list[str]:
             said.add(text)
             typer.echo(text, err=True)
 
-    return workload.describe(settings, check_only(workload, settings, tell=tell))
+    found = verdict(workload, settings, tell)
+    return [*found.plan, *found.notes]
 
 
 def check_coordinator(path: Path) -> list[str]:
@@ -127,6 +140,19 @@ def check_coordinator(path: Path) -> list[str]:
         + (f" ({settings.objects.path})" if objects == "fs" else ""),
         f"fails a silent worker after {transport.coordinator_failure_timeout_ms / 1000:g} s",
         f"metrics and health on {settings.http.listen_addr}" if settings.http.listen_addr else "no metrics port",
+    ]
+
+
+def check_client(path: Path) -> list[str]:
+    settings = load_settings(ClientSettings, path)
+    addresses = settings.transport.coordinator_addrs
+    for address in addresses:
+        parse_address(address, "transport.coordinator_addrs", need_port=True)
+    tls_dir = settings.transport.tls_dir or DEFAULT_TLS_DIR
+    return [
+        "is read as rollout.toml by `rollout` commands that are started in its directory",
+        f"they speak to {', '.join(addresses)}" if addresses else "it names no coordinator",
+        f"with the certificates in {tls_dir}",
     ]
 
 

@@ -11,17 +11,27 @@ from typing import TYPE_CHECKING, Annotated, TypeVar
 import typer
 
 from rollout.cli.boundary import FAILED, OK
+from rollout.cli.completion import complete_run
 from rollout.cli.options import CoordinatorOption, JsonOption, TlsDirOption
+from rollout.cli.program import new_app
+from rollout.cli.references import resolve_run
 from rollout.client.target import connected, need_target
-from rollout.model.ids import check_ulid
+from rollout.model.run import RunState
 
 if TYPE_CHECKING:
     from rollout.client import Runs
     from rollout.wire.v1 import runs_pb2 as pb
 
-app = typer.Typer(help="Runs: list, show, watch and command them.", no_args_is_help=True)
+app = new_app(help="Runs: list, show, watch and command them.")
 
-RunArgument = Annotated[str, typer.Argument(metavar="RUN_ID", help="The run's id, as `rollout run list` shows it.")]
+RunArgument = Annotated[
+    str,
+    typer.Argument(
+        metavar="RUN",
+        help="Its id, a unique beginning of it, its name (the newest that has it), or @last.",
+        autocompletion=complete_run,
+    ),
+]
 Answer = TypeVar("Answer")
 ReasonOption = Annotated[str, typer.Option("--reason", help="Kept with the run, for people.")]
 
@@ -30,12 +40,14 @@ ReasonOption = Annotated[str, typer.Option("--reason", help="Kept with the run, 
 def list_runs(
     coordinator: CoordinatorOption = None,
     tls_dir: TlsDirOption = None,
-    state: Annotated[list[str] | None, typer.Option("--state", help="Only runs in this state; repeatable.")] = None,
+    state: Annotated[
+        list[RunState] | None, typer.Option("--state", help="Only runs in this state; repeatable.")
+    ] = None,
     limit: Annotated[int, typer.Option("--limit", min=1, max=1000, help="Runs at most.")] = 50,
     json: JsonOption = False,
 ) -> None:
     """The runs of the cluster, newest first. --json: `{"runs": [...]}` (keys as in `run show --json`)."""
-    runs = ask(coordinator, tls_dir, lambda client: client.list(state or (), limit))
+    runs = ask(coordinator, tls_dir, lambda client: client.list([str(one) for one in state or ()], limit))
     from rollout.cli import show
 
     if json:
@@ -46,14 +58,17 @@ def list_runs(
 
 @app.command("show")
 def show_run(
-    run_id: RunArgument, coordinator: CoordinatorOption = None, tls_dir: TlsDirOption = None, json: JsonOption = False
+    run: RunArgument, coordinator: CoordinatorOption = None, tls_dir: TlsDirOption = None, json: JsonOption = False
 ) -> None:
     """How far a run is: counts, rate, time left, who works at it, what it waits for, its last failures with causes.
 
     --json: one object; keys are only ever added.
     """
-    check_ulid(run_id, "RUN_ID")
-    reply = ask(coordinator, tls_dir, lambda client: client.describe(run_id))
+
+    async def read(client: Runs) -> pb.RunReply:
+        return await client.describe(await resolve_run(client, run))
+
+    reply = ask(coordinator, tls_dir, read)
     from rollout.cli import show, show_run
 
     if json:
@@ -64,15 +79,15 @@ def show_run(
 
 @app.command("watch")
 def watch_run(
-    run_id: RunArgument, coordinator: CoordinatorOption = None, tls_dir: TlsDirOption = None, json: JsonOption = False
+    run: RunArgument, coordinator: CoordinatorOption = None, tls_dir: TlsDirOption = None, json: JsonOption = False
 ) -> None:
     """Follow a run to its end, a line a second. Exit 1 when it ends otherwise than completed.
 
     --json: one object a line, as `run show --json`.
     """
-    check_ulid(run_id, "RUN_ID")
 
     async def follow(client: Runs) -> pb.RunStatus:
+        run_id = await resolve_run(client, run)
         last = await client.get(run_id)
         async for page in client.watch(run_id, status_only=True):
             if page.status is not None:
@@ -95,14 +110,16 @@ VERBS = {
 def _add_verb(verb: str, what_it_does: str) -> None:
     @app.command(verb, help=what_it_does)
     def command_run(
-        run_id: RunArgument,
+        run: RunArgument,
         coordinator: CoordinatorOption = None,
         tls_dir: TlsDirOption = None,
         reason: ReasonOption = "",
         json: JsonOption = False,
     ) -> None:
-        check_ulid(run_id, "RUN_ID")
-        _show(ask(coordinator, tls_dir, lambda client: client.command(run_id, verb, reason=reason)), json)
+        async def order(client: Runs) -> pb.RunStatus:
+            return await client.command(await resolve_run(client, run), verb, reason=reason)
+
+        _show(ask(coordinator, tls_dir, order), json)
 
     del command_run  # typer keeps it
 
@@ -113,15 +130,19 @@ for _verb, _help in VERBS.items():
 
 @app.command("delete")
 def delete_run(
-    run_id: RunArgument,
+    run: RunArgument,
     coordinator: CoordinatorOption = None,
     tls_dir: TlsDirOption = None,
     force: Annotated[bool, typer.Option("--force", help="Also a run that has not ended: it is killed first.")] = False,
     json: JsonOption = False,
 ) -> None:
     """Delete a run and the objects that only it used. --json: `{"run_id", "items", "objects_freed"}`."""
-    check_ulid(run_id, "RUN_ID")
-    gone = ask(coordinator, tls_dir, lambda client: client.delete(run_id, force=force))
+
+    async def delete(client: Runs) -> tuple[str, pb.DeleteReply]:
+        run_id = await resolve_run(client, run)
+        return run_id, await client.delete(run_id, force=force)
+
+    run_id, gone = ask(coordinator, tls_dir, delete)
     from rollout.cli import show
 
     if json:
@@ -144,6 +165,10 @@ def ask(
             return await question(client)
 
     return asyncio.run(asking())
+
+
+async def _get(client: Runs, run: str) -> pb.RunStatus:
+    return await client.get(await resolve_run(client, run))
 
 
 def _show(status: pb.RunStatus, as_json: bool) -> None:

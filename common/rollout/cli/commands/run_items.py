@@ -10,9 +10,9 @@ import typer
 
 from rollout.cli.commands.run import RunArgument, ask
 from rollout.cli.options import CoordinatorOption, JsonOption, TlsDirOption
+from rollout.cli.references import resolve_run
 from rollout.cli.rows import place_of
 from rollout.model.errors import ConfigError
-from rollout.model.ids import check_ulid
 
 if TYPE_CHECKING:
     from rollout.client import Runs
@@ -21,7 +21,7 @@ LIMIT = 100
 
 
 def items(
-    run_id: RunArgument,
+    run: RunArgument,
     coordinator: CoordinatorOption = None,
     tls_dir: TlsDirOption = None,
     failed: Annotated[bool, typer.Option("--failed", help="Rows that failed for good.")] = False,
@@ -42,7 +42,6 @@ def items(
     --json: an object a line, `{row, id, state, attempts, worker, host, at, duration_ms, code, message}`. `attempts`
     counts those that began. Keys are only ever added.
     """
-    check_ulid(run_id, "RUN_ID")
     chosen = {"failed": failed, "running": running, "retried": retried, "pending": pending}
     named = [which for which, wanted in chosen.items() if wanted]
     if len(named) > 1:
@@ -54,6 +53,7 @@ def items(
         from rollout.cli.show_items import ItemLines, item_json
 
         lines, shown, more = ItemLines(parent), 0, False
+        run_id = await resolve_run(client, run)
         pages = client.items(run_id, named[0] if named else "all", parent=parent, from_seq=start - 1, limit=limit)
         async with aclosing(pages):
             async for page in pages:

@@ -10,14 +10,14 @@ import typer
 from rollout.cli.commands.run import RunArgument, ask
 from rollout.cli.options import CoordinatorOption, JsonLinesOption, TlsDirOption
 from rollout.cli.progress import display_for
-from rollout.model.ids import check_ulid
+from rollout.cli.references import resolve_run
 
 if TYPE_CHECKING:
     from rollout.client import Runs
 
 
 def results(
-    run_id: RunArgument,
+    run: RunArgument,
     output: Annotated[Path, typer.Option("--output", metavar="DIR", help="Directory that the files go to.")],
     options: Annotated[
         list[str] | None,
@@ -43,12 +43,12 @@ def results(
     --json prints an object a line: `note` {message} and `summary` {the content of summary.json, complete, files}. Keys
     are only ever added.
     """
-    check_ulid(run_id, "RUN_ID")
     display = display_for(json=json)
 
     async def fetch(client: Runs) -> int:
         from rollout.cli.results import ResultsOf
 
+        run_id = await resolve_run(client, run)
         return await ResultsOf(client, run_id, output, display, options or []).write()
 
     try:

@@ -12,6 +12,7 @@ from rollout.cli.options import (
     DetachOption,
     DryRunOption,
     JsonLinesOption,
+    NameOption,
     ResumeOption,
     TlsDirOption,
     WorkersOption,
@@ -37,7 +38,7 @@ summary.json, and files}} and `error` {{error: {{code, message}}}}. Keys are onl
 
 def standard_commands(workload: Workload[Any, Any]) -> typer.Typer:
     """A group with the one command."""
-    app = typer.Typer(no_args_is_help=True)
+    app = typer.Typer(no_args_is_help=True, rich_markup_mode=None)
 
     @app.callback(help=workload.help)
     def group() -> None: ...
@@ -48,6 +49,7 @@ def standard_commands(workload: Workload[Any, Any]) -> typer.Typer:
     @app.command(workload.verb, help=help_text)
     def run(
         config: Annotated[Path, typer.Option("--config", metavar="FILE", help="The run's configuration (TOML).")],
+        name: NameOption = "",
         coordinator: CoordinatorOption = None,
         tls_dir: TlsDirOption = None,
         resume: ResumeOption = None,
@@ -62,6 +64,7 @@ def standard_commands(workload: Workload[Any, Any]) -> typer.Typer:
         settings = load_settings(workload.settings, config, overrides)
         options = Options(
             words=("rollout", workload.name, workload.verb, "--config", str(config)),
+            name=name,
             coordinators=tuple(coordinator or ()),
             tls_dir=tls_dir,
             resume=resume,

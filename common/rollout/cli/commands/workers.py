@@ -2,18 +2,29 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from rollout.cli.commands.run import ask
+from rollout.cli.completion import complete_worker
 from rollout.cli.options import CoordinatorOption, JsonOption, TlsDirOption
+from rollout.cli.references import resolve_worker
 from rollout.model.errors import ConfigError
 
-app = typer.Typer(invoke_without_command=True)
+if TYPE_CHECKING:
+    from rollout.client import Runs
+    from rollout.wire.v1 import runs_pb2 as pb
+
+app = typer.Typer(invoke_without_command=True, context_settings={"help_option_names": ["-h", "--help"]})
 
 WorkerArgument = Annotated[
-    str, typer.Argument(metavar="WORKER_ID", help="The worker's id, as `rollout workers` shows it.")
+    str,
+    typer.Argument(
+        metavar="WORKER",
+        help="Its id, a unique part of it, or the host where it alone runs.",
+        autocompletion=complete_worker,
+    ),
 ]
 
 
@@ -29,7 +40,7 @@ def workers(
     if context.invoked_subcommand is not None:
         if coordinator or tls_dir or all_workers or json:
             raise ConfigError(
-                f"write options behind the command: rollout workers {context.invoked_subcommand} WORKER_ID [OPTIONS]"
+                f"write options behind the command: rollout workers {context.invoked_subcommand} WORKER [OPTIONS]"
             )
         return
     reply = ask(coordinator, tls_dir, lambda client: client.workers(all=all_workers))
@@ -44,7 +55,7 @@ def workers(
 
 @app.command("show")
 def show_worker(
-    worker_id: WorkerArgument,
+    worker: WorkerArgument,
     coordinator: CoordinatorOption = None,
     tls_dir: TlsDirOption = None,
     json: JsonOption = False,
@@ -54,13 +65,17 @@ def show_worker(
     --json: one object, as in `rollout workers --json` with `ended_at, host_id, used, runs, held`. Keys are only ever
     added.
     """
-    worker = ask(coordinator, tls_dir, lambda client: client.worker(worker_id))
+
+    async def read(client: Runs) -> pb.WorkerStatus:
+        return await client.worker(await resolve_worker(client, worker))
+
+    found = ask(coordinator, tls_dir, read)
     from rollout.cli import show, show_worker
 
     if json:
-        show.print_json(show.worker_detail_json(worker))
+        show.print_json(show.worker_detail_json(found))
     else:
-        show_worker.print_worker(worker)
+        show_worker.print_worker(found)
 
 
 VERBS = {
@@ -78,20 +93,24 @@ VERBS = {
 def _add_verb(verb: str, what_it_does: str, said: str) -> None:
     @app.command(verb, help=f"{what_it_does} --json: the worker, as in `rollout workers --json`.")
     def command_worker(
-        worker_id: WorkerArgument,
+        worker: WorkerArgument,
         coordinator: CoordinatorOption = None,
         tls_dir: TlsDirOption = None,
         json: JsonOption = False,
     ) -> None:
-        reply = ask(coordinator, tls_dir, lambda client: client.worker_command(worker_id, verb))
+        async def order(client: Runs) -> pb.WorkerStatus:
+            worker_id = await resolve_worker(client, worker)
+            await client.worker_command(worker_id, verb)
+            return await client.worker(worker_id)
+
+        found = ask(coordinator, tls_dir, order)
         from rollout.cli import show
 
-        for worker in reply.workers:
-            if worker.incarnation == worker_id:
-                if json:
-                    show.print_json(show.worker_json(worker))
-                else:
-                    typer.echo(f"worker {worker_id} on {worker.inventory.host}: {said}")
+        if json:
+            show.print_json(show.worker_json(found))
+        else:
+            on = f" on {found.inventory.host}" if found.inventory.host else ""
+            typer.echo(f"worker {found.incarnation}{on}: {said}")
 
     del command_worker  # typer keeps it
 

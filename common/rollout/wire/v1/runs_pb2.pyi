@@ -570,3 +570,37 @@ class ItemReply(_message.Message):
     children_final: int
     objects_addr: str
     def __init__(self, epoch: _Optional[int] = ..., item: _Optional[_Union[ItemStatus, _Mapping]] = ..., payload: _Optional[bytes] = ..., payload_ref: _Optional[_Union[_common_pb2.ObjectRef, _Mapping]] = ..., result: _Optional[bytes] = ..., result_ref: _Optional[_Union[_common_pb2.ObjectRef, _Mapping]] = ..., has_result: bool = ..., attempts: _Optional[_Iterable[_Union[AttemptStatus, _Mapping]]] = ..., children: _Optional[int] = ..., children_final: _Optional[int] = ..., objects_addr: _Optional[str] = ...) -> None: ...
+
+class FindRequest(_message.Message):
+    __slots__ = ("epoch", "text", "complete", "limit")
+    EPOCH_FIELD_NUMBER: _ClassVar[int]
+    TEXT_FIELD_NUMBER: _ClassVar[int]
+    COMPLETE_FIELD_NUMBER: _ClassVar[int]
+    LIMIT_FIELD_NUMBER: _ClassVar[int]
+    epoch: int
+    text: str
+    complete: bool
+    limit: int
+    def __init__(self, epoch: _Optional[int] = ..., text: _Optional[str] = ..., complete: bool = ..., limit: _Optional[int] = ...) -> None: ...
+
+class FoundRun(_message.Message):
+    __slots__ = ("run_id", "workload", "name", "state", "created_ms")
+    RUN_ID_FIELD_NUMBER: _ClassVar[int]
+    WORKLOAD_FIELD_NUMBER: _ClassVar[int]
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    STATE_FIELD_NUMBER: _ClassVar[int]
+    CREATED_MS_FIELD_NUMBER: _ClassVar[int]
+    run_id: str
+    workload: str
+    name: str
+    state: str
+    created_ms: int
+    def __init__(self, run_id: _Optional[str] = ..., workload: _Optional[str] = ..., name: _Optional[str] = ..., state: _Optional[str] = ..., created_ms: _Optional[int] = ...) -> None: ...
+
+class FindReply(_message.Message):
+    __slots__ = ("epoch", "runs")
+    EPOCH_FIELD_NUMBER: _ClassVar[int]
+    RUNS_FIELD_NUMBER: _ClassVar[int]
+    epoch: int
+    runs: _containers.RepeatedCompositeFieldContainer[FoundRun]
+    def __init__(self, epoch: _Optional[int] = ..., runs: _Optional[_Iterable[_Union[FoundRun, _Mapping]]] = ...) -> None: ...

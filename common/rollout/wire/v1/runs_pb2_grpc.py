@@ -84,6 +84,11 @@ class RunsStub(object):
                 request_serializer=rollout_dot_wire_dot_v1_dot_runs__pb2.ItemRequest.SerializeToString,
                 response_deserializer=rollout_dot_wire_dot_v1_dot_runs__pb2.ItemReply.FromString,
                 _registered_method=True)
+        self.Find = channel.unary_unary(
+                '/rollout.wire.v1.Runs/Find',
+                request_serializer=rollout_dot_wire_dot_v1_dot_runs__pb2.FindRequest.SerializeToString,
+                response_deserializer=rollout_dot_wire_dot_v1_dot_runs__pb2.FindReply.FromString,
+                _registered_method=True)
 
 
 class RunsServicer(object):
@@ -152,6 +157,13 @@ class RunsServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def Find(self, request, context):
+        """Which runs a person means by a part of an id, or by a name.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_RunsServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -204,6 +216,11 @@ def add_RunsServicer_to_server(servicer, server):
                     servicer.Item,
                     request_deserializer=rollout_dot_wire_dot_v1_dot_runs__pb2.ItemRequest.FromString,
                     response_serializer=rollout_dot_wire_dot_v1_dot_runs__pb2.ItemReply.SerializeToString,
+            ),
+            'Find': grpc.unary_unary_rpc_method_handler(
+                    servicer.Find,
+                    request_deserializer=rollout_dot_wire_dot_v1_dot_runs__pb2.FindRequest.FromString,
+                    response_serializer=rollout_dot_wire_dot_v1_dot_runs__pb2.FindReply.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -476,6 +493,33 @@ class Runs(object):
             '/rollout.wire.v1.Runs/Item',
             rollout_dot_wire_dot_v1_dot_runs__pb2.ItemRequest.SerializeToString,
             rollout_dot_wire_dot_v1_dot_runs__pb2.ItemReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Find(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/rollout.wire.v1.Runs/Find',
+            rollout_dot_wire_dot_v1_dot_runs__pb2.FindRequest.SerializeToString,
+            rollout_dot_wire_dot_v1_dot_runs__pb2.FindReply.FromString,
             options,
             channel_credentials,
             insecure,

@@ -79,7 +79,9 @@ class RunSection(Section):
     lane_key: str = Field(default="", description="Field of a row: `concurrency` then holds for each of its values.")
     gpus: int = Field(default=0, ge=0, le=64, description="Whole accelerators for the process that runs a row.")
     memory: Mebibytes = Field(default=0.0, ge=0, description="Memory for the process that runs a row; 0: no limit.")
-    name: str = Field(default="", max_length=200, description="For people.")
+    name: str = Field(
+        default="", max_length=200, description="By which commands know the run; default: the output directory's."
+    )
     priority: int = Field(default=0, ge=-1000, le=1000, description="Larger gets a larger share of the workers.")
 
     @model_validator(mode="after")

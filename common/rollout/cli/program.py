@@ -1,0 +1,70 @@
+"""What the three programs have in common: `-h` and `--version` with every command, and help that says what is written.
+
+Help texts are plain: rich's markup would take `[transport]` for a style and leave it out.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NoReturn
+
+import typer
+import typer.main
+
+from rollout.cli.boundary import run_app
+from rollout.cli.version import version_line
+
+
+def new_app(*, help: str = "", completion: bool = False, **options: Any) -> typer.Typer:
+    """The program's, or a group of commands."""
+    return typer.Typer(
+        help=help,
+        no_args_is_help=True,
+        add_completion=completion,
+        pretty_exceptions_enable=False,
+        rich_markup_mode=None,
+        context_settings={"help_option_names": ["-h", "--help"]},
+        **options,
+    )
+
+
+def command_of(app: typer.Typer, program: str) -> Any:
+    """What `app` is called as, with all that every command has."""
+    command = typer.main.get_command(app)
+    complete(command, program)
+    return command
+
+
+def complete(command: Any, program: str) -> None:
+    """`--version` and plain help, for `command` and all below it."""
+    command.rich_markup_mode = None
+    if not any("--version" in parameter.opts for parameter in command.params):
+        command.params.append(_version_option(program))
+    for child in getattr(command, "commands", {}).values():
+        complete(child, program)
+
+
+def run_program(app: typer.Typer, program: str) -> NoReturn:
+    """To its end: the entry point of a console script."""
+    command = command_of(app, program)
+    run_app(lambda: command(prog_name=program))
+
+
+def _version_option(program: str) -> Any:
+    """A parameter as typer makes it, whatever its version calls its classes."""
+
+    def show(wanted: bool) -> None:
+        if wanted:
+            typer.echo(version_line(program))
+            raise typer.Exit
+
+    carrier = typer.Typer(add_completion=False)
+
+    option: Any = typer.Option(
+        False, "--version", is_eager=True, expose_value=False, callback=show, help="Print the version and exit."
+    )
+
+    @carrier.command()
+    def carry(version: bool = option) -> None: ...
+
+    del carry  # typer keeps it
+    return next(p for p in typer.main.get_command(carrier).params if "--version" in p.opts)

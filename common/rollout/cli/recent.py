@@ -1,0 +1,38 @@
+"""The runs that were submitted from this account on this machine, for `@last`: a line each, the newest at the end."""
+
+from __future__ import annotations
+
+import os
+from contextlib import suppress
+from pathlib import Path
+
+from rollout.model.ids import is_ulid
+
+KEPT = 20
+
+
+def recent_runs() -> list[str]:
+    """Ids, the newest first; empty when none is known."""
+    try:
+        lines = _path().read_text("ascii").split()
+    except (OSError, ValueError, RuntimeError):  # RuntimeError: this account has no home
+        return []
+    return [line for line in reversed(lines) if is_ulid(line)]
+
+
+def remember_run(run_id: str) -> None:
+    """It is the last one from now on. A machine where that cannot be written down does without."""
+    runs = [*(known for known in reversed(recent_runs()) if known != run_id), run_id][-KEPT:]
+    with suppress(OSError, RuntimeError):
+        path = _path()
+        scratch = path.with_name(f".{path.name}.{os.getpid()}")
+        path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+        scratch.write_text("".join(f"{run}\n" for run in runs), "ascii")
+        scratch.replace(path)
+
+
+def _path() -> Path:
+    # A relative path is invalid by the XDG specification.
+    state = os.environ.get("XDG_STATE_HOME", "")
+    home = Path(state) if state.startswith("/") else Path.home() / ".local" / "state"
+    return home / "rollout" / "runs"

@@ -1,0 +1,117 @@
+"""How a person names a run or a worker: a whole id, a part of one that is unique, a name, or `@last`.
+
+Ids made one after the other begin alike and differ at the end, so the end is what people are shown (`short`). What a
+person types may be the beginning of the whole id or of what is shown.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING
+
+from rollout.cli.recent import recent_runs
+from rollout.model.errors import ConfigError, NotFoundError
+from rollout.model.ids import is_ulid, short
+
+if TYPE_CHECKING:
+    from rollout.client import Runs
+    from rollout.wire.v1 import runs_pb2 as pb
+
+LAST = "@last"
+_SHOWN = 10
+
+__all__ = ["LAST", "means", "resolve_run", "resolve_worker", "short"]
+
+
+def means(identifier: str, text: str) -> bool:
+    """Whether an id, or what is shown of it, begins with `text`."""
+    part = text.upper()
+    return identifier.startswith(part) or short(identifier).startswith(part)
+
+
+async def resolve_run(client: Runs, text: str) -> str:
+    """The id of the run that `text` stands for: an id or a unique part of one, a run's name (the newest that has it),
+    or `@last`. NotFoundError; ConfigError with the candidates when it may be several."""
+    if is_ulid(text.upper()):
+        return text.upper()
+    if text == LAST:
+        return await _last(client)
+    if text.startswith("@") or not text:
+        raise NotFoundError(
+            f"{text!r} stands for no run: give an id or the beginning of one, a name, or {LAST}; `rollout run list` "
+            "shows them"
+        )
+    found = await client.find(text)
+    named = [run for run in found if run.name == text]
+    by_id = [run for run in found if means(run.run_id, text)]
+    if not found:
+        raise NotFoundError(
+            f"there is no run {text!r}: no id begins with it, and no run has this name; `rollout run list` "
+            "shows those that are"
+        )
+    if named and all(run in named for run in by_id):
+        if len(named) > 1:
+            _tell(f"note: {len(named)} runs are named {text!r}; this is about the newest, {named[0].run_id}")
+        return named[0].run_id
+    if len(by_id) == 1 and not named:
+        return by_id[0].run_id
+    raise ConfigError(
+        f"{text!r} may be any of {_count(found, 20)} runs; give more of the id:\n"
+        + _lines(f"{short(run.run_id)}  {run.run_id}  {run.state:<11}  {run.name or run.workload}" for run in found)
+    )
+
+
+async def _last(client: Runs) -> str:
+    """The run that was last submitted from here and is known there, else the newest there is."""
+    for run_id in recent_runs():
+        try:
+            await client.get(run_id)
+        except NotFoundError:
+            continue  # of another cluster, or deleted
+        return run_id
+    newest = await client.list(limit=1)
+    if not newest:
+        raise NotFoundError(f"{LAST}: this cluster has no run")
+    run_id = newest[0].spec.run_id
+    _tell(f"note: no run of this cluster was submitted from here; the newest is {run_id}")
+    return run_id
+
+
+async def resolve_worker(client: Runs, text: str) -> str:
+    """The id of the worker that `text` stands for: an id, a unique part of one, or the host where it alone runs.
+
+    Workers that are there come before those that are gone. NotFoundError; ConfigError with the candidates when it may
+    be several.
+    """
+    if is_ulid(text.upper()):
+        return text.upper()
+    known = (await client.workers(all=True)).workers if text else ()
+    meant = [worker for worker in known if means(worker.incarnation, text) or worker.inventory.host == text]
+    there = [worker for worker in meant if worker.state not in ("gone", "failed")]
+    candidates = there or meant
+    if not candidates:
+        raise NotFoundError(
+            f"there is no worker {text!r}: no id begins with it, and it is no worker's host; `rollout workers "
+            "--all` shows them"
+        )
+    if len(candidates) > 1:
+        raise ConfigError(
+            f"{text!r} may be any of {len(candidates)} workers; give more of the id:\n"
+            + _lines(f"{short(w.incarnation)}  {w.incarnation}  {w.state:<8}  {w.inventory.host}" for w in candidates)
+        )
+    return candidates[0].incarnation
+
+
+def _lines(all_of_them: Iterable[str]) -> str:
+    lines = list(all_of_them)
+    more = [f"  and {len(lines) - _SHOWN} more"] if len(lines) > _SHOWN else []
+    return "\n".join([*(f"  {line}" for line in lines[:_SHOWN]), *more])
+
+
+def _count(found: Sequence[pb.FoundRun], limit: int) -> str:
+    return f"{len(found)}{' or more' if len(found) >= limit else ''}"
+
+
+def _tell(text: str) -> None:
+    sys.stderr.write(text + "\n")

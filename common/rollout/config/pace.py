@@ -1,0 +1,55 @@
+"""When to tell of something that goes on: at once, then at growing intervals."""
+
+from __future__ import annotations
+
+import time
+from collections import OrderedDict
+from collections.abc import Callable
+from dataclasses import dataclass
+
+STILL_FIRST_S, STILL_FACTOR, STILL_MAX_S = 20.0, 3.0, 900.0
+"""What lasts is told of again after so long, then after three times as long, at last every quarter of an hour."""
+FORGET_S = 120.0
+"""Silence after which the same trouble counts as a new one."""
+KNOWN_MAX = 500
+
+
+@dataclass(slots=True)
+class _Trouble:
+    began: float
+    last: float
+    tell_at: float
+    pause: float
+    times: int = 1
+
+
+class Pace:
+    """Says when something that goes on is to be told of. `key` tells one such thing from another."""
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._known: OrderedDict[str, _Trouble] = OrderedDict()
+
+    def tell(self, key: str) -> tuple[float, int] | None:
+        """Seconds it has lasted and times it has come, (0, 1) when it is new; None: not now."""
+        now = self._clock()
+        trouble = self._known.get(key)
+        if trouble is None or now - trouble.last > max(FORGET_S, 2 * trouble.pause):
+            self._known[key] = _Trouble(now, now, now + STILL_FIRST_S, STILL_FIRST_S)
+            self._known.move_to_end(key)
+            while len(self._known) > KNOWN_MAX:
+                self._known.popitem(last=False)
+            return 0.0, 1
+        trouble.last = now
+        trouble.times += 1
+        if now < trouble.tell_at:
+            return None
+        trouble.pause = min(trouble.pause * STILL_FACTOR, STILL_MAX_S)
+        trouble.tell_at = now + trouble.pause
+        return now - trouble.began, trouble.times
+
+    def end(self, prefix: str) -> float | None:
+        """It is over: how many seconds it lasted, all whose keys begin so; None: there was none."""
+        keys = [key for key in self._known if key.startswith(prefix)]
+        now = self._clock()
+        return max((now - self._known.pop(key).began for key in keys), default=None)

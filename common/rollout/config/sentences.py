@@ -1,0 +1,248 @@
+"""What each log event says to a person, in a sentence.
+
+`{field}` is a field of the event; what is in [brackets] is left out where one of its fields is empty. `{n:worker}`
+counts: 1 worker, 3 workers. `{n:s}` is a duration, `{n:bytes}` a size, `{n:,}` a list. Ids are shown short.
+The names and fields of the events themselves are for programs, and stay as they are.
+"""
+
+from __future__ import annotations
+
+import re
+import string
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from rollout.model.ids import short
+
+
+@dataclass(frozen=True, slots=True)
+class Sentence:
+    """`text`: empty where another event says the same; a person does not see it then.
+
+    `about`: the fields that tell one such trouble from another: while it lasts it is said once, then now and then.
+    None: it is no trouble, and each is told. `ends`: the troubles that are over with this.
+    """
+
+    text: str
+    about: tuple[str, ...] | None = None
+    ends: tuple[str, ...] = ()
+
+
+def _said(text: str, *ends: str) -> Sentence:
+    return Sentence(text, ends=ends)
+
+
+def _trouble(text: str, *about: str, ends: tuple[str, ...] = ()) -> Sentence:
+    return Sentence(text, about=about, ends=ends)
+
+
+_STORE = ("storage_unavailable", "ledger_unreachable", "storage_unreachable", "lease_store_unavailable")
+
+SENTENCES: dict[str, Sentence] = {
+    # ---- a coordinator
+    "coordinator_ready": _said(
+        "ready: this coordinator leads (epoch {epoch}) at {addr}[; hosts join at {join_addr}][; health and metrics at "
+        "{http_addr}]",
+        *_STORE,
+    ),
+    "coordinator_standby": _said("standing by at {addr}[; {leader} leads]", *_STORE),
+    "coordinator_fenced": _trouble("this coordinator leads no more: {reason}[; {leader} does]"),
+    "coordinator_failed": _trouble("cannot go on: {error}"),
+    "coordinator_stopping": _said("stopping"),
+    "coordinator_stopped": _said("stopped"),
+    "lease_acquired": _said("took the lease, with epoch {epoch}", "lease_lost", "lease_renewal_failed", *_STORE),
+    "lease_standby": _said("waiting for the lease[: {reason}][; {leader} leads]"),
+    "lease_lost": _trouble("lost the lease: {reason}; {action}"),
+    "lease_renewal_failed": _trouble("the lease could not be renewed: {error}"),
+    "lease_not_released": _trouble("the lease could not be given back: {error}; {hint}"),
+    "lease_store_unavailable": _trouble("the database that holds the lease does not answer: {error}"),
+    "epoch_ahead": _trouble("a peer knows epoch {seen}, this coordinator {epoch}[: {error}][; {hint}]"),
+    "storage_unavailable": _trouble("the database does not answer: {error}; {action}"),
+    "storage_unreachable": _trouble("the database does not answer: {error}; next try in {retry_in_s:s}"),
+    "storage_full": _trouble("the database cannot grow: {error}; {action}"),
+    "storage_damaged": _trouble("the database is damaged: {error}; {action}"),
+    "storage_fault": _trouble("the disk under the database fails: {error}; {action}"),
+    "ledger_unreachable": _trouble("the database does not answer: {error}; next try in {retry_in_s:s}"),
+    "ledger_replayed": _said(
+        "read {runs:run} and {open_attempts:open attempt} from the ledger in {seconds:s}", *_STORE
+    ),
+    "ledger_slow": _trouble("the database is slow, a commit took {commit_s:s}: {action}"),
+    "maintenance_failed": _trouble("cleaning up the database failed: {error}"),
+    "kv_listen_lost": _trouble("the database's notices do not come any more: {hint}"),
+    # ---- its objects
+    "objects_server_died": _trouble("the objects server ended ({code}); it starts again in {restart_in_s:s}"),
+    "objects_server_not_started": _trouble("the objects server does not start: {error}; next try in {retry_in_s:s}"),
+    "objects_server_restarted": _said(
+        "the objects server runs again, at {addr}", "objects_server_died", "objects_server_not_started"
+    ),
+    "objects_collected": _said("removed {objects:object} that nothing needs any more, {bytes:bytes}"),
+    "object_missing": _trouble("results name {objects:object} that the store does not have ({first})", "first"),
+    "object_corrupt": _trouble("object {object_id} is damaged; it was moved to {moved_to}", "object_id"),
+    "object_get_resumed": _said("reading object {object_id} on from {offset:bytes}: {reason}"),
+    "objects_retry": _said("asking for objects again, try {attempt}"),
+    # ---- hosts and certificates
+    "dev_ca_generated": _said("made a certificate authority for this cluster: {path}"),
+    "host_joined": _said("host {name} ({host}) joined as {role}[, from {peer}]"),
+    "host_revoked": _said("host {name} ({host}, {role}) is shut out"),
+    "join_refused": _trouble("host {host_name} may not join: its token was refused[, from {peer}]", "host_name"),
+    "revocations_not_read": _trouble("the list of hosts that are shut out cannot be read: {reason}"),
+    "host_certificate_renewed": _said("this host's certificate was renewed", "host_certificate_not_renewed"),
+    "host_certificate_not_renewed": _trouble("this host's certificate cannot be renewed: {reason}"),
+    "certificate_renewed": _said("the certificate was renewed", "certificate_not_renewed"),
+    "certificate_not_renewed": _trouble("the certificate cannot be renewed: {reason}[; it ends at {not_after}]"),
+    "certificate_unavailable": _trouble("no certificate yet: {error}"),
+    # ---- workers, as the coordinator sees them
+    "worker_registered": _said("worker {worker} came[, on host {host}]"),
+    "worker_heartbeat": _said(""),  # worker_ready says that it lives
+    "worker_ready": _said(
+        "worker {worker} is ready",
+        "certificate_unavailable",
+    ),
+    "worker_failed": _said("worker {worker} failed: {reason}[; {items:item} of it go to others]"),
+    "worker_deregistered": _said("worker {worker} left[: {reason}]"),
+    "worker_quarantined": _trouble("worker {worker} gets no more work: {reason}", "worker"),
+    "worker_reconciled": _said(
+        "worker {worker} is back with its work: {kept:attempt} kept, {resend:result} asked for again, "
+        "{dropped:attempt} dropped, {repended:item} lost"
+    ),
+    "work_stolen": _said("worker {thief} takes {count:unstarted item} from worker {victim}"),
+    # ---- runs
+    "run_submitted": _said("run {run_id}[ {name}] was submitted ({workload})"),
+    "run_paused": _said("run {run_id} is paused[; {in_flight:item} still in hand]"),
+    "run_resumed": _said("run {run_id} goes on"),
+    "run_continued": _said("run {run_id} goes on"),
+    "run_completed": _said("run {run_id} is complete: {done} done, {failed} failed of {items}"),
+    "run_failed": _said("run {run_id} failed: {reason}[; {done} done, {failed} failed of {items}]"),
+    "run_killed": _said("run {run_id} was killed[: {reason}][; {done} done, {failed} failed of {items}]"),
+    "run_interrupted": _said("run {run_id} was interrupted: {survivors:attempt} did not stop in time"),
+    "run_deleted": _said("run {run_id} was deleted: {items:item}, {objects_freed:object} freed"),
+    "item_committed": _said("run {run_id}: {cursor:item} committed"),
+    # ---- a worker
+    "worker_starting": _said("worker {worker} starts, with {slots:slot}"),
+    "worker_stopped": _said("stopped ({how})"),
+    "worker_refused": _trouble("the cluster does not let this worker in: {error}"),
+    "worker_config_error": _trouble("{error}"),
+    "worker_failed_to_run": _trouble("cannot go on: {error}"),
+    "worker_draining": _said("draining ({reason}): {held:item} in hand, {budget_s:s} to finish them"),
+    "worker_fenced": _trouble("no answer from the coordinator for {silent_s:s}: nothing new is started"),
+    "worker_unfenced": _said("work is started again", "worker_fenced"),
+    "worker_orphaned": _trouble("the coordinator did not come back: {dropped:item} given up"),
+    # The worker paces these itself.
+    "coordinator_lost": _said(
+        "[still, for {lost_s:s} ({times} times): ]the coordinator at {addr} does not answer: {error}"
+    ),
+    "coordinator_found": _said("the coordinator at {addr} answers again, after {lost_s:s}"),
+    "no_coordinator": _said("no coordinator lets this worker in[ ({addrs:,})]: {error}; {action}"),
+    "coordinator_unavailable": _trouble("{addr} is not the place[, {hint} may be]: {error}"),
+    "coordinator_unreachable": _trouble("{address} does not answer for {seconds:s}: {reason}", "address"),
+    "coordinator_broke_protocol": _trouble("the coordinator sent what it must not: {error}"),
+    "control_ended": _said("the stream of orders ended: {error}"),
+    "control_ignored": _said("an order of a kind that this worker does not know: {kind}"),
+    "log_level_unknown": _said("there is no log level {level}"),
+    "work_write_failed": _said("writing to the coordinator failed: {error}"),
+    "beat_failed": _trouble("a heartbeat failed: {error}"),
+    "beat_refused": _trouble("a heartbeat was refused: {error}"),
+    "beats_ended": _said("the stream of heartbeats ended: {error}"),
+    "http_ready": _said("health and metrics at {addr}"),
+    "preemption_notice": _said("this machine goes away[: {reason}]; {lead_s:s} from now, {budget_s:s} to finish"),
+    "executor_unavailable": _trouble("executor {executor} cannot be used here: {error}", "executor"),
+    "secret_not_set": _said("secret {name} is not set: {error}"),
+    # ---- its processes and engines
+    "child_starting": _said("process {child} starts, for {executor} ({kind})"),
+    "child_crashed": _said(
+        "process {child} crashed ({reason}) with {attempts:attempt}[; another starts in {restart_in_s:s}]"
+    ),
+    "child_broke_protocol": _said("process {child} sent what it must not ({error}) and is ended"),
+    "child_output": _said("process {child}: {text}"),
+    "child_output_dropped": _trouble("process {child} prints too much: {lines:line} were dropped", "child"),
+    "guard_lost": _trouble("the process that cleans up after this worker is gone: {error}"),
+    "memory_limits": _said("memory is limited by {by}"),
+    "memory_group_failed": _trouble("memory cannot be limited with {group}: {error}", "group"),
+    "engine_ready": _said(
+        "the engine is ready: {backend}[ on {device}], {concurrency:row} at once[, for run {run_id}]",
+        "engine_start_failed",
+    ),
+    "engine_start_failed": _trouble("the engine does not start: {error}[; next try in {retry_in_s:s}]", "code"),
+    "engine_step_failed": _trouble("the engine failed at {rows:row}: {error}", "code"),
+    "engine_dead": _said("the engine of {model} is dead: {error}"),
+    # ---- plugins
+    "plugin_loaded": _said("plugin {plugin} is loaded ({mode})", "plugin_load_error"),
+    "plugin_load_error": _trouble("plugin {plugin} cannot be loaded: {error}", "plugin"),
+    "plugin_reloaded": _said("plugin {plugin} was loaded anew", "plugin_reload_failed"),
+    "plugin_reload_failed": _trouble("plugin {plugin} cannot be loaded anew: {error}", "plugin"),
+    "plugin_restarted": _said("plugin {plugin} was started again, after {faults:fault}"),
+    "plugin_call_error": _trouble("plugin {plugin} failed[ in {method}][ ({reason})]: {error}", "plugin", "method"),
+    "plugin_output": _said("plugin {plugin}: {line}"),
+    "plugin_output_dropped": _trouble("plugin {plugin} prints too much: lines over {lines_per_s} a second are dropped"),
+}
+
+VERBATIM = frozenset({"child_output", "plugin_output"})
+"""Events that pass on what others printed: each such line is a trouble of its own when it comes again and again."""
+_ID = re.compile(r"(?<![\w/-])[0-7][0-9A-HJKMNP-TV-Z]{25}(?![\w/-])")
+_OPTIONAL = re.compile(r"\[([^\[\]]*)\]")
+
+
+def sentence_of(event: str, fields: Mapping[str, Any]) -> str | None:
+    """What `event` says to a person; empty: nothing. None: there is no sentence for it."""
+    known = SENTENCES.get(event)
+    if known is None:
+        return None
+    # Each part by itself: what is filled in may have braces and brackets of its own.
+    parts = _OPTIONAL.split(known.text)
+    said = "".join(_filled(part, fields) for n, part in enumerate(parts) if n % 2 == 0 or _has_all(part, fields))
+    return said if event in VERBATIM else shortened(said)
+
+
+def shortened(text: str) -> str:
+    """`text` with short ids."""
+    return _ID.sub(lambda found: short(found[0]), text)
+
+
+class _Words(string.Formatter):
+    def get_value(self, key: int | str, args: Any, kwargs: Any) -> Any:
+        return kwargs.get(str(key), "")
+
+    def format_field(self, value: Any, format_spec: str) -> str:
+        if format_spec == ",":
+            return ", ".join(map(str, value)) if isinstance(value, list | tuple) else str(value)  # pyright: ignore
+        if not format_spec or not isinstance(value, int | float):
+            return str(value)
+        if format_spec == "s":
+            return duration(value)
+        if format_spec == "bytes":
+            return size(value)
+        return f"{value} {format_spec}{'' if value == 1 else 's'}"
+
+
+_words = _Words()
+
+
+def _filled(text: str, fields: Mapping[str, Any]) -> str:
+    return _words.vformat(text, (), fields)
+
+
+def _has_all(text: str, fields: Mapping[str, Any]) -> bool:
+    return all(fields.get(name) not in (None, "", [], ()) for _, name, _, _ in _words.parse(text) if name)
+
+
+def duration(seconds: float) -> str:
+    """`0.4 s`, `25 s`, `3 min`, `2 h 5 min`."""
+    if seconds < 10:
+        return f"{seconds:.1f} s".replace(".0 s", " s")
+    if seconds < 120:
+        return f"{seconds:.0f} s"
+    minutes = round(seconds / 60)
+    if minutes < 120:
+        return f"{minutes} min"
+    hours, rest = divmod(minutes, 60)
+    return f"{hours} h {rest} min" if rest else f"{hours} h"
+
+
+def size(count: float) -> str:
+    """`812 bytes`, `4.2 MiB`."""
+    for unit in ("bytes", "KiB", "MiB", "GiB"):
+        if count < 1024 or unit == "GiB":
+            return f"{count:.0f} {unit}" if unit == "bytes" else f"{count:.1f} {unit}"
+        count /= 1024
+    raise AssertionError

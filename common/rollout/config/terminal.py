@@ -1,0 +1,106 @@
+"""How the log looks to a person: `12:03:44  worker 9ZK4FA7Q failed: it was silent for 6 s`.
+
+Local time, sentences, short ids; what goes on is said once, and then now and then: `still, for 20 s (12 times): ...`.
+"""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Callable
+from datetime import datetime
+from typing import Any
+
+from structlog.types import EventDict
+
+from rollout.config.pace import Pace
+from rollout.config.sentences import SENTENCES, VERBATIM, Sentence, duration, sentence_of, shortened
+
+_STYLES = {"debug": "\x1b[2m", "warning": "\x1b[33m", "error": "\x1b[31m", "critical": "\x1b[1;31m"}
+_CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
+_DIM, _PLAIN = "\x1b[2m", "\x1b[0m"
+
+
+class Terminal:
+    """The last processor of structlog: a line, or nothing (`structlog.DropEvent` is the caller's)."""
+
+    def __init__(
+        self, *, colors: bool, clock: Callable[[], float] = time.monotonic, local: Callable[[], datetime] = datetime.now
+    ) -> None:
+        self._colors = colors
+        self._pace = Pace(clock)
+        self._local = local
+
+    def __call__(self, _logger: Any, method: str, event_dict: EventDict) -> str | None:
+        """None: there is nothing to say now."""
+        fields = dict(event_dict)
+        event = str(fields.pop("event", ""))
+        level = str(fields.pop("level", method))
+        fields.pop("timestamp", None)
+        details = [str(fields.pop(key)) for key in ("exception", "stack") if fields.get(key)]
+        sentence = SENTENCES.get(event)
+        if event in VERBATIM:  # of a progress bar, what it came to
+            fields |= {
+                key: str(fields[key]).rstrip("\r").rpartition("\r")[2] for key in ("text", "line") if key in fields
+            }
+        said = sentence_of(event, fields)
+        if said is None:
+            said = _foreign(event, fields)
+        if not said:
+            return None
+        said = self._paced(event, sentence, said, fields, level)
+        if said is None:
+            return None
+        return "\n".join([self._line(said, level), *details])
+
+    def _paced(
+        self, event: str, sentence: Sentence | None, said: str, fields: dict[str, Any], level: str
+    ) -> str | None:
+        lasted = [self._pace.end(f"{over} ") for over in sentence.ends] if sentence else []
+        if longest := max((seconds for seconds in lasted if seconds is not None), default=None):
+            said = f"{said}, after {duration(longest)}"
+        key = _key(event, sentence, said, fields, level)
+        if key is None:
+            return said
+        told = self._pace.tell(key)
+        if told is None:
+            return None
+        seconds, times = told
+        return said if times == 1 else f"still, for {duration(seconds)} ({times} times): {said}"
+
+    def _line(self, said: str, level: str) -> str:
+        at = f"{self._local():%H:%M:%S}"
+        # What others printed must not steer this terminal.
+        said = _CONTROL.sub(lambda found: found[0].encode("unicode_escape").decode(), said)
+        if not self._colors:
+            return f"{at}  {said}"
+        style = _STYLES.get(level, "")
+        return f"{_DIM}{at}{_PLAIN}  {style}{said}{_PLAIN if style else ''}"
+
+
+def _key(event: str, sentence: Sentence | None, said: str, fields: dict[str, Any], level: str) -> str | None:
+    """None: each is told."""
+    if sentence is not None and sentence.about is not None:
+        about = " ".join(str(fields.get(name, "")) for name in sentence.about)
+        return f"{event} {about or _place(fields)}"
+    if event in VERBATIM or sentence is None or level in ("warning", "error", "critical"):
+        return f"{event} {said}"
+    return None
+
+
+def _place(fields: dict[str, Any]) -> str:
+    """Where the trouble is, where several places may have it."""
+    return " ".join(str(fields[name]) for name in ("child", "plugin", "run_id") if name in fields)
+
+
+def _foreign(event: str, fields: dict[str, Any]) -> str:
+    """A library's line, or an event that nobody wrote a sentence for."""
+    logger = fields.pop("logger", None)
+    child = fields.pop("child", None)
+    fields.pop("pid", None)
+    fields.pop("worker", None)
+    values = "".join(f", {key}={value}" for key, value in fields.items() if value not in (None, ""))
+    who = [f"process {child}"] if child is not None else []
+    who += [str(logger)] if logger else []
+    text = event if logger or " " in event else event.replace("_", " ")
+    return shortened(": ".join([*who, f"{text}{values}"]))

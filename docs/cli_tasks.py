@@ -1,0 +1,183 @@
+"""What docs/cli.md says of the commands by task; `generate.py` adds what the commands say of themselves."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+INTRODUCTION = """\
+# Commands
+
+`rollout` submits work, watches and commands it; `rollout-coordinator` leads a cluster; `rollout-worker` works for it.
+This page is grouped by what you want to do; the [complete reference](#complete-reference) has every option.
+
+Written by `python docs/generate.py`; a test keeps it complete.
+
+**For every command.** `-h` shows its help, `--version` the version. `--json` is for programs: its keys are only ever
+added. Exit codes: 0 success; 1 the work itself failed, or something it needs is not there; 2 configuration or usage;
+130 interrupted. What went wrong is one message on standard error: what happened, why, what to do next.
+
+**Runs and workers** are named by their id, or by any unique beginning of it or of the eight characters that are shown
+of it (`E0AD2RFD`), in capitals or not. A run also by its name (`--name`, by default that of its output directory; the
+newest that has it), and the last one that you submitted from this machine by `@last`. A worker also by its host, where
+it is the only one there.
+
+```
+rollout run show @last
+rollout run pause nightly
+rollout run show E0AD
+```
+
+**Shell completion** of commands, options, runs and workers, for bash, zsh and fish: `rollout --install-completion`, or
+`rollout --show-completion` to put it where you want. Runs and workers are asked of the cluster, for a second at most.
+
+**Standard output that is closed, full or read by nobody** (`>&-`, `>/dev/full`, `| head`) is told in one sentence on
+standard error, and the exit code is 1. A workload finishes its work all the same: only its progress is lost, the
+results are in its files, and it still ends with 1. A daemon goes on, and so does its log when there is room again. What
+your locale has no letters for is shown with escapes (`\\xe9`); a byte of a file name that is no text, as `\\xff`.
+"""
+
+
+@dataclass(frozen=True)
+class Task:
+    title: str
+    text: str
+    commands: tuple[str, ...]
+
+
+TASKS = (
+    Task(
+        "Start work",
+        """
+```
+rollout plan --config batch.toml              # check everything, start nothing
+rollout infer batch --config batch.toml       # on this machine, or on the cluster that was joined
+rollout infer batch --config batch.toml --name nightly --detach
+rollout map words:count --input in.jsonl --output out
+```
+
+The same command goes on where it was, however it ended. `--dry-run` checks and says the same as `plan`, and takes the
+options of the command into account.
+""",
+        ("rollout infer batch", "rollout map", "rollout plan", "rollout model make-tiny"),
+    ),
+    Task(
+        "Watch it",
+        """
+```
+rollout run list --state running
+rollout run show @last
+rollout run watch @last
+rollout workers
+rollout workers show gpu-1
+```
+""",
+        (
+            "rollout run list",
+            "rollout run show",
+            "rollout run watch",
+            "rollout events",
+            "rollout workers",
+            "rollout workers list",
+            "rollout workers show",
+        ),
+    ),
+    Task(
+        "Find out what went wrong",
+        """
+`run show` says what waits for what, and why something cannot start. Rows are counted from 1, as in `errors.jsonl`.
+`ROLLOUT_DEBUG=1` shows tracebacks. [failures.md](failures.md) lists what can go wrong, how it shows and what to do.
+
+```
+rollout run show @last
+rollout run items @last --failed              # or --running, --retried, --pending
+rollout item show @last 43                    # input, output and every attempt of row 43
+```
+""",
+        ("rollout run items", "rollout item show", "rollout logs", "rollout doctor"),
+    ),
+    Task(
+        "Get results",
+        """
+A workload's command writes its files as results come. Given again, it collects what a detached run has done since.
+`run results` writes the files of any run anywhere, without its input; of one that goes on, what is committed so far.
+
+```
+rollout run results nightly --output results
+```
+""",
+        ("rollout run results",),
+    ),
+    Task(
+        "Command a run",
+        """
+```
+rollout run pause nightly
+rollout run resume nightly
+rollout run kill E0AD --reason "wrong model"
+rollout run delete E0AD
+```
+""",
+        (
+            "rollout run pause",
+            "rollout run resume",
+            "rollout run kill",
+            "rollout run continue",
+            "rollout run delete",
+        ),
+    ),
+    Task(
+        "Operate a cluster",
+        """
+```
+rollout-coordinator run --config coordinator.toml
+rollout-coordinator token create --role worker        # on the coordinator's host
+rollout-worker join --coordinator HOST:JOIN_PORT --token TOKEN
+rollout-worker run                                    # reads ./worker.toml, if it is there
+```
+
+On a terminal the daemons log sentences: local time, short ids, each trouble said once and then now and then
+(`still, for 20 s (12 times): ...`). Otherwise a line is a JSON object; `[logging] format` decides.
+""",
+        (
+            "rollout-coordinator run",
+            "rollout-coordinator token create",
+            "rollout-coordinator join",
+            "rollout-coordinator host list",
+            "rollout-coordinator host revoke",
+            "rollout-coordinator authority",
+            "rollout-worker run",
+            "rollout-worker join",
+            "rollout workers drain",
+            "rollout workers reload",
+        ),
+    ),
+    Task(
+        "Clusters and contexts",
+        """
+A command speaks to the coordinator that is named by option, by ROLLOUT_COORDINATOR, by `./rollout.toml`, or by an
+earlier `rollout join`, in that order. `./rollout.toml`:
+
+```toml
+[transport]
+coordinator_addrs = ["coordinator-1:50051", "coordinator-2:50051"]
+tls_dir = "/home/me/tls"
+```
+""",
+        (
+            "rollout join",
+            "rollout context list",
+            "rollout context show",
+            "rollout context use",
+            "rollout context add",
+            "rollout context remove",
+        ),
+    ),
+)
+
+ENVIRONMENT = """\
+## Environment
+
+Every key of a configuration file can be set as `ROLLOUT_<SECTION>__<KEY>` ([configuration.md](configuration.md)); one
+that no program knows is refused, with the nearest that there is. These are no keys:"""
+
+REFERENCE = "Every command and every option, as the programs themselves tell of them."

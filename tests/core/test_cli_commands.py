@@ -1,0 +1,75 @@
+"""Every command of the three programs: its help, its options, its place in the documentation."""
+
+from __future__ import annotations
+
+import importlib
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from rollout.cli.program import command_of
+from rollout.config.environment import OTHERS, SECRET_PREFIX
+
+ROOT = Path(__file__).resolve().parents[2]
+PROGRAMS = {
+    "rollout": "rollout.cli.__main__",
+    "rollout-coordinator": "rollout_coordinator.__main__",
+    "rollout-worker": "rollout_worker.__main__",
+}
+BRACKETS = re.compile(r"\[[a-z_.]+\]")
+
+
+def commands() -> Iterator[tuple[str, Any, Any]]:
+    """(how it is called, the command, its context)"""
+    for program, module in PROGRAMS.items():
+        root = command_of(importlib.import_module(module).app, program)
+        yield from below(program, root, None)
+
+
+def below(name: str, command: Any, parent: Any) -> Iterator[tuple[str, Any, Any]]:
+    context = command.context_class(command, info_name=name.split()[-1], parent=parent, **command.context_settings)
+    yield name, command, context
+    for child in getattr(command, "list_commands", lambda _: [])(context):
+        yield from below(f"{name} {child}", command.get_command(context, child), context)
+
+
+ALL = list(commands())
+
+
+@pytest.mark.parametrize(("name", "command", "context"), ALL, ids=[name for name, _, _ in ALL])
+def test_help_says_what_is_written(name: str, command: Any, context: Any) -> None:
+    text = " ".join(command.get_help(context).split())
+    assert "-h, --help" in text and "--version" in text
+    written = [command.help or "", *(getattr(parameter, "help", "") or "" for parameter in command.params)]
+    for wanted in BRACKETS.findall(" ".join(written)):
+        assert wanted in text, f"{name} -h leaves out {wanted}"
+    for parameter in command.params:
+        assert (getattr(parameter, "help", "") or "").strip(), f"{name} {parameter.name} has no help"
+
+
+@pytest.mark.parametrize(("name", "command", "context"), ALL, ids=[name for name, _, _ in ALL])
+def test_it_is_documented(name: str, command: Any, context: Any) -> None:
+    page = (ROOT / "docs/cli.md").read_text()
+    assert f"## `{name}`" in page, "run python docs/generate.py"
+    section = page.split(f"## `{name}`\n")[1].split("\n## `")[0]
+    for parameter in command.params:
+        if (
+            parameter.name in ("help", "version")
+            or "completion" in parameter.name
+            or getattr(parameter, "hidden", False)
+        ):
+            continue
+        shown = parameter.opts[0] if parameter.opts[0].startswith("-") else (parameter.metavar or parameter.name)
+        assert shown in section, f"{name} {shown} is not in docs/cli.md: run python docs/generate.py"
+
+
+def test_every_variable_that_is_no_key_is_known() -> None:
+    used: set[str] = set()
+    for package in ("common/rollout", "coordinator/rollout_coordinator", "worker/rollout_worker"):
+        for path in (ROOT / package).rglob("*.py"):
+            used |= set(re.findall(r"\"(ROLLOUT_[A-Z]+(?:_[A-Z]+)*)\"", path.read_text()))
+    assert {name for name in used if not name.startswith(SECRET_PREFIX)} - set(OTHERS) == set()
+    page = (ROOT / "docs/cli.md").read_text()
+    assert [name for name in OTHERS if name not in page] == []
