@@ -57,7 +57,7 @@ def test_how_far_a_run_is_in_numbers_that_a_person_reads(capsys: Capture) -> Non
     assert "run R mine: map, running" in out
     assert "1,020 of 2,000 rows: 1,000 done, 20 failed, 16 running, 14 with workers, not begun, 950 pending" in out
     assert "98.0 rows/s, 2 workers, about 0:10 left" in out and "running for 1:01" in out
-    assert "1,052 attempts ended, 32 came to nothing and were repeated, 16 were lost with their worker" in out
+    assert "1,052 attempts ended, 32 came to nothing and were repeated, 16 were lost with the worker" in out
     lines = [" ".join(line.split()) for line in out.splitlines()]
     assert any(line.startswith("43 ") and line.endswith("timeout W h1 tried again too") for line in lines)
     assert any(line.startswith("8 ") and "failed for good" in line for line in lines)

@@ -109,9 +109,10 @@ def _moving(status: pb.RunStatus, unit: str, measure: str) -> str:
 def _attempts(status: pb.RunStatus) -> str:
     line = f"{counted(status.attempts, 'attempt')} ended"
     if status.retried:
-        line += f", {status.retried:,} came to nothing and were repeated"
+        were = "was" if status.retried == 1 else "were"
+        line += f", {status.retried:,} came to nothing and {were} repeated"
     if status.worker_lost:
-        line += f", {status.worker_lost:,} were lost with their worker"
+        line += f", {status.worker_lost:,} {'was' if status.worker_lost == 1 else 'were'} lost with the worker"
     return line
 
 
