@@ -218,8 +218,9 @@ class Cluster:
         if not token or time.monotonic() - made > TOKEN_S:
             token = self.token(role, uses=TOKEN_USES)
             self._tokens[role] = token, time.monotonic()
-        command = [binary(program), "join", "--coordinator", self.join_address, "--token", token]
-        done = subprocess.run([*command, "--tls-dir", str(tls_dir)], capture_output=True, text=True, check=False)
+        command = [binary(program), "join", "--coordinator", self.join_address, "--tls-dir", str(tls_dir)]
+        env = os.environ | {"ROLLOUT_JOIN_TOKEN": token}
+        done = subprocess.run(command, env=env, capture_output=True, text=True, check=False)
         if done.returncode != 0:
             raise RuntimeError(f"{program} join failed:\n{done.stdout}{done.stderr}")
 

@@ -17,10 +17,11 @@ import typer
 from rollout.cli.boundary import INTERRUPTED, OK, exit_code_of
 from rollout.cli.program import new_app, run_program
 from rollout.cli.streams import keep_going
+from rollout.cli.tokens import TokenFileOption, TokenOption, find_token
 from rollout.cli.version import version_line
 from rollout.config.load import load_settings
 from rollout.config.logging import configure
-from rollout.config.parent import watch_parent
+from rollout.config.parent import has_parent, watch_parent
 from rollout.config.settings import CoordinatorSettings
 from rollout.model.errors import ConfigError, InputError, RolloutError
 from rollout.model.ids import short
@@ -28,7 +29,7 @@ from rollout.security.authority import Authority
 from rollout.security.hosts import list_hosts, revoke_host
 from rollout.security.join_client import join as join_cluster
 from rollout.security.roles import Role
-from rollout.security.tokens import create_token
+from rollout.security.tokens import check_bounds, create_token
 from rollout.storage import Storage, open_storage
 from rollout.wire import event_loop
 
@@ -56,9 +57,9 @@ _UNITS = {"": 1.0, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
 
 def duration(text: str) -> float:
     """Seconds of `30s`, `10m`, `24h`, `7d` or a bare number. InputError."""
-    match = re.fullmatch(r"(\d+(?:\.\d+)?)([smhd]?)", text.strip())
-    if match is None or float(match[1]) <= 0:
-        raise InputError(f"{text!r} is no duration; write 30s, 10m, 24h or 7d.")
+    match = re.fullmatch(r"(\d+(?:\.\d+)?)([smhd]?)", text.strip(), re.ASCII)
+    if match is None:
+        raise InputError(f"{text[:80]!r} is no duration; write 30s, 10m, 24h or 7d.")
     return float(match[1]) * _UNITS[match[2]]
 
 
@@ -94,7 +95,7 @@ def run(
 
 async def _serve(settings: CoordinatorSettings) -> int:
     coordinator: Coordinator | None = None
-    starting = asyncio.create_task(started(build(settings)))
+    starting = asyncio.create_task(started(build(settings), patient=not has_parent()))
     signals: list[signal.Signals] = []
 
     def stop() -> None:
@@ -143,13 +144,14 @@ def _on_storage(config: Path, work: Callable[[CoordinatorSettings, Storage], Awa
 def token_create(
     role: Annotated[Role, typer.Option("--role", help="What the host will be.")],
     config: Config = DEFAULT_CONFIG,
-    ttl: Annotated[str, typer.Option("--ttl", help="How long the token lives: 30s, 10m, 24h.")] = "10m",
-    uses: Annotated[int, typer.Option("--uses", min=1, help="Hosts that may join with it.")] = 1,
+    ttl: Annotated[str, typer.Option("--ttl", help="How long the token lives: 1s to 30d, such as 10m or 24h.")] = "10m",
+    uses: Annotated[int, typer.Option("--uses", help="Hosts that may join with it: 1 to 10000.")] = 1,
 ) -> None:
     """Print a join token, and nothing else, on stdout."""
     try:
         ttl_s = duration(ttl)
-    except InputError as error:
+        check_bounds(ttl_s, uses)
+    except RolloutError as error:
         raise _fail(error) from error
 
     async def work(settings: CoordinatorSettings, storage: Storage) -> str:
@@ -234,12 +236,16 @@ def host_revoke(
 @app.command()
 def join(
     coordinator: Annotated[str, typer.Option("--coordinator", help="HOST:JOIN_PORT of a running coordinator.")],
-    token: Annotated[str, typer.Option("--token", help="From `token create --role coordinator`.")],
+    token: TokenOption = "",
+    token_file: TokenFileOption = None,
     tls_dir: Annotated[Path, typer.Option("--tls-dir", help="Where the identity is kept.")] = Path("./data/tls"),
 ) -> None:
-    """Enrol this host as a further coordinator (a standby)."""
+    """Enrol this host as a further coordinator (a standby).
+
+    The token, of role coordinator, comes from --token-file, from ROLLOUT_JOIN_TOKEN, or from --token.
+    """
     try:
-        joined = asyncio.run(join_cluster(coordinator, token, tls_dir, os.uname().nodename))
+        joined = asyncio.run(join_cluster(coordinator, find_token(token, token_file), tls_dir, os.uname().nodename))
     except RolloutError as error:
         raise _fail(error) from error
     typer.echo(f"joined cluster {joined.cluster} as {joined.role}, host {joined.host_id}; identity in {joined.tls_dir}")

@@ -34,6 +34,7 @@ from rollout_coordinator.core.step import (
     Send,
     Snapshot,
     Step,
+    Writes,
 )
 from rollout_coordinator.core.views import RunView, WorkerView
 from rollout_coordinator.event_queue import EventQueue
@@ -108,6 +109,7 @@ class Driver:
         self._deliver = deliver
         self.on_serving: Callable[[], None] = lambda: None
         self.on_reset: Callable[[RolloutError], None] = lambda error: None
+        self.on_store: Callable[[StorageError | None], None] = lambda error: None  # it fails so; None: it answers
         self._tick_interval = tick_interval
         self._metrics = metrics
         self._limits = limits or DriverLimits()
@@ -186,8 +188,9 @@ class Driver:
 
     async def serve_as_leader(self, lease: Tenure) -> None:
         """Replays and serves until `stop`. FencedError: deposed. LeaseLostError: stand by again. StorageFullError."""
+        failed = False
         while not self._stopping:
-            await self._replay(lease)
+            await self._replay(lease, prove=failed)
             reason: RolloutError = NotLeaderError("This coordinator stopped serving; go to the next one.")
             try:
                 await self._serve(lease)
@@ -195,8 +198,10 @@ class Driver:
                 reason = error
                 raise
             except StorageError as error:
-                reason = UnavailableError("The coordinator lost its store for a moment; try again.")
+                reason = UnavailableError(f"The coordinator cannot use its database at present: {error}")
+                failed = True
                 self._metrics.replays.inc()
+                self.on_store(error)
                 log.error("storage_unavailable", error=str(error), action="discard memory, replay from the ledger")
             finally:
                 self._reset(reason)
@@ -206,7 +211,8 @@ class Driver:
         self._stopping = True
         self._queue.wake()
 
-    async def _replay(self, lease: Tenure) -> None:
+    async def _replay(self, lease: Tenure, *, prove: bool) -> None:
+        """`prove`: the store failed before, and what can be read may still not be written."""
         pause = self._limits.replay_backoff_s
         while not self._stopping:
             if not lease.trusted():
@@ -217,14 +223,22 @@ class Driver:
                     raise FencedError(f"The lease is at epoch {row.epoch if row else None}, not {lease.epoch}.")
                 began = self._clock.now()
                 snapshot = await self._ledger.snapshot()
+                batch = row.batch
+                if prove:
+                    await self._ledger.commit(Fence(lease.epoch, batch), Writes())
+                    batch += 1
+                    self.on_store(None)
             except (StorageFullError, StorageDamagedError):
                 raise
             except StorageError as error:
-                log.warning("ledger_unreachable", error=str(error), retry_in_s=pause)
+                # Once for each outage: what comes after it differs in nothing but the time.
+                tell = log.debug if pause > self._limits.replay_backoff_s else log.warning
+                tell("ledger_unreachable", error=str(error), retry_in_s=pause)
+                self.on_store(error)
                 await asyncio.sleep(pause)
                 pause = min(pause * 2, self._limits.replay_backoff_max_s)
                 continue
-            self._batch = row.batch
+            self._batch = batch
             now = self._clock.now()
             self._core = self._make_core(snapshot, now)
             self._queue.open()

@@ -16,7 +16,7 @@ SERVING = b"\x08\x01"  # grpc.health.v1.HealthCheckResponse{status: SERVING}
 
 
 class Probes:
-    """/healthz: the process answers. /readyz: it leads or stands by. /metrics: Prometheus."""
+    """/healthz: the process answers. /readyz: it leads or stands by, and its database answers. /metrics: Prometheus."""
 
     def __init__(self, parts: Parts) -> None:
         self._parts = parts
@@ -41,7 +41,10 @@ class Probes:
         return 200, TEXT, b"ok\n"
 
     async def _ready(self) -> Response:
-        part = self._parts.leadership.part
+        leadership = self._parts.leadership
+        part, trouble = leadership.part, leadership.trouble
+        if trouble:
+            return 503, TEXT, f"{part}: the database cannot be used at present: {trouble}\n".encode()
         return (200 if part in (Part.LEADER, Part.STANDBY) else 503), TEXT, f"{part}\n".encode()
 
     async def _metrics(self) -> Response:

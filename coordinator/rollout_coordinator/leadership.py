@@ -12,7 +12,7 @@ import grpc
 import structlog
 from google.protobuf.message import DecodeError
 from rollout.model.errors import AuthError, NotLeaderError, ProtocolError, RolloutError, UnavailableError
-from rollout.security.roles import Peer, Role, require
+from rollout.security.roles import Enrolment, Peer, Role, require
 from rollout.wire.errors import abort
 
 from rollout_coordinator.clock import Clock
@@ -22,6 +22,10 @@ log = structlog.get_logger()
 
 
 EOF: Any = cast(Any, grpc.aio).EOF  # what reading a stream past its end gives
+
+
+EXAMINED = "/rollout.wire.v1.Doctor/"
+"""Calls that a coordinator answers also while it does not serve."""
 
 
 class Part(StrEnum):
@@ -38,6 +42,7 @@ class Leadership:
         self.part = Part.STANDBY
         self.epoch = 0
         self.leader_address = ""  # of another coordinator, as last read from the lease
+        self.trouble = ""  # why the database cannot be used at present
         self.suspect: Callable[[int], None] = lambda epoch: None
 
     @property
@@ -48,6 +53,10 @@ class Leadership:
         """Why calls are refused at present; None while serving."""
         if self.part is Part.LEADER:
             return None
+        if self.trouble and self.part is not Part.STOPPED:
+            return UnavailableError(
+                f"The coordinator cannot use its database at present: {self.trouble}", leader=self.leader_address
+            )
         if self.part is Part.REPLAYING:
             return UnavailableError("The coordinator is replaying its ledger; try again in a moment.")
         return NotLeaderError("This coordinator is not the leader.", leader=self.leader_address)
@@ -71,6 +80,7 @@ class Gate:
         self._is_revoked = is_revoked
         self._waits: dict[asyncio.Timeout, None] = {}  # in the order they began, so that a simulation replays
         self._ended: RolloutError = NotLeaderError("This coordinator is not the leader.")
+        self.identified: Callable[[Any], None] = lambda context: None  # this call's connection is no stranger's
 
     @property
     def epoch(self) -> int:
@@ -93,9 +103,10 @@ class Gate:
         """The caller's identity. AuthError for another role, another id or a revoked host."""
         peer = require(context, *roles, id=id)
         self.check_host(peer)
+        self.identified(context)
         return peer
 
-    def check_host(self, peer: Peer) -> None:
+    def check_host(self, peer: Peer | Enrolment) -> None:
         """Streams live long, so this is asked again while they are open. AuthError: revoked, or expired meanwhile."""
         if peer.not_after * 1000 < self._clock.now().wall_ms:
             raise AuthError("The certificate of this stream has expired; renew it and connect again.")
@@ -153,7 +164,7 @@ class StandbyInterceptor(grpc.aio.ServerInterceptor):
 
     async def intercept_service(self, continuation: Any, handler_call_details: grpc.HandlerCallDetails) -> Any:
         refusal = self._leadership.refusal()
-        if refusal is None:
+        if refusal is None or cast(Any, handler_call_details).method.startswith(EXAMINED):
             return await continuation(handler_call_details)
 
         async def refuse(request_iterator: Any, context: Any) -> None:

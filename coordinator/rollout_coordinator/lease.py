@@ -108,6 +108,8 @@ class LeaseKeeper:
         self._leading = False
         self._started = float("-inf")  # of the last attempt that wrote the row
         self._hint = ""
+        self._told = ""
+        self.on_store: Callable[[StorageError | None], None] = lambda error: None  # it fails so; None: it answers
 
     @property
     def epoch(self) -> int:
@@ -173,10 +175,11 @@ class LeaseKeeper:
                     if await self._ledger.swap_lease(row, won):
                         return self._win(won, started)
                     continue
+                self._answers()
             except StorageFullError:
                 raise
             except StorageUnavailableError as error:
-                log.warning("lease_store_unavailable", error=str(error))
+                self._tell("lease_store_unavailable", error)
             await self._sleep(self._poll)
 
     async def _wait_for_file(self, lock: FileLock) -> None:
@@ -207,6 +210,7 @@ class LeaseKeeper:
 
     def _win(self, row: LeaseRow, started: float) -> Fence:
         self._epoch, self._leading = row.epoch, True
+        self._answers()
         self._started = started
         self._hint = ""
         log.info(LEASE_ACQUIRED, epoch=row.epoch, holder=self._holder)
@@ -230,8 +234,9 @@ class LeaseKeeper:
             held = await self._ledger.renew_lease(self._holder, epoch)
         except StorageError as error:
             # Sooner than usual: what is left of the TTL is running out. Past it `trusted` is false.
-            log.warning("lease_renewal_failed", error=str(error), trusted=self.trusted())
+            self._tell("lease_renewal_failed", error)
             return self._clock() + self._poll
+        self._answers()
         if not self._leading:
             return started  # released meanwhile
         if not held:
@@ -248,6 +253,17 @@ class LeaseKeeper:
     def fenced(self) -> None:
         """The ledger refused a transaction of this tenure: act as if a renewal had."""
         self._fall()
+
+    def _tell(self, event: str, error: StorageError) -> None:
+        """Once for each cause, until the store answers."""
+        if str(error) != self._told:
+            self._told = str(error)
+            log.warning(event, error=self._told, trusted=self.trusted())
+        self.on_store(error)
+
+    def _answers(self) -> None:
+        self._told = ""
+        self.on_store(None)
 
     def _fall(self) -> None:
         self._leading = False

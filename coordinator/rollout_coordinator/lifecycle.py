@@ -13,6 +13,7 @@ from typing import Protocol, TypeVar
 
 import grpc
 import structlog
+from rollout.cli.descriptors import open_files_limit
 from rollout.model import events as names
 from rollout.model.errors import (
     ConfigError,
@@ -20,6 +21,7 @@ from rollout.model.errors import (
     RolloutError,
     StorageDamagedError,
     StorageError,
+    StorageFaultError,
     StorageFullError,
     StorageUnavailableError,
 )
@@ -27,6 +29,7 @@ from rollout.security.authority import Authority
 from rollout.security.credentials import Credentials
 from rollout.security.roles import Role
 
+from rollout_coordinator.connections import Door, Doorkeeper, shares
 from rollout_coordinator.driver import LeaseLostError
 from rollout_coordinator.health import Probes
 from rollout_coordinator.leadership import Part
@@ -57,7 +60,9 @@ class Alarm(Protocol):
 class Coordinator:
     """`start`, then `run` until `stop` is called; `run` returns the exit code. `exit_hard` ends a deposed process.
 
-    `lease`, given in place of `start`, `hint_every_s` and `alarm` are seams for simulations.
+    `patient`: wait for a database that fails, as a daemon does; else a fault of its disk ends this coordinator, since
+    whoever started it is there and told. `lease`, given in place of `start`, `hint_every_s` and `alarm` are seams for
+    simulations.
     """
 
     def __init__(
@@ -65,12 +70,15 @@ class Coordinator:
         parts: Parts,
         *,
         exit_hard: Callable[[int], object] = os._exit,
+        patient: bool = True,
         lease: LeaseKeeper | None = None,
         hint_every_s: float = 0.2,
         alarm: Callable[[float, Callable[[], object]], Alarm] = threading.Timer,
     ) -> None:
         self._parts = parts
         self._exit_hard = exit_hard
+        self._patient = patient
+        self._disk_fault: asyncio.Future[StorageFaultError] = asyncio.get_running_loop().create_future()
         self._hint_every_s = hint_every_s
         self._alarm = alarm
         self._stop = asyncio.Event()
@@ -88,6 +96,9 @@ class Coordinator:
         self.ended: asyncio.Task[int] | None = None  # for those who run it as a task
         parts.driver.on_serving = self._on_serving
         parts.driver.on_reset = self._on_reset
+        parts.driver.on_store = self._on_store
+        if lease is not None:
+            lease.on_store = self._on_store
         parts.leadership.suspect = self._suspect
 
     @property
@@ -116,10 +127,23 @@ class Coordinator:
         )
         p.metrics.certificate.set_function(lambda credentials=self._credentials: credentials.not_after)
         await self._patiently(p.revocations.refresh)
-        self._server, self.addr = bind_server(p, self._credentials, authority)
+        connections, joining = shares(open_files_limit(), join=bool(transport.join_addr))
+        self._server, self.addr = bind_server(p, self._credentials, authority, connections)
         leader_addr = p.runs.leader_addr = advertised(p.settings, self.addr)
-        self._join_server, self.join_addr = bind_join_server(p, self._credentials, authority, leader_addr)
+        self._join_server, self.join_addr = bind_join_server(p, self._credentials, authority, leader_addr, joining)
+        doorkeeper = Doorkeeper(
+            [
+                Door("listen_addr", port_of(self.addr), connections),
+                Door("join_addr", port_of(self.join_addr), joining, known_after_s=None),
+            ],
+            clock=lambda: p.clock.now().mono,
+        )
+        p.gate.identified = lambda context: doorkeeper.identified(context.peer())
+        p.doctor.addr, p.doctor.join_addr = leader_addr, self._advertised_join(leader_addr)
+        p.doctor.objects_addr = lambda: p.objects_child.addr
+        p.doctor.certificate_ends = lambda credentials=self._credentials: credentials.not_after
         self._lease = build_lease(p, leader_addr)
+        self._lease.on_store = self._on_store
         await self._patiently(p.objects_child.start)
         await self._server.start()
         if self._join_server is not None:
@@ -128,7 +152,15 @@ class Coordinator:
         self._background = [
             asyncio.create_task(self._credentials.keep_renewed()),
             asyncio.create_task(p.revocations.run()),
+            asyncio.create_task(doorkeeper.run()),
         ]
+
+    def _advertised_join(self, leader_addr: str) -> str:
+        """Where others reach the join port: on the host of `leader_addr`, unless it listens on one of its own."""
+        host, _, port = self.join_addr.rpartition(":")
+        if host in ("0.0.0.0", "[::]", ""):
+            host = leader_addr.rpartition(":")[0]
+        return f"{host}:{port}" if port else ""
 
     async def _check_authority(self, authority: Authority, tls_dir: Path) -> None:
         """Two coordinators of one database must have one CA. ConfigError says how to get there."""
@@ -148,6 +180,8 @@ class Coordinator:
         while True:
             try:
                 return await opening()
+            except StorageFaultError:
+                raise  # a person must do something first
             except StorageUnavailableError as error:
                 log.warning("storage_unreachable", error=str(error), retry_in_s=pause)
                 with contextlib.suppress(TimeoutError):
@@ -169,6 +203,9 @@ class Coordinator:
         except StorageFullError as error:
             log.error("storage_full", error=str(error), action="stopped; nothing acknowledged is lost")
             code = 1
+        except StorageFaultError as error:
+            log.error("storage_fault", error=str(error), action="stopped; nothing acknowledged is lost")
+            code = 1
         except StorageDamagedError as error:
             log.error("storage_damaged", error=str(error), action="stopped; restore the database from a backup")
             code = 1
@@ -187,9 +224,13 @@ class Coordinator:
             while not acquiring.done():
                 stopping = asyncio.create_task(self._stop.wait())
                 await asyncio.wait(
-                    {acquiring, stopping}, timeout=self._hint_every_s, return_when=asyncio.FIRST_COMPLETED
+                    {acquiring, stopping, self._disk_fault},
+                    timeout=self._hint_every_s,
+                    return_when=asyncio.FIRST_COMPLETED,
                 )
                 stopping.cancel()
+                if self._disk_fault.done():
+                    raise self._disk_fault.result()
                 if self._stop.is_set():
                     return False
                 p.leadership.leader_address = self.lease.leader_hint()
@@ -224,8 +265,11 @@ class Coordinator:
         tasks: list[asyncio.Task[object]] = [serving, renewing, cleaning, stopping, trusting]  # type: ignore[list-item]
         try:
             await asyncio.wait(
-                {serving, renewing, stopping, trusting, self._fenced}, return_when=asyncio.FIRST_COMPLETED
+                {serving, renewing, stopping, trusting, self._fenced, self._disk_fault},
+                return_when=asyncio.FIRST_COMPLETED,
             )
+            if self._disk_fault.done():
+                raise self._disk_fault.result()
             if self._fenced.done():
                 raise FencedError(self._fenced.result())
             if renewing.done():
@@ -275,6 +319,21 @@ class Coordinator:
             http_addr=self.probes.addr,
             epoch=p.leadership.epoch,
         )
+
+    def _on_store(self, error: StorageError | None) -> None:
+        """What calls are refused with and /readyz says while the database fails; said once for each cause."""
+        trouble = "" if error is None else str(error)
+        if trouble and trouble != self._parts.leadership.trouble:
+            log.error(
+                "database_failing",
+                error=trouble,
+                action="nothing is acknowledged until it works again; trying on"
+                if self._patient or not isinstance(error, StorageFaultError)
+                else "stopping",
+            )
+        self._parts.leadership.trouble = trouble
+        if isinstance(error, StorageFaultError) and not self._patient and not self._disk_fault.done():
+            self._disk_fault.set_result(error)
 
     def _on_reset(self, error: RolloutError) -> None:
         p = self._parts
@@ -362,9 +421,14 @@ class Coordinator:
         log.info("coordinator_stopped")
 
 
-async def started(parts: Parts, *, exit_hard: Callable[[int], object] = os._exit) -> Coordinator:
+def port_of(addr: str) -> int:
+    """0 for none."""
+    return int(addr.rpartition(":")[2] or 0)
+
+
+async def started(parts: Parts, *, exit_hard: Callable[[int], object] = os._exit, patient: bool = True) -> Coordinator:
     """A coordinator that is up; one that could not start has been closed again."""
-    coordinator = Coordinator(parts, exit_hard=exit_hard)
+    coordinator = Coordinator(parts, exit_hard=exit_hard, patient=patient)
     try:
         await coordinator.start()
     except (RolloutError, ConfigError, OSError):

@@ -22,6 +22,7 @@ from typing import Any, cast
 
 import grpc.aio
 import structlog
+from rollout.cli.descriptors import open_files_limit, raise_open_files
 from rollout.cli.malloc import tune_malloc
 from rollout.config.settings import ObjectsSection, StorageSection, TransportSection
 from rollout.model.errors import ConfigError, RolloutError
@@ -33,6 +34,7 @@ from rollout.wire.channel import SERVER_OPTIONS
 from rollout.wire.strict import StrictInterceptor
 from rollout.wire.v1 import objects_pb2_grpc as rpc
 
+from rollout_coordinator.connections import Door, Doorkeeper, at_most, shares
 from rollout_coordinator.objects_service import ObjectsService
 
 log = structlog.get_logger()
@@ -80,7 +82,7 @@ async def serve(reader: asyncio.StreamReader, write: Callable[[str], object]) ->
     await store.open()
     service = ObjectsService(store, int(start["epoch"]))
     server: grpc.aio.Server | None = None
-    renewing: asyncio.Task[None] | None = None
+    beside: list[asyncio.Task[None]] = []
     try:
         credentials = await Credentials.obtain(
             tls_dir=Path(transport.tls_dir),
@@ -90,8 +92,10 @@ async def serve(reader: asyncio.StreamReader, write: Callable[[str], object]) ->
             lifetime_s=transport.certificate_lifetime_s,
             addresses=transport.coordinator_addrs,
         )
-        renewing = asyncio.create_task(_keep_renewed(credentials))
-        server = grpc.aio.server(options=SERVER_OPTIONS, interceptors=[StrictInterceptor()])
+        beside.append(asyncio.create_task(_keep_renewed(credentials)))
+        connections, _ = shares(open_files_limit(), join=False)
+        options = [*SERVER_OPTIONS, *at_most(connections)]
+        server = grpc.aio.server(options=options, interceptors=[StrictInterceptor()])
         cast(Any, rpc).add_ObjectsServicer_to_server(service, server)
         listen, host = _listen_on(objects, transport)
         try:
@@ -102,12 +106,14 @@ async def serve(reader: asyncio.StreamReader, write: Callable[[str], object]) ->
                 "address of this host? Choose a free host:port, or leave it empty for any free port"
             ) from error
         await server.start()
+        doorkeeper = Doorkeeper([Door("objects.listen_addr", port, connections)], time.monotonic)
+        beside.append(asyncio.create_task(doorkeeper.run()))
         write(json.dumps({"event": "objects_ready", "addr": f"{host}:{port}"}))
         while line := await reader.readline():
             service.epoch = max(service.epoch, int(cast("dict[str, Any]", json.loads(line))["epoch"]))
     finally:
-        if renewing is not None:
-            renewing.cancel()
+        for task in beside:
+            task.cancel()
         if server is not None:
             await server.stop(grace=1.0)
         await service.close()
@@ -150,6 +156,7 @@ def main() -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     tune_malloc()
+    raise_open_files()
     _end_with_stdin()
     structlog.configure(
         processors=[

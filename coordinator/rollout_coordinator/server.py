@@ -10,8 +10,16 @@ from rollout.security.authority import Authority
 from rollout.security.credentials import Credentials
 from rollout.wire.channel import SERVER_OPTIONS
 from rollout.wire.strict import StrictInterceptor
-from rollout.wire.v1 import control_pb2_grpc, heartbeat_pb2_grpc, join_pb2_grpc, runs_pb2_grpc, work_pb2_grpc
+from rollout.wire.v1 import (
+    control_pb2_grpc,
+    doctor_pb2_grpc,
+    heartbeat_pb2_grpc,
+    join_pb2_grpc,
+    runs_pb2_grpc,
+    work_pb2_grpc,
+)
 
+from rollout_coordinator.connections import JOIN_OPTIONS, at_most
 from rollout_coordinator.health import health_handler
 from rollout_coordinator.join import CertificatesService, JoinService
 from rollout_coordinator.leadership import StandbyInterceptor
@@ -30,15 +38,19 @@ def _listen(server: grpc.aio.Server, key: str, addr: str, credentials: grpc.Serv
     return f"{host}:{port}"
 
 
-def bind_server(parts: Parts, credentials: Credentials, authority: Authority) -> tuple[grpc.aio.Server, str]:
+def bind_server(
+    parts: Parts, credentials: Credentials, authority: Authority, connections: int
+) -> tuple[grpc.aio.Server, str]:
     """The mTLS server, bound and not started, and its address. ConfigError when the port is taken."""
     server = grpc.aio.server(
-        options=SERVER_OPTIONS, interceptors=[StandbyInterceptor(parts.leadership), StrictInterceptor()]
+        options=[*SERVER_OPTIONS, *at_most(connections)],
+        interceptors=[StandbyInterceptor(parts.leadership), StrictInterceptor()],
     )
     cast(Any, heartbeat_pb2_grpc).add_HeartbeatServicer_to_server(parts.heartbeat, server)
     cast(Any, control_pb2_grpc).add_ControlServicer_to_server(parts.control, server)
     cast(Any, work_pb2_grpc).add_WorkServicer_to_server(parts.work, server)
     cast(Any, runs_pb2_grpc).add_RunsServicer_to_server(parts.runs, server)
+    cast(Any, doctor_pb2_grpc).add_DoctorServicer_to_server(parts.doctor, server)
     certificates = CertificatesService(
         parts.storage, authority, parts.settings.transport, lambda: parts.leadership.epoch
     )
@@ -49,13 +61,17 @@ def bind_server(parts: Parts, credentials: Credentials, authority: Authority) ->
 
 
 def bind_join_server(
-    parts: Parts, credentials: Credentials, authority: Authority, leader_addr: str
+    parts: Parts, credentials: Credentials, authority: Authority, leader_addr: str, connections: int
 ) -> tuple[grpc.aio.Server | None, str]:
     """The server of `join_addr`, where callers have no certificate yet; None when that is empty."""
     transport = parts.settings.transport
     if not transport.join_addr:
         return None, ""
-    server = grpc.aio.server(options=SERVER_OPTIONS, interceptors=[StrictInterceptor()], maximum_concurrent_rpcs=64)
+    server = grpc.aio.server(
+        options=[*SERVER_OPTIONS, *JOIN_OPTIONS, *at_most(connections)],
+        interceptors=[StrictInterceptor()],
+        maximum_concurrent_rpcs=64,
+    )
     join = JoinService(
         parts.storage,
         authority,

@@ -15,6 +15,7 @@ from rollout.storage import Storage, open_storage
 from rollout_coordinator.clock import Clock, SystemClock
 from rollout_coordinator.core.core import Core
 from rollout_coordinator.core.settings import CoreSettings
+from rollout_coordinator.doctor_service import DoctorService
 from rollout_coordinator.driver import Driver
 from rollout_coordinator.heartbeat_service import ControlService, HeartbeatService
 from rollout_coordinator.http.metrics import Metrics
@@ -70,6 +71,7 @@ class Parts:
     runs: RunsService
     heartbeat: HeartbeatService
     control: ControlService
+    doctor: DoctorService
 
 
 def build(
@@ -141,6 +143,7 @@ def build(
         runs=runs,
         heartbeat=HeartbeatService(gate, driver, router, clock, metrics),
         control=ControlService(gate, router),
+        doctor=DoctorService(gate, leadership, storage, settings, clock),
     )
 
 

@@ -174,7 +174,7 @@ def test_keys_and_certificates_that_cannot_be_used(daemon: Cli) -> None:
 
 def test_a_worker_that_cannot_begin(daemon: Cli, taken: str) -> None:
     done = worker(daemon)
-    assert done.code == 2 and "rollout-worker join --coordinator HOST:JOIN_PORT --token TOKEN" in done.out
+    assert done.code == 2 and "rollout-worker join --coordinator HOST:JOIN_PORT --token-file FILE" in done.out
     assert run(daemon, "rollout-coordinator", "token", "create", "--role", "worker").code == 0  # a CA: no need to join
     (daemon.directory / "file").write_text("")
     for key, value, words in (

@@ -204,6 +204,9 @@ class NeverRead:
     def auth_context(self) -> dict[str, list[bytes]]:
         return {"x509_pem_cert": [self.pem]}
 
+    def peer(self) -> str:
+        return "ipv4:127.0.0.1:1"
+
     async def read(self) -> Any:
         if len(self.frames) == 1:
             await self.writing.wait()

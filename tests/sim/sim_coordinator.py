@@ -181,6 +181,7 @@ class CoordinatorNode(Node):
             leadership=leadership, metrics=metrics, watchers=watchers, router=router, driver=driver, views=views,
             objects_gate=objects_gate, objects_child=cast(Any, Nothing()), gate=gate, revocations=cast(Any, None),
             work=work, runs=runs, heartbeat=heartbeat, control=control,
+            doctor=cast(Any, None),
         )  # fmt: skip
         server = Server(self.loop, StandbyInterceptor(leadership))
         for add, servicer in (

@@ -12,6 +12,7 @@ import typer
 from rollout.cli.boundary import INTERRUPTED, USAGE, exit_code_of
 from rollout.cli.program import new_app, run_program
 from rollout.cli.streams import keep_going
+from rollout.cli.tokens import TokenFileOption, TokenOption, find_token
 from rollout.cli.version import version_line
 from rollout.client.target import as_joined
 from rollout.config.load import load_settings
@@ -126,14 +127,18 @@ async def serve(settings: WorkerSettings, worker_id: str, plugins: list[Path]) -
 @app.command()
 def join(
     coordinator: Annotated[str, typer.Option("--coordinator", help="host:port of [transport] join_addr.")],
-    token: Annotated[str, typer.Option("--token", help="From `rollout-coordinator token create --role worker`.")],
+    token: TokenOption = "",
+    token_file: TokenFileOption = None,
     tls_dir: Annotated[Path, typer.Option("--tls-dir", help="Where this host's identity is kept.")] = Path(
         "./data/tls"
     ),
 ) -> None:
-    """Enrol this host: check the cluster's CA against the token, then get a certificate."""
+    """Enrol this host: check the cluster's CA against the token, then get a certificate.
+
+    The token, of role worker, comes from --token-file, from ROLLOUT_JOIN_TOKEN, or from --token.
+    """
     try:
-        joined = asyncio.run(join_cluster(coordinator, token, tls_dir))
+        joined = asyncio.run(join_cluster(coordinator, find_token(token, token_file), tls_dir))
     except RolloutError as error:
         raise _fail(error) from error
     typer.echo(f"joined cluster {joined.cluster} as {joined.role}, host {joined.host_id}; identity in {tls_dir}")

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, Gauge, generate_latest
 from rollout.model.address import parse_address
 from rollout.model.errors import ConfigError
+from rollout.wire.waiting import AT_ONCE, Waiting, lengthen_queue
 
 from rollout_worker.session import Phase, Session
 
@@ -25,6 +26,7 @@ class WorkerHttp:
         self._session = session
         self._certificate_ends = certificate_ends
         self._server: asyncio.Server | None = None
+        self._waiting = Waiting()
         self._registry = CollectorRegistry()
         self._gauges = {
             name: Gauge(f"rollout_worker_{name}", text, registry=self._registry)
@@ -42,12 +44,15 @@ class WorkerHttp:
     async def start(self) -> str:
         """The address it listens on. ConfigError when it is taken."""
         try:
-            self._server = await asyncio.start_server(self._serve, self._address.host or None, self._address.port)
+            self._server = await asyncio.start_server(
+                self._serve, self._address.host or None, self._address.port, backlog=AT_ONCE
+            )
         except OSError as error:
             raise ConfigError(
                 f"[http] listen_addr {str(self._address)!r} cannot be listened on: {error}. Choose a free host:port, "
                 "or leave it empty to switch metrics off."
             ) from error
+        lengthen_queue(self._server)
         return str(self._address._replace(port=self._server.sockets[0].getsockname()[1]))
 
     async def close(self) -> None:
@@ -57,7 +62,8 @@ class WorkerHttp:
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         try:
-            head = await asyncio.wait_for(reader.readuntil(b"\r\n\r\n"), READ_S)
+            with self._waiting.heard(writer):
+                head = await asyncio.wait_for(reader.readuntil(b"\r\n\r\n"), READ_S)
             method, path = [*head.split(b"\r\n", 1)[0].decode("latin-1").split(" "), "", ""][:2]
             status, kind, body = self._answer(method, path.partition("?")[0])
             writer.write(

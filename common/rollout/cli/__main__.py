@@ -6,7 +6,7 @@ from typing import NoReturn
 
 import typer
 
-from rollout.cli.commands import join, model, plan, run, workers
+from rollout.cli.commands import doctor, join, model, plan, run, workers
 from rollout.cli.program import new_app, run_program
 from rollout.cli.version import version_line
 from rollout.cli.workloads import WorkloadGroup
@@ -36,6 +36,7 @@ app.add_typer(model.app, name="model")
 app.command(name="workers")(workers.workers)
 app.command(name="plan")(plan.plan)
 app.command(name="join")(join.join)
+app.command(name="doctor")(doctor.doctor)
 
 
 def main() -> NoReturn:

@@ -16,6 +16,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, NoReturn
 
+from rollout.cli.descriptors import raise_open_files
 from rollout.cli.malloc import tune_malloc
 from rollout.cli.streams import Output, OutputError, json_line, prepare
 from rollout.config.logging import configure, redact_text
@@ -48,6 +49,7 @@ def run_app(app: Callable[[], Any]) -> NoReturn:
     """Run a command-line program to its end and exit. Every program of the product starts through this."""
     output = prepare()
     tune_malloc()
+    raise_open_files()
     configure(LoggingSection(level="debug" if debugging() else "warning", format="console"), stream=sys.stderr)
     code = _run(lambda: _ran(app))
     sys.exit(_run(lambda: _ended(output, code)))

@@ -31,6 +31,8 @@ _SETTLED_S = 10.0  # a child that lived this long is restarted without growing p
 _PAUSE_MAX_S = 10.0
 _TRIES = 5
 _USAGE = 2
+_HOPELESS = ("storage_full", "storage_fault", "storage_damaged")
+"""Events of a coordinator that would end in the same way again: a person must do something first."""
 # Sections that say where things are: those of the person's environment belong to another cluster.
 _OURS = ("TRANSPORT", "STORAGE", "OBJECTS", "HTTP", "LOGGING")
 
@@ -55,6 +57,7 @@ class Child:
         self._env = env
         self._parent_fd = parent_fd
         self._process: asyncio.subprocess.Process | None = None
+        self._begun_at = 0  # of its log: what it says in this life stands behind
 
     @property
     def pid(self) -> int:
@@ -63,6 +66,7 @@ class Child:
     async def start(self) -> None:
         self.log.parent.mkdir(parents=True, exist_ok=True)
         with self.log.open("ab") as out:
+            self._begun_at = out.tell()
             self._process = await asyncio.create_subprocess_exec(
                 *self._command,
                 stdin=asyncio.subprocess.DEVNULL,
@@ -101,9 +105,15 @@ class Child:
                     return line.strip()[:WORDS_MAX]
                 continue
             if isinstance(entry, dict) and entry.get("level") in ("error", "critical"):  # pyright: ignore[reportUnknownMemberType]
+                if isinstance(entry.get("error"), str):  # pyright: ignore[reportUnknownMemberType]
+                    return str(entry["error"])  # pyright: ignore[reportUnknownArgumentType]
                 text = {k: v for k, v in entry.items() if k not in ("level", "timestamp", "exception")}  # pyright: ignore
                 return json.dumps(text, ensure_ascii=False)[:WORDS_MAX]
         return ""
+
+    def hopeless(self) -> bool:
+        """It said why it ended, and starting it again would not help."""
+        return any(entry.get("event") in _HOPELESS for entry in _events(self.log, self._begun_at))
 
 
 class Embedded:
@@ -232,7 +242,7 @@ class Embedded:
             lived = time.monotonic() - began
             short_lives = 0 if lived > _SETTLED_S else short_lives + 1
             pause = 0.5 if lived > _SETTLED_S else min(pause * 2, _PAUSE_MAX_S)
-            if code == _USAGE or short_lives >= _TRIES:
+            if code == _USAGE or short_lives >= _TRIES or child.hopeless():
                 if not self.failure.done():
                     self.failure.set_exception(self._fatal(child, code))
                 return

@@ -19,6 +19,7 @@ import structlog
 from structlog.types import EventDict, Processor
 
 from rollout.config.environment import SECRET_PREFIX
+from rollout.config.repeats import Repeats
 from rollout.config.settings import LoggingSection
 from rollout.config.terminal import Terminal
 
@@ -106,6 +107,7 @@ def _route_standard_logging(out: TextIO, shared: list[Processor], ending: list[P
             processors=[structlog.stdlib.ProcessorFormatter.remove_processors_meta, *ending],
         )
     )
+    handler.addFilter(Repeats())
     root = logging.getLogger()
     root.handlers[:] = [handler]
     # Libraries tell of their inner life at info; what they warn of is worth a line.

@@ -17,6 +17,11 @@ GRACE_S = 8.0
 """Seconds a daemon has, after its parent is gone, before it is ended hard."""
 
 
+def has_parent() -> bool:
+    """Whether this process was started by one that it ends with."""
+    return os.environ.get(PARENT_FD, "").isdigit()
+
+
 def watch_parent(
     callback: Callable[[], None],
     *,

@@ -6,13 +6,18 @@ fields are validators here, so `rollout plan` and the daemons share them.
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
+DAY_MS = 86_400_000
+YEAR_S = 365 * 86_400
+Amount = Annotated[float, Field(ge=0, le=1e15)]
+"""Of a resource."""
+
 
 class Section(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
 
 class EmbeddedStorage(Section):
@@ -60,20 +65,22 @@ class TransportSection(Section):
         description="SPIFFE trust domain; a worker's default: the cluster it joined.",
     )
     certificate_lifetime_s: float = Field(
-        default=4 * 3600, ge=4, description="Of incarnation certificates; renewed at half."
+        default=4 * 3600, ge=4, le=YEAR_S, description="Of incarnation certificates; renewed at half."
     )
-    host_certificate_lifetime_s: float = Field(default=30 * 86400, ge=60, description="Of a joined host's certificate.")
+    host_certificate_lifetime_s: float = Field(
+        default=30 * 86400, ge=60, le=10 * YEAR_S, description="Of a joined host's certificate."
+    )
     orphan_grace_ms: int = Field(
-        default=60_000, ge=0, description="A fenced worker keeps work this long for a new leader."
+        default=60_000, ge=0, le=DAY_MS, description="A fenced worker keeps work this long for a new leader."
     )
     heartbeat_interval_ms: int = Field(default=500, ge=50, le=60_000, description="Between beats.")
     worker_self_fence_timeout_ms: int = Field(
-        default=4_000, ge=200, description="A worker without answers stops starting work."
+        default=4_000, ge=200, le=DAY_MS, description="A worker without answers stops starting work."
     )
     coordinator_failure_timeout_ms: int = Field(
-        default=5_000, ge=300, description="A worker is failed, and a lease expires."
+        default=5_000, ge=300, le=DAY_MS, description="A worker is failed, and a lease expires."
     )
-    clock_skew_budget_ms: int = Field(default=250, ge=0, description="Slack on top of a deadline.")
+    clock_skew_budget_ms: int = Field(default=250, ge=0, le=DAY_MS, description="Slack on top of a deadline.")
 
     @model_validator(mode="after")
     def _split_brain(self) -> TransportSection:
@@ -104,7 +111,9 @@ class ObjectsSection(Section):
         default="", description="Objects port of the coordinator; default: a free port beside listen_addr."
     )
     cache_dir: str = Field(default="./data/object-cache", description="A worker's local cache.")
-    cache_max_mib: int = Field(default=20_480, ge=64, description="Cache size; least recently used objects go first.")
+    cache_max_mib: int = Field(
+        default=20_480, ge=64, le=1 << 40, description="Cache size; least recently used objects go first."
+    )
 
 
 class HttpSection(Section):
@@ -118,7 +127,7 @@ class WorkerSection(Section):
     )
     roles: list[str] = Field(default_factory=list[str], description="What items may require.")
     labels: dict[str, str] = Field(default_factory=dict[str, str], description="What items may require.")
-    capacity: dict[str, float] = Field(default_factory=dict[str, float], description="Further resources, by name.")
+    capacity: dict[str, Amount] = Field(default_factory=dict[str, Amount], description="Further resources, by name.")
     devices: list[str] = Field(
         default_factory=list[str],
         description="Accelerators to lease to processes, as CUDA_VISIBLE_DEVICES names them; default: all that are "
@@ -127,10 +136,15 @@ class WorkerSection(Section):
     scratch_dir: str = Field(default="./data/scratch", description="Per-attempt directories.")
     max_engines: int = Field(default=1, ge=1, le=64, description="Engine processes at once.")
     start_timeout_s: float = Field(
-        default=3600.0, gt=0, description="An engine, downloads of its model included, must be ready by then."
+        default=3600.0,
+        gt=0,
+        le=7 * 86_400,
+        description="An engine, downloads of its model included, must be ready by then.",
     )
     dev_hot_reload: bool = Field(default=False, description="Allow plugins to be reloaded.")
-    drain_budget_s: float = Field(default=60.0, ge=0, description="On SIGTERM: finish what fits in this time.")
+    drain_budget_s: float = Field(
+        default=60.0, ge=0, le=86_400, description="On SIGTERM: finish what fits in this time."
+    )
 
 
 class SecretsSection(Section):

@@ -124,6 +124,12 @@ class StorageUnavailableError(StorageError):
     retryable = True
 
 
+class StorageFaultError(StorageUnavailableError):
+    """The disk under the database fails: nothing was written, nothing acknowledged is lost."""
+
+    code = "storage_fault"
+
+
 class StorageFullError(StorageError):
     """The disk or database is full: nothing was written, nothing acknowledged is lost."""
 

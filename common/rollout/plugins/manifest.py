@@ -24,7 +24,9 @@ Mode = Literal["python", "sidecar", "cdylib"]
 class Runtime(Section):
     python_min: str = Field(default="3.11", pattern=r"^3\.\d+$", description="Oldest Python the plugin runs on.")
     gpu: bool = Field(default=False, description="The plugin wants a GPU to itself.")
-    memory_mib: int = Field(default=0, ge=0, description="Memory it needs at most, for scheduling; 0: unknown.")
+    memory_mib: int = Field(
+        default=0, ge=0, le=1 << 40, description="Memory it needs at most, for scheduling; 0: unknown."
+    )
     concurrency: int = Field(default=1, ge=1, le=1024, description="Calls it takes at once.")
 
 

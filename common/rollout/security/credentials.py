@@ -38,7 +38,7 @@ class Host:
             program = {Role.COORDINATOR: "rollout-coordinator", Role.WORKER: "rollout-worker"}.get(role, "rollout")
             raise ConfigError(
                 f"{tls_dir} holds neither a CA key nor a host certificate; run `{program} join --coordinator "
-                f"HOST:JOIN_PORT --token TOKEN --tls-dir {tls_dir}`, with a token from `rollout-coordinator token "
+                f"HOST:JOIN_PORT --token-file FILE --tls-dir {tls_dir}`, with a token from `rollout-coordinator token "
                 f"create --role {role}`"
             )
         self.ca_pem = ca_pem

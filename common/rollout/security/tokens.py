@@ -23,6 +23,9 @@ NAMESPACE = "security"
 PREFIX = "token/"
 SECRET_BYTES = 20
 CAS_TRIES = 50
+TTL_MAX_S = 30 * 86400
+USES_MAX = 10_000
+"""Each use is kept in the token's one row."""
 
 _LETTERS = {"c": Role.COORDINATOR, "w": Role.WORKER, "o": Role.OPERATOR}
 
@@ -75,6 +78,28 @@ def _encode(value: dict[str, Any]) -> bytes:
     return json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=False).encode()
 
 
+def check_bounds(ttl_s: float, uses: int) -> None:
+    """ConfigError: lives too short or too long, or lets no host or too many in."""
+    if not 1 <= ttl_s <= TTL_MAX_S:
+        raise ConfigError(
+            f"--ttl: a token lives 1 second to {TTL_MAX_S // 86400} days, not {_span(ttl_s)}: who needs one later "
+            "makes a new one"
+        )
+    if not 1 <= uses <= USES_MAX:
+        raise ConfigError(
+            f"--uses: a token lets 1 to {USES_MAX} hosts in, not {_brief(uses)}: make several for more of them"
+        )
+
+
+def _span(seconds: float) -> str:
+    return f"{seconds:g} seconds" if seconds < 86400 else f"{seconds / 86400:g} days"
+
+
+def _brief(number: int) -> str:
+    text = str(number)
+    return text if len(text) <= 24 else f"a number of {len(text)} digits"
+
+
 async def create_token(
     storage: Transaction,
     role: Role,
@@ -85,8 +110,7 @@ async def create_token(
     clock: Callable[[], float] = time.time,
 ) -> str:
     """A new token's text, shown once and never stored. Tokens long expired are removed on the way."""
-    if ttl_s <= 0 or uses < 1:
-        raise ConfigError(f"a token needs a time to live and at least one use, got ttl {ttl_s} s and {uses} uses")
+    check_bounds(ttl_s, uses)
     now_ms = int(clock() * 1000)
     for key, value in await storage.scan(NAMESPACE, PREFIX):
         if json.loads(value)["expires_ms"] < now_ms - 86_400_000:

@@ -24,10 +24,11 @@ from rollout.model.errors import (
     ConflictError,
     StorageDamagedError,
     StorageError,
+    StorageFaultError,
     StorageFullError,
     StorageUnavailableError,
 )
-from rollout.storage import migrations
+from rollout.storage import disk, migrations
 
 T = TypeVar("T")
 
@@ -45,10 +46,7 @@ def translate(error: sqlite3.Error, where: str) -> StorageError | ConflictError:
     """The typed error of a failure while running; `open` makes ConfigErrors of its own."""
     code = getattr(error, "sqlite_errorcode", 0) & 0xFF
     if code == sqlite3.SQLITE_FULL:
-        return StorageFullError(
-            f"the disk that holds {where} is full: nothing of this transaction was written and nothing acknowledged "
-            "is lost; free some space and start again"
-        )
+        return _full(where)
     if code == sqlite3.SQLITE_CONSTRAINT:
         return ConflictError(f"a row is already in {where}: {error}")
     if code in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED):
@@ -58,8 +56,26 @@ def translate(error: sqlite3.Error, where: str) -> StorageError | ConflictError:
     if code in (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB):
         return StorageError(f"{where} is damaged ({error}): restore it from a backup")
     if code in (sqlite3.SQLITE_IOERR, sqlite3.SQLITE_CANTOPEN, sqlite3.SQLITE_READONLY, sqlite3.SQLITE_PERM):
-        return StorageUnavailableError(f"cannot read or write {where}: {error}")
+        return _disk_fault(error, where)
     return StorageError(f"{where}: {error}")
+
+
+def _full(where: str) -> StorageFullError:
+    return StorageFullError(
+        f"the disk that holds {where} is full: nothing of this transaction was written and nothing acknowledged "
+        "is lost; free some space and start again"
+    )
+
+
+def _disk_fault(error: sqlite3.Error, where: str) -> StorageError:
+    fault = disk.fault_of(Path(where))
+    if fault is not None and fault.errno in disk.FULL:
+        return _full(where)
+    said = f"{getattr(error, 'sqlite_errorname', type(error).__name__)}, {error}"
+    text = f"cannot read or write {where}: {disk.in_words(fault, said)}; nothing acknowledged is lost"
+    if fault is not None and fault.errno in disk.OUT_OF_FILES:
+        return StorageUnavailableError(text)  # passes when others close theirs
+    return StorageFaultError(text)
 
 
 @contextmanager

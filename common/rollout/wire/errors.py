@@ -42,6 +42,7 @@ _KINDS: dict[str, type[RolloutError]] = {
         *(kind for kind, _ in _STATUS),
         StaleEpochError,
         errors.StorageError,
+        errors.StorageFaultError,
         errors.SchemaVersionError,
         errors.StorageDamagedError,
         errors.ObjectCorruptError,

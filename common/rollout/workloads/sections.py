@@ -6,7 +6,7 @@ from typing import Literal
 
 from pydantic import Field, field_validator
 
-from rollout.config.settings import Section
+from rollout.config.settings import DAY_MS, Section
 from rollout.model.item import ItemSpec
 
 
@@ -48,8 +48,10 @@ class RunSection(Section):
     order: Literal["schedule", "arrival"] = Field(
         default="schedule", description="schedule: results in input order; arrival: as they finish."
     )
-    timeout_ms: int = Field(default=0, ge=0, description="Of one attempt; 0: none.")
-    max_in_flight: int = Field(default=0, ge=0, description="Rows at once over all workers; 0: no cap.")
+    timeout_ms: int = Field(default=0, ge=0, le=30 * DAY_MS, description="Of one attempt; 0: none.")
+    max_in_flight: int = Field(
+        default=0, ge=0, le=1_000_000_000, description="Rows at once over all workers; 0: no cap."
+    )
 
     def item_spec(self) -> ItemSpec:
         """Of each item, as far as it is the same for all."""

@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import Awaitable, Callable, Mapping
 
 from rollout.model.errors import ConfigError
+from rollout.wire.waiting import AT_ONCE, Waiting, lengthen_queue
 
 Response = tuple[int, str, bytes]
 Handler = Callable[[], Awaitable[Response]]
@@ -22,17 +23,21 @@ class HttpServer:
         self._listen_addr = listen_addr
         self._routes = routes
         self._server: asyncio.Server | None = None
+        self._waiting = Waiting()
         self.addr = ""
 
     async def start(self) -> None:
         host, _, port = self._listen_addr.rpartition(":")
         try:
-            self._server = await asyncio.start_server(self._serve, host.strip("[]"), int(port), limit=16_384)
+            self._server = await asyncio.start_server(
+                self._serve, host.strip("[]"), int(port), limit=16_384, backlog=AT_ONCE
+            )
         except (OSError, ValueError) as error:
             raise ConfigError(
                 f"[http] listen_addr {self._listen_addr!r} cannot be listened on: {error}. "
                 "Choose a free host:port, or leave it empty to switch metrics off."
             ) from error
+        lengthen_queue(self._server)
         bound = self._server.sockets[0].getsockname()
         self.addr = f"{host}:{bound[1]}"
 
@@ -43,8 +48,9 @@ class HttpServer:
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         try:
-            async with asyncio.timeout(_READ_LIMIT_S):
-                head = await reader.readuntil(b"\r\n\r\n")
+            with self._waiting.heard(writer):
+                async with asyncio.timeout(_READ_LIMIT_S):
+                    head = await reader.readuntil(b"\r\n\r\n")
             status, kind, body = await self._answer(head.split(b"\r\n", 1)[0].decode("latin-1"))
             writer.write(
                 f"HTTP/1.1 {status} {_REASONS[status]}\r\nContent-Type: {kind}\r\nContent-Length: {len(body)}\r\n"

@@ -9,6 +9,7 @@ from typing import Annotated
 
 import typer
 
+from rollout.cli.tokens import TokenFileOption, TokenOption, find_token
 from rollout.client.target import DEFAULT_TLS_DIR
 from rollout.model.errors import ConfigError
 
@@ -17,14 +18,8 @@ def join(
     coordinator: Annotated[
         str, typer.Option("--coordinator", metavar="HOST:JOIN_PORT", help="The join address of a coordinator.")
     ],
-    token: Annotated[
-        str,
-        typer.Option(
-            "--token",
-            envvar="ROLLOUT_JOIN_TOKEN",
-            help="From `rollout-coordinator token create --role operator`.",
-        ),
-    ],
+    token: TokenOption = "",
+    token_file: TokenFileOption = None,
     tls_dir: Annotated[
         Path, typer.Option("--tls-dir", metavar="DIR", help="Where this host's key and certificate are kept.")
     ] = Path(DEFAULT_TLS_DIR),
@@ -32,11 +27,12 @@ def join(
     """Enrol this host as an operator's.
 
     The coordinator's authority is checked against the hash inside the token before the token is sent. Afterwards
-    commands find the cluster through DIR.
+    commands find the cluster through DIR. The token comes from --token-file, from ROLLOUT_JOIN_TOKEN, or from --token.
     """
     from rollout.security import join_client  # brings cryptography and grpc
     from rollout.security.tokens import parse_token
 
+    token = find_token(token, token_file)
     role = parse_token(token).role
     if role != "operator":
         raise ConfigError(

@@ -24,7 +24,7 @@ def _group() -> None:  # pyright: ignore[reportUnusedFunction]
 @app.command("make-tiny")
 def make_tiny(
     directory: Annotated[Path, typer.Argument(metavar="DIR", help="Directory to write; new, or empty.")],
-    seed: Annotated[int, typer.Option("--seed", min=0, help="Of the random weights.")] = 0,
+    seed: Annotated[int, typer.Option("--seed", min=0, max=(1 << 63) - 1, help="Of the random weights.")] = 0,
 ) -> None:
     """Make a tiny random model with a tokenizer and chat template, that every engine loads, offline, in a second.
 

@@ -74,11 +74,13 @@ class RunSection(Section):
         default=1.0, ge=0, le=3600, description="Before the second try; doubled for each one after it."
     )
     concurrency: int = Field(
-        default=0, ge=0, description="Rows at once over all workers; 0: as many as they have slots."
+        default=0, ge=0, le=1_000_000_000, description="Rows at once over all workers; 0: as many as they have slots."
     )
     lane_key: str = Field(default="", description="Field of a row: `concurrency` then holds for each of its values.")
     gpus: int = Field(default=0, ge=0, le=64, description="Whole accelerators for the process that runs a row.")
-    memory: Mebibytes = Field(default=0.0, ge=0, description="Memory for the process that runs a row; 0: no limit.")
+    memory: Mebibytes = Field(
+        default=0.0, ge=0, le=1e12, description="Memory for the process that runs a row; 0: no limit."
+    )
     name: str = Field(
         default="", max_length=200, description="By which commands know the run; default: the output directory's."
     )

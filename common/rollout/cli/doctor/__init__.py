@@ -1,0 +1,1 @@
+"""What `rollout doctor` looks at, a file for each subject."""

@@ -1,0 +1,281 @@
+"""The cluster, as seen from here: who answers, how fast, which version, what time it has there, and how it fares."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import time
+from collections import Counter
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from rollout.cli.doctor.finding import Finding, fault, ok, warning
+from rollout.cli.doctor.machine import space_of
+from rollout.client.target import Target
+from rollout.model.address import parse_address
+from rollout.model.errors import RolloutError
+from rollout.security import files
+
+if TYPE_CHECKING:
+    from grpc import ChannelCredentials
+
+    from rollout.security.credentials import Credentials
+    from rollout.security.roles import Role
+    from rollout.wire.v1 import doctor_pb2 as pb
+
+CALL_S = 5.0
+PATIENCE_S = 3.0
+SKEW_S = 1.0
+SLOW_S = 0.2
+STORAGE_SLOW_MS = 100.0
+_LIFETIME_S = 600.0
+_FAILING = ("failed", "quarantined")
+_WHY_NONE = "check the address, that a coordinator runs there, and the firewall between"
+
+
+@dataclass(slots=True)
+class _Answer:
+    address: str
+    reply: pb.ExamineReply
+    seconds: float
+    ahead_s: float
+    """Its clock minus this one's."""
+
+
+async def cluster(target: Target, version: str) -> list[Finding]:
+    """Every coordinator of `target`. An address that does not answer is a fault."""
+    if not target.addresses:
+        return [ok("cluster", "none is named, and none was joined: nothing to look at")]
+    role = _role(target)
+    if role is None:
+        return [
+            fault(
+                "cluster",
+                f"{', '.join(target.addresses)}: no certificates in {target.tls_dir} to speak to it with",
+                "name the directory with --tls-dir, or join: rollout join --coordinator HOST:JOIN_PORT --token-file F",
+            )
+        ]
+    own = await _own_certificate(target, role)
+    found: list[Finding] = []
+    answers: list[_Answer] = []
+    for outcome in await asyncio.gather(*(_examine(address, own) for address in target.addresses)):
+        if isinstance(outcome, Finding):
+            found.append(outcome)
+        else:
+            answers.append(outcome)
+    for answer in answers:
+        found += _of_coordinator(answer, version, "there" if len(target.addresses) == 1 else f"at {answer.address}")
+    leaders = [answer for answer in answers if answer.reply.part == "leader"]
+    if not leaders and answers:
+        found.append(
+            fault("leader", "none of the coordinators that answered leads", "see above why; their logs say more")
+        )
+    for leader in leaders[:1]:
+        found += await _ports(leader)
+        found += await _workers(leader, target, role, version)
+    return found
+
+
+async def _connect(address: str) -> float:
+    """Seconds that a connection takes. OSError, TimeoutError."""
+    target = parse_address(address, "address", need_port=True)
+    began = time.perf_counter()
+    async with asyncio.timeout(CALL_S):
+        _, writer = await asyncio.open_connection(target.host, target.port)
+    writer.close()
+    return time.perf_counter() - began
+
+
+def _words(error: Exception) -> str:
+    if isinstance(error, TimeoutError):
+        return f"no answer within {CALL_S:g} s"
+    return os.strerror(error.errno) if isinstance(error, OSError) and error.errno else str(error)
+
+
+def _role(target: Target) -> Role | None:
+    """That a call from here is made as: an operator's where this is the cluster's own home, else the host's."""
+    from rollout.security.roles import Role
+
+    if files.read(target.tls_dir / files.CA_KEY) is not None:
+        return Role.OPERATOR
+    role = str(files.joined(target.tls_dir).get("role", ""))
+    return Role(role) if role in set(Role) else None
+
+
+async def _credentials(target: Target, role: Role) -> Credentials:
+    from rollout.client.runs import new_ulid
+    from rollout.security.credentials import Credentials
+
+    return await Credentials.obtain(
+        tls_dir=target.tls_dir,
+        cluster=target.cluster,
+        role=role,
+        incarnation=new_ulid(),
+        lifetime_s=_LIFETIME_S,
+        addresses=target.addresses,
+        patience_s=PATIENCE_S,
+    )
+
+
+async def _own_certificate(target: Target, role: Role) -> ChannelCredentials:
+    """This host's, which asks without buying another first: nobody sells any while the database is away."""
+    import grpc
+
+    ca, key, pem = (files.read(target.tls_dir / name) for name in (files.CA, files.HOST_KEY, files.HOST))
+    if files.read(target.tls_dir / files.CA_KEY) is None and ca and key and pem:
+        return grpc.ssl_channel_credentials(ca, key, pem)
+    return (await _credentials(target, role)).channel_credentials()
+
+
+async def _examine(address: str, credentials: ChannelCredentials) -> _Answer | Finding:
+    import grpc.aio
+
+    from rollout.wire.channel import open_channel
+    from rollout.wire.errors import error_of
+    from rollout.wire.v1 import doctor_pb2, doctor_pb2_grpc
+
+    name = f"coordinator {address}"
+    async with open_channel(address, credentials) as channel:
+        stub: Any = doctor_pb2_grpc.DoctorStub(channel)
+        request = doctor_pb2.ExamineRequest(epoch=0)
+        try:
+            await stub.Examine(request, timeout=CALL_S)  # opens the connection
+            asked, began = time.time(), time.perf_counter()
+            reply: doctor_pb2.ExamineReply = await stub.Examine(request, timeout=CALL_S)
+            seconds = time.perf_counter() - began
+        except grpc.aio.AioRpcError as error:
+            if error.code() is grpc.StatusCode.UNIMPLEMENTED:
+                return warning(name, "it is of an older version, which cannot be examined", "upgrade it")
+            return fault(
+                name,
+                error_of(error).message,
+                _WHY_NONE,
+            )
+    return _Answer(address, reply, seconds, reply.now_ms / 1000 - (asked + seconds / 2))
+
+
+def _of_coordinator(answer: _Answer, version: str, at: str) -> list[Finding]:
+    reply, name = answer.reply, f"coordinator {answer.address}"
+    up = max(0.0, (reply.now_ms - reply.started_ms) / 1000)
+    who = f"{reply.part} on {reply.host}, up for {_span(up)}"
+    found: list[Finding] = []
+    if reply.trouble:
+        found.append(fault(name, f"{who}; its database: {reply.trouble}", "as it says"))
+    elif reply.part in ("leader", "standby"):
+        found.append(ok(name, who))
+    else:
+        found.append(warning(name, who, "it is starting or stopping: look again in a moment"))
+    if reply.version == version:
+        found.append(ok(f"version {at}", f"rollout {reply.version} (Python {reply.python}), as here"))
+    else:
+        found.append(
+            warning(f"version {at}", f"rollout {reply.version}, here {version}", "bring both to the same version")
+        )
+    ahead = answer.ahead_s
+    text = f"{abs(ahead) * 1000:.0f} ms {'ahead of' if ahead >= 0 else 'behind'} this machine's"
+    if abs(ahead) - answer.seconds / 2 > SKEW_S:
+        found.append(warning(f"clock {at}", text, "set the clocks by NTP (chronyd, systemd-timesyncd) on both"))
+    else:
+        found.append(ok(f"clock {at}", text))
+    if answer.seconds > SLOW_S:
+        found.append(
+            warning(f"latency {at}", f"{answer.seconds * 1000:.0f} ms a call", "see the network, and how busy it is")
+        )
+    else:
+        found.append(ok(f"latency {at}", f"{answer.seconds * 1000:.1f} ms a call"))
+    if reply.storage_ms:
+        kind = "PostgreSQL" if reply.storage == "postgres" else "SQLite"
+        text = f"{kind}, {reply.storage_ms:.1f} ms a read"
+        slow = reply.storage_ms > STORAGE_SLOW_MS
+        remedy = "every answer waits for it: look at the disk, or the way to the database"
+        found.append(warning(f"database {at}", text, remedy) if slow else ok(f"database {at}", text))
+    found += [space_of(f"disk {at} ({disk.what})", disk.path, disk.free, disk.total) for disk in reply.disks]
+    found.append(_open_files(reply, at))
+    left = reply.certificate_ends_ms / 1000 - reply.now_ms / 1000
+    if left < 60:
+        found.append(fault(f"certificate {at}", f"ends in {left:.0f} s", "see its log for certificate_not_renewed"))
+    else:
+        found.append(ok(f"certificate {at}", f"ends in {_span(left)}, renewed before"))
+    return found
+
+
+def _open_files(reply: pb.ExamineReply, at: str) -> Finding:
+    text = f"{reply.open_files} of {reply.open_files_limit} in use"
+    if reply.open_files > 0.8 * reply.open_files_limit:
+        return warning(f"open files {at}", text, "raise its hard limit of open files, or see who connects")
+    if reply.open_files_limit < 1024:
+        return warning(f"open files {at}", text, "raise its hard limit of open files: connections count too")
+    return ok(f"open files {at}", text)
+
+
+async def _ports(leader: _Answer) -> list[Finding]:
+    """The two other ports; the main one has answered."""
+    found: list[Finding] = []
+    for name, address, report, why in (
+        ("objects port", leader.reply.objects_addr, fault, "large payloads, models and results travel over it"),
+        ("join port", leader.reply.join_addr, warning, "new hosts enrol there"),
+    ):
+        if not address:
+            if name == "join port":
+                found.append(ok(name, "off ([transport] join_addr is empty): no host can join"))
+            continue
+        try:
+            seconds = await _connect(address)
+        except (OSError, TimeoutError) as error:
+            remedy = f"{why}: open it in the firewall, and see that the address can be reached from here"
+            found.append(report(name, f"{address}: {_words(error)}", remedy))
+        else:
+            found.append(ok(name, f"{address} is open ({seconds * 1000:.1f} ms)"))
+    return found
+
+
+async def _workers(leader: _Answer, target: Target, role: Role, version: str) -> list[Finding]:
+    import grpc.aio
+
+    from rollout.security.roles import Role
+    from rollout.wire.channel import open_channel
+    from rollout.wire.errors import error_of
+    from rollout.wire.v1 import runs_pb2, runs_pb2_grpc
+
+    if role is not Role.OPERATOR:
+        return [ok("workers", f"not asked: this host is a {role}'s, and the list is for operators")]
+    try:
+        credentials = await _credentials(target, role)
+    except RolloutError as error:
+        return [fault("workers", error.message, "as it says")]
+    async with open_channel(leader.address, credentials) as channel:
+        stub: Any = runs_pb2_grpc.RunsStub(channel)
+        try:
+            reply = await stub.Workers(runs_pb2.WorkersRequest(epoch=leader.reply.epoch), timeout=CALL_S)
+        except grpc.aio.AioRpcError as error:
+            return [fault("workers", error_of(error).message, "as it says")]
+    workers: list[runs_pb2.WorkerStatus] = list(reply.workers)
+    found: list[Finding] = []
+    for worker in workers:
+        if worker.state in _FAILING:
+            found.append(
+                warning(
+                    f"worker {worker.incarnation}",
+                    f"{worker.state} on {worker.inventory.host}: {worker.reason or 'no reason is known'}",
+                    "see its log" if worker.state == "failed" else "find out what it sent; revoke its host if need be",
+                )
+            )
+    present = [worker for worker in workers if worker.state not in (*_FAILING, "gone")]
+    states = Counter(worker.state for worker in present)
+    if not present:
+        found.append(warning("workers", "none is connected", "start one: rollout-worker run"))
+    else:
+        found.append(ok("workers", ", ".join(f"{count} {state}" for state, count in states.items())))
+    others = Counter(worker.inventory.version for worker in present if worker.inventory.version != version)
+    for other, count in others.items():
+        found.append(
+            warning("version of workers", f"{count} of them have {other}, here {version}", "bring them to one version")
+        )
+    return found
+
+
+def _span(seconds: float) -> str:
+    for unit, size in (("days", 86400), ("hours", 3600), ("minutes", 60)):
+        if seconds >= 2 * size:
+            return f"{seconds / size:.0f} {unit}"
+    return f"{seconds:.0f} s"
