@@ -65,8 +65,10 @@ options of the command into account.
         """
 ```
 rollout run list --state running
+rollout run show @last
 rollout run watch @last
 rollout workers
+rollout workers show gpu-1
 ```
 """,
         (
@@ -87,6 +89,8 @@ rollout workers
 
 ```
 rollout run show @last
+rollout run items @last --failed              # or --running, --retried, --pending
+rollout item show @last 43                    # input, output and every attempt of row 43
 ```
 """,
         ("rollout run items", "rollout item show", "rollout logs", "rollout doctor"),
@@ -95,6 +99,11 @@ rollout run show @last
         "Get results",
         """
 A workload's command writes its files as results come. Given again, it collects what a detached run has done since.
+`run results` writes the files of any run anywhere, without its input; of one that goes on, what is committed so far.
+
+```
+rollout run results nightly --output results
+```
 """,
         ("rollout run results",),
     ),

@@ -46,6 +46,8 @@ def status_to_wire(view: RunView) -> runs_pb2.RunStatus:
         root_log=view.root_log,
         workers=view.workers,
         pausing=view.pausing,
+        rate=view.rate,
+        units_rate=view.units_rate,
     )
     status.spec.priority = view.priority
     for log, seq, attempt, _ in view.survivors:
@@ -78,6 +80,7 @@ def worker_to_wire(view: WorkerView) -> runs_pb2.WorkerStatus:
         reason=view.reason,
         load=view.load,
         done=view.done,
+        host_id=view.host_id,
     )
 
 
@@ -90,6 +93,8 @@ def worker_row_to_wire(row: WorkerRow, now_ms: int) -> runs_pb2.WorkerStatus:
         registered_ms=row.registered_ms,
         last_seen_s=max(0, now_ms - (row.ended_ms or row.registered_ms)) / 1000,
         reason=row.reason,
+        ended_ms=row.ended_ms,
+        host_id=row.host_id,
     )
 
 
@@ -152,6 +157,8 @@ def _commit_batch(page: CommitPage, start: int, end: int) -> runs_pb2.CommitBatc
         units_in=page.units_in[start:end],
         units_out=page.units_out[start:end],
     )
+    if page.tries[start:end] != page.attempt[start:end]:
+        batch.tries.extend(page.tries[start:end])
     if page.ids:
         lengths, data, refs = pack_blobs(page.payloads[start:end])
         batch.ids = b"".join(page.ids[start:end])

@@ -18,6 +18,7 @@ from rollout_coordinator.clock import Clock
 from rollout_coordinator.core.events import RunCommand, RunDelete, SubmitItems, SubmitOpen, SubmitSeal, WorkerCommand
 from rollout_coordinator.core.step import SubmitReply
 from rollout_coordinator.driver import Driver
+from rollout_coordinator.item_views import ItemViews
 from rollout_coordinator.leadership import Gate, read
 from rollout_coordinator.ledger.port import Ledger
 from rollout_coordinator.objects_gate import ObjectsGate
@@ -83,6 +84,7 @@ class RunsService(runs_pb2_grpc.RunsServicer):
         self._objects = objects
         self._store = store
         self._clock = clock
+        self._items = ItemViews(driver, ledger, views)
         self.leader_addr = ""
         self.objects_addr = ""
 
@@ -243,7 +245,26 @@ class RunsService(runs_pb2_grpc.RunsServicer):
     async def Get(self, request: runs_pb2.RunRequest, context: Any) -> runs_pb2.RunReply:
         async with self._gate.answering(context), self._gate.waiting():
             self._admit(request, context)
-            return await self._reply(request.run_id)
+            reply = await self._reply(request.run_id)
+            if request.failures:
+                await self._items.describe(await self._views.get(request.run_id), request.failures, reply)
+            return reply
+        raise AssertionError
+
+    async def Items(self, request: runs_pb2.ItemsRequest, context: Any) -> runs_pb2.ItemsReply:
+        async with self._gate.answering(context), self._gate.waiting():
+            self._admit(request, context)
+            reply = await self._items.page(request)
+            reply.epoch = self._gate.epoch
+            return reply
+        raise AssertionError
+
+    async def Item(self, request: runs_pb2.ItemRequest, context: Any) -> runs_pb2.ItemReply:
+        async with self._gate.answering(context), self._gate.waiting():
+            self._admit(request, context)
+            reply = await self._items.item(request)
+            reply.epoch, reply.objects_addr = self._gate.epoch, self.objects_addr
+            return reply
         raise AssertionError
 
     async def _reply(self, run_id: str) -> runs_pb2.RunReply:
@@ -308,8 +329,24 @@ class RunsService(runs_pb2_grpc.RunsServicer):
     async def Workers(self, request: runs_pb2.WorkersRequest, context: Any) -> runs_pb2.WorkersReply:
         async with self._gate.answering(context), self._gate.waiting():
             self._admit(request, context)
+            if request.incarnation:
+                return await self._worker(request.incarnation)
             return await self._workers(all=request.all)
         raise AssertionError
+
+    async def _worker(self, incarnation: str) -> runs_pb2.WorkersReply:
+        """One, with what it has in hand."""
+        live = {view.incarnation: view for view in await self._views.workers()}
+        row = await self._items.known_worker(incarnation)
+        if incarnation in live:
+            status = worker_to_wire(live[incarnation])
+            await self._items.worker(incarnation, status)
+            status.ended_ms = row.ended_ms if row is not None else 0
+        elif row is not None:
+            status = worker_row_to_wire(row, self._clock.now().wall_ms)
+        else:
+            raise NotFoundError(f"There is no worker {incarnation!r}; `rollout workers --all` shows those that were.")
+        return runs_pb2.WorkersReply(epoch=self._gate.epoch, leader=self.leader_addr, workers=[status])
 
     async def _workers(self, *, all: bool) -> runs_pb2.WorkersReply:
         live = await self._views.workers()

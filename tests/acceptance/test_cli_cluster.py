@@ -69,7 +69,7 @@ def test_a_batch_is_submitted_commanded_and_collected(cli: Cli, cluster: Cluster
     assert watched.code == 0 and "completed: 160 done" in watched.out
     assert cli.run("run", "pause", run_id, *at).code == 2
 
-    ask(cli, "workers", *at, "--drain", workers["workers"][0]["worker_id"])
+    ask(cli, "workers", "drain", workers["workers"][0]["worker_id"], *at)
     until(lambda: len(ask(cli, "workers", *at)["workers"]) == 1, "the worker to leave")
     assert ask(cli, "run", "delete", run_id, *at)["items"] == 160
     assert cli.run("run", "show", run_id, *at).code == 2

@@ -1,13 +1,23 @@
-"""What `rollout run show` prints of a run."""
+"""What `rollout run show`, `run items`, `item show` and `workers show` print."""
 
 from __future__ import annotations
 
+import json
+import time
+from datetime import UTC, datetime
+
 import pytest
-from rollout.cli import show
+from rollout.cli import show, show_items, show_run, show_worker, words
+from rollout.cli.progress import Snapshot, details, eta
+from rollout.cli.rows import place_of
+from rollout.model.errors import ConfigError
+from rollout.wire.v1 import common_pb2
 from rollout.wire.v1 import runs_pb2 as pb
 
+Capture = pytest.CaptureFixture[str]
 
-def test_what_a_run_waits_for(capsys: pytest.CaptureFixture[str]) -> None:
+
+def test_what_a_run_waits_for(capsys: Capture) -> None:
     waits = [
         pb.Wait(reason="executor", message="no worker hosts the executor rank", items=12, impossible=True),
         pb.Wait(reason="caps", message="the lane slow is full", items=3),
@@ -17,9 +27,140 @@ def test_what_a_run_waits_for(capsys: pytest.CaptureFixture[str]) -> None:
         {"reason": "executor", "message": "no worker hosts the executor rank", "items": 12, "impossible": True},
         {"reason": "caps", "message": "the lane slow is full", "items": 3, "impossible": False},
     ]
-    show.print_run(status)
+    show_run.print_run(status)
     out = capsys.readouterr().out
     assert "12 items: no worker hosts the executor rank (impossible with the workers that are connected)" in out
     assert "3 items: the lane slow is full" in out
-    show.print_run(pb.RunStatus(state="running"))
+    show_run.print_run(pb.RunStatus(state="running"))
     assert "waits" not in capsys.readouterr().out
+
+
+def status(**more: object) -> pb.RunStatus:
+    now = int(time.time() * 1000)
+    fields = {
+        "state": "running", "sealed": True, "submitted": 2000, "done": 1000, "failed": 20, "in_flight": 30,
+        "running": 16, "workers": 2, "attempts": 1052, "retried": 32, "worker_lost": 16, "rate": 98.0,
+        "created_ms": now - 61_000,
+    }  # fmt: skip
+    return pb.RunStatus(spec=pb.RunSpec(run_id="R", workload="map", name="mine"), **(fields | more))
+
+
+def test_how_far_a_run_is_in_numbers_that_a_person_reads(capsys: Capture) -> None:
+    failure = pb.RunFailure(seq=42, attempt=2, code="timeout", message="too\nslow", worker="W", host="h1", at_ms=1)
+    reply = pb.RunReply(
+        status=status(),
+        workers=[pb.RunWorker(incarnation="W", host="h1", in_flight=30, running=16)],
+        failures=[failure, pb.RunFailure(seq=7, code="bad", final=True, at_ms=1)],
+    )
+    show_run.print_description(reply)
+    out = capsys.readouterr().out
+    assert "run R mine: map, running" in out
+    assert "1,020 of 2,000 rows: 1,000 done, 20 failed, 16 running, 14 with workers, not begun, 950 pending" in out
+    assert "98.0 rows/s, 2 workers, about 0:10 left" in out and "running for 1:01" in out
+    assert "1,052 attempts ended, 32 came to nothing and were repeated, 16 were lost with the worker" in out
+    lines = [" ".join(line.split()) for line in out.splitlines()]
+    assert any(line.startswith("43 ") and line.endswith("timeout W h1 tried again too") for line in lines)
+    assert any(line.startswith("8 ") and "failed for good" in line for line in lines)
+    found = show.description_json(reply)
+    assert (found["per_s"], found["eta_s"], found["pending"]) == (98.0, 10.0, 950)
+    assert found["on"] == [{"worker_id": "W", "host": "h1", "in_flight": 30, "running": 16}]
+    assert [(one["row"], one["code"], one["final"]) for one in found["failures"]] == [
+        (43, "timeout", False),
+        (8, "bad", True),
+    ]
+
+
+@pytest.mark.parametrize(
+    "more", [{"workers": 0}, {"state": "paused"}, {"state": "killed"}, {"rate": 0.0}, {"sealed": False}]
+)
+def test_no_end_is_told_where_nobody_works_or_more_may_come(capsys: Capture, more: dict[str, object]) -> None:
+    assert show.eta_s(status(**more)) is None
+    show_run.print_run(status(**more))
+    assert "left" not in capsys.readouterr().out
+
+
+def test_progress_says_in_what_state_a_run_is() -> None:
+    def said(state: str, workers: int = 2) -> str:
+        left = eta(50, 5.0, workers=workers, state=state)
+        return details(Snapshot(100, 100, 50, 0, 50, 3, workers, per_s=5.0, eta_s=left, state=state))
+
+    assert said("running") == "5.0 rows/s, ETA 0:10, 0 failed, 2 workers"
+    assert said("running", 0) == "5.0 rows/s, 0 failed, no workers"
+    assert said("pausing") == "pausing, 3 still running, 5.0 rows/s, 0 failed, 2 workers"
+    assert said("paused", 0) == "paused, 0 failed"
+    assert said("killed") == "killed, 0 failed"
+
+
+def item(**more: object) -> pb.ItemStatus:
+    return pb.ItemStatus(**({"seq": 42, "id": b"\x01", "state": "done", "attempts": 2, "worker": "W"} | more))
+
+
+def test_rows_are_counted_from_one(capsys: Capture) -> None:
+    page = pb.ItemsReply(items=[item(code="bad", message="no\nprompt", state="failed")], hosts={"W": "h1"})
+    show_items.ItemLines().add(page)
+    assert capsys.readouterr().out.splitlines()[1].split() == ["43", "failed", "2", "0", "ms", "W", "h1", "bad:", "no"]
+    assert show_items.item_json(page.items[0], hosts=page.hosts)["row"] == 43
+    assert show_items.item_json(page.items[0], [6, 0])["row"] == "7.1.43"
+    assert place_of("43.2") == [42, 1]
+    for text in ("0", "1.0", "-1", "x", "", "1.", "9" * 19, "\u0663"):
+        with pytest.raises(ConfigError, match="rows are counted from 1"):
+            place_of(text)
+
+
+def test_a_row_in_full(capsys: Capture) -> None:
+    attempts = [
+        pb.AttemptStatus(attempt=1, worker="W", host="h1", ended_ms=5, ending="released", code="worker_failed"),
+        pb.AttemptStatus(
+            attempt=2, worker="W", began_ms=5, ended_ms=1005, ending="timeout", code="timeout", message="a\nb"
+        ),
+        pb.AttemptStatus(attempt=3, worker="V", began_ms=5, ended_ms=2005, ending="done"),
+    ]
+    reply = pb.ItemReply(item=item(), has_result=True, attempts=attempts, children=3, children_final=1)
+    whole = show_items.read_item(status(), [42], reply, b'{"text": "' + b"x" * 3000 + b'"}', b'{"n": 1}')
+    show_items.print_item(whole, full=False)
+    out = capsys.readouterr().out
+    assert "row 43 of run R: done, 2 attempts" in out and "characters more: --full shows them" in out
+    assert "it was given back before it began: worker_failed" in out and "it took too long: timeout: a" in out
+    assert "1 of 3 child items are final: rollout run items R --children-of 43" in out
+    show_items.print_item(whole, full=True)
+    assert "x" * 3000 in capsys.readouterr().out
+    found = show_items.item_in_full(whole)
+    assert found["output"] == {"n": 1} and found["children"] == {"count": 3, "final": 1}
+    assert found["history"][0]["began_at"] is None
+    json.dumps(found)
+
+
+@pytest.mark.parametrize(("payload", "shown"), [(b"plain", "plain"), (b"\xff", {"base64": "/w=="}), (b"3", 3)])
+def test_an_input_that_is_no_json_is_shown_as_it_is(payload: bytes, shown: object) -> None:
+    reply = pb.ItemReply(item=item(state="pending"))
+    whole = show_items.read_item(status(), [42, 1], reply, payload, b"")
+    assert whole.input == shown and whole.output is None
+
+
+def test_a_worker_in_full(capsys: Capture) -> None:
+    worker = pb.WorkerStatus(
+        incarnation="W", state="ready", in_flight=3, running=1, done=1200, registered_ms=1, last_seen_s=0.4,
+        inventory=common_pb2.Inventory(host="h1", capacity={"slots": 2}, executors=["map"], version="1.2"),
+        runs=[pb.WorkerRun(run_id="R", workload="map", in_flight=3, running=1)],
+        held=[pb.HeldAttempt(run_id="R", place=[42], attempt=1, began_ms=5), pb.HeldAttempt(run_id="R", place=[6, 0])],
+    )  # fmt: skip
+    show_worker.print_worker(worker)
+    out = capsys.readouterr().out
+    assert "worker W on h1: ready" in out and "1 running, 3 held, 1,200 rows done" in out and "executors: map" in out
+    assert "rows, 2 of 3" in out and "7.1" in out and "not begun" in out
+    assert [one["row"] for one in show.worker_detail_json(worker)["held"]] == ["43", "7.1"]
+
+
+def test_times_and_numbers_are_short() -> None:
+    assert [words.duration(s) for s in (0, 61, 3723, 200_000)] == ["0:00", "1:01", "1:02:03", "2 d 7 h"]
+    assert [words.took(ms) for ms in (4, 1234, 125_000)] == ["4 ms", "1.2 s", "2:05"]
+    assert [words.rate(r) for r in (0.0123, 7.25, 1230.4)] == ["0.012", "7.2", "1,230"]
+    at = datetime(2026, 3, 4, 14, 3, 7).astimezone()
+    stamp = int(at.timestamp() * 1000)
+    assert words.when(stamp, at) == "14:03:07"
+    assert words.when(stamp, at.replace(day=9)) == "Mar 4 14:03:07"
+    assert words.when(stamp, at.replace(year=2027)) == "Mar 4, 2026, 14:03:07"
+    assert words.when(0) == "" and words.first_line("\n a\nb") == "a" and len(words.first_line("x" * 999)) == 200
+    assert show.timestamp(0) is None and show.timestamp(1) == datetime.fromtimestamp(0.001, UTC).strftime(
+        "%Y-%m-%dT%H:%M:%S.001Z"
+    )

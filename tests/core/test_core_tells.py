@@ -117,7 +117,7 @@ def test_the_totals_that_metrics_show_count_what_happened() -> None:
     assert totals == {
         "items_assigned_total": 4 + 1 + 3,
         "items_accepted_total": 1,
-        "items_retried_total": 1,
+        "items_retried_total": 3,
         "items_worker_lost_total": 2,  # the one that was tried again had not begun
         "items_stale_total": 0,
         "items_stolen_total": 0,

@@ -37,6 +37,8 @@ def check_command(words: list[str]) -> None:
     node: Any = PROGRAMS[Path(words[0]).name]
     rest = words[1:]
     while hasattr(node, "get_command"):  # workloads' commands are found when they are asked for
+        if node.invoke_without_command and (not rest or rest[0].startswith("-")):
+            break
         found = node.get_command(node.make_context(words[0], [], resilient_parsing=True), rest[0]) if rest else None
         assert found is not None, f"no such command: {shlex.join(words)}"
         node, rest = found, rest[1:]

@@ -147,7 +147,7 @@ class Ledger:
         world = self._world
         assert world.spec is not None
         return pb.RunStatus(
-            spec=pb.RunSpec(run_id=world.spec.run_id, config=world.spec.config),
+            spec=pb.RunSpec(run_id=world.spec.run_id, config=world.spec.config, name=world.spec.name),
             state="completed" if world.sealed else "running",
             submitted=len(world.items),
             cursor=len(world.items),

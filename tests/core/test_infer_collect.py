@@ -10,7 +10,7 @@ import pytest
 from blake3 import blake3
 from rollout.model.errors import ProtocolError
 from rollout.model.item import Failure, Outcome
-from rollout.workloads.collector import Collector
+from rollout.workloads.collector import Attempts, Collector
 from rollout.workloads.commit import CommitEntry
 from rollout.workloads.infer.config import InferConfig
 from rollout.workloads.infer.lines import InferWriter
@@ -70,11 +70,16 @@ def test_fields(tmp_path: Path) -> None:
             [
                 entry(0, {"prompt": "hello", "tag": "demo", "usage": "mine"}),
                 entry(1, {"prompt": "hello", "id": "p-1", "sampling": {"temperature": 0}}),
-                entry(2, outcome=Outcome.FAILED, attempt=3, failure=Failure("bad_request", "no")),
+                entry(2, outcome=Outcome.FAILED, attempt=5, tries=3, failure=Failure("bad_request", "no")),
                 entry(3, choices=(ChoiceResult("a", "stop", 1, []), ChoiceResult("\ud800", "length", 2, []))),
             ]
         )
-        summary = collector.finish("completed", started_ms=1_716_330_660_000, ended_ms=1_716_330_670_000)
+        summary = collector.finish(
+            "completed",
+            started_ms=1_716_330_660_000,
+            ended_ms=1_716_330_670_000,
+            attempts=Attempts(total=6, retried=2, worker_lost=1),
+        )
         collector.close()
     first, second, third = lines(tmp_path / "completions.jsonl")
     assert first["id"] == "00" * 32 and first["tag"] == "demo" and first["input"] == {"usage": "mine"}
@@ -89,7 +94,7 @@ def test_fields(tmp_path: Path) -> None:
     assert (error["code"], error["message"], error["attempts"], error["row"]) == ("bad_request", "no", 3, 3)
     assert error["file"] == "a.jsonl" and error["line"] == 3 and error["input"] == {"prompt": "p2"}
     assert summary["rows"] == {"total": 5, "committed": 4, "completed": 3, "failed": 1, "cancelled": 0, "skipped": 0}
-    assert summary["rows_per_s"] == 0.4 and summary["attempts"]["retried"] == 2
+    assert summary["rows_per_s"] == 0.4 and summary["attempts"] == {"total": 6, "retried": 2, "worker_lost": 1}
     assert json.loads((tmp_path / "summary.json").read_text()) == summary
 
 

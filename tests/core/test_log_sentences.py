@@ -188,5 +188,7 @@ def test_a_person_gets_sentences_and_a_program_gets_fields(monkeypatch: pytest.M
         configure(LoggingSection(format=format), stream=out)
         for _ in range(2):
             structlog.get_logger().info("worker_deregistered", worker=ONE, host="H", reason="drained")
+            logging.getLogger("grpc").warning("again")
         structlog.reset_defaults()
         assert out.getvalue().count(has) == 2
+        assert out.getvalue().count("again") == 1, "a library's line is said once, and then counted"

@@ -139,7 +139,7 @@ async def test_an_item_that_kills_its_process_dies_alone(calm: Engine) -> None:
     rest = [e for e in entries if e.seq not in (7, 9, 11)]
     assert done(rest) == [str(n) for n in range(30)]
     assert len(calm.effects("start")) == 30, "no neighbour was started twice"
-    assert status.worker_lost >= 3 and status.retried == 0
+    assert status.worker_lost >= 3 and status.retried >= 3
 
 
 async def test_losses_and_failures_are_counted_apart(calm: Engine) -> None:
@@ -151,7 +151,7 @@ async def test_losses_and_failures_are_counted_apart(calm: Engine) -> None:
     item = calm.item({"crash": 2, "fail_times": 4, "data": "x"}, max_attempts=3, require_labels=SOLO)
     entries, status = await calm.run([item])
     assert [(e.outcome, e.attempt) for e in entries] == [(Outcome.DONE, 5)]
-    assert (status.worker_lost, status.retried) == (2, 2)
+    assert (status.worker_lost, status.retried) == (2, 4)
 
 
 async def test_requirements_decide_where_an_item_runs(calm: Engine) -> None:

@@ -72,3 +72,9 @@ def test_a_row_cancelled_before_its_first_step_is_told(engine: Engine) -> None:
     engine.send(Kind.CANCEL, keys(0))
     (group,) = engine.results(1)
     assert [error.code for error in group.errors] == ["cancelled"]
+
+
+def test_a_row_that_waits_for_its_turn_takes_no_longer_for_that(engine: Engine) -> None:
+    engine.assign(0, 1, 2, 3)
+    durations = [duration for group in engine.results(4) for duration in group.duration_ms]
+    assert min(durations) >= 190 and max(durations) < 390, "each runs for 200 ms, two of them after the others"

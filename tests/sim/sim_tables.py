@@ -247,7 +247,7 @@ class Tables:
         )  # fmt: skip
 
     def commit_log(self, log: int, cursor: int, limit: int, payloads: bool) -> CommitPage:
-        page = CommitPage(cursor, [], [], [], [], {}, [], [], [], [], [], [], [])
+        page = CommitPage(cursor, [], [], [], [], {}, [], [], [], [], [], [], [], [])
         row = self.logs.get(log)
         if row is None:
             return page
@@ -259,6 +259,9 @@ class Tables:
                 page.failures[len(page.seq)] = result.failure
             page.seq.append(seq)
             page.attempt.append(result.attempt)
+            before = self.attempts.get((log, seq), {})
+            begun = sum(one.began_ms > 0 for one in before.values())
+            page.tries.append(begun + (result.attempt > 0 and result.attempt not in before))
             page.outcome.append(result.outcome)
             page.data.append(result.data)
             page.duration_ms.append(result.duration_ms)

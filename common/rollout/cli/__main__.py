@@ -6,7 +6,7 @@ from typing import NoReturn
 
 import typer
 
-from rollout.cli.commands import doctor, join, model, plan, run, workers
+from rollout.cli.commands import doctor, item, join, model, plan, run, run_items, run_results, workers
 from rollout.cli.program import new_app, run_program
 from rollout.cli.version import version_line
 from rollout.cli.workloads import WorkloadGroup
@@ -31,9 +31,12 @@ def version() -> None:
     typer.echo(version_line())
 
 
+run.app.command("items")(run_items.items)
+run.app.command("results")(run_results.results)
 app.add_typer(run.app, name="run")
+app.add_typer(item.app, name="item")
 app.add_typer(model.app, name="model")
-app.command(name="workers")(workers.workers)
+app.add_typer(workers.app, name="workers")
 app.command(name="plan")(plan.plan)
 app.command(name="join")(join.join)
 app.command(name="doctor")(doctor.doctor)

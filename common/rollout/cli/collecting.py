@@ -11,13 +11,13 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from rollout.cli.boundary import FAILED, OK
-from rollout.cli.progress import Display, Rates, Snapshot
+from rollout.cli.progress import Display, Rates, Snapshot, eta
 from rollout.cli.show import waiting
 from rollout.client import Page, Runs
 from rollout.model.errors import HopelessError, IncompleteError, InputChangedError, OutputChangedError, StateError
 from rollout.model.item import NewItem
 from rollout.wire.v1 import runs_pb2 as pb
-from rollout.workloads.collector import Collector
+from rollout.workloads.collector import Attempts, Collector
 from rollout.workloads.json_form import JsonObject
 from rollout.workloads.port import Checked, Workload
 
@@ -32,7 +32,7 @@ IMPOSSIBLE_S = 5.0
 T = TypeVar("T")
 
 
-async def _to_its_end(function: Callable[..., T], *arguments: Any, **named: Any) -> T:
+async def to_its_end(function: Callable[..., T], *arguments: Any, **named: Any) -> T:
     """In a thread; a cancellation waits for it. It writes files, and `close` must not do so beside it: the cursor that
     is saved would not fit what is in them. It comes before what the function raised, which would hide it."""
     work = asyncio.ensure_future(asyncio.to_thread(function, *arguments, **named))
@@ -169,12 +169,12 @@ class WorkloadRun:
         while True:
             try:
                 status = await self._follow()
-                return status, await _to_its_end(
+                return status, await to_its_end(
                     self._collector.finish,
                     status.state,
                     started_ms=status.created_ms,
                     ended_ms=status.ended_ms,
-                    worker_lost=status.worker_lost,
+                    attempts=Attempts(status.attempts, status.retried, status.worker_lost),
                     reason=status.reason,
                 )
             except OutputChangedError as error:
@@ -182,7 +182,7 @@ class WorkloadRun:
                 if rewritten > REWRITES_MAX:
                     raise
                 self._display.note(f"note: {error.message}; it is written anew from the ledger")
-                await _to_its_end(self._collector.restart)
+                await to_its_end(self._collector.restart)
 
     async def _follow(self) -> pb.RunStatus:
         pages = self._runs.watch(self.run_id, self._collector.cursor, payloads=True)
@@ -195,9 +195,9 @@ class WorkloadRun:
 
     async def _take(self, page: Page) -> None:
         if page.entries:
-            await _to_its_end(self._collector.add, page.entries)
+            await to_its_end(self._collector.add, page.entries)
         if page.status is not None:
-            await _to_its_end(self._collector.flush)
+            await to_its_end(self._collector.flush)
             self._display.progress(self._snapshot(page.status))
             self._tell_idle(page.status)
 
@@ -219,7 +219,7 @@ class WorkloadRun:
     def _snapshot(self, status: pb.RunStatus) -> Snapshot:
         final = status.done + status.failed + status.cancelled + status.skipped
         per_s, measure_per_s = self._rates.add(final, status.units_out)
-        left = self.total - final
+        state = "pausing" if status.pausing and status.state == "paused" else status.state
         return Snapshot(
             total=self.total,
             submitted=max(self.submitted, status.submitted),
@@ -230,7 +230,8 @@ class WorkloadRun:
             workers=status.workers,
             per_s=round(per_s, 3),
             measure_per_s=round(measure_per_s, 3),
-            eta_s=round(left / per_s, 1) if per_s > 0 else None,
+            eta_s=eta(self.total - final, per_s, workers=status.workers, state=state),
+            state=state,
             unit=self._workload.unit,
             measure=self._workload.measure,
         )

@@ -13,6 +13,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 
 from rollout.cli.show import print_json
+from rollout.cli.words import counted, duration
 
 _WINDOW_S = 30.0
 _PLAIN_EVERY_S = 5.0
@@ -35,6 +36,8 @@ class Snapshot:
     eta_s: float | None = None
     unit: str = "rows"
     measure: str = ""
+    state: str = "running"
+    """Of the run, or `pausing`."""
 
     def fields(self) -> dict[str, Any]:
         """For programs."""
@@ -50,6 +53,7 @@ class Snapshot:
             f"{self.unit}_per_s": self.per_s,
             **measured,
             "eta_s": self.eta_s,
+            "state": self.state,
         }
 
 
@@ -187,15 +191,21 @@ class TerminalDisplay(Display):
 
 
 def details(snapshot: Snapshot) -> str:
+    failed = f"{snapshot.failed} failed"
+    if snapshot.state not in ("running", "pausing", "completed"):
+        return f"{snapshot.state}, {failed}"  # nothing moves: no rate, no end, and nobody at it
     measured = [f"{snapshot.measure_per_s:.0f} {snapshot.measure}/s"] if snapshot.measure else []
-    parts = [
-        f"{snapshot.per_s:.1f} {snapshot.unit}/s",
-        *measured,
-        f"ETA {_duration(snapshot.eta_s)}",
-        f"{snapshot.failed} failed",
-        f"{snapshot.workers} workers",
-    ]
-    return ", ".join(parts)
+    eta = [] if snapshot.eta_s is None else [f"ETA {duration(snapshot.eta_s)}"]
+    state = [f"pausing, {snapshot.running} still running"] if snapshot.state == "pausing" else []
+    workers = "no workers" if not snapshot.workers else counted(snapshot.workers, "worker")
+    return ", ".join([*state, f"{snapshot.per_s:.1f} {snapshot.unit}/s", *measured, *eta, failed, workers])
+
+
+def eta(left: int, per_s: float, *, workers: int, state: str) -> float | None:
+    """Seconds until nothing is left; None where that cannot be said: nobody works at it, or not for long yet."""
+    if state != "running" or not workers or per_s <= 0:
+        return None
+    return round(left / per_s, 1)
 
 
 def display_for(*, json: bool) -> Display:
@@ -203,11 +213,3 @@ def display_for(*, json: bool) -> Display:
     if json:
         return JsonDisplay()
     return TerminalDisplay() if sys.stdout.isatty() else PlainDisplay(sys.stdout)
-
-
-def _duration(seconds: float | None) -> str:
-    if seconds is None:
-        return "-"
-    minutes, second = divmod(int(seconds), 60)
-    hours, minute = divmod(minutes, 60)
-    return f"{hours}:{minute:02}:{second:02}" if hours else f"{minute}:{second:02}"

@@ -1,18 +1,30 @@
-"""Runs and workers as JSON and as tables.
+"""Runs and workers as JSON, and lists of them as tables.
 
 The JSON of a run: `run_id, workload, name, state, reason, priority, order, sealed, submitted, committed, done, failed,
 cancelled, skipped, in_flight, running, workers, attempts, retried, worker_lost, stale, units_in, units_out, created_at,
 updated_at, ended_at` (RFC 3339, or null), `pausing`, `survivors` (`[{log, seq, attempt}]`), `lanes`, `waits`
-(what pending items wait for: `[{reason, message, items, impossible}]`). Of a worker:
-`worker_id, state, host, version, roles, labels, capacity, executors, plugins, in_flight, running, done, load,
-last_seen_s, registered_at, reason`. Keys are added over time, never renamed or removed.
+(what pending items wait for: `[{reason, message, items, impossible}]`), `pending`, `per_s` and `units_per_s` (over the
+last half minute), `elapsed_s`, `eta_s` (null: it cannot be said).
+
+`attempts` counts those that began and have ended, `retried` those of them that came to nothing and did not end their
+item, `worker_lost` those that were lost with their worker. What was given back or stolen before it began is none.
+
+`run show` adds `on`, who works at it: `[{worker_id, host, in_flight, running}]`, and `failures`, the last ones, the
+newest first: `[{row, attempt, code, message, worker, host, at, final}]` (`final`: the row failed for good).
+
+Of a worker: `worker_id, state, host, version, roles, labels, capacity, executors, plugins, in_flight, running, done,
+load, last_seen_s, registered_at, reason`. `workers show` adds `ended_at, host_id`, `used` (of its capacity), `runs`:
+`[{run_id, name, workload, in_flight, running}]`, and `held`: `[{run_id, row, attempt, began_at}]`.
+
+Keys are added over time, never renamed or removed. Rows count from 1; that of a child is written behind its parent's:
+`43.2`.
 """
 
 from __future__ import annotations
 
-import json
 import sys
-from collections.abc import Iterable
+import time
+from collections.abc import Iterable, Mapping
 from datetime import UTC, datetime
 from typing import Any
 
@@ -20,6 +32,7 @@ from rich.console import Console
 from rich.table import Table
 
 from rollout.cli.streams import json_line
+from rollout.cli.words import when
 from rollout.wire.v1 import runs_pb2 as pb
 
 
@@ -55,9 +68,9 @@ def run_json(status: pb.RunStatus) -> dict[str, Any]:
         "stale": status.stale,
         "units_in": status.units_in,
         "units_out": status.units_out,
-        "created_at": _time(status.created_ms),
-        "updated_at": _time(status.updated_ms),
-        "ended_at": _time(status.ended_ms),
+        "created_at": timestamp(status.created_ms),
+        "updated_at": timestamp(status.updated_ms),
+        "ended_at": timestamp(status.ended_ms),
         "pausing": status.pausing,
         "survivors": [
             {"log": keys.log, "seq": seq, "attempt": attempt}
@@ -79,6 +92,57 @@ def run_json(status: pb.RunStatus) -> dict[str, Any]:
             {"reason": wait.reason, "message": wait.message, "items": wait.items, "impossible": wait.impossible}
             for wait in status.waits
         ],
+        "pending": pending(status),
+        "per_s": round(status.rate, 3),
+        "units_per_s": round(status.units_rate, 3),
+        "elapsed_s": round(elapsed_s(status), 3),
+        "eta_s": eta_s(status),
+    }
+
+
+def final(status: pb.RunStatus) -> int:
+    """Items with a result, of any kind."""
+    return status.done + status.failed + status.cancelled + status.skipped
+
+
+def pending(status: pb.RunStatus) -> int:
+    """Items that nobody has."""
+    return max(0, status.submitted - final(status) - status.in_flight)
+
+
+def elapsed_s(status: pb.RunStatus) -> float:
+    """Since the run was opened, until it ended or now."""
+    until = status.ended_ms / 1000 if status.ended_ms else time.time()
+    return max(0.0, until - status.created_ms / 1000) if status.created_ms else 0.0
+
+
+def eta_s(status: pb.RunStatus) -> float | None:
+    """Seconds until nothing is left; None where it cannot be said: more may come, or nobody works at it."""
+    left = status.submitted - final(status)
+    known = status.sealed and status.state == "running" and status.workers and status.rate > 0
+    return round(left / status.rate, 1) if known else None
+
+
+def description_json(reply: pb.RunReply) -> dict[str, Any]:
+    """Of `run show`."""
+    return run_json(reply.status) | {
+        "on": [
+            {"worker_id": one.incarnation, "host": one.host, "in_flight": one.in_flight, "running": one.running}
+            for one in reply.workers
+        ],
+        "failures": [
+            {
+                "row": one.seq + 1,
+                "attempt": one.attempt,
+                "code": one.code,
+                "message": one.message,
+                "worker": one.worker,
+                "host": one.host,
+                "at": timestamp(one.at_ms),
+                "final": one.final,
+            }
+            for one in reply.failures
+        ],
     }
 
 
@@ -99,36 +163,59 @@ def worker_json(worker: pb.WorkerStatus) -> dict[str, Any]:
         "done": worker.done,
         "load": worker.load,
         "last_seen_s": round(worker.last_seen_s, 3),
-        "registered_at": _time(worker.registered_ms),
+        "registered_at": timestamp(worker.registered_ms),
         "reason": worker.reason,
     }
 
 
+def worker_detail_json(worker: pb.WorkerStatus) -> dict[str, Any]:
+    """Of `workers show`."""
+    return worker_json(worker) | {
+        "ended_at": timestamp(worker.ended_ms),
+        "host_id": worker.host_id,
+        "used": dict(worker.used),
+        "runs": [
+            {
+                "run_id": run.run_id,
+                "name": run.name,
+                "workload": run.workload,
+                "in_flight": run.in_flight,
+                "running": run.running,
+            }
+            for run in worker.runs
+        ],
+        "held": [
+            {
+                "run_id": held.run_id,
+                "row": row_of(held.place),
+                "attempt": held.attempt,
+                "began_at": timestamp(held.began_ms),
+            }
+            for held in worker.held
+        ],
+    }
+
+
+def row_of(place: Iterable[int]) -> str:
+    """As a person writes it: `43`, and `43.2` for the second child of row 43."""
+    return ".".join(str(seq + 1) for seq in place)
+
+
 def print_runs(runs: Iterable[pb.RunStatus]) -> None:
-    table = _table("run", "workload", "state", "done", "failed", "of", "workers", "started", "name")
+    found = table("run", "workload", "state", "done", "failed", "of", "workers", "started", "name")
     for status in runs:
-        table.add_row(
+        found.add_row(
             status.spec.run_id,
             status.spec.workload,
-            status.state,
-            str(status.done),
-            str(status.failed),
-            f"{status.submitted}{'' if status.sealed else '+'}",
+            "pausing" if status.pausing else status.state,
+            f"{status.done:,}",
+            f"{status.failed:,}",
+            f"{status.submitted:,}{'' if status.sealed else '+'}",
             str(status.workers),
-            _time(status.created_ms) or "",
+            when(status.created_ms),
             status.spec.name,
         )
-    _print(table, "no runs")
-
-
-def print_run(status: pb.RunStatus) -> None:
-    lines = run_json(status) | {"waits": waiting(status)}
-    table = Table.grid(padding=(0, 2))
-    for key, value in lines.items():
-        if value in (None, "", [], 0, False) and key not in ("submitted", "committed", "done", "failed"):
-            continue
-        table.add_row(key, _text(value))
-    _console().print(table)
+    print_table(found, "no runs")
 
 
 def waiting(status: pb.RunStatus) -> str:
@@ -141,45 +228,49 @@ def waiting(status: pb.RunStatus) -> str:
 
 
 def print_workers(workers: Iterable[pb.WorkerStatus], leader: str) -> None:
-    table = _table("worker", "state", "host", "running", "held", "done", "seen", "capacity", "reason")
+    found = table("worker", "state", "host", "running", "held", "done", "seen", "capacity", "reason")
     for worker in workers:
-        capacity = ", ".join(f"{name} {amount:g}" for name, amount in sorted(worker.inventory.capacity.items()))
-        table.add_row(
+        found.add_row(
             worker.incarnation,
             worker.state,
             worker.inventory.host,
             str(worker.running),
             str(worker.in_flight),
-            str(worker.done),
+            f"{worker.done:,}",
             f"{worker.last_seen_s:.1f} s ago",
-            capacity,
+            amounts(worker.inventory.capacity),
             worker.reason,
         )
-    _print(table, "no workers")
-    _console().print(f"leader: {leader}", highlight=False, markup=False)
+    print_table(found, "no workers")
+    console().print(f"leader: {leader}", highlight=False, markup=False)
 
 
-def _table(*columns: str) -> Table:
-    table = Table(box=None, pad_edge=False, header_style="bold")
+def amounts(capacity: Mapping[str, float]) -> str:
+    """`gpus 2, slots 8`."""
+    return ", ".join(f"{name} {amount:g}" for name, amount in sorted(capacity.items()))
+
+
+# ---- tables
+
+
+def table(*columns: str) -> Table:
+    found = Table(box=None, pad_edge=False, header_style="bold")
     for column in columns:
-        table.add_column(column, overflow="fold", no_wrap=column in ("run", "worker"))
-    return table
+        found.add_column(column, overflow="fold", no_wrap=column in ("run", "worker"))
+    return found
 
 
-def _print(table: Table, empty: str) -> None:
-    _console().print(table if table.row_count else empty, highlight=False)
+def print_table(found: Table, empty: str) -> None:
+    console().print(found if found.row_count else empty, highlight=False)
 
 
-def _console() -> Console:
-    # A pipe has no width: the whole of every row, for grep.
-    return Console(width=None if sys.stdout.isatty() else 250)
+def console() -> Console:
+    """For people. A pipe has no width: the whole of every row, for grep."""
+    return Console(width=None if sys.stdout.isatty() else 250, highlight=False)
 
 
-def _text(value: Any) -> str:
-    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
-
-
-def _time(unix_ms: int) -> str | None:
+def timestamp(unix_ms: int) -> str | None:
+    """RFC 3339, for programs; None for 0."""
     if not unix_ms:
         return None
     return datetime.fromtimestamp(unix_ms / 1000, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")

@@ -312,7 +312,7 @@ def outcome_of(entry: CommitEntry) -> Outcome:
         row=entry.seq + 1,
         result=json.loads(entry.data) if done else None,
         error=None if done else row_error(entry),
-        attempts=entry.attempt,
+        attempts=entry.tries,
         seconds=entry.duration_ms / 1000,
     )
 

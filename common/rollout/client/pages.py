@@ -40,6 +40,9 @@ async def entries_of(batch: pb.CommitBatch, read: Read) -> list[CommitEntry]:
     )
     if any(len(column) != count for column in columns):
         raise ProtocolError("the columns of a commit batch differ in length")
+    tries = batch.tries or batch.attempt
+    if len(tries) != count:
+        raise ProtocolError("the columns of a commit batch differ in length")
     failures = failures_from_wire(batch.errors)
     resolved = await _resolve([*data, *payloads], read)
     return [
@@ -57,6 +60,7 @@ async def entries_of(batch: pb.CommitBatch, read: Read) -> list[CommitEntry]:
             worker=batch.workers[batch.worker_index[index]],
             units_in=batch.units_in[index] if batch.units_in else 0,
             units_out=batch.units_out[index] if batch.units_out else 0,
+            tries=tries[index],
         )
         for index in range(count)
     ]

@@ -39,6 +39,7 @@ Items = Callable[[int], Iterable[NewItem | None]]
 """The items from a seq on. None, after an item: more may take a while, so what has come should go."""
 
 _CALL_S = 30.0
+_PAGE_ITEMS = 500
 _LIFETIME_S = 4 * 3600.0
 _ENDED = frozenset(str(state) for state in ENDED)
 
@@ -243,6 +244,60 @@ class Runs:
         """NotFoundError."""
         return (await self._get(run_id)).status
 
+    async def describe(self, run_id: str, *, failures: int = 10) -> pb.RunReply:
+        """As `get`, with who works at the run and its last failures. NotFoundError."""
+        return await self._get(run_id, failures)
+
+    async def items(
+        self, run_id: str, which: str = "all", *, parent: Sequence[int] = (), from_seq: int = 0, limit: int = 0
+    ) -> AsyncGenerator[pb.ItemsReply, None]:
+        """Pages of a run's items in order, or of the children of the item at `parent`; `limit` in all, 0: every one.
+
+        `which`: all, failed, retried, running, pending. NotFoundError.
+        """
+        found = 0
+        while True:
+            wanted = min(limit - found, _PAGE_ITEMS) if limit else _PAGE_ITEMS
+            request = pb.ItemsRequest(
+                run_id=run_id,
+                parent=parent,
+                which=which,
+                from_seq=from_seq,
+                limit=wanted,
+            )
+
+            async def call(stub: Any, request: pb.ItemsRequest = request) -> pb.ItemsReply:
+                request.epoch = self._connection.epoch
+                return await stub.Items(request, timeout=_CALL_S)
+
+            page = await self._connection.unary(call)
+            yield page
+            found += len(page.items)
+            if page.end or found >= limit > 0:
+                return
+            from_seq = page.next_seq
+
+    async def item(self, run_id: str, place: Sequence[int]) -> pb.ItemReply:
+        """The item at a place: its seq, then the ordinal of the child, and so on. NotFoundError."""
+
+        async def call(stub: Any) -> pb.ItemReply:
+            request = pb.ItemRequest(epoch=self._connection.epoch, run_id=run_id, place=place)
+            return await stub.Item(request, timeout=_CALL_S)
+
+        reply = await self._connection.unary(call)
+        self._note_objects(reply.objects_addr)
+        return reply
+
+    async def item_bytes(self, run_id: str, reply: pb.ItemReply) -> tuple[bytes, bytes]:
+        """Payload and result of what `item` answered. NotFoundError when an object is gone."""
+        async with self.objects(run_id) as objects:
+
+            async def read(inline: bytes, field: str) -> bytes:
+                ref = getattr(reply, field)
+                return await objects.get(ref.object_id, ref.offset, ref.length) if reply.HasField(field) else inline
+
+            return await read(reply.payload, "payload_ref"), await read(reply.result, "result_ref")
+
     async def list(self, states: Sequence[str] = (), limit: int = 100) -> Sequence[pb.RunStatus]:
         """Newest first."""
 
@@ -290,6 +345,15 @@ class Runs:
 
         return await self._connection.unary(call)
 
+    async def worker(self, incarnation: str) -> pb.WorkerStatus:
+        """One worker, with what it has in hand. NotFoundError."""
+
+        async def call(stub: Any) -> pb.WorkersReply:
+            request = pb.WorkersRequest(epoch=self._connection.epoch, incarnation=incarnation)
+            return await stub.Workers(request, timeout=_CALL_S)
+
+        return (await self._connection.unary(call)).workers[0]
+
     async def worker_command(self, incarnation: str, verb: str, argument: str = "") -> pb.WorkersReply:
         """`verb`: drain, reload, log-level. NotFoundError."""
 
@@ -301,9 +365,10 @@ class Runs:
 
         return await self._connection.unary(call)
 
-    async def _get(self, run_id: str) -> pb.RunReply:
+    async def _get(self, run_id: str, failures: int = 0) -> pb.RunReply:
         async def call(stub: Any) -> pb.RunReply:
-            return await stub.Get(pb.RunRequest(epoch=self._connection.epoch, run_id=run_id), timeout=_CALL_S)
+            request = pb.RunRequest(epoch=self._connection.epoch, run_id=run_id, failures=failures)
+            return await stub.Get(request, timeout=_CALL_S)
 
         reply = await self._connection.unary(call)
         self._note_objects(reply.objects_addr)

@@ -7,10 +7,10 @@ from dataclasses import dataclass
 from typing import Literal
 
 from sqlalchemy.dialects import postgresql, sqlite
-from sqlalchemy.schema import CreateIndex, CreateTable
+from sqlalchemy.schema import CreateColumn, CreateIndex, CreateTable
 
 from rollout.model.errors import SchemaVersionError
-from rollout.storage.schema import ITEM_STATE_VIEW, METADATA
+from rollout.storage.schema import ITEM_STATE_VIEW, ITEM_STATE_VIEW_2, METADATA
 
 DialectName = Literal["sqlite", "postgresql"]
 
@@ -28,13 +28,22 @@ class Migration:
 
 
 def tables_since(number: int, dialect: DialectName) -> list[str]:
-    """CREATE TABLE and CREATE INDEX of everything that came with migration `number`."""
+    """DDL of every table, column and index that came with migration `number`."""
     compiler = sqlite.dialect() if dialect == "sqlite" else postgresql.dialect()
     statements: list[str] = []
     for table in METADATA.sorted_tables:
-        if table.info["since"] == number:
+        since = table.info["since"]
+        if since == number:
             # The object tables may be there already: a store of objects can open the database first.
-            statements.append(str(CreateTable(table, if_not_exists=True).compile(dialect=compiler)))
+            create = CreateTable(table, if_not_exists=True)
+            create.columns = [CreateColumn(c) for c in table.columns if c.info.get("since", since) == number]
+            statements.append(str(create.compile(dialect=compiler)))
+        else:
+            statements += [
+                f"ALTER TABLE {table.name} ADD COLUMN {CreateColumn(column).compile(dialect=compiler)}"
+                for column in table.columns
+                if column.info.get("since", since) == number
+            ]
         indexes = sorted(table.indexes, key=lambda index: str(index.name))
         statements += [
             str(CreateIndex(index, if_not_exists=True).compile(dialect=compiler))
@@ -48,7 +57,18 @@ def _first(dialect: DialectName) -> list[str]:
     return [*tables_since(1, dialect), ITEM_STATE_VIEW, "INSERT INTO kv_head (one, revision) VALUES (1, 0)"]
 
 
-MIGRATIONS: tuple[Migration, ...] = (Migration(1, "ledger, key-value and object tables", _first),)
+def _began(dialect: DialectName) -> list[str]:
+    # Attempts that failed, or were lost, had begun; since when is not known any more.
+    known = "UPDATE attempt SET began_ms = at_ms WHERE ending IN ('failed', 'timeout', 'worker_lost')"
+    added = tables_since(2, dialect)
+    columns = [statement for statement in added if statement.startswith("ALTER TABLE")]
+    return [*columns, known, *added[len(columns) :], "DROP VIEW item_state", ITEM_STATE_VIEW_2]
+
+
+MIGRATIONS: tuple[Migration, ...] = (
+    Migration(1, "ledger, key-value and object tables", _first),
+    Migration(2, "since when attempts ran, and indexes for looking into runs", _began),
+)
 
 
 def plan(stored: int, dialect: DialectName, where: str, migrations: tuple[Migration, ...] = MIGRATIONS) -> list[str]:

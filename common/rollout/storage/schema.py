@@ -2,7 +2,7 @@
 
 The hot tables (`item`, `result`, `assignment`) hold narrow rows that are written once. Their key is (log, seq), which
 grows; no other unique index exists on them, because random keys in a B-tree halve the throughput of inserts.
-`info={"since": n}` on a table or an index names the migration that creates it.
+`info={"since": n}` on a table, a column or an index names the migration that creates it.
 """
 
 from __future__ import annotations
@@ -184,7 +184,23 @@ ATTEMPT = _table(
     _text("message"),
     _int("at_ms"),
     _int("not_before_ms"),
+    _int("began_ms", info={"since": 2}),  # 0: it never began
 )
+"""Ends of attempts that did not end their item. The usual end of an attempt is its result, and has no row here."""
+
+# What people ask for: rows that failed, that were tried more than once, and what failed last. Each entry is of an end
+# that is unusual, so that a row which ends at the first try costs none.
+_FAILED = text("outcome = 2")
+_BEGAN = text("began_ms > 0")
+_CAUSED = text("ending IN ('failed', 'timeout', 'worker_lost')")
+for _name, _columns, _where in (
+    ("result_failed", (RESULT.c.log, RESULT.c.seq), _FAILED),
+    ("result_failed_at", (RESULT.c.log, RESULT.c.accepted_ms), _FAILED),
+    ("attempt_began", (ATTEMPT.c.log, ATTEMPT.c.seq), _BEGAN),
+    ("attempt_failed_at", (ATTEMPT.c.log, ATTEMPT.c.at_ms), _CAUSED),
+    ("log_parent", (LOG.c.parent_log, LOG.c.parent_seq), text("parent_log > 0")),
+):
+    Index(_name, *_columns, sqlite_where=_where, postgresql_where=_where, info={"since": 2})
 
 WORKER = _table(
     "worker",
@@ -240,3 +256,16 @@ SELECT log.run_id AS run_id, item.log AS log, item.seq AS seq,
   LEFT JOIN result ON result.log = item.log AND result.seq = item.seq
 """
 """For people: `open` is pending, assigned or running (which attempts are in flight is packed in `assignment.keys`)."""
+
+ITEM_STATE_VIEW_2 = ITEM_STATE_VIEW.replace(
+    """       COALESCE(result.attempt, (SELECT MAX(attempt.attempt) FROM attempt
+                                  WHERE attempt.log = item.log AND attempt.seq = item.seq), 0) AS attempts,
+""",
+    """       (SELECT COUNT(*) FROM attempt
+         WHERE attempt.log = item.log AND attempt.seq = item.seq AND attempt.began_ms > 0)
+       + CASE WHEN result.attempt > 0 AND NOT EXISTS (
+           SELECT 1 FROM attempt WHERE attempt.log = item.log AND attempt.seq = item.seq
+              AND attempt.attempt = result.attempt) THEN 1 ELSE 0 END AS attempts,
+""",
+)
+"""`attempts` that began, and no longer all assignments."""

@@ -6,7 +6,7 @@ What it wrote it believes only as long as it is there: `rollout.workloads.output
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import asdict, fields
+from dataclasses import asdict, dataclass, fields
 
 from rollout.model.errors import ProtocolError
 from rollout.workloads.commit import CommitEntry
@@ -16,6 +16,19 @@ from rollout.workloads.port import Totals, Writer
 
 _SAVE_ROWS = 2000
 _COUNTS = {field.name for field in fields(Totals)}
+
+
+@dataclass(frozen=True, slots=True)
+class Attempts:
+    """Of a run, as its ledger counts them: those that began, `retried` of which came to nothing and did not end their
+    unit, `worker_lost` of which were lost with their worker. What was given back or stolen before it began is none."""
+
+    total: int = 0
+    retried: int = 0
+    worker_lost: int = 0
+
+
+_NONE = Attempts()
 
 
 class Collector:
@@ -87,13 +100,13 @@ class Collector:
             self._unsaved = 0
 
     def finish(
-        self, state: str, *, started_ms: int = 0, ended_ms: int = 0, worker_lost: int = 0, reason: str = ""
+        self, state: str, *, started_ms: int = 0, ended_ms: int = 0, attempts: Attempts = _NONE, reason: str = ""
     ) -> JsonObject:
         """Look at all that was written, write summary.json and return it.
 
         Times in Unix milliseconds; 0: taken from the results.
         """
-        summary = self._writer.summary(self._summary(state, started_ms, ended_ms, worker_lost), self.totals)
+        summary = self._writer.summary(self._summary(state, started_ms, ended_ms, attempts), self.totals)
         if reason:
             summary["reason"] = reason
         self._files.finish(self.cursor, asdict(self.totals), summary)
@@ -103,7 +116,7 @@ class Collector:
     def close(self) -> None:
         self._files.close()
 
-    def _summary(self, state: str, started_ms: int, ended_ms: int, worker_lost: int) -> JsonObject:
+    def _summary(self, state: str, started_ms: int, ended_ms: int, attempts: Attempts) -> JsonObject:
         totals = self.totals
         started, ended = started_ms or totals.first_ms, ended_ms or totals.last_ms
         wall_s = max(0, ended - started) / 1000
@@ -126,7 +139,7 @@ class Collector:
                 "skipped": totals.skipped,
             },
             **rates,
-            "attempts": {"total": totals.attempts, "retried": totals.retried, "worker_lost": worker_lost},
+            "attempts": asdict(attempts),
             "durations": {
                 "wall_s": wall_s,
                 "attempt_mean_ms": round(totals.duration_ms / totals.rows, 3) if totals.rows else 0.0,

@@ -9,7 +9,11 @@ from rollout.model.item import Failure, Outcome
 
 @dataclass(slots=True)
 class CommitEntry:
-    """`data` and `payload` are resolved: always bytes, never a reference to an object."""
+    """`data` and `payload` are resolved: always bytes, never a reference to an object.
+
+    `attempt` is the number of the assignment that ended it, `tries` how many of these began: what was given back or
+    stolen before it began is no try.
+    """
 
     position: int  # in the commit log, from 0
     seq: int
@@ -24,3 +28,4 @@ class CommitEntry:
     worker: str = ""
     units_in: int = 0
     units_out: int = 0
+    tries: int = 1

@@ -16,11 +16,12 @@ The class is imported for every `rollout --help`: import engines, grpc and the l
 
 from __future__ import annotations
 
+import json
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import ClassVar, Generic, Protocol, TypeVar
+from typing import Any, ClassVar, Generic, Protocol, TypeVar
 
 from pydantic import BaseModel
 
@@ -135,8 +136,6 @@ class Totals:
     failed: int = 0
     cancelled: int = 0
     skipped: int = 0
-    attempts: int = 0
-    retried: int = 0
     units_in: int = 0
     units_out: int = 0
     duration_ms: int = 0
@@ -148,8 +147,6 @@ class Totals:
         self.rows += 1
         name = entry.outcome.name.lower()
         setattr(self, name, getattr(self, name) + 1)
-        self.attempts += entry.attempt
-        self.retried += max(0, entry.attempt - 1)
         self.units_in += entry.units_in
         self.units_out += entry.units_out
         self.duration_ms += entry.duration_ms
@@ -261,6 +258,15 @@ class Workload(ABC, Generic[Settings, Found]):
     def writer(self, config: JsonObject) -> Writer: ...
 
     # ---- for people
+
+    def item_input(self, payload: bytes) -> tuple[Any, str]:
+        """What a person calls the input of an item, and where it came from (`file:line`), empty where that is not
+        known. ValueError or InputError: these bytes are none of this workload's."""
+        return json.loads(payload), ""
+
+    def item_output(self, data: bytes) -> Any:
+        """What a person calls the result of an item. ValueError or InputError: as `item_input`."""
+        return json.loads(data)
 
     @abstractmethod
     def describe(self, settings: Settings, checked: Found) -> list[str]:

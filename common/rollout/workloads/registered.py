@@ -41,3 +41,17 @@ def load(name: str) -> Workload[Any, Any]:
             f'rollout.workloads.port.Workload with name = "{name}"'
         )
     return made  # pyright: ignore[reportUnknownVariableType]
+
+
+def find(name: str) -> Workload[Any, Any] | None:
+    """None: nothing here registers it, or it cannot be loaded: a cluster runs what this machine need not have."""
+    try:
+        return load(name)
+    except (KeyError, PluginError):
+        return None
+
+
+def unit_of(name: str) -> tuple[str, str]:
+    """What its units are called, and what its `units_out` count, empty: nothing to show."""
+    workload = find(name)
+    return (workload.unit, workload.measure) if workload is not None else ("items", "")

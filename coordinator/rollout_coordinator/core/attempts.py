@@ -25,6 +25,8 @@ _CAUSE = {
     AttemptEnd.PAUSED: "release",
     AttemptEnd.DROPPED: "drop",
 }
+_TRIED = frozenset({"result", "retry", "worker_lost"})
+"""Causes that only an attempt which began has, also where its start was not told."""
 
 # ---- which are open
 
@@ -138,7 +140,7 @@ def take_capacity(run: Run, batch: AttemptBatch, n: int) -> None:
 
 def start(state: State, batch: AttemptBatch, seqs: list[int]) -> None:
     """Their worker runs them, by whatever word of the worker's that is known."""
-    begun = items.start(batch, seqs)
+    begun = items.start(batch, seqs, state.now.wall_ms)
     batch.worker.running += begun
     batch.log.run.running += begun
     if batch.info.spec.timeout_ms:
@@ -168,6 +170,16 @@ def stop_waiting(batch: AttemptBatch, seq: int) -> None:
 # ---- ending
 
 
+def counted_in(log: Log) -> Log:
+    """The log whose row counts attempts of this one: those of children were moved to the root when their run ended."""
+    return log.run.root if log.run.state in ENDED else log
+
+
+def began(state: State, batch: AttemptBatch, seq: int, *, tried: bool) -> int:
+    """Since when it runs, Unix milliseconds; 0: it never began. `tried`: its end says that it did."""
+    return batch.started.get(seq, state.now.wall_ms if tried else 0)
+
+
 def end(state: State, batch: AttemptBatch, seqs: list[int], cause: str) -> None:
     """These attempts are over; `cause` is a row of the item table. Frees what they held."""
     worker, log, info, n = batch.worker, batch.log, batch.info, len(seqs)
@@ -189,6 +201,7 @@ def end(state: State, batch: AttemptBatch, seqs: list[int], cause: str) -> None:
         worker.by_run[run.id] = left
     else:
         del worker.by_run[run.id]
+        run.left_at[worker.id] = state.now.mono
     batch.open -= n
     if not batch.open:
         del worker.batches[batch.id]
@@ -197,8 +210,8 @@ def end(state: State, batch: AttemptBatch, seqs: list[int], cause: str) -> None:
     assignment.open -= n
     if not assignment.open:
         state.step.writes.retired.append(assignment.id)
-    counted = run.root if run.state in ENDED else log  # those of children were moved there when it ended
-    counted.attempts += n
+    counted = counted_in(log)
+    counted.attempts += n if cause in _TRIED or (cause == "close" and batch.maybe_started) else begun
     touch(state, counted)
     state.notes.capacity_freed(worker)
     if worker.given_back and not log.children.keys().isdisjoint(seqs):
@@ -224,16 +237,18 @@ def end_attempt(
     if how in (AttemptEnd.FAILED, AttemptEnd.TIMEOUT):
         delay_ms = backoff_ms(state, batch, seq)
         failures += 1
-        log.retried += 1
-        state.totals["retried"] += 1
     elif how is AttemptEnd.WORKER_LOST:
         losses += 1
         log.worker_lost += 1
         state.totals["worker_lost"] += 1
     wall = state.now.wall_ms
     not_before_ms = wall + delay_ms if delay_ms else 0
+    began_ms = began(state, batch, seq, tried=_CAUSE[how] in _TRIED)
+    if began_ms:
+        counted_in(log).retried += 1
+        state.totals["retried"] += 1
     state.step.writes.attempts.append(
-        AttemptRow(log.id, seq, batch.attempt, batch.worker.id, how, code, message, wall, not_before_ms)
+        AttemptRow(log.id, seq, batch.attempt, batch.worker.id, how, code, message, wall, not_before_ms, began_ms)
     )
     end(state, batch, [seq], _CAUSE[how])
     queues.put_back(state, log, seq, History(batch.attempt, failures, losses, state.now.mono + delay_ms / 1000, to))

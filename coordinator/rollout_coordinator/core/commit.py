@@ -9,11 +9,11 @@ the others.
 
 from __future__ import annotations
 
-from rollout.model.item import Blob, Failure, Outcome
+from rollout.model.item import AttemptEnd, Blob, Failure, Outcome
 
 from rollout_coordinator.core import attempts, chains, items, logs, policies, queues, runs
 from rollout_coordinator.core.state import AttemptBatch, LaneState, Log, Run, SpecInfo, State, touch
-from rollout_coordinator.core.step import Emit, ResultRows, RunMoved
+from rollout_coordinator.core.step import AttemptRow, Emit, ResultRows, RunMoved
 
 # ---- acceptance
 
@@ -63,6 +63,13 @@ def close_in_flight(
     state: State, batch: AttemptBatch, seq: int, failure: Failure, outcome: Outcome = Outcome.FAILED
 ) -> None:
     """The core itself ends an item that is in flight (dead letter, timeout, lost group): a result without data."""
+    if outcome in (Outcome.CANCELLED, Outcome.SKIPPED) and not batch.maybe_started and seq not in batch.started:
+        # Of an item with a result, this row alone says that its last attempt never began.
+        log, attempt, worker = batch.log.id, batch.attempt, batch.worker.id
+        row = AttemptRow(
+            log, seq, attempt, worker, AttemptEnd.RELEASED, failure.code, failure.message, state.now.wall_ms
+        )
+        state.step.writes.attempts.append(row)
     end_in_flight(state, batch, seq, outcome, b"", "close")
     rows = ResultRows(
         batch.log.id, [seq], [batch.attempt], [outcome], [b""], {0: failure}, [0], [0], [0], batch.worker.id,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from rollout.model.errors import RolloutError
@@ -16,6 +16,7 @@ from rollout_coordinator.core import (
     journal,
     logs,
     queues,
+    rates,
     replay,
     results,
     runs,
@@ -30,7 +31,7 @@ from rollout_coordinator.core.events import Event, Now
 from rollout_coordinator.core.settings import CoreSettings
 from rollout_coordinator.core.state import Notes, State
 from rollout_coordinator.core.step import Snapshot, Step
-from rollout_coordinator.core.views import RunView, WorkerView
+from rollout_coordinator.core.views import HeldView, RunView, RunWorkerView, WorkerDetail, WorkerView
 
 
 def _answered(state: State, event: ev.Loaded | ev.IdsLoaded | ev.ResultsLoaded) -> None:
@@ -97,6 +98,8 @@ class Core:
             if state.notes.redeliver or state.notes.unblocked:
                 self._redeliver(state.notes)
         scanned = workers.scan(state)
+        if scanned:
+            rates.sample(state)
         runs.pause_deadlines(state)
         runs.forget_ended(state)
         queues.fire_timers(state)
@@ -150,6 +153,24 @@ class Core:
     def run_views(self) -> list[RunView]:
         """Without what their items wait for."""
         return [status.run_view(self._state, run) for run in self._state.runs.values()]
+
+    def run_workers(self, run_id: str) -> list[RunWorkerView]:
+        """Who works at a run."""
+        run = self._state.runs.get(run_id)
+        return [] if run is None else status.run_workers(self._state, run)
+
+    def in_flight(self, log: int, seqs: Iterable[int]) -> list[HeldView]:
+        """Those of the items `seqs` of a log that a worker has."""
+        return status.in_flight(self._state, log, seqs)
+
+    def running(self, log: int, from_seq: int, limit: int) -> list[int]:
+        """The first items of a log from `from_seq` on that run, ascending."""
+        return status.running(self._state, log, from_seq, limit)
+
+    def worker_detail(self, incarnation: str, limit: int) -> WorkerDetail | None:
+        """With at most `limit` of the attempts that it holds. None: it is not known (any more)."""
+        worker = self._state.workers.get(incarnation)
+        return None if worker is None else status.worker_detail(self._state, worker, limit)
 
     def worker_views(self, now: Now) -> list[WorkerView]:
         return [status.worker_view(self._state, worker, now) for worker in self._state.workers.values()]

@@ -59,11 +59,12 @@ def adopt(batch: AttemptBatch) -> None:
     batch.log.flight.update(dict.fromkeys(batch.seqs, batch))
 
 
-def start(batch: AttemptBatch, seqs: list[int]) -> int:
+def start(batch: AttemptBatch, seqs: list[int], at_ms: int) -> int:
     """The worker runs these, which are in flight in the batch. Returns how many it had not said so of before."""
-    before = len(batch.started)
-    batch.started.update(seqs)
-    begun = len(batch.started) - before
+    started = batch.started
+    fresh = [seq for seq in seqs if seq not in started]
+    started.update(dict.fromkeys(fresh, at_ms))
+    begun = len(fresh)
     if begun and not batch.maybe_started:  # those count as running already
         ITEM.move(ItemState.ASSIGNED, "start")
     return begun
@@ -84,9 +85,7 @@ def end(batch: AttemptBatch, seqs: list[int], cause: str) -> int:
         raise StateError(f"not all of the items {seqs} of log {log.id} are in the attempts that end by {cause!r}")
     begun = 0
     if started:
-        left = len(started)
-        started.difference_update(seqs)
-        begun = left - len(started)
+        begun = n - list(map(started.pop, seqs, repeat(0))).count(0)
     after = ItemState.PENDING
     if begun or batch.maybe_started:
         after = ITEM.move(ItemState.RUNNING, cause)

@@ -137,9 +137,11 @@ def drop_flight(state: State, run: Run, reason: str, *, all: bool) -> None:
             if not seqs or (batch.info.spec.exclusive and not all and state.safe.exclusive_outlives_run):
                 continue
             for seq in seqs:
+                began_ms = attempts.began(state, batch, seq, tried=False)
+                attempts.counted_in(batch.log).retried += began_ms > 0  # it is tried again if the run goes on
                 row = AttemptRow(
                     batch.log.id, seq, batch.attempt, worker.id, AttemptEnd.RELEASED, "run_ended", reason,
-                    state.now.wall_ms,
+                    state.now.wall_ms, 0, began_ms,
                 )  # fmt: skip
                 state.step.writes.attempts.append(row)
             attempts.end(state, batch, seqs, "release")

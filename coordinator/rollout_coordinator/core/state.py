@@ -228,9 +228,10 @@ class Reader:
 
 class Run:
     __slots__ = (
-        "by_group", "by_spec", "created_ms", "ended_ms", "id", "in_flight", "lanes", "logs", "pausing_until_ms",
-        "policies", "priority", "reason", "requirements", "root", "running", "spec", "specs", "state",
-        "stop_submitting", "survivors", "tracked", "updated_ms", "waiting", "warm", "weight", "window",
+        "by_group", "by_spec", "created_ms", "ended_ms", "id", "in_flight", "lanes", "left_at", "logs",
+        "pausing_until_ms", "policies", "priority", "reason", "requirements", "root", "running", "samples", "spec",
+        "specs", "state", "stop_submitting", "survivors", "tracked", "updated_ms", "waiting", "warm", "weight",
+        "window",
     )  # fmt: skip
 
     def __init__(self, spec: RunSpec, state: RunState, created_ms: int) -> None:
@@ -254,6 +255,8 @@ class Run:
         self.policies: list[Any] = []
         self.tracked = False  # outcomes are kept until the cursor passes them
         self.warm: dict[str, str] = {}  # affinity key -> worker that last got it
+        self.left_at: dict[str, float] = {}  # worker -> when it last ended all that it held of this run (monotonic)
+        self.samples: deque[tuple[float, int, int]] = deque()  # of `rates`: (monotonic, final items, units out)
 
 
 # ---- attempts and workers
@@ -284,7 +287,7 @@ class AttemptBatch:
         self.attempt, self.failures, self.losses, self.seqs, self.assigned_at = attempt, failures, losses, seqs, at
         self.open = len(seqs)
         self.item_bytes = 0  # inline bytes per item
-        self.started: set[int] = set()
+        self.started: dict[int, int] = {}  # seq -> since when, Unix milliseconds
         self.started_at: dict[int, float] = {}  # only where the spec has a timeout
         self.waiting: set[int] = set()  # parents that wait for their children
         self.predecessor: tuple[int, int] | None = None  # pipelined: (seq, attempt) it stands on

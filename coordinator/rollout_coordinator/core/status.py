@@ -2,10 +2,29 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+from heapq import nsmallest
+from itertools import chain, islice
+
+from rollout.model.run import RunState
+
+from rollout_coordinator.core.attempts import open_seqs
 from rollout_coordinator.core.events import Now
-from rollout_coordinator.core.state import Run, State, Worker
-from rollout_coordinator.core.views import LaneView, RunView, WorkerView
+from rollout_coordinator.core.rates import rates
+from rollout_coordinator.core.state import AttemptBatch, Log, Run, State, Worker
+from rollout_coordinator.core.views import (
+    HeldView,
+    LaneView,
+    RunView,
+    RunWorkerView,
+    WorkerDetail,
+    WorkerRunView,
+    WorkerView,
+)
 from rollout_coordinator.core.waits import waits
+
+BETWEEN_S = 2.0
+"""A worker that ended all it had of a run is on it for so long: the next batch is on its way."""
 
 
 def run_view(state: State, run: Run, *, with_waits: bool = False) -> RunView:
@@ -13,6 +32,7 @@ def run_view(state: State, run: Run, *, with_waits: bool = False) -> RunView:
     root = run.root
     _, done, failed, cancelled, skipped = root.counts
     logs = run.logs.values()
+    rate, units_rate = rates(state, run)
     lanes = [
         LaneView(n.name, n.cap, n.in_flight, n.done, n.failed, n.consecutive, n.pruned_at)
         for n in run.lanes.values()
@@ -26,9 +46,81 @@ def run_view(state: State, run: Run, *, with_waits: bool = False) -> RunView:
         worker_lost=sum(log.worker_lost for log in logs), stale=sum(log.stale for log in logs),
         units_in=sum(log.units_in for log in logs), units_out=sum(log.units_out for log in logs),
         created_ms=run.created_ms, updated_ms=run.updated_ms, ended_ms=run.ended_ms,
-        pausing=bool(run.pausing_until_ms), workers=sum(run.id in w.by_run for w in state.workers.values()),
-        survivors=run.survivors, lanes=lanes, waits=waits(state, run) if with_waits else [],
+        pausing=bool(run.pausing_until_ms), workers=sum(works_on(state, w, run) for w in state.workers.values()),
+        survivors=run.survivors, lanes=lanes, rate=rate, units_rate=units_rate,
+        waits=waits(state, run) if with_waits else [],
     )  # fmt: skip
+
+
+def works_on(state: State, worker: Worker, run: Run) -> bool:
+    """It is there, and holds something of the run, or did a moment ago: between two batches it is still at it."""
+    if not worker.session:
+        return False  # dead, gone, or of an earlier leader's and not back yet: what it holds, nobody works at
+    if run.id in worker.by_run:
+        return True
+    left_at = run.left_at.get(worker.id)
+    return left_at is not None and run.state is RunState.RUNNING and state.now.mono - left_at < BETWEEN_S
+
+
+def run_workers(state: State, run: Run) -> list[RunWorkerView]:
+    """Those that `RunView.workers` counts, the busiest first."""
+    found: list[RunWorkerView] = []
+    for worker in state.workers.values():
+        if works_on(state, worker, run):
+            begun = sum(len(batch.started) for batch in worker.batches.values() if batch.log.run is run)
+            held = worker.by_run.get(run.id, 0)
+            found.append(RunWorkerView(worker.id, worker.inventory.host or worker.host_id, held, begun))
+    return sorted(found, key=lambda one: (-one.in_flight, one.incarnation))
+
+
+def worker_detail(state: State, worker: Worker, limit: int) -> WorkerDetail:
+    begun: dict[str, int] = {}
+    for batch in worker.batches.values():
+        begun[batch.log.run.id] = begun.get(batch.log.run.id, 0) + len(batch.started)
+    views: list[WorkerRunView] = []
+    for run_id, held in worker.by_run.items():
+        spec = state.runs[run_id].spec
+        views.append(WorkerRunView(run_id, spec.name, spec.workload, held, begun.get(run_id, 0)))
+    running = (held_view(batch, seq) for batch in worker.batches.values() for seq in batch.started)
+    waiting = (
+        held_view(batch, seq)
+        for batch in worker.batches.values()
+        for seq in open_seqs(batch)
+        if seq not in batch.started
+    )
+    used = {name: amount for name, amount in worker.used.items() if amount > 0}
+    return WorkerDetail(views, list(islice(chain(running, waiting), limit)), used)
+
+
+def held_view(batch: AttemptBatch, seq: int) -> HeldView:
+    return HeldView(batch.log.run.id, place(batch.log, seq), batch.attempt, batch.worker.id, batch.started.get(seq, 0))
+
+
+def place(log: Log, seq: int) -> tuple[int, ...]:
+    """Of an item, from its run's root log down."""
+    path = [seq]
+    at: Log | None = log
+    while at is not None and at.parent is not None:
+        path.append(at.parent.seq)
+        at = log.run.logs.get(at.parent.log)
+    return tuple(reversed(path))
+
+
+def in_flight(state: State, log_id: int, seqs: Iterable[int]) -> list[HeldView]:
+    """Those of `seqs` that a worker has."""
+    log = state.logs.get(log_id)
+    if log is None:
+        return []
+    return [held_view(batch, seq) for seq in seqs if (batch := log.flight.get(seq)) is not None]
+
+
+def running(state: State, log_id: int, from_seq: int, limit: int) -> list[int]:
+    """The first seqs from `from_seq` on that run, ascending."""
+    log = state.logs.get(log_id)
+    if log is None:
+        return []
+    batches = dict.fromkeys(log.flight.values())
+    return nsmallest(limit, (seq for batch in batches for seq in batch.started if seq >= from_seq))
 
 
 def worker_view(state: State, worker: Worker, now: Now) -> WorkerView:

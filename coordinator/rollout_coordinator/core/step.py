@@ -135,6 +135,7 @@ class AttemptRow:
     message: str
     at_ms: int
     not_before_ms: int = 0
+    began_ms: int = 0  # 0: it never began
 
 
 @dataclass(slots=True)

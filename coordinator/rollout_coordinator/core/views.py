@@ -58,7 +58,51 @@ class RunView:
     workers: int = 0
     survivors: tuple[tuple[int, int, int, str], ...] = ()
     lanes: list[LaneView] = field(default_factory=list[LaneView])
+    rate: float = 0.0  # items with a result a second, over the last half minute
+    units_rate: float = 0.0  # units out
     waits: list[WaitView] = field(default_factory=list[WaitView])  # of a running run
+
+
+@dataclass(slots=True)
+class RunWorkerView:
+    """A worker, by what it has of one run."""
+
+    incarnation: str
+    host: str
+    in_flight: int
+    running: int
+
+
+@dataclass(slots=True)
+class HeldView:
+    """An attempt in flight. `place`: seq in the root log, then the ordinal of the child, and so on. `began_ms`: since
+    when it runs, Unix milliseconds; 0: it waits at its worker."""
+
+    run_id: str
+    place: tuple[int, ...]
+    attempt: int
+    worker: str
+    began_ms: int
+
+
+@dataclass(slots=True)
+class WorkerRunView:
+    """A run, by what one worker has of it."""
+
+    run_id: str
+    name: str
+    workload: str
+    in_flight: int
+    running: int
+
+
+@dataclass(slots=True)
+class WorkerDetail:
+    """What a worker has in hand: by run, and some of the attempts, those that run first."""
+
+    runs: list[WorkerRunView]
+    held: list[HeldView]
+    used: dict[str, float]  # of its capacity
 
 
 @dataclass(slots=True)

@@ -240,6 +240,8 @@ def leave(state: State, worker: Worker, cause: str, reason: str) -> None:
     worker.ended_ms = state.now.wall_ms
     state.sessions.pop(worker.session, None)
     worker.session = ""
+    for run in state.runs.values():
+        run.left_at.pop(worker.id, None)
     forget_revoke(state, worker)
     state.notes.worker_left(worker)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from enum import StrEnum
 from typing import NamedTuple, Protocol
 
 from rollout.model.errors import FencedError
@@ -51,8 +52,83 @@ class CommitPage:
     worker: list[str]
     units_in: list[int]
     units_out: list[int]
+    tries: list[int]  # attempts that began, the last one included
     ids: list[bytes]  # empty unless payloads were asked for
     payloads: list[Blob]
+
+
+class Which(StrEnum):
+    """Rows of a log that are asked for. What is in flight the ledger cannot tell: OPEN has no result."""
+
+    ALL = "all"
+    FAILED = "failed"  # for good
+    RETRIED = "retried"  # an attempt began and came to nothing
+    OPEN = "open"
+
+
+class Seqs(NamedTuple):
+    """A page of rows: ask on from `next_seq` unless `end`. It may be empty all the same: a page is bounded."""
+
+    seqs: list[int]
+    next_seq: int
+    end: bool
+
+
+@dataclass(slots=True)
+class ItemStateRow:
+    """What a row has come to, as the ledger knows it. `state`: open, accepted, done, failed, cancelled or skipped."""
+
+    seq: int
+    id: bytes
+    state: str
+    tries: int  # attempts that began and have ended
+    worker: str  # that ended it
+    at_ms: int  # when; 0: it is open
+    duration_ms: int
+    code: str
+    message: str
+
+
+@dataclass(slots=True)
+class EndedAttempt:
+    """An attempt that ended and did not end its item. `began_ms`: 0: it never began."""
+
+    attempt: int
+    worker: str
+    ending: str
+    code: str
+    message: str
+    began_ms: int
+    at_ms: int
+
+
+@dataclass(slots=True)
+class ItemRecord:
+    state: ItemStateRow
+    spec: int  # index of its spec in the run's table
+    payload: Blob
+    result: Blob | None
+    attempt: int  # that made the result; 0: none did
+    ended: list[EndedAttempt]  # the newest, in order
+
+
+@dataclass(slots=True)
+class FailureRow:
+    """A row, or an attempt at one, that failed."""
+
+    seq: int
+    attempt: int
+    code: str
+    message: str
+    worker: str
+    at_ms: int
+    final: bool  # the row failed for good
+
+
+class ChildLog(NamedTuple):
+    log: int
+    submitted: int
+    cursor: int
 
 
 class FoundRun(NamedTuple):
@@ -132,6 +208,30 @@ class Ledger(Protocol):
 
     async def workers(self, limit: int) -> list[WorkerRow]:
         """Newest first, ended ones too."""
+        ...
+
+    async def workers_at(self, incarnations: list[str]) -> list[WorkerRow]:
+        """Those of these that are known (still)."""
+        ...
+
+    async def seqs(self, log: int, which: Which, from_seq: int, limit: int) -> Seqs:
+        """Rows of a log from `from_seq` on, ascending, `limit` at most."""
+        ...
+
+    async def item_states(self, log: int, seqs: list[int]) -> list[ItemStateRow]:
+        """In order; those that are not there are left out."""
+        ...
+
+    async def item(self, log: int, seq: int, attempts: int) -> ItemRecord | None:
+        """A row with at most `attempts` of its attempts that ended without ending it."""
+        ...
+
+    async def child_log(self, log: int, seq: int) -> ChildLog | None:
+        """The log of a row's children."""
+        ...
+
+    async def last_failures(self, log: int, limit: int) -> list[FailureRow]:
+        """Rows that failed for good and attempts that failed or were lost, the newest first."""
         ...
 
     async def referenced(self, object_ids: list[bytes]) -> set[bytes]:

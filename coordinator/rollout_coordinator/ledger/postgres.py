@@ -16,7 +16,18 @@ from rollout_coordinator.core.settings import QUARANTINED_MAX
 from rollout_coordinator.core.step import LoadIds, LoadItems, LoadPending, LoadResults, Snapshot, WorkerRow, Writes
 from rollout_coordinator.core.views import RunView
 from rollout_coordinator.ledger import queries, reads, rows
-from rollout_coordinator.ledger.port import CommitPage, Fence, FoundRun, LeaseRow
+from rollout_coordinator.ledger.port import (
+    ChildLog,
+    CommitPage,
+    FailureRow,
+    Fence,
+    FoundRun,
+    ItemRecord,
+    ItemStateRow,
+    LeaseRow,
+    Seqs,
+    Which,
+)
 from rollout_coordinator.ledger.queries import Bulk
 from rollout_coordinator.ledger.writes import bulks
 
@@ -33,6 +44,7 @@ GIVEN = (
 SEQS = "SELECT unnest(:seqs::bigint[])"
 IDS = "SELECT unnest(:ids::bytea[])"
 STATES = "SELECT unnest(:states::text[])"
+WORKERS = "SELECT unnest(:workers::text[])"
 
 
 async def _fetch(db: Connection, query: str, **parameters: Any) -> list[Any]:
@@ -309,6 +321,51 @@ class PostgresLedger:
     async def workers(self, limit: int) -> list[WorkerRow]:
         async with self._engine.read() as db:
             return [rows.worker_row(row) for row in await _fetch(db, queries.NEWEST_WORKERS, n=limit)]
+
+    async def workers_at(self, incarnations: list[str]) -> list[WorkerRow]:
+        async with self._engine.read() as db:
+            found = await _fetch(db, queries.WORKERS_AT.format(workers=WORKERS), workers=incarnations)
+        return [rows.worker_row(row) for row in found]
+
+    async def seqs(self, log: int, which: Which, from_seq: int, limit: int) -> Seqs:
+        async with self._engine.read() as db:
+            last = await _value(db, queries.LAST_SEQ, log=log)
+            end = 0 if last is None else last + 1
+            if from_seq >= end:
+                return Seqs([], end, True)
+            if which is Which.ALL:
+                to_seq = min(from_seq + limit, end)
+                return Seqs(list(range(from_seq, to_seq)), to_seq, to_seq >= end)
+            to_seq = from_seq + reads.OPEN_SPAN
+            named = {"log": log, "from_seq": from_seq, "n": limit}
+            if which is Which.OPEN:
+                named["to_seq"] = to_seq
+            found = [row[0] for row in await _fetch(db, reads.SEQS_OF[which], **named)]
+        return reads.seqs_found(which, found, limit, to_seq, end)
+
+    async def item_states(self, log: int, seqs: list[int]) -> list[ItemStateRow]:
+        async with self._engine.read() as db:
+            found = await _fetch(db, queries.STATES_AT.format(seqs=SEQS), log=log, seqs=seqs)
+        return [reads.item_state(row) for row in found]
+
+    async def item(self, log: int, seq: int, attempts: int) -> ItemRecord | None:
+        async with self._engine.read() as db:
+            found = await _fetch(db, queries.ITEM_AT, log=log, seq=seq)
+            ended = await _fetch(db, queries.ATTEMPTS_AT, log=log, seq=seq, n=attempts)
+        return reads.item_record(found[0], ended) if found else None
+
+    async def child_log(self, log: int, seq: int) -> ChildLog | None:
+        async with self._engine.read() as db:
+            found = await _fetch(db, queries.CHILD_LOG, log=log, seq=seq)
+        return ChildLog(*found[0]) if found else None
+
+    async def last_failures(self, log: int, limit: int) -> list[FailureRow]:
+        async with self._engine.read() as db:
+            found = [
+                *await _fetch(db, queries.LAST_FAILED, log=log, n=limit),
+                *await _fetch(db, queries.LAST_FAILED_ATTEMPTS, log=log, n=limit),
+            ]
+        return reads.last_failures(found, limit)
 
     async def referenced(self, object_ids: list[bytes]) -> set[bytes]:
         async with self._engine.read() as db:

@@ -148,7 +148,7 @@ ASSIGNMENTS = _bulk("assignment", "batch bigint, worker text, at_ms bigint, n bi
 ATTEMPTS = _bulk(
     "attempt",
     "log bigint, seq bigint, attempt bigint, worker text, ending text, code text, message text, at_ms bigint,"
-    "not_before_ms bigint",
+    "not_before_ms bigint, began_ms bigint",
     ignore=True,
 )
 
@@ -308,8 +308,18 @@ LOG_CURSOR = "SELECT cursor FROM log WHERE log = :log"
 # Results of a run in arrival order carry their place.
 IS_PLACED = "SELECT position IS NOT NULL FROM result WHERE log = :log LIMIT 1"
 
+# Tries at an item with a result: attempts that began. Most have one, and cost no look-up. An attempt that never began
+# and yet ended its item (its group was won, say) has a row of its number in `attempt`.
+_TRIES = """CASE WHEN result.attempt > 1 OR result.outcome > 2 THEN
+       (SELECT COUNT(*) FROM attempt
+         WHERE attempt.log = result.log AND attempt.seq = result.seq AND attempt.began_ms > 0)
+       + CASE WHEN result.attempt > 0 AND NOT EXISTS (
+           SELECT 1 FROM attempt WHERE attempt.log = result.log AND attempt.seq = result.seq
+              AND attempt.attempt = result.attempt) THEN 1 ELSE 0 END
+       ELSE result.attempt END"""
+
 _PAGE = f"""
-SELECT {_RESULT}, result.duration_ms, result.accepted_ms, result.worker, result.units_in, result.units_out"""
+SELECT {_RESULT}, result.duration_ms, result.accepted_ms, result.worker, result.units_in, result.units_out, {_TRIES}"""
 _PAGE_ITEM = ", item.id, item.payload, item.object_id, item.object_offset, item.object_length"
 _JOIN_ITEM = " JOIN item ON item.log = result.log AND item.seq = result.seq"
 
@@ -340,6 +350,65 @@ SELECT run_id, workload, name, state, created_ms FROM run
  ORDER BY created_ms DESC, run_id DESC LIMIT :n
 """
 NEWEST_WORKERS = f"SELECT {WORKER_COLUMNS} FROM worker ORDER BY registered_ms DESC, incarnation DESC LIMIT :n"
+
+# ---- looking into a run: bounded pages, by indexes that hold what is unusual
+
+# Rows that failed for good, from a seq on.
+FAILED_SEQS = """
+SELECT seq FROM result WHERE log = :log AND outcome = 2 AND seq >= :from_seq ORDER BY seq LIMIT :n
+"""
+# Rows of which an attempt began and came to nothing.
+RETRIED_SEQS = """
+SELECT DISTINCT seq FROM attempt WHERE log = :log AND began_ms > 0 AND seq >= :from_seq ORDER BY seq LIMIT :n
+"""
+# Rows without a result; as PENDING, without their payloads.
+OPEN_SEQS = """
+SELECT item.seq FROM item
+ WHERE item.log = :log AND item.seq >= :from_seq AND item.seq < :to_seq
+   AND NOT EXISTS (SELECT 1 FROM result WHERE result.log = item.log AND result.seq = item.seq LIMIT 1 OFFSET 0)
+ ORDER BY item.seq LIMIT :n
+"""
+
+_STATE = f"""
+SELECT item.seq, item.id, result.outcome,
+       CASE WHEN COALESCE(result.position, result.seq) < log.cursor THEN 1 ELSE 0 END,
+       CASE WHEN result.seq IS NULL THEN
+         (SELECT COUNT(*) FROM attempt
+           WHERE attempt.log = item.log AND attempt.seq = item.seq AND attempt.began_ms > 0)
+       ELSE {_TRIES} END,
+       result.worker, result.accepted_ms, result.duration_ms, result.code, SUBSTR(result.message, 1, 4000)"""
+STATES_AT = (
+    _STATE
+    + """
+  FROM item JOIN log ON log.log = item.log
+  LEFT JOIN result ON result.log = item.log AND result.seq = item.seq
+ WHERE item.log = :log AND item.seq IN ({seqs}) ORDER BY item.seq
+"""
+)
+ITEM_AT = (
+    _STATE
+    + """, item.spec, item.payload, item.object_id, item.object_offset, item.object_length,
+       result.data, result.object_id, result.object_offset, result.object_length, result.attempt
+  FROM item JOIN log ON log.log = item.log
+  LEFT JOIN result ON result.log = item.log AND result.seq = item.seq
+ WHERE item.log = :log AND item.seq = :seq
+"""
+)
+# The newest, for there can be many that were given back unstarted.
+ATTEMPTS_AT = """
+SELECT attempt, worker, ending, code, SUBSTR(message, 1, 4000), began_ms, at_ms
+  FROM attempt WHERE log = :log AND seq = :seq ORDER BY attempt DESC LIMIT :n
+"""
+CHILD_LOG = "SELECT log, submitted, cursor FROM log WHERE parent_log = :log AND parent_seq = :seq AND parent_log > 0"
+_FAILURE = "seq, attempt, code, SUBSTR(message, 1, 4000), worker,"
+LAST_FAILED = f"""
+SELECT {_FAILURE} accepted_ms, 1 FROM result WHERE log = :log AND outcome = 2 ORDER BY accepted_ms DESC LIMIT :n
+"""
+LAST_FAILED_ATTEMPTS = f"""
+SELECT {_FAILURE} at_ms, 0 FROM attempt
+ WHERE log = :log AND ending IN ('failed', 'timeout', 'worker_lost') ORDER BY at_ms DESC LIMIT :n
+"""
+WORKERS_AT = f"SELECT {WORKER_COLUMNS} FROM worker WHERE incarnation IN ({{workers}})"
 
 # ---- objects: rows of deleted runs count no longer, though they may still be there
 

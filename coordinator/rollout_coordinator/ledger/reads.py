@@ -11,8 +11,16 @@ from rollout.model.run import Order
 
 from rollout_coordinator.core.events import Keys, Loaded, PendingItem, ResultsLoaded
 from rollout_coordinator.core.step import LoadPending, LoadResults, OpenAttempt, Snapshot
-from rollout_coordinator.ledger import rows
-from rollout_coordinator.ledger.port import CommitPage
+from rollout_coordinator.ledger import queries, rows
+from rollout_coordinator.ledger.port import (
+    CommitPage,
+    EndedAttempt,
+    FailureRow,
+    ItemRecord,
+    ItemStateRow,
+    Seqs,
+    Which,
+)
 
 Row = Sequence[Any]
 SEQ_MAX = (1 << 63) - 1
@@ -90,7 +98,7 @@ class PageBuilder:
     """Collects rows of a commit page until `max_bytes` are reached; always takes the first."""
 
     def __init__(self, from_cursor: int, max_bytes: int, payloads: bool):
-        self.page = CommitPage(from_cursor, [], [], [], [], {}, [], [], [], [], [], [], [])
+        self.page = CommitPage(from_cursor, [], [], [], [], {}, [], [], [], [], [], [], [], [])
         self._left = max_bytes
         self._payloads = payloads
 
@@ -98,7 +106,7 @@ class PageBuilder:
         """False: the page is full and this row is not in it."""
         page = self.page
         data = rows.blob(row[3], row[4], row[5], row[6])
-        payload = rows.blob(row[16], row[17], row[18], row[19]) if self._payloads else b""
+        payload = rows.blob(row[17], row[18], row[19], row[20]) if self._payloads else b""
         self._left -= size(data) + size(payload)
         if self._left < 0 and page.seq:
             return False
@@ -113,8 +121,9 @@ class PageBuilder:
         page.worker.append(row[12])
         page.units_in.append(row[13])
         page.units_out.append(row[14])
+        page.tries.append(row[15])
         if self._payloads:
-            page.ids.append(bytes(row[15]))
+            page.ids.append(bytes(row[16]))
             page.payloads.append(payload)
         return True
 
@@ -130,6 +139,52 @@ def results_loaded(load: LoadResults, found: Iterable[Row]) -> ResultsLoaded:
         loaded.data.append(rows.blob(row[3], row[4], row[5], row[6]) if load.with_data else b"")
         loaded.spec.append(row[10])
     return loaded
+
+
+_OUTCOMES = {Outcome.FAILED: "failed", Outcome.CANCELLED: "cancelled", Outcome.SKIPPED: "skipped"}
+
+
+def item_state(row: Row) -> ItemStateRow:
+    """From STATES_AT and ITEM_AT."""
+    state = "open"
+    if row[2] is not None:
+        state = _OUTCOMES.get(Outcome(row[2]), "done" if row[3] else "accepted")
+    return ItemStateRow(
+        row[0], bytes(row[1]), state, int(row[4]), row[5] or "", row[6] or 0, row[7] or 0, row[8] or "", row[9] or ""
+    )
+
+
+def item_record(row: Row, attempts: Iterable[Row]) -> ItemRecord:
+    """From ITEM_AT and ATTEMPTS_AT."""
+    ended = [EndedAttempt(*one) for one in attempts]
+    result = None if row[2] is None else rows.blob(row[15], row[16], row[17], row[18])
+    return ItemRecord(
+        item_state(row), row[10], rows.blob(row[11], row[12], row[13], row[14]), result, row[19] or 0, ended[::-1]
+    )
+
+
+def last_failures(found: Iterable[Row], limit: int) -> list[FailureRow]:
+    """From LAST_FAILED and LAST_FAILED_ATTEMPTS, the newest first."""
+    failures = [FailureRow(*row[:6], final=bool(row[6])) for row in found]
+    return sorted(failures, key=lambda one: (one.at_ms, one.final, one.seq), reverse=True)[:limit]
+
+
+SEQS_OF = {
+    Which.FAILED: queries.FAILED_SEQS,
+    Which.RETRIED: queries.RETRIED_SEQS,
+    Which.OPEN: queries.OPEN_SEQS,
+}
+OPEN_SPAN = 10_000
+"""Rows that one page of open ones looks at: most of them may have results."""
+
+
+def seqs_found(which: Which, found: list[int], asked: int, to_seq: int, end: int) -> Seqs:
+    """Of a query for `asked` rows before `to_seq`; `end`: behind the last row of the log."""
+    if len(found) == asked:
+        return Seqs(found, found[-1] + 1, found[-1] + 1 >= end)
+    if which in (Which.FAILED, Which.RETRIED):
+        return Seqs(found, end, True)
+    return Seqs(found, min(to_seq, end), to_seq >= end)
 
 
 class Replay:

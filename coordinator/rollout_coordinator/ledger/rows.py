@@ -265,7 +265,7 @@ def worker_row(row: Row) -> WorkerRow:
 def attempt_columns(row: AttemptRow) -> Row:
     return (
         row.log, row.seq, row.attempt, clean(row.worker), AttemptEnd(row.end).value, clean(row.code),
-        clean(row.message), row.at_ms, row.not_before_ms,
+        clean(row.message), row.at_ms, row.not_before_ms, row.began_ms,
     )  # fmt: skip
 
 

@@ -24,7 +24,18 @@ from rollout_coordinator.core.step import (
 )
 from rollout_coordinator.core.views import RunView
 from rollout_coordinator.ledger import queries, reads, rows
-from rollout_coordinator.ledger.port import CommitPage, Fence, FoundRun, LeaseRow
+from rollout_coordinator.ledger.port import (
+    ChildLog,
+    CommitPage,
+    FailureRow,
+    Fence,
+    FoundRun,
+    ItemRecord,
+    ItemStateRow,
+    LeaseRow,
+    Seqs,
+    Which,
+)
 from rollout_coordinator.ledger.queries import Bulk
 from rollout_coordinator.ledger.writes import bulks
 
@@ -39,6 +50,7 @@ GIVEN = (
 )
 SEQS = "SELECT value FROM json_each(:seqs)"
 STATES = "SELECT value FROM json_each(:states)"
+WORKERS = "SELECT value FROM json_each(:workers)"
 
 
 class SqliteLedger:
@@ -162,6 +174,39 @@ class SqliteLedger:
     async def workers(self, limit: int) -> list[WorkerRow]:
         found = await self._engine.read(lambda db: db.execute(queries.NEWEST_WORKERS, {"n": limit}).fetchall())
         return [rows.worker_row(row) for row in found]
+
+    async def workers_at(self, incarnations: list[str]) -> list[WorkerRow]:
+        query, named = queries.WORKERS_AT.format(workers=WORKERS), {"workers": json.dumps(incarnations)}
+        found = await self._engine.read(lambda db: db.execute(query, named).fetchall())
+        return [rows.worker_row(row) for row in found]
+
+    async def seqs(self, log: int, which: Which, from_seq: int, limit: int) -> Seqs:
+        return await self._engine.read(lambda db: _seqs(db, log, which, from_seq, limit))
+
+    async def item_states(self, log: int, seqs: list[int]) -> list[ItemStateRow]:
+        query, named = queries.STATES_AT.format(seqs=SEQS), {"log": log, "seqs": json.dumps(seqs)}
+        return await self._engine.read(lambda db: list(map(reads.item_state, db.execute(query, named))))
+
+    async def item(self, log: int, seq: int, attempts: int) -> ItemRecord | None:
+        def read(db: sqlite3.Connection) -> ItemRecord | None:
+            row = db.execute(queries.ITEM_AT, {"log": log, "seq": seq}).fetchone()
+            if row is None:
+                return None
+            return reads.item_record(row, db.execute(queries.ATTEMPTS_AT, {"log": log, "seq": seq, "n": attempts}))
+
+        return await self._engine.read(read)
+
+    async def child_log(self, log: int, seq: int) -> ChildLog | None:
+        named = {"log": log, "seq": seq}
+        row = await self._engine.read(lambda db: db.execute(queries.CHILD_LOG, named).fetchone())
+        return None if row is None else ChildLog(*row)
+
+    async def last_failures(self, log: int, limit: int) -> list[FailureRow]:
+        named = {"log": log, "n": limit}
+        found = await self._engine.read(
+            lambda db: [*db.execute(queries.LAST_FAILED, named), *db.execute(queries.LAST_FAILED_ATTEMPTS, named)]
+        )
+        return reads.last_failures(found, limit)
 
     async def referenced(self, object_ids: list[bytes]) -> set[bytes]:
         def read(db: sqlite3.Connection) -> set[bytes]:
@@ -288,6 +333,20 @@ def _commit_log(
             if not builder.add(row):
                 break
     return builder.page
+
+
+def _seqs(db: sqlite3.Connection, log: int, which: Which, from_seq: int, limit: int) -> Seqs:
+    last = db.execute(queries.LAST_SEQ, {"log": log}).fetchone()[0]
+    end = 0 if last is None else last + 1
+    if from_seq >= end:
+        return Seqs([], end, True)
+    if which is Which.ALL:
+        to_seq = min(from_seq + limit, end)
+        return Seqs(list(range(from_seq, to_seq)), to_seq, to_seq >= end)
+    to_seq = from_seq + reads.OPEN_SPAN
+    named = {"log": log, "from_seq": from_seq, "to_seq": to_seq, "n": limit}
+    found = [row[0] for row in db.execute(reads.SEQS_OF[which], named)]
+    return reads.seqs_found(which, found, limit, to_seq, end)
 
 
 def _run_view(db: sqlite3.Connection, row: Sequence[Any]) -> RunView:

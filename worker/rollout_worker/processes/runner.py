@@ -80,6 +80,8 @@ class Runner:
         self._pending: deque[Attempt] = deque()
         self._tasks: dict[Key, asyncio.Task[None]] = {}
         self._contexts: dict[Key, AttemptContext] = {}
+        self._ahead_of_turn: deque[Key] = deque()  # with the executor already, behind `width` others
+        self._began: dict[Key, float] = {}  # since when it has been its turn
         self._finished: list[Finished] = []
         self._flush_due = False
         self._children_tail: asyncio.Task[None] | None = None
@@ -227,6 +229,15 @@ class Runner:
             self._contexts[attempt.key] = context
             task = self._tasks[attempt.key] = self._loop.create_task(self._attempt(attempt, context))
             task.add_done_callback(partial(self._ended, attempt))
+            self._ahead_of_turn.append(attempt.key)
+        self._take_turns()
+
+    def _take_turns(self) -> None:
+        """What the executor takes ahead waits for those before it: that is no part of its own time."""
+        while self._ahead_of_turn and len(self._began) - self._waiting < self._width:
+            key = self._ahead_of_turn.popleft()
+            if key in self._tasks and key not in self._began:
+                self._began[key] = time.monotonic()
 
     def _waits(self, change: int) -> None:
         self._waiting += change
@@ -248,6 +259,7 @@ class Runner:
         await context.close()
         del self._tasks[attempt.key]
         del self._contexts[attempt.key]
+        started = self._began.pop(attempt.key, started)  # it may be over before its turn
         if done is not CANCELLED or attempt.key not in self._leaving:
             self._leaving.discard(attempt.key)
             self._report(attempt, done, round((time.monotonic() - started) * 1000))
@@ -259,6 +271,7 @@ class Runner:
             return
         del self._tasks[attempt.key]
         del self._contexts[attempt.key]
+        self._began.pop(attempt.key, None)
         if attempt.key not in self._leaving:
             self._report(attempt, CANCELLED, 0)
         self._pump()

@@ -60,8 +60,21 @@ def list_runs(
 def show_run(
     run: RunArgument, coordinator: CoordinatorOption = None, tls_dir: TlsDirOption = None, json: JsonOption = False
 ) -> None:
-    """Everything the ledger says of a run. --json: one object; keys are only ever added."""
-    _show(ask(coordinator, tls_dir, lambda client: _get(client, run)), json)
+    """How far a run is: counts, rate, time left, who works at it, what it waits for, its last failures with causes.
+
+    --json: one object; keys are only ever added.
+    """
+
+    async def read(client: Runs) -> pb.RunReply:
+        return await client.describe(await resolve_run(client, run))
+
+    reply = ask(coordinator, tls_dir, read)
+    from rollout.cli import show, show_run
+
+    if json:
+        show.print_json(show.description_json(reply))
+    else:
+        show_run.print_description(reply)
 
 
 @app.command("watch")
@@ -159,12 +172,12 @@ async def _get(client: Runs, run: str) -> pb.RunStatus:
 
 
 def _show(status: pb.RunStatus, as_json: bool) -> None:
-    from rollout.cli import show
+    from rollout.cli import show, show_run
 
     if as_json:
         show.print_json(show.run_json(status))
     else:
-        show.print_run(status)
+        show_run.print_run(status)
 
 
 def _line(status: pb.RunStatus, as_json: bool) -> None:
@@ -174,8 +187,9 @@ def _line(status: pb.RunStatus, as_json: bool) -> None:
         show.print_json(show.run_json(status))
         return
     of = f"{status.submitted}{'' if status.sealed else '+'}"
+    state = "pausing" if status.pausing else status.state
     sys.stdout.write(
-        f"{status.state}: {status.done} done, {status.failed} failed of {of}, {status.running} running on "
-        f"{status.workers} workers{', pausing' if status.pausing else ''}\n"
+        f"{state}: {status.done} done, {status.failed} failed of {of}, {status.running} running on "
+        f"{status.workers} workers\n"
     )
     sys.stdout.flush()

@@ -31,9 +31,9 @@ Exit codes: 0 every one of the {unit} has its result, failed ones included (they
 or was killed, or all of the {unit} failed; 2 configuration or input; 130 interrupted.
 
 --json prints an object a line, told apart by `event`: `run_opened` {{run_id, resumed, {unit}, address}}, `progress`
-{{{unit}, submitted, done, failed, committed, running, workers, {rates}, eta_s}}, `note` {{message}},
-`dry_run` {{{unit}, workers}}, `interrupted` {{run_id, committed, command}}, `summary` {{the content of summary.json,
-and files}} and `error` {{error: {{code, message}}}}. Keys are only ever added."""
+{{{unit}, submitted, done, failed, committed, running, workers, {rates}, eta_s, state}}, `note`
+{{message}}, `dry_run` {{{unit}, workers}}, `interrupted` {{run_id, committed, command}}, `summary` {{the content of
+summary.json, and files}} and `error` {{error: {{code, message}}}}. Keys are only ever added."""
 
 
 def standard_commands(workload: Workload[Any, Any]) -> typer.Typer:

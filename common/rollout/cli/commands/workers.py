@@ -1,4 +1,4 @@
-"""`rollout workers`: who is there, and orders for one of them."""
+"""`rollout workers`: who is there, what one of them does, and orders for it."""
 
 from __future__ import annotations
 
@@ -10,42 +10,40 @@ from rollout.cli.commands.run import ask
 from rollout.cli.completion import complete_worker
 from rollout.cli.options import CoordinatorOption, JsonOption, TlsDirOption
 from rollout.cli.references import resolve_worker
+from rollout.model.errors import ConfigError
 
 if TYPE_CHECKING:
     from rollout.client import Runs
     from rollout.wire.v1 import runs_pb2 as pb
 
+app = typer.Typer(invoke_without_command=True, context_settings={"help_option_names": ["-h", "--help"]})
 
+WorkerArgument = Annotated[
+    str,
+    typer.Argument(
+        metavar="WORKER",
+        help="Its id, a unique part of it, or the host where it alone runs.",
+        autocompletion=complete_worker,
+    ),
+]
+
+
+@app.callback()
 def workers(
+    context: typer.Context,
     coordinator: CoordinatorOption = None,
     tls_dir: TlsDirOption = None,
-    drain: Annotated[
-        str,
-        typer.Option(
-            "--drain",
-            metavar="WORKER",
-            autocompletion=complete_worker,
-            help="Let this worker finish what it runs, then stop.",
-        ),
-    ] = "",
-    reload: Annotated[
-        str,
-        typer.Option(
-            "--reload", metavar="WORKER", autocompletion=complete_worker, help="Let this worker reload its plugins."
-        ),
-    ] = "",
     all_workers: Annotated[bool, typer.Option("--all", help="Also those that are gone.")] = False,
     json: JsonOption = False,
 ) -> None:
     """The workers of the cluster and what they do. --json: `{"leader": ADDR, "workers": [...]}`."""
-
-    async def question(client: Runs) -> pb.WorkersReply:
-        if drain or reload:
-            worker = await resolve_worker(client, drain or reload)
-            return await client.worker_command(worker, "drain" if drain else "reload")
-        return await client.workers(all=all_workers)
-
-    reply = ask(coordinator, tls_dir, question)
+    if context.invoked_subcommand is not None:
+        if coordinator or tls_dir or all_workers or json:
+            raise ConfigError(
+                f"write options behind the command: rollout workers {context.invoked_subcommand} WORKER [OPTIONS]"
+            )
+        return
+    reply = ask(coordinator, tls_dir, lambda client: client.workers(all=all_workers))
     from rollout.cli import show
 
     listed = [worker for worker in reply.workers if all_workers or worker.state != "gone"]
@@ -53,3 +51,69 @@ def workers(
         show.print_json({"leader": reply.leader, "workers": [show.worker_json(worker) for worker in listed]})
     else:
         show.print_workers(listed, reply.leader)
+
+
+@app.command("show")
+def show_worker(
+    worker: WorkerArgument,
+    coordinator: CoordinatorOption = None,
+    tls_dir: TlsDirOption = None,
+    json: JsonOption = False,
+) -> None:
+    """Everything about a worker: what it runs and may run, since when, of which version, last heard of when.
+
+    --json: one object, as in `rollout workers --json` with `ended_at, host_id, used, runs, held`. Keys are only ever
+    added.
+    """
+
+    async def read(client: Runs) -> pb.WorkerStatus:
+        return await client.worker(await resolve_worker(client, worker))
+
+    found = ask(coordinator, tls_dir, read)
+    from rollout.cli import show, show_worker
+
+    if json:
+        show.print_json(show.worker_detail_json(found))
+    else:
+        show_worker.print_worker(found)
+
+
+VERBS = {
+    "drain": (
+        "Let a worker finish what it runs, then stop. Rows that it has not begun go to others.",
+        "it takes nothing new, finishes what it runs and stops",
+    ),
+    "reload": (
+        "Let a worker load its plugins anew. It needs `dev_hot_reload`.",
+        "it loads its plugins anew",
+    ),
+}
+
+
+def _add_verb(verb: str, what_it_does: str, said: str) -> None:
+    @app.command(verb, help=f"{what_it_does} --json: the worker, as in `rollout workers --json`.")
+    def command_worker(
+        worker: WorkerArgument,
+        coordinator: CoordinatorOption = None,
+        tls_dir: TlsDirOption = None,
+        json: JsonOption = False,
+    ) -> None:
+        async def order(client: Runs) -> pb.WorkerStatus:
+            worker_id = await resolve_worker(client, worker)
+            await client.worker_command(worker_id, verb)
+            return await client.worker(worker_id)
+
+        found = ask(coordinator, tls_dir, order)
+        from rollout.cli import show
+
+        if json:
+            show.print_json(show.worker_json(found))
+        else:
+            on = f" on {found.inventory.host}" if found.inventory.host else ""
+            typer.echo(f"worker {found.incarnation}{on}: {said}")
+
+    del command_worker  # typer keeps it
+
+
+for _verb, (_help, _said) in VERBS.items():
+    _add_verb(_verb, _help, _said)

@@ -96,7 +96,7 @@ class SubmitDown(_message.Message):
     def __init__(self, epoch: _Optional[int] = ..., durable: _Optional[int] = ..., sealed: bool = ..., status: _Optional[_Union[RunStatus, _Mapping]] = ..., objects_addr: _Optional[str] = ...) -> None: ...
 
 class RunStatus(_message.Message):
-    __slots__ = ("spec", "state", "reason", "submitted", "sealed", "cursor", "done", "failed", "cancelled", "skipped", "in_flight", "running", "attempts", "retried", "worker_lost", "stale", "units_in", "units_out", "created_ms", "updated_ms", "ended_ms", "survivors", "lanes", "root_log", "workers", "pausing", "waits")
+    __slots__ = ("spec", "state", "reason", "submitted", "sealed", "cursor", "done", "failed", "cancelled", "skipped", "in_flight", "running", "attempts", "retried", "worker_lost", "stale", "units_in", "units_out", "created_ms", "updated_ms", "ended_ms", "survivors", "lanes", "root_log", "workers", "pausing", "waits", "rate", "units_rate")
     SPEC_FIELD_NUMBER: _ClassVar[int]
     STATE_FIELD_NUMBER: _ClassVar[int]
     REASON_FIELD_NUMBER: _ClassVar[int]
@@ -124,6 +124,8 @@ class RunStatus(_message.Message):
     WORKERS_FIELD_NUMBER: _ClassVar[int]
     PAUSING_FIELD_NUMBER: _ClassVar[int]
     WAITS_FIELD_NUMBER: _ClassVar[int]
+    RATE_FIELD_NUMBER: _ClassVar[int]
+    UNITS_RATE_FIELD_NUMBER: _ClassVar[int]
     spec: RunSpec
     state: str
     reason: str
@@ -151,7 +153,9 @@ class RunStatus(_message.Message):
     workers: int
     pausing: bool
     waits: _containers.RepeatedCompositeFieldContainer[Wait]
-    def __init__(self, spec: _Optional[_Union[RunSpec, _Mapping]] = ..., state: _Optional[str] = ..., reason: _Optional[str] = ..., submitted: _Optional[int] = ..., sealed: bool = ..., cursor: _Optional[int] = ..., done: _Optional[int] = ..., failed: _Optional[int] = ..., cancelled: _Optional[int] = ..., skipped: _Optional[int] = ..., in_flight: _Optional[int] = ..., running: _Optional[int] = ..., attempts: _Optional[int] = ..., retried: _Optional[int] = ..., worker_lost: _Optional[int] = ..., stale: _Optional[int] = ..., units_in: _Optional[int] = ..., units_out: _Optional[int] = ..., created_ms: _Optional[int] = ..., updated_ms: _Optional[int] = ..., ended_ms: _Optional[int] = ..., survivors: _Optional[_Iterable[_Union[_common_pb2.AttemptKeys, _Mapping]]] = ..., lanes: _Optional[_Iterable[_Union[LaneStatus, _Mapping]]] = ..., root_log: _Optional[int] = ..., workers: _Optional[int] = ..., pausing: bool = ..., waits: _Optional[_Iterable[_Union[Wait, _Mapping]]] = ...) -> None: ...
+    rate: float
+    units_rate: float
+    def __init__(self, spec: _Optional[_Union[RunSpec, _Mapping]] = ..., state: _Optional[str] = ..., reason: _Optional[str] = ..., submitted: _Optional[int] = ..., sealed: bool = ..., cursor: _Optional[int] = ..., done: _Optional[int] = ..., failed: _Optional[int] = ..., cancelled: _Optional[int] = ..., skipped: _Optional[int] = ..., in_flight: _Optional[int] = ..., running: _Optional[int] = ..., attempts: _Optional[int] = ..., retried: _Optional[int] = ..., worker_lost: _Optional[int] = ..., stale: _Optional[int] = ..., units_in: _Optional[int] = ..., units_out: _Optional[int] = ..., created_ms: _Optional[int] = ..., updated_ms: _Optional[int] = ..., ended_ms: _Optional[int] = ..., survivors: _Optional[_Iterable[_Union[_common_pb2.AttemptKeys, _Mapping]]] = ..., lanes: _Optional[_Iterable[_Union[LaneStatus, _Mapping]]] = ..., root_log: _Optional[int] = ..., workers: _Optional[int] = ..., pausing: bool = ..., waits: _Optional[_Iterable[_Union[Wait, _Mapping]]] = ..., rate: _Optional[float] = ..., units_rate: _Optional[float] = ...) -> None: ...
 
 class Wait(_message.Message):
     __slots__ = ("reason", "message", "items", "impossible")
@@ -210,7 +214,7 @@ class WatchDown(_message.Message):
     def __init__(self, epoch: _Optional[int] = ..., batch: _Optional[_Union[CommitBatch, _Mapping]] = ..., status: _Optional[_Union[RunStatus, _Mapping]] = ...) -> None: ...
 
 class CommitBatch(_message.Message):
-    __slots__ = ("from_cursor", "seq", "attempt", "outcome", "length", "data", "refs", "errors", "duration_ms", "accepted_ms", "workers", "worker_index", "ids", "payload_length", "payload_data", "payload_refs", "units_in", "units_out")
+    __slots__ = ("from_cursor", "seq", "attempt", "outcome", "length", "data", "refs", "errors", "duration_ms", "accepted_ms", "workers", "worker_index", "ids", "payload_length", "payload_data", "payload_refs", "units_in", "units_out", "tries")
     FROM_CURSOR_FIELD_NUMBER: _ClassVar[int]
     SEQ_FIELD_NUMBER: _ClassVar[int]
     ATTEMPT_FIELD_NUMBER: _ClassVar[int]
@@ -229,6 +233,7 @@ class CommitBatch(_message.Message):
     PAYLOAD_REFS_FIELD_NUMBER: _ClassVar[int]
     UNITS_IN_FIELD_NUMBER: _ClassVar[int]
     UNITS_OUT_FIELD_NUMBER: _ClassVar[int]
+    TRIES_FIELD_NUMBER: _ClassVar[int]
     from_cursor: int
     seq: _containers.RepeatedScalarFieldContainer[int]
     attempt: _containers.RepeatedScalarFieldContainer[int]
@@ -247,27 +252,34 @@ class CommitBatch(_message.Message):
     payload_refs: _containers.RepeatedCompositeFieldContainer[_common_pb2.IndexedRef]
     units_in: _containers.RepeatedScalarFieldContainer[int]
     units_out: _containers.RepeatedScalarFieldContainer[int]
-    def __init__(self, from_cursor: _Optional[int] = ..., seq: _Optional[_Iterable[int]] = ..., attempt: _Optional[_Iterable[int]] = ..., outcome: _Optional[_Iterable[_Union[_common_pb2.Outcome, str]]] = ..., length: _Optional[_Iterable[int]] = ..., data: _Optional[bytes] = ..., refs: _Optional[_Iterable[_Union[_common_pb2.IndexedRef, _Mapping]]] = ..., errors: _Optional[_Iterable[_Union[_common_pb2.ErrorInfo, _Mapping]]] = ..., duration_ms: _Optional[_Iterable[int]] = ..., accepted_ms: _Optional[_Iterable[int]] = ..., workers: _Optional[_Iterable[str]] = ..., worker_index: _Optional[_Iterable[int]] = ..., ids: _Optional[bytes] = ..., payload_length: _Optional[_Iterable[int]] = ..., payload_data: _Optional[bytes] = ..., payload_refs: _Optional[_Iterable[_Union[_common_pb2.IndexedRef, _Mapping]]] = ..., units_in: _Optional[_Iterable[int]] = ..., units_out: _Optional[_Iterable[int]] = ...) -> None: ...
+    tries: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, from_cursor: _Optional[int] = ..., seq: _Optional[_Iterable[int]] = ..., attempt: _Optional[_Iterable[int]] = ..., outcome: _Optional[_Iterable[_Union[_common_pb2.Outcome, str]]] = ..., length: _Optional[_Iterable[int]] = ..., data: _Optional[bytes] = ..., refs: _Optional[_Iterable[_Union[_common_pb2.IndexedRef, _Mapping]]] = ..., errors: _Optional[_Iterable[_Union[_common_pb2.ErrorInfo, _Mapping]]] = ..., duration_ms: _Optional[_Iterable[int]] = ..., accepted_ms: _Optional[_Iterable[int]] = ..., workers: _Optional[_Iterable[str]] = ..., worker_index: _Optional[_Iterable[int]] = ..., ids: _Optional[bytes] = ..., payload_length: _Optional[_Iterable[int]] = ..., payload_data: _Optional[bytes] = ..., payload_refs: _Optional[_Iterable[_Union[_common_pb2.IndexedRef, _Mapping]]] = ..., units_in: _Optional[_Iterable[int]] = ..., units_out: _Optional[_Iterable[int]] = ..., tries: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class RunRequest(_message.Message):
-    __slots__ = ("epoch", "run_id", "force")
+    __slots__ = ("epoch", "run_id", "force", "failures")
     EPOCH_FIELD_NUMBER: _ClassVar[int]
     RUN_ID_FIELD_NUMBER: _ClassVar[int]
     FORCE_FIELD_NUMBER: _ClassVar[int]
+    FAILURES_FIELD_NUMBER: _ClassVar[int]
     epoch: int
     run_id: str
     force: bool
-    def __init__(self, epoch: _Optional[int] = ..., run_id: _Optional[str] = ..., force: bool = ...) -> None: ...
+    failures: int
+    def __init__(self, epoch: _Optional[int] = ..., run_id: _Optional[str] = ..., force: bool = ..., failures: _Optional[int] = ...) -> None: ...
 
 class RunReply(_message.Message):
-    __slots__ = ("epoch", "status", "objects_addr")
+    __slots__ = ("epoch", "status", "objects_addr", "workers", "failures")
     EPOCH_FIELD_NUMBER: _ClassVar[int]
     STATUS_FIELD_NUMBER: _ClassVar[int]
     OBJECTS_ADDR_FIELD_NUMBER: _ClassVar[int]
+    WORKERS_FIELD_NUMBER: _ClassVar[int]
+    FAILURES_FIELD_NUMBER: _ClassVar[int]
     epoch: int
     status: RunStatus
     objects_addr: str
-    def __init__(self, epoch: _Optional[int] = ..., status: _Optional[_Union[RunStatus, _Mapping]] = ..., objects_addr: _Optional[str] = ...) -> None: ...
+    workers: _containers.RepeatedCompositeFieldContainer[RunWorker]
+    failures: _containers.RepeatedCompositeFieldContainer[RunFailure]
+    def __init__(self, epoch: _Optional[int] = ..., status: _Optional[_Union[RunStatus, _Mapping]] = ..., objects_addr: _Optional[str] = ..., workers: _Optional[_Iterable[_Union[RunWorker, _Mapping]]] = ..., failures: _Optional[_Iterable[_Union[RunFailure, _Mapping]]] = ...) -> None: ...
 
 class ListRequest(_message.Message):
     __slots__ = ("epoch", "states", "limit")
@@ -312,15 +324,24 @@ class DeleteReply(_message.Message):
     def __init__(self, epoch: _Optional[int] = ..., items: _Optional[int] = ..., objects_freed: _Optional[int] = ...) -> None: ...
 
 class WorkersRequest(_message.Message):
-    __slots__ = ("epoch", "all")
+    __slots__ = ("epoch", "all", "incarnation")
     EPOCH_FIELD_NUMBER: _ClassVar[int]
     ALL_FIELD_NUMBER: _ClassVar[int]
+    INCARNATION_FIELD_NUMBER: _ClassVar[int]
     epoch: int
     all: bool
-    def __init__(self, epoch: _Optional[int] = ..., all: bool = ...) -> None: ...
+    incarnation: str
+    def __init__(self, epoch: _Optional[int] = ..., all: bool = ..., incarnation: _Optional[str] = ...) -> None: ...
 
 class WorkerStatus(_message.Message):
-    __slots__ = ("incarnation", "inventory", "state", "in_flight", "running", "registered_ms", "last_seen_s", "reason", "load", "done")
+    __slots__ = ("incarnation", "inventory", "state", "in_flight", "running", "registered_ms", "last_seen_s", "reason", "load", "done", "runs", "held", "used", "ended_ms", "host_id")
+    class UsedEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: float
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[float] = ...) -> None: ...
     INCARNATION_FIELD_NUMBER: _ClassVar[int]
     INVENTORY_FIELD_NUMBER: _ClassVar[int]
     STATE_FIELD_NUMBER: _ClassVar[int]
@@ -331,6 +352,11 @@ class WorkerStatus(_message.Message):
     REASON_FIELD_NUMBER: _ClassVar[int]
     LOAD_FIELD_NUMBER: _ClassVar[int]
     DONE_FIELD_NUMBER: _ClassVar[int]
+    RUNS_FIELD_NUMBER: _ClassVar[int]
+    HELD_FIELD_NUMBER: _ClassVar[int]
+    USED_FIELD_NUMBER: _ClassVar[int]
+    ENDED_MS_FIELD_NUMBER: _ClassVar[int]
+    HOST_ID_FIELD_NUMBER: _ClassVar[int]
     incarnation: str
     inventory: _common_pb2.Inventory
     state: str
@@ -341,7 +367,12 @@ class WorkerStatus(_message.Message):
     reason: str
     load: float
     done: int
-    def __init__(self, incarnation: _Optional[str] = ..., inventory: _Optional[_Union[_common_pb2.Inventory, _Mapping]] = ..., state: _Optional[str] = ..., in_flight: _Optional[int] = ..., running: _Optional[int] = ..., registered_ms: _Optional[int] = ..., last_seen_s: _Optional[float] = ..., reason: _Optional[str] = ..., load: _Optional[float] = ..., done: _Optional[int] = ...) -> None: ...
+    runs: _containers.RepeatedCompositeFieldContainer[WorkerRun]
+    held: _containers.RepeatedCompositeFieldContainer[HeldAttempt]
+    used: _containers.ScalarMap[str, float]
+    ended_ms: int
+    host_id: str
+    def __init__(self, incarnation: _Optional[str] = ..., inventory: _Optional[_Union[_common_pb2.Inventory, _Mapping]] = ..., state: _Optional[str] = ..., in_flight: _Optional[int] = ..., running: _Optional[int] = ..., registered_ms: _Optional[int] = ..., last_seen_s: _Optional[float] = ..., reason: _Optional[str] = ..., load: _Optional[float] = ..., done: _Optional[int] = ..., runs: _Optional[_Iterable[_Union[WorkerRun, _Mapping]]] = ..., held: _Optional[_Iterable[_Union[HeldAttempt, _Mapping]]] = ..., used: _Optional[_Mapping[str, float]] = ..., ended_ms: _Optional[int] = ..., host_id: _Optional[str] = ...) -> None: ...
 
 class WorkersReply(_message.Message):
     __slots__ = ("epoch", "workers", "leader")
@@ -364,6 +395,181 @@ class WorkerCommandRequest(_message.Message):
     verb: str
     argument: str
     def __init__(self, epoch: _Optional[int] = ..., incarnation: _Optional[str] = ..., verb: _Optional[str] = ..., argument: _Optional[str] = ...) -> None: ...
+
+class RunWorker(_message.Message):
+    __slots__ = ("incarnation", "host", "in_flight", "running")
+    INCARNATION_FIELD_NUMBER: _ClassVar[int]
+    HOST_FIELD_NUMBER: _ClassVar[int]
+    IN_FLIGHT_FIELD_NUMBER: _ClassVar[int]
+    RUNNING_FIELD_NUMBER: _ClassVar[int]
+    incarnation: str
+    host: str
+    in_flight: int
+    running: int
+    def __init__(self, incarnation: _Optional[str] = ..., host: _Optional[str] = ..., in_flight: _Optional[int] = ..., running: _Optional[int] = ...) -> None: ...
+
+class RunFailure(_message.Message):
+    __slots__ = ("seq", "attempt", "code", "message", "worker", "host", "at_ms", "final")
+    SEQ_FIELD_NUMBER: _ClassVar[int]
+    ATTEMPT_FIELD_NUMBER: _ClassVar[int]
+    CODE_FIELD_NUMBER: _ClassVar[int]
+    MESSAGE_FIELD_NUMBER: _ClassVar[int]
+    WORKER_FIELD_NUMBER: _ClassVar[int]
+    HOST_FIELD_NUMBER: _ClassVar[int]
+    AT_MS_FIELD_NUMBER: _ClassVar[int]
+    FINAL_FIELD_NUMBER: _ClassVar[int]
+    seq: int
+    attempt: int
+    code: str
+    message: str
+    worker: str
+    host: str
+    at_ms: int
+    final: bool
+    def __init__(self, seq: _Optional[int] = ..., attempt: _Optional[int] = ..., code: _Optional[str] = ..., message: _Optional[str] = ..., worker: _Optional[str] = ..., host: _Optional[str] = ..., at_ms: _Optional[int] = ..., final: bool = ...) -> None: ...
+
+class WorkerRun(_message.Message):
+    __slots__ = ("run_id", "name", "workload", "in_flight", "running")
+    RUN_ID_FIELD_NUMBER: _ClassVar[int]
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    WORKLOAD_FIELD_NUMBER: _ClassVar[int]
+    IN_FLIGHT_FIELD_NUMBER: _ClassVar[int]
+    RUNNING_FIELD_NUMBER: _ClassVar[int]
+    run_id: str
+    name: str
+    workload: str
+    in_flight: int
+    running: int
+    def __init__(self, run_id: _Optional[str] = ..., name: _Optional[str] = ..., workload: _Optional[str] = ..., in_flight: _Optional[int] = ..., running: _Optional[int] = ...) -> None: ...
+
+class HeldAttempt(_message.Message):
+    __slots__ = ("run_id", "place", "attempt", "began_ms")
+    RUN_ID_FIELD_NUMBER: _ClassVar[int]
+    PLACE_FIELD_NUMBER: _ClassVar[int]
+    ATTEMPT_FIELD_NUMBER: _ClassVar[int]
+    BEGAN_MS_FIELD_NUMBER: _ClassVar[int]
+    run_id: str
+    place: _containers.RepeatedScalarFieldContainer[int]
+    attempt: int
+    began_ms: int
+    def __init__(self, run_id: _Optional[str] = ..., place: _Optional[_Iterable[int]] = ..., attempt: _Optional[int] = ..., began_ms: _Optional[int] = ...) -> None: ...
+
+class ItemsRequest(_message.Message):
+    __slots__ = ("epoch", "run_id", "parent", "which", "from_seq", "limit")
+    EPOCH_FIELD_NUMBER: _ClassVar[int]
+    RUN_ID_FIELD_NUMBER: _ClassVar[int]
+    PARENT_FIELD_NUMBER: _ClassVar[int]
+    WHICH_FIELD_NUMBER: _ClassVar[int]
+    FROM_SEQ_FIELD_NUMBER: _ClassVar[int]
+    LIMIT_FIELD_NUMBER: _ClassVar[int]
+    epoch: int
+    run_id: str
+    parent: _containers.RepeatedScalarFieldContainer[int]
+    which: str
+    from_seq: int
+    limit: int
+    def __init__(self, epoch: _Optional[int] = ..., run_id: _Optional[str] = ..., parent: _Optional[_Iterable[int]] = ..., which: _Optional[str] = ..., from_seq: _Optional[int] = ..., limit: _Optional[int] = ...) -> None: ...
+
+class ItemStatus(_message.Message):
+    __slots__ = ("seq", "id", "state", "attempts", "worker", "at_ms", "duration_ms", "code", "message")
+    SEQ_FIELD_NUMBER: _ClassVar[int]
+    ID_FIELD_NUMBER: _ClassVar[int]
+    STATE_FIELD_NUMBER: _ClassVar[int]
+    ATTEMPTS_FIELD_NUMBER: _ClassVar[int]
+    WORKER_FIELD_NUMBER: _ClassVar[int]
+    AT_MS_FIELD_NUMBER: _ClassVar[int]
+    DURATION_MS_FIELD_NUMBER: _ClassVar[int]
+    CODE_FIELD_NUMBER: _ClassVar[int]
+    MESSAGE_FIELD_NUMBER: _ClassVar[int]
+    seq: int
+    id: bytes
+    state: str
+    attempts: int
+    worker: str
+    at_ms: int
+    duration_ms: int
+    code: str
+    message: str
+    def __init__(self, seq: _Optional[int] = ..., id: _Optional[bytes] = ..., state: _Optional[str] = ..., attempts: _Optional[int] = ..., worker: _Optional[str] = ..., at_ms: _Optional[int] = ..., duration_ms: _Optional[int] = ..., code: _Optional[str] = ..., message: _Optional[str] = ...) -> None: ...
+
+class ItemsReply(_message.Message):
+    __slots__ = ("epoch", "items", "next_seq", "end", "hosts")
+    class HostsEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: str
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[str] = ...) -> None: ...
+    EPOCH_FIELD_NUMBER: _ClassVar[int]
+    ITEMS_FIELD_NUMBER: _ClassVar[int]
+    NEXT_SEQ_FIELD_NUMBER: _ClassVar[int]
+    END_FIELD_NUMBER: _ClassVar[int]
+    HOSTS_FIELD_NUMBER: _ClassVar[int]
+    epoch: int
+    items: _containers.RepeatedCompositeFieldContainer[ItemStatus]
+    next_seq: int
+    end: bool
+    hosts: _containers.ScalarMap[str, str]
+    def __init__(self, epoch: _Optional[int] = ..., items: _Optional[_Iterable[_Union[ItemStatus, _Mapping]]] = ..., next_seq: _Optional[int] = ..., end: bool = ..., hosts: _Optional[_Mapping[str, str]] = ...) -> None: ...
+
+class ItemRequest(_message.Message):
+    __slots__ = ("epoch", "run_id", "place", "attempts")
+    EPOCH_FIELD_NUMBER: _ClassVar[int]
+    RUN_ID_FIELD_NUMBER: _ClassVar[int]
+    PLACE_FIELD_NUMBER: _ClassVar[int]
+    ATTEMPTS_FIELD_NUMBER: _ClassVar[int]
+    epoch: int
+    run_id: str
+    place: _containers.RepeatedScalarFieldContainer[int]
+    attempts: int
+    def __init__(self, epoch: _Optional[int] = ..., run_id: _Optional[str] = ..., place: _Optional[_Iterable[int]] = ..., attempts: _Optional[int] = ...) -> None: ...
+
+class AttemptStatus(_message.Message):
+    __slots__ = ("attempt", "worker", "host", "began_ms", "ended_ms", "ending", "code", "message")
+    ATTEMPT_FIELD_NUMBER: _ClassVar[int]
+    WORKER_FIELD_NUMBER: _ClassVar[int]
+    HOST_FIELD_NUMBER: _ClassVar[int]
+    BEGAN_MS_FIELD_NUMBER: _ClassVar[int]
+    ENDED_MS_FIELD_NUMBER: _ClassVar[int]
+    ENDING_FIELD_NUMBER: _ClassVar[int]
+    CODE_FIELD_NUMBER: _ClassVar[int]
+    MESSAGE_FIELD_NUMBER: _ClassVar[int]
+    attempt: int
+    worker: str
+    host: str
+    began_ms: int
+    ended_ms: int
+    ending: str
+    code: str
+    message: str
+    def __init__(self, attempt: _Optional[int] = ..., worker: _Optional[str] = ..., host: _Optional[str] = ..., began_ms: _Optional[int] = ..., ended_ms: _Optional[int] = ..., ending: _Optional[str] = ..., code: _Optional[str] = ..., message: _Optional[str] = ...) -> None: ...
+
+class ItemReply(_message.Message):
+    __slots__ = ("epoch", "item", "payload", "payload_ref", "result", "result_ref", "has_result", "attempts", "children", "children_final", "objects_addr")
+    EPOCH_FIELD_NUMBER: _ClassVar[int]
+    ITEM_FIELD_NUMBER: _ClassVar[int]
+    PAYLOAD_FIELD_NUMBER: _ClassVar[int]
+    PAYLOAD_REF_FIELD_NUMBER: _ClassVar[int]
+    RESULT_FIELD_NUMBER: _ClassVar[int]
+    RESULT_REF_FIELD_NUMBER: _ClassVar[int]
+    HAS_RESULT_FIELD_NUMBER: _ClassVar[int]
+    ATTEMPTS_FIELD_NUMBER: _ClassVar[int]
+    CHILDREN_FIELD_NUMBER: _ClassVar[int]
+    CHILDREN_FINAL_FIELD_NUMBER: _ClassVar[int]
+    OBJECTS_ADDR_FIELD_NUMBER: _ClassVar[int]
+    epoch: int
+    item: ItemStatus
+    payload: bytes
+    payload_ref: _common_pb2.ObjectRef
+    result: bytes
+    result_ref: _common_pb2.ObjectRef
+    has_result: bool
+    attempts: _containers.RepeatedCompositeFieldContainer[AttemptStatus]
+    children: int
+    children_final: int
+    objects_addr: str
+    def __init__(self, epoch: _Optional[int] = ..., item: _Optional[_Union[ItemStatus, _Mapping]] = ..., payload: _Optional[bytes] = ..., payload_ref: _Optional[_Union[_common_pb2.ObjectRef, _Mapping]] = ..., result: _Optional[bytes] = ..., result_ref: _Optional[_Union[_common_pb2.ObjectRef, _Mapping]] = ..., has_result: bool = ..., attempts: _Optional[_Iterable[_Union[AttemptStatus, _Mapping]]] = ..., children: _Optional[int] = ..., children_final: _Optional[int] = ..., objects_addr: _Optional[str] = ...) -> None: ...
 
 class FindRequest(_message.Message):
     __slots__ = ("epoch", "text", "complete", "limit")

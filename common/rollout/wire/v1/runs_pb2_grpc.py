@@ -74,6 +74,16 @@ class RunsStub(object):
                 request_serializer=rollout_dot_wire_dot_v1_dot_runs__pb2.WorkerCommandRequest.SerializeToString,
                 response_deserializer=rollout_dot_wire_dot_v1_dot_runs__pb2.WorkersReply.FromString,
                 _registered_method=True)
+        self.Items = channel.unary_unary(
+                '/rollout.wire.v1.Runs/Items',
+                request_serializer=rollout_dot_wire_dot_v1_dot_runs__pb2.ItemsRequest.SerializeToString,
+                response_deserializer=rollout_dot_wire_dot_v1_dot_runs__pb2.ItemsReply.FromString,
+                _registered_method=True)
+        self.Item = channel.unary_unary(
+                '/rollout.wire.v1.Runs/Item',
+                request_serializer=rollout_dot_wire_dot_v1_dot_runs__pb2.ItemRequest.SerializeToString,
+                response_deserializer=rollout_dot_wire_dot_v1_dot_runs__pb2.ItemReply.FromString,
+                _registered_method=True)
         self.Find = channel.unary_unary(
                 '/rollout.wire.v1.Runs/Find',
                 request_serializer=rollout_dot_wire_dot_v1_dot_runs__pb2.FindRequest.SerializeToString,
@@ -134,6 +144,19 @@ class RunsServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def Items(self, request, context):
+        """Looking into a run: see the end of this file.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Item(self, request, context):
+        """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def Find(self, request, context):
         """Which runs a person means by a part of an id, or by a name.
         """
@@ -183,6 +206,16 @@ def add_RunsServicer_to_server(servicer, server):
                     servicer.Worker,
                     request_deserializer=rollout_dot_wire_dot_v1_dot_runs__pb2.WorkerCommandRequest.FromString,
                     response_serializer=rollout_dot_wire_dot_v1_dot_runs__pb2.WorkersReply.SerializeToString,
+            ),
+            'Items': grpc.unary_unary_rpc_method_handler(
+                    servicer.Items,
+                    request_deserializer=rollout_dot_wire_dot_v1_dot_runs__pb2.ItemsRequest.FromString,
+                    response_serializer=rollout_dot_wire_dot_v1_dot_runs__pb2.ItemsReply.SerializeToString,
+            ),
+            'Item': grpc.unary_unary_rpc_method_handler(
+                    servicer.Item,
+                    request_deserializer=rollout_dot_wire_dot_v1_dot_runs__pb2.ItemRequest.FromString,
+                    response_serializer=rollout_dot_wire_dot_v1_dot_runs__pb2.ItemReply.SerializeToString,
             ),
             'Find': grpc.unary_unary_rpc_method_handler(
                     servicer.Find,
@@ -406,6 +439,60 @@ class Runs(object):
             '/rollout.wire.v1.Runs/Worker',
             rollout_dot_wire_dot_v1_dot_runs__pb2.WorkerCommandRequest.SerializeToString,
             rollout_dot_wire_dot_v1_dot_runs__pb2.WorkersReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Items(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/rollout.wire.v1.Runs/Items',
+            rollout_dot_wire_dot_v1_dot_runs__pb2.ItemsRequest.SerializeToString,
+            rollout_dot_wire_dot_v1_dot_runs__pb2.ItemsReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Item(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/rollout.wire.v1.Runs/Item',
+            rollout_dot_wire_dot_v1_dot_runs__pb2.ItemRequest.SerializeToString,
+            rollout_dot_wire_dot_v1_dot_runs__pb2.ItemReply.FromString,
             options,
             channel_credentials,
             insecure,

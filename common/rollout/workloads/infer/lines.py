@@ -110,7 +110,7 @@ def error_line(payload: Payload, identity: Any, code: str, message: str, entry: 
         "line": payload.line,
         "code": code,
         "message": message,
-        "attempts": entry.attempt,
+        "attempts": entry.tries,
         "failed_at": timestamp(entry.accepted_ms),
         "input": payload.row,
     }

@@ -14,6 +14,7 @@ from rollout.model.item import NewItem
 from rollout.workloads.infer.config import InferConfig
 from rollout.workloads.infer.lines import COMPLETIONS, ERRORS, OPENAI, InferWriter
 from rollout.workloads.infer.model import ResolvedModel, model_changes, resolve_model
+from rollout.workloads.infer.payload import decode_payload
 from rollout.workloads.infer.plan import plan, resolve_config
 from rollout.workloads.infer.rows import check_input
 from rollout.workloads.json_form import JsonObject
@@ -102,6 +103,10 @@ class Infer(Workload[InferConfig, InferChecked]):
 
     def writer(self, config: JsonObject) -> InferWriter:
         return InferWriter(config)
+
+    def item_input(self, payload: bytes) -> tuple[JsonObject, str]:
+        row = decode_payload(payload)
+        return row.row, f"{row.file}:{row.line}"
 
     def describe(self, settings: InferConfig, checked: InferChecked) -> list[str]:
         report = checked.report

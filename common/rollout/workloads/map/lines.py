@@ -43,7 +43,7 @@ class MapWriter:
         row, seconds = entry.seq + 1, json.dumps(entry.duration_ms / 1000)
         if entry.outcome is Outcome.DONE:
             # The result's bytes as the function's process made them: parsing them would only cost time.
-            tail = f',"seconds":{seconds},"attempts":{entry.attempt}}}\n'.encode()
+            tail = f',"seconds":{seconds},"attempts":{entry.tries}}}\n'.encode()
             yield RESULTS, b'{"row":%d,"result":%s%s' % (row, entry.data, tail)
             return
         error = row_error(entry)
@@ -53,7 +53,7 @@ class MapWriter:
             "message": error.message,
             "traceback": error.traceback,
             "code": error.code,
-            "attempts": entry.attempt,
+            "attempts": entry.tries,
             "seconds": entry.duration_ms / 1000,
             "input": json.loads(entry.payload),
         }

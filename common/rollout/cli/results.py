@@ -1,0 +1,185 @@
+"""The files of a run from its ledger, without its input, through the port of its workload."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import tomllib
+from collections.abc import Sequence
+from contextlib import aclosing
+from pathlib import Path
+from typing import Any
+
+from pydantic import BaseModel, ValidationError
+
+from rollout.cli.boundary import FAILED, OK
+from rollout.cli.collecting import REWRITES_MAX, to_its_end
+from rollout.cli.progress import Display
+from rollout.client import Runs
+from rollout.model.errors import ConfigError, OutputChangedError
+from rollout.model.run import ENDED
+from rollout.wire.v1 import runs_pb2 as pb
+from rollout.workloads.collector import Attempts, Collector
+from rollout.workloads.json_form import JsonObject
+from rollout.workloads.output import OutputDirectory
+from rollout.workloads.port import Workload
+from rollout.workloads.registered import entries, load
+
+OUTPUT = "output"
+
+
+class ResultsOf:
+    """One run's files in one directory. `options`: `KEY=VALUE` of the workload's section [output]."""
+
+    def __init__(self, runs: Runs, run_id: str, directory: Path, display: Display, options: Sequence[str]) -> None:
+        self._runs = runs
+        self._run_id = run_id
+        self._directory = directory
+        self._display = display
+        self._options = options
+
+    async def write(self) -> int:
+        """The exit code. ConfigError: the directory is another run's, or nothing here knows the workload."""
+        status = await self._runs.get(self._run_id)
+        workload = workload_of(status)
+        with OutputDirectory.open(self._directory) as output:
+            output.check(self._run_id)
+            config = self._config(workload, output, json.loads(status.spec.config))
+            collector = await asyncio.to_thread(_open, workload, output, config, status)
+            try:
+                return await self._collect(workload, output, collector, status)
+            finally:
+                await asyncio.shield(asyncio.to_thread(_close, collector))
+
+    def _config(self, workload: Workload[Any, Any], output: OutputDirectory, config: JsonObject) -> JsonObject:
+        """The run's, with [output] as this directory had it, or as `--set` says. The directory is the run's then."""
+        stored = output.stored_config
+        section = output_section(workload, output.path, self._options, stored)
+        config |= {key: value for key, value in (stored or {}).items() if key in workload.free}
+        config |= {OUTPUT: section}
+        output.claim(self._run_id, config, workload.result_files, output.kept)
+        return config
+
+    async def _collect(
+        self, workload: Workload[Any, Any], output: OutputDirectory, collector: Collector, status: pb.RunStatus
+    ) -> int:
+        for fault in collector.faults:
+            self._display.note(f"note: {fault}; what it should hold is written anew from the ledger")
+        rewritten = 0
+        while True:
+            try:
+                await self._read(collector, workload.unit, status.cursor)
+                summary = await to_its_end(
+                    collector.finish,
+                    status.state,
+                    started_ms=status.created_ms,
+                    ended_ms=status.ended_ms,
+                    attempts=Attempts(status.attempts, status.retried, status.worker_lost),
+                    reason=status.reason,
+                )
+                break
+            except OutputChangedError as error:
+                rewritten += 1
+                if rewritten > REWRITES_MAX:
+                    raise
+                self._display.note(f"note: {error.message}; it is written anew from the ledger")
+                await to_its_end(collector.restart)
+        complete = status.state == "completed" and collector.complete
+        names = [name for name in workload.result_files if (output.path / name).exists()]
+        files = {name: str(output.path / name) for name in names}
+        self._display.close()
+        text = _text(workload, status, collector, files)
+        self._display.event("summary", text, **summary, complete=complete, files=files)
+        return OK if complete else FAILED
+
+    async def _read(self, collector: Collector, unit: str, end: int) -> None:
+        """The commit log up to `end`: what is committed later is the next command's."""
+        if collector.cursor >= end:
+            return
+        pages = self._runs.watch(self._run_id, collector.cursor, payloads=True)
+        async with aclosing(pages):
+            async for page in pages:
+                entries = [entry for entry in page.entries if entry.position < end]
+                if entries:
+                    await to_its_end(collector.add, entries)
+                    self._display.step(f"writing results: {collector.cursor:,} of {end:,} {unit}")
+                if collector.cursor >= end:
+                    return
+
+
+def workload_of(status: pb.RunStatus) -> Workload[Any, Any]:
+    """ConfigError where nothing on this machine writes its files."""
+    name = status.spec.workload
+    if name not in entries():
+        raise ConfigError(
+            f"run {status.spec.run_id} is of the workload {name!r}, which is not installed here "
+            f"(there are {', '.join(entries())}): install the package that provides it"
+        )
+    return load(name)
+
+
+def output_section(
+    workload: Workload[Any, Any], directory: Path, options: Sequence[str], stored: JsonObject | None
+) -> JsonObject:
+    """[output] of the run's configuration, which is no part of the run: as `directory` had it, else its defaults, with
+    `options`. ConfigError."""
+    section: JsonObject = dict((stored or {}).get(OUTPUT, {}))
+    for option in options:
+        key, equals, value = option.partition("=")
+        if not equals:
+            raise ConfigError(f"--set {option}: write KEY=VALUE, such as openai=true")
+        section[key.strip()] = _value(value.strip())
+    field = workload.settings.model_fields.get(OUTPUT)
+    model = field.annotation if field is not None else None
+    if not (isinstance(model, type) and issubclass(model, BaseModel)):
+        if options:
+            raise ConfigError(f"--set: the workload {workload.name} has no section [{OUTPUT}]")
+        return section
+    keys = {"dir": str(directory)} if "dir" in model.model_fields else {}
+    try:
+        return model.model_validate({**section, **keys}).model_dump(mode="json")
+    except ValidationError as error:
+        faults = [f"{OUTPUT}.{'.'.join(map(str, e['loc']))}: {e['msg']}" for e in error.errors(include_url=False)]
+        raise ConfigError("\n".join(faults)) from error
+
+
+def _value(text: str) -> Any:
+    """As TOML has it; what is none of its values is a text."""
+    try:
+        return tomllib.loads(f"value = {text}")["value"]
+    except tomllib.TOMLDecodeError:
+        return text
+
+
+def _open(workload: Workload[Any, Any], output: OutputDirectory, config: JsonObject, status: pb.RunStatus) -> Collector:
+    return Collector(
+        output,
+        status.spec.run_id,
+        workload.writer(config),
+        total=status.submitted,
+        unit=workload.unit,
+        measure=workload.measure,
+    )
+
+
+def _close(collector: Collector) -> None:
+    try:
+        collector.flush()
+    finally:
+        collector.close()
+
+
+def _text(workload: Workload[Any, Any], status: pb.RunStatus, collector: Collector, files: dict[str, str]) -> str:
+    totals, unit = collector.totals, workload.unit
+    of = f"{status.submitted:,}" if status.sealed else f"{status.submitted:,} submitted so far"
+    lines = [
+        f"run {status.spec.run_id} is {status.state}: {totals.rows:,} of {of} {unit} are in the files"
+        + (f", {totals.failed:,} of them in errors.jsonl" if totals.failed else "")
+    ]
+    if status.state not in ENDED:
+        lines.append("what is committed later the same command adds")
+    elif status.state != "completed":
+        why = f" ({status.reason})" if status.reason else ""
+        lines.append(f"it ended before the rest had a result{why}: `rollout run continue` goes on with it")
+    lines.append("files: " + ", ".join(files.values()))
+    return "\n".join(lines)

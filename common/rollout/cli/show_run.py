@@ -1,0 +1,132 @@
+"""`rollout run show` for people: how far a run is, who works at it, what it waits for, what failed last."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from rich.table import Table
+from rich.text import Text
+
+from rollout.cli.show import console, elapsed_s, eta_s, final, pending, table, waiting
+from rollout.cli.words import counted, duration, first_line, rate, when
+from rollout.model.ids import short
+from rollout.wire.v1 import runs_pb2 as pb
+from rollout.workloads.registered import unit_of
+
+INDENT = "  "
+
+
+def print_run(status: pb.RunStatus) -> None:
+    """A run's status, and what it waits for."""
+    out = console()
+    for line in _lines(status):
+        out.print(Text(line), soft_wrap=True)
+
+
+def print_description(reply: pb.RunReply) -> None:
+    """Of `run show`: with its workers and its last failures."""
+    print_run(reply.status)
+    out = console()
+    if reply.workers:
+        _section("workers")
+        out.print(_workers(reply.workers))
+    if reply.failures:
+        _section("last failures, the newest first")
+        out.print(_failures(reply.failures))
+        if reply.status.failed:
+            out.print(Text(f"{INDENT}all of them: rollout run items {reply.status.spec.run_id} --failed"))
+
+
+def _section(title: str) -> None:
+    out = console()
+    out.print()
+    out.print(Text(title, style="bold"))
+
+
+def _lines(status: pb.RunStatus) -> Iterable[str]:
+    spec = status.spec
+    unit, measure = unit_of(spec.workload)
+    named = f" {spec.name}" if spec.name else ""
+    state = "pausing" if status.pausing else status.state
+    yield f"run {spec.run_id}{named}: {spec.workload}, {state}" + (f" ({status.reason})" if status.reason else "")
+    yield INDENT + _progress(status, unit)
+    if moving := _moving(status, unit, measure):
+        yield INDENT + moving
+    if status.attempts:
+        yield INDENT + _attempts(status)
+    times = [f"started {when(status.created_ms)}"] if status.created_ms else []
+    times.append(f"ended {when(status.ended_ms)}, after" if status.ended_ms else "running for" if times else "")
+    if times[-1]:
+        yield INDENT + ", ".join(times) + f" {duration(elapsed_s(status))}"
+    if spec.priority:
+        yield f"{INDENT}priority {spec.priority}"
+    for lane in status.lanes:
+        cap = f" of at most {lane.max_in_flight}" if lane.max_in_flight else ""
+        pruned = ", pruned" if lane.pruned else ""
+        counts = f"{lane.in_flight} in flight{cap}, {lane.done} done, {lane.failed} failed"
+        yield f"{INDENT}lane {lane.name}: {counts}{pruned}"
+    if status.survivors:
+        count = sum(len(keys.seq) for keys in status.survivors)
+        yield f"{INDENT}{counted(count, 'attempt')} did not stop and may still run"
+    if status.waits:
+        yield "waits"
+        for line in waiting(status).splitlines():
+            yield INDENT + line
+
+
+def _progress(status: pb.RunStatus, unit: str) -> str:
+    more = "" if status.sealed else ", more are being submitted"
+    counts = {
+        "done": status.done,
+        "failed": status.failed,
+        "cancelled": status.cancelled,
+        "skipped": status.skipped,
+        "running": status.running,
+        "with workers, not begun": max(0, status.in_flight - status.running),
+        "pending": pending(status),
+    }
+    parts = [f"{number:,} {what}" for what, number in counts.items() if number]
+    return f"{final(status):,} of {status.submitted:,} {unit}{more}" + (f": {', '.join(parts)}" if parts else "")
+
+
+def _moving(status: pb.RunStatus, unit: str, measure: str) -> str:
+    """Rate, end and workers of a run that goes on."""
+    if status.state not in ("running", "paused", "interrupted"):
+        return ""
+    workers = counted(status.workers, "worker") if status.workers else "no workers"
+    if status.state != "running":
+        return f"nothing new is started; {status.running} still running on {workers}" if status.running else ""
+    parts = [f"{rate(status.rate)} {unit}/s"]
+    if measure and status.units_rate:
+        parts.append(f"{rate(status.units_rate)} {measure}/s")
+    parts.append(workers)
+    eta = eta_s(status)
+    if eta is not None and status.submitted > final(status):
+        parts.append(f"about {duration(eta)} left")
+    return ", ".join(parts)
+
+
+def _attempts(status: pb.RunStatus) -> str:
+    line = f"{counted(status.attempts, 'attempt')} ended"
+    if status.retried:
+        were = "was" if status.retried == 1 else "were"
+        line += f", {status.retried:,} came to nothing and {were} repeated"
+    if status.worker_lost:
+        line += f", {status.worker_lost:,} {'was' if status.worker_lost == 1 else 'were'} lost with the worker"
+    return line
+
+
+def _workers(workers: Iterable[pb.RunWorker]) -> Table:
+    found = table("worker", "host", "running", "held")
+    for one in workers:
+        found.add_row(short(one.incarnation), one.host, str(one.running), str(one.in_flight))
+    return found
+
+
+def _failures(failures: Iterable[pb.RunFailure]) -> Table:
+    found = table("row", "when", "code", "worker", "host", "then", "cause")
+    for one in failures:
+        then = "failed for good" if one.final else "tried again"
+        cause = Text(first_line(one.message))
+        found.add_row(str(one.seq + 1), when(one.at_ms), one.code, short(one.worker), one.host, then, cause)
+    return found

@@ -1,0 +1,55 @@
+"""Numbers and times as people read them: short, and in local time."""
+
+from __future__ import annotations
+
+from datetime import datetime
+
+_DAY_S = 86_400
+
+
+def counted(number: int, thing: str) -> str:
+    """`1 worker`, `1,200 workers`."""
+    return f"{number:,} {thing}{'' if number == 1 else 's'}"
+
+
+def duration(seconds: float) -> str:
+    """`0:42`, `1:02:03`, `3 d 4 h`."""
+    if seconds >= 2 * _DAY_S:
+        days, rest = divmod(int(seconds), _DAY_S)
+        return f"{days} d {rest // 3600} h"
+    minutes, second = divmod(int(seconds), 60)
+    hours, minute = divmod(minutes, 60)
+    return f"{hours}:{minute:02}:{second:02}" if hours else f"{minute}:{second:02}"
+
+
+def took(milliseconds: int) -> str:
+    """How long one thing took: `4 ms`, `1.2 s`, `2:05`."""
+    if milliseconds < 1000:
+        return f"{milliseconds} ms"
+    return f"{milliseconds / 1000:.1f} s" if milliseconds < 120_000 else duration(milliseconds / 1000)
+
+
+def when(unix_ms: int, now: datetime | None = None) -> str:
+    """`14:03:07` today, `Nov 26 14:03:07` this year, else with the year; local time. Empty for 0."""
+    if not unix_ms:
+        return ""
+    at = datetime.fromtimestamp(unix_ms / 1000).astimezone()
+    today = now or datetime.now().astimezone()
+    clock = f"{at:%H:%M:%S}"
+    if at.date() == today.date():
+        return clock
+    day = f"{at:%b} {at.day}"
+    return f"{day} {clock}" if at.year == today.year else f"{day}, {at.year}, {clock}"
+
+
+def first_line(text: str, limit: int = 200) -> str:
+    """What fits a line of a table."""
+    line = next((part.strip() for part in text.splitlines() if part.strip()), "")
+    return line if len(line) <= limit else line[: limit - 1] + "…"
+
+
+def rate(per_s: float) -> str:
+    """`0.05`, `7.3`, `1,230`: three digits that matter."""
+    if per_s >= 100:
+        return f"{per_s:,.0f}"
+    return f"{per_s:.1f}" if per_s >= 1 else f"{per_s:.2g}"

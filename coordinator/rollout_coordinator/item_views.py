@@ -1,0 +1,219 @@
+"""What a client is shown of a run's items: what the ledger says of them, and who has them at this moment.
+
+Every read is bounded, and none but that of who has what is made by the task that owns the core.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from rollout.model.errors import InputError, NotFoundError
+from rollout.model.item import Blob, ObjectSlice
+from rollout.model.run import Order
+from rollout.wire.codec import ref_to_wire
+from rollout.wire.v1 import runs_pb2 as pb
+
+from rollout_coordinator.core.step import WorkerRow
+from rollout_coordinator.core.views import HeldView, RunView
+from rollout_coordinator.driver import Driver
+from rollout_coordinator.ledger.port import ItemRecord, ItemStateRow, Ledger, Seqs, Which
+from rollout_coordinator.run_views import RunViews
+
+PAGE_MAX = 1000
+ATTEMPTS_MAX = 100
+FAILURES_MAX = 100
+HELD_MAX = 100
+DEPTH_MAX = 32
+RUNNING, PENDING = "running", "pending"
+WHICH = (*(which for which in Which if which is not Which.OPEN), RUNNING, PENDING)
+_ENDINGS = {"accepted": "done"}
+
+
+class ItemViews:
+    def __init__(self, driver: Driver, ledger: Ledger, views: RunViews) -> None:
+        self._driver = driver
+        self._ledger = ledger
+        self._views = views
+
+    # ---- items
+
+    async def page(self, request: pb.ItemsRequest) -> pb.ItemsReply:
+        """NotFoundError; InputError for a kind of items that there is not."""
+        which = request.which or Which.ALL
+        if which not in WHICH:
+            raise InputError(f"There are no {which!r} items; ask for {', '.join(WHICH)}.")
+        view = await self._views.get(request.run_id)
+        log = await self._log(view, request.parent)
+        limit = min(request.limit or PAGE_MAX, PAGE_MAX)
+        seqs, next_seq, end = await self._seqs(view, log, which, request.from_seq, limit)
+        items = await self._statuses(log, seqs)
+        if which in (RUNNING, PENDING):
+            items = [item for item in items if item.state == which]
+        hosts = await self._hosts(item.worker for item in items)
+        return pb.ItemsReply(items=items, next_seq=next_seq, end=end, hosts=hosts)
+
+    async def _seqs(self, view: RunView, log: int, which: str, from_seq: int, limit: int) -> Seqs:
+        if which == RUNNING:
+            seqs = await self._driver.query(lambda core, now: core.running(log, from_seq, limit))
+            return Seqs(seqs, seqs[-1] + 1 if seqs else from_seq, len(seqs) < limit)
+        if which != PENDING:
+            return await self._ledger.seqs(log, Which(which), from_seq, limit)
+        if log == view.root_log and view.spec.order is Order.SCHEDULE:
+            from_seq = max(from_seq, view.cursor)  # what is before it has a result
+        return await self._ledger.seqs(log, Which.OPEN, from_seq, limit)
+
+    async def _statuses(self, log: int, seqs: list[int]) -> list[pb.ItemStatus]:
+        """Who has them is asked first: what ends in between then has its result."""
+        if not seqs:
+            return []
+        held = await self._driver.query(lambda core, now: core.in_flight(log, seqs))
+        by_seq = {one.place[-1]: one for one in held}
+        return [status_of(row, by_seq.get(row.seq)) for row in await self._ledger.item_states(log, seqs)]
+
+    async def item(self, request: pb.ItemRequest) -> pb.ItemReply:
+        """NotFoundError."""
+        view = await self._views.get(request.run_id)
+        if not request.place:
+            raise InputError("The place of the item is missing.")
+        log, seq = await self._log(view, request.place[:-1]), request.place[-1]
+        held = await self._driver.query(lambda core, now: core.in_flight(log, [seq]))
+        record = await self._ledger.item(log, seq, min(request.attempts or ATTEMPTS_MAX, ATTEMPTS_MAX))
+        if record is None:
+            raise NotFoundError(f"{self._named(view, request.place)}: there is no such row.")
+        current = held[0] if held and record.result is None else None
+        reply = pb.ItemReply(item=status_of(record.state, current), has_result=record.result is not None)
+        _put_blob(record.payload, reply, "payload")
+        if record.result is not None:
+            _put_blob(record.result, reply, "result")
+        reply.attempts.extend(attempts_of(record, current))
+        hosts = await self._hosts([reply.item.worker, *(one.worker for one in reply.attempts)])
+        for one in reply.attempts:
+            one.host = hosts.get(one.worker, "")
+        children = await self._ledger.child_log(log, seq)
+        if children is not None:
+            reply.children, reply.children_final = children.submitted, children.cursor
+        return reply
+
+    async def _log(self, view: RunView, place: Sequence[int]) -> int:
+        """The log in which the children of that item are; of none: the run's own."""
+        if len(place) > DEPTH_MAX:
+            raise InputError(f"A place has at most {DEPTH_MAX} levels.")
+        log = view.root_log
+        for depth, seq in enumerate(place, 1):
+            child = await self._ledger.child_log(log, seq)
+            if child is None:
+                raise NotFoundError(f"{self._named(view, place[:depth])} has no children.")
+            log = child.log
+        return log
+
+    @staticmethod
+    def _named(view: RunView, place: Sequence[int]) -> str:
+        row = ".".join(str(seq + 1) for seq in place)
+        return f"Run {view.spec.run_id} has {view.submitted} rows; row {row}"
+
+    # ---- runs and workers
+
+    async def describe(self, view: RunView, failures: int, reply: pb.RunReply) -> None:
+        """Who works at the run, and what failed last."""
+        run_id = view.spec.run_id
+        for worker in await self._driver.query(lambda core, now: core.run_workers(run_id)):
+            reply.workers.add(
+                incarnation=worker.incarnation, host=worker.host, in_flight=worker.in_flight, running=worker.running
+            )
+        found = await self._ledger.last_failures(view.root_log, min(failures, FAILURES_MAX))
+        hosts = await self._hosts(one.worker for one in found)
+        for one in found:
+            reply.failures.add(
+                seq=one.seq,
+                attempt=one.attempt,
+                code=one.code,
+                message=one.message,
+                worker=one.worker,
+                host=hosts.get(one.worker, ""),
+                at_ms=one.at_ms,
+                final=one.final,
+            )
+
+    async def worker(self, incarnation: str, status: pb.WorkerStatus) -> None:
+        """Adds to the status of a worker what it has in hand."""
+        detail = await self._driver.query(lambda core, now: core.worker_detail(incarnation, HELD_MAX))
+        if detail is None:
+            return
+        for run in detail.runs:
+            status.runs.add(
+                run_id=run.run_id, name=run.name, workload=run.workload, in_flight=run.in_flight, running=run.running
+            )
+        for held in detail.held:
+            status.held.add(run_id=held.run_id, place=held.place, attempt=held.attempt, began_ms=held.began_ms)
+        status.used.update(detail.used)
+
+    async def known_worker(self, incarnation: str) -> WorkerRow | None:
+        """As the ledger has it."""
+        found = await self._ledger.workers_at([incarnation])
+        return found[0] if found else None
+
+    async def _hosts(self, workers: Iterable[str]) -> dict[str, str]:
+        wanted = sorted({worker for worker in workers if worker})
+        known = await self._ledger.workers_at(wanted) if wanted else []
+        return {row.incarnation: row.inventory.host for row in known if row.inventory.host}
+
+
+def status_of(row: ItemStateRow, held: HeldView | None) -> pb.ItemStatus:
+    status = pb.ItemStatus(
+        seq=row.seq,
+        id=row.id,
+        state=row.state,
+        attempts=row.tries,
+        worker=row.worker,
+        at_ms=row.at_ms,
+        duration_ms=max(0, row.duration_ms),
+        code=row.code,
+        message=row.message,
+    )
+    if row.state == "open":
+        status.state = PENDING
+        if held is not None:
+            status.state = RUNNING if held.began_ms else "assigned"
+            status.attempts += held.began_ms > 0
+            status.worker, status.at_ms = held.worker, held.began_ms
+    return status
+
+
+def attempts_of(record: ItemRecord, held: HeldView | None) -> list[pb.AttemptStatus]:
+    """In order: those that ended without ending the item, then the one that did, or that is in flight."""
+    found = [
+        pb.AttemptStatus(
+            attempt=one.attempt,
+            worker=one.worker,
+            began_ms=one.began_ms,
+            ended_ms=one.at_ms,
+            ending=one.ending,
+            code=one.code,
+            message=one.message,
+        )
+        for one in record.ended
+    ]
+    state = record.state
+    if held is not None:
+        ending = RUNNING if held.began_ms else "assigned"
+        found.append(pb.AttemptStatus(attempt=held.attempt, worker=held.worker, began_ms=held.began_ms, ending=ending))
+    elif record.attempt and record.attempt not in (one.attempt for one in record.ended):
+        found.append(
+            pb.AttemptStatus(
+                attempt=record.attempt,
+                worker=state.worker,
+                began_ms=state.at_ms - state.duration_ms,
+                ended_ms=state.at_ms,
+                ending=_ENDINGS.get(state.state, state.state),
+                code=state.code,
+                message=state.message,
+            )
+        )
+    return found
+
+
+def _put_blob(blob: Blob, reply: pb.ItemReply, field: str) -> None:
+    if isinstance(blob, ObjectSlice):
+        getattr(reply, f"{field}_ref").CopyFrom(ref_to_wire(blob))
+    else:
+        setattr(reply, field, blob)
