@@ -91,7 +91,7 @@ class Child:
             elif self._process.returncode is None:
                 self._process.send_signal(number)
 
-    def last_words(self) -> str:
+    def last_words(self, levels: tuple[str, ...] = ("error", "critical")) -> str:
         """What its log says of its end, for a message."""
         try:
             lines = self.log.read_text("utf-8", "replace").splitlines()[-20:]
@@ -104,7 +104,7 @@ class Child:
                 if line.strip():
                     return line.strip()[:WORDS_MAX]
                 continue
-            if isinstance(entry, dict) and entry.get("level") in ("error", "critical"):  # pyright: ignore[reportUnknownMemberType]
+            if isinstance(entry, dict) and entry.get("level") in levels:  # pyright: ignore[reportUnknownMemberType]
                 if isinstance(entry.get("error"), str):  # pyright: ignore[reportUnknownMemberType]
                     return str(entry["error"])  # pyright: ignore[reportUnknownArgumentType]
                 text = {k: v for k, v in entry.items() if k not in ("level", "timestamp", "exception")}  # pyright: ignore
@@ -262,7 +262,12 @@ class Embedded:
                 if ended.done():
                     raise self._fatal(child, ended.result())
                 await asyncio.sleep(_POLL_S)
-            raise UnavailableError(f"the embedded coordinator is not ready after {READY_S:.0f} s; its log: {child.log}")
+            words = child.last_words(("warning", "error", "critical"))
+            raise UnavailableError(
+                f"the embedded coordinator is not ready after {READY_S:.0f} s"
+                + (f": {words}" if words else "")
+                + f"; its log: {child.log}"
+            )
         finally:
             ended.cancel()
 
