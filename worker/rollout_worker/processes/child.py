@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import structlog
+from rollout.config.logging import redact_text
 from rollout.model.errors import ProtocolError
 from rollout.wire.v1 import common_pb2, work_pb2
 
@@ -35,6 +36,7 @@ READ_BYTES = 64 << 10
 OUTPUT_WAIT_S = 1.0
 STOP_GRACE_S = 10.0
 GROUP_WAIT_S = 5.0  # no longer: where nobody reaps orphans, a group never ends
+LAST_LINE = 300
 KILLED_EARLY = "it was killed before it had started"
 
 
@@ -207,7 +209,9 @@ class ChildProcess:
             self._output.close()
         if self._asked_to_stop and code == 0:
             return "it stopped", ""
-        return exit_reason(code), OUT_OF_MEMORY if self._ran_out() else ""
+        words = last_line(self._output.last_words)
+        said = f"; it said: {words}" if words and not self._asked_to_stop else ""
+        return exit_reason(code) + said, OUT_OF_MEMORY if self._ran_out() else ""
 
     def _ran_out(self) -> bool:
         if self._group is not None:
@@ -318,6 +322,12 @@ class ChildProcess:
 
     def _log(self, level: str, event: str, fields: dict[str, Any]) -> None:
         getattr(log, level)(event, child=self.number, pid=self.pid, **fields)
+
+
+def last_line(output: bytes) -> str:
+    """The last of what a process printed, as its own words for why it ended."""
+    lines = [line.strip() for line in output.decode(errors="replace").splitlines() if line.strip()]
+    return redact_text(lines[-1])[:LAST_LINE] if lines else ""
 
 
 def exit_reason(code: int) -> str:
