@@ -62,8 +62,10 @@ def test_a_cause_on_every_worker_ends_the_run_and_harms_no_item() -> None:
     assert view.reason == (
         "executor 'script' cannot start on any of the 2 workers that could host it: no such model at 0x7f001"
     )
-    assert (view.failed, view.attempts, view.retried, view.causes) == (0, 0, 0, [])
+    assert (view.failed, view.attempts, view.retried) == (0, 0, 0)
+    assert [(c.workers, c.everywhere) for c in view.causes] == [(["A", "B"], True)]
     w.verb("continue")
+    assert w.view().causes == []
     w.drain_all()
     assert (w.view().state, w.view().done) == (RunState.COMPLETED, 6)
 

@@ -82,7 +82,7 @@ def test_a_cause_that_may_go_away_is_final_after_some_tries() -> None:
         w.do(ev.ChildEnded(child, "it stopped"))
         final.append(causes(w.actions)[0].final)
         w.tick(60.0)
-    assert final == [False] * 4 + [True] * 2
+    assert final == [False] * 3 + [True] * 3
 
 
 def test_what_cannot_start_yet_is_not_kept_here() -> None:

@@ -10,9 +10,9 @@ from rollout.wire.v1 import work_pb2
 from rollout_worker.attempts import Held, Plan
 from rollout_worker.processes.plans import Limits, limits
 
-TRIES = 5
-"""Failed tries in a row after which a cause counts as final though it might go away by itself: about a quarter of a
-minute of pauses, beside what a try takes. One that no repetition can change is final at once."""
+TRIES = 4
+"""Failed tries in a row after which a cause counts as final though it might go away by itself: pauses of seven
+seconds in all, beside what a try takes. One that no repetition can change is final at once."""
 MESSAGE_MAX = 2000
 
 Concerned = tuple[str, str, Limits | None]

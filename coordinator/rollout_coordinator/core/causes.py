@@ -91,6 +91,7 @@ def end_hopeless(state: State) -> None:
             continue
         reason = _hopeless(state, run)
         if reason:
+            run.causes = of_run(state, run)
             runs.end(state, run, "fail", reason)
             forget(state, run)
 
@@ -152,8 +153,8 @@ def _kind(cause: Cause) -> tuple[str, str, str]:
 def of_run(state: State, run: Run) -> list[CauseView]:
     """Those that are alike as one, the ones on most workers first."""
     found = [(w, c) for w in state.workers.values() if w.session for c in w.causes if c.run_id == run.id]
-    if not found:
-        return []
+    if not found:  # a run that ended with them tells them on, as long as it is in memory
+        return run.causes if run.state is RunState.FAILED else []
     able = list(_takers(state))
     alike: dict[tuple[str, str, str], list[tuple[Worker, Cause]]] = {}
     for worker, cause in found:

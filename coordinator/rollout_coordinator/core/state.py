@@ -22,6 +22,7 @@ from rollout_coordinator.core.ranges import Ranges
 from rollout_coordinator.core.safeguards import Safeguards
 from rollout_coordinator.core.settings import CoreSettings
 from rollout_coordinator.core.step import LaneRow, Load, LogRow, Step
+from rollout_coordinator.core.views import CauseView
 
 NEVER = float("inf")
 _BEFORE = Now(0.0, 0)
@@ -234,7 +235,7 @@ class Reader:
 
 class Run:
     __slots__ = (
-        "by_group", "by_spec", "created_ms", "ended_ms", "id", "in_flight", "lanes", "left_at", "logs",
+        "by_group", "by_spec", "causes", "created_ms", "ended_ms", "id", "in_flight", "lanes", "left_at", "logs",
         "pausing_until_ms", "policies", "priority", "reason", "requirements", "root", "running", "samples", "spec",
         "specs", "state", "stop_submitting", "survivors", "tracked", "updated_ms", "waiting", "warm", "weight",
         "window",
@@ -243,6 +244,7 @@ class Run:
     def __init__(self, spec: RunSpec, state: RunState, created_ms: int) -> None:
         self.id, self.spec, self.state = spec.run_id, spec, state
         self.reason = ""
+        self.causes: list[CauseView] = []  # with which it ended
         self.created_ms = self.updated_ms = created_ms
         self.ended_ms = self.pausing_until_ms = 0
         self.stop_submitting = False
