@@ -221,7 +221,7 @@ class WorkloadRun:
             self._display.event("cause", message, **cause_json(cause))
 
     def _tell_idle(self, status: pb.RunStatus) -> None:
-        if status.running or status.state != "running":
+        if status.running or status.causes or status.state != "running":
             self._busy_at, self._idle_told = time.monotonic(), False
             return
         idle_s = time.monotonic() - self._busy_at

@@ -23,13 +23,13 @@ _NO_MEMORY = ("out of memory", "free memory on device", "no available memory for
 
 
 def find_on_hub(name: str, revision: str | None) -> None:
-    """AttemptError where `name` is no directory, not in the cache of this host, and cannot be had from the hub. Blocking,
+    """AttemptError where `name` is no directory, not in this host's cache, and not to be had from the hub. Blocks, for
     `ASK_S` at most."""
     if Path(name).is_dir() or os.environ.get("VLLM_USE_MODELSCOPE"):
         return
     if name.startswith(("/", "./", "../", "~")) or name.count("/") > 1:
         raise AttemptError(
-            f"the model {name} is no directory on this worker, and no name of the hub (owner/model): correct [model] uri",
+            f"the model {name} is no directory on this worker and no name of the hub: correct [model] uri",
             code="model_missing",
             retry=False,
         )
@@ -53,9 +53,7 @@ def find_on_hub(name: str, revision: str | None) -> None:
     try:
         HfApi().model_info(name, revision=revision, timeout=ASK_S)
     except GatedRepoError as error:
-        message = (
-            f"{absent}, and {hub} gives it only to accounts that have accepted its terms: accept them, and put {token}"
-        )
+        message = f"{absent}, and {hub} gives it only to those who have accepted its terms: do so, and put {token}"
         raise AttemptError(message, code="model_missing", retry=False) from error
     except RevisionNotFoundError as error:
         message = f"{hub} has no revision {revision!r} of the model {name}: correct [model] revision"
@@ -63,10 +61,10 @@ def find_on_hub(name: str, revision: str | None) -> None:
     except RepositoryNotFoundError as error:
         message = f"{absent}, and {hub} has none of that name, or it is private: correct [model] uri, or put {token}"
         raise AttemptError(message, code="model_missing", retry=False) from error
-    except Exception as error:  # noqa: BLE001 - the HTTP library beneath, and with it its errors, differs by version
+    except Exception as error:  # the HTTP library beneath, and with it its errors, differs by version
         raise AttemptError(
-            f"{absent}, and {hub} cannot be reached ({brief(error) or type(error).__name__}): name a directory in [model] "
-            "uri, set HF_ENDPOINT to a mirror, or let the worker reach it",
+            f"{absent}, and {hub} cannot be reached ({brief(error) or type(error).__name__}): name a directory in "
+            "[model] uri, set HF_ENDPOINT to a mirror, or let the worker reach it",
             code="model_unreachable",
         ) from error
 

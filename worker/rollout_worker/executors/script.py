@@ -40,6 +40,12 @@ from rollout_worker.executors.port import Attempt, Context, Done, Run
 NOOP = b"noop"
 
 
+def check_needs(name: str | None) -> None:
+    """A file that must be in the worker's directory."""
+    if name and not Path(name).exists():
+        raise AttemptError(f"there is no {name} in {Path.cwd().name}", code="start_error", retry=False)
+
+
 class ScriptExecutor:
     placement: ClassVar[Literal["engine", "slot"]] = "slot"
 
@@ -60,6 +66,9 @@ class ScriptExecutor:
         fault = run.config.get("start_error")
         if fault:
             raise AttemptError(str(fault), code="start_error", retry=False)
+        await asyncio.to_thread(check_needs, run.config.get("start_needs"))
+        if said := run.config.get("start_print"):
+            print(said, flush=True)  # noqa: T201
         if run.config.get("start_crash"):
             os.kill(os.getpid(), signal.SIGKILL)
 
