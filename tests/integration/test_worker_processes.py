@@ -137,8 +137,9 @@ async def test_a_worker_that_cannot_start_an_executor_is_shown_while_another_doe
 async def test_a_process_that_dies_at_its_start_says_why_in_its_own_words(nodes: Nodes, runs: Runs) -> None:
     nodes.worker()
     run_id = await submit(runs, [script({"data": "x"})], config={"start_print": "the disk is gone", "start_crash": 1})
-    while not (causes := (await runs.get(run_id)).causes):
-        await asyncio.sleep(0.05)
+    async with asyncio.timeout(60):
+        while not (causes := (await runs.get(run_id)).causes):  # noqa: ASYNC110 - the ledger of another process
+            await asyncio.sleep(0.05)
     assert "the process ended while it started: signal SIGKILL" in causes[0].message
     assert "it said: the disk is gone" in causes[0].message
     await runs.command(run_id, "kill")
