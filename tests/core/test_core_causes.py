@@ -187,3 +187,10 @@ def test_a_worker_that_comes_takes_a_run_up_that_nobody_else_can_start_yet() -> 
     assert b.held
     w.drain_all()
     assert w.view().state is RunState.COMPLETED
+
+
+def test_what_comes_behind_it_in_a_chain_keeps_no_run_going() -> None:
+    w = opened(4, specs=[ItemSpec(chain="c"), ItemSpec(executor="other", chain="c")])
+    fails(w.workers["A"], cause())
+    w.pass_time(1.0)
+    assert w.view().state is RunState.FAILED

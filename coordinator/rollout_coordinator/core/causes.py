@@ -16,7 +16,8 @@ from rollout.model.worker import WorkerState
 from rollout_coordinator.core import runs
 from rollout_coordinator.core.capacity import fits
 from rollout_coordinator.core.events import CannotStart, WorkerCauses
-from rollout_coordinator.core.state import Cause, Requirements, Run, State, Worker
+from rollout_coordinator.core.items import is_accepted
+from rollout_coordinator.core.state import Cause, Requirements, Run, SpecQueue, State, Worker
 from rollout_coordinator.core.step import Emit, RunMoved, SendRunEnded
 from rollout_coordinator.core.views import CauseView
 from rollout_coordinator.core.workers import worker_of_session
@@ -114,7 +115,8 @@ def _hopeless(state: State, run: Run) -> str:
             continue
         if log.returned or log.loading_returned or log.loading:
             return ""  # nobody knows what is on its way from the ledger
-        needed.update(dict.fromkeys(queue.info.requirements for queue in log.queues.values() if queue.size))
+        begins = (q for q in log.queues.values() if q.size and not _waits_for_earlier(state, q))
+        needed.update(dict.fromkeys(queue.info.requirements for queue in begins))
     workers = list(_takers(state))
     found: list[tuple[Worker, Cause]] = []
     for requirements in needed:
@@ -124,6 +126,14 @@ def _hopeless(state: State, run: Run) -> str:
             return ""
         found += causes
     return _reason(found) if found else ""
+
+
+def _waits_for_earlier(state: State, queue: SpecQueue) -> bool:
+    """Its first item may begin only when others of the run are done: whether these can decides."""
+    log, head = queue.log, queue.head()
+    if queue.chain is not None and any(seq < head and not is_accepted(log, seq) for seq in queue.chain.members):
+        return True
+    return log.run.tracked and log.parent is None and head >= log.cursor + state.settings.commit_horizon
 
 
 def _takers(state: State) -> Iterator[Worker]:
