@@ -12,9 +12,9 @@ variable whose value is printed and quoted in a failure). `until`: goes on once 
 line when it starts, ends and is cancelled to that file, as something outside that cannot be taken back; `alone`: locks
 that file while it runs, and where another process holds the lock, adds a line `beside` to the effects and fails. The
 kernel lets go of the lock of a process that is killed, once it has ended. `crash_after`:
-like `crash`, but after the children were spawned and before anything is returned. `start_needs`, `start_error`, `start_print` and `start_crash` of the run's
-configuration: how its start ends. A payload that begins with b"noop"
-returns at once.
+like `crash`, but after the children were spawned and before anything is returned. A payload that begins with b"noop"
+returns at once. `start_needs` (a file), `start_error`, `start_print` and `start_crash` of the run's configuration say
+how a start ends.
 """
 
 from __future__ import annotations
