@@ -125,7 +125,7 @@ class AsyncRun:
             self._submitting.cancel()
             await asyncio.gather(self._submitting, return_exceptions=True)
         with suppress(StateError):
-            await self._cluster.runs.command(self.id, "kill", reason="cancelled by its client")
+            await self._cluster.runs.command(self.id, "kill", reason="cancelled by its client", own=True)
 
     async def _pages(self, cursor: int, *, status_only: bool) -> AsyncGenerator[Page, None]:
         pages = self._cluster.runs.watch(self.id, cursor, status_only=status_only)

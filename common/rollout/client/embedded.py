@@ -7,9 +7,12 @@ finds the ledger again. The children end with this process however it ends: each
 from __future__ import annotations
 
 import asyncio
+import errno
 import json
 import os
+import secrets
 import signal
+import socket
 import sys
 import time
 from collections.abc import Callable
@@ -19,14 +22,21 @@ from typing import Any
 
 import psutil
 
+from rollout.client.private import OwnerLock, address_of, forget_address, remember_address
 from rollout.config.parent import PARENT_FD
-from rollout.model.errors import ConfigError, RolloutError, UnavailableError
+from rollout.model.errors import ConfigError, RolloutError, StateError, UnavailableError
+from rollout.security.authority import Authority
 
 READY_S = 60.0
 STOP_S = 5.0
 DRAIN_S = 1.0
 _COORDINATOR = "coordinator"
-_POLL_S = 0.05
+_POLL_S = 0.02
+_TELL_AFTER_S = 2.0
+OWN_S = 30.0
+CLUSTER = "rollout"
+_PORT_TRIES = 5
+_TAKEN = "cannot be listened on"
 _SETTLED_S = 10.0  # a child that lived this long is restarted without growing pauses
 _PAUSE_MAX_S = 10.0
 _TRIES = 5
@@ -119,10 +129,13 @@ class Child:
 class Embedded:
     """`start`, then `address`; `failure` is done when it cannot go on; `stop` always.
 
-    `directory` must be this process's alone. `report` hears of restarts.
+    `directory` must be this process's alone. `report` hears of restarts, and of what is waited for. `lock`: the
+    directory's, where the caller holds it already.
     """
 
-    def __init__(self, directory: Path, *, workers: int, report: Callable[[str], None]) -> None:
+    def __init__(
+        self, directory: Path, *, workers: int, report: Callable[[str], None], lock: OwnerLock | None = None
+    ) -> None:
         self.directory = directory.resolve()
         self.tls_dir = self.directory / "tls"
         self.logs = self.directory / "logs"
@@ -134,25 +147,58 @@ class Embedded:
         self._watchers: list[asyncio.Task[None]] = []
         self._stopping = False
         self._read_fd, self._write_fd = os.pipe()
+        self._lock = lock or OwnerLock(self.directory)
+        self._lock_is_ours = lock is None
 
     async def start(self) -> None:
-        """Returns when the coordinator serves. ChildError with its last words when it does not."""
+        """Returns when the coordinator serves. ChildError with its last words when it does not; StateError when another
+        process runs this directory's cluster."""
         try:
             self.directory.mkdir(parents=True, exist_ok=True)
+            await self._own()
             await asyncio.to_thread(self._bury_predecessor)
-            coordinator = self._coordinator("127.0.0.1:0")
-            seen = coordinator.log.stat().st_size if coordinator.log.exists() else 0
-            await self._launch(coordinator)
-            self.address = await self._ready(coordinator, seen)
-            # A restarted one must be found where the workers and this process look for it.
-            self._coordinator_config(self.address)
-            self._watch(coordinator)
-            for number in range(1, self._workers + 1):
-                worker = self._worker(number)
-                await self._launch(worker)
-                self._watch(worker)
+            # Workers need not wait for the coordinator to make it.
+            await asyncio.to_thread(Authority.load_or_create, self.tls_dir, CLUSTER)
+            for left in reversed(range(_PORT_TRIES)):
+                try:
+                    await self._start_all(f"127.0.0.1:{_free_port()}")
+                    break
+                except ChildError as error:
+                    if not left or _TAKEN not in error.message:
+                        raise
+                    await self._end_all()
+            remember_address(self.directory, self.address)
         except OSError as error:
             raise ConfigError(f"{self.directory} cannot be used: {error.strerror or error}") from error
+
+    async def _own(self) -> None:
+        """A command that only looks is over in a moment."""
+        until, told = time.monotonic() + OWN_S, False
+        while not self._lock.try_acquire():
+            if address_of(self.directory) or time.monotonic() > until:
+                raise StateError(f"the private cluster in {self.directory} is run by another process: wait for it")
+            if not told and time.monotonic() > until - OWN_S + _TELL_AFTER_S:
+                told = True
+                self._report(f"waiting for another command that looks at the runs in {self.directory}")
+            await asyncio.sleep(_POLL_S)
+
+    async def _start_all(self, address: str) -> None:
+        """Coordinator and workers at once: each takes its time to come up."""
+        self.address = address
+        coordinator = self._coordinator(address)
+        seen = coordinator.log.stat().st_size if coordinator.log.exists() else 0
+        await self._launch(coordinator)
+        workers = [self._worker(number) for number in range(1, self._workers + 1)]
+        for worker in workers:
+            await self._launch(worker)
+        await self._ready(coordinator, seen)
+        for child in (coordinator, *workers):
+            self._watch(child)
+
+    async def _end_all(self) -> None:
+        self.kill()
+        await asyncio.gather(*(child.ended() for child in self._children))
+        self._children.clear()
 
     async def stop(self) -> None:
         """Ends every child, cleanly if they manage in time."""
@@ -177,6 +223,9 @@ class Embedded:
         self.kill()
         await asyncio.gather(*running.values(), return_exceptions=True)
         (self.directory / "children.json").unlink(missing_ok=True)
+        forget_address(self.directory)
+        if self._lock_is_ours:
+            self._lock.release()
         if not self.failure.done():
             self.failure.cancel()
 
@@ -251,14 +300,14 @@ class Embedded:
             await asyncio.sleep(pause)
             await self._launch(child)
 
-    async def _ready(self, child: Child, offset: int) -> str:
+    async def _ready(self, child: Child, offset: int) -> None:
         ended = asyncio.ensure_future(child.ended())
         try:
             deadline = time.monotonic() + READY_S
             while time.monotonic() < deadline:
                 for entry in _events(child.log, offset):
                     if entry.get("event") == "coordinator_ready":
-                        return str(entry["addr"])
+                        return
                 if ended.done():
                     raise self._fatal(child, ended.result())
                 await asyncio.sleep(_POLL_S)
@@ -313,8 +362,24 @@ class Embedded:
         path.unlink(missing_ok=True)
 
 
+def _free_port() -> int:
+    """A port nobody listens on, below those that systems give to outgoing connections."""
+    while True:
+        port = 20_000 + secrets.randbelow(12_000)
+        with socket.socket() as probe:
+            try:
+                probe.bind(("127.0.0.1", port))
+            except OSError as error:
+                if error.errno != errno.EADDRINUSE:
+                    raise
+                continue
+        return port
+
+
 def _belongs_elsewhere(variable: str) -> bool:
-    return variable == "ROLLOUT_COORDINATOR" or variable.startswith(tuple(f"ROLLOUT_{name}__" for name in _OURS))
+    return variable in ("ROLLOUT_COORDINATOR", "ROLLOUT_CONTEXT", "ROLLOUT_TLS_DIR") or variable.startswith(
+        tuple(f"ROLLOUT_{name}__" for name in _OURS)
+    )
 
 
 def _gpus_of(index: int, workers: int) -> dict[str, str]:
