@@ -72,11 +72,11 @@ class Options:
         wish = chosen().wish
         words += ["--context", wish.context] if wish.context else []
         words += ["--local"] if wish.local else []
-        words += ["--continue"] if go_on else []
         if self.tls_dir is not None:
             words += ["--tls-dir", str(self.tls_dir)]
         if self.workers is not None:
             words += ["--workers", str(self.workers)]
+        words += ["--continue"] if go_on else []
         return shlex.join(words)
 
 

@@ -203,6 +203,7 @@ class Embedded:
     async def stop(self) -> None:
         """Ends every child, cleanly if they manage in time."""
         self._stopping = True
+        forget_address(self.directory)  # before anybody else finds a coordinator that is on its way out
         for watcher in self._watchers:
             watcher.cancel()
         await asyncio.gather(*self._watchers, return_exceptions=True)
@@ -223,7 +224,6 @@ class Embedded:
         self.kill()
         await asyncio.gather(*running.values(), return_exceptions=True)
         (self.directory / "children.json").unlink(missing_ok=True)
-        forget_address(self.directory)
         if self._lock_is_ours:
             self._lock.release()
         if not self.failure.done():

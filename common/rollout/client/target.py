@@ -86,8 +86,8 @@ def find_target(coordinators: list[str] | None, tls_dir: Path | None, wish: Wish
         return Target([], Path(), "rollout", False, "--local", by="option")
     if wish.directory is not None:
         return _private(wish.directory)
-    told = tls_dir or os.environ.get("ROLLOUT_TLS_DIR") or file.transport.tls_dir
-    identity = _Identity(Path(told or DEFAULT_TLS_DIR), file.transport.cluster, fixed=bool(told))
+    told = str(tls_dir or "") or os.environ.get("ROLLOUT_TLS_DIR") or file.transport.tls_dir
+    identity = _Identity(told or DEFAULT_TLS_DIR, file.transport.cluster, fixed=bool(told))
     if coordinators:
         return replace(identity.at(coordinators, "--coordinator"), by="option")
     if wish.context:
@@ -134,8 +134,8 @@ def _joined_addresses(directory: Path) -> list[str]:
 class _Identity:
     """A directory of certificates. `fixed`: it was named, rather than taken as the usual one."""
 
-    def __init__(self, named: Path, cluster: str, *, fixed: bool) -> None:
-        self.directory = files.expand(named)
+    def __init__(self, named: str, cluster: str, *, fixed: bool) -> None:
+        self.directory = files.expand(Path(named))
         self._named = named
         self._cluster = cluster
         self._fixed = fixed

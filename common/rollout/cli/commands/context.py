@@ -26,9 +26,7 @@ def complete_context(incomplete: str) -> list[str]:
         return []
 
 
-NameArgument = Annotated[
-    str, typer.Argument(metavar="NAME", help="Of the context.", autocompletion=complete_context)
-]
+NameArgument = Annotated[str, typer.Argument(metavar="NAME", help="Of the context.", autocompletion=complete_context)]
 
 
 @app.command("list")
