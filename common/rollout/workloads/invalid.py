@@ -14,7 +14,7 @@ from blake3 import blake3
 
 from rollout.model.errors import AttemptError
 from rollout.model.item import DEFAULT_SPEC, ItemSpec, NewItem
-from rollout.workloads.json_form import canonical, parse_json
+from rollout.workloads.json_form import dump_line, parse_json
 from rollout.workloads.source import Line
 
 INVALID = "invalid_row"
@@ -39,14 +39,14 @@ def invalid_item(line: Line, spec: ItemSpec = DEFAULT_SPEC) -> NewItem:
         value = parse_json(line.raw)
     except ValueError:
         value = line.raw.decode("utf-8", "replace")[:_TEXT_MAX]
-    payload = _MARK + canonical({"fault": line.fault, "input": value, "file": line.file, "line": line.line})
+    payload = _MARK + dump_line({"fault": line.fault, "input": value, "file": line.file, "line": line.line})
     identity = blake3(b"invalid" + line.index.to_bytes(8, "little") + line.raw).digest()
     return NewItem(identity, payload, spec)
 
 
 def invalid_of(payload: bytes) -> InvalidRow | None:
     """What stands in a payload that `invalid_item` made; None: it is that of a row."""
-    return InvalidRow(**json.loads(payload[1:].decode("utf-8", "surrogatepass"))) if payload[:1] == _MARK else None
+    return InvalidRow(**json.loads(payload[1:])) if payload[:1] == _MARK else None
 
 
 def refuse_invalid(payload: bytes) -> None:

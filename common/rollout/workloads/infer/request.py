@@ -168,7 +168,7 @@ def _parse_openai(row: JsonObject, defaults: SamplingSection) -> RowRequest:
     unknown = sorted(body.keys() - IGNORED - _BODY_OTHER - set(_BODY_SAMPLING) - (_OF_CHAT if chat else set()))
     if unknown:
         listed = ", ".join(f'"body.{key}"' for key in unknown)
-        raise InputError(f"{listed} {'is' if len(unknown) == 1 else 'are'} not supported here: remove what is")
+        raise InputError(f"{listed} {'is not supported: remove it' if len(unknown) == 1 else 'are not supported'}")
     override: JsonObject = {key: body[key] for key in _BODY_SAMPLING if body.get(key) is not None}
     if body.get("max_completion_tokens") is not None:
         override["max_tokens"] = body["max_completion_tokens"]

@@ -61,7 +61,6 @@ class Infer(Workload[InferConfig, InferChecked]):
 
     def check_host(self, settings: InferConfig) -> None:
         kind = settings.backend.kind
-        find_adapter("rollout.backends", kind, "backend.kind:")
         package = _PACKAGE.get(kind)
         if package and find_spec(package) is None:
             raise ConfigError(
