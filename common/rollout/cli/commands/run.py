@@ -167,10 +167,6 @@ def ask(
     return asyncio.run(asking())
 
 
-async def _get(client: Runs, run: str) -> pb.RunStatus:
-    return await client.get(await resolve_run(client, run))
-
-
 def _show(status: pb.RunStatus, as_json: bool) -> None:
     from rollout.cli import show, show_run
 
