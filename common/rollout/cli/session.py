@@ -13,11 +13,11 @@ import shlex
 import signal
 import sys
 import threading
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Coroutine
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from pydantic import BaseModel
 
@@ -39,6 +39,8 @@ from rollout.workloads.json_form import JsonObject, lookup
 from rollout.workloads.output import OutputDirectory
 from rollout.workloads.port import Checked, Reading, Workload
 from rollout.workloads.resume import collected, compare, finished, open_collector, resumed_config
+
+T = TypeVar("T")
 
 STATE_DIR = ".rollout"
 """Below the output directory: the embedded cluster's ledger, objects, certificates and logs."""
@@ -160,7 +162,7 @@ class _Invocation:
         patience_s = _PATIENCE_S if known else _FIRST_PATIENCE_S
         async with self._cluster(output.path, patience_s) as runs:
             run_id = known or new_ulid()
-            config = await self._agree(runs, output, run_id, stored, checked, new=known is None)
+            config = await self._unless_failed(self._agree(runs, output, run_id, stored, checked, new=known is None))
             return await self._carry_out(runs, output, run_id, config, checked, resumed=known is not None)
 
     async def _check(self, output: OutputDirectory, *, resumed: bool) -> Checked:
@@ -292,16 +294,20 @@ class _Invocation:
         run = WorkloadRun(self._workload, runs, run_id, config, checked, collector, self._display, self._name)
         self._run = run
         try:
-            status = await run.open(resumed=resumed)
+            status = await self._unless_failed(run.open(resumed=resumed))
             await asyncio.to_thread(remember_run, run_id)
             runs.patience_s = _PATIENCE_S
             # A run whose every unit is in the ledger may still lack a tree: an earlier command was cut off.
             if status.state == "running":
-                await upload_trees(runs, run_id, config, checked.trees, self._display.step)
+                await self._unless_failed(upload_trees(runs, run_id, config, checked.trees, self._display.step))
             failure = self._embedded.failure if self._embedded is not None else None
             return await run.carry_out(output.path, failure, detach=self._options.detach)
         finally:
             await asyncio.shield(asyncio.to_thread(run.close))
+
+    async def _unless_failed(self, work: Coroutine[Any, Any, T]) -> T:
+        """Before results are collected, which looks at it itself: nobody waits for a cluster that has ended."""
+        return await (work if self._embedded is None else self._embedded.unless_failed(work))
 
     def _complete_text(self, summary: JsonObject, directory: Path) -> str:
         workload = self._workload

@@ -12,19 +12,23 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import psutil
 
 from rollout.config.parent import PARENT_FD
 from rollout.model.errors import ConfigError, RolloutError, UnavailableError
 
+T = TypeVar("T")
+
 READY_S = 60.0
 STOP_S = 5.0
 DRAIN_S = 1.0
+ALONE_S = 0.5
+"""For workers whose coordinator is gone: there is nobody to give anything back to."""
 _COORDINATOR = "coordinator"
 _POLL_S = 0.05
 _SETTLED_S = 10.0  # a child that lived this long is restarted without growing pauses
@@ -62,6 +66,10 @@ class Child:
     @property
     def pid(self) -> int:
         return self._process.pid if self._process else 0
+
+    @property
+    def has_ended(self) -> bool:
+        return self._process is not None and self._process.returncode is not None
 
     async def start(self) -> None:
         self.log.parent.mkdir(parents=True, exist_ok=True)
@@ -154,6 +162,18 @@ class Embedded:
         except OSError as error:
             raise ConfigError(f"{self.directory} cannot be used: {error.strerror or error}") from error
 
+    async def unless_failed(self, work: Coroutine[Any, Any, T]) -> T:
+        """What `work` gives; it is cancelled, and the failure raised, once this cluster cannot go on."""
+        task = asyncio.ensure_future(work)
+        try:
+            await asyncio.wait({task, self.failure}, return_when=asyncio.FIRST_COMPLETED)
+            if not task.done():
+                self.failure.result()
+            return await task
+        finally:
+            task.cancel()
+            await asyncio.gather(task, return_exceptions=True)
+
     async def stop(self) -> None:
         """Ends every child, cleanly if they manage in time."""
         self._stopping = True
@@ -166,14 +186,15 @@ class Embedded:
         for child in self._children:
             if child.name != _COORDINATOR:
                 child.signal(signal.SIGTERM, group=False)
+        alone = any(child.name == _COORDINATOR and child.has_ended for child in self._children)
         if workers:
-            await asyncio.wait(workers, timeout=DRAIN_S + STOP_S)
+            await asyncio.wait(workers, timeout=ALONE_S if alone else DRAIN_S + STOP_S)
         if self._write_fd >= 0:
             os.close(self._write_fd)
             os.close(self._read_fd)
             self._write_fd = self._read_fd = -1
         if running:
-            await asyncio.wait(running.values(), timeout=STOP_S)
+            await asyncio.wait(running.values(), timeout=ALONE_S if alone else STOP_S)
         self.kill()
         await asyncio.gather(*running.values(), return_exceptions=True)
         (self.directory / "children.json").unlink(missing_ok=True)
