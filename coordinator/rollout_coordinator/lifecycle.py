@@ -333,6 +333,8 @@ class Coordinator:
                 if self._patient or not isinstance(error, StorageFaultError)
                 else "stopping",
             )
+        elif not trouble and self._parts.leadership.trouble:
+            log.info("database_works_again")
         self._parts.leadership.trouble = trouble
         if isinstance(error, StorageFaultError) and not self._patient and not self._disk_fault.done():
             self._disk_fault.set_result(error)

@@ -248,7 +248,7 @@ def test_a_worker_by_the_beginning_of_what_is_shown_of_it(cli: Cli, daemons: lis
     (worker,) = json.loads(cli.run("workers", "--json").out)["workers"]
     short = worker["worker_id"][-8:]
     assert short in daemons[0].text
-    drained = cli.run("workers", "--drain", short[:4].lower())
+    drained = cli.run("workers", "drain", short[:4].lower())
     assert drained.code == 0, drained
     assert daemons[1].process.wait(30) == 0
 

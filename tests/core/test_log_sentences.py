@@ -185,7 +185,7 @@ def test_a_person_gets_sentences_and_a_program_gets_fields(monkeypatch: pytest.M
         out = io.StringIO()
         root = logging.getLogger()
         monkeypatch.setattr(root, "handlers", list(root.handlers))
-        configure(LoggingSection(format=format), stream=out)
+        configure(LoggingSection.model_validate({"format": format}), stream=out)
         for _ in range(2):
             structlog.get_logger().info("worker_deregistered", worker=ONE, host="H", reason="drained")
             logging.getLogger("grpc").warning("again")

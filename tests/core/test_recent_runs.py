@@ -1,4 +1,4 @@
-"""A child process outlives its runs: both ends of its pipe remember the newest few, and the same ones."""
+"""Both ends of the pipe to a child process agree: on the runs that they remember, and on the order of its attempts."""
 
 from __future__ import annotations
 
@@ -25,3 +25,11 @@ def test_the_child_knows_every_run_it_is_not_told_of() -> None:
         assert child[run.run_id].config == run.config
         assert list(known) == list(child) and len(known) <= RUNS_KEPT
     assert told > len(runs), "some were forgotten and told of again"
+
+
+def test_attempts_of_parents_and_children_go_to_a_process_in_the_order_in_which_the_session_counts_them() -> None:
+    # Else it takes another for the one that runs, and never stops the one that runs beyond its timeout.
+    plan = Plan(Run("R", "script", {}), "slot", "script")
+    order = [(1, 6), (2, 0), (1, 9), (1, 10), (2, 1)]
+    groups = held_to_wire([Held(log, seq, 1, b"i" * 32, b"", DEFAULT_SPEC, plan) for log, seq in order], {})
+    assert [(group.log, seq) for group in groups for seq in group.seq] == order

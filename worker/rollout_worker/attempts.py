@@ -6,7 +6,8 @@ import json
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
-from itertools import repeat
+from itertools import groupby, repeat
+from operator import attrgetter
 from typing import NamedTuple, cast
 
 from rollout.model.errors import AttemptError, ProtocolError
@@ -240,15 +241,14 @@ def held_from_wire(
 
 
 def held_to_wire(held: Sequence[Held], known_runs: dict[str, None]) -> list[work_pb2.AssignGroup]:
-    """Groups for a child process; a slice is of an object in the cache.
+    """Groups for a child process, in the order of `held`: it begins them in that order, and so the session believes.
+    A slice is of an object in the cache.
 
     Adds to `known_runs` the runs whose context they carry.
     """
-    by_log: dict[int, list[Held]] = {}
-    for one in held:
-        by_log.setdefault(one.log, []).append(one)
     groups: list[work_pb2.AssignGroup] = []
-    for log, members in by_log.items():
+    for log, together in groupby(held, key=attrgetter("log")):
+        members = list(together)
         first = members[0]
         run = first.plan.run
         context = work_pb2.RunContext(run_id=run.run_id)

@@ -5,6 +5,7 @@ Help texts are plain: rich's markup would take `[transport]` for a style and lea
 
 from __future__ import annotations
 
+from functools import cache
 from typing import Any, NoReturn
 
 import typer
@@ -58,6 +59,7 @@ def run_program(app: typer.Typer, program: str) -> NoReturn:
     run_app(lambda: command(prog_name=program))
 
 
+@cache
 def _version_option(program: str) -> Any:
     """A parameter as typer makes it, whatever its version calls its classes."""
 

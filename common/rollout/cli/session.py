@@ -13,11 +13,11 @@ import shlex
 import signal
 import sys
 import threading
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Coroutine, Sequence
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from pydantic import BaseModel
 
@@ -43,6 +43,8 @@ from rollout.workloads.json_form import JsonObject, lookup
 from rollout.workloads.output import RUN_ID, OutputDirectory
 from rollout.workloads.port import Checked, Reading, Workload
 from rollout.workloads.resume import collected, compare, finished, open_collector, resumed_config
+
+T = TypeVar("T")
 
 _PATIENCE_S = 900.0  # a run outlives a coordinator that is being repaired
 _FIRST_PATIENCE_S = 20.0  # but an address that never answered a new run is probably wrong
@@ -211,7 +213,7 @@ class _Invocation:
         patience_s = _PATIENCE_S if known else _FIRST_PATIENCE_S
         async with self._cluster(output.path, patience_s) as runs:
             run_id = known or new_ulid()
-            config = await self._agree(runs, output, run_id, stored, checked, new=known is None)
+            config = await self._unless_failed(self._agree(runs, output, run_id, stored, checked, new=known is None))
             return await self._carry_out(runs, output, run_id, config, checked, resumed=known is not None)
 
     async def _check(self, output: OutputDirectory, *, resumed: bool) -> Checked:
@@ -351,18 +353,23 @@ class _Invocation:
         run = WorkloadRun(self._workload, runs, run_id, config, checked, collector, self._display, self._name)
         self._run = run
         try:
-            status = await run.open(resumed=resumed, go_on=chosen().go_on, command=self._command(go_on=True))
+            opening = run.open(resumed=resumed, go_on=chosen().go_on, command=self._command(go_on=True))
+            status = await self._unless_failed(opening)
             if self._target.private is None:
                 keep_origin(output.path, run_id, self._target, runs.addresses)
             await asyncio.to_thread(remember_run, run_id)
             runs.patience_s = _PATIENCE_S
             # A run whose every unit is in the ledger may still lack a tree: an earlier command was cut off.
             if status.state == "running":
-                await upload_trees(runs, run_id, config, checked.trees, self._display.step)
+                await self._unless_failed(upload_trees(runs, run_id, config, checked.trees, self._display.step))
             failure = self._embedded.failure if self._embedded is not None else None
             return await run.carry_out(output.path, failure, detach=self._options.detach)
         finally:
             await asyncio.shield(asyncio.to_thread(run.close))
+
+    async def _unless_failed(self, work: Coroutine[Any, Any, T]) -> T:
+        """Before results are collected, which looks at it itself: nobody waits for a cluster that has ended."""
+        return await (work if self._embedded is None else self._embedded.unless_failed(work))
 
     def _complete_text(self, summary: JsonObject, directory: Path) -> str:
         workload = self._workload

@@ -33,6 +33,7 @@ from rich.table import Table
 
 from rollout.cli.streams import json_line
 from rollout.cli.words import when
+from rollout.model.ids import short
 from rollout.wire.v1 import runs_pb2 as pb
 
 
@@ -205,7 +206,7 @@ def print_runs(runs: Iterable[pb.RunStatus]) -> None:
     found = table("run", "workload", "state", "done", "failed", "of", "workers", "started", "name")
     for status in runs:
         found.add_row(
-            status.spec.run_id,
+            seen(status.spec.run_id),
             status.spec.workload,
             "pausing" if status.pausing else status.state,
             f"{status.done:,}",
@@ -231,7 +232,7 @@ def print_workers(workers: Iterable[pb.WorkerStatus], leader: str) -> None:
     found = table("worker", "state", "host", "running", "held", "done", "seen", "capacity", "reason")
     for worker in workers:
         found.add_row(
-            worker.incarnation,
+            seen(worker.incarnation),
             worker.state,
             worker.inventory.host,
             str(worker.running),
@@ -243,6 +244,11 @@ def print_workers(workers: Iterable[pb.WorkerStatus], leader: str) -> None:
         )
     print_table(found, "no workers")
     console().print(f"leader: {leader}", highlight=False, markup=False)
+
+
+def seen(identifier: str) -> str:
+    """An id in a table: short on a terminal, whole for grep and scripts."""
+    return short(identifier) if sys.stdout.isatty() else identifier
 
 
 def amounts(capacity: Mapping[str, float]) -> str:

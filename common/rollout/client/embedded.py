@@ -15,10 +15,10 @@ import signal
 import socket
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import psutil
 
@@ -27,9 +27,13 @@ from rollout.config.parent import PARENT_FD
 from rollout.model.errors import ConfigError, RolloutError, StateError, UnavailableError
 from rollout.security.authority import Authority
 
+T = TypeVar("T")
+
 READY_S = 60.0
 STOP_S = 5.0
 DRAIN_S = 1.0
+ALONE_S = 0.5
+"""For workers whose coordinator is gone: there is nobody to give anything back to."""
 _COORDINATOR = "coordinator"
 _POLL_S = 0.02
 _TELL_AFTER_S = 2.0
@@ -73,6 +77,10 @@ class Child:
     def pid(self) -> int:
         return self._process.pid if self._process else 0
 
+    @property
+    def has_ended(self) -> bool:
+        return self._process is not None and self._process.returncode is not None
+
     async def start(self) -> None:
         self.log.parent.mkdir(parents=True, exist_ok=True)
         with self.log.open("ab") as out:
@@ -101,7 +109,7 @@ class Child:
             elif self._process.returncode is None:
                 self._process.send_signal(number)
 
-    def last_words(self) -> str:
+    def last_words(self, levels: tuple[str, ...] = ("error", "critical")) -> str:
         """What its log says of its end, for a message."""
         try:
             lines = self.log.read_text("utf-8", "replace").splitlines()[-20:]
@@ -114,7 +122,7 @@ class Child:
                 if line.strip():
                     return line.strip()[:WORDS_MAX]
                 continue
-            if isinstance(entry, dict) and entry.get("level") in ("error", "critical"):  # pyright: ignore[reportUnknownMemberType]
+            if isinstance(entry, dict) and entry.get("level") in levels:  # pyright: ignore[reportUnknownMemberType]
                 if isinstance(entry.get("error"), str):  # pyright: ignore[reportUnknownMemberType]
                     return str(entry["error"])  # pyright: ignore[reportUnknownArgumentType]
                 text = {k: v for k, v in entry.items() if k not in ("level", "timestamp", "exception")}  # pyright: ignore
@@ -200,6 +208,18 @@ class Embedded:
         await asyncio.gather(*(child.ended() for child in self._children))
         self._children.clear()
 
+    async def unless_failed(self, work: Coroutine[Any, Any, T]) -> T:
+        """What `work` gives; it is cancelled, and the failure raised, once this cluster cannot go on."""
+        task = asyncio.ensure_future(work)
+        try:
+            await asyncio.wait({task, self.failure}, return_when=asyncio.FIRST_COMPLETED)
+            if not task.done():
+                self.failure.result()
+            return await task
+        finally:
+            task.cancel()
+            await asyncio.gather(task, return_exceptions=True)
+
     async def stop(self) -> None:
         """Ends every child, cleanly if they manage in time."""
         self._stopping = True
@@ -213,14 +233,15 @@ class Embedded:
         for child in self._children:
             if child.name != _COORDINATOR:
                 child.signal(signal.SIGTERM, group=False)
+        alone = any(child.name == _COORDINATOR and child.has_ended for child in self._children)
         if workers:
-            await asyncio.wait(workers, timeout=DRAIN_S + STOP_S)
+            await asyncio.wait(workers, timeout=ALONE_S if alone else DRAIN_S + STOP_S)
         if self._write_fd >= 0:
             os.close(self._write_fd)
             os.close(self._read_fd)
             self._write_fd = self._read_fd = -1
         if running:
-            await asyncio.wait(running.values(), timeout=STOP_S)
+            await asyncio.wait(running.values(), timeout=ALONE_S if alone else STOP_S)
         self.kill()
         await asyncio.gather(*running.values(), return_exceptions=True)
         (self.directory / "children.json").unlink(missing_ok=True)
@@ -311,7 +332,12 @@ class Embedded:
                 if ended.done():
                     raise self._fatal(child, ended.result())
                 await asyncio.sleep(_POLL_S)
-            raise UnavailableError(f"the embedded coordinator is not ready after {READY_S:.0f} s; its log: {child.log}")
+            words = child.last_words(("warning", "error", "critical"))
+            raise UnavailableError(
+                f"the embedded coordinator is not ready after {READY_S:.0f} s"
+                + (f": {words}" if words else "")
+                + f"; its log: {child.log}"
+            )
         finally:
             ended.cancel()
 

@@ -63,6 +63,7 @@ SENTENCES: dict[str, Sentence] = {
     "storage_full": _trouble("the database cannot grow: {error}; {action}"),
     "storage_damaged": _trouble("the database is damaged: {error}; {action}"),
     "database_failing": _trouble("the database fails: {error}; {action}", "error"),
+    "database_works_again": _said("the database works again", "database_failing"),
     "storage_fault": _trouble("the disk under the database fails: {error}; {action}"),
     "ledger_unreachable": _trouble("the database does not answer: {error}; next try in {retry_in_s:s}"),
     "ledger_replayed": _said(

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import errno
 import os
+import resource
 import tempfile
 from pathlib import Path
 
@@ -32,9 +33,12 @@ _ANY = "see the kernel's log (dmesg) and the disk's state"
 
 
 def fault_of(path: Path) -> OSError | None:
-    """What a write beside `path`, as far into a file as `path` and its log reach, fails with; None: it works."""
+    """What a write beside `path` fails with; None: it works."""
     try:
-        reach = max(_size(path), _size(path.with_name(f"{path.name}-wal")))
+        reach = 0
+        if resource.getrlimit(resource.RLIMIT_FSIZE)[0] != resource.RLIM_INFINITY:
+            # As far into a file as `path` and its log reach: that is what the limit is about.
+            reach = max(_size(path), _size(path.with_name(f"{path.name}-wal")))
         descriptor, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
         try:
             os.pwrite(descriptor, b"\0" * 4096, reach)

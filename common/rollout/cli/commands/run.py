@@ -156,10 +156,6 @@ def delete_run(
         typer.echo(f"deleted run {run_id}: {gone.items} items, {gone.objects_freed} objects freed")
 
 
-async def _get(client: Runs, run: str) -> pb.RunStatus:
-    return await client.get(await resolve_run(client, run))
-
-
 def _show(status: pb.RunStatus, as_json: bool) -> None:
     from rollout.cli import show, show_run
 

@@ -17,7 +17,7 @@ from rollout.cli.options import (
     TlsDirOption,
     WorkersOption,
 )
-from rollout.config.load import load_settings
+from rollout.config.load import load_settings, located
 
 if TYPE_CHECKING:
     from rollout.workloads.port import Workload
@@ -35,7 +35,7 @@ or was killed, or all of the {unit} failed; 2 configuration or input; 130 interr
 `run_opened` {{run_id, resumed, {unit}, address}}, `progress`
 {{{unit}, submitted, done, failed, committed, running, workers, {rates}, eta_s, state}}, `note`
 {{message}}, `dry_run` {{{unit}, workers}}, `interrupted` {{run_id, committed, command}}, `summary` {{the content of
-summary.json, and files}} and `error` {{error: {{code, message}}}}. Keys are only ever added."""
+summary.json, and files}} and `error` {{error: {{code, message, faults}}}}. Keys are only ever added."""
 
 
 def standard_commands(workload: Workload[Any, Any]) -> typer.Typer:
@@ -75,7 +75,8 @@ def standard_commands(workload: Workload[Any, Any]) -> typer.Typer:
             detach=detach,
             json=json,
         )
-        raise typer.Exit(run_workload(workload, settings, options))
+        with located(config):
+            raise typer.Exit(run_workload(workload, settings, options))
 
     del group, run  # typer keeps them
     return app

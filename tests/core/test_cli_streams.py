@@ -1,0 +1,76 @@
+"""Standard output that cannot be written, for a while or for good."""
+
+from __future__ import annotations
+
+import errno
+import io
+import os
+from typing import TextIO, cast
+
+import pytest
+from rollout.cli.streams import Output, OutputError
+
+
+class Disk(io.StringIO):
+    full = False
+
+    def flush(self) -> None:
+        if self.full:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        super().flush()
+
+    def fileno(self) -> int:
+        raise OSError("no file")
+
+
+def told(capsys: pytest.CaptureFixture[str]) -> list[str]:
+    return capsys.readouterr().err.splitlines()
+
+
+def test_a_command_ends_with_the_reason() -> None:
+    disk = Disk()
+    output = Output(disk)
+    output.write("a\n")
+    output.flush()
+    disk.full = True
+    with pytest.raises(OutputError, match="standard output cannot be written: No space left on device"):
+        output.flush()
+    with pytest.raises(OutputError):
+        output.write("b\n")
+    assert output.spoils_success and disk.getvalue() == "a\n"
+
+
+def test_a_workload_goes_on_and_says_so_once(capsys: pytest.CaptureFixture[str]) -> None:
+    disk = Disk()
+    output = Output(disk)
+    output.keep_going("the run goes on", log=False)
+    disk.full = True
+    output.flush()
+    disk.full = False
+    output.write("lost for good\n")
+    output.end()
+    assert told(capsys) == ["standard output cannot be written: No space left on device; the run goes on"]
+    assert output.spoils_success and disk.getvalue() == ""
+
+
+def test_a_log_goes_on_when_there_is_room_again(capsys: pytest.CaptureFixture[str]) -> None:
+    disk = Disk()
+    output = Output(disk)
+    output.keep_going("the log is lost", log=True)
+    disk.full = True
+    output.flush()
+    output.flush()
+    disk.full = False
+    output.write("back\n")
+    output.flush()
+    output.end()
+    assert len(told(capsys)) == 1
+    assert not output.spoils_success and disk.getvalue() == "back\n"
+
+
+def test_it_looks_like_the_stream_and_hides_what_is_not_guarded() -> None:
+    stream = io.TextIOWrapper(io.BytesIO(), encoding="ascii")
+    output = Output(stream)
+    assert (output.encoding, output.isatty()) == ("ascii", False)
+    assert not hasattr(output, "buffer")
+    assert cast(TextIO, output).writable()
