@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from contextvars import ContextVar
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -72,7 +73,7 @@ def chosen() -> Chosen:
     return _chosen.get((None, Chosen()))[1]
 
 
-def _choose(context: typer.Context, change: Any) -> None:
+def _choose(context: typer.Context, change: Callable[[Chosen], Chosen]) -> None:
     root: object = context.find_root()
     known_root, known = _chosen.get((None, Chosen()))
     _chosen.set((root, change(known if known_root is root else Chosen())))

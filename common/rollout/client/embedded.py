@@ -64,9 +64,12 @@ WORDS_MAX = 8000
 class Child:
     """One daemon: started, watched, started again."""
 
-    def __init__(self, name: str, command: list[str], log: Path, env: dict[str, str], parent_fd: int) -> None:
+    def __init__(
+        self, name: str, command: list[str], cwd: Path, log: Path, env: dict[str, str], parent_fd: int
+    ) -> None:
         self.name = name
         self.log = log
+        self._cwd = cwd
         self._command = command
         self._env = env
         self._parent_fd = parent_fd
@@ -90,6 +93,7 @@ class Child:
                 stdin=asyncio.subprocess.DEVNULL,
                 stdout=out,
                 stderr=out,
+                cwd=self._cwd,
                 env=self._env,
                 pass_fds=(self._parent_fd,),
                 start_new_session=True,  # Ctrl-C is this process's to handle
@@ -145,6 +149,7 @@ class Embedded:
         self, directory: Path, *, workers: int, report: Callable[[str], None], lock: OwnerLock | None = None
     ) -> None:
         self.directory = directory.resolve()
+        self._cwd = Path.cwd()
         self.tls_dir = self.directory / "tls"
         self.logs = self.directory / "logs"
         self.address = ""
@@ -260,27 +265,30 @@ class Embedded:
     def _coordinator(self, listen: str) -> Child:
         return self._child(_COORDINATOR, "rollout_coordinator", self._coordinator_config(listen), {})
 
+    def _path(self, name: str) -> str:
+        """For a configuration file, which is text: a directory above may have a name that is none."""
+        path = self.directory / name
+        return str(path.relative_to(self._cwd) if path.is_relative_to(self._cwd) else path)
+
     def _coordinator_config(self, listen: str) -> Path:
-        at = self.directory
         return _write_toml(
-            at / "coordinator.toml",
+            self.directory / "coordinator.toml",
             {
                 "storage": {"backend": "embedded"},
-                "storage.embedded": {"path": str(at / "rollout.db")},
-                "transport": {"listen_addr": listen, "tls_dir": str(self.tls_dir)},
-                "objects": {"backend": "fs", "path": str(at / "objects")},
+                "storage.embedded": {"path": self._path("rollout.db")},
+                "transport": {"listen_addr": listen, "tls_dir": self._path("tls")},
+                "objects": {"backend": "fs", "path": self._path("objects")},
                 "logging": {"format": "json", "level": "info"},
             },
         )
 
     def _worker(self, number: int) -> Child:
-        at = self.directory
         config = _write_toml(
-            at / f"worker-{number}.toml",
+            self.directory / f"worker-{number}.toml",
             {
-                "transport": {"coordinator_addrs": [self.address], "tls_dir": str(self.tls_dir)},
-                "objects": {"cache_dir": str(at / "cache")},
-                "worker": {"scratch_dir": str(at / "scratch" / f"worker-{number}"), "drain_budget_s": DRAIN_S},
+                "transport": {"coordinator_addrs": [self.address], "tls_dir": self._path("tls")},
+                "objects": {"cache_dir": self._path("cache")},
+                "worker": {"scratch_dir": self._path(f"scratch/worker-{number}"), "drain_budget_s": DRAIN_S},
                 "secrets": {"allow": ["HF_TOKEN"]},
                 "logging": {"format": "json", "level": "info"},
             },
@@ -291,7 +299,7 @@ class Embedded:
         base = {key: value for key, value in os.environ.items() if not _belongs_elsewhere(key)}
         command = [sys.executable, "-m", package, "run", "--config", str(config)]
         env = base | env | {PARENT_FD: str(self._read_fd)}
-        return Child(name, command, self.logs / f"{name}.jsonl", env, self._read_fd)
+        return Child(name, command, self._cwd, self.logs / f"{name}.jsonl", env, self._read_fd)
 
     async def _launch(self, child: Child) -> None:
         await child.start()

@@ -180,8 +180,8 @@ def context_target(name: str, context: Context, why: str) -> Target:
     addresses = list(dict.fromkeys([*context.coordinator_addrs, *_joined_addresses(directory)]))
     if not addresses:
         raise ConfigError(
-            f"context {name}: {directory} knows no coordinator any more: join the cluster again, or give the context "
-            f"an address: rollout context add {name} --coordinator HOST:PORT --tls-dir {directory}"
+            f"context {name}: no coordinator is known in {directory}: join the cluster again, forget it with `rollout "
+            f"context remove {name}`, or take another: --coordinator, --context, or --local for a private cluster"
         )
     cluster = context.cluster or str(files.joined(directory).get("cluster") or "rollout")
     return Target(_checked(addresses), directory, cluster, True, why)
