@@ -111,6 +111,7 @@ class Coordinator:
     async def start(self) -> None:
         """Opens stores and ports. ConfigError for what a person must change; waits for a database that is away."""
         p = self._parts
+        await p.objects_child.prepare()
         for opening in (p.ledger.open, p.storage.open, p.store.open):
             await self._patiently(opening)
         transport = p.settings.transport
