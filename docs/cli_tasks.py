@@ -156,7 +156,7 @@ On a terminal the daemons log sentences: local time, short ids, each trouble sai
         """
 ```
 rollout join --coordinator head:50052 --token-file token      # makes the context "prod", named after the cluster
-rollout infer batch --config batch.toml                       # goes to it: cluster prod at head:50051 (joined; ./data/tls)
+rollout infer batch --config batch.toml                       # goes to it: cluster prod at head:50051 (joined)
 rollout context use staging                                   # from now on, where nothing else names a cluster
 rollout run list --context prod
 rollout infer batch --config batch.toml --local               # on this machine, whatever is joined

@@ -244,7 +244,7 @@ def need_target(coordinators: list[str] | None, tls_dir: Path | None, wish: Wish
     raise ConfigError(
         "no cluster is named, and no private one has run in this directory: give --coordinator HOST:PORT, --context "
         "NAME or --dir OUTPUT_DIRECTORY, set ROLLOUT_COORDINATOR, write it into ./rollout.toml ([transport] "
-        "coordinator_addrs), or join a cluster first: rollout join --coordinator HOST:JOIN_PORT --token TOKEN "
+        "coordinator_addrs), or join a cluster first: rollout join --coordinator HOST:JOIN_PORT --token-file FILE "
         f"(looked for {target.tls_dir}/join.json)"
     )
 
