@@ -333,7 +333,10 @@ class _Invocation:
     def _gone(self, run_id: str, output: Path) -> str:
         """Why its cluster does not know the run."""
         if self._target.private is not None and self._had_ledger:
-            return f"run {run_id} of {output} is not in the private cluster's ledger any more: it was deleted there. You may"
+            return (
+                f"run {run_id} of {output} is not in the private cluster's ledger any more: it was deleted there. "
+                "You may"
+            )
         if self._target.private is not None:
             return (
                 f"run {run_id} of {output} is not known here, where no private cluster has run: go on on the cluster "
