@@ -8,7 +8,7 @@ from core_world import FakeWorker, World
 from rollout.model.item import ItemSpec
 from rollout.model.run import RunState
 from rollout_coordinator.core import step as st
-from rollout_coordinator.core.events import CannotStart, WorkerCauses
+from rollout_coordinator.core.events import CannotStart, WorkerCauses, WorkerGone
 
 
 def cause(run_id: str = "R", executor: str = "script", **more: Any) -> CannotStart:
@@ -193,4 +193,42 @@ def test_what_comes_behind_it_in_a_chain_keeps_no_run_going() -> None:
     w = opened(4, specs=[ItemSpec(chain="c"), ItemSpec(executor="other", chain="c")])
     fails(w.workers["A"], cause())
     w.pass_time(1.0)
+    assert w.view().state is RunState.FAILED
+
+
+def busy_elsewhere() -> tuple[World, FakeWorker, FakeWorker]:
+    """A cannot start it; B could, and holds nothing of it at the moment."""
+    w = opened(6)
+    a, b = w.workers["A"], w.worker("B", credit=0)
+    fails(a, cause(retry_in=60.0))
+    w.pass_time(1.0)
+    assert w.view().state is RunState.RUNNING
+    return w, a, b
+
+
+def test_no_run_ends_for_a_worker_whose_stream_broke_a_moment_ago() -> None:
+    w, _, b = busy_elsewhere()
+    w.step(WorkerGone(b.session))
+    w.pass_time(1.0)
+    view = w.view()
+    assert view.state is RunState.RUNNING and not view.causes[0].everywhere
+
+
+def test_no_run_ends_because_the_worker_with_the_cause_comes_first_to_a_new_leader() -> None:
+    w, a, b = busy_elsewhere()
+    w.restart()
+    a.hello()
+    fails(a, cause())
+    w.pass_time(1.0)
+    assert w.view().state is RunState.RUNNING
+    b.hello()
+    w.pass_time(1.0)
+    assert w.view().state is RunState.RUNNING
+
+
+def test_a_run_ends_when_the_only_worker_without_the_cause_is_lost() -> None:
+    w, _, b = busy_elsewhere()
+    w.step(WorkerGone(b.session))
+    b.silent = True
+    w.pass_time(8.0)
     assert w.view().state is RunState.FAILED

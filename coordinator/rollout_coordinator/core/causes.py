@@ -117,7 +117,7 @@ def _hopeless(state: State, run: Run) -> str:
             return ""  # nobody knows what is on its way from the ledger
         begins = (q for q in log.queues.values() if q.size and not _waits_for_earlier(state, q))
         needed.update(dict.fromkeys(queue.info.requirements for queue in begins))
-    workers = list(_takers(state))
+    workers = list(_ready(state))
     found: list[tuple[Worker, Cause]] = []
     for requirements in needed:
         able = [worker for worker in workers if fits(worker, requirements)]
@@ -136,9 +136,10 @@ def _waits_for_earlier(state: State, queue: SpecQueue) -> bool:
     return log.run.tracked and log.parent is None and head >= log.cursor + state.settings.commit_horizon
 
 
-def _takers(state: State) -> Iterator[Worker]:
-    """Workers that take work now."""
-    return (w for w in state.workers.values() if w.session and w.state is WorkerState.READY and not w.fenced)
+def _ready(state: State) -> Iterator[Worker]:
+    """Workers that take work, also where the stream of one is broken or it has not yet said Hello to a new leader: as
+    everywhere, its deadline decides whether it comes back."""
+    return (worker for worker in state.workers.values() if worker.state is WorkerState.READY)
 
 
 def _reason(found: list[tuple[Worker, Cause]]) -> str:
@@ -165,7 +166,7 @@ def of_run(state: State, run: Run) -> list[CauseView]:
     found = [(w, c) for w in state.workers.values() if w.session for c in w.causes if c.run_id == run.id]
     if not found:  # a run that ended with them tells them on, as long as it is in memory
         return run.causes if run.state is RunState.FAILED else []
-    able = list(_takers(state))
+    able = list(_ready(state))
     alike: dict[tuple[str, str, str], list[tuple[Worker, Cause]]] = {}
     for worker, cause in found:
         alike.setdefault(_kind(cause), []).append((worker, cause))
