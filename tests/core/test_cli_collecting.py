@@ -14,7 +14,7 @@ from rollout.cli import collecting
 from rollout.cli.collecting import WorkloadRun
 from rollout.cli.progress import Snapshot
 from rollout.client import Page
-from rollout.model.errors import IncompleteError, InputChangedError, OutputChangedError
+from rollout.model.errors import HopelessError, IncompleteError, InputChangedError, OutputChangedError, StateError
 from rollout.model.item import NewItem
 from rollout.wire.v1 import runs_pb2 as pb
 from rollout.workloads.infer.workload import Infer
@@ -215,3 +215,17 @@ def test_a_cause_is_said_once_and_again_when_it_reaches_more_workers() -> None:
         "the same on 2 workers now (4 tries): no such model",
         "the same on all workers that could run it now (4 tries): no such model",
     ]
+
+
+class Ended(OnePage):
+    """A run whose last row has failed before its end is asked for."""
+
+    async def command(self, *_: Any, **__: Any) -> pb.RunStatus:
+        raise StateError("run R is completed, so `kill` is not possible; it has ended")
+
+
+async def test_what_makes_a_run_hopeless_is_told_though_it_ended_meanwhile() -> None:
+    slow = Slow(HopelessError("the function cannot be loaded"))
+    slow.go.set()
+    with pytest.raises(HopelessError, match="cannot be loaded"):
+        await run_of(Ended(), slow, SimpleNamespace()).carry_out(Path(), None, detach=False)

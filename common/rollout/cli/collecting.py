@@ -132,7 +132,8 @@ class WorkloadRun:
                 if collecting is not None and collecting.done():
                     break  # a run that was killed takes no more rows
         except HopelessError as error:
-            await self._runs.command(self.run_id, "kill", reason=error.message.splitlines()[0][:500], own=True)
+            with suppress(StateError):  # it has ended meanwhile: its last row failed of the same
+                await self._runs.command(self.run_id, "kill", reason=error.message.splitlines()[0][:500], own=True)
             raise
         finally:
             for job in jobs:
