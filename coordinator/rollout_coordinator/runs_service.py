@@ -31,6 +31,7 @@ from rollout_coordinator.runs_codec import (
     worker_row_to_wire,
     worker_to_wire,
 )
+from rollout_coordinator.sessions import Note, unnoted
 from rollout_coordinator.watchers import Watch, Watchers
 
 log = structlog.get_logger()
@@ -75,6 +76,7 @@ class RunsService(runs_pb2_grpc.RunsServicer):
         objects: ObjectsGate,
         store: ObjectStore,
         clock: Clock,
+        note: Note = unnoted,
     ) -> None:
         self._gate = gate
         self._driver = driver
@@ -84,6 +86,7 @@ class RunsService(runs_pb2_grpc.RunsServicer):
         self._objects = objects
         self._store = store
         self._clock = clock
+        self._note = note
         self._items = ItemViews(driver, ledger, views)
         self.leader_addr = ""
         self.objects_addr = ""
@@ -311,7 +314,9 @@ class RunsService(runs_pb2_grpc.RunsServicer):
             self._views.forget(request.run_id)
             await self._store.unpin(request.run_id)
             freed = await self._free(objects)
-            log.info("run_deleted", run_id=request.run_id, items=view.submitted, objects_freed=freed)
+            said = {"run_id": request.run_id, "items": view.submitted, "objects_freed": freed}
+            log.info("run_deleted", **said)
+            self._note("run_deleted", **said)
             return runs_pb2.DeleteReply(epoch=self._gate.epoch, items=view.submitted, objects_freed=freed)
         raise AssertionError
 

@@ -49,7 +49,7 @@ SENTENCES: dict[str, Sentence] = {
     "coordinator_standby": _said("standing by at {addr}[; {leader} leads]", *_STORE),
     "coordinator_fenced": _trouble("this coordinator leads no more: {reason}[; {leader} does]"),
     "coordinator_failed": _trouble("cannot go on: {error}"),
-    "coordinator_stopping": _said("stopping"),
+    "coordinator_stopping": _said("stopping[: this coordinator, at {addr}]"),
     "coordinator_stopped": _said("stopped"),
     "lease_acquired": _said("took the lease, with epoch {epoch}", "lease_lost", "lease_renewal_failed", *_STORE),
     "lease_standby": _said("waiting for the lease[: {reason}][; {leader} leads]"),
@@ -113,6 +113,8 @@ SENTENCES: dict[str, Sentence] = {
         "{dropped:attempt} dropped, {repended:item} lost"
     ),
     "work_stolen": _said("worker {thief} takes {count:unstarted item} from worker {victim}"),
+    "more_work_stolen": _said("other workers take {count:unstarted item} from each other"),
+    "events_dropped": _said("so much happened at once that {count:event} were left out here"),
     # ---- runs
     "run_submitted": _said("run {run_id}[ {name}] was submitted ({workload})"),
     "run_paused": _said("run {run_id} is paused[; {in_flight:item} still in hand]"),

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
-from typing import Any, cast
+from typing import Any, Protocol, cast
+
+from rollout.config.sentences import sentence_of
 
 LINE_MAX = 8192
 BYTES_A_SECOND = 64 << 10
@@ -18,6 +20,17 @@ _LOGGERS_OWN = frozenset({"self", "method_name", "event", "timestamp", "child", 
 
 Emit = Callable[[str, str, dict[str, Any]], None]
 """(level, event, fields)"""
+Printed = Callable[[str, str], None]
+"""(stream, line)"""
+LeftOut = Callable[[int, int], None]
+"""(lines, bytes)"""
+
+
+class Shipper(Protocol):
+    """Takes what was printed to the run that it belongs to."""
+
+    def add(self, run_id: str, executor: str, stream: str, text: str) -> None: ...
+    def left_out(self, run_id: str, executor: str, lines: int, size: int) -> None: ...
 
 
 class Output:
@@ -26,8 +39,16 @@ class Output:
     A print of a gigabyte costs the daemon reading it, and no more: what is over the rate is not even decoded.
     """
 
-    def __init__(self, emit: Emit, now: float) -> None:
+    def __init__(
+        self,
+        emit: Emit,
+        now: float,
+        printed: Printed = lambda stream, line: None,
+        left_out: LeftOut = lambda lines, size: None,
+    ) -> None:
         self._emit = emit
+        self._printed = printed
+        self._left_out = left_out
         self._bytes = BURST_S * BYTES_A_SECOND
         self._lines = BURST_S * LINES_A_SECOND
         self._at = now
@@ -67,11 +88,11 @@ class Output:
         line = self._parts.pop(stream, b"") + part
         self._bytes -= len(part) + ended
         if len(line) > LINE_MAX:
-            self._line(line[:LINE_MAX].decode(errors="replace") + " (cut: too long for the log)")
+            self._line(stream, line[:LINE_MAX].decode(errors="replace") + " (cut: too long for the log)")
             if not ended:
                 self._skipping.add(stream)
         elif ended:
-            self._line(line.decode(errors="replace").rstrip())
+            self._line(stream, line.decode(errors="replace").rstrip())
         else:
             self._parts[stream] = line
 
@@ -83,7 +104,7 @@ class Output:
         if not data.endswith(b"\n"):
             self._skipping.add(stream)
 
-    def _line(self, text: str) -> None:
+    def _line(self, stream: str, text: str) -> None:
         self._lines -= 1
         if text.startswith("{"):
             try:
@@ -95,8 +116,10 @@ class Output:
                 # Not `child` and `pid`, which are of this one, nor what means something to the logger itself.
                 fields = {k: v for k, v in cast("dict[str, Any]", entry).items() if k not in _LOGGERS_OWN}
                 self._emit(level if level in _LEVELS else "info", event, fields)
+                self._printed(stream, sentence_of(event, fields) or " ".join([event, *map(_pair, fields.items())]))
                 return
         if text:
+            self._printed(stream, text)
             self._emit("info", "child_output", {"text": text})
 
     def tell(self) -> None:
@@ -104,6 +127,7 @@ class Output:
         if self.untold:
             fields = {"lines": self._dropped_lines, "bytes": self._dropped_bytes}
             self._emit("warning", "child_output_dropped", fields)
+            self._left_out(self._dropped_lines, self._dropped_bytes)
             self._dropped_lines = self._dropped_bytes = 0
 
     def close(self) -> None:
@@ -111,3 +135,7 @@ class Output:
         for stream in list(self._parts):
             self._part(stream, b"", ended=True)
         self.tell()
+
+
+def _pair(field: tuple[str, Any]) -> str:
+    return f"{field[0]}={field[1]}"
