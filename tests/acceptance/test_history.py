@@ -69,6 +69,11 @@ def test_what_was_printed_is_read_after_its_worker_was_killed_and_what_happened_
     assert any(line["text"] == "secret ***" and line["executor"] == "map" for line in printed)
     many = sum(line["text"].startswith("one of very many lines") for line in printed)
     assert many < 20_000 and any("left_out" in line or "left out" in line["text"] for line in printed)
+    assert all(line["row"] == int(line["text"].split()[-1]) + 1 for line in printed if line["text"].startswith("hello"))
+    of_row = lines(cli, "logs", run_id, *at, "--row", "8")
+    assert [(line["text"], line["row"], line["attempt"]) for line in of_row if "left_out" not in line] == [
+        ("hello from 7", 8, 1)
+    ]
     worker = printed[0]["worker_id"]
     one = lines(cli, "logs", run_id, *at, "--worker", worker)
     assert one == [line for line in printed if line["worker_id"] == worker]

@@ -45,14 +45,14 @@ class Shipper:
         self._numbers: dict[str, int] = {}
         self._news = asyncio.Event()
 
-    def add(self, run_id: str, executor: str, stream: str, text: str, key: AttemptKey | None = None) -> None:
+    def add(self, run_id: str, executor: str, stream: str, text: str, key: AttemptKey | None) -> None:
         """One line; what is over the bound is counted instead."""
         queue = self._waiting.setdefault(run_id, deque())
         now = time.time_ns() // 1_000_000
         if self._bytes + len(text) + LINE_BYTES > WAITING_BYTES:
             self._left_out(queue, now, executor, 1, len(text.encode()) + 1)
         else:
-            line = pb.OutputLine(at_ms=now, executor=executor, stream=stream, text=redact_text(text))
+            line = pb.OutputLine(at_ms=now, executor=executor, stream=stream, text=_clean(text))
             if key is not None:
                 line.log, line.seq, line.attempt = key
             queue.append(line)
@@ -128,3 +128,8 @@ class Shipper:
             return True
         log.debug("output_not_shipped", run_id=run_id, error=failed.message)
         return not failed.retryable  # else it would never be taken
+
+
+def _clean(text: str) -> str:
+    """Without secrets, and without what no message can carry."""
+    return redact_text(text).encode("utf-8", "replace").decode()

@@ -113,6 +113,7 @@ SENTENCES: dict[str, Sentence] = {
         "{dropped:attempt} dropped, {repended:item} lost"
     ),
     "work_stolen": _said("worker {thief} takes {count:unstarted item} from worker {victim}"),
+    "history_not_written": _said("what happened could not be recorded, and is kept: {error}"),
     "more_work_stolen": _said("other workers take {count:unstarted item} from each other"),
     "events_dropped": _said("so much happened at once that {count:event} were left out here"),
     # ---- runs
@@ -164,6 +165,7 @@ SENTENCES: dict[str, Sentence] = {
     "child_broke_protocol": _said("process {child} sent what it must not ({error}) and is ended"),
     "child_output": _said("process {child}: {text}"),
     "child_output_dropped": _trouble("process {child} prints too much: {lines:line} were dropped", "child"),
+    "output_not_shipped": _said("what children of run {run_id} printed is not taken: {error}"),
     "guard_lost": _trouble("the process that cleans up after this worker is gone: {error}"),
     "memory_limits": _said("memory is limited by {by}"),
     "memory_group_failed": _trouble("memory cannot be limited with {group}: {error}", "group"),

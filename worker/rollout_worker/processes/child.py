@@ -109,6 +109,7 @@ class ChildProcess:
         self._output = Output(self._log, time.monotonic(), self._printed, self._left_out)
         self._shipper = handlers.shipper
         self._run_id = plan.run.run_id  # the last that it was given rows of
+        self._run_of: dict[int, str] = {}  # by log
         self._telling: asyncio.TimerHandle | None = None
         self._scratch = scratch
         self._cache = cache  # where the child reads slices of objects itself
@@ -257,6 +258,7 @@ class ChildProcess:
     def deliver(self, attempts: list[Held]) -> None:
         if attempts:
             self._run_id = attempts[-1].plan.run.run_id
+            self._run_of.update((held.log, held.plan.run.run_id) for held in attempts)
         for group in held_to_wire(attempts, self._known_runs):
             self._send(Kind.ASSIGN, group.SerializeToString())
 
@@ -321,9 +323,10 @@ class ChildProcess:
         self._telling = None
         self._output.tell()
 
-    def _printed(self, stream: str, line: str) -> None:
+    def _printed(self, stream: str, line: str, key: AttemptKey | None) -> None:
         if self._shipper is not None:
-            self._shipper.add(self._run_id, self._plan.run.executor, stream, line)
+            run_id = self._run_of.get(key.log, self._run_id) if key is not None else self._run_id
+            self._shipper.add(run_id, self._plan.run.executor, stream, line, key)
 
     def _left_out(self, lines: int, size: int) -> None:
         if self._shipper is not None:
