@@ -99,7 +99,7 @@ class Output:
             if not ended:
                 self._skipping.add(stream)
         elif ended:
-            self._line(stream, line.decode(errors="replace").rstrip())
+            self._line(stream, line.decode(errors="replace").rstrip(" \t\r\n"))
         else:
             self._parts[stream] = line
 
