@@ -46,6 +46,7 @@ def status_to_wire(view: RunView) -> runs_pb2.RunStatus:
         root_log=view.root_log,
         workers=view.workers,
         pausing=view.pausing,
+        ended_by=view.ended_by,
         rate=view.rate,
         units_rate=view.units_rate,
     )
@@ -106,12 +107,12 @@ def check_items(ids: list[bytes], payloads: list[Blob], first_seq: int) -> set[b
             objects.add(blob.object_id)
         elif len(blob) > PAYLOAD_MAX:
             raise InputError(
-                f"Item {first_seq + index}: an inline payload of {len(blob)} bytes is over the limit of {PAYLOAD_MAX}; "
-                "upload it as an object and submit its reference."
+                f"Row {first_seq + index + 1}: an inline payload of {len(blob)} bytes is over the limit of "
+                f"{PAYLOAD_MAX}; upload it as an object and submit its reference."
             )
     for index, item_id in enumerate(ids):
         if len(item_id) != 32:
-            raise InputError(f"Item {first_seq + index}: an id has 32 bytes, this one {len(item_id)}.")
+            raise InputError(f"Row {first_seq + index + 1}: an id has 32 bytes, this one {len(item_id)}.")
     return objects
 
 

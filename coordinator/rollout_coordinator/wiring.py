@@ -9,7 +9,7 @@ from pathlib import Path
 from rollout.config.settings import CoordinatorSettings
 from rollout.objects import open_store
 from rollout.objects.port import ObjectStore
-from rollout.security.hosts import Revocations
+from rollout.security.hosts import Revocations, host_name
 from rollout.storage import Storage, open_storage
 
 from rollout_coordinator.clock import Clock, SystemClock
@@ -24,6 +24,7 @@ from rollout_coordinator.http.metrics import Metrics
 from rollout_coordinator.leadership import Gate, Leadership
 from rollout_coordinator.lease import LeaseKeeper, file_lock_path
 from rollout_coordinator.ledger import Ledger, open_ledger
+from rollout_coordinator.members import KEEP_LOCAL_S, KEEP_S, Members
 from rollout_coordinator.objects_child import ObjectsChild
 from rollout_coordinator.objects_gate import ObjectsGate
 from rollout_coordinator.run_views import RunViews
@@ -76,6 +77,7 @@ class Parts:
     doctor: DoctorService
     history: History
     history_service: HistoryService
+    members: Members
 
 
 def build(
@@ -112,6 +114,12 @@ def build(
     )
     router.find_run = driver.run_view
     views = RunViews(driver, ledger, clock)
+    members = Members(
+        storage,
+        transport.coordinator_addrs,
+        lambda: clock.now().wall_ms,
+        keep_s=KEEP_LOCAL_S if settings.storage.backend == "embedded" else KEEP_S,
+    )
     work = WorkService(gate, driver, router, objects_gate, transport.cluster)
     runs = RunsService(
         gate=gate,
@@ -123,6 +131,8 @@ def build(
         store=store,
         clock=clock,
         note=history.note,
+        told=lambda: members.told,
+        host_name=lambda host_id: host_name(storage, host_id),
     )
 
     def objects_at(addr: str) -> None:
@@ -147,11 +157,12 @@ def build(
         revocations=revocations,
         work=work,
         runs=runs,
-        heartbeat=HeartbeatService(gate, driver, router, clock, metrics),
+        heartbeat=HeartbeatService(gate, driver, router, clock, metrics, lambda: members.told),
         control=ControlService(gate, router),
         doctor=DoctorService(gate, leadership, storage, settings, clock),
         history=history,
         history_service=HistoryService(gate, history, ledger, views),
+        members=members,
     )
 
 

@@ -178,3 +178,30 @@ def test_an_id_and_its_text_are_one(cli: Cli) -> None:
     (cli.directory / "in.jsonl").write_text('{"prompt": "a", "id": 1}\n{"prompt": "b", "id": "1"}\n')
     done = batch(cli, cli.config())
     assert done.code == USAGE and "in.jsonl:2: " in done.err and "(in.jsonl:1)" in done.err
+
+
+def test_rows_that_cannot_be_used_are_left_out_and_nothing_else(cli: Cli) -> None:
+    rows = text(cli).splitlines()
+    spoilt = {3: b"no json", 17: b'{"prompt": 5}', 40: b'{"prompt": "a", "prompt": "b"}'}
+    path = cli.directory / "in.jsonl"
+    path.write_bytes(b"".join(spoilt.get(i, row) + b"\n" for i, row in enumerate(rows)))
+    refused = batch(cli, cli.config())
+    assert refused.code == USAGE and all(f"in.jsonl:{i + 1}: " in refused.err for i in spoilt), refused.err
+    assert len(refused.event("error")["error"]["faults"]) == len(spoilt)
+    assert not (cli.directory / "out").exists()
+
+    config = cli.config(input={"glob": "in.jsonl", "on_bad_row": "skip"}, backend={"kind": "mock", "delay_ms": 300})
+    process = cli.start("infer", "batch", "--config", str(config))
+    cli.wait_for_rows(1, process)
+    process.kill()
+    process.wait()
+    done = batch(cli, config)
+    assert done.code == OK, done
+    assert (
+        done.event("summary")["rows"] | {"invalid": 3, "failed": 3, "completed": ROWS - 3, "total": ROWS}
+        == (done.event("summary")["rows"])
+    )
+    assert [row["n"] for row in cli.completions()] == [i for i in range(ROWS) if i not in spoilt]
+    errors = [json.loads(line) for line in (cli.directory / "out" / "errors.jsonl").read_text().splitlines()]
+    assert [(e["row"], e["line"], e["code"]) for e in errors] == [(i + 1, i + 1, "invalid_row") for i in spoilt]
+    assert errors[0]["input"] == "no json"

@@ -86,7 +86,7 @@ def test_who_is_known_does_not_count(listener: Listener) -> None:
         listener.connect()
     keeper.look()
     assert all(listener.open())
-    time.now += 10  # longer than a handshake may take: whoever is still there has made it
+    time.now += 12  # longer than a handshake may take: whoever is still there has made it
     keeper.look()
     for _ in range(8):
         listener.connect()

@@ -93,7 +93,15 @@ def test_fields(tmp_path: Path) -> None:
     (error,) = lines(tmp_path / "errors.jsonl")
     assert (error["code"], error["message"], error["attempts"], error["row"]) == ("bad_request", "no", 3, 3)
     assert error["file"] == "a.jsonl" and error["line"] == 3 and error["input"] == {"prompt": "p2"}
-    assert summary["rows"] == {"total": 5, "committed": 4, "completed": 3, "failed": 1, "cancelled": 0, "skipped": 0}
+    assert summary["rows"] == {
+        "total": 5,
+        "committed": 4,
+        "completed": 3,
+        "failed": 1,
+        "invalid": 0,
+        "cancelled": 0,
+        "skipped": 0,
+    }
     assert summary["rows_per_s"] == 0.4 and summary["attempts"] == {"total": 6, "retried": 2, "worker_lost": 1}
     assert json.loads((tmp_path / "summary.json").read_text()) == summary
 

@@ -14,6 +14,7 @@ from rollout.workloads.infer.model import resolve_model
 from rollout.workloads.infer.payload import decode_payload
 from rollout.workloads.infer.plan import resolve_config
 from rollout.workloads.infer.workload import Infer
+from rollout.workloads.invalid import invalid_of
 from rollout.workloads.resume import describe_changes, describe_recorded, resumed_config
 
 INFER = Infer()
@@ -124,3 +125,27 @@ def test_models(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert model("org/model").commit == "a" * 40
     with pytest.raises(ConfigError, match="is a file"):
         model(str(path))
+
+
+def test_a_row_left_out_is_an_item_that_says_so(tmp_path: Path) -> None:
+    path = tmp_path / "a.jsonl"
+    path.write_text('{"prompt": "x"}\nno\n{"custom_id": "c", "body": {"prompt": "p", "model": "other"}}\n')
+    found = config(path, input={"glob": str(path), "on_bad_row": "skip"})
+    items = planned(found, "00")
+    bad = [invalid_of(item.payload) for item in items if isinstance(item.payload, bytes)]
+    assert [row and (row.line, row.fault[:15]) for row in bad] == [
+        None, (2, "malformed JSON:"), (3, '"body.model" is'),
+    ]  # fmt: skip
+    assert bad[1] and bad[1].input == "no" and bad[2] and bad[2].input["custom_id"] == "c"
+    assert [item.id for item in planned(found, "00", start=1)] == [item.id for item in items[1:]]
+    assert len(set(ids(config(path, input={"glob": str(path), "on_bad_row": "skip", "model_in_rows": "ignore"})))) == 3
+
+
+def test_variables_of_the_chat_template_change_the_id(tmp_path: Path) -> None:
+    def one(**body: Any) -> bytes:
+        asked = {"messages": [{"role": "user", "content": "x"}], **body}
+        return ids(config(write(tmp_path / "a.jsonl", {"custom_id": "c", "body": asked})))[0]
+
+    plain = one()
+    assert plain == one(metadata={"a": 1}, store=True, user="u", model="m", stream=False)
+    assert len({plain, one(reasoning_effort="low"), one(chat_template_kwargs={"enable_thinking": False})}) == 3

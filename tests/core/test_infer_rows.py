@@ -33,7 +33,7 @@ def write(path: Path, *lines: Any) -> Path:
         ('{"text": "x"}', 'no "prompt", "messages" or "body"'),
         ('{"prompt": 3}', '"prompt" must be a string, not a number'),
         ('{"prompt": "x", "messages": []}', 'both "prompt" and "messages"'),
-        ('{"messages": []}', "non-empty list"),
+        ('{"messages": []}', "is an empty list"),
         ('{"messages": ["x"]}', r'"messages\[0\]" must be an object'),
         ('{"messages": [{"content": "x"}]}', 'needs a "role"'),
         ('{"messages": [{"role": "user"}]}', "must be a string or a list of text parts, not null"),

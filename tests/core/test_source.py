@@ -146,7 +146,9 @@ def test_all_faults_at_once_each_with_its_place(place: Path, monkeypatch: pytest
     with opened("many") as found, pytest.raises(InputError) as error:
         found.check(lambda line: fail(line.file, line.line, "no"))
     lines = error.value.message.splitlines()
-    assert len(lines) == FAULTS_MAX + 1 and lines[99] == "many:100: no" and "there may be more" in lines[-1]
+    assert (
+        len(lines) == FAULTS_MAX + 1 and lines[99] == "many:100: no" and lines[-1] == "and 200 more faults like these"
+    )
 
 
 def test_an_empty_input_and_a_file_that_cannot_be_read(place: Path) -> None:
@@ -411,3 +413,34 @@ def test_nobody_at_a_fifo_can_be_interrupted(place: Path) -> None:
 
     with pytest.raises(InputError, match="stopped"):
         opened("f", tell=stop)
+
+
+def test_rows_left_out_come_again_with_their_fault(place: Path) -> None:
+    (place / "a").write_bytes(b'1\n{"\n2\n')
+    (place / "b").write_bytes(b'{"k": 1, "k": 2}\n3\n' + b"9" * 5000 + b"\n")
+    with opened("a", "b") as found:
+        report = found.check(json_of, skip=True)
+        assert (report.rows, report.invalid, len(report.faults)) == (6, 3, 3)
+        faults = [line.fault for line in found.rows()]
+        assert [bool(fault) for fault in faults] == [False, True, False, True, False, True]
+        assert faults[1].startswith("malformed JSON: ") and "b:1" not in faults[3]
+        assert faults[3:6:2] == [
+            "the key 'k' stands twice in one object: keep one",
+            "a number has more than 4,300 digits: write it as a string",
+        ]
+        assert [line.fault for line in found.rows(3)] == faults[3:]
+    with opened("a", "b") as found, pytest.raises(InputError, match=r"(?s)a:2: .*b:1: .*b:3: "):
+        found.check(json_of)
+
+
+def test_an_input_without_a_usable_row_is_refused(place: Path) -> None:
+    write("a", 1, 2)
+    with opened("a") as found, pytest.raises(InputError, match="a:1: no\na:2: no"):
+        found.check(lambda line: fail(line.file, line.line, "no"), skip=True)
+
+
+def test_compressed_files_are_known_by_their_content(place: Path) -> None:
+    (place / "plain").write_bytes(gzip.compress(b"1\n"))
+    (place / "other.gz").write_bytes(zstd.compress(b"2\n"))
+    with checked("plain", "other.gz") as found:
+        assert values(found) == [1, 2]

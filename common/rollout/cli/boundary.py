@@ -98,13 +98,17 @@ def _ended(output: Output, code: int) -> int:
 
 
 def show(error: RolloutError) -> None:
-    """`error: message [code]` on standard error; with --json also `{"error": {...}}` on standard output."""
+    """`error: message [code]` on standard error; with --json also `{"error": {code, message, faults}}` on standard
+    output, `faults` being the message's lines."""
     message = redact_text(error.message)
     if debugging():
         traceback.print_exception(error)
     if "--json" in sys.argv and not isinstance(error, OutputError):
         with suppress(OutputError):
-            sys.stdout.write(json_line({"event": "error", "error": {"code": error.code, "message": message}}))
+            faults = [line.strip() for line in message.splitlines()]
+            sys.stdout.write(
+                json_line({"event": "error", "error": {"code": error.code, "message": message, "faults": faults}})
+            )
             sys.stdout.flush()
     sys.stderr.write(f"error: {message} [{error.code}]\n")
 

@@ -10,7 +10,8 @@ import difflib
 import os
 import re
 import tomllib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Generator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar, cast
@@ -20,7 +21,7 @@ from pydantic import BaseModel, ValidationError
 from rollout.config.environment import section_of, strangers, variables
 from rollout.config.locate import Place, key_lines, parse, syntax_error
 from rollout.config.wording import describe
-from rollout.model.errors import ConfigError
+from rollout.model.errors import ConfigError, RolloutError
 
 Model = TypeVar("Model", bound=BaseModel)
 
@@ -86,6 +87,27 @@ def load_settings(
     if unknown:
         raise ConfigError(_listed(unknown), path=source.path)
     return settings
+
+
+@contextmanager
+def located(path: Path | None) -> Generator[None]:
+    """Lines of errors raised inside that begin with a key of `path`, as `backend.kind: ...`, get its file and line."""
+    try:
+        yield
+    except RolloutError as error:
+        if path is not None:
+            error.message = _with_places(error.message, path)
+        raise
+
+
+def _with_places(message: str, path: Path) -> str:
+    keys = {".".join(map(str, place)): line for place, line in read_values(path)[1].items()}
+
+    def place(found: re.Match[str]) -> str:
+        line = keys.get(found[1])
+        return found[0] if line is None else f"{path}:{line}: {found[0]}"
+
+    return re.sub(r"^([a-z][\w.]*): ", place, message, flags=re.MULTILINE)
 
 
 def refuse_strangers(model: type[BaseModel], environ: Mapping[str, str]) -> None:

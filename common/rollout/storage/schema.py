@@ -70,6 +70,7 @@ RUN = _table(
     _int("stop_submitting"),
     _int("pausing_until_ms"),
     _text("survivors", "[]"),
+    _text("ended_by", info={"since": 3}),  # who ended it by a command; '': nobody did
 )
 Index("run_created", RUN.c.created_ms, info={"since": 1})
 
@@ -247,7 +248,7 @@ OUTPUT = _table(
     _int("size", None),
     _text("worker", None),
     Column("lines", LargeBinary, nullable=False),
-    since=3,
+    since=4,
 )
 """What children of a run printed, in chunks as workers shipped them."""
 
@@ -259,7 +260,7 @@ EVENT = _table(
     _text("level", None),
     _text("run_id", None),
     _text("fields", None),  # JSON
-    since=3,
+    since=4,
 )
 """What happened, for people: the newest of it."""
 

@@ -39,8 +39,9 @@ COORDINATOR_NAME = "coordinator.rollout.internal"
 """A DNS name in every coordinator's certificate, and in no other. Clients verify it in place of the address they
 dialled, so a coordinator may be reached through any address, NAT or forwarded port, and nobody else can stand in."""
 
-HANDSHAKE_MS = 5_000
-"""From a connection's first packet to the end of its TLS handshake and HTTP/2 settings; then the server closes it."""
+HANDSHAKE_MS = 10_000
+"""From a connection's first packet to the end of its TLS handshake and HTTP/2 settings; then the server closes it. Long
+enough for a thousand workers that come back in the same moment on a busy machine."""
 
 SERVER_OPTIONS: list[tuple[str, int | str]] = [
     ("grpc.server_handshake_timeout_ms", HANDSHAKE_MS),

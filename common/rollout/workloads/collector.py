@@ -135,6 +135,7 @@ class Collector:
                 "committed": totals.rows,
                 "completed": totals.done,
                 "failed": totals.failed,
+                "invalid": totals.invalid,
                 "cancelled": totals.cancelled,
                 "skipped": totals.skipped,
             },

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import sys
 from collections.abc import Iterable
 from datetime import UTC, datetime
 from typing import Any, NoReturn, cast
@@ -65,11 +66,16 @@ def parse_json(raw: bytes) -> Any:
             raise json.JSONDecodeError("Unexpected UTF-8 BOM (decode using utf-8-sig)", text, 0)
         value: Any = _decoder.decode(text)
     except json.JSONDecodeError as error:
-        raise ValueError(f"malformed JSON: {error.msg} at column {error.colno}") from None
+        what = _WORDS.get(error.msg, error.msg)
+        raise ValueError(f"malformed JSON: {what} at column {error.colno}") from None
     except RecursionError:
         raise ValueError("malformed JSON: nested too deeply") from None
-    except ValueError as error:
-        raise ValueError(f"malformed JSON: {error}") from None
+    except _RefusedError as error:
+        raise ValueError(str(error)) from None
+    except ValueError:  # Python's limit, which its message explains to programmers
+        raise ValueError(
+            f"a number has more than {sys.get_int_max_str_digits():,} digits: write it as a string"
+        ) from None
     if raw.count(b"[") + raw.count(b"{") > DEPTH_MAX and _deeper(value, DEPTH_MAX):
         raise ValueError(f"malformed JSON: nested more than {DEPTH_MAX} levels deep")
     return value
@@ -88,15 +94,43 @@ def _parts(value: Any) -> Iterable[Any]:
     return cast(JsonObject, value).values() if isinstance(value, dict) else value
 
 
+class _RefusedError(ValueError):
+    """JSON that cannot be written again as it was read."""
+
+
+_WORDS = {
+    "Extra data": "there is more after the value (one JSON value a line)",
+    "Expecting value": "a value is missing or is no JSON (text needs double quotes; true, false, null are lower case)",
+    "Expecting ',' delimiter": "a comma is missing",
+    "Expecting ':' delimiter": "a colon is missing after a key",
+    "Expecting property name enclosed in double quotes": "a key in double quotes is missing (or a comma is too many)",
+    "Illegal trailing comma before end of object": "a comma is too many",
+    "Illegal trailing comma before end of array": "a comma is too many",
+    "Unterminated string starting at": "a string is not closed, which begins",
+    "Invalid control character at": "a line end or tab stands inside a string (write \\n, \\t),",
+    "Invalid \\escape": "a backslash in a string needs another one before it,",
+    "Invalid \\escape: ": "a backslash in a string needs another one before it,",
+}
+
+
 def _finite(text: str) -> float:
     number = float(text)
     if math.isinf(number):
-        raise ValueError(f"the number {text[:40]} is too large")
+        raise _RefusedError(f"malformed JSON: the number {text[:40]} is too large")
     return number
 
 
 def _no_constant(name: str) -> NoReturn:
-    raise ValueError(f"{name} is no JSON number")
+    raise _RefusedError(f"malformed JSON: {name} is no JSON number")
 
 
-_decoder = json.JSONDecoder(parse_constant=_no_constant, parse_float=_finite)
+def _no_key_twice(pairs: list[tuple[str, Any]]) -> JsonObject:
+    fields = dict(pairs)
+    if len(fields) < len(pairs):
+        seen: set[str] = set()
+        twice = next(key for key, _ in pairs if key in seen or seen.add(key))
+        raise _RefusedError(f"the key {short(twice)} stands twice in one object: keep one")
+    return fields
+
+
+_decoder = json.JSONDecoder(parse_constant=_no_constant, parse_float=_finite, object_pairs_hook=_no_key_twice)

@@ -28,6 +28,7 @@ from pydantic import BaseModel
 from rollout.model.item import NewItem, Outcome
 from rollout.model.run import Order, RunSpec
 from rollout.workloads.commit import CommitEntry
+from rollout.workloads.invalid import INVALID
 from rollout.workloads.json_form import JsonObject, canonical
 from rollout.workloads.source import InputReport, Line, Source
 
@@ -52,10 +53,13 @@ class Reading:
     progress: Callable[[int, int], None] | None = None
     tell: Callable[[str], None] = lambda text: None
 
-    def rows(self, patterns: Sequence[str], read: Callable[[Line], object]) -> tuple[Source, InputReport]:
+    def rows(
+        self, patterns: Sequence[str], read: Callable[[Line], object], *, skip: bool = False
+    ) -> tuple[Source, InputReport]:
         """Hand every line of the files that match to `read`, which raises InputError with what is wrong with it.
 
-        InputError with every fault. The source goes into `Checked`.
+        InputError with every fault. The source goes into `Checked`. `skip`: bad rows are no fault; `Checked.lines`
+        gives them with their `fault`, and `plan` makes each an `invalid_item` (`rollout.workloads.invalid`).
         """
         source = Source.open(
             patterns,
@@ -65,7 +69,9 @@ class Reading:
             written=self.written,
             tell=self.tell,
         )
-        return source, source.check(read, index=self.index, progress=self.progress)
+        report = source.check(read, index=self.index, skip=skip, progress=self.progress)
+        source.notes += _left_out(report)
+        return source, report
 
 
 def input_section(patterns: Sequence[str], report: InputReport) -> JsonObject:
@@ -136,6 +142,7 @@ class Totals:
     failed: int = 0
     cancelled: int = 0
     skipped: int = 0
+    invalid: int = 0  # of failed
     units_in: int = 0
     units_out: int = 0
     duration_ms: int = 0
@@ -147,6 +154,7 @@ class Totals:
         self.rows += 1
         name = entry.outcome.name.lower()
         setattr(self, name, getattr(self, name) + 1)
+        self.invalid += entry.failure is not None and entry.failure.code == INVALID
         self.units_in += entry.units_in
         self.units_out += entry.units_out
         self.duration_ms += entry.duration_ms
@@ -286,6 +294,18 @@ class Workload(ABC, Generic[Settings, Found]):
         None: there is nothing special about it, its keys are compared one by one.
         """
         return None
+
+
+def _left_out(report: InputReport) -> tuple[str, ...]:
+    """What the person is told of rows that cannot be used, where the run goes on without them."""
+    if not report.invalid:
+        return ()
+    shown = "".join(f"\n  {fault}" for fault in report.faults[:3])
+    more = f"\n  and {report.invalid - 3:,} more" if report.invalid > 3 else ""
+    return (
+        f"{report.invalid:,} of {report.rows:,} rows cannot be used; they go to errors.jsonl as {INVALID} "
+        f'(on_bad_row = "skip"):{shown}{more}',
+    )
 
 
 def check_only(

@@ -2,18 +2,26 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Any, Literal
 
 from pydantic import Field, field_validator
 
 from rollout.config.settings import DAY_MS, Section
 from rollout.model.item import ItemSpec
 
+ON_BAD_ROW: Any = Field(
+    default="error",
+    description="Rows that cannot be used. error: all are told and nothing starts; skip: they go to errors.jsonl as "
+    "invalid_row, and the others run.",
+)
+
 
 class InputSection(Section):
     glob: str | list[str] = Field(
         description="Pattern(s) of JSONL files, plain, .gz or .zst; files are read in sorted order, pattern by pattern."
     )
+
+    on_bad_row: Literal["error", "skip"] = ON_BAD_ROW
 
     @field_validator("glob")
     @classmethod

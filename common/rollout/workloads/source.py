@@ -45,12 +45,16 @@ _AGAIN = "put it back as it was and give the same command again, or name another
 
 @dataclass(slots=True)
 class Line:
-    """A line that is not blank, without its end: `index` among all rows from 0, `line` in its file from 1."""
+    """A line that is not blank, without its end: `index` among all rows from 0, `line` in its file from 1.
+
+    `fault`: what the check found wrong with it, of a row that is left out.
+    """
 
     index: int
     file: str
     line: int
     raw: bytes
+    fault: str = ""
 
     @property
     def where(self) -> str:
@@ -67,12 +71,17 @@ class FileReport:
 
 @dataclass(frozen=True, slots=True)
 class InputReport:
-    """What a check has read. `digest` is over the rows of all files, whatever they are called."""
+    """What a check has read. `digest` is over the rows of all files, whatever they are called.
+
+    `invalid`: rows that are left out, of `rows`. `faults`: what is wrong with the first of them.
+    """
 
     rows: int
     bytes: int
     files: tuple[FileReport, ...]
     digest: str
+    invalid: int = 0
+    faults: tuple[str, ...] = ()
 
 
 def json_of(line: Line) -> Any:
@@ -100,6 +109,7 @@ class Source:
         self._scratch = scratch
         self._hashes: IO[bytes] | None = None
         self._hashes_path = Path()
+        self._faults_path = Path(scratch.name) / "faults"
         self._report: InputReport | None = None
 
     @classmethod
@@ -153,11 +163,13 @@ class Source:
         read: Callable[[Line], object],
         *,
         index: Path | None = None,
+        skip: bool = False,
         progress: Callable[[int, int], None] | None = None,
     ) -> InputReport:
         """Hand every row to `read`, which raises InputError with what is wrong with it. Blocking.
 
-        InputError with every fault, each `file:line: what`, up to FAULTS_MAX. `index`: where `keep` will leave the
+        InputError with every fault, each `file:line: what`, up to FAULTS_MAX, and the count of the others. `skip`:
+        such rows are no fault, unless none is left: `rows` gives them with theirs. `index`: where `keep` will leave the
         hashes of the rows; until then they are beside it, or in a temporary directory. `progress(rows, bytes)` is
         called now and then, and may raise to stop. A check that raises has closed the source.
         """
@@ -165,27 +177,28 @@ class Source:
         try:
             with disk_errors(self._hashes_path):
                 self._hashes = self._hashes_path.open("w+b")
-                self._report = self._check(read, self._hashes, progress)
+                self._report = self._check(read, self._hashes, Faults(self._faults_path if skip else None), progress)
         except BaseException:
             self.close()
             raise
         return self._report
 
     def _check(
-        self, read: Callable[[Line], object], hashes: IO[bytes], progress: Callable[[int, int], None] | None
+        self,
+        read: Callable[[Line], object],
+        hashes: IO[bytes],
+        faults: Faults,
+        progress: Callable[[int, int], None] | None,
     ) -> InputReport:
-        faults: list[InputError] = []
         reports: list[FileReport] = []
         total, total_bytes, whole = 0, 0, blake3()
         for file in self.files:
             rows, size, digest = 0, 0, blake3()
             for line in _until_it_fails(file, total, faults):
-                if len(faults) >= FAULTS_MAX:
-                    break
                 try:
                     read(line)
                 except InputError as fault:
-                    faults.append(fault)
+                    faults.of_row(line, fault)
                 row_hash = blake3(line.raw).digest()
                 digest.update(row_hash)
                 whole.update(row_hash)
@@ -195,15 +208,18 @@ class Source:
                     progress(total, total_bytes + size)
             total_bytes += size
             reports.append(FileReport(file.name, rows, size, digest.hexdigest()))
-        if faults:
-            raise _all_of(faults)
+        faults.close()
+        if faults.fatal or (total and faults.rows == total):
+            raise faults.error()
         if total == 0:
             names = ", ".join(file.name for file in self.files[:3])
             raise InputError(f"the input is empty: no row in {names}{' ...' if len(self.files) > 3 else ''}")
         if progress:
             progress(total, total_bytes)
         hashes.flush()
-        return InputReport(total, total_bytes, tuple(reports), whole.hexdigest())
+        return InputReport(
+            total, total_bytes, tuple(reports), whole.hexdigest(), faults.rows, tuple(f.message for f in faults.first)
+        )
 
     def keep(self) -> None:
         """Put the hashes of what was checked in the place of those of an earlier check, for `first_change`."""
@@ -243,11 +259,17 @@ class Source:
         InputChangedError names the first that is not, and nothing after it is handed on.
         """
         report, hashes = self._checked()
+        left_out = kept_faults(self._faults_path) if report.invalid else iter(())
+        bad, fault = next(left_out, _NONE)
         first = 0
         for file, checked in zip(self.files, report.files, strict=True):
             if first + checked.rows > start or (not checked.rows and first >= start):
                 hashes.seek(first * _HASH)
                 for line in self._compared(file, first, checked.rows, hashes):
+                    while bad < line.index:
+                        bad, fault = next(left_out, _NONE)
+                    if bad == line.index:
+                        line.fault = fault
                     if line.index >= start:
                         yield line
             first += checked.rows
@@ -332,13 +354,59 @@ class UniqueIds:
         self._places.append((len(self._files) - 1) << 48 | line.line)
 
 
-def _all_of(faults: list[InputError]) -> InputError:
-    if len(faults) == 1:
-        return faults[0]
-    lines = [fault.message for fault in faults]
-    if len(faults) >= FAULTS_MAX:
-        lines.append(f"these are the first {FAULTS_MAX} faults; there may be more")
-    return InputError("\n".join(lines), **faults[0].context)
+class Faults:
+    """What a check finds: the first FAULTS_MAX are kept, the others are counted.
+
+    `path`: where the rows that are left out are written, with what is wrong with each; None: none is left out.
+    """
+
+    def __init__(self, path: Path | None) -> None:
+        self.first: list[InputError] = []
+        self.rows = 0  # that have one
+        self.fatal = 0
+        self._file = None if path is None else path.open("wb")
+
+    def of_row(self, line: Line, fault: InputError) -> None:
+        self.rows += 1
+        if self._file is None:
+            self.add(fault)
+            return
+        text = fault.message.removeprefix(f"{line.where}: ")
+        self._file.write(json.dumps([line.index, text]).encode() + b"\n")
+        if len(self.first) < FAULTS_MAX:
+            self.first.append(fault)
+
+    def add(self, fault: InputError) -> None:
+        """Of a file, or of a row that is not left out."""
+        self.fatal += 1
+        if self.fatal == 1 and self._file is not None:
+            self.first.clear()  # of rows that may be left out
+        if len(self.first) < FAULTS_MAX:
+            self.first.append(fault)
+
+    def error(self) -> InputError:
+        count = self.fatal or self.rows
+        if count == 1:
+            return self.first[0]
+        lines = [fault.message for fault in self.first[:FAULTS_MAX]]
+        if count > len(lines):
+            lines.append(f"and {count - len(lines):,} more faults like these")
+        return InputError("\n".join(lines), **self.first[0].context)
+
+    def close(self) -> None:
+        if self._file is not None:
+            self._file.close()
+
+
+_NONE = (1 << 63, "")
+
+
+def kept_faults(path: Path) -> Iterator[tuple[int, str]]:
+    """(index, what is wrong) of the rows that are left out, in order."""
+    with path.open("rb") as file:
+        for text in file:
+            index, fault = json.loads(text)
+            yield index, fault
 
 
 def _rows_kept(kept: IO[bytes], digest: str) -> int | None:
@@ -369,11 +437,11 @@ def _common(one: IO[bytes], other: IO[bytes], rows: int) -> int:
     return done
 
 
-def _until_it_fails(file: InputFile, first: int, faults: list[InputError]) -> Iterator[Line]:
+def _until_it_fails(file: InputFile, first: int, faults: Faults) -> Iterator[Line]:
     try:
         yield from _lines(file, first)
     except InputError as fault:
-        faults.append(fault)
+        faults.add(fault)
 
 
 def _lines(file: InputFile, first: int) -> Iterator[Line]:
@@ -423,11 +491,9 @@ def _opened(file: InputFile) -> Generator[io.BufferedIOBase]:
 
 
 def _compression(file: InputFile, raw: io.BufferedReader) -> bytes:
-    """By the name; of a stream, whose name says nothing, by how it begins."""
-    suffix = Path(file.name).suffix
-    if suffix == ".gz":
-        return _GZIP
-    if suffix in (".zst", ".zstd"):
-        return _ZSTD
-    head = raw.peek(4)[:4] if file.spooled else b""
-    return next((magic for magic in (_GZIP, _ZSTD) if head.startswith(magic)), b"")
+    """By how it begins, whatever its name: names get lost. One that begins otherwise is what its name says."""
+    head = raw.peek(4)[:4]
+    if found := next((magic for magic in (_GZIP, _ZSTD) if head.startswith(magic)), b""):
+        return found
+    suffix = Path(file.name).suffix if head else ""
+    return {".gz": _GZIP, ".zst": _ZSTD, ".zstd": _ZSTD}.get(suffix, b"")

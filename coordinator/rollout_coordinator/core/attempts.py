@@ -260,7 +260,7 @@ def drop_dependents(state: State, batch: AttemptBatch, seq: int) -> None:
     """The attempt that pipelined successors stand on is no more: their attempts end with it."""
     for later, other in chains.dependents(batch, seq):
         cancel(state, other.worker, [(other, [later])], "predecessor changed")
-        end_attempt(state, other, later, AttemptEnd.DROPPED, "predecessor_changed", f"seq {seq} changed")
+        end_attempt(state, other, later, AttemptEnd.DROPPED, "predecessor_changed", f"row {seq + 1} changed")
 
 
 def backoff_ms(state: State, batch: AttemptBatch, seq: int) -> int:

@@ -48,7 +48,7 @@ def spawn(state: State, event: WorkerSpawn) -> None:
     log = child
 
     def refusal() -> RolloutError | None:
-        sealed = f"the children of item {parent.seq} were sealed at {log.submitted}"
+        sealed = f"the children of row {parent.seq + 1} were sealed at {log.submitted}"
         return ConflictError(sealed) if log.sealed else None
 
     def done(error: RolloutError | None) -> None:

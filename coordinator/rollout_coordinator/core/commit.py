@@ -229,9 +229,9 @@ def verdict_on(log: Log, spec: int) -> tuple[Outcome, Failure] | None:
         return Outcome.SKIPPED, pruned(info.lane)
     winner = log.groups.get(info.spec.group) if info.spec.group else None
     if winner is not None:
-        return Outcome.CANCELLED, Failure("group_won", f"group {info.spec.group!r} was won by seq {winner}", False)
+        return Outcome.CANCELLED, Failure("group_won", f"group {info.spec.group!r} was won by row {winner + 1}", False)
     return None
 
 
 def pruned(lane: LaneState) -> Failure:
-    return Failure("lane_pruned", f"lane {lane.name!r} was pruned at {lane.pruned_at}", False)
+    return Failure("lane_pruned", f"lane {lane.name!r} was pruned at row {lane.pruned_at + 1}", False)

@@ -115,7 +115,7 @@ def _end_run(policy: Policy, options: dict[str, str]) -> Decide:
     cause = "complete" if (to or ("failed" if on == "failed" else "completed")) == "completed" else "fail"
 
     def decide(log: Log, seq: int, outcome: Outcome, info: SpecInfo) -> Decision:
-        return EndRun(cause, f"end_run: item {seq} is {on}") if outcome is _ON[on] else None
+        return EndRun(cause, f"end_run: row {seq + 1} is {on}") if outcome is _ON[on] else None
 
     return decide
 

@@ -48,6 +48,8 @@ class Request:
     sampling: Sampling
     prompt: str | None = None
     messages: tuple[dict[str, Any], ...] | None = None
+    template: dict[str, Any] = field(default_factory=dict[str, Any])
+    """Further variables of the chat template, such as `enable_thinking`."""
 
 
 @dataclass(slots=True)

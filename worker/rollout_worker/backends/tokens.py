@@ -59,7 +59,7 @@ class TextCodec:
 
         try:
             return self.tokenizer.apply_chat_template(
-                list(request.messages or ()), tokenize=False, add_generation_prompt=True
+                list(request.messages or ()), tokenize=False, add_generation_prompt=True, **request.template
             )
         except (TemplateError, ValueError, TypeError, KeyError) as error:
             # Templates refuse conversations they do not like (a role, an order) by raising.

@@ -16,6 +16,7 @@ from rollout.workloads.infer.config import SamplingSection
 from rollout.workloads.infer.model import tree_digest
 from rollout.workloads.infer.payload import ChoiceResult, RowResult, decode_payload, encode_result
 from rollout.workloads.infer.request import RowRequest, canonical, parse_row, row_seed
+from rollout.workloads.invalid import refuse_invalid
 
 from rollout_worker.backends.environment import engine_environment
 from rollout_worker.backends.port import Backend, BackendOptions, Completion, Request, Sampling
@@ -76,6 +77,7 @@ class InferExecutor:
     async def run(self, attempt: Attempt, context: Context) -> Done:
         if self._backend is None:
             raise AttemptError("the engine is not started", code="engine_not_started")
+        refuse_invalid(attempt.payload)
         try:
             request = parse_row(decode_payload(attempt.payload).row, self._defaults(attempt.run))
         except InputError as error:
@@ -179,6 +181,7 @@ def engine_request(request: RowRequest, attempt: Attempt, call: int = 0) -> Requ
         sampling=to_sampling(request.sampling, row_seed(request, attempt.id)),
         prompt=request.prompt,
         messages=request.messages,
+        template=request.template,
     )
 
 

@@ -28,6 +28,7 @@ from rollout.compute import cgroup
 from rollout.model.errors import AttemptError
 from rollout.model.item import Key
 from rollout.objects.tree import materialise
+from rollout.workloads.invalid import refuse_invalid
 from rollout.workloads.json_form import JsonObject, canonical
 from rollout.workloads.map.failure import LOAD_FAILED, to_text
 
@@ -90,6 +91,7 @@ class MapExecutor:
     async def run(self, attempt: Attempt, context: Context) -> Done:
         if self._host is None:
             raise AttemptError("the executor is not started", code="executor_not_started")
+        refuse_invalid(attempt.payload)
         job = Job(attempt.key, attempt.attempt, attempt.payload, attempt.run.config.get("timeout_s", 0.0))
         return await self._host.run(job)
 

@@ -17,7 +17,7 @@ from rollout.cli.options import (
     TlsDirOption,
     WorkersOption,
 )
-from rollout.config.load import load_settings
+from rollout.config.load import load_settings, located
 from rollout.model.errors import ConfigError
 from rollout.workloads.map.config import MapConfig
 
@@ -35,6 +35,14 @@ def map(
         typer.Option("--input", metavar="FILE", help="JSON Lines, a row each: files or globs; - is standard input."),
     ] = None,
     output: Annotated[str | None, typer.Option("--output", metavar="DIR", help="Directory of the results.")] = None,
+    on_bad_row: Annotated[
+        str | None,
+        typer.Option(
+            "--on-bad-row",
+            metavar="error|skip",
+            help="Rows that are no JSON. error (default): all are told, nothing starts; skip: they go to errors.jsonl.",
+        ),
+    ] = None,
     code: Annotated[
         str | None,
         typer.Option(
@@ -83,8 +91,9 @@ def map(
     returns what is no JSON is tried again where that may help, and becomes a line of OUTPUT/errors.jsonl with type,
     message and traceback; the others go on.
 
-    With no coordinator named (option, ROLLOUT_COORDINATOR, ./rollout.toml) it starts a coordinator and workers on this
-    machine for as long as it runs. Interrupt or kill it at any time: the same command goes on where it was.
+    With no cluster named or joined, or with --local, it starts a coordinator and workers on this machine for as long as
+    it runs; the first line of output says which cluster it is. Interrupt or kill it at any time: the same command goes
+    on where it was.
 
     Exit codes: 0 every row has its result, or its line of errors.jsonl; 1 the function cannot be loaded, all rows
     failed, or the run was killed; 2 configuration or input; 130 interrupted.
@@ -97,6 +106,7 @@ def map(
         "function.name": function,
         "function.code": code,
         "input.glob": input,
+        "input.on_bad_row": on_bad_row,
         "output.dir": output,
         "run.timeout": timeout,
         "run.max_attempts": max_attempts,
@@ -124,7 +134,8 @@ def map(
         json=json,
     )
     try:
-        raise typer.Exit(run_workload(Map(), settings, options))
+        with located(config):
+            raise typer.Exit(run_workload(Map(), settings, options))
     except UnloadableError as error:
         if started_over(Path(settings.output.dir)):
             error.message += "\nNo row has a result yet: mend the code and give the same command again"
@@ -132,7 +143,8 @@ def map(
 
 
 _OPTION = {
-    "function.code": "--code", "input.glob": "--input", "output.dir": "--output", "run.timeout": "--timeout",
+    "function.code": "--code", "input.glob": "--input", "input.on_bad_row": "--on-bad-row",
+    "output.dir": "--output", "run.timeout": "--timeout",
     "run.max_attempts": "--max-attempts", "run.retry_backoff": "--retry-backoff", "run.concurrency": "--concurrency",
     "run.lane_key": "--lane-key", "run.gpus": "--gpus", "run.memory": "--memory", "run.name": "--name",
 }  # fmt: skip

@@ -11,7 +11,7 @@ import typer
 from rollout.cli.options import JsonOption
 from rollout.client.target import DEFAULT_TLS_DIR, ClientSettings, ClientTransport, as_joined
 from rollout.config.adapters import find_adapter
-from rollout.config.load import load_settings, read_values
+from rollout.config.load import load_settings, located, read_values
 from rollout.config.settings import CoordinatorSettings, TransportSection, WorkerSettings
 from rollout.model.address import parse_address
 from rollout.model.errors import ConfigError, PluginError
@@ -44,7 +44,8 @@ def plan(
     elif kind == "client":
         lines = check_client(config)
     else:
-        lines = check_workload(kind, config)
+        with located(config):
+            lines = check_workload(kind, config)
     if json:
         from rollout.cli.show import print_json
 

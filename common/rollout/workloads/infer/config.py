@@ -78,6 +78,14 @@ class SamplingSection(Section):
         return self
 
 
+class InferInput(InputSection):
+    model_in_rows: Literal["error", "ignore"] = Field(
+        default="error",
+        description="A `model` in an OpenAI row that is not this run's (its uri, or the last part of that). error: the "
+        "row cannot be used; ignore: it runs all the same.",
+    )
+
+
 class InferOutput(OutputSection):
     openai: bool = Field(
         default=False, description="Also write openai.jsonl: one OpenAI batch output line per row, errors included."
@@ -130,7 +138,7 @@ class BackendSection(Section):
 class InferConfig(Section):
     model: ModelSection
     sampling: SamplingSection = SamplingSection()
-    input: InputSection
+    input: InferInput
     output: InferOutput
     workers: InferWorkers = InferWorkers()
     backend: BackendSection = BackendSection()

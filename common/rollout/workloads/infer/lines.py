@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, cast
 
 from blake3 import blake3
 
@@ -13,6 +13,7 @@ from rollout.workloads.infer.config import SamplingSection
 from rollout.workloads.infer.openai import openai_error, openai_line
 from rollout.workloads.infer.payload import Payload, RowResult, decode_payload, decode_result
 from rollout.workloads.infer.request import RowRequest, parse_row, sampling_json
+from rollout.workloads.invalid import invalid_of
 from rollout.workloads.json_form import JsonObject, dump_line, timestamp
 from rollout.workloads.port import Totals, unsuccessful
 
@@ -32,7 +33,8 @@ class InferWriter:
         self.files: tuple[str, ...] = (COMPLETIONS, ERRORS, OPENAI) if self._openai else (COMPLETIONS, ERRORS)
 
     def lines(self, entry: CommitEntry) -> Iterator[tuple[str, bytes]]:
-        payload = decode_payload(entry.payload)
+        bad = invalid_of(entry.payload)
+        payload = decode_payload(entry.payload) if bad is None else Payload(bad.input, entry.seq, bad.file, bad.line)
         identity = row_id(payload.row, entry.id)
         if entry.outcome is Outcome.DONE:
             request, result = parse_row(payload.row, self._sampling), decode_result(entry.data)
@@ -58,9 +60,12 @@ class InferWriter:
         }
 
 
-def row_id(row: JsonObject, item: bytes) -> Any:
+def row_id(row: Any, item: bytes) -> Any:
     """The row's own `id` or `custom_id`, else its item id in hex."""
-    own = row.get("custom_id" if "body" in row else "id")
+    if not isinstance(row, dict):  # a row that cannot be used
+        return item.hex()
+    fields = cast(JsonObject, row)
+    own = fields.get("custom_id" if "body" in fields or "custom_id" in fields else "id")
     return item.hex() if own is None else own
 
 

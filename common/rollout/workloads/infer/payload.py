@@ -12,9 +12,9 @@ from rollout.workloads.json_form import JsonObject, canonical
 
 @dataclass(frozen=True, slots=True)
 class Payload:
-    """A row as written, with extra fields, and where it came from."""
+    """A row as written, with extra fields, and where it came from. Of a row that cannot be used any JSON value."""
 
-    row: JsonObject
+    row: Any
     index: int
     file: str
     line: int

@@ -7,12 +7,13 @@ from collections.abc import Iterable, Iterator
 from dataclasses import replace
 
 from rollout.model.item import ItemSpec, NewItem
-from rollout.workloads.infer.config import InferConfig
+from rollout.workloads.infer.config import InferConfig, SamplingSection
 from rollout.workloads.infer.model import ResolvedModel, model_json
 from rollout.workloads.infer.payload import Payload, encode_payload
 from rollout.workloads.infer.prefix import affinities, cost_of
 from rollout.workloads.infer.request import SCHEMA_VERSION, RowRequest, item_id, sampling_json
 from rollout.workloads.infer.rows import Row, effective_sampling, request_of, row_of
+from rollout.workloads.invalid import invalid_item
 from rollout.workloads.json_form import JsonObject
 from rollout.workloads.port import input_section
 from rollout.workloads.sections import RunSection
@@ -41,11 +42,21 @@ def plan(
     `run`: what the run was made with, where that is not what `config` says.
     """
     sampling, specs = effective_sampling(config), Specs(config, run or config.run)
-    rows = ((row, request_of(row, sampling)) for row in map(row_of, lines))
+    rows = (_asked(line, sampling) for line in lines)
     for row, request, affinity in _with_affinity(rows, wanted=config.workers.prefix_affinity):
         line = row.line
+        if line.fault:
+            yield invalid_item(line, specs.plain)
+            continue
         payload = encode_payload(Payload(row.fields, line.index, line.file, line.line))
         yield NewItem(item_id(model_content_id, request, line.index), payload, specs.of(request, affinity))
+
+
+def _asked(line: Line, sampling: SamplingSection) -> tuple[Row, RowRequest]:
+    if line.fault:
+        return Row(line, {}), RowRequest(sampling, prompt="")
+    row = row_of(line)
+    return row, request_of(row, sampling)
 
 
 class Specs:
@@ -53,16 +64,16 @@ class Specs:
 
     def __init__(self, config: InferConfig, run: RunSection) -> None:
         sampling = config.sampling
-        self._plain = run.item_spec()
+        self.plain = run.item_spec()
         self._longest_first = config.workers.longest_first
         self._tokens = sampling.max_tokens * sampling.n
-        self._known: dict[tuple[str, int], ItemSpec] = {("", 0): self._plain}
+        self._known: dict[tuple[str, int], ItemSpec] = {("", 0): self.plain}
 
     def of(self, request: RowRequest, affinity: str) -> ItemSpec:
         key = (affinity, cost_of(request, self._tokens) if self._longest_first else 0)
         spec = self._known.get(key)
         if spec is None:
-            spec = self._known[key] = replace(self._plain, affinity=key[0], cost=key[1])
+            spec = self._known[key] = replace(self.plain, affinity=key[0], cost=key[1])
         return spec
 
 

@@ -4,12 +4,14 @@ executor for every attempt, so both read a row alike.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Any, cast
 
 from blake3 import blake3
 from pydantic import ValidationError
 
+from rollout.config.wording import describe
 from rollout.model.errors import InputError
 from rollout.workloads.infer.config import SamplingSection
 from rollout.workloads.json_form import JsonObject, canonical
@@ -22,11 +24,25 @@ _BODY_SAMPLING = (
     "temperature", "top_p", "top_k", "min_p", "min_tokens", "max_tokens", "seed", "stop", "n",
     "presence_penalty", "frequency_penalty", "repetition_penalty", "ignore_eos",
 )  # fmt: skip
-_BODY_OTHER = frozenset({"prompt", "messages", "max_completion_tokens", "logprobs", "top_logprobs", "response_format"})
-# Keys of a request that change nothing about the text generated here.
-_BODY_IGNORED = frozenset(
-    {"model", "user", "metadata", "store", "service_tier", "stream", "safety_identifier", "prompt_cache_key"}
+_BODY_OTHER = frozenset(
+    {
+        "model", "stream", "prompt", "messages", "max_completion_tokens", "logprobs", "top_logprobs",
+        "response_format",
+    }
+)  # fmt: skip
+_OF_CHAT = frozenset({"reasoning_effort", "chat_template_kwargs"})
+_OURS = frozenset(
+    {
+        "conversation", "messages", "tokenize", "add_generation_prompt", "chat_template", "tools", "documents",
+        "return_tensors", "return_dict", "padding", "truncation", "max_length", "continue_final_message",
+        "tokenizer_kwargs", "return_assistant_tokens_mask",
+    }
+)  # fmt: skip
+_TEMPLATE = "chat_template_kwargs"
+IGNORED = frozenset(
+    {"user", "metadata", "store", "service_tier", "stream_options", "safety_identifier", "prompt_cache_key"}
 )
+"""Keys of a request that change nothing about the text generated here."""
 _URLS = ("/v1/chat/completions", "/v1/completions")
 
 
@@ -39,6 +55,7 @@ class RowRequest:
     messages: tuple[JsonObject, ...] | None = None
     explicit_seed: bool = False
     openai: str = ""  # the url of an OpenAI batch line, else empty
+    template: JsonObject = field(default_factory=JsonObject)  # further variables of the chat template
 
     @property
     def content(self) -> JsonObject:
@@ -96,13 +113,19 @@ def _override(defaults: SamplingSection, override: JsonObject, what: str = "samp
     try:
         return SamplingSection.model_validate({**defaults.model_dump(), **override}, strict=True)
     except ValidationError as error:
-        first = error.errors(include_url=False)[0]
-        place = ".".join([what, *(str(part) for part in first["loc"])])
-        raise InputError(f'"{place}": {first["msg"]}') from None
+        said: list[str] = []
+        for entry in error.errors(include_url=False):
+            place = ".".join([what, *(str(part) for part in entry["loc"][:1])])
+            text = f'"{place}" {describe(cast(Mapping[str, Any], entry), place)}'
+            if text not in said:
+                said.append(text)
+        raise InputError("; ".join(said)) from None
 
 
 def _messages(value: Any, what: str) -> tuple[JsonObject, ...]:
-    if not isinstance(value, list) or not value:
+    if value == []:
+        raise InputError(f'"{what}" is an empty list: it needs at least one message')
+    if not isinstance(value, list):
         raise InputError(f'"{what}" must be a non-empty list of messages, not {_kind(cast(object, value))}')
     return tuple(_message(message, f"{what}[{i}]") for i, message in enumerate(cast(list[Any], value)))
 
@@ -141,10 +164,11 @@ def _parse_openai(row: JsonObject, defaults: SamplingSection) -> RowRequest:
         raise InputError(f'"url" must be {_URLS[0]} or {_URLS[1]}, not {url!r}')
     if body.get("stream"):
         raise InputError('"body.stream" must be false: a batch does not stream')
-    unknown = sorted(body.keys() - _BODY_IGNORED - _BODY_OTHER - set(_BODY_SAMPLING))
-    if unknown:
-        raise InputError(f'"body.{unknown[0]}" is not supported: remove it')
     chat = url == _URLS[0]
+    unknown = sorted(body.keys() - IGNORED - _BODY_OTHER - set(_BODY_SAMPLING) - (_OF_CHAT if chat else set()))
+    if unknown:
+        listed = ", ".join(f'"body.{key}"' for key in unknown)
+        raise InputError(f"{listed} {'is not supported: remove it' if len(unknown) == 1 else 'are not supported'}")
     override: JsonObject = {key: body[key] for key in _BODY_SAMPLING if body.get(key) is not None}
     if body.get("max_completion_tokens") is not None:
         override["max_tokens"] = body["max_completion_tokens"]
@@ -155,13 +179,32 @@ def _parse_openai(row: JsonObject, defaults: SamplingSection) -> RowRequest:
     if chat:
         if "messages" not in body:
             raise InputError(f'"body.messages" is missing: {url} needs it')
-        return RowRequest(sampling, None, _messages(body["messages"], "body.messages"), explicit, url)
+        messages = _messages(body["messages"], "body.messages")
+        return RowRequest(sampling, None, messages, explicit, url, _template(body))
     prompt = body.get("prompt")
     if isinstance(prompt, list) and len(cast(list[Any], prompt)) == 1:
         prompt = cast(list[Any], prompt)[0]
     if not isinstance(prompt, str):
         raise InputError(f'"body.prompt" must be one string, not {_kind(cast(object, prompt))}')
     return RowRequest(sampling, prompt, None, explicit, url)
+
+
+def _template(body: JsonObject) -> JsonObject:
+    """Variables of the chat template, as vLLM's server takes them."""
+    given = body.get(_TEMPLATE)
+    if given is None:
+        given = {}
+    if not isinstance(given, dict):
+        raise InputError(f'"body.{_TEMPLATE}" must be an object, not {_kind(given)}')
+    template = cast(JsonObject, given)
+    if taken := sorted(template.keys() & _OURS):
+        raise InputError(f'"body.{_TEMPLATE}.{taken[0]}" is set by the engine: remove it')
+    effort = body.get("reasoning_effort")
+    if effort is None:
+        return template
+    if not isinstance(effort, str):
+        raise InputError(f'"body.reasoning_effort" must be a string such as "low", not {_kind(effort)}')
+    return {"reasoning_effort": effort, **template}
 
 
 def _body_logprobs(body: JsonObject, chat: bool) -> JsonObject:
@@ -214,7 +257,10 @@ def _kind(value: object) -> str:
 def item_id(model_content_id: str, request: RowRequest, index: int) -> bytes:
     """32 bytes that change with everything that changes the result, and with the row's place."""
     hasher = blake3(bytes([SCHEMA_VERSION]))
-    for part in (bytes.fromhex(model_content_id), canonical(request.content), _dumped(request.sampling)[1]):
+    parts = [bytes.fromhex(model_content_id), canonical(request.content), _dumped(request.sampling)[1]]
+    if request.template:
+        parts.append(canonical(request.template))
+    for part in parts:
         hasher.update(len(part).to_bytes(8, "little"))
         hasher.update(part)
     hasher.update(index.to_bytes(8, "little"))

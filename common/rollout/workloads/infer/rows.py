@@ -8,8 +8,8 @@ from typing import cast
 
 from rollout.model.errors import InputError
 from rollout.workloads.infer.config import InferConfig, SamplingSection, load_schema
-from rollout.workloads.infer.request import RowRequest, parse_row
-from rollout.workloads.json_form import JsonObject
+from rollout.workloads.infer.request import IGNORED, RowRequest, parse_row
+from rollout.workloads.json_form import JsonObject, short
 from rollout.workloads.port import Reading
 from rollout.workloads.source import InputReport, Line, Source, UniqueIds, fail, json_of
 
@@ -55,13 +55,54 @@ def request_of(row: Row, sampling: SamplingSection) -> RowRequest:
 
 def check_input(config: InferConfig, reading: Reading) -> tuple[Source, InputReport]:
     """Read and check every row before anything starts. InputError with all that is wrong."""
-    sampling, ids = effective_sampling(config), UniqueIds()
+    sampling, ids, ignored = effective_sampling(config), UniqueIds(), Ignored()
+    names = model_names(config.model.uri) if config.input.model_in_rows == "error" else ()
 
     def check(line: Line) -> None:
         row = row_of(line)
         request_of(row, sampling)
+        if "body" in row.fields:
+            if names and (fault := _another_model(row.fields["body"], names)):
+                fail(line.file, line.line, fault)
+            ignored.count(row.fields["body"])
         key = "custom_id" if "body" in row.fields else "id"
         if row.fields.get(key) is not None:
             ids.add(line, key, row.fields[key])
 
-    return reading.rows(config.input.patterns, check)
+    source, report = reading.rows(config.input.patterns, check, skip=config.input.on_bad_row == "skip")
+    source.notes += ignored.notes()
+    return source, report
+
+
+class Ignored:
+    """Keys of OpenAI rows that change no result, to be told once."""
+
+    def __init__(self) -> None:
+        self._keys: set[str] = set()
+        self._rows = 0
+
+    def count(self, body: JsonObject) -> None:
+        found = IGNORED & body.keys()
+        self._keys |= found
+        self._rows += bool(found)
+
+    def notes(self) -> tuple[str, ...]:
+        if not self._rows:
+            return ()
+        keys = ", ".join(sorted(self._keys))
+        return (f"keys that change no result are ignored, in {self._rows:,} rows: {keys}",)
+
+
+def model_names(uri: str) -> tuple[str, ...]:
+    """What a row may call the run's model: its uri as configured, and the last part of that."""
+    return tuple(dict.fromkeys((uri, uri.rstrip("/").rpartition("/")[2])))
+
+
+def _another_model(body: JsonObject, names: tuple[str, ...]) -> str:
+    wanted = body.get("model")
+    if wanted is None or wanted in names:
+        return ""
+    return (
+        f'"body.model" is {short(wanted)}, and this run\'s model is "{names[-1]}": remove it, or set [input] '
+        'model_in_rows = "ignore"'
+    )

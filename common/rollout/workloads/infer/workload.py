@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
 
 from rollout.config.adapters import find_adapter
 from rollout.model.errors import ConfigError, InputError, RolloutError
@@ -14,9 +15,10 @@ from rollout.model.item import NewItem
 from rollout.workloads.infer.config import InferConfig
 from rollout.workloads.infer.lines import COMPLETIONS, ERRORS, OPENAI, InferWriter
 from rollout.workloads.infer.model import ResolvedModel, model_changes, resolve_model
-from rollout.workloads.infer.payload import decode_payload
+from rollout.workloads.infer.payload import Payload, decode_payload
 from rollout.workloads.infer.plan import plan, resolve_config
 from rollout.workloads.infer.rows import check_input
+from rollout.workloads.invalid import invalid_of
 from rollout.workloads.json_form import JsonObject
 from rollout.workloads.port import Checked, Reading, Tree, Workload
 from rollout.workloads.sections import RECORDED, RunSection
@@ -59,7 +61,6 @@ class Infer(Workload[InferConfig, InferChecked]):
 
     def check_host(self, settings: InferConfig) -> None:
         kind = settings.backend.kind
-        find_adapter("rollout.backends", kind, "backend.kind:")
         package = _PACKAGE.get(kind)
         if package and find_spec(package) is None:
             raise ConfigError(
@@ -104,21 +105,23 @@ class Infer(Workload[InferConfig, InferChecked]):
     def writer(self, config: JsonObject) -> InferWriter:
         return InferWriter(config)
 
-    def item_input(self, payload: bytes) -> tuple[JsonObject, str]:
-        row = decode_payload(payload)
-        return row.row, f"{row.file}:{row.line}"
+    def item_input(self, payload: bytes) -> tuple[Any, str]:
+        bad = invalid_of(payload)
+        row = decode_payload(payload) if bad is None else bad
+        return row.row if isinstance(row, Payload) else row.input, f"{row.file}:{row.line}"
 
     def describe(self, settings: InferConfig, checked: InferChecked) -> list[str]:
         report = checked.report
         return [
             f"model {settings.model.uri} on backend {settings.backend.kind}",
-            f"{report.rows} rows in {len(report.files)} file(s) ({report.bytes} bytes)",
+            f"{report.rows - report.invalid} rows in {len(report.files)} file(s) ({report.bytes} bytes)",
             f"writes completions.jsonl, errors.jsonl and summary.json to {settings.output.dir}",
             f"workers when no coordinator is named: {settings.workers.count}",
         ]
 
     def dry_run(self, settings: InferConfig, checked: InferChecked) -> JsonObject:
-        return {"model": settings.model.uri, **super().dry_run(settings, checked)}
+        fields = {"model": settings.model.uri, **super().dry_run(settings, checked)}
+        return {**fields, "invalid": checked.report.invalid} if checked.report.invalid else fields
 
     def warnings(self, settings: InferConfig) -> list[str]:
         uri = settings.model.uri

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import re
-from typing import Annotated, Any, Self
+from typing import Annotated, Any, Literal, Self
 
 from pydantic import BeforeValidator, Field, model_validator
 
 from rollout.config.settings import Section
+from rollout.workloads.sections import ON_BAD_ROW
 
 _UNITS_S = {"": 1.0, "ms": 0.001, "s": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0, "d": 86400.0}
 _UNITS_MIB = {"": 1.0} | {
@@ -51,6 +52,7 @@ class FunctionSection(Section):
 
 class InputSection(Section):
     glob: str | list[str] = Field(description="JSON Lines: files, globs, or - for standard input.")
+    on_bad_row: Literal["error", "skip"] = ON_BAD_ROW
 
     @property
     def patterns(self) -> list[str]:

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from rollout.model.errors import HopelessError
 from rollout.model.item import Outcome
 from rollout.workloads.commit import CommitEntry
+from rollout.workloads.invalid import invalid_of
 from rollout.workloads.json_form import JsonObject, dump_line
 from rollout.workloads.map.failure import LOAD_FAILED, RowError, from_text
 from rollout.workloads.port import Totals, unsuccessful
@@ -55,8 +56,12 @@ class MapWriter:
             "code": error.code,
             "attempts": entry.tries,
             "seconds": entry.duration_ms / 1000,
-            "input": json.loads(entry.payload),
         }
+        bad = invalid_of(entry.payload)
+        if bad is None:
+            line["input"] = json.loads(entry.payload)
+        else:
+            line |= {"file": bad.file, "line": bad.line, "input": bad.input}
         yield ERRORS, dump_line(line)
 
     def summary(self, summary: JsonObject, totals: Totals) -> JsonObject:

@@ -2,21 +2,24 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from rollout.model.errors import ConfigError, InputError
 from rollout.model.item import NewItem
 from rollout.model.run import RunSpec
 from rollout.objects.tree import Tree as ObjectTree
+from rollout.workloads.invalid import invalid_item, invalid_of
 from rollout.workloads.json_form import JsonObject
 from rollout.workloads.map.code import Code, find_code, listed
 from rollout.workloads.map.config import MapConfig
 from rollout.workloads.map.lines import ERRORS, RESULTS, SUMMARY, MapWriter
 from rollout.workloads.map.plan import LANES_MAX, Planner, lane_of, map_spec, run_config
 from rollout.workloads.port import Checked, Reading, Tree, Workload, input_section
-from rollout.workloads.source import Line, Source, fail, json_of
+from rollout.workloads.source import InputReport, Line, Source, fail, json_of
 
 _TREE = "code_tree"
 """Of what is kept of a run: the manifest of its code."""
@@ -25,6 +28,7 @@ _TREE = "code_tree"
 @dataclass(kw_only=True)
 class MapChecked(Checked):
     rows: Source
+    invalid: int
     code: Code | None
 
 
@@ -52,10 +56,10 @@ class Map(Workload[MapConfig, MapChecked]):
         faults: list[str] = []
         code: Code | None = None
         lanes = Lanes(settings.run.lane_key)
-        found: tuple[Source, JsonObject, int] | None = None
+        found: tuple[Source, InputReport] | None = None
         try:
-            source, report = reading.rows(settings.input.patterns, lanes.read)
-            found = source, input_section(settings.input.patterns, report), report.rows
+            skip = settings.input.on_bad_row == "skip"
+            found = reading.rows(settings.input.patterns, lanes.read, skip=skip)
         except InputError as error:
             faults.append(error.message)
         try:
@@ -73,17 +77,19 @@ class Map(Workload[MapConfig, MapChecked]):
         config = run_config(settings.function.name, code.manifest if code else None, settings.run)
         if lanes.found:
             config["lanes"] = sorted(lanes.found)
+        source, report = found
         notes: tuple[str, ...] = ()
         if code and code.new:
             notes = (f"new in the code directory, no part of this run: {listed(code.new, 3)}",)
         return MapChecked(
-            config={**config, "input": found[1]},
-            total=found[2],
+            config={**config, "input": input_section(settings.input.patterns, report)},
+            total=report.rows,
             trees=(Tree("code.manifest", code.directory, always=True, files=code.files),) if code else (),
-            source=found[0],
+            source=source,
             keep={_TREE: code.tree.to_bytes().decode()} if code else {},
             notes=notes,
-            rows=found[0],
+            rows=source,
+            invalid=report.invalid,
             code=code,
         )
 
@@ -93,6 +99,9 @@ class Map(Workload[MapConfig, MapChecked]):
     def plan(self, checked: MapChecked, config: JsonObject, start: int) -> Iterator[NewItem]:
         planner, key = Planner(config), config["run"]["lane_key"]
         for line in checked.rows.rows(start):
+            if line.fault:
+                yield invalid_item(line)
+                continue
             yield planner.item(line.index, line.raw, lane_of(json_of(line), key) if key else "")
 
     def writer(self, config: JsonObject) -> MapWriter:
@@ -114,14 +123,19 @@ class Map(Workload[MapConfig, MapChecked]):
             limits.append(f"at most {run.concurrency} rows at once{each}")
         return [
             f"function {settings.function.name}; {travels}",
-            f"{checked.total} rows; {', '.join(limits)}",
+            f"{checked.total - checked.invalid} rows; {', '.join(limits)}",
             f"writes {RESULTS}, {ERRORS} and {SUMMARY} to {settings.output.dir}",
             f"workers when no coordinator is named: {settings.workers.count}",
         ]
 
     def dry_run(self, settings: MapConfig, checked: MapChecked) -> JsonObject:
         size = {"code_files": len(checked.code.files), "code_bytes": checked.code.tree.size} if checked.code else {}
-        return {"function": settings.function.name, **size, **super().dry_run(settings, checked)}
+        fields = {"function": settings.function.name, **size, **super().dry_run(settings, checked)}
+        return {**fields, "invalid": checked.invalid} if checked.invalid else fields
+
+    def item_input(self, payload: bytes) -> tuple[Any, str]:
+        bad = invalid_of(payload)
+        return (json.loads(payload), "") if bad is None else (bad.input, f"{bad.file}:{bad.line}")
 
     def describe_change(self, section: str, old: JsonObject, new: JsonObject) -> list[str] | None:
         if section == "code" and old != new:

@@ -1,0 +1,55 @@
+"""Rows that cannot be used, where the run goes on without them (`[input] on_bad_row = "skip"`).
+
+Each is an item like any other: its place in the input is its place in the ledger, so order, resume and the counts at
+the end need no rule of their own. Its payload says what is wrong, and its executor fails it with that at once.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from typing import Any
+
+from blake3 import blake3
+
+from rollout.model.errors import AttemptError
+from rollout.model.item import DEFAULT_SPEC, ItemSpec, NewItem
+from rollout.workloads.json_form import dump_line, parse_json
+from rollout.workloads.source import Line
+
+INVALID = "invalid_row"
+"""Error code of such a row."""
+_MARK = b"\0"  # begins no JSON
+_TEXT_MAX = 100_000
+
+
+@dataclass(frozen=True, slots=True)
+class InvalidRow:
+    """`input`: the JSON value of the line; where it is no JSON, its text, of which a very long one is cut."""
+
+    fault: str
+    input: Any
+    file: str
+    line: int
+
+
+def invalid_item(line: Line, spec: ItemSpec = DEFAULT_SPEC) -> NewItem:
+    """Of a line whose `fault` says why it is no row."""
+    try:
+        value = parse_json(line.raw)
+    except ValueError:
+        value = line.raw.decode("utf-8", "replace")[:_TEXT_MAX]
+    payload = _MARK + dump_line({"fault": line.fault, "input": value, "file": line.file, "line": line.line})
+    identity = blake3(b"invalid" + line.index.to_bytes(8, "little") + line.raw).digest()
+    return NewItem(identity, payload, spec)
+
+
+def invalid_of(payload: bytes) -> InvalidRow | None:
+    """What stands in a payload that `invalid_item` made; None: it is that of a row."""
+    return InvalidRow(**json.loads(payload[1:])) if payload[:1] == _MARK else None
+
+
+def refuse_invalid(payload: bytes) -> None:
+    """For executors: AttemptError that ends such an item."""
+    if (row := invalid_of(payload)) is not None:
+        raise AttemptError(row.fault, code=INVALID, retry=False)
