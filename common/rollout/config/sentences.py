@@ -49,7 +49,7 @@ SENTENCES: dict[str, Sentence] = {
     "coordinator_standby": _said("standing by at {addr}[; {leader} leads]", *_STORE),
     "coordinator_fenced": _trouble("this coordinator leads no more: {reason}[; {leader} does]"),
     "coordinator_failed": _trouble("cannot go on: {error}"),
-    "coordinator_stopping": _said("stopping"),
+    "coordinator_stopping": _said("stopping[: this coordinator, at {addr}]"),
     "coordinator_stopped": _said("stopped"),
     "lease_acquired": _said("took the lease, with epoch {epoch}", "lease_lost", "lease_renewal_failed", *_STORE),
     "lease_standby": _said("waiting for the lease[: {reason}][; {leader} leads]"),
@@ -114,6 +114,9 @@ SENTENCES: dict[str, Sentence] = {
         "{dropped:attempt} dropped, {repended:item} lost"
     ),
     "work_stolen": _said("worker {thief} takes {count:unstarted item} from worker {victim}"),
+    "history_not_written": _said("what happened could not be recorded, and is kept: {error}"),
+    "more_work_stolen": _said("other workers take {count:unstarted item} from each other"),
+    "events_dropped": _said("so much happened at once that {count:event} were left out here"),
     # ---- runs
     "run_submitted": _said("run {run_id}[ {name}] was submitted ({workload})"),
     "run_paused": _said("run {run_id} is paused[; {in_flight:item} still in hand]"),
@@ -163,6 +166,7 @@ SENTENCES: dict[str, Sentence] = {
     "child_broke_protocol": _said("process {child} sent what it must not ({error}) and is ended"),
     "child_output": _said("process {child}: {text}"),
     "child_output_dropped": _trouble("process {child} prints too much: {lines:line} were dropped", "child"),
+    "output_not_shipped": _said("what children of run {run_id} printed is not taken: {error}"),
     "guard_lost": _trouble("the process that cleans up after this worker is gone: {error}"),
     "memory_limits": _said("memory is limited by {by}"),
     "memory_group_failed": _trouble("memory cannot be limited with {group}: {error}", "group"),
