@@ -262,17 +262,22 @@ class Connection:
         if typed.retryable:
             if turn == self.turn:
                 self._answers.note(self._address, typed)
-            self.leave(turn, hint=str(typed.context.get("leader") or ""))
+            # One that is another cluster's is told of: what is asked of it must not be answered by the joined cluster.
+            stay = isinstance(typed, _WrongPeerError) and not self._answered
+            self.leave(turn, hint=str(typed.context.get("leader") or ""), stay=stay)
         return typed
 
-    def leave(self, turn: int, hint: str = "") -> None:
-        """Ask `hint`, or the next coordinator, from now on: once for all calls that fail on the channel of `turn`.
+    def leave(self, turn: int, hint: str = "", *, stay: bool = False) -> None:
+        """Ask `hint`, or the next coordinator (`stay`: the same, anew), from now on: once for all calls that fail on
+        the channel of `turn`.
 
         If each of them moved on, two streams and two coordinators would come back to the dead one for ever.
         """
         if turn != self.turn:
             return
         self._retire()
+        if stay:
+            return
         if hint and hint != self._address:
             self._address = hint
             return
