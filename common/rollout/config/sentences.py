@@ -175,6 +175,9 @@ SENTENCES: dict[str, Sentence] = {
         "engine_start_failed",
     ),
     "engine_start_failed": _trouble("the engine does not start: {error}[; next try in {retry_in_s:s}]", "code"),
+    "worker_cannot_start": _trouble(
+        "worker {worker}[ on {host}] cannot start {executor} for run {run_id}: {error}", "code"
+    ),
     "engine_step_failed": _trouble("the engine failed at {rows:row}: {error}", "code"),
     "engine_dead": _said("the engine of {model} is dead: {error}"),
     # ---- plugins
