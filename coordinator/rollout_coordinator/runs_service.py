@@ -334,8 +334,9 @@ class RunsService(runs_pb2_grpc.RunsServicer):
             self._views.forget(request.run_id)
             await self._store.unpin(request.run_id)
             freed = await self._free(objects)
-            log.info("run_deleted", run_id=request.run_id, items=view.submitted, objects_freed=freed)
-            self._note("run_deleted", run_id=request.run_id, items=view.submitted, objects_freed=freed)
+            said: dict[str, Any] = {"run_id": request.run_id, "items": view.submitted, "objects_freed": freed}
+            log.info("run_deleted", **said)
+            self._note("run_deleted", **said)
             return runs_pb2.DeleteReply(epoch=self._gate.epoch, items=view.submitted, objects_freed=freed)
         raise AssertionError
 
