@@ -22,7 +22,8 @@ if TYPE_CHECKING:
 
 NEWEST = 200
 EVERY_S = 1.0
-FOLLOW_PATIENCE_S = 600.0
+FOLLOW_PATIENCE_S = 30.0
+"""A change of leaders takes less; a private cluster is gone for good when its run has ended."""
 
 OptionalRun = Annotated[
     str,
