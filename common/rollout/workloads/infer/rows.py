@@ -8,7 +8,7 @@ from typing import cast
 
 from rollout.model.errors import InputError
 from rollout.workloads.infer.config import InferConfig, SamplingSection, load_schema
-from rollout.workloads.infer.request import IGNORED, RowRequest, parse_row
+from rollout.workloads.infer.request import IGNORED, RowRequest, json_kind, parse_row
 from rollout.workloads.json_form import JsonObject, short
 from rollout.workloads.port import Reading
 from rollout.workloads.source import InputReport, Line, Source, UniqueIds, fail, json_of
@@ -32,7 +32,7 @@ def row_of(line: Line) -> Row:
     """InputError with file and line."""
     value = json_of(line)
     if not isinstance(value, dict):
-        fail(line.file, line.line, f"a row must be a JSON object, not {type(value).__name__}")
+        fail(line.file, line.line, f"a row must be a JSON object, not {json_kind(value)}")
     return Row(line, cast(JsonObject, value))
 
 
