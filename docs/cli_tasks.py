@@ -154,19 +154,51 @@ On a terminal the daemons log sentences: local time, short ids, each trouble sai
     Task(
         "Clusters and contexts",
         """
-A command speaks to the coordinator that is named by option, by ROLLOUT_COORDINATOR, by `./rollout.toml`, or by an
-earlier `rollout join`, in that order. `./rollout.toml`:
+```
+rollout join --coordinator head:50052 --token-file token      # makes the context "prod", named after the cluster
+rollout infer batch --config batch.toml                       # goes to it: cluster prod at head:50051 (joined)
+rollout context use staging                                   # from now on, where nothing else names a cluster
+rollout run list --context prod
+rollout infer batch --config batch.toml --local               # on this machine, whatever is joined
+```
+
+One rule says which cluster a command speaks to, and its first line of output says which one it is and why (for `rollout
+run`, `workers` and the like on standard error; with `--json` of a workload as the event `cluster`). The first of these
+that there is:
+
+1. the options `--coordinator`, `--context`, `--dir` and `--local`, then `--tls-dir` of a cluster that was joined;
+2. `ROLLOUT_COORDINATOR`, then `ROLLOUT_CONTEXT`;
+3. `./rollout.toml`;
+4. the cluster that was joined with the certificates in `./data/tls`;
+5. the context in use: the one joined last, or that of `rollout context use`;
+6. none: a workload starts a private cluster, which lives as long as the command.
+
+One address is enough: the cluster tells of its other coordinators, and clients and workers keep them, also in the
+`join.json` of the identity. `./rollout.toml`:
 
 ```toml
 [transport]
 coordinator_addrs = ["coordinator-1:50051", "coordinator-2:50051"]
 tls_dir = "/home/me/tls"
 ```
+
+**Private clusters** are looked at like others, in their output directory, in the one above it, or with `--dir`:
+
+```
+rollout run list --dir out
+cd out && rollout run watch @last
+```
+
+Where the command that made one still works, its coordinator answers; where it has ended, a coordinator is started for
+as long as the answer takes. An output directory keeps to the cluster where its run was started: a private run goes on
+privately, and one that is on another cluster than the command would go to is refused with the command that goes on.
+
+**A run that somebody killed** does not start again by itself: the same command says who killed it, when and why, and
+asks for `--continue`. One that failed or was interrupted goes on by the same command.
 """,
         (
             "rollout join",
             "rollout context list",
-            "rollout context show",
             "rollout context use",
             "rollout context add",
             "rollout context remove",

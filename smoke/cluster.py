@@ -219,7 +219,8 @@ class Cluster:
             token = self.token(role, uses=TOKEN_USES)
             self._tokens[role] = token, time.monotonic()
         command = [binary(program), "join", "--coordinator", self.join_address, "--tls-dir", str(tls_dir)]
-        env = os.environ | {"ROLLOUT_JOIN_TOKEN": token}
+        # Whoever runs this has clusters of their own in use.
+        env = os.environ | {"ROLLOUT_JOIN_TOKEN": token, "XDG_CONFIG_HOME": str(self.root / "config")}
         done = subprocess.run(command, env=env, capture_output=True, text=True, check=False)
         if done.returncode != 0:
             raise RuntimeError(f"{program} join failed:\n{done.stdout}{done.stderr}")

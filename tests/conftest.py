@@ -37,6 +37,15 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     items.sort(key=place)
 
 
+@pytest.fixture(scope="session", autouse=True)
+def no_contexts(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Tests neither go to a cluster of whoever runs them, nor leave contexts behind."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("XDG_CONFIG_HOME", str(tmp_path_factory.mktemp("config")))
+        patch.delenv("ROLLOUT_CONTEXT", raising=False)
+        yield
+
+
 @pytest.fixture
 def short_dir() -> Iterator[Path]:
     """A directory with a short path, for Unix sockets (their paths end at about 100 characters)."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from rollout.security.roles import Peer, Role
@@ -19,6 +20,9 @@ ACK_INTERVAL_S = 1.25
 """Every third beat at the default interval, and before a worker at its defaults asks. A whole number of intervals would
 sometimes miss its beat by a millisecond."""
 
+Told = Callable[[], Sequence[str]]
+"""Addresses of every coordinator, for those who may need another one."""
+
 _STATES = {
     heartbeat_pb2.WORKER_STATE_INIT: "joining",
     heartbeat_pb2.WORKER_STATE_READY: "ready",
@@ -30,12 +34,15 @@ _STATES = {
 class HeartbeatService(heartbeat_pb2_grpc.HeartbeatServicer):
     """A beat costs a read and a dict entry; the core sees the newest of each worker, all at once."""
 
-    def __init__(self, gate: Gate, driver: Driver, router: Router, clock: Clock, metrics: Metrics) -> None:
+    def __init__(
+        self, gate: Gate, driver: Driver, router: Router, clock: Clock, metrics: Metrics, told: Told = tuple
+    ) -> None:
         self._gate = gate
         self._driver = driver
         self._router = router
         self._clock = clock
         self._metrics = metrics
+        self._told = told
 
     async def Beats(self, request_iterator: Any, context: Any) -> None:
         async with self._gate.answering(context):
@@ -75,7 +82,8 @@ class HeartbeatService(heartbeat_pb2_grpc.HeartbeatServicer):
 
     def _ack(self, beat: heartbeat_pb2.BeatUp) -> heartbeat_pb2.BeatAck:
         known = self._router.has_worker(beat.incarnation)
-        return heartbeat_pb2.BeatAck(epoch=self._gate.epoch, number=beat.number, known=known)
+        epoch, told = self._gate.epoch, self._told()
+        return heartbeat_pb2.BeatAck(epoch=epoch, number=beat.number, known=known, coordinators=told)
 
 
 class ControlService(control_pb2_grpc.ControlServicer):

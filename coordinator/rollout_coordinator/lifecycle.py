@@ -111,6 +111,7 @@ class Coordinator:
     async def start(self) -> None:
         """Opens stores and ports. ConfigError for what a person must change; waits for a database that is away."""
         p = self._parts
+        await p.objects_child.prepare()
         for opening in (p.ledger.open, p.storage.open, p.store.open):
             await self._patiently(opening)
         transport = p.settings.transport
@@ -130,7 +131,7 @@ class Coordinator:
         connections, joining = shares(open_files_limit(), join=bool(transport.join_addr))
         self._server, self.addr = bind_server(p, self._credentials, authority, connections)
         leader_addr = p.runs.leader_addr = advertised(p.settings, self.addr)
-        self._join_server, self.join_addr = bind_join_server(p, self._credentials, authority, leader_addr, joining)
+        self._join_server, self.join_addr = bind_join_server(p, self._credentials, authority, joining)
         doorkeeper = Doorkeeper(
             [
                 Door("listen_addr", port_of(self.addr), connections),
@@ -143,6 +144,7 @@ class Coordinator:
         p.doctor.objects_addr = lambda: p.objects_child.addr
         p.doctor.certificate_ends = lambda credentials=self._credentials: credentials.not_after
         self._lease = build_lease(p, leader_addr)
+        await self._patiently(lambda: p.members.register(leader_addr))
         self._lease.on_store = self._on_store
         await self._patiently(p.objects_child.start)
         await self._server.start()
@@ -152,6 +154,7 @@ class Coordinator:
         self._background = [
             asyncio.create_task(self._credentials.keep_renewed()),
             asyncio.create_task(p.revocations.run()),
+            asyncio.create_task(p.members.run()),
             asyncio.create_task(doorkeeper.run()),
         ]
 

@@ -33,6 +33,7 @@ class ObjectsChild:
         self._clock = clock
         self._on_addr = on_addr
         self._process: asyncio.subprocess.Process | None = None
+        self._prepared = False
         self._supervisor: asyncio.Task[None] | None = None
         self._listen = settings.objects.listen_addr
         self._epoch = 0
@@ -43,6 +44,21 @@ class ObjectsChild:
     @property
     def pid(self) -> int | None:
         return self._process.pid if self._process is not None else None
+
+    async def prepare(self) -> None:
+        """Its process loads its modules, while this one opens its database, and waits to be told what to serve."""
+        await self._launch()
+        self._prepared = True
+
+    async def _launch(self) -> asyncio.subprocess.Process:
+        self._process = await asyncio.create_subprocess_exec(
+            sys.executable,
+            "-m",
+            "rollout_coordinator.objects_server",
+            stdin=asyncio.subprocess.PIPE,
+            stdout=asyncio.subprocess.PIPE,
+        )
+        return self._process
 
     async def start(self) -> None:
         """ConfigError, StorageUnavailableError (its database is away) or UnavailableError when it does not come up."""
@@ -69,13 +85,10 @@ class ObjectsChild:
 
     async def _spawn(self) -> None:
         objects = self._settings.objects.model_dump() | {"listen_addr": self._listen}
-        self._process = await asyncio.create_subprocess_exec(
-            sys.executable,
-            "-m",
-            "rollout_coordinator.objects_server",
-            stdin=asyncio.subprocess.PIPE,
-            stdout=asyncio.subprocess.PIPE,
-        )
+        process = self._process
+        if not self._prepared or process is None:
+            process = await self._launch()
+        self._prepared = False
         try:
             self._write(
                 {
@@ -86,18 +99,18 @@ class ObjectsChild:
                     "epoch": self._epoch,
                 }
             )
-            assert self._process.stdout is not None
-            line = await asyncio.wait_for(self._process.stdout.readline(), READY_LIMIT_S)
+            assert process.stdout is not None
+            line = await asyncio.wait_for(process.stdout.readline(), READY_LIMIT_S)
             message = _message(line)
             if message.get("event") != "objects_ready":
                 text = str(message.get("message") or "it ended before it was ready; its log says why")
                 kind = _ERRORS.get(message.get("code"), UnavailableError)
                 raise kind(f"The objects server did not start: {text}")
         except TimeoutError as error:
-            await self._end(self._process)
+            await self._end(process)
             raise UnavailableError(f"The objects server was not ready within {READY_LIMIT_S:g} s.") from error
         except BaseException:
-            await self._end(self._process)
+            await self._end(process)
             raise
         self.addr = str(message["addr"])
         if not self._listen or self._listen.endswith(":0"):

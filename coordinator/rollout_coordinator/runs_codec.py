@@ -46,6 +46,7 @@ def status_to_wire(view: RunView) -> runs_pb2.RunStatus:
         root_log=view.root_log,
         workers=view.workers,
         pausing=view.pausing,
+        ended_by=view.ended_by,
         rate=view.rate,
         units_rate=view.units_rate,
     )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 
 import structlog
@@ -10,7 +11,7 @@ from rollout.model.errors import InputError, NotFoundError, ProtocolError, Rollo
 from rollout.model.ids import check_ulid, is_ulid
 from rollout.model.run import ENDED
 from rollout.objects.port import ObjectStore
-from rollout.security.roles import Role
+from rollout.security.roles import Peer, Role
 from rollout.wire.codec import item_batch_from_wire, run_config, run_spec_from_wire
 from rollout.wire.v1 import runs_pb2, runs_pb2_grpc
 
@@ -75,6 +76,8 @@ class RunsService(runs_pb2_grpc.RunsServicer):
         objects: ObjectsGate,
         store: ObjectStore,
         clock: Clock,
+        told: Callable[[], Sequence[str]] = tuple,
+        host_name: Callable[[str], Awaitable[str]] | None = None,
     ) -> None:
         self._gate = gate
         self._driver = driver
@@ -84,13 +87,15 @@ class RunsService(runs_pb2_grpc.RunsServicer):
         self._objects = objects
         self._store = store
         self._clock = clock
+        self._told = told
+        self._host_name = host_name
         self._items = ItemViews(driver, ledger, views)
         self.leader_addr = ""
         self.objects_addr = ""
 
-    def _admit(self, request: Any, context: Any) -> None:
+    def _admit(self, request: Any, context: Any) -> Peer:
         self._gate.check(request)
-        self._gate.peer(context, Role.OPERATOR)
+        return self._gate.peer(context, Role.OPERATOR)
 
     # ---- submit
 
@@ -134,6 +139,7 @@ class RunsService(runs_pb2_grpc.RunsServicer):
                 sealed=reply.sealed,
                 status=status_to_wire(view),
                 objects_addr=self.objects_addr,
+                coordinators=self._told(),
             )
         )
         return spec.run_id
@@ -220,7 +226,9 @@ class RunsService(runs_pb2_grpc.RunsServicer):
             now = self._clock.now().mono
             if ended or now - told_at >= STATUS_INTERVAL_S:
                 told_at = now
-                await context.write(runs_pb2.WatchDown(epoch=self._gate.epoch, status=status_to_wire(view)))
+                status = status_to_wire(view)
+                told = self._told()
+                await context.write(runs_pb2.WatchDown(epoch=self._gate.epoch, status=status, coordinators=told))
             if ended:
                 return
 
@@ -269,13 +277,19 @@ class RunsService(runs_pb2_grpc.RunsServicer):
 
     async def _reply(self, run_id: str) -> runs_pb2.RunReply:
         view = await self._views.get(run_id)
-        return runs_pb2.RunReply(epoch=self._gate.epoch, status=status_to_wire(view), objects_addr=self.objects_addr)
+        return runs_pb2.RunReply(
+            epoch=self._gate.epoch,
+            status=status_to_wire(view),
+            objects_addr=self.objects_addr,
+            coordinators=self._told(),
+        )
 
     async def List(self, request: runs_pb2.ListRequest, context: Any) -> runs_pb2.ListReply:
         async with self._gate.answering(context), self._gate.waiting():
             self._admit(request, context)
             views = await self._views.newest(tuple(request.states), min(request.limit or 100, LIST_MAX))
-            return runs_pb2.ListReply(epoch=self._gate.epoch, runs=[status_to_wire(v) for v in views])
+            found = [status_to_wire(view) for view in views]
+            return runs_pb2.ListReply(epoch=self._gate.epoch, runs=found, coordinators=self._told())
         raise AssertionError
 
     async def Find(self, request: runs_pb2.FindRequest, context: Any) -> runs_pb2.FindReply:
@@ -290,17 +304,23 @@ class RunsService(runs_pb2_grpc.RunsServicer):
 
     async def Command(self, request: runs_pb2.CommandRequest, context: Any) -> runs_pb2.RunReply:
         async with self._gate.answering(context), self._gate.waiting():
-            self._admit(request, context)
+            peer = self._admit(request, context)
             if request.verb not in VERBS:
                 raise InputError(f"Unknown verb {request.verb!r}; there are {', '.join(VERBS)}.")
             await self._views.get(request.run_id)
+            by = "" if request.own else await self._person(peer)
             await (
                 await self._driver.request(
-                    lambda n: RunCommand(n, request.run_id, request.verb, request.reason, request.priority)
+                    lambda n: RunCommand(n, request.run_id, request.verb, request.reason, request.priority, by)
                 )
             )
             return await self._reply(request.run_id)
         raise AssertionError
+
+    async def _person(self, peer: Peer) -> str:
+        """Who gives an order, as people know them. A certificate without a host was issued where the CA's key lies."""
+        name = await self._host_name(peer.host_id) if self._host_name is not None else peer.host_id
+        return f"{peer.role} on host {name}" if name else f"{peer.role} with the cluster's own key"
 
     async def Delete(self, request: runs_pb2.RunRequest, context: Any) -> runs_pb2.DeleteReply:
         async with self._gate.answering(context), self._gate.waiting():
@@ -351,7 +371,10 @@ class RunsService(runs_pb2_grpc.RunsServicer):
     async def _workers(self, *, all: bool) -> runs_pb2.WorkersReply:
         live = await self._views.workers()
         reply = runs_pb2.WorkersReply(
-            epoch=self._gate.epoch, leader=self.leader_addr, workers=[worker_to_wire(v) for v in live]
+            epoch=self._gate.epoch,
+            leader=self.leader_addr,
+            workers=[worker_to_wire(view) for view in live],
+            coordinators=self._told(),
         )
         if all:
             known = {v.incarnation for v in live}

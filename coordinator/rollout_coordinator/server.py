@@ -61,7 +61,7 @@ def bind_server(
 
 
 def bind_join_server(
-    parts: Parts, credentials: Credentials, authority: Authority, leader_addr: str, connections: int
+    parts: Parts, credentials: Credentials, authority: Authority, connections: int
 ) -> tuple[grpc.aio.Server | None, str]:
     """The server of `join_addr`, where callers have no certificate yet; None when that is empty."""
     transport = parts.settings.transport
@@ -77,7 +77,7 @@ def bind_join_server(
         authority,
         transport,
         lambda: parts.leadership.epoch,
-        addresses=lambda: transport.coordinator_addrs or [leader_addr],
+        addresses=lambda: parts.members.told,
     )
     cast(Any, join_pb2_grpc).add_JoinServicer_to_server(join, server)
     addr = _listen(server, "join_addr", transport.join_addr, credentials.join_server_credentials())

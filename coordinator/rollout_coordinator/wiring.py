@@ -9,7 +9,7 @@ from pathlib import Path
 from rollout.config.settings import CoordinatorSettings
 from rollout.objects import open_store
 from rollout.objects.port import ObjectStore
-from rollout.security.hosts import Revocations
+from rollout.security.hosts import Revocations, host_name
 from rollout.storage import Storage, open_storage
 
 from rollout_coordinator.clock import Clock, SystemClock
@@ -22,6 +22,7 @@ from rollout_coordinator.http.metrics import Metrics
 from rollout_coordinator.leadership import Gate, Leadership
 from rollout_coordinator.lease import LeaseKeeper, file_lock_path
 from rollout_coordinator.ledger import Ledger, open_ledger
+from rollout_coordinator.members import KEEP_LOCAL_S, KEEP_S, Members
 from rollout_coordinator.objects_child import ObjectsChild
 from rollout_coordinator.objects_gate import ObjectsGate
 from rollout_coordinator.run_views import RunViews
@@ -72,6 +73,7 @@ class Parts:
     heartbeat: HeartbeatService
     control: ControlService
     doctor: DoctorService
+    members: Members
 
 
 def build(
@@ -107,6 +109,12 @@ def build(
     )
     router.find_run = driver.run_view
     views = RunViews(driver, ledger, clock)
+    members = Members(
+        storage,
+        transport.coordinator_addrs,
+        lambda: clock.now().wall_ms,
+        keep_s=KEEP_LOCAL_S if settings.storage.backend == "embedded" else KEEP_S,
+    )
     work = WorkService(gate, driver, router, objects_gate, transport.cluster)
     runs = RunsService(
         gate=gate,
@@ -117,6 +125,8 @@ def build(
         objects=objects_gate,
         store=store,
         clock=clock,
+        told=lambda: members.told,
+        host_name=lambda host_id: host_name(storage, host_id),
     )
 
     def objects_at(addr: str) -> None:
@@ -141,9 +151,10 @@ def build(
         revocations=revocations,
         work=work,
         runs=runs,
-        heartbeat=HeartbeatService(gate, driver, router, clock, metrics),
+        heartbeat=HeartbeatService(gate, driver, router, clock, metrics, lambda: members.told),
         control=ControlService(gate, router),
         doctor=DoctorService(gate, leadership, storage, settings, clock),
+        members=members,
     )
 
 

@@ -11,7 +11,7 @@ from acceptance_cli import Cli, until
 
 @pytest.fixture
 def cli(tmp_path: Path) -> Iterator[Cli]:
-    found = Cli(tmp_path, {"XDG_STATE_HOME": str(tmp_path / "state")})
+    found = Cli(tmp_path, {"XDG_STATE_HOME": str(tmp_path / "state"), "XDG_CONFIG_HOME": str(tmp_path / "config")})
     yield found
     for process in found.started:
         if process.poll() is None:

@@ -36,7 +36,7 @@ def test_every_row_once_in_order(cli: Cli) -> None:
     summary = json.loads((cli.directory / "out" / "summary.json").read_text())
     assert summary["state"] == "completed"
     assert summary["rows"] == {
-        "total": ROWS, "committed": ROWS, "completed": ROWS, "failed": 0, "cancelled": 0, "skipped": 0,
+        "total": ROWS, "committed": ROWS, "completed": ROWS, "failed": 0, "invalid": 0, "cancelled": 0, "skipped": 0,
     }  # fmt: skip
     assert f"{ROWS} of {ROWS} rows completed" in done.out and "completions.jsonl" in done.out
     assert not cli.left_behind()

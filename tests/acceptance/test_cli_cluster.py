@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import shlex
 import signal
 import subprocess
 from collections.abc import Iterator
@@ -91,7 +92,9 @@ def test_interrupted_the_run_goes_on(cli: Cli, cluster: Cluster, at: list[str]) 
     assert [row["n"] for row in cli.completions()] == list(range(200))
 
 
-def test_a_killed_run_fails_the_command_and_goes_on_by_the_same(cli: Cli, cluster: Cluster, at: list[str]) -> None:
+def test_a_killed_run_fails_the_command_and_goes_on_only_when_that_is_asked_for(
+    cli: Cli, cluster: Cluster, at: list[str]
+) -> None:
     cli.rows(100)
     config = str(cli.config(backend={"delay_ms": 300, "concurrency": 4}))
     cluster.add_worker().wait_event("worker_ready")
@@ -101,8 +104,14 @@ def test_a_killed_run_fails_the_command_and_goes_on_by_the_same(cli: Cli, cluste
     assert ask(cli, "run", "kill", run_id, *at, "--reason", "enough")["state"] == "killed"
     out, err = process.communicate(timeout=30)
     assert process.returncode == 1 and "killed" in out, (out, err)
-    done = cli.run("infer", "batch", "--config", config, *at)
-    assert done.code == 0 and "is killed: continue" in done.out
+    again = cli.run("infer", "batch", "--config", config, *at)
+    assert again.code == 2 and "was killed by the operator on host " in again.err and ": enough. Go on" in again.err
+    assert f"rollout infer batch --config {config} {shlex.join(at)} --continue" in again.err, again.err
+    assert ask(cli, "run", "show", run_id, *at)["state"] == "killed", "nothing was started"
+    pause = cli.run("run", "pause", run_id, *at)
+    assert pause.code == 2 and "`continue` goes on with it" in pause.err and "new run" not in pause.err
+    done = cli.run("infer", "batch", "--config", config, *at, "--continue")
+    assert done.code == 0 and "was killed (enough): it goes on" in done.out
     assert [row["n"] for row in cli.completions()] == list(range(100))
 
 
@@ -133,7 +142,7 @@ def test_a_run_of_another_cluster_is_not_started_again(cli: Cli, cluster: Cluste
     assert cli.run("infer", "batch", "--config", config).code == 0
     (cli.directory / "out" / "summary.json").unlink()  # as if it had been cut off before its end
     done = cli.run("infer", "batch", "--config", config, *at)
-    assert done.code == 2 and "it was started on this machine" in done.err
+    assert done.code == 2 and "was started on this machine" in done.err and "--local" in done.err
 
 
 def test_a_worker_that_joined_needs_no_configuration(cli: Cli, tmp_path: Path) -> None:

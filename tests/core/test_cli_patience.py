@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 from rollout.cli import session
@@ -19,6 +19,7 @@ class Away:
     """A client of a coordinator that is away."""
 
     address = "10.0.0.1:7000"
+    addresses: ClassVar = [address]
 
     async def get(self, run_id: str) -> None:
         raise UnavailableError("nobody answers")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import time
 from datetime import UTC, datetime
+from typing import Any
 
 import pytest
 from rollout.cli import show, show_items, show_run, show_worker, words
@@ -35,9 +36,9 @@ def test_what_a_run_waits_for(capsys: Capture) -> None:
     assert "waits" not in capsys.readouterr().out
 
 
-def status(**more: object) -> pb.RunStatus:
+def status(**more: Any) -> pb.RunStatus:
     now = int(time.time() * 1000)
-    fields = {
+    fields: dict[str, Any] = {
         "state": "running", "sealed": True, "submitted": 2000, "done": 1000, "failed": 20, "in_flight": 30,
         "running": 16, "workers": 2, "attempts": 1052, "retried": 32, "worker_lost": 16, "rate": 98.0,
         "created_ms": now - 61_000,
@@ -91,8 +92,9 @@ def test_progress_says_in_what_state_a_run_is() -> None:
     assert said("killed") == "killed, 0 failed"
 
 
-def item(**more: object) -> pb.ItemStatus:
-    return pb.ItemStatus(**({"seq": 42, "id": b"\x01", "state": "done", "attempts": 2, "worker": "W"} | more))
+def item(**more: Any) -> pb.ItemStatus:
+    fields: dict[str, Any] = {"seq": 42, "id": b"\x01", "state": "done", "attempts": 2, "worker": "W"}
+    return pb.ItemStatus(**(fields | more))
 
 
 def test_rows_are_counted_from_one(capsys: Capture) -> None:

@@ -17,7 +17,7 @@ from collections.abc import AsyncGenerator, Iterable, Iterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 from unittest.mock import patch
 
 import pytest
@@ -138,6 +138,7 @@ class Ledger:
     """What a `Runs` is to a command."""
 
     address = "ledger"
+    addresses: ClassVar = [address]
     patience_s = 0.0
 
     def __init__(self, world: World) -> None:

@@ -136,7 +136,7 @@ class Bench:
         self.serving = asyncio.Event()
         self.driver = Driver(
             ledger=self.ledger,  # type: ignore[arg-type]
-            make_core=self._core,
+            make_core=self._core,  # type: ignore[arg-type]
             clock=SystemClock(),
             deliver=self._deliver,
             tick_interval=0.05,

@@ -136,7 +136,7 @@ class CoordinatorNode(Node):
     def _begin(self) -> None:
         world = self.world
         clock = SimClock(self)
-        ledger = StoreLedger(world.store, self.loop, self.faults)
+        ledger = cast(Any, StoreLedger(world.store, self.loop, self.faults))  # without what only people read
         metrics = cast(Any, Nothing())
         store = cast(Any, Nothing())
         leadership = self.leadership = Leadership()
@@ -181,7 +181,7 @@ class CoordinatorNode(Node):
             leadership=leadership, metrics=metrics, watchers=watchers, router=router, driver=driver, views=views,
             objects_gate=objects_gate, objects_child=cast(Any, Nothing()), gate=gate, revocations=cast(Any, None),
             work=work, runs=runs, heartbeat=heartbeat, control=control,
-            doctor=cast(Any, None),
+            doctor=cast(Any, None), members=cast(Any, None),
         )  # fmt: skip
         server = Server(self.loop, StandbyInterceptor(leadership))
         for add, servicer in (

@@ -8,6 +8,7 @@ import shutil
 import time
 from collections.abc import Callable, Coroutine
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -20,6 +21,7 @@ from rollout.config.settings import WorkerSettings
 from rollout.model.errors import ProtocolError, RolloutError, UnavailableError
 from rollout.model.ids import make_ulid
 from rollout.objects.fs import make_directory
+from rollout.security import files
 from rollout.security.credentials import Credentials
 from rollout.wire.channel import open_channel, parse_address
 from rollout.wire.epoch import EpochGuard
@@ -75,7 +77,11 @@ class Driver:
         self._parts = parts
         self._session = parts.session
         settings = parts.settings
-        self._link = Link(settings.transport.coordinator_addrs or [settings.transport.listen_addr], parts.credentials)
+        self._link = Link(
+            settings.transport.coordinator_addrs or [settings.transport.listen_addr],
+            parts.credentials,
+            on_addresses=partial(files.keep_addresses, files.expand(Path(settings.transport.tls_dir))),
+        )
         self._work = WorkStream(self._link, parts.guard, self.event, new_ulid)
         self._heartbeat = Heartbeat(
             self._link,

@@ -130,6 +130,7 @@ class Heartbeat:
 
     def _read(self, ack: heartbeat_pb2.BeatAck) -> None:
         self._guard.check_peer(ack)
+        self._link.learn(tuple(ack.coordinators))
         sent_at: float | None = None
         while self._sent and self._sent[0][0] <= ack.number:
             sent_at = self._sent.popleft()[1]

@@ -32,11 +32,14 @@ class Link:
         credentials: Credentials,
         dial: Callable[[str, Credentials], Any] = open_channel,
         jitter: Callable[[float, float], float] = random.uniform,
+        on_addresses: Callable[[list[str]], None] | None = None,
     ) -> None:
         self.addresses = list(dict.fromkeys(addresses))
         self._credentials = credentials
         self._dial = dial  # a simulation brings its own, and its own jitter
         self._jitter = jitter
+        self._on_addresses = on_addresses
+        self._told: tuple[str, ...] = ()
         self._address = self.addresses[0]
         self._pause = BACKOFF_FIRST_S
         self._round = 0
@@ -51,6 +54,15 @@ class Link:
     @property
     def host(self) -> str:
         return parse_address(self._address).host
+
+    def learn(self, told: tuple[str, ...]) -> None:
+        """Every coordinator of the cluster, as it tells them; `on_addresses` hears of a change."""
+        if not told or told == self._told:
+            return
+        self._told = told
+        self.addresses += [address for address in told if address not in self.addresses]
+        if self._on_addresses is not None:
+            self._on_addresses(list(told))
 
     def succeeded(self) -> None:
         self._pause = BACKOFF_FIRST_S

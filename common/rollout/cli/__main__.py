@@ -6,7 +6,7 @@ from typing import NoReturn
 
 import typer
 
-from rollout.cli.commands import doctor, item, join, model, plan, run, run_items, run_results, workers
+from rollout.cli.commands import context, doctor, item, join, model, plan, run, run_items, run_results, workers
 from rollout.cli.program import new_app, run_program
 from rollout.cli.version import version_line
 from rollout.cli.workloads import WorkloadGroup
@@ -36,6 +36,7 @@ run.app.command("results")(run_results.results)
 app.add_typer(run.app, name="run")
 app.add_typer(item.app, name="item")
 app.add_typer(model.app, name="model")
+app.add_typer(context.app, name="context")
 app.add_typer(workers.app, name="workers")
 app.command(name="plan")(plan.plan)
 app.command(name="join")(join.join)

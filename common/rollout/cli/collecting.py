@@ -13,6 +13,7 @@ from typing import Any, TypeVar
 from rollout.cli.boundary import FAILED, OK
 from rollout.cli.progress import Display, Rates, Snapshot, eta
 from rollout.cli.show import waiting
+from rollout.cli.words import when
 from rollout.client import Page, Runs
 from rollout.model.errors import HopelessError, IncompleteError, InputChangedError, OutputChangedError, StateError
 from rollout.model.item import NewItem
@@ -22,6 +23,7 @@ from rollout.workloads.json_form import JsonObject
 from rollout.workloads.port import Checked, Workload
 
 _AGAIN = {"paused": "resume", "interrupted": "continue", "failed": "continue", "killed": "continue"}
+_ENDED_BY_IT = {"interrupted": "was interrupted", "failed": "failed", "killed": "was killed", "paused": "is paused"}
 ERRORS = "errors.jsonl"
 REWRITES_MAX = 3
 """Times that files which somebody changes are written anew before the run is given up."""
@@ -45,6 +47,11 @@ async def to_its_end(function: Callable[..., T], *arguments: Any, **named: Any) 
     if cancelled is not None:
         raise cancelled from work.exception()
     return work.result()
+
+
+def _killed(status: pb.RunStatus) -> str:
+    reason = f": {status.reason.rstrip('.')}" if status.reason else ""
+    return f"run {status.spec.run_id} was killed by the {status.ended_by} at {when(status.ended_ms)}{reason}"
 
 
 class WorkloadRun:
@@ -80,11 +87,15 @@ class WorkloadRun:
         """Units in the output files."""
         return self._collector.cursor
 
-    async def open(self, *, resumed: bool) -> pb.RunStatus:
-        """The run as the ledger has it, running unless it is complete."""
+    async def open(self, *, resumed: bool, go_on: bool = False, command: str = "") -> pb.RunStatus:
+        """The run as the ledger has it, running unless it is complete. StateError for one that somebody killed, unless
+        it is to `go_on`, which `command` does."""
         status = await self._runs.open(self._spec)
         if verb := _AGAIN.get(status.state):
-            self._display.note(f"run {self.run_id} is {status.state}: {verb}")
+            if status.state == "killed" and status.ended_by and not go_on:
+                raise StateError(f"{_killed(status)}. Go on with it: {command}")
+            because = f" ({status.reason.rstrip('.')})" if status.reason else ""
+            self._display.note(f"run {self.run_id} {_ENDED_BY_IT[status.state]}{because}: it goes on")
             status = await self._runs.command(self.run_id, verb, reason="the same command was given again")
         self.submitted = status.submitted
         done = status.done + status.failed
@@ -120,7 +131,7 @@ class WorkloadRun:
                 if collecting is not None and collecting.done():
                     break  # a run that was killed takes no more rows
         except HopelessError as error:
-            await self._runs.command(self.run_id, "kill", reason=error.message.splitlines()[0][:500])
+            await self._runs.command(self.run_id, "kill", reason=error.message.splitlines()[0][:500], own=True)
             raise
         finally:
             for job in jobs:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
+from rollout.cli.options import chosen
 from rollout.cli.references import LAST, means, short
 from rollout.model.errors import RolloutError
 
@@ -71,7 +72,7 @@ def _typed(identifier: str, incomplete: str) -> str:
 
 
 def _asked(context: typer.Context, question: Callable[[Runs], Awaitable[list[Offer]]]) -> list[Offer]:
-    from rollout.client.target import connected, need_target  # a shell completes other words without
+    from rollout.client.target import connected, need_target, owned  # a shell completes other words without
 
     async def asking() -> list[Offer]:
         async with asyncio.timeout(PATIENCE_S), connected(target, patience_s=PATIENCE_S) as client:
@@ -80,6 +81,8 @@ def _asked(context: typer.Context, question: Callable[[Runs], Awaitable[list[Off
     given: dict[str, Any] = context.params
     tls_dir = given.get("tls_dir")
     with suppress(RolloutError, OSError, TimeoutError):
-        target = need_target(given.get("coordinator"), Path(tls_dir) if tls_dir else None)
+        target = need_target(given.get("coordinator"), Path(tls_dir) if tls_dir else None, chosen().wish)
+        if target.private is not None:
+            target = owned(target)
         return asyncio.run(asking())
     return []

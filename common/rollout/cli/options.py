@@ -2,20 +2,24 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from contextvars import ContextVar
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
+import typer.main
 
-from rollout.client.target import DEFAULT_TLS_DIR
+from rollout.client.target import DEFAULT_TLS_DIR, Wish
 
 CoordinatorOption = Annotated[
     list[str] | None,
     typer.Option(
         "--coordinator",
         metavar="HOST:PORT",
-        help="Coordinator to speak to; repeat it for each one. Default: ROLLOUT_COORDINATOR, then ./rollout.toml, "
-        "then what `rollout join` wrote into the TLS directory.",
+        help="Coordinator to speak to; one is enough, the cluster tells of the others. Default: ROLLOUT_COORDINATOR, "
+        "ROLLOUT_CONTEXT, ./rollout.toml, the cluster joined in the TLS directory, the context in use.",
     ),
 ]
 TlsDirOption = Annotated[
@@ -47,3 +51,95 @@ DetachOption = Annotated[
     bool, typer.Option("--detach", help="Submit everything and leave; the same command collects later.")
 ]
 JsonLinesOption = Annotated[bool, typer.Option("--json", help="Progress and summary as JSON lines on standard output.")]
+
+
+# ---- what every command that speaks to a cluster takes besides: added to it by `program.complete`
+
+
+@dataclass(frozen=True, slots=True)
+class Chosen:
+    """What these options say of the command that was called."""
+
+    wish: Wish = field(default_factory=Wish)
+    go_on: bool = False
+    """`--continue`: also with a run that somebody killed."""
+
+
+_chosen: ContextVar[tuple[object, Chosen]] = ContextVar("chosen")
+
+
+def chosen() -> Chosen:
+    """Of the command that runs; nothing is chosen where there is none."""
+    return _chosen.get((None, Chosen()))[1]
+
+
+def _choose(context: typer.Context, change: Callable[[Chosen], Chosen]) -> None:
+    root: object = context.find_root()
+    known_root, known = _chosen.get((None, Chosen()))
+    _chosen.set((root, change(known if known_root is root else Chosen())))
+
+
+def _wish(context: typer.Context, changes: dict[str, Any]) -> None:
+    named = {key: value for key, value in changes.items() if value}
+    _choose(context, lambda known: replace(known, wish=replace(known.wish, **named)))
+
+
+def _choose_context(context: typer.Context, value: str) -> None:
+    _wish(context, {"context": value})
+
+
+def _choose_directory(context: typer.Context, value: Path | None) -> None:
+    _wish(context, {"directory": value})
+
+
+def _choose_local(context: typer.Context, value: bool) -> None:
+    _wish(context, {"local": value})
+
+
+def _choose_go_on(context: typer.Context, value: bool) -> None:
+    _choose(context, lambda known: replace(known, go_on=known.go_on or value))
+
+
+def cluster_options(*, workload: bool) -> list[Any]:
+    """Parameters as typer makes them, whatever its version calls its classes."""
+    carrier = typer.Typer(add_completion=False)
+    hidden: dict[str, Any] = {"expose_value": False}
+
+    def option(default: Any, *names: str, **options: Any) -> Any:
+        return typer.Option(default, *names, **hidden, **options)
+
+    of_context: Any = option(
+        "",
+        "--context",
+        metavar="NAME",
+        callback=_choose_context,
+        help="The cluster of this context; `rollout context list` shows them.",
+    )
+    of_directory: Any = option(
+        None,
+        "--dir",
+        metavar="DIR",
+        callback=_choose_directory,
+        help="The private cluster of this output directory, which a command without a cluster left there.",
+    )
+    of_local: Any = option(
+        False,
+        "--local",
+        callback=_choose_local,
+        help="A private cluster on this machine for as long as the command runs, whatever cluster is joined.",
+    )
+    of_go_on: Any = option(
+        False, "--continue", callback=_choose_go_on, help="Go on with the run also if somebody killed it."
+    )
+
+    if workload:
+
+        @carrier.command()
+        def work(context: str = of_context, local: bool = of_local, go_on: bool = of_go_on) -> None: ...
+
+    else:
+
+        @carrier.command()
+        def look(context: str = of_context, directory: Path | None = of_directory) -> None: ...
+
+    return [one for one in typer.main.get_command(carrier).params if one.name != "help"]

@@ -12,6 +12,7 @@ import typer
 import typer.main
 
 from rollout.cli.boundary import run_app
+from rollout.cli.options import cluster_options
 from rollout.cli.version import version_line
 
 
@@ -36,8 +37,16 @@ def command_of(app: typer.Typer, program: str) -> Any:
 
 
 def complete(command: Any, program: str) -> None:
-    """`--version` and plain help, for `command` and all below it."""
+    """`--version` and plain help, for `command` and all below it; how a cluster is named, where it speaks to one."""
     command.rich_markup_mode = None
+    options = {name: parameter for parameter in command.params for name in parameter.opts}
+    if (
+        "--tls-dir" in options
+        and getattr(options.get("--coordinator"), "multiple", False)
+        and "--context" not in options
+    ):
+        place = command.params.index(options["--tls-dir"]) + 1
+        command.params[place:place] = cluster_options(workload="--workers" in options)
     if not any("--version" in parameter.opts for parameter in command.params):
         command.params.append(_version_option(program))
     for child in getattr(command, "commands", {}).values():

@@ -13,8 +13,8 @@ import shlex
 import signal
 import sys
 import threading
-from collections.abc import AsyncGenerator, Coroutine
-from contextlib import asynccontextmanager
+from collections.abc import AsyncGenerator, Coroutine, Sequence
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
@@ -25,25 +25,27 @@ from rollout.cli.boundary import INTERRUPTED, OK
 from rollout.cli.checking import verdict
 from rollout.cli.collecting import WorkloadRun
 from rollout.cli.interrupt import Interrupted, Interrupts
+from rollout.cli.options import chosen
 from rollout.cli.progress import Display, display_for
 from rollout.cli.recent import remember_run
 from rollout.cli.streams import keep_going
+from rollout.cli.waits import Waits
 from rollout.client.embedded import Embedded
+from rollout.client.origin import authority_of, keep_origin, origin_of
+from rollout.client.private import STATE_DIR, remember_command, state_of
 from rollout.client.runs import Runs, new_ulid
-from rollout.client.target import Target, connected, find_target
+from rollout.client.target import Target, connected, find_target, private_target
 from rollout.client.trees import name_trees, upload_trees
-from rollout.model.errors import ConfigError, InputError, NotFoundError, RolloutError
+from rollout.model.errors import ConfigError, InputError, NotFoundError
 from rollout.model.ids import check_ulid
 from rollout.wire import event_loop
 from rollout.workloads.json_form import JsonObject, lookup
-from rollout.workloads.output import OutputDirectory
+from rollout.workloads.output import RUN_ID, OutputDirectory
 from rollout.workloads.port import Checked, Reading, Workload
 from rollout.workloads.resume import collected, compare, finished, open_collector, resumed_config
 
 T = TypeVar("T")
 
-STATE_DIR = ".rollout"
-"""Below the output directory: the embedded cluster's ledger, objects, certificates and logs."""
 _PATIENCE_S = 900.0  # a run outlives a coordinator that is being repaired
 _FIRST_PATIENCE_S = 20.0  # but an address that never answered a new run is probably wrong
 _TELL_EVERY_S = 2.0
@@ -64,15 +66,19 @@ class Options:
     detach: bool = False
     json: bool = False
 
-    def command(self) -> str:
-        """What to type to go on."""
+    def command(self, known: Sequence[str] = (), *, go_on: bool = False) -> str:
+        """What to type to go on; `known`: every coordinator, of which the one that was named may be down by then."""
         words = list(self.words)
-        for address in self.coordinators:
-            words += ["--coordinator", address]
+        for address in known or self.coordinators:
+            words += ["--coordinator", address] if self.coordinators else []
+        wish = chosen().wish
+        words += ["--context", wish.context] if wish.context else []
+        words += ["--local"] if wish.local else []
         if self.tls_dir is not None:
             words += ["--tls-dir", str(self.tls_dir)]
         if self.workers is not None:
             words += ["--workers", str(self.workers)]
+        words += ["--continue"] if go_on else []
         return shlex.join(words)
 
 
@@ -82,10 +88,11 @@ def run_workload(workload: Workload[Any, Any], settings: BaseModel, options: Opt
         check_ulid(options.resume, "--resume")
     if options.name.startswith("@"):
         raise ConfigError(f"--name: {options.name!r} begins with @, which stands for other things: choose another")
-    target = find_target(list(options.coordinators), options.tls_dir)
+    target = find_target(list(options.coordinators), options.tls_dir, chosen().wish)
     if options.dry_run:
         return _dry_run(workload, settings, options)
-    if not target.explicit:
+    target = place(Path(workload.directory(settings)), target, options)
+    if target.private is not None:
         if options.detach:
             raise ConfigError("--detach needs a cluster that stays: name it with --coordinator HOST:PORT")
         workload.check_host(settings)
@@ -109,6 +116,40 @@ def _dry_run(workload: Workload[Any, Any], settings: BaseModel, options: Options
     return OK
 
 
+def place(output: Path, target: Target, options: Options) -> Target:
+    """Where the run of `output` is, or goes: a private cluster below it where nothing names another. ConfigError with
+    the command that goes on when the run is on another cluster than `target`."""
+    state = output.expanduser() / STATE_DIR
+    run_id = _run_id(output.expanduser())
+    origin = origin_of(output.expanduser(), run_id)
+    if origin is not None:
+        here = authority_of(target.tls_dir) if target.addresses else ""
+        if origin.authority and here != origin.authority:
+            goes = f"{target}" if target.addresses else "a private cluster"
+            raise ConfigError(
+                f"run {run_id} of {output} was started on {origin}, and this command would go to {goes}. Go on with: "
+                f"{shlex.join(options.words)} {origin.options()}\n  or name another output directory to start a new run"
+            )
+        return target
+    if not target.addresses:
+        return private_target(state, target.why)
+    if run_id is None or state_of(output.expanduser()) is None:
+        return target
+    if target.by == "option":
+        raise ConfigError(
+            f"run {run_id} of {output} was started on this machine, by the private cluster in {state}. Go on without "
+            f"a cluster: {shlex.join([*options.words, '--local'])}\n  or name another output directory to start a new "
+            "run"
+        )
+    return private_target(state, "where this run was started")
+
+
+def _run_id(output: Path) -> str | None:
+    with suppress(OSError, ValueError):
+        return (output / RUN_ID).read_text("ascii").strip() or None
+    return None
+
+
 class _Invocation:
     """What it learns on the way is kept here, for the message when it is interrupted."""
 
@@ -127,10 +168,20 @@ class _Invocation:
         self._display = display
         self._run: WorkloadRun | None = None
         self._embedded: Embedded | None = None
-        self._troubled = False
+        self._waits = Waits(display.note)
+        self._runs: Runs | None = None
         self._name = ""
 
     async def run(self) -> int:
+        target = self._target
+        self._display.event(
+            "cluster",
+            str(target),
+            cluster=target.cluster,
+            addresses=target.addresses,
+            private=str(target.private) if target.private is not None else None,
+            why=target.why,
+        )
         interrupts = Interrupts(self._at_once)
         interrupts.install()
         try:
@@ -214,8 +265,9 @@ class _Invocation:
     @asynccontextmanager
     async def _cluster(self, output: Path, patience_s: float) -> AsyncGenerator[Runs, None]:
         target = self._target
-        if target.explicit:
-            async with connected(target, patience_s=patience_s, on_trouble=self._trouble) as runs:
+        if target.private is None:
+            async with connected(target, patience_s=patience_s, on_trouble=self._waits.trouble) as runs:
+                self._runs = runs
                 yield runs
             return
         self._display.step("starting a coordinator and workers on this machine")
@@ -223,9 +275,10 @@ class _Invocation:
         embedded = Embedded(output / STATE_DIR, workers=workers, report=self._display.note)
         self._embedded = embedded
         try:
+            remember_command(output / STATE_DIR, self._options.command())
             await embedded.start()
             here = Target([embedded.address], embedded.tls_dir, "rollout", explicit=True)
-            async with connected(here, patience_s=_PATIENCE_S, on_trouble=self._trouble) as runs:
+            async with connected(here, patience_s=_PATIENCE_S, on_trouble=self._waits.trouble) as runs:
                 yield runs
         finally:
             await asyncio.shield(embedded.stop())
@@ -251,14 +304,8 @@ class _Invocation:
             if stored is None or collected(workload, output):
                 collector = await asyncio.to_thread(open_collector, workload, output, run_id, checked.config, checked)
                 collector.close()
-                elsewhere = (
-                    "without --coordinator: it was started on this machine"
-                    if stored is not None and self._target.explicit
-                    else "with --coordinator HOST:PORT of the cluster it was submitted to"
-                )
                 raise ConfigError(
-                    f"run {run_id} of {output.path} is not known at {runs.address}: go on where it was started "
-                    f"({elsewhere}), or name another output.dir to start a new run"
+                    f"{self._gone(run_id, output.path)}: name another output directory to start a new run"
                     + "".join(f"\n  {fault}: only the ledger has what is missing" for fault in collector.faults)
                 ) from None
         if status is not None:
@@ -271,12 +318,24 @@ class _Invocation:
             config = resumed_config(workload, ledger, checked.config)
         else:
             config = checked.config
-            if self._target.explicit:
+            if self._target.private is None:
                 await name_trees(config, [one for one in checked.trees if not one.always], self._display.step)
         output.claim(run_id, config, workload.result_files, checked.keep)
         if checked.source is not None:
             await asyncio.to_thread(checked.source.keep)
         return config
+
+    def _gone(self, run_id: str, output: Path) -> str:
+        """Why its cluster does not know the run."""
+        if self._target.private is not None:
+            return f"run {run_id} of {output} is not in the private cluster's ledger any more: it was deleted there"
+        where = f"cluster {self._target.cluster} at {self._runs.address if self._runs else ''}"
+        if origin_of(output, run_id) is not None:
+            return f"run {run_id} of {output} was started on {where}, and it was deleted there"
+        return (
+            f"run {run_id} of {output} is not known on {where}: go on on the cluster where it was started "
+            "(--coordinator, --context or --local), or"
+        )
 
     async def _carry_out(
         self,
@@ -294,7 +353,10 @@ class _Invocation:
         run = WorkloadRun(self._workload, runs, run_id, config, checked, collector, self._display, self._name)
         self._run = run
         try:
-            status = await self._unless_failed(run.open(resumed=resumed))
+            opening = run.open(resumed=resumed, go_on=chosen().go_on, command=self._command(go_on=True))
+            status = await self._unless_failed(opening)
+            if self._target.private is None:
+                keep_origin(output.path, run_id, self._target, runs.addresses)
             await asyncio.to_thread(remember_run, run_id)
             runs.patience_s = _PATIENCE_S
             # A run whose every unit is in the ledger may still lack a tree: an earlier command was cut off.
@@ -320,18 +382,12 @@ class _Invocation:
 
     # ---- trouble and interruption
 
-    def _trouble(self, error: RolloutError | None, seconds: float) -> None:
-        if error is None:
-            if self._troubled:
-                self._display.note(f"the coordinator answers again after {seconds:.0f} s")
-            self._troubled = False
-        elif seconds > 2 and not self._troubled:
-            self._troubled = True
-            self._display.note(f"the coordinator does not answer, trying on: {error.message.splitlines()[0][:200]}")
+    def _command(self, *, go_on: bool = False) -> str:
+        return self._options.command(self._runs.addresses if self._runs else (), go_on=go_on)
 
     def _say_interrupted(self) -> None:
         self._display.close()
-        run, command, unit = self._run, self._options.command(), self._workload.unit
+        run, command, unit = self._run, self._command(), self._workload.unit
         if run is None:
             self._display.event(
                 "interrupted", "interrupted before anything was submitted", run_id="", committed=0, command=command
@@ -340,7 +396,7 @@ class _Invocation:
         committed = run.committed
         directory = self._workload.directory(self._settings)
         lines = [f"interrupted: {committed} of {run.total} {unit} are in {directory}; nothing is lost"]
-        if self._target.explicit:
+        if self._target.private is None:
             submitted = "" if run.submitted >= run.total else f" ({run.submitted} of {run.total} {unit} are submitted)"
             lines.append(
                 f"run {run.run_id} goes on at the cluster{submitted}; stop it with: rollout run pause {run.run_id}"

@@ -21,7 +21,7 @@ from pydantic import ValidationError
 from rollout.client.embedded import Embedded
 from rollout.client.feed import AsyncRows, Feed, RowsError
 from rollout.client.runs import Page, Runs, new_ulid
-from rollout.client.target import Target, need_target
+from rollout.client.target import Target, need_target, owned
 from rollout.model.errors import ConfigError, RolloutError, StateError
 from rollout.model.ids import check_ulid
 from rollout.model.item import Outcome as ItemOutcome
@@ -125,7 +125,7 @@ class AsyncRun:
             self._submitting.cancel()
             await asyncio.gather(self._submitting, return_exceptions=True)
         with suppress(StateError):
-            await self._cluster.runs.command(self.id, "kill", reason="cancelled by its client")
+            await self._cluster.runs.command(self.id, "kill", reason="cancelled by its client", own=True)
 
     async def _pages(self, cursor: int, *, status_only: bool) -> AsyncGenerator[Page, None]:
         pages = self._cluster.runs.watch(self.id, cursor, status_only=status_only)
@@ -373,6 +373,12 @@ def connect_async(
 
     async def open_runs(stack: AsyncExitStack) -> tuple[Runs, None]:
         target = need_target(addresses, Path(tls_dir) if tls_dir is not None else None)
+        if target.private is not None:
+            target = owned(target)
+            if not target.addresses:
+                raise ConfigError(
+                    f"nobody runs the {target} at present: use rollout.local(directory=...), or connect to a cluster"
+                )
         return await stack.enter_async_context(await _connect(target, patience_s)), None
 
     return AsyncCluster(open_runs)

@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 import random
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Generator
+from contextlib import contextmanager
 from typing import Any, TypeVar
 
 import grpc
@@ -14,6 +15,7 @@ import structlog
 
 from rollout.model.errors import AuthError, FencedError, RolloutError, UnavailableError
 from rollout.security.credentials import Credentials
+from rollout.wire.answers import Answers, is_wrong_peer, no_answer
 from rollout.wire.channel import open_channel
 from rollout.wire.epoch import EpochGuard, StaleEpochError
 from rollout.wire.errors import error_of
@@ -27,9 +29,12 @@ Reply = TypeVar("Reply")
 _BACKOFF_FIRST_S = 0.1
 _BACKOFF_MAX_S = 2.0
 _TLS_PATIENCE_S = 3.0
+REFUSED_S = 5.0
+"""Where every coordinator refuses connections from the start, a call gives up after so long: nothing runs there."""
+_LONG_S = 60.0  # who waits longer means to outlive a coordinator that is being repaired
+SILENCE_S = 2.0
 _RENEW_AGAIN_S = 5.0
 RETIRE_GRACE_S = 5.0
-_WRONG_PEER = ("CERTIFICATE_VERIFY_FAILED", "TLSV1_ALERT", "SSLV3_ALERT", "CERTIFICATE_UNKNOWN", "BAD_CERTIFICATE")
 
 
 class Patience:
@@ -45,6 +50,7 @@ class Patience:
             self._connection.tell(None, asyncio.get_running_loop().time() - self._since)
         self._since = None
         self._pause = _BACKOFF_FIRST_S
+        self._connection.succeeded()
 
     async def failed(self, error: RolloutError) -> None:
         """Returns when the next try is due. Raises `error` when another try cannot help, or was tried long enough."""
@@ -54,7 +60,7 @@ class Patience:
         if self._since is None:
             self._since = now
         waited = now - self._since
-        if waited >= self._connection.patience_s:
+        if waited >= self._connection.patience_now_s:
             raise self._connection.gave_up(error, waited) from error
         if isinstance(error, _WrongPeerError) and waited >= _TLS_PATIENCE_S:
             raise AuthError(error.message) from error
@@ -90,7 +96,8 @@ class Connection:
     """Calls go to one coordinator until it fails or says that it is not the leader, then to its hint or the next.
 
     `patience_s`: seconds of failures before a call gives up. `on_trouble(error, seconds)` hears of each failure and,
-    with None, of its end. `addresses` must not be empty.
+    with None, of its end. `addresses` must not be empty; those that the cluster tells of are added, and
+    `on_addresses(told)` hears what it tells whenever that is something else than before.
     """
 
     def __init__(
@@ -100,6 +107,7 @@ class Connection:
         *,
         patience_s: float = 60.0,
         on_trouble: Callable[[RolloutError | None, float], None] | None = None,
+        on_addresses: Callable[[list[str]], None] | None = None,
         dial: Callable[[str, Credentials], Any] = open_channel,
         jitter: Callable[[float, float], float] = random.uniform,
     ) -> None:
@@ -108,6 +116,10 @@ class Connection:
         self.patience_s = patience_s
         self._guard = EpochGuard("client")
         self._on_trouble = on_trouble
+        self._on_addresses = on_addresses
+        self._told: tuple[str, ...] = ()
+        self._answers = Answers()
+        self._answered = False
         self._dial = dial  # a simulation brings its own, and its own jitter
         self.jitter = jitter
         self._address = self.addresses[0]
@@ -174,9 +186,10 @@ class Connection:
         turn = self.turn
         while True:
             try:
-                stub = await self.stub()
-                turn = self.turn
-                reply = await unless_replaced(call(stub))
+                with self.telling():
+                    stub = await self.stub()
+                    turn = self.turn
+                    reply = await unless_replaced(call(stub))
                 self.seen(reply, turn)
             except grpc.aio.AioRpcError as error:
                 await patience.failed(self.moved_on(error, turn))
@@ -187,17 +200,62 @@ class Connection:
                 return reply
 
     def seen(self, message: Any, turn: int) -> None:
-        """Note the message's epoch. StaleEpochError, an UnavailableError, for one of a deposed leader."""
+        """Note the message's epoch, and which coordinators it tells of. StaleEpochError, an UnavailableError, for one
+        of a deposed leader."""
         try:
             self._guard.check_peer(message)
         except StaleEpochError:
             self.leave(turn)
             raise
+        self._learn(tuple(getattr(message, "coordinators", ())))
+
+    def _learn(self, told: tuple[str, ...]) -> None:
+        if not told or told == self._told:
+            return
+        self._told = told
+        # What a person named stays: it may be another way to a coordinator that calls itself something else.
+        self.addresses += [address for address in told if address not in self.addresses]
+        if self._on_addresses is not None:
+            self._on_addresses(list(told))
+
+    def succeeded(self) -> None:
+        """A call was answered as it should be."""
+        self._answered = True
+        self._answers.clear()
+
+    @property
+    def patience_now_s(self) -> float:
+        """How long failures are put up with as things are."""
+        hopeless = not self._answered and self.patience_s <= _LONG_S and self._answers.refused(self.addresses)
+        return min(self.patience_s, REFUSED_S) if hopeless else self.patience_s
+
+    @contextmanager
+    def telling(self) -> Generator[None]:
+        """`on_trouble` hears of it when what is waited for inside takes longer than two seconds."""
+        loop = asyncio.get_running_loop()
+        began = loop.time()
+        told = False
+
+        def still() -> None:
+            nonlocal told, timer
+            told = True
+            self._say(UnavailableError(f"{self._address} has not answered yet"), loop.time() - began)
+            timer = loop.call_later(SILENCE_S, still)
+
+        timer = loop.call_later(SILENCE_S, still)
+        try:
+            yield
+        finally:
+            timer.cancel()
+        if told:
+            self._say(None, loop.time() - began)
 
     def moved_on(self, error: grpc.aio.AioRpcError, turn: int) -> RolloutError:
         """The typed error; where another coordinator may do better, the next call goes there."""
         typed = _typed(error)
         if typed.retryable:
+            if turn == self.turn:
+                self._answers.note(self._address, typed)
             self.leave(turn, hint=str(typed.context.get("leader") or ""))
         return typed
 
@@ -219,15 +277,15 @@ class Connection:
     def tell(self, error: RolloutError | None, seconds: float) -> None:
         if error is not None:
             log.debug("coordinator_unreachable", address=self._address, seconds=round(seconds, 1), reason=str(error))
+            error = UnavailableError(self._answers.text() or error.message)
+        self._say(error, seconds)
+
+    def _say(self, error: RolloutError | None, seconds: float) -> None:
         if self._on_trouble is not None:
             self._on_trouble(error, seconds)
 
     def gave_up(self, error: RolloutError, waited: float) -> RolloutError:
-        tried = ", ".join(self.addresses)
-        return UnavailableError(
-            f"no coordinator leads at {tried}: tried for {waited:.0f} s, last answer: {error.message}. Check the "
-            "address, and that a coordinator runs there"
-        )
+        return no_answer(self._answers, self.addresses, error, waited)
 
     def _retire(self) -> None:
         self.turn += 1
@@ -241,7 +299,7 @@ class Connection:
 
 def _typed(error: grpc.aio.AioRpcError) -> RolloutError:
     details = error.details() or ""
-    if error.code() is grpc.StatusCode.UNAVAILABLE and any(word in details.upper() for word in _WRONG_PEER):
+    if error.code() is grpc.StatusCode.UNAVAILABLE and is_wrong_peer(details):
         return _WrongPeerError(
             "the TLS handshake failed: the coordinator belongs to another cluster than the certificates in --tls-dir, "
             f"or one of them has expired. Join again with a new token ({details.splitlines()[0][:300]})"

@@ -7,9 +7,12 @@ finds the ledger again. The children end with this process however it ends: each
 from __future__ import annotations
 
 import asyncio
+import errno
 import json
 import os
+import secrets
 import signal
+import socket
 import sys
 import time
 from collections.abc import Callable, Coroutine
@@ -19,8 +22,10 @@ from typing import Any, TypeVar
 
 import psutil
 
+from rollout.client.private import OwnerLock, address_of, forget_address, remember_address
 from rollout.config.parent import PARENT_FD
-from rollout.model.errors import ConfigError, RolloutError, UnavailableError
+from rollout.model.errors import ConfigError, RolloutError, StateError, UnavailableError
+from rollout.security.authority import Authority
 
 T = TypeVar("T")
 
@@ -30,7 +35,12 @@ DRAIN_S = 1.0
 ALONE_S = 0.5
 """For workers whose coordinator is gone: there is nobody to give anything back to."""
 _COORDINATOR = "coordinator"
-_POLL_S = 0.05
+_POLL_S = 0.02
+_TELL_AFTER_S = 2.0
+OWN_S = 30.0
+CLUSTER = "rollout"
+_PORT_TRIES = 5
+_TAKEN = "cannot be listened on"
 _SETTLED_S = 10.0  # a child that lived this long is restarted without growing pauses
 _PAUSE_MAX_S = 10.0
 _TRIES = 5
@@ -54,9 +64,12 @@ WORDS_MAX = 8000
 class Child:
     """One daemon: started, watched, started again."""
 
-    def __init__(self, name: str, command: list[str], log: Path, env: dict[str, str], parent_fd: int) -> None:
+    def __init__(
+        self, name: str, command: list[str], cwd: Path, log: Path, env: dict[str, str], parent_fd: int
+    ) -> None:
         self.name = name
         self.log = log
+        self._cwd = cwd
         self._command = command
         self._env = env
         self._parent_fd = parent_fd
@@ -80,6 +93,7 @@ class Child:
                 stdin=asyncio.subprocess.DEVNULL,
                 stdout=out,
                 stderr=out,
+                cwd=self._cwd,
                 env=self._env,
                 pass_fds=(self._parent_fd,),
                 start_new_session=True,  # Ctrl-C is this process's to handle
@@ -127,11 +141,15 @@ class Child:
 class Embedded:
     """`start`, then `address`; `failure` is done when it cannot go on; `stop` always.
 
-    `directory` must be this process's alone. `report` hears of restarts.
+    `directory` must be this process's alone. `report` hears of restarts, and of what is waited for. `lock`: the
+    directory's, where the caller holds it already.
     """
 
-    def __init__(self, directory: Path, *, workers: int, report: Callable[[str], None]) -> None:
+    def __init__(
+        self, directory: Path, *, workers: int, report: Callable[[str], None], lock: OwnerLock | None = None
+    ) -> None:
         self.directory = directory.resolve()
+        self._cwd = Path.cwd()
         self.tls_dir = self.directory / "tls"
         self.logs = self.directory / "logs"
         self.address = ""
@@ -142,25 +160,58 @@ class Embedded:
         self._watchers: list[asyncio.Task[None]] = []
         self._stopping = False
         self._read_fd, self._write_fd = os.pipe()
+        self._lock = lock or OwnerLock(self.directory)
+        self._lock_is_ours = lock is None
 
     async def start(self) -> None:
-        """Returns when the coordinator serves. ChildError with its last words when it does not."""
+        """Returns when the coordinator serves. ChildError with its last words when it does not; StateError when another
+        process runs this directory's cluster."""
         try:
             self.directory.mkdir(parents=True, exist_ok=True)
+            await self._own()
             await asyncio.to_thread(self._bury_predecessor)
-            coordinator = self._coordinator("127.0.0.1:0")
-            seen = coordinator.log.stat().st_size if coordinator.log.exists() else 0
-            await self._launch(coordinator)
-            self.address = await self._ready(coordinator, seen)
-            # A restarted one must be found where the workers and this process look for it.
-            self._coordinator_config(self.address)
-            self._watch(coordinator)
-            for number in range(1, self._workers + 1):
-                worker = self._worker(number)
-                await self._launch(worker)
-                self._watch(worker)
+            # Workers need not wait for the coordinator to make it.
+            await asyncio.to_thread(Authority.load_or_create, self.tls_dir, CLUSTER)
+            for left in reversed(range(_PORT_TRIES)):
+                try:
+                    await self._start_all(f"127.0.0.1:{_free_port()}")
+                    break
+                except ChildError as error:
+                    if not left or _TAKEN not in error.message:
+                        raise
+                    await self._end_all()
+            remember_address(self.directory, self.address)
         except OSError as error:
             raise ConfigError(f"{self.directory} cannot be used: {error.strerror or error}") from error
+
+    async def _own(self) -> None:
+        """A command that only looks is over in a moment."""
+        until, told = time.monotonic() + OWN_S, False
+        while not self._lock.try_acquire():
+            if address_of(self.directory) or time.monotonic() > until:
+                raise StateError(f"the private cluster in {self.directory} is run by another process: wait for it")
+            if not told and time.monotonic() > until - OWN_S + _TELL_AFTER_S:
+                told = True
+                self._report(f"waiting for another command that looks at the runs in {self.directory}")
+            await asyncio.sleep(_POLL_S)
+
+    async def _start_all(self, address: str) -> None:
+        """Coordinator and workers at once: each takes its time to come up."""
+        self.address = address
+        coordinator = self._coordinator(address)
+        seen = coordinator.log.stat().st_size if coordinator.log.exists() else 0
+        await self._launch(coordinator)
+        workers = [self._worker(number) for number in range(1, self._workers + 1)]
+        for worker in workers:
+            await self._launch(worker)
+        await self._ready(coordinator, seen)
+        for child in (coordinator, *workers):
+            self._watch(child)
+
+    async def _end_all(self) -> None:
+        self.kill()
+        await asyncio.gather(*(child.ended() for child in self._children))
+        self._children.clear()
 
     async def unless_failed(self, work: Coroutine[Any, Any, T]) -> T:
         """What `work` gives; it is cancelled, and the failure raised, once this cluster cannot go on."""
@@ -177,6 +228,7 @@ class Embedded:
     async def stop(self) -> None:
         """Ends every child, cleanly if they manage in time."""
         self._stopping = True
+        forget_address(self.directory)  # before anybody else finds a coordinator that is on its way out
         for watcher in self._watchers:
             watcher.cancel()
         await asyncio.gather(*self._watchers, return_exceptions=True)
@@ -198,6 +250,8 @@ class Embedded:
         self.kill()
         await asyncio.gather(*running.values(), return_exceptions=True)
         (self.directory / "children.json").unlink(missing_ok=True)
+        if self._lock_is_ours:
+            self._lock.release()
         if not self.failure.done():
             self.failure.cancel()
 
@@ -211,27 +265,30 @@ class Embedded:
     def _coordinator(self, listen: str) -> Child:
         return self._child(_COORDINATOR, "rollout_coordinator", self._coordinator_config(listen), {})
 
+    def _path(self, name: str) -> str:
+        """For a configuration file, which is text: a directory above may have a name that is none."""
+        path = self.directory / name
+        return str(path.relative_to(self._cwd) if path.is_relative_to(self._cwd) else path)
+
     def _coordinator_config(self, listen: str) -> Path:
-        at = self.directory
         return _write_toml(
-            at / "coordinator.toml",
+            self.directory / "coordinator.toml",
             {
                 "storage": {"backend": "embedded"},
-                "storage.embedded": {"path": str(at / "rollout.db")},
-                "transport": {"listen_addr": listen, "tls_dir": str(self.tls_dir)},
-                "objects": {"backend": "fs", "path": str(at / "objects")},
+                "storage.embedded": {"path": self._path("rollout.db")},
+                "transport": {"listen_addr": listen, "tls_dir": self._path("tls")},
+                "objects": {"backend": "fs", "path": self._path("objects")},
                 "logging": {"format": "json", "level": "info"},
             },
         )
 
     def _worker(self, number: int) -> Child:
-        at = self.directory
         config = _write_toml(
-            at / f"worker-{number}.toml",
+            self.directory / f"worker-{number}.toml",
             {
-                "transport": {"coordinator_addrs": [self.address], "tls_dir": str(self.tls_dir)},
-                "objects": {"cache_dir": str(at / "cache")},
-                "worker": {"scratch_dir": str(at / "scratch" / f"worker-{number}"), "drain_budget_s": DRAIN_S},
+                "transport": {"coordinator_addrs": [self.address], "tls_dir": self._path("tls")},
+                "objects": {"cache_dir": self._path("cache")},
+                "worker": {"scratch_dir": self._path(f"scratch/worker-{number}"), "drain_budget_s": DRAIN_S},
                 "secrets": {"allow": ["HF_TOKEN"]},
                 "logging": {"format": "json", "level": "info"},
             },
@@ -242,7 +299,7 @@ class Embedded:
         base = {key: value for key, value in os.environ.items() if not _belongs_elsewhere(key)}
         command = [sys.executable, "-m", package, "run", "--config", str(config)]
         env = base | env | {PARENT_FD: str(self._read_fd)}
-        return Child(name, command, self.logs / f"{name}.jsonl", env, self._read_fd)
+        return Child(name, command, self._cwd, self.logs / f"{name}.jsonl", env, self._read_fd)
 
     async def _launch(self, child: Child) -> None:
         await child.start()
@@ -272,14 +329,14 @@ class Embedded:
             await asyncio.sleep(pause)
             await self._launch(child)
 
-    async def _ready(self, child: Child, offset: int) -> str:
+    async def _ready(self, child: Child, offset: int) -> None:
         ended = asyncio.ensure_future(child.ended())
         try:
             deadline = time.monotonic() + READY_S
             while time.monotonic() < deadline:
                 for entry in _events(child.log, offset):
                     if entry.get("event") == "coordinator_ready":
-                        return str(entry["addr"])
+                        return
                 if ended.done():
                     raise self._fatal(child, ended.result())
                 await asyncio.sleep(_POLL_S)
@@ -339,8 +396,24 @@ class Embedded:
         path.unlink(missing_ok=True)
 
 
+def _free_port() -> int:
+    """A port nobody listens on, below those that systems give to outgoing connections."""
+    while True:
+        port = 20_000 + secrets.randbelow(12_000)
+        with socket.socket() as probe:
+            try:
+                probe.bind(("127.0.0.1", port))
+            except OSError as error:
+                if error.errno != errno.EADDRINUSE:
+                    raise
+                continue
+        return port
+
+
 def _belongs_elsewhere(variable: str) -> bool:
-    return variable == "ROLLOUT_COORDINATOR" or variable.startswith(tuple(f"ROLLOUT_{name}__" for name in _OURS))
+    return variable in ("ROLLOUT_COORDINATOR", "ROLLOUT_CONTEXT", "ROLLOUT_TLS_DIR") or variable.startswith(
+        tuple(f"ROLLOUT_{name}__" for name in _OURS)
+    )
 
 
 def _gpus_of(index: int, workers: int) -> dict[str, str]:

@@ -8,6 +8,7 @@ import time
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Sequence
 from contextlib import aclosing, asynccontextmanager
 from dataclasses import dataclass
+from functools import partial
 from itertools import islice
 from pathlib import Path
 from typing import Any, Self
@@ -27,6 +28,7 @@ from rollout.model.run import ENDED, RunSpec
 from rollout.objects import tree
 from rollout.objects.pack import Packer
 from rollout.objects.remote import RemoteObjects
+from rollout.security import files
 from rollout.security.credentials import Credentials
 from rollout.security.roles import Role
 from rollout.wire.channel import open_channel
@@ -75,13 +77,20 @@ class Runs:
         *,
         patience_s: float = 60.0,
         on_trouble: Trouble | None = None,
+        on_addresses: Callable[[list[str]], None] | None = None,
         dial: Callable[[str, Credentials], Any] = open_channel,
         jitter: Callable[[float, float], float] = random.uniform,
     ) -> None:
         if not addresses:
             raise ConfigError("no coordinator address is known: give --coordinator HOST:PORT")
         self._connection = Connection(
-            list(addresses), credentials, patience_s=patience_s, on_trouble=on_trouble, dial=dial, jitter=jitter
+            list(addresses),
+            credentials,
+            patience_s=patience_s,
+            on_trouble=on_trouble,
+            on_addresses=on_addresses,
+            dial=dial,
+            jitter=jitter,
         )
         self._objects: dict[str, _RunObjects] = {}
         self._objects_addr = ""
@@ -106,8 +115,10 @@ class Runs:
             lifetime_s=lifetime_s,
             addresses=list(addresses),
             patience_s=patience_s,
+            on_trouble=on_trouble,
         )
-        return cls(addresses, credentials, patience_s=patience_s, on_trouble=on_trouble)
+        keep = partial(files.keep_addresses, files.expand(tls_dir))
+        return cls(addresses, credentials, patience_s=patience_s, on_trouble=on_trouble, on_addresses=keep)
 
     async def close(self) -> None:
         for objects in self._objects.values():
@@ -123,6 +134,11 @@ class Runs:
     @property
     def address(self) -> str:
         return self._connection.address
+
+    @property
+    def addresses(self) -> list[str]:
+        """Of every coordinator that is known: those that were named, and those that the cluster told of."""
+        return list(self._connection.addresses)
 
     @property
     def patience_s(self) -> float:
@@ -215,7 +231,7 @@ class Runs:
                     status_only=status_only,
                 )
                 call = stub.Watch(request)
-                while (message := await unless_replaced(call.read())) is not EOF:
+                while (message := await self._next(call)) is not EOF:
                     self._connection.seen(message, turn)
                     patience.succeeded()
                     page = await _page(message, cursor, objects)
@@ -237,6 +253,10 @@ class Runs:
             finally:
                 if call is not None:
                     call.cancel()
+
+    async def _next(self, call: Any) -> Any:
+        with self._connection.telling():  # a status comes every second
+            return await unless_replaced(call.read())
 
     # ---- asking and commanding
 
@@ -317,12 +337,15 @@ class Runs:
 
         return (await self._connection.unary(call)).runs
 
-    async def command(self, run_id: str, verb: str, *, reason: str = "", priority: int = 0) -> pb.RunStatus:
-        """`verb`: pause, resume, kill, continue, priority. NotFoundError, StateError."""
+    async def command(
+        self, run_id: str, verb: str, *, reason: str = "", priority: int = 0, own: bool = False
+    ) -> pb.RunStatus:
+        """`verb`: pause, resume, kill, continue, priority. NotFoundError, StateError. `own`: ordered by the command
+        that submitted the run, for a reason of the run's, and by no person."""
 
         async def call(stub: Any) -> pb.RunReply:
             request = pb.CommandRequest(
-                epoch=self._connection.epoch, run_id=run_id, verb=verb, reason=reason, priority=priority
+                epoch=self._connection.epoch, run_id=run_id, verb=verb, reason=reason, priority=priority, own=own
             )
             return await stub.Command(request, timeout=_CALL_S)
 

@@ -1,16 +1,23 @@
-"""Which cluster is spoken to: options, environment, `./rollout.toml`, then what `join` wrote down."""
+"""Which cluster is spoken to: one rule for every command.
+
+Options, then the environment, then `./rollout.toml`, then the cluster that was joined here (`./data/tls`) or that
+`rollout context use` chose; without any, workloads start a private cluster, and commands that look at runs take that of
+the directory they are in.
+"""
 
 from __future__ import annotations
 
 import os
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 from pydantic import Field
 
+from rollout.client.contexts import Context, Contexts
+from rollout.client.private import STATE_DIR, address_of, state_of, states_below
 from rollout.config.load import load_settings, refuse_strangers
 from rollout.config.settings import Section, TransportSection
 from rollout.model.address import parse_address
@@ -22,6 +29,7 @@ if TYPE_CHECKING:
 
 CLIENT_FILE = Path("rollout.toml")
 DEFAULT_TLS_DIR = "./data/tls"
+_SHOWN = 10
 
 
 class ClientTransport(Section):
@@ -37,30 +45,169 @@ class ClientSettings(Section):
 
 
 @dataclass(frozen=True, slots=True)
+class Wish:
+    """Options that name a cluster besides `--coordinator` and `--tls-dir`."""
+
+    context: str = ""
+    directory: Path | None = None
+    """`--dir`: an output directory whose private cluster is meant."""
+    local: bool = False
+
+
+@dataclass(frozen=True, slots=True)
 class Target:
     addresses: list[str]
+    """Empty: none is named, or the cluster is a private one."""
     tls_dir: Path
     cluster: str
     explicit: bool
     """Named by an option, the environment or rollout.toml, rather than found in a directory that was joined."""
+    why: str = ""
+    """What named it, for people."""
+    private: Path | None = None
+    """The state directory of a private cluster."""
+    by: Literal["option", "environment", ""] = ""
+    """How directly the person named it."""
+
+    def __str__(self) -> str:
+        why = f" ({self.why})" if self.why else ""
+        if self.private is not None:
+            return f"private cluster in {self.private}{why}"
+        return f"cluster {self.cluster} at {', '.join(self.addresses)}{why}"
 
 
-def find_target(coordinators: list[str] | None, tls_dir: Path | None) -> Target:
-    """Addresses may be empty: nothing names a coordinator. ConfigError for addresses and files that are not usable."""
+def find_target(coordinators: list[str] | None, tls_dir: Path | None, wish: Wish | None = None) -> Target:
+    """Without addresses and `private`: nothing names a cluster. ConfigError for what cannot be used."""
+    wish = wish or Wish()
+    _refuse_contradictions(coordinators, wish)
     file = load_settings(ClientSettings, CLIENT_FILE) if CLIENT_FILE.is_file() else ClientSettings()
     refuse_strangers(ClientSettings, os.environ)
-    environment = [part.strip() for part in os.environ.get("ROLLOUT_COORDINATOR", "").split(",") if part.strip()]
-    addresses = list(coordinators or []) or environment or file.transport.coordinator_addrs
-    named = tls_dir or Path(os.environ.get("ROLLOUT_TLS_DIR") or file.transport.tls_dir or DEFAULT_TLS_DIR)
-    directory = files.expand(named)
-    joined = files.joined(directory)
-    explicit = bool(addresses)
-    if not addresses:
-        addresses = [str(a) for a in joined.get("coordinator_addrs", [])]
+    if wish.local:
+        return Target([], Path(), "rollout", False, "--local", by="option")
+    if wish.directory is not None:
+        return _private(wish.directory)
+    told = str(tls_dir or "") or os.environ.get("ROLLOUT_TLS_DIR") or file.transport.tls_dir
+    identity = _Identity(told or DEFAULT_TLS_DIR, file.transport.cluster, fixed=bool(told))
+    if coordinators:
+        return replace(identity.at(coordinators, "--coordinator"), by="option")
+    if wish.context:
+        return replace(_of_context(wish.context, f"context {wish.context}"), by="option")
+    if environment := _listed(os.environ.get("ROLLOUT_COORDINATOR", "")):
+        return replace(identity.at(environment, "ROLLOUT_COORDINATOR"), by="environment")
+    if context := os.environ.get("ROLLOUT_CONTEXT", ""):
+        return replace(_of_context(context, f"context {context}, ROLLOUT_CONTEXT"), by="environment")
+    if file.transport.coordinator_addrs:
+        return identity.at(file.transport.coordinator_addrs, f"./{CLIENT_FILE}")
+    if joined := identity.joined():
+        return replace(joined, by="option") if tls_dir is not None else joined
+    if current := Contexts.read().current:
+        return replace(_of_context(current, f"context {current}"), explicit=False)
+    return Target([], identity.directory, file.transport.cluster or "rollout", False)
+
+
+def _refuse_contradictions(coordinators: list[str] | None, wish: Wish) -> None:
+    options = {
+        "--coordinator": bool(coordinators),
+        "--context": bool(wish.context),
+        "--dir": wish.directory is not None,
+        "--local": wish.local,
+    }
+    given = [option for option, there in options.items() if there]
+    if len(given) > 1:
+        raise ConfigError(f"{given[0]} and {given[1]} name different clusters: give one of them")
+
+
+def _listed(text: str) -> list[str]:
+    return [part.strip() for part in text.split(",") if part.strip()]
+
+
+def _checked(addresses: list[str]) -> list[str]:
     for address in addresses:
         parse_address(address, "--coordinator", need_port=True)
-    cluster = file.transport.cluster or str(joined.get("cluster") or "rollout")
-    return Target(addresses, directory, cluster, explicit)
+    return addresses
+
+
+def _joined_addresses(directory: Path) -> list[str]:
+    return [str(address) for address in files.joined(directory).get("coordinator_addrs", [])]
+
+
+class _Identity:
+    """A directory of certificates. `fixed`: it was named, rather than taken as the usual one."""
+
+    def __init__(self, named: str, cluster: str, *, fixed: bool) -> None:
+        self.directory = files.expand(Path(named))
+        self._named = named
+        self._cluster = cluster
+        self._fixed = fixed
+
+    def at(self, addresses: list[str], why: str) -> Target:
+        """The coordinators that are named, and behind them those that the directory knows of the same cluster: the
+        named one may be the one that is down."""
+        addresses = _checked(list(addresses))
+        directory = self.directory
+        if not self._fixed and not any((directory / name).exists() for name in (files.HOST, files.CA_KEY)):
+            directory = _of_address(addresses) or directory
+        known = [address for address in _joined_addresses(directory) if address not in addresses]
+        return Target([*addresses, *known], directory, self._cluster_of(directory), True, why)
+
+    def joined(self) -> Target | None:
+        """The cluster that was joined with it."""
+        if not (addresses := _joined_addresses(self.directory)):
+            return None
+        cluster = self._cluster_of(self.directory)
+        return Target(_checked(addresses), self.directory, cluster, False, f"joined; {self._named}")
+
+    def _cluster_of(self, directory: Path) -> str:
+        return self._cluster or str(files.joined(directory).get("cluster") or "rollout")
+
+
+def _of_address(addresses: list[str]) -> Path | None:
+    """The identity of a context that has one of these coordinators."""
+    for context in Contexts.read().known.values():
+        directory = files.expand(Path(context.tls_dir))
+        if set(addresses) & {*context.coordinator_addrs, *_joined_addresses(directory)}:
+            return directory
+    return None
+
+
+def _of_context(name: str, why: str) -> Target:
+    return context_target(name, Contexts.read().get(name), why)
+
+
+def context_target(name: str, context: Context, why: str) -> Target:
+    """The cluster that a context stands for. ConfigError where no address of it is known, or one is none."""
+    directory = files.expand(Path(context.tls_dir))
+    addresses = list(dict.fromkeys([*context.coordinator_addrs, *_joined_addresses(directory)]))
+    if not addresses:
+        raise ConfigError(
+            f"context {name}: no coordinator is known in {directory}: join the cluster again, forget it with `rollout "
+            f"context remove {name}`, or take another: --coordinator, --context, or --local for a private cluster"
+        )
+    cluster = context.cluster or str(files.joined(directory).get("cluster") or "rollout")
+    return Target(_checked(addresses), directory, cluster, True, why)
+
+
+def _private(directory: Path) -> Target:
+    """Of `--dir`."""
+    state = state_of(directory.expanduser())
+    if state is None:
+        raise ConfigError(
+            f"--dir {directory}: no private cluster has run there: name the output directory of a command that ran "
+            f"without a cluster (it holds {STATE_DIR})"
+        )
+    return replace(private_target(state, "--dir"), by="option")
+
+
+def private_target(state: Path, why: str = "") -> Target:
+    """The private cluster of a state directory."""
+    return Target([], state / "tls", "rollout", False, why, private=state)
+
+
+def owned(target: Target) -> Target:
+    """A private cluster where its owner's coordinator answers; without addresses where nobody runs it."""
+    assert target.private is not None
+    address = address_of(target.private)
+    return replace(target, addresses=[address] if address else [])
 
 
 def as_joined(transport: TransportSection) -> TransportSection:
@@ -74,16 +221,32 @@ def as_joined(transport: TransportSection) -> TransportSection:
     return transport.model_copy(update=told)
 
 
-def need_target(coordinators: list[str] | None, tls_dir: Path | None) -> Target:
-    """As `find_target`; ConfigError that says what to do when there is no address."""
-    target = find_target(coordinators, tls_dir)
-    if not target.addresses:
+def need_target(coordinators: list[str] | None, tls_dir: Path | None, wish: Wish | None = None) -> Target:
+    """As `find_target`, for commands that look at runs: a private cluster whose output directory is the current one
+    comes before what is named elsewhere than in options and environment, and one in a directory below it after that.
+    ConfigError that says what to do when there is none."""
+    target = find_target(coordinators, tls_dir, wish)
+    here = state_of(Path())
+    if here is not None and not target.by:
+        return private_target(here, "this directory")
+    if target.addresses or target.private is not None:
+        return target
+    below = states_below(Path())
+    if len(below) == 1:
+        return private_target(below[0])
+    if below:
+        lines = [f"  --dir {state.parent}" for state in below[:_SHOWN]]
+        more = [f"  and {len(below) - _SHOWN} more"] if len(below) > _SHOWN else []
         raise ConfigError(
-            "no coordinator is named: give --coordinator HOST:PORT, set ROLLOUT_COORDINATOR, write it into "
-            "./rollout.toml ([transport] coordinator_addrs), or join a cluster first: rollout join --coordinator "
-            f"HOST:JOIN_PORT --token TOKEN (looked for {target.tls_dir}/join.json)"
+            f"no cluster is named, and {len(below)} directories here hold a private one; say which, the newest first:\n"
+            + "\n".join([*lines, *more])
         )
-    return target
+    raise ConfigError(
+        "no cluster is named, and no private one has run in this directory: give --coordinator HOST:PORT, --context "
+        "NAME or --dir OUTPUT_DIRECTORY, set ROLLOUT_COORDINATOR, write it into ./rollout.toml ([transport] "
+        "coordinator_addrs), or join a cluster first: rollout join --coordinator HOST:JOIN_PORT --token-file FILE "
+        f"(looked for {target.tls_dir}/join.json)"
+    )
 
 
 @asynccontextmanager

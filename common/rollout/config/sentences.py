@@ -95,6 +95,7 @@ SENTENCES: dict[str, Sentence] = {
         "closed {count:connection} to {port} that had said nothing, most from {most_from}: {reason}", "port"
     ),
     "revocations_not_read": _trouble("the list of hosts that are shut out cannot be read: {reason}"),
+    "coordinators_not_read": _trouble("the list of this cluster's coordinators cannot be read: {reason}"),
     "host_certificate_renewed": _said("this host's certificate was renewed", "host_certificate_not_renewed"),
     "host_certificate_not_renewed": _trouble("this host's certificate cannot be renewed: {reason}"),
     "certificate_renewed": _said("the certificate was renewed", "certificate_not_renewed"),

@@ -17,6 +17,7 @@ from rollout.model.errors import AuthError, ConfigError, FencedError, RolloutErr
 from rollout.security import files, keys
 from rollout.security.authority import CLOCK_DIFFERENCE, Authority, Issued
 from rollout.security.roles import Enrolment, Role, identity_of
+from rollout.wire.answers import Answers, no_answer
 from rollout.wire.channel import open_channel
 from rollout.wire.errors import error_of
 from rollout.wire.v1 import join_pb2, join_pb2_grpc
@@ -24,6 +25,11 @@ from rollout.wire.v1 import join_pb2, join_pb2_grpc
 log = structlog.get_logger()
 
 CALL_TIMEOUT_S = 10.0
+REFUSED_S = 5.0
+"""Where every coordinator refuses connections, nothing runs there: no use in trying for longer."""
+WRONG_PEER_S = 3.0
+Trouble = Callable[[RolloutError | None, float], None]
+"""Hears of a failure and how many seconds it has lasted, and with None of its end."""
 Issue = Callable[[ec.EllipticCurvePrivateKey], Awaitable[Issued]]
 
 
@@ -71,7 +77,12 @@ class Host:
         return [str(address) for address in files.joined(self._dir).get("coordinator_addrs", [])]
 
     async def buy(
-        self, addresses: Sequence[str], key: ec.EllipticCurvePrivateKey, incarnation: str, patience_s: float
+        self,
+        addresses: Sequence[str],
+        key: ec.EllipticCurvePrivateKey,
+        incarnation: str,
+        patience_s: float,
+        on_trouble: Trouble | None = None,
     ) -> Issued:
         """A process's certificate from whichever coordinator leads; the host's own is renewed at half life too."""
         if self.identity.not_after < time.time():
@@ -81,40 +92,56 @@ class Host:
             )
         if self._renew_at <= time.time():
             try:
-                renewed = await self._call(addresses, self._key, "", patience_s)
+                renewed = await self._call(addresses, self._key, "", patience_s, on_trouble)
             except UnavailableError as error:  # there is half a lifetime left for it
                 log.warning("host_certificate_not_renewed", reason=str(error))
             else:
                 files.write_atomic(self._dir / files.HOST, renewed.pem)
                 self._use(renewed.pem)
                 log.info("host_certificate_renewed", host=self.identity.host_id, not_after=renewed.not_after)
-        return await self._call(addresses, key, incarnation, patience_s)
+        return await self._call(addresses, key, incarnation, patience_s, on_trouble)
 
     async def _call(
-        self, addresses: Sequence[str], key: ec.EllipticCurvePrivateKey, incarnation: str, patience_s: float
+        self,
+        addresses: Sequence[str],
+        key: ec.EllipticCurvePrivateKey,
+        incarnation: str,
+        patience_s: float,
+        on_trouble: Trouble | None,
     ) -> Issued:
         tried = list(dict.fromkeys([*addresses, *self.addresses()]))
         if not tried:
             raise ConfigError("transport.coordinator_addrs is empty: name the coordinators")
         request = join_pb2.IssueRequest(epoch=0, incarnation=incarnation, csr_pem=keys.signing_request(key))
-        until = time.monotonic() + patience_s
+        began = time.monotonic()
         pause = 0.1
+        answers = Answers()
         while True:
             error: RolloutError | None = None
             for address in list(tried):
                 try:
-                    return await self._ask(address, request)
+                    issued = await self._ask(address, request)
                 except RolloutError as failed:  # also of one that cannot reach its database, or was just deposed
                     if not failed.retryable and not isinstance(failed, FencedError):
                         raise
                     error = failed
+                    answers.note(address, failed)
                     leader = str(failed.context.get("leader", ""))
                     if leader and leader not in tried:
                         tried.insert(0, leader)
-            if time.monotonic() + pause > until:
-                raise UnavailableError(
-                    f"no certificate: none of the coordinators ({', '.join(tried)}) answered; the last said: {error}"
-                )
+                else:
+                    if on_trouble is not None:
+                        on_trouble(None, time.monotonic() - began)
+                    return issued
+            assert error is not None
+            waited = time.monotonic() - began
+            if answers.wrong_peer(tried) and waited >= WRONG_PEER_S:
+                raise AuthError(f"{answers.text()}. Join that cluster with a new token and another directory")
+            limit_s = min(patience_s, REFUSED_S) if answers.refused(tried) else patience_s
+            if waited + pause > limit_s:
+                raise no_answer(answers, tried, error, waited)
+            if on_trouble is not None:
+                on_trouble(UnavailableError(answers.text()), waited)
             await asyncio.sleep(pause * random.uniform(0.5, 1.0))
             pause = min(pause * 2, 2.0)
 
@@ -158,6 +185,7 @@ class Credentials:
         addresses: Sequence[str] = (),
         names: Sequence[str] = (),
         patience_s: float = 30.0,
+        on_trouble: Trouble | None = None,
     ) -> Credentials:
         """Issue a certificate where `tls_dir` holds the key for it, else buy one with the host's.
 
@@ -187,7 +215,7 @@ class Credentials:
             host = Host(tls_dir, cluster, role)
 
             async def buy(key: ec.EllipticCurvePrivateKey) -> Issued:
-                return await host.buy(addresses, key, incarnation, patience_s)
+                return await host.buy(addresses, key, incarnation, patience_s, on_trouble)
 
             found = cls(role, incarnation, host.identity.host_id, host.ca_pem, buy)
         await found.renew()

@@ -7,7 +7,7 @@ import json
 import os
 import tempfile
 from collections.abc import Generator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -77,6 +77,21 @@ def joined(tls_dir: Path) -> dict[str, Any]:
     if not isinstance(found, dict):
         raise ConfigError(f"{path} is damaged: join again with a new token")
     return found  # pyright: ignore[reportUnknownVariableType]
+
+
+def keep_addresses(tls_dir: Path, addresses: list[str]) -> None:
+    """What the cluster tells of its coordinators now, for the next process, where this host has joined. A directory
+    that cannot be written keeps what it has."""
+    with suppress(ConfigError):
+        known = joined(tls_dir)
+        if known and addresses and known.get("coordinator_addrs") != addresses:
+            write_joined(tls_dir, known | {"coordinator_addrs": addresses})
+
+
+def write_joined(tls_dir: Path, told: dict[str, Any]) -> None:
+    """`told`: as `joined` gives it."""
+    text = json.dumps(told, sort_keys=True, indent=2, ensure_ascii=False) + "\n"
+    write_atomic(tls_dir / JOINED, text.encode())
 
 
 @contextmanager

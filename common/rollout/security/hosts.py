@@ -12,6 +12,7 @@ from typing import Any, cast
 import structlog
 
 from rollout.model.errors import NotFoundError, StorageError, UnavailableError
+from rollout.model.ids import short
 from rollout.security.roles import Role
 from rollout.security.tokens import NAMESPACE
 from rollout.storage.port import Storage, Transaction
@@ -50,6 +51,14 @@ def _decode(value: bytes) -> Host:
 async def find_host(storage: Transaction, host_id: str) -> Host | None:
     value = await storage.get(NAMESPACE, PREFIX + host_id)
     return None if value is None else _decode(value)
+
+
+async def host_name(storage: Transaction, host_id: str) -> str:
+    """For people, of any host id: with what tells it from others of the name."""
+    host = await find_host(storage, host_id) if host_id else None
+    if host is None:
+        return short(host_id)
+    return f"{host.name} ({short(host_id)})" if host.name else short(host_id)
 
 
 async def list_hosts(storage: Transaction) -> list[Host]:

@@ -7,7 +7,6 @@ sent. The second one trusts that CA alone, after its hash was found equal to the
 from __future__ import annotations
 
 import asyncio
-import json
 import ssl
 from dataclasses import dataclass
 from pathlib import Path
@@ -144,6 +143,5 @@ def _store(tls_dir: Path, ca_pem: bytes, reply: join_pb2.EnrolReply) -> Joined:
         "host_id": reply.host_id,
         "coordinator_addrs": list(reply.coordinator_addrs),
     }
-    text = json.dumps(joined, sort_keys=True, indent=2, ensure_ascii=False) + "\n"
-    files.write_atomic(tls_dir / files.JOINED, text.encode())
+    files.write_joined(tls_dir, joined)
     return Joined(reply.cluster, Role(reply.role), reply.host_id, tuple(reply.coordinator_addrs), tls_dir)

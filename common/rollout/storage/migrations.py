@@ -68,6 +68,7 @@ def _began(dialect: DialectName) -> list[str]:
 MIGRATIONS: tuple[Migration, ...] = (
     Migration(1, "ledger, key-value and object tables", _first),
     Migration(2, "since when attempts ran, and indexes for looking into runs", _began),
+    Migration(3, "who ended a run", lambda dialect: tables_since(3, dialect)),
 )
 
 

@@ -70,6 +70,7 @@ RUN = _table(
     _int("stop_submitting"),
     _int("pausing_until_ms"),
     _text("survivors", "[]"),
+    _text("ended_by", info={"since": 3}),  # who ended it by a command; '': nobody did
 )
 Index("run_created", RUN.c.created_ms, info={"since": 1})
 

@@ -36,6 +36,9 @@ _INSTEAD = {
     ("resume", RunState.FAILED): "use `continue`",
     ("resume", RunState.KILLED): "use `continue`",
     ("continue", RunState.PAUSED): "use `resume`",
+    ("pause", RunState.KILLED): "`continue` goes on with it",
+    ("pause", RunState.FAILED): "`continue` goes on with it",
+    ("kill", RunState.FAILED): "it has ended; `delete` removes it, `continue` goes on with it",
 }
 
 
@@ -58,10 +61,12 @@ def command(state: State, event: RunCommand) -> None:
         return
     elif run.state not in _ALREADY[verb]:
         if not RUN.allows(run.state, verb):
-            hint = _INSTEAD.get((verb, run.state), "start a new run" if runs.ended(run) else "wait")
+            hint = _INSTEAD.get((verb, run.state), "it has ended" if runs.ended(run) else "wait")
             error = StateError(f"run {run.id} is {run.state.value}, so `{verb}` is not possible; {hint}")
             state.step.sends.append(Reply(event.request, None, error))
             return
+        if verb == "kill":
+            run.ended_by = event.by
         _VERBS[verb](state, run, event.reason)
         state.step.sends.append(RunMoved(run.id))
     state.step.sends.append(Reply(event.request, run_view(state, run)))
@@ -86,6 +91,7 @@ def resume(state: State, run: Run, reason: str) -> None:
 
 def _go(state: State, run: Run, reason: str, event: str) -> None:
     run.reason = reason
+    run.ended_by = ""
     run.pausing_until_ms = run.ended_ms = 0
     run.survivors = ()
     touch_run(state, run)

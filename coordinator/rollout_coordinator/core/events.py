@@ -68,6 +68,7 @@ class RunCommand:
     verb: str  # pause | resume | kill | continue | priority
     reason: str = ""
     priority: int = 0
+    by: str = ""  # who orders it, as people know them; empty: the command that submitted the run
 
 
 @dataclass(slots=True)

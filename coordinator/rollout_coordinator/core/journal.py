@@ -26,6 +26,7 @@ def run_row(run: Run) -> RunRow:
     return RunRow(
         run.spec, run.state, run.reason, run.root.id, run.created_ms, run.updated_ms, run.ended_ms,
         run.stop_submitting, run.pausing_until_ms, run.survivors, run.priority,
+        run.ended_by,
     )  # fmt: skip
 
 

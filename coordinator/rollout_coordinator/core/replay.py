@@ -86,6 +86,7 @@ def restore_runs(state: State, snapshot: Snapshot) -> None:
         run.stop_submitting, run.pausing_until_ms, run.survivors = (
             row.stop_submitting, row.pausing_until_ms, tuple(row.survivors),
         )  # fmt: skip
+        run.ended_by = row.ended_by
         runs.set_priority(run, row.priority)
         roots[run.id] = row.root_log
     for spec in sorted(snapshot.specs, key=lambda s: (s.run_id, s.index)):

@@ -228,7 +228,7 @@ class Reader:
 
 class Run:
     __slots__ = (
-        "by_group", "by_spec", "created_ms", "ended_ms", "id", "in_flight", "lanes", "left_at", "logs",
+        "by_group", "by_spec", "created_ms", "ended_by", "ended_ms", "id", "in_flight", "lanes", "left_at", "logs",
         "pausing_until_ms", "policies", "priority", "reason", "requirements", "root", "running", "samples", "spec",
         "specs", "state", "stop_submitting", "survivors", "tracked", "updated_ms", "waiting", "warm", "weight",
         "window",
@@ -237,6 +237,7 @@ class Run:
     def __init__(self, spec: RunSpec, state: RunState, created_ms: int) -> None:
         self.id, self.spec, self.state = spec.run_id, spec, state
         self.reason = ""
+        self.ended_by = ""
         self.created_ms = self.updated_ms = created_ms
         self.ended_ms = self.pausing_until_ms = 0
         self.stop_submitting = False

@@ -40,6 +40,7 @@ class RunRow:
     pausing_until_ms: int = 0
     survivors: tuple[tuple[int, int, int, str], ...] = ()  # (log, seq, attempt, worker)
     priority: int = 0  # may differ from the spec's after `priority`
+    ended_by: str = ""  # who ended it by a command
 
 
 @dataclass(slots=True)

@@ -61,6 +61,7 @@ class RunView:
     rate: float = 0.0  # items with a result a second, over the last half minute
     units_rate: float = 0.0  # units out
     waits: list[WaitView] = field(default_factory=list[WaitView])  # of a running run
+    ended_by: str = ""  # who ended it by a command
 
 
 @dataclass(slots=True)

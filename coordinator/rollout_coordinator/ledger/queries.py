@@ -110,7 +110,7 @@ RUNS = _bulk(
     "run",
     "run_id text, workload text, name text, state text, reason text, item_order text, root_log bigint, priority bigint,"
     "spec text, config bytea, created_ms bigint, updated_ms bigint, ended_ms bigint, stop_submitting bigint,"
-    "pausing_until_ms bigint, survivors text",
+    "pausing_until_ms bigint, survivors text, ended_by text",
     key=("run_id",),
 )
 LOGS = _bulk(

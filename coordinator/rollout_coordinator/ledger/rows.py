@@ -213,7 +213,7 @@ def run_columns(row: RunRow) -> Row:
     return (
         spec.run_id, clean(spec.workload), clean(spec.name), row.state.value, clean(row.reason), spec.order.value,
         row.root_log, row.priority, _run_spec_json(spec), spec.config, row.created_ms, row.updated_ms, row.ended_ms,
-        int(row.stop_submitting), row.pausing_until_ms, dumps(row.survivors),
+        int(row.stop_submitting), row.pausing_until_ms, dumps(row.survivors), clean(row.ended_by),
     )  # fmt: skip
 
 
@@ -222,7 +222,7 @@ def run_row(row: Row) -> RunRow:
     return RunRow(
         spec=_run_spec(row[8], row[9]), state=RunState(row[3]), reason=row[4], root_log=row[6], created_ms=row[10],
         updated_ms=row[11], ended_ms=row[12], stop_submitting=bool(row[13]), pausing_until_ms=row[14],
-        survivors=_tuples(json.loads(row[15])), priority=row[7],
+        survivors=_tuples(json.loads(row[15])), priority=row[7], ended_by=row[16],
     )  # fmt: skip
 
 
@@ -300,4 +300,5 @@ def run_view(run: RunRow, log: LogRow | None, lanes: list[LaneRow]) -> RunView:
         retried=log.retried, worker_lost=log.worker_lost, stale=log.stale, units_in=log.units_in,
         units_out=log.units_out, created_ms=run.created_ms, updated_ms=run.updated_ms, ended_ms=run.ended_ms,
         pausing=run.pausing_until_ms > 0, survivors=run.survivors, lanes=views,
+        ended_by=run.ended_by,
     )  # fmt: skip

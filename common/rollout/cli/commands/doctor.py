@@ -22,7 +22,7 @@ from rollout.cli.doctor.cluster import cluster
 from rollout.cli.doctor.engines import ENGINES, LIMIT_S, engine
 from rollout.cli.doctor.finding import Check, Finding, examine, fault, ok
 from rollout.cli.doctor.identity import identity
-from rollout.cli.options import CoordinatorOption, TlsDirOption
+from rollout.cli.options import CoordinatorOption, TlsDirOption, chosen
 from rollout.cli.version import DISTRIBUTION
 from rollout.client.target import Target, as_joined, find_target
 from rollout.config.load import load_settings
@@ -74,7 +74,7 @@ async def _examine(coordinators: list[str] | None, tls_dir: Path | None, config:
         *(Check(f"engine ({kind})", partial(engine, kind), LIMIT_S) for kind in ENGINES),
     ]
     try:
-        target = find_target(coordinators, tls_dir)
+        target = find_target(coordinators, tls_dir, chosen().wish)
         if config is not None:
             target = _with_node(config, target, places, checks, named=tls_dir is not None)
         checks.append(Check("certificates", partial(identity, target.tls_dir)))

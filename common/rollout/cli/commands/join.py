@@ -9,6 +9,7 @@ from typing import Annotated
 
 import typer
 
+from rollout.cli.commands.context import keep_joined
 from rollout.cli.tokens import TokenFileOption, TokenOption, find_token
 from rollout.client.target import DEFAULT_TLS_DIR
 from rollout.model.errors import ConfigError
@@ -23,11 +24,15 @@ def join(
     tls_dir: Annotated[
         Path, typer.Option("--tls-dir", metavar="DIR", help="Where this host's key and certificate are kept.")
     ] = Path(DEFAULT_TLS_DIR),
+    context: Annotated[
+        str, typer.Option("--context", metavar="NAME", help="Name of the context it makes. Default: the cluster's.")
+    ] = "",
 ) -> None:
     """Enrol this host as an operator's.
 
     The coordinator's authority is checked against the hash inside the token before the token is sent. Afterwards
-    commands find the cluster through DIR. The token comes from --token-file, from ROLLOUT_JOIN_TOKEN, or from --token.
+    commands find the cluster: those in this directory through DIR, all others through the context that this makes and
+    puts to use (`rollout context`). The token comes from --token-file, from ROLLOUT_JOIN_TOKEN, or from --token.
     """
     from rollout.security import join_client  # brings cryptography and grpc
     from rollout.security.tokens import parse_token
@@ -41,3 +46,4 @@ def join(
         )
     joined = asyncio.run(join_client.join(coordinator, token, tls_dir, socket.gethostname()))
     typer.echo(f"joined cluster {joined.cluster} as {joined.role}, host {joined.host_id}; identity in {tls_dir}")
+    keep_joined(context or joined.cluster, tls_dir)

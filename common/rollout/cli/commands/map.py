@@ -91,8 +91,9 @@ def map(
     returns what is no JSON is tried again where that may help, and becomes a line of OUTPUT/errors.jsonl with type,
     message and traceback; the others go on.
 
-    With no coordinator named (option, ROLLOUT_COORDINATOR, ./rollout.toml) it starts a coordinator and workers on this
-    machine for as long as it runs. Interrupt or kill it at any time: the same command goes on where it was.
+    With no cluster named or joined, or with --local, it starts a coordinator and workers on this machine for as long as
+    it runs; the first line of output says which cluster it is. Interrupt or kill it at any time: the same command goes
+    on where it was.
 
     Exit codes: 0 every row has its result, or its line of errors.jsonl; 1 the function cannot be loaded, all rows
     failed, or the run was killed; 2 configuration or input; 130 interrupted.

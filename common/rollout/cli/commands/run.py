@@ -2,25 +2,24 @@
 
 from __future__ import annotations
 
-import asyncio
 import sys
-from collections.abc import Awaitable, Callable
-from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, TypeVar
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from rollout.cli.asking import ask
 from rollout.cli.boundary import FAILED, OK
 from rollout.cli.completion import complete_run
 from rollout.cli.options import CoordinatorOption, JsonOption, TlsDirOption
 from rollout.cli.program import new_app
 from rollout.cli.references import resolve_run
-from rollout.client.target import connected, need_target
 from rollout.model.run import RunState
 
 if TYPE_CHECKING:
     from rollout.client import Runs
     from rollout.wire.v1 import runs_pb2 as pb
+
+__all__ = ["RunArgument", "app", "ask"]
 
 app = new_app(help="Runs: list, show, watch and command them.")
 
@@ -32,7 +31,6 @@ RunArgument = Annotated[
         autocompletion=complete_run,
     ),
 ]
-Answer = TypeVar("Answer")
 ReasonOption = Annotated[str, typer.Option("--reason", help="Kept with the run, for people.")]
 
 
@@ -106,6 +104,13 @@ VERBS = {
     "continue": "Go on with a killed, failed or interrupted run, from its ledger.",
 }
 
+_NEEDS_WORK = {
+    "pause": "there is nothing to pause",
+    "resume": "there is nothing that could go on",
+    "continue": "there is nobody to go on with it",
+}
+"""Of a private cluster that nobody runs."""
+
 
 def _add_verb(verb: str, what_it_does: str) -> None:
     @app.command(verb, help=what_it_does)
@@ -119,7 +124,7 @@ def _add_verb(verb: str, what_it_does: str) -> None:
         async def order(client: Runs) -> pb.RunStatus:
             return await client.command(await resolve_run(client, run), verb, reason=reason)
 
-        _show(ask(coordinator, tls_dir, order), json)
+        _show(ask(coordinator, tls_dir, order, needs_work=_NEEDS_WORK.get(verb, "")), json)
 
     del command_run  # typer keeps it
 
@@ -149,22 +154,6 @@ def delete_run(
         show.print_json({"run_id": run_id, "items": gone.items, "objects_freed": gone.objects_freed})
     else:
         typer.echo(f"deleted run {run_id}: {gone.items} items, {gone.objects_freed} objects freed")
-
-
-def ask(
-    coordinator: list[str] | None,
-    tls_dir: Path | None,
-    question: Callable[[Runs], Awaitable[Answer]],
-    *,
-    patience_s: float = 15.0,
-) -> Answer:
-    target = need_target(coordinator, tls_dir)
-
-    async def asking() -> Answer:
-        async with connected(target, patience_s=patience_s) as client:
-            return await question(client)
-
-    return asyncio.run(asking())
 
 
 def _show(status: pb.RunStatus, as_json: bool) -> None:

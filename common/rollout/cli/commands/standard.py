@@ -24,13 +24,15 @@ if TYPE_CHECKING:
 
 HELP = """{details}
 
-With no coordinator named (option, ROLLOUT_COORDINATOR, ./rollout.toml) it starts a coordinator and workers on this
-machine for as long as it runs. Interrupt or kill it at any time: the same command goes on where it was.
+With no cluster named or joined, or with --local, it starts a coordinator and workers on this machine for as long as it
+runs; the first line of output says which cluster it is. Interrupt or kill it at any time: the same command goes on
+where it was.
 
 Exit codes: 0 every one of the {unit} has its result, failed ones included (they are in errors.jsonl); 1 the run failed
 or was killed, or all of the {unit} failed; 2 configuration or input; 130 interrupted.
 
---json prints an object a line, told apart by `event`: `run_opened` {{run_id, resumed, {unit}, address}}, `progress`
+--json prints an object a line, told apart by `event`: `cluster` {{cluster, addresses, private, why}},
+`run_opened` {{run_id, resumed, {unit}, address}}, `progress`
 {{{unit}, submitted, done, failed, committed, running, workers, {rates}, eta_s, state}}, `note`
 {{message}}, `dry_run` {{{unit}, workers}}, `interrupted` {{run_id, committed, command}}, `summary` {{the content of
 summary.json, and files}} and `error` {{error: {{code, message, faults}}}}. Keys are only ever added."""

@@ -24,19 +24,19 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1frollout/wire/v1/heartbeat.proto\x12\x0frollout.wire.v1\"\xd1\x01\n\x06\x42\x65\x61tUp\x12\x12\n\x05\x65poch\x18\x01 \x01(\x04H\x00\x88\x01\x01\x12\x13\n\x0bincarnation\x18\x02 \x01(\t\x12+\n\x05state\x18\x03 \x01(\x0e\x32\x1c.rollout.wire.v1.WorkerState\x12\x0e\n\x06number\x18\x04 \x01(\x04\x12\x0c\n\x04load\x18\x05 \x01(\x01\x12\x0f\n\x07running\x18\x06 \x01(\r\x12\x0f\n\x07\x62\x61\x63klog\x18\x07 \x01(\r\x12\x13\n\x0b\x63pu_percent\x18\x08 \x01(\x01\x12\x12\n\nmemory_mib\x18\t \x01(\x04\x42\x08\n\x06_epoch\"F\n\x07\x42\x65\x61tAck\x12\x12\n\x05\x65poch\x18\x01 \x01(\x04H\x00\x88\x01\x01\x12\x0e\n\x06number\x18\x02 \x01(\x04\x12\r\n\x05known\x18\x03 \x01(\x08\x42\x08\n\x06_epoch*\x8e\x01\n\x0bWorkerState\x12\x1c\n\x18WORKER_STATE_UNSPECIFIED\x10\x00\x12\x15\n\x11WORKER_STATE_INIT\x10\x01\x12\x16\n\x12WORKER_STATE_READY\x10\x02\x12\x19\n\x15WORKER_STATE_DRAINING\x10\x03\x12\x17\n\x13WORKER_STATE_FENCED\x10\x04\x32\x86\x01\n\tHeartbeat\x12>\n\x05\x42\x65\x61ts\x12\x17.rollout.wire.v1.BeatUp\x1a\x18.rollout.wire.v1.BeatAck(\x01\x30\x01\x12\x39\n\x04\x42\x65\x61t\x12\x17.rollout.wire.v1.BeatUp\x1a\x18.rollout.wire.v1.BeatAckb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1frollout/wire/v1/heartbeat.proto\x12\x0frollout.wire.v1\"\xd1\x01\n\x06\x42\x65\x61tUp\x12\x12\n\x05\x65poch\x18\x01 \x01(\x04H\x00\x88\x01\x01\x12\x13\n\x0bincarnation\x18\x02 \x01(\t\x12+\n\x05state\x18\x03 \x01(\x0e\x32\x1c.rollout.wire.v1.WorkerState\x12\x0e\n\x06number\x18\x04 \x01(\x04\x12\x0c\n\x04load\x18\x05 \x01(\x01\x12\x0f\n\x07running\x18\x06 \x01(\r\x12\x0f\n\x07\x62\x61\x63klog\x18\x07 \x01(\r\x12\x13\n\x0b\x63pu_percent\x18\x08 \x01(\x01\x12\x12\n\nmemory_mib\x18\t \x01(\x04\x42\x08\n\x06_epoch\"\\\n\x07\x42\x65\x61tAck\x12\x12\n\x05\x65poch\x18\x01 \x01(\x04H\x00\x88\x01\x01\x12\x0e\n\x06number\x18\x02 \x01(\x04\x12\r\n\x05known\x18\x03 \x01(\x08\x12\x14\n\x0c\x63oordinators\x18- \x03(\tB\x08\n\x06_epoch*\x8e\x01\n\x0bWorkerState\x12\x1c\n\x18WORKER_STATE_UNSPECIFIED\x10\x00\x12\x15\n\x11WORKER_STATE_INIT\x10\x01\x12\x16\n\x12WORKER_STATE_READY\x10\x02\x12\x19\n\x15WORKER_STATE_DRAINING\x10\x03\x12\x17\n\x13WORKER_STATE_FENCED\x10\x04\x32\x86\x01\n\tHeartbeat\x12>\n\x05\x42\x65\x61ts\x12\x17.rollout.wire.v1.BeatUp\x1a\x18.rollout.wire.v1.BeatAck(\x01\x30\x01\x12\x39\n\x04\x42\x65\x61t\x12\x17.rollout.wire.v1.BeatUp\x1a\x18.rollout.wire.v1.BeatAckb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'rollout.wire.v1.heartbeat_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_WORKERSTATE']._serialized_start=337
-  _globals['_WORKERSTATE']._serialized_end=479
+  _globals['_WORKERSTATE']._serialized_start=359
+  _globals['_WORKERSTATE']._serialized_end=501
   _globals['_BEATUP']._serialized_start=53
   _globals['_BEATUP']._serialized_end=262
   _globals['_BEATACK']._serialized_start=264
-  _globals['_BEATACK']._serialized_end=334
-  _globals['_HEARTBEAT']._serialized_start=482
-  _globals['_HEARTBEAT']._serialized_end=616
+  _globals['_BEATACK']._serialized_end=356
+  _globals['_HEARTBEAT']._serialized_start=504
+  _globals['_HEARTBEAT']._serialized_end=638
 # @@protoc_insertion_point(module_scope)

@@ -1,6 +1,8 @@
+from google.protobuf.internal import containers as _containers
 from google.protobuf.internal import enum_type_wrapper as _enum_type_wrapper
 from google.protobuf import descriptor as _descriptor
 from google.protobuf import message as _message
+from collections.abc import Iterable as _Iterable
 from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 
 DESCRIPTOR: _descriptor.FileDescriptor
@@ -41,11 +43,13 @@ class BeatUp(_message.Message):
     def __init__(self, epoch: _Optional[int] = ..., incarnation: _Optional[str] = ..., state: _Optional[_Union[WorkerState, str]] = ..., number: _Optional[int] = ..., load: _Optional[float] = ..., running: _Optional[int] = ..., backlog: _Optional[int] = ..., cpu_percent: _Optional[float] = ..., memory_mib: _Optional[int] = ...) -> None: ...
 
 class BeatAck(_message.Message):
-    __slots__ = ("epoch", "number", "known")
+    __slots__ = ("epoch", "number", "known", "coordinators")
     EPOCH_FIELD_NUMBER: _ClassVar[int]
     NUMBER_FIELD_NUMBER: _ClassVar[int]
     KNOWN_FIELD_NUMBER: _ClassVar[int]
+    COORDINATORS_FIELD_NUMBER: _ClassVar[int]
     epoch: int
     number: int
     known: bool
-    def __init__(self, epoch: _Optional[int] = ..., number: _Optional[int] = ..., known: bool = ...) -> None: ...
+    coordinators: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, epoch: _Optional[int] = ..., number: _Optional[int] = ..., known: bool = ..., coordinators: _Optional[_Iterable[str]] = ...) -> None: ...

@@ -82,21 +82,23 @@ class Seal(_message.Message):
     def __init__(self, count: _Optional[int] = ...) -> None: ...
 
 class SubmitDown(_message.Message):
-    __slots__ = ("epoch", "durable", "sealed", "status", "objects_addr")
+    __slots__ = ("epoch", "durable", "sealed", "status", "objects_addr", "coordinators")
     EPOCH_FIELD_NUMBER: _ClassVar[int]
     DURABLE_FIELD_NUMBER: _ClassVar[int]
     SEALED_FIELD_NUMBER: _ClassVar[int]
     STATUS_FIELD_NUMBER: _ClassVar[int]
     OBJECTS_ADDR_FIELD_NUMBER: _ClassVar[int]
+    COORDINATORS_FIELD_NUMBER: _ClassVar[int]
     epoch: int
     durable: int
     sealed: bool
     status: RunStatus
     objects_addr: str
-    def __init__(self, epoch: _Optional[int] = ..., durable: _Optional[int] = ..., sealed: bool = ..., status: _Optional[_Union[RunStatus, _Mapping]] = ..., objects_addr: _Optional[str] = ...) -> None: ...
+    coordinators: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, epoch: _Optional[int] = ..., durable: _Optional[int] = ..., sealed: bool = ..., status: _Optional[_Union[RunStatus, _Mapping]] = ..., objects_addr: _Optional[str] = ..., coordinators: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class RunStatus(_message.Message):
-    __slots__ = ("spec", "state", "reason", "submitted", "sealed", "cursor", "done", "failed", "cancelled", "skipped", "in_flight", "running", "attempts", "retried", "worker_lost", "stale", "units_in", "units_out", "created_ms", "updated_ms", "ended_ms", "survivors", "lanes", "root_log", "workers", "pausing", "waits", "rate", "units_rate")
+    __slots__ = ("spec", "state", "reason", "submitted", "sealed", "cursor", "done", "failed", "cancelled", "skipped", "in_flight", "running", "attempts", "retried", "worker_lost", "stale", "units_in", "units_out", "created_ms", "updated_ms", "ended_ms", "survivors", "lanes", "root_log", "workers", "pausing", "waits", "rate", "units_rate", "ended_by")
     SPEC_FIELD_NUMBER: _ClassVar[int]
     STATE_FIELD_NUMBER: _ClassVar[int]
     REASON_FIELD_NUMBER: _ClassVar[int]
@@ -126,6 +128,7 @@ class RunStatus(_message.Message):
     WAITS_FIELD_NUMBER: _ClassVar[int]
     RATE_FIELD_NUMBER: _ClassVar[int]
     UNITS_RATE_FIELD_NUMBER: _ClassVar[int]
+    ENDED_BY_FIELD_NUMBER: _ClassVar[int]
     spec: RunSpec
     state: str
     reason: str
@@ -155,7 +158,8 @@ class RunStatus(_message.Message):
     waits: _containers.RepeatedCompositeFieldContainer[Wait]
     rate: float
     units_rate: float
-    def __init__(self, spec: _Optional[_Union[RunSpec, _Mapping]] = ..., state: _Optional[str] = ..., reason: _Optional[str] = ..., submitted: _Optional[int] = ..., sealed: bool = ..., cursor: _Optional[int] = ..., done: _Optional[int] = ..., failed: _Optional[int] = ..., cancelled: _Optional[int] = ..., skipped: _Optional[int] = ..., in_flight: _Optional[int] = ..., running: _Optional[int] = ..., attempts: _Optional[int] = ..., retried: _Optional[int] = ..., worker_lost: _Optional[int] = ..., stale: _Optional[int] = ..., units_in: _Optional[int] = ..., units_out: _Optional[int] = ..., created_ms: _Optional[int] = ..., updated_ms: _Optional[int] = ..., ended_ms: _Optional[int] = ..., survivors: _Optional[_Iterable[_Union[_common_pb2.AttemptKeys, _Mapping]]] = ..., lanes: _Optional[_Iterable[_Union[LaneStatus, _Mapping]]] = ..., root_log: _Optional[int] = ..., workers: _Optional[int] = ..., pausing: bool = ..., waits: _Optional[_Iterable[_Union[Wait, _Mapping]]] = ..., rate: _Optional[float] = ..., units_rate: _Optional[float] = ...) -> None: ...
+    ended_by: str
+    def __init__(self, spec: _Optional[_Union[RunSpec, _Mapping]] = ..., state: _Optional[str] = ..., reason: _Optional[str] = ..., submitted: _Optional[int] = ..., sealed: bool = ..., cursor: _Optional[int] = ..., done: _Optional[int] = ..., failed: _Optional[int] = ..., cancelled: _Optional[int] = ..., skipped: _Optional[int] = ..., in_flight: _Optional[int] = ..., running: _Optional[int] = ..., attempts: _Optional[int] = ..., retried: _Optional[int] = ..., worker_lost: _Optional[int] = ..., stale: _Optional[int] = ..., units_in: _Optional[int] = ..., units_out: _Optional[int] = ..., created_ms: _Optional[int] = ..., updated_ms: _Optional[int] = ..., ended_ms: _Optional[int] = ..., survivors: _Optional[_Iterable[_Union[_common_pb2.AttemptKeys, _Mapping]]] = ..., lanes: _Optional[_Iterable[_Union[LaneStatus, _Mapping]]] = ..., root_log: _Optional[int] = ..., workers: _Optional[int] = ..., pausing: bool = ..., waits: _Optional[_Iterable[_Union[Wait, _Mapping]]] = ..., rate: _Optional[float] = ..., units_rate: _Optional[float] = ..., ended_by: _Optional[str] = ...) -> None: ...
 
 class Wait(_message.Message):
     __slots__ = ("reason", "message", "items", "impossible")
@@ -204,14 +208,16 @@ class WatchRequest(_message.Message):
     def __init__(self, epoch: _Optional[int] = ..., run_id: _Optional[str] = ..., cursor: _Optional[int] = ..., payloads: bool = ..., status_only: bool = ...) -> None: ...
 
 class WatchDown(_message.Message):
-    __slots__ = ("epoch", "batch", "status")
+    __slots__ = ("epoch", "batch", "status", "coordinators")
     EPOCH_FIELD_NUMBER: _ClassVar[int]
     BATCH_FIELD_NUMBER: _ClassVar[int]
     STATUS_FIELD_NUMBER: _ClassVar[int]
+    COORDINATORS_FIELD_NUMBER: _ClassVar[int]
     epoch: int
     batch: CommitBatch
     status: RunStatus
-    def __init__(self, epoch: _Optional[int] = ..., batch: _Optional[_Union[CommitBatch, _Mapping]] = ..., status: _Optional[_Union[RunStatus, _Mapping]] = ...) -> None: ...
+    coordinators: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, epoch: _Optional[int] = ..., batch: _Optional[_Union[CommitBatch, _Mapping]] = ..., status: _Optional[_Union[RunStatus, _Mapping]] = ..., coordinators: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class CommitBatch(_message.Message):
     __slots__ = ("from_cursor", "seq", "attempt", "outcome", "length", "data", "refs", "errors", "duration_ms", "accepted_ms", "workers", "worker_index", "ids", "payload_length", "payload_data", "payload_refs", "units_in", "units_out", "tries")
@@ -268,18 +274,20 @@ class RunRequest(_message.Message):
     def __init__(self, epoch: _Optional[int] = ..., run_id: _Optional[str] = ..., force: bool = ..., failures: _Optional[int] = ...) -> None: ...
 
 class RunReply(_message.Message):
-    __slots__ = ("epoch", "status", "objects_addr", "workers", "failures")
+    __slots__ = ("epoch", "status", "objects_addr", "workers", "failures", "coordinators")
     EPOCH_FIELD_NUMBER: _ClassVar[int]
     STATUS_FIELD_NUMBER: _ClassVar[int]
     OBJECTS_ADDR_FIELD_NUMBER: _ClassVar[int]
     WORKERS_FIELD_NUMBER: _ClassVar[int]
     FAILURES_FIELD_NUMBER: _ClassVar[int]
+    COORDINATORS_FIELD_NUMBER: _ClassVar[int]
     epoch: int
     status: RunStatus
     objects_addr: str
     workers: _containers.RepeatedCompositeFieldContainer[RunWorker]
     failures: _containers.RepeatedCompositeFieldContainer[RunFailure]
-    def __init__(self, epoch: _Optional[int] = ..., status: _Optional[_Union[RunStatus, _Mapping]] = ..., objects_addr: _Optional[str] = ..., workers: _Optional[_Iterable[_Union[RunWorker, _Mapping]]] = ..., failures: _Optional[_Iterable[_Union[RunFailure, _Mapping]]] = ...) -> None: ...
+    coordinators: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, epoch: _Optional[int] = ..., status: _Optional[_Union[RunStatus, _Mapping]] = ..., objects_addr: _Optional[str] = ..., workers: _Optional[_Iterable[_Union[RunWorker, _Mapping]]] = ..., failures: _Optional[_Iterable[_Union[RunFailure, _Mapping]]] = ..., coordinators: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class ListRequest(_message.Message):
     __slots__ = ("epoch", "states", "limit")
@@ -292,26 +300,30 @@ class ListRequest(_message.Message):
     def __init__(self, epoch: _Optional[int] = ..., states: _Optional[_Iterable[str]] = ..., limit: _Optional[int] = ...) -> None: ...
 
 class ListReply(_message.Message):
-    __slots__ = ("epoch", "runs")
+    __slots__ = ("epoch", "runs", "coordinators")
     EPOCH_FIELD_NUMBER: _ClassVar[int]
     RUNS_FIELD_NUMBER: _ClassVar[int]
+    COORDINATORS_FIELD_NUMBER: _ClassVar[int]
     epoch: int
     runs: _containers.RepeatedCompositeFieldContainer[RunStatus]
-    def __init__(self, epoch: _Optional[int] = ..., runs: _Optional[_Iterable[_Union[RunStatus, _Mapping]]] = ...) -> None: ...
+    coordinators: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, epoch: _Optional[int] = ..., runs: _Optional[_Iterable[_Union[RunStatus, _Mapping]]] = ..., coordinators: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class CommandRequest(_message.Message):
-    __slots__ = ("epoch", "run_id", "verb", "reason", "priority")
+    __slots__ = ("epoch", "run_id", "verb", "reason", "priority", "own")
     EPOCH_FIELD_NUMBER: _ClassVar[int]
     RUN_ID_FIELD_NUMBER: _ClassVar[int]
     VERB_FIELD_NUMBER: _ClassVar[int]
     REASON_FIELD_NUMBER: _ClassVar[int]
     PRIORITY_FIELD_NUMBER: _ClassVar[int]
+    OWN_FIELD_NUMBER: _ClassVar[int]
     epoch: int
     run_id: str
     verb: str
     reason: str
     priority: int
-    def __init__(self, epoch: _Optional[int] = ..., run_id: _Optional[str] = ..., verb: _Optional[str] = ..., reason: _Optional[str] = ..., priority: _Optional[int] = ...) -> None: ...
+    own: bool
+    def __init__(self, epoch: _Optional[int] = ..., run_id: _Optional[str] = ..., verb: _Optional[str] = ..., reason: _Optional[str] = ..., priority: _Optional[int] = ..., own: bool = ...) -> None: ...
 
 class DeleteReply(_message.Message):
     __slots__ = ("epoch", "items", "objects_freed")
@@ -375,14 +387,16 @@ class WorkerStatus(_message.Message):
     def __init__(self, incarnation: _Optional[str] = ..., inventory: _Optional[_Union[_common_pb2.Inventory, _Mapping]] = ..., state: _Optional[str] = ..., in_flight: _Optional[int] = ..., running: _Optional[int] = ..., registered_ms: _Optional[int] = ..., last_seen_s: _Optional[float] = ..., reason: _Optional[str] = ..., load: _Optional[float] = ..., done: _Optional[int] = ..., runs: _Optional[_Iterable[_Union[WorkerRun, _Mapping]]] = ..., held: _Optional[_Iterable[_Union[HeldAttempt, _Mapping]]] = ..., used: _Optional[_Mapping[str, float]] = ..., ended_ms: _Optional[int] = ..., host_id: _Optional[str] = ...) -> None: ...
 
 class WorkersReply(_message.Message):
-    __slots__ = ("epoch", "workers", "leader")
+    __slots__ = ("epoch", "workers", "leader", "coordinators")
     EPOCH_FIELD_NUMBER: _ClassVar[int]
     WORKERS_FIELD_NUMBER: _ClassVar[int]
     LEADER_FIELD_NUMBER: _ClassVar[int]
+    COORDINATORS_FIELD_NUMBER: _ClassVar[int]
     epoch: int
     workers: _containers.RepeatedCompositeFieldContainer[WorkerStatus]
     leader: str
-    def __init__(self, epoch: _Optional[int] = ..., workers: _Optional[_Iterable[_Union[WorkerStatus, _Mapping]]] = ..., leader: _Optional[str] = ...) -> None: ...
+    coordinators: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, epoch: _Optional[int] = ..., workers: _Optional[_Iterable[_Union[WorkerStatus, _Mapping]]] = ..., leader: _Optional[str] = ..., coordinators: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class WorkerCommandRequest(_message.Message):
     __slots__ = ("epoch", "incarnation", "verb", "argument")

@@ -1,0 +1,100 @@
+"""One question to a cluster: which one it is, the waiting for it, and the answer."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from collections.abc import AsyncGenerator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, TypeVar
+
+from rollout.cli.options import chosen
+from rollout.cli.waits import Waits
+from rollout.client.private import OwnerLock, address_of, command_of
+from rollout.client.target import Target, connected, need_target
+from rollout.model.errors import StateError
+
+if TYPE_CHECKING:
+    from rollout.client import Runs
+
+Answer = TypeVar("Answer")
+PATIENCE_S = 10.0
+"""A failover takes less."""
+_OWNER_POLL_S = 0.1
+
+
+def ask(
+    coordinator: list[str] | None,
+    tls_dir: Path | None,
+    question: Callable[[Runs], Awaitable[Answer]],
+    *,
+    patience_s: float = PATIENCE_S,
+    needs_work: str = "",
+) -> Answer:
+    """The answer of the cluster that the command's options name, as `client.target` has it.
+
+    A private cluster that nobody runs has its coordinator started for as long as the answer takes; not if the question
+    `needs_work`, which says what has no use there: then StateError with the command that goes on.
+    """
+    target = need_target(coordinator, tls_dir, chosen().wish)
+    tell(str(target))
+
+    async def asking() -> Answer:
+        async with reached(target, tell, patience_s=patience_s, needs_work=needs_work) as client:
+            return await question(client)
+
+    return asyncio.run(asking())
+
+
+@asynccontextmanager
+async def reached(
+    target: Target, tell: Callable[[str], None], *, patience_s: float, needs_work: str = ""
+) -> AsyncGenerator[Runs, None]:
+    """A client of `target`; `tell` hears what is waited for."""
+    with Waits(tell) as waits:
+        if target.private is None:
+            async with connected(target, patience_s=patience_s, on_trouble=waits.trouble) as client:
+                yield client
+            return
+        async with _running(target.private, tell, needs_work) as address:
+            here = Target([address], target.private / "tls", "rollout", explicit=True)
+            async with connected(here, patience_s=patience_s, on_trouble=waits.trouble) as client:
+                yield client
+
+
+@asynccontextmanager
+async def _running(state: Path, tell: Callable[[str], None], needs_work: str) -> AsyncGenerator[str, None]:
+    """The address of the private cluster's coordinator: its owner's, or one of its own."""
+    lock = OwnerLock(state)
+    while not lock.try_acquire():
+        if address := address_of(state):
+            yield address
+            return
+        # It starts, or another command looks at the same directory: neither takes long.
+        await asyncio.sleep(_OWNER_POLL_S)
+    try:
+        if needs_work:
+            raise StateError(_nothing_runs(state, needs_work))
+        from rollout.client.embedded import Embedded
+
+        embedded = Embedded(state, workers=0, report=tell, lock=lock)
+        try:
+            await embedded.start()
+            yield embedded.address
+        finally:
+            await asyncio.shield(embedded.stop())
+    finally:
+        lock.release()
+
+
+def _nothing_runs(state: Path, needs_work: str) -> str:
+    command = command_of(state)
+    how = f"; it goes on with: {command}" if command else ""
+    return f"no command works in {state.parent} at present, so {needs_work}{how}"
+
+
+def tell(text: str) -> None:
+    """For a person, beside the answer."""
+    sys.stderr.write(text + "\n")
+    sys.stderr.flush()

@@ -1,0 +1,134 @@
+"""`rollout context ...`: clusters by name, of which one is in use."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from rollout.cli.options import JsonOption
+from rollout.cli.program import new_app
+from rollout.client.contexts import Context, Contexts, contexts_path
+from rollout.client.target import DEFAULT_TLS_DIR, context_target, find_target
+from rollout.model.errors import ConfigError
+from rollout.security import files
+
+app = new_app(help="Clusters by name: list, use, add and remove them.")
+
+
+def complete_context(incomplete: str) -> list[str]:
+    """What a shell offers."""
+    try:
+        return [name for name in sorted(Contexts.read().known) if name.startswith(incomplete)]
+    except ConfigError:
+        return []
+
+
+NameArgument = Annotated[str, typer.Argument(metavar="NAME", help="Of the context.", autocompletion=complete_context)]
+
+
+@app.command("list")
+def list_contexts(json: JsonOption = False) -> None:
+    """Every cluster that this account has joined or added; `*` marks the one in use.
+
+    `rollout join` makes a context. They are kept in $XDG_CONFIG_HOME/rollout/contexts.toml (~/.config without it).
+    --json: `{"current", "contexts": [{"name", "cluster", "coordinators", "tls_dir"}]}`; keys are only ever added.
+    """
+    contexts = Contexts.read()
+    listed = [(name, *_described(name, context)) for name, context in sorted(contexts.known.items())]
+    if json:
+        from rollout.cli.show import print_json
+
+        keys = ("name", "cluster", "coordinators", "tls_dir")
+        print_json({"current": contexts.current, "contexts": [dict(zip(keys, one, strict=True)) for one in listed]})
+        return
+    if not listed:
+        typer.echo("no contexts: `rollout join` makes one")
+        return
+    width = max(len(name) for name, *_ in listed)
+    for name, cluster, addresses, tls_dir in listed:
+        mark = "*" if name == contexts.current else " "
+        typer.echo(f"{mark} {name:<{width}}  cluster {cluster} at {', '.join(addresses) or '?'}  ({tls_dir})")
+
+
+@app.command("use")
+def use_context(name: NameArgument) -> None:
+    """Commands go to this cluster from now on, where nothing else names one."""
+    contexts = Contexts.read()
+    context = contexts.get(name)
+    contexts.current = name
+    contexts.write()
+    cluster, addresses, _ = _described(name, context)
+    typer.echo(f"in use: {name}, cluster {cluster} at {', '.join(addresses) or '?'}")
+    _tell_what_comes_first(name)
+
+
+@app.command("add")
+def add_context(
+    name: NameArgument,
+    coordinator: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--coordinator", metavar="HOST:PORT", help="A coordinator; repeatable. Default: those the directory knows."
+        ),
+    ] = None,
+    tls_dir: Annotated[
+        Path, typer.Option("--tls-dir", metavar="DIR", help="Directory of the operator's certificates.")
+    ] = Path(DEFAULT_TLS_DIR),
+    use: Annotated[bool, typer.Option("--use", help="Use it from now on.")] = False,
+) -> None:
+    """Give a name to a cluster whose certificates are in DIR, or change what the name stands for."""
+    directory = files.expand(tls_dir).absolute()
+    if not any((directory / one).exists() for one in (files.HOST, files.CA_KEY)):
+        raise ConfigError(
+            f"--tls-dir {tls_dir}: no certificates are there: join the cluster first, which makes the context: rollout "
+            f"join --context {name} --coordinator HOST:JOIN_PORT --token TOKEN"
+        )
+    context = Context(tls_dir=str(directory), coordinator_addrs=coordinator or [])
+    target = context_target(name, context, "")  # its addresses are good
+    contexts = Contexts.read()
+    contexts.add(name, context, use=use or not contexts.current)
+    contexts.write()
+    typer.echo(f"context {name}: {target}" + (", in use" if contexts.current == name else ""))
+
+
+@app.command("remove")
+def remove_context(name: NameArgument) -> None:
+    """Forget the name. The certificates stay where they are."""
+    contexts = Contexts.read()
+    context = contexts.get(name)
+    del contexts.known[name]
+    if contexts.current == name:
+        contexts.current = ""
+    contexts.write()
+    typer.echo(f"removed context {name}; the certificates in {context.tls_dir} stay")
+
+
+def keep_joined(name: str, tls_dir: Path) -> None:
+    """What `join` leaves: a context, in use. Where it cannot be kept, the directory alone is found."""
+    try:
+        contexts = Contexts.read()
+        contexts.add(name, Context(tls_dir=str(files.expand(tls_dir).absolute())), use=True)
+        contexts.write()
+    except ConfigError as error:
+        sys.stderr.write(f"note: no context was made: {error.message}\n")
+        return
+    typer.echo(f"context {name} is in use; `rollout context list` shows all ({contexts_path()})")
+
+
+def _described(name: str, context: Context) -> tuple[str, list[str], str]:
+    try:
+        target = context_target(name, context, "")
+    except ConfigError:
+        return context.cluster or "rollout", [], context.tls_dir
+    return target.cluster, target.addresses, context.tls_dir
+
+
+def _tell_what_comes_first(name: str) -> None:
+    target = find_target(None, None)
+    if target.addresses and target.why != f"context {name}":
+        sys.stderr.write(
+            f"note: in this directory commands go to {target}, which comes first; --context {name} goes to this one\n"
+        )

@@ -1,0 +1,46 @@
+"""What a command waits for, once that takes longer than two seconds: said, then again at growing intervals."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from types import TracebackType
+from typing import Self
+
+from rollout.config.pace import STILL_FACTOR, STILL_FIRST_S, STILL_MAX_S
+from rollout.model.errors import RolloutError
+
+TELL_AFTER_S = 2.0
+
+
+class Waits:
+    """`trouble` is what a connection calls `on_trouble`; in a `with` statement nothing is said after its end."""
+
+    def __init__(self, tell: Callable[[str], None]) -> None:
+        self._tell = tell
+        self._tell_at = TELL_AFTER_S
+        self._pause = STILL_FIRST_S
+        self._told = False
+        self._over = False
+
+    def trouble(self, error: RolloutError | None, seconds: float) -> None:
+        """`error` has lasted for `seconds`; None: it is over."""
+        if self._over:
+            return
+        if error is None:
+            if self._told:
+                self._tell(f"the cluster answers again, after {seconds:.0f} s")
+            self._told, self._tell_at, self._pause = False, TELL_AFTER_S, STILL_FIRST_S
+        elif seconds >= self._tell_at:
+            still = f"still, for {seconds:.0f} s: " if self._told else ""
+            self._tell(f"{still}{error.message.splitlines()[0][:500]}; trying on")
+            self._told = True
+            self._tell_at = seconds + self._pause
+            self._pause = min(self._pause * STILL_FACTOR, STILL_MAX_S)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self._over = True

@@ -1,0 +1,110 @@
+"""Clusters by name, for an account: what `rollout context` keeps in `$XDG_CONFIG_HOME/rollout/contexts.toml`.
+
+A context names the directory of an identity, and with it the cluster. Its addresses stand in that directory's
+`join.json`, which is kept up to date; only a context that was added by hand has addresses of its own.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import tempfile
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from pydantic import Field
+
+from rollout.config.load import load_settings
+from rollout.config.settings import Section
+from rollout.model.errors import ConfigError, NotFoundError
+
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}")
+
+
+class Context(Section):
+    """One cluster."""
+
+    tls_dir: str = Field(description="Directory of the operator's certificates.")
+    coordinator_addrs: list[str] = Field(
+        default_factory=list[str], description="Coordinators; empty: those of the directory's join.json."
+    )
+    cluster: str = Field(default="", description="Its name; empty: as in join.json.")
+
+
+class _File(Section):
+    current: str = ""
+    contexts: dict[str, Context] = Field(default_factory=dict[str, Context])
+
+
+@dataclass(slots=True)
+class Contexts:
+    """All of an account's. `current`: the one that commands use where nothing else names a cluster; may be empty."""
+
+    current: str = ""
+    known: dict[str, Context] = field(default_factory=dict[str, Context])
+
+    @classmethod
+    def read(cls) -> Contexts:
+        """ConfigError for a file that cannot be used. An account without one has no contexts."""
+        path = contexts_path()
+        if path is None or not path.is_file():
+            return cls()
+        # No variable of the environment is an override of this file.
+        found = load_settings(_File, path, environ={})
+        return cls(found.current, dict(found.contexts))
+
+    def get(self, name: str) -> Context:
+        """NotFoundError lists those that are known."""
+        if name not in self.known:
+            others = f": {', '.join(sorted(self.known))}" if self.known else "; `rollout join` makes one"
+            raise NotFoundError(f"there is no context {name!r}; known are {len(self.known)}{others}")
+        return self.known[name]
+
+    def add(self, name: str, context: Context, *, use: bool) -> None:
+        """Or change it. ConfigError for a name that is none."""
+        if not _NAME.fullmatch(name):
+            raise ConfigError(
+                f"context {name!r}: a name has letters, digits, '.', '_' and '-', at most 63, and begins with a letter "
+                "or digit"
+            )
+        self.known[name] = context
+        if use:
+            self.current = name
+
+    def write(self) -> None:
+        """ConfigError when the directory cannot be written."""
+        path = contexts_path()
+        if path is None:
+            raise ConfigError("this account has no home directory to keep contexts in: set XDG_CONFIG_HOME")
+        lines = ["# Kept by `rollout join` and `rollout context`.", f"current = {json.dumps(self.current)}"]
+        for name, context in sorted(self.known.items()):
+            lines += ["", f"[contexts.{json.dumps(name)}]"]
+            # A JSON string or list of strings is the same in TOML.
+            values = context.model_dump(exclude_defaults=True)
+            lines += [f"{key} = {json.dumps(value)}" for key, value in values.items()]
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+            descriptor, scratch = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+            try:
+                with os.fdopen(descriptor, "w", encoding="utf-8") as file:
+                    file.write("\n".join(lines) + "\n")
+                Path(scratch).replace(path)
+            except BaseException:
+                with suppress(OSError):
+                    Path(scratch).unlink()
+                raise
+        except OSError as error:
+            raise ConfigError(f"cannot write {path}: {error.strerror or error}") from error
+
+
+def contexts_path() -> Path | None:
+    """None: this account has no home."""
+    # A relative path is invalid by the XDG specification.
+    config = os.environ.get("XDG_CONFIG_HOME", "")
+    try:
+        home = Path(config) if config.startswith("/") else Path.home() / ".config"
+    except RuntimeError:
+        return None
+    return home / "rollout" / "contexts.toml"

@@ -1,0 +1,70 @@
+"""On which cluster the run of an output directory is: what the command that started it wrote down there."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import shlex
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from rollout.client.target import Target
+from rollout.security import files
+from rollout.workloads.output import write_atomically
+
+ORIGIN = ".cluster.json"
+
+
+@dataclass(frozen=True, slots=True)
+class Origin:
+    """`authority` tells clusters apart; the rest is how to reach this one."""
+
+    run_id: str
+    authority: str
+    cluster: str
+    addresses: tuple[str, ...]
+    tls_dir: str
+    why: str
+
+    def __str__(self) -> str:
+        return f"cluster {self.cluster} at {', '.join(self.addresses)}"
+
+    def options(self) -> str:
+        """Of a command that is to go there."""
+        context = self.why.removeprefix("context ").partition(",")[0]
+        if self.why.startswith("context "):
+            return shlex.join(["--context", context])
+        return shlex.join([*(o for a in self.addresses for o in ("--coordinator", a)), "--tls-dir", self.tls_dir])
+
+
+def authority_of(tls_dir: Path) -> str:
+    """A digest of the authority that an identity belongs to; empty where there is none."""
+    pem = files.read(tls_dir / files.CA)
+    return hashlib.sha256(b"".join(pem.split())).hexdigest() if pem else ""
+
+
+def keep_origin(output: Path, run_id: str, target: Target, addresses: list[str]) -> None:
+    """`target` has `run_id`. A directory where that cannot be written does without."""
+    found = Origin(
+        run_id,
+        authority_of(target.tls_dir),
+        target.cluster,
+        tuple(addresses),
+        str(target.tls_dir.resolve()),
+        target.why,
+    )
+    fields = {name: getattr(found, name) for name in Origin.__slots__}
+    with suppress(OSError):
+        write_atomically(output / ORIGIN, json.dumps(fields).encode())
+
+
+def origin_of(output: Path, run_id: str | None) -> Origin | None:
+    """Of the run that `output` holds; None: it was private, or nothing is known."""
+    try:
+        found: Any = json.loads((output / ORIGIN).read_text("utf-8"))
+        origin = Origin(**found | {"addresses": tuple(found["addresses"])})
+    except (OSError, ValueError, TypeError, KeyError):
+        return None
+    return origin if origin.run_id == run_id else None

@@ -1,0 +1,142 @@
+"""A private cluster's directory: whether somebody runs it, where it answers, and which command goes on with it.
+
+Its owner, a command that runs `Embedded`, holds a lock as long as it lives. Who holds the lock may start a coordinator
+there; everybody else finds the owner's address written down.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+from collections.abc import Iterator
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO, Any
+
+from rollout.model.errors import ConfigError
+
+STATE_DIR = ".rollout"
+"""Below an output directory: the private cluster's ledger, objects, certificates and logs."""
+DATABASE = "rollout.db"
+_LOCK = "owner.lock"
+_ADDRESS = "address.json"
+_COMMAND = "command.json"
+
+
+@dataclass(frozen=True, slots=True)
+class Command:
+    """What goes on with the run of an output directory, and where to type it."""
+
+    line: str
+    cwd: str
+
+    def __str__(self) -> str:
+        return self.line if self.cwd == _cwd() else f"{self.line}   (in {self.cwd})"
+
+
+class OwnerLock:
+    """Held by whoever runs the cluster of a directory; it goes with the process, so a crash leaves none behind."""
+
+    def __init__(self, state: Path) -> None:
+        self._path = state / _LOCK
+        self._file: IO[bytes] | None = None
+
+    def try_acquire(self) -> bool:
+        """False: another process has it. ConfigError: the directory cannot be used."""
+        if self._file is not None:
+            return True
+        try:
+            self._path.parent.mkdir(parents=True, exist_ok=True)
+            file = self._path.open("ab")  # not inherited: children are started by exec
+        except OSError as error:
+            raise ConfigError(f"{self._path.parent} cannot be used: {error.strerror or error}") from error
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            file.close()
+            return False
+        self._file = file
+        forget_address(self._path.parent)  # of an owner that was killed
+        return True
+
+    def release(self) -> None:
+        if self._file is not None:
+            self._file.close()
+            self._file = None
+
+
+def state_of(directory: Path) -> Path | None:
+    """The state directory of an output directory, or `directory` itself if it is one; None: there is none."""
+    for state in (directory / STATE_DIR, directory):
+        with suppress(OSError):
+            if (state / DATABASE).is_file() and (state / "coordinator.toml").is_file():
+                return state
+    return None
+
+
+def states_below(directory: Path) -> list[Path]:
+    """Of the output directories in `directory`, the one written last first."""
+    found: list[tuple[float, Path]] = []
+    with suppress(OSError):
+        for child in _directories(directory):
+            state = child / STATE_DIR
+            with suppress(OSError):
+                if (state / DATABASE).is_file():
+                    found.append(((state / DATABASE).stat().st_mtime, state))
+    return [state for _, state in sorted(found, reverse=True)]
+
+
+def _directories(directory: Path) -> Iterator[Path]:
+    with os.scandir(directory) as entries:
+        for entry in entries:
+            if entry.is_dir():
+                yield directory / entry.name
+
+
+def remember_address(state: Path, address: str) -> None:
+    _write(state / _ADDRESS, {"address": address, "pid": os.getpid()})
+
+
+def forget_address(state: Path) -> None:
+    (state / _ADDRESS).unlink(missing_ok=True)
+
+
+def address_of(state: Path) -> str:
+    """Where the owner's coordinator answers; empty: not known, or not yet."""
+    return str(_read(state / _ADDRESS).get("address", ""))
+
+
+def remember_command(state: Path, line: str) -> None:
+    """A directory where that cannot be written does without."""
+    with suppress(OSError):
+        state.mkdir(parents=True, exist_ok=True)
+        _write(state / _COMMAND, {"line": line, "cwd": _cwd()})
+
+
+def command_of(state: Path) -> Command | None:
+    """What was typed last to work at the run."""
+    found = _read(state / _COMMAND)
+    return Command(str(found["line"]), str(found.get("cwd", ""))) if "line" in found else None
+
+
+def _cwd() -> str:
+    with suppress(OSError):
+        return str(Path.cwd())
+    return ""
+
+
+def _read(path: Path) -> dict[str, Any]:
+    try:
+        found: Any = json.loads(path.read_text("utf-8"))
+    except (OSError, ValueError):
+        return {}
+    return found if isinstance(found, dict) else {}  # pyright: ignore[reportUnknownVariableType]
+
+
+def _write(path: Path, value: dict[str, Any]) -> None:
+    scratch = path.with_name(f"{path.name}.tmp")
+    # A path or an argument may hold bytes that are no text: JSON's escapes carry them.
+    scratch.write_text(json.dumps(value), "ascii")
+    scratch.replace(path)

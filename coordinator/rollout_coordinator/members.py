@@ -1,0 +1,74 @@
+"""Which coordinators a cluster has: each writes down where it is reached, leader or standby, and the leader tells all.
+
+Workers and clients keep what they are told, so that one address is enough to find the cluster by after a failover.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+
+import structlog
+from rollout.model.errors import StorageError
+from rollout.storage.port import Storage
+
+log = structlog.get_logger()
+
+NAMESPACE = "coordinators"
+REFRESH_S = 5.0
+WRITE_S = 30.0
+KEEP_S = 86_400.0
+"""A coordinator that has not been there for so long is forgotten: one that is being repaired is still told of."""
+KEEP_LOCAL_S = 60.0
+"""The same on SQLite, whose coordinators are all on one machine and may have another port with each start."""
+
+
+class Members:
+    """`told`: addresses of all, as last read. `configured` come first: a person wrote them down."""
+
+    def __init__(
+        self, storage: Storage, configured: Sequence[str], wall_ms: Callable[[], int], *, keep_s: float = KEEP_S
+    ) -> None:
+        self._storage = storage
+        self._configured = tuple(configured)
+        self._wall_ms = wall_ms
+        self._keep_ms = keep_s * 1000
+        self._own = ""
+        self.told: list[str] = list(configured)
+
+    async def register(self, address: str) -> None:
+        """This coordinator is reached at `address`. Raises StorageError."""
+        self._own = address
+        await self._write()
+        await self.refresh()
+
+    async def refresh(self) -> None:
+        """Raises StorageError; what was told stays."""
+        oldest = self._wall_ms() - self._keep_ms
+        found = [key for key, value in await self._storage.scan(NAMESPACE) if _seen_ms(value) >= oldest]
+        self.told = list(dict.fromkeys([*self._configured, *([self._own] if self._own else []), *found]))
+
+    async def _write(self) -> None:
+        value = json.dumps({"seen_ms": self._wall_ms()}).encode()
+        await self._storage.put(NAMESPACE, self._own, value)
+
+    async def run(self) -> None:
+        """Until cancelled. A store that is away for a while costs freshness only."""
+        rounds = 0
+        while True:
+            await asyncio.sleep(REFRESH_S)
+            rounds += 1
+            try:
+                if rounds % (WRITE_S // REFRESH_S) == 0:
+                    await self._write()
+                await self.refresh()
+            except StorageError as error:
+                log.debug("coordinators_not_read", reason=str(error))
+
+
+def _seen_ms(value: bytes) -> float:
+    with suppress(ValueError, TypeError, KeyError):
+        return float(json.loads(value)["seen_ms"])
+    return 0.0

@@ -1,0 +1,155 @@
+"""Which cluster is named: the order, contradictions, contexts; what a wait and its end say."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from rollout.cli.waits import Waits
+from rollout.client.contexts import Context, Contexts
+from rollout.client.target import Target, Wish, find_target, need_target
+from rollout.model.errors import ConfigError, NotFoundError, NotLeaderError, UnavailableError
+from rollout.security import files
+from rollout.wire.answers import Answers, no_answer
+
+
+@pytest.fixture(autouse=True)
+def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
+    for name in ("ROLLOUT_COORDINATOR", "ROLLOUT_CONTEXT", "ROLLOUT_TLS_DIR"):
+        monkeypatch.delenv(name, raising=False)
+    return tmp_path
+
+
+def joined(directory: Path, *addresses: str, cluster: str = "prod") -> Path:
+    directory.mkdir(parents=True)
+    (directory / "host.pem").touch()
+    told = {"cluster": cluster, "coordinator_addrs": list(addresses), "host_id": "h", "role": "operator"}
+    (directory / files.JOINED).write_text(json.dumps(told))
+    return directory
+
+
+def context(name: str, directory: Path, *, use: bool = False) -> None:
+    contexts = Contexts.read()
+    contexts.add(name, Context(tls_dir=str(directory)), use=use)
+    contexts.write()
+
+
+def private(output: Path) -> Path:
+    state = output / ".rollout"
+    state.mkdir(parents=True)
+    for name in ("rollout.db", "coordinator.toml"):
+        (state / name).touch()
+    return state
+
+
+def test_what_is_named_nearest_counts(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """From the last of the order to the first."""
+    assert find_target(None, None).addresses == []
+    context("far", joined(place / "far", "far:1"), use=True)
+    assert (find_target(None, None).addresses, find_target(None, None).why) == (["far:1"], "context far")
+    joined(place / "data" / "tls", "here:1")
+    assert find_target(None, None).why == "joined; ./data/tls"
+    (place / "rollout.toml").write_text('[transport]\ncoordinator_addrs = ["file:1"]\n')
+    assert find_target(None, None).addresses == ["file:1", "here:1"]  # the named one may be down
+    monkeypatch.setenv("ROLLOUT_CONTEXT", "far")
+    assert find_target(None, None).addresses == ["far:1"]
+    monkeypatch.setenv("ROLLOUT_COORDINATOR", "env:1")
+    assert find_target(None, None).addresses == ["env:1", "here:1"]
+    assert find_target(None, None, Wish(context="far")).addresses == ["far:1"]
+    assert find_target(["option:1"], None).addresses[0] == "option:1"
+    assert find_target(None, None, Wish(local=True)).addresses == []
+
+
+def test_a_private_cluster_is_that_of_the_directory(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(ConfigError, match="no cluster is named"):
+        need_target(None, None)
+    first = private(place / "one")
+    assert need_target(None, None).private == Path("one/.rollout")
+    private(place / "two")
+    with pytest.raises(ConfigError, match="2 directories here hold a private one") as caught:
+        need_target(None, None)
+    assert "--dir one" in caught.value.message and "--dir two" in caught.value.message
+    assert need_target(None, None, Wish(directory=Path("two"))).private == Path("two/.rollout")
+    joined(place / "data" / "tls", "here:1")
+    assert need_target(None, None).addresses == ["here:1"]
+    monkeypatch.chdir(first.parent)
+    assert need_target(None, None).private == Path(".rollout")
+    assert need_target(["there:1"], None).private is None
+    with pytest.raises(ConfigError, match="no private cluster has run there"):
+        need_target(None, None, Wish(directory=Path("..")))
+
+
+def test_options_that_contradict_are_refused() -> None:
+    with pytest.raises(ConfigError, match="--coordinator and --local name different clusters"):
+        find_target(["a:1"], None, Wish(local=True))
+
+
+def test_an_address_finds_its_context(place: Path) -> None:
+    """So that `--coordinator` is enough where the cluster was joined from another directory."""
+    context("far", joined(place / "far", "far:1", "spare:1"))
+    found = find_target(["spare:1"], None)
+    assert (found.tls_dir, found.cluster, found.addresses) == (place / "far", "prod", ["spare:1", "far:1"])
+
+
+@pytest.mark.parametrize("name", ["", "-x", "a b", "a/b", "x" * 64])
+def test_a_context_has_a_name_that_can_be_typed(name: str, place: Path) -> None:
+    with pytest.raises(ConfigError, match="a name has letters"):
+        context(name, place)
+
+
+def test_a_context_that_is_not_there_names_those_that_are(place: Path) -> None:
+    context("far", place)
+    with pytest.raises(NotFoundError, match="known are 1: far"):
+        Contexts.read().get("near")
+    with pytest.raises(ConfigError, match="no coordinator is known in"):
+        find_target(None, None, Wish(context="far"))
+
+
+def test_a_cluster_that_tells_of_other_coordinators_is_kept(place: Path) -> None:
+    home = joined(place / "tls", "a:1")
+    files.keep_addresses(home, ["a:1", "b:1"])
+    assert files.joined(home) == {
+        "cluster": "prod", "coordinator_addrs": ["a:1", "b:1"], "host_id": "h", "role": "operator"
+    }  # fmt: skip
+    files.keep_addresses(place / "none", ["a:1"])
+    assert not (place / "none").exists()  # where nobody joined nothing is made
+
+
+def test_a_wait_is_told_of_after_two_seconds_and_then_now_and_then() -> None:
+    said: list[str] = []
+    waits = Waits(said.append)
+    for seconds in (0.5, 1.9, 2.1, 5, 21, 23, 50, 90):
+        waits.trouble(UnavailableError("a:1 refuses"), seconds)
+    waits.trouble(None, 91)
+    waits.trouble(UnavailableError("a:1 refuses"), 1)
+    assert said == [
+        "a:1 refuses; trying on",
+        "still, for 23 s: a:1 refuses; trying on",
+        "still, for 90 s: a:1 refuses; trying on",
+        "the cluster answers again, after 91 s",
+    ]
+
+
+def test_what_coordinators_answer_is_one_cause() -> None:
+    answers = Answers()
+    refused = UnavailableError("failed to connect: Connection refused")
+    answers.note("a:1", refused)
+    assert answers.refused(["a:1"]) and not answers.refused(["a:1", "b:1"])
+    assert answers.text() == "a:1 refuses connections, so no coordinator runs there"
+    answers.note("b:1", NotLeaderError(leader="a:1"))
+    assert answers.text() == (
+        "nobody leads at present: a:1 refuses connections, so no coordinator runs there; b:1 is a standby and takes a:1 "
+        "for the leader"
+    )
+    assert "Tried for 7 s" in no_answer(answers, ["a:1", "b:1"], refused, 7.2).message
+    answers.clear()
+    answers.note("a:1", UnavailableError("a:1: CERTIFICATE_VERIFY_FAILED"))
+    assert answers.wrong_peer(["a:1"]) and "certificate" not in answers.text().replace("CERTIFICATE", "")
+
+
+def test_a_target_says_what_it_is_and_why() -> None:
+    here = Target(["a:1", "b:1"], Path("tls"), "prod", explicit=True, why="--coordinator")
+    assert str(here) == "cluster prod at a:1, b:1 (--coordinator)"
