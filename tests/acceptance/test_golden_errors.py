@@ -51,15 +51,17 @@ def test_the_most_common_errors(cli: Cli, cluster: Cluster, prefork: subprocess.
         NOBODY: f"127.0.0.1:{free_port()}",
         "TOKEN": cluster.token("operator"),
     }
-    typist = Typist(
-        cli, prefork, names, {typed: typed for line in re.findall(r"(?m)^\$ .*", told) for typed in ULID.findall(line)}
-    )
+    ids = {typed: typed for line in re.findall(r"(?m)^\$ .*", told) for typed in ULID.findall(line)}
+    typist = Typist(cli, prefork, names, ids)
     happened = head
     for number, scene in enumerate(scenes):
         where = cli.directory / str(number)
         shutil.copytree(operator, where / "data" / "tls") if "10.0.0.1" in scene else where.mkdir()
         for name, text in re.findall(r"(?ms)^\$ cat (\S+)\n(.*?)\n(?=\$ |\n*\Z)", head):
             (where / name).write_text(f"{text}\n")
+        if NOBODY in scene:
+            joined = where / "data" / "tls" / "join.json"
+            joined.write_text(joined.read_text().replace(cluster.addresses[0], names[NOBODY]))
         title, *typed = re.findall(r"(?m)^[#$] .*", scene)
         happened += f"{title}\n" + "".join(f"{line}\n{typist.types(line[2:], where)}" for line in typed) + "\n"
     if os.environ.get("REWRITE_GOLDEN"):
@@ -78,21 +80,32 @@ class Typist:
 
     def types(self, typed: str, where: Path) -> str:
         """What it prints, as the text has it."""
-        for shown, real in self.names.items():
-            typed = typed.replace(shown, real)
-        words = shlex.split(typed)
-        if words[0] != "rollout":
+        program, *args = shlex.split(self._real(typed))
+        if program != "rollout":
             return subprocess.check_output(["bash", "-c", typed], cwd=where, text=True)
-        if words[-1] == "&":
-            Cli(where, self.cli.env, self.cli.started).start(*words[1:-1])
+        if args[-1] == "&":
+            Cli(where, self._env(where), self.cli.started).start(*args[:-1])
             until(lambda: (where / "out" / "run-id").exists(), "the run to begin")
             return ""
-        asked = {"args": words[1:], "cwd": str(where), "env": self.cli.env, "out": str(where / ".printed")}
+        code, printed = self._asked(args, where)
+        printed = printed.replace(str(where), "/home/ada").replace(str(self.cli.directory), "/home/ada")
+        return f"{self._shown(printed)}(exit code {code})\n"
+
+    def _asked(self, args: list[str], where: Path) -> tuple[int, str]:
         assert self.prefork.stdin and self.prefork.stdout
+        printed = where / ".printed"
+        asked = {"args": args, "cwd": str(where), "env": self._env(where), "out": str(printed)}
         self.prefork.stdin.write(json.dumps(asked) + "\n")
         self.prefork.stdin.flush()
-        code = int(self.prefork.stdout.readline())
-        return f"{self._shown((where / '.printed').read_text().replace(str(where), '/home/ada'))}(exit code {code})\n"
+        return int(self.prefork.stdout.readline()), printed.read_text()
+
+    def _env(self, where: Path) -> dict[str, str]:
+        return self.cli.env | {"XDG_CONFIG_HOME": str(where / ".config"), "XDG_STATE_HOME": str(where / ".state")}
+
+    def _real(self, typed: str) -> str:
+        for shown, real in self.names.items():
+            typed = typed.replace(shown, real)
+        return typed
 
     def _shown(self, printed: str) -> str:
         for shown, real in self.names.items():
@@ -101,4 +114,4 @@ class Typist:
             self.ids.setdefault(found, f"01M8DRKDWQHJH10XCQ7C0EKZ{len(self.ids):02}")
         for found, shown in self.ids.items():
             printed = printed.replace(found, shown).replace(found[-8:], shown[-8:])
-        return re.sub(r"tried for \d+ s", "tried for 15 s", re.sub(r"pid \d+", "pid 4711", printed))
+        return re.sub(r"(pid|[Tt]ried for) \d+", r"\1 15", printed)

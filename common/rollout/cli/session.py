@@ -305,7 +305,7 @@ class _Invocation:
                 collector = await asyncio.to_thread(open_collector, workload, output, run_id, checked.config, checked)
                 collector.close()
                 raise ConfigError(
-                    f"{self._gone(run_id, output.path)}: name another output directory to start a new run"
+                    f"{self._gone(run_id, output.path)}; to start a new run, name another output directory"
                     + "".join(f"\n  {fault}: only the ledger has what is missing" for fault in collector.faults)
                 ) from None
         if status is not None:
@@ -333,8 +333,8 @@ class _Invocation:
         if origin_of(output, run_id) is not None:
             return f"run {run_id} of {output} was started on {where}, and it was deleted there"
         return (
-            f"run {run_id} of {output} is not known on {where}: go on on the cluster where it was started "
-            "(--coordinator, --context or --local), or"
+            f"run {run_id} of {output} is not known on {where}: give the --coordinator, --context or "
+            "--local that it was started with"
         )
 
     async def _carry_out(
