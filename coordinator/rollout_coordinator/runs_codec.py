@@ -11,7 +11,7 @@ from rollout.wire.codec import failure_to_wire, inventory_to_wire, pack_blobs, r
 from rollout.wire.v1 import runs_pb2
 
 from rollout_coordinator.core.step import WorkerRow
-from rollout_coordinator.core.views import RunView, WorkerView
+from rollout_coordinator.core.views import CauseView, RunView, WorkerView
 from rollout_coordinator.ledger.port import CommitPage
 
 PAYLOAD_MAX = 64 << 10
@@ -64,9 +64,25 @@ def status_to_wire(view: RunView) -> runs_pb2.RunStatus:
             pruned=lane.pruned_at >= 0,
             pruned_at=max(lane.pruned_at, 0),
         )
+    status.causes.extend(map(cause_to_wire, view.causes))
     for wait in view.waits:
         status.waits.add(reason=wait.reason, message=wait.message, items=wait.items, impossible=wait.impossible)
     return status
+
+
+def cause_to_wire(view: CauseView) -> runs_pb2.Cause:
+    return runs_pb2.Cause(
+        run_id=view.run_id,
+        executor=view.executor,
+        code=view.code,
+        message=view.message,
+        workers=view.workers,
+        hosts=view.hosts,
+        times=view.times,
+        first_ms=view.first_ms,
+        last_ms=view.last_ms,
+        everywhere=view.everywhere,
+    )
 
 
 def worker_to_wire(view: WorkerView) -> runs_pb2.WorkerStatus:
@@ -81,6 +97,7 @@ def worker_to_wire(view: WorkerView) -> runs_pb2.WorkerStatus:
         reason=view.reason,
         load=view.load,
         done=view.done,
+        causes=map(cause_to_wire, view.causes),
         host_id=view.host_id,
     )
 

@@ -22,10 +22,12 @@ from rollout.wire.codec import (
 from rollout.wire.v1 import common_pb2, work_pb2
 
 from rollout_coordinator.core.events import (
+    CannotStart,
     Event,
     Keys,
     ResultGroup,
     ResultsLoaded,
+    WorkerCauses,
     WorkerConfirm,
     WorkerCredit,
     WorkerGoodbye,
@@ -135,6 +137,8 @@ def up_event(frame: work_pb2.WorkUp) -> Event:
         return WorkerCredit(session, credit_from_wire(frame.credit))
     if kind == "released":
         return WorkerReleased(session, _keys(frame.released.keys), frame.released.reason)
+    if kind == "causes":
+        return WorkerCauses(session, [_cause(said) for said in frame.causes.causes])
     if kind == "confirm":
         body = frame.confirm
         return WorkerConfirm(session, body.revoke_id, _keys(body.given_up), _keys(body.kept))
@@ -155,6 +159,13 @@ def up_event(frame: work_pb2.WorkUp) -> Event:
     if kind == "hello":
         raise ProtocolError("A stream carries one Hello, as its first frame.")
     raise ProtocolError("A Work frame without a body.")
+
+
+def _cause(said: work_pb2.CannotStart) -> CannotStart:
+    limits = None if said.any_resources else (said.gpus, said.memory_mib)
+    return CannotStart(
+        said.run_id, said.executor, limits, said.code, said.message, said.times, said.final, said.retry_in_ms / 1000
+    )
 
 
 def event_objects(event: Event) -> set[bytes]:

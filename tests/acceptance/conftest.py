@@ -11,7 +11,8 @@ from acceptance_cli import Cli, until
 
 @pytest.fixture
 def cli(tmp_path: Path) -> Iterator[Cli]:
-    found = Cli(tmp_path, {"XDG_STATE_HOME": str(tmp_path / "state"), "XDG_CONFIG_HOME": str(tmp_path / "config")})
+    # Hidden: they change while a run goes on, and some tests send this directory as code.
+    found = Cli(tmp_path, {"XDG_STATE_HOME": str(tmp_path / ".state"), "XDG_CONFIG_HOME": str(tmp_path / ".config")})
     yield found
     for process in found.started:
         if process.poll() is None:

@@ -87,8 +87,8 @@ def test_an_unreadable_input(cli: Cli) -> None:
             "--coordinator: 'nohost' is not an address",
         ),
         (["infer", "batch", "--config", "batch.toml", "--coordinator", "h:1", "--tls-dir", "x"], "join --coordinator"),
-        (["run", "list"], "no coordinator is named: give --coordinator HOST:PORT"),
-        (["run", "show", "x"], "no coordinator is named: give --coordinator HOST:PORT"),
+        (["run", "list"], "no cluster is named, and no private one has run in this directory"),
+        (["run", "show", "x"], "no cluster is named, and no private one has run in this directory"),
         (["workers", "--coordinator", "http://h:1"], "without a scheme"),
         (["join", "--coordinator", "h:1", "--token", "x"], "token"),
         (["frobnicate"], "frobnicate"),
@@ -120,8 +120,8 @@ def test_an_output_directory_of_another_run(cli: Cli) -> None:
     done = cli.run("infer", "batch", "--config", str(cli.config()), "--resume", other)
     assert done.code == 2 and f"belongs to run {ULID}, not {other}" in done.err
     done = cli.run("infer", "batch", "--config", str(cli.config()))
-    assert done.code == 2 and f"run {ULID} of out is not known at" in done.err
-    assert "with --coordinator HOST:PORT of the cluster it was submitted to), or name another output.dir" in done.err
+    assert done.code == 2 and f"run {ULID} of out is not known here" in done.err
+    assert "where it was started (--coordinator, --context), or name another output directory" in done.err
 
 
 def test_errors_as_json(cli: Cli) -> None:

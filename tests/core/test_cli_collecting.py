@@ -195,3 +195,23 @@ def test_another_number_of_rows_than_was_checked_is_never_submitted(rows: int, m
     with pytest.raises(InputChangedError, match=message):
         submitted += items
     assert len(submitted) <= 2
+
+
+def test_a_cause_is_said_once_and_again_when_it_reaches_more_workers() -> None:
+    said: list[str] = []
+    run = run_of(None, None, SimpleNamespace(event=lambda name, message, /, **fields: said.append(message)))
+
+    def cause(*workers: str, everywhere: bool = False) -> pb.RunStatus:
+        one = pb.Cause(
+            executor="infer", code="model_missing", message="no such model", workers=workers,
+            hosts=[f"gpu-{n}" for n, _ in enumerate(workers)], times=2 * len(workers), everywhere=everywhere,
+        )  # fmt: skip
+        return pb.RunStatus(state="running", causes=[one])
+
+    for status in (cause("A"), cause("A"), cause("A", "B"), cause("A", "B"), cause("A", "B", everywhere=True)):
+        run._tell_causes(status)  # pyright: ignore[reportPrivateUsage]
+    assert said == [
+        "worker A on gpu-0 cannot start the model: no such model",
+        "the same on 2 workers now (4 tries): no such model",
+        "the same on all workers that could run it now (4 tries): no such model",
+    ]

@@ -27,7 +27,7 @@ def write(path: Path, *lines: Any) -> Path:
     ("line", "message"),
     [
         ('{"prompt": "x"', "malformed JSON: .* at column"),
-        ("[1]", "a row must be a JSON object, not a list"),
+        ("[1]", "a row must be a JSON object such as .*, not a list"),
         ('{"prompt": NaN}', "NaN is no JSON number"),
         ("[" * 200_000, "nested too deeply"),
         ('{"text": "x"}', 'no "prompt", "messages" or "body"'),

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from dataclasses import fields, replace
 
 import pytest
+import test_core_causes as causes
 import test_core_guards as guards
 import test_core_guards_commit as commit
 import test_core_guards_dispatch as dispatch
@@ -55,6 +56,8 @@ CAUGHT_BY: dict[str, Callable[[], object]] = {
     "one_host_a_worker": quarantine.test_a_worker_is_heard_on_its_own_host_only,
     "overdue_ended": commit.test_an_attempt_whose_worker_does_not_enforce_its_timeout_ends,
     "running_runs_only": runs.test_pause_resume_interrupt_continue_kill_delete,
+    "failed_starts_wait": causes.test_a_worker_that_cannot_start_them_gets_no_items_before_its_next_try,
+    "hopeless_runs_end": causes.test_a_cause_on_every_worker_ends_the_run_and_harms_no_item,
     "ready_workers_only": dispatch.test_a_draining_worker_gets_nothing_though_it_tells_credit,
     "run_cap": sharing.test_lane_caps_and_run_cap,
     "lane_cap": sharing.test_lane_caps_and_run_cap,

@@ -41,19 +41,94 @@ def test_restarts_back_off_exponentially_until_something_succeeds() -> None:
     assert w.session.place.backoff("script").failures == 0
 
 
-def test_an_executor_that_cannot_start_costs_one_attempt_per_try() -> None:
+def test_an_executor_that_cannot_start_costs_no_attempt() -> None:
     w = Worker(self_fence_s=1e9)
     w.assign(range(8), workload="infer")
     actions = w.do(ev.ChildFailed(1, Failure("model_missing", "no model", False)))
     credit = [f.credit for f in w.sent(actions) if f.WhichOneof("body") == "credit"]
     assert dict(credit[0].run_items) == {RUN: 1}
-    (result,) = w.session.unacknowledged.values()
-    assert result.failure == Failure("engine_start", "its executor cannot start on this worker: no model", True)
+    assert not w.session.unacknowledged
     released = [f.released for f in w.flush() if f.WhichOneof("body") == "released"]
-    assert seqs(released[0].keys) == list(range(1, 8))
+    assert (seqs(released[0].keys), released[0].reason) == (list(range(8)), "engine_start")
     w.do(ev.ChildEnded(1, "it stopped"))
-    assert not of(w.assign([20], workload="infer"), ev.StartChild)
-    assert of(w.tick(1.0), ev.StartChild)
+    assert of(w.tick(1.0), ev.StartChild) == [], "nothing waits for it"
+    assert of(w.assign([20], workload="infer"), ev.StartChild)
+
+
+def causes(actions: list[ev.Action]) -> list[work_pb2.CannotStart]:
+    """As the coordinator knows them after these."""
+    told = [f.causes for f in Worker.sent(actions) if f.WhichOneof("body") == "causes"]
+    return list(told[-1].causes) if told else []
+
+
+def test_why_an_executor_cannot_start_is_told_before_its_attempts_come_back() -> None:
+    w = Worker(self_fence_s=1e9)
+    w.assign(range(2), workload="infer")
+    sent = w.sent(w.do(ev.ChildFailed(1, Failure("model_missing", "no model", False)))) + w.flush()
+    kinds = [f.WhichOneof("body") for f in sent]
+    assert kinds.index("causes") < kinds.index("released")
+    (cause,) = causes(w.actions)
+    assert (cause.run_id, cause.executor, cause.code, cause.message) == (RUN, "infer", "model_missing", "no model")
+    assert (cause.times, cause.final, cause.any_resources) == (1, True, True)
+    assert 1000 <= cause.retry_in_ms <= 1001
+
+
+def test_a_cause_that_may_go_away_is_final_after_some_tries() -> None:
+    w = Worker(self_fence_s=1e9)
+    final: list[bool] = []
+    for child in range(1, 7):
+        w.assign([child], workload="infer")
+        w.do(ev.ChildFailed(child, Failure("out_of_device_memory", "it is held by another", True)))
+        w.do(ev.ChildEnded(child, "it stopped"))
+        final.append(causes(w.actions)[0].final)
+        w.tick(60.0)
+    assert final == [False] * 3 + [True] * 3
+
+
+def test_what_cannot_start_yet_is_not_kept_here() -> None:
+    w = Worker(self_fence_s=1e9)
+    w.assign([0], workload="infer")
+    w.do(ev.ChildFailed(1, Failure("model_missing", "no model", False)))
+    w.do(ev.ChildEnded(1, "it stopped"))
+    w.flush()
+    other = RUN[:-1] + "W"
+    actions = w.assign([7], workload="infer", run=other)
+    assert not of(actions, ev.StartChild)
+    assert {cause.run_id for cause in causes(w.actions)} == {RUN, other}
+    released = [f.released for f in w.sent(actions) + w.flush() if f.WhichOneof("body") == "released"]
+    assert seqs(released[0].keys) == [7]
+
+
+def test_causes_are_told_again_on_a_new_stream_and_end_with_a_start() -> None:
+    w = Worker(self_fence_s=1e9)
+    w.assign([0], workload="infer")
+    w.do(ev.ChildFailed(1, Failure("model_missing", "no model", False)))
+    w.do(ev.ChildEnded(1, "it stopped"))
+    w.up()
+    assert len(causes(w.down(welcome=work_pb2.Welcome()))) == 1
+    w.tick(2.0)
+    w.assign([1], workload="infer")
+    (told,) = [f for f in w.sent(w.ready()) if f.WhichOneof("body") == "causes"]
+    assert not told.causes.causes
+
+
+def test_a_run_that_ended_with_its_cause_is_tried_at_once_when_it_goes_on() -> None:
+    w = Worker(self_fence_s=1e9)
+    w.assign([0], workload="infer")
+    w.do(ev.ChildFailed(1, Failure("model_missing", "no model", False)))
+    w.do(ev.ChildEnded(1, "it stopped"))
+    w.down(ended=work_pb2.RunEnded(run_id=RUN, state="failed"))
+    assert of(w.assign([1], workload="infer"), ev.StartChild)
+
+
+def test_one_process_more_that_does_not_start_takes_nothing_from_those_that_did() -> None:
+    w = Worker(slots=2, self_fence_s=1e9)
+    w.assign([0])
+    w.ready()
+    w.assign([1, 2])
+    w.do(ev.ChildFailed(2, Failure("executor_error", "no room", True)))
+    assert not causes(w.actions)
+    assert delivered(w.end(1, 0)) == {1: [1, 2]}
 
 
 def test_an_executor_that_does_not_start_in_time_is_killed_and_tried_again() -> None:
@@ -61,15 +136,14 @@ def test_an_executor_that_does_not_start_in_time_is_killed_and_tried_again() -> 
     w.assign(range(3), workload="infer")
     assert not of(w.tick(29.0), ev.StopChild)
     assert of(w.tick(2.0), ev.StopChild) == [ev.StopChild(1, True)]
-    (result,) = w.session.unacknowledged.values()
-    assert result.failure is not None and result.failure.code == "engine_start" and result.failure.retryable
-    assert "not ready within 30 s" in result.failure.message
+    (cause,) = causes(w.actions)
+    assert (cause.code, cause.final) == ("start_timeout", False) and "not ready within 30 s" in cause.message
     released = [f.released for f in w.flush() if f.WhichOneof("body") == "released"]
-    assert seqs(released[0].keys) == [1, 2]
+    assert seqs(released[0].keys) == [0, 1, 2]
     w.do(ev.ChildEnded(1, "signal SIGKILL"))
     assert not w.session.place.children
-    w.assign([20], workload="infer")
-    assert of(w.tick(1.0), ev.StartChild)
+    w.tick(1.0)
+    assert of(w.assign([20], workload="infer"), ev.StartChild)
     w.ready()
     assert not of(w.tick(60.0), ev.StopChild), "one that is up has all the time it wants"
 

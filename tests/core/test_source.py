@@ -146,7 +146,7 @@ def test_all_faults_at_once_each_with_its_place(place: Path, monkeypatch: pytest
     with opened("many") as found, pytest.raises(InputError) as error:
         found.check(lambda line: fail(line.file, line.line, "no"))
     lines = error.value.message.splitlines()
-    assert len(lines) == FAULTS_MAX + 3 and lines[100] == "  many:100: no" and lines[-2] == "  and 200 more like these"
+    assert len(lines) == FAULTS_MAX + 3 and lines[100] == "  many:100: no" and lines[-2] == "  and 200 more: 200 x no"
 
 
 def test_an_empty_input_and_a_file_that_cannot_be_read(place: Path) -> None:

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
+import subprocess
+import sys
 from collections.abc import AsyncIterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from blake3 import blake3
 from rollout.client import Runs
 from rollout.model.item import ItemSpec, Outcome
+from rollout.wire.v1 import runs_pb2
 from worker_nodes import Nodes, leftovers, run_all, script, started, submit, until
 
 
@@ -80,16 +85,64 @@ async def test_a_killed_daemon_leaves_no_process(nodes: Nodes, runs: Runs) -> No
     await runs.command(run_id, "kill")
 
 
-async def test_an_executor_that_cannot_start_fails_few_rows(nodes: Nodes, runs: Runs) -> None:
+def shown(nodes: Nodes, *command: str) -> dict[str, Any]:
+    """What a command prints for programs."""
+    where = ["--coordinator", nodes.address, "--tls-dir", str(nodes.tls_dir), "--json"]
+    rollout = str(Path(sys.executable).with_name("rollout"))
+    return json.loads(subprocess.check_output([rollout, *command, *where], text=True, timeout=60))
+
+
+async def ended(runs: Runs, run_id: str) -> runs_pb2.RunStatus:
+    until_s = asyncio.get_running_loop().time() + 60
+    while (status := await runs.get(run_id)).state == "running":
+        assert asyncio.get_running_loop().time() < until_s, status
+        await asyncio.sleep(0.05)
+    return status
+
+
+async def test_an_executor_that_starts_nowhere_ends_its_run_and_harms_no_row(nodes: Nodes, runs: Runs) -> None:
     worker = nodes.worker()
-    items = [script({"data": "x"}, ItemSpec(max_attempts=2, retry_backoff_ms=10), salt=i) for i in range(1000)]
-    run_id = await submit(runs, items, config={"start_error": "no such model"})
-    await worker.event("engine_start_failed", 2)
-    status = await runs.get(run_id)
-    assert status.failed <= 2
+    items = [script({"data": "x"}, ItemSpec(max_attempts=1), salt=i) for i in range(1000)]
+    run_id = await submit(runs, items, config={"start_needs": "model"})
+    status = await ended(runs, run_id)
+    assert status.state == "failed"
+    assert status.reason.endswith("cannot start on the only worker that could host it: there is no model in worker-0")
+    assert (status.done, status.failed, status.retried, [c.everywhere for c in status.causes]) == (0, 0, 0, [True])
+
+    (worker.log.parent / "model").touch()
+    await runs.command(run_id, "continue")
+    status = await ended(runs, run_id)
+    assert (status.state, status.done, status.failed) == ("completed", 1000, 0)
+
+
+async def test_a_worker_that_cannot_start_an_executor_is_shown_while_another_does_its_work(
+    nodes: Nodes, runs: Runs
+) -> None:
+    for _ in range(2):
+        await nodes.worker().event("worker_ready")
+    (nodes.workers[1].log.parent / "model").touch()
+    items = [script({"sleep_ms": 400, "data": "x"}, ItemSpec(max_attempts=1), salt=i) for i in range(30)]
+    run_id = await submit(runs, items, config={"start_needs": "model"})
+    await nodes.workers[0].event("engine_start_failed")
+    (cause,) = (await asyncio.to_thread(shown, nodes, "run", "show", run_id))["causes"]
+    assert (cause["executor"], cause["message"], cause["everywhere"]) == (
+        "script", "there is no model in worker-0", False,
+    )  # fmt: skip
+    workers = (await asyncio.to_thread(shown, nodes, "workers"))["workers"]
+    assert [w["worker_id"] for w in workers if w["causes"]] == cause["workers"]
+    status = await ended(runs, run_id)
+    assert (status.state, status.done, status.failed) == ("completed", 30, 0)
+
+
+async def test_a_process_that_dies_at_its_start_says_why_in_its_own_words(nodes: Nodes, runs: Runs) -> None:
+    nodes.worker()
+    run_id = await submit(runs, [script({"data": "x"})], config={"start_print": "the disk is gone", "start_crash": 1})
+    async with asyncio.timeout(60):
+        while not (causes := (await runs.get(run_id)).causes):  # noqa: ASYNC110 - the ledger of another process
+            await asyncio.sleep(0.05)
+    assert "the process ended while it started: signal SIGKILL" in causes[0].message
+    assert "it said: the disk is gone" in causes[0].message
     await runs.command(run_id, "kill")
-    entries = await run_all(runs, [script({"data": "fine"})])
-    assert entries[0].data == b"fine"
 
 
 async def test_many_short_items(nodes: Nodes, runs: Runs) -> None:

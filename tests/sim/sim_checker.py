@@ -19,6 +19,8 @@ from rollout_coordinator.ledger.port import Fence
 from rollout_worker.attempts import AttemptKey
 from sim_store import Tables
 
+START_CODES = ("start_error", "engine_start")
+
 
 class Violation(Exception):
     """An invariant does not hold. `tail` is the end of the trace."""
@@ -144,6 +146,7 @@ class Checker:
         self.running: dict[tuple[int, int], dict[tuple[str, int], Any]] = {}  # exclusive items
         self.epochs: dict[str, int] = {}  # the newest that a worker process has seen
         self.hosts: dict[str, tuple[str, ...]] = {}  # the executors of each worker process
+        self.start_failed: set[str] = set()  # executors that did not start somewhere
 
     # ---- transactions
 
@@ -169,8 +172,22 @@ class Checker:
                 raise Violation(
                     "given_up", f"{row.log}/{row.seq}/{row.attempt} was taken from {row.worker}, which has it"
                 )
+        self._starts(w)
         if w.prune:
             self._pruned(w)
+
+    def _starts(self, w: st.Writes) -> None:
+        """No item pays for a start that failed, and no run ends with one that did not."""
+        for group in w.results:
+            if any(failure.code in START_CODES for failure in group.failures.values()):
+                raise Violation("starts", f"an item of log {group.log} failed for a start: {group.failures}")
+        for row in w.attempts:
+            if row.code in START_CODES and row.end is not AttemptEnd.RELEASED:
+                raise Violation("starts", f"{row.log}/{row.seq}/{row.attempt} paid for a start: {row.end}")
+        for run in w.runs.values():
+            ended = run.state is RunState.FAILED and "cannot start" in run.reason
+            if ended and not any(repr(executor) in run.reason for executor in self.start_failed):
+                raise Violation("starts", f"run {run.spec.run_id} ended with {run.reason}, which nobody met")
 
     def _pruned(self, w: st.Writes) -> None:
         fresh = {(g.log, seq): g.outcome[i] for g in w.results for i, seq in enumerate(g.seq)}

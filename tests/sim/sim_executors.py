@@ -87,7 +87,11 @@ class SimChild:
             self._node.driver.event(event)
 
     def _ready(self) -> None:
-        if not self._over:
+        failure = None if self._over else self._node.start_failure(self._plan.run.executor)
+        if failure is not None:
+            self._event(ev.ChildFailed(self.number, failure))
+            self.stop()
+        elif not self._over:
             self._up = True
             self._event(ev.ChildReady(self.number, self._width))
             self._pump()

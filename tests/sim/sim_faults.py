@@ -191,6 +191,14 @@ def _lie(world: World, f: Fault) -> bool:
     return True
 
 
+def _start_fails(world: World, f: Fault) -> bool:
+    """Processes that it starts meanwhile come to nothing; `amount`: it says that another try may help."""
+    node = world.workers[f.node]
+    node.starts_fail = True, bool(f.amount)
+    world.later(f.seconds, lambda: setattr(node, "starts_fail", (False, False)))
+    return False  # counted start by start
+
+
 def _slow_node(world: World, f: Fault) -> bool:
     node = world.nodes[f.node]
     node.set_lag(f.amount)
@@ -213,5 +221,5 @@ _FAULTS: dict[str, Callable[[World, Fault], bool]] = {
     "store_unreachable": _unreachable, "store_full": _store_full, "two_leaders": _two_leaders,
     "clock_jump": _clock_jump, "drain": _drain, "drain_in_steal": _drain_in_steal, "slow_node": _slow_node,
     "handover": _handover, "client_dies": _crash, "operator_drain": _operator_drain,
-    "renewal": _renewal, "crash_in_recovery": _crash_in_recovery, "lie": _lie,
+    "renewal": _renewal, "crash_in_recovery": _crash_in_recovery, "lie": _lie, "start_fails": _start_fails,
 }  # fmt: skip

@@ -1,5 +1,5 @@
 """A scenario from a seed: shapes of work, and faults by their weights; every third seed is aimed at a safeguard, every
-sixth mixes executors."""
+sixth mixes executors, every fifth has workers that cannot start some."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from sim_aimed import AIMED, aim
 from sim_executors import Behaviour
 from sim_mixed import mix
 from sim_scenario import Command, Fault, RunPlan, Scenario, WorkerPlan
+from sim_starts import fail_starts, fails_starts
 
 FAULTS_BEGIN, FAULTS_END = 0.3, 14.0
 """Seconds of virtual time."""
@@ -23,7 +24,7 @@ WEIGHTS = {
     "store_full": 1, "clock_jump": 2, "two_leaders": 2, "drain": 2, "drain_in_steal": 2, "slow_node": 2, "handover": 2,
     "client_dies": 2, "operator_drain": 1,
 }  # fmt: skip
-KINDS = (*WEIGHTS, "renewal")
+KINDS = (*WEIGHTS, "renewal", "start_fails")
 
 
 def _fault(random: Random, kind: str, workers: list[str], coordinators: list[str], clients: list[str]) -> Fault:
@@ -163,4 +164,6 @@ def generate(seed: int) -> Scenario:
     scenario = Scenario(seed, workers, coordinators, runs, _commands(random, count), tuple(faults))
     if seed % 3 == 2:
         return aim(scenario, AIMED[seed // 3 % len(AIMED)])
-    return mix(scenario, Random(-seed)) if mixed(seed) else scenario
+    if mixed(seed):
+        scenario = mix(scenario, Random(-seed))
+    return fail_starts(scenario, Random(-seed - 1)) if fails_starts(seed) else scenario

@@ -60,6 +60,7 @@ class WorkerPlan:
     executors: tuple[str, ...] = ("slot", "engine")  # that it hosts
     devices: int = 0
     joins_at: float = 0.0
+    cannot_start: tuple[str, ...] = ()  # of those that it hosts, for good
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, cast
 
 from rollout.model.errors import ProtocolError
+from rollout.model.item import Failure
 from rollout.model.worker import Inventory
 from rollout.wire.epoch import EpochGuard, Stamped
 from rollout.wire.v1 import work_pb2
@@ -23,6 +24,7 @@ from sim_checker import Violation
 from sim_executors import DEVICES, EXECUTORS, SimChild, section
 from sim_node import HEARTBEAT, ORPHAN_GRACE, SELF_FENCE, Node
 from sim_scenario import WorkerPlan
+from sim_starts import START_ERROR
 
 if TYPE_CHECKING:
     from sim_world import World
@@ -176,6 +178,7 @@ class WorkerNode(Node):
         self.incarnation = ""
         self.slowness = 1.0
         self.drain_at_revoke: float | None = None
+        self.starts_fail = False, False  # whether, and whether another try may help
 
     def _begin(self) -> None:
         self.incarnation = self.world.fresh_worker(self.spec.executors)
@@ -187,6 +190,16 @@ class WorkerNode(Node):
         self.world.note(f"{self.name} ends {how}")
         self.crash()
         self.restart_in(0.3 + self.world.random.random())
+
+    def start_failure(self, executor: str) -> Failure | None:
+        """Why a process of that executor does not start."""
+        fails, retryable = self.starts_fail
+        if executor in self.spec.cannot_start:
+            fails, retryable = True, False
+        if not fails:
+            return None
+        self.world.start_failed(self, executor)
+        return Failure(START_ERROR, f"{executor} is not there", retryable)
 
     def crash(self) -> None:
         self.world.checker.died(self.incarnation)

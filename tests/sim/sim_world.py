@@ -270,6 +270,10 @@ class World:
             self.violation("devices", f"{node.name} gives {devices} to a process that asks for {asked}; taken {taken}")
         self.events["devices_leased"] += asked
 
+    def start_failed(self, node: WorkerNode, executor: str) -> None:
+        self._fired("start_fails")
+        self.checker.start_failed.add(executor)
+
     def _holds(self, incarnation: str, key: AttemptKey) -> bool:
         """Whether that worker process still has the attempt."""
         node = next((w for w in self.workers.values() if w.incarnation == incarnation), None)

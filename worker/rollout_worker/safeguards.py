@@ -50,8 +50,10 @@ class Safeguards:
     """Attempts that waited in a process that died are no losses."""
     suspects_run_alone: bool = True
     """Nothing is given to a process beside an isolated attempt."""
-    failed_start_costs_one: bool = True
-    """A million rows do not fail for one missing model."""
+    failed_start_costs_none: bool = True
+    """A million rows do not fail for one missing model, and none pays for it with an attempt."""
+    causes_told_first: bool = True
+    """The coordinator knows why attempts come back before it gives them out again."""
     timeouts: bool = True
     """An attempt that runs longer than it may is stopped."""
     cancel_enforced: bool = True

@@ -34,6 +34,7 @@ from rollout_worker.attempts import (
     keys_to_wire,
     result_frames,
 )
+from rollout_worker.causes import Causes
 from rollout_worker.credit import CreditKeeper
 from rollout_worker.executors.port import Run
 from rollout_worker.placement import (
@@ -101,6 +102,7 @@ class Session:
         self._plans = Plans(plan_run, lease_devices=bool(settings.devices))
         self.place = Placement(settings.slots, settings.max_engines, settings.devices, safeguards)
         self.credit = CreditKeeper(settings.slots, settings.credit_bytes)
+        self.causes = Causes()
         self.objects_addr = ""
         # Attempts, and the results of those that have ended.
         self.held: dict[AttemptKey, Held] = {}
@@ -205,6 +207,7 @@ class Session:
     def _forget_ended_runs(self) -> None:
         """Nobody says on a new stream which runs ended before it."""
         used = {h.plan.run.run_id for h in self.held.values()} | {r.run_id for r in self.unacknowledged.values()}
+        used |= self.causes.runs()  # the coordinator says of these that they have ended
         for run_id in self._plans.forget_unused(used):
             self.credit.forget(run_id)
 
@@ -244,6 +247,8 @@ class Session:
                 self._outbox[key] = result
         self._unfence()
         self._acked(self._hello_at)
+        if self.causes.runs():
+            self._tell_causes(now)
         self._tell_parents(now)
         self._dispatch_due = True
 
@@ -268,7 +273,15 @@ class Session:
                     self._actions.append(ev.Fetch(held))
                 else:
                     self.place.enqueue(held)
+            self._refuse_known(arrived, now)
         self._dispatch_due = True
+
+    def _refuse_known(self, arrived: list[Held], now: float) -> None:
+        """Of these, what cannot start goes back at once: others may have a place for it, and their run must know."""
+        for key in {held.plan.key: None for held in arrived}:
+            if self.causes.knows(key) and now < self.place.backoff(key).until:
+                self.causes.concern(key, [held for held in arrived if held.plan.key == key])
+                self._give_back_unstartable(key, now)
 
     def _use_process(self, plan: Plan, now: float) -> None:
         """One that is up already, for another run, says no second time how much it takes at once."""
@@ -353,6 +366,8 @@ class Session:
             self._release(key, "cancel")
         self._plans.forget(run_id)
         self.credit.forget(run_id)
+        for key in self.causes.forget(run_id):  # when the run goes on, it is tried at once
+            self.place.backoffs.pop(key, None)
 
     def _parents(self, log: int, seq: int) -> list[Held]:
         return [
@@ -374,6 +389,8 @@ class Session:
         self.place.ready(child, event.width, event.ahead)
         self._dispatch_due = True
         key = child.plan.key
+        if self.causes.clear(key):
+            self._tell_causes(now)
         changed = [self.credit.started(run_id, key, self._takes(child)) for run_id in self._runs_of(key)]
         if any(changed):
             self._tell_credit(now)
@@ -383,7 +400,7 @@ class Session:
         if child is None or child.state is not ChildState.STARTING:
             return
         child.state = ChildState.STOPPING  # its process is on its way out
-        self._not_startable(child.plan.key, event.failure, now)
+        self._not_startable(child.plan, event.failure, now)
 
     def _check_starts(self, now: float) -> None:
         """A download or a driver that hangs must not hold its runs for ever."""
@@ -391,37 +408,59 @@ class Session:
         for child in self.place.starting_since(now - limit):
             self._actions.append(self.place.stop(child, kill=True))
             message = f"it was not ready within {limit:g} s ([worker] start_timeout_s)"
-            self._not_startable(child.plan.key, Failure("start_timeout", message, True), now)
+            self._not_startable(child.plan, Failure("start_timeout", message, True), now)
 
     def _fail_impossible(self, now: float) -> None:
         """No process for them can ever be started here; asked again after each backoff, as all that do not start."""
         have = len(self.place.pool.devices)
-        for key, plan in self.place.impossible(now):
+        for _, plan in self.place.impossible(now):
             message = f"it needs {plan.devices} devices and this worker has {have}"
-            self._not_startable(key, Failure("devices_missing", message, True), now)
+            self._not_startable(plan, Failure("devices_missing", message, True), now)
 
-    def _not_startable(self, key: str, failure: Failure, now: float) -> None:
-        """One attempt pays for each try, the others go back: a million rows must not fail for one missing model."""
+    def _not_startable(self, plan: Plan, failure: Failure, now: float) -> None:
+        """No attempt pays for it: what waits goes back, and the coordinator is told why, so that it gives nothing of
+        the kind before the next try. Only one that asked for too little memory is itself to blame."""
+        key = plan.key
+        waiting = [held for held in self.held.values() if held.plan.key == key and held.state in UNSTARTED]
         delay = self.place.backoff(key).failed(now, START_BACKOFF_FIRST_S, START_BACKOFF_MAX_S)
-        fields = {"error": failure.message, "code": failure.code, "retry_in_s": delay, "runs": self._runs_of(key)}
+        runs = self._runs_of(key)
+        fields = {"error": failure.message, "code": failure.code, "retry_in_s": delay, "runs": runs}
         self._actions.append(ev.Emit("engine_start_failed", "error", fields))
-        changed = [self.credit.throttle(run_id, key) for run_id in self._runs_of(key)]
+        if any(c.plan.key == key and c.state is ChildState.UP for c in self.place.children.values()):
+            return  # what waits is taken by those that did start
+        changed = [self.credit.throttle(run_id, key) for run_id in runs]
         if any(changed):
             self._tell_credit(now)
         head = self.place.head(key)
-        if head is not None:
-            head.move("finish")
-            self._forget(head)
-            message = f"its executor cannot start on this worker: {failure.message}"
-            code = OUT_OF_MEMORY if failure.code == OUT_OF_MEMORY else "engine_start"
-            self._finish(failed(head, Failure(code, message, True)))
-        while (head := self.place.head(key)) is not None:
-            if self._safe.failed_start_costs_one:
-                self._give_up(head.key, "engine_start", now)
-            else:
+        if failure.code == OUT_OF_MEMORY and plan.memory_mib:
+            if head is not None:
                 head.move("finish")
                 self._forget(head)
-                self._finish(failed(head, failure))
+                message = f"its executor cannot start on this worker: {failure.message}"
+                self._finish(failed(head, Failure(OUT_OF_MEMORY, message, True)))
+        else:
+            self.causes.failed(plan, failure)
+            self.causes.concern(key, waiting)
+        self._give_back_unstartable(key, now)
+
+    def _give_back_unstartable(self, key: str, now: float) -> None:
+        if self._safe.causes_told_first:
+            self._tell_causes(now)
+        for held in [h for h in self.held.values() if h.plan.key == key and h.state in UNSTARTED]:
+            if self._safe.failed_start_costs_none:
+                self._give_up(held.key, "engine_start", now)
+            else:
+                held.move("finish")
+                self._forget(held)
+                self._finish(failed(held, Failure("engine_start", "its executor cannot start on this worker", True)))
+        if not self._safe.causes_told_first:
+            self._flush(now)
+            self._tell_causes(now)
+
+    def _tell_causes(self, now: float) -> None:
+        """All of them, whenever one changes: a frame that is lost with its stream is made up for by the next."""
+        said = self.causes.to_wire(lambda key: max(0.0, self.place.backoff(key).until - now))
+        self._send(work_pb2.WorkUp(causes=said), now)
 
     def _child_ended(self, event: ev.ChildEnded, now: float) -> None:
         child = self.place.children.get(event.child)
@@ -434,7 +473,7 @@ class Session:
         self._dispatch_due = True
         if child.state is ChildState.STARTING:
             failure = Failure(event.code or "engine_start", f"the process ended while it started: {event.reason}")
-            self._not_startable(child.plan.key, failure, now)
+            self._not_startable(child.plan, failure, now)
             return
         if child.state is ChildState.UP:
             delay = self.place.backoff(child.plan.key).failed(now, BACKOFF_FIRST_S, BACKOFF_MAX_S)

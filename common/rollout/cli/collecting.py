@@ -12,8 +12,8 @@ from typing import Any, TypeVar
 
 from rollout.cli.boundary import FAILED, OK
 from rollout.cli.progress import Display, Rates, Snapshot, eta
-from rollout.cli.show import waiting
-from rollout.cli.words import when
+from rollout.cli.show import cannot_start, cause_json, waiting
+from rollout.cli.words import first_line, when
 from rollout.client import Page, Runs
 from rollout.model.errors import HopelessError, IncompleteError, InputChangedError, OutputChangedError, StateError
 from rollout.model.item import NewItem
@@ -81,6 +81,7 @@ class WorkloadRun:
         self._rates = Rates()
         self._busy_at = time.monotonic()
         self._idle_told = False
+        self._causes_told: dict[tuple[str, str, str], tuple[int, bool]] = {}
 
     @property
     def committed(self) -> int:
@@ -210,10 +211,27 @@ class WorkloadRun:
         if page.status is not None:
             await to_its_end(self._collector.flush)
             self._display.progress(self._snapshot(page.status))
+            self._tell_causes(page.status)
             self._tell_idle(page.status)
 
+    def _tell_causes(self, status: pb.RunStatus) -> None:
+        """Once each, and again when it has reached more workers, or all."""
+        for cause in status.causes:
+            about = (cause.executor, cause.code, cause.message)
+            reached = (len(cause.workers), cause.everywhere)
+            told = self._causes_told.get(about)
+            if told is not None and told >= reached:
+                continue
+            self._causes_told[about] = reached
+            if told is None:
+                message = cannot_start(cause)
+            else:
+                where = "all workers that could run it" if cause.everywhere else f"{len(cause.workers)} workers"
+                message = f"the same on {where} now ({cause.times} tries): {first_line(cause.message)}"
+            self._display.event("cause", message, **cause_json(cause))
+
     def _tell_idle(self, status: pb.RunStatus) -> None:
-        if status.running or status.state != "running":
+        if status.running or status.causes or status.state != "running":
             self._busy_at, self._idle_told = time.monotonic(), False
             return
         idle_s = time.monotonic() - self._busy_at
@@ -280,5 +298,8 @@ class WorkloadRun:
             lines.append(f"warning: {units['failed']} {unit} failed for good; why is in {files.get(ERRORS, '')}")
         if summary["attempts"]["worker_lost"]:
             lines.append(f"{summary['attempts']['worker_lost']} attempts were lost with their worker and repeated")
+        if summary["state"] == "failed" and units["committed"] < units["total"]:
+            left = units["total"] - units["committed"]
+            lines.append(f"{left} {unit} are unharmed: when that is mended, the same command goes on with them")
         lines.append("files: " + ", ".join(files.values()))
         return "\n".join(lines)

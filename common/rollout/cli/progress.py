@@ -84,7 +84,7 @@ class Display(ABC):
         """Something worth a line."""
 
     @abstractmethod
-    def event(self, name: str, message: str, **fields: Any) -> None:
+    def event(self, name: str, message: str, /, **fields: Any) -> None:
         """A turning point: `fields` for programs, `message` for people; an empty one says nothing to them."""
 
     @abstractmethod
@@ -109,7 +109,7 @@ class JsonDisplay(Display):
     def note(self, message: str) -> None:
         print_json({"event": "note", "message": message})
 
-    def event(self, name: str, message: str, **fields: Any) -> None:
+    def event(self, name: str, message: str, /, **fields: Any) -> None:
         print_json({"event": name, **fields})
 
     def progress(self, snapshot: Snapshot) -> None:
@@ -127,7 +127,7 @@ class PlainDisplay(Display):
         self._out.write(message + "\n")
         self._out.flush()
 
-    def event(self, name: str, message: str, **fields: Any) -> None:
+    def event(self, name: str, message: str, /, **fields: Any) -> None:
         if message:
             self.note(message)
 
@@ -160,7 +160,7 @@ class TerminalDisplay(Display):
     def note(self, message: str) -> None:
         self._console.print(message, markup=False, soft_wrap=True)
 
-    def event(self, name: str, message: str, **fields: Any) -> None:
+    def event(self, name: str, message: str, /, **fields: Any) -> None:
         if message:
             self.note(message)
 

@@ -170,18 +170,10 @@ class _Invocation:
         self._embedded: Embedded | None = None
         self._waits = Waits(display.note)
         self._runs: Runs | None = None
+        self._had_ledger = False
         self._name = ""
 
     async def run(self) -> int:
-        target = self._target
-        self._display.event(
-            "cluster",
-            str(target),
-            cluster=target.cluster,
-            addresses=target.addresses,
-            private=str(target.private) if target.private is not None else None,
-            why=target.why,
-        )
         interrupts = Interrupts(self._at_once)
         interrupts.install()
         try:
@@ -249,9 +241,21 @@ class _Invocation:
             if checking.exception() is None:
                 checking.result().close()
             raise
+        self._say_cluster()
         for note in (*(checked.source.notes if checked.source else ()), *checked.notes):
             self._display.note(f"note: {note}")
         return checked
+
+    def _say_cluster(self) -> None:
+        target = self._target
+        self._display.event(
+            "cluster",
+            str(target),
+            cluster=target.cluster,
+            addresses=target.addresses,
+            private=str(target.private) if target.private is not None else None,
+            why=target.why,
+        )
 
     async def _compare(self, stored: JsonObject, checked: Checked, output: OutputDirectory) -> None:
         """ConfigError that names what changed since the run was made."""
@@ -274,6 +278,7 @@ class _Invocation:
         workers = self._options.workers or self._workload.workers(self._settings)
         embedded = Embedded(output / STATE_DIR, workers=workers, report=self._display.note)
         self._embedded = embedded
+        self._had_ledger = state_of(output) is not None
         try:
             remember_command(output / STATE_DIR, self._options.command())
             await embedded.start()
@@ -305,7 +310,7 @@ class _Invocation:
                 collector = await asyncio.to_thread(open_collector, workload, output, run_id, checked.config, checked)
                 collector.close()
                 raise ConfigError(
-                    f"{self._gone(run_id, output.path)}; to start a new run, name another output directory"
+                    f"{self._gone(run_id, output.path)} name another output directory to start a new run"
                     + "".join(f"\n  {fault}: only the ledger has what is missing" for fault in collector.faults)
                 ) from None
         if status is not None:
@@ -327,14 +332,22 @@ class _Invocation:
 
     def _gone(self, run_id: str, output: Path) -> str:
         """Why its cluster does not know the run."""
+        if self._target.private is not None and self._had_ledger:
+            return (
+                f"run {run_id} of {output} is not in the private cluster's ledger any more: it was deleted there. "
+                "You may"
+            )
         if self._target.private is not None:
-            return f"run {run_id} of {output} is not in the private cluster's ledger any more: it was deleted there"
+            return (
+                f"run {run_id} of {output} is not known here, where no private cluster has run: continue on the "
+                "cluster where it was started (--coordinator, --context), or"
+            )
         where = f"cluster {self._target.cluster} at {self._runs.address if self._runs else ''}"
         if origin_of(output, run_id) is not None:
-            return f"run {run_id} of {output} was started on {where}, and it was deleted there"
+            return f"run {run_id} of {output} was started on {where}, and it was deleted there. You may"
         return (
-            f"run {run_id} of {output} is not known on {where}: give the --coordinator, --context or "
-            "--local that it was started with"
+            f"run {run_id} of {output} is not known on {where}: continue on the cluster where it was started "
+            "(--coordinator, --context or --local), or"
         )
 
     async def _carry_out(

@@ -4,7 +4,8 @@ The JSON of a run: `run_id, workload, name, state, reason, priority, order, seal
 cancelled, skipped, in_flight, running, workers, attempts, retried, worker_lost, stale, units_in, units_out, created_at,
 updated_at, ended_at` (RFC 3339, or null), `pausing`, `survivors` (`[{log, seq, attempt}]`), `lanes`, `waits`
 (what pending items wait for: `[{reason, message, items, impossible}]`), `pending`, `per_s` and `units_per_s` (over the
-last half minute), `elapsed_s`, `eta_s` (null: it cannot be said).
+last half minute), `elapsed_s`, `eta_s` (null: it cannot be said), `causes` (why workers cannot start what it needs:
+`[{run_id, executor, code, message, workers, hosts, times, first_at, last_at, everywhere}]`).
 
 `attempts` counts those that began and have ended, `retried` those of them that came to nothing and did not end their
 item, `worker_lost` those that were lost with their worker. What was given back or stolen before it began is none.
@@ -13,8 +14,8 @@ item, `worker_lost` those that were lost with their worker. What was given back 
 newest first: `[{row, attempt, code, message, worker, host, at, final}]` (`final`: the row failed for good).
 
 Of a worker: `worker_id, state, host, version, roles, labels, capacity, executors, plugins, in_flight, running, done,
-load, last_seen_s, registered_at, reason`. `workers show` adds `ended_at, host_id`, `used` (of its capacity), `runs`:
-`[{run_id, name, workload, in_flight, running}]`, and `held`: `[{run_id, row, attempt, began_at}]`.
+load, last_seen_s, registered_at, reason, causes` (as of a run). `workers show` adds `ended_at, host_id`, `used` (of its
+capacity), `runs`: `[{run_id, name, workload, in_flight, running}]`, and `held`: `[{run_id, row, attempt, began_at}]`.
 
 Keys are added over time, never renamed or removed. Rows count from 1; that of a child is written behind its parent's:
 `43.2`.
@@ -24,7 +25,7 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any
 
@@ -32,7 +33,7 @@ from rich.console import Console
 from rich.table import Table
 
 from rollout.cli.streams import json_line
-from rollout.cli.words import when
+from rollout.cli.words import first_line, when
 from rollout.model.ids import short
 from rollout.wire.v1 import runs_pb2 as pb
 
@@ -93,11 +94,28 @@ def run_json(status: pb.RunStatus) -> dict[str, Any]:
             {"reason": wait.reason, "message": wait.message, "items": wait.items, "impossible": wait.impossible}
             for wait in status.waits
         ],
+        "causes": list(map(cause_json, status.causes)),
         "pending": pending(status),
         "per_s": round(status.rate, 3),
         "units_per_s": round(status.units_rate, 3),
         "elapsed_s": round(elapsed_s(status), 3),
         "eta_s": eta_s(status),
+    }
+
+
+def cause_json(cause: pb.Cause) -> dict[str, Any]:
+    """Why workers cannot start what a run needs."""
+    return {
+        "run_id": cause.run_id,
+        "executor": cause.executor,
+        "code": cause.code,
+        "message": cause.message,
+        "workers": list(cause.workers),
+        "hosts": list(cause.hosts),
+        "times": cause.times,
+        "first_at": timestamp(cause.first_ms),
+        "last_at": timestamp(cause.last_ms),
+        "everywhere": cause.everywhere,
     }
 
 
@@ -166,6 +184,7 @@ def worker_json(worker: pb.WorkerStatus) -> dict[str, Any]:
         "last_seen_s": round(worker.last_seen_s, 3),
         "registered_at": timestamp(worker.registered_ms),
         "reason": worker.reason,
+        "causes": list(map(cause_json, worker.causes)),
     }
 
 
@@ -228,6 +247,25 @@ def waiting(status: pb.RunStatus) -> str:
     )
 
 
+def cannot_start(cause: pb.Cause) -> str:
+    """`worker 7QK3ABCD on gpu-4 cannot start the model: ...`"""
+    what = "the model" if cause.executor == "infer" else f"executor {cause.executor!r}"
+    who = f"worker {short(cause.workers[0])}" if cause.workers else "a worker"
+    if cause.hosts and cause.hosts[0]:
+        who += f" on {cause.hosts[0]}"
+    if len(cause.workers) > 1:
+        who += f" and {len(cause.workers) - 1} more"
+    return f"{who} cannot start {what}: {cause.message}"
+
+
+def unable(causes: Sequence[pb.Cause]) -> str:
+    """For a table."""
+    if not causes:
+        return ""
+    more = f" (and {len(causes) - 1} more)" if len(causes) > 1 else ""
+    return f"cannot start {causes[0].executor}: {first_line(causes[0].message)}{more}"
+
+
 def print_workers(workers: Iterable[pb.WorkerStatus], leader: str) -> None:
     found = table("worker", "state", "host", "running", "held", "done", "seen", "capacity", "reason")
     for worker in workers:
@@ -240,7 +278,7 @@ def print_workers(workers: Iterable[pb.WorkerStatus], leader: str) -> None:
             f"{worker.done:,}",
             f"{worker.last_seen_s:.1f} s ago",
             amounts(worker.inventory.capacity),
-            worker.reason,
+            worker.reason or unable(worker.causes),
         )
     print_table(found, "no workers")
     console().print(f"leader: {leader}", highlight=False, markup=False)

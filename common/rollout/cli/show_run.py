@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from rich.table import Table
 from rich.text import Text
 
-from rollout.cli.show import console, elapsed_s, eta_s, final, pending, table, waiting
+from rollout.cli.show import cannot_start, console, elapsed_s, eta_s, final, pending, table, waiting
 from rollout.cli.words import counted, duration, first_line, rate, when
 from rollout.model.ids import short
 from rollout.wire.v1 import runs_pb2 as pb
@@ -68,6 +68,13 @@ def _lines(status: pb.RunStatus) -> Iterable[str]:
     if status.survivors:
         count = sum(len(keys.seq) for keys in status.survivors)
         yield f"{INDENT}{counted(count, 'attempt')} did not stop and may still run"
+    if status.causes:
+        yield "cannot start"
+        for cause in status.causes:
+            tries = f" ({counted(cause.times, 'try').replace('trys', 'tries')}, last at {when(cause.last_ms)})"
+            first, *rest = cannot_start(cause).splitlines()
+            yield INDENT + first + tries
+            yield from (INDENT * 2 + line for line in rest)
     if status.waits:
         yield "waits"
         for line in waiting(status).splitlines():

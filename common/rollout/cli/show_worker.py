@@ -54,6 +54,8 @@ def _lines(worker: pb.WorkerStatus) -> Iterator[str]:
         "labels": ", ".join(f"{key}={value}" for key, value in sorted(inventory.labels.items())),
         "version": inventory.version,
     }
+    for cause in worker.causes:
+        yield f"  cannot start {cause.executor} for run {short(cause.run_id)}: {cause.message}"
     for name, value in facts.items():
         if value:
             yield f"  {name}: {value}"

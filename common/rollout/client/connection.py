@@ -19,6 +19,7 @@ from rollout.wire.answers import Answers, is_wrong_peer, no_answer
 from rollout.wire.channel import open_channel
 from rollout.wire.epoch import EpochGuard, StaleEpochError
 from rollout.wire.errors import error_of
+from rollout.wire.v1 import history_pb2_grpc as history_rpc
 from rollout.wire.v1 import runs_pb2_grpc as rpc
 
 log = structlog.get_logger()
@@ -160,6 +161,11 @@ class Connection:
             if self._channel is None:
                 self._channel = self._dial(self._address, self.credentials)
             return rpc.RunsStub(self._channel)
+
+    async def history_stub(self) -> Any:
+        """As `stub`, of the history."""
+        await self.stub()
+        return history_rpc.HistoryStub(self._channel)
 
     async def renewed(self) -> int:
         """Renew the certificate if that is due; its generation."""

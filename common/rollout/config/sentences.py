@@ -49,7 +49,7 @@ SENTENCES: dict[str, Sentence] = {
     "coordinator_standby": _said("standing by at {addr}[; {leader} leads]", *_STORE),
     "coordinator_fenced": _trouble("this coordinator leads no more: {reason}[; {leader} does]"),
     "coordinator_failed": _trouble("cannot go on: {error}"),
-    "coordinator_stopping": _said("stopping"),
+    "coordinator_stopping": _said("stopping[: this coordinator, at {addr}]"),
     "coordinator_stopped": _said("stopped"),
     "lease_acquired": _said("became the leader", "lease_lost", "lease_renewal_failed", *_STORE),
     "lease_standby": _said("waiting to become the leader[: {reason}][; {leader} leads]"),
@@ -116,6 +116,9 @@ SENTENCES: dict[str, Sentence] = {
         "{dropped} are given up, {repended} start anew"
     ),
     "work_stolen": _said("worker {thief} takes {count:unstarted item} from worker {victim}"),
+    "history_not_written": _said("what happened could not be recorded, and is kept: {error}"),
+    "more_work_stolen": _said("other workers take {count:unstarted item} from each other"),
+    "events_dropped": _said("so much happened at once that {count:event} were left out here"),
     # ---- runs
     "run_submitted": _said("run {run_id}[ {name}] was submitted ({workload})"),
     "run_paused": _said("run {run_id} is paused[; {in_flight:item} still in hand]"),
@@ -165,6 +168,7 @@ SENTENCES: dict[str, Sentence] = {
     "child_broke_protocol": _said("process {child} sent what it must not ({error}) and is ended"),
     "child_output": _said("process {child}: {text}"),
     "child_output_dropped": _trouble("process {child} prints too much: {lines:line} were dropped", "child"),
+    "output_not_shipped": _said("what children of run {run_id} printed is not taken: {error}"),
     "guard_lost": _trouble("the process that cleans up after this worker is gone: {error}"),
     "memory_limits": _said("memory is limited by {by}"),
     "memory_group_failed": _trouble("memory cannot be limited with {group}: {error}", "group"),
@@ -173,6 +177,9 @@ SENTENCES: dict[str, Sentence] = {
         "engine_start_failed",
     ),
     "engine_start_failed": _trouble("the engine does not start: {error}[; next try in {retry_in_s:s}]", "code"),
+    "worker_cannot_start": _trouble(
+        "worker {worker}[ on {host}] cannot start {executor} for run {run_id}: {error}", "code"
+    ),
     "engine_step_failed": _trouble("the engine failed at {rows:row}: {error}", "code"),
     "engine_dead": _said("the engine of {model} is dead: {error}"),
     # ---- plugins

@@ -79,6 +79,7 @@ def input_section(patterns: Sequence[str], report: InputReport) -> JsonObject:
     return {
         "glob": list(patterns),
         "rows": report.rows,
+        "invalid": report.invalid,
         "digest": report.digest,
         "files": [{"path": file.path, "rows": file.rows, "digest": file.digest} for file in report.files],
     }

@@ -116,7 +116,13 @@ def _differences(section: str, old: Any, new: Any) -> Iterator[tuple[str, Any, A
 
 def _input_changes(old: JsonObject, new: JsonObject, changed: str | None) -> list[str]:
     if old["digest"] == new["digest"]:
-        return []
+        before, after = old.get("invalid", 0), new.get("invalid", 0)
+        if before == after:
+            return []
+        return [
+            f"input: {before:,} of its rows could not be used when the run began, and now {after:,}: what says which "
+            "can (such as input.model_in_rows) was changed"
+        ]
     if changed:
         return [f"input: {changed}"]
     before = [(file["digest"], file["path"]) for file in old.get("files", [])]

@@ -11,10 +11,11 @@ import gzip
 import io
 import json
 import os
+import re
 import stat
 import tempfile
 import zlib
-from array import array
+from collections import Counter
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -39,6 +40,7 @@ FAULTS_MAX = 100
 _BOM = b"\xef\xbb\xbf"
 _GZIP, _ZSTD = b"\x1f\x8b", b"\x28\xb5\x2f\xfd"
 _HASH = 8
+_KINDS_MAX = 8
 _BATCH = 2000  # rows between two progress calls
 _AGAIN = "put it back as it was and give the same command again, or name another output.dir to start a new run"
 
@@ -323,13 +325,11 @@ class Source:
 class UniqueIds:
     """Ids that rows bring along, told apart by the text that they become in a file: 1 and "1" are one.
 
-    A digest of each is kept, and 16 bytes of where it stands: memory does not depend on their length.
+    A digest of each is kept, and where it stands: memory does not depend on their length.
     """
 
     def __init__(self) -> None:
-        self._seen: set[bytes] = set()
-        self._hashes = array("Q")
-        self._places = array("Q")
+        self._places: dict[bytes, int] = {}
         self._files: list[str] = []
 
     def add(self, line: Line, key: str, value: object) -> None:
@@ -337,9 +337,8 @@ class UniqueIds:
         if isinstance(value, bool) or not isinstance(value, str | int):
             fail(line.file, line.line, f'"{key}" must be a string or an integer')
         digest = blake3(json.dumps(str(value)).encode()).digest(16)
-        short = int.from_bytes(digest[:8])
-        if digest in self._seen:
-            place = self._places[self._hashes.index(short)]
+        place = self._places.get(digest)
+        if place is not None:
             earlier = f"{self._files[place >> 48]}:{place & ((1 << 48) - 1)}"
             fail(
                 line.file,
@@ -349,13 +348,11 @@ class UniqueIds:
             )
         if not self._files or self._files[-1] != line.file:
             self._files.append(line.file)
-        self._seen.add(digest)
-        self._hashes.append(short)
-        self._places.append((len(self._files) - 1) << 48 | line.line)
+        self._places[digest] = (len(self._files) - 1) << 48 | line.line
 
 
 class Faults:
-    """What a check finds: the first FAULTS_MAX are kept, the others are counted.
+    """What a check finds: the first FAULTS_MAX are kept, the others are counted by kind.
 
     `path`: where the rows that are left out are written, with what is wrong with each; None: none is left out.
     """
@@ -364,6 +361,7 @@ class Faults:
         self.first: list[InputError] = []
         self.rows = 0  # that have one
         self.fatal = 0
+        self._kinds: Counter[str] = Counter()
         self._file = None if path is None else path.open("wb")
 
     def of_row(self, line: Line, fault: InputError) -> None:
@@ -383,6 +381,14 @@ class Faults:
             self.first.clear()  # of rows that may be left out
         if len(self.first) < FAULTS_MAX:
             self.first.append(fault)
+        else:
+            self._kinds[self._kind(fault)] += 1
+
+    def _kind(self, fault: InputError) -> str:
+        """What is wrong, without what differs from row to row."""
+        text = re.sub(r"^.*?:\d+: ", "", fault.message)
+        kind = re.sub(r"'[^']*'|\d[\d,]*", "...", text)
+        return kind if kind in self._kinds or len(self._kinds) < _KINDS_MAX else "others"
 
     def error(self) -> InputError:
         count = self.fatal or self.rows
@@ -390,7 +396,8 @@ class Faults:
             return self.first[0]
         lines = [f"{count:,} problems:", *(f"  {fault.message}" for fault in self.first[:FAULTS_MAX])]
         if count > len(self.first):
-            lines.append(f"  and {count - len(self.first):,} more like these")
+            kinds = "; ".join(f"{times:,} x {kind}" for kind, times in self._kinds.most_common())
+            lines.append(f"  and {count - len(self.first):,} more{f': {kinds}' if kinds else ''}")
         if count == self.rows and self._file is None:
             lines.append('[input] on_bad_row = "skip" leaves such rows out and runs the others')
         return InputError("\n".join(lines), **self.first[0].context)

@@ -64,8 +64,15 @@ def fits(worker: Worker, requirements: Requirements) -> bool:
 
 
 def takes(worker: Worker, requirements: Requirements) -> bool:
-    """Whether it may be given such items now: they fit, and it has not just given them back."""
-    return fits(worker, requirements) and requirements not in worker.given_back
+    """Whether it may be given such items now: they fit, it has not just given them back, and it could start them."""
+    return (
+        fits(worker, requirements) and requirements not in worker.given_back and not cannot_start(worker, requirements)
+    )
+
+
+def cannot_start(worker: Worker, requirements: Requirements) -> bool:
+    """It tried to start what these need, without success, and does not try again yet."""
+    return bool(worker.causes) and any(cause.until and cause.concerns(requirements) for cause in worker.causes)
 
 
 def strict_room(worker: Worker, requirements: Requirements, besides: Set[str] = frozenset()) -> int:

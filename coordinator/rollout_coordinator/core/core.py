@@ -8,6 +8,7 @@ from typing import Any
 from rollout.model.errors import RolloutError
 
 from rollout_coordinator.core import (
+    causes,
     child_items,
     commands,
     commit,
@@ -58,6 +59,7 @@ _HANDLERS: dict[type, Callable[[State, Any], None]] = {
     ev.WorkerStarted: results.started,
     ev.WorkerResults: results.results,
     ev.WorkerReleased: results.released,
+    ev.WorkerCauses: causes.told,
     ev.WorkerConfirm: steal.confirm,
     ev.WorkerSpawn: child_items.spawn,
     ev.WorkerWaiting: child_items.waiting,
@@ -100,6 +102,9 @@ class Core:
         scanned = workers.scan(state)
         if scanned:
             rates.sample(state)
+        causes.try_again(state)
+        if scanned or state.notes.causes:
+            causes.end_hopeless(state)
         runs.pause_deadlines(state)
         runs.forget_ended(state)
         queues.fire_timers(state)

@@ -160,6 +160,28 @@ class WorkerReleased:
 
 
 @dataclass(slots=True)
+class CannotStart:
+    """What a worker cannot start for a run. `limits`: only for items that ask for so much; None: for all."""
+
+    run_id: str
+    executor: str
+    limits: tuple[int, int] | None  # gpus, memory in MiB
+    code: str
+    message: str
+    times: int
+    final: bool  # another try is not expected to help
+    retry_in: float  # seconds
+
+
+@dataclass(slots=True)
+class WorkerCauses:
+    """All that it cannot start."""
+
+    session: str
+    causes: list[CannotStart]
+
+
+@dataclass(slots=True)
 class WorkerConfirm:
     session: str
     revoke_id: int
@@ -272,6 +294,7 @@ class Tick:
 
 Event = (
     SubmitOpen | SubmitItems | SubmitSeal | RunCommand | RunDelete | WorkerHello | WorkerGone | WorkerGoodbye
-    | WorkerBeat | WorkerCredit | WorkerStarted | WorkerResults | WorkerReleased | WorkerConfirm | WorkerSpawn
-    | WorkerWaiting | WorkerProgress | WorkerCommand | Loaded | IdsLoaded | ResultsLoaded | RunLoaded | Tick
+    | WorkerBeat | WorkerCredit | WorkerStarted | WorkerResults | WorkerReleased | WorkerCauses | WorkerConfirm
+    | WorkerSpawn | WorkerWaiting | WorkerProgress | WorkerCommand | Loaded | IdsLoaded | ResultsLoaded | RunLoaded
+    | Tick
 )  # fmt: skip

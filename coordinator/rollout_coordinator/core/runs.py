@@ -58,7 +58,7 @@ def intern_spec(state: State, run: Run, spec: ItemSpec, write: bool = True) -> S
     key = (spec.executor, spec.require_roles, spec.require_labels, spec.require_plugin, spec.resources)
     requirements = run.requirements.get(key)
     if requirements is None:
-        requirements = run.requirements[key] = Requirements(spec, run.spec.workload)
+        requirements = run.requirements[key] = Requirements(spec, run.spec.workload, run.id)
         if not state.safe.strict_resources:
             requirements.strict = ()
     info = SpecInfo(len(run.specs), spec, lane, requirements)

@@ -70,6 +70,10 @@ class Safeguards:
     """An attempt whose worker does not enforce its timeout ends."""
     running_runs_only: bool = True
     """A paused, interrupted or ended run hands out nothing."""
+    failed_starts_wait: bool = True
+    """A worker that could not start what an item needs is given no other such item before it tries again."""
+    hopeless_runs_end: bool = True
+    """A run of which nothing can be started anywhere ends with the cause, and its user does not wait for ever."""
     ready_workers_only: bool = True
     """A worker that drains gets nothing new."""
     run_cap: bool = True

@@ -10,6 +10,7 @@ from collections import deque
 from collections.abc import Callable, Iterator, Set
 from dataclasses import dataclass, field, replace
 from itertools import count
+from math import ceil
 from typing import Any, NamedTuple
 
 from rollout.model.item import Blob, ItemSpec, Key
@@ -21,6 +22,7 @@ from rollout_coordinator.core.ranges import Ranges
 from rollout_coordinator.core.safeguards import Safeguards
 from rollout_coordinator.core.settings import CoreSettings
 from rollout_coordinator.core.step import LaneRow, Load, LogRow, Step
+from rollout_coordinator.core.views import CauseView
 
 NEVER = float("inf")
 _BEFORE = Now(0.0, 0)
@@ -59,16 +61,21 @@ class Chunk:
 class Requirements:
     """What a worker must have: checked once per worker for all specs of a run that ask the same."""
 
-    __slots__ = ("executor", "heap", "key", "labels", "locality", "plugin", "roles", "slots", "strict")
+    __slots__ = (
+        "executor", "heap", "key", "labels", "limits", "locality", "plugin", "roles", "run_id", "slots", "strict",
+    )  # fmt: skip
 
-    def __init__(self, spec: ItemSpec, workload: str) -> None:
+    def __init__(self, spec: ItemSpec, workload: str, run_id: str) -> None:
+        self.run_id = run_id
         self.executor = spec.executor or workload
         # Its worth, not its identity: the address of a run that is forgotten may be that of a later one's.
         self.key = (self.executor, spec.require_roles, spec.require_labels, spec.require_plugin, spec.resources)
         self.roles = frozenset(spec.require_roles)
         self.labels = spec.require_labels
         self.plugin = spec.require_plugin
-        self.slots = dict(spec.resources).get("slots", 0.0)
+        asked = dict(spec.resources)
+        self.slots = asked.get("slots", 0.0)
+        self.limits = (ceil(asked.get("gpus", 0.0)), ceil(asked.get("memory_mib", 0.0)))  # of a process of its own
         self.strict = tuple((name, amount) for name, amount in spec.resources if name != "slots" and amount > 0)
         self.heap: list[tuple[int, int, int, int, SpecQueue]] = []  # queues with such items, by `queues.key_of`
         self.locality: Locality | None = None  # until its items differ
@@ -228,7 +235,8 @@ class Reader:
 
 class Run:
     __slots__ = (
-        "by_group", "by_spec", "created_ms", "ended_by", "ended_ms", "id", "in_flight", "lanes", "left_at", "logs",
+        "by_group", "by_spec", "causes", "created_ms", "ended_by", "ended_ms", "id", "in_flight", "lanes", "left_at",
+        "logs",
         "pausing_until_ms", "policies", "priority", "reason", "requirements", "root", "running", "samples", "spec",
         "specs", "state", "stop_submitting", "survivors", "tracked", "updated_ms", "waiting", "warm", "weight",
         "window",
@@ -237,6 +245,7 @@ class Run:
     def __init__(self, spec: RunSpec, state: RunState, created_ms: int) -> None:
         self.id, self.spec, self.state = spec.run_id, spec, state
         self.reason = ""
+        self.causes: list[CauseView] = []  # with which it ended
         self.ended_by = ""
         self.created_ms = self.updated_ms = created_ms
         self.ended_ms = self.pausing_until_ms = 0
@@ -296,6 +305,31 @@ class AttemptBatch:
 
 
 @dataclass(slots=True, eq=False)
+class Cause:
+    """Why a worker cannot start an executor for a run. `limits` as of `events.CannotStart`."""
+
+    run_id: str
+    executor: str
+    limits: tuple[int, int] | None
+    code: str
+    message: str
+    times: int
+    final: bool
+    first_ms: int
+    last_ms: int
+    until: float  # monotonic: it is given nothing that needs it before
+
+    @property
+    def about(self) -> tuple[str, str, tuple[int, int] | None]:
+        return self.run_id, self.executor, self.limits
+
+    def concerns(self, requirements: Requirements) -> bool:
+        return (self.run_id, self.executor) == (requirements.run_id, requirements.executor) and (
+            self.limits is None or self.limits == requirements.limits
+        )
+
+
+@dataclass(slots=True, eq=False)
 class Revoke:
     """Items asked back from a worker, for another that is idle."""
 
@@ -306,10 +340,10 @@ class Revoke:
 
 class Worker:
     __slots__ = (
-        "batches", "by_run", "bytes", "capacity", "credit", "credit_runs", "done", "drain_argument", "due_at",
-        "ended_ms", "failure_emitted", "fenced", "fits", "given_back", "holds", "host_id", "id", "in_flight",
-        "incoming", "inventory", "kind", "load", "reason", "registered_ms", "revoke", "running", "session", "state",
-        "used", "waiting",
+        "batches", "by_run", "bytes", "capacity", "causes", "credit", "credit_runs", "done", "drain_argument",
+        "due_at", "ended_ms", "failure_emitted", "fenced", "fits", "given_back", "holds", "host_id", "id",
+        "in_flight", "incoming", "inventory", "kind", "load", "reason", "registered_ms", "revoke", "running",
+        "session", "state", "used", "waiting",
     )  # fmt: skip
 
     def __init__(self, incarnation: str, host_id: str, inventory: Inventory, state: WorkerState, now: Now) -> None:
@@ -330,6 +364,7 @@ class Worker:
         self.used: dict[str, float] = {}
         self.batches: dict[int, AttemptBatch] = {}
         self.revoke: Revoke | None = None
+        self.causes: list[Cause] = []  # what it cannot start
         self.given_back: dict[Requirements, float] = {}  # what it gets none of until then: see results.released
         self.fenced = False
         self.failure_emitted = False
@@ -353,8 +388,8 @@ class Notes:
     """
 
     __slots__ = (
-        "accepted", "children", "dispatch", "freed", "idle", "lanes", "left", "logs", "over", "redeliver", "runs",
-        "unblocked", "window",
+        "accepted", "causes", "children", "dispatch", "freed", "idle", "lanes", "left", "logs", "over", "redeliver",
+        "runs", "unblocked", "window",
     )  # fmt: skip
 
     def __init__(self) -> None:
@@ -365,6 +400,7 @@ class Notes:
         self.freed: dict[str, Worker] = {}  # may be given more
         self.left: dict[str, Worker] = {}  # get nothing more
         self.dispatch = False  # items are pending, or something that held them back moved
+        self.causes = False  # a worker told what it cannot start
         self.window: dict[int, Log] = {}  # have room, or rows that are in the ledger only
         self.idle: dict[str, Run] = {}  # the last attempt in flight ended
         self.over: list[Log] = []  # children of parents that have a result
@@ -374,7 +410,7 @@ class Notes:
 
     def clear(self) -> None:
         """All were handed up."""
-        self.dispatch = False
+        self.dispatch = self.causes = False
         for notes in (self.accepted, self.children, self.freed, self.left, self.window, self.idle, self.over):
             notes.clear()
         for rows in (self.logs, self.runs, self.lanes):

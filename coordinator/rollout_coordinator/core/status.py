@@ -8,6 +8,7 @@ from itertools import chain, islice
 
 from rollout.model.run import RunState
 
+from rollout_coordinator.core import causes
 from rollout_coordinator.core.attempts import open_seqs
 from rollout_coordinator.core.events import Now
 from rollout_coordinator.core.rates import rates
@@ -48,7 +49,7 @@ def run_view(state: State, run: Run, *, with_waits: bool = False) -> RunView:
         created_ms=run.created_ms, updated_ms=run.updated_ms, ended_ms=run.ended_ms,
         pausing=bool(run.pausing_until_ms), workers=sum(works_on(state, w, run) for w in state.workers.values()),
         survivors=run.survivors, lanes=lanes, ended_by=run.ended_by, rate=rate, units_rate=units_rate,
-        waits=waits(state, run) if with_waits else [],
+        causes=causes.of_run(state, run), waits=waits(state, run) if with_waits else [],
     )  # fmt: skip
 
 
@@ -128,6 +129,7 @@ def worker_view(state: State, worker: Worker, now: Now) -> WorkerView:
     return WorkerView(
         worker.id, worker.host_id, worker.inventory, worker.state, worker.in_flight, worker.running,
         worker.registered_ms, max(0.0, now.mono - heard_at), worker.reason, worker.load, worker.done,
+        causes.of_worker(worker),
     )  # fmt: skip
 
 

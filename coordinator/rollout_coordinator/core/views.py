@@ -30,6 +30,22 @@ class WaitView:
 
 
 @dataclass(slots=True)
+class CauseView:
+    """Why workers cannot start what a run needs; alike on all of `workers`."""
+
+    run_id: str
+    executor: str
+    code: str
+    message: str
+    workers: list[str]
+    hosts: list[str]
+    times: int  # of all of them together
+    first_ms: int
+    last_ms: int
+    everywhere: bool  # no connected worker that could host it is without such a cause
+
+
+@dataclass(slots=True)
 class RunView:
     spec: RunSpec
     state: RunState
@@ -60,6 +76,7 @@ class RunView:
     lanes: list[LaneView] = field(default_factory=list[LaneView])
     rate: float = 0.0  # items with a result a second, over the last half minute
     units_rate: float = 0.0  # units out
+    causes: list[CauseView] = field(default_factory=list[CauseView])  # of a live run
     waits: list[WaitView] = field(default_factory=list[WaitView])  # of a running run
     ended_by: str = ""  # who ended it by a command
 
@@ -119,3 +136,4 @@ class WorkerView:
     reason: str
     load: float
     done: int
+    causes: list[CauseView] = field(default_factory=list[CauseView])  # what it cannot start

@@ -13,7 +13,7 @@ from datetime import UTC, datetime
 from rollout.model.run import RunState
 from rollout.model.worker import WorkerState
 
-from rollout_coordinator.core.capacity import fits, free_credit, parents_full, strict_room
+from rollout_coordinator.core.capacity import cannot_start, fits, free_credit, parents_full, strict_room
 from rollout_coordinator.core.items import is_accepted
 from rollout_coordinator.core.state import ROOT_RANK, Log, Requirements, Run, SpecQueue, State, Worker
 from rollout_coordinator.core.views import WaitView
@@ -125,6 +125,10 @@ def _busy(state: State, run: Run, requirements: Requirements, workers: list[Work
     if not spare:
         amounts = ", ".join(f"{amount:g} {name}" for name, amount in requirements.strict)
         return "resources", f"{amounts} are not free on any of the {len(fitting)} workers that have them", False
+    if all(cannot_start(worker, requirements) for worker in spare):
+        who = f"none of the {len(spare)} workers that host it" if len(spare) > 1 else "the worker that hosts it"
+        what = "could start it and tries again" if len(spare) > 1 else "could not start it and tries again"
+        return "cannot_start", f"executor {requirements.executor!r}: {who} {what}", False
     if all(requirements in worker.given_back for worker in spare):
         what = "what they need is held by items that wait for their children"
         return "resources", f"{what}, on each of the {len(fitting)} workers that have it", False

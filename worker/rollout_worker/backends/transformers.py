@@ -17,6 +17,7 @@ from rollout.model.errors import AttemptError
 
 from rollout_worker.backends.batch import ContinuousBatch, Sequence
 from rollout_worker.backends.constraint import ConstraintFactory
+from rollout_worker.backends.loading import find_on_hub, load_failure
 from rollout_worker.backends.port import Backend, BackendOptions, Choice, Completion, Request
 from rollout_worker.backends.tokens import TextCodec
 
@@ -126,6 +127,7 @@ class TransformersBackend:
             **(self._options.get("engine") or {}),
         }
         name = self._config.model
+        find_on_hub(name, self._options.get("revision"))
         try:
             model: Any = transformers.AutoModelForCausalLM.from_pretrained(name, **arguments)
             model.eval().to(self._device)
@@ -137,9 +139,7 @@ class TransformersBackend:
                 max_model_len=length,
             )
         except (OSError, ValueError, RuntimeError, KeyError, TypeError, ImportError) as error:
-            raise AttemptError(
-                f"the model {name} cannot be loaded: {error}", code="model_load_failed", retry=False
-            ) from error
+            raise load_failure(f"the model {name} cannot be loaded", error) from error
         self._eos = eos_ids(model, self._codec.tokenizer)
         eos = self._codec.tokenizer.eos_token_id
         first = eos if eos is not None else min(self._eos, default=0)

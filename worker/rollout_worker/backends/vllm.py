@@ -21,6 +21,7 @@ from rollout.model.errors import AttemptError
 
 from rollout_worker.backends.environment import number_devices
 from rollout_worker.backends.lifeline import die, hold
+from rollout_worker.backends.loading import find_on_hub, load_failure
 from rollout_worker.backends.port import Backend, BackendOptions, Choice, Completion, Request, Sampling
 from rollout_worker.backends.tokens import TextCodec
 
@@ -66,14 +67,13 @@ class VllmBackend:
         if not self._options.get("max_num_seqs"):
             self._concurrency = GPU_SEQUENCES if self._device == "cuda" else CPU_SEQUENCES
         arguments = self._arguments(vllm.AsyncEngineArgs)
+        await asyncio.to_thread(find_on_hub, self._config.model, self._options.get("revision"))
         hold()
         try:
             # In the loop's thread: AsyncLLM binds to the running loop.
             self._engine = vllm.AsyncLLMEngine.from_engine_args(vllm.AsyncEngineArgs(**arguments))
         except (OSError, ValueError, RuntimeError, KeyError, TypeError, ImportError, AssertionError) as error:
-            raise AttemptError(
-                f"vLLM cannot load {self._config.model}: {error}", code="model_load_failed", retry=False
-            ) from error
+            raise load_failure(f"vLLM cannot load {self._config.model}", error) from error
         model_config: Any = self._engine.model_config
         self._codec = await asyncio.to_thread(
             TextCodec.load,

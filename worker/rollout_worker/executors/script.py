@@ -13,7 +13,8 @@ line when it starts, ends and is cancelled to that file, as something outside th
 that file while it runs, and where another process holds the lock, adds a line `beside` to the effects and fails. The
 kernel lets go of the lock of a process that is killed, once it has ended. `crash_after`:
 like `crash`, but after the children were spawned and before anything is returned. A payload that begins with b"noop"
-returns at once.
+returns at once. `start_needs` (a file), `start_error`, `start_print` and `start_crash` of the run's configuration say
+how a start ends.
 """
 
 from __future__ import annotations
@@ -40,6 +41,12 @@ from rollout_worker.executors.port import Attempt, Context, Done, Run
 NOOP = b"noop"
 
 
+def check_needs(name: str | None) -> None:
+    """A file that must be in the worker's directory."""
+    if name and not Path(name).exists():
+        raise AttemptError(f"there is no {name} in {Path.cwd().name}", code="start_error", retry=False)
+
+
 class ScriptExecutor:
     placement: ClassVar[Literal["engine", "slot"]] = "slot"
 
@@ -60,6 +67,9 @@ class ScriptExecutor:
         fault = run.config.get("start_error")
         if fault:
             raise AttemptError(str(fault), code="start_error", retry=False)
+        await asyncio.to_thread(check_needs, run.config.get("start_needs"))
+        if said := run.config.get("start_print"):
+            print(said, flush=True)  # noqa: T201
         if run.config.get("start_crash"):
             os.kill(os.getpid(), signal.SIGKILL)
 

@@ -6,17 +6,19 @@ import asyncio
 import contextlib
 import json
 import os
+import re
 import signal
 import socket
 import subprocess
 import sys
 import time
 from collections.abc import Awaitable, Callable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import structlog
+from rollout.config.logging import redact_text
 from rollout.model.errors import ProtocolError
 from rollout.wire.v1 import common_pb2, work_pb2
 
@@ -27,7 +29,7 @@ from rollout_worker.pipe import Kind, Pipe
 from rollout_worker.processes import guard
 from rollout_worker.processes.frames import read_frame, read_question
 from rollout_worker.processes.memory import MemoryGroup, MemoryGroups, ran_out
-from rollout_worker.processes.output import TELL_S, Output
+from rollout_worker.processes.output import TELL_S, Output, Shipper
 
 log = structlog.get_logger()
 
@@ -35,6 +37,7 @@ READ_BYTES = 64 << 10
 OUTPUT_WAIT_S = 1.0
 STOP_GRACE_S = 10.0
 GROUP_WAIT_S = 5.0  # no longer: where nobody reaps orphans, a group never ends
+LAST_LINE = 300
 KILLED_EARLY = "it was killed before it had started"
 
 
@@ -43,6 +46,7 @@ class Handlers:
     event: Callable[[ev.Event], None]
     request: Callable[[dict[str, Any]], Any]  # coroutine function: the value for a child's question
     secrets: Callable[[], Awaitable[dict[str, str]]]  # what the child may know, by name
+    shipper: Shipper | None = None  # takes what it prints to the run
 
 
 class Guard:
@@ -105,7 +109,10 @@ class ChildProcess:
         self._memory_bytes = plan.memory_mib << 20
         self._memory = memory
         self._group: MemoryGroup | None = None
-        self._output = Output(self._log, time.monotonic())
+        self._output = Output(self._log, time.monotonic(), self._printed, self._left_out)
+        self._shipper = handlers.shipper
+        self._run_id = plan.run.run_id  # the last that it was given rows of
+        self._run_of: dict[int, str] = {}  # by log
         self._telling: asyncio.TimerHandle | None = None
         self._scratch = scratch
         self._cache = cache  # where the child reads slices of objects itself
@@ -207,7 +214,9 @@ class ChildProcess:
             self._output.close()
         if self._asked_to_stop and code == 0:
             return "it stopped", ""
-        return exit_reason(code), OUT_OF_MEMORY if self._ran_out() else ""
+        words = last_line(self._output.last_words)
+        said = f"; it said: {words}" if words and not self._asked_to_stop else ""
+        return exit_reason(code) + said, OUT_OF_MEMORY if self._ran_out() else ""
 
     def _ran_out(self) -> bool:
         if self._group is not None:
@@ -252,6 +261,9 @@ class ChildProcess:
             self._pipe.send(kind, body)
 
     def deliver(self, attempts: list[Held]) -> None:
+        if attempts:
+            self._run_id = attempts[-1].plan.run.run_id
+            self._run_of.update((held.log, held.plan.run.run_id) for held in attempts)
         for group in held_to_wire(attempts, self._known_runs):
             self._send(Kind.ASSIGN, group.SerializeToString())
 
@@ -290,12 +302,20 @@ class ChildProcess:
                 self._ask(read_question(body))
                 return
             event = read_frame(self.number, kind, body)
-            if kind == Kind.FAILED:
+            if isinstance(event, ev.ChildFailed):
                 self.stop()
+                event = self._with_root_cause(event)
             self._handlers.event(event)
         except ProtocolError as error:
             log.error("child_broke_protocol", child=self.number, kind=kind, error=str(error))
             self.kill()
+
+    def _with_root_cause(self, event: ev.ChildFailed) -> ev.ChildFailed:
+        """An engine of several processes says of the failure of one only that there was one."""
+        words = last_error(self._output.last_words) if "root cause" in event.failure.message else ""
+        if not words:
+            return event
+        return replace(event, failure=replace(event.failure, message=f"{event.failure.message} ({words})"))
 
     def _ask(self, question: dict[str, Any]) -> None:
         task = asyncio.get_running_loop().create_task(self._answer(question))
@@ -316,8 +336,33 @@ class ChildProcess:
         self._telling = None
         self._output.tell()
 
+    def _printed(self, stream: str, line: str, key: AttemptKey | None) -> None:
+        if self._shipper is not None:
+            run_id = self._run_of.get(key.log, self._run_id) if key is not None else self._run_id
+            self._shipper.add(run_id, self._plan.run.executor, stream, line, key)
+
+    def _left_out(self, lines: int, size: int) -> None:
+        if self._shipper is not None:
+            self._shipper.left_out(self._run_id, self._plan.run.executor, lines, size)
+
     def _log(self, level: str, event: str, fields: dict[str, Any]) -> None:
         getattr(log, level)(event, child=self.number, pid=self.pid, **fields)
+
+
+def last_line(output: bytes) -> str:
+    """The last of what a process printed, as its own words for why it ended."""
+    lines = [line.strip() for line in output.decode(errors="replace").splitlines() if line.strip()]
+    return redact_text(lines[-1])[:LAST_LINE] if lines else ""
+
+
+_ERROR = re.compile(r"\b(?:[\w.]*(?:Error|Exception)): \S")
+
+
+def last_error(output: bytes) -> str:
+    """The last line that names an error, but for those that point to another."""
+    lines = [line for line in output.decode(errors="replace").splitlines() if _ERROR.search(line)]
+    lines = [line for line in lines if "root cause" not in line]
+    return last_line(lines[-1].encode()) if lines else ""
 
 
 def exit_reason(code: int) -> str:

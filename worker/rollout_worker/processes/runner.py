@@ -55,6 +55,7 @@ def executor_class(name: str) -> type[Executor]:
             f"this worker has no executor {name!r} (installed: {known}); install the package that provides it, "
             f"through the entry point group {GROUP}",
             code="executor_missing",
+            retry=False,
         )
     return found[name].load()
 
@@ -103,7 +104,7 @@ class Runner:
             self._executor = executor_class(run.executor)()
             await self._executor.start(run, context)
         except Exception as error:  # noqa: BLE001 - user code: whatever it raises is reported, typed
-            failure = failure_of(error)
+            failure = start_failure(error)
             body = {"code": failure.code, "message": failure.message, "retryable": failure.retryable}
             self._pipe.send(Kind.FAILED, json.dumps(body).encode())
             await self._stop.wait()
@@ -372,6 +373,27 @@ def failure_of(error: Exception) -> Failure:
     if isinstance(error, RolloutError):
         return Failure(error.code, redact_text(error.message), True)
     return Failure("executor_error", redact_text(f"{type(error).__name__}: {error}")[:2000], True)
+
+
+_LASTING = (
+    ImportError,
+    SyntaxError,
+    AttributeError,
+    TypeError,
+    ValueError,
+    LookupError,
+    NameError,
+    NotImplementedError,
+)
+
+
+def start_failure(error: Exception) -> Failure:
+    """Why an executor does not start. What no repetition can change is tried no second time."""
+    failure = failure_of(error)
+    if isinstance(error, AttemptError) or failure.code == OUT_OF_MEMORY:
+        return failure
+    lasting = not error.retryable if isinstance(error, RolloutError) else isinstance(error, _LASTING)
+    return Failure(failure.code, failure.message, not lasting)
 
 
 def main() -> None:

@@ -84,7 +84,7 @@ def add_context(
     if not any((directory / one).exists() for one in (files.HOST, files.CA_KEY)):
         raise ConfigError(
             f"--tls-dir {tls_dir}: no certificates are there: join the cluster first, which makes the context: rollout "
-            f"join --context {name} --coordinator HOST:JOIN_PORT --token TOKEN"
+            f"join --context {name} --coordinator HOST:JOIN_PORT --token-file FILE"
         )
     context = Context(tls_dir=str(directory), coordinator_addrs=coordinator or [])
     target = context_target(name, context, "")  # its addresses are good

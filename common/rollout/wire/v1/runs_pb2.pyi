@@ -98,7 +98,7 @@ class SubmitDown(_message.Message):
     def __init__(self, epoch: _Optional[int] = ..., durable: _Optional[int] = ..., sealed: bool = ..., status: _Optional[_Union[RunStatus, _Mapping]] = ..., objects_addr: _Optional[str] = ..., coordinators: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class RunStatus(_message.Message):
-    __slots__ = ("spec", "state", "reason", "submitted", "sealed", "cursor", "done", "failed", "cancelled", "skipped", "in_flight", "running", "attempts", "retried", "worker_lost", "stale", "units_in", "units_out", "created_ms", "updated_ms", "ended_ms", "survivors", "lanes", "root_log", "workers", "pausing", "waits", "rate", "units_rate", "ended_by")
+    __slots__ = ("spec", "state", "reason", "submitted", "sealed", "cursor", "done", "failed", "cancelled", "skipped", "in_flight", "running", "attempts", "retried", "worker_lost", "stale", "units_in", "units_out", "created_ms", "updated_ms", "ended_ms", "survivors", "lanes", "root_log", "workers", "pausing", "waits", "causes", "rate", "units_rate", "ended_by")
     SPEC_FIELD_NUMBER: _ClassVar[int]
     STATE_FIELD_NUMBER: _ClassVar[int]
     REASON_FIELD_NUMBER: _ClassVar[int]
@@ -126,6 +126,7 @@ class RunStatus(_message.Message):
     WORKERS_FIELD_NUMBER: _ClassVar[int]
     PAUSING_FIELD_NUMBER: _ClassVar[int]
     WAITS_FIELD_NUMBER: _ClassVar[int]
+    CAUSES_FIELD_NUMBER: _ClassVar[int]
     RATE_FIELD_NUMBER: _ClassVar[int]
     UNITS_RATE_FIELD_NUMBER: _ClassVar[int]
     ENDED_BY_FIELD_NUMBER: _ClassVar[int]
@@ -156,10 +157,11 @@ class RunStatus(_message.Message):
     workers: int
     pausing: bool
     waits: _containers.RepeatedCompositeFieldContainer[Wait]
+    causes: _containers.RepeatedCompositeFieldContainer[Cause]
     rate: float
     units_rate: float
     ended_by: str
-    def __init__(self, spec: _Optional[_Union[RunSpec, _Mapping]] = ..., state: _Optional[str] = ..., reason: _Optional[str] = ..., submitted: _Optional[int] = ..., sealed: bool = ..., cursor: _Optional[int] = ..., done: _Optional[int] = ..., failed: _Optional[int] = ..., cancelled: _Optional[int] = ..., skipped: _Optional[int] = ..., in_flight: _Optional[int] = ..., running: _Optional[int] = ..., attempts: _Optional[int] = ..., retried: _Optional[int] = ..., worker_lost: _Optional[int] = ..., stale: _Optional[int] = ..., units_in: _Optional[int] = ..., units_out: _Optional[int] = ..., created_ms: _Optional[int] = ..., updated_ms: _Optional[int] = ..., ended_ms: _Optional[int] = ..., survivors: _Optional[_Iterable[_Union[_common_pb2.AttemptKeys, _Mapping]]] = ..., lanes: _Optional[_Iterable[_Union[LaneStatus, _Mapping]]] = ..., root_log: _Optional[int] = ..., workers: _Optional[int] = ..., pausing: bool = ..., waits: _Optional[_Iterable[_Union[Wait, _Mapping]]] = ..., rate: _Optional[float] = ..., units_rate: _Optional[float] = ..., ended_by: _Optional[str] = ...) -> None: ...
+    def __init__(self, spec: _Optional[_Union[RunSpec, _Mapping]] = ..., state: _Optional[str] = ..., reason: _Optional[str] = ..., submitted: _Optional[int] = ..., sealed: bool = ..., cursor: _Optional[int] = ..., done: _Optional[int] = ..., failed: _Optional[int] = ..., cancelled: _Optional[int] = ..., skipped: _Optional[int] = ..., in_flight: _Optional[int] = ..., running: _Optional[int] = ..., attempts: _Optional[int] = ..., retried: _Optional[int] = ..., worker_lost: _Optional[int] = ..., stale: _Optional[int] = ..., units_in: _Optional[int] = ..., units_out: _Optional[int] = ..., created_ms: _Optional[int] = ..., updated_ms: _Optional[int] = ..., ended_ms: _Optional[int] = ..., survivors: _Optional[_Iterable[_Union[_common_pb2.AttemptKeys, _Mapping]]] = ..., lanes: _Optional[_Iterable[_Union[LaneStatus, _Mapping]]] = ..., root_log: _Optional[int] = ..., workers: _Optional[int] = ..., pausing: bool = ..., waits: _Optional[_Iterable[_Union[Wait, _Mapping]]] = ..., causes: _Optional[_Iterable[_Union[Cause, _Mapping]]] = ..., rate: _Optional[float] = ..., units_rate: _Optional[float] = ..., ended_by: _Optional[str] = ...) -> None: ...
 
 class Wait(_message.Message):
     __slots__ = ("reason", "message", "items", "impossible")
@@ -346,7 +348,7 @@ class WorkersRequest(_message.Message):
     def __init__(self, epoch: _Optional[int] = ..., all: bool = ..., incarnation: _Optional[str] = ...) -> None: ...
 
 class WorkerStatus(_message.Message):
-    __slots__ = ("incarnation", "inventory", "state", "in_flight", "running", "registered_ms", "last_seen_s", "reason", "load", "done", "runs", "held", "used", "ended_ms", "host_id")
+    __slots__ = ("incarnation", "inventory", "state", "in_flight", "running", "registered_ms", "last_seen_s", "reason", "load", "done", "causes", "runs", "held", "used", "ended_ms", "host_id")
     class UsedEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -364,6 +366,7 @@ class WorkerStatus(_message.Message):
     REASON_FIELD_NUMBER: _ClassVar[int]
     LOAD_FIELD_NUMBER: _ClassVar[int]
     DONE_FIELD_NUMBER: _ClassVar[int]
+    CAUSES_FIELD_NUMBER: _ClassVar[int]
     RUNS_FIELD_NUMBER: _ClassVar[int]
     HELD_FIELD_NUMBER: _ClassVar[int]
     USED_FIELD_NUMBER: _ClassVar[int]
@@ -379,12 +382,13 @@ class WorkerStatus(_message.Message):
     reason: str
     load: float
     done: int
+    causes: _containers.RepeatedCompositeFieldContainer[Cause]
     runs: _containers.RepeatedCompositeFieldContainer[WorkerRun]
     held: _containers.RepeatedCompositeFieldContainer[HeldAttempt]
     used: _containers.ScalarMap[str, float]
     ended_ms: int
     host_id: str
-    def __init__(self, incarnation: _Optional[str] = ..., inventory: _Optional[_Union[_common_pb2.Inventory, _Mapping]] = ..., state: _Optional[str] = ..., in_flight: _Optional[int] = ..., running: _Optional[int] = ..., registered_ms: _Optional[int] = ..., last_seen_s: _Optional[float] = ..., reason: _Optional[str] = ..., load: _Optional[float] = ..., done: _Optional[int] = ..., runs: _Optional[_Iterable[_Union[WorkerRun, _Mapping]]] = ..., held: _Optional[_Iterable[_Union[HeldAttempt, _Mapping]]] = ..., used: _Optional[_Mapping[str, float]] = ..., ended_ms: _Optional[int] = ..., host_id: _Optional[str] = ...) -> None: ...
+    def __init__(self, incarnation: _Optional[str] = ..., inventory: _Optional[_Union[_common_pb2.Inventory, _Mapping]] = ..., state: _Optional[str] = ..., in_flight: _Optional[int] = ..., running: _Optional[int] = ..., registered_ms: _Optional[int] = ..., last_seen_s: _Optional[float] = ..., reason: _Optional[str] = ..., load: _Optional[float] = ..., done: _Optional[int] = ..., causes: _Optional[_Iterable[_Union[Cause, _Mapping]]] = ..., runs: _Optional[_Iterable[_Union[WorkerRun, _Mapping]]] = ..., held: _Optional[_Iterable[_Union[HeldAttempt, _Mapping]]] = ..., used: _Optional[_Mapping[str, float]] = ..., ended_ms: _Optional[int] = ..., host_id: _Optional[str] = ...) -> None: ...
 
 class WorkersReply(_message.Message):
     __slots__ = ("epoch", "workers", "leader", "coordinators")
@@ -618,3 +622,27 @@ class FindReply(_message.Message):
     epoch: int
     runs: _containers.RepeatedCompositeFieldContainer[FoundRun]
     def __init__(self, epoch: _Optional[int] = ..., runs: _Optional[_Iterable[_Union[FoundRun, _Mapping]]] = ...) -> None: ...
+
+class Cause(_message.Message):
+    __slots__ = ("executor", "code", "message", "workers", "times", "first_ms", "last_ms", "everywhere", "run_id", "hosts")
+    EXECUTOR_FIELD_NUMBER: _ClassVar[int]
+    CODE_FIELD_NUMBER: _ClassVar[int]
+    MESSAGE_FIELD_NUMBER: _ClassVar[int]
+    WORKERS_FIELD_NUMBER: _ClassVar[int]
+    TIMES_FIELD_NUMBER: _ClassVar[int]
+    FIRST_MS_FIELD_NUMBER: _ClassVar[int]
+    LAST_MS_FIELD_NUMBER: _ClassVar[int]
+    EVERYWHERE_FIELD_NUMBER: _ClassVar[int]
+    RUN_ID_FIELD_NUMBER: _ClassVar[int]
+    HOSTS_FIELD_NUMBER: _ClassVar[int]
+    executor: str
+    code: str
+    message: str
+    workers: _containers.RepeatedScalarFieldContainer[str]
+    times: int
+    first_ms: int
+    last_ms: int
+    everywhere: bool
+    run_id: str
+    hosts: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, executor: _Optional[str] = ..., code: _Optional[str] = ..., message: _Optional[str] = ..., workers: _Optional[_Iterable[str]] = ..., times: _Optional[int] = ..., first_ms: _Optional[int] = ..., last_ms: _Optional[int] = ..., everywhere: bool = ..., run_id: _Optional[str] = ..., hosts: _Optional[_Iterable[str]] = ...) -> None: ...

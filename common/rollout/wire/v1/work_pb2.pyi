@@ -8,7 +8,7 @@ from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 DESCRIPTOR: _descriptor.FileDescriptor
 
 class WorkUp(_message.Message):
-    __slots__ = ("epoch", "session", "hello", "credit", "started", "progress", "results", "released", "confirm", "spawn", "waiting", "goodbye", "then")
+    __slots__ = ("epoch", "session", "hello", "credit", "started", "progress", "results", "released", "confirm", "spawn", "waiting", "goodbye", "causes", "then")
     EPOCH_FIELD_NUMBER: _ClassVar[int]
     SESSION_FIELD_NUMBER: _ClassVar[int]
     HELLO_FIELD_NUMBER: _ClassVar[int]
@@ -21,6 +21,7 @@ class WorkUp(_message.Message):
     SPAWN_FIELD_NUMBER: _ClassVar[int]
     WAITING_FIELD_NUMBER: _ClassVar[int]
     GOODBYE_FIELD_NUMBER: _ClassVar[int]
+    CAUSES_FIELD_NUMBER: _ClassVar[int]
     THEN_FIELD_NUMBER: _ClassVar[int]
     epoch: int
     session: str
@@ -34,8 +35,9 @@ class WorkUp(_message.Message):
     spawn: Spawn
     waiting: Waiting
     goodbye: Goodbye
+    causes: Causes
     then: _containers.RepeatedCompositeFieldContainer[WorkUp]
-    def __init__(self, epoch: _Optional[int] = ..., session: _Optional[str] = ..., hello: _Optional[_Union[Hello, _Mapping]] = ..., credit: _Optional[_Union[Credit, _Mapping]] = ..., started: _Optional[_Union[Started, _Mapping]] = ..., progress: _Optional[_Union[Progress, _Mapping]] = ..., results: _Optional[_Union[Results, _Mapping]] = ..., released: _Optional[_Union[Released, _Mapping]] = ..., confirm: _Optional[_Union[Confirm, _Mapping]] = ..., spawn: _Optional[_Union[Spawn, _Mapping]] = ..., waiting: _Optional[_Union[Waiting, _Mapping]] = ..., goodbye: _Optional[_Union[Goodbye, _Mapping]] = ..., then: _Optional[_Iterable[_Union[WorkUp, _Mapping]]] = ...) -> None: ...
+    def __init__(self, epoch: _Optional[int] = ..., session: _Optional[str] = ..., hello: _Optional[_Union[Hello, _Mapping]] = ..., credit: _Optional[_Union[Credit, _Mapping]] = ..., started: _Optional[_Union[Started, _Mapping]] = ..., progress: _Optional[_Union[Progress, _Mapping]] = ..., results: _Optional[_Union[Results, _Mapping]] = ..., released: _Optional[_Union[Released, _Mapping]] = ..., confirm: _Optional[_Union[Confirm, _Mapping]] = ..., spawn: _Optional[_Union[Spawn, _Mapping]] = ..., waiting: _Optional[_Union[Waiting, _Mapping]] = ..., goodbye: _Optional[_Union[Goodbye, _Mapping]] = ..., causes: _Optional[_Union[Causes, _Mapping]] = ..., then: _Optional[_Iterable[_Union[WorkUp, _Mapping]]] = ...) -> None: ...
 
 class WorkDown(_message.Message):
     __slots__ = ("epoch", "session", "welcome", "assign", "accepted", "revoke", "cancel", "pause", "children", "resume", "ended", "then")
@@ -355,3 +357,33 @@ class RunEnded(_message.Message):
     run_id: str
     state: str
     def __init__(self, run_id: _Optional[str] = ..., state: _Optional[str] = ...) -> None: ...
+
+class Causes(_message.Message):
+    __slots__ = ("causes",)
+    CAUSES_FIELD_NUMBER: _ClassVar[int]
+    causes: _containers.RepeatedCompositeFieldContainer[CannotStart]
+    def __init__(self, causes: _Optional[_Iterable[_Union[CannotStart, _Mapping]]] = ...) -> None: ...
+
+class CannotStart(_message.Message):
+    __slots__ = ("run_id", "executor", "any_resources", "gpus", "memory_mib", "code", "message", "times", "final", "retry_in_ms")
+    RUN_ID_FIELD_NUMBER: _ClassVar[int]
+    EXECUTOR_FIELD_NUMBER: _ClassVar[int]
+    ANY_RESOURCES_FIELD_NUMBER: _ClassVar[int]
+    GPUS_FIELD_NUMBER: _ClassVar[int]
+    MEMORY_MIB_FIELD_NUMBER: _ClassVar[int]
+    CODE_FIELD_NUMBER: _ClassVar[int]
+    MESSAGE_FIELD_NUMBER: _ClassVar[int]
+    TIMES_FIELD_NUMBER: _ClassVar[int]
+    FINAL_FIELD_NUMBER: _ClassVar[int]
+    RETRY_IN_MS_FIELD_NUMBER: _ClassVar[int]
+    run_id: str
+    executor: str
+    any_resources: bool
+    gpus: int
+    memory_mib: int
+    code: str
+    message: str
+    times: int
+    final: bool
+    retry_in_ms: int
+    def __init__(self, run_id: _Optional[str] = ..., executor: _Optional[str] = ..., any_resources: bool = ..., gpus: _Optional[int] = ..., memory_mib: _Optional[int] = ..., code: _Optional[str] = ..., message: _Optional[str] = ..., times: _Optional[int] = ..., final: bool = ..., retry_in_ms: _Optional[int] = ...) -> None: ...

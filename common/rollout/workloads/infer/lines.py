@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
+from contextlib import suppress
 from typing import Any, cast
 
 from blake3 import blake3
@@ -62,11 +64,14 @@ class InferWriter:
 
 def row_id(row: Any, item: bytes) -> Any:
     """The row's own `id` or `custom_id`, else its item id in hex."""
-    if not isinstance(row, dict):  # a row that cannot be used
+    if isinstance(row, str):  # a line that cannot be used: a key that stands twice, say, does not hide who asked
+        with suppress(ValueError, RecursionError):
+            row = json.loads(row)
+    if not isinstance(row, dict):
         return item.hex()
     fields = cast(JsonObject, row)
     own = fields.get("custom_id" if "body" in fields or "custom_id" in fields else "id")
-    return item.hex() if own is None else own
+    return own if isinstance(own, str | int) else item.hex()
 
 
 def completion_line(

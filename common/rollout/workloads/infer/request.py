@@ -91,13 +91,13 @@ def parse_row(row: JsonObject, defaults: SamplingSection) -> RowRequest:
     if prompt is not None and messages is not None:
         raise InputError('the row has both "prompt" and "messages": keep one of them')
     if prompt is not None and not isinstance(prompt, str):
-        raise InputError(f'"prompt" must be a string, not {json_kind(prompt)}')
+        raise InputError(f'"prompt" must be a string, not {kind_of(prompt)}')
     checked = None if messages is None else _messages(messages, "messages")
     override = row.get("sampling")
     if override is None:
         return RowRequest(defaults, prompt, checked)
     if not isinstance(override, dict):
-        raise InputError(f'"sampling" must be an object with sampling keys, not {json_kind(override)}')
+        raise InputError(f'"sampling" must be an object with sampling keys, not {kind_of(override)}')
     override = cast(JsonObject, override)
     unknown = sorted(override.keys() - _OVERRIDES)
     if unknown:
@@ -126,13 +126,13 @@ def _messages(value: Any, what: str) -> tuple[JsonObject, ...]:
     if value == []:
         raise InputError(f'"{what}" is an empty list: it needs at least one message')
     if not isinstance(value, list):
-        raise InputError(f'"{what}" must be a non-empty list of messages, not {json_kind(cast(object, value))}')
+        raise InputError(f'"{what}" must be a non-empty list of messages, not {kind_of(cast(object, value))}')
     return tuple(_message(message, f"{what}[{i}]") for i, message in enumerate(cast(list[Any], value)))
 
 
 def _message(message: Any, what: str) -> JsonObject:
     if not isinstance(message, dict):
-        raise InputError(f'"{what}" must be an object with "role" and "content", not {json_kind(message)}')
+        raise InputError(f'"{what}" must be an object with "role" and "content", not {kind_of(message)}')
     fields = cast(JsonObject, message)
     if not isinstance(fields.get("role"), str):
         raise InputError(f'"{what}" needs a "role", such as "user"')
@@ -140,7 +140,7 @@ def _message(message: Any, what: str) -> JsonObject:
     if isinstance(content, str):
         return fields
     if not isinstance(content, list):
-        raise InputError(f'"{what}.content" must be a string or a list of text parts, not {json_kind(content)}')
+        raise InputError(f'"{what}.content" must be a string or a list of text parts, not {kind_of(content)}')
     texts: list[str] = []
     for part in cast(list[Any], content):
         text = cast(JsonObject, part).get("text") if isinstance(part, dict) else None
@@ -153,7 +153,7 @@ def _message(message: Any, what: str) -> JsonObject:
 def _parse_openai(row: JsonObject, defaults: SamplingSection) -> RowRequest:
     body = row["body"]
     if not isinstance(body, dict):
-        raise InputError(f'"body" must be an object, not {json_kind(body)}')
+        raise InputError(f'"body" must be an object, not {kind_of(body)}')
     body = cast(JsonObject, body)
     if not isinstance(row.get("custom_id"), str):
         raise InputError('an OpenAI batch line needs a "custom_id" that is a string')
@@ -168,7 +168,8 @@ def _parse_openai(row: JsonObject, defaults: SamplingSection) -> RowRequest:
     unknown = sorted(body.keys() - IGNORED - _BODY_OTHER - set(_BODY_SAMPLING) - (_OF_CHAT if chat else set()))
     if unknown:
         listed = ", ".join(f'"body.{key}"' for key in unknown)
-        raise InputError(f"{listed} {'is not supported: remove it' if len(unknown) == 1 else 'are not supported'}")
+        one = len(unknown) == 1
+        raise InputError(f"{listed} {'is not supported: remove it' if one else 'are not supported: remove them'}")
     override: JsonObject = {key: body[key] for key in _BODY_SAMPLING if body.get(key) is not None}
     if body.get("max_completion_tokens") is not None:
         override["max_tokens"] = body["max_completion_tokens"]
@@ -185,7 +186,7 @@ def _parse_openai(row: JsonObject, defaults: SamplingSection) -> RowRequest:
     if isinstance(prompt, list) and len(cast(list[Any], prompt)) == 1:
         prompt = cast(list[Any], prompt)[0]
     if not isinstance(prompt, str):
-        raise InputError(f'"body.prompt" must be one string, not {json_kind(cast(object, prompt))}')
+        raise InputError(f'"body.prompt" must be one string, not {kind_of(cast(object, prompt))}')
     return RowRequest(sampling, prompt, None, explicit, url)
 
 
@@ -195,7 +196,7 @@ def _template(body: JsonObject) -> JsonObject:
     if given is None:
         given = {}
     if not isinstance(given, dict):
-        raise InputError(f'"body.{_TEMPLATE}" must be an object, not {json_kind(given)}')
+        raise InputError(f'"body.{_TEMPLATE}" must be an object, not {kind_of(given)}')
     template = cast(JsonObject, given)
     if taken := sorted(template.keys() & _OURS):
         raise InputError(f'"body.{_TEMPLATE}.{taken[0]}" is set by the engine: remove it')
@@ -203,7 +204,7 @@ def _template(body: JsonObject) -> JsonObject:
     if effort is None:
         return template
     if not isinstance(effort, str):
-        raise InputError(f'"body.reasoning_effort" must be a string such as "low", not {json_kind(effort)}')
+        raise InputError(f'"body.reasoning_effort" must be a string such as "low", not {kind_of(effort)}')
     return {"reasoning_effort": effort, **template}
 
 
@@ -217,7 +218,7 @@ def _body_logprobs(body: JsonObject, chat: bool) -> JsonObject:
             raise InputError('"body.top_logprobs" needs "logprobs": true')
         return {}
     if value is not True:
-        raise InputError(f'"body.logprobs" must be true or false, not {json_kind(value)}')
+        raise InputError(f'"body.logprobs" must be true or false, not {kind_of(value)}')
     return {"logprobs": 0 if top is None else top}
 
 
@@ -238,7 +239,8 @@ def _response_format(value: Any) -> JsonObject:
     raise InputError('"body.response_format" must be {"type": "text" | "json_object"} or a json_schema with a "schema"')
 
 
-def json_kind(value: object) -> str:
+def kind_of(value: object) -> str:
+    """The type of a JSON value, in words."""
     match value:
         case None:
             return "null"

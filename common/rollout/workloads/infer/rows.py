@@ -8,7 +8,7 @@ from typing import cast
 
 from rollout.model.errors import InputError
 from rollout.workloads.infer.config import InferConfig, SamplingSection, load_schema
-from rollout.workloads.infer.request import IGNORED, RowRequest, json_kind, parse_row
+from rollout.workloads.infer.request import IGNORED, RowRequest, kind_of, parse_row
 from rollout.workloads.json_form import JsonObject, short
 from rollout.workloads.port import Reading
 from rollout.workloads.source import InputReport, Line, Source, UniqueIds, fail, json_of
@@ -32,7 +32,7 @@ def row_of(line: Line) -> Row:
     """InputError with file and line."""
     value = json_of(line)
     if not isinstance(value, dict):
-        fail(line.file, line.line, f"a row must be a JSON object, not {json_kind(value)}")
+        fail(line.file, line.line, f'a row must be a JSON object such as {{"prompt": "..."}}, not {kind_of(value)}')
     return Row(line, cast(JsonObject, value))
 
 
@@ -90,7 +90,8 @@ class Ignored:
         if not self._rows:
             return ()
         keys = ", ".join(sorted(self._keys))
-        return (f"keys that change no result are ignored, in {self._rows:,} rows: {keys}",)
+        rows = f"{self._rows:,} rows" if self._rows > 1 else "1 row"
+        return (f"keys that change no result are ignored, in {rows}: {keys}",)
 
 
 def model_names(uri: str) -> tuple[str, ...]:

@@ -75,6 +75,9 @@ class Infer(Workload[InferConfig, InferChecked]):
         found: tuple[Source, InputReport] | None = None
         try:
             find_adapter("rollout.backends", settings.backend.kind, "backend.kind:")
+        except ConfigError as error:
+            faults.append(error)
+        try:
             model = resolve_model(settings)
         except ConfigError as error:
             faults.append(error)
@@ -82,7 +85,7 @@ class Infer(Workload[InferConfig, InferChecked]):
             found = check_input(settings, reading)
         except (ConfigError, InputError) as error:
             faults.append(error)
-        if model is None or found is None:
+        if faults or model is None or found is None:
             if found is not None:
                 found[0].close()
             raise faults[0] if len(faults) == 1 else ConfigError("\n".join(fault.message for fault in faults))

@@ -1,0 +1,196 @@
+"""Why workers cannot start what runs need: an engine, a plugin, a sandbox, a function.
+
+A worker tells it at once and whole, again on each stream, so memory is enough. No item pays for it: what waited for the
+start is given back, and goes to workers that have no such cause. When there is none, and the workers say that trying on
+is of no use, the run ends with the cause; it can be continued.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator
+
+from rollout.model.run import RunState
+from rollout.model.worker import WorkerState
+
+from rollout_coordinator.core import runs
+from rollout_coordinator.core.capacity import fits
+from rollout_coordinator.core.events import CannotStart, WorkerCauses
+from rollout_coordinator.core.items import is_accepted
+from rollout_coordinator.core.state import Cause, Requirements, Run, SpecQueue, State, Worker
+from rollout_coordinator.core.step import Emit, RunMoved, SendRunEnded
+from rollout_coordinator.core.views import CauseView
+from rollout_coordinator.core.workers import worker_of_session
+
+CAUSES_MAX = 1000  # of one worker
+MESSAGE_MAX = 4000  # characters
+REASON_MAX = 1000
+_VARIES = re.compile(r"0x[0-9a-f]+|[0-9A-HJKMNP-TV-Z]{26}|\d+", re.IGNORECASE)
+"""What differs between two tellings of one cause: addresses, ids, numbers of processes, bytes that are free."""
+
+
+def told(state: State, event: WorkerCauses) -> None:
+    worker = worker_of_session(state, event.session)
+    if worker is None:
+        return
+    before = {cause.about: cause for cause in worker.causes}
+    worker.causes = []
+    for said in event.causes[:CAUSES_MAX]:
+        run = state.runs.get(said.run_id)
+        if run is None or not runs.live(run):  # the order was lost with the stream before
+            ended = run.state.value if run is not None else RunState.FAILED.value
+            state.step.sends.append(SendRunEnded(event.session, said.run_id, ended))
+            continue
+        cause = _cause(state, said, before.get((said.run_id, said.executor, said.limits)))
+        worker.causes.append(cause)
+        if cause.about not in before:
+            _emit(state, worker, cause)
+        state.wake_by(cause.until)
+    for run_id in {c.run_id for c in [*before.values(), *worker.causes]}:
+        state.step.sends.append(RunMoved(run_id))
+    state.notes.capacity_freed(worker)
+    state.notes.causes = True
+
+
+def _cause(state: State, said: CannotStart, known: Cause | None) -> Cause:
+    now_ms = state.now.wall_ms
+    again = known is not None and known.times == said.times
+    until = state.now.mono + said.retry_in if said.retry_in > 0 and state.safe.failed_starts_wait else 0.0
+    return Cause(
+        said.run_id, said.executor, said.limits, said.code, said.message[:MESSAGE_MAX], said.times, said.final,
+        first_ms=known.first_ms if known is not None else now_ms,
+        last_ms=known.last_ms if known is not None and again else now_ms,
+        until=until,
+    )  # fmt: skip
+
+
+def _emit(state: State, worker: Worker, cause: Cause) -> None:
+    fields = {
+        "worker": worker.id, "host": worker.inventory.host, "run_id": cause.run_id, "executor": cause.executor,
+        "code": cause.code, "error": cause.message,
+    }  # fmt: skip
+    state.step.sends.append(Emit("worker_cannot_start", "warning", fields))
+
+
+def try_again(state: State) -> None:
+    """Workers whose pause is over may be given what they could not start."""
+    for worker in state.workers.values():
+        for cause in worker.causes:
+            if cause.until and cause.until <= state.now.mono:
+                cause.until = 0.0
+                state.notes.capacity_freed(worker)
+            elif cause.until:
+                state.wake_by(cause.until)
+
+
+def end_hopeless(state: State) -> None:
+    """End the runs of which nothing can be started anywhere."""
+    concerned = {cause.run_id for worker in state.workers.values() for cause in worker.causes if cause.final}
+    for run_id in concerned:
+        run = state.runs.get(run_id)
+        if run is None or run.state is not RunState.RUNNING or not state.safe.hopeless_runs_end:
+            continue
+        reason = _hopeless(state, run)
+        if reason:
+            run.causes = of_run(state, run)
+            runs.end(state, run, "fail", reason)
+            forget(state, run)
+
+
+def forget(state: State, run: Run) -> None:
+    """It ended: when it goes on, workers try anew."""
+    for worker in state.workers.values():
+        if worker.causes:
+            worker.causes = [cause for cause in worker.causes if cause.run_id != run.id]
+
+
+def _hopeless(state: State, run: Run) -> str:
+    """Why none of its items can go on; empty: one may, or nobody knows yet. What its other executors do is done first.
+    Parents that wait for children run nothing."""
+    if run.in_flight or any(log in run.logs for _, _, log, _ in state.retries):
+        return ""
+    needed: dict[Requirements, None] = {}
+    for log in run.logs.values():
+        if log.closed:
+            continue
+        if log.returned or log.loading_returned or log.loading:
+            return ""  # nobody knows what is on its way from the ledger
+        begins = (q for q in log.queues.values() if q.size and not _waits_for_earlier(state, q))
+        needed.update(dict.fromkeys(queue.info.requirements for queue in begins))
+    workers = list(_takers(state))
+    found: list[tuple[Worker, Cause]] = []
+    for requirements in needed:
+        able = [worker for worker in workers if fits(worker, requirements)]
+        causes = [(w, c) for w in able for c in w.causes if c.final and c.concerns(requirements)]
+        if not able or {w.id for w, _ in causes} != {w.id for w in able}:
+            return ""
+        found += causes
+    return _reason(found) if found else ""
+
+
+def _waits_for_earlier(state: State, queue: SpecQueue) -> bool:
+    """Its first item may begin only when others of the run are done: whether these can decides."""
+    log, head = queue.log, queue.head()
+    if queue.chain is not None and any(seq < head and not is_accepted(log, seq) for seq in queue.chain.members):
+        return True
+    return log.run.tracked and log.parent is None and head >= log.cursor + state.settings.commit_horizon
+
+
+def _takers(state: State) -> Iterator[Worker]:
+    """Workers that take work now."""
+    return (w for w in state.workers.values() if w.session and w.state is WorkerState.READY and not w.fenced)
+
+
+def _reason(found: list[tuple[Worker, Cause]]) -> str:
+    alike: dict[tuple[str, str, str], list[tuple[Worker, Cause]]] = {}
+    for worker, cause in found:
+        alike.setdefault(_kind(cause), []).append((worker, cause))
+    most = max(alike.values(), key=len)
+    cause, count = most[0][1], len({worker.id for worker, _ in found})
+    where = "the only worker that could host it" if count == 1 else f"any of the {count} workers that could host it"
+    others = f" (and {len(alike) - 1} other causes elsewhere)" if len(alike) > 1 else ""
+    return f"executor {cause.executor!r} cannot start on {where}: {cause.message[:REASON_MAX]}{others}"
+
+
+def _kind(cause: Cause) -> tuple[str, str, str]:
+    """Equal where two workers tell of the same cause."""
+    return cause.executor, cause.code, _VARIES.sub("#", cause.message)
+
+
+# ---- views
+
+
+def of_run(state: State, run: Run) -> list[CauseView]:
+    """Those that are alike as one, the ones on most workers first."""
+    found = [(w, c) for w in state.workers.values() if w.session for c in w.causes if c.run_id == run.id]
+    if not found:  # a run that ended with them tells them on, as long as it is in memory
+        return run.causes if run.state is RunState.FAILED else []
+    able = list(_takers(state))
+    alike: dict[tuple[str, str, str], list[tuple[Worker, Cause]]] = {}
+    for worker, cause in found:
+        alike.setdefault(_kind(cause), []).append((worker, cause))
+    views: list[CauseView] = []
+    for group in alike.values():
+        cause = group[-1][1]
+        needed = [r for r in run.requirements.values() if cause.concerns(r)]
+        hosts = [w for w in able if any(fits(w, r) for r in needed)]
+        everywhere = bool(hosts) and all(any(_same(c, cause) for c in w.causes) for w in hosts)
+        views.append(_view(cause, [w for w, _ in group], [c for _, c in group], everywhere))
+    return sorted(views, key=lambda view: -len(view.workers))
+
+
+def _same(one: Cause, other: Cause) -> bool:
+    return one.about == other.about
+
+
+def of_worker(worker: Worker) -> list[CauseView]:
+    return [_view(cause, [worker], [cause], False) for cause in worker.causes] if worker.session else []
+
+
+def _view(cause: Cause, workers: Iterable[Worker], causes: list[Cause], everywhere: bool) -> CauseView:
+    there = {worker.id: worker for worker in workers}
+    return CauseView(
+        cause.run_id, cause.executor, cause.code, cause.message, list(there),
+        [worker.inventory.host for worker in there.values()], sum(c.times for c in causes),
+        min(c.first_ms for c in causes), max(c.last_ms for c in causes), everywhere,
+    )  # fmt: skip
