@@ -91,6 +91,8 @@ rollout workers show gpu-1
 rollout run show @last
 rollout run items @last --failed              # or --running, --retried, --pending
 rollout item show @last 43                    # input, output and every attempt of row 43
+rollout logs @last --follow                   # what functions and engines printed, of all workers
+rollout events @last                          # what happened to the run, and to the cluster in its time
 ```
 """,
         ("rollout run items", "rollout item show", "rollout logs", "rollout doctor"),

@@ -60,8 +60,8 @@ async def _answer(context: Any, request: Any, work: Callable[[], Awaitable[T]]) 
 
 
 def _host_of(peer: str) -> str:
-    """`ipv4:10.0.0.1:4711` without the port, which changes with every connection."""
-    return peer.rsplit(":", 1)[0]
+    """Of `ipv4:10.0.0.1:4711` the address: the port changes with every connection."""
+    return peer.partition(":")[2].rsplit(":", 1)[0]
 
 
 class JoinService(join_pb2_grpc.JoinServicer):

@@ -44,6 +44,7 @@ T = TypeVar("T")
 FENCED_CODE = 3
 FENCED_EXIT_S = 4.0
 STOP_GRACE_S = 1.0
+LAST_WORDS_S = 1.0
 OPEN_RETRY_S = 0.5
 OPEN_RETRY_MAX_S = 5.0
 
@@ -263,9 +264,10 @@ class Coordinator:
         serving = asyncio.create_task(p.driver.serve_as_leader(self.lease))
         renewing = asyncio.create_task(self.lease.run_renewals())
         cleaning = asyncio.create_task(maintain(p))
+        recording = asyncio.create_task(p.history.run(p.leadership.epoch))
         stopping = asyncio.create_task(self._stop.wait())
         trusting = asyncio.create_task(self._while_trusted())
-        tasks: list[asyncio.Task[object]] = [serving, renewing, cleaning, stopping, trusting]  # type: ignore[list-item]
+        tasks: list[asyncio.Task[object]] = [serving, renewing, cleaning, recording, stopping, trusting]  # type: ignore[list-item]
         try:
             await asyncio.wait(
                 {serving, renewing, stopping, trusting, self._fenced, self._disk_fault},
@@ -288,13 +290,19 @@ class Coordinator:
             await asyncio.gather(serving, return_exceptions=True)
             p.leadership.part = Part.STANDBY
             await self._check_deposed()
-            log.warning("lease_lost", reason="it was not renewed in time", action="stand by again")
+            said = {"reason": "it was not renewed in time", "action": "stand by again"}
+            log.warning("lease_lost", **said)
+            p.history.note("lease_lost", "warning", **said)
         finally:
             for task in tasks:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
             p.metrics.leader.set(0)
             self.serving.clear()
+        if self._stop.is_set():
+            p.history.note("coordinator_stopping", addr=self.addr)
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(p.history.write(p.leadership.epoch, last=True), LAST_WORDS_S)
 
     async def _while_trusted(self) -> None:
         """The driver looks at its lease itself, but not while it waits for a store, which may never answer: its workers
@@ -322,6 +330,7 @@ class Coordinator:
             http_addr=self.probes.addr,
             epoch=p.leadership.epoch,
         )
+        p.history.note(names.COORDINATOR_READY, addr=p.runs.leader_addr or self.addr, epoch=p.leadership.epoch)
 
     def _on_store(self, error: StorageError | None) -> None:
         """What calls are refused with and /readyz says while the database fails; said once for each cause."""
@@ -334,8 +343,10 @@ class Coordinator:
                 if self._patient or not isinstance(error, StorageFaultError)
                 else "stopping",
             )
+            self._parts.history.note("database_failing", "error", error=trouble, action="nothing was acknowledged")
         elif not trouble and self._parts.leadership.trouble:
             log.info("database_works_again")
+            self._parts.history.note("database_works_again")
         self._parts.leadership.trouble = trouble
         if isinstance(error, StorageFaultError) and not self._patient and not self._disk_fault.done():
             self._disk_fault.set_result(error)

@@ -32,6 +32,7 @@ from rollout_coordinator.runs_codec import (
     worker_row_to_wire,
     worker_to_wire,
 )
+from rollout_coordinator.sessions import Note, unnoted
 from rollout_coordinator.watchers import Watch, Watchers
 
 log = structlog.get_logger()
@@ -76,6 +77,7 @@ class RunsService(runs_pb2_grpc.RunsServicer):
         objects: ObjectsGate,
         store: ObjectStore,
         clock: Clock,
+        note: Note = unnoted,
         told: Callable[[], Sequence[str]] = tuple,
         host_name: Callable[[str], Awaitable[str]] | None = None,
     ) -> None:
@@ -87,6 +89,7 @@ class RunsService(runs_pb2_grpc.RunsServicer):
         self._objects = objects
         self._store = store
         self._clock = clock
+        self._note = note
         self._told = told
         self._host_name = host_name
         self._items = ItemViews(driver, ledger, views)
@@ -331,7 +334,9 @@ class RunsService(runs_pb2_grpc.RunsServicer):
             self._views.forget(request.run_id)
             await self._store.unpin(request.run_id)
             freed = await self._free(objects)
-            log.info("run_deleted", run_id=request.run_id, items=view.submitted, objects_freed=freed)
+            said: dict[str, Any] = {"run_id": request.run_id, "items": view.submitted, "objects_freed": freed}
+            log.info("run_deleted", **said)
+            self._note("run_deleted", **said)
             return runs_pb2.DeleteReply(epoch=self._gate.epoch, items=view.submitted, objects_freed=freed)
         raise AssertionError
 

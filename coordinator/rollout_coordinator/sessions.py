@@ -6,7 +6,7 @@ import asyncio
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 import structlog
 from rollout.model.errors import ConflictError, RolloutError, UnavailableError
@@ -28,6 +28,16 @@ log = structlog.get_logger()
 
 OUTBOX_MAX = 10_000
 """Sends a worker may leave unread before its stream is closed; credit keeps honest workers far below."""
+
+
+class Note(Protocol):
+    """Keeps an event for people."""
+
+    def __call__(self, event: str, level: str = "info", **fields: Any) -> None: ...
+
+
+def unnoted(event: str, level: str = "info", **fields: Any) -> None:
+    """Where nobody keeps events."""
 
 
 class Outbox:
@@ -85,7 +95,8 @@ class Session:
 class Router:
     """`deliver` runs inside the driver's task, after the commit, and never waits."""
 
-    def __init__(self, watchers: Watchers) -> None:
+    def __init__(self, watchers: Watchers, note: Note = unnoted) -> None:
+        self._note = note
         self._sessions: dict[str, Session] = {}
         self._incarnations: dict[str, Session] = {}  # the newest of each worker
         self._controls: dict[str, Outbox] = {}
@@ -136,6 +147,7 @@ class Router:
             self._watchers.moved(send.run_id)
         elif isinstance(send, Emit):
             emit(send)
+            self._note(send.event, send.level, **send.fields)
         elif isinstance(send, SendControl):
             outbox = self._controls.get(send.incarnation)
             if outbox is not None:

@@ -18,6 +18,8 @@ from rollout_coordinator.core.settings import CoreSettings
 from rollout_coordinator.doctor_service import DoctorService
 from rollout_coordinator.driver import Driver
 from rollout_coordinator.heartbeat_service import ControlService, HeartbeatService
+from rollout_coordinator.history import History
+from rollout_coordinator.history_service import HistoryService
 from rollout_coordinator.http.metrics import Metrics
 from rollout_coordinator.leadership import Gate, Leadership
 from rollout_coordinator.lease import LeaseKeeper, file_lock_path
@@ -73,6 +75,8 @@ class Parts:
     heartbeat: HeartbeatService
     control: ControlService
     doctor: DoctorService
+    history: History
+    history_service: HistoryService
     members: Members
 
 
@@ -94,7 +98,8 @@ def build(
     metrics = Metrics()
     leadership = Leadership()
     watchers = Watchers()
-    router = Router(watchers)
+    history = History(ledger, clock)
+    router = Router(watchers, history.note)
     objects_gate = ObjectsGate(store)
     revocations = Revocations(storage)
     gate = Gate(leadership, metrics, clock, revocations.is_revoked)
@@ -125,6 +130,7 @@ def build(
         objects=objects_gate,
         store=store,
         clock=clock,
+        note=history.note,
         told=lambda: members.told,
         host_name=lambda host_id: host_name(storage, host_id),
     )
@@ -154,6 +160,8 @@ def build(
         heartbeat=HeartbeatService(gate, driver, router, clock, metrics, lambda: members.told),
         control=ControlService(gate, router),
         doctor=DoctorService(gate, leadership, storage, settings, clock),
+        history=history,
+        history_service=HistoryService(gate, history, ledger, views),
         members=members,
     )
 

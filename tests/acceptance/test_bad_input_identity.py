@@ -60,8 +60,8 @@ def test_tokens(cli: Cli, clusters: tuple[Cluster, Cluster]) -> None:
     assert again.code == 0, "the same host may repeat its join: the reply may have been lost"
     until(lambda: time.monotonic() - made > 1.5, "the token to expire")
     for token, words in (
-        (good, "is used up (1 of 1 hosts joined); make a new one by `rollout-coordinator token create`, with --uses"),
-        (expiring, "has expired; make a new one by `rollout-coordinator token create`"),
+        (good, "is used up (1 of 1 hosts joined); make a new one with `rollout-coordinator token create`, with --uses"),
+        (expiring, "has expired; make a new one with `rollout-coordinator token create`"),
         (good[:-3], "mistyped or cut short: its checksum does not match; copy it again"),
         (good[:10] + ("a" if good[10] != "a" else "b") + good[11:], "mistyped or cut short"),
         ("hunter2", "not a join token (they look like rj1.w.xxxx.xxxx.xxxx); copy the whole line"),

@@ -117,7 +117,7 @@ def test_databases_that_are_none_of_ours(daemon: Cli) -> None:
     database.close()
     for args in (("run",), ("token", "create", "--role", "worker"), ("host", "list")):
         done = run(daemon, "rollout-coordinator", *args, "--config", "coordinator.toml")
-        assert done.code == 2 and "has schema version 91" in done.err, done
+        assert done.code == 2 and "has schema version 9" in done.err, done
         assert "install the release that wrote it" in done.err and "nothing was changed" in done.err
 
 

@@ -47,7 +47,7 @@ def test_a_bad_configuration(cli: Cli, sections: dict[str, Any], message: str) -
         ("[1]\n", "in.jsonl:1: a row must be a JSON object"),
         (
             '{"prompt": "a", "id": "x"}\n{"prompt": "b", "id": "x"}\n',
-            "in.jsonl:2: \"id\" 'x' is used by an earlier row",
+            'in.jsonl:2: "id" "x" is used by an earlier row',
         ),
         ('{"prompt": "a", "sampling": {"heat": 1}}\n', "in.jsonl:1:"),
         (f'{{"prompt": "{"x" * (65 << 20)}"}}\n', "in.jsonl:1: the line is longer than 64 MiB: is this JSONL"),

@@ -6,6 +6,7 @@ import ast
 import io
 import json
 import logging
+import os
 import string
 from collections.abc import Iterator
 from datetime import datetime
@@ -22,6 +23,7 @@ from rollout.model import events as names
 
 ROOT = Path(__file__).resolve().parents[2]
 PACKAGES = ("common/rollout", "coordinator/rollout_coordinator", "worker/rollout_worker")
+DAY_LOG = Path(__file__).parent / "golden" / "day.jsonl"
 MADE_UP = {f"run_{state}" for state in ("completed", "failed", "killed", "resumed", "continued")}
 """Events whose names are put together where they are emitted."""
 RUN, ONE, TWO = "01M8DRKDWQHJH10XCQ7C0EKZ52", "01M8DRKDWQHJH10XCQ7CAAAAAA", "01M8DRKDWQHJH10XCQ7CBBBBBB"
@@ -69,7 +71,11 @@ def test_sentences_are_well_made() -> None:
 @pytest.mark.parametrize(
     ("event", "fields", "said"),
     [
-        ("worker_failed", {"worker": ONE, "reason": "silent", "items": 0}, "worker 7CAAAAAA failed: silent; 0 items"),
+        (
+            "worker_failed",
+            {"worker": ONE, "reason": "silent", "items": 0},
+            "worker 7CAAAAAA failed: silent; the 0 items",
+        ),
         ("run_killed", {"run_id": RUN, "reason": "", "done": 1}, "run 7C0EKZ52 was killed"),
         ("storage_full", {"error": "{no} [room]", "action": "x"}, "the database cannot grow: {no} [room]; x"),
         ("child_output", {"child": 3, "text": RUN}, f"process 3: {RUN}"),
@@ -112,14 +118,14 @@ def test_what_goes_on_is_told_at_growing_intervals() -> None:
 
 
 DAY = """\
-09:00:00  ready: this coordinator leads (epoch 1) at 10.0.0.1:50051; hosts join at 10.0.0.1:50052
+09:00:00  ready: this coordinator leads the cluster, at 10.0.0.1:50051; hosts join at 10.0.0.1:50052
 09:00:00  worker 7CAAAAAA is ready
 09:00:00  worker 7CBBBBBB is ready
 09:00:00  run 7C0EKZ52 nightly was submitted (infer)
-09:10:00  worker 7CBBBBBB failed: it was silent for 6 s; 12 items of it go to others
+09:10:00  worker 7CBBBBBB failed: it was silent for 6 s; the 12 items it had in hand go to others
 09:20:00  the database does not answer: connection refused; next try in 1 s
 09:20:20  still, for 20 s (21 times): the database does not answer: connection refused; next try in 1 s
-09:21:00  read 1 run and 3 open attempts from the ledger in 0.2 s, after 60 s
+09:21:00  read 1 run with 3 items in hand from the database in 0.2 s, after 60 s
 09:30:00  process 2: Loading weights
 09:30:20  still, for 20 s (21 times): process 2: Loading weights
 09:40:00  grpc._plugin: channel is idle
@@ -154,6 +160,27 @@ def test_the_log_of_a_day() -> None:
     log(2400, "some_future_event", what="this")
     log(3600, "run_completed", run_id=RUN, reason="", items=1000, done=998, failed=2)
     assert "\n".join(lines) + "\n" == DAY
+
+
+def test_the_log_of_a_day_with_two_failures() -> None:
+    """What a coordinator logged over a day on which a worker and then the coordinator itself were killed, and what of
+    it a person sees. `REWRITE_GOLDEN=1` writes what is said now."""
+    clock, said = Clock(), ""
+    at = datetime(2026, 1, 1)
+    terminal = Terminal(colors=False, clock=clock, local=lambda: at)
+    for line in DAY_LOG.read_text().splitlines():
+        event = json.loads(line)
+        at = datetime.fromisoformat(event["timestamp"])
+        clock.now = at.timestamp()
+        if told := terminal(None, event["level"], event):
+            said += f"{told}\n"
+    golden = DAY_LOG.with_suffix(".txt")
+    if os.environ.get("REWRITE_GOLDEN"):
+        golden.write_text(said)
+    assert said == golden.read_text()
+    assert {json.loads(line)["event"] for line in DAY_LOG.read_text().splitlines()} <= {
+        event for event, _ in emitted()
+    } | MADE_UP
 
 
 def test_what_a_child_prints_does_not_steer_the_terminal() -> None:

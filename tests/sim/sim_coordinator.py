@@ -13,6 +13,7 @@ from rollout_coordinator.core.settings import CoreSettings
 from rollout_coordinator.core.step import Emit, Reply, Send, SendRevoke, Snapshot, Step
 from rollout_coordinator.driver import Driver
 from rollout_coordinator.heartbeat_service import ControlService, HeartbeatService
+from rollout_coordinator.history import History
 from rollout_coordinator.leadership import Gate, Leadership, StandbyInterceptor
 from rollout_coordinator.lease import LeaseKeeper
 from rollout_coordinator.lifecycle import Coordinator
@@ -182,6 +183,7 @@ class CoordinatorNode(Node):
             objects_gate=objects_gate, objects_child=cast(Any, Nothing()), gate=gate, revocations=cast(Any, None),
             work=work, runs=runs, heartbeat=heartbeat, control=control,
             doctor=cast(Any, None), members=cast(Any, None),
+            history=History(ledger, clock), history_service=cast(Any, None),
         )  # fmt: skip
         server = Server(self.loop, StandbyInterceptor(leadership))
         for add, servicer in (

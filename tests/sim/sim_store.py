@@ -23,7 +23,17 @@ from rollout_coordinator.core.step import (
     Writes,
 )
 from rollout_coordinator.core.views import RunView
-from rollout_coordinator.ledger.port import CommitPage, Fence, FoundRun, LeaseRow
+from rollout_coordinator.ledger.port import (
+    CommitPage,
+    EventRow,
+    EventsOf,
+    Fence,
+    FoundRun,
+    LeaseRow,
+    NewEvent,
+    NewOutput,
+    OutputRow,
+)
 from sim_loop import NodeLoop, Scheduler
 from sim_tables import Tables
 
@@ -213,6 +223,18 @@ class StoreLedger:
 
     async def forget_workers(self, before_ms: int, limit: int) -> int:
         return 0  # a seed has no weeks
+
+    async def record(self, epoch: int, outputs: list[NewOutput], events: list[NewEvent]) -> None:
+        pass  # nobody reads it in the simulation
+
+    async def output(self, run_id: str, after: int, max_bytes: int) -> list[OutputRow]:
+        return []
+
+    async def events(self, of: EventsOf, after: int, limit: int) -> list[EventRow]:
+        return []
+
+    async def newest_events(self, of: EventsOf, limit: int) -> list[EventRow]:
+        return []
 
     # ---- reads
 

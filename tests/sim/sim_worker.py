@@ -178,7 +178,7 @@ class WorkerNode(Node):
         self.incarnation = ""
         self.slowness = 1.0
         self.drain_at_revoke: float | None = None
-        self.starts_fail = False, False  # whether, and whether another try may help
+        self.starts_fail: tuple[bool, bool] = (False, False)  # whether, and whether another try may help
 
     def _begin(self) -> None:
         self.incarnation = self.world.fresh_worker(self.spec.executors)

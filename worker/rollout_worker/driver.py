@@ -36,6 +36,7 @@ from rollout_worker.processes.child import ChildProcess, Guard, Handlers
 from rollout_worker.processes.guard import clock
 from rollout_worker.processes.memory import MemoryGroups
 from rollout_worker.session import Phase, Session
+from rollout_worker.shipping import Shipper
 from rollout_worker.supply import CallPlugin, Supply
 from rollout_worker.work_stream import RefusedError, WorkStream
 
@@ -92,6 +93,7 @@ class Driver:
             parts.clock,
             ask_after_s=settings.transport.worker_self_fence_timeout_ms / 2000,
         )
+        self._shipper = Shipper(self._link, parts.guard, parts.incarnation)
         self._scratch = Path(settings.worker.scratch_dir).absolute() / parts.incarnation
         self._children: dict[int, ChildProcess] = {}
         self._guard: Guard | None = None
@@ -133,6 +135,7 @@ class Driver:
             asyncio.create_task(self._heartbeat.run()),
             asyncio.create_task(self._control()),
             asyncio.create_task(self._ticks()),
+            asyncio.create_task(self._shipper.run()),
             asyncio.create_task(self._parts.credentials.keep_renewed(self._renewed)),
         ]
         self._work_tasks = loops
@@ -140,6 +143,7 @@ class Driver:
             await asyncio.wait([*loops, self._over], return_when=asyncio.FIRST_COMPLETED)
             if self._over.done():
                 if self._over.result() == "drained":
+                    await self._shipper.ship()
                     await self._work.finish(LEAVE_S)
                 return self._over.result()
             for task in loops:
@@ -241,7 +245,7 @@ class Driver:
     def _do_start(self, action: ev.StartChild) -> None:
         assert self._guard is not None
         number = action.child
-        handlers = Handlers(self.event, self._supply.answer, self._parts.secrets)
+        handlers = Handlers(self.event, self._supply.answer, self._parts.secrets, self._shipper)
         scratch = self._scratch / f"child-{number}"
         child = ChildProcess(action, scratch, self._supply.cache_dir, self._guard, handlers, self._memory)
         self._children[number] = child
@@ -367,7 +371,7 @@ class Driver:
         kind = command.WhichOneof("body")
         if kind == "drain":
             budget = command.drain.budget_ms / 1000 or self._parts.settings.worker.drain_budget_s
-            self.drain(command.drain.reason or "operator", budget)
+            self.drain(command.drain.reason or "an operator asked", budget)
         elif kind == "reload":
             await self._parts.reload_plugins(list(command.reload.names))
         elif kind == "log_level":

@@ -6,7 +6,20 @@ from typing import NoReturn
 
 import typer
 
-from rollout.cli.commands import context, doctor, item, join, model, plan, run, run_items, run_results, workers
+from rollout.cli.commands import (
+    context,
+    doctor,
+    events,
+    item,
+    join,
+    logs,
+    model,
+    plan,
+    run,
+    run_items,
+    run_results,
+    workers,
+)
 from rollout.cli.program import new_app, run_program
 from rollout.cli.version import version_line
 from rollout.cli.workloads import WorkloadGroup
@@ -41,6 +54,8 @@ app.add_typer(workers.app, name="workers")
 app.command(name="plan")(plan.plan)
 app.command(name="join")(join.join)
 app.command(name="doctor")(doctor.doctor)
+app.command(name="events")(events.events)
+app.command(name="logs")(logs.logs)
 
 
 def main() -> NoReturn:

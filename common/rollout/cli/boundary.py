@@ -99,13 +99,14 @@ def _ended(output: Output, code: int) -> int:
 
 def show(error: RolloutError) -> None:
     """`error: message [code]` on standard error; with --json also `{"error": {code, message, faults}}` on standard
-    output, `faults` being the message's lines."""
+    output, `faults` being what is wrong, one by one."""
     message = redact_text(error.message)
     if debugging():
         traceback.print_exception(error)
     if "--json" in sys.argv and not isinstance(error, OutputError):
         with suppress(OutputError):
-            faults = [line.strip() for line in message.splitlines()]
+            lines = message.splitlines()
+            faults = [line.strip() for line in lines if line.startswith("  ")] or lines
             sys.stdout.write(
                 json_line({"event": "error", "error": {"code": error.code, "message": message, "faults": faults}})
             )

@@ -339,14 +339,14 @@ class _Invocation:
             )
         if self._target.private is not None:
             return (
-                f"run {run_id} of {output} is not known here, where no private cluster has run: go on on the cluster "
-                "where it was started (--coordinator, --context), or"
+                f"run {run_id} of {output} is not known here, where no private cluster has run: continue on the "
+                "cluster where it was started (--coordinator, --context), or"
             )
         where = f"cluster {self._target.cluster} at {self._runs.address if self._runs else ''}"
         if origin_of(output, run_id) is not None:
             return f"run {run_id} of {output} was started on {where}, and it was deleted there. You may"
         return (
-            f"run {run_id} of {output} is not known on {where}: go on on the cluster where it was started "
+            f"run {run_id} of {output} is not known on {where}: continue on the cluster where it was started "
             "(--coordinator, --context or --local), or"
         )
 

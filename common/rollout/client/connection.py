@@ -19,6 +19,7 @@ from rollout.wire.answers import Answers, is_wrong_peer, no_answer
 from rollout.wire.channel import open_channel
 from rollout.wire.epoch import EpochGuard, StaleEpochError
 from rollout.wire.errors import error_of
+from rollout.wire.v1 import history_pb2_grpc as history_rpc
 from rollout.wire.v1 import runs_pb2_grpc as rpc
 
 log = structlog.get_logger()
@@ -161,6 +162,11 @@ class Connection:
                 self._channel = self._dial(self._address, self.credentials)
             return rpc.RunsStub(self._channel)
 
+    async def history_stub(self) -> Any:
+        """As `stub`, of the history."""
+        await self.stub()
+        return history_rpc.HistoryStub(self._channel)
+
     async def renewed(self) -> int:
         """Renew the certificate if that is due; its generation."""
         async with self._opening:
@@ -256,17 +262,22 @@ class Connection:
         if typed.retryable:
             if turn == self.turn:
                 self._answers.note(self._address, typed)
-            self.leave(turn, hint=str(typed.context.get("leader") or ""))
+            # One that is another cluster's is told of: what is asked of it must not be answered by the joined cluster.
+            stay = isinstance(typed, _WrongPeerError) and not self._answered
+            self.leave(turn, hint=str(typed.context.get("leader") or ""), stay=stay)
         return typed
 
-    def leave(self, turn: int, hint: str = "") -> None:
-        """Ask `hint`, or the next coordinator, from now on: once for all calls that fail on the channel of `turn`.
+    def leave(self, turn: int, hint: str = "", *, stay: bool = False) -> None:
+        """Ask `hint`, or the next coordinator (`stay`: the same, anew), from now on: once for all calls that fail on
+        the channel of `turn`.
 
         If each of them moved on, two streams and two coordinators would come back to the dead one for ever.
         """
         if turn != self.turn:
             return
         self._retire()
+        if stay:
+            return
         if hint and hint != self._address:
             self._address = hint
             return

@@ -33,6 +33,7 @@ from rollout.security.credentials import Credentials
 from rollout.security.roles import Role
 from rollout.wire.channel import open_channel
 from rollout.wire.codec import run_spec_to_wire
+from rollout.wire.v1 import history_pb2
 from rollout.wire.v1 import runs_pb2 as pb
 from rollout.workloads.commit import CommitEntry
 
@@ -385,6 +386,28 @@ class Runs:
                 epoch=self._connection.epoch, incarnation=incarnation, verb=verb, argument=argument
             )
             return await stub.Worker(request, timeout=_CALL_S)
+
+        return await self._connection.unary(call)
+
+    # ---- what is kept for people
+
+    async def output(self, run_id: str, after: int = 0) -> history_pb2.OutputReply:
+        """A page of what children of a run printed, from behind position `after`. NotFoundError."""
+
+        async def call(_: Any) -> history_pb2.OutputReply:
+            stub = await self._connection.history_stub()
+            request = history_pb2.OutputRequest(epoch=self._connection.epoch, run_id=run_id, after=after)
+            return await stub.Output(request, timeout=_CALL_S)
+
+        return await self._connection.unary(call)
+
+    async def events(self, run_id: str = "", *, after: int = 0, newest: int = 0) -> history_pb2.EventsReply:
+        """A page of what happened in the cluster, or to a run, from behind number `after`; or the `newest`."""
+
+        async def call(_: Any) -> history_pb2.EventsReply:
+            stub = await self._connection.history_stub()
+            request = history_pb2.EventsRequest(epoch=self._connection.epoch, run_id=run_id, after=after, newest=newest)
+            return await stub.Events(request, timeout=_CALL_S)
 
         return await self._connection.unary(call)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from difflib import get_close_matches
 from importlib.metadata import EntryPoint, entry_points
 from typing import Any
 
@@ -12,10 +13,10 @@ def find_adapter(group: str, name: str, setting: str) -> EntryPoint:
     """What is registered as `name` in `group`. ConfigError, which begins with `setting`, if no package has it."""
     found = entry_points(group=group)
     if name not in found.names:
-        raise ConfigError(
-            f'{setting} "{name}" is not installed; known: {", ".join(sorted(found.names)) or "none"}. '
-            f"A package provides one through the entry point group {group}"
-        )
+        near = get_close_matches(name, found.names, n=1)
+        hint = f'; did you mean "{near[0]}"?' if near else ""
+        known = ", ".join(sorted(found.names)) or "none"
+        raise ConfigError(f'{setting} "{name}" is not installed; known: {known}{hint}')
     return found[name]
 
 

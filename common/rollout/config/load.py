@@ -138,7 +138,8 @@ def _toml(path: Path, text: str) -> tuple[dict[str, Any], dict[Place, int]]:
     except tomllib.TOMLDecodeError as error:
         line, column, what = syntax_error(error, text)
         shown = text.split("\n")[line - 1].strip() if line <= text.count("\n") + 1 else ""
-        hint = f": {shown[:100]}" if shown else ""
+        quoted = " (text needs quotes)" if what == "Invalid value" and not shown.endswith("=") else ""
+        hint = f"{quoted}: {shown[:100]}" if shown else ""
         raise ConfigError(f"{path}:{line}:{column}: not valid TOML: {what}{hint}") from error
     return values, key_lines(text)
 

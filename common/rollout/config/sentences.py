@@ -42,22 +42,24 @@ _STORE = ("storage_unavailable", "ledger_unreachable", "storage_unreachable", "l
 SENTENCES: dict[str, Sentence] = {
     # ---- a coordinator
     "coordinator_ready": _said(
-        "ready: this coordinator leads (epoch {epoch}) at {addr}[; hosts join at {join_addr}][; health and metrics at "
+        "ready: this coordinator leads the cluster, at {addr}[; hosts join at {join_addr}][; health and metrics at "
         "{http_addr}]",
         *_STORE,
     ),
     "coordinator_standby": _said("standing by at {addr}[; {leader} leads]", *_STORE),
     "coordinator_fenced": _trouble("this coordinator leads no more: {reason}[; {leader} does]"),
     "coordinator_failed": _trouble("cannot go on: {error}"),
-    "coordinator_stopping": _said("stopping"),
+    "coordinator_stopping": _said("stopping[: this coordinator, at {addr}]"),
     "coordinator_stopped": _said("stopped"),
-    "lease_acquired": _said("took the lease, with epoch {epoch}", "lease_lost", "lease_renewal_failed", *_STORE),
-    "lease_standby": _said("waiting for the lease[: {reason}][; {leader} leads]"),
-    "lease_lost": _trouble("lost the lease: {reason}; {action}"),
-    "lease_renewal_failed": _trouble("the lease could not be renewed: {error}"),
-    "lease_not_released": _trouble("the lease could not be given back: {error}; {hint}"),
-    "lease_store_unavailable": _trouble("the database that holds the lease does not answer: {error}"),
-    "epoch_ahead": _trouble("a peer knows epoch {seen}, this coordinator {epoch}[: {error}][; {hint}]"),
+    "lease_acquired": _said("became the leader", "lease_lost", "lease_renewal_failed", *_STORE),
+    "lease_standby": _said("waiting to become the leader[: {reason}][; {leader} leads]"),
+    "lease_lost": _trouble("leads no more: {reason}; {action}"),
+    "lease_renewal_failed": _trouble("could not confirm that it still leads: {error}"),
+    "lease_not_released": _trouble("could not hand over the lead: {error}; {hint}"),
+    "lease_store_unavailable": _trouble("the database that says who leads does not answer: {error}"),
+    "epoch_ahead": _trouble(
+        "there was a newer leader than this coordinator (number {seen}, this is {epoch})[: {error}][; {hint}]"
+    ),
     "storage_unavailable": _trouble("the database does not answer: {error}; {action}"),
     "storage_unreachable": _trouble("the database does not answer: {error}; next try in {retry_in_s:s}"),
     "storage_full": _trouble("the database cannot grow: {error}; {action}"),
@@ -67,7 +69,7 @@ SENTENCES: dict[str, Sentence] = {
     "storage_fault": _trouble("the disk under the database fails: {error}; {action}"),
     "ledger_unreachable": _trouble("the database does not answer: {error}; next try in {retry_in_s:s}"),
     "ledger_replayed": _said(
-        "read {runs:run} and {open_attempts:open attempt} from the ledger in {seconds:s}", *_STORE
+        "read {runs:run} with {open_attempts:item} in hand from the database in {seconds:s}", *_STORE
     ),
     "ledger_slow": _trouble("the database is slow, a commit took {commit_s:s}: {action}"),
     "configuration_read": _said("configured by {path}"),
@@ -86,8 +88,8 @@ SENTENCES: dict[str, Sentence] = {
     "objects_retry": _said("asking for objects again, try {attempt}"),
     # ---- hosts and certificates
     "dev_ca_generated": _said("made a certificate authority for this cluster: {path}"),
-    "host_joined": _said("host {name} ({host}) joined as {role}[, from {peer}]"),
-    "host_revoked": _said("host {name} ({host}, {role}) is shut out"),
+    "host_joined": _said("host[ {name}] {host} joined as {role}[, from {peer}]"),
+    "host_revoked": _said("host[ {name}] {host} ({role}) is shut out"),
     "join_refused": _trouble("host {host_name} may not join: its token was refused[, from {peer}]", "host_name"),
     "connections_closed": _trouble(
         "closed {count:connection} to {port} that had said nothing, most from {most_from}: {reason}", "port"
@@ -100,20 +102,23 @@ SENTENCES: dict[str, Sentence] = {
     "certificate_not_renewed": _trouble("the certificate cannot be renewed: {reason}[; it ends at {not_after}]"),
     "certificate_unavailable": _trouble("no certificate yet: {error}"),
     # ---- workers, as the coordinator sees them
-    "worker_registered": _said("worker {worker} came[, on host {host}]"),
+    "worker_registered": _said("worker {worker} connected[, from host {host}]"),
     "worker_heartbeat": _said(""),  # worker_ready says that it lives
     "worker_ready": _said(
         "worker {worker} is ready",
         "certificate_unavailable",
     ),
-    "worker_failed": _said("worker {worker} failed: {reason}[; {items:item} of it go to others]"),
+    "worker_failed": _said("worker {worker} failed: {reason}[; the {items:item} it had in hand go to others]"),
     "worker_deregistered": _said("worker {worker} left[: {reason}]"),
     "worker_quarantined": _trouble("worker {worker} gets no more work: {reason}", "worker"),
     "worker_reconciled": _said(
-        "worker {worker} is back with its work: {kept:attempt} kept, {resend:result} asked for again, "
-        "{dropped:attempt} dropped, {repended:item} lost"
+        "worker {worker} is back; of the items it had in hand {kept} go on, {resend} send their result again, "
+        "{dropped} are given up, {repended} start anew"
     ),
     "work_stolen": _said("worker {thief} takes {count:unstarted item} from worker {victim}"),
+    "history_not_written": _said("what happened could not be recorded, and is kept: {error}"),
+    "more_work_stolen": _said("other workers take {count:unstarted item} from each other"),
+    "events_dropped": _said("so much happened at once that {count:event} were left out here"),
     # ---- runs
     "run_submitted": _said("run {run_id}[ {name}] was submitted ({workload})"),
     "run_paused": _said("run {run_id} is paused[; {in_flight:item} still in hand]"),
@@ -163,6 +168,7 @@ SENTENCES: dict[str, Sentence] = {
     "child_broke_protocol": _said("process {child} sent what it must not ({error}) and is ended"),
     "child_output": _said("process {child}: {text}"),
     "child_output_dropped": _trouble("process {child} prints too much: {lines:line} were dropped", "child"),
+    "output_not_shipped": _said("what children of run {run_id} printed is not taken: {error}"),
     "guard_lost": _trouble("the process that cleans up after this worker is gone: {error}"),
     "memory_limits": _said("memory is limited by {by}"),
     "memory_group_failed": _trouble("memory cannot be limited with {group}: {error}", "group"),
@@ -238,6 +244,8 @@ def _has_all(text: str, fields: Mapping[str, Any]) -> bool:
 
 def duration(seconds: float) -> str:
     """`0.4 s`, `25 s`, `3 min`, `2 h 5 min`."""
+    if 0 < seconds < 0.1:
+        return f"{max(1, seconds * 1000):.0f} ms"
     if seconds < 10:
         return f"{seconds:.1f} s".replace(".0 s", " s")
     if seconds < 120:

@@ -37,7 +37,8 @@ def describe(error: Mapping[str, Any], name: str) -> str:
     context = cast(dict[str, Any], error.get("ctx") or {})
     shown = _shown(error.get("input"), name)
     if kind == "missing":
-        return "is required: add it"
+        section = str(error["loc"][0]) if len(error["loc"]) == 1 else ""
+        return f"is required: add a section [{section}]" if section else "is required: add it"
     if kind in _KINDS:
         return f"must be {_KINDS[kind]}, not {shown}"
     if kind in _BOUNDS:

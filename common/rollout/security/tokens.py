@@ -61,12 +61,12 @@ def parse_token(text: str) -> Token:
     parts = text.split(".")
     if parts[0] != "rj1" or len(parts) != 5:
         raise AuthError(
-            "This is not a join token (they look like rj1.w.xxxx.xxxx.xxxx); copy the whole line that "
-            "`rollout-coordinator token create` printed."
+            "this is not a join token (they look like rj1.w.xxxx.xxxx.xxxx); copy the whole line that "
+            "`rollout-coordinator token create` printed"
         )
     body, checksum = text.rsplit(".", 1)
     if checksum != _checksum(body) or parts[1] not in _LETTERS:
-        raise AuthError("The join token was mistyped or cut short: its checksum does not match; copy it again.")
+        raise AuthError("the join token was mistyped or cut short: its checksum does not match; copy it again")
     return Token(_LETTERS[parts[1]], parts[2], _unbase32(parts[3]))
 
 
@@ -133,19 +133,19 @@ async def consume_token(
         stored = await storage.get(NAMESPACE, key)
         if stored is None:
             raise AuthError(
-                "The join token is not known to this cluster; make one by `rollout-coordinator token create`."
+                "the join token is not known to this cluster; make one with `rollout-coordinator token create`"
             )
         record = cast("dict[str, Any]", json.loads(stored))
         if record["expires_ms"] <= clock() * 1000:
-            raise AuthError("The join token has expired; make a new one by `rollout-coordinator token create`.")
+            raise AuthError("the join token has expired; make a new one with `rollout-coordinator token create`")
         used_by = cast("list[str]", record["used_by"])
         role = Role(record["role"])
         if key_fingerprint in used_by:
             return role
         if len(used_by) >= record["uses"]:
             raise AuthError(
-                f"The join token is used up ({record['uses']} of {record['uses']} hosts joined); make a new one by "
-                "`rollout-coordinator token create`, with --uses N for several hosts."
+                f"the join token is used up ({record['uses']} of {record['uses']} hosts joined); make a new one with "
+                "`rollout-coordinator token create`, with --uses N for several hosts"
             )
         if await storage.cas(NAMESPACE, key, stored, _encode({**record, "used_by": [*used_by, key_fingerprint]})):
             return role

@@ -69,6 +69,7 @@ MIGRATIONS: tuple[Migration, ...] = (
     Migration(1, "ledger, key-value and object tables", _first),
     Migration(2, "since when attempts ran, and indexes for looking into runs", _began),
     Migration(3, "who ended a run", lambda dialect: tables_since(3, dialect)),
+    Migration(4, "what children of a run printed, and what happened", lambda dialect: tables_since(4, dialect)),
 )
 
 

@@ -241,6 +241,29 @@ OBJECT_CHUNK = _table(
 OBJECT_PIN = _table("object_pin", _key("object_id", LargeBinary), _key("holder", Text), _int("expires_ms", None))
 Index("object_pin_holder", OBJECT_PIN.c.holder, info={"since": 1})
 
+OUTPUT = _table(
+    "output",
+    _key("run_id", Text),
+    _key("position"),  # bytes of the run's output up to its end
+    _int("size", None),
+    _text("worker", None),
+    Column("lines", LargeBinary, nullable=False),
+    since=4,
+)
+"""What children of a run printed, in chunks as workers shipped them."""
+
+EVENT = _table(
+    "event",
+    _key("number"),
+    _int("at_ms", None),
+    _text("event", None),
+    _text("level", None),
+    _text("run_id", None),
+    _text("fields", None),  # JSON
+    since=4,
+)
+"""What happened, for people: the newest of it."""
+
 ITEM_STATE_VIEW = """
 CREATE VIEW item_state AS
 SELECT log.run_id AS run_id, item.log AS log, item.seq AS seq,

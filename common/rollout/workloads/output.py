@@ -124,9 +124,8 @@ class OutputDirectory:
             path.mkdir(parents=True, exist_ok=True)
             lock = (path / _LOCK).open("a+", encoding="utf-8")
         except OSError as error:
-            raise ConfigError(
-                f"output.dir: cannot write to {path}: {error.strerror}: name another directory"
-            ) from error
+            why = "it is a file" if path.is_file() else error.strerror
+            raise ConfigError(f"output.dir: cannot write to {path}: {why}: name another directory") from error
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError as error:

@@ -343,8 +343,8 @@ class UniqueIds:
             fail(
                 line.file,
                 line.line,
-                f'"{key}" {value!r} is used by an earlier row ({earlier}): every {key} must be unique, and a number '
-                "is the same as the text of its digits",
+                f'"{key}" {json.dumps(value)} is used by an earlier row ({earlier}): every {key} must be unique'
+                + (", and a number is the same as the text of its digits" if str(value).isdigit() else ""),
             )
         if not self._files or self._files[-1] != line.file:
             self._files.append(line.file)
@@ -394,10 +394,12 @@ class Faults:
         count = self.fatal or self.rows
         if count == 1:
             return self.first[0]
-        lines = [fault.message for fault in self.first[:FAULTS_MAX]]
-        if count > len(lines):
+        lines = [f"{count:,} problems:", *(f"  {fault.message}" for fault in self.first[:FAULTS_MAX])]
+        if count > len(self.first):
             kinds = "; ".join(f"{times:,} x {kind}" for kind, times in self._kinds.most_common())
-            lines.append(f"and {count - len(lines):,} more faults{f': {kinds}' if kinds else ''}")
+            lines.append(f"  and {count - len(self.first):,} more{f': {kinds}' if kinds else ''}")
+        if count == self.rows and self._file is None:
+            lines.append('[input] on_bad_row = "skip" leaves such rows out and runs the others')
         return InputError("\n".join(lines), **self.first[0].context)
 
     def close(self) -> None:

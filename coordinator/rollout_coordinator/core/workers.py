@@ -138,7 +138,7 @@ def command(state: State, event: WorkerCommand) -> None:
         state.step.sends.append(Reply(event.request, None, error))
         return
     if event.verb == "drain":
-        drain(state, worker, event.argument or "operator")
+        drain(state, worker, event.argument or "an operator asked")
         worker.drain_argument = event.argument
     state.step.sends.append(SendControl(worker.id, event.verb, event.argument))
     state.step.sends.append(Reply(event.request, None))

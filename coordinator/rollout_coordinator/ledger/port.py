@@ -141,6 +141,52 @@ class FoundRun(NamedTuple):
     created_ms: int
 
 
+OUTPUT_HEAD, OUTPUT_TAIL = 1 << 20, 7 << 20
+"""Bytes of a run's output that are kept: the first and the newest."""
+EVENTS_KEPT = 10_000
+
+
+class NewOutput(NamedTuple):
+    """Lines of a run, as a worker shipped them."""
+
+    run_id: str
+    worker: str
+    lines: bytes
+
+
+class OutputRow(NamedTuple):
+    """`position`: bytes of the run's output up to its end; what lies between two rows was left out."""
+
+    position: int
+    size: int
+    worker: str
+    lines: bytes
+
+
+class NewEvent(NamedTuple):
+    at_ms: int
+    event: str
+    level: str
+    run_id: str  # empty: it belongs to no run
+    fields: str  # JSON
+
+
+class EventRow(NamedTuple):
+    number: int
+    at_ms: int
+    event: str
+    level: str
+    fields: str
+
+
+class EventsOf(NamedTuple):
+    """A run, and what belonged to no run from `from_ms` to `to_ms`; an empty `run_id`: everything."""
+
+    run_id: str = ""
+    from_ms: int = 0
+    to_ms: int = 0
+
+
 class Ledger(Protocol):
     async def open(self) -> None:
         """Connect and migrate. SchemaVersionError if the database is newer than this program."""
@@ -177,6 +223,26 @@ class Ledger(Protocol):
 
     async def forget_workers(self, before_ms: int, limit: int) -> int:
         """Remove up to `limit` rows of workers that ended before `before_ms` (unix time); how many. As `purge`."""
+        ...
+
+    async def record(self, epoch: int, outputs: list[NewOutput], events: list[NewEvent]) -> None:
+        """Adds to the history in a transaction of its own, and drops what is over its bounds.
+
+        FencedError when the lease is at another epoch: nothing was written. Output of a run that is not there is not
+        wanted. Where the outcome is unknown, StorageUnavailableError: it may be there, and may be recorded again.
+        """
+        ...
+
+    async def output(self, run_id: str, after: int, max_bytes: int) -> list[OutputRow]:
+        """In order, from behind position `after`; at least one, if there is any."""
+        ...
+
+    async def events(self, of: EventsOf, after: int, limit: int) -> list[EventRow]:
+        """In order, from behind number `after`."""
+        ...
+
+    async def newest_events(self, of: EventsOf, limit: int) -> list[EventRow]:
+        """The newest, in order."""
         ...
 
     # reads

@@ -15,16 +15,21 @@ from rollout_coordinator.core.events import IdsLoaded, Loaded, ResultsLoaded
 from rollout_coordinator.core.settings import QUARANTINED_MAX
 from rollout_coordinator.core.step import LoadIds, LoadItems, LoadPending, LoadResults, Snapshot, WorkerRow, Writes
 from rollout_coordinator.core.views import RunView
-from rollout_coordinator.ledger import queries, reads, rows
+from rollout_coordinator.ledger import history, queries, reads, rows
 from rollout_coordinator.ledger.port import (
     ChildLog,
     CommitPage,
+    EventRow,
+    EventsOf,
     FailureRow,
     Fence,
     FoundRun,
     ItemRecord,
     ItemStateRow,
     LeaseRow,
+    NewEvent,
+    NewOutput,
+    OutputRow,
     Seqs,
     Which,
 )
@@ -206,6 +211,36 @@ class PostgresLedger:
         except CommitUnknown:
             return 0  # either way the next call goes on from what is there
 
+    # ---- history
+
+    async def record(self, epoch: int, outputs: list[NewOutput], events: list[NewEvent]) -> None:
+        # The lease is read and not locked: a renewal or a commit must not wait for what is only for people.
+        try:
+            async with self._engine.write(self._bound_ms) as db:
+                history.check_epoch(await _value(db, queries.EPOCH), epoch)
+                for run_id, of_run in history.by_run(outputs).items():
+                    await _record_output(db, run_id, of_run)
+                if events:
+                    last = await _value(db, queries.LAST_EVENT)
+                    await _insert(db, [(queries.EVENTS, history.event_columns(events, last))])
+                    await _execute(db, queries.CUT_EVENTS, last=history.first_event_kept(last + len(events)))
+        except CommitUnknown as error:
+            raise StorageUnavailableError("the connection to PostgreSQL broke while history was recorded") from error
+
+    async def output(self, run_id: str, after: int, max_bytes: int) -> list[OutputRow]:
+        async with self._engine.read() as db:
+            found = await _fetch(db, queries.OUTPUT_AFTER, run_id=run_id, after=after, n=history.CHUNKS)
+        return history.output_rows(found, max_bytes)
+
+    async def events(self, of: EventsOf, after: int, limit: int) -> list[EventRow]:
+        async with self._engine.read() as db:
+            return history.event_rows(await _fetch(db, queries.EVENTS_AFTER, **history.events_of(of, after, limit)))
+
+    async def newest_events(self, of: EventsOf, limit: int) -> list[EventRow]:
+        async with self._engine.read() as db:
+            found = await _fetch(db, queries.NEWEST_EVENTS, **history.events_of(of, 0, limit))
+        return history.event_rows(found[::-1])
+
     # ---- replay
 
     async def snapshot(self) -> Snapshot:
@@ -374,6 +409,15 @@ class PostgresLedger:
     async def run_objects(self, run_id: str) -> set[bytes]:
         async with self._engine.read() as db:
             return {row[0] for row in await _fetch(db, queries.RUN_OBJECTS, run_id=run_id)}
+
+
+async def _record_output(db: Connection, run_id: str, outputs: list[NewOutput]) -> None:
+    if await _value(db, queries.IS_RUN, run_id=run_id) is None:
+        return
+    columns, last = history.output_columns(outputs, await _value(db, queries.LAST_POSITION, run_id=run_id))
+    await _insert(db, [(queries.OUTPUTS, columns)])
+    if (over := history.cut(run_id, last)) is not None:
+        await _execute(db, queries.CUT_OUTPUT, **over)
 
 
 def _given(keys: Sequence[tuple[int, int, int]]) -> dict[str, list[int]]:

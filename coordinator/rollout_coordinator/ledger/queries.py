@@ -152,6 +152,9 @@ ATTEMPTS = _bulk(
     ignore=True,
 )
 
+OUTPUTS = _bulk("output", "run_id text, position bigint, size bigint, worker text, lines bytea")
+EVENTS = _bulk("event", "number bigint, at_ms bigint, event text, level text, run_id text, fields text")
+
 RUN_COLUMNS = ", ".join(f"run.{column}" for column in RUNS.columns)
 LOG_COLUMNS = ", ".join(f"log.{column}" for column in LOGS.columns)
 LANE_COLUMNS = ", ".join(f"lane.{column}" for column in LANES.columns)
@@ -176,7 +179,7 @@ ON CONFLICT (name) DO UPDATE SET value = CASE WHEN excluded.value > counter.valu
                                               THEN excluded.value ELSE counter.value END
 """
 MARK_PURGE = "INSERT INTO purge (log) SELECT log FROM log WHERE run_id = :run_id ON CONFLICT DO NOTHING"
-DELETE_RUN = tuple(f"DELETE FROM {table} WHERE run_id = :run_id" for table in ("log", "lane", "spec", "run"))
+DELETE_RUN = tuple(f"DELETE FROM {table} WHERE run_id = :run_id" for table in ("log", "lane", "spec", "run", "output"))
 
 NEXT_PURGE = "SELECT log FROM purge ORDER BY log LIMIT 1"
 PURGE_ROWS = tuple(
@@ -409,6 +412,26 @@ SELECT {_FAILURE} at_ms, 0 FROM attempt
  WHERE log = :log AND ending IN ('failed', 'timeout', 'worker_lost') ORDER BY at_ms DESC LIMIT :n
 """
 WORKERS_AT = f"SELECT {WORKER_COLUMNS} FROM worker WHERE incarnation IN ({{workers}})"
+
+# ---- history, for people
+
+EPOCH = "SELECT epoch FROM lease WHERE one = 1"
+IS_RUN = "SELECT 1 FROM run WHERE run_id = :run_id"
+LAST_POSITION = "SELECT COALESCE(MAX(position), 0) FROM output WHERE run_id = :run_id"
+# Whole chunks: those of the beginning end below `head`, those of the end begin above `tail`.
+CUT_OUTPUT = "DELETE FROM output WHERE run_id = :run_id AND position > :head AND position <= :tail"
+OUTPUT_AFTER = """
+SELECT position, size, worker, lines FROM output WHERE run_id = :run_id AND position > :after ORDER BY position LIMIT :n
+"""
+LAST_EVENT = "SELECT COALESCE(MAX(number), 0) FROM event"
+CUT_EVENTS = "DELETE FROM event WHERE number <= :last"
+_EVENTS_OF = """
+SELECT number, at_ms, event, level, fields FROM event
+ WHERE number > :after
+   AND (:every = 1 OR run_id = :run_id OR (run_id = '' AND at_ms >= :from_ms AND at_ms <= :to_ms))
+"""
+EVENTS_AFTER = f"{_EVENTS_OF} ORDER BY number LIMIT :n"
+NEWEST_EVENTS = f"{_EVENTS_OF} ORDER BY number DESC LIMIT :n"
 
 # ---- objects: rows of deleted runs count no longer, though they may still be there
 

@@ -23,16 +23,21 @@ from rollout_coordinator.core.step import (
     Writes,
 )
 from rollout_coordinator.core.views import RunView
-from rollout_coordinator.ledger import queries, reads, rows
+from rollout_coordinator.ledger import history, queries, reads, rows
 from rollout_coordinator.ledger.port import (
     ChildLog,
     CommitPage,
+    EventRow,
+    EventsOf,
     FailureRow,
     Fence,
     FoundRun,
     ItemRecord,
     ItemStateRow,
     LeaseRow,
+    NewEvent,
+    NewOutput,
+    OutputRow,
     Seqs,
     Which,
 )
@@ -117,6 +122,27 @@ class SqliteLedger:
     async def forget_workers(self, before_ms: int, limit: int) -> int:
         asked = {"before": before_ms, "n": limit}
         return await self._engine.write(lambda db: db.execute(queries.FORGET_WORKERS, asked).rowcount)
+
+    # ---- history
+
+    async def record(self, epoch: int, outputs: list[NewOutput], events: list[NewEvent]) -> None:
+        await self._engine.write(lambda db: _record(db, epoch, outputs, events))
+
+    async def output(self, run_id: str, after: int, max_bytes: int) -> list[OutputRow]:
+        named = {"run_id": run_id, "after": after, "n": history.CHUNKS}
+        found = await self._engine.read(lambda db: db.execute(queries.OUTPUT_AFTER, named).fetchall())
+        return history.output_rows(found, max_bytes)
+
+    async def events(self, of: EventsOf, after: int, limit: int) -> list[EventRow]:
+        named = history.events_of(of, after, limit)
+        return history.event_rows(
+            await self._engine.read(lambda db: db.execute(queries.EVENTS_AFTER, named).fetchall())
+        )
+
+    async def newest_events(self, of: EventsOf, limit: int) -> list[EventRow]:
+        named = history.events_of(of, 0, limit)
+        found = await self._engine.read(lambda db: db.execute(queries.NEWEST_EVENTS, named).fetchall())
+        return history.event_rows(found[::-1])
 
     # ---- replay
 
@@ -238,6 +264,24 @@ def _insert(db: sqlite3.Connection, bulk: Bulk, columns: list[Sequence[Any]]) ->
         statement = f"{bulk.insert} VALUES {', '.join([row] * n)}{bulk.conflict}"
         db.execute(statement, flat[at * width : (at + n) * width])
         at += n
+
+
+def _record(db: sqlite3.Connection, epoch: int, outputs: list[NewOutput], events: list[NewEvent]) -> None:
+    row = db.execute(queries.EPOCH).fetchone()
+    history.check_epoch(row[0] if row else None, epoch)
+    for run_id, of_run in history.by_run(outputs).items():
+        named = {"run_id": run_id}
+        if db.execute(queries.IS_RUN, named).fetchone() is None:
+            continue
+        last = db.execute(queries.LAST_POSITION, named).fetchone()[0]
+        columns, last = history.output_columns(of_run, last)
+        _insert(db, queries.OUTPUTS, columns)
+        if (over := history.cut(run_id, last)) is not None:
+            db.execute(queries.CUT_OUTPUT, over)
+    if events:
+        last = db.execute(queries.LAST_EVENT).fetchone()[0]
+        _insert(db, queries.EVENTS, history.event_columns(events, last))
+        db.execute(queries.CUT_EVENTS, {"last": history.first_event_kept(last + len(events))})
 
 
 def _purge(db: sqlite3.Connection, limit: int) -> int:

@@ -11,6 +11,7 @@ import asyncio
 import contextlib
 import json
 import os
+import re
 import signal
 import socket
 import subprocess
@@ -91,7 +92,7 @@ class MapExecutor:
         if self._host is None:
             raise AttemptError("the executor is not started", code="executor_not_started")
         refuse_invalid(attempt.payload)
-        job = Job(attempt.key, attempt.payload, attempt.run.config.get("timeout_s", 0.0))
+        job = Job(attempt.key, attempt.attempt, attempt.payload, attempt.run.config.get("timeout_s", 0.0))
         return await self._host.run(job)
 
     def take_back(self, keys: Iterable[Key]) -> list[Key]:
@@ -124,10 +125,11 @@ class _ContextCache:
 class Job:
     """A row on its way: it waits here, then in the process's queue, then runs."""
 
-    __slots__ = ("begun", "done", "key", "number", "payload", "timeout_s")
+    __slots__ = ("attempt", "begun", "done", "key", "number", "payload", "timeout_s")
 
-    def __init__(self, key: Key, payload: bytes, timeout_s: float) -> None:
+    def __init__(self, key: Key, attempt: int, payload: bytes, timeout_s: float) -> None:
         self.key = key
+        self.attempt = attempt
         self.payload = payload
         self.timeout_s = timeout_s
         self.number = 0
@@ -139,24 +141,54 @@ class Job:
             self.done.set_exception(error)
 
 
+_MARK_LINE = re.compile(process.MARK + rb"(\d{0,18})\n")
+_MARK_BEGUN = re.compile(process.MARK + rb"\d{0,18}\Z")
+JOBS_KNOWN = 1024
+"""Rows whose output may still come; many more than the process is given ahead."""
+
+
 class Output:
     """What the function prints: passed on to the worker's log as far as that is meant for people, and its end kept."""
 
     def __init__(self, file: int) -> None:
         self._file = file
+        self._jobs: dict[int, Job] = {}
+        self._begun = b""  # of a mark that was not read whole
+        self._mark = b""  # the last that was passed on or dropped
         self.tail = bytearray()
         self.dropped = 0
         self._allowed = float(OUTPUT_BURST)
         self._at = time.monotonic()
 
+    def expect(self, job: Job) -> None:
+        """What it prints may come from now on."""
+        self._jobs[job.number] = job
+        self._jobs.pop(job.number - JOBS_KNOWN, None)
+
+    def _named(self, found: re.Match[bytes]) -> bytes:
+        """The mark of a row as the worker knows it."""
+        job = self._jobs.get(int(found[1] or 0))
+        name = b"%d.%d.%d" % (job.key.log, job.key.seq, job.attempt) if job is not None else b""
+        self._mark = process.MARK + name + b"\n"
+        return self._mark
+
     def add(self, data: bytes) -> None:
-        self.tail += data[-TAIL:]
+        if self._begun or process.MARK in data:
+            data = self._begun + data
+            begun = _MARK_BEGUN.search(data)
+            self._begun = begun[0] if begun is not None else b""
+            data = data[: len(data) - len(self._begun)]
+            said = _MARK_LINE.sub(b"", data)
+            data = _MARK_LINE.sub(self._named, data)
+        else:
+            said = data
+        self.tail += said[-TAIL:]
         del self.tail[:-TAIL]
         now = time.monotonic()
         self._allowed = min(float(OUTPUT_BURST), self._allowed + (now - self._at) * OUTPUT_PER_S)
         self._at = now
         if len(data) > self._allowed:
-            self.dropped += len(data)
+            self.dropped += len(said)
             return
         self.tell_dropped()
         self._allowed -= len(data)
@@ -166,6 +198,7 @@ class Output:
         if self.dropped:
             size, self.dropped = self.dropped, 0
             self._write(f"\n[{size} bytes of output are left out: the function prints too much]\n".encode())
+            self._write(self._mark)
 
     def _write(self, data: bytes) -> None:
         with contextlib.suppress(OSError):
@@ -240,7 +273,7 @@ class Host:
             job = self._waiting[0]
             self._number += 1
             job.number = self._number
-            if not self._process.give(job.number, job.payload):
+            if not self._process.give(job):
                 return  # its queue is full; the next result goes on
             self._waiting.popleft()
             self._sent.append(job)
@@ -455,8 +488,10 @@ class UserProcess:
 
     # ---- rows
 
-    def give(self, number: int, payload: bytes) -> bool:
+    def give(self, job: Job) -> bool:
         """False: its queue is full."""
+        number, payload = job.number, job.payload
+        self._output.expect(job)
         if len(payload) > INLINE_ROW:
             self._scratch.mkdir(parents=True, exist_ok=True)
             path = self._scratch / f"row-{number}"

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import faulthandler
 import importlib
+import io
 import os
 import signal
 import socket
@@ -19,6 +20,7 @@ import sys
 import time
 import traceback
 from collections.abc import Callable
+from contextlib import suppress
 from json import dumps, loads  # by name: the function may put others into the module
 from types import TracebackType
 from typing import Any, NoReturn
@@ -31,6 +33,8 @@ HEAD = struct.Struct("<IB")
 ROW = struct.Struct("<cQ")
 NUMBER = struct.Struct("<Qd")
 
+MARK = b"\x1e"
+"""Begins a line of its own in the output, `MARK number`: what follows was printed for that row; none: for no row."""
 UNHEARD_S = 5.0
 MESSAGE_MAX, TRACEBACK_MAX = 1200, 2600  # together with the type below the limit of an error on the wire, 4096
 
@@ -160,6 +164,53 @@ class Caller:
         return self._runner.run(whole())
 
 
+# ---- the output
+
+
+class Marks:
+    """Says in the output for which row it was printed. A row that prints nothing costs nothing.
+
+    What does not go through Python's own streams, as of a program that the function starts, has no row unless the row
+    has printed before.
+    """
+
+    def __init__(self) -> None:
+        self.number = 0
+        self.marked = 0
+        for fd, name in ((1, "stdout"), (2, "stderr")):
+            known = getattr(sys, name)
+            stream = io.TextIOWrapper(
+                _Marking(fd, self), known.encoding, known.errors, write_through=True, line_buffering=False
+            )
+            setattr(sys, name, stream)
+            setattr(sys, f"__{name}__", stream)
+
+    def begin(self, number: int) -> None:
+        self.number = number
+        if self.marked:
+            self._write(b"")
+
+    def printing(self) -> None:
+        if self.marked != self.number:
+            self._write(b"%d" % self.number)
+            self.marked = self.number
+
+    def _write(self, number: bytes) -> None:
+        self.marked = 0
+        with suppress(OSError):  # the function closed it
+            os.write(1, MARK + number + b"\n")
+
+
+class _Marking(io.FileIO):
+    def __init__(self, fd: int, marks: Marks) -> None:
+        super().__init__(fd, "w", closefd=False)
+        self._marks = marks
+
+    def write(self, data: Any, /) -> int:
+        self._marks.printing()
+        return super().write(data)
+
+
 # ---- the loop
 
 
@@ -169,6 +220,7 @@ class Process:
         self._results = results
         self._pid = os.getpid()
         self._root = ""
+        self._marks = Marks()
 
     def _send(self, kind: int, number: int, seconds: float, body: bytes) -> None:
         head = HEAD.pack(len(body) + NUMBER.size, kind) + NUMBER.pack(number, seconds)
@@ -199,6 +251,7 @@ class Process:
             if not message:
                 os._exit(0)
             how, number = ROW.unpack_from(message)
+            self._marks.begin(number)
             if how == FILE:
                 path = message[ROW.size :].decode()
                 with open(path, "rb") as file:  # noqa: PTH123 - pathlib would cost every process its import

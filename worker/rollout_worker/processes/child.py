@@ -29,7 +29,7 @@ from rollout_worker.pipe import Kind, Pipe
 from rollout_worker.processes import guard
 from rollout_worker.processes.frames import read_frame, read_question
 from rollout_worker.processes.memory import MemoryGroup, MemoryGroups, ran_out
-from rollout_worker.processes.output import TELL_S, Output
+from rollout_worker.processes.output import TELL_S, Output, Shipper
 
 log = structlog.get_logger()
 
@@ -46,6 +46,7 @@ class Handlers:
     event: Callable[[ev.Event], None]
     request: Callable[[dict[str, Any]], Any]  # coroutine function: the value for a child's question
     secrets: Callable[[], Awaitable[dict[str, str]]]  # what the child may know, by name
+    shipper: Shipper | None = None  # takes what it prints to the run
 
 
 class Guard:
@@ -108,7 +109,10 @@ class ChildProcess:
         self._memory_bytes = plan.memory_mib << 20
         self._memory = memory
         self._group: MemoryGroup | None = None
-        self._output = Output(self._log, time.monotonic())
+        self._output = Output(self._log, time.monotonic(), self._printed, self._left_out)
+        self._shipper = handlers.shipper
+        self._run_id = plan.run.run_id  # the last that it was given rows of
+        self._run_of: dict[int, str] = {}  # by log
         self._telling: asyncio.TimerHandle | None = None
         self._scratch = scratch
         self._cache = cache  # where the child reads slices of objects itself
@@ -257,6 +261,9 @@ class ChildProcess:
             self._pipe.send(kind, body)
 
     def deliver(self, attempts: list[Held]) -> None:
+        if attempts:
+            self._run_id = attempts[-1].plan.run.run_id
+            self._run_of.update((held.log, held.plan.run.run_id) for held in attempts)
         for group in held_to_wire(attempts, self._known_runs):
             self._send(Kind.ASSIGN, group.SerializeToString())
 
@@ -328,6 +335,15 @@ class ChildProcess:
     def _tell_dropped(self) -> None:
         self._telling = None
         self._output.tell()
+
+    def _printed(self, stream: str, line: str, key: AttemptKey | None) -> None:
+        if self._shipper is not None:
+            run_id = self._run_of.get(key.log, self._run_id) if key is not None else self._run_id
+            self._shipper.add(run_id, self._plan.run.executor, stream, line, key)
+
+    def _left_out(self, lines: int, size: int) -> None:
+        if self._shipper is not None:
+            self._shipper.left_out(self._run_id, self._plan.run.executor, lines, size)
 
     def _log(self, level: str, event: str, fields: dict[str, Any]) -> None:
         getattr(log, level)(event, child=self.number, pid=self.pid, **fields)

@@ -65,7 +65,7 @@ class Infer(Workload[InferConfig, InferChecked]):
         if package and find_spec(package) is None:
             raise ConfigError(
                 f'backend.kind = "{kind}" needs the Python package {package} on this host: pip install '
-                f'"rollout-engine[{kind}]", or send the batch to a cluster that has it with --coordinator'
+                f'"rollout-engine[{kind}]", or send the batch to a cluster that has it: --coordinator HOST:PORT'
             )
 
     def check(self, settings: InferConfig, reading: Reading) -> InferChecked:

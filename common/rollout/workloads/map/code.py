@@ -55,7 +55,10 @@ def check_target(target: str) -> None:
         elif ":" not in target and "." in target:
             module, _, name = target.rpartition(".")
             hint = f"; with a colon before the function: {module}:{name}"
-        raise ConfigError(f"{target!r} does not name a function as PKG.MODULE:FUNCTION{hint}")
+        raise ConfigError(
+            f"{target!r} does not name a function as MODULE:FUNCTION"
+            f"{hint or '; for grade() in score.py write score:grade'}"
+        )
 
 
 def find_code(
@@ -106,7 +109,7 @@ def _missing(module: str, root: Path, *, given: bool) -> str:
         f"there is no module {module!r} in {root if given else f'the current directory ({root})'}, nor is it installed"
     )
     if near:
-        text += f"; did you mean {near[0]}?"
+        return f"{text}; did you mean {near[0]}?"
     return text if given else f"{text}; say where it is with --code DIR (in Python: code=DIR)"
 
 

@@ -1,0 +1,108 @@
+"""`rollout events`: what happened, in sentences."""
+
+from __future__ import annotations
+
+import asyncio
+import json as json_module
+import sys
+from collections.abc import AsyncIterator
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from rollout.cli.commands.run import ask
+from rollout.cli.completion import complete_run
+from rollout.cli.options import CoordinatorOption, JsonOption, TlsDirOption
+from rollout.cli.references import resolve_run
+
+if TYPE_CHECKING:
+    from rollout.client import Runs
+    from rollout.wire.v1 import history_pb2 as pb
+
+NEWEST = 200
+EVERY_S = 1.0
+FOLLOW_PATIENCE_S = 30.0
+"""A change of leaders takes less; a private cluster is gone for good when its run has ended."""
+
+OptionalRun = Annotated[
+    str,
+    typer.Argument(
+        metavar="[RUN]",
+        help="Only what happened to this run, and to the cluster in its time. Its id, a unique beginning of it, its "
+        "name, or @last.",
+        autocompletion=complete_run,
+    ),
+]
+FollowOption = Annotated[
+    bool, typer.Option("--follow", "-f", help="Go on as more comes; of a run, until it has ended.")
+]
+
+
+def events(
+    run: OptionalRun = "",
+    coordinator: CoordinatorOption = None,
+    tls_dir: TlsDirOption = None,
+    follow: FollowOption = False,
+    limit: Annotated[int, typer.Option("--limit", min=0, max=500, help="The newest so many; 0: all.")] = NEWEST,
+    json: JsonOption = False,
+) -> None:
+    """What happened, in sentences: workers came, failed and left; who leads; steals; runs began, paused and ended.
+
+    The newest 10,000 events of a cluster are kept.
+
+    --json: an object a line, `{time, event, level, run_id?, worker_id?, message, fields}`. Keys are only ever added.
+    """
+
+    async def show(client: Runs) -> None:
+        run_id = await resolve_run(client, run) if run else ""
+        async for event in happened(client, run_id, follow=follow, limit=limit):
+            told = as_json(event)
+            if json:
+                sys.stdout.write(json_module.dumps(told, ensure_ascii=False) + "\n")
+            elif told["message"]:
+                sys.stdout.write(f"{moment(event.at_ms)}  {told['message']}\n")
+            sys.stdout.flush()
+
+    ask(coordinator, tls_dir, show, patience_s=FOLLOW_PATIENCE_S if follow else 15.0)
+
+
+async def happened(client: Runs, run_id: str, *, follow: bool, limit: int) -> AsyncIterator[pb.HappenedEvent]:
+    """In order; with `follow` until the run has ended and all is read."""
+    reply = await client.events(run_id, newest=limit)
+    after, ending = 0, False
+    while True:
+        for event in reply.events:
+            after = event.number
+            yield event
+        if reply.end or limit:
+            if not follow or ending:
+                return
+            ending = reply.run_ended  # once more: what it ended with is written a moment later
+            await asyncio.sleep(EVERY_S)
+        limit = 0
+        reply = await client.events(run_id, after=after)
+
+
+def as_json(event: pb.HappenedEvent) -> dict[str, Any]:
+    from rollout.config.sentences import sentence_of
+
+    fields: dict[str, Any] = json_module.loads(event.fields)
+    message = sentence_of(event.event, fields)
+    told: dict[str, Any] = {"time": rfc3339(event.at_ms), "event": event.event, "level": event.level}
+    if "run_id" in fields:
+        told["run_id"] = fields["run_id"]
+    if "worker" in fields:
+        told["worker_id"] = fields["worker"]
+    known = message if message is not None else f"{event.event} {event.fields.decode()}"
+    return told | {"message": known, "fields": fields}
+
+
+def rfc3339(unix_ms: int) -> str:
+    return datetime.fromtimestamp(unix_ms / 1000, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
+
+
+def moment(unix_ms: int) -> str:
+    """Local; with its date where that is not today's."""
+    local = datetime.fromtimestamp(unix_ms / 1000)
+    return local.strftime("%H:%M:%S" if local.date() == datetime.now().date() else "%Y-%m-%d %H:%M:%S")

@@ -1,0 +1,135 @@
+"""What child processes print, on its way to the run it belongs to: bounded in rate and memory, never in anybody's way.
+
+One small call of its own a second and run. What comes faster is dropped where it comes, and a line says how much; what
+cannot be shipped, since nobody leads, waits within the same bound.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import deque
+from typing import Any
+
+import grpc
+import grpc.aio
+import structlog
+from rollout.config.logging import redact_text
+from rollout.model.errors import RolloutError
+from rollout.wire.epoch import EpochGuard
+from rollout.wire.v1 import history_pb2 as pb
+from rollout.wire.v1 import history_pb2_grpc as rpc
+
+from rollout_worker.attempts import AttemptKey
+from rollout_worker.link import Link, told_to_stop, typed
+
+log = structlog.get_logger()
+
+FIRST_S, EVERY_S = 0.1, 1.0
+CALL_S = 5.0
+CHUNK_BYTES = 60 << 10  # of a request of at most 64 KiB
+WAITING_BYTES = 256 << 10
+"""Of a worker, all runs together."""
+LINE_BYTES = 64  # what a line costs beside its text
+
+
+class Shipper:
+    """`add` lines at any time; `run` ships them."""
+
+    def __init__(self, link: Link, guard: EpochGuard, incarnation: str) -> None:
+        self._link = link
+        self._guard = guard
+        self._incarnation = incarnation
+        self._waiting: dict[str, deque[pb.OutputLine]] = {}
+        self._bytes = 0
+        self._numbers: dict[str, int] = {}
+        self._news = asyncio.Event()
+
+    def add(self, run_id: str, executor: str, stream: str, text: str, key: AttemptKey | None) -> None:
+        """One line; what is over the bound is counted instead."""
+        queue = self._waiting.setdefault(run_id, deque())
+        now = time.time_ns() // 1_000_000
+        if self._bytes + len(text) + LINE_BYTES > WAITING_BYTES:
+            self._left_out(queue, now, executor, 1, len(text.encode()) + 1)
+        else:
+            line = pb.OutputLine(at_ms=now, executor=executor, stream=stream, text=_clean(text))
+            if key is not None:
+                line.log, line.seq, line.attempt = key
+            queue.append(line)
+            self._bytes += line.ByteSize()
+        self._news.set()
+
+    def left_out(self, run_id: str, executor: str, lines: int, size: int) -> None:
+        """So much was dropped before it came here."""
+        queue = self._waiting.setdefault(run_id, deque())
+        self._left_out(queue, time.time_ns() // 1_000_000, executor, lines, size)
+        self._news.set()
+
+    @staticmethod
+    def _left_out(queue: deque[pb.OutputLine], now: int, executor: str, lines: int, size: int) -> None:
+        if not queue or not queue[-1].left_out_bytes:
+            queue.append(pb.OutputLine(at_ms=now, executor=executor))
+        queue[-1].left_out_lines += lines
+        queue[-1].left_out_bytes += size
+
+    async def run(self) -> None:
+        while True:
+            await self._news.wait()
+            self._news.clear()
+            await asyncio.sleep(FIRST_S)  # what is printed together travels together
+            while self._waiting:
+                await self.ship()
+                await asyncio.sleep(EVERY_S)
+
+    async def ship(self) -> None:
+        """A chunk of each run, CHUNK_BYTES in all; what fails waits for the next time."""
+        room = CHUNK_BYTES
+        for run_id in list(self._waiting):
+            queue = self._waiting[run_id]
+            chunk = self._chunk(run_id, queue, room)
+            if not chunk.lines:
+                return
+            room -= chunk.ByteSize()
+            # Taken out first: what is left out while this is on its way is counted behind it.
+            lines = [queue.popleft() for _ in chunk.lines]
+            if not await self._ship(run_id, chunk):
+                queue.extendleft(reversed(lines))
+                return
+            self._bytes -= sum(line.ByteSize() for line in lines if not line.left_out_bytes)
+            self._numbers[run_id] = chunk.number
+            if queue:
+                self._waiting[run_id] = self._waiting.pop(run_id)  # the others first, next time
+            else:
+                del self._waiting[run_id]
+
+    def _chunk(self, run_id: str, queue: deque[pb.OutputLine], room: int) -> pb.OutputLines:
+        chunk = pb.OutputLines(number=self._numbers.get(run_id, 0) + 1)
+        for line in queue:
+            room -= line.ByteSize() + 8
+            if room < 0:
+                break
+            chunk.lines.append(line)
+        return chunk
+
+    async def _ship(self, run_id: str, chunk: pb.OutputLines) -> bool:
+        stub: Any = rpc.HistoryStub(self._link.channel)
+        request = pb.ShipRequest(epoch=self._guard.current, incarnation=self._incarnation, run_id=run_id, output=chunk)
+        try:
+            self._guard.check_peer(await stub.Ship(request, timeout=CALL_S))
+        except (grpc.aio.AioRpcError, grpc.aio.UsageError) as error:
+            failed = typed(error)
+        except RolloutError as error:
+            failed = error
+        except asyncio.CancelledError:
+            if told_to_stop():
+                raise
+            return False  # the channel was replaced
+        else:
+            return True
+        log.debug("output_not_shipped", run_id=run_id, error=failed.message)
+        return not failed.retryable  # else it would never be taken
+
+
+def _clean(text: str) -> str:
+    """Without secrets, and without what no message can carry."""
+    return redact_text(text).encode("utf-8", "replace").decode()
