@@ -230,7 +230,7 @@ def test_runs_and_workers_by_short_id_name_and_last(cli: Cli, daemons: list[Daem
     ambiguous = shown(ids[0][:5])
     assert "may be any of 3 runs" in ambiguous and all(run_id in ambiguous for run_id in ids)
     assert "there is no run 'nobody'" in shown("nobody")
-    (cli.directory / "state/rollout/runs").unlink()
+    (cli.directory / ".state/rollout/runs").unlink()
     last = cli.run("run", "show", "@last", "--json")
     assert json.loads(last.out)["run_id"] == ids[2] and "the newest is" in last.err
 

@@ -98,4 +98,4 @@ def test_what_was_printed_is_read_after_its_worker_was_killed_and_what_happened_
 
     assert cli.run("run", "delete", run_id, *at).code == 0
     gone = cli.run("logs", run_id, *at)
-    assert gone.code == 2 and "There is no run" in gone.err
+    assert gone.code == 2 and "there is no run" in gone.err

@@ -171,7 +171,7 @@ class Embedded:
             await self._own()
             await asyncio.to_thread(self._bury_predecessor)
             # Workers need not wait for the coordinator to make it.
-            await asyncio.to_thread(Authority.load_or_create, self.tls_dir, CLUSTER)
+            await asyncio.to_thread(Authority.load_or_create, self.tls_dir, CLUSTER, tell=False)
             for left in reversed(range(_PORT_TRIES)):
                 try:
                     await self._start_all(f"127.0.0.1:{_free_port()}")

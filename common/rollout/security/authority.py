@@ -87,8 +87,9 @@ class Authority:
         return cls(cluster, root, chain, key)
 
     @classmethod
-    def load_or_create(cls, tls_dir: Path, cluster: str) -> Authority:
-        """The authority of `tls_dir`, made on first use; of several processes that race one makes it."""
+    def load_or_create(cls, tls_dir: Path, cluster: str, *, tell: bool = True) -> Authority:
+        """The authority of `tls_dir`, made on first use; of several processes that race one makes it. `tell`: into the
+        log, which a program that only imports this has not set up."""
         with files.locked(tls_dir):
             found = cls.load(tls_dir, cluster)
             if found is not None:
@@ -105,7 +106,8 @@ class Authority:
             root = _root(cluster, key)
             files.write_atomic(tls_dir / files.CA_KEY, keys.key_pem(key), 0o600)
             files.write_atomic(tls_dir / files.CA, keys.certificate_pem(root))
-        log.info("dev_ca_generated", path=str(tls_dir / files.CA), note=f"Generated dev CA at {tls_dir}")
+        if tell:
+            log.info("dev_ca_generated", path=str(tls_dir / files.CA), note=f"Generated dev CA at {tls_dir}")
         return cls(cluster, root, [], key)
 
     def issue_process(
