@@ -152,9 +152,9 @@ async def test_start_says_what_is_wrong(tiny: Path, more: dict[str, Any], messag
 async def test_missing_model(tmp_path: Path) -> None:
     from rollout_worker.backends.transformers import open_backend
 
-    with pytest.raises(AttemptError, match="cannot be loaded") as error:
+    with pytest.raises(AttemptError, match="is no directory on this worker and no name of the hub") as error:
         await open_backend(options(tmp_path / "none")).start()
-    assert error.value.error_code == "model_load_failed"
+    assert error.value.error_code == "model_missing"
 
 
 async def test_a_step_that_fails_fails_its_rows_only(tiny: Path, monkeypatch: pytest.MonkeyPatch) -> None:

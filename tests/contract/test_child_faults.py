@@ -26,7 +26,7 @@ async def test_a_process_that_breaks_the_protocol_is_killed_and_tells_nothing(
     killed: list[int] = []
     guard: Any = SimpleNamespace(add=lambda group: None, remove=lambda group: None)
     plan = Plan(Run("01ARZ3NDEKTSV4RRFFQ69G5FAV", "script", {}, ""), "slot", "k")
-    handlers: Any = SimpleNamespace(event=told.append)
+    handlers: Any = SimpleNamespace(event=told.append, shipper=None)
     child = ChildProcess(ev.StartChild(7, plan), tmp_path, tmp_path, guard, handlers)
     monkeypatch.setattr(child, "kill", lambda: killed.append(7))
     child._frame(Kind.RESULTS, b"\xff\xff garbage")

@@ -140,6 +140,7 @@ async def test_a_new_tenure_believes_in_no_object_it_has_seen(tmp_path: Path) ->
     coordinator._lease = SimpleNamespace(acquire=acquire, leader_hint=lambda: "")
     coordinator._stop = asyncio.Event()
     coordinator._hint_every_s = 0.05
+    coordinator._disk_fault = asyncio.get_running_loop().create_future()
     coordinator.addr = coordinator.join_addr = ""
     coordinator.probes = SimpleNamespace(addr="")
     assert await coordinator._win()

@@ -138,12 +138,12 @@ def test_what_waited_long_is_made_room_for_and_nobody_takes_it_away() -> None:
     assert devices == FOUR
 
 
-def test_more_devices_than_there_are_cost_one_attempt_a_try() -> None:
+def test_more_devices_than_there_are_cost_no_attempt_and_are_told() -> None:
     w = worker()
     w.assign([0, 1, 2], spec=engine_on(5))
-    (result,) = w.session.unacknowledged.values()
-    assert result.failure is not None and "it needs 5 devices and this worker has 4" in result.failure.message
-    assert not w.session.held
+    (cause,) = w.session.causes.to_wire(lambda key: 0.0).causes
+    assert (cause.code, cause.message) == ("devices_missing", "it needs 5 devices and this worker has 4")
+    assert not w.session.unacknowledged and not w.session.held
 
 
 def test_children_of_a_parent_that_waits_on_the_only_device_run_beside_it() -> None:

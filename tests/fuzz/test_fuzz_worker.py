@@ -77,7 +77,7 @@ class Daemon:
                 Path("/nowhere"),
                 Path("/nowhere"),
                 cast(Any, SimpleNamespace()),
-                cast(Any, SimpleNamespace(event=self.event)),
+                cast(Any, SimpleNamespace(event=self.event, shipper=None)),
             )
             child.kill = child.stop = lambda n=action.child: self.killed.add(n)  # type: ignore[method-assign]
             child._ask = lambda question: None  # type: ignore[method-assign]
@@ -260,7 +260,13 @@ log_lines = st.one_of(
 @example('{"event": "x", "level": []}')
 def test_what_a_child_prints_is_only_text(line: str) -> None:
     plan = Plan(Run(RUN_ID, "script", {}), "slot", "script")
-    child = ChildProcess(ev.StartChild(1, plan), Path("/nowhere"), Path("/nowhere"), cast(Any, None), cast(Any, None))
+    child = ChildProcess(
+        ev.StartChild(1, plan),
+        Path("/nowhere"),
+        Path("/nowhere"),
+        cast(Any, None),
+        cast(Any, SimpleNamespace(shipper=None)),
+    )
     child._output.feed("stdout", line.encode() + b"\n", 0.0)
 
 
