@@ -234,7 +234,7 @@ def test_runs_and_workers_by_short_id_name_and_last(cli: Cli, daemons: list[Daem
     last = cli.run("run", "show", "@last", "--json")
     assert json.loads(last.out)["run_id"] == ids[2] and "the newest is" in last.err
 
-    cli.env |= {"_ROLLOUT_COMPLETE": "complete_bash", "COMP_WORDS": "rollout run show n", "COMP_CWORD": "3"}
+    cli.env |= {"_ROLLOUT_COMPLETE": "complete_bash", "COMP_WORDS": "rollout run show nigh", "COMP_CWORD": "3"}
     assert cli.run().out.split() == ["nightly"]
     cli.env["COMP_WORDS"] = f"rollout run pause {ids[0][-8:-4]}"
     assert cli.run().out.split() == [ids[0][-8:]]
