@@ -187,7 +187,8 @@ class Output:
         now = time.monotonic()
         self._allowed = min(float(OUTPUT_BURST), self._allowed + (now - self._at) * OUTPUT_PER_S)
         self._at = now
-        if len(data) > self._allowed:
+        # Once it drops it goes on until there is room for a while: one note, not one for every few lines.
+        if len(data) > self._allowed or (self.dropped and self._allowed < OUTPUT_BURST / 4):
             self.dropped += len(said)
             return
         self.tell_dropped()
