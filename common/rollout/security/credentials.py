@@ -143,7 +143,7 @@ class Host:
             if on_trouble is not None:
                 on_trouble(UnavailableError(answers.text()), waited)
             await asyncio.sleep(pause * random.uniform(0.5, 1.0))
-            pause = min(pause * 2, 2.0)
+            pause = min(pause * 2, 1.0)  # so that a failure is told of, after two seconds, before the last
 
     async def _ask(self, address: str, request: join_pb2.IssueRequest) -> Issued:
         mutual = grpc.ssl_channel_credentials(self.ca_pem, self._key_pem, self._pem)
