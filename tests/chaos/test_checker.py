@@ -290,7 +290,7 @@ FILES: dict[str, tuple[int, Callable[[Path], object], str]] = {
     "no summary": (0, lambda d: (d / "summary.json").unlink(), "no summary.json"),
     "a false state": (0, lambda d: _summary(d, lambda c: c.update(state="running")), "claims state"),
     "a false count": (0, lambda d: _summary(d, lambda c: c["rows"].update(completed=4)), "claims rows.completed = 4, it is 3"),
-    "false attempts": (0, lambda d: _summary(d, lambda c: c["attempts"].update(total=4)), "claims attempts.total"),
+    "false attempts": (0, lambda d: _summary(d, lambda c: c["attempts"].update(total=99)), "claims attempts.total"),
     "another run": (0, lambda d: (d / "run-id").write_text("01J00000000000000000000009"), "is not in the ledger"),
 }  # fmt: skip
 
