@@ -15,7 +15,7 @@ import structlog
 
 from rollout.model.errors import AuthError, FencedError, RolloutError, UnavailableError
 from rollout.security.credentials import Credentials
-from rollout.wire.answers import Answers, is_wrong_peer, no_answer
+from rollout.wire.answers import REFUSED_S, WRONG_PEER_S, Answers, is_wrong_peer, no_answer
 from rollout.wire.channel import open_channel
 from rollout.wire.epoch import EpochGuard, StaleEpochError
 from rollout.wire.errors import error_of
@@ -29,9 +29,6 @@ Reply = TypeVar("Reply")
 
 _BACKOFF_FIRST_S = 0.1
 _BACKOFF_MAX_S = 2.0
-_TLS_PATIENCE_S = 3.0
-REFUSED_S = 5.0
-"""Where every coordinator refuses connections from the start, a call gives up after so long: nothing runs there."""
 _LONG_S = 60.0  # who waits longer means to outlive a coordinator that is being repaired
 SILENCE_S = 2.0
 _RENEW_AGAIN_S = 5.0
@@ -63,7 +60,7 @@ class Patience:
         waited = now - self._since
         if waited >= self._connection.patience_now_s:
             raise self._connection.gave_up(error, waited) from error
-        if isinstance(error, _WrongPeerError) and waited >= _TLS_PATIENCE_S:
+        if isinstance(error, _WrongPeerError) and waited >= WRONG_PEER_S:
             raise AuthError(error.message) from error
         self._connection.tell(error, waited)
         # Jitter, so that clients of a dead leader do not meet again at the next one.

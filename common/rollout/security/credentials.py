@@ -17,7 +17,7 @@ from rollout.model.errors import AuthError, ConfigError, FencedError, RolloutErr
 from rollout.security import files, keys
 from rollout.security.authority import CLOCK_DIFFERENCE, Authority, Issued
 from rollout.security.roles import Enrolment, Role, identity_of
-from rollout.wire.answers import Answers, no_answer
+from rollout.wire.answers import REFUSED_S, WRONG_PEER_S, Answers, no_answer
 from rollout.wire.channel import open_channel
 from rollout.wire.errors import error_of
 from rollout.wire.v1 import join_pb2, join_pb2_grpc
@@ -25,9 +25,6 @@ from rollout.wire.v1 import join_pb2, join_pb2_grpc
 log = structlog.get_logger()
 
 CALL_TIMEOUT_S = 10.0
-REFUSED_S = 5.0
-"""Where every coordinator refuses connections, nothing runs there: no use in trying for longer."""
-WRONG_PEER_S = 3.0
 Trouble = Callable[[RolloutError | None, float], None]
 """Hears of a failure and how many seconds it has lasted, and with None of its end."""
 Issue = Callable[[ec.EllipticCurvePrivateKey], Awaitable[Issued]]

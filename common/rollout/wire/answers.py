@@ -4,6 +4,10 @@ from __future__ import annotations
 
 from rollout.model.errors import NotLeaderError, RolloutError, UnavailableError
 
+REFUSED_S = 5.0
+"""Where every coordinator refuses connections from the start, nothing runs there: no use in trying for longer."""
+WRONG_PEER_S = 3.0
+"""So long a handshake that fails for the certificates may be a renewal's; then they are another cluster's."""
 _REFUSED = "connection refused"
 _WRONG_PEER = ("CERTIFICATE_VERIFY_FAILED", "TLSV1_ALERT", "SSLV3_ALERT", "CERTIFICATE_UNKNOWN", "BAD_CERTIFICATE")
 
