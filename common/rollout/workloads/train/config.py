@@ -1,0 +1,311 @@
+"""The configuration of `rollout train`: models and the rules that concern several keys."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal, Self
+
+from pydantic import BeforeValidator, Field, field_validator, model_validator
+
+from rollout.config.settings import Section
+from rollout.workloads.sections import WorkersSection
+from rollout.workloads.train.aliases import translated
+
+Kind = Literal["sft", "rm", "dpo", "ipo", "kto"]
+KINDS: tuple[Kind, ...] = ("sft", "rm", "dpo", "ipo", "kto")
+Policy = Literal["error", "drop", "keep"]
+
+
+def _uri(value: Any) -> Any:
+    return {"uri": value} if isinstance(value, str) else value
+
+
+class ModelSection(Section):
+    uri: str = Field(
+        min_length=1,
+        description="Local directory, Hugging Face name, snapshot:ID or run:RUN_ID (its last snapshot).",
+    )
+    revision: str | None = Field(default=None, description="Branch, tag or commit of a Hugging Face name.")
+    tokenizer: str | None = Field(default=None, description="Another tokenizer than the model's: directory or name.")
+    chat_template: str | None = Field(
+        default=None, description="File of a chat template, or the name of one of ours; default: the tokenizer's."
+    )
+
+
+class DatasetSection(Section):
+    kind: Literal["jsonl_path", "parquet_path", "dataset_path"] = Field(
+        default="jsonl_path",
+        description="jsonl_path: JSON Lines, plain, .gz or .zst; parquet_path; dataset_path: what datasets saved to disk.",
+    )
+    path: str | list[str] = Field(description="File(s), pattern(s) or directory.")
+
+    @model_validator(mode="before")
+    @classmethod
+    def _type(cls, value: Any) -> Any:
+        if isinstance(value, dict) and "type" in value and "kind" not in value:
+            return {("kind" if key == "type" else key): inner for key, inner in value.items()}  # pyright: ignore
+        return value
+
+    @property
+    def patterns(self) -> list[str]:
+        return [self.path] if isinstance(self.path, str) else list(self.path)
+
+
+Schedule = Literal[
+    "constant", "constant_with_warmup", "linear", "cosine", "cosine_with_min_lr", "polynomial", "inverse_sqrt"
+]
+
+
+class OptimizerSection(Section):
+    kind: Literal["adamw", "adam", "sgd"] = Field(default="adamw", description="torch.optim's.")
+    lr: float = Field(gt=0, le=1e3, description="Learning rate at its highest.")
+    weight_decay: float = Field(default=0.0, ge=0, le=10, description="Not of biases and norms.")
+    betas: tuple[float, float] = Field(default=(0.9, 0.999), description="adamw, adam; of sgd the first is the momentum.")
+    eps: float = Field(default=1e-8, gt=0, le=1, description="adamw, adam.")
+    schedule: Schedule = Field(default="linear", description="Of the learning rate, after the warm-up.")
+    warmup_steps: int = Field(default=0, ge=0, description="Steps over which the rate grows from 0.")
+    warmup_ratio: float = Field(default=0.0, ge=0, lt=1, description="The same as a share of all steps.")
+    min_lr_ratio: float = Field(default=0.0, ge=0, le=1, description="cosine_with_min_lr: the end, as a share of lr.")
+    max_grad_norm: float = Field(default=1.0, ge=0, description="Gradients are scaled down to this norm; 0: never.")
+
+    @field_validator("betas", mode="before")
+    @classmethod
+    def _betas(cls, value: Any) -> Any:
+        return tuple(value) if isinstance(value, list) else value  # pyright: ignore[reportUnknownVariableType]
+
+    @field_validator("betas")
+    @classmethod
+    def _range(cls, value: tuple[float, float]) -> tuple[float, float]:
+        if not all(0 <= beta < 1 for beta in value):
+            raise ValueError(f"each must be at least 0 and below 1, not {list(value)}")
+        return value
+
+    @model_validator(mode="after")
+    def _one_warmup(self) -> Self:
+        if self.warmup_steps and self.warmup_ratio:
+            raise ValueError("warmup_steps and warmup_ratio say the same thing: keep one of them")
+        return self
+
+
+class BudgetSection(Section):
+    max_steps: int | None = Field(default=None, ge=1, le=10**9, description="Optimiser steps in all.")
+    epochs: float | None = Field(default=None, gt=0, le=10**6, description="Passes over the data.")
+
+    @model_validator(mode="after")
+    def _one(self) -> Self:
+        if (self.max_steps is None) == (self.epochs is None):
+            raise ValueError("give max_steps or epochs, one of them")
+        return self
+
+
+class PackingSection(Section):
+    kind: Literal["off", "best_fit"] = Field(
+        default="off", description="best_fit: several rows in one sequence, none of which sees another."
+    )
+    max_seq_len: int = Field(default=1024, ge=2, le=1 << 24, description="Tokens of a sequence at most.")
+
+
+class LossOnSection(Section):
+    kind: Literal["all", "completion_only", "assistant_only"] = Field(
+        default="completion_only",
+        description="Tokens that are learnt. all: every one; completion_only: the completion, or the last message; "
+        "assistant_only: every message of the assistant, by the template's generation markers.",
+    )
+
+    @field_validator("kind", mode="before")
+    @classmethod
+    def _full(cls, value: Any) -> Any:
+        return "all" if value == "full" else value
+
+
+class LoraSection(Section):
+    r: int = Field(default=16, ge=1, le=4096, description="Rank.")
+    alpha: float = Field(default=32, gt=0, description="The update counts alpha / r.")
+    dropout: float = Field(default=0.0, ge=0, lt=1, description="Of the adapter's input.")
+    target_modules: str | list[str] = Field(default="all-linear", description="Layers that get an adapter.")
+
+
+class EvalSection(Section):
+    every_steps: int = Field(default=0, ge=0, description="Steps between evaluations; 0: at the end of each segment.")
+    patience: int = Field(
+        default=0, ge=0, description="Stop after so many evaluations without a lower loss; 0: never."
+    )
+    min_delta: float = Field(default=0.0, ge=0, description="By how much a loss must be lower to count.")
+
+
+class RowsSection(Section):
+    """What becomes of rows with a fault. error: all are told and training does not start; drop: left out, counted; keep:
+    used as they are, counted."""
+
+    no_supervised_token: Policy = Field(default="error", description="Nothing in it would be learnt.")
+    stop_token_outside: Policy = Field(default="error", description="The end of the turn would not be learnt.")
+    merged_at_seam: Policy = Field(default="error", description="The tokenizer joins prompt and completion into a token.")
+    two_bos: Policy = Field(default="error", description="Two beginning-of-sequence tokens at the start.")
+    too_long: Policy = Field(default="error", description="More tokens than max_length; keep: cut off at the end.")
+    empty_completion: Policy = Field(default="error", description="A completion without a token.")
+    identical_pair: Policy = Field(default="error", description="Chosen and rejected are the same tokens.")
+
+
+class TrainingSection(Section):
+    """What every algorithm has."""
+
+    base_model: Annotated[ModelSection, BeforeValidator(_uri)] = Field(description="The model to begin with.")
+    dataset: DatasetSection
+    eval_dataset: DatasetSection | None = Field(default=None, description="Rows that are not trained on.")
+    eval: EvalSection = EvalSection()
+    rows: RowsSection = RowsSection()
+    optimizer: OptimizerSection
+    budget: BudgetSection
+    minibatch_size: int = Field(default=8, ge=1, le=1 << 20, description="Rows (pairs) at once on each device.")
+    gradient_accumulation: int = Field(default=1, ge=1, le=1 << 20, description="Minibatches of a step on each device.")
+    max_length: int = Field(default=1024, ge=2, le=1 << 24, description="Tokens of a row at most.")
+    lora: LoraSection | None = Field(default=None, description="Train an adapter instead of the model.")
+    precision: Literal["fp32", "bf16"] = Field(default="fp32", description="bf16: weights stay in fp32.")
+    gradient_checkpointing: bool = Field(default=False, description="Less memory, more time.")
+    attention: Literal["sdpa", "eager", "flash_attention_2"] = Field(default="sdpa", description="Implementation.")
+    compile: bool = Field(default=False, description="torch.compile the model.")
+    device: Literal["cpu", "cuda"] | None = Field(
+        default=None, description="Unset: cuda if torch.cuda.is_available() on the worker, else cpu."
+    )
+    devices: int = Field(default=1, ge=1, le=64, description="GPUs of one host, or processes on the CPU.")
+    strategy: Literal["single", "ddp", "fsdp"] = Field(default="single", description="How several devices share.")
+    threads: int = Field(default=1, ge=1, le=1024, description="Threads of a process on the CPU: results depend on it.")
+    disable_dropout: bool = Field(default=False, description="Train without dropout.")
+    seed: int = Field(default=0, ge=0, lt=1 << 63, description="Of the order of rows, new weights and dropout.")
+
+    @model_validator(mode="before")
+    @classmethod
+    def _names_of_trl(cls, value: Any) -> Any:
+        return translated(value) if isinstance(value, dict) else value  # pyright: ignore[reportUnknownArgumentType]
+
+    @model_validator(mode="after")
+    def _several(self) -> Self:
+        if (self.devices > 1) != (self.strategy != "single"):
+            raise ValueError(
+                f'devices = {self.devices} and strategy = "{self.strategy}" do not fit: "single" is for one device, '
+                '"ddp" and "fsdp" for several'
+            )
+        return self
+
+    @property
+    def step_rows(self) -> int:
+        """Rows of one optimiser step, over all devices."""
+        return self.minibatch_size * self.gradient_accumulation * self.devices
+
+
+class SftSection(TrainingSection):
+    loss_on: LossOnSection = LossOnSection()
+    packing: PackingSection | None = None
+
+    @property
+    def length(self) -> int:
+        return self.packing.max_seq_len if self.packing is not None else self.max_length
+
+    @model_validator(mode="after")
+    def _one_length(self) -> Self:
+        if self.packing is not None and "max_length" in self.model_fields_set:
+            raise ValueError("packing.max_seq_len and max_length say the same thing: keep one of them")
+        return self
+
+
+class HeadSection(Section):
+    kind: Literal["bradley_terry", "pairwise_logistic"] = Field(default="bradley_terry", description="Of the loss.")
+    scale: float = Field(default=1.0, gt=0, description="pairwise_logistic: of the difference of scores.")
+
+
+class RmSection(TrainingSection):
+    head: Annotated[HeadSection, BeforeValidator(lambda v: {"kind": v} if isinstance(v, str) else v)] = HeadSection()
+    centre: float = Field(default=0.0, ge=0, description="Weight of the squared sum of a pair's scores.")
+    disable_dropout: bool = Field(default=True, description="Train without dropout.")
+
+
+Reference = Field(
+    default="base",
+    description='What a policy is compared with. base: the model it began as; free: nothing; or a model\'s uri.',
+)
+
+
+class PreferenceSection(TrainingSection):
+    beta: float = Field(default=0.1, gt=0, le=1e3, description="How dear it is to leave the reference.")
+    reference: str = Reference
+    disable_dropout: bool = Field(default=True, description="Train without dropout.")
+
+
+class DpoSection(PreferenceSection):
+    loss_type: Literal["sigmoid", "hinge"] = Field(default="sigmoid", description="Of the margin.")
+    label_smoothing: float = Field(
+        default=0.0, ge=0, lt=0.5, description="Share of pairs that are thought to be the wrong way round."
+    )
+
+    @field_validator("loss_type", mode="before")
+    @classmethod
+    def _list(cls, value: Any) -> Any:
+        return value[0] if isinstance(value, list) and len(value) == 1 else value  # pyright: ignore
+
+    @model_validator(mode="after")
+    def _smoothing(self) -> Self:
+        if self.label_smoothing and self.loss_type == "hinge":
+            raise ValueError('label_smoothing has no meaning with loss_type = "hinge": remove it')
+        return self
+
+
+class IpoSection(PreferenceSection):
+    pass
+
+
+class KtoSection(PreferenceSection):
+    desirable_weight: float = Field(default=1.0, gt=0, description="Of rows whose label is true.")
+    undesirable_weight: float = Field(default=1.0, gt=0, description="Of rows whose label is false.")
+
+    @model_validator(mode="after")
+    def _partner(self) -> Self:
+        if self.step_rows < 2:
+            raise ValueError("a step of one row has no other to compare with: raise minibatch_size")
+        return self
+
+
+class AlgorithmSection(Section):
+    kind: Kind = Field(description="sft, rm, dpo, ipo or kto.")
+    sft: SftSection | None = None
+    rm: RmSection | None = None
+    dpo: DpoSection | None = None
+    ipo: IpoSection | None = None
+    kto: KtoSection | None = None
+
+    @model_validator(mode="after")
+    def _section(self) -> Self:
+        if getattr(self, self.kind) is None:
+            raise ValueError(f"[algorithm.{self.kind}] is missing: it holds the settings of {self.kind}")
+        if others := [kind for kind in KINDS if kind != self.kind and getattr(self, kind) is not None]:
+            raise ValueError(f'kind is "{self.kind}", but there is [algorithm.{others[0]}]: remove one of them')
+        return self
+
+    @property
+    def settings(self) -> TrainingSection:
+        return getattr(self, self.kind)
+
+
+class SnapshotsSection(Section):
+    every_steps: int = Field(default=100, ge=1, description="Steps between snapshots: a segment, what a crash costs.")
+    keep_last: int = Field(default=3, ge=1, description="Snapshots kept of a run beside the labelled ones.")
+    keep_labeled: bool = Field(default=True, description="Labelled ones stay.")
+    max_age: str | None = Field(default=None, description="Older ones go, such as 30d.")
+    label: str = Field(default="", max_length=200, description="Of the last snapshot.")
+
+
+class OutputSection(Section):
+    dir: str = Field(min_length=1, description="Directory of run-id, metrics.jsonl, curves.png and summary.json.")
+    model: bool = Field(default=False, description="Also write the trained model to DIR/model.")
+
+
+class RunSection(Section):
+    name: str = Field(default="", description="By which commands know the run; default: the output directory's.")
+    priority: int = Field(default=0, ge=-1000, le=1000, description="Larger gets a larger share of the workers.")
+    max_worker_lost: int = Field(default=20, ge=1, le=1000, description="Workers that one segment may lose.")
+
+
+class TrainConfig(Section):
+    algorithm: AlgorithmSection
+    snapshots: SnapshotsSection = SnapshotsSection()
+    output: OutputSection
+    workers: WorkersSection = WorkersSection()
+    run: RunSection = RunSection()

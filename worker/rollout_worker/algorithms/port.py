@@ -1,0 +1,110 @@
+"""What an algorithm is: rows to a loss. Everything else of training stands once in the engine.
+
+The engine divides. An algorithm gives *sums* over the rows of a micro-batch, and says what one row adds to the divisor
+of the step; the engine knows the rows of the whole step on all ranks before it begins (the sampler is a pure function),
+so the divisor is global from the start. A mean of means over micro-batches or ranks cannot come about.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import ClassVar, Literal, Protocol
+
+import torch
+from torch import Tensor
+
+
+@dataclass(slots=True)
+class Batch:
+    """Rows of one micro-batch, padded on the right. Of pairs: all chosen ones first, then all rejected ones.
+
+    `input_ids`, `attention_mask`: (sequences, tokens), int64. `labels`: the same, IGNORED where a token is not
+    supervised; not shifted. `position_ids`: (sequences, tokens) where rows are packed, else None. `rows`: the ids of
+    the rows, one of each pair. `desirable`: (sequences,) bool, of unpaired rows. `margin`: (pairs,) or None.
+    """
+
+    input_ids: Tensor
+    attention_mask: Tensor
+    labels: Tensor
+    rows: tuple[int, ...]
+    position_ids: Tensor | None = None
+    desirable: Tensor | None = None
+    margin: Tensor | None = None
+
+
+IGNORED = -100
+
+
+@dataclass(slots=True)
+class Loss:
+    """`sum` is what is differentiated once it is divided by the step's divisor; a scalar that has a graph.
+
+    `metrics`: name -> (numerator, denominator), scalars without a graph; both are summed over micro-batches and ranks
+    before the division. Those in `least` and `most` are not divided: the smallest and the largest value.
+    """
+
+    sum: Tensor
+    metrics: dict[str, tuple[Tensor, Tensor]] = field(default_factory=dict[str, tuple[Tensor, Tensor]])
+    least: dict[str, Tensor] = field(default_factory=dict[str, Tensor])
+    most: dict[str, Tensor] = field(default_factory=dict[str, Tensor])
+
+
+class Models(Protocol):
+    """The models of a step, as an algorithm sees them."""
+
+    def policy(self, batch: Batch) -> Tensor:
+        """Logits (sequences, tokens, vocabulary); of a reward model scores (sequences,). With a graph."""
+        ...
+
+    def reference(self, batch: Batch) -> Tensor | None:
+        """The same of the reference model, without a graph; None: there is none (reference-free)."""
+        ...
+
+
+AllReduce = Callable[[Tensor], Tensor]
+"""The sum over all ranks, without a graph."""
+
+
+class Algorithm(Protocol):
+    name: ClassVar[str]
+    rows: ClassVar[Literal["text", "pairs", "unpaired"]]
+    head: ClassVar[Literal["language_model", "score"]]
+    per_token: ClassVar[bool]
+    """The divisor of a step counts supervised tokens; else rows (of pairs: pairs)."""
+
+    def prepare(self, models: Models, partners: Sequence[Batch], count: int, all_reduce: AllReduce) -> None:
+        """Before a step's first micro-batch. `partners`: this rank's share of what `mismatched` asked for; `count`: of
+        such rows on all ranks."""
+        ...
+
+    def loss(self, models: Models, batch: Batch) -> Loss: ...
+
+
+def token_logps(logits: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
+    """(log-probability of each label, 0 where it is IGNORED; mask of those that are not), both (sequences, tokens - 1).
+
+    Computed in float32 whatever the dtype of the logits.
+    """
+    target = labels[:, 1:]
+    mask = target != IGNORED
+    flat = torch.nn.functional.cross_entropy(
+        logits[:, :-1].flatten(0, 1).float(), target.flatten(), ignore_index=IGNORED, reduction="none"
+    )
+    return -flat.view_as(target), mask
+
+
+def pair_metrics(chosen: Tensor, rejected: Tensor) -> dict[str, tuple[Tensor, Tensor]]:
+    """TRL's names, of implicit rewards (pairs,)."""
+    pairs = torch.tensor(float(len(chosen)))
+    return {
+        "rewards/chosen": (chosen.detach().sum(), pairs),
+        "rewards/rejected": (rejected.detach().sum(), pairs),
+        "rewards/margins": ((chosen - rejected).detach().sum(), pairs),
+        "rewards/accuracies": ((chosen > rejected).float().sum(), pairs),
+    }
+
+
+def means(sums: Mapping[str, tuple[Tensor, Tensor]]) -> dict[str, float]:
+    """What people read: a metric whose denominator is 0 is left out."""
+    return {name: (above / below).item() for name, (above, below) in sums.items() if below.item()}

@@ -1,0 +1,34 @@
+"""Supervised fine-tuning: the negative log-likelihood of the supervised tokens.
+
+    L = - sum over supervised tokens t of log p(t | what stands before it)  /  N
+
+N is the number of supervised tokens of the *whole* step: all micro-batches of the accumulation, all ranks. (With a mean
+per micro-batch instead, tokens of short rows weigh more: huggingface/transformers issue 34191.)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import ClassVar, Literal
+
+import torch
+
+from rollout_worker.algorithms.port import AllReduce, Batch, Loss, Models, token_logps
+
+
+class SupervisedFineTuning:
+    name: ClassVar[str] = "sft"
+    rows: ClassVar[Literal["text", "pairs", "unpaired"]] = "text"
+    head: ClassVar[Literal["language_model", "score"]] = "language_model"
+    per_token: ClassVar[bool] = True
+
+    def prepare(self, models: Models, partners: Sequence[Batch], count: int, all_reduce: AllReduce) -> None:
+        return
+
+    def loss(self, models: Models, batch: Batch) -> Loss:
+        logits = models.policy(batch)
+        logps, mask = token_logps(logits, batch.labels)
+        count = mask.sum().float()
+        with torch.no_grad():
+            right = (logits[:, :-1].argmax(-1) == batch.labels[:, 1:]) & mask
+        return Loss(-logps.sum(), {"mean_token_accuracy": (right.sum().float(), count)})
