@@ -1,0 +1,192 @@
+"""Rows of training data: which shapes there are, and what is wrong with one that has none of them.
+
+Every shape is plain (strings) or conversational (lists of messages), as TRL's users know them:
+
+    text rows      {"text"} | {"messages"} | {"prompt", "completion"}                           sft
+    pairs          {"prompt", "chosen", "rejected"} | {"chosen", "rejected"}, with "margin"     rm, dpo, ipo
+    unpaired       {"prompt", "completion", "label"}, or a pair, which counts as two            kto
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, TypeAlias, cast
+
+from rollout.model.errors import InputError
+from rollout.workloads.json_form import JsonObject
+from rollout.workloads.train.config import Kind
+
+Messages: TypeAlias = list[JsonObject]
+Content: TypeAlias = str | Messages
+
+
+@dataclass(frozen=True, slots=True)
+class TextRow:
+    """`completion` None: all of it is in `prompt`."""
+
+    prompt: Content
+    completion: Content | None = None
+    tools: list[Any] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class PairRow:
+    """`prompt` None: chosen and rejected are whole texts or conversations, of plain strings."""
+
+    prompt: Content | None
+    chosen: Content
+    rejected: Content
+    margin: float | None = None
+    tools: list[Any] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class UnpairedRow:
+    prompt: Content
+    completion: Content
+    label: bool
+    tools: list[Any] | None = None
+
+
+Row: TypeAlias = TextRow | PairRow | UnpairedRow
+
+WANTED: dict[Kind, str] = {
+    "sft": '"prompt" and "completion", "messages", or "text"',
+    "rm": '"chosen" and "rejected", with or without "prompt"',
+    "dpo": '"prompt", "chosen" and "rejected"',
+    "ipo": '"prompt", "chosen" and "rejected"',
+    "kto": '"prompt", "completion" and "label"',
+}
+"""What a row needs, for people."""
+
+
+def parse_row(kind: Kind, value: Any) -> list[Row]:
+    """The row as `kind` trains on it; a pair is two unpaired ones. InputError says what is wrong and what would do."""
+    if not isinstance(value, dict):
+        raise InputError(f'a row must be a JSON object with {WANTED[kind]}, not {_kind_of(value)}')
+    row = cast(JsonObject, value)
+    tools = _tools(row)
+    if kind == "sft":
+        return [_text(row, tools)]
+    if kind == "kto":
+        return _unpaired(row, tools)
+    return [_pair(kind, row, tools)]
+
+
+def _text(row: JsonObject, tools: list[Any] | None) -> TextRow:
+    given = [key for key in ("text", "messages", "prompt") if key in row]
+    if not given:
+        raise InputError(f"the row has no {WANTED['sft']}{_unlike('sft', row)}")
+    if len(given) > 1:
+        raise InputError(f'the row has "{given[0]}" and "{given[1]}": keep one of them')
+    if given == ["text"]:
+        if not isinstance(row["text"], str):
+            raise InputError(f'"text" must be a string, not {_kind_of(row["text"])}')
+        return TextRow(row["text"])
+    if given == ["messages"]:
+        return TextRow(_messages(row, "messages"), None, tools)
+    if "completion" not in row:
+        raise InputError('the row has "prompt" and no "completion": add it, or call the whole text "text"')
+    prompt, completion = _content(row, "prompt"), _content(row, "completion")
+    _alike(("prompt", prompt), ("completion", completion))
+    return TextRow(prompt, completion, tools)
+
+
+def _pair(kind: Kind, row: JsonObject, tools: list[Any] | None) -> PairRow:
+    missing = [f'"{key}"' for key in ("chosen", "rejected") if key not in row]
+    if missing:
+        raise InputError(f"the row has no {' and no '.join(missing)}: it needs {WANTED[kind]}{_unlike(kind, row)}")
+    chosen, rejected = _content(row, "chosen"), _content(row, "rejected")
+    _alike(("chosen", chosen), ("rejected", rejected))
+    margin = row.get("margin")
+    if margin is not None and (isinstance(margin, bool) or not isinstance(margin, int | float)):
+        raise InputError(f'"margin" must be a number, not {_kind_of(margin)}')
+    if "prompt" in row:
+        prompt = _content(row, "prompt")
+        _alike(("prompt", prompt), ("chosen", chosen))
+        return PairRow(prompt, chosen, rejected, margin, tools)
+    if isinstance(chosen, list) and isinstance(rejected, list):
+        shared = _shared(chosen, rejected)
+        if shared:
+            return PairRow(chosen[:shared], chosen[shared:], rejected[shared:], margin, tools)
+    if kind != "rm":
+        raise InputError('the row has no "prompt": what chosen and rejected answer is needed')
+    return PairRow(None, chosen, rejected, margin, tools)
+
+
+def _unpaired(row: JsonObject, tools: list[Any] | None) -> list[Row]:
+    if "completion" not in row and "chosen" in row and "rejected" in row:
+        pair = _pair("kto", row, tools)
+        if pair.prompt is None:
+            raise InputError('the row has no "prompt": what chosen and rejected answer is needed')
+        answers = ((pair.chosen, True), (pair.rejected, False))
+        return [UnpairedRow(pair.prompt, answer, label, tools) for answer, label in answers]
+    missing = [f'"{key}"' for key in ("prompt", "completion", "label") if key not in row]
+    if missing:
+        raise InputError(f"the row has no {' and no '.join(missing)}: it needs {WANTED['kto']}{_unlike('kto', row)}")
+    if not isinstance(row["label"], bool):
+        raise InputError(f'"label" must be true or false, not {_kind_of(row["label"])}')
+    prompt, completion = _content(row, "prompt"), _content(row, "completion")
+    _alike(("prompt", prompt), ("completion", completion))
+    return [UnpairedRow(prompt, completion, row["label"], tools)]
+
+
+def _shared(chosen: Messages, rejected: Messages) -> int:
+    """Messages that both conversations begin with; at least one is left of each."""
+    most = min(len(chosen), len(rejected)) - 1
+    return next((i for i in range(most) if chosen[i] != rejected[i]), max(most, 0))
+
+
+def _content(row: JsonObject, key: str) -> Content:
+    if isinstance(row[key], str):
+        return row[key]
+    if isinstance(row[key], list):
+        return _messages(row, key)
+    raise InputError(f'"{key}" must be a string or a list of messages, not {_kind_of(row[key])}')
+
+
+def _messages(row: JsonObject, key: str) -> Messages:
+    value = row[key]
+    if not isinstance(value, list):
+        raise InputError(f'"{key}" must be a list of messages, not {_kind_of(value)}')
+    messages = cast(list[Any], value)
+    if not messages:
+        raise InputError(f'"{key}" is an empty list: it needs at least one message')
+    for i, message in enumerate(messages, 1):
+        if not isinstance(message, dict) or not isinstance(cast(JsonObject, message).get("role"), str):
+            raise InputError(f'"{key}": message {i} must be an object with "role" and "content"')
+        found = cast(JsonObject, message)
+        if "content" not in found and "tool_calls" not in found:
+            raise InputError(f'"{key}": message {i} has no "content"')
+        if not isinstance(found.get("content"), str | list | None):
+            raise InputError(f'"{key}": "content" of message {i} must be a string, not {_kind_of(found["content"])}')
+    return cast(Messages, messages)
+
+
+def _tools(row: JsonObject) -> list[Any] | None:
+    tools = row.get("tools")
+    if tools is not None and not isinstance(tools, list):
+        raise InputError(f'"tools" must be a list, not {_kind_of(tools)}')
+    return cast("list[Any] | None", tools)
+
+
+def _alike(*given: tuple[str, Content]) -> None:
+    (one, first), (other, second) = given
+    if isinstance(first, str) != isinstance(second, str):
+        kinds = ["a string" if isinstance(content, str) else "a list of messages" for content in (first, second)]
+        raise InputError(f'"{one}" is {kinds[0]} and "{other}" {kinds[1]}: make both the same')
+
+
+def _unlike(kind: Kind, row: JsonObject) -> str:
+    """For which algorithm the row looks made."""
+    for other, keys in (("dpo", {"chosen", "rejected"}), ("kto", {"completion", "label"}), ("sft", {"messages"})):
+        if other != kind and keys <= row.keys():
+            return f" (it looks like a row for {other})"
+    return ""
+
+
+def _kind_of(value: Any) -> str:
+    if value is None:
+        return "null"
+    names = {bool: "a boolean", int: "a number", float: "a number", str: "a string", list: "a list", dict: "an object"}
+    return names.get(type(value), type(value).__name__)
