@@ -1,0 +1,121 @@
+"""Units of the dataset to padded batches, the same whoever makes them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from rollout.workloads.train.dataset import Dataset
+
+from rollout_worker.algorithms.port import IGNORED, Batch
+
+Tokens = tuple[NDArray[np.int32], NDArray[np.bool_]]
+"""(ids, which are learnt)"""
+
+
+class Collator:
+    """`pad`: any id; the mask says what is padding. `packed`: several rows share a sequence, and see only themselves."""
+
+    def __init__(self, data: Dataset, pad: int, device: torch.device, *, packed: bool) -> None:
+        self._data = data
+        self._pad = pad
+        self._device = device
+        self._packed = packed
+
+    def batch(self, units: Sequence[int]) -> Batch:
+        data = self._data
+        rows = [data.rows_of(unit) for unit in units]
+        if self._packed:
+            return self._pack(rows)
+        flat = [int(row) for of_unit in rows for row in of_unit]
+        sequences = [self._tokens(row, which) for which in range(data.width) for row in flat]
+        batch = self._padded(sequences, flat)
+        if data.width == 2:
+            batch.margin = torch.tensor([float(data.margins[row]) for row in flat], device=self._device)
+        else:
+            batch.desirable = torch.tensor([bool(data.labels[row]) for row in flat], device=self._device)
+        return batch
+
+    def mismatched(self, units: Sequence[int], step: Sequence[int]) -> Batch:
+        """The prompts of `units` with the completions of the units that follow them in `step`, the whole step."""
+        data = self._data
+        following = {int(unit): int(step[(i + 1) % len(step)]) for i, unit in enumerate(step)}
+        sequences: list[Tokens] = []
+        for unit in units:
+            mine, other = int(data.rows_of(unit)[0]), int(data.rows_of(following[int(unit)])[0])
+            ids, _, prompt = data.sequence(mine)
+            theirs, _, before = data.sequence(other)
+            answer = theirs[before:]
+            learnt = np.zeros(prompt + len(answer), np.bool_)
+            learnt[prompt:] = True
+            sequences.append((np.concatenate([ids[:prompt], answer]), learnt))
+        return self._padded(sequences, [int(data.rows_of(unit)[0]) for unit in units])
+
+    def divisor(self, units: Sequence[int], *, per_token: bool) -> int:
+        """What these units add to the divisor of their step."""
+        data = self._data
+        if not per_token:
+            return sum(len(data.rows_of(unit)) for unit in units)
+        return sum(self._supervised(int(row)) for unit in units for row in data.rows_of(unit))
+
+    def tokens(self, units: Sequence[int]) -> int:
+        data = self._data
+        return sum(
+            len(data.sequence(int(row), which)[0])
+            for unit in units
+            for row in data.rows_of(unit)
+            for which in range(data.width)
+        )
+
+    def numbers(self, units: Sequence[int]) -> list[int]:
+        """The rows' places in the input, counted from 1."""
+        return [int(self._data.numbers[row]) for unit in units for row in self._data.rows_of(unit)]
+
+    def _supervised(self, row: int) -> int:
+        return self._data.supervised(row)
+
+    def _tokens(self, row: int, which: int) -> Tokens:
+        ids, learnt, _ = self._data.sequence(row, which)
+        return ids, learnt.astype(np.bool_)
+
+    def _padded(self, sequences: Sequence[Tokens], rows: Sequence[int]) -> Batch:
+        longest = max(len(ids) for ids, _ in sequences)
+        shape = (len(sequences), longest)
+        ids, mask = np.full(shape, self._pad, np.int64), np.zeros(shape, np.int64)
+        labels = np.full(shape, IGNORED, np.int64)
+        for i, (tokens, learnt) in enumerate(sequences):
+            ids[i, : len(tokens)], mask[i, : len(tokens)] = tokens, 1
+            labels[i, : len(tokens)] = np.where(learnt, tokens, IGNORED)
+        return Batch(self._on(ids), self._on(mask), self._on(labels), self._numbers(rows))
+
+    def _pack(self, rows: Sequence[NDArray[np.int64]]) -> Batch:
+        """Positions begin anew with each row, and a mask of (sequences, 1, tokens, tokens) keeps rows apart: under
+        SDPA and eager, positions alone are ignored as soon as there is any mask."""
+        parts = [[self._tokens(int(row), 0) for row in of_unit] for of_unit in rows]
+        longest = max(sum(len(ids) for ids, _ in unit) for unit in parts)
+        shape = (len(parts), longest)
+        ids, positions = np.full(shape, self._pad, np.int64), np.zeros(shape, np.int64)
+        labels = np.full(shape, IGNORED, np.int64)
+        owner = np.full(shape, -1, np.int64)
+        for i, unit in enumerate(parts):
+            at = 0
+            for which, (tokens, learnt) in enumerate(unit):
+                there = slice(at, at + len(tokens))
+                ids[i, there], positions[i, there], owner[i, there] = tokens, np.arange(len(tokens)), which
+                labels[i, there] = np.where(learnt, tokens, IGNORED)
+                labels[i, at] = IGNORED  # nothing of its own comes before it
+                at += len(tokens)
+        same = owner[:, :, None] == owner[:, None, :]
+        causal = np.tril(np.ones((longest, longest), np.bool_))
+        allowed = torch.from_numpy(same & causal)[:, None]
+        mask = torch.zeros(allowed.shape, dtype=torch.float32).masked_fill(~allowed, torch.finfo(torch.float32).min)
+        numbers = self._numbers([int(row) for of_unit in rows for row in of_unit])
+        return Batch(self._on(ids), mask.to(self._device), self._on(labels), numbers, self._on(positions))
+
+    def _on(self, array: NDArray[np.int64]) -> torch.Tensor:
+        return torch.from_numpy(array).to(self._device)
+
+    def _numbers(self, rows: Sequence[int]) -> tuple[int, ...]:
+        return tuple(int(self._data.numbers[row]) for row in rows)
