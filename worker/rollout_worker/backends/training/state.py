@@ -7,12 +7,15 @@ from __future__ import annotations
 
 import json
 import random
+from copy import deepcopy
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
 
 import numpy as np
 import torch
 from rollout.model.errors import ObjectCorruptError
+from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
@@ -31,32 +34,60 @@ def read_json(path: Path) -> Any:
         raise ObjectCorruptError(f"the snapshot's {path.name} cannot be read: {error}") from error
 
 
-def save_weights(directory: Path, weights: dict[str, Tensor]) -> None:
-    save_file({name: _plain(weights[name]) for name in sorted(weights)}, directory / WEIGHTS, metadata={"format": "pt"})
+@dataclass(slots=True)
+class Captured:
+    """A state in memory of its own, on the CPU: training may go on while it is written."""
+
+    manifest: dict[str, Any]
+    weights: dict[str, Tensor]
+    optimizer: dict[str, Tensor]
+    optimizer_rest: dict[str, Any]
+    schedule: dict[str, Any]
+    randoms: list[Random]
+
+
+@dataclass(slots=True)
+class Random:
+    """The generators of one rank: torch's, on the CPU and the device, numpy's and Python's."""
+
+    tensors: dict[str, Tensor]
+    rest: dict[str, Any]
+
+
+def write(captured: Captured, directory: Path) -> None:
+    """Into the new directory `directory`. OSError."""
+    directory.mkdir(parents=True)
+    save_file(_sorted(captured.weights), directory / WEIGHTS, metadata={"format": "pt"})
+    save_file(_sorted(captured.optimizer), directory / OPTIMIZER)
+    write_json(directory / "optimizer.json", captured.optimizer_rest)
+    write_json(directory / "schedule.json", captured.schedule)
+    for rank, random_state in enumerate(captured.randoms):
+        save_file(_sorted(random_state.tensors), directory / f"random-{rank:05}.safetensors")
+        write_json(directory / f"random-{rank:05}.json", random_state.rest)
+    write_json(directory / MANIFEST, captured.manifest)
 
 
 def load_weights(directory: Path) -> dict[str, Tensor]:
-    return load_file(directory / WEIGHTS)
+    return _load(directory / WEIGHTS)
 
 
-def save_optimizer(directory: Path, state: dict[str, Any]) -> None:
-    """`state_dict()` of a torch optimiser."""
+def capture_optimizer(state: dict[str, Any]) -> tuple[dict[str, Tensor], dict[str, Any]]:
+    """`state_dict()` of a torch optimiser as (tensors, the rest)."""
     tensors: dict[str, Tensor] = {}
     numbers: dict[str, Any] = {}
     for index, values in state["state"].items():
         for key, value in values.items():
             if isinstance(value, Tensor):
-                tensors[f"{index}.{key}"] = _plain(value)
+                tensors[f"{index}.{key}"] = plain(value)
             else:
                 numbers[f"{index}.{key}"] = value
-    save_file({name: tensors[name] for name in sorted(tensors)}, directory / OPTIMIZER)
-    write_json(directory / "optimizer.json", {"groups": state["param_groups"], "numbers": numbers})
+    return tensors, {"groups": deepcopy(state["param_groups"]), "numbers": numbers}
 
 
 def load_optimizer(directory: Path) -> dict[str, Any]:
     more = read_json(directory / "optimizer.json")
     state: dict[int, dict[str, Any]] = {}
-    found: dict[str, Any] = {**load_file(directory / OPTIMIZER), **more["numbers"]}
+    found: dict[str, Any] = {**_load(directory / OPTIMIZER), **more["numbers"]}
     for name, value in found.items():
         index, _, key = name.partition(".")
         state.setdefault(int(index), {})[key] = value
@@ -64,21 +95,18 @@ def load_optimizer(directory: Path) -> dict[str, Any]:
     return {"state": state, "param_groups": groups}
 
 
-def save_random(directory: Path, rank: int) -> None:
-    """The generators of this process: torch's, on the CPU and the device, numpy's and Python's."""
+def capture_random() -> Random:
     numpy_state = cast(tuple[str, Any, int, int, float], np.random.get_state(legacy=True))
     version, internal, gauss = random.getstate()
     tensors = {"torch": torch.get_rng_state(), "numpy": torch.from_numpy(np.asarray(numpy_state[1], np.int64).copy())}
     tensors["python"] = torch.tensor(internal, dtype=torch.int64)
     if torch.cuda.is_available():
         tensors["cuda"] = torch.cuda.get_rng_state()
-    save_file({name: tensors[name] for name in sorted(tensors)}, directory / f"random-{rank:05}.safetensors")
-    rest = {"numpy": [numpy_state[0], *numpy_state[2:]], "python": [version, gauss]}
-    write_json(directory / f"random-{rank:05}.json", rest)
+    return Random(tensors, {"numpy": [numpy_state[0], *numpy_state[2:]], "python": [version, gauss]})
 
 
 def load_random(directory: Path, rank: int) -> None:
-    tensors, rest = load_file(directory / f"random-{rank:05}.safetensors"), read_json(directory / f"random-{rank:05}.json")
+    tensors, rest = _load(directory / f"random-{rank:05}.safetensors"), read_json(directory / f"random-{rank:05}.json")
     torch.set_rng_state(tensors["torch"])
     name, position, has_gauss, cached = rest["numpy"]
     np.random.set_state((name, tensors["numpy"].numpy().astype(np.uint32), position, has_gauss, cached))
@@ -96,6 +124,17 @@ def seed_everything(seed: int, rank: int) -> None:
     torch.manual_seed(mixed)
 
 
-def _plain(tensor: Tensor) -> Tensor:
+def plain(tensor: Tensor) -> Tensor:
     """On the CPU, contiguous, with memory of its own."""
     return tensor.detach().to("cpu", copy=True).contiguous()
+
+
+def _sorted(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+    return {name: tensors[name] for name in sorted(tensors)}
+
+
+def _load(path: Path) -> dict[str, Tensor]:
+    try:
+        return load_file(path)
+    except (OSError, SafetensorError) as error:
+        raise ObjectCorruptError(f"the snapshot's {path.name} cannot be read: {error}") from error

@@ -17,6 +17,7 @@ from typing import Any
 
 import torch
 from accelerate import Accelerator
+from accelerate.utils import gather_object
 from rollout.model.errors import AttemptError, ObjectCorruptError
 from rollout.workloads.train.config import Kind, PreferenceSection, SftSection, TrainingSection
 from rollout.workloads.train.dataset import Dataset
@@ -245,18 +246,16 @@ class Trainer:
 
     # ---- state
 
-    def save(self, directory: Path, extra: dict[str, Any]) -> None:
-        """The state into the new directory. Called on every rank; rank 0 writes what is common."""
-        directory.mkdir(parents=True, exist_ok=self.rank > 0)
-        weights = self._weights()
-        optimizer: Any = self.optimizer.state_dict()
-        if self.rank == 0:
-            files.save_weights(directory, weights)
-            files.save_optimizer(directory, optimizer)
-            files.write_json(directory / "schedule.json", _schedule_state(self.schedule))
-            position = {"step": self.step, "tokens": self.tokens, "first_loss": self.first_loss}
-            files.write_json(directory / files.MANIFEST, {**extra, "position": position})
-        files.save_random(directory, self.rank)
+    def capture(self, extra: dict[str, Any]) -> files.Captured | None:
+        """The state, with `extra` in its manifest. On every rank at once; rank 0 has it, the others have None."""
+        weights = {name: files.plain(value) for name, value in self._weights().items()}
+        tensors, rest = files.capture_optimizer(self.optimizer.state_dict())
+        randoms: list[files.Random] = gather_object([files.capture_random()])
+        if self.rank:
+            return None
+        position = {"step": self.step, "tokens": self.tokens, "first_loss": self.first_loss}
+        manifest = {**extra, "position": position}
+        return files.Captured(manifest, weights, tensors, rest, _schedule_state(self.schedule), randoms)
 
     def restore(self, directory: Path) -> None:
         """The state that `save` wrote. ObjectCorruptError: it is of another model."""
