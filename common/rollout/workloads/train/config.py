@@ -310,3 +310,12 @@ class TrainConfig(Section):
     output: OutputSection
     workers: WorkersSection = WorkersSection()
     run: RunSection = RunSection()
+
+
+SECTIONS: dict[Kind, type[TrainingSection]] = {
+    "sft": SftSection,
+    "rm": RmSection,
+    "dpo": DpoSection,
+    "ipo": IpoSection,
+    "kto": KtoSection,
+}

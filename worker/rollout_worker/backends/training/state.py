@@ -14,6 +14,7 @@ from typing import Any, cast
 
 import numpy as np
 import torch
+from blake3 import blake3
 from rollout.model.errors import ObjectCorruptError
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
@@ -44,6 +45,14 @@ class Captured:
     optimizer_rest: dict[str, Any]
     schedule: dict[str, Any]
     randoms: list[Random]
+
+    def digest(self) -> str:
+        """blake3 over the weights, in the order of their names: names, shapes, types and bytes."""
+        hasher = blake3()
+        for name, tensor in sorted(self.weights.items()):
+            hasher.update(f"{name}\0{tuple(tensor.shape)}\0{tensor.dtype}\0".encode())
+            hasher.update(tensor.view(torch.uint8).numpy().tobytes() if tensor.ndim else tensor.numpy().tobytes())
+        return hasher.hexdigest()
 
 
 @dataclass(slots=True)

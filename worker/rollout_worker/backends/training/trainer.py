@@ -226,8 +226,11 @@ class Trainer:
 
     # ---- evaluation
 
-    def evaluate(self, data: Dataset) -> dict[str, float]:
-        """Means over all rows of `data`, under the same names."""
+    def evaluate(self) -> dict[str, float] | None:
+        """Means over all rows of the evaluation set, under the same names; None: there is none."""
+        if self.job.eval_data is None:
+            return None
+        data = Dataset.load(self.job.eval_data)
         collator = Collator(data, self.job.pad, self.accelerator.device, packed=False)
         sums, divisor = _Sums(), 0
         share = self.settings.minibatch_size

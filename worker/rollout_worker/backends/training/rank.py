@@ -1,0 +1,153 @@
+"""A process of training: one rank, which does what its executor says, one command at a time.
+
+`python -m rollout_worker.backends.training.rank FD THREADS PARENT_PID`. A command is a line of JSON on the socket FD, and so is an answer;
+all ranks are told the same, and rank 0 answers. It ends with the process that started it.
+"""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import socket
+import sys
+import threading
+import traceback
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, cast
+
+from rollout.model.errors import AttemptError, RolloutError
+from rollout.workloads.train.config import SECTIONS, Kind
+
+from rollout_worker.backends.training.determinism import fingerprint, make_deterministic
+from rollout_worker.hosting.lifeline import ask_kernel
+
+
+class Rank:
+    def __init__(self, fd: int) -> None:
+        self._file = socket.socket(fileno=fd).makefile("rw", encoding="utf-8", newline="\n")
+        self._lock = threading.Lock()
+        self._trainer: Any = None
+        self._writing: threading.Thread | None = None
+        self._number = 0
+
+    def main(self) -> None:
+        for line in self._file:
+            command = json.loads(line)
+            self._number = command["number"]
+            operation: Callable[[dict[str, Any]], None] = getattr(self, f"_{command['op']}")
+            try:
+                operation(command)
+            except AttemptError as error:
+                self._fail(error.message, error.error_code, error.retry)
+            except RolloutError as error:
+                self._fail(error.message, error.code, False)
+            except Exception as error:  # noqa: BLE001 - of libraries and user code: whatever it is, it is told
+                traceback.print_exc()
+                self._fail(f"{type(error).__name__}: {error}", "trainer_failed", True)
+        self._wait()
+
+    def _say(self, number: int = 0, **answer: Any) -> None:
+        """To the command `number`, or the present one."""
+        if os.environ.get("RANK", "0") != "0":
+            return
+        with self._lock:
+            self._file.write(json.dumps({**answer, "number": number or self._number}) + "\n")
+            self._file.flush()
+
+    def _fail(self, message: str, code: str, retry: bool, number: int = 0) -> None:
+        self._say(number, error={"message": message, "code": code, "retry": retry})
+
+    # ---- commands
+
+    def _prepare(self, command: dict[str, Any]) -> None:
+        from rollout_worker.backends.training.prepare import Files, prepare, read_tokenizer
+
+        kind = cast(Kind, command["kind"])
+        settings = SECTIONS[kind].model_validate(command["settings"])
+        tokenizer = read_tokenizer(command["tokenizer"])
+        answer: dict[str, Any] = {}
+        for name, given in command["datasets"].items():
+            files = Files(given["kind"], tuple(Path(path) for path in given["paths"]))
+            data, report = prepare(kind, settings, files, tokenizer)
+            path = Path(command["directory"]) / f"{name}.safetensors"
+            data.save(path)
+            answer[name] = {"path": str(path), "report": report.to_json(), "units": data.units}
+        pad = tokenizer.pad_token_id if tokenizer.pad_token_id is not None else tokenizer.eos_token_id
+        self._say(done={"datasets": answer, "pad": int(pad or 0)})
+
+    def _build(self, command: dict[str, Any]) -> None:
+        from rollout_worker.algorithms.registered import make_algorithm
+        from rollout_worker.backends.training.trainer import Job, Trainer
+
+        kind = cast(Kind, command["kind"])
+        settings = SECTIONS[kind].model_validate(command["settings"])
+        self._wait()
+        self._trainer = None
+        job = Job(
+            kind,
+            settings,
+            Path(command["data"]),
+            command["model"],
+            command["pad"],
+            command.get("reference"),
+            Path(command["eval_data"]) if command.get("eval_data") else None,
+        )
+        self._trainer = Trainer(job, make_algorithm(kind, settings))
+        trainer = self._trainer
+        found = fingerprint(
+            trainer.accelerator.device.type,
+            precision=settings.precision,
+            threads=settings.threads,
+            world=trainer.world,
+            strategy=settings.strategy,
+            attention=settings.attention,
+            compiled=settings.compile,
+        )
+        every, trained = trainer.parameters
+        self._say(done={"fingerprint": found, "parameters": every, "trained": trained, "steps": trainer.plan.steps})
+
+    def _restore(self, command: dict[str, Any]) -> None:
+        self._trainer.restore(Path(command["directory"]))
+        self._say(done={"step": self._trainer.step})
+
+    def _run(self, command: dict[str, Any]) -> None:
+        """The steps, each told as it ends; `staged` when the state is in memory, `done` when it is in the directory."""
+        trainer = self._trainer
+        every, last = trainer.settings.eval.every_steps, min(command["first"] + command["steps"], trainer.plan.steps)
+        for metrics in trainer.run(command["first"], command["steps"]):
+            self._say(step=metrics)
+            step = metrics["step"]
+            if trainer.job.eval_data is not None and (step % every == 0 if every else step == last):
+                self._say(evaluation={"step": step, **trainer.evaluate()})
+        captured = trainer.capture(command["manifest"])
+        self._wait()  # of the segment before: two states at most are in memory
+        self._say(staged={"step": trainer.step})
+        if captured is None:
+            return
+        directory, number = Path(command["directory"]), self._number
+
+        def written() -> None:
+            from rollout_worker.backends.training.state import write
+
+            try:
+                write(captured, directory)
+            except OSError as error:
+                self._fail(f"the snapshot cannot be written: {error}", "disk_full" if error.errno == errno.ENOSPC else "disk", True, number)
+            else:
+                self._say(number, done={"weights": captured.digest()})
+
+        self._writing = threading.Thread(target=written)
+        self._writing.start()
+
+    def _wait(self) -> None:
+        if self._writing is not None:
+            self._writing.join()
+            self._writing = None
+
+
+if __name__ == "__main__":
+    ask_kernel(int(sys.argv[3]))
+    make_deterministic(int(sys.argv[2]))
+    Rank(int(sys.argv[1])).main()

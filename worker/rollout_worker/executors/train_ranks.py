@@ -1,0 +1,143 @@
+"""The processes that train: one for each rank, all told the same, of which rank 0 answers.
+
+They are apart from the executor's own process so that what libraries read at import is set before, and so that a
+segment that is taken away is ended at once, whatever it does: the processes are killed, and start anew from a snapshot.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+import socket
+import sys
+from collections.abc import AsyncIterator
+from typing import Any
+
+from rollout.model.errors import AttemptError
+
+LINE_MAX = 64 << 20
+
+
+class Ranks:
+    """`start`, then `command` one at a time, `close`."""
+
+    def __init__(self, world: int, threads: int, environment: dict[str, str]) -> None:
+        self._world = world
+        self._threads = threads
+        self._environment = environment
+        self._processes: list[asyncio.subprocess.Process] = []
+        self._writers: list[asyncio.StreamWriter] = []
+        self._reading: asyncio.Task[None] | None = None
+        self._open: dict[int, asyncio.Queue[dict[str, Any]]] = {}
+        self._number = 0
+
+    @property
+    def alive(self) -> bool:
+        return bool(self._processes) and all(process.returncode is None for process in self._processes)
+
+    async def start(self) -> None:
+        port = _free_port()
+        first: asyncio.StreamReader | None = None
+        for rank in range(self._world):
+            ours, theirs = socket.socketpair()
+            place = {
+                "RANK": str(rank),
+                "LOCAL_RANK": str(rank),
+                "WORLD_SIZE": str(self._world),
+                "LOCAL_WORLD_SIZE": str(self._world),
+                "MASTER_ADDR": "127.0.0.1",
+                "MASTER_PORT": str(port),
+            }
+            environment = os.environ | self._environment | (place if self._world > 1 else {})
+            arguments = (str(theirs.fileno()), str(self._threads), str(os.getpid()))
+            process = await asyncio.create_subprocess_exec(
+                sys.executable, "-m", "rollout_worker.backends.training.rank", *arguments,
+                pass_fds=[theirs.fileno()], stdin=asyncio.subprocess.DEVNULL, env=environment,
+            )  # fmt: skip
+            theirs.close()
+            self._processes.append(process)
+            reader, writer = await asyncio.open_connection(sock=ours, limit=LINE_MAX)
+            self._writers.append(writer)
+            first = first or reader
+        assert first is not None
+        self._reading = asyncio.create_task(self._read(first))
+
+    async def command(self, **command: Any) -> AsyncIterator[dict[str, Any]]:
+        """The answers of rank 0 to it, up to the one that says `done`; another command may be given meanwhile.
+
+        AttemptError: one says why not, or a rank died.
+        """
+        self._number += 1
+        number, answers = self._number, asyncio.Queue[dict[str, Any]]()
+        self._open[number] = answers
+        line = json.dumps({**command, "number": number}).encode() + b"\n"
+        try:
+            for writer in self._writers:
+                writer.write(line)
+            while True:
+                answer = await answers.get()
+                if error := answer.get("error"):
+                    raise AttemptError(error["message"], code=error["code"], retry=error["retry"])
+                yield answer
+                if "done" in answer:
+                    return
+        finally:
+            del self._open[number]
+
+    async def result(self, **command: Any) -> dict[str, Any]:
+        """What the last answer says is done."""
+        done: dict[str, Any] = {}
+        async for answer in self.command(**command):
+            done = answer.get("done", done)
+        return done
+
+    async def _read(self, reader: asyncio.StreamReader) -> None:
+        """Hands answers to who asked, until a rank ends: then all are told."""
+        ends = [asyncio.ensure_future(process.wait()) for process in self._processes]
+        try:
+            while True:
+                reading = asyncio.ensure_future(reader.readline())
+                await asyncio.wait([reading, *ends], return_when=asyncio.FIRST_COMPLETED)
+                if not reading.done() or not (line := reading.result()):
+                    reading.cancel()
+                    break
+                answer = json.loads(line)
+                if (asked := self._open.get(answer.pop("number"))) is not None:
+                    asked.put_nowait(answer)
+            await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            for end in ends:
+                end.cancel()
+        died = self._died()
+        error = {"message": died.message, "code": died.error_code, "retry": True}
+        for asked in self._open.values():
+            asked.put_nowait({"error": error})
+
+    def _died(self) -> AttemptError:
+        rank, code = next(
+            ((rank, process.returncode) for rank, process in enumerate(self._processes) if process.returncode is not None),
+            (0, None),
+        )
+        how = f"was killed by {signal.Signals(-code).name}" if code is not None and code < 0 else f"exited with {code}"
+        return AttemptError(f"the process of rank {rank} {how} while it trained", code="trainer_died")
+
+    async def close(self) -> None:
+        """Kills them: what is worth keeping is in snapshots."""
+        for process in self._processes:
+            if process.returncode is None:
+                process.kill()
+        for process in self._processes:
+            await process.wait()
+        if self._reading is not None:
+            await asyncio.wait([self._reading])
+        for writer in self._writers:
+            writer.close()
+        self._processes, self._writers, self._reading = [], [], None
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]
