@@ -1,0 +1,60 @@
+"""From results of a training run to its files."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+
+from rollout.model.errors import HopelessError
+from rollout.model.item import Outcome
+from rollout.workloads.commit import CommitEntry
+from rollout.workloads.json_form import JsonObject, dump_line
+from rollout.workloads.port import Totals, unsuccessful
+from rollout.workloads.train.segment import Result, Segment
+
+METRICS, EVALUATIONS, REPORT, SUMMARY = "metrics.jsonl", "eval.jsonl", "data-report.json", "summary.json"
+
+
+class TrainingFailedError(HopelessError):
+    """A segment failed, so nothing can come after it."""
+
+    code = "training_failed"
+
+
+class TrainWriter:
+    files: tuple[str, ...] = (METRICS, EVALUATIONS, REPORT)
+
+    def __init__(self, config: JsonObject) -> None:
+        self._config = config
+        self._last = Result()
+
+    def lines(self, entry: CommitEntry) -> Iterator[tuple[str, bytes]]:
+        segment = Segment.decode(entry.payload)
+        if entry.outcome is Outcome.SKIPPED:
+            return
+        if entry.outcome is not Outcome.DONE:
+            why = unsuccessful(entry, "segment")
+            what = "the data cannot be used" if segment.op == "prepare" else f"after step {segment.first}"
+            raise TrainingFailedError(f"{what}: {why.message} [{why.code}]")
+        result = self._last = Result.decode(entry.data)
+        if segment.op == "prepare":
+            yield REPORT, json.dumps(result.report, indent=2).encode() + b"\n"
+            return
+        for metrics in result.metrics:
+            yield METRICS, dump_line(metrics)
+        for evaluation in result.evaluations:
+            yield EVALUATIONS, dump_line(evaluation)
+
+    def summary(self, summary: JsonObject, totals: Totals) -> JsonObject:
+        last = self._last
+        return summary | {
+            "algorithm": self._config["algorithm"]["kind"],
+            "model_uri": self._config["model"]["uri"],
+            "steps": last.step,
+            "stopped_early": last.stopped,
+            "tokens": totals.units_out,
+            "final_snapshot": last.snapshot,
+            "weights_hash": last.weights,
+            "fingerprint": last.fingerprint,
+            **last.model,
+        }

@@ -1,0 +1,44 @@
+"""From a configuration to the chain of a training run."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from blake3 import blake3
+
+from rollout.model.item import ItemSpec, NewItem
+from rollout.workloads.json_form import JsonObject, canonical
+from rollout.workloads.train.config import TrainConfig
+from rollout.workloads.train.sampler import steps_of
+from rollout.workloads.train.segment import CHAIN, Segment
+
+SCHEMA = 1
+_ATTEMPTS = 5
+
+
+def steps_at_most(config: TrainConfig, rows: int) -> int:
+    """Optimiser steps of the run; with epochs, as many as there are if no row is dropped and none is packed."""
+    settings = config.algorithm.settings
+    if settings.budget.max_steps is not None:
+        return settings.budget.max_steps
+    return steps_of(rows, settings.budget.epochs or 1, settings.step_rows)
+
+
+def segments(steps: int, every: int) -> Iterator[Segment]:
+    yield Segment("prepare")
+    for first in range(0, steps, every):
+        yield Segment("segment", first, min(every, steps - first))
+
+
+def items(config: JsonObject, start: int) -> Iterator[NewItem]:
+    """From seq `start` on. What an item is, is what it depends on: the settings, the model, the data and its place."""
+    run = config["run"]
+    spec = ItemSpec(chain=CHAIN, pipelined=True, max_attempts=_ATTEMPTS, max_worker_lost=run["max_worker_lost"])
+    steps, every = config["steps"], config["snapshots"]["every_steps"]
+    identity = canonical(
+        [SCHEMA, config["algorithm"], config["model"]["content_id"], config["input"]["digest"], config["evaluation"]]
+    )
+    for seq, segment in enumerate(segments(steps, every)):
+        if seq >= start:
+            payload = segment.encode()
+            yield NewItem(blake3(identity + seq.to_bytes(8, "big") + payload).digest(), payload, spec)

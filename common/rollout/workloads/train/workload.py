@@ -1,0 +1,167 @@
+"""The workload `train`: a chain of segments, each from one snapshot to the next."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+from rollout.model.errors import ConfigError, InputError
+from rollout.model.item import NewItem
+from rollout.workloads.json_form import JsonObject
+from rollout.workloads.local_model import ResolvedModel, model_json, resolve
+from rollout.workloads.port import Checked, Reading, Tree, Workload, input_section
+from rollout.workloads.source import InputReport, Line, fail, json_of
+from rollout.workloads.train.config import DatasetSection, Kind, PreferenceSection, TrainConfig
+from rollout.workloads.train.lines import EVALUATIONS, METRICS, REPORT, SUMMARY, TrainWriter
+from rollout.workloads.train.plan import items, segments, steps_at_most
+from rollout.workloads.train.rows import parse_row
+from rollout.workloads.train.segment import Result, Segment
+
+
+@dataclass(kw_only=True)
+class TrainChecked(Checked):
+    steps: int
+    rows: int
+    model: ResolvedModel
+
+
+class Train(Workload[TrainConfig, TrainChecked]):
+    name = "train"
+    help = "Train a model: SFT, reward models, DPO, IPO and KTO, with snapshots that resume to the byte."
+    settings = TrainConfig
+    sections = frozenset({"algorithm"})
+    commands = "rollout.cli.commands.train:app"
+    unit = "segments"
+    measure = "tokens"
+    result_files = (METRICS, SUMMARY, REPORT, EVALUATIONS)
+    free = frozenset({"output", "workers"})
+    recorded = frozenset({"run.name", "run.priority", "run.max_worker_lost", "snapshots.keep_last", "snapshots.label"})
+
+    def directory(self, settings: TrainConfig) -> Path:
+        return Path(settings.output.dir)
+
+    def workers(self, settings: TrainConfig) -> int:
+        return settings.workers.count
+
+    def check_host(self, settings: TrainConfig) -> None:
+        missing = [name for name in ("torch", "transformers", "accelerate") if find_spec(name) is None]
+        if missing:
+            raise ConfigError(
+                f"training needs the Python packages {', '.join(missing)} on this host: pip install "
+                '"rollout-engine[train]", or send the run to a cluster that has them: --coordinator HOST:PORT'
+            )
+
+    def check(self, settings: TrainConfig, reading: Reading) -> TrainChecked:
+        faults: list[str] = []
+        kind, section = settings.algorithm.kind, settings.algorithm.settings
+        model = reference = None
+        where = f"algorithm.{kind}"
+        try:
+            model = resolve(section.base_model.uri, f"{where}.base_model.uri", section.base_model.revision)
+            if isinstance(section, PreferenceSection) and section.reference not in ("base", "free"):
+                reference = resolve(section.reference, f"{where}.reference", None)
+        except ConfigError as error:
+            faults.append(error.message)
+        found: list[tuple[Data, InputReport]] = []
+        for name, dataset in (("dataset", section.dataset), ("eval_dataset", section.eval_dataset)):
+            if dataset is not None:
+                try:
+                    found.append(read_data(kind, dataset, reading))
+                except (ConfigError, InputError) as error:
+                    faults.append(error.message)
+        if faults or model is None:
+            raise ConfigError("\n".join(faults))
+        (data, report), evaluation = found[0], found[1] if len(found) > 1 else None
+        rows = report.rows * (2 if kind == "kto" and data.pairs else 1)
+        steps = steps_at_most(settings, rows)
+        config: JsonObject = {
+            "schema": 1,
+            "algorithm": {"kind": kind, "settings": section.model_dump(mode="json")},
+            "model": model_json(model, section.base_model.uri),
+            "reference_model": model_json(reference, section.reference) if reference is not None else None,  # type: ignore[union-attr]
+            "dataset": data.config(),
+            "eval_dataset": evaluation[0].config() if evaluation else None,
+            "evaluation": evaluation[1].digest if evaluation else "",
+            "steps": steps,
+            "snapshots": settings.snapshots.model_dump(mode="json"),
+            "input": input_section(section.dataset.patterns, report),
+            "output": settings.output.model_dump(mode="json"),
+            "workers": settings.workers.model_dump(mode="json"),
+            "run": settings.run.model_dump(mode="json"),
+        }
+        trees = [Tree("dataset.manifest", data.root, always=True, files=data.files)]
+        if evaluation:
+            trees.append(Tree("eval_dataset.manifest", evaluation[0].root, always=True, files=evaluation[0].files))
+        if model.path is not None:
+            trees.append(Tree("model.manifest", model.path))
+        if reference is not None and reference.path is not None:
+            trees.append(Tree("reference_model.manifest", reference.path))
+        total = sum(1 for _ in segments(steps, settings.snapshots.every_steps))
+        return TrainChecked(config=config, total=total, trees=tuple(trees), steps=steps, rows=rows, model=model)
+
+    def plan(self, checked: TrainChecked, config: JsonObject, start: int) -> Iterator[NewItem]:
+        return items(config, start)
+
+    def writer(self, config: JsonObject) -> TrainWriter:
+        return TrainWriter(config)
+
+    def describe(self, settings: TrainConfig, checked: TrainChecked) -> list[str]:
+        section = settings.algorithm.settings
+        return [
+            f"{settings.algorithm.kind} of {section.base_model.uri}",
+            f"{checked.rows} rows; {checked.steps} steps of {section.step_rows} rows, a snapshot every "
+            f"{settings.snapshots.every_steps}",
+            f"writes {METRICS}, {REPORT} and {SUMMARY} to {settings.output.dir}",
+            f"workers when no coordinator is named: {settings.workers.count}",
+        ]
+
+    def dry_run(self, settings: TrainConfig, checked: TrainChecked) -> JsonObject:
+        return {"algorithm": settings.algorithm.kind, "rows": checked.rows, "steps": checked.steps}
+
+    def item_input(self, payload: bytes) -> tuple[Any, str]:
+        Segment.decode(payload)
+        return json.loads(payload), ""
+
+    def item_output(self, data: bytes) -> Any:
+        Result.decode(data)
+        return json.loads(data)
+
+
+@dataclass(frozen=True, slots=True)
+class Data:
+    """Files of a dataset, named so that their order is that of their names. `pairs`: of the first row."""
+
+    kind: str
+    root: Path
+    files: tuple[tuple[str, Path], ...]
+    pairs: bool
+
+    def config(self) -> JsonObject:
+        return {"kind": self.kind, "files": [name for name, _ in self.files], "manifest": ""}
+
+
+def read_data(kind: Kind, dataset: DatasetSection, reading: Reading) -> tuple[Data, InputReport]:
+    """Every row once. ConfigError, InputError with all that is wrong."""
+    if dataset.kind != "jsonl_path":
+        raise ConfigError(f'dataset.kind = "{dataset.kind}" is not read yet')
+    pairs = False
+
+    def read(line: Line) -> None:
+        nonlocal pairs
+        try:
+            found = parse_row(kind, json_of(line))
+        except InputError as error:
+            fail(line.file, line.line, error.message)
+        pairs = pairs or len(found) > 1
+
+    source, report = reading.rows(dataset.patterns, read)
+    try:
+        paths = [Path(file.path) for file in report.files]
+    finally:
+        source.close()
+    files = tuple((f"{i:05}-{path.name}", path) for i, path in enumerate(paths))
+    return Data(dataset.kind, Path.cwd(), files, pairs), report
