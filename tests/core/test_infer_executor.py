@@ -142,13 +142,13 @@ async def test_model_directory_from_objects(tmp_path: Path, monkeypatch: pytest.
     (directory / "config.json").write_text("{}")
     (directory / "sub" / "weights").write_bytes(b"w")
     run = run_of(tmp_path, model={"uri": str(directory)}, backend={"kind": "transformers"})
-    assert await locate_model(run, FakeContext(tmp_path)) == (str(directory), None)  # the same machine
+    assert await locate_model(run.config["model"], FakeContext(tmp_path)) == (str(directory), None)  # the same machine
     tree = await describe(directory)
     objects = {tree.id: tree.to_bytes(), object_id(b"{}"): b"{}", object_id(b"w"): b"w"}
     (directory / "config.json").write_text("{ }")  # this host has something else under that path
     with pytest.raises(AttemptError, match="was not uploaded"):
-        await locate_model(run, FakeContext(tmp_path))
+        await locate_model(run.config["model"], FakeContext(tmp_path))
     run.config["model"]["manifest"] = tree.id.hex()
-    found, _ = await locate_model(run, FakeContext(tmp_path, objects))
+    found, _ = await locate_model(run.config["model"], FakeContext(tmp_path, objects))
     assert (Path(found) / "sub" / "weights").read_bytes() == b"w"
     assert Path(found).parent == tmp_path / "cache-trees"

@@ -59,7 +59,12 @@ class KahnemanTversky:
 
 
 def row_losses(
-    ratios: Tensor, desirable: Tensor, divergence: Tensor, beta: float, desirable_weight: float, undesirable_weight: float
+    ratios: Tensor,
+    desirable: Tensor,
+    divergence: Tensor,
+    beta: float,
+    desirable_weight: float,
+    undesirable_weight: float,
 ) -> Tensor:
     """(rows,) of `ratios` (rows,), the r above, `desirable` (rows,) bool and `divergence` (), the z above."""
     better = beta * (ratios - divergence)

@@ -2,18 +2,13 @@
 
 from __future__ import annotations
 
-import asyncio
 from importlib.metadata import entry_points
-from pathlib import Path
-from typing import Any, ClassVar, Literal, cast
+from typing import ClassVar, Literal, cast
 
 import structlog
 from blake3 import blake3
 from rollout.model.errors import AttemptError, ConfigError, InputError
-from rollout.objects.cache import ObjectCache
-from rollout.objects.tree import materialise
 from rollout.workloads.infer.config import SamplingSection
-from rollout.workloads.infer.model import tree_digest
 from rollout.workloads.infer.payload import ChoiceResult, RowResult, decode_payload, encode_result
 from rollout.workloads.infer.request import RowRequest, canonical, parse_row, row_seed
 from rollout.workloads.invalid import refuse_invalid
@@ -21,6 +16,7 @@ from rollout.workloads.invalid import refuse_invalid
 from rollout_worker.backends.environment import engine_environment
 from rollout_worker.backends.port import Backend, BackendOptions, Completion, Request, Sampling
 from rollout_worker.executors.port import Attempt, Context, Done, Run, remember
+from rollout_worker.executors.trees import locate_model
 
 _log = structlog.get_logger()
 
@@ -65,7 +61,7 @@ class InferExecutor:
         """Bring the model here and load it. AttemptError (not retryable) says what is missing."""
         backend = dict(run.config["backend"])
         kind = str(backend.pop("kind"))
-        model, tokenizer = await locate_model(run, context)
+        model, tokenizer = await locate_model(run.config["model"], context)
         if run.config["model"].get("revision"):
             backend["revision"] = run.config["model"]["revision"]
         options = BackendOptions(model=model, tokenizer=tokenizer, kind=kind, options=backend)
@@ -123,54 +119,6 @@ def open_backend(options: BackendOptions) -> Backend:
             code="backend_missing",
             retry=False,
         ) from error
-
-
-async def locate_model(run: Run, context: Context) -> tuple[str, str | None]:
-    """Where the model and its tokenizer are on this host: directories, or Hugging Face names as given."""
-    model: dict[str, Any] = run.config["model"]
-    path = model["uri"]
-    if model.get("local"):
-        path = await _directory(model["path"], model["tree"], model.get("manifest"), context)
-    tokenizer = model.get("tokenizer")
-    if tokenizer is not None and model.get("tokenizer_local"):
-        manifest = model.get("tokenizer_manifest")
-        tokenizer = await _directory(model["tokenizer_path"], model["tokenizer_tree"], manifest, context)
-    return path, tokenizer
-
-
-async def _directory(path: str, tree: str, manifest: str | None, context: Context) -> str:
-    """The very directory the client named if its files are here too (one machine, a shared disk), else from objects."""
-    if await asyncio.to_thread(_holds, Path(path), tree):
-        return path
-    if manifest is None:
-        raise AttemptError(
-            f"the model directory {path} is not on this host, or holds other files, and was not uploaded",
-            code="model_missing",
-            retry=False,
-        )
-    manifest_id = bytes.fromhex(manifest)
-    source = await context.object_path(manifest_id)
-    # Beside the host's cache, so that every engine on the host shares the directory and files are links.
-    sharded = source.parent.name == manifest[:2]
-    root = source.parents[1].with_name(f"{source.parents[1].name}-trees") if sharded else context.scratch / "trees"
-    return str(await materialise(manifest_id, cast(ObjectCache, _ContextCache(context)), root))
-
-
-def _holds(path: Path, tree: str) -> bool:
-    try:
-        return path.is_dir() and tree_digest(path)[0].hex() == tree
-    except ConfigError:
-        return False
-
-
-class _ContextCache:
-    """What `materialise` needs of a cache, through the attempt's context."""
-
-    def __init__(self, context: Context) -> None:
-        self._context = context
-
-    async def path(self, object_id: bytes) -> Path:
-        return await self._context.object_path(object_id)
 
 
 def engine_request(request: RowRequest, attempt: Attempt, call: int = 0) -> Request:

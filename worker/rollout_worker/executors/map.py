@@ -27,13 +27,13 @@ from blake3 import blake3
 from rollout.compute import cgroup
 from rollout.model.errors import AttemptError
 from rollout.model.item import Key
-from rollout.objects.tree import materialise
 from rollout.workloads.invalid import refuse_invalid
 from rollout.workloads.json_form import JsonObject, canonical
 from rollout.workloads.map.failure import LOAD_FAILED, to_text
 
 from rollout_worker.executors import map_process as process
 from rollout_worker.executors.port import Attempt, Context, Done, Run
+from rollout_worker.executors.trees import shared_tree
 
 AHEAD = 64
 WINDOW_S = 0.02
@@ -83,7 +83,7 @@ class MapExecutor:
         root, pycache = "", ""
         manifest = run.config.get("code", {}).get("manifest")
         if manifest:
-            place = await code_directory(bytes.fromhex(manifest), context)
+            place = await shared_tree(bytes.fromhex(manifest), context)
             root, pycache = str(place), str(place.with_name("pycache"))
         self._host = Host(run.config["function"], root, pycache, context.scratch)
         await self._host.start()
@@ -102,24 +102,6 @@ class MapExecutor:
     async def close(self) -> None:
         if self._host is not None:
             await self._host.close()
-
-
-async def code_directory(manifest: bytes, context: Context) -> Path:
-    """The code as a directory that all processes of this host share."""
-    source = await context.object_path(manifest)
-    sharded = source.parent.name == manifest.hex()[:2]
-    root = source.parents[1].with_name(f"{source.parents[1].name}-trees") if sharded else context.scratch / "trees"
-    return await materialise(manifest, _ContextCache(context), root)
-
-
-class _ContextCache:
-    """What `materialise` needs of a cache, through the attempt's context."""
-
-    def __init__(self, context: Context) -> None:
-        self._context = context
-
-    async def path(self, object_id: bytes) -> Path:
-        return await self._context.object_path(object_id)
 
 
 class Job:

@@ -83,6 +83,7 @@ class Done:
     units_in: int = 0
     units_out: int = 0
     outcome: Outcome = Outcome.DONE
+    keeps: tuple[bytes, ...] = ()  # objects that the result names, kept as long as it is
     seconds: float | None = None  # what the work itself took, where the executor knows it better than the runner
 
 

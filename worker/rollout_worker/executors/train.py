@@ -11,34 +11,34 @@ from __future__ import annotations
 
 import asyncio
 import shutil
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, ClassVar, Literal
+from typing import ClassVar, Literal
 
 import structlog
 from blake3 import blake3
 from rollout.model.errors import AttemptError, ObjectCorruptError
 from rollout.model.item import Outcome
-from rollout.objects.tree import materialise
 from rollout.snapshots.tar import pack, unpack
 from rollout.workloads.json_form import JsonObject, canonical
 from rollout.workloads.train.segment import Result, Segment, stopping_after
 
 from rollout_worker.backends.training.determinism import environment
-from rollout_worker.executors.model_files import find_model
 from rollout_worker.executors.port import Attempt, Context, Done, Run
 from rollout_worker.executors.train_ranks import Ranks
+from rollout_worker.executors.trees import locate_model, shared_tree
 
 _log = structlog.get_logger()
 
 
 @dataclass(slots=True)
 class State:
-    """Where the processes stand: after the segment that left `result`, whose snapshot may still be on its way."""
+    """Where this run stands: after the item that left `result`, whose snapshot may still be on its way. `built`: the
+    processes hold the state."""
 
     step: int
     result: Result
+    built: bool = True
 
 
 class TrainExecutor:
@@ -69,9 +69,9 @@ class TrainExecutor:
 
     async def start(self, run: Run, context: Context) -> None:
         self._run = run
-        self._model = await find_model(run.config["model"], context)
+        self._model = await locate_model(run.config["model"], context)
         reference = run.config.get("reference_model")
-        self._reference = await find_model(reference, context) if reference else None
+        self._reference = await locate_model(reference, context) if reference else None
         await self._start_ranks()
 
     async def close(self) -> None:
@@ -79,10 +79,10 @@ class TrainExecutor:
 
     async def run(self, attempt: Attempt, context: Context) -> Done:
         segment = Segment.decode(attempt.payload)
-        if segment.op == "prepare":
-            return await self._prepare(context)
         async with self._turn:
             try:
+                if segment.op == "prepare":
+                    return await self._prepare(context)
                 result, directory, writing = await self._train(segment, attempt, context)
             except BaseException:
                 await self._throw_away()
@@ -99,13 +99,18 @@ class TrainExecutor:
     # ---- data
 
     async def _prepare(self, context: Context) -> Done:
-        assert self._run is not None and self._ranks is not None
+        assert self._run is not None
+        if self._ranks is None:
+            await self._start_ranks()
+        assert self._ranks is not None
         config = self._run.config
-        given = {name: await self._files(config[name], context) for name in ("dataset", "eval_dataset") if config.get(name)}
+        given = {
+            name: await self._files(config[name], context) for name in ("dataset", "eval_dataset") if config.get(name)
+        }
         directory = context.scratch / "tokens"
         directory.mkdir()
         done = await self._ranks.result(
-            op="prepare", kind=_kind(self._run), settings=_settings(self._run), tokenizer=self._model.tokenizer,
+            op="prepare", kind=_kind(self._run), settings=_settings(self._run), tokenizer=self._model[1] or self._model[0],
             datasets=given, directory=str(directory),
         )  # fmt: skip
         data: JsonObject = {"pad": done["pad"]}
@@ -115,10 +120,12 @@ class TrainExecutor:
             data[name] = {"object": object_id.hex(), "units": one["units"]}
             report[name] = one["report"]
         keeps = tuple(bytes.fromhex(one["object"]) for one in data.values() if isinstance(one, dict))
-        return Done(Result(data=data, report=report).encode(), keeps=keeps)
+        result = Result(data=data, report=report)
+        self._state = State(0, result, built=False)
+        return Done(result.encode(), keeps=keeps)
 
     async def _files(self, dataset: JsonObject, context: Context) -> JsonObject:
-        tree = await materialise(bytes.fromhex(dataset["manifest"]), _Cache(context), context.scratch / "data")
+        tree = await shared_tree(bytes.fromhex(dataset["manifest"]), context)
         return {"kind": dataset["kind"], "paths": [str(tree / name) for name in dataset["files"]]}
 
     # ---- steps
@@ -142,7 +149,7 @@ class TrainExecutor:
                 code="segment_missing",
                 retry=False,
             )
-        if here is None or here.step != segment.first or segment.op == "verify":
+        if here is None or not here.built or here.step != segment.first or segment.op == "verify":
             await self._stand_at(before, context)
         self._state = None
         return await self._steps(segment, before, context)
@@ -150,13 +157,14 @@ class TrainExecutor:
     async def _stand_at(self, before: Result, context: Context) -> None:
         """The processes, with the state that `before` left."""
         assert self._run is not None
-        await self._throw_away()
-        await self._start_ranks()
+        if self._ranks is None or self._built:
+            await self._throw_away()
+            await self._start_ranks()
         assert self._ranks is not None
         data, evaluation = before.data["dataset"], before.data.get("eval_dataset")
         self._built = await self._ranks.result(
-            op="build", kind=_kind(self._run), settings=_settings(self._run), model=self._model.model,
-            reference=self._reference.model if self._reference else None, pad=before.data["pad"],
+            op="build", kind=_kind(self._run), settings=_settings(self._run), model=self._model[0],
+            reference=self._reference[0] if self._reference else None, pad=before.data["pad"],
             data=str(await context.object_path(bytes.fromhex(data["object"]))),
             eval_data=str(await context.object_path(bytes.fromhex(evaluation["object"]))) if evaluation else None,
         )  # fmt: skip
@@ -177,7 +185,9 @@ class TrainExecutor:
         old, new = before.fingerprint, self._built["fingerprint"]
         if not old or old == new or self._run.config.get("allow_different_hardware"):
             return
-        changed = "; ".join(f"{key}: {old.get(key)} -> {new.get(key)}" for key in sorted(old | new) if old.get(key) != new.get(key))
+        changed = "; ".join(
+            f"{key}: {old.get(key)} -> {new.get(key)}" for key in sorted(old | new) if old.get(key) != new.get(key)
+        )
         raise AttemptError(
             f"this worker would not give the same bytes as the one before ({changed}): run it on the same kind of "
             "host, or say --allow-different-hardware",
@@ -196,7 +206,7 @@ class TrainExecutor:
         )  # fmt: skip
         section = _settings(self._run)["eval"]
         manifest = {
-            "format": 1, "kind": "train_state", "algorithm": _kind(self._run), "settings": config["identity"],
+            "format": 1, "kind": "train_state", "algorithm": _kind(self._run), "settings": blake3(canonical(config["algorithm"])).hexdigest(),
             "model": config["model"]["content_id"], "data": before.data, "fingerprint": result.fingerprint,
         }  # fmt: skip
         directory = context.scratch / "state"
@@ -266,7 +276,7 @@ class TrainExecutor:
         await self._ranks.start()
 
     async def _throw_away(self) -> None:
-        self._state = None
+        self._state, self._built = None, {}
         if self._ranks is not None:
             ranks, self._ranks = self._ranks, None
             await ranks.close()
@@ -282,15 +292,3 @@ def _settings(run: Run) -> JsonObject:
 
 def _line(metrics: JsonObject, steps: int) -> str:
     return f"step {metrics['step']}/{steps} · loss {metrics['loss']:.4f} · lr {metrics['lr']:.3g} · grad norm {metrics['grad_norm']:.3g}"
-
-
-class _Cache:
-    """What `materialise` needs of a cache, through the attempt's context."""
-
-    def __init__(self, context: Context) -> None:
-        self._context = context
-
-    async def path(self, object_id: bytes) -> Path:
-        return await self._context.object_path(object_id)
-
-

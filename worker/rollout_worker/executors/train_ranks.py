@@ -117,7 +117,11 @@ class Ranks:
 
     def _died(self) -> AttemptError:
         rank, code = next(
-            ((rank, process.returncode) for rank, process in enumerate(self._processes) if process.returncode is not None),
+            (
+                (rank, process.returncode)
+                for rank, process in enumerate(self._processes)
+                if process.returncode is not None
+            ),
             (0, None),
         )
         how = f"was killed by {signal.Signals(-code).name}" if code is not None and code < 0 else f"exited with {code}"

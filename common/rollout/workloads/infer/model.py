@@ -2,36 +2,22 @@
 
 from __future__ import annotations
 
-import json
-import os
-import re
-from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
 from blake3 import blake3
 
-from rollout.model.errors import ConfigError
 from rollout.workloads.infer.config import InferConfig, ModelSection
 from rollout.workloads.json_form import JsonObject, short
-
-_COMMIT = re.compile(r"[0-9a-f]{40}")
-_HUB_NAME = re.compile(r"[\w.-]+(/[\w.-]+)?")
-_CHUNK = 1 << 20
+from rollout.workloads.local_model import LocalModel, files_json, find_model, local_directory, tree_digest
 
 
 @dataclass(frozen=True, slots=True)
-class ResolvedModel:
-    """`path`: the local directory, which travels to workers as objects; None for a Hugging Face name."""
+class ResolvedModel(LocalModel):
+    """`content_id` is of the model and its tokenizer."""
 
-    uri: str
-    content_id: str
-    path: Path | None = None
-    tree: str = ""  # tree_digest of `path`
     tokenizer_path: Path | None = None
     tokenizer_tree: str = ""
-    commit: str = ""
-    size: int = 0
 
 
 def resolve_model(config: InferConfig) -> ResolvedModel:
@@ -39,45 +25,28 @@ def resolve_model(config: InferConfig) -> ResolvedModel:
     model = config.model
     if config.backend.kind == "mock":
         return ResolvedModel(model.uri, blake3(b"mock\0" + model.uri.encode()).hexdigest())
-    path = _local(model.uri, "model.uri")
-    if path is None:
-        commit = _hub_commit(model.uri, model.revision)
-        identity = f"hub\0{model.uri}\0{commit or model.revision or ''}".encode()
-        content, size = blake3(identity).digest(), 0
-    else:
-        commit = ""
-        if not (path / "config.json").is_file():
-            raise ConfigError(f"model.uri: {path} has no config.json: name the directory that holds the model's files")
-        content, size = tree_digest(path)
-    tree = content.hex() if path else ""
+    found = find_model(model.uri, "model.uri", model.revision)
+    content = bytes.fromhex(found.content_id)
     tokenizer_path, tokenizer_tree = None, ""
     if model.tokenizer is not None:
-        tokenizer_path = _local(model.tokenizer, "model.tokenizer")
+        tokenizer_path = local_directory(model.tokenizer, "model.tokenizer")
         if tokenizer_path:
             tokenizer = tree_digest(tokenizer_path)[0]
             tokenizer_tree = tokenizer.hex()
         else:
             tokenizer = blake3(b"hub\0" + model.tokenizer.encode()).digest()
         content = blake3(content + tokenizer).digest()
-    return ResolvedModel(model.uri, content.hex(), path, tree, tokenizer_path, tokenizer_tree, commit, size)
+    return ResolvedModel(
+        found.uri, content.hex(), found.path, found.tree, found.commit, found.size, tokenizer_path, tokenizer_tree
+    )
 
 
 def model_json(model: ModelSection, resolved: ResolvedModel) -> JsonObject:
-    """[model] of the resolved configuration.
-
-    A client whose workers may be on other hosts uploads the directory (rollout.objects.tree) and sets `manifest`
-    (hex); without one, workers look for the same files under the same path.
-    """
+    """[model] of the resolved configuration: `files_json`, and the same of the tokenizer."""
     return {
-        "uri": model.uri,
+        **files_json(resolved),
         "tokenizer": model.tokenizer,
         "revision": model.revision,
-        "content_id": resolved.content_id,
-        "commit": resolved.commit,
-        "local": resolved.path is not None,
-        "path": str(resolved.path.absolute()) if resolved.path else None,
-        "tree": resolved.tree,
-        "manifest": None,
         "tokenizer_local": resolved.tokenizer_path is not None,
         "tokenizer_path": str(resolved.tokenizer_path.absolute()) if resolved.tokenizer_path else None,
         "tokenizer_tree": resolved.tokenizer_tree,
@@ -104,84 +73,3 @@ def model_changes(old: JsonObject, new: JsonObject) -> list[str]:
         return [f"model.uri: {new['uri']} is a local directory in one and a Hugging Face name in the other", *changes]
     # A Hugging Face name whose commit only one of the two knew: nothing says that it moved.
     return changes
-
-
-def tree_digest(directory: Path) -> tuple[bytes, int]:
-    """(blake3 over sorted relative names and contents, total bytes). Hidden files do not count.
-
-    Contents are read once: digests are kept by size and modification time in the user's cache directory.
-    """
-    files = sorted(
-        (path.relative_to(directory).as_posix(), path)
-        for path in directory.rglob("*")
-        if path.is_file() and not any(part.startswith(".") for part in path.relative_to(directory).parts)
-    )
-    cache_file = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "rollout" / "digests.json"
-    cache = _read_cache(cache_file)
-    known = len(cache)
-    whole, total = blake3(), 0
-    try:
-        for name, path in files:
-            stat = path.stat()
-            key = f"{path.resolve()}\0{stat.st_size}\0{stat.st_mtime_ns}\0{stat.st_ino}"
-            digest = cache.get(key) or _file_digest(path)
-            cache[key] = digest
-            encoded = name.encode()
-            whole.update(len(encoded).to_bytes(8, "little") + encoded + bytes.fromhex(digest))
-            total += stat.st_size
-    except OSError as error:
-        raise ConfigError(f"cannot read the model: {error.filename}: {error.strerror}") from error
-    if len(cache) != known:
-        _write_cache(cache_file, cache)
-    return whole.digest(), total
-
-
-def _file_digest(path: Path) -> str:
-    hasher = blake3()
-    with path.open("rb") as file:
-        while chunk := file.read(_CHUNK):
-            hasher.update(chunk)
-    return hasher.hexdigest()
-
-
-def _read_cache(path: Path) -> dict[str, str]:
-    try:
-        value = json.loads(path.read_text("utf-8"))
-    except (OSError, ValueError):
-        return {}
-    return value if isinstance(value, dict) else {}  # pyright: ignore[reportUnknownVariableType]
-
-
-def _write_cache(path: Path, cache: dict[str, str]) -> None:
-    # Only a cache: where it cannot be written the next call reads the files again.
-    with suppress(OSError):
-        path.parent.mkdir(parents=True, exist_ok=True)
-        temporary = path.with_suffix(f".{os.getpid()}")
-        temporary.write_text(json.dumps(dict(list(cache.items())[-4000:])), "utf-8")
-        temporary.replace(path)
-
-
-def _local(uri: str, what: str) -> Path | None:
-    path = Path(uri).expanduser()
-    if path.is_dir():
-        return path
-    if path.is_file():
-        raise ConfigError(f"{what}: {uri} is a file: name the directory that holds the model's files")
-    if uri.startswith((".", "/", "~")) or not _HUB_NAME.fullmatch(uri):
-        raise ConfigError(
-            f"{what}: no directory {uri} (seen from {Path.cwd()}), and it is no Hugging Face name such as org/model"
-        )
-    return None
-
-
-def _hub_commit(name: str, revision: str | None) -> str:
-    """The commit `name` stands for, if this machine knows it without asking the network; else empty."""
-    if revision and _COMMIT.fullmatch(revision):
-        return revision
-    home = Path(os.environ.get("HF_HOME") or Path.home() / ".cache" / "huggingface")
-    hub = Path(os.environ.get("HF_HUB_CACHE") or home / "hub")
-    try:
-        ref = (hub / f"models--{name.replace('/', '--')}" / "refs" / (revision or "main")).read_text("utf-8").strip()
-    except OSError:
-        return ""
-    return ref if _COMMIT.fullmatch(ref) else ""

@@ -127,9 +127,7 @@ class LoraSection(Section):
 
 class EvalSection(Section):
     every_steps: int = Field(default=0, ge=0, description="Steps between evaluations; 0: at the end of each segment.")
-    patience: int = Field(
-        default=0, ge=0, description="Stop after so many evaluations without a lower loss; 0: never."
-    )
+    patience: int = Field(default=0, ge=0, description="Stop after so many evaluations without a lower loss; 0: never.")
     min_delta: float = Field(default=0.0, ge=0, description="By how much a loss must be lower to count.")
 
 
@@ -139,7 +137,9 @@ class RowsSection(Section):
 
     no_supervised_token: Policy = Field(default="error", description="Nothing in it would be learnt.")
     stop_token_outside: Policy = Field(default="error", description="The end of the turn would not be learnt.")
-    merged_at_seam: Policy = Field(default="error", description="The tokenizer joins prompt and completion into a token.")
+    merged_at_seam: Policy = Field(
+        default="error", description="The tokenizer joins prompt and completion into a token."
+    )
     two_bos: Policy = Field(default="error", description="Two beginning-of-sequence tokens at the start.")
     too_long: Policy = Field(default="error", description="More tokens than max_length; keep: cut off at the end.")
     empty_completion: Policy = Field(default="error", description="A completion without a token.")
@@ -203,7 +203,8 @@ class SftSection(TrainingSection):
 
     @model_validator(mode="after")
     def _one_length(self) -> Self:
-        if self.packing is not None and "max_length" in self.model_fields_set:
+        default = type(self).model_fields["max_length"].default
+        if self.packing is not None and self.max_length not in (default, self.packing.max_seq_len):
             raise ValueError("packing.max_seq_len and max_length say the same thing: keep one of them")
         return self
 
@@ -221,7 +222,7 @@ class RmSection(TrainingSection):
 
 Reference = Field(
     default="base",
-    description='What a policy is compared with. base: the model it began as; free: nothing; or a model\'s uri.',
+    description="What a policy is compared with. base: the model it began as; free: nothing; or a model's uri.",
 )
 
 

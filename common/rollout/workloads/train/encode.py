@@ -53,7 +53,9 @@ class Encoded:
 class Encoder:
     """InputError: the template cannot render a row."""
 
-    def __init__(self, tokenizer: Any, template: Template, max_length: int, loss_on: LossOn = "completion_only") -> None:
+    def __init__(
+        self, tokenizer: Any, template: Template, max_length: int, loss_on: LossOn = "completion_only"
+    ) -> None:
         self._tokenizer = tokenizer
         self._template = template
         self._max_length = max_length
@@ -125,7 +127,7 @@ class Encoder:
     def _conversation(self, encoded: Encoded, messages: Messages, tools: list[Any] | None) -> None:
         if self._loss_on == "completion_only":
             if messages[-1].get("role") != "assistant":
-                raise InputError('the last message is not the assistant\'s: there is nothing to learn from it')
+                raise InputError("the last message is not the assistant's: there is nothing to learn from it")
             self._completion(encoded, messages[:-1], messages[-1:], tools)
             return
         if self._loss_on == "all":
@@ -171,5 +173,7 @@ class Encoder:
 
 def _common(first: list[int], second: list[int]) -> list[int]:
     """What both begin with."""
-    same = next((i for i, (a, b) in enumerate(zip(first, second, strict=False)) if a != b), min(len(first), len(second)))
+    same = next(
+        (i for i, (a, b) in enumerate(zip(first, second, strict=False)) if a != b), min(len(first), len(second))
+    )
     return first[:same]

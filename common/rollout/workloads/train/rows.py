@@ -63,7 +63,7 @@ WANTED: dict[Kind, str] = {
 def parse_row(kind: Kind, value: Any) -> list[Row]:
     """The row as `kind` trains on it; a pair is two unpaired ones. InputError says what is wrong and what would do."""
     if not isinstance(value, dict):
-        raise InputError(f'a row must be a JSON object with {WANTED[kind]}, not {_kind_of(value)}')
+        raise InputError(f"a row must be a JSON object with {WANTED[kind]}, not {_kind_of(value)}")
     row = cast(JsonObject, value)
     tools = _tools(row)
     if kind == "sft":

@@ -89,7 +89,7 @@ class Template:
                 return own, [bool(one) for one in rendered["assistant_masks"]]
         raise InputError(
             "the chat template does not mark what the assistant says, and none of ours renders this row as it does: "
-            'give base_model.chat_template, a file with {% generation %} and {% endgeneration %} around the content, '
+            "give base_model.chat_template, a file with {% generation %} and {% endgeneration %} around the content, "
             'or use loss_on = "completion_only"'
         )
 
@@ -126,7 +126,7 @@ def _apply(tokenizer: Any, messages: Messages, tools: list[Any] | None, template
         )
     except InputError:
         raise
-    except Exception as error:  # noqa: BLE001 - templates are programs, and raise what they like
+    except Exception as error:
         if not isinstance(error, ValueError | TypeError | KeyError) and "jinja2" not in type(error).__module__:
             raise
         raise InputError(f"the chat template cannot render it: {error}") from error

@@ -12,7 +12,7 @@ from typing import Any
 from rollout.model.errors import ConfigError, InputError
 from rollout.model.item import NewItem
 from rollout.workloads.json_form import JsonObject
-from rollout.workloads.local_model import ResolvedModel, model_json, resolve
+from rollout.workloads.local_model import LocalModel, files_json, find_model
 from rollout.workloads.port import Checked, Reading, Tree, Workload, input_section
 from rollout.workloads.source import InputReport, Line, fail, json_of
 from rollout.workloads.train.config import DatasetSection, Kind, PreferenceSection, TrainConfig
@@ -26,7 +26,7 @@ from rollout.workloads.train.segment import Result, Segment
 class TrainChecked(Checked):
     steps: int
     rows: int
-    model: ResolvedModel
+    model: LocalModel
 
 
 class Train(Workload[TrainConfig, TrainChecked]):
@@ -61,9 +61,9 @@ class Train(Workload[TrainConfig, TrainChecked]):
         model = reference = None
         where = f"algorithm.{kind}"
         try:
-            model = resolve(section.base_model.uri, f"{where}.base_model.uri", section.base_model.revision)
+            model = find_model(section.base_model.uri, f"{where}.base_model.uri", section.base_model.revision)
             if isinstance(section, PreferenceSection) and section.reference not in ("base", "free"):
-                reference = resolve(section.reference, f"{where}.reference", None)
+                reference = find_model(section.reference, f"{where}.reference", None)
         except ConfigError as error:
             faults.append(error.message)
         found: list[tuple[Data, InputReport]] = []
@@ -81,8 +81,8 @@ class Train(Workload[TrainConfig, TrainChecked]):
         config: JsonObject = {
             "schema": 1,
             "algorithm": {"kind": kind, "settings": section.model_dump(mode="json")},
-            "model": model_json(model, section.base_model.uri),
-            "reference_model": model_json(reference, section.reference) if reference is not None else None,  # type: ignore[union-attr]
+            "model": files_json(model),
+            "reference_model": files_json(reference) if reference is not None else None,
             "dataset": data.config(),
             "eval_dataset": evaluation[0].config() if evaluation else None,
             "evaluation": evaluation[1].digest if evaluation else "",

@@ -46,7 +46,9 @@ def make_deterministic(threads: int) -> None:
     torch.set_num_threads(threads)
 
 
-def fingerprint(device: str, *, precision: str, threads: int, world: int, strategy: str, attention: str, compiled: bool) -> dict[str, Any]:
+def fingerprint(
+    device: str, *, precision: str, threads: int, world: int, strategy: str, attention: str, compiled: bool
+) -> dict[str, Any]:
     """Where the same input gives the same bytes: wherever this is the same."""
     import torch
 
@@ -80,4 +82,8 @@ def _version(name: str) -> str:
 
 def differences(old: dict[str, Any], new: dict[str, Any]) -> list[str]:
     """What differs between two fingerprints, a line each."""
-    return [f"{key}: {old.get(key)} -> {new.get(key)}" for key in sorted(old.keys() | new.keys()) if old.get(key) != new.get(key)]
+    return [
+        f"{key}: {old.get(key)} -> {new.get(key)}"
+        for key in sorted(old.keys() | new.keys())
+        if old.get(key) != new.get(key)
+    ]

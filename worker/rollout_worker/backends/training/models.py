@@ -8,11 +8,10 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor, nn
-from transformers import AutoConfig, AutoModel, AutoModelForCausalLM
-
 from rollout.model.errors import AttemptError
 from rollout.workloads.train.config import LoraSection, TrainingSection
+from torch import Tensor, nn
+from transformers import AutoConfig, AutoModel, AutoModelForCausalLM
 
 from rollout_worker.algorithms.port import Batch
 from rollout_worker.algorithms.rm import last_token

@@ -5,10 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 import torch
+from rollout.workloads.train.config import OptimizerSection
 from torch import nn
 from transformers import get_scheduler
-
-from rollout.workloads.train.config import OptimizerSection
 
 
 def make_optimizer(model: nn.Module, section: OptimizerSection) -> torch.optim.Optimizer:

@@ -46,7 +46,9 @@ def prepare(kind: Kind, settings: TrainingSection, files: Files, tokenizer: Any)
     length = sft.length if sft is not None else settings.max_length
     encoder = Encoder(tokenizer, template, length, sft.loss_on.kind if sft is not None else "completion_only")
     policies = policies_of(settings.rows)
-    pack = sft.packing.max_seq_len if sft is not None and sft.packing is not None and sft.packing.kind != "off" else None
+    pack = (
+        sft.packing.max_seq_len if sft is not None and sft.packing is not None and sft.packing.kind != "off" else None
+    )
     bad: list[str] = []
     data, report = build(_encoded(kind, files, encoder, bad), policies, pack)
     problems = [*bad, *faults_to_tell(report, policies)]

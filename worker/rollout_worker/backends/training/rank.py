@@ -134,7 +134,12 @@ class Rank:
             try:
                 write(captured, directory)
             except OSError as error:
-                self._fail(f"the snapshot cannot be written: {error}", "disk_full" if error.errno == errno.ENOSPC else "disk", True, number)
+                self._fail(
+                    f"the snapshot cannot be written: {error}",
+                    "disk_full" if error.errno == errno.ENOSPC else "disk",
+                    True,
+                    number,
+                )
             else:
                 self._say(number, done={"weights": captured.digest()})
 

@@ -152,7 +152,9 @@ class Trainer:
     def _step(self, step: int) -> dict[str, Any]:
         units = self.units_of(step)
         share = self.settings.minibatch_size
-        mine = [units[(m * self.world + self.rank) * share :][:share] for m in range(self.settings.gradient_accumulation)]
+        mine = [
+            units[(m * self.world + self.rank) * share :][:share] for m in range(self.settings.gradient_accumulation)
+        ]
         divisor = self.collator.divisor(units, per_token=self.algorithm.per_token)
         self.model.train()
         self._prepare(mine, units)
@@ -165,7 +167,9 @@ class Trainer:
                     self._minibatch(part, units, divisor, sums)
         except torch.OutOfMemoryError as error:
             raise self._out_of_memory(mine) from error
-        norm = self.accelerator.clip_grad_norm_(self.model.parameters(), self.settings.optimizer.max_grad_norm or math.inf)
+        norm = self.accelerator.clip_grad_norm_(
+            self.model.parameters(), self.settings.optimizer.max_grad_norm or math.inf
+        )
         found = sums.reduced(self.accelerator, divisor)
         loss = found.pop("loss")
         grad_norm = float(norm) if norm is not None else 0.0
@@ -283,7 +287,11 @@ class Trainer:
         if self.settings.lora is not None:
             trained = {name for name, parameter in model.named_parameters() if parameter.requires_grad}
             return {name: value for name, value in whole.items() if name in trained}
-        tied = set(getattr(model, "_tied_weights_keys", None) or ()) if getattr(model.config, "tie_word_embeddings", False) else set[str]()
+        tied = (
+            set(getattr(model, "_tied_weights_keys", None) or ())
+            if getattr(model.config, "tie_word_embeddings", False)
+            else set[str]()
+        )
         return {name: value for name, value in whole.items() if name not in tied}
 
     def _load_weights(self, weights: dict[str, Tensor]) -> None:
@@ -296,7 +304,9 @@ class Trainer:
 
 
 def _schedule_state(schedule: Any) -> dict[str, Any]:
-    return {key: value for key, value in schedule.state_dict().items() if key in ("last_epoch", "_step_count", "_last_lr")}
+    return {
+        key: value for key, value in schedule.state_dict().items() if key in ("last_epoch", "_step_count", "_last_lr")
+    }
 
 
 class _Sums:

@@ -1,0 +1,143 @@
+"""A model as a person names it: a local directory, whose files travel, or a Hugging Face name; and what names its content."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+from blake3 import blake3
+
+from rollout.model.errors import ConfigError
+from rollout.workloads.json_form import JsonObject
+
+_COMMIT = re.compile(r"[0-9a-f]{40}")
+_HUB_NAME = re.compile(r"[\w.-]+(/[\w.-]+)?")
+_CHUNK = 1 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class LocalModel:
+    """`path`: the local directory, which travels to workers as objects; None for a Hugging Face name."""
+
+    uri: str
+    content_id: str
+    path: Path | None = None
+    tree: str = ""  # tree_digest of `path`
+    commit: str = ""
+    size: int = 0
+
+
+def find_model(uri: str, what: str, revision: str | None = None) -> LocalModel:
+    """`what`: its key, for people. ConfigError when a local directory is missing or holds no model."""
+    path = local_directory(uri, what)
+    if path is None:
+        commit = hub_commit(uri, revision)
+        identity = f"hub\0{uri}\0{commit or revision or ''}".encode()
+        return LocalModel(uri, blake3(identity).hexdigest(), commit=commit)
+    if not (path / "config.json").is_file():
+        raise ConfigError(f"{what}: {path} has no config.json: name the directory that holds the model's files")
+    content, size = tree_digest(path)
+    return LocalModel(uri, content.hex(), path, content.hex(), "", size)
+
+
+def files_json(model: LocalModel) -> JsonObject:
+    """The model in a run's configuration.
+
+    A client whose workers may be on other hosts uploads the directory (rollout.objects.tree) and sets `manifest`
+    (hex); without one, workers look for the same files under the same path.
+    """
+    return {
+        "uri": model.uri,
+        "content_id": model.content_id,
+        "commit": model.commit,
+        "local": model.path is not None,
+        "path": str(model.path.absolute()) if model.path else None,
+        "tree": model.tree,
+        "manifest": None,
+    }
+
+
+def tree_digest(directory: Path) -> tuple[bytes, int]:
+    """(blake3 over sorted relative names and contents, total bytes). Hidden files do not count.
+
+    Contents are read once: digests are kept by size and modification time in the user's cache directory.
+    """
+    files = sorted(
+        (path.relative_to(directory).as_posix(), path)
+        for path in directory.rglob("*")
+        if path.is_file() and not any(part.startswith(".") for part in path.relative_to(directory).parts)
+    )
+    cache_file = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "rollout" / "digests.json"
+    cache = _read_cache(cache_file)
+    known = len(cache)
+    whole, total = blake3(), 0
+    try:
+        for name, path in files:
+            stat = path.stat()
+            key = f"{path.resolve()}\0{stat.st_size}\0{stat.st_mtime_ns}\0{stat.st_ino}"
+            digest = cache.get(key) or _file_digest(path)
+            cache[key] = digest
+            encoded = name.encode()
+            whole.update(len(encoded).to_bytes(8, "little") + encoded + bytes.fromhex(digest))
+            total += stat.st_size
+    except OSError as error:
+        raise ConfigError(f"cannot read the model: {error.filename}: {error.strerror}") from error
+    if len(cache) != known:
+        _write_cache(cache_file, cache)
+    return whole.digest(), total
+
+
+def _file_digest(path: Path) -> str:
+    hasher = blake3()
+    with path.open("rb") as file:
+        while chunk := file.read(_CHUNK):
+            hasher.update(chunk)
+    return hasher.hexdigest()
+
+
+def _read_cache(path: Path) -> dict[str, str]:
+    try:
+        value = json.loads(path.read_text("utf-8"))
+    except (OSError, ValueError):
+        return {}
+    return value if isinstance(value, dict) else {}  # pyright: ignore[reportUnknownVariableType]
+
+
+def _write_cache(path: Path, cache: dict[str, str]) -> None:
+    # Only a cache: where it cannot be written the next call reads the files again.
+    with suppress(OSError):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        temporary = path.with_suffix(f".{os.getpid()}")
+        temporary.write_text(json.dumps(dict(list(cache.items())[-4000:])), "utf-8")
+        temporary.replace(path)
+
+
+def local_directory(uri: str, what: str) -> Path | None:
+    """None: it is a Hugging Face name. ConfigError: neither."""
+    path = Path(uri).expanduser()
+    if path.is_dir():
+        return path
+    if path.is_file():
+        raise ConfigError(f"{what}: {uri} is a file: name the directory that holds the model's files")
+    if uri.startswith((".", "/", "~")) or not _HUB_NAME.fullmatch(uri):
+        raise ConfigError(
+            f"{what}: no directory {uri} (seen from {Path.cwd()}), and it is no Hugging Face name such as org/model"
+        )
+    return None
+
+
+def hub_commit(name: str, revision: str | None) -> str:
+    """The commit `name` stands for, if this machine knows it without asking the network; else empty."""
+    if revision and _COMMIT.fullmatch(revision):
+        return revision
+    home = Path(os.environ.get("HF_HOME") or Path.home() / ".cache" / "huggingface")
+    hub = Path(os.environ.get("HF_HUB_CACHE") or home / "hub")
+    try:
+        ref = (hub / f"models--{name.replace('/', '--')}" / "refs" / (revision or "main")).read_text("utf-8").strip()
+    except OSError:
+        return ""
+    return ref if _COMMIT.fullmatch(ref) else ""

@@ -1,0 +1,63 @@
+"""Directories that a run names, on this host: the client's own, if they are here, else what it uploaded."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+from rollout.model.errors import AttemptError, ConfigError
+from rollout.objects.tree import materialise
+from rollout.workloads.json_form import JsonObject
+from rollout.workloads.local_model import tree_digest
+
+from rollout_worker.executors.port import Context
+
+
+async def locate_model(model: JsonObject, context: Context) -> tuple[str, str | None]:
+    """Where the model and its tokenizer are on this host: directories, or Hugging Face names as given."""
+    path = model["uri"]
+    if model.get("local"):
+        path = await _directory(model["path"], model["tree"], model.get("manifest"), context)
+    tokenizer = model.get("tokenizer")
+    if tokenizer is not None and model.get("tokenizer_local"):
+        manifest = model.get("tokenizer_manifest")
+        tokenizer = await _directory(model["tokenizer_path"], model["tokenizer_tree"], manifest, context)
+    return path, tokenizer
+
+
+async def _directory(path: str, tree: str, manifest: str | None, context: Context) -> str:
+    """The very directory the client named if its files are here too (one machine, a shared disk), else from objects."""
+    if await asyncio.to_thread(_holds, Path(path), tree):
+        return path
+    if manifest is None:
+        raise AttemptError(
+            f"the model directory {path} is not on this host, or holds other files, and was not uploaded",
+            code="model_missing",
+            retry=False,
+        )
+    return str(await shared_tree(bytes.fromhex(manifest), context))
+
+
+async def shared_tree(manifest: bytes, context: Context) -> Path:
+    """The directory of an uploaded tree, which all processes of this host share; its files are links into the cache."""
+    source = await context.object_path(manifest)
+    sharded = source.parent.name == manifest.hex()[:2]
+    root = source.parents[1].with_name(f"{source.parents[1].name}-trees") if sharded else context.scratch / "trees"
+    return await materialise(manifest, _ContextCache(context), root)
+
+
+def _holds(path: Path, tree: str) -> bool:
+    try:
+        return path.is_dir() and tree_digest(path)[0].hex() == tree
+    except ConfigError:
+        return False
+
+
+class _ContextCache:
+    """What `materialise` needs of a cache, through the attempt's context."""
+
+    def __init__(self, context: Context) -> None:
+        self._context = context
+
+    async def path(self, object_id: bytes) -> Path:
+        return await self._context.object_path(object_id)
