@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 
 import structlog
 from rollout.model.errors import InputError, StorageError, UnavailableError
 from rollout.model.item import Failure, ObjectSlice, Outcome
 from rollout.objects.port import ObjectStore
 
-from rollout_coordinator.core.events import WorkerResults
+from rollout_coordinator.core.events import ResultGroup, WorkerResults
 
 log = structlog.get_logger()
 
@@ -67,7 +67,7 @@ class ObjectsGate:
 
     async def check_results(self, event: WorkerResults) -> None:
         """Turn each result whose object is missing into a retryable failure, in place."""
-        ids = {b.object_id for g in event.groups for b in g.data if isinstance(b, ObjectSlice)}
+        ids = {object_id for group in event.groups for _, object_id in _named(group)}
         if not ids:
             return
         missing = await self.missing(ids)
@@ -75,12 +75,23 @@ class ObjectsGate:
             return
         log.warning("object_missing", session=event.session, objects=len(missing), first=min(missing).hex())
         for group in event.groups:
-            for index, blob in enumerate(group.data):
-                if isinstance(blob, ObjectSlice) and blob.object_id in missing:
+            for index, object_id in list(_named(group)):
+                if object_id in missing:
                     outcomes = group.outcome or [Outcome.DONE] * len(group.seq)
                     outcomes[index] = Outcome.FAILED
                     group.outcome = outcomes
                     group.data[index] = b""
+                    group.keeps.pop(index, None)
                     group.failures[index] = Failure(
-                        OBJECT_MISSING, f"The result's object {blob.object_id.hex()} was never stored.", retryable=True
+                        OBJECT_MISSING, f"The result's object {object_id.hex()} was never stored.", retryable=True
                     )
+
+
+def _named(group: ResultGroup) -> Iterator[tuple[int, bytes]]:
+    """(entry, object) for each object that a result is in, or names."""
+    for index, blob in enumerate(group.data):
+        if isinstance(blob, ObjectSlice):
+            yield index, blob.object_id
+    for index, ids in group.keeps.items():
+        for object_id in ids:
+            yield index, object_id

@@ -8,6 +8,7 @@ from typing import Any, cast
 from rollout.model.errors import ProtocolError
 from rollout.model.item import Blob, Key, ObjectSlice, Outcome
 from rollout.model.run import RunSpec
+from rollout.objects.digest import ID_BYTES
 from rollout.wire.codec import (
     check_units,
     credit_from_wire,
@@ -97,6 +98,9 @@ def result_group(group: work_pb2.ResultGroup) -> ResultGroup:
         raise ProtocolError("Results: an error names an entry that is not there.")
     check_units(group.units_in)
     check_units(group.units_out)
+    keeps = {kept.index: tuple(kept.object_ids) for kept in group.kept}
+    if any(index >= count or any(len(one) != ID_BYTES for one in ids) for index, ids in keeps.items()):
+        raise ProtocolError("Results: an object to keep that is none.")
     return ResultGroup(
         log=group.log,
         seq=list(group.seq),
@@ -107,6 +111,7 @@ def result_group(group: work_pb2.ResultGroup) -> ResultGroup:
         duration_ms=_column(group.duration_ms, count, "duration_ms") or [0] * count,
         units_in=_column(group.units_in, count, "units_in"),
         units_out=_column(group.units_out, count, "units_out"),
+        keeps=keeps,
     )
 
 

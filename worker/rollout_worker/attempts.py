@@ -144,12 +144,14 @@ class Finished:
     """The end of an attempt, kept until the coordinator has it."""
 
     __slots__ = (
-        "attempt", "data", "duration_ms", "failure", "log", "outcome", "run_id", "sent", "seq", "units_in", "units_out",
+        "attempt", "data", "duration_ms", "failure", "keeps", "log", "outcome", "run_id", "sent", "seq", "units_in",
+        "units_out",
     )  # fmt: skip
 
     def __init__(
         self, log: int, seq: int, attempt: int, run_id: str, data: Blob = b"", outcome: int = 1,
         failure: Failure | None = None, duration_ms: int = 0, units_in: int = 0, units_out: int = 0,
+        keeps: tuple[bytes, ...] = (),
     ) -> None:  # fmt: skip
         self.log = log
         self.seq = seq
@@ -161,6 +163,7 @@ class Finished:
         self.duration_ms = duration_ms
         self.units_in = units_in
         self.units_out = units_out
+        self.keeps = keeps
         self.sent: float | None = None
 
 
@@ -330,6 +333,7 @@ def group_to_wire(log: int, results: Sequence[Finished]) -> work_pb2.ResultGroup
         group.units_in.extend([r.units_in for r in results])
     if any(r.units_out for r in results):
         group.units_out.extend([r.units_out for r in results])
+    group.kept.extend([work_pb2.Kept(index=i, object_ids=r.keeps) for i, r in enumerate(results) if r.keeps])
     return group
 
 

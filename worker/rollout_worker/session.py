@@ -538,6 +538,7 @@ class Session:
         outcomes = _column(group.outcome, count, int(Outcome.DONE))
         durations = _column(group.duration_ms, count)
         units_in, units_out = _column(group.units_in, count), _column(group.units_out, count)
+        keeps = {kept.index: tuple(kept.object_ids) for kept in group.kept}
         in_hand, log, checked = child.in_hand, group.log, self._safe.attempt_checked
         for i, seq in enumerate(seqs):
             held = in_hand.get((log, seq))
@@ -552,7 +553,7 @@ class Session:
             assert isinstance(data, bytes)
             result = Finished(
                 log, seq, held.attempt, held.plan.run.run_id, data, outcomes[i], failure, durations[i], units_in[i],
-                units_out[i],
+                units_out[i], keeps.get(i, ()),
             )  # fmt: skip
             self._complete(held, result)
             if failure is not None and failure.code == OUT_OF_MEMORY:

@@ -241,6 +241,10 @@ OBJECT_CHUNK = _table(
 OBJECT_PIN = _table("object_pin", _key("object_id", LargeBinary), _key("holder", Text), _int("expires_ms", None))
 Index("object_pin_holder", OBJECT_PIN.c.holder, info={"since": 1})
 
+KEPT = _table("kept", _key("log"), _key("seq"), _key("object_id", LargeBinary), since=5)
+Index("kept_object", KEPT.c.object_id, info={"since": 5})
+"""Objects that results name in their data, such as snapshots: they stay as long as these rows do."""
+
 OUTPUT = _table(
     "output",
     _key("run_id", Text),

@@ -144,6 +144,7 @@ class ResultGroup:
     duration_ms: list[int]
     units_in: list[int] | None = None
     units_out: list[int] | None = None
+    keeps: dict[int, tuple[bytes, ...]] = field(default_factory=dict[int, tuple[bytes, ...]])  # by index
 
 
 @dataclass(slots=True)

@@ -186,7 +186,7 @@ def insert_all(state: State, worker: Worker, log: Log, group: ResultGroup) -> No
     nothing = [0] * n
     rows = ResultRows(
         log.id, group.seq, group.attempt, [Outcome.DONE] * n, group.data, {}, group.duration_ms,
-        group.units_in or nothing, group.units_out or nothing, worker.id, state.now.wall_ms,
+        group.units_in or nothing, group.units_out or nothing, worker.id, state.now.wall_ms, keeps=group.keeps,
     )  # fmt: skip
     _accept(state, worker, log, rows)
 
@@ -203,6 +203,7 @@ def insert(
     rows = ResultRows(
         log.id, pick(group.seq), pick(group.attempt), outcomes, [group.data[i] for i in at], final,
         pick(group.duration_ms), pick(group.units_in), pick(group.units_out), worker.id, state.now.wall_ms,
+        keeps={place: group.keeps[i] for place, i in enumerate(at) if i in group.keeps and place not in final},
     )  # fmt: skip
     _accept(state, worker, log, rows)
 

@@ -111,6 +111,7 @@ class ResultRows:
     worker: str
     accepted_ms: int
     position: list[int] | None = None  # arrival order: place in the commit log
+    keeps: dict[int, tuple[bytes, ...]] = field(default_factory=_dict)  # by index: objects that the result names
 
 
 @dataclass(slots=True)

@@ -152,6 +152,8 @@ ATTEMPTS = _bulk(
     ignore=True,
 )
 
+KEPT = _bulk("kept", "log bigint, seq bigint, object_id bytea", ignore=True)
+
 OUTPUTS = _bulk("output", "run_id text, position bigint, size bigint, worker text, lines bytea")
 EVENTS = _bulk("event", "number bigint, at_ms bigint, event text, level text, run_id text, fields text")
 
@@ -184,7 +186,7 @@ DELETE_RUN = tuple(f"DELETE FROM {table} WHERE run_id = :run_id" for table in ("
 NEXT_PURGE = "SELECT log FROM purge ORDER BY log LIMIT 1"
 PURGE_ROWS = tuple(
     f"DELETE FROM {table} WHERE log = :log AND seq IN (SELECT seq FROM {table} WHERE log = :log ORDER BY seq LIMIT :n)"
-    for table in ("result", "item", "attempt")
+    for table in ("result", "item", "attempt", "kept")
 )
 END_PURGE = "DELETE FROM purge WHERE log = :log"
 # By the index on registered_ms: of rows as old as that, all but those of long-lived workers are to go. The conditions
@@ -439,6 +441,8 @@ REFERENCED = """
 SELECT DISTINCT object_id FROM item WHERE object_id IN ({ids}) AND log NOT IN (SELECT log FROM purge)
 UNION
 SELECT DISTINCT object_id FROM result WHERE object_id IN ({ids}) AND log NOT IN (SELECT log FROM purge)
+UNION
+SELECT DISTINCT object_id FROM kept WHERE object_id IN ({ids}) AND log NOT IN (SELECT log FROM purge)
 """
 RUN_OBJECTS = """
 SELECT DISTINCT item.object_id FROM item JOIN log ON log.log = item.log
@@ -446,4 +450,6 @@ SELECT DISTINCT item.object_id FROM item JOIN log ON log.log = item.log
 UNION
 SELECT DISTINCT result.object_id FROM result JOIN log ON log.log = result.log
  WHERE log.run_id = :run_id AND result.object_id IS NOT NULL
+UNION
+SELECT DISTINCT kept.object_id FROM kept JOIN log ON log.log = kept.log WHERE log.run_id = :run_id
 """

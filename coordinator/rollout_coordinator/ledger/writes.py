@@ -35,6 +35,10 @@ def bulks(writes: Writes) -> Iterator[tuple[Bulk, list[Sequence[Any]]]]:
             for a in writes.assignments if a.batch not in retired
         )),
         (queries.ATTEMPTS, map(rows.attempt_columns, writes.attempts)),
+        (queries.KEPT, (
+            (group.log, group.seq[index], object_id)
+            for group in writes.results if group.keeps for index, ids in group.keeps.items() for object_id in ids
+        )),
     ]  # fmt: skip
     yield from _turned(before)
     yield from _joined(queries.ITEMS, map(item_columns, writes.items))

@@ -13,6 +13,7 @@ from typing import Any, cast
 from google.protobuf.message import DecodeError
 from rollout.model.errors import ProtocolError
 from rollout.model.item import Failure, Outcome
+from rollout.objects.digest import ID_BYTES
 from rollout.wire.codec import (
     INT_MAX,
     check_units,
@@ -92,6 +93,8 @@ def _results(child: int, body: bytes) -> ev.Event:
         raise ProtocolError("results of a child: an outcome that is none")
     check_units(group.units_in)
     check_units(group.units_out)
+    if any(kept.index >= count or any(len(one) != ID_BYTES for one in kept.object_ids) for kept in group.kept):
+        raise ProtocolError("results of a child: an object to keep that is none")
     if any(index >= count for index in failures_from_wire(group.errors)):
         raise ProtocolError("results of a child: an error names an entry that is not there")
     return ev.ChildResults(child, group)

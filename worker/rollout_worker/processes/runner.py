@@ -332,7 +332,7 @@ class Runner:
                 duration_ms = round(done.seconds * 1000)
             result = Finished(
                 log, seq, attempt.attempt, "", done.data, int(done.outcome), None, duration_ms, done.units_in,
-                done.units_out,
+                done.units_out, done.keeps,
             )  # fmt: skip
         else:
             result = Finished(log, seq, attempt.attempt, "", b"", int(Outcome.FAILED), done, duration_ms)

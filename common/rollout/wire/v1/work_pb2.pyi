@@ -123,7 +123,7 @@ class Progress(_message.Message):
     def __init__(self, run_id: _Optional[str] = ..., tokens_per_second: _Optional[float] = ..., running: _Optional[int] = ..., keys: _Optional[_Iterable[_Union[_common_pb2.AttemptKeys, _Mapping]]] = ..., note: _Optional[str] = ...) -> None: ...
 
 class ResultGroup(_message.Message):
-    __slots__ = ("log", "seq", "attempt", "outcome", "length", "data", "refs", "errors", "duration_ms", "units_in", "units_out")
+    __slots__ = ("log", "seq", "attempt", "outcome", "length", "data", "refs", "errors", "duration_ms", "units_in", "units_out", "kept")
     LOG_FIELD_NUMBER: _ClassVar[int]
     SEQ_FIELD_NUMBER: _ClassVar[int]
     ATTEMPT_FIELD_NUMBER: _ClassVar[int]
@@ -135,6 +135,7 @@ class ResultGroup(_message.Message):
     DURATION_MS_FIELD_NUMBER: _ClassVar[int]
     UNITS_IN_FIELD_NUMBER: _ClassVar[int]
     UNITS_OUT_FIELD_NUMBER: _ClassVar[int]
+    KEPT_FIELD_NUMBER: _ClassVar[int]
     log: int
     seq: _containers.RepeatedScalarFieldContainer[int]
     attempt: _containers.RepeatedScalarFieldContainer[int]
@@ -146,7 +147,16 @@ class ResultGroup(_message.Message):
     duration_ms: _containers.RepeatedScalarFieldContainer[int]
     units_in: _containers.RepeatedScalarFieldContainer[int]
     units_out: _containers.RepeatedScalarFieldContainer[int]
-    def __init__(self, log: _Optional[int] = ..., seq: _Optional[_Iterable[int]] = ..., attempt: _Optional[_Iterable[int]] = ..., outcome: _Optional[_Iterable[_Union[_common_pb2.Outcome, str]]] = ..., length: _Optional[_Iterable[int]] = ..., data: _Optional[bytes] = ..., refs: _Optional[_Iterable[_Union[_common_pb2.IndexedRef, _Mapping]]] = ..., errors: _Optional[_Iterable[_Union[_common_pb2.ErrorInfo, _Mapping]]] = ..., duration_ms: _Optional[_Iterable[int]] = ..., units_in: _Optional[_Iterable[int]] = ..., units_out: _Optional[_Iterable[int]] = ...) -> None: ...
+    kept: _containers.RepeatedCompositeFieldContainer[Kept]
+    def __init__(self, log: _Optional[int] = ..., seq: _Optional[_Iterable[int]] = ..., attempt: _Optional[_Iterable[int]] = ..., outcome: _Optional[_Iterable[_Union[_common_pb2.Outcome, str]]] = ..., length: _Optional[_Iterable[int]] = ..., data: _Optional[bytes] = ..., refs: _Optional[_Iterable[_Union[_common_pb2.IndexedRef, _Mapping]]] = ..., errors: _Optional[_Iterable[_Union[_common_pb2.ErrorInfo, _Mapping]]] = ..., duration_ms: _Optional[_Iterable[int]] = ..., units_in: _Optional[_Iterable[int]] = ..., units_out: _Optional[_Iterable[int]] = ..., kept: _Optional[_Iterable[_Union[Kept, _Mapping]]] = ...) -> None: ...
+
+class Kept(_message.Message):
+    __slots__ = ("index", "object_ids")
+    INDEX_FIELD_NUMBER: _ClassVar[int]
+    OBJECT_IDS_FIELD_NUMBER: _ClassVar[int]
+    index: int
+    object_ids: _containers.RepeatedScalarFieldContainer[bytes]
+    def __init__(self, index: _Optional[int] = ..., object_ids: _Optional[_Iterable[bytes]] = ...) -> None: ...
 
 class Results(_message.Message):
     __slots__ = ("groups",)
