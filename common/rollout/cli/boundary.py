@@ -21,6 +21,7 @@ from rollout.cli.malloc import tune_malloc
 from rollout.cli.streams import Output, OutputError, json_line, prepare
 from rollout.config.logging import configure, redact_text
 from rollout.config.settings import LoggingSection
+from rollout.config.visible import visible
 from rollout.model.errors import (
     AuthError,
     ConfigError,
@@ -111,7 +112,7 @@ def show(error: RolloutError) -> None:
                 json_line({"event": "error", "error": {"code": error.code, "message": message, "faults": faults}})
             )
             sys.stdout.flush()
-    sys.stderr.write(f"error: {message} [{error.code}]\n")
+    sys.stderr.write(f"error: {visible(message)} [{error.code}]\n")
 
 
 def _show_unexpected(error: Exception) -> None:

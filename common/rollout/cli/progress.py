@@ -14,6 +14,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 
 from rollout.cli.show import print_json
 from rollout.cli.words import counted, duration
+from rollout.config.visible import visible
 
 _WINDOW_S = 30.0
 _PLAIN_EVERY_S = 5.0
@@ -124,7 +125,7 @@ class PlainDisplay(Display):
         self._last = 0.0
 
     def note(self, message: str) -> None:
-        self._out.write(message + "\n")
+        self._out.write(visible(message) + "\n")
         self._out.flush()
 
     def event(self, name: str, message: str, /, **fields: Any) -> None:
@@ -158,7 +159,7 @@ class TerminalDisplay(Display):
         self._started = False
 
     def note(self, message: str) -> None:
-        self._console.print(message, markup=False, soft_wrap=True)
+        self._console.print(visible(message), markup=False, soft_wrap=True)
 
     def event(self, name: str, message: str, /, **fields: Any) -> None:
         if message:

@@ -23,7 +23,7 @@ from pydantic import BaseModel
 
 from rollout.cli.boundary import INTERRUPTED, OK
 from rollout.cli.checking import verdict
-from rollout.cli.collecting import WorkloadRun
+from rollout.cli.collecting import WorkloadRun, files_of
 from rollout.cli.interrupt import Interrupted, Interrupts
 from rollout.cli.options import chosen
 from rollout.cli.progress import Display, display_for
@@ -200,7 +200,8 @@ class _Invocation:
             if known is not None:
                 summary = await asyncio.to_thread(finished, workload, output, known, stored, checked)
                 if summary is not None:
-                    self._display.event("summary", self._complete_text(summary, output.path), **summary)
+                    text, files = self._complete_text(summary, output.path), files_of(workload, output.path)
+                    self._display.event("summary", text, **summary, files=files)
                     return OK
         patience_s = _PATIENCE_S if known else _FIRST_PATIENCE_S
         async with self._cluster(output.path, patience_s) as runs:

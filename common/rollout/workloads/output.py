@@ -451,7 +451,7 @@ class ResultFiles:
 
     def restart(self) -> None:
         """Empty every file: the log comes again from its beginning."""
-        self.cursor, self.totals, self._summary = 0, {}, None
+        self.cursor, self.totals, self._summary, self._begun = 0, {}, None, False
         for file in self._files.values():
             file.begin_anew()
         self._begun = True

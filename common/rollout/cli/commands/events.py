@@ -15,6 +15,7 @@ from rollout.cli.commands.run import ask
 from rollout.cli.completion import complete_run
 from rollout.cli.options import CoordinatorOption, JsonOption, TlsDirOption
 from rollout.cli.references import resolve_run
+from rollout.config.visible import visible
 
 if TYPE_CHECKING:
     from rollout.client import Runs
@@ -61,7 +62,7 @@ def events(
             if json:
                 sys.stdout.write(json_module.dumps(told, ensure_ascii=False) + "\n")
             elif told["message"]:
-                sys.stdout.write(f"{moment(event.at_ms)}  {told['message']}\n")
+                sys.stdout.write(f"{moment(event.at_ms)}  {visible(told['message'])}\n")
             sys.stdout.flush()
 
     ask(coordinator, tls_dir, show, patience_s=FOLLOW_PATIENCE_S if follow else 15.0)

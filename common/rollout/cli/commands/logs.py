@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json as json_module
-import re
 import sys
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
@@ -17,12 +16,12 @@ from rollout.cli.commands.run import RunArgument, ask
 from rollout.cli.completion import complete_worker
 from rollout.cli.options import CoordinatorOption, JsonOption, TlsDirOption
 from rollout.cli.references import resolve_run, resolve_worker, short
+from rollout.config.visible import visible
 
 if TYPE_CHECKING:
     from rollout.client import Runs
     from rollout.wire.v1 import history_pb2 as pb
 
-_CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
 _ENDING_READS = 3
 """So often a run that has ended is asked again: workers ship the last lines a moment later."""
 
@@ -151,7 +150,7 @@ def text_line(line: Line) -> str:
         if not line.worker:
             return text
     else:
-        text = _CONTROL.sub(lambda found: f"\\x{ord(found[0]):02x}", line.text)
+        text = visible(line.text)
     place = f"{moment(line.at_ms)}  {short(line.worker)}"
     return f"{place}  row {line.row}  {text}" if line.row is not None else f"{place}  {text}"
 
