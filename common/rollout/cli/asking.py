@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import sys
 from collections.abc import AsyncGenerator, Awaitable, Callable
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
@@ -13,7 +13,7 @@ from rollout.cli.options import chosen
 from rollout.cli.waits import Waits
 from rollout.client.private import OwnerLock, address_of, command_of
 from rollout.client.target import Target, connected, need_target
-from rollout.model.errors import StateError
+from rollout.model.errors import StateError, UnavailableError
 
 if TYPE_CHECKING:
     from rollout.client import Runs
@@ -22,6 +22,7 @@ Answer = TypeVar("Answer")
 PATIENCE_S = 10.0
 """A failover takes less."""
 _OWNER_POLL_S = 0.1
+_ENDED_POLL_S = 0.5
 
 
 def ask(
@@ -31,45 +32,59 @@ def ask(
     *,
     patience_s: float = PATIENCE_S,
     needs_work: str = "",
+    at_rest: Callable[[Runs], Awaitable[Answer]] | None = None,
 ) -> Answer:
     """The answer of the cluster that the command's options name, as `client.target` has it.
 
     A private cluster that nobody runs has its coordinator started for as long as the answer takes; not if the question
-    `needs_work`, which says what has no use there: then StateError with the command that goes on.
+    `needs_work`, which says what has no use there: then StateError with the command that goes on. `at_rest` is asked
+    there in the place of a question that waits for more: it would keep the run's own command out for as long. When the
+    command that runs the private cluster ends before it has answered, the question is asked anew, of nobody's.
     """
     target = need_target(coordinator, tls_dir, chosen().wish)
     tell(str(target))
 
     async def asking() -> Answer:
-        async with reached(target, tell, patience_s=patience_s, needs_work=needs_work) as client:
-            return await question(client)
+        while True:
+            with suppress(OwnerEndedError):
+                async with reached(target, tell, patience_s=patience_s, needs_work=needs_work) as (client, works):
+                    if works or at_rest is None:
+                        return await question(client)
+                    answer = await at_rest(client)
+                    tell("no command works there at present, so this is all")
+                    return answer
 
     return asyncio.run(asking())
+
+
+class OwnerEndedError(UnavailableError):
+    """The command that runs the private cluster has ended."""
 
 
 @asynccontextmanager
 async def reached(
     target: Target, tell: Callable[[str], None], *, patience_s: float, needs_work: str = ""
-) -> AsyncGenerator[Runs, None]:
-    """A client of `target`; `tell` hears what is waited for."""
+) -> AsyncGenerator[tuple[Runs, bool], None]:
+    """A client of `target`, and whether somebody works there; `tell` hears what is waited for. OwnerEndedError."""
     with Waits(tell) as waits:
         if target.private is None:
             async with connected(target, patience_s=patience_s, on_trouble=waits.trouble) as client:
-                yield client
+                yield client, True
             return
-        async with _running(target.private, tell, needs_work) as address:
+        async with _running(target.private, tell, needs_work) as (address, works):
             here = Target([address], target.private / "tls", "rollout", explicit=True)
             async with connected(here, patience_s=patience_s, on_trouble=waits.trouble) as client:
-                yield client
+                yield client, works
 
 
 @asynccontextmanager
-async def _running(state: Path, tell: Callable[[str], None], needs_work: str) -> AsyncGenerator[str, None]:
-    """The address of the private cluster's coordinator: its owner's, or one of its own."""
+async def _running(state: Path, tell: Callable[[str], None], needs_work: str) -> AsyncGenerator[tuple[str, bool], None]:
+    """The address of the private cluster's coordinator: its owner's (True), or one of its own."""
     lock = OwnerLock(state)
     while not lock.try_acquire():
         if address := address_of(state):
-            yield address
+            async with _while_it_is_owned(lock):
+                yield address, True
             return
         # It starts, or another command looks at the same directory: neither takes long.
         await asyncio.sleep(_OWNER_POLL_S)
@@ -81,11 +96,37 @@ async def _running(state: Path, tell: Callable[[str], None], needs_work: str) ->
         embedded = Embedded(state, workers=0, report=tell, lock=lock)
         try:
             await embedded.start()
-            yield embedded.address
+            yield embedded.address, False
         finally:
             await asyncio.shield(embedded.stop())
     finally:
         lock.release()
+
+
+@asynccontextmanager
+async def _while_it_is_owned(lock: OwnerLock) -> AsyncGenerator[None, None]:
+    """What is inside is cut off with OwnerEndedError when nobody has `lock` any more."""
+    cut = asyncio.timeout(None)
+    try:
+        async with cut:
+            watching = asyncio.create_task(_cut_off(lock, cut))
+            try:
+                yield
+            finally:
+                watching.cancel()
+    except TimeoutError:
+        if not cut.expired():
+            raise
+        raise OwnerEndedError from None
+
+
+async def _cut_off(lock: OwnerLock, cut: asyncio.Timeout) -> None:
+    while True:
+        await asyncio.sleep(_ENDED_POLL_S)
+        if lock.try_acquire():
+            lock.release()
+            cut.reschedule(asyncio.get_running_loop().time())
+            return
 
 
 def _nothing_runs(state: Path, needs_work: str) -> str:

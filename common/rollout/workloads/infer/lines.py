@@ -105,7 +105,7 @@ def completion_line(
             }
             for choice in result.choices
         ]
-    shown = _NOT_EXTRA | ({"id"} if id_key(row) == "id" else set())
+    shown = _NOT_EXTRA | {"id"} if id_key(row) == "id" else _NOT_EXTRA
     extra = {key: value for key, value in row.items() if key not in shown}
     taken = {key: extra.pop(key) for key in list(extra) if key in line}
     line.update(extra)
