@@ -86,8 +86,9 @@ def run_workload(workload: Workload[Any, Any], settings: BaseModel, options: Opt
     """The exit code. ConfigError and InputError, with all faults, before anything is started or written."""
     if options.resume is not None:
         check_ulid(options.resume, "--resume")
-    if options.name.startswith("@"):
-        raise ConfigError(f"--name: {options.name!r} begins with @, which stands for other things: choose another")
+    name = options.name or getattr(getattr(settings, "run", None), "name", "")
+    if name.startswith("@"):
+        raise ConfigError(f"--name: {name!r} begins with @, which stands for other things: choose another")
     target = find_target(list(options.coordinators), options.tls_dir, chosen().wish)
     if options.dry_run:
         return _dry_run(workload, settings, options)

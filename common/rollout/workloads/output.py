@@ -119,12 +119,14 @@ class OutputDirectory:
     def open(cls, directory: str | Path) -> Self:
         """Make the directory if need be and lock it. ConfigError: not usable; StateError: another process has it."""
         path = Path(directory).expanduser()
-        made = not path.exists()
         try:
+            made = not path.exists()  # which a name that is too long has no answer to
             path.mkdir(parents=True, exist_ok=True)
             lock = (path / _LOCK).open("a+", encoding="utf-8")
-        except OSError as error:
-            why = "it is a file" if path.is_file() else error.strerror
+        except (OSError, ValueError) as error:  # ValueError: a NUL in the name
+            why = getattr(error, "strerror", None) or str(error)
+            if isinstance(error, FileExistsError):
+                why = "it is a file" if path.is_file() else "it is a link that leads nowhere"
             raise ConfigError(f"output.dir: cannot write to {path}: {why}: name another directory") from error
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
