@@ -41,8 +41,8 @@ class Expansion:
         notes: list[str] = []
         if self.left_out:
             notes.append(
-                f"input.glob: left out what a run writes: {_shown(self.left_out)} (results of another run are read when "
-                "they are named without a wildcard)"
+                f"input.glob: left out what a run writes: {_shown(self.left_out)} (results of another run are read "
+                "when they are named without a wildcard)"
             )
         if self.again:
             notes.append(f"input.glob: read once, though it is named again or linked to: {_shown(self.again)}")
