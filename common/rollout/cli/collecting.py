@@ -255,6 +255,7 @@ class WorkloadRun:
             submitted=max(self.submitted, status.submitted),
             done=status.done,
             failed=status.failed,
+            invalid=status.invalid,
             committed=self._collector.cursor,
             running=status.running,
             workers=status.workers,
@@ -295,8 +296,11 @@ class WorkloadRun:
             + f": {units['completed']} of {units['total']} {unit} completed in "
             f"{summary['durations']['wall_s']:.1f} s, {summary[f'{unit}_per_s']:.1f} {unit}/s{measured}",
         ]
-        if units["failed"]:
-            lines.append(f"warning: {units['failed']} {unit} failed for good; why is in {files.get(ERRORS, '')}")
+        invalid, errors = units["invalid"], files.get(ERRORS, "")
+        if failed := units["failed"] - invalid:
+            lines.append(f"warning: {failed:,} {unit} failed for good; why is in {errors}")
+        if invalid:
+            lines.append(f"{invalid:,} {unit} left out as invalid; what is wrong with them is in {errors}")
         if summary["attempts"]["worker_lost"]:
             lines.append(f"{summary['attempts']['worker_lost']} attempts were lost with their worker and repeated")
         if summary["state"] == "failed" and units["committed"] < units["total"]:

@@ -13,7 +13,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 
 from rollout.cli.show import print_json
-from rollout.cli.words import counted, duration
+from rollout.cli.words import counted, duration, unsuccessful
 
 _WINDOW_S = 30.0
 _PLAIN_EVERY_S = 5.0
@@ -38,6 +38,8 @@ class Snapshot:
     measure: str = ""
     state: str = "running"
     """Of the run, or `pausing`."""
+    invalid: int = 0
+    """Of `failed`: rows that cannot be used."""
 
     def fields(self) -> dict[str, Any]:
         """For programs."""
@@ -47,6 +49,7 @@ class Snapshot:
             "submitted": self.submitted,
             "done": self.done,
             "failed": self.failed,
+            "invalid": self.invalid,
             "committed": self.committed,
             "running": self.running,
             "workers": self.workers,
@@ -191,7 +194,7 @@ class TerminalDisplay(Display):
 
 
 def details(snapshot: Snapshot) -> str:
-    failed = f"{snapshot.failed} failed"
+    failed = unsuccessful(snapshot.failed, snapshot.invalid)
     if snapshot.state not in ("running", "pausing", "completed"):
         return f"{snapshot.state}, {failed}"  # nothing moves: no rate, no end, and nobody at it
     measured = [f"{snapshot.measure_per_s:.0f} {snapshot.measure}/s"] if snapshot.measure else []

@@ -15,6 +15,7 @@ from pydantic import BaseModel, ValidationError
 from rollout.cli.boundary import FAILED, OK
 from rollout.cli.collecting import REWRITES_MAX, to_its_end
 from rollout.cli.progress import Display
+from rollout.cli.words import unsuccessful
 from rollout.client import Runs
 from rollout.model.errors import ConfigError, OutputChangedError
 from rollout.model.run import ENDED
@@ -174,7 +175,7 @@ def _text(workload: Workload[Any, Any], status: pb.RunStatus, collector: Collect
     of = f"{status.submitted:,}" if status.sealed else f"{status.submitted:,} submitted so far"
     lines = [
         f"run {status.spec.run_id} is {status.state}: {totals.rows:,} of {of} {unit} are in the files"
-        + (f", {totals.failed:,} of them in errors.jsonl" if totals.failed else "")
+        + (f" ({unsuccessful(totals.failed, totals.invalid)}: in errors.jsonl)" if totals.failed else "")
     ]
     if status.state not in ENDED:
         lines.append("what is committed later the same command adds")

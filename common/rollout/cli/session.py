@@ -30,6 +30,7 @@ from rollout.cli.progress import Display, display_for
 from rollout.cli.recent import remember_run
 from rollout.cli.streams import keep_going
 from rollout.cli.waits import Waits
+from rollout.cli.words import unsuccessful
 from rollout.client.embedded import Embedded
 from rollout.client.origin import authority_of, keep_origin, origin_of
 from rollout.client.private import STATE_DIR, remember_command, state_of
@@ -389,8 +390,8 @@ class _Invocation:
         units = summary[workload.unit]
         results = Path(workload.result_files[0]).stem
         return (
-            f"run {summary['run_id']} is complete already: {units['completed']} {results}, {units['failed']} failed "
-            f"{workload.unit}, in {directory}"
+            f"run {summary['run_id']} is complete already: {units['completed']} {results}, "
+            f"{unsuccessful(units['failed'], units['invalid'])}, in {directory}"
         )
 
     # ---- trouble and interruption

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from rich.table import Table
 from rich.text import Text
 
-from rollout.cli.show import cannot_start, console, elapsed_s, eta_s, final, pending, table, waiting
+from rollout.cli.show import cannot_start, console, elapsed_s, eta_s, failed, final, pending, table, waiting
 from rollout.cli.words import counted, duration, first_line, rate, when
 from rollout.model.ids import short
 from rollout.wire.v1 import runs_pb2 as pb
@@ -85,7 +85,8 @@ def _progress(status: pb.RunStatus, unit: str) -> str:
     more = "" if status.sealed else ", more are being submitted"
     counts = {
         "done": status.done,
-        "failed": status.failed,
+        "failed": failed(status),
+        "left out as invalid": status.invalid,
         "cancelled": status.cancelled,
         "skipped": status.skipped,
         "running": status.running,

@@ -94,6 +94,7 @@ LOG = _table(
     _int("units_in"),
     _int("units_out"),
     _text("extra", "{}"),
+    _int("invalid", info={"since": 5}),  # of the failed: rows that could not be used
 )
 Index("log_run", LOG.c.run_id, info={"since": 1})
 

@@ -25,10 +25,9 @@ from typing import Any, ClassVar, Generic, Protocol, TypeVar
 
 from pydantic import BaseModel
 
-from rollout.model.item import NewItem, Outcome
+from rollout.model.item import INVALID, NewItem, Outcome
 from rollout.model.run import Order, RunSpec
 from rollout.workloads.commit import CommitEntry
-from rollout.workloads.invalid import INVALID
 from rollout.workloads.json_form import JsonObject, canonical
 from rollout.workloads.source import InputReport, Line, Source
 

@@ -166,9 +166,10 @@ class Log:
 
     __slots__ = (
         "accepted", "appending", "attempts", "blocked", "by_arrival", "chains", "checking", "children", "closed",
-        "counts", "cursor", "extra", "flight", "groups", "held", "id", "loaded_ahead", "loading", "loading_returned",
-        "members", "outcomes", "parent", "queues", "rank", "reader", "rereading", "retried", "returned", "run",
-        "sealed", "stale", "submitted", "units_in", "units_out", "window", "window_bytes", "window_end", "worker_lost",
+        "counts", "cursor", "extra", "flight", "groups", "held", "id", "invalid", "loaded_ahead", "loading",
+        "loading_returned", "members", "outcomes", "parent", "queues", "rank", "reader", "rereading", "retried",
+        "returned", "run", "sealed", "stale", "submitted", "units_in", "units_out", "window", "window_bytes",
+        "window_end", "worker_lost",
     )  # fmt: skip
 
     def __init__(self, log: int, run: Run, parent: Key | None) -> None:
@@ -180,6 +181,7 @@ class Log:
         self.submitted = self.cursor = 0
         self.sealed = False
         self.counts = [0, 0, 0, 0, 0]  # accepted, by Outcome
+        self.invalid = 0  # of the failed: rows that could not be used
         self.attempts = self.retried = self.worker_lost = self.stale = self.units_in = self.units_out = 0
         self.extra: dict[str, Any] = {}
         # where its items are; `items.py` alone moves them between the two
@@ -217,7 +219,7 @@ class Log:
         return LogRow(
             self.id, self.run.id, parent[0], parent[1], self.submitted, self.sealed, self.cursor, done, failed,
             cancelled, skipped, self.attempts, self.retried, self.worker_lost, self.stale, self.units_in,
-            self.units_out, extra,
+            self.units_out, extra, self.invalid,
         )  # fmt: skip
 
 

@@ -117,7 +117,7 @@ LOGS = _bulk(
     "log",
     "log bigint, run_id text, parent_log bigint, parent_seq bigint, submitted bigint, sealed bigint, cursor bigint,"
     "done bigint, failed bigint, cancelled bigint, skipped bigint, attempts bigint, retried bigint, worker_lost bigint,"
-    "stale bigint, units_in bigint, units_out bigint, extra text",
+    "stale bigint, units_in bigint, units_out bigint, extra text, invalid bigint",
     key=("log",),
 )
 LANES = _bulk(

@@ -13,6 +13,7 @@ from rollout.cli.completion import complete_run
 from rollout.cli.options import CoordinatorOption, JsonOption, TlsDirOption
 from rollout.cli.program import new_app
 from rollout.cli.references import resolve_run
+from rollout.cli.words import unsuccessful
 from rollout.model.run import RunState
 
 if TYPE_CHECKING:
@@ -174,7 +175,7 @@ def _line(status: pb.RunStatus, as_json: bool) -> None:
     of = f"{status.submitted}{'' if status.sealed else '+'}"
     state = "pausing" if status.pausing else status.state
     sys.stdout.write(
-        f"{state}: {status.done} done, {status.failed} failed of {of}, {status.running} running on "
-        f"{status.workers} workers\n"
+        f"{state}: {status.done} done, {unsuccessful(status.failed, status.invalid)} of {of}, "
+        f"{status.running} running on {status.workers} workers\n"
     )
     sys.stdout.flush()
