@@ -52,7 +52,7 @@ async def resolve_run(client: Runs, text: str) -> str:
         )
     if named and all(run in named for run in by_id):
         if len(named) > 1:
-            _tell(f"note: {len(named)} runs are named {text!r}; this is about the newest, {named[0].run_id}")
+            _tell(f"note: {len(named)} runs are named {text!r}; this is about the newest, {short(named[0].run_id)}")
         return named[0].run_id
     if len(by_id) == 1 and not named:
         return by_id[0].run_id
@@ -74,7 +74,7 @@ async def _last(client: Runs) -> str:
     if not newest:
         raise NotFoundError(f"{LAST}: this cluster has no run")
     run_id = newest[0].spec.run_id
-    _tell(f"note: no run of this cluster was submitted from here; the newest is {run_id}")
+    _tell(f"note: no run of this cluster was submitted from here; the newest is {short(run_id)}")
     return run_id
 
 

@@ -18,6 +18,7 @@ from rollout.cli.progress import Display
 from rollout.cli.words import unsuccessful
 from rollout.client import Runs
 from rollout.model.errors import ConfigError, OutputChangedError
+from rollout.model.ids import short
 from rollout.model.run import ENDED
 from rollout.wire.v1 import runs_pb2 as pb
 from rollout.workloads.collector import Attempts, Collector
@@ -113,7 +114,7 @@ def workload_of(status: pb.RunStatus) -> Workload[Any, Any]:
     name = status.spec.workload
     if name not in entries():
         raise ConfigError(
-            f"run {status.spec.run_id} is of the workload {name!r}, which is not installed here "
+            f"run {short(status.spec.run_id)} is of the workload {name!r}, which is not installed here "
             f"(there are {', '.join(entries())}): install the package that provides it"
         )
     return load(name)
@@ -174,7 +175,7 @@ def _text(workload: Workload[Any, Any], status: pb.RunStatus, collector: Collect
     totals, unit = collector.totals, workload.unit
     of = f"{status.submitted:,}" if status.sealed else f"{status.submitted:,} submitted so far"
     lines = [
-        f"run {status.spec.run_id} is {status.state}: {totals.rows:,} of {of} {unit} are in the files"
+        f"run {short(status.spec.run_id)} is {status.state}: {totals.rows:,} of {of} {unit} are in the files"
         + (f" ({unsuccessful(totals.failed, totals.invalid)}: in errors.jsonl)" if totals.failed else "")
     ]
     if status.state not in ENDED:

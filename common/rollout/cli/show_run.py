@@ -34,7 +34,7 @@ def print_description(reply: pb.RunReply) -> None:
         _section("last failures, the newest first")
         out.print(_failures(reply.failures))
         if reply.status.failed:
-            out.print(Text(f"{INDENT}all of them: rollout run items {reply.status.spec.run_id} --failed"))
+            out.print(Text(f"{INDENT}all of them: rollout run items {short(reply.status.spec.run_id)} --failed"))
 
 
 def _section(title: str) -> None:

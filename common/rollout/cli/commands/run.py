@@ -14,6 +14,7 @@ from rollout.cli.options import CoordinatorOption, JsonOption, TlsDirOption
 from rollout.cli.program import new_app
 from rollout.cli.references import resolve_run
 from rollout.cli.words import unsuccessful
+from rollout.model.ids import short
 from rollout.model.run import RunState
 
 if TYPE_CHECKING:
@@ -154,7 +155,7 @@ def delete_run(
     if json:
         show.print_json({"run_id": run_id, "items": gone.items, "objects_freed": gone.objects_freed})
     else:
-        typer.echo(f"deleted run {run_id}: {gone.items} items, {gone.objects_freed} objects freed")
+        typer.echo(f"deleted run {short(run_id)}: {gone.items} items, {gone.objects_freed} objects freed")
 
 
 def _show(status: pb.RunStatus, as_json: bool) -> None:
