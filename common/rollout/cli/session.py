@@ -140,8 +140,8 @@ def place(output: Path, target: Target, options: Options) -> Target:
     if target.by == "option":
         raise ConfigError(
             f"run {short(run_id)} of {output} was started on this machine, by the private cluster in {state}. Go on "
-            f"without a cluster: {shlex.join([*options.words, '--local'])}\n  or name another output directory to start "
-            "a new run"
+            f"without a cluster: {shlex.join([*options.words, '--local'])}\n  or name another output directory to "
+            "start a new run"
         )
     return private_target(state, "where this run was started")
 
