@@ -276,6 +276,11 @@ class Workload(ABC, Generic[Settings, Found]):
         """What a person calls the result of an item. ValueError or InputError: as `item_input`."""
         return json.loads(data)
 
+    def output_for(self, first: Any) -> JsonObject:
+        """Keys of [output] that fit an input whose first unit is `first` (`item_input`), for files that are written
+        without the run's configuration file."""
+        return {}
+
     @abstractmethod
     def describe(self, settings: Settings, checked: Found) -> list[str]:
         """Lines of `rollout plan`: what a run of this configuration would do."""
