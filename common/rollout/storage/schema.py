@@ -264,6 +264,7 @@ EVENT = _table(
     since=4,
 )
 """What happened, for people: the newest of it."""
+Index("event_run", EVENT.c.run_id, EVENT.c.number, info={"since": 5})
 
 ITEM_STATE_VIEW = """
 CREATE VIEW item_state AS

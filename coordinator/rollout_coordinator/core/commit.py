@@ -9,9 +9,9 @@ the others.
 
 from __future__ import annotations
 
-from rollout.model.item import INVALID, AttemptEnd, Blob, Failure, Outcome
+from rollout.model.item import AttemptEnd, Blob, Failure, Outcome
 
-from rollout_coordinator.core import attempts, chains, items, logs, policies, queues, runs
+from rollout_coordinator.core import attempts, chains, items, logs, policies, queues, row_failures, runs
 from rollout_coordinator.core.state import AttemptBatch, LaneState, Log, Run, SpecInfo, State, touch
 from rollout_coordinator.core.step import AttemptRow, Emit, ResultRows, RunMoved
 
@@ -22,7 +22,7 @@ def accept_rows(state: State, log: Log, rows: ResultRows) -> None:
     """These results are durable after this step; the counters and the cursor follow. Their items are accepted."""
     counts = log.counts
     if rows.failures:
-        log.invalid += sum(failure.code == INVALID for failure in rows.failures.values())
+        row_failures.note(state, log, rows)
     if rows.failures or rows.outcome[0] is not Outcome.DONE:
         for outcome in rows.outcome:
             counts[outcome] += 1

@@ -237,11 +237,10 @@ class Reader:
 
 class Run:
     __slots__ = (
-        "by_group", "by_spec", "causes", "created_ms", "ended_by", "ended_ms", "id", "in_flight", "lanes", "left_at",
-        "logs",
-        "pausing_until_ms", "policies", "priority", "reason", "requirements", "root", "running", "samples", "spec",
-        "specs", "state", "stop_submitting", "survivors", "tracked", "updated_ms", "waiting", "warm", "weight",
-        "window",
+        "by_group", "by_spec", "causes", "created_ms", "ended_by", "ended_ms", "failures_told", "failures_untold",
+        "id", "in_flight", "lanes", "left_at", "logs", "pausing_until_ms", "policies", "priority", "reason",
+        "requirements", "root", "running", "samples", "spec", "specs", "state", "stop_submitting", "survivors",
+        "tracked", "updated_ms", "waiting", "warm", "weight", "window",
     )  # fmt: skip
 
     def __init__(self, spec: RunSpec, state: RunState, created_ms: int) -> None:
@@ -267,6 +266,8 @@ class Run:
         self.policies: list[Any] = []
         self.tracked = False  # outcomes are kept until the cursor passes them
         self.warm: dict[str, str] = {}  # affinity key -> worker that last got it
+        self.failures_told: set[tuple[str, str]] = set()  # causes of which an event was made
+        self.failures_untold = 0  # rows that failed besides
         self.left_at: dict[str, float] = {}  # worker -> when it last ended all that it held of this run (monotonic)
         self.samples: deque[tuple[float, int, int]] = deque()  # of `rates`: (monotonic, final items, units out)
 

@@ -299,6 +299,8 @@ class Emit:
     event: str
     level: str
     fields: dict[str, Any]
+    logged: bool = True
+    """Else it is only kept, for `rollout events`."""
 
 
 Send = (
