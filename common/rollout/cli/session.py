@@ -126,9 +126,9 @@ def place(output: Path, target: Target, options: Options) -> Target:
     if origin is not None:
         here = authority_of(target.tls_dir) if target.addresses else ""
         if origin.authority and here != origin.authority:
-            goes = f"{target}" if target.addresses else "a private cluster"
+            goes, seen = f"{target}" if target.addresses else "a private cluster", short(run_id or "")
             raise ConfigError(
-                f"run {short(run_id)} of {output} was started on {origin}, and this command would go to {goes}. Go on "
+                f"run {seen} of {output} was started on {origin}, and this command would go to {goes}. Go on "
                 f"with: {shlex.join(options.words)} {origin.options()}\n  or name another output directory to start "
                 "a new run"
             )
