@@ -21,7 +21,8 @@ HOST = "host.pem"
 HOST_KEY = "host.key.pem"
 JOINED = "join.json"
 
-_KEYS = (CA_KEY, ISSUER_KEY, HOST_KEY)
+KEYS = frozenset({CA_KEY, ISSUER_KEY, HOST_KEY})
+IDENTITY = KEYS | {CA, ISSUER, HOST, JOINED}
 
 
 def write_atomic(path: Path, data: bytes, mode: int = 0o644) -> None:
@@ -53,7 +54,7 @@ def read(path: Path) -> bytes | None:
         with path.open("rb") as file:
             mode = os.fstat(file.fileno()).st_mode
             # A group may read: Kubernetes mounts secrets so.
-            if path.name in _KEYS and mode & 0o007:
+            if path.name in KEYS and mode & 0o007:
                 raise ConfigError(
                     f"{path} is a private key that every user of this host may read (mode {mode & 0o777:04o}): run "
                     f"`chmod 600 {path}`, and if others have users here, make new keys"
