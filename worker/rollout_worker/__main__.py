@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import signal
 from pathlib import Path
 from typing import Annotated
@@ -138,7 +139,7 @@ def join(
     The token, of role worker, comes from --token-file, from ROLLOUT_JOIN_TOKEN, or from --token.
     """
     try:
-        joined = asyncio.run(join_cluster(coordinator, find_token(token, token_file), tls_dir))
+        joined = asyncio.run(join_cluster(coordinator, find_token(token, token_file), tls_dir, os.uname().nodename))
     except RolloutError as error:
         raise _fail(error) from error
     typer.echo(f"joined cluster {joined.cluster} as {joined.role}, host {joined.host_id}; identity in {tls_dir}")
