@@ -72,7 +72,7 @@ def run(
         settings = settings_for(config, hot_reload=hot_reload, tls_dir=tls_dir)
         if worker_id:
             check_ulid(worker_id, "--worker-id")
-        transport = as_joined(settings.transport)
+        transport = as_joined(settings.transport, also_former=True)
         if not transport.coordinator_addrs:  # one machine: the certificates are its coordinator's
             here = [transport.advertise_addr or transport.listen_addr]
             transport = transport.model_copy(update={"coordinator_addrs": here})
