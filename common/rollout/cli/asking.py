@@ -77,6 +77,7 @@ async def _running(state: Path, tell: Callable[[str], None]) -> AsyncGenerator[t
         # It starts, or another command looks at the same directory: neither takes long.
         await asyncio.sleep(_OWNER_POLL_S)
     try:
+        tell("no command works there at present; starting its coordinator for the answer")
         from rollout.client.embedded import Embedded
 
         embedded = Embedded(state, workers=0, report=tell, lock=lock)

@@ -8,7 +8,7 @@ from rich.table import Table
 from rich.text import Text
 
 from rollout.cli.show import cannot_start, console, elapsed_s, eta_s, failed, final, pending, table, waiting
-from rollout.cli.words import counted, duration, first_line, rate, when
+from rollout.cli.words import counted, duration, first_line, rate, unsuccessful, when
 from rollout.model.ids import short
 from rollout.wire.v1 import runs_pb2 as pb
 from rollout.workloads.registered import unit_of
@@ -35,6 +35,16 @@ def print_description(reply: pb.RunReply) -> None:
         out.print(_failures(reply.failures))
         if reply.status.failed:
             out.print(Text(f"{INDENT}all of them: rollout run items {short(reply.status.spec.run_id)} --failed"))
+
+
+def in_a_line(status: pb.RunStatus) -> str:
+    """Of `run watch`: how far it is, how fast, how long yet."""
+    unit, measure = unit_of(status.spec.workload)
+    state = "pausing" if status.pausing else status.state
+    of = f"{status.submitted:,}{'' if status.sealed else '+'}"
+    line = f"{state}: {status.done:,} done, {unsuccessful(status.failed, status.invalid)} of {of}"
+    moving = _moving(status, unit, measure)
+    return f"{line}, {status.running:,} running, {moving}" if moving and state == "running" else line
 
 
 def _section(title: str) -> None:

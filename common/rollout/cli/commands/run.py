@@ -14,7 +14,6 @@ from rollout.cli.completion import complete_run
 from rollout.cli.options import CoordinatorOption, JsonOption, TlsDirOption
 from rollout.cli.program import new_app
 from rollout.cli.references import resolve_run
-from rollout.cli.words import unsuccessful
 from rollout.client.private import command_of
 from rollout.model.errors import StateError
 from rollout.model.ids import short
@@ -185,15 +184,10 @@ def _show(status: pb.RunStatus, as_json: bool) -> None:
 
 
 def _line(status: pb.RunStatus, as_json: bool) -> None:
-    from rollout.cli import show
+    from rollout.cli import show, show_run
 
     if as_json:
         show.print_json(show.run_json(status))
         return
-    of = f"{status.submitted}{'' if status.sealed else '+'}"
-    state = "pausing" if status.pausing else status.state
-    sys.stdout.write(
-        f"{state}: {status.done} done, {unsuccessful(status.failed, status.invalid)} of {of}, "
-        f"{status.running} running on {status.workers} workers\n"
-    )
+    sys.stdout.write(show_run.in_a_line(status) + "\n")
     sys.stdout.flush()
