@@ -233,16 +233,20 @@ class Connection:
         return min(self.patience_s, REFUSED_S) if hopeless else self.patience_s
 
     @contextmanager
-    def telling(self) -> Generator[None]:
-        """`on_trouble` hears of it when what is waited for inside takes longer than two seconds."""
+    def telling(self, owed: Callable[[], bool] = lambda: True) -> Generator[None]:
+        """`on_trouble` hears of it when what is waited for inside takes longer than two seconds, in which an answer was
+        `owed` all the time."""
         loop = asyncio.get_running_loop()
         began = loop.time()
         told = False
 
         def still() -> None:
-            nonlocal told, timer
-            told = True
-            self._say(UnavailableError(f"{self._address} has not answered yet"), loop.time() - began)
+            nonlocal began, told, timer
+            if owed():
+                told = True
+                self._say(UnavailableError(f"{self._address} has not answered yet"), loop.time() - began)
+            else:
+                began = loop.time()
             timer = loop.call_later(SILENCE_S, still)
 
         timer = loop.call_later(SILENCE_S, still)
