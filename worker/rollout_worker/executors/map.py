@@ -48,8 +48,8 @@ FRAME_MAX = 128 << 20
 STARTS_MAX = 3
 """Failed starts in a row of a function that was loaded before, until a row is told."""
 UNLOADABLE_S = 2.0
-"""So long the rows of a function that cannot be loaded fail without another try. Then somebody may have mended the host:
-this executor outlives the run, and the next run of the same code would be told what is over."""
+"""So long the rows of a function that cannot be loaded fail without another try. Then somebody may have mended the
+host: this executor outlives the run, and the next run of the same code would be told what is over."""
 RESTART_PAUSE_S, RESTART_PAUSE_MAX_S = 0.5, 10.0
 DUMP_WAIT_S = 1.0
 CUT_OFF_S = 0.3
