@@ -147,7 +147,7 @@ def test_a_wait_is_told_of_after_two_seconds_and_then_now_and_then() -> None:
     said: list[str] = []
     now = 0.0
     waits = Waits(said.append, lambda: now)
-    for seconds in (0.5, 1.9, 2.1, 10, 20, 21, 23, 30, 44, 58, 72, 86, 90):
+    for seconds in (0.5, 1.9, 2.1, 10, 20, 21, 23, 30, 44, 58, 72, 82, 90):
         now = seconds
         waits.trouble(UnavailableError("a:1 refuses"), seconds)
     now = 91
