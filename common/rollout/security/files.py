@@ -9,7 +9,7 @@ import tempfile
 from collections.abc import Generator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from rollout.model.address import parse_address
 from rollout.model.errors import ConfigError
@@ -77,8 +77,8 @@ def joined(tls_dir: Path) -> dict[str, Any]:
         raise ConfigError(f"{path} is damaged ({error}): join again with a new token") from error
     if not isinstance(found, dict):
         raise ConfigError(f"{path} is damaged: join again with a new token")
-    told: dict[str, Any] = found
-    addresses: Any = told.get("coordinator_addrs", [])
+    told = cast(dict[str, Any], found)
+    addresses = cast(list[Any] | None, told.get("coordinator_addrs", []))
     if not isinstance(addresses, list) or not isinstance(told.get("cluster", ""), str):
         raise ConfigError(f"{path} is damaged: join again with a new token")
     for address in addresses:
