@@ -16,6 +16,7 @@ from rollout.client.pages import entries_of
 from rollout.client.runs import Runs
 from rollout.client.submit import Submission
 from rollout.model.errors import ProtocolError, RolloutError, UnavailableError
+from rollout.wire import silence
 from rollout.wire.v1 import common_pb2
 from rollout.wire.v1 import runs_pb2 as pb
 
@@ -105,7 +106,7 @@ async def test_columns_of_a_page_agree() -> None:
 
 
 async def test_only_an_answer_that_is_owed_is_waited_for_aloud(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(connection, "SILENCE_S", 0.01)
+    monkeypatch.setattr(silence, "SILENCE_S", 0.01)
     said: asyncio.Queue[RolloutError | None] = asyncio.Queue()
     credentials: Any = None
     one = connection.Connection(["a:1"], credentials, on_trouble=lambda error, _: said.put_nowait(error))
