@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import signal
+import socket
 from pathlib import Path
 from typing import Annotated
 
@@ -14,6 +15,7 @@ from rollout.cli.program import new_app, run_program
 from rollout.cli.streams import keep_going
 from rollout.cli.tokens import TokenFileOption, TokenOption, find_token
 from rollout.cli.version import version_line
+from rollout.cli.words import told_by
 from rollout.client.target import as_joined
 from rollout.config.load import load_settings
 from rollout.config.logging import configure
@@ -97,7 +99,7 @@ async def serve(settings: WorkerSettings, worker_id: str, plugins: list[Path]) -
         if worker is None or task is None:
             return
         if len(signals) == 1:
-            worker.drain(signal.Signals(number).name, settings.worker.drain_budget_s)
+            worker.drain(told_by(number), settings.worker.drain_budget_s)
         else:
             task.cancel()
 
@@ -138,7 +140,7 @@ def join(
     The token, of role worker, comes from --token-file, from ROLLOUT_JOIN_TOKEN, or from --token.
     """
     try:
-        joined = asyncio.run(join_cluster(coordinator, find_token(token, token_file), tls_dir))
+        joined = asyncio.run(join_cluster(coordinator, find_token(token, token_file), tls_dir, socket.gethostname()))
     except RolloutError as error:
         raise _fail(error) from error
     typer.echo(f"joined cluster {joined.cluster} as {joined.role}, host {joined.host_id}; identity in {tls_dir}")

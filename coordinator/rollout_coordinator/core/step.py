@@ -265,6 +265,7 @@ class SendControl:
     incarnation: str
     verb: str  # drain | reload | log-level
     argument: str
+    reason: str = ""
 
 
 @dataclass(slots=True)

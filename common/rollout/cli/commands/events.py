@@ -15,6 +15,7 @@ from rollout.cli.commands.run import ask
 from rollout.cli.completion import complete_run
 from rollout.cli.options import CoordinatorOption, JsonOption, TlsDirOption
 from rollout.cli.references import resolve_run
+from rollout.config.sentences import marked, sentence_of
 
 if TYPE_CHECKING:
     from rollout.client import Runs
@@ -61,7 +62,7 @@ def events(
             if json:
                 sys.stdout.write(json_module.dumps(told, ensure_ascii=False) + "\n")
             elif told["message"]:
-                sys.stdout.write(f"{moment(event.at_ms)}  {told['message']}\n")
+                sys.stdout.write(f"{moment(event.at_ms)}  {marked(told['message'], event.level)}\n")
             sys.stdout.flush()
 
     ask(coordinator, tls_dir, show, patience_s=FOLLOW_PATIENCE_S if follow else 15.0)
@@ -85,8 +86,6 @@ async def happened(client: Runs, run_id: str, *, follow: bool, limit: int) -> As
 
 
 def as_json(event: pb.HappenedEvent) -> dict[str, Any]:
-    from rollout.config.sentences import sentence_of
-
     fields: dict[str, Any] = json_module.loads(event.fields)
     message = sentence_of(event.event, fields)
     told: dict[str, Any] = {"time": rfc3339(event.at_ms), "event": event.event, "level": event.level}
