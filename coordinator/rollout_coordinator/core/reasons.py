@@ -23,7 +23,7 @@ class Reasons:
     __slots__ = ("_kinds",)
 
     def __init__(self) -> None:
-        self._kinds: dict[str, list[Any]] = {}  # kind -> [count, in words]
+        self._kinds: dict[str, tuple[int, str]] = {}  # kind -> (count, the first in its words)
 
     def add(self, rows: ResultRows) -> None:
         for index, failure in rows.failures.items():
@@ -31,14 +31,13 @@ class Reasons:
                 self._add(failure)
 
     def _add(self, failure: Failure) -> None:
-        said = next(filter(None, map(str.strip, failure.message[: 4 * LENGTH].splitlines())), failure.code)
+        lines = [line.strip() for line in failure.message[: 4 * LENGTH].splitlines()]
+        said = next((line for line in lines if line), failure.code)
         said = said if len(said) <= LENGTH else f"{said[: LENGTH - 1]}…"
         kind = _VARIES.sub("#", f"{failure.code} {said}")
-        known = self._kinds.get(kind)
-        if known is not None:
-            known[0] += 1
-        elif len(self._kinds) < KINDS_MAX:
-            self._kinds[kind] = [1, said]
+        if kind in self._kinds or len(self._kinds) < KINDS_MAX:
+            count, first = self._kinds.get(kind, (0, said))
+            self._kinds[kind] = count + 1, first
 
     def told(self, failed: int) -> dict[str, Any]:
         """Fields of an event, of `failed` items: the most common reason, or one of several where not all are known."""
