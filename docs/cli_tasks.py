@@ -138,7 +138,8 @@ rollout-worker run                                    # reads ./worker.toml, if 
 ```
 
 On a terminal the daemons log sentences: a line for each day that begins, local time, short ids, `warning:` or `error:`
-before what is one, each trouble said once and then now and then (`still, for 20 s (12 times): ...`). Otherwise a line is a JSON object; `[logging] format` decides.
+before what is one, each trouble said once and then now and then (`still, for 20 s
+(12 times): ...`). Otherwise a line is a JSON object; `[logging] format` decides.
 """,
         (
             "rollout-coordinator run",

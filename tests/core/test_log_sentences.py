@@ -229,6 +229,17 @@ def test_the_log_of_a_day_with_two_failures(monkeypatch: pytest.MonkeyPatch) -> 
     time.tzset()
 
 
+def test_what_is_over_is_told_anew_when_it_comes_again() -> None:
+    clock = Clock()
+    terminal = Terminal(colors=False, clock=clock, local=lambda: datetime(2026, 1, 2, 9))
+    trouble = {"event": "storage_unavailable", "level": "error", "error": "x", "action": "y"}
+    assert terminal(None, "error", dict(trouble)) is not None
+    clock.now = 5
+    assert terminal(None, "error", dict(trouble)) is None
+    assert terminal(None, "info", {"event": "ledger_replayed", "runs": 0}) is None, "there is nothing to say"
+    assert terminal(None, "error", dict(trouble)) == "09:00:00  error: the database does not answer: x; y"
+
+
 def test_what_a_child_prints_does_not_steer_the_terminal() -> None:
     terminal = Terminal(colors=False, local=lambda: datetime(2026, 1, 2, 9))
     for text, said in (("\x1b[2Jgone", "\\x1b[2Jgone"), ("\r 0 %\r100 %\r", "100 %"), ("two\nlines", "two\nlines")):

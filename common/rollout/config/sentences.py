@@ -49,6 +49,8 @@ SENTENCES: dict[str, Sentence] = {
     "coordinator_ready": _said(
         "ready: the coordinator at {addr} leads the cluster[; new hosts join at {join_addr}][; health and metrics are "
         "at http://{http_addr}]",
+        "lease_lost",
+        "lease_renewal_failed",
         *_STORE,
     ),
     "coordinator_standby": _said("standing by at {addr}: takes over when the leader fails", *_STORE),
@@ -67,8 +69,7 @@ SENTENCES: dict[str, Sentence] = {
         "the coordinator that led before[, at {address},] was stopped in order[ at {seen_ms:time}][; nothing led the "
         "cluster for {gap_s:s}]"
     ),
-    # coordinator_ready says the same
-    "lease_acquired": _said("", "lease_lost", "lease_renewal_failed", *_STORE),
+    "lease_acquired": _said(""),  # coordinator_ready says the same, when it serves
     "lease_standby": _said("[the coordinator at {leader} leads the cluster]"),
     "lease_lost": _trouble("this coordinator does not lead any more: {reason}; {action}"),
     "lease_renewal_failed": _trouble("this coordinator could not confirm in the database that it still leads: {error}"),

@@ -58,6 +58,8 @@ class Terminal:
         if said is None:
             said = _foreign(event, fields)
         if not said:
+            for over in sentence.ends if sentence else ():
+                self._pace.end(f"{over} ")
             return None
         said = self._paced(event, sentence, said, fields, level)
         if said is None:
