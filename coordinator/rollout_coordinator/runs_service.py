@@ -328,14 +328,14 @@ class RunsService(runs_pb2_grpc.RunsServicer):
 
     async def Delete(self, request: runs_pb2.RunRequest, context: Any) -> runs_pb2.DeleteReply:
         async with self._gate.answering(context), self._gate.waiting():
-            self._admit(request, context)
+            by = await self._person(self._admit(request, context))
             view = await self._views.get(request.run_id)
             objects = await self._ledger.run_objects(request.run_id)
             await (await self._driver.request(lambda n: RunDelete(n, request.run_id, request.force)))
             self._views.forget(request.run_id)
             await self._store.unpin(request.run_id)
             freed = await self._free(objects)
-            said: dict[str, Any] = {"run_id": request.run_id, "items": view.submitted, "objects_freed": freed}
+            said: dict[str, Any] = {"run_id": request.run_id, "items": view.submitted, "objects_freed": freed, "by": by}
             log.info("run_deleted", **said)
             self._note("run_deleted", **said)
             return runs_pb2.DeleteReply(epoch=self._gate.epoch, items=view.submitted, objects_freed=freed)

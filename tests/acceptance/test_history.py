@@ -106,7 +106,9 @@ def test_what_was_printed_is_read_after_its_worker_was_killed_and_what_happened_
     assert text.code == 0 and text.out.count("leads the cluster") == 2 and "ended without being stopped" in text.out, (
         text
     )
-    assert "(map) was submitted by operator on host " in text.out and "has all of its input: 40 items" in text.out, text
+    assert (
+        "(map) was submitted by the operator on host " in text.out and "has all of its input: 40 items" in text.out
+    ), text
     assert "is complete: 40 of 40 items done\n" in text.out, text
     assert re.search(r"warning: worker \w{8} on \S+ \(127.0.0.1\) is lost: silent for 6.*, the limit is 6 s", text.out)
     assert "hello from 7" in cli.run("logs", run_id, *at).out

@@ -51,8 +51,8 @@ def test_who_drained_a_worker_is_told_here_and_to_the_worker() -> None:
     a = w.worker("A")
     w.ask(WorkerCommand, "A", "drain", "500", "operator on host laptop (7)")
     w.ask(WorkerCommand, "A", "drain", "500", "somebody else")
-    (told,) = w.events("worker_drain_began")
-    assert told["reason"] == "drained by operator on host laptop (7)"
+    (told,) = w.events("worker_told_to_drain")
+    assert told["reason"] == "drained by the operator on host laptop (7)"
     w.step(WorkerGoodbye(a.session, told["reason"]))
     (left,) = w.events("worker_deregistered")
     assert (left["reason"], left["host_name"]) == (told["reason"], "host-A")

@@ -79,6 +79,8 @@ def test_a_private_cluster_is_that_of_the_directory(place: Path, monkeypatch: py
     assert need_target(None, None).addresses == ["here:1"]
     monkeypatch.chdir(first.parent)
     assert need_target(None, None).private == Path(".rollout")
+    context("gone", place / "removed", use=True)
+    assert need_target(None, None).private == Path(".rollout"), "whatever has become of the context in use"
     assert need_target(["there:1"], None).private is None
     with pytest.raises(ConfigError, match="no private cluster has run there"):
         need_target(None, None, Wish(directory=Path("..")))

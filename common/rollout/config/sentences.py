@@ -133,7 +133,7 @@ SENTENCES: dict[str, Sentence] = {
         "certificate_unavailable",
     ),
     "worker_failed": _said(f"{_WORKER} is lost: {{reason}}[; the {{items:item}} given to it go to other workers]"),
-    "worker_drain_began": _said(f"{_WORKER} gets no new work: {{reason}}[; it still has {{items:item}} to finish]"),
+    "worker_told_to_drain": _said(f"{_WORKER} gets no new work: {{reason}}[; it still has {{items:item}} to finish]"),
     "worker_deregistered": _said(f"{_WORKER} left[: {{reason}}][; {{items:item}} it did not finish go to others]"),
     "worker_quarantined": _trouble(f"{_WORKER} gets no more work, it broke the protocol: {{reason}}", "worker"),
     "worker_reconciled": _said(
@@ -146,20 +146,25 @@ SENTENCES: dict[str, Sentence] = {
     "more_work_stolen": _said("other idle workers take over {count:unstarted item} from busy ones"),
     "events_dropped": _said("so much happened at once that {count:event} are not told here"),
     # ---- runs
-    "run_submitted": _said(f"{_RUN} ({{workload}}) was submitted[ by {{by}}][, from {{address}}]"),
+    "run_submitted": _said(f"{_RUN} ({{workload}}) was submitted[ by the {{by}}][, from {{address}}]"),
     "run_sealed": _said(f"{_RUN} has all of its input: {{items:item}}"),
-    "run_paused": _said(f"{_RUN} is paused[ by {{by}}][; {{in_flight:item}} still at workers]"),
-    "run_resumed": _said(f"{_RUN} goes on[, by order of {{by}}]"),
-    "run_continued": _said(f"{_RUN} goes on[, by order of {{by}}]"),
+    "run_paused": _said(f"{_RUN} is paused[ by the {{by}}][: {{reason}}][; {{in_flight:item}} still at workers]"),
+    "run_resumed": _said(f"{_RUN} goes on[, resumed by the {{by}}][: {{reason}}]"),
+    "run_continued": _said(f"{_RUN} goes on[, continued by the {{by}}][: {{reason}}]"),
     "run_completed": _said(
         f"{_RUN} is complete: {{done}} of {{items:item}} done[, {{skipped}} skipped][, {{cancelled}} cancelled]"
         "[, {failed} failed; `rollout run items {run_id} --failed` lists them]"
         "[; {most_common_count} of them like this: {most_common}][; one of them like this: {such_as}]"
     ),
     "run_failed": _said(f"{_RUN} failed: {{reason}}{_COUNTS}"),
-    "run_killed": _said(f"{_RUN} was killed[ by {{by}}][: {{reason}}]{_COUNTS}"),
+    "run_killed": _said(f"{_RUN} was killed[ by the {{by}}][: {{reason}}]{_COUNTS}"),
     "run_interrupted": _said(f"{_RUN} was interrupted: {{survivors:item}} did not stop in time"),
-    "run_deleted": _said("run {run_id} was deleted[: {items:item}][, {objects_freed:object} freed]"),
+    "run_deleted": _said("run {run_id} was deleted[ by the {by}][: {items:item}][, {objects_freed:object} freed]"),
+    "row_failed": _said("row {row} of run {run_id} failed for good[ on worker {worker}], {code}: {error}"),
+    "more_rows_failed": _said("{count:more row} of run {run_id} failed for good"),
+    "output_removed": _said(
+        "what run {run_id} printed ({bytes:bytes}) was removed, since newer runs printed more than is kept in all"
+    ),
     "item_committed": _said("run {run_id}: {cursor:item} committed"),
     # ---- a worker
     "worker_starting": _said("worker {worker} starts and does {slots:item} at a time"),

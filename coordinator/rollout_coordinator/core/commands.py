@@ -79,16 +79,18 @@ def pause(state: State, run: Run, reason: str, by: str) -> None:
     for worker in state.workers.values():
         if worker.session and run.id in worker.by_run:
             state.step.sends.append(SendPause(worker.session, run.id, run.spec.pause_timeout_ms))
-    fields = {"run_id": run.id, "name": run.spec.name, "in_flight": run.in_flight + run.waiting, "by": by}
+    fields = {
+        "run_id": run.id, "name": run.spec.name, "in_flight": run.in_flight + run.waiting, "by": by, "reason": reason,
+    }  # fmt: skip
     state.step.sends.append(Emit("run_paused", "info", fields))
 
 
 def resume(state: State, run: Run, reason: str, by: str) -> None:
     runs.move(run, "resume")
-    _go(state, run, reason, by, "run_resumed")
+    _go(state, run, reason, "run_resumed", by)
 
 
-def _go(state: State, run: Run, reason: str, by: str, event: str) -> None:
+def _go(state: State, run: Run, reason: str, event: str, by: str) -> None:
     run.reason = reason
     run.ended_by = ""
     run.pausing_until_ms = run.ended_ms = 0
@@ -98,13 +100,13 @@ def _go(state: State, run: Run, reason: str, by: str, event: str) -> None:
         state.notes.window[log.id] = log
         state.notes.accepted[log.id] = log
     state.notes.dispatch = True
-    state.step.sends.append(Emit(event, "info", {"run_id": run.id, "name": run.spec.name, "by": by}))
+    fields = {"run_id": run.id, "name": run.spec.name, "by": by, "reason": reason}
+    state.step.sends.append(Emit(event, "info", fields))
 
 
-def kill(state: State, run: Run, reason: str, by: str = "") -> None:
+def kill(state: State, run: Run, reason: str, by: str) -> None:
     run.ended_by = by
-    runs.end(state, run, "kill", reason)
-    run.reason = reason or "killed by an operator"
+    runs.end(state, run, "kill", reason or ("" if by else "killed by an operator"))
 
 
 def go_on(state: State, run: Run, reason: str, by: str) -> None:
@@ -115,7 +117,7 @@ def go_on(state: State, run: Run, reason: str, by: str) -> None:
         run.root.extra.pop("tally", None)  # a stop_early that fired counts anew
         for log in run.logs.values():
             replay.reopen(state, log)
-    _go(state, run, reason, by, "run_continued")
+    _go(state, run, reason, "run_continued", by)
     commit.finish_if_complete(state, run)
 
 
@@ -136,7 +138,7 @@ def delete(state: State, event: RunDelete) -> None:
             error = StateError(f"run {run.id} is {run.state.value}; kill it first, or delete it with --force")
             state.step.sends.append(Reply(event.request, None, error))
             return
-        kill(state, run, "deleted")
+        kill(state, run, "deleted", "")
     runs.drop_flight(state, run, "run deleted", all=True)
     if state.safe.deleted_rows_unwritten:
         forget_writes(state, run)

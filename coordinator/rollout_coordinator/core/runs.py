@@ -6,7 +6,7 @@ from rollout.model import events as names
 from rollout.model.item import AttemptEnd, ItemSpec
 from rollout.model.run import ENDED, RunSpec, RunState
 
-from rollout_coordinator.core import attempts, policies
+from rollout_coordinator.core import attempts, policies, row_failures
 from rollout_coordinator.core.locality import track_locality
 from rollout_coordinator.core.logs import close_log, fold_counters, forget_log, open_log
 from rollout_coordinator.core.state import LaneState, Requirements, Run, SpecInfo, State, touch_run
@@ -101,9 +101,12 @@ def end(state: State, run: Run, cause: str, reason: str) -> None:
     event = names.RUN_COMPLETED if run.state is RunState.COMPLETED else f"run_{run.state.value}"
     _, done, failed, cancelled, skipped = run.root.counts
     fields = {
-        "run_id": run.id, "name": run.spec.name, "reason": reason, "by": run.ended_by, "items": run.root.submitted,
+        "run_id": run.id, "name": run.spec.name, "reason": reason, "items": run.root.submitted,
         "done": done, "failed": failed, "cancelled": cancelled, "skipped": skipped, **run.failures.told(failed),
     }  # fmt: skip
+    if run.state is RunState.KILLED and run.ended_by:
+        fields["by"] = run.ended_by
+    row_failures.tell_rest(state, run)
     level = "warning" if run.state is RunState.FAILED else "info"
     state.step.sends.append(Emit(event, level, fields))
     state.step.sends.append(RunMoved(run.id))

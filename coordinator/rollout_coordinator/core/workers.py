@@ -145,21 +145,21 @@ def command(state: State, event: WorkerCommand) -> None:
         state.step.sends.append(Reply(event.request, None, error))
         return
     if event.verb == "drain":
-        drain(state, worker, f"drained by {event.by or 'an operator'}")
+        drain(state, worker, f"drained by {f'the {event.by}' if event.by else 'an operator'}", event.by)
         worker.drain_argument = event.argument
     state.step.sends.append(SendControl(worker.id, event.verb, event.argument, worker.reason))
     state.step.sends.append(Reply(event.request, None))
 
 
-def drain(state: State, worker: Worker, reason: str) -> None:
+def drain(state: State, worker: Worker, reason: str, by: str = "") -> None:
     begins = worker.state is not WorkerState.DRAINING
     move(worker, "drain")
     worker.reason = reason
     state.notes.worker_left(worker)
     write_worker(state, worker)
     if begins:
-        fields = {**named(worker), "reason": reason, "items": worker.in_flight}
-        state.step.sends.append(Emit("worker_drain_began", "info", fields))
+        fields = {**named(worker), "reason": reason, "by": by, "items": worker.in_flight}
+        state.step.sends.append(Emit("worker_told_to_drain", "info", fields))
 
 
 # ---- silence
