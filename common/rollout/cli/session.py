@@ -52,6 +52,7 @@ T = TypeVar("T")
 _PATIENCE_S = 900.0  # a run outlives a coordinator that is being repaired
 _FIRST_PATIENCE_S = 20.0  # but an address that never answered a new run is probably wrong
 _TELL_EVERY_S = 2.0
+_NOTHING_SENT = "interrupted before anything was submitted"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -174,6 +175,7 @@ class _Invocation:
         self._runs: Runs | None = None
         self._had_ledger = False
         self._name = ""
+        self._known = ""
 
     async def run(self) -> int:
         interrupts = Interrupts(self._at_once)
@@ -187,6 +189,7 @@ class _Invocation:
     async def _work(self) -> int:
         with OutputDirectory.open(self._workload.directory(self._settings)) as output:
             known = output.check(await self._resume(output))
+            self._known = known or ""
             checked = await self._check(output, resumed=known is not None)
             try:
                 return await self._go_on(output, known, checked)
@@ -420,9 +423,10 @@ class _Invocation:
         self._display.close()
         run, command, unit = self._run, self._command(), self._workload.unit
         if run is None:
-            self._display.event(
-                "interrupted", "interrupted before anything was submitted", run_id="", committed=0, command=command
-            )
+            known = self._known
+            said = f"interrupted before run {known} was asked for; what it has is safe" if known else _NOTHING_SENT
+            lines = [said, f"continue with: {command}"] if known else [said]
+            self._display.event("interrupted", "\n".join(lines), run_id=known, committed=0, command=command)
             return
         committed = run.committed
         directory = self._workload.directory(self._settings)

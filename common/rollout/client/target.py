@@ -134,9 +134,9 @@ def _listed(text: str) -> list[str]:
     return [part.strip() for part in text.split(",") if part.strip()]
 
 
-def _checked(addresses: list[str]) -> list[str]:
+def _checked(addresses: list[str], key: str) -> list[str]:
     for address in addresses:
-        parse_address(address, "--coordinator", need_port=True)
+        parse_address(address, key, need_port=True)
     return addresses
 
 
@@ -156,7 +156,7 @@ class _Identity:
     def at(self, addresses: list[str], why: str) -> Target:
         """The coordinators that are named, and behind them those that the directory knows of the same cluster: the
         named one may be the one that is down."""
-        addresses = _checked(list(addresses))
+        addresses = _checked(list(addresses), why)
         directory = self.directory
         if not self._fixed and not any((directory / name).exists() for name in (files.HOST, files.CA_KEY)):
             directory = _of_address(addresses) or directory
@@ -168,7 +168,7 @@ class _Identity:
         if not (addresses := _joined_addresses(self.directory)):
             return None
         cluster = self._cluster_of(self.directory)
-        return Target(_checked(addresses), self.directory, cluster, False, f"joined; {self._named}")
+        return Target(addresses, self.directory, cluster, False, f"joined; {self._named}")
 
     def _cluster_of(self, directory: Path) -> str:
         return self._cluster or str(files.joined(directory).get("cluster") or "rollout")
@@ -197,7 +197,7 @@ def context_target(name: str, context: Context, why: str) -> Target:
             f"context remove {name}`, or take another: --coordinator, --context, or --local for a private cluster"
         )
     cluster = context.cluster or str(files.joined(directory).get("cluster") or "rollout")
-    return Target(_checked(addresses), directory, cluster, True, why)
+    return Target(_checked(addresses, f"context {name}"), directory, cluster, True, why)
 
 
 def _private(directory: Path) -> Target:
