@@ -182,7 +182,7 @@ def daemons(cli: Cli) -> Iterator[list[Daemon]]:
     (cli.directory / "worker.toml").write_text(f'[transport]\ncoordinator_addrs = ["127.0.0.1:{port}"]\n')
     cli.env |= {"ROLLOUT_COORDINATOR": f"127.0.0.1:{port}", "ROLLOUT_TLS_DIR": "keys"}
     found = [Daemon(cli.directory, [binary("rollout-coordinator"), "run"])]
-    found[0].wait_for("ready: this coordinator leads")
+    found[0].wait_for("leads the cluster")
     found.append(Daemon(cli.directory, [binary("rollout-worker"), "run", "--tls-dir", "keys"]))
     yield found
     for daemon in reversed(found):
@@ -190,7 +190,7 @@ def daemons(cli: Cli) -> Iterator[list[Daemon]]:
             daemon.end()
 
 
-LINE = re.compile(r"\d\d:\d\d:\d\d  \S.*")
+LINE = re.compile(r"\d\d:\d\d:\d\d  \S.*|[A-Z][a-z]+day \d{4}-\d\d-\d\d, times are \S+")
 
 
 def test_the_log_of_a_terminal(cli: Cli, daemons: list[Daemon]) -> None:
@@ -202,9 +202,13 @@ def test_the_log_of_a_terminal(cli: Cli, daemons: list[Daemon]) -> None:
     again = Daemon(cli.directory, coordinator.args)
     daemons.append(again)
     worker.wait_for("answers again, after")
-    assert f"configured by {cli.directory / 'worker.toml'}" in worker.text
+    assert f"starts with the configuration {cli.directory / 'worker.toml'}" in worker.text
+    assert "warning: the coordinator that led before, at 127.0.0.1:" in again.text
+    assert "ended without being stopped (killed, crashed or cut off); it was last seen at 2" in again.text
     worker.end()
-    again.wait_for("left: SIGTERM")
+    again.wait_for("left: told to stop by SIGTERM")
+    again.end()
+    assert "stops: told to stop by SIGTERM" in again.text and "has stopped" in again.text
     for daemon in (coordinator, worker, again):
         lines = daemon.text.splitlines()
         assert all(LINE.fullmatch(line) for line in lines), daemon.text
