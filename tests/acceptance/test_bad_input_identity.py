@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import json
-import subprocess
 import time
 from collections.abc import Iterator
 
+import prefork
 import pytest
 from acceptance_cli import Cli, Finished, until
 from cluster import Cluster, Node, binary
@@ -30,13 +30,8 @@ def clusters(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Cluster
 
 def administer(cluster: Cluster, *args: str) -> Finished:
     node = cluster.coordinators[0]
-    done = subprocess.run(
-        [binary("rollout-coordinator"), *args, "--config", str(node.directory / "coordinator.toml")],
-        cwd=node.directory,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    command = [binary("rollout-coordinator"), *args, "--config", str(node.directory / "coordinator.toml")]
+    done = prefork.run(command, cwd=node.directory, text=True)
     return Finished(done.returncode, done.stdout, done.stderr)
 
 

@@ -6,11 +6,11 @@ import json
 import re
 import shlex
 import signal
-import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import prefork
 import psutil
 import pytest
 from acceptance_cli import Cli, until
@@ -43,7 +43,7 @@ def test_a_batch_is_submitted_commanded_and_collected(cli: Cli, cluster: Cluster
     for worker in cluster.workers:
         worker.wait_event("worker_ready")
     command = [binary("rollout-coordinator"), "host", "list"]
-    hosts = subprocess.check_output(command, cwd=cluster.coordinators[0].directory, text=True)
+    hosts = prefork.run(command, cwd=cluster.coordinators[0].directory, text=True).stdout
     for worker in ask(cli, "workers", *at)["workers"]:
         assert re.search(rf" worker .*  workers: .*{worker['worker_id'][-8:]} ready", hosts), hosts
 

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import json
-import subprocess
 import sys
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
+import prefork
 import pytest
 from blake3 import blake3
 from rollout.client import Runs
@@ -89,7 +89,7 @@ def shown(nodes: Nodes, *command: str) -> dict[str, Any]:
     """What a command prints for programs."""
     where = ["--coordinator", nodes.address, "--tls-dir", str(nodes.tls_dir), "--json"]
     rollout = str(Path(sys.executable).with_name("rollout"))
-    return json.loads(subprocess.check_output([rollout, *command, *where], text=True, timeout=60))
+    return json.loads(prefork.run([rollout, *command, *where], text=True, timeout=60).stdout)
 
 
 async def ended(runs: Runs, run_id: str) -> runs_pb2.RunStatus:
