@@ -83,7 +83,7 @@ def test_a_pipe_that_nobody_writes_to_says_so_and_can_be_interrupted(cli: Cli) -
         )
     until(lambda: "waiting for somebody to write to pipe" in log.read_text(), "the line that says so")
     process.send_signal(signal.SIGINT)
-    assert process.wait(30) == INTERRUPTED and "interrupted before anything was submitted" in log.read_text()
+    assert process.wait(60) == INTERRUPTED and "interrupted before anything was submitted" in log.read_text()
     assert not (cli.directory / "out").exists()
 
 

@@ -81,7 +81,7 @@ async def test_a_killed_daemon_leaves_no_process(nodes: Nodes, runs: Runs) -> No
     await started(runs, run_id, 3)
     family = worker.family()
     worker.kill()
-    await until(lambda: not leftovers(family), "the children to be gone", 10)
+    await until(lambda: not leftovers(family), "the children to be gone")
     await runs.command(run_id, "kill")
 
 
@@ -179,6 +179,6 @@ async def test_output_without_end_fills_neither_the_log_nor_the_daemon(nodes: No
         lines = sum(len(event["text"]) + 1 for event in worker.events("child_output"))
         return lines + sum(event["bytes"] for event in worker.events("child_output_dropped"))
 
-    await until(lambda: told() >= 512 << 20, "all of it to be told of", 10)
+    await until(lambda: told() >= 512 << 20, "all of it to be told of")
     assert worker.log.stat().st_size < 2 << 20
     assert not worker.events("worker_fenced")

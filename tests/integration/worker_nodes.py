@@ -47,7 +47,7 @@ class Daemon:
 
     def kill(self) -> None:
         self.process.kill()
-        self.process.wait(timeout=20)
+        self.process.wait(timeout=60)
 
     async def ended(self) -> int:
         return await asyncio.to_thread(self.process.wait, PATIENCE_S)
@@ -100,7 +100,7 @@ class Nodes:
                 daemon.process.send_signal(signal.SIGCONT)
                 daemon.process.kill()
         for daemon in self.daemons:
-            daemon.process.wait(timeout=20)
+            daemon.process.wait(timeout=60)
 
 
 def script(payload: dict[str, Any] | bytes, spec: ItemSpec = DEFAULT_SPEC, salt: int = 0) -> NewItem:
