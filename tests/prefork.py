@@ -101,7 +101,9 @@ class Popen(Standard):
     def _try_wait(self, wait_flags: int) -> tuple[int, int]:
         if self._ended < 0:
             return super()._try_wait(wait_flags)
-        if not select.select([self._ended], [], [], 0 if wait_flags & os.WNOHANG else None)[0]:
+        poll = select.poll()
+        poll.register(self._ended, select.POLLIN)
+        if not poll.poll(0 if wait_flags & os.WNOHANG else None):
             return 0, 0
         status = int(os.read(self._ended, 16))
         os.close(self._ended)

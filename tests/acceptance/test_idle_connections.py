@@ -75,7 +75,7 @@ def test_idle_behind_tls_at_the_join_port(cluster: Cluster) -> None:
     held: list[ssl.SSLSocket] = []
     for _ in range(60):
         with contextlib.suppress(OSError):  # refused above the limit
-            held.append(context.wrap_socket(socket.create_connection((host, int(port)), timeout=60)))
+            held.append(context.wrap_socket(socket.create_connection((host, int(port)), timeout=5)))
     cluster.operator()  # joins from the same address
     for one in held:
         one.close()
