@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import signal
 from pathlib import Path
 from typing import Annotated
@@ -71,7 +72,7 @@ def run(
         settings = settings_for(config, hot_reload=hot_reload, tls_dir=tls_dir)
         if worker_id:
             check_ulid(worker_id, "--worker-id")
-        transport = as_joined(settings.transport)
+        transport = as_joined(settings.transport, also_former=True)
         if not transport.coordinator_addrs:  # one machine: the certificates are its coordinator's
             here = [transport.advertise_addr or transport.listen_addr]
             transport = transport.model_copy(update={"coordinator_addrs": here})
@@ -138,7 +139,7 @@ def join(
     The token, of role worker, comes from --token-file, from ROLLOUT_JOIN_TOKEN, or from --token.
     """
     try:
-        joined = asyncio.run(join_cluster(coordinator, find_token(token, token_file), tls_dir))
+        joined = asyncio.run(join_cluster(coordinator, find_token(token, token_file), tls_dir, os.uname().nodename))
     except RolloutError as error:
         raise _fail(error) from error
     typer.echo(f"joined cluster {joined.cluster} as {joined.role}, host {joined.host_id}; identity in {tls_dir}")
