@@ -11,6 +11,7 @@ import atexit
 import gc
 import json
 import os
+import select
 import signal
 import socket
 import sys
@@ -44,36 +45,47 @@ LATER = (
 def next_program(control: socket.socket) -> tuple[dict[str, Any], list[int]]:
     """What this process is to be: returns in children only."""
     ends: dict[int, int] = {}
-
-    def reap(*_: object) -> None:
-        while ends:
-            pid, status = os.waitpid(-1, os.WNOHANG)
-            if not pid:
-                return
-            end = ends.pop(pid)
-            with suppress(BrokenPipeError):  # nobody asks any more
-                os.write(end, b"%d" % status)
-            os.close(end)
-
-    signal.signal(signal.SIGCHLD, reap)
+    ended, wakeup = socket.socketpair()  # readable when children have ended: they are counted outside of the handler
+    ended.setblocking(False)
+    wakeup.setblocking(False)
+    signal.signal(signal.SIGCHLD, lambda *_: None)
+    signal.set_wakeup_fd(wakeup.fileno(), warn_on_full_buffer=False)
+    poll = select.poll()
+    for one in (control, ended):
+        poll.register(one, select.POLLIN)
     while True:
+        ready = {fd for fd, _ in poll.poll()}
+        if ended.fileno() in ready:
+            ended.recv(1 << 16)
+            reap(ends)
+        if control.fileno() not in ready:
+            continue
         line, fds, _, _ = socket.recv_fds(control, 1 << 16, 4)
         while line and not line.endswith(b"\n"):
             line += control.recv(1 << 16)
         if not line:
             os._exit(0)
-        signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGCHLD])
         pid = os.fork()
         if pid == 0:
+            signal.set_wakeup_fd(-1)
             signal.signal(signal.SIGCHLD, signal.SIG_DFL)
             signal.signal(signal.SIGINT, signal.default_int_handler)
-            signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGCHLD])
             return json.loads(line), fds[:3]
         ends[pid] = fds[3]
-        signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGCHLD])
         for fd in fds[:3]:
             os.close(fd)
         control.sendall(b"%d\n" % pid)
+
+
+def reap(ends: dict[int, int]) -> None:
+    while ends:
+        pid, status = os.waitpid(-1, os.WNOHANG)
+        if not pid:
+            return
+        end = ends.pop(pid)
+        with suppress(BrokenPipeError):  # nobody asks any more
+            os.write(end, b"%d" % status)
+        os.close(end)
 
 
 def become(asked: dict[str, Any], streams: list[int], added: dict[str, str]) -> None:
