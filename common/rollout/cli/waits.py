@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from types import TracebackType
 from typing import Self
@@ -10,32 +11,47 @@ from rollout.config.pace import STILL_FACTOR, STILL_FIRST_S, STILL_MAX_S
 from rollout.model.errors import RolloutError
 
 TELL_AFTER_S = 2.0
+_GAP_S = 15.0
+"""Two failures further apart than this are no one trouble: something was answered between them."""
 
 
 class Waits:
     """`trouble` is what a connection calls `on_trouble`; in a `with` statement nothing is said after its end."""
 
-    def __init__(self, tell: Callable[[str], None]) -> None:
+    def __init__(self, tell: Callable[[str], None], clock: Callable[[], float] = time.monotonic) -> None:
         self._tell = tell
+        self._clock = clock
+        self._since = 0.0
+        self._heard_at = float("-inf")
         self._tell_at = TELL_AFTER_S
         self._pause = STILL_FIRST_S
         self._told = False
         self._over = False
 
     def trouble(self, error: RolloutError | None, seconds: float) -> None:
-        """`error` has lasted for `seconds`; None: it is over."""
+        """`error` has lasted for `seconds`, of this call: those before it, which failed too, are added. None: it is
+        over."""
         if self._over:
             return
+        now = self._clock()
+        if now - self._heard_at > _GAP_S:
+            self._begin(now - seconds)
+        self._heard_at = now
+        seconds = max(seconds, now - self._since)
         if error is None:
             if self._told:
                 self._tell(f"the cluster answers again, after {seconds:.0f} s")
-            self._told, self._tell_at, self._pause = False, TELL_AFTER_S, STILL_FIRST_S
+            self._heard_at = float("-inf")
         elif seconds >= self._tell_at:
             still = f"still, for {seconds:.0f} s: " if self._told else ""
             self._tell(f"{still}{error.message.splitlines()[0][:500]}; trying on")
             self._told = True
             self._tell_at = seconds + self._pause
             self._pause = min(self._pause * STILL_FACTOR, STILL_MAX_S)
+
+    def _begin(self, since: float) -> None:
+        self._since = since
+        self._told, self._tell_at, self._pause = False, TELL_AFTER_S, STILL_FIRST_S
 
     def __enter__(self) -> Self:
         return self

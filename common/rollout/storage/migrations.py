@@ -8,6 +8,7 @@ from rollout.model.errors import SchemaVersionError
 from rollout.storage.schema import (
     ATTEMPTS_BEGAN,
     ENDED_BY,
+    INVALID_ROWS,
     OUTPUT_AND_EVENTS,
     TABLES,
     DialectName,
@@ -32,6 +33,7 @@ MIGRATIONS: tuple[Migration, ...] = (
     Migration(2, "since when attempts ran, and indexes for looking into runs", ATTEMPTS_BEGAN),
     Migration(3, "who ended a run", ENDED_BY),
     Migration(4, "what children of a run printed, and what happened", OUTPUT_AND_EVENTS),
+    Migration(5, "how many rows could not be used, and events by run", INVALID_ROWS),
 )
 
 

@@ -309,3 +309,9 @@ CREATE TABLE IF NOT EXISTS event (
     PRIMARY KEY (number)
 );
 """
+
+INVALID_ROWS = """
+-- Of the failed: rows that could not be used.
+ALTER TABLE log ADD COLUMN invalid BIGINT DEFAULT 0 NOT NULL;
+CREATE INDEX IF NOT EXISTS event_run ON event (run_id, number);
+"""

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any, cast
 
+from rollout.model import ids
 from rollout.model.errors import ConfigError
 from rollout.workloads.collector import Collector
 from rollout.workloads.json_form import JsonObject, short
@@ -23,8 +24,9 @@ def compare(
     that changed and must not.
     """
     if changes := describe_changes(workload, stored, new, changed):
+        held = ids.short(output.run_id or "")
         raise ConfigError(
-            f"{output.path} holds run {output.run_id}, which cannot go on with another configuration:\n"
+            f"{output.path} holds run {held}, which cannot go on with another configuration:\n"
             + "\n".join(f"  {change}" for change in changes)
             + "\nChange it back, or start a new run by naming another output.dir"
         )
