@@ -167,7 +167,7 @@ class Daemon:
     def end(self, number: int = signal.SIGTERM) -> None:
         if self.process.poll() is None:
             self.process.send_signal(number)
-        self.process.wait(30)
+        self.process.wait(60)
         self._reader.join(10)
         os.close(self._master)
 
@@ -254,7 +254,7 @@ def test_a_worker_by_the_beginning_of_what_is_shown_of_it(cli: Cli, daemons: lis
     assert short in daemons[0].text
     drained = cli.run("workers", "drain", short[:4].lower())
     assert drained.code == 0, drained
-    assert daemons[1].process.wait(30) == 0
+    assert daemons[1].process.wait(60) == 0
 
 
 def test_a_directory_whose_name_is_too_long_for_the_database(cli: Cli) -> None:
