@@ -69,7 +69,7 @@ def test_a_private_cluster_is_that_of_the_directory(place: Path, monkeypatch: py
     first = private(place / "one")
     assert need_target(None, None).private == Path("one/.rollout")
     private(place / "two")
-    with pytest.raises(ConfigError, match="2 directories here hold a private one") as caught:
+    with pytest.raises(ConfigError, match="on this machine alone in 2 directories here") as caught:
         need_target(None, None)
     assert "--dir one" in caught.value.message and "--dir two" in caught.value.message
     assert need_target(None, None, Wish(directory=Path("two"))).private == Path("two/.rollout")
@@ -102,7 +102,7 @@ def test_a_context_has_a_name_that_can_be_typed(name: str, place: Path) -> None:
 
 def test_a_context_that_is_not_there_names_those_that_are(place: Path) -> None:
     context("far", place)
-    with pytest.raises(NotFoundError, match="known are 1: far"):
+    with pytest.raises(NotFoundError, match="known: far"):
         Contexts.read().get("near")
     with pytest.raises(ConfigError, match="no coordinator is known in"):
         find_target(None, None, Wish(context="far"))
@@ -120,16 +120,28 @@ def test_a_cluster_that_tells_of_other_coordinators_is_kept(place: Path) -> None
 
 def test_a_wait_is_told_of_after_two_seconds_and_then_now_and_then() -> None:
     said: list[str] = []
-    waits = Waits(said.append)
+    waits = Waits(said.append, "a:1 (--coordinator)", lambda: said.append("cluster prod at a:1"))
     for seconds in (0.5, 1.9, 2.1, 5, 21, 23, 50, 90):
-        waits.trouble(UnavailableError("a:1 refuses"), seconds)
+        waits.trouble(UnavailableError("a:1 refuses", tries_s=30.0), seconds)
     waits.trouble(None, 91)
-    waits.trouble(UnavailableError("a:1 refuses"), 1)
+    for _ in range(2):
+        waits.answered()
+        waits.trouble(UnavailableError("a:1 refuses"), 1)
+    waits.trouble(UnavailableError("a:1 has not answered yet"), 2)
+    waits.trouble(None, 3)
+    waits.trouble(UnavailableError("a:1 refuses", tries_s=900.0), 3)
+    waits.trouble(None, 4)
     assert said == [
-        "a:1 refuses; trying on",
-        "still, for 23 s: a:1 refuses; trying on",
-        "still, for 90 s: a:1 refuses; trying on",
-        "the cluster answers again, after 91 s",
+        "asking a:1 (--coordinator)",
+        "a:1 refuses; trying again for 28 s",
+        "still, for 23 s: a:1 refuses; trying again for 7 s",
+        "still, for 90 s: a:1 refuses; trying again",
+        "the cluster answers, after 91 s",
+        "cluster prod at a:1",
+        "a:1 has not answered yet; waiting",
+        "the cluster answers again, after 3 s",
+        "a:1 refuses; trying again",
+        "the cluster answers again, after 4 s",
     ]
 
 
@@ -138,11 +150,10 @@ def test_what_coordinators_answer_is_one_cause() -> None:
     refused = UnavailableError("failed to connect: Connection refused")
     answers.note("a:1", refused)
     assert answers.refused(["a:1"]) and not answers.refused(["a:1", "b:1"])
-    assert answers.text() == "a:1 refuses connections, so no coordinator runs there"
+    assert answers.text() == "a:1 refuses connections: no coordinator listens there (yet), or the address is wrong"
     answers.note("b:1", NotLeaderError(leader="a:1"))
     assert answers.text() == (
-        "nobody leads at present: a:1 refuses connections, so no coordinator runs there; b:1 is a standby and takes a:1 "
-        "for the leader"
+        "nobody leads at present: a:1 refuses connections; b:1 is a standby and takes a:1 for the leader"
     )
     assert "Tried for 7 s" in no_answer(answers, ["a:1", "b:1"], refused, 7.2).message
     answers.clear()

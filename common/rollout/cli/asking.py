@@ -9,7 +9,7 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
-from rollout.cli.options import chosen
+from rollout.cli.options import choose_cluster, chosen
 from rollout.cli.waits import Waits
 from rollout.client.private import OwnerLock, address_of, command_of
 from rollout.client.target import Target, connected, need_target
@@ -37,8 +37,10 @@ def ask(
     A private cluster that nobody runs has its coordinator started for as long as the answer takes; not if the question
     `needs_work`, which says what has no use there: then StateError with the command that goes on.
     """
+    choose_cluster(coordinator, tls_dir)
     target = need_target(coordinator, tls_dir, chosen().wish)
-    tell(str(target))
+    if target.private is not None:
+        tell(str(target))
 
     async def asking() -> Answer:
         async with reached(target, tell, patience_s=patience_s, needs_work=needs_work) as client:
@@ -51,12 +53,15 @@ def ask(
 async def reached(
     target: Target, tell: Callable[[str], None], *, patience_s: float, needs_work: str = ""
 ) -> AsyncGenerator[Runs, None]:
-    """A client of `target`; `tell` hears what is waited for."""
-    with Waits(tell) as waits:
-        if target.private is None:
-            async with connected(target, patience_s=patience_s, on_trouble=waits.trouble) as client:
+    """A client of `target`; `tell` hears what is waited for, and which cluster it is once one has answered."""
+    if target.private is None:
+        with Waits(tell, target.asked, lambda: tell(str(target))) as waits:
+            async with connected(
+                target, patience_s=patience_s, on_trouble=waits.trouble, on_answer=waits.answered
+            ) as client:
                 yield client
-            return
+        return
+    with Waits(tell) as waits:
         async with _running(target.private, tell, needs_work) as address:
             here = Target([address], target.private / "tls", "rollout", explicit=True)
             async with connected(here, patience_s=patience_s, on_trouble=waits.trouble) as client:

@@ -12,6 +12,7 @@ import fcntl
 import json
 import os
 import shutil
+import socket
 import stat
 from collections.abc import Generator, Iterable, Sequence
 from contextlib import contextmanager, suppress
@@ -116,8 +117,10 @@ class OutputDirectory:
         self._made = made
 
     @classmethod
-    def open(cls, directory: str | Path) -> Self:
-        """Make the directory if need be and lock it. ConfigError: not usable; StateError: another process has it."""
+    def open(cls, directory: str | Path, command: str = "") -> Self:
+        """Make the directory if need be and lock it. ConfigError: not usable; StateError: another process has it.
+
+        `command`: what this process was called with, for the person whose other command is refused."""
         path = Path(directory).expanduser()
         made = not path.exists()
         try:
@@ -125,7 +128,7 @@ class OutputDirectory:
             lock = (path / _LOCK).open("a+", encoding="utf-8")
         except OSError as error:
             why = "it is a file" if path.is_file() else error.strerror
-            raise ConfigError(f"output.dir: cannot write to {path}: {why}: name another directory") from error
+            raise ConfigError(f"output.dir: cannot write into {path}: {why}; name another directory") from error
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError as error:
@@ -133,11 +136,11 @@ class OutputDirectory:
             holder = lock.read().strip()
             lock.close()
             raise StateError(
-                f"output.dir: {path} is being written by another process{f' ({holder})' if holder else ''}: wait for "
-                "it, or name another directory"
+                f"output.dir: {path} is being written by another command{f' ({holder})' if holder else ''}: wait for "
+                "it, stop it, or name another directory"
             ) from error
         lock.truncate(0)
-        lock.write(f"pid {os.getpid()}\n")
+        lock.write(f"pid {os.getpid()} on {socket.gethostname()}{f': {command}' if command else ''}\n")
         lock.flush()
         return cls(path, lock, made=made)
 
