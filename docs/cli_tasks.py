@@ -177,7 +177,8 @@ that takes longer than two seconds, `asking HOST:PORT` and the reason come befor
 6. none: a workload starts a private cluster, which lives as long as the command.
 
 One address is enough: the cluster tells of its other coordinators, and clients and workers keep them, also in the
-`join.json` of the identity. `./rollout.toml`:
+`join.json` of the identity. Those that it told of once are asked when none of the present ones answers.
+`./rollout.toml`:
 
 ```toml
 [transport]

@@ -39,9 +39,10 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.fixture(scope="session", autouse=True)
 def no_contexts(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """Tests neither go to a cluster of whoever runs them, nor leave contexts behind."""
+    """Tests neither go to a cluster of whoever runs them, nor leave contexts behind, or runs for `@last`."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("XDG_CONFIG_HOME", str(tmp_path_factory.mktemp("config")))
+        patch.setenv("XDG_STATE_HOME", str(tmp_path_factory.mktemp("state")))
         patch.delenv("ROLLOUT_CONTEXT", raising=False)
         yield
 

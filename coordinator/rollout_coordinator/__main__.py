@@ -16,6 +16,7 @@ import structlog
 import typer
 from rollout.cli.boundary import INTERRUPTED, OK
 from rollout.cli.program import new_app, run_program
+from rollout.cli.references import means
 from rollout.cli.streams import keep_going
 from rollout.cli.tokens import TokenFileOption, TokenOption, find_token
 from rollout.cli.version import version_line
@@ -23,10 +24,10 @@ from rollout.config.load import load_settings
 from rollout.config.logging import configure
 from rollout.config.parent import has_parent, watch_parent
 from rollout.config.settings import CoordinatorSettings
-from rollout.model.errors import InputError, RolloutError
+from rollout.model.errors import ConfigError, InputError, RolloutError
 from rollout.model.ids import short
 from rollout.security.authority import Authority
-from rollout.security.hosts import list_hosts, revoke_host
+from rollout.security.hosts import Host, list_hosts, revoke_host
 from rollout.security.join_client import join as join_cluster
 from rollout.security.roles import Role
 from rollout.security.tokens import check_bounds, create_token
@@ -196,6 +197,8 @@ def host_list(
     if as_json:
         typer.echo(json.dumps(rows))
         return
+    if rows:
+        typer.echo(f"{'host':<26}  {'role':<12} {'state':<8} name")
     for row in rows:
         shown = ", ".join(f"{short(w['id'])} {w['state']}" for w in row["workers"])
         typer.echo(
@@ -205,10 +208,21 @@ def host_list(
 
 @host_app.command("revoke")
 def host_revoke(
-    host_id: Annotated[str, typer.Argument(help="As `host list` shows it.")], config: Config = DEFAULT_CONFIG
+    host_id: Annotated[
+        str, typer.Argument(help="As `host list` shows it, a unique beginning of it, or its last eight characters.")
+    ],
+    config: Config = DEFAULT_CONFIG,
 ) -> None:
     """Shut a host out, within a minute."""
-    host = _on_storage(config, lambda settings, storage: revoke_host(storage, host_id))
+
+    async def work(settings: CoordinatorSettings, storage: Storage) -> Host:
+        meant = [host for host in await list_hosts(storage) if means(host.id, host_id)]
+        if len(meant) > 1:
+            shown = ", ".join(f"{host.id} ({' '.join(filter(None, (host.role, host.name)))})" for host in meant)
+            raise ConfigError(f"{host_id!r} may be any of {len(meant)} hosts; give more of the id: {shown}")
+        return await revoke_host(storage, meant[0].id if meant else host_id)
+
+    host = _on_storage(config, work)
     typer.echo(f"{host.id} revoked")
 
 

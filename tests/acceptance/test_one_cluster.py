@@ -79,7 +79,10 @@ def test_what_is_joined_is_where_commands_go(cli: Cli, tmp_path: Path) -> None:
         (cli.directory / "out" / "summary.json").unlink()
         strayed = cli.run("infer", "batch", "--config", config, "--local")
         assert strayed.code == 2 and f"was started on cluster prod at {address}" in strayed.err
-        assert f"--coordinator {address} --tls-dir {cli.directory}/data/tls" in strayed.err
+        go_on = f"rollout infer batch --config {config} --tls-dir {cli.directory}/data/tls"  # which knows who leads now
+        assert f"Go on with: {go_on}\n" in strayed.err
+        assert cli.run(*go_on.split()[1:]).code == 0
+        (cli.directory / "out" / "summary.json").unlink()
         # A run that was deleted there.
         run_id = (cli.directory / "out" / "run-id").read_text().strip()
         assert cli.run("run", "delete", run_id).code == 0
@@ -127,7 +130,11 @@ def test_a_private_run_is_looked_at_like_any_other(cli: Cli) -> None:
     assert process.returncode == 130 and f"continue with: rollout infer batch --config {config}\n" in out
     # Nobody runs it any more.
     listed = inside.run("run", "list")
-    assert listed.code == 0 and run_id in listed.out and listed.err == "private cluster in .rollout (this directory)\n"
+    assert listed.code == 0 and run_id in listed.out
+    assert listed.err.splitlines() == [
+        "private cluster in .rollout (this directory)",
+        "no command works there at present; starting its coordinator for the answer",
+    ]
     paused = inside.run("run", "pause", run_id)
     assert paused.code == 2 and f"rollout infer batch --config {config}   (in {cli.directory})" in paused.err, paused
     assert inside.run("run", "kill", run_id, "--reason", "wrong model").code == 0

@@ -95,6 +95,15 @@ def test_what_does_not_travel(tmp_path: Path) -> None:
     assert read_code(same).manifest == found.manifest
 
 
+def test_neither_keys_of_this_host_nor_what_our_programs_keep_travel(tmp_path: Path) -> None:
+    joined = ["data/tls/ca.pem", "data/tls/host.key.pem", "data/tls/host.pem", "data/tls/join.json", "ca.key.pem"]
+    kept_by_programs = ["data/rollout.db", "data/rollout.db-wal", "data/object-store/a1/b", "data/object-cache/c",
+                        "data/object-cache-trees/d/a.py", "data/scratch/e"]  # fmt: skip
+    mine = ["a.py", "client/ca.pem", "data/labels.txt", "data/tls/notes.txt", "package/data/scratch/x.py"]
+    write(tmp_path, dict.fromkeys([*joined, *kept_by_programs, *mine], ""))
+    assert [name for name, _ in read_code(tmp_path).files] == mine
+
+
 @contextmanager
 def standard_output(into: int) -> Generator[None]:
     stdout = os.dup(1)

@@ -8,7 +8,9 @@ from pathlib import Path
 import pytest
 from rollout.cli.waits import Waits
 from rollout.client.contexts import Context, Contexts
-from rollout.client.target import Target, Wish, find_target, need_target
+from rollout.client.runs import Runs
+from rollout.client.target import Target, Wish, as_joined, connected, find_target, need_target
+from rollout.config.settings import TransportSection
 from rollout.model.errors import ConfigError, NotFoundError, NotLeaderError, UnavailableError
 from rollout.security import files
 from rollout.wire.answers import Answers, no_answer
@@ -114,8 +116,36 @@ def test_a_cluster_that_tells_of_other_coordinators_is_kept(place: Path) -> None
     assert files.joined(home) == {
         "cluster": "prod", "coordinator_addrs": ["a:1", "b:1"], "host_id": "h", "role": "operator"
     }  # fmt: skip
+    files.keep_addresses(home, ["b:1"])  # a:1 was down
+    assert (files.joined(home)["coordinator_addrs"], files.former_addresses(home)) == (["b:1"], ["a:1"])
+    transport = TransportSection(tls_dir=str(home))
+    assert as_joined(transport).coordinator_addrs == ["b:1"]
+    assert as_joined(transport, also_former=True).coordinator_addrs == ["b:1", "a:1"]
+    files.keep_addresses(home, ["c:1"])
+    assert files.former_addresses(home) == ["b:1", "a:1"]
+    files.keep_addresses(home, ["a:1", "b:1", "c:1"])
+    assert "former_addrs" not in files.joined(home)
     files.keep_addresses(place / "none", ["a:1"])
     assert not (place / "none").exists()  # where nobody joined nothing is made
+
+
+async def test_where_no_present_coordinator_answers_former_ones_are_asked(
+    place: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[str] = []
+
+    async def connect(addresses: list[str], **_: object) -> Runs:
+        asked.extend(addresses)
+        raise UnavailableError("nobody")
+
+    monkeypatch.setattr(Runs, "connect", connect)
+    files.keep_addresses(joined(place / "tls", "a:1"), ["b:1"])
+    target = find_target(None, place / "tls")
+    assert str(target).startswith("cluster prod at b:1 (")
+    with pytest.raises(UnavailableError):
+        async with connected(target):
+            raise AssertionError
+    assert asked == ["b:1", "a:1"]
 
 
 def test_a_wait_is_told_of_after_two_seconds_and_then_now_and_then() -> None:

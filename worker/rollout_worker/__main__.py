@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import signal
 from pathlib import Path
 from typing import Annotated
@@ -65,7 +66,7 @@ def run(
     settings = settings_for(config, hot_reload=hot_reload, tls_dir=tls_dir)
     if worker_id:
         check_ulid(worker_id, "--worker-id")
-    transport = as_joined(settings.transport)
+    transport = as_joined(settings.transport, also_former=True)
     if not transport.coordinator_addrs:  # one machine: the certificates are its coordinator's
         here = [transport.advertise_addr or transport.listen_addr]
         transport = transport.model_copy(update={"coordinator_addrs": here})
@@ -129,7 +130,7 @@ def join(
 
     The token, of role worker, comes from --token-file, from ROLLOUT_JOIN_TOKEN, or from --token.
     """
-    joined = asyncio.run(join_cluster(coordinator, find_token(token, token_file), tls_dir))
+    joined = asyncio.run(join_cluster(coordinator, find_token(token, token_file), tls_dir, os.uname().nodename))
     typer.echo(joined.told(tls_dir))
 
 

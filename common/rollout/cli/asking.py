@@ -81,6 +81,7 @@ async def _running(state: Path, tell: Callable[[str], None], needs_work: str) ->
     try:
         if needs_work:
             raise StateError(_nothing_runs(state, needs_work))
+        tell("no command works there at present; starting its coordinator for the answer")
         from rollout.client.embedded import Embedded
 
         embedded = Embedded(state, workers=0, report=tell, lock=lock)

@@ -29,6 +29,8 @@ REWRITES_MAX = 3
 """Times that files which somebody changes are written anew before the run is given up."""
 IDLE_S = 30.0
 """A run that nobody works at for this long gets a line that says where to look."""
+NO_WORKERS_S = 10.0
+"""The same, when no worker is connected: those of a private cluster take a few seconds to come."""
 IMPOSSIBLE_S = 5.0
 """The same, when no worker that is connected could ever take what it waits with."""
 T = TypeVar("T")
@@ -237,7 +239,11 @@ class WorkloadRun:
             self._busy_at, self._idle_told = time.monotonic(), False
             return
         idle_s = time.monotonic() - self._busy_at
-        patience_s = IMPOSSIBLE_S if any(wait.impossible for wait in status.waits) else IDLE_S
+        patience_s = IDLE_S
+        if any(wait.reason == "no_workers" for wait in status.waits):
+            patience_s = NO_WORKERS_S
+        if any(wait.impossible for wait in status.waits):
+            patience_s = IMPOSSIBLE_S
         if self._idle_told or idle_s < patience_s:
             return
         self._idle_told = True

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Callable
+from contextlib import suppress
 from contextvars import ContextVar
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -12,7 +13,9 @@ from typing import Annotated, Any
 import typer
 import typer.main
 
+from rollout.client.contexts import Contexts
 from rollout.client.target import DEFAULT_TLS_DIR, Wish
+from rollout.model.errors import RolloutError
 
 CoordinatorOption = Annotated[
     list[str] | None,
@@ -119,6 +122,13 @@ def _choose_go_on(context: typer.Context, value: bool) -> None:
     _choose(context, lambda known: replace(known, go_on=known.go_on or value))
 
 
+def complete_context(incomplete: str) -> list[str]:
+    """What a shell offers for a context."""
+    with suppress(RolloutError):
+        return [name for name in sorted(Contexts.read().known) if name.startswith(incomplete)]
+    return []
+
+
 def cluster_options(*, workload: bool) -> list[Any]:
     """Parameters as typer makes them, whatever its version calls its classes."""
     carrier = typer.Typer(add_completion=False)
@@ -132,6 +142,7 @@ def cluster_options(*, workload: bool) -> list[Any]:
         "--context",
         metavar="NAME",
         callback=_choose_context,
+        autocompletion=complete_context,
         help="The cluster of this context; `rollout context list` shows them.",
     )
     of_directory: Any = option(

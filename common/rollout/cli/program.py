@@ -12,6 +12,7 @@ import typer
 import typer.main
 
 from rollout.cli.boundary import run_app
+from rollout.cli.groups import CommandGroup
 from rollout.cli.options import cluster_options
 from rollout.cli.usage import describe_usage
 from rollout.cli.version import version_line
@@ -22,6 +23,7 @@ def new_app(*, help: str = "", completion: bool = False, **options: Any) -> type
     """The program's, or a group of commands."""
     return typer.Typer(
         help=help,
+        cls=options.pop("cls", CommandGroup),
         no_args_is_help=True,
         add_completion=completion,
         pretty_exceptions_enable=False,

@@ -68,7 +68,8 @@ async def resolve_run(client: Runs, text: str) -> str:
 
 async def _last(client: Runs) -> str:
     """The run that was last submitted from here and is known there, else the newest there is."""
-    for run_id in recent_runs():
+    submitted = recent_runs()
+    for run_id in submitted:
         try:
             await client.get(run_id)
         except NotFoundError:
@@ -78,7 +79,12 @@ async def _last(client: Runs) -> str:
     if not newest:
         raise NotFoundError(f"{LAST}: this cluster has no run")
     run_id = newest[0].spec.run_id
-    _tell(f"note: no run of this cluster was submitted from here; the newest is {run_id}")
+    here = (
+        f"none of the last {len(submitted)} runs submitted from here is"
+        if submitted
+        else "no run submitted from here is"
+    )
+    _tell(f"note: {here} of this cluster; {LAST} is its newest, {run_id}")
     return run_id
 
 

@@ -290,8 +290,14 @@ def seen(identifier: str) -> str:
 
 
 def amounts(capacity: Mapping[str, float]) -> str:
-    """`gpus 2, slots 8`."""
-    return ", ".join(f"{name} {amount:g}" for name, amount in sorted(capacity.items()))
+    """`cpus 8, gpus 2, memory 24 GiB`, without what there is none of."""
+    return ", ".join(_amount(name, amount) for name, amount in sorted(capacity.items()) if amount)
+
+
+def _amount(name: str, amount: float) -> str:
+    if name != "memory_mib":
+        return f"{name} {amount:g}"
+    return f"memory {amount / 1024:.{0 if amount >= 10 * 1024 else 1}f} GiB"
 
 
 # ---- tables

@@ -37,6 +37,16 @@ def print_description(reply: pb.RunReply) -> None:
             out.print(Text(f"{INDENT}all of them: rollout run items {reply.status.spec.run_id} --failed"))
 
 
+def in_a_line(status: pb.RunStatus) -> str:
+    """Of `run watch`: how far it is, how fast, how long yet."""
+    unit, measure = unit_of(status.spec.workload)
+    state = "pausing" if status.pausing else status.state
+    of = f"{status.submitted:,}{'' if status.sealed else '+'}"
+    line = f"{state}: {status.done:,} done, {status.failed:,} failed of {of}"
+    moving = _moving(status, unit, measure)
+    return f"{line}, {status.running:,} running, {moving}" if moving and state == "running" else line
+
+
 def _section(title: str) -> None:
     out = console()
     out.print()

@@ -215,12 +215,15 @@ def owned(target: Target) -> Target:
     return replace(target, addresses=[address] if address else [])
 
 
-def as_joined(transport: TransportSection) -> TransportSection:
-    """A worker's: what its settings leave open is as the cluster told it when this host joined. ConfigError."""
+def as_joined(transport: TransportSection, *, also_former: bool = False) -> TransportSection:
+    """A worker's: what its settings leave open is as the cluster told it last. `also_former`: with coordinators that it
+    does not tell of any more, to be asked when no other answers. ConfigError."""
     joined = files.joined(files.expand(Path(transport.tls_dir)))
     told: dict[str, object] = {}
     if not transport.coordinator_addrs:
-        told["coordinator_addrs"] = [str(address) for address in joined.get("coordinator_addrs", [])]
+        known = [str(address) for address in joined.get("coordinator_addrs", [])]
+        former = files.former_addresses(files.expand(Path(transport.tls_dir))) if also_former else []
+        told["coordinator_addrs"] = [*known, *former]
     if "cluster" in joined and "cluster" not in transport.model_fields_set:
         told["cluster"] = str(joined["cluster"])
     return transport.model_copy(update=told)
@@ -273,8 +276,9 @@ async def connected(
     """A client of `target`."""
     from rollout.client.runs import Runs  # grpc takes longer to import than `--help` to print
 
+    former = files.former_addresses(target.tls_dir)
     runs = await Runs.connect(
-        target.addresses,
+        [*target.addresses, *former],
         tls_dir=target.tls_dir,
         cluster=target.cluster,
         patience_s=patience_s,

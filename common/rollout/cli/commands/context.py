@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from rollout.cli.options import JsonOption
+from rollout.cli.options import JsonOption, complete_context
 from rollout.cli.program import new_app
 from rollout.client.contexts import Context, Contexts, contexts_path
 from rollout.client.target import DEFAULT_TLS_DIR, context_target, find_target
@@ -16,14 +16,6 @@ from rollout.model.errors import ConfigError
 from rollout.security import files
 
 app = new_app(help="Clusters by name: list, use, add and remove them.")
-
-
-def complete_context(incomplete: str) -> list[str]:
-    """What a shell offers."""
-    try:
-        return [name for name in sorted(Contexts.read().known) if name.startswith(incomplete)]
-    except ConfigError:
-        return []
 
 
 NameArgument = Annotated[str, typer.Argument(metavar="NAME", help="Of the context.", autocompletion=complete_context)]

@@ -167,15 +167,10 @@ def _show(status: pb.RunStatus, as_json: bool) -> None:
 
 
 def _line(status: pb.RunStatus, as_json: bool) -> None:
-    from rollout.cli import show
+    from rollout.cli import show, show_run
 
     if as_json:
         show.print_json(show.run_json(status))
         return
-    of = f"{status.submitted}{'' if status.sealed else '+'}"
-    state = "pausing" if status.pausing else status.state
-    sys.stdout.write(
-        f"{state}: {status.done} done, {status.failed} failed of {of}, {status.running} running on "
-        f"{status.workers} workers\n"
-    )
+    sys.stdout.write(show_run.in_a_line(status) + "\n")
     sys.stdout.flush()

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from rollout.cli.groups import CommandGroup
 from rollout.cli.options import (
     CoordinatorOption,
     DetachOption,
@@ -41,7 +42,7 @@ or was killed, or all of the {unit} failed; 2 configuration or input; 130 interr
 
 def standard_commands(workload: Workload[Any, Any]) -> typer.Typer:
     """A group with the one command."""
-    app = typer.Typer(no_args_is_help=True, rich_markup_mode=None)
+    app = typer.Typer(cls=CommandGroup, no_args_is_help=True, rich_markup_mode=None)
 
     @app.callback(help=workload.help)
     def group() -> None: ...

@@ -19,6 +19,7 @@ import pathspec
 from rollout.model.errors import ConfigError
 from rollout.objects.digest import hash_file
 from rollout.objects.tree import Tree, TreeFile
+from rollout.security.files import IDENTITY, KEYS
 
 IGNORE_FILES = (".rolloutignore", ".gitignore")
 """The first of them that the directory has says, in the syntax of .gitignore, what does not travel."""
@@ -28,6 +29,10 @@ _TARGET = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*:[^\W\d]\w*(\.[^\W\d]\w*)*")
 _SHOWN = 5
 _LOGS = (".log", "nohup.out")
 _LEFT_OUT = frozenset({"__pycache__", "node_modules", "venv", "site-packages"})
+_OF_OUR_PROGRAMS = pathspec.GitIgnoreSpec.from_lines(
+    ["/data/rollout.db*", "/data/object-store/", "/data/object-cache/", "/data/object-cache-trees/", "/data/scratch/"]
+)
+"""Where coordinator and worker keep their data if they were started in the code directory; it changes all the time."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -252,10 +257,16 @@ def _walk(root: Path, leave_out: set[Path]) -> Iterator[tuple[str, Path]]:
         directories[:] = sorted(
             name
             for name in directories
-            if not _unwanted(here / name, leave_out) and not spec.match_file(f"{prefix}{name}/")
+            if not _unwanted(here / name, leave_out)
+            and not spec.match_file(f"{prefix}{name}/")
+            and not _OF_OUR_PROGRAMS.match_file(f"{prefix}{name}/")
         )
+        # A key of this host must never reach a worker, which could then act as its owner: as an operator, mostly.
+        identity = IDENTITY if KEYS.intersection(names) else frozenset[str]()
         for name in names:
             path = here / name
+            if name in identity or _OF_OUR_PROGRAMS.match_file(prefix + name):
+                continue
             if name.startswith(".") or name.endswith((".pyc", ".pyo")) or path.resolve() in leave_out:
                 continue
             if name.endswith(_LOGS) or not path.is_file() or "\\" in name or spec.match_file(prefix + name):
