@@ -327,14 +327,14 @@ class RunsService(runs_pb2_grpc.RunsServicer):
 
     async def Delete(self, request: runs_pb2.RunRequest, context: Any) -> runs_pb2.DeleteReply:
         async with self._gate.answering(context), self._gate.waiting():
-            self._admit(request, context)
+            by = await self._person(self._admit(request, context))
             view = await self._views.get(request.run_id)
             objects = await self._ledger.run_objects(request.run_id)
             await (await self._driver.request(lambda n: RunDelete(n, request.run_id, request.force)))
             self._views.forget(request.run_id)
             await self._store.unpin(request.run_id)
             freed = await self._free(objects)
-            said: dict[str, Any] = {"run_id": request.run_id, "items": view.submitted, "objects_freed": freed}
+            said: dict[str, Any] = {"run_id": request.run_id, "items": view.submitted, "objects_freed": freed, "by": by}
             log.info("run_deleted", **said)
             self._note("run_deleted", **said)
             return runs_pb2.DeleteReply(epoch=self._gate.epoch, items=view.submitted, objects_freed=freed)
@@ -390,7 +390,7 @@ class RunsService(runs_pb2_grpc.RunsServicer):
 
     async def Worker(self, request: runs_pb2.WorkerCommandRequest, context: Any) -> runs_pb2.WorkersReply:
         async with self._gate.answering(context), self._gate.waiting():
-            self._admit(request, context)
+            peer = self._admit(request, context)
             if request.verb not in WORKER_VERBS:
                 raise InputError(f"Unknown verb {request.verb!r}; there are {', '.join(WORKER_VERBS)}.")
             if not is_ulid(request.incarnation):
@@ -402,8 +402,9 @@ class RunsService(runs_pb2_grpc.RunsServicer):
                 raise InputError(f"The argument of {request.verb} has over {ARGUMENT_MAX} characters.")
             if request.verb == "drain" and len(request.argument) > DIGITS_MAX and request.argument.isdecimal():
                 raise InputError(f"A drain takes milliseconds of at most {DIGITS_MAX} digits.")
+            by = await self._person(peer)
             future = await self._driver.request(
-                lambda n: WorkerCommand(n, request.incarnation, request.verb, request.argument)
+                lambda n: WorkerCommand(n, request.incarnation, request.verb, request.argument, by)
             )
             await future
             return await self._workers(all=False)

@@ -86,9 +86,11 @@ def test_interrupted_the_run_goes_on(cli: Cli, cluster: Cluster, at: list[str]) 
     out, err = process.communicate(timeout=30)
     assert process.returncode == 130, (out, err)
     run_id = (cli.directory / "out" / "run-id").read_text().strip()
-    assert f"run {run_id} goes on at the cluster; stop it with: rollout run pause {run_id}" in out
+    seen = run_id[-8:]
+    assert f"run {seen} goes on at the cluster; stop it with: rollout run pause {seen}" in out
     until(lambda: ask(cli, "run", "show", run_id, *at)["state"] == "completed", "the run to end without us")
-    assert cli.run("infer", "batch", "--config", config, *at).code == 0
+    (cli.directory / "out" / "run-id").unlink()
+    assert cli.run("infer", "batch", "--config", config, *at, "--resume", seen[:6].lower()).code == 0
     assert [row["n"] for row in cli.completions()] == list(range(200))
 
 

@@ -205,3 +205,7 @@ def test_rows_that_cannot_be_used_are_left_out_and_nothing_else(cli: Cli) -> Non
     errors = [json.loads(line) for line in (cli.directory / "out" / "errors.jsonl").read_text().splitlines()]
     assert [(e["row"], e["line"], e["code"]) for e in errors] == [(i + 1, i + 1, "invalid_row") for i in spoilt]
     assert errors[0]["input"] == "no json"
+    assert (
+        f"{ROWS - 3} completions, 0 failed, 3 left out as invalid"
+        in cli.run("infer", "batch", "--config", str(config)).out
+    )

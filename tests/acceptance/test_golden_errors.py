@@ -111,7 +111,8 @@ class Typist:
     def _shown(self, printed: str) -> str:
         for shown, real in self.names.items():
             printed = printed.replace(real, shown)
-        for found in ULID.findall(printed):
+        runs = [path.read_text().strip() for path in self.cli.directory.glob("*/out/run-id")]
+        for found in [*ULID.findall(printed), *runs]:
             self.ids.setdefault(found, f"01M8DRKDWQHJH10XCQ7C0EKZ{len(self.ids):02}")
         for found, shown in self.ids.items():
             printed = printed.replace(found, shown).replace(found[-8:], shown[-8:])

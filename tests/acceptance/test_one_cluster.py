@@ -135,9 +135,9 @@ def test_a_private_run_is_looked_at_like_any_other(cli: Cli) -> None:
         "private cluster in .rollout (this directory)",
         "no command works there at present; starting its coordinator for the answer",
     ]
-    paused = inside.run("run", "pause", run_id)
-    assert paused.code == 2 and f"rollout infer batch --config {config}   (in {cli.directory})" in paused.err, paused
     assert inside.run("run", "kill", run_id, "--reason", "wrong model").code == 0
+    killed = inside.run("run", "continue", run_id)
+    assert killed.code == 2 and f"batch --config {config} --continue   (in {cli.directory})" in killed.err, killed
     again = cli.run("infer", "batch", "--config", config)
     assert again.code == 2 and "was killed by the operator with the cluster's own key" in again.err, again
     assert "wrong model" in again.err and f"rollout infer batch --config {config} --continue" in again.err

@@ -105,7 +105,7 @@ def test_counts_agree_wherever_they_are_shown_though_a_worker_is_killed(
         assert (cli.directory / "elsewhere" / name).read_bytes() == (cli.directory / "out" / name).read_bytes()
     there = cli.config("there.toml", backend={"delay_ms": DELAY_MS}, output={"dir": "elsewhere"})
     goes_on = cli.run("infer", "batch", "--config", str(there), *at)
-    assert goes_on.code == 0 and "is complete already: 119 completions, 1 failed rows" in goes_on.out, goes_on
+    assert goes_on.code == 0 and "is complete already: 119 completions, 1 failed" in goes_on.out, goes_on
 
 
 def test_a_run_of_map_from_another_place_and_the_worker_that_did_it(cli: Cli, cluster: Cluster, at: list[str]) -> None:

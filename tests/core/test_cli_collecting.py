@@ -164,10 +164,11 @@ async def test_files_that_somebody_edits_are_written_anew_a_few_times() -> None:
 
 
 def test_a_run_that_is_complete_without_every_row_is_no_success(tmp_path: Path) -> None:
-    collector, display = Edited(0), SimpleNamespace(close=lambda: None, event=lambda *_, **__: None)
+    told: list[str] = []
+    collector, display = Edited(0), SimpleNamespace(close=lambda: None, event=lambda _, text, **__: told.append(text))
     collector.complete = False
     run = run_of(None, collector, display)
-    units = {"completed": 1, "committed": 1, "total": 2, "failed": 0}
+    units = {"completed": 1, "committed": 1, "total": 2, "failed": 5, "invalid": 3}
     summary = {
         "run_id": "R",
         "state": "completed",
@@ -179,6 +180,7 @@ def test_a_run_that_is_complete_without_every_row_is_no_success(tmp_path: Path) 
     collector.totals = Totals()  # type: ignore[attr-defined]
     with pytest.raises(IncompleteError, match="is completed with 0 of the 1 rows of the input"):
         run._finish(tmp_path, pb.RunStatus(state="completed"), summary)  # pyright: ignore[reportPrivateUsage]
+    assert "warning: 2 rows failed for good" in told[0] and "\n3 rows left out as invalid" in told[0]
 
 
 @pytest.mark.parametrize(("rows", "message"), [(1, "now has only 1"), (3, "now has more")])

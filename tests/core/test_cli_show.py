@@ -98,6 +98,18 @@ def test_progress_says_in_what_state_a_run_is() -> None:
     assert said("killed") == "killed, 0 failed"
 
 
+def test_rows_that_cannot_be_used_are_told_apart_from_those_that_failed(capsys: Capture) -> None:
+    snapshot = Snapshot(2000, 2000, 1000, 20, 1020, 3, 2, per_s=5.0, invalid=18, state="running")
+    assert details(snapshot) == "5.0 rows/s, 2 failed, 18 left out as invalid, 2 workers"
+    assert (snapshot.fields()["failed"], snapshot.fields()["invalid"]) == (20, 18)
+    show_run.print_run(status(invalid=18))
+    assert "1,000 done, 2 failed, 18 left out as invalid, 16 running" in capsys.readouterr().out
+    show.print_runs([status(invalid=18), status(failed=4)])
+    rows = [line.split() for line in capsys.readouterr().out.splitlines()[1:]]
+    assert [row[3:6] for row in rows] == [["1,000", "2", "18"], ["1,000", "4", "0"]]
+    assert show.run_json(status(invalid=18))["invalid"] == 18
+
+
 @pytest.mark.parametrize(
     ("width", "shown"),
     [(100, "177.6 rows/s, 888 tokens/s, ETA 0:02, 7 failed, 2 workers"),

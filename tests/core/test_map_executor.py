@@ -284,6 +284,20 @@ async def test_what_cannot_be_loaded_fails_every_row_at_once(tmp_path: Path) -> 
     assert 'File "package/functions.py", line 2' in error.traceback
 
 
+async def test_what_was_mended_beside_the_code_is_noticed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A package that was installed meanwhile: the executor stays, and the same code may be loaded now."""
+    missing = tmp_path / "missing"
+    broken = (
+        f"import os\nif not os.path.exists({str(missing)!r}): raise ImportError('no numbers')\ndef f(row): return row\n"
+    )
+    async with loaded(tmp_path, "f", code=broken) as calls:
+        assert "no numbers" in (await calls.error(1))[0].message
+        missing.touch()
+        assert "no numbers" in (await calls.error(1))[0].message  # one of those that follow at once
+        monkeypatch.setattr(executor_map, "UNLOADABLE_S", 0.0)
+        assert await calls.start(1) == 1
+
+
 API = "import os\nclass Api:\n    def __init__(self):\n        os.environ['API_URL_NOT_SET']\n"
 
 

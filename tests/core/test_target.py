@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 
 import pytest
+from rollout.cli.commands.context import keep_joined
 from rollout.cli.waits import Waits
 from rollout.client.contexts import Context, Contexts
 from rollout.client.runs import Runs
@@ -79,6 +80,8 @@ def test_a_private_cluster_is_that_of_the_directory(place: Path, monkeypatch: py
     assert need_target(None, None).addresses == ["here:1"]
     monkeypatch.chdir(first.parent)
     assert need_target(None, None).private == Path(".rollout")
+    context("gone", place / "removed", use=True)
+    assert need_target(None, None).private == Path(".rollout"), "whatever has become of the context in use"
     assert need_target(["there:1"], None).private is None
     with pytest.raises(ConfigError, match="no private cluster has run there"):
         need_target(None, None, Wish(directory=Path("..")))
@@ -100,6 +103,30 @@ def test_an_address_finds_its_context(place: Path) -> None:
 def test_a_context_has_a_name_that_can_be_typed(name: str, place: Path) -> None:
     with pytest.raises(ConfigError, match="a name has letters"):
         context(name, place)
+
+
+@pytest.mark.parametrize(
+    "told", [{"coordinator_addrs": 5}, {"coordinator_addrs": ["nonsense"]}, {"cluster": ["x"]}, [], "{"]
+)
+def test_a_join_file_that_holds_something_else_is_a_located_error(told: object, place: Path) -> None:
+    directory = joined(place / "data" / "tls")
+    (directory / files.JOINED).write_text(told if isinstance(told, str) else json.dumps(told))
+    with pytest.raises(ConfigError, match=r"tls/join\.json"):
+        find_target(None, None)
+
+
+def test_clusters_that_are_called_the_same_have_contexts_of_their_own(
+    place: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for name in ("first", "second"):
+        (joined(place / name, f"{name}:1") / files.CA).write_text(name)
+        keep_joined("", "prod", place / name)
+    keep_joined("", "prod", place / "first")  # joined again
+    assert find_target(None, None).addresses == ["first:1"]
+    assert find_target(None, None, Wish(context="prod-2")).addresses == ["second:1"]
+    keep_joined("prod", "prod", place / "second")  # as it was told to
+    assert list(Contexts.read().known) == ["prod", "prod-2"] and find_target(None, None).addresses == ["second:1"]
+    assert "from now on, as context prod-2 (" in capsys.readouterr().out
 
 
 def test_a_context_that_is_not_there_names_those_that_are(place: Path) -> None:
@@ -150,9 +177,12 @@ async def test_where_no_present_coordinator_answers_former_ones_are_asked(
 
 def test_a_wait_is_told_of_after_two_seconds_and_then_now_and_then() -> None:
     said: list[str] = []
-    waits = Waits(said.append, "a:1 (--coordinator)", lambda: said.append("cluster prod at a:1"))
-    for seconds in (0.5, 1.9, 2.1, 5, 21, 23, 50, 90):
+    now = 0.0
+    waits = Waits(said.append, "a:1 (--coordinator)", lambda: said.append("cluster prod at a:1"), lambda: now)
+    for seconds in (0.5, 1.9, 2.1, 10, 20, 21, 23, 30, 44, 58, 72, 82, 90):
+        now = seconds
         waits.trouble(UnavailableError("a:1 refuses", tries_s=30.0), seconds)
+    now = 91
     waits.trouble(None, 91)
     for _ in range(2):
         waits.answered()
@@ -175,6 +205,27 @@ def test_a_wait_is_told_of_after_two_seconds_and_then_now_and_then() -> None:
     ]
 
 
+def test_a_wait_over_several_calls_is_one_wait() -> None:
+    """Each call counts from its own beginning, and one that hangs has a deadline."""
+    said: list[str] = []
+    now = 0.0
+    waits = Waits(said.append, clock=lambda: now)
+    for at, seconds in ((2, 2), (15, 15), (28, 28), (30, 0), (44, 14), (46, 16)):
+        now = at
+        waits.trouble(UnavailableError("a:1 has not answered yet"), seconds)
+    waits.trouble(None, 16)
+    now = 50
+    waits.trouble(UnavailableError("a:1 refuses"), 2.5)
+    waits.trouble(None, 2.6)
+    assert said == [
+        "a:1 has not answered yet; waiting",
+        "still, for 28 s: a:1 has not answered yet; waiting",
+        "the cluster answers again, after 46 s",
+        "a:1 refuses; waiting",
+        "the cluster answers again, after 3 s",
+    ]
+
+
 def test_what_coordinators_answer_is_one_cause() -> None:
     answers = Answers()
     refused = UnavailableError("failed to connect: Connection refused")
@@ -185,6 +236,8 @@ def test_what_coordinators_answer_is_one_cause() -> None:
     assert answers.text() == (
         "nobody leads at present: a:1 refuses connections; b:1 is a standby and takes a:1 for the leader"
     )
+    answers.note("b:1", UnavailableError("b:1: Handshake read failed (Endpoint closing)"))
+    assert "; b:1 takes connections but says nothing, so" in answers.text()
     assert "Tried for 7 s" in no_answer(answers, ["a:1", "b:1"], refused, 7.2).message
     answers.clear()
     answers.note("a:1", UnavailableError("a:1: CERTIFICATE_VERIFY_FAILED"))

@@ -11,14 +11,15 @@ from typing import TYPE_CHECKING, TypeVar
 
 from rollout.cli.options import choose_cluster, chosen
 from rollout.cli.waits import Waits
-from rollout.client.private import OwnerLock, address_of, command_of
+from rollout.client.private import OwnerLock, address_of
 from rollout.client.target import Target, connected, need_target
-from rollout.model.errors import StateError
 
 if TYPE_CHECKING:
     from rollout.client import Runs
 
 Answer = TypeVar("Answer")
+Refusal = Callable[["Runs", Path], Awaitable[None]]
+"""Given the state directory of a private cluster."""
 PATIENCE_S = 10.0
 """A failover takes less."""
 _OWNER_POLL_S = 0.1
@@ -30,12 +31,12 @@ def ask(
     question: Callable[[Runs], Awaitable[Answer]],
     *,
     patience_s: float = PATIENCE_S,
-    needs_work: str = "",
+    unless_idle: Refusal | None = None,
 ) -> Answer:
     """The answer of the cluster that the command's options name, as `client.target` has it.
 
-    A private cluster that nobody runs has its coordinator started for as long as the answer takes; not if the question
-    `needs_work`, which says what has no use there: then StateError with the command that goes on.
+    A private cluster that nobody runs has its coordinator started for as long as the answer takes. `unless_idle` is
+    asked there first, and raises where the question has no use while nobody works.
     """
     choose_cluster(coordinator, tls_dir)
     target = need_target(coordinator, tls_dir, chosen().wish)
@@ -43,7 +44,7 @@ def ask(
         tell(str(target))
 
     async def asking() -> Answer:
-        async with reached(target, tell, patience_s=patience_s, needs_work=needs_work) as client:
+        async with reached(target, tell, patience_s=patience_s, unless_idle=unless_idle) as client:
             return await question(client)
 
     return asyncio.run(asking())
@@ -51,7 +52,7 @@ def ask(
 
 @asynccontextmanager
 async def reached(
-    target: Target, tell: Callable[[str], None], *, patience_s: float, needs_work: str = ""
+    target: Target, tell: Callable[[str], None], *, patience_s: float, unless_idle: Refusal | None = None
 ) -> AsyncGenerator[Runs, None]:
     """A client of `target`; `tell` hears what is waited for, and which cluster it is once one has answered."""
     if target.private is None:
@@ -62,42 +63,36 @@ async def reached(
                 yield client
         return
     with Waits(tell) as waits:
-        async with _running(target.private, tell, needs_work) as address:
+        async with _running(target.private, tell) as (address, idle):
             here = Target([address], target.private / "tls", "rollout", explicit=True)
             async with connected(here, patience_s=patience_s, on_trouble=waits.trouble) as client:
+                if idle and unless_idle is not None:
+                    await unless_idle(client, target.private)
                 yield client
 
 
 @asynccontextmanager
-async def _running(state: Path, tell: Callable[[str], None], needs_work: str) -> AsyncGenerator[str, None]:
-    """The address of the private cluster's coordinator: its owner's, or one of its own."""
+async def _running(state: Path, tell: Callable[[str], None]) -> AsyncGenerator[tuple[str, bool], None]:
+    """The address of the private cluster's coordinator: its owner's, or (True) one that only answers."""
     lock = OwnerLock(state)
     while not lock.try_acquire():
         if address := address_of(state):
-            yield address
+            yield address, False
             return
         # It starts, or another command looks at the same directory: neither takes long.
         await asyncio.sleep(_OWNER_POLL_S)
     try:
-        if needs_work:
-            raise StateError(_nothing_runs(state, needs_work))
         tell("no command works there at present; starting its coordinator for the answer")
         from rollout.client.embedded import Embedded
 
         embedded = Embedded(state, workers=0, report=tell, lock=lock)
         try:
             await embedded.start()
-            yield embedded.address
+            yield embedded.address, True
         finally:
             await asyncio.shield(embedded.stop())
     finally:
         lock.release()
-
-
-def _nothing_runs(state: Path, needs_work: str) -> str:
-    command = command_of(state)
-    how = f"; it goes on with: {command}" if command else ""
-    return f"no command works in {state.parent} at present, so {needs_work}{how}"
 
 
 def tell(text: str) -> None:

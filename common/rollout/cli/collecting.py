@@ -16,6 +16,7 @@ from rollout.cli.show import cannot_start, cause_json, waiting
 from rollout.cli.words import first_line, when
 from rollout.client import Page, Runs
 from rollout.model.errors import HopelessError, IncompleteError, InputChangedError, OutputChangedError, StateError
+from rollout.model.ids import short
 from rollout.model.item import NewItem
 from rollout.wire.v1 import runs_pb2 as pb
 from rollout.workloads.collector import Attempts, Collector
@@ -53,7 +54,7 @@ async def to_its_end(function: Callable[..., T], *arguments: Any, **named: Any) 
 
 def _killed(status: pb.RunStatus) -> str:
     reason = f": {status.reason.rstrip('.')}" if status.reason else ""
-    return f"run {status.spec.run_id} was killed by the {status.ended_by} at {when(status.ended_ms)}{reason}"
+    return f"run {short(status.spec.run_id)} was killed by the {status.ended_by} at {when(status.ended_ms)}{reason}"
 
 
 class WorkloadRun:
@@ -98,7 +99,7 @@ class WorkloadRun:
             if status.state == "killed" and status.ended_by and not go_on:
                 raise StateError(f"{_killed(status)}. Go on with it: {command}")
             because = f" ({status.reason.rstrip('.')})" if status.reason else ""
-            self._display.note(f"run {self.run_id} {_ENDED_BY_IT[status.state]}{because}: it goes on")
+            self._display.note(f"run {short(self.run_id)} {_ENDED_BY_IT[status.state]}{because}: it goes on")
             status = await self._runs.command(self.run_id, verb, reason="the same command was given again")
         self.submitted = status.submitted
         done = status.done + status.failed
@@ -106,7 +107,7 @@ class WorkloadRun:
         about = f"going on, {done} of {total} {unit} have their result" if resumed else f"{total} {unit}"
         self._display.event(
             "run_opened",
-            f"run {self.run_id}: {about}",
+            f"run {short(self.run_id)}: {about}",
             run_id=self.run_id,
             resumed=resumed,
             address=self._runs.address,
@@ -207,7 +208,7 @@ class WorkloadRun:
                 await self._take(page)
                 if page.status is not None and page.last:
                     return page.status
-        raise StateError(f"run {self.run_id}: the commit log ended before the run")
+        raise StateError(f"run {short(self.run_id)}: the commit log ended before the run")
 
     async def _take(self, page: Page) -> None:
         if page.entries:
@@ -262,6 +263,7 @@ class WorkloadRun:
             submitted=max(self.submitted, status.submitted),
             done=status.done,
             failed=status.failed,
+            invalid=status.invalid,
             committed=self._collector.cursor,
             running=status.running,
             workers=status.workers,
@@ -281,7 +283,7 @@ class WorkloadRun:
         units = summary[self._workload.unit]
         if status.state == "completed" and not self._collector.complete:
             raise IncompleteError(
-                f"run {self.run_id} is completed with {self._collector.cursor} of the {self.total} "
+                f"run {short(self.run_id)} is completed with {self._collector.cursor} of the {self.total} "
                 f"{self._workload.unit} of the input: it was sealed when the input was another. Name another output "
                 "directory to start a new run"
             )
@@ -297,13 +299,16 @@ class WorkloadRun:
             else ""
         )
         lines = [
-            f"run {summary['run_id']} {summary['state']}"
+            f"run {short(summary['run_id'])} {summary['state']}"
             + (f" ({summary['reason']})" if summary.get("reason") else "")
             + f": {units['completed']} of {units['total']} {unit} completed in "
             f"{summary['durations']['wall_s']:.1f} s, {summary[f'{unit}_per_s']:.1f} {unit}/s{measured}",
         ]
-        if units["failed"]:
-            lines.append(f"warning: {units['failed']} {unit} failed for good; why is in {files.get(ERRORS, '')}")
+        invalid, errors = units["invalid"], files.get(ERRORS, "")
+        if failed := units["failed"] - invalid:
+            lines.append(f"warning: {failed:,} {unit} failed for good; why is in {errors}")
+        if invalid:
+            lines.append(f"{invalid:,} {unit} left out as invalid; what is wrong with them is in {errors}")
         if summary["attempts"]["worker_lost"]:
             lines.append(f"{summary['attempts']['worker_lost']} attempts were lost with their worker and repeated")
         if summary["state"] == "failed" and units["committed"] < units["total"]:

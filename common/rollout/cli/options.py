@@ -42,7 +42,12 @@ NameOption = Annotated[
 ]
 ResumeOption = Annotated[
     str | None,
-    typer.Option("--resume", metavar="RUN_ID", help="Go on with this run. Default: the one in <output.dir>/run-id."),
+    typer.Option(
+        "--resume",
+        metavar="RUN",
+        help="Go on with this run: its id, a unique beginning of it, its name, or @last. Default: the one in "
+        "<output.dir>/run-id.",
+    ),
 ]
 WorkersOption = Annotated[
     int | None,

@@ -15,7 +15,7 @@ from rich.table import Column
 from rich.text import Text
 
 from rollout.cli.show import print_json
-from rollout.cli.words import counted, duration
+from rollout.cli.words import counted, duration, unsuccessful
 
 _WINDOW_S = 30.0
 _PLAIN_EVERY_S = 5.0
@@ -41,6 +41,8 @@ class Snapshot:
     measure: str = ""
     state: str = "running"
     """Of the run, or `pausing`."""
+    invalid: int = 0
+    """Of `failed`: rows that cannot be used."""
 
     def fields(self) -> dict[str, Any]:
         """For programs."""
@@ -50,6 +52,7 @@ class Snapshot:
             "submitted": self.submitted,
             "done": self.done,
             "failed": self.failed,
+            "invalid": self.invalid,
             "committed": self.committed,
             "running": self.running,
             "workers": self.workers,
@@ -206,7 +209,7 @@ class TerminalDisplay(Display):
 
 def details(snapshot: Snapshot, room: int | None = None) -> str:
     """All that is known, or what matters most of it in `room` characters."""
-    failed = f"{snapshot.failed} failed"
+    failed = unsuccessful(snapshot.failed, snapshot.invalid)
     if snapshot.state not in ("running", "pausing", "completed"):
         return f"{snapshot.state}, {failed}"  # nothing moves: no rate, no end, and nobody at it
     rate = f"{snapshot.per_s:.1f} {snapshot.unit}/s"

@@ -53,7 +53,7 @@ async def resolve_run(client: Runs, text: str) -> str:
         )
     if named and all(run in named for run in by_id):
         if len(named) > 1:
-            _tell(f"note: {len(named)} runs are named {text!r}; this is about the newest, {named[0].run_id}")
+            _tell(f"note: {len(named)} runs are named {text!r}; this is about the newest, {short(named[0].run_id)}")
         return named[0].run_id
     if len(by_id) == 1 and not named:
         return by_id[0].run_id
@@ -84,7 +84,7 @@ async def _last(client: Runs) -> str:
         if submitted
         else "no run submitted from here is"
     )
-    _tell(f"note: {here} of this cluster; {LAST} is its newest, {run_id}")
+    _tell(f"note: {here} of this cluster; {LAST} is its newest, {short(run_id)}")
     return run_id
 
 

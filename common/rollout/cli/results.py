@@ -6,7 +6,7 @@ import asyncio
 import json
 import tomllib
 from collections.abc import Sequence
-from contextlib import aclosing
+from contextlib import aclosing, suppress
 from pathlib import Path
 from typing import Any
 
@@ -15,9 +15,11 @@ from pydantic import BaseModel, ValidationError
 from rollout.cli.boundary import FAILED, OK
 from rollout.cli.collecting import REWRITES_MAX, to_its_end
 from rollout.cli.progress import Display
+from rollout.cli.words import unsuccessful
 from rollout.client import Runs
 from rollout.config.wording import describe
-from rollout.model.errors import ConfigError, OutputChangedError
+from rollout.model.errors import ConfigError, InputError, OutputChangedError
+from rollout.model.ids import short
 from rollout.model.problems import problems
 from rollout.model.run import ENDED
 from rollout.wire.v1 import runs_pb2 as pb
@@ -46,18 +48,32 @@ class ResultsOf:
         workload = workload_of(status)
         with OutputDirectory.open(self._directory, "rollout run results") as output:
             output.check(self._run_id)
-            config = self._config(workload, output, json.loads(status.spec.config))
+            stored = output.stored_config or {OUTPUT: await self._fitting(workload, status)}
+            config = self._config(workload, output, json.loads(status.spec.config), stored)
             collector = await asyncio.to_thread(_open, workload, output, config, status)
             try:
                 return await self._collect(workload, output, collector, status)
             finally:
                 await asyncio.shield(asyncio.to_thread(_close, collector))
 
-    def _config(self, workload: Workload[Any, Any], output: OutputDirectory, config: JsonObject) -> JsonObject:
-        """The run's, with [output] as this directory had it, or as `--set` says. The directory is the run's then."""
-        stored = output.stored_config
+    async def _fitting(self, workload: Workload[Any, Any], status: pb.RunStatus) -> JsonObject:
+        """[output] by the shape of the first row: its configuration file's is no part of the run."""
+        if not status.submitted:
+            return {}
+        reply = await self._runs.item(self._run_id, [0])
+        payload = reply.payload
+        if reply.HasField("payload_ref"):
+            payload, _ = await self._runs.item_bytes(self._run_id, reply)
+        with suppress(ValueError, InputError):
+            return workload.output_for(workload.item_input(payload)[0])
+        return {}
+
+    def _config(
+        self, workload: Workload[Any, Any], output: OutputDirectory, config: JsonObject, stored: JsonObject
+    ) -> JsonObject:
+        """The run's, with [output] as `stored` has it, or as `--set` says. The directory is the run's then."""
         section = output_section(workload, output.path, self._options, stored)
-        config |= {key: value for key, value in (stored or {}).items() if key in workload.free}
+        config |= {key: value for key, value in stored.items() if key in workload.free}
         config |= {OUTPUT: section}
         output.claim(self._run_id, config, workload.result_files, output.kept)
         return config
@@ -114,18 +130,18 @@ def workload_of(status: pb.RunStatus) -> Workload[Any, Any]:
     name = status.spec.workload
     if name not in entries():
         raise ConfigError(
-            f"run {status.spec.run_id} is of the workload {name!r}, which is not installed here "
+            f"run {short(status.spec.run_id)} is of the workload {name!r}, which is not installed here "
             f"(there are {', '.join(entries())}): install the package that provides it"
         )
     return load(name)
 
 
 def output_section(
-    workload: Workload[Any, Any], directory: Path, options: Sequence[str], stored: JsonObject | None
+    workload: Workload[Any, Any], directory: Path, options: Sequence[str], stored: JsonObject
 ) -> JsonObject:
-    """[output] of the run's configuration, which is no part of the run: as `directory` had it, else its defaults, with
+    """[output] of the run's configuration, which is no part of the run: as `stored` has it, else its defaults, with
     `options`. ConfigError."""
-    section: JsonObject = dict((stored or {}).get(OUTPUT, {}))
+    section: JsonObject = dict(stored.get(OUTPUT, {}))
     for option in options:
         key, equals, value = option.partition("=")
         if not equals:
@@ -175,8 +191,8 @@ def _text(workload: Workload[Any, Any], status: pb.RunStatus, collector: Collect
     totals, unit = collector.totals, workload.unit
     of = f"{status.submitted:,}" if status.sealed else f"{status.submitted:,} submitted so far"
     lines = [
-        f"run {status.spec.run_id} is {status.state}: {totals.rows:,} of {of} {unit} are in the files"
-        + (f", {totals.failed:,} of them in errors.jsonl" if totals.failed else "")
+        f"run {short(status.spec.run_id)} is {status.state}: {totals.rows:,} of {of} {unit} are in the files"
+        + (f" ({unsuccessful(totals.failed, totals.invalid)}: in errors.jsonl)" if totals.failed else "")
     ]
     if status.state not in ENDED:
         lines.append("what is committed later the same command adds")

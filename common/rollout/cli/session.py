@@ -21,6 +21,7 @@ from typing import Any, TypeVar
 
 from pydantic import BaseModel
 
+from rollout.cli.asking import reached
 from rollout.cli.boundary import INTERRUPTED, OK
 from rollout.cli.checking import verdict
 from rollout.cli.collecting import WorkloadRun
@@ -28,8 +29,10 @@ from rollout.cli.interrupt import Interrupted, Interrupts
 from rollout.cli.options import chosen
 from rollout.cli.progress import Display, display_for
 from rollout.cli.recent import remember_run
+from rollout.cli.references import means, resolve_run
 from rollout.cli.streams import keep_going
 from rollout.cli.waits import Waits
+from rollout.cli.words import unsuccessful
 from rollout.client.embedded import Embedded
 from rollout.client.origin import authority_of, keep_origin, origin_of
 from rollout.client.private import STATE_DIR, remember_command, state_of
@@ -37,7 +40,7 @@ from rollout.client.runs import Runs, new_ulid
 from rollout.client.target import Target, connected, find_target, private_target
 from rollout.client.trees import name_trees, upload_trees
 from rollout.model.errors import ConfigError, InputError, NotFoundError
-from rollout.model.ids import check_ulid
+from rollout.model.ids import is_ulid, short
 from rollout.wire import event_loop
 from rollout.workloads.json_form import JsonObject, lookup
 from rollout.workloads.output import RUN_ID, OutputDirectory
@@ -49,6 +52,7 @@ T = TypeVar("T")
 _PATIENCE_S = 900.0  # a run outlives a coordinator that is being repaired
 _FIRST_PATIENCE_S = 20.0  # but an address that never answered a new run is probably wrong
 _TELL_EVERY_S = 2.0
+_NOTHING_SENT = "interrupted before anything was submitted"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -84,8 +88,6 @@ class Options:
 
 def run_workload(workload: Workload[Any, Any], settings: BaseModel, options: Options) -> int:
     """The exit code. ConfigError and InputError, with all faults, before anything is started or written."""
-    if options.resume is not None:
-        check_ulid(options.resume, "--resume")
     if options.name.startswith("@"):
         raise ConfigError(f"--name: {options.name!r} begins with @, which stands for other things: choose another")
     target = find_target(list(options.coordinators), options.tls_dir, chosen().wish)
@@ -125,10 +127,11 @@ def place(output: Path, target: Target, options: Options) -> Target:
     if origin is not None:
         here = authority_of(target.tls_dir) if target.addresses else ""
         if origin.authority and here != origin.authority:
-            goes = f"{target}" if target.addresses else "a private cluster"
+            goes, seen = f"{target}" if target.addresses else "a private cluster", short(run_id or "")
             raise ConfigError(
-                f"run {run_id} of {output} was started on {origin}, and this command would go to {goes}. Go on with: "
-                f"{shlex.join(options.words)} {origin.options()}\n  or name another output directory to start a new run"
+                f"run {seen} of {output} was started on {origin}, and this command would go to {goes}. Go on "
+                f"with: {shlex.join(options.words)} {origin.options()}\n  or name another output directory to start "
+                "a new run"
             )
         return target
     if not target.addresses:
@@ -137,9 +140,9 @@ def place(output: Path, target: Target, options: Options) -> Target:
         return target
     if target.by == "option":
         raise ConfigError(
-            f"run {run_id} of {output} was started on this machine, by the private cluster in {state}. Go on without "
-            f"a cluster: {shlex.join([*options.words, '--local'])}\n  or name another output directory to start a new "
-            "run"
+            f"run {short(run_id)} of {output} was started on this machine, by the private cluster in {state}. Go on "
+            f"without a cluster: {shlex.join([*options.words, '--local'])}\n  or name another output directory to "
+            "start a new run"
         )
     return private_target(state, "where this run was started")
 
@@ -173,6 +176,7 @@ class _Invocation:
         self._runs: Runs | None = None
         self._had_ledger = False
         self._name = ""
+        self._known = ""
 
     async def run(self) -> int:
         interrupts = Interrupts(self._at_once)
@@ -186,12 +190,29 @@ class _Invocation:
     async def _work(self) -> int:
         directory = self._workload.directory(self._settings)
         with OutputDirectory.open(directory, self._options.command()) as output:
-            known = output.check(self._options.resume)
+            known = output.check(await self._resume(output))
+            self._known = known or ""
             checked = await self._check(output, resumed=known is not None)
             try:
                 return await self._go_on(output, known, checked)
             finally:
                 checked.close()
+
+    async def _resume(self, output: OutputDirectory) -> str | None:
+        """The id of the run that --resume names; what is not all of one, the directory or the cluster knows."""
+        text = self._options.resume
+        if text is None or is_ulid(text.upper()):
+            return text and text.upper()
+        own = output.run_id
+        if text and own is not None and means(own, text):
+            return own
+        if self._target.private is not None and state_of(output.path) is None:
+            raise ConfigError(
+                f"--resume {text}: no private cluster has run in {output.path} that knows such a run: name the cluster "
+                "of the run (--coordinator, --context), or give the whole id"
+            )
+        async with reached(self._target, self._display.note, patience_s=_FIRST_PATIENCE_S) as runs:
+            return await resolve_run(runs, text)
 
     async def _go_on(self, output: OutputDirectory, known: str | None, checked: Checked) -> int:
         workload = self._workload
@@ -338,7 +359,7 @@ class _Invocation:
 
     def _gone(self, run_id: str, output: Path) -> str:
         """Why its cluster does not know the run, and how to go on with it if that is possible."""
-        named = f"{output / RUN_ID} names run {run_id}"
+        named = f"{output / RUN_ID} names run {short(run_id)}"
         if self._target.private is not None and self._had_ledger:
             return f"{named}, which was deleted"
         go_on = "To go on with it, name the cluster where it was started: --coordinator HOST:PORT or --context NAME"
@@ -389,8 +410,8 @@ class _Invocation:
         units = summary[workload.unit]
         results = Path(workload.result_files[0]).stem
         return (
-            f"run {summary['run_id']} is complete already: {units['completed']} {results}, {units['failed']} failed "
-            f"{workload.unit}, in {directory}"
+            f"run {short(summary['run_id'])} is complete already: {units['completed']} {results}, "
+            f"{unsuccessful(units['failed'], units['invalid'])}, in {directory}"
         )
 
     # ---- trouble and interruption
@@ -402,18 +423,18 @@ class _Invocation:
         self._display.close()
         run, command, unit = self._run, self._command(), self._workload.unit
         if run is None:
-            self._display.event(
-                "interrupted", "interrupted before anything was submitted", run_id="", committed=0, command=command
-            )
+            known = self._known
+            said = f"interrupted before run {known} was asked for; what it has is safe" if known else _NOTHING_SENT
+            lines = [said, f"continue with: {command}"] if known else [said]
+            self._display.event("interrupted", "\n".join(lines), run_id=known, committed=0, command=command)
             return
         committed = run.committed
         directory = self._workload.directory(self._settings)
         lines = [f"interrupted: {committed} of {run.total} {unit} are in {directory}; nothing is lost"]
         if self._target.private is None:
             submitted = "" if run.submitted >= run.total else f" ({run.submitted} of {run.total} {unit} are submitted)"
-            lines.append(
-                f"run {run.run_id} goes on at the cluster{submitted}; stop it with: rollout run pause {run.run_id}"
-            )
+            run_id = short(run.run_id)
+            lines.append(f"run {run_id} goes on at the cluster{submitted}; stop it with: rollout run pause {run_id}")
         lines.append(f"continue with: {command}")
         self._display.event("interrupted", "\n".join(lines), run_id=run.run_id, committed=committed, command=command)
 

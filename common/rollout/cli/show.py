@@ -1,12 +1,13 @@
 """Runs and workers as JSON, and lists of them as tables.
 
 The JSON of a run: `run_id, workload, name, state, reason, priority, order, sealed, submitted, committed, done, failed,
-cancelled, skipped, in_flight, running, workers, attempts, retried, worker_lost, stale, units_in, units_out, created_at,
-updated_at, ended_at` (RFC 3339, or null), `pausing`, `survivors` (`[{log, seq, attempt}]`), `lanes`, `waits`
-(what pending items wait for: `[{reason, message, items, impossible}]`), `pending`, `per_s` and `units_per_s` (over the
-last half minute), `elapsed_s`, `eta_s` (null: it cannot be said), `causes` (why workers cannot start what it needs:
-`[{run_id, executor, code, message, workers, hosts, times, first_at, last_at, everywhere}]`).
+invalid, cancelled, skipped, in_flight, running, workers, attempts, retried, worker_lost, stale, units_in, units_out,
+created_at, updated_at, ended_at` (RFC 3339, or null), `pausing`, `survivors` (`[{log, seq, attempt}]`), `lanes`,
+`waits` (what pending items wait for: `[{reason, message, items, impossible}]`), `pending`, `per_s` and `units_per_s`
+(over the last half minute), `elapsed_s`, `eta_s` (null: it cannot be said), `causes` (why workers cannot start what it
+needs: `[{run_id, executor, code, message, workers, hosts, times, first_at, last_at, everywhere}]`).
 
+`invalid` says how many of `failed` are rows that cannot be used, which the run went on without (`on_bad_row = "skip"`).
 `attempts` counts those that began and have ended, `retried` those of them that came to nothing and did not end their
 item, `worker_lost` those that were lost with their worker. What was given back or stolen before it began is none.
 
@@ -59,6 +60,7 @@ def run_json(status: pb.RunStatus) -> dict[str, Any]:
         "committed": status.cursor,
         "done": status.done,
         "failed": status.failed,
+        "invalid": status.invalid,
         "cancelled": status.cancelled,
         "skipped": status.skipped,
         "in_flight": status.in_flight,
@@ -122,6 +124,11 @@ def cause_json(cause: pb.Cause) -> dict[str, Any]:
 def final(status: pb.RunStatus) -> int:
     """Items with a result, of any kind."""
     return status.done + status.failed + status.cancelled + status.skipped
+
+
+def failed(status: pb.RunStatus) -> int:
+    """Items that failed for good, without those that stand for rows which cannot be used."""
+    return max(0, status.failed - status.invalid)
 
 
 def pending(status: pb.RunStatus) -> int:
@@ -221,15 +228,17 @@ def row_of(place: Iterable[int]) -> str:
     return ".".join(str(seq + 1) for seq in place)
 
 
-def print_runs(runs: Iterable[pb.RunStatus]) -> None:
-    found = table("run", "workload", "state", "done", "failed", "of", "workers", "started", "name")
+def print_runs(runs: Sequence[pb.RunStatus]) -> None:
+    left_out = ["invalid"] if any(status.invalid for status in runs) else []
+    found = table("run", "workload", "state", "done", "failed", *left_out, "of", "workers", "started", "name")
     for status in runs:
         found.add_row(
             seen(status.spec.run_id),
             status.spec.workload,
             "pausing" if status.pausing else status.state,
             f"{status.done:,}",
-            f"{status.failed:,}",
+            f"{failed(status):,}",
+            *(f"{status.invalid:,}" for _ in left_out),
             f"{status.submitted:,}{'' if status.sealed else '+'}",
             str(status.workers),
             when(status.created_ms),

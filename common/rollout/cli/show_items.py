@@ -164,7 +164,7 @@ def print_item(item: Item, *, full: bool) -> None:
     state, row = reply.item, row_of(item.place)
     origin = f" ({item.origin})" if item.origin else ""
     tries = f", {counted(state.attempts, 'attempt')}" if state.attempts else ""
-    out.print(Text(f"row {row} of run {item.status.spec.run_id}{origin}: {state.state}{tries}"), soft_wrap=True)
+    out.print(Text(f"row {row} of run {short(item.status.spec.run_id)}{origin}: {state.state}{tries}"), soft_wrap=True)
     _block("input", _shown(item.input), full=full)
     if item.output is not None:
         _block("output", _shown(item.output), full=full)
@@ -172,7 +172,9 @@ def print_item(item: Item, *, full: bool) -> None:
         _block(f"no result: {state.code}", state.message, full=full)
     if reply.children:
         done = f"{reply.children_final:,} of {counted(reply.children, 'child item')} are final"
-        out.print(Text(f"\n{done}: rollout run items {item.status.spec.run_id} --children-of {row}"), soft_wrap=True)
+        out.print(
+            Text(f"\n{done}: rollout run items {short(item.status.spec.run_id)} --children-of {row}"), soft_wrap=True
+        )
     if reply.attempts:
         out.print(Text("\nattempts", style="bold"))
         out.print(_history(reply.attempts))

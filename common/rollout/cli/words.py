@@ -14,6 +14,12 @@ def counted(number: int, thing: str) -> str:
     return f"{number:,} {thing}{'' if number == 1 else 's'}"
 
 
+def unsuccessful(failed: int, invalid: int) -> str:
+    """`2 failed, 3 left out as invalid`; `invalid`: how many of `failed` are rows that cannot be used."""
+    left_out = f", {invalid:,} left out as invalid" if invalid else ""
+    return f"{max(0, failed - invalid):,} failed{left_out}"
+
+
 def duration(seconds: float) -> str:
     """`0:42`, `1:02:03`, `3 d 4 h`."""
     if seconds >= 2 * _DAY_S:

@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncio
 import random
 import time
-from collections.abc import Awaitable, Callable, Generator
-from contextlib import contextmanager
+from collections.abc import Awaitable, Callable
+from contextlib import AbstractContextManager
 from typing import Any, TypeVar
 
 import grpc
@@ -19,6 +19,7 @@ from rollout.wire.answers import REFUSED_S, WRONG_PEER_S, Answers, is_wrong_peer
 from rollout.wire.channel import open_channel
 from rollout.wire.epoch import EpochGuard, StaleEpochError
 from rollout.wire.errors import error_of
+from rollout.wire.silence import telling
 from rollout.wire.v1 import history_pb2_grpc as history_rpc
 from rollout.wire.v1 import runs_pb2_grpc as rpc
 
@@ -30,7 +31,6 @@ Reply = TypeVar("Reply")
 _BACKOFF_FIRST_S = 0.1
 _BACKOFF_MAX_S = 2.0
 _LONG_S = 60.0  # who waits longer means to outlive a coordinator that is being repaired
-SILENCE_S = 2.0
 _RENEW_AGAIN_S = 5.0
 RETIRE_GRACE_S = 5.0
 
@@ -240,26 +240,10 @@ class Connection:
         hopeless = not self._answered and self.patience_s <= _LONG_S and self._answers.refused(self.addresses)
         return min(self.patience_s, REFUSED_S) if hopeless else self.patience_s
 
-    @contextmanager
-    def telling(self) -> Generator[None]:
-        """`on_trouble` hears of it when what is waited for inside takes longer than two seconds."""
-        loop = asyncio.get_running_loop()
-        began = loop.time()
-        told = False
-
-        def still() -> None:
-            nonlocal told, timer
-            told = True
-            self._say(UnavailableError(f"{self._address} has not answered yet"), loop.time() - began)
-            timer = loop.call_later(SILENCE_S, still)
-
-        timer = loop.call_later(SILENCE_S, still)
-        try:
-            yield
-        finally:
-            timer.cancel()
-        if told:
-            self._say(None, loop.time() - began)
+    def telling(self, owed: Callable[[], bool] = lambda: True) -> AbstractContextManager[None]:
+        """`on_trouble` hears of it when what is waited for inside takes longer than two seconds, in which an answer was
+        `owed` all the time."""
+        return telling(self._say, self._address, owed)
 
     def moved_on(self, error: grpc.aio.AioRpcError, turn: int) -> RolloutError:
         """The typed error; where another coordinator may do better, the next call goes there."""

@@ -83,16 +83,24 @@ class Target:
 
 def find_target(coordinators: list[str] | None, tls_dir: Path | None, wish: Wish | None = None) -> Target:
     """Without addresses and `private`: nothing names a cluster. ConfigError for what cannot be used."""
-    wish = wish or Wish()
-    _refuse_contradictions(coordinators, wish)
+    file, identity = _here(tls_dir)
+    return _named(coordinators, wish or Wish(), identity) or _found(file, identity, tls_dir)
+
+
+def _here(tls_dir: Path | None) -> tuple[ClientSettings, _Identity]:
     file = load_settings(ClientSettings, CLIENT_FILE) if CLIENT_FILE.is_file() else ClientSettings()
     refuse_strangers(ClientSettings, os.environ)
+    told = str(tls_dir or "") or os.environ.get("ROLLOUT_TLS_DIR") or file.transport.tls_dir
+    return file, _Identity(told or DEFAULT_TLS_DIR, file.transport.cluster, fixed=bool(told))
+
+
+def _named(coordinators: list[str] | None, wish: Wish, identity: _Identity) -> Target | None:
+    """By options and the environment."""
+    _refuse_contradictions(coordinators, wish)
     if wish.local:
         return Target([], Path(), "rollout", False, "--local", by="option")
     if wish.directory is not None:
         return _private(wish.directory)
-    told = str(tls_dir or "") or os.environ.get("ROLLOUT_TLS_DIR") or file.transport.tls_dir
-    identity = _Identity(told or DEFAULT_TLS_DIR, file.transport.cluster, fixed=bool(told))
     if coordinators:
         return replace(identity.at(coordinators, "--coordinator"), by="option")
     if wish.context:
@@ -101,6 +109,11 @@ def find_target(coordinators: list[str] | None, tls_dir: Path | None, wish: Wish
         return replace(identity.at(environment, "ROLLOUT_COORDINATOR"), by="environment")
     if context := os.environ.get("ROLLOUT_CONTEXT", ""):
         return replace(_of_context(context, f"context {context}, ROLLOUT_CONTEXT"), by="environment")
+    return None
+
+
+def _found(file: ClientSettings, identity: _Identity, tls_dir: Path | None) -> Target:
+    """What is written down here, was joined, or is in use."""
     if file.transport.coordinator_addrs:
         return identity.at(file.transport.coordinator_addrs, f"./{CLIENT_FILE}")
     if joined := identity.joined():
@@ -126,9 +139,9 @@ def _listed(text: str) -> list[str]:
     return [part.strip() for part in text.split(",") if part.strip()]
 
 
-def _checked(addresses: list[str]) -> list[str]:
+def _checked(addresses: list[str], key: str) -> list[str]:
     for address in addresses:
-        parse_address(address, "--coordinator", need_port=True)
+        parse_address(address, key, need_port=True)
     return addresses
 
 
@@ -148,7 +161,7 @@ class _Identity:
     def at(self, addresses: list[str], why: str) -> Target:
         """The coordinators that are named, and behind them those that the directory knows of the same cluster: the
         named one may be the one that is down."""
-        addresses = _checked(list(addresses))
+        addresses = _checked(list(addresses), why)
         directory = self.directory
         if not self._fixed and not any((directory / name).exists() for name in (files.HOST, files.CA_KEY)):
             directory = _of_address(addresses) or directory
@@ -160,7 +173,7 @@ class _Identity:
         if not (addresses := _joined_addresses(self.directory)):
             return None
         cluster = self._cluster_of(self.directory)
-        return Target(_checked(addresses), self.directory, cluster, False, f"joined; {self._named}")
+        return Target(addresses, self.directory, cluster, False, f"joined; {self._named}")
 
     def _cluster_of(self, directory: Path) -> str:
         return self._cluster or str(files.joined(directory).get("cluster") or "rollout")
@@ -189,7 +202,7 @@ def context_target(name: str, context: Context, why: str) -> Target:
             f"context remove {name}`, or take another: --coordinator, --context, or --local for a private cluster"
         )
     cluster = context.cluster or str(files.joined(directory).get("cluster") or "rollout")
-    return Target(_checked(addresses), directory, cluster, True, why)
+    return Target(_checked(addresses, f"context {name}"), directory, cluster, True, why)
 
 
 def _private(directory: Path) -> Target:
@@ -233,8 +246,12 @@ def need_target(coordinators: list[str] | None, tls_dir: Path | None, wish: Wish
     """As `find_target`, for commands that look at runs: a private cluster whose output directory is the current one
     comes before what is named elsewhere than in options and environment, and one in a directory below it after that.
     ConfigError that says what to do when there is none."""
-    target = find_target(coordinators, tls_dir, wish)
-    here = state_of(Path())
+    file, identity = _here(tls_dir)
+    target = _named(coordinators, wish or Wish(), identity)
+    here = state_of(Path()) if target is None else None
+    if here is not None and tls_dir is None:
+        return private_target(here, "this directory")  # whatever is in use elsewhere, though it could not be used
+    target = target or _found(file, identity, tls_dir)
     if here is not None and not target.by:
         return private_target(here, "this directory")
     if target.addresses or target.private is not None:

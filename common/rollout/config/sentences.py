@@ -110,6 +110,7 @@ SENTENCES: dict[str, Sentence] = {
     ),
     "worker_failed": _said("worker {worker} failed: {reason}[; the {items:item} it had in hand go to others]"),
     "worker_deregistered": _said("worker {worker} left[: {reason}]"),
+    "worker_told_to_drain": _said("worker {worker}[ on {host}] is to finish what it has and leave[; the {by} asked]"),
     "worker_quarantined": _trouble("worker {worker} gets no more work: {reason}", "worker"),
     "worker_reconciled": _said(
         "worker {worker} is back; of the items it had in hand {kept} go on, {resend} send their result again, "
@@ -121,14 +122,19 @@ SENTENCES: dict[str, Sentence] = {
     "events_dropped": _said("so much happened at once that {count:event} were left out here"),
     # ---- runs
     "run_submitted": _said("run {run_id}[ {name}] was submitted ({workload})"),
-    "run_paused": _said("run {run_id} is paused[; {in_flight:item} still in hand]"),
-    "run_resumed": _said("run {run_id} goes on"),
-    "run_continued": _said("run {run_id} goes on"),
+    "run_paused": _said("run {run_id} is paused[ by the {by}][: {reason}][; {in_flight:item} still in hand]"),
+    "run_resumed": _said("run {run_id} goes on[, resumed by the {by}][: {reason}]"),
+    "run_continued": _said("run {run_id} goes on[, continued by the {by}][: {reason}]"),
     "run_completed": _said("run {run_id} is complete: {done} done, {failed} failed of {items}"),
     "run_failed": _said("run {run_id} failed: {reason}[; {done} done, {failed} failed of {items}]"),
-    "run_killed": _said("run {run_id} was killed[: {reason}][; {done} done, {failed} failed of {items}]"),
+    "run_killed": _said("run {run_id} was killed[ by the {by}][: {reason}][; {done} done, {failed} failed of {items}]"),
     "run_interrupted": _said("run {run_id} was interrupted: {survivors:attempt} did not stop in time"),
-    "run_deleted": _said("run {run_id} was deleted: {items:item}, {objects_freed:object} freed"),
+    "run_deleted": _said("run {run_id} was deleted[ by the {by}]: {items:item}, {objects_freed:object} freed"),
+    "row_failed": _said("row {row} of run {run_id} failed for good[ on worker {worker}], {code}: {error}"),
+    "more_rows_failed": _said("{count:more row} of run {run_id} failed for good"),
+    "output_removed": _said(
+        "what run {run_id} printed ({bytes:bytes}) was removed, since newer runs printed more than is kept in all"
+    ),
     "item_committed": _said("run {run_id}: {cursor:item} committed"),
     # ---- a worker
     "worker_starting": _said("worker {worker} starts, with {slots:slot}"),

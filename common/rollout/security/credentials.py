@@ -20,6 +20,7 @@ from rollout.security.roles import Enrolment, Role, identity_of
 from rollout.wire.answers import REFUSED_S, WRONG_PEER_S, Answers, no_answer
 from rollout.wire.channel import open_channel
 from rollout.wire.errors import error_of
+from rollout.wire.silence import telling
 from rollout.wire.v1 import join_pb2, join_pb2_grpc
 
 log = structlog.get_logger()
@@ -117,7 +118,8 @@ class Host:
             error: RolloutError | None = None
             for address in list(tried):
                 try:
-                    issued = await self._ask(address, request)
+                    with telling(on_trouble or _unheard, address):
+                        issued = await self._ask(address, request)
                 except RolloutError as failed:  # also of one that cannot reach its database, or was just deposed
                     if not failed.retryable and not isinstance(failed, FencedError):
                         raise
@@ -282,6 +284,10 @@ class Credentials:
 
         served = self.generation
         return grpc.dynamic_ssl_server_credentials(configuration(), fetch, require_client_authentication=mutual)
+
+
+def _unheard(error: RolloutError | None, seconds: float) -> None:
+    """For who does not want to be told."""
 
 
 def _host_id(tls_dir: Path) -> str:

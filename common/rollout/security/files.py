@@ -9,8 +9,9 @@ import tempfile
 from collections.abc import Generator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
+from rollout.model.address import parse_address
 from rollout.model.errors import ConfigError
 
 CA = "ca.pem"
@@ -78,7 +79,13 @@ def joined(tls_dir: Path) -> dict[str, Any]:
         raise ConfigError(f"{path} is damaged ({error}): join again with a new token") from error
     if not isinstance(found, dict):
         raise ConfigError(f"{path} is damaged: join again with a new token")
-    return found  # pyright: ignore[reportUnknownVariableType]
+    told = cast(dict[str, Any], found)
+    addresses = cast(list[Any] | None, told.get("coordinator_addrs", []))
+    if not isinstance(addresses, list) or not isinstance(told.get("cluster", ""), str):
+        raise ConfigError(f"{path} is damaged: join again with a new token")
+    for address in addresses:
+        parse_address(str(address), f"{path}: coordinator_addrs", need_port=True)
+    return told
 
 
 def keep_addresses(tls_dir: Path, addresses: list[str]) -> None:

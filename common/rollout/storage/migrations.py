@@ -70,6 +70,7 @@ MIGRATIONS: tuple[Migration, ...] = (
     Migration(2, "since when attempts ran, and indexes for looking into runs", _began),
     Migration(3, "who ended a run", lambda dialect: tables_since(3, dialect)),
     Migration(4, "what children of a run printed, and what happened", lambda dialect: tables_since(4, dialect)),
+    Migration(5, "how many rows could not be used, and events by run", lambda dialect: tables_since(5, dialect)),
 )
 
 

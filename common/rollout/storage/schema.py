@@ -94,6 +94,7 @@ LOG = _table(
     _int("units_in"),
     _int("units_out"),
     _text("extra", "{}"),
+    _int("invalid", info={"since": 5}),  # of the failed: rows that could not be used
 )
 Index("log_run", LOG.c.run_id, info={"since": 1})
 
@@ -263,6 +264,7 @@ EVENT = _table(
     since=4,
 )
 """What happened, for people: the newest of it."""
+Index("event_run", EVENT.c.run_id, EVENT.c.number, info={"since": 5})
 
 ITEM_STATE_VIEW = """
 CREATE VIEW item_state AS

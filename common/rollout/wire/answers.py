@@ -9,6 +9,7 @@ REFUSED_S = 5.0
 WRONG_PEER_S = 3.0
 """So long a handshake that fails for the certificates may be a renewal's; then they are another cluster's."""
 _REFUSED = "connection refused"
+_SILENT = "endpoint closing"  # ours, which we closed when the TLS handshake took too long
 _WRONG_PEER = ("CERTIFICATE_VERIFY_FAILED", "TLSV1_ALERT", "SSLV3_ALERT", "CERTIFICATE_UNKNOWN", "BAD_CERTIFICATE")
 
 
@@ -68,6 +69,8 @@ def _refuses(error: RolloutError) -> bool:
 def _said(address: str, error: RolloutError) -> str:
     if _refuses(error):
         return f"{address} refuses connections"
+    if _SILENT in error.message.lower():
+        return f"{address} takes connections but says nothing, so what runs there hangs, or is no coordinator"
     if isinstance(error, NotLeaderError):
         leader = str(error.context.get("leader") or "")
         return f"{address} is a standby" + (f" and takes {leader} for the leader" if leader else "")

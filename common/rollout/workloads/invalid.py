@@ -13,12 +13,10 @@ from typing import Any
 from blake3 import blake3
 
 from rollout.model.errors import AttemptError
-from rollout.model.item import DEFAULT_SPEC, ItemSpec, NewItem
+from rollout.model.item import DEFAULT_SPEC, INVALID, ItemSpec, NewItem
 from rollout.workloads.json_form import dump_line, parse_json
 from rollout.workloads.source import Line
 
-INVALID = "invalid_row"
-"""Error code of such a row."""
 _MARK = b"\0"  # begins no JSON
 _TEXT_MAX = 100_000
 

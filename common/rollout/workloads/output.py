@@ -30,7 +30,7 @@ from rollout.model.errors import (
     StorageError,
     StorageFullError,
 )
-from rollout.model.ids import is_ulid
+from rollout.model.ids import is_ulid, short
 from rollout.workloads.json_form import JsonObject, canonical
 
 RUN_ID = "run-id"
@@ -213,7 +213,8 @@ class OutputDirectory:
         own = self.run_id
         if resume is not None and own is not None and own != resume:
             raise ConfigError(
-                f"output.dir: {self.path} belongs to run {own}, not {resume}: take another directory, or resume {own}"
+                f"output.dir: {self.path} belongs to run {short(own)}, not {short(resume)}: take another directory, or "
+                f"resume {short(own)}"
             )
         return resume or own
 

@@ -227,6 +227,7 @@ class WorkerCommand:
     incarnation: str
     verb: str
     argument: str = ""
+    by: str = ""  # who orders it, as people know them
 
 
 # ---- the driver's own

@@ -6,7 +6,7 @@ from rollout.model import events as names
 from rollout.model.item import AttemptEnd, ItemSpec
 from rollout.model.run import ENDED, RunSpec, RunState
 
-from rollout_coordinator.core import attempts, policies
+from rollout_coordinator.core import attempts, policies, row_failures
 from rollout_coordinator.core.locality import track_locality
 from rollout_coordinator.core.logs import close_log, fold_counters, forget_log, open_log
 from rollout_coordinator.core.state import LaneState, Requirements, Run, SpecInfo, State, touch_run
@@ -105,6 +105,9 @@ def end(state: State, run: Run, cause: str, reason: str) -> None:
         "run_id": run.id, "reason": reason, "items": run.root.submitted, "done": done, "failed": failed,
         "cancelled": cancelled, "skipped": skipped,
     }  # fmt: skip
+    if run.state is RunState.KILLED and run.ended_by:
+        fields["by"] = run.ended_by
+    row_failures.tell_rest(state, run)
     state.step.sends.append(Emit(event, "info", fields))
     state.step.sends.append(RunMoved(run.id))
     for worker in state.workers.values():

@@ -166,9 +166,10 @@ class Log:
 
     __slots__ = (
         "accepted", "appending", "attempts", "blocked", "by_arrival", "chains", "checking", "children", "closed",
-        "counts", "cursor", "extra", "flight", "groups", "held", "id", "loaded_ahead", "loading", "loading_returned",
-        "members", "outcomes", "parent", "queues", "rank", "reader", "rereading", "retried", "returned", "run",
-        "sealed", "stale", "submitted", "units_in", "units_out", "window", "window_bytes", "window_end", "worker_lost",
+        "counts", "cursor", "extra", "flight", "groups", "held", "id", "invalid", "loaded_ahead", "loading",
+        "loading_returned", "members", "outcomes", "parent", "queues", "rank", "reader", "rereading", "retried",
+        "returned", "run", "sealed", "stale", "submitted", "units_in", "units_out", "window", "window_bytes",
+        "window_end", "worker_lost",
     )  # fmt: skip
 
     def __init__(self, log: int, run: Run, parent: Key | None) -> None:
@@ -180,6 +181,7 @@ class Log:
         self.submitted = self.cursor = 0
         self.sealed = False
         self.counts = [0, 0, 0, 0, 0]  # accepted, by Outcome
+        self.invalid = 0  # of the failed: rows that could not be used
         self.attempts = self.retried = self.worker_lost = self.stale = self.units_in = self.units_out = 0
         self.extra: dict[str, Any] = {}
         # where its items are; `items.py` alone moves them between the two
@@ -217,7 +219,7 @@ class Log:
         return LogRow(
             self.id, self.run.id, parent[0], parent[1], self.submitted, self.sealed, self.cursor, done, failed,
             cancelled, skipped, self.attempts, self.retried, self.worker_lost, self.stale, self.units_in,
-            self.units_out, extra,
+            self.units_out, extra, self.invalid,
         )  # fmt: skip
 
 
@@ -235,11 +237,10 @@ class Reader:
 
 class Run:
     __slots__ = (
-        "by_group", "by_spec", "causes", "created_ms", "ended_by", "ended_ms", "id", "in_flight", "lanes", "left_at",
-        "logs",
-        "pausing_until_ms", "policies", "priority", "reason", "requirements", "root", "running", "samples", "spec",
-        "specs", "state", "stop_submitting", "survivors", "tracked", "updated_ms", "waiting", "warm", "weight",
-        "window",
+        "by_group", "by_spec", "causes", "created_ms", "ended_by", "ended_ms", "failures_told", "failures_untold",
+        "id", "in_flight", "lanes", "left_at", "logs", "pausing_until_ms", "policies", "priority", "reason",
+        "requirements", "root", "running", "samples", "spec", "specs", "state", "stop_submitting", "survivors",
+        "tracked", "updated_ms", "waiting", "warm", "weight", "window",
     )  # fmt: skip
 
     def __init__(self, spec: RunSpec, state: RunState, created_ms: int) -> None:
@@ -265,6 +266,8 @@ class Run:
         self.policies: list[Any] = []
         self.tracked = False  # outcomes are kept until the cursor passes them
         self.warm: dict[str, str] = {}  # affinity key -> worker that last got it
+        self.failures_told: set[tuple[str, str]] = set()  # causes of which an event was made
+        self.failures_untold = 0  # rows that failed besides
         self.left_at: dict[str, float] = {}  # worker -> when it last ended all that it held of this run (monotonic)
         self.samples: deque[tuple[float, int, int]] = deque()  # of `rates`: (monotonic, final items, units out)
 

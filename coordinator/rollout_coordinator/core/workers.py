@@ -140,6 +140,8 @@ def command(state: State, event: WorkerCommand) -> None:
     if event.verb == "drain":
         drain(state, worker, event.argument or "an operator asked")
         worker.drain_argument = event.argument
+        fields = {"worker": worker.id, "host": worker.inventory.host, "by": event.by}
+        state.step.sends.append(Emit("worker_told_to_drain", "info", fields))
     state.step.sends.append(SendControl(worker.id, event.verb, event.argument))
     state.step.sends.append(Reply(event.request, None))
 

@@ -47,6 +47,9 @@ INLINE_ROW = 16 << 10
 FRAME_MAX = 128 << 20
 STARTS_MAX = 3
 """Failed starts in a row of a function that was loaded before, until a row is told."""
+UNLOADABLE_S = 2.0
+"""So long the rows of a function that cannot be loaded fail without another try. Then somebody may have mended the
+host: this executor outlives the run, and the next run of the same code would be told what is over."""
 RESTART_PAUSE_S, RESTART_PAUSE_MAX_S = 0.5, 10.0
 DUMP_WAIT_S = 1.0
 CUT_OFF_S = 0.3
@@ -223,6 +226,7 @@ class Host:
         self._number = 0
         self._mean_s = WINDOW_S
         self._unloadable: JsonObject | None = None
+        self._unloadable_at = 0.0
         self._was_loaded = False
         self._failed_starts = 0  # one after the other
         self._pause_s = 0.0
@@ -259,6 +263,8 @@ class Host:
     # ---- rows to the process
 
     def _pump(self) -> None:
+        if self._unloadable is not None and time.monotonic() - self._unloadable_at >= UNLOADABLE_S:
+            self._unloadable, self._pause_s = None, 0.0
         if self._unloadable is not None:
             while self._waiting:
                 self._waiting.popleft().fail(error_of(self._unloadable, LOAD_FAILED))
@@ -359,7 +365,7 @@ class Host:
             self._process = None
             self._failed_starts += 1
             if not failure["retry"]:
-                self._unloadable = failure
+                self._unloadable, self._unloadable_at = failure, time.monotonic()
             elif self._was_loaded:
                 # The function can be loaded: no row fails the run for it, and none is to blame for the first tries.
                 if self._waiting and self._failed_starts >= STARTS_MAX:

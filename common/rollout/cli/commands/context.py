@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from itertools import count
 from pathlib import Path
 from typing import Annotated
 
@@ -11,6 +12,7 @@ import typer
 from rollout.cli.options import JsonOption, complete_context
 from rollout.cli.program import new_app
 from rollout.client.contexts import Context, Contexts, contexts_path
+from rollout.client.origin import authority_of
 from rollout.client.target import DEFAULT_TLS_DIR, context_target, find_target
 from rollout.model.errors import ConfigError
 from rollout.security import files
@@ -98,11 +100,14 @@ def remove_context(name: NameArgument) -> None:
     typer.echo(f"removed context {name}; the certificates in {context.tls_dir} stay")
 
 
-def keep_joined(name: str, tls_dir: Path) -> None:
-    """What `join` leaves: a context, in use. Where it cannot be kept, the directory alone is found."""
+def keep_joined(chosen: str, cluster: str, tls_dir: Path) -> None:
+    """What `join` leaves: a context, in use, of the name that was `chosen`, else of the cluster's. Where it cannot be
+    kept, the directory alone is found."""
+    directory = files.expand(tls_dir).absolute()
     try:
         contexts = Contexts.read()
-        contexts.add(name, Context(tls_dir=str(files.expand(tls_dir).absolute())), use=True)
+        name = chosen or _name_for(cluster, directory, contexts)
+        contexts.add(name, Context(tls_dir=str(directory)), use=True)
         contexts.write()
     except ConfigError as error:
         sys.stderr.write(f"note: no context was made: {error.message}\n")
@@ -111,6 +116,17 @@ def keep_joined(name: str, tls_dir: Path) -> None:
         f"`rollout` commands go to this cluster from now on, as context {name} (kept in {contexts_path()})\n"
         "another cluster: `rollout context list` shows all that were joined, `rollout context use NAME` chooses one"
     )
+
+
+def _name_for(cluster: str, directory: Path, contexts: Contexts) -> str:
+    """The cluster's own name, or with a number where another cluster that is called the same has it."""
+    here = authority_of(directory)
+    for number in count(1):
+        name = cluster if number == 1 else f"{cluster}-{number}"
+        known = contexts.known.get(name)
+        if known is None or authority_of(Path(known.tls_dir)) in ("", here):
+            return name
+    raise AssertionError("there is always a further number")
 
 
 def _described(name: str, context: Context) -> tuple[str, list[str], str]:

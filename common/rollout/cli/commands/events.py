@@ -49,7 +49,8 @@ def events(
 ) -> None:
     """What happened, in sentences: workers came, failed and left; who leads; steals; runs began, paused and ended.
 
-    The newest 10,000 events of a cluster are kept.
+    Also who gave which order, and of rows that failed the first with each cause, 20 of a run at most, and how many
+    more. The newest 10,000 events of a cluster are kept, 1,000 of one run.
 
     --json: an object a line, `{time, event, level, run_id?, worker_id?, message, fields}`. Keys are only ever added.
     """

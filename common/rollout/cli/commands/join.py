@@ -46,4 +46,4 @@ def join(
         )
     joined = asyncio.run(join_client.join(coordinator, token, tls_dir, socket.gethostname()))
     typer.echo(joined.told(tls_dir))
-    keep_joined(context or joined.cluster, tls_dir)
+    keep_joined(context, joined.cluster, tls_dir)

@@ -57,8 +57,9 @@ def logs(
 ) -> None:
     """What processes of a run printed: functions of `map`, engines, executors; of all workers, the newest last.
 
-    Kept with the run, until it is deleted: the first MiB and the newest 7 MiB. A worker ships 60 KiB a second; where
-    more was printed, a line says how much was left out. Lines of an engine belong to no row.
+    Kept with the run, until it is deleted or newer runs need the room: the first MiB and the newest 7 MiB. A worker
+    ships 60 KiB a second; where more was printed, a line says how much was left out. Lines of an engine belong to no
+    row.
 
     --json: an object a line, `{time, run_id, worker_id, row, attempt, executor, stream, text}`, and where lines are
     missing `{..., left_out: {lines, bytes}}`. Keys are only ever added.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -13,6 +14,9 @@ from rollout.cli.completion import complete_run
 from rollout.cli.options import CoordinatorOption, JsonOption, TlsDirOption
 from rollout.cli.program import new_app
 from rollout.cli.references import resolve_run
+from rollout.client.private import command_of
+from rollout.model.errors import StateError
+from rollout.model.ids import short
 from rollout.model.run import RunState
 
 if TYPE_CHECKING:
@@ -113,6 +117,17 @@ _NEEDS_WORK = {
 """Of a private cluster that nobody runs."""
 
 
+def _refuse_idle(status: pb.RunStatus, verb: str, state: Path) -> None:
+    """StateError with the command that goes on; not of a run that is complete, of which the coordinator says so."""
+    if status.state == RunState.COMPLETED:
+        return
+    command = command_of(state)
+    if command is not None and status.state == RunState.KILLED and status.ended_by:
+        command = command.going_on()
+    how = f"; it goes on with: {command}" if command else ""
+    raise StateError(f"no command works in {state.parent} at present, so {_NEEDS_WORK[verb]}{how}")
+
+
 def _add_verb(verb: str, what_it_does: str) -> None:
     @app.command(verb, help=what_it_does)
     def command_run(
@@ -125,7 +140,10 @@ def _add_verb(verb: str, what_it_does: str) -> None:
         async def order(client: Runs) -> pb.RunStatus:
             return await client.command(await resolve_run(client, run), verb, reason=reason)
 
-        _show(ask(coordinator, tls_dir, order, needs_work=_NEEDS_WORK.get(verb, "")), json)
+        async def refuse(client: Runs, state: Path) -> None:
+            _refuse_idle(await client.get(await resolve_run(client, run)), verb, state)
+
+        _show(ask(coordinator, tls_dir, order, unless_idle=refuse if verb in _NEEDS_WORK else None), json)
 
     del command_run  # typer keeps it
 
@@ -154,7 +172,7 @@ def delete_run(
     if json:
         show.print_json({"run_id": run_id, "items": gone.items, "objects_freed": gone.objects_freed})
     else:
-        typer.echo(f"deleted run {run_id}: {gone.items} items, {gone.objects_freed} objects freed")
+        typer.echo(f"deleted run {short(run_id)}: {gone.items} items, {gone.objects_freed} objects freed")
 
 
 def _show(status: pb.RunStatus, as_json: bool) -> None:

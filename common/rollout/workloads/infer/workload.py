@@ -114,6 +114,10 @@ class Infer(Workload[InferConfig, InferChecked]):
         row = decode_payload(payload) if bad is None else bad
         return row.row if isinstance(row, Payload) else row.input, f"{row.file}:{row.line}"
 
+    def output_for(self, first: Any) -> JsonObject:
+        """Lines of an OpenAI batch want answers in the same format."""
+        return {"openai": True} if isinstance(first, dict) and "body" in first else {}
+
     def describe(self, settings: InferConfig, checked: InferChecked) -> list[str]:
         report = checked.report
         return [
