@@ -194,8 +194,9 @@ cd out && rollout run watch @last
 ```
 
 Where the command that made one still works, its coordinator answers; where it has ended, a coordinator is started for
-as long as the answer takes. An output directory keeps to the cluster where its run was started: a private run goes on
-privately, and one that is on another cluster than the command would go to is refused with the command that goes on.
+as long as the answer takes, and `--follow` and `watch` show what there is. An output directory keeps to the cluster
+where its run was started: a private run goes on privately, and one that is on another cluster than the command would go
+to is refused with the command that goes on.
 
 **A run that somebody killed** does not start again by itself: the same command says who killed it, when and why, and
 asks for `--continue`. One that failed or was interrupted goes on by the same command.

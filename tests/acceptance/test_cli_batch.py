@@ -57,6 +57,8 @@ def test_json_lines(cli: Cli) -> None:
     assert (
         summary["rows"]["completed"] == 50 and Path(summary["files"]["completions.jsonl"]).name == "completions.jsonl"
     )
+    again = cli.run("infer", "batch", "--config", str(cli.config()), "--json")
+    assert again.code == 0 and again.event("summary")["files"] == summary["files"]
     progress = done.event("progress")
     keys = {"rows", "submitted", "done", "failed", "committed", "running", "workers"}
     assert keys | {"rows_per_s", "tokens_per_s", "eta_s"} <= progress.keys()

@@ -233,7 +233,7 @@ def test_runs_and_workers_by_short_id_name_and_last(cli: Cli, daemons: list[Daem
     assert "there is no run 'nobody'" in shown("nobody")
     (cli.directory / ".state/rollout/runs").unlink()
     last = cli.run("run", "show", "@last", "--json")
-    assert json.loads(last.out)["run_id"] == ids[2] and "the newest is" in last.err
+    assert json.loads(last.out)["run_id"] == ids[2] and "is its newest" in last.err
 
     cli.env |= {"_ROLLOUT_COMPLETE": "complete_bash", "COMP_WORDS": "rollout run show nigh", "COMP_CWORD": "3"}
     assert cli.run().out.split() == ["nightly"]

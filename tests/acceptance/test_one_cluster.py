@@ -125,9 +125,13 @@ def test_a_private_run_is_looked_at_like_any_other(cli: Cli) -> None:
     assert cli.run("run", "pause", "out").code == 0  # the only output directory here
     until(lambda: shown()["state"] == "paused", "the pause")
     assert inside.run("run", "resume", "@last").code == 0
+    following = inside.start("events", "@last", "--follow")
+    assert following.stdout and following.stdout.readline()
     process.send_signal(signal.SIGINT)
     out, _ = process.communicate(timeout=30)
     assert process.returncode == 130 and f"continue with: rollout infer batch --config {config}\n" in out
+    rest, said = following.communicate(timeout=30)
+    assert following.returncode == 0 and "stopping" in rest and "no command works there at present" in said, said
     # Nobody runs it any more.
     listed = inside.run("run", "list")
     assert listed.code == 0 and run_id in listed.out

@@ -13,12 +13,22 @@ import pytest
 from rollout.cli import collecting
 from rollout.cli.collecting import WorkloadRun
 from rollout.cli.progress import Snapshot
+from rollout.cli.session import Options, run_workload
 from rollout.client import Page
-from rollout.model.errors import HopelessError, IncompleteError, InputChangedError, OutputChangedError, StateError
+from rollout.model.errors import (
+    ConfigError,
+    HopelessError,
+    IncompleteError,
+    InputChangedError,
+    OutputChangedError,
+    StateError,
+)
 from rollout.model.item import NewItem
 from rollout.wire.v1 import runs_pb2 as pb
+from rollout.workloads.infer.config import InferConfig
 from rollout.workloads.infer.workload import Infer
 from rollout.workloads.port import Checked, Totals
+from rollout.workloads.sections import RunSection
 
 
 def run_of(runs: Any, collector: Any, display: Any) -> WorkloadRun:
@@ -161,6 +171,13 @@ async def test_files_that_somebody_edits_are_written_anew_a_few_times() -> None:
     assert said == ["note: out/completions.jsonl was edited; it is written anew from the ledger"] * 2
     with pytest.raises(OutputChangedError):
         await run_of(Twice(), Edited(99), display)._collect()  # pyright: ignore[reportPrivateUsage]
+
+
+@pytest.mark.parametrize(("option", "configured"), [("@x", ""), ("", "@x")])
+def test_a_name_that_stands_for_other_things_is_refused(option: str, configured: str) -> None:
+    settings = InferConfig.model_construct(run=RunSection(name=configured))
+    with pytest.raises(ConfigError, match="'@x' begins with @"):
+        run_workload(Infer(), settings, Options(words=("rollout",), name=option))
 
 
 def test_a_run_that_is_complete_without_every_row_is_no_success(tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import sys
 import time
 from datetime import UTC, datetime
 from typing import Any
@@ -11,7 +12,7 @@ from typing import Any
 import pytest
 from rich.console import Console
 from rollout.cli import show, show_items, show_run, show_worker, words
-from rollout.cli.progress import Snapshot, TerminalDisplay, details, eta
+from rollout.cli.progress import PlainDisplay, Snapshot, TerminalDisplay, details, eta
 from rollout.cli.rows import place_of
 from rollout.model.errors import ConfigError
 from rollout.wire.v1 import common_pb2
@@ -45,7 +46,8 @@ def status(**more: Any) -> pb.RunStatus:
         "running": 16, "workers": 2, "attempts": 1052, "retried": 32, "worker_lost": 16, "rate": 98.0,
         "created_ms": now - 61_000,
     }  # fmt: skip
-    return pb.RunStatus(spec=pb.RunSpec(run_id="R", workload="map", name="mine"), **(fields | more))
+    fields["spec"] = pb.RunSpec(run_id="R", workload="map", name="mine")
+    return pb.RunStatus(**(fields | more))
 
 
 def test_how_far_a_run_is_in_numbers_that_a_person_reads(capsys: Capture) -> None:
@@ -176,6 +178,21 @@ def test_a_row_in_full(capsys: Capture) -> None:
     assert found["output"] == {"n": 1} and found["children"] == {"count": 3, "final": 1}
     assert found["history"][0]["began_at"] is None
     json.dumps(found)
+
+
+def test_what_a_function_raised_does_not_steer_the_terminal(capsys: Capture) -> None:
+    red = "\x1b[31mred \x9b2J"
+    failed = item(code="bad", message=red, state="failed")
+    show_items.ItemLines().add(pb.ItemsReply(items=[failed]))
+    attempt = pb.AttemptStatus(attempt=1, ending="failed", code="bad", message=red)
+    reply = pb.ItemReply(item=failed, attempts=[attempt])
+    show_items.print_item(show_items.read_item(status(), [42], reply, json.dumps(red).encode(), b""), full=True)
+    named = status(spec=pb.RunSpec(run_id="R", workload="map", name=f"{red} [bold]"), reason=red)
+    show_run.print_description(pb.RunReply(status=named, failures=[pb.RunFailure(seq=7, message=red)]))
+    show.print_runs([named])
+    PlainDisplay(sys.stdout).note(red)
+    out = capsys.readouterr().out
+    assert "\x1b" not in out and "\x9b" not in out and out.count("\\x1b[31mred \\x9b2J") == 9 and "[bold]" in out
 
 
 @pytest.mark.parametrize(("payload", "shown"), [(b"plain", "plain"), (b"\xff", {"base64": "/w=="}), (b"3", 3)])

@@ -88,6 +88,8 @@ def test_what_does_not_travel(tmp_path: Path) -> None:
          "run.log", "nohup.out"], "",
     )  # fmt: skip
     write(tmp_path, {**kept, **left, ".rolloutignore": "*.bin\nlogs/\n", ".gitignore": "*.py\n"})
+    (tmp_path / "loop").symlink_to("loop")
+    (tmp_path / "dead").symlink_to("nowhere")
     found = read_code(tmp_path, [tmp_path / "rows.jsonl", tmp_path / "out"])
     assert [name for name, _ in found.files] == sorted(kept)
     same = tmp_path / "elsewhere" / "x"
@@ -188,7 +190,9 @@ def test_lanes(row: Any, lane: str) -> None:
     assert lane_of(row, "k") == lane
 
 
-@pytest.mark.parametrize("row", [3, {}, {"k": None}, {"k": 1.5}, {"k": []}, {"k": ""}, {"k": "x" * 300}])
+@pytest.mark.parametrize(
+    "row", [3, {}, {"k": None}, {"k": 1.5}, {"k": []}, {"k": ""}, {"k": "x" * 300}, {"k": "\ud800"}]
+)
 def test_rows_that_name_no_lane(row: Any) -> None:
     with pytest.raises(InputError, match="'k'"):
         lane_of(row, "k")

@@ -332,6 +332,15 @@ def test_a_directory_that_cannot_be_made(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(ConfigError, match=r"output\.dir: cannot write"):
         OutputDirectory.open(tmp_path / "file" / "out")
+    (tmp_path / "dead").symlink_to("nowhere")
+    for name, why in (
+        ("dead", "link that leads nowhere"),
+        ("file", "it is a file"),
+        ("x" * 300, "File name too long"),
+        ("a\0b", "null byte"),
+    ):
+        with pytest.raises(ConfigError, match=f"cannot write .*{why}"):
+            OutputDirectory.open(tmp_path / name)
 
 
 def test_atomic_write_keeps_the_old_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -64,6 +64,8 @@ def test_each_pattern_sorted_and_no_file_twice(place: Path) -> None:
     write("[odd].jsonl", 1)
     assert names("d/c.jsonl", "d/*.jsonl", str(place / "d/b.jsonl")) == ["d/c.jsonl", "d/a.jsonl", "d/b.jsonl"]
     assert names("[odd].jsonl") == ["[odd].jsonl"]
+    with opened("d/c.jsonl", "d/*.jsonl") as found:
+        assert found.notes == ("input.glob: read once, though it is named again or linked to: d/c.jsonl, d/z.jsonl",)
 
 
 def test_every_pattern_that_is_wrong_is_named(place: Path) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import sys
 from collections.abc import AsyncGenerator, Awaitable, Callable
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
@@ -13,6 +13,7 @@ from rollout.cli.options import choose_cluster, chosen
 from rollout.cli.waits import Waits
 from rollout.client.private import OwnerLock, address_of
 from rollout.client.target import Target, connected, need_target
+from rollout.model.errors import UnavailableError
 
 if TYPE_CHECKING:
     from rollout.client import Runs
@@ -23,6 +24,7 @@ Refusal = Callable[["Runs", Path], Awaitable[None]]
 PATIENCE_S = 10.0
 """A failover takes less."""
 _OWNER_POLL_S = 0.1
+_ENDED_POLL_S = 0.5
 
 
 def ask(
@@ -32,11 +34,14 @@ def ask(
     *,
     patience_s: float = PATIENCE_S,
     unless_idle: Refusal | None = None,
+    at_rest: Callable[[Runs], Awaitable[Answer]] | None = None,
 ) -> Answer:
     """The answer of the cluster that the command's options name, as `client.target` has it.
 
     A private cluster that nobody runs has its coordinator started for as long as the answer takes. `unless_idle` is
-    asked there first, and raises where the question has no use while nobody works.
+    asked there first, and raises where the question has no use while nobody works. `at_rest` is asked there in the
+    place of a question that waits for more: it would keep the run's own command out for as long. When the command that
+    runs the private cluster ends before it has answered, the question is asked anew.
     """
     choose_cluster(coordinator, tls_dir)
     target = need_target(coordinator, tls_dir, chosen().wish)
@@ -44,23 +49,34 @@ def ask(
         tell(str(target))
 
     async def asking() -> Answer:
-        async with reached(target, tell, patience_s=patience_s, unless_idle=unless_idle) as client:
-            return await question(client)
+        while True:
+            with suppress(OwnerEndedError):
+                async with reached(target, tell, patience_s=patience_s, unless_idle=unless_idle) as (client, idle):
+                    if not idle or at_rest is None:
+                        return await question(client)
+                    answer = await at_rest(client)
+                    tell("nobody works there, so this is all")
+                    return answer
 
     return asyncio.run(asking())
+
+
+class OwnerEndedError(UnavailableError):
+    """The command that runs the private cluster has ended."""
 
 
 @asynccontextmanager
 async def reached(
     target: Target, tell: Callable[[str], None], *, patience_s: float, unless_idle: Refusal | None = None
-) -> AsyncGenerator[Runs, None]:
-    """A client of `target`; `tell` hears what is waited for, and which cluster it is once one has answered."""
+) -> AsyncGenerator[tuple[Runs, bool], None]:
+    """A client of `target`, and whether that is a private cluster where nobody works; `tell` hears what is waited for,
+    and which cluster it is once one has answered. OwnerEndedError."""
     if target.private is None:
         with Waits(tell, target.asked, lambda: tell(str(target))) as waits:
             async with connected(
                 target, patience_s=patience_s, on_trouble=waits.trouble, on_answer=waits.answered
             ) as client:
-                yield client
+                yield client, False
         return
     with Waits(tell) as waits:
         async with _running(target.private, tell) as (address, idle):
@@ -68,7 +84,7 @@ async def reached(
             async with connected(here, patience_s=patience_s, on_trouble=waits.trouble) as client:
                 if idle and unless_idle is not None:
                     await unless_idle(client, target.private)
-                yield client
+                yield client, idle
 
 
 @asynccontextmanager
@@ -77,7 +93,8 @@ async def _running(state: Path, tell: Callable[[str], None]) -> AsyncGenerator[t
     lock = OwnerLock(state)
     while not lock.try_acquire():
         if address := address_of(state):
-            yield address, False
+            async with _while_it_is_owned(lock):
+                yield address, False
             return
         # It starts, or another command looks at the same directory: neither takes long.
         await asyncio.sleep(_OWNER_POLL_S)
@@ -93,6 +110,32 @@ async def _running(state: Path, tell: Callable[[str], None]) -> AsyncGenerator[t
             await asyncio.shield(embedded.stop())
     finally:
         lock.release()
+
+
+@asynccontextmanager
+async def _while_it_is_owned(lock: OwnerLock) -> AsyncGenerator[None, None]:
+    """What is inside is cut off with OwnerEndedError when nobody has `lock` any more."""
+    cut = asyncio.timeout(None)
+    try:
+        async with cut:
+            watching = asyncio.create_task(_cut_off(lock, cut))
+            try:
+                yield
+            finally:
+                watching.cancel()
+    except TimeoutError:
+        if not cut.expired():
+            raise
+        raise OwnerEndedError from None
+
+
+async def _cut_off(lock: OwnerLock, cut: asyncio.Timeout) -> None:
+    while True:
+        await asyncio.sleep(_ENDED_POLL_S)
+        if lock.try_acquire():
+            lock.release()
+            cut.reschedule(asyncio.get_running_loop().time())
+            return
 
 
 def tell(text: str) -> None:

@@ -23,6 +23,7 @@ from rollout.cli.malloc import tune_malloc
 from rollout.cli.streams import Output, OutputError, json_line, prepare
 from rollout.config.logging import configure, redact_text
 from rollout.config.settings import LoggingSection
+from rollout.config.visible import visible
 from rollout.model.errors import (
     AuthError,
     ConfigError,
@@ -112,7 +113,7 @@ def show(error: RolloutError) -> None:
             told = {"code": error.code, "message": message, "faults": faults_of(message)}
             sys.stdout.write(json_line({"event": "error", "error": told}))
             sys.stdout.flush()
-    sys.stderr.write(f"error [{error.code}]: {message}\n")
+    sys.stderr.write(f"error [{error.code}]: {visible(message)}\n")
 
 
 def _show_unexpected(error: Exception) -> None:

@@ -52,6 +52,11 @@ async def to_its_end(function: Callable[..., T], *arguments: Any, **named: Any) 
     return work.result()
 
 
+def files_of(workload: Workload[Any, Any], directory: Path) -> dict[str, str]:
+    """The result files that are there: name to path."""
+    return {name: str(directory / name) for name in workload.result_files if (directory / name).exists()}
+
+
 def _killed(status: pb.RunStatus) -> str:
     reason = f": {status.reason.rstrip('.')}" if status.reason else ""
     return f"run {short(status.spec.run_id)} was killed by the {status.ended_by} at {when(status.ended_ms)}{reason}"
@@ -277,8 +282,7 @@ class WorkloadRun:
 
     def _finish(self, directory: Path, status: pb.RunStatus, summary: JsonObject) -> int:
         self._display.close()
-        names = [name for name in self._workload.result_files if (directory / name).exists()]
-        files = {name: str(directory / name) for name in names}
+        files = files_of(self._workload, directory)
         self._display.event("summary", self._text(summary, files), **summary, files=files)
         units = summary[self._workload.unit]
         if status.state == "completed" and not self._collector.complete:

@@ -16,6 +16,7 @@ from rich.text import Text
 
 from rollout.cli.show import print_json
 from rollout.cli.words import counted, duration, unsuccessful
+from rollout.config.visible import visible
 
 _WINDOW_S = 30.0
 _PLAIN_EVERY_S = 5.0
@@ -130,7 +131,7 @@ class PlainDisplay(Display):
         self._last = 0.0
 
     def note(self, message: str) -> None:
-        self._out.write(message + "\n")
+        self._out.write(visible(message) + "\n")
         self._out.flush()
 
     def event(self, name: str, message: str, /, **fields: Any) -> None:
@@ -174,7 +175,7 @@ class TerminalDisplay(Display):
         self._started = False
 
     def note(self, message: str) -> None:
-        self._console.print(message, markup=False, soft_wrap=True)
+        self._console.print(visible(message), markup=False, soft_wrap=True)
 
     def event(self, name: str, message: str, /, **fields: Any) -> None:
         if message:

@@ -13,7 +13,7 @@ from typing import Any
 from pydantic import BaseModel, ValidationError
 
 from rollout.cli.boundary import FAILED, OK
-from rollout.cli.collecting import REWRITES_MAX, to_its_end
+from rollout.cli.collecting import REWRITES_MAX, files_of, to_its_end
 from rollout.cli.progress import Display
 from rollout.cli.words import unsuccessful
 from rollout.client import Runs
@@ -103,8 +103,7 @@ class ResultsOf:
                 self._display.note(f"note: {error.message}; it is written anew from the ledger")
                 await to_its_end(collector.restart)
         complete = status.state == "completed" and collector.complete
-        names = [name for name in workload.result_files if (output.path / name).exists()]
-        files = {name: str(output.path / name) for name in names}
+        files = files_of(workload, output.path)
         self._display.close()
         text = _text(workload, status, collector, files)
         self._display.event("summary", text, **summary, complete=complete, files=files)

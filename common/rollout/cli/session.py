@@ -24,7 +24,7 @@ from pydantic import BaseModel
 from rollout.cli.asking import reached
 from rollout.cli.boundary import INTERRUPTED, OK
 from rollout.cli.checking import verdict
-from rollout.cli.collecting import WorkloadRun
+from rollout.cli.collecting import WorkloadRun, files_of
 from rollout.cli.interrupt import Interrupted, Interrupts
 from rollout.cli.options import chosen
 from rollout.cli.progress import Display, display_for
@@ -88,8 +88,9 @@ class Options:
 
 def run_workload(workload: Workload[Any, Any], settings: BaseModel, options: Options) -> int:
     """The exit code. ConfigError and InputError, with all faults, before anything is started or written."""
-    if options.name.startswith("@"):
-        raise ConfigError(f"--name: {options.name!r} begins with @, which stands for other things: choose another")
+    name = options.name or getattr(getattr(settings, "run", None), "name", "")
+    if name.startswith("@"):
+        raise ConfigError(f"--name: {name!r} begins with @, which stands for other things: choose another")
     target = find_target(list(options.coordinators), options.tls_dir, chosen().wish)
     if options.dry_run:
         return _dry_run(workload, settings, options)
@@ -211,7 +212,7 @@ class _Invocation:
                 f"--resume {text}: no private cluster has run in {output.path} that knows such a run: name the cluster "
                 "of the run (--coordinator, --context), or give the whole id"
             )
-        async with reached(self._target, self._display.note, patience_s=_FIRST_PATIENCE_S) as runs:
+        async with reached(self._target, self._display.note, patience_s=_FIRST_PATIENCE_S) as (runs, _):
             return await resolve_run(runs, text)
 
     async def _go_on(self, output: OutputDirectory, known: str | None, checked: Checked) -> int:
@@ -223,7 +224,8 @@ class _Invocation:
             if known is not None:
                 summary = await asyncio.to_thread(finished, workload, output, known, stored, checked)
                 if summary is not None:
-                    self._display.event("summary", self._complete_text(summary, output.path), **summary)
+                    text, files = self._complete_text(summary, output.path), files_of(workload, output.path)
+                    self._display.event("summary", text, **summary, files=files)
                     return OK
         patience_s = _PATIENCE_S if known else _FIRST_PATIENCE_S
         async with self._cluster(output.path, patience_s) as runs:

@@ -35,6 +35,7 @@ from rich.table import Table
 
 from rollout.cli.streams import json_line
 from rollout.cli.words import first_line, when
+from rollout.config.visible import visible
 from rollout.model.ids import short
 from rollout.wire.v1 import runs_pb2 as pb
 
@@ -242,7 +243,7 @@ def print_runs(runs: Sequence[pb.RunStatus]) -> None:
             f"{status.submitted:,}{'' if status.sealed else '+'}",
             str(status.workers),
             when(status.created_ms),
-            status.spec.name,
+            visible(status.spec.name),
         )
     print_table(found, "no runs")
 
@@ -287,7 +288,7 @@ def print_workers(workers: Iterable[pb.WorkerStatus], leader: str) -> None:
             f"{worker.done:,}",
             f"{worker.last_seen_s:.1f} s ago",
             amounts(worker.inventory.capacity),
-            worker.reason or unable(worker.causes),
+            visible(worker.reason) or unable(worker.causes),
         )
     print_table(found, "no workers")
     console().print(f"leader: {leader}", highlight=False, markup=False)
@@ -324,8 +325,8 @@ def print_table(found: Table, empty: str) -> None:
 
 
 def console() -> Console:
-    """For people. A pipe has no width: the whole of every row, for grep."""
-    return Console(width=None if sys.stdout.isatty() else 250, highlight=False)
+    """For people. A pipe has no width: the whole of every row, for grep. Brackets are shown, not taken for styles."""
+    return Console(width=None if sys.stdout.isatty() else 250, highlight=False, markup=False)
 
 
 def timestamp(unix_ms: int) -> str | None:

@@ -23,6 +23,7 @@ from rich.text import Text
 
 from rollout.cli.show import console, row_of, table, timestamp
 from rollout.cli.words import counted, first_line, took, when
+from rollout.config.visible import visible
 from rollout.model.errors import InputError
 from rollout.model.ids import short
 from rollout.wire.v1 import runs_pb2 as pb
@@ -184,7 +185,7 @@ def _block(title: str, text: str, *, full: bool) -> None:
     out = console()
     out.print(Text(f"\n{title}", style="bold"))
     cut = text if full or len(text) <= CUT else text[:CUT]
-    out.print(Text(cut), soft_wrap=True)
+    out.print(Text(visible(cut)), soft_wrap=True)
     if len(cut) < len(text):
         out.print(Text(f"... {len(text) - len(cut):,} characters more: --full shows them"))
 

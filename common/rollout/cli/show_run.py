@@ -9,6 +9,7 @@ from rich.text import Text
 
 from rollout.cli.show import cannot_start, console, elapsed_s, eta_s, failed, final, pending, table, waiting
 from rollout.cli.words import counted, duration, first_line, rate, unsuccessful, when
+from rollout.config.visible import visible
 from rollout.model.ids import short
 from rollout.wire.v1 import runs_pb2 as pb
 from rollout.workloads.registered import unit_of
@@ -20,7 +21,7 @@ def print_run(status: pb.RunStatus) -> None:
     """A run's status, and what it waits for."""
     out = console()
     for line in _lines(status):
-        out.print(Text(line), soft_wrap=True)
+        out.print(Text(visible(line)), soft_wrap=True)
 
 
 def print_description(reply: pb.RunReply) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from datetime import datetime
 
 from rollout.config.sentences import shortened
+from rollout.config.visible import visible
 
 _DAY_S = 86_400
 
@@ -52,7 +53,7 @@ def when(unix_ms: int, now: datetime | None = None) -> str:
 
 def first_line(text: str, limit: int = 200) -> str:
     """What fits a line of a table, ids as people see them."""
-    line = shortened(next((part.strip() for part in text.splitlines() if part.strip()), ""))
+    line = shortened(visible(next((part.strip() for part in text.splitlines() if part.strip()), "")))
     return line if len(line) <= limit else line[: limit - 1] + "…"
 
 

@@ -5,7 +5,6 @@ Local time, sentences, short ids; what goes on is said once, and then now and th
 
 from __future__ import annotations
 
-import re
 import time
 from collections.abc import Callable
 from datetime import datetime
@@ -15,9 +14,9 @@ from structlog.types import EventDict
 
 from rollout.config.pace import Pace
 from rollout.config.sentences import SENTENCES, VERBATIM, Sentence, duration, sentence_of, shortened
+from rollout.config.visible import visible
 
 _STYLES = {"debug": "\x1b[2m", "warning": "\x1b[33m", "error": "\x1b[31m", "critical": "\x1b[1;31m"}
-_CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
 _DIM, _PLAIN = "\x1b[2m", "\x1b[0m"
 
 
@@ -70,8 +69,7 @@ class Terminal:
 
     def _line(self, said: str, level: str) -> str:
         at = f"{self._local():%H:%M:%S}"
-        # What others printed must not steer this terminal.
-        said = _CONTROL.sub(lambda found: found[0].encode("unicode_escape").decode(), said)
+        said = visible(said)
         if not self._colors:
             return f"{at}  {said}"
         style = _STYLES.get(level, "")

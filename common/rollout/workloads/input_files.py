@@ -36,18 +36,25 @@ class Expansion:
 
     found: dict[object, InputFile | Stream] = field(default_factory=dict[object, InputFile | Stream])
     left_out: list[str] = field(default_factory=list[str])
+    again: list[str] = field(default_factory=list[str])
     faults: list[str] = field(default_factory=list[str])
 
     @property
     def notes(self) -> list[str]:
-        if not self.left_out:
-            return []
-        shown = ", ".join(self.left_out[:_NAMED_MAX])
-        more = f" and {len(self.left_out) - _NAMED_MAX} more" if len(self.left_out) > _NAMED_MAX else ""
-        return [
-            f"input.glob: left out what a run writes: {shown}{more} (results of another run are read when they are "
-            "named without a wildcard)"
-        ]
+        notes: list[str] = []
+        if self.left_out:
+            notes.append(
+                f"input.glob: left out what a run writes: {_shown(self.left_out)} (results of another run are read "
+                "when they are named without a wildcard)"
+            )
+        if self.again:
+            notes.append(f"input.glob: read once, though it is named again or linked to: {_shown(self.again)}")
+        return notes
+
+
+def _shown(names: Sequence[str]) -> str:
+    more = f" and {len(names) - _NAMED_MAX} more" if len(names) > _NAMED_MAX else ""
+    return ", ".join(names[:_NAMED_MAX]) + more
 
 
 def expand(patterns: Sequence[str], *, exclude: Path, written: Iterable[str], spool: Spool) -> Expansion:
@@ -131,6 +138,8 @@ def _take(expansion: Expansion, match: str, written: _Written, *, wild: bool, na
     if not named and written.elsewhere(real):
         expansion.left_out.append(match)
         return "", True
+    if real in expansion.found:
+        expansion.again.append(match)
     expansion.found.setdefault(real, InputFile(match, path))
     return "", False
 

@@ -23,12 +23,14 @@ _TEXT_MAX = 100_000
 
 @dataclass(frozen=True, slots=True)
 class InvalidRow:
-    """`input`: the JSON value of the line; where it is no JSON, its text, of which a very long one is cut."""
+    """`input`: the JSON value of the line; where it is no JSON, its text, of which a very long one is cut. `repeats`:
+    its id is that of an earlier row."""
 
     fault: str
     input: Any
     file: str
     line: int
+    repeats: bool = False
 
 
 def invalid_item(line: Line, spec: ItemSpec = DEFAULT_SPEC) -> NewItem:
@@ -37,7 +39,8 @@ def invalid_item(line: Line, spec: ItemSpec = DEFAULT_SPEC) -> NewItem:
         value = parse_json(line.raw)
     except ValueError:
         value = line.raw.decode("utf-8", "replace")[:_TEXT_MAX]
-    payload = _MARK + dump_line({"fault": line.fault, "input": value, "file": line.file, "line": line.line})
+    fields = {"fault": line.fault, "input": value, "file": line.file, "line": line.line}
+    payload = _MARK + dump_line(fields | ({"repeats": True} if line.repeats else {}))
     identity = blake3(b"invalid" + line.index.to_bytes(8, "little") + line.raw).digest()
     return NewItem(identity, payload, spec)
 

@@ -122,12 +122,16 @@ class OutputDirectory:
 
         `command`: what this process was called with, for the person whose other command is refused."""
         path = Path(directory).expanduser()
-        made = not path.exists()
         try:
+            made = not path.exists()  # which a name that is too long has no answer to
             path.mkdir(parents=True, exist_ok=True)
             lock = (path / _LOCK).open("a+", encoding="utf-8")
-        except OSError as error:
-            why = "it is a file" if path.is_file() else error.strerror
+        except UnicodeEncodeError:  # the locale's fault, which is told as that
+            raise
+        except (OSError, ValueError) as error:  # ValueError: a NUL in the name
+            why = getattr(error, "strerror", None) or str(error)
+            if isinstance(error, FileExistsError):
+                why = "it is a file" if path.is_file() else "it is a link that leads nowhere"
             raise ConfigError(f"output.dir: cannot write into {path}: {why}; name another directory") from error
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -455,7 +459,7 @@ class ResultFiles:
 
     def restart(self) -> None:
         """Empty every file: the log comes again from its beginning."""
-        self.cursor, self.totals, self._summary = 0, {}, None
+        self.cursor, self.totals, self._summary, self._begun = 0, {}, None, False
         for file in self._files.values():
             file.begin_anew()
         self._begun = True

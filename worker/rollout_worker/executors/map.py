@@ -223,6 +223,7 @@ class Host:
         self._process: UserProcess | None = None
         self._waiting: deque[Job] = deque()
         self._sent: deque[Job] = deque()
+        self._taken: set[Job] = set()  # back, and not yet cancelled
         self._number = 0
         self._mean_s = WINDOW_S
         self._unloadable: JsonObject | None = None
@@ -247,13 +248,19 @@ class Host:
             return await job.done
         except asyncio.CancelledError:
             if not self._take_out(job) and self._sent and self._sent[0] is job and self._process is not None:
+                self._process.ended_for = job
                 await self._process.end_now()  # it is running: nothing else ends it
             raise
 
     def take_back(self, keys: Iterable[Key]) -> list[Key]:
+        """They are cancelled a moment later: until then no result may send them to the process again."""
         self._recall()
-        waiting = {job.key for job in self._waiting}
-        return [key for key in keys if key in waiting]
+        waiting = {job.key: job for job in self._waiting}
+        taken = {key: waiting[key] for key in keys if key in waiting}
+        self._taken.update(taken.values())
+        self._waiting = deque(job for job in self._waiting if job.key not in taken)
+        self._pump()
+        return list(taken)
 
     async def close(self) -> None:
         self._closed = True
@@ -309,6 +316,9 @@ class Host:
         self._waiting.extendleft(reversed(back))
 
     def _take_out(self, job: Job) -> bool:
+        if job in self._taken:
+            self._taken.discard(job)
+            return True
         if job not in self._waiting:
             self._recall()
         if job in self._waiting:
@@ -383,7 +393,11 @@ class Host:
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
-        if self._sent:
+        if self._sent and ended is not None and ended.ended_for not in (None, self._sent[0]):
+            # The row that was to be ended was over by then: the next is not to blame.
+            self._waiting.extendleft(reversed(self._sent))
+            self._sent.clear()
+        elif self._sent:
             job = self._sent.popleft()
             hung_at, ran_out = (ended.hung_at, ended.ran_out) if ended is not None else (None, False)
             if ended is not None and ended.cut_off and hung_at is None:
@@ -410,6 +424,7 @@ class UserProcess:
     ) -> None:  # fmt: skip
         self.loaded = False
         self.hung_at: str | None = None
+        self.ended_for: Job | None = None  # it was ended because this row was cancelled
         self.cut_off = False  # it was ended because no results can come from it any more
         self.ran_out = False  # the kernel ended it, over the limit of this executor's control group
         self._oom_kills = cgroup.oom_kills()

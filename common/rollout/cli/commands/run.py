@@ -89,6 +89,11 @@ def watch_run(
     --json: one object a line, as `run show --json`.
     """
 
+    async def once(client: Runs) -> pb.RunStatus:
+        last = await client.get(await resolve_run(client, run))
+        _line(last, json)
+        return last
+
     async def follow(client: Runs) -> pb.RunStatus:
         run_id = await resolve_run(client, run)
         last = await client.get(run_id)
@@ -98,7 +103,7 @@ def watch_run(
                 _line(last, json)
         return last
 
-    status = ask(coordinator, tls_dir, follow, patience_s=600.0)
+    status = ask(coordinator, tls_dir, follow, patience_s=600.0, at_rest=once)
     raise typer.Exit(OK if status.state == "completed" else FAILED)
 
 

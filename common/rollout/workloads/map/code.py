@@ -267,9 +267,9 @@ def _walk(root: Path, leave_out: set[Path]) -> Iterator[tuple[str, Path]]:
             path = here / name
             if name in identity or _OF_OUR_PROGRAMS.match_file(prefix + name):
                 continue
-            if name.startswith(".") or name.endswith((".pyc", ".pyo")) or path.resolve() in leave_out:
+            if name.startswith(".") or name.endswith((".pyc", ".pyo", *_LOGS)) or not path.is_file():
                 continue
-            if name.endswith(_LOGS) or not path.is_file() or "\\" in name or spec.match_file(prefix + name):
+            if path.resolve() in leave_out or "\\" in name or spec.match_file(prefix + name):
                 continue
             found = path.stat()
             if (found.st_dev, found.st_ino) not in written:
