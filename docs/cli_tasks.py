@@ -138,8 +138,9 @@ rollout-worker join --coordinator HOST:JOIN_PORT --token TOKEN
 rollout-worker run                                    # reads ./worker.toml, if it is there
 ```
 
-On a terminal the daemons log sentences: local time, short ids, each trouble said once and then now and then
-(`still, for 20 s (12 times): ...`). Otherwise a line is a JSON object; `[logging] format` decides.
+On a terminal the daemons log sentences: a line for each day that begins, local time, short ids, `warning:` or `error:`
+before what is one, each trouble said once and then now and then (`still, for 20 s
+(12 times): ...`). Otherwise a line is a JSON object; `[logging] format` decides.
 """,
         (
             "rollout-coordinator run",

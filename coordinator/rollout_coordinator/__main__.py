@@ -20,6 +20,7 @@ from rollout.cli.references import means
 from rollout.cli.streams import keep_going
 from rollout.cli.tokens import TokenFileOption, TokenOption, find_token
 from rollout.cli.version import version_line
+from rollout.cli.words import told_by
 from rollout.config.load import load_settings
 from rollout.config.logging import configure
 from rollout.config.parent import has_parent, watch_parent
@@ -87,24 +88,26 @@ async def _serve(settings: CoordinatorSettings) -> int:
     starting = asyncio.create_task(started(build(settings), patient=not has_parent()))
     signals: list[signal.Signals] = []
 
-    def stop() -> None:
+    def stop(reason: str) -> None:
         if coordinator is not None:
-            coordinator.stop()
-        else:
+            coordinator.stop(reason)
+        elif not starting.cancelling():
+            log.info("coordinator_stopping", reason=reason)
             starting.cancel()
 
     def on_signal(sig: signal.Signals) -> None:
         if signals:
             os._exit(INTERRUPTED)  # asked twice: at once
         signals.append(sig)
-        stop()
+        stop(told_by(sig))
 
     for sig in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(sig, on_signal, sig)
-    watch_parent(stop)
+    watch_parent(lambda: stop("the process that started it has ended"))
     try:
         coordinator = await starting
     except asyncio.CancelledError:
+        log.info("coordinator_stopped")
         return INTERRUPTED if signals == [signal.SIGINT] else OK
     code = await coordinator.run()
     return INTERRUPTED if code == OK and signals == [signal.SIGINT] else code

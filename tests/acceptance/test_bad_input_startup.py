@@ -43,7 +43,7 @@ def run(cli: Cli, program: str, *args: str, **env: str) -> Finished:
     before, cli.env = cli.env, cli.env | env
     try:
         process = cli.start(*args, program=binary(program))
-        out, err = process.communicate(timeout=30)
+        out, err = process.communicate(timeout=60)
     finally:
         cli.env = before
     assert "Traceback" not in out + err, out + err
@@ -198,7 +198,7 @@ def test_coordinators_that_nobody_is(daemon: Cli) -> None:
     assert done.code == 1 and time.monotonic() - began < 30
     assert "refuses connections: no coordinator listens there (yet), or the address is wrong" in done.err
     process.terminate()
-    out, err = process.communicate(timeout=30)
+    out, err = process.communicate(timeout=60)
     assert process.returncode == 0, (out, err)
     (told,) = [e for e in Finished(0, out, err).events if e["event"] == "no_coordinator"][:1]
     assert told["level"] == "warning" and "check [transport] coordinator_addrs" in told["action"]

@@ -90,7 +90,7 @@ def test_killed_and_run_again(cli: Cli) -> None:
     cli.wait_for_rows(ROWS // 5, process)
     process.kill()
     process.wait()
-    until(lambda: not cli.left_behind(), "the embedded cluster to end with its parent", 20)
+    until(lambda: not cli.left_behind(), "the embedded cluster to end with its parent")
     assert 0 < len(cli.completions()) < ROWS
     done = cli.run("infer", "batch", "--config", config)
     assert done.code == 0, done
@@ -118,7 +118,7 @@ def test_ctrl_c_keeps_everything_and_says_how_to_go_on(cli: Cli) -> None:
     process = cli.start("infer", "batch", "--config", config, "--workers", "2")
     cli.wait_for_rows(20, process)
     process.send_signal(signal.SIGINT)
-    out, err = process.communicate(timeout=30)
+    out, err = process.communicate(timeout=60)
     assert process.returncode == 130, (out, err)
     assert f"continue with: rollout infer batch --config {config} --workers 2" in out
     assert f"of {ROWS} rows are in out; nothing is lost" in out and "Traceback" not in err
@@ -137,9 +137,9 @@ def test_ctrl_c_twice_ends_at_once(cli: Cli) -> None:
     until(lambda: (cli.directory / "out" / "run-id").exists(), "the run")
     process.send_signal(signal.SIGINT)
     process.send_signal(signal.SIGINT)
-    process.communicate(timeout=15)
+    process.communicate(timeout=60)
     assert process.returncode in (130, -signal.SIGINT)
-    until(lambda: not cli.left_behind(), "every process to end", 20)
+    until(lambda: not cli.left_behind(), "every process to end")
 
 
 def test_children_that_are_killed_come_back(cli: Cli) -> None:
@@ -169,7 +169,7 @@ def test_two_commands_do_not_share_a_directory(cli: Cli) -> None:
         in done.err
     )
     process.send_signal(signal.SIGTERM)
-    process.communicate(timeout=30)
+    process.communicate(timeout=60)
     assert process.returncode == 130
 
 

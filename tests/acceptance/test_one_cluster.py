@@ -47,9 +47,9 @@ def test_one_address_is_enough_after_a_failover(cli: Cli, tmp_path: Path, postgr
         second.wait_event("coordinator_ready")
         began = time.monotonic()
         for process in clients:
-            out, err = process.communicate(timeout=NEW_LEADER_S + 30)
+            out, err = process.communicate(timeout=NEW_LEADER_S + 45)
             assert process.returncode == 0, (out, err)
-        assert time.monotonic() - began < NEW_LEADER_S + 5  # what is left of the work takes some
+        assert time.monotonic() - began < NEW_LEADER_S + 15  # what is left of the work takes some
         for output in ("told", "joined"):
             assert [row["n"] for row in cli.completions(output)] == list(range(60))
         asked = cli.run("run", "list", *at)  # the address it names is the one that is dead
@@ -128,7 +128,7 @@ def test_a_private_run_is_looked_at_like_any_other(cli: Cli) -> None:
     following = inside.start("events", "@last", "--follow")
     assert following.stdout and following.stdout.readline()
     process.send_signal(signal.SIGINT)
-    out, _ = process.communicate(timeout=30)
+    out, _ = process.communicate(timeout=60)
     assert process.returncode == 130 and f"continue with: rollout infer batch --config {config}\n" in out
     rest, said = following.communicate(timeout=30)
     assert following.returncode == 0 and "stopping" in rest and "no command works there at present" in said, said
@@ -167,8 +167,8 @@ def test_a_coordinator_that_is_down_is_called_that_and_soon(cli: Cli, identity: 
     assert lines[0] == f"asking {address} (joined; {identity})\n"
     why = f"{address} refuses connections: no coordinator listens there (yet), or the address is wrong"
     assert re.fullmatch(rf"{re.escape(why)}; trying again for \d s\n", lines[1]), lines
-    _, err = process.communicate(timeout=30)
-    assert process.returncode == 1 and time.monotonic() - began < 12, err  # 5 s, and what a loaded machine adds
+    _, err = process.communicate(timeout=60)
+    assert process.returncode == 1 and time.monotonic() - began < 30, err  # 5 s, and what a loaded machine adds
     assert err.startswith(f"error [unavailable]: {why}. Tried for "), err
     assert "start the coordinator" in err and "certificate" not in err
     cli.rows(1)

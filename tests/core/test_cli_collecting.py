@@ -48,7 +48,7 @@ class Slow:
     def add(self, entries: list[Any]) -> None:
         assert self.one.acquire(blocking=False)
         self.began.set()
-        self.go.wait(20)
+        self.go.wait(60)
         self.done.append("add")
         self.one.release()
         fault, self.fault = self.fault, None
@@ -84,7 +84,7 @@ async def test_a_batch_that_is_stopped_while_it_writes_closes_its_files_afterwar
     slow = Slow(fault)
     run = run_of(OnePage(), slow, SimpleNamespace(note=lambda _: None))
     job = asyncio.ensure_future(run.carry_out(Path(), None))
-    await asyncio.to_thread(slow.began.wait, 20)
+    await asyncio.to_thread(slow.began.wait, 60)
     for _ in range(2):  # a second cancellation does not cut it short either
         job.cancel()
         await asyncio.sleep(0.05)

@@ -15,6 +15,7 @@ from rollout.cli.program import new_app, run_program
 from rollout.cli.streams import keep_going
 from rollout.cli.tokens import TokenFileOption, TokenOption, find_token
 from rollout.cli.version import version_line
+from rollout.cli.words import told_by
 from rollout.client.target import as_joined
 from rollout.config.load import load_settings
 from rollout.config.logging import configure
@@ -90,7 +91,7 @@ async def serve(settings: WorkerSettings, worker_id: str, plugins: list[Path]) -
         if worker is None or task is None:
             return
         if len(signals) == 1:
-            worker.drain(signal.Signals(number).name, settings.worker.drain_budget_s)
+            worker.drain(told_by(number), settings.worker.drain_budget_s)
         else:
             task.cancel()
 

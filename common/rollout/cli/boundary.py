@@ -6,6 +6,7 @@ Exit codes: 0 success; 1 the work itself failed, or something it needs is not th
 
 from __future__ import annotations
 
+import gc
 import os
 import sys
 import tempfile
@@ -52,6 +53,7 @@ def exit_code_of(error: RolloutError) -> int:
 
 def run_app(app: Callable[[], Any]) -> NoReturn:
     """Run a command-line program to its end and exit. Every program of the product starts through this."""
+    gc.freeze()  # what was imported stays: no collection looks through it, nor does the one at the end
     output = prepare()
     tune_malloc()
     raise_open_files()

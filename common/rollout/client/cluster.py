@@ -149,6 +149,9 @@ class AsyncRun:
                 page = following.result()
                 if page is None:
                     return
+                if page.last and self._feed is not None and self._feed.failed and self._submitting is not None:
+                    await asyncio.wait({self._submitting})  # it has killed the run, and says in a moment why
+                    self._submitting.result()
                 yield page
 
 
@@ -258,6 +261,7 @@ class AsyncCluster:
             raise
         except RolloutError as error:
             cause: BaseException = error
+            feed.failed = True
             if isinstance(error, RowsError) and error.__cause__ is not None:
                 cause = error.__cause__
             try:
