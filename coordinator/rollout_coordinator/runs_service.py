@@ -395,7 +395,10 @@ class RunsService(runs_pb2_grpc.RunsServicer):
             if request.verb not in WORKER_VERBS:
                 raise InputError(f"Unknown verb {request.verb!r}; there are {', '.join(WORKER_VERBS)}.")
             if not is_ulid(request.incarnation):
-                raise NotFoundError(f"There is no worker {request.incarnation!r}; `rollout workers` shows them.")
+                raise NotFoundError(
+                    f"there is no worker {request.incarnation!r} in this cluster; `rollout workers --all`, with the "
+                    "same options, lists them"
+                )
             if len(request.argument) > ARGUMENT_MAX:
                 raise InputError(f"The argument of {request.verb} has over {ARGUMENT_MAX} characters.")
             if request.verb == "drain" and len(request.argument) > DIGITS_MAX and request.argument.isdecimal():

@@ -57,9 +57,9 @@ def test_tokens(cli: Cli, clusters: tuple[Cluster, Cluster]) -> None:
     for token, words in (
         (good, "is used up (1 of 1 hosts joined); make a new one with `rollout-coordinator token create`, with --uses"),
         (expiring, "has expired; make a new one with `rollout-coordinator token create`"),
-        (good[:-3], "mistyped or cut short: its checksum does not match; copy it again"),
-        (good[:10] + ("a" if good[10] != "a" else "b") + good[11:], "mistyped or cut short"),
-        ("hunter2", "not a join token (they look like rj1.w.xxxx.xxxx.xxxx); copy the whole line"),
+        (good[:-3], "mistyped or cut off: its checksum does not match; copy the whole line"),
+        (good[:10] + ("a" if good[10] != "a" else "b") + good[11:], "mistyped or cut off"),
+        ("hunter2", "not a join token, which begins with rj1. and has five parts: copy the whole line"),
         (theirs.token("worker"), "presents another CA than the one this token was made for: a different cluster, or"),
     ):
         done = join(cli, at, token, "refused")

@@ -36,7 +36,7 @@ def test_output_that_cannot_be_written_is_one_sentence(cli: Cli, command: str, r
         script = f"(sleep 1; {ROLLOUT} {command}; echo $? >code) {redirection}; sleep 0.1; exit $(cat code)"
     done = subprocess.run(["bash", "-c", script], cwd=cli.directory, capture_output=True, text=True, timeout=60)
     assert (done.returncode, done.stdout) == (1, "")
-    assert done.stderr == f"error: standard output cannot be written: {words} [output_unwritable]\n"
+    assert done.stderr == f"error [output_unwritable]: standard output cannot be written: {words}\n"
 
 
 def test_a_workload_whose_output_is_closed_finishes(cli: Cli) -> None:
@@ -109,7 +109,8 @@ def test_variables_of_other_programs_are_let_be(cli: Cli) -> None:
 
 def test_a_state_that_is_none_names_those_that_are(cli: Cli) -> None:
     done = cli.run("run", "list", "--state", "runing")
-    assert done.code == 2 and "'runing' is not one of 'running', 'paused'" in done.err
+    assert done.code == 2 and 'error [usage]: --state: must be "running", "paused",' in done.err
+    assert 'not "runing"; did you mean "running"?' in done.err
 
 
 def test_plan_knows_every_file_by_what_it_says(cli: Cli) -> None:
@@ -236,7 +237,7 @@ def test_runs_and_workers_by_short_id_name_and_last(cli: Cli, daemons: list[Daem
     assert "there is no run 'nobody'" in shown("nobody")
     (cli.directory / ".state/rollout/runs").unlink()
     last = cli.run("run", "show", "@last", "--json")
-    assert json.loads(last.out)["run_id"] == ids[2] and "the newest is" in last.err
+    assert json.loads(last.out)["run_id"] == ids[2] and "is its newest" in last.err
 
     cli.env |= {"_ROLLOUT_COMPLETE": "complete_bash", "COMP_WORDS": "rollout run show nigh", "COMP_CWORD": "3"}
     assert cli.run().out.split() == ["nightly"]

@@ -9,6 +9,7 @@ import os
 import re
 import shlex
 import shutil
+import socket
 import subprocess
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -96,4 +97,5 @@ class Typist:
             self.ids.setdefault(found, f"01M8DRKDWQHJH10XCQ7C0EKZ{len(self.ids):02}")
         for found, shown in self.ids.items():
             printed = printed.replace(found, shown).replace(found[-8:], shown[-8:])
-        return re.sub(r"(pid|[Tt]ried for) \d+", r"\1 15", printed)
+        printed = printed.replace(f" on {socket.gethostname()}: ", " on head-1: ")
+        return re.sub(r"(pid|[Tt]ried for|again for) \d+", r"\1 15", printed)

@@ -83,7 +83,7 @@ class OnePage:
 async def test_a_batch_that_is_stopped_while_it_writes_closes_its_files_afterwards(fault: Exception | None) -> None:
     slow = Slow(fault)
     run = run_of(OnePage(), slow, SimpleNamespace(note=lambda _: None))
-    job = asyncio.ensure_future(run.carry_out(Path(), None, detach=False))
+    job = asyncio.ensure_future(run.carry_out(Path(), None))
     await asyncio.to_thread(slow.began.wait, 60)
     for _ in range(2):  # a second cancellation does not cut it short either
         job.cancel()
@@ -247,4 +247,4 @@ async def test_what_makes_a_run_hopeless_is_told_though_it_ended_meanwhile() -> 
     slow = Slow(HopelessError("the function cannot be loaded"))
     slow.go.set()
     with pytest.raises(HopelessError, match="cannot be loaded"):
-        await run_of(Ended(), slow, SimpleNamespace()).carry_out(Path(), None, detach=False)
+        await run_of(Ended(), slow, SimpleNamespace()).carry_out(Path(), None)

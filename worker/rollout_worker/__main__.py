@@ -35,11 +35,6 @@ app = new_app(help="A worker: pulls work from a coordinator and runs it in child
 DEFAULT_CONFIG = Path("worker.toml")
 
 
-def _fail(error: RolloutError) -> typer.Exit:
-    typer.echo(f"rollout-worker: {error}", err=True)
-    return typer.Exit(exit_code_of(error))
-
-
 def config_file(named: Path | None) -> Path | None:
     """The one that is named, else `./worker.toml` where it is there."""
     return named or (DEFAULT_CONFIG if DEFAULT_CONFIG.is_file() else None)
@@ -69,17 +64,14 @@ def run(
     hot_reload: Annotated[bool, typer.Option("--hot-reload", help="Allow plugins to be reloaded.")] = False,
 ) -> None:
     """Work until SIGTERM or Ctrl-C, which drain; a second signal ends at once."""
-    try:
-        settings = settings_for(config, hot_reload=hot_reload, tls_dir=tls_dir)
-        if worker_id:
-            check_ulid(worker_id, "--worker-id")
-        transport = as_joined(settings.transport, also_former=True)
-        if not transport.coordinator_addrs:  # one machine: the certificates are its coordinator's
-            here = [transport.advertise_addr or transport.listen_addr]
-            transport = transport.model_copy(update={"coordinator_addrs": here})
-        settings = settings.model_copy(update={"transport": transport})
-    except RolloutError as error:
-        raise _fail(error) from error
+    settings = settings_for(config, hot_reload=hot_reload, tls_dir=tls_dir)
+    if worker_id:
+        check_ulid(worker_id, "--worker-id")
+    transport = as_joined(settings.transport, also_former=True)
+    if not transport.coordinator_addrs:  # one machine: the certificates are its coordinator's
+        here = [transport.advertise_addr or transport.listen_addr]
+        transport = transport.model_copy(update={"coordinator_addrs": here})
+    settings = settings.model_copy(update={"transport": transport})
     keep_going("the log is lost until it can be", log=True)
     configure(settings.logging)
     if found := config_file(config):
@@ -139,11 +131,8 @@ def join(
 
     The token, of role worker, comes from --token-file, from ROLLOUT_JOIN_TOKEN, or from --token.
     """
-    try:
-        joined = asyncio.run(join_cluster(coordinator, find_token(token, token_file), tls_dir, os.uname().nodename))
-    except RolloutError as error:
-        raise _fail(error) from error
-    typer.echo(f"joined cluster {joined.cluster} as {joined.role}, host {joined.host_id}; identity in {tls_dir}")
+    joined = asyncio.run(join_cluster(coordinator, find_token(token, token_file), tls_dir, os.uname().nodename))
+    typer.echo(joined.told(tls_dir))
 
 
 @app.command()
