@@ -9,6 +9,7 @@ missing, 0 with SKIPPED where namespaces are not allowed.
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import signal
 import subprocess
@@ -74,8 +75,10 @@ class World:
         return [f"{self.net.addresses[name]}:{LISTEN}" for name in COORDINATORS]
 
     def run(self, host: str, *command: str) -> str:
+        # An operator's `join` makes a context: not one of whoever runs this.
+        env = os.environ | {"XDG_CONFIG_HOME": str(self.root / "config")}
         done = subprocess.run(
-            self.net.enter(host, *command), capture_output=True, text=True, check=False, cwd=self.root
+            self.net.enter(host, *command), capture_output=True, text=True, check=False, cwd=self.root, env=env
         )
         if done.returncode != 0:
             raise RuntimeError(f"{' '.join(command[:3])} on {host} failed:\n{done.stdout}{done.stderr}")

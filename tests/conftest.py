@@ -6,12 +6,16 @@ import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
+import cluster
+import prefork
 import pytest
 from postgres import postgres_server, postgres_server_url, postgres_url
 from rollout.config.settings import EmbeddedStorage, PostgresStorage, StorageSection
 
 __all__ = ["postgres_server", "postgres_server_url", "postgres_url", "short_dir", "storage_section"]
 
+
+cluster.popen = prefork.Popen
 
 LONGEST_FIRST = (
     "test_soak.py",
@@ -39,9 +43,10 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.fixture(scope="session", autouse=True)
 def no_contexts(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """Tests neither go to a cluster of whoever runs them, nor leave contexts behind."""
+    """Tests neither go to a cluster of whoever runs them, nor leave contexts behind, or runs for `@last`."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("XDG_CONFIG_HOME", str(tmp_path_factory.mktemp("config")))
+        patch.setenv("XDG_STATE_HOME", str(tmp_path_factory.mktemp("state")))
         patch.delenv("ROLLOUT_CONTEXT", raising=False)
         yield
 

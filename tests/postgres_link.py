@@ -1,4 +1,4 @@
-"""A link to a PostgreSQL server that can go silent, or break in the middle of a conversation."""
+"""A link to a server that can go silent, or break in the middle of a conversation."""
 
 from __future__ import annotations
 
@@ -41,15 +41,17 @@ class Link:
             self._pumps.add(task)
 
     async def _pump(self, source: asyncio.StreamReader, sink: asyncio.StreamWriter, counted: bool) -> None:
-        with contextlib.suppress(OSError):
-            while data := await source.read(65536):
-                await self._whole.wait()
-                if counted:
-                    self._count()
-                sink.write(data)
-                await sink.drain()
-        self._ends.discard(sink)
-        sink.close()
+        try:
+            with contextlib.suppress(OSError):
+                while data := await source.read(65536):
+                    await self._whole.wait()
+                    if counted:
+                        self._count()
+                    sink.write(data)
+                    await sink.drain()
+        finally:
+            self._ends.discard(sink)
+            sink.close()
 
     def _count(self) -> None:
         self.messages += 1

@@ -47,6 +47,7 @@ def status_to_wire(view: RunView) -> runs_pb2.RunStatus:
         workers=view.workers,
         pausing=view.pausing,
         ended_by=view.ended_by,
+        invalid=view.invalid,
         rate=view.rate,
         units_rate=view.units_rate,
     )

@@ -146,7 +146,8 @@ class Router:
         if isinstance(send, RunMoved):
             self._watchers.moved(send.run_id)
         elif isinstance(send, Emit):
-            emit(send)
+            if send.logged:
+                emit(send)
             self._note(send.event, send.level, **send.fields)
         elif isinstance(send, SendControl):
             outbox = self._controls.get(send.incarnation)

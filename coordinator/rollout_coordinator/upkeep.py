@@ -9,7 +9,7 @@ from rollout.model.errors import StorageError
 from rollout.security.claims import forget_claims
 
 from rollout_coordinator.gc import collect_garbage
-from rollout_coordinator.ledger.port import Ledger
+from rollout_coordinator.ledger.port import OUTPUT_ALL, Ledger
 from rollout_coordinator.wiring import Parts
 
 log = structlog.get_logger()
@@ -18,18 +18,24 @@ PURGE_S = 5.0
 PURGE_ROWS = 2000
 PURGE_PAUSE_S = 0.05
 GARBAGE_EVERY_S = 3600.0
+TRIM_EVERY_S = 60.0
 GARBAGE_GRACE_S = 24 * 3600.0
 KEEP_WORKERS_MS = 7 * 86_400_000
 """An incarnation that ended is shown for so long, and refused for so long if it was quarantined."""
 
 
 async def maintain(p: Parts) -> None:
-    """Until cancelled: rows of deleted runs; each hour objects that nothing refers to, workers and claims of old."""
-    hourly_at = p.clock.now().mono + GARBAGE_EVERY_S
+    """Until cancelled: rows of deleted runs; each minute what was printed beyond the bound of all runs; each hour
+    objects that nothing refers to, workers and claims of old."""
+    hourly_at, trim_at = p.clock.now().mono + GARBAGE_EVERY_S, 0.0
     while True:
         await asyncio.sleep(PURGE_S)
         try:
             await _purge(p.ledger)
+            if p.clock.now().mono >= trim_at:
+                trim_at = p.clock.now().mono + TRIM_EVERY_S
+                for run_id, size in await p.ledger.trim_output(OUTPUT_ALL):
+                    p.history.note("output_removed", run_id=run_id, bytes=size)
             if p.clock.now().mono >= hourly_at:
                 hourly_at = p.clock.now().mono + GARBAGE_EVERY_S
                 await collect_garbage(p.store, p.ledger, GARBAGE_GRACE_S, forget=p.objects_gate.forget)

@@ -99,7 +99,7 @@ def test_code_that_cannot_be_loaded_is_told_at_once_and_can_be_mended(cli: Cli) 
     command = ["map", "functions:double", "--input", "rows.jsonl", "--output", "out"]
     began = time.monotonic()
     found = cli.run(*command)
-    assert found.code == 1 and time.monotonic() - began < 30
+    assert found.code == 1 and time.monotonic() - began < 60
     assert "functions imports 'no_such_module'" in found.err and "install it" in found.err
     assert "give the same command again" in found.err
     code.write_text("def double(n):\n    return 2 * n\n")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from pathlib import Path
 
 
 def wait(row: int) -> int:
@@ -16,4 +17,22 @@ def work(row: int) -> int:
     end = time.thread_time() + 0.001
     while time.thread_time() < end:
         pass
+    return row
+
+
+LINES, LINE = 100_000, "x" * 99  # 10 MB a row
+
+
+def shout(row: int) -> int:
+    """Prints 10 MB."""
+    for _ in range(LINES):
+        print(LINE)
+    return row
+
+
+def hush(row: int) -> int:
+    """Prints ten times as much to nowhere, which takes about as long."""
+    with Path("/dev/null").open("w") as nowhere:
+        for _ in range(10 * LINES):
+            print(LINE, file=nowhere)
     return row

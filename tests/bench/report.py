@@ -37,6 +37,7 @@ PARTS = {
     "restart": "bench_restart",
     "failover": "bench_failover",
     "map": "bench_map",
+    "printing": "bench_printing",
     "worker": "bench_worker_loss",
     "growth": "bench_growth",
     "simulation": "bench_sim",

@@ -102,7 +102,9 @@ async def test_rows_come_back_as_they_were_written(writer: Writer, ledger: Ledge
         survivors=((1, 2, 3, WORKER),),
         priority=4,
     )
-    log = dataclasses.replace(log_row(submitted=5), sealed=True, attempts=6, units_in=1 << 40, extra='{"k":[1]}')
+    log = dataclasses.replace(
+        log_row(submitted=5), sealed=True, attempts=6, units_in=1 << 40, extra='{"k":[1]}', invalid=7
+    )
     item_spec = ItemSpec(
         lane="l", resources=(("gpus", 0.5), ("slots", 1.0)), require_labels=(("zone", "a"),), require_roles=("r",),
         exclusive=True,

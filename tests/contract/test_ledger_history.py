@@ -9,6 +9,7 @@ from rollout_coordinator.core.step import Writes
 from rollout_coordinator.ledger import Ledger
 from rollout_coordinator.ledger.port import (
     EVENTS_KEPT,
+    EVENTS_OF_RUN,
     OUTPUT_HEAD,
     OUTPUT_TAIL,
     EventsOf,
@@ -75,6 +76,28 @@ async def test_the_newest_events_are_kept(writer: Writer, ledger: Ledger) -> Non
         await ledger.record(0, [], [event(at + n) for n in range(1000)])
     assert [row.at_ms for row in await ledger.events(EventsOf(), 0, 2)] == [2000, 2001]
     assert (await ledger.newest_events(EventsOf(), 1))[0].number == EVENTS_KEPT + 2000
+
+
+async def test_one_run_crowds_out_only_its_own_events(writer: Writer, ledger: Ledger) -> None:
+    await ledger.record(0, [], [event(1), event(2, OTHER)])
+    for at in (1000, 2000):
+        await ledger.record(0, [], [event(at + n, RUN) for n in range(EVENTS_OF_RUN)])
+    found = await ledger.events(EventsOf(), 0, 2000)
+    assert [row.at_ms for row in found[:3]] == [1, 2, 2000] and len(found) == 2 + EVENTS_OF_RUN
+
+
+async def test_output_of_all_runs_is_bounded_and_that_of_the_oldest_goes_first(writer: Writer, ledger: Ledger) -> None:
+    await writer.run(1)
+    await writer.run(1, run_id=OTHER, log=2)
+    outputs = [NewOutput(run, WORKER, b"x" * 40) for run in (RUN, RUN, OTHER)]
+    await ledger.record(0, outputs, [])
+    assert await ledger.trim_output(120) == []
+    assert await ledger.trim_output(119) == [(RUN, 80)]
+    assert await ledger.trim_output(119) == []
+    await ledger.record(0, [NewOutput(RUN, WORKER, b"more")], [])
+    found = await ledger.output(RUN, 0, 100)
+    assert [tuple(row) for row in found] == [(80, 0, WORKER, b""), (84, 4, WORKER, b"more")], "80 bytes are missing"
+    assert len(await ledger.output(OTHER, 0, 100)) == 1
 
 
 async def test_only_the_leader_records(writer: Writer, ledger: Ledger) -> None:

@@ -35,6 +35,13 @@ def test_lines_are_put_together_from_their_parts_by_stream() -> None:
     assert log.lines == ["other", "hello", "end"]
 
 
+def test_a_progress_bar_is_the_line_that_a_terminal_shows_last() -> None:
+    log = Log()
+    log.feed(b"\rloading:   0%" + b"\rloading:  50%" * 2000)
+    log.feed(b"\rloading: 100%\r\nready\r\n")
+    assert log.lines == ["loading: 100%", "ready"]
+
+
 def test_a_json_line_keeps_its_level_and_fields() -> None:
     log = Log()
     log.feed(b'{"event": "loaded", "level": "warning", "n": 1, "child": 7, "timestamp": "x"}\n{"no": "event"}\n')

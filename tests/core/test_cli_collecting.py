@@ -13,12 +13,22 @@ import pytest
 from rollout.cli import collecting
 from rollout.cli.collecting import WorkloadRun
 from rollout.cli.progress import Snapshot
+from rollout.cli.session import Options, run_workload
 from rollout.client import Page
-from rollout.model.errors import HopelessError, IncompleteError, InputChangedError, OutputChangedError, StateError
+from rollout.model.errors import (
+    ConfigError,
+    HopelessError,
+    IncompleteError,
+    InputChangedError,
+    OutputChangedError,
+    StateError,
+)
 from rollout.model.item import NewItem
 from rollout.wire.v1 import runs_pb2 as pb
+from rollout.workloads.infer.config import InferConfig
 from rollout.workloads.infer.workload import Infer
 from rollout.workloads.port import Checked, Totals
+from rollout.workloads.sections import RunSection
 
 
 def run_of(runs: Any, collector: Any, display: Any) -> WorkloadRun:
@@ -38,7 +48,7 @@ class Slow:
     def add(self, entries: list[Any]) -> None:
         assert self.one.acquire(blocking=False)
         self.began.set()
-        self.go.wait(20)
+        self.go.wait(60)
         self.done.append("add")
         self.one.release()
         fault, self.fault = self.fault, None
@@ -73,8 +83,8 @@ class OnePage:
 async def test_a_batch_that_is_stopped_while_it_writes_closes_its_files_afterwards(fault: Exception | None) -> None:
     slow = Slow(fault)
     run = run_of(OnePage(), slow, SimpleNamespace(note=lambda _: None))
-    job = asyncio.ensure_future(run.carry_out(Path(), None, detach=False))
-    await asyncio.to_thread(slow.began.wait, 20)
+    job = asyncio.ensure_future(run.carry_out(Path(), None))
+    await asyncio.to_thread(slow.began.wait, 60)
     for _ in range(2):  # a second cancellation does not cut it short either
         job.cancel()
         await asyncio.sleep(0.05)
@@ -163,11 +173,19 @@ async def test_files_that_somebody_edits_are_written_anew_a_few_times() -> None:
         await run_of(Twice(), Edited(99), display)._collect()  # pyright: ignore[reportPrivateUsage]
 
 
+@pytest.mark.parametrize(("option", "configured"), [("@x", ""), ("", "@x")])
+def test_a_name_that_stands_for_other_things_is_refused(option: str, configured: str) -> None:
+    settings = InferConfig.model_construct(run=RunSection(name=configured))
+    with pytest.raises(ConfigError, match="'@x' begins with @"):
+        run_workload(Infer(), settings, Options(words=("rollout",), name=option))
+
+
 def test_a_run_that_is_complete_without_every_row_is_no_success(tmp_path: Path) -> None:
-    collector, display = Edited(0), SimpleNamespace(close=lambda: None, event=lambda *_, **__: None)
+    told: list[str] = []
+    collector, display = Edited(0), SimpleNamespace(close=lambda: None, event=lambda _, text, **__: told.append(text))
     collector.complete = False
     run = run_of(None, collector, display)
-    units = {"completed": 1, "committed": 1, "total": 2, "failed": 0}
+    units = {"completed": 1, "committed": 1, "total": 2, "failed": 5, "invalid": 3}
     summary = {
         "run_id": "R",
         "state": "completed",
@@ -179,6 +197,7 @@ def test_a_run_that_is_complete_without_every_row_is_no_success(tmp_path: Path) 
     collector.totals = Totals()  # type: ignore[attr-defined]
     with pytest.raises(IncompleteError, match="is completed with 0 of the 1 rows of the input"):
         run._finish(tmp_path, pb.RunStatus(state="completed"), summary)  # pyright: ignore[reportPrivateUsage]
+    assert "warning: 2 rows failed for good" in told[0] and "\n3 rows left out as invalid" in told[0]
 
 
 @pytest.mark.parametrize(("rows", "message"), [(1, "now has only 1"), (3, "now has more")])
@@ -228,4 +247,4 @@ async def test_what_makes_a_run_hopeless_is_told_though_it_ended_meanwhile() -> 
     slow = Slow(HopelessError("the function cannot be loaded"))
     slow.go.set()
     with pytest.raises(HopelessError, match="cannot be loaded"):
-        await run_of(Ended(), slow, SimpleNamespace()).carry_out(Path(), None, detach=False)
+        await run_of(Ended(), slow, SimpleNamespace()).carry_out(Path(), None)

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from rollout.cli import groups
 from rollout.cli.program import command_of
 from rollout.config.environment import OTHERS, SECRET_PREFIX
 
@@ -47,6 +48,32 @@ def test_help_says_what_is_written(name: str, command: Any, context: Any) -> Non
         assert wanted in text, f"{name} -h leaves out {wanted}"
     for parameter in command.params:
         assert (getattr(parameter, "help", "") or "").strip(), f"{name} {parameter.name} has no help"
+
+
+def test_lists_of_commands_are_not_cut() -> None:
+    for name, command, context in ALL:
+        if getattr(command, "commands", None):
+            listed = command.get_help(context).partition("\nCommands:\n")[2]
+            assert listed and "..." not in listed and max(map(len, listed.splitlines())) <= 80, name
+
+
+def test_the_words_of_other_tools_lead_to_a_command_that_there_is() -> None:
+    known = {name: command for name, command, _ in ALL}
+    for group, instead in groups.INSTEAD.items():
+        for line, words in instead.items():
+            called = next(name for name in sorted(known, key=len, reverse=True) if f"{line} ".startswith(f"{name} "))
+            options = {option for parameter in known[called].params for option in parameter.opts}
+            assert {word for word in line.split() if word.startswith("--")} <= options, line
+            for word in words:
+                assert f"{group} {word}" not in known, f"{group} {word} is a command"
+                assert groups.instead_of(group, word) == line, f"{group} {word} means two commands"
+
+
+def test_a_word_of_another_tool_is_answered() -> None:
+    _, run, context = next(one for one in ALL if one[0] == "rollout run")
+    for word, said in (("status", "`rollout run show`"), ("help", "`rollout run -h`"), ("lst", "Did you mean 'list'?")):
+        with pytest.raises(Exception, match=re.escape(said)):
+            run.resolve_command(context, [word, "x"])
 
 
 @pytest.mark.parametrize(("name", "command", "context"), ALL, ids=[name for name, _, _ in ALL])

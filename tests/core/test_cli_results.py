@@ -19,6 +19,7 @@ from rollout.model.errors import ConfigError
 from rollout.model.item import Outcome
 from rollout.wire.v1 import runs_pb2 as pb
 from rollout.workloads.commit import CommitEntry
+from rollout.workloads.infer.workload import Infer
 from rollout.workloads.json_form import JsonObject
 from rollout.workloads.output import OutputDirectory
 from rollout.workloads.port import Checked, Totals, Workload
@@ -66,6 +67,9 @@ class Third(Workload[Any, Checked]):
     def writer(self, config: JsonObject) -> Any:
         return Lines(config)
 
+    def output_for(self, first: Any) -> JsonObject:
+        return {"upper": True} if first.isupper() else {}
+
     def describe(self, settings: Any, checked: Any) -> list[str]:
         return []
 
@@ -73,8 +77,9 @@ class Third(Workload[Any, Checked]):
 class Ledger:
     """A run of five texts, of which `committed` are."""
 
-    def __init__(self, committed: int, state: str = "running") -> None:
+    def __init__(self, committed: int, state: str = "running", *, loud: bool = False) -> None:
         self.committed = committed
+        self.loud = loud
         self.state = state
         self.asked: list[int] = []
 
@@ -83,6 +88,9 @@ class Ledger:
         return pb.RunStatus(
             spec=spec, state=self.state, submitted=5, sealed=True, cursor=self.committed, attempts=7, retried=2
         )
+
+    async def item(self, run_id: str, place: list[int]) -> pb.ItemReply:
+        return pb.ItemReply(payload=b'"LOUD"' if self.loud else b'"low"')
 
     async def watch(self, run_id: str, cursor: int, *, payloads: bool) -> AsyncGenerator[Page, None]:
         self.asked.append(cursor)
@@ -132,6 +140,15 @@ async def test_what_is_committed_so_far_and_later_the_rest(tmp_path: Path) -> No
     assert (await write(ledger, out))[0] == 0 and ledger.asked == [0, 2], "nothing is read again"
 
 
+async def test_the_shape_of_the_input_says_which_files_unless_the_person_does(tmp_path: Path) -> None:
+    await write(Ledger(2, loud=True), tmp_path / "fits")
+    assert (tmp_path / "fits" / "lines.txt").read_text() == "T0\nT1\n"
+    await write(Ledger(2, loud=True), tmp_path / "told", "upper=false")
+    assert (tmp_path / "told" / "lines.txt").read_text() == "t0\nt1\n"
+    assert Infer().output_for({"custom_id": "a", "body": {}}) == {"openai": True}
+    assert Infer().output_for({"prompt": "a"}) == {} == Infer().output_for("no json")
+
+
 async def test_a_run_that_was_killed_has_what_it_committed(tmp_path: Path) -> None:
     code, said = await write(Ledger(3, "killed"), tmp_path)
     assert code == 1 and "`rollout run continue` goes on with it" in said.text
@@ -165,7 +182,7 @@ async def test_keys_of_the_output_section_are_kept_with_the_directory(tmp_path: 
 )
 def test_a_key_that_the_section_does_not_have_is_named(tmp_path: Path, option: str, fault: str) -> None:
     with pytest.raises(ConfigError, match=fault):
-        output_section(Third(), tmp_path, [option], None)
+        output_section(Third(), tmp_path, [option], {})
 
 
 def test_a_workload_that_is_not_installed_is_named() -> None:

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import io
 import json
+import sys
 import time
 from datetime import UTC, datetime
 from typing import Any
 
 import pytest
+from rich.console import Console
 from rollout.cli import show, show_items, show_run, show_worker, words
-from rollout.cli.progress import Snapshot, details, eta
+from rollout.cli.progress import PlainDisplay, Snapshot, TerminalDisplay, details, eta
 from rollout.cli.rows import place_of
 from rollout.model.errors import ConfigError
 from rollout.wire.v1 import common_pb2
@@ -43,7 +46,8 @@ def status(**more: Any) -> pb.RunStatus:
         "running": 16, "workers": 2, "attempts": 1052, "retried": 32, "worker_lost": 16, "rate": 98.0,
         "created_ms": now - 61_000,
     }  # fmt: skip
-    return pb.RunStatus(spec=pb.RunSpec(run_id="R", workload="map", name="mine"), **(fields | more))
+    fields["spec"] = pb.RunSpec(run_id="R", workload="map", name="mine")
+    return pb.RunStatus(**(fields | more))
 
 
 def test_how_far_a_run_is_in_numbers_that_a_person_reads(capsys: Capture) -> None:
@@ -57,6 +61,10 @@ def test_how_far_a_run_is_in_numbers_that_a_person_reads(capsys: Capture) -> Non
     out = capsys.readouterr().out
     assert "run R mine: map, running" in out
     assert "1,020 of 2,000 rows: 1,000 done, 20 failed, 16 running, 14 with workers, not begun, 950 pending" in out
+    assert show_run.in_a_line(status()) == (
+        "running: 1,000 done, 20 failed of 2,000, 16 running, 98.0 rows/s, 2 workers, about 0:10 left"
+    )
+    assert show_run.in_a_line(status(state="killed")) == "killed: 1,000 done, 20 failed of 2,000"
     assert "98.0 rows/s, 2 workers, about 0:10 left" in out and "running for 1:01" in out
     assert "1,052 attempts ended, 32 came to nothing and were repeated, 16 were lost with the worker" in out
     lines = [" ".join(line.split()) for line in out.splitlines()]
@@ -92,6 +100,35 @@ def test_progress_says_in_what_state_a_run_is() -> None:
     assert said("killed") == "killed, 0 failed"
 
 
+def test_rows_that_cannot_be_used_are_told_apart_from_those_that_failed(capsys: Capture) -> None:
+    snapshot = Snapshot(2000, 2000, 1000, 20, 1020, 3, 2, per_s=5.0, invalid=18, state="running")
+    assert details(snapshot) == "5.0 rows/s, 2 failed, 18 left out as invalid, 2 workers"
+    assert (snapshot.fields()["failed"], snapshot.fields()["invalid"]) == (20, 18)
+    show_run.print_run(status(invalid=18))
+    assert "1,000 done, 2 failed, 18 left out as invalid, 16 running" in capsys.readouterr().out
+    show.print_runs([status(invalid=18), status(failed=4)])
+    rows = [line.split() for line in capsys.readouterr().out.splitlines()[1:]]
+    assert [row[3:6] for row in rows] == [["1,000", "2", "18"], ["1,000", "4", "0"]]
+    assert show.run_json(status(invalid=18))["invalid"] == 18
+
+
+@pytest.mark.parametrize(
+    ("width", "shown"),
+    [(100, "177.6 rows/s, 888 tokens/s, ETA 0:02, 7 failed, 2 workers"),
+     (80, "177.6 rows/s, ETA 0:02, 7 failed, 2 workers"), (60, "177.6 rows/s, ETA 0:02, 7 failed"), (40, "ETA 0:02")],
+)  # fmt: skip
+def test_a_narrow_terminal_cuts_no_count(width: int, shown: str) -> None:
+    console = Console(file=io.StringIO(), force_terminal=True, width=width, color_system=None)
+    display = TerminalDisplay(console)
+    with console.capture() as captured:
+        display.step("uploading code: 1 KiB")
+        display.progress(Snapshot(1_000_000, 1_000_000, 600_000, 7, 0, 64, 2, 177.6, 888.0, 2.0, measure="tokens"))
+        display.close()
+    assert "0/?" not in captured.get()
+    last = [line for line in captured.get().splitlines() if "rows " in line][-1]
+    assert last.rstrip().endswith(f" 600007/1000000 {shown}") and len(last.rpartition("\x1b[2K")[2]) <= width
+
+
 def item(**more: Any) -> pb.ItemStatus:
     fields: dict[str, Any] = {"seq": 42, "id": b"\x01", "state": "done", "attempts": 2, "worker": "W"}
     return pb.ItemStatus(**(fields | more))
@@ -107,6 +144,17 @@ def test_rows_are_counted_from_one(capsys: Capture) -> None:
     for text in ("0", "1.0", "-1", "x", "", "1.", "9" * 19, "\u0663"):
         with pytest.raises(ConfigError, match="rows are counted from 1"):
             place_of(text)
+
+
+def test_a_list_of_rows_fits_a_terminal(capsys: Capture, monkeypatch: pytest.MonkeyPatch) -> None:
+    page = pb.ItemsReply(items=[item(state="failed", code="bad", message="x" * 90, at_ms=int(time.time() * 1000))])
+    show_items.ItemLines().add(page)
+    assert capsys.readouterr().out.splitlines()[1].endswith(f"  bad: {'x' * 90}")
+    monkeypatch.setenv("COLUMNS", "80")
+    monkeypatch.setattr("sys.stdout.isatty", lambda: True)
+    show_items.ItemLines().add(page)
+    head, row = capsys.readouterr().out.splitlines()
+    assert len(row) == 80 and row.endswith("x…") and row.index("bad: ") == head.index("cause") < 60
 
 
 def test_a_row_in_full(capsys: Capture) -> None:
@@ -132,6 +180,21 @@ def test_a_row_in_full(capsys: Capture) -> None:
     json.dumps(found)
 
 
+def test_what_a_function_raised_does_not_steer_the_terminal(capsys: Capture) -> None:
+    red = "\x1b[31mred \x9b2J"
+    failed = item(code="bad", message=red, state="failed")
+    show_items.ItemLines().add(pb.ItemsReply(items=[failed]))
+    attempt = pb.AttemptStatus(attempt=1, ending="failed", code="bad", message=red)
+    reply = pb.ItemReply(item=failed, attempts=[attempt])
+    show_items.print_item(show_items.read_item(status(), [42], reply, json.dumps(red).encode(), b""), full=True)
+    named = status(spec=pb.RunSpec(run_id="R", workload="map", name=f"{red} [bold]"), reason=red)
+    show_run.print_description(pb.RunReply(status=named, failures=[pb.RunFailure(seq=7, message=red)]))
+    show.print_runs([named])
+    PlainDisplay(sys.stdout).note(red)
+    out = capsys.readouterr().out
+    assert "\x1b" not in out and "\x9b" not in out and out.count("\\x1b[31mred \\x9b2J") == 9 and "[bold]" in out
+
+
 @pytest.mark.parametrize(("payload", "shown"), [(b"plain", "plain"), (b"\xff", {"base64": "/w=="}), (b"3", 3)])
 def test_an_input_that_is_no_json_is_shown_as_it_is(payload: bytes, shown: object) -> None:
     reply = pb.ItemReply(item=item(state="pending"))
@@ -142,13 +205,14 @@ def test_an_input_that_is_no_json_is_shown_as_it_is(payload: bytes, shown: objec
 def test_a_worker_in_full(capsys: Capture) -> None:
     worker = pb.WorkerStatus(
         incarnation="W", state="ready", in_flight=3, running=1, done=1200, registered_ms=1, last_seen_s=0.4,
-        inventory=common_pb2.Inventory(host="h1", capacity={"slots": 2}, executors=["map"], version="1.2"),
+        inventory=common_pb2.Inventory(host="h1", capacity={"slots": 2, "gpus": 0, "memory_mib": 24105}, executors=["map"], version="1.2"),
         runs=[pb.WorkerRun(run_id="R", workload="map", in_flight=3, running=1)],
         held=[pb.HeldAttempt(run_id="R", place=[42], attempt=1, began_ms=5), pb.HeldAttempt(run_id="R", place=[6, 0])],
     )  # fmt: skip
     show_worker.print_worker(worker)
     out = capsys.readouterr().out
     assert "worker W on h1: ready" in out and "1 running, 3 held, 1,200 rows done" in out and "executors: map" in out
+    assert "capacity: memory 24 GiB, slots 2\n" in out
     assert "rows, 2 of 3" in out and "7.1" in out and "not begun" in out
     assert [one["row"] for one in show.worker_detail_json(worker)["held"]] == ["43", "7.1"]
 

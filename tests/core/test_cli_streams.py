@@ -8,6 +8,7 @@ import os
 from typing import TextIO, cast
 
 import pytest
+from rollout.cli import at_start
 from rollout.cli.streams import Output, OutputError
 
 
@@ -25,6 +26,13 @@ class Disk(io.StringIO):
 
 def told(capsys: pytest.CaptureFixture[str]) -> list[str]:
     return capsys.readouterr().err.splitlines()
+
+
+def test_an_interrupt_while_the_program_loads_is_no_traceback(capsys: pytest.CaptureFixture[str]) -> None:
+    at_start.told(KeyboardInterrupt, KeyboardInterrupt(), None)
+    assert capsys.readouterr().err == "\ninterrupted\n"
+    at_start.told(ValueError, ValueError("a fault"), None)
+    assert "ValueError: a fault" in capsys.readouterr().err
 
 
 def test_a_command_ends_with_the_reason() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections import deque
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import nullcontext
@@ -9,11 +10,13 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from rollout.client import connection
 from rollout.client.batches import Batch
 from rollout.client.pages import entries_of
 from rollout.client.runs import Runs
 from rollout.client.submit import Submission
 from rollout.model.errors import ProtocolError, RolloutError, UnavailableError
+from rollout.wire import silence
 from rollout.wire.v1 import common_pb2
 from rollout.wire.v1 import runs_pb2 as pb
 
@@ -42,9 +45,9 @@ def submission() -> Submission:
         return
         yield
 
-    connection: Any = Connected(None)
+    connected: Any = Connected(None)
     spec = pb.RunSpec(run_id=RUN)
-    made = Submission(connection, spec, nothing, seal=True, progress=None, opened=lambda reply: None)
+    made = Submission(connected, spec, nothing, seal=True, progress=None, opened=lambda reply: None)
     made._window = deque(Batch(first, first + 5, common_pb2.ItemBatch()) for first in (0, 5, 10))
     return made
 
@@ -100,3 +103,25 @@ async def test_columns_of_a_page_agree() -> None:
 
     with pytest.raises(ProtocolError, match="columns"):
         await entries_of(batch, read)
+
+
+async def test_only_an_answer_that_is_owed_is_waited_for_aloud(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(silence, "SILENCE_S", 0.01)
+    said: asyncio.Queue[RolloutError | None] = asyncio.Queue()
+    credentials: Any = None
+    one = connection.Connection(["a:1"], credentials, on_trouble=lambda error, _: said.put_nowait(error))
+    sending = submission()
+    sending._window.clear()
+    asked = asyncio.Event()
+
+    def owed() -> bool:
+        asked.set()
+        return sending._owed()
+
+    with one.telling(owed):
+        await asked.wait()
+        assert said.empty()
+        sending._sealing = True
+        assert "has not answered yet" in str(await said.get())
+    while (error := await said.get()) is not None:
+        assert "has not answered yet" in str(error)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 from core_world import FakeWorker, World
-from rollout.model.item import Failure, ItemSpec, Key
+from rollout.model.item import INVALID, Failure, ItemSpec, Key
 from rollout.model.run import RunState
 from rollout_coordinator.core.events import WorkerSpawn
 
@@ -56,9 +56,12 @@ def test_a_failure_that_is_tried_again_is_a_retry() -> None:
 def test_a_new_leader_counts_the_same() -> None:
     w, a, log = running()
     a.release((log, 0))
+    a.finish((log, 1), failure=Failure(INVALID, "no row", False))
+    a.finish((log, 2), failure=Failure("boom", "x", False))
     before = counts(w)
     w.restart()
-    assert counts(w) == before == (1, 1, 0)
+    assert counts(w) == before == (3, 1, 0)
+    assert (w.view().failed, w.view().invalid) == (2, 1)
 
 
 def test_a_killed_run_counts_what_it_cut_off_as_tried_again_should_it_go_on() -> None:

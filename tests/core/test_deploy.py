@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import typer.main
 import yaml
 from rollout.cli.__main__ import app as rollout_app
+from rollout.cli.program import command_of
 from rollout.config.load import load_settings
 from rollout.config.settings import CoordinatorSettings, WorkerSettings
 from rollout.model.errors import ConfigError
@@ -20,9 +20,9 @@ from rollout_worker.__main__ import app as worker_app
 
 DEPLOY = Path(__file__).resolve().parents[2] / "deploy"
 PROGRAMS = {
-    "rollout": typer.main.get_command(rollout_app),
-    "rollout-coordinator": typer.main.get_command(coordinator_app),
-    "rollout-worker": typer.main.get_command(worker_app),
+    "rollout": command_of(rollout_app, "rollout"),
+    "rollout-coordinator": command_of(coordinator_app, "rollout-coordinator"),
+    "rollout-worker": command_of(worker_app, "rollout-worker"),
 }
 MANIFESTS = [
     doc

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+from pathlib import Path
 
 import pytest
+from rollout.cli.doctor.cluster import cluster
 from rollout.cli.doctor.finding import Check, Finding, examine, ok
 from rollout.cli.doctor.machine import space_of, unmet
+from rollout.client.target import Target
 from rollout.model.errors import ConfigError
 
 
@@ -29,6 +32,14 @@ def test_versions_are_compared_as_numbers(installed: str, wanted: str, is_unmet:
 @pytest.mark.parametrize(("free", "level"), [(1 << 20, "fault"), (1 << 29, "warning"), (1 << 36, "ok")])
 def test_space(free: int, level: str) -> None:
     assert space_of("disk", "/data", free, 1 << 40).level == level
+
+
+async def test_a_private_cluster_that_nobody_runs_is_no_fault() -> None:
+    target = Target([], Path("out/.rollout/tls"), "rollout", False, "--dir", private=Path("out/.rollout"))
+    (found,) = await cluster(target, "1")
+    assert (found.level, found.text.partition(": ")[2]) == (
+        "ok", "no command works there at present, so there is no coordinator to ask"
+    )  # fmt: skip
 
 
 async def test_checks_run_at_once_in_order_and_none_can_hold_up_the_rest() -> None:

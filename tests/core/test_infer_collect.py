@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 from blake3 import blake3
-from rollout.model.errors import ProtocolError
+from rollout.model.errors import ProtocolError, StorageError
 from rollout.model.item import Failure, Outcome
 from rollout.workloads.collector import Attempts, Collector
 from rollout.workloads.commit import CommitEntry
@@ -123,6 +123,32 @@ def test_openai_lines(tmp_path: Path) -> None:
     assert choice["message"] == {"role": "assistant", "content": "a"}
     assert choice["logprobs"]["content"][0]["logprob"] == -1.0
     assert bad["error"]["code"] == "bad_request" and bad["custom_id"] == "c1"
+
+
+@pytest.mark.parametrize(
+    ("row", "identity", "kept"),
+    [
+        ({"custom_id": "c", "id": "i", "body": {"prompt": "p"}}, "c", {"custom_id": "c", "input": {"id": "i"}}),
+        ({"custom_id": "c", "id": "i", "prompt": "p"}, "i", {"custom_id": "c"}),
+        ({"custom_id": "c", "prompt": "p"}, "c", {"custom_id": "c"}),
+    ],
+)
+def test_a_row_with_two_ids_keeps_both(tmp_path: Path, row: JsonObject, identity: str, kept: JsonObject) -> None:
+    ((_, data),) = InferWriter(config(tmp_path)).lines(entry(0, row))
+    line = json.loads(data)
+    assert line["id"] == identity and {key: line.get(key) for key in kept} == kept
+
+
+def test_files_that_cannot_be_emptied_are_not_saved_afterwards(tmp_path: Path) -> None:
+    """Else the next flush fails of a closed file, and nobody hears that the directory is gone."""
+    with OutputDirectory.open(tmp_path / "out") as out:
+        collector = opened(out, RUN, config(tmp_path))
+        collector.add([entry(0)])
+        (tmp_path / "out").rename(tmp_path / "moved")
+        with pytest.raises(StorageError, match="No such file or directory"):
+            collector.restart()
+        collector.flush()
+        collector.close()
 
 
 def test_gap_and_repeat(tmp_path: Path) -> None:

@@ -26,7 +26,16 @@ def write(path: Path, *lines: Any) -> Path:
 @pytest.mark.parametrize(
     ("line", "message"),
     [
-        ('{"prompt": "x"', "malformed JSON: .* at column"),
+        (
+            '{"prompt": "x"',
+            "malformed JSON: the line ends before the object that begins at column 1 is closed: it was cut off",
+        ),
+        (
+            '{"a": ["b", {"c]": 1}, ',
+            r"the line ends before the list that begins at column 7 is closed: .*, or a ] is miss",
+        ),
+        ('{"prompt": "x', "the line ends before the string that begins at column 12 is closed"),
+        ('{"prompt": "x" "y"}', "malformed JSON: a comma is missing at column"),
         ("[1]", "a row must be a JSON object such as .*, not a list"),
         ('{"prompt": NaN}', "NaN is no JSON number"),
         ("[" * 200_000, "nested too deeply"),
@@ -61,9 +70,15 @@ def test_bad_row_names_file_and_line(tmp_path: Path, line: str, message: str) ->
     assert str(error.value).startswith(f"{path}:2: ")
 
 
-@pytest.mark.parametrize("key", ["id", "custom_id"])
-def test_duplicate_id_across_files(tmp_path: Path, key: str) -> None:
-    row: dict[str, Any] = {"prompt": "x", key: "a"} if key == "id" else {key: "a", "body": {"prompt": "x"}}
+@pytest.mark.parametrize(
+    ("key", "row"),
+    [
+        ("id", {"prompt": "x", "id": "a"}),
+        ("custom_id", {"body": {"prompt": "x"}, "custom_id": "a"}),
+        ("custom_id", {"prompt": "x", "custom_id": "a"}),
+    ],
+)
+def test_duplicate_id_across_files(tmp_path: Path, key: str, row: dict[str, Any]) -> None:
     write(tmp_path / "1.jsonl", row)
     path = write(tmp_path / "2.jsonl", {"prompt": "y"}, row)
     with pytest.raises(InputError, match=f"2.jsonl:2: .*{key}.* is used by an earlier row"):

@@ -134,6 +134,19 @@ def test_it_keeps_its_custom_id_where_one_can_be_read(tmp_path: Path, row: str, 
     assert json.loads(written["openai.jsonl"])["custom_id"] == wanted
 
 
+def test_one_that_repeats_an_id_does_not_stand_in_the_place_of_the_row_that_has_it(tmp_path: Path) -> None:
+    row = '{"custom_id": "c", "body": {"prompt": "p"}}\n'
+    (tmp_path / "in.jsonl").write_text(row + row)
+    checked = check(config(tmp_path))
+    good, bad = (
+        dict(INFER.writer(checked.config).lines(entry(seq, item)))
+        for seq, item in enumerate(INFER.plan(checked, checked.config, 0))
+    )
+    checked.close()
+    assert json.loads(good["openai.jsonl"])["custom_id"] == "c" == json.loads(bad["errors.jsonl"])["id"]
+    assert json.loads(bad["openai.jsonl"])["custom_id"] != "c"
+
+
 def test_a_run_goes_on_only_with_the_same_rows_left_out(tmp_path: Path) -> None:
     (tmp_path / "in.jsonl").write_text(f'{{"custom_id": "c", "body": {{"model": "x", "prompt": "p"}}}}\n{GOOD[0]}\n')
     found = [check(config(tmp_path, model_in_rows=value)) for value in ("error", "ignore")]
@@ -147,5 +160,8 @@ def test_a_run_goes_on_only_with_the_same_rows_left_out(tmp_path: Path) -> None:
 def test_the_backend_the_model_and_the_rows_are_told_at_once(tmp_path: Path) -> None:
     (tmp_path / "in.jsonl").write_text("[]\n")
     values = config(tmp_path, on_bad_row="error").model_dump() | {"backend": {"kind": "vlm"}, "model": {"uri": "./no"}}
-    with pytest.raises(ConfigError, match=r'(?s)backend\.kind: "vlm".*model\.uri: .*in\.jsonl:1: .*, not a list'):
+    with pytest.raises(
+        ConfigError,
+        match=r'(?s)3 problems:.*backend\.kind: unknown backend "vlm".*model\.uri: .*in\.jsonl:1: .*, not a list',
+    ):
         check(InferConfig.model_validate(values))

@@ -59,9 +59,10 @@ def test_what_the_module_defines_is_found_without_running_it(tmp_path: Path, nam
         ("package.module:Callless", "class Callless has no __call__"),
         ("package.broken:f", "broken.py:1: "),
         ("pakage:f", "there is no module 'pakage'"),
-        ("package/module.py:f", "name the module, not its file"),
-        ("package.module.plain", "with a colon before the function: package.module:plain"),
-        ("package.module:", "does not name a function"),
+        ("package/module.py:plain", "does not name a function as MODULE:FUNCTION: write package.module:plain"),
+        ("package.module.plain", "write package.module:plain"),
+        ("package.module:", "write package.module:in_if or "),
+        ("nowhere.f:", "(module:function stands for function() in module.py)"),
     ],
 )
 def test_what_is_not_there_is_told(tmp_path: Path, target: str, said: str) -> None:
@@ -76,7 +77,7 @@ def test_an_installed_module_needs_no_code(tmp_path: Path, monkeypatch: pytest.M
     assert find_code("json:dumps", None) is None
     with pytest.raises(ConfigError, match="--code absent: there is no such directory"):
         find_code("json:dumps", Path("absent"))
-    check_target("a.b:C.d")
+    check_target("a.b:C.d", tmp_path)
 
 
 def test_what_does_not_travel(tmp_path: Path) -> None:
@@ -87,11 +88,22 @@ def test_what_does_not_travel(tmp_path: Path) -> None:
          "run.log", "nohup.out"], "",
     )  # fmt: skip
     write(tmp_path, {**kept, **left, ".rolloutignore": "*.bin\nlogs/\n", ".gitignore": "*.py\n"})
+    (tmp_path / "loop").symlink_to("loop")
+    (tmp_path / "dead").symlink_to("nowhere")
     found = read_code(tmp_path, [tmp_path / "rows.jsonl", tmp_path / "out"])
     assert [name for name, _ in found.files] == sorted(kept)
     same = tmp_path / "elsewhere" / "x"
     write(same, kept)
     assert read_code(same).manifest == found.manifest
+
+
+def test_neither_keys_of_this_host_nor_what_our_programs_keep_travel(tmp_path: Path) -> None:
+    joined = ["data/tls/ca.pem", "data/tls/host.key.pem", "data/tls/host.pem", "data/tls/join.json", "ca.key.pem"]
+    kept_by_programs = ["data/rollout.db", "data/rollout.db-wal", "data/object-store/a1/b", "data/object-cache/c",
+                        "data/object-cache-trees/d/a.py", "data/scratch/e"]  # fmt: skip
+    mine = ["a.py", "client/ca.pem", "data/labels.txt", "data/tls/notes.txt", "package/data/scratch/x.py"]
+    write(tmp_path, dict.fromkeys([*joined, *kept_by_programs, *mine], ""))
+    assert [name for name, _ in read_code(tmp_path).files] == mine
 
 
 @contextmanager
@@ -178,7 +190,9 @@ def test_lanes(row: Any, lane: str) -> None:
     assert lane_of(row, "k") == lane
 
 
-@pytest.mark.parametrize("row", [3, {}, {"k": None}, {"k": 1.5}, {"k": []}, {"k": ""}, {"k": "x" * 300}])
+@pytest.mark.parametrize(
+    "row", [3, {}, {"k": None}, {"k": 1.5}, {"k": []}, {"k": ""}, {"k": "x" * 300}, {"k": "\ud800"}]
+)
 def test_rows_that_name_no_lane(row: Any) -> None:
     with pytest.raises(InputError, match="'k'"):
         lane_of(row, "k")

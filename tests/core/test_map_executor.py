@@ -284,6 +284,20 @@ async def test_what_cannot_be_loaded_fails_every_row_at_once(tmp_path: Path) -> 
     assert 'File "package/functions.py", line 2' in error.traceback
 
 
+async def test_what_was_mended_beside_the_code_is_noticed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A package that was installed meanwhile: the executor stays, and the same code may be loaded now."""
+    missing = tmp_path / "missing"
+    broken = (
+        f"import os\nif not os.path.exists({str(missing)!r}): raise ImportError('no numbers')\ndef f(row): return row\n"
+    )
+    async with loaded(tmp_path, "f", code=broken) as calls:
+        assert "no numbers" in (await calls.error(1))[0].message
+        missing.touch()
+        assert "no numbers" in (await calls.error(1))[0].message  # one of those that follow at once
+        monkeypatch.setattr(executor_map, "UNLOADABLE_S", 0.0)
+        assert await calls.start(1) == 1
+
+
 API = "import os\nclass Api:\n    def __init__(self):\n        os.environ['API_URL_NOT_SET']\n"
 
 
@@ -346,9 +360,10 @@ async def test_what_is_not_begun_can_be_taken_back_and_is_never_run(tmp_path: Pa
         tasks = [calls.start({"n": n, "s": 0.3 if n == 100 else 0, "log": log}) for n in range(100, 110)]
         while "100" not in Path(log).read_text():  # noqa: ASYNC110
             await asyncio.sleep(0.01)  # another process does it
-        keys = [Key(1, seq) for seq in range(31, 41)]
+        keys = [Key(1, seq) for seq in range(31, 37)]
         back = calls.executor.take_back(keys)
         assert back == keys[1:]
+        await tasks[-1]  # results that come before they are cancelled send none of them again
         for task in tasks[1:6]:
             task.cancel()
         await asyncio.wait(tasks)
@@ -365,6 +380,18 @@ async def test_a_row_that_is_cancelled_while_it_runs_has_ended_with_it(tmp_path:
         await asyncio.wait([task])
         assert not sleepers()
         assert await after == {"ok": 1}
+
+
+async def test_the_next_row_pays_nothing_for_one_that_was_cancelled_too_late(tmp_path: Path) -> None:
+    code = "import time\ndef f(row):\n    time.sleep(row)\n    return row\n"
+    async with loaded(tmp_path, "f", code=code) as calls:
+        for _ in range(30):
+            await calls.start(0)  # now it is taken for fast, and given many at once
+        task, after = calls.start(0.2), calls.start(0.6)
+        await asyncio.sleep(0.05)
+        time.sleep(0.4)  # noqa: ASYNC251 - its result is there, and not read
+        task.cancel()
+        assert await after == 0.6 and task.cancelled()
 
 
 def test_a_slot_that_tells_of_results_while_it_has_more_is_given_what_lasts_a_while() -> None:

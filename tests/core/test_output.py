@@ -287,9 +287,9 @@ def test_whose_directory(tmp_path: Path) -> None:
         out.claim(RUN, settings, kept={"b": 2})
         assert (tmp_path / "run-id").read_text() == f"{RUN}\n"
         assert out.check(None) == RUN and (out.stored_config, out.kept) == (settings, {"b": 2})
-        with pytest.raises(ConfigError, match=f"belongs to run {RUN}, not {OTHER}"):
+        with pytest.raises(ConfigError, match=f"belongs to run {RUN[-8:]}, not {OTHER[-8:]}"):
             out.check(OTHER)
-        with pytest.raises(StateError, match=f"another process .pid {os.getpid()}"):
+        with pytest.raises(StateError, match=f"another command .pid {os.getpid()} on "):
             OutputDirectory.open(tmp_path)
         collect(tmp_path, 3)
     (tmp_path / "run-id").unlink()  # forces a fresh run; what is there is moved aside
@@ -332,6 +332,15 @@ def test_a_directory_that_cannot_be_made(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(ConfigError, match=r"output\.dir: cannot write"):
         OutputDirectory.open(tmp_path / "file" / "out")
+    (tmp_path / "dead").symlink_to("nowhere")
+    for name, why in (
+        ("dead", "link that leads nowhere"),
+        ("file", "it is a file"),
+        ("x" * 300, "File name too long"),
+        ("a\0b", "null byte"),
+    ):
+        with pytest.raises(ConfigError, match=f"cannot write .*{why}"):
+            OutputDirectory.open(tmp_path / name)
 
 
 def test_atomic_write_keeps_the_old_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

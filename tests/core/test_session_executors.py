@@ -31,6 +31,13 @@ def assign(w: Worker, *executors: str, config: dict[str, Any] = CONFIG) -> list[
     return w.down(assign=work_pb2.Assign(groups=[group]))
 
 
+def causes_and_released(w: Worker, actions: list[ev.Action]) -> tuple[list[work_pb2.CannotStart], list[int]]:
+    told = [frame.causes for frame in w.sent(actions) if frame.WhichOneof("body") == "causes"]
+    released = [frame.released for frame in w.flush() if frame.WhichOneof("body") == "released"]
+    assert all(r.reason == "engine_start" for r in released)
+    return list(told[-1].causes), [seq for r in released for keys in r.keys for seq in keys.seq]
+
+
 def test_each_executor_has_its_own_processes_and_its_own_configuration() -> None:
     w = Worker()
     started = of(assign(w, "", "infer", "script", "infer"), ev.StartChild)
@@ -50,12 +57,27 @@ def test_an_executor_without_a_section_has_an_empty_configuration() -> None:
 
 
 @pytest.mark.parametrize(("name", "code"), [("unknown", "executor_missing"), ("broken", "bad_run_config")])
-def test_what_cannot_run_here_fails_and_its_neighbours_run(name: str, code: str) -> None:
+def test_what_cannot_run_here_goes_back_with_its_cause_and_its_neighbours_run(name: str, code: str) -> None:
     w = Worker()
-    assign(w, "script", name)
-    ((key, result),) = w.session.unacknowledged.items()
-    assert key.seq == 1 and result.failure is not None and result.failure.code == code
+    causes, released = causes_and_released(w, assign(w, "script", name))
+    assert [(c.executor, c.code, c.final, c.times) for c in causes] == [(name, code, True, 1)]
+    assert released == [1] and not w.session.unacknowledged
     assert delivered(w.ready()) == {1: [0]}
+
+
+def test_a_configuration_that_cannot_be_read_is_a_cause_also_for_frames_that_do_not_repeat_it() -> None:
+    w = Worker()
+    again = work_pb2.AssignGroup(
+        log=LOG, run=work_pb2.RunContext(run_id=RUN), seq=[1], attempt=[1], ids=bytes(32), length=[0],
+        specs=[spec_to_wire(ItemSpec(executor="infer"))],
+    )  # fmt: skip
+    first = work_pb2.AssignGroup()
+    first.CopyFrom(again)
+    first.run.workload, first.run.config, first.seq[0] = "script", b"[]", 0
+    w.down(assign=work_pb2.Assign(groups=[first]))
+    causes, released = causes_and_released(w, w.down(assign=work_pb2.Assign(groups=[again])))
+    assert [(c.executor, c.code, c.final) for c in causes] == [("infer", "bad_run_config", True)]
+    assert released == [1]  # that of the first frame was told before
 
 
 def test_an_engine_that_does_not_start_does_not_throttle_what_else_its_run_does() -> None:

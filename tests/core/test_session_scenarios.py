@@ -137,13 +137,6 @@ def test_large_inputs_and_results_travel_as_objects() -> None:
     assert w.flush()[0].WhichOneof("body") == "results"
 
 
-def test_an_unknown_workload_fails_its_attempts_here_and_may_be_tried_elsewhere() -> None:
-    w = Worker()
-    w.assign([0], workload="unknown")
-    (result,) = w.session.unacknowledged.values()
-    assert result.failure == Failure("executor_missing", "no such executor", True)
-
-
 def test_frames_of_older_streams_are_ignored_and_odd_ones_are_faults() -> None:
     w = Worker()
     assert w.down(session="S0", welcome=work_pb2.Welcome()) == []

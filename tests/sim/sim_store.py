@@ -224,6 +224,9 @@ class StoreLedger:
     async def forget_workers(self, before_ms: int, limit: int) -> int:
         return 0  # a seed has no weeks
 
+    async def trim_output(self, most: int) -> list[tuple[str, int]]:
+        return []
+
     async def record(self, epoch: int, outputs: list[NewOutput], events: list[NewEvent]) -> None:
         pass  # nobody reads it in the simulation
 

@@ -90,6 +90,7 @@ class Plan:
     environment: tuple[tuple[str, str], ...] = ()
     devices: int = 0  # accelerators that each of its processes has to itself
     memory_mib: int = 0  # what each of its processes may use; 0: no limit
+    refusal: Failure | None = None  # why no process for them can ever be started here
 
 
 class Held:
@@ -203,13 +204,8 @@ def run_from_wire(context: work_pb2.RunContext) -> Run:
     return Run(context.run_id, context.workload, config, context.name)
 
 
-def held_from_wire(
-    group: work_pb2.AssignGroup, plan_of: Callable[[ItemSpec], Plan | Failure]
-) -> tuple[list[Held], list[Finished]]:
-    """The attempts of a group, and the ends of those that `plan_of` says cannot run here.
-
-    ProtocolError when its columns disagree.
-    """
+def held_from_wire(group: work_pb2.AssignGroup, plan_of: Callable[[ItemSpec], Plan]) -> list[Held]:
+    """The attempts of a group. ProtocolError when its columns disagree."""
     ids = split_ids(group.ids)
     count = len(ids)
     seqs, attempts = group.seq, group.attempt
@@ -219,11 +215,10 @@ def held_from_wire(
             f"AssignGroup: {len(seqs)} seqs, {len(attempts)} attempts, {count} ids, {len(payloads)} payloads"
         )
     specs, index = spec_columns_from_wire(group.specs, group.spec_index, count)
-    places = list(map(plan_of, specs))
+    of_spec = list(map(plan_of, specs))
     spec_column = [specs[0]] * count if index is None else [specs[i] for i in index]
-    place_column = [places[0]] * count if index is None else [places[i] for i in index]
+    plans = [of_spec[0]] * count if index is None else [of_spec[i] for i in index]
     parent = Key(group.parent_log, group.parent_seq) if group.parent_log else None
-    plans = cast("list[Plan]", place_column)  # those that are none are taken out below
     held = list(map(Held, repeat(group.log), seqs, attempts, ids, payloads, spec_column, plans, repeat(parent)))
     for entry in group.predecessors:
         if entry.index >= count:
@@ -233,14 +228,7 @@ def held_from_wire(
         if at >= count:
             raise ProtocolError(f"AssignGroup: isolate names entry {at}, there are {count}")
         held[at].isolate = True
-    if not any(isinstance(place, Failure) for place in places):
-        return held, []
-    refused = [
-        Finished(h.log, h.seq, h.attempt, group.run.run_id, b"", int(Outcome.FAILED), place)
-        for h, place in zip(held, place_column, strict=True)
-        if isinstance(place, Failure)
-    ]
-    return [h for h, place in zip(held, place_column, strict=True) if isinstance(place, Plan)], refused
+    return held
 
 
 def held_to_wire(held: Sequence[Held], known_runs: dict[str, None]) -> list[work_pb2.AssignGroup]:

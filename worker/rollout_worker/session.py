@@ -254,9 +254,7 @@ class Session:
 
     def _assign(self, assign: work_pb2.Assign, now: float) -> None:
         for group in assign.groups:
-            arrived, refused = held_from_wire(group, partial(self._plans.of, group.run))
-            for result in refused:
-                self._finish(result)
+            arrived = held_from_wire(group, partial(self._plans.of, group.run))
             for plan in {held.plan.key: held.plan for held in arrived}.values():
                 self._use_process(plan, now)
             for held in arrived:
@@ -273,15 +271,17 @@ class Session:
                     self._actions.append(ev.Fetch(held))
                 else:
                     self.place.enqueue(held)
-            self._refuse_known(arrived, now)
+            self._refuse(arrived, now)
         self._dispatch_due = True
 
-    def _refuse_known(self, arrived: list[Held], now: float) -> None:
+    def _refuse(self, arrived: list[Held], now: float) -> None:
         """Of these, what cannot start goes back at once: others may have a place for it, and their run must know."""
-        for key in {held.plan.key: None for held in arrived}:
+        for key, plan in {held.plan.key: held.plan for held in arrived}.items():
             if self.causes.knows(key) and now < self.place.backoff(key).until:
                 self.causes.concern(key, [held for held in arrived if held.plan.key == key])
                 self._give_back_unstartable(key, now)
+            elif plan.refusal is not None:
+                self._not_startable(plan, plan.refusal, now)
 
     def _use_process(self, plan: Plan, now: float) -> None:
         """One that is up already, for another run, says no second time how much it takes at once."""

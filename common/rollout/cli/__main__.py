@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+# isort: off
+import rollout.cli.at_start  # noqa: F401  # pyright: ignore[reportUnusedImport] - before what takes long
+
+# isort: on
 from typing import NoReturn
 
 import typer

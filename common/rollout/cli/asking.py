@@ -5,23 +5,26 @@ from __future__ import annotations
 import asyncio
 import sys
 from collections.abc import AsyncGenerator, Awaitable, Callable
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
-from rollout.cli.options import chosen
+from rollout.cli.options import choose_cluster, chosen
 from rollout.cli.waits import Waits
-from rollout.client.private import OwnerLock, address_of, command_of
+from rollout.client.private import OwnerLock, address_of
 from rollout.client.target import Target, connected, need_target
-from rollout.model.errors import StateError
+from rollout.model.errors import UnavailableError
 
 if TYPE_CHECKING:
     from rollout.client import Runs
 
 Answer = TypeVar("Answer")
+Refusal = Callable[["Runs", Path], Awaitable[None]]
+"""Given the state directory of a private cluster."""
 PATIENCE_S = 10.0
 """A failover takes less."""
 _OWNER_POLL_S = 0.1
+_ENDED_POLL_S = 0.5
 
 
 def ask(
@@ -30,68 +33,109 @@ def ask(
     question: Callable[[Runs], Awaitable[Answer]],
     *,
     patience_s: float = PATIENCE_S,
-    needs_work: str = "",
+    unless_idle: Refusal | None = None,
+    at_rest: Callable[[Runs], Awaitable[Answer]] | None = None,
 ) -> Answer:
     """The answer of the cluster that the command's options name, as `client.target` has it.
 
-    A private cluster that nobody runs has its coordinator started for as long as the answer takes; not if the question
-    `needs_work`, which says what has no use there: then StateError with the command that goes on.
+    A private cluster that nobody runs has its coordinator started for as long as the answer takes. `unless_idle` is
+    asked there first, and raises where the question has no use while nobody works. `at_rest` is asked there in the
+    place of a question that waits for more: it would keep the run's own command out for as long. When the command that
+    runs the private cluster ends before it has answered, the question is asked anew.
     """
+    choose_cluster(coordinator, tls_dir)
     target = need_target(coordinator, tls_dir, chosen().wish)
-    tell(str(target))
+    if target.private is not None:
+        tell(str(target))
 
     async def asking() -> Answer:
-        async with reached(target, tell, patience_s=patience_s, needs_work=needs_work) as client:
-            return await question(client)
+        while True:
+            with suppress(OwnerEndedError):
+                async with reached(target, tell, patience_s=patience_s, unless_idle=unless_idle) as (client, idle):
+                    if not idle or at_rest is None:
+                        return await question(client)
+                    answer = await at_rest(client)
+                    tell("nobody works there, so this is all")
+                    return answer
 
     return asyncio.run(asking())
 
 
+class OwnerEndedError(UnavailableError):
+    """The command that runs the private cluster has ended."""
+
+
 @asynccontextmanager
 async def reached(
-    target: Target, tell: Callable[[str], None], *, patience_s: float, needs_work: str = ""
-) -> AsyncGenerator[Runs, None]:
-    """A client of `target`; `tell` hears what is waited for."""
+    target: Target, tell: Callable[[str], None], *, patience_s: float, unless_idle: Refusal | None = None
+) -> AsyncGenerator[tuple[Runs, bool], None]:
+    """A client of `target`, and whether that is a private cluster where nobody works; `tell` hears what is waited for,
+    and which cluster it is once one has answered. OwnerEndedError."""
+    if target.private is None:
+        with Waits(tell, target.asked, lambda: tell(str(target))) as waits:
+            async with connected(
+                target, patience_s=patience_s, on_trouble=waits.trouble, on_answer=waits.answered
+            ) as client:
+                yield client, False
+        return
     with Waits(tell) as waits:
-        if target.private is None:
-            async with connected(target, patience_s=patience_s, on_trouble=waits.trouble) as client:
-                yield client
-            return
-        async with _running(target.private, tell, needs_work) as address:
+        async with _running(target.private, tell) as (address, idle):
             here = Target([address], target.private / "tls", "rollout", explicit=True)
             async with connected(here, patience_s=patience_s, on_trouble=waits.trouble) as client:
-                yield client
+                if idle and unless_idle is not None:
+                    await unless_idle(client, target.private)
+                yield client, idle
 
 
 @asynccontextmanager
-async def _running(state: Path, tell: Callable[[str], None], needs_work: str) -> AsyncGenerator[str, None]:
-    """The address of the private cluster's coordinator: its owner's, or one of its own."""
+async def _running(state: Path, tell: Callable[[str], None]) -> AsyncGenerator[tuple[str, bool], None]:
+    """The address of the private cluster's coordinator: its owner's, or (True) one that only answers."""
     lock = OwnerLock(state)
     while not lock.try_acquire():
         if address := address_of(state):
-            yield address
+            async with _while_it_is_owned(lock):
+                yield address, False
             return
         # It starts, or another command looks at the same directory: neither takes long.
         await asyncio.sleep(_OWNER_POLL_S)
     try:
-        if needs_work:
-            raise StateError(_nothing_runs(state, needs_work))
+        tell("no command works there at present; starting its coordinator for the answer")
         from rollout.client.embedded import Embedded
 
         embedded = Embedded(state, workers=0, report=tell, lock=lock)
         try:
             await embedded.start()
-            yield embedded.address
+            yield embedded.address, True
         finally:
             await asyncio.shield(embedded.stop())
     finally:
         lock.release()
 
 
-def _nothing_runs(state: Path, needs_work: str) -> str:
-    command = command_of(state)
-    how = f"; it goes on with: {command}" if command else ""
-    return f"no command works in {state.parent} at present, so {needs_work}{how}"
+@asynccontextmanager
+async def _while_it_is_owned(lock: OwnerLock) -> AsyncGenerator[None, None]:
+    """What is inside is cut off with OwnerEndedError when nobody has `lock` any more."""
+    cut = asyncio.timeout(None)
+    try:
+        async with cut:
+            watching = asyncio.create_task(_cut_off(lock, cut))
+            try:
+                yield
+            finally:
+                watching.cancel()
+    except TimeoutError:
+        if not cut.expired():
+            raise
+        raise OwnerEndedError from None
+
+
+async def _cut_off(lock: OwnerLock, cut: asyncio.Timeout) -> None:
+    while True:
+        await asyncio.sleep(_ENDED_POLL_S)
+        if lock.try_acquire():
+            lock.release()
+            cut.reschedule(asyncio.get_running_loop().time())
+            return
 
 
 def tell(text: str) -> None:

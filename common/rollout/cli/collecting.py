@@ -16,6 +16,7 @@ from rollout.cli.show import cannot_start, cause_json, waiting
 from rollout.cli.words import first_line, when
 from rollout.client import Page, Runs
 from rollout.model.errors import HopelessError, IncompleteError, InputChangedError, OutputChangedError, StateError
+from rollout.model.ids import short
 from rollout.model.item import NewItem
 from rollout.wire.v1 import runs_pb2 as pb
 from rollout.workloads.collector import Attempts, Collector
@@ -29,6 +30,8 @@ REWRITES_MAX = 3
 """Times that files which somebody changes are written anew before the run is given up."""
 IDLE_S = 30.0
 """A run that nobody works at for this long gets a line that says where to look."""
+NO_WORKERS_S = 10.0
+"""The same, when no worker is connected: those of a private cluster take a few seconds to come."""
 IMPOSSIBLE_S = 5.0
 """The same, when no worker that is connected could ever take what it waits with."""
 T = TypeVar("T")
@@ -49,9 +52,14 @@ async def to_its_end(function: Callable[..., T], *arguments: Any, **named: Any) 
     return work.result()
 
 
+def files_of(workload: Workload[Any, Any], directory: Path) -> dict[str, str]:
+    """The result files that are there: name to path."""
+    return {name: str(directory / name) for name in workload.result_files if (directory / name).exists()}
+
+
 def _killed(status: pb.RunStatus) -> str:
     reason = f": {status.reason.rstrip('.')}" if status.reason else ""
-    return f"run {status.spec.run_id} was killed by the {status.ended_by} at {when(status.ended_ms)}{reason}"
+    return f"run {short(status.spec.run_id)} was killed by the {status.ended_by} at {when(status.ended_ms)}{reason}"
 
 
 class WorkloadRun:
@@ -96,7 +104,7 @@ class WorkloadRun:
             if status.state == "killed" and status.ended_by and not go_on:
                 raise StateError(f"{_killed(status)}. Go on with it: {command}")
             because = f" ({status.reason.rstrip('.')})" if status.reason else ""
-            self._display.note(f"run {self.run_id} {_ENDED_BY_IT[status.state]}{because}: it goes on")
+            self._display.note(f"run {short(self.run_id)} {_ENDED_BY_IT[status.state]}{because}: it goes on")
             status = await self._runs.command(self.run_id, verb, reason="the same command was given again")
         self.submitted = status.submitted
         done = status.done + status.failed
@@ -104,7 +112,7 @@ class WorkloadRun:
         about = f"going on, {done} of {total} {unit} have their result" if resumed else f"{total} {unit}"
         self._display.event(
             "run_opened",
-            f"run {self.run_id}: {about}",
+            f"run {short(self.run_id)}: {about}",
             run_id=self.run_id,
             resumed=resumed,
             address=self._runs.address,
@@ -112,8 +120,9 @@ class WorkloadRun:
         )
         return status
 
-    async def carry_out(self, directory: Path, failure: asyncio.Future[None] | None, *, detach: bool) -> int:
-        """The exit code, when everything is in the files. `failure` ends it early, with its error."""
+    async def carry_out(self, directory: Path, failure: asyncio.Future[None] | None, *, detach: str = "") -> int:
+        """The exit code, when everything is in the files. `failure` ends it early, with its error. `detach`: the
+        command that collects later; then this one is over when everything is submitted."""
         submitting = asyncio.create_task(self._submit())
         jobs: list[asyncio.Future[Any]] = [submitting]
         collecting: asyncio.Task[tuple[pb.RunStatus, JsonObject]] | None = None
@@ -140,8 +149,8 @@ class WorkloadRun:
                 job.cancel()
             await asyncio.gather(*jobs, return_exceptions=True)
         if collecting is None:
-            submitted = f"{self.total} {self._workload.unit} submitted"
-            self._display.note(f"run {self.run_id}: {submitted}; the same command without --detach collects")
+            self._display.note(f"all {self._workload.unit} are submitted; the cluster goes on without this command")
+            self._display.note(f"get the results with: {detach}")
             return OK
         return self._finish(directory, *collecting.result())
 
@@ -204,7 +213,7 @@ class WorkloadRun:
                 await self._take(page)
                 if page.status is not None and page.last:
                     return page.status
-        raise StateError(f"run {self.run_id}: the commit log ended before the run")
+        raise StateError(f"run {short(self.run_id)}: the commit log ended before the run")
 
     async def _take(self, page: Page) -> None:
         if page.entries:
@@ -236,7 +245,11 @@ class WorkloadRun:
             self._busy_at, self._idle_told = time.monotonic(), False
             return
         idle_s = time.monotonic() - self._busy_at
-        patience_s = IMPOSSIBLE_S if any(wait.impossible for wait in status.waits) else IDLE_S
+        patience_s = IDLE_S
+        if any(wait.reason == "no_workers" for wait in status.waits):
+            patience_s = NO_WORKERS_S
+        if any(wait.impossible for wait in status.waits):
+            patience_s = IMPOSSIBLE_S
         if self._idle_told or idle_s < patience_s:
             return
         self._idle_told = True
@@ -255,6 +268,7 @@ class WorkloadRun:
             submitted=max(self.submitted, status.submitted),
             done=status.done,
             failed=status.failed,
+            invalid=status.invalid,
             committed=self._collector.cursor,
             running=status.running,
             workers=status.workers,
@@ -268,13 +282,12 @@ class WorkloadRun:
 
     def _finish(self, directory: Path, status: pb.RunStatus, summary: JsonObject) -> int:
         self._display.close()
-        names = [name for name in self._workload.result_files if (directory / name).exists()]
-        files = {name: str(directory / name) for name in names}
+        files = files_of(self._workload, directory)
         self._display.event("summary", self._text(summary, files), **summary, files=files)
         units = summary[self._workload.unit]
         if status.state == "completed" and not self._collector.complete:
             raise IncompleteError(
-                f"run {self.run_id} is completed with {self._collector.cursor} of the {self.total} "
+                f"run {short(self.run_id)} is completed with {self._collector.cursor} of the {self.total} "
                 f"{self._workload.unit} of the input: it was sealed when the input was another. Name another output "
                 "directory to start a new run"
             )
@@ -290,13 +303,16 @@ class WorkloadRun:
             else ""
         )
         lines = [
-            f"run {summary['run_id']} {summary['state']}"
+            f"run {short(summary['run_id'])} {summary['state']}"
             + (f" ({summary['reason']})" if summary.get("reason") else "")
             + f": {units['completed']} of {units['total']} {unit} completed in "
             f"{summary['durations']['wall_s']:.1f} s, {summary[f'{unit}_per_s']:.1f} {unit}/s{measured}",
         ]
-        if units["failed"]:
-            lines.append(f"warning: {units['failed']} {unit} failed for good; why is in {files.get(ERRORS, '')}")
+        invalid, errors = units["invalid"], files.get(ERRORS, "")
+        if failed := units["failed"] - invalid:
+            lines.append(f"warning: {failed:,} {unit} failed for good; why is in {errors}")
+        if invalid:
+            lines.append(f"{invalid:,} {unit} left out as invalid; what is wrong with them is in {errors}")
         if summary["attempts"]["worker_lost"]:
             lines.append(f"{summary['attempts']['worker_lost']} attempts were lost with their worker and repeated")
         if summary["state"] == "failed" and units["committed"] < units["total"]:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Callable
+from contextlib import suppress
 from contextvars import ContextVar
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -11,7 +13,9 @@ from typing import Annotated, Any
 import typer
 import typer.main
 
+from rollout.client.contexts import Contexts
 from rollout.client.target import DEFAULT_TLS_DIR, Wish
+from rollout.model.errors import RolloutError
 
 CoordinatorOption = Annotated[
     list[str] | None,
@@ -38,7 +42,12 @@ NameOption = Annotated[
 ]
 ResumeOption = Annotated[
     str | None,
-    typer.Option("--resume", metavar="RUN_ID", help="Go on with this run. Default: the one in <output.dir>/run-id."),
+    typer.Option(
+        "--resume",
+        metavar="RUN",
+        help="Go on with this run: its id, a unique beginning of it, its name, or @last. Default: the one in "
+        "<output.dir>/run-id.",
+    ),
 ]
 WorkersOption = Annotated[
     int | None,
@@ -63,6 +72,8 @@ class Chosen:
     wish: Wish = field(default_factory=Wish)
     go_on: bool = False
     """`--continue`: also with a run that somebody killed."""
+    coordinators: tuple[str, ...] = ()
+    tls_dir: Path | None = None
 
 
 _chosen: ContextVar[tuple[object, Chosen]] = ContextVar("chosen")
@@ -71,6 +82,22 @@ _chosen: ContextVar[tuple[object, Chosen]] = ContextVar("chosen")
 def chosen() -> Chosen:
     """Of the command that runs; nothing is chosen where there is none."""
     return _chosen.get((None, Chosen()))[1]
+
+
+def choose_cluster(coordinators: list[str] | None, tls_dir: Path | None) -> None:
+    """What the command that runs was given as `--coordinator` and `--tls-dir`, for `same_cluster`."""
+    root, known = _chosen.get((None, Chosen()))
+    _chosen.set((root, replace(known, coordinators=tuple(coordinators or ()), tls_dir=tls_dir)))
+
+
+def same_cluster(command: str) -> str:
+    """`command` with the options that name the cluster of the command that runs, as a message quotes it."""
+    named = chosen()
+    words = [word for address in named.coordinators for word in ("--coordinator", address)]
+    words += ["--context", named.wish.context] if named.wish.context else []
+    words += ["--dir", str(named.wish.directory)] if named.wish.directory is not None else []
+    words += ["--tls-dir", str(named.tls_dir)] if named.tls_dir is not None else []
+    return f"`{' '.join([command, *map(shlex.quote, words)])}`"
 
 
 def _choose(context: typer.Context, change: Callable[[Chosen], Chosen]) -> None:
@@ -100,6 +127,13 @@ def _choose_go_on(context: typer.Context, value: bool) -> None:
     _choose(context, lambda known: replace(known, go_on=known.go_on or value))
 
 
+def complete_context(incomplete: str) -> list[str]:
+    """What a shell offers for a context."""
+    with suppress(RolloutError):
+        return [name for name in sorted(Contexts.read().known) if name.startswith(incomplete)]
+    return []
+
+
 def cluster_options(*, workload: bool) -> list[Any]:
     """Parameters as typer makes them, whatever its version calls its classes."""
     carrier = typer.Typer(add_completion=False)
@@ -113,6 +147,7 @@ def cluster_options(*, workload: bool) -> list[Any]:
         "--context",
         metavar="NAME",
         callback=_choose_context,
+        autocompletion=complete_context,
         help="The cluster of this context; `rollout context list` shows them.",
     )
     of_directory: Any = option(

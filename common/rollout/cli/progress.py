@@ -10,13 +10,17 @@ from dataclasses import dataclass
 from typing import Any, TextIO
 
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, Task, TextColumn
+from rich.table import Column
+from rich.text import Text
 
 from rollout.cli.show import print_json
-from rollout.cli.words import counted, duration
+from rollout.cli.words import counted, duration, unsuccessful
+from rollout.config.visible import visible
 
 _WINDOW_S = 30.0
 _PLAIN_EVERY_S = 5.0
+_BAR_MIN = 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,6 +42,8 @@ class Snapshot:
     measure: str = ""
     state: str = "running"
     """Of the run, or `pausing`."""
+    invalid: int = 0
+    """Of `failed`: rows that cannot be used."""
 
     def fields(self) -> dict[str, Any]:
         """For programs."""
@@ -47,6 +53,7 @@ class Snapshot:
             "submitted": self.submitted,
             "done": self.done,
             "failed": self.failed,
+            "invalid": self.invalid,
             "committed": self.committed,
             "running": self.running,
             "workers": self.workers,
@@ -124,7 +131,7 @@ class PlainDisplay(Display):
         self._last = 0.0
 
     def note(self, message: str) -> None:
-        self._out.write(message + "\n")
+        self._out.write(visible(message) + "\n")
         self._out.flush()
 
     def event(self, name: str, message: str, /, **fields: Any) -> None:
@@ -141,13 +148,23 @@ class PlainDisplay(Display):
         self.note(f"{done}/{snapshot.total} {snapshot.unit} ({share:.1f} %), {details(snapshot)}")
 
 
-class TerminalDisplay(Display):
+class _Count(MofNCompleteColumn):
+    """Never cut, and nothing where nothing is counted."""
+
     def __init__(self) -> None:
-        self._console = Console(highlight=False)
+        super().__init__(table_column=Column(no_wrap=True))
+
+    def render(self, task: Task) -> Text:
+        return Text() if task.total is None else super().render(task)
+
+
+class TerminalDisplay(Display):
+    def __init__(self, console: Console | None = None) -> None:
+        self._console = console or Console(highlight=False)
         self._progress = Progress(
             TextColumn("{task.description}"),
             BarColumn(bar_width=30),
-            MofNCompleteColumn(),
+            _Count(),
             TextColumn("{task.fields[details]}"),
             console=self._console,
             transient=True,
@@ -158,7 +175,7 @@ class TerminalDisplay(Display):
         self._started = False
 
     def note(self, message: str) -> None:
-        self._console.print(message, markup=False, soft_wrap=True)
+        self._console.print(visible(message), markup=False, soft_wrap=True)
 
     def event(self, name: str, message: str, /, **fields: Any) -> None:
         if message:
@@ -170,12 +187,13 @@ class TerminalDisplay(Display):
 
     def progress(self, snapshot: Snapshot) -> None:
         self._start()
+        room = self._console.width - len(f"{snapshot.unit}  {snapshot.total}/{snapshot.total}  ") - _BAR_MIN
         self._progress.update(
             self._task,
             description=snapshot.unit,
             total=snapshot.total,
             completed=snapshot.done + snapshot.failed,
-            details=details(snapshot),
+            details=details(snapshot, room),
             visible=True,
         )
 
@@ -190,15 +208,21 @@ class TerminalDisplay(Display):
             self._started = True
 
 
-def details(snapshot: Snapshot) -> str:
-    failed = f"{snapshot.failed} failed"
+def details(snapshot: Snapshot, room: int | None = None) -> str:
+    """All that is known, or what matters most of it in `room` characters."""
+    failed = unsuccessful(snapshot.failed, snapshot.invalid)
     if snapshot.state not in ("running", "pausing", "completed"):
         return f"{snapshot.state}, {failed}"  # nothing moves: no rate, no end, and nobody at it
-    measured = [f"{snapshot.measure_per_s:.0f} {snapshot.measure}/s"] if snapshot.measure else []
-    eta = [] if snapshot.eta_s is None else [f"ETA {duration(snapshot.eta_s)}"]
-    state = [f"pausing, {snapshot.running} still running"] if snapshot.state == "pausing" else []
+    rate = f"{snapshot.per_s:.1f} {snapshot.unit}/s"
+    measured = f"{snapshot.measure_per_s:.0f} {snapshot.measure}/s" if snapshot.measure else ""
+    eta = "" if snapshot.eta_s is None else f"ETA {duration(snapshot.eta_s)}"
+    state = f"pausing, {snapshot.running} still running" if snapshot.state == "pausing" else ""
     workers = "no workers" if not snapshot.workers else counted(snapshot.workers, "worker")
-    return ", ".join([*state, f"{snapshot.per_s:.1f} {snapshot.unit}/s", *measured, *eta, failed, workers])
+    parts = [part for part in (state, rate, measured, eta, failed, workers) if part]
+    for least in (measured, workers, rate, failed):
+        if room is not None and len(", ".join(parts)) > room and least in parts:
+            parts.remove(least)
+    return ", ".join(parts)
 
 
 def eta(left: int, per_s: float, *, workers: int, state: str) -> float | None:

@@ -6,17 +6,21 @@ import asyncio
 import json
 import tomllib
 from collections.abc import Sequence
-from contextlib import aclosing
+from contextlib import aclosing, suppress
 from pathlib import Path
 from typing import Any
 
 from pydantic import BaseModel, ValidationError
 
 from rollout.cli.boundary import FAILED, OK
-from rollout.cli.collecting import REWRITES_MAX, to_its_end
+from rollout.cli.collecting import REWRITES_MAX, files_of, to_its_end
 from rollout.cli.progress import Display
+from rollout.cli.words import unsuccessful
 from rollout.client import Runs
-from rollout.model.errors import ConfigError, OutputChangedError
+from rollout.config.wording import describe
+from rollout.model.errors import ConfigError, InputError, OutputChangedError
+from rollout.model.ids import short
+from rollout.model.problems import problems
 from rollout.model.run import ENDED
 from rollout.wire.v1 import runs_pb2 as pb
 from rollout.workloads.collector import Attempts, Collector
@@ -42,20 +46,34 @@ class ResultsOf:
         """The exit code. ConfigError: the directory is another run's, or nothing here knows the workload."""
         status = await self._runs.get(self._run_id)
         workload = workload_of(status)
-        with OutputDirectory.open(self._directory) as output:
+        with OutputDirectory.open(self._directory, "rollout run results") as output:
             output.check(self._run_id)
-            config = self._config(workload, output, json.loads(status.spec.config))
+            stored = output.stored_config or {OUTPUT: await self._fitting(workload, status)}
+            config = self._config(workload, output, json.loads(status.spec.config), stored)
             collector = await asyncio.to_thread(_open, workload, output, config, status)
             try:
                 return await self._collect(workload, output, collector, status)
             finally:
                 await asyncio.shield(asyncio.to_thread(_close, collector))
 
-    def _config(self, workload: Workload[Any, Any], output: OutputDirectory, config: JsonObject) -> JsonObject:
-        """The run's, with [output] as this directory had it, or as `--set` says. The directory is the run's then."""
-        stored = output.stored_config
+    async def _fitting(self, workload: Workload[Any, Any], status: pb.RunStatus) -> JsonObject:
+        """[output] by the shape of the first row: its configuration file's is no part of the run."""
+        if not status.submitted:
+            return {}
+        reply = await self._runs.item(self._run_id, [0])
+        payload = reply.payload
+        if reply.HasField("payload_ref"):
+            payload, _ = await self._runs.item_bytes(self._run_id, reply)
+        with suppress(ValueError, InputError):
+            return workload.output_for(workload.item_input(payload)[0])
+        return {}
+
+    def _config(
+        self, workload: Workload[Any, Any], output: OutputDirectory, config: JsonObject, stored: JsonObject
+    ) -> JsonObject:
+        """The run's, with [output] as `stored` has it, or as `--set` says. The directory is the run's then."""
         section = output_section(workload, output.path, self._options, stored)
-        config |= {key: value for key, value in (stored or {}).items() if key in workload.free}
+        config |= {key: value for key, value in stored.items() if key in workload.free}
         config |= {OUTPUT: section}
         output.claim(self._run_id, config, workload.result_files, output.kept)
         return config
@@ -85,8 +103,7 @@ class ResultsOf:
                 self._display.note(f"note: {error.message}; it is written anew from the ledger")
                 await to_its_end(collector.restart)
         complete = status.state == "completed" and collector.complete
-        names = [name for name in workload.result_files if (output.path / name).exists()]
-        files = {name: str(output.path / name) for name in names}
+        files = files_of(workload, output.path)
         self._display.close()
         text = _text(workload, status, collector, files)
         self._display.event("summary", text, **summary, complete=complete, files=files)
@@ -112,18 +129,18 @@ def workload_of(status: pb.RunStatus) -> Workload[Any, Any]:
     name = status.spec.workload
     if name not in entries():
         raise ConfigError(
-            f"run {status.spec.run_id} is of the workload {name!r}, which is not installed here "
+            f"run {short(status.spec.run_id)} is of the workload {name!r}, which is not installed here "
             f"(there are {', '.join(entries())}): install the package that provides it"
         )
     return load(name)
 
 
 def output_section(
-    workload: Workload[Any, Any], directory: Path, options: Sequence[str], stored: JsonObject | None
+    workload: Workload[Any, Any], directory: Path, options: Sequence[str], stored: JsonObject
 ) -> JsonObject:
-    """[output] of the run's configuration, which is no part of the run: as `directory` had it, else its defaults, with
+    """[output] of the run's configuration, which is no part of the run: as `stored` has it, else its defaults, with
     `options`. ConfigError."""
-    section: JsonObject = dict((stored or {}).get(OUTPUT, {}))
+    section: JsonObject = dict(stored.get(OUTPUT, {}))
     for option in options:
         key, equals, value = option.partition("=")
         if not equals:
@@ -139,8 +156,8 @@ def output_section(
     try:
         return model.model_validate({**section, **keys}).model_dump(mode="json")
     except ValidationError as error:
-        faults = [f"{OUTPUT}.{'.'.join(map(str, e['loc']))}: {e['msg']}" for e in error.errors(include_url=False)]
-        raise ConfigError("\n".join(faults)) from error
+        names = [(f"{OUTPUT}.{'.'.join(map(str, e['loc']))}", e) for e in error.errors(include_url=False)]
+        raise ConfigError(problems(f"{name}: {describe(e, name)}" for name, e in names)) from error
 
 
 def _value(text: str) -> Any:
@@ -173,8 +190,8 @@ def _text(workload: Workload[Any, Any], status: pb.RunStatus, collector: Collect
     totals, unit = collector.totals, workload.unit
     of = f"{status.submitted:,}" if status.sealed else f"{status.submitted:,} submitted so far"
     lines = [
-        f"run {status.spec.run_id} is {status.state}: {totals.rows:,} of {of} {unit} are in the files"
-        + (f", {totals.failed:,} of them in errors.jsonl" if totals.failed else "")
+        f"run {short(status.spec.run_id)} is {status.state}: {totals.rows:,} of {of} {unit} are in the files"
+        + (f" ({unsuccessful(totals.failed, totals.invalid)}: in errors.jsonl)" if totals.failed else "")
     ]
     if status.state not in ENDED:
         lines.append("what is committed later the same command adds")

@@ -21,15 +21,18 @@ from typing import Any, TypeVar
 
 from pydantic import BaseModel
 
+from rollout.cli.asking import reached
 from rollout.cli.boundary import INTERRUPTED, OK
 from rollout.cli.checking import verdict
-from rollout.cli.collecting import WorkloadRun
+from rollout.cli.collecting import WorkloadRun, files_of
 from rollout.cli.interrupt import Interrupted, Interrupts
 from rollout.cli.options import chosen
 from rollout.cli.progress import Display, display_for
 from rollout.cli.recent import remember_run
+from rollout.cli.references import means, resolve_run
 from rollout.cli.streams import keep_going
 from rollout.cli.waits import Waits
+from rollout.cli.words import unsuccessful
 from rollout.client.embedded import Embedded
 from rollout.client.origin import authority_of, keep_origin, origin_of
 from rollout.client.private import STATE_DIR, remember_command, state_of
@@ -37,7 +40,7 @@ from rollout.client.runs import Runs, new_ulid
 from rollout.client.target import Target, connected, find_target, private_target
 from rollout.client.trees import name_trees, upload_trees
 from rollout.model.errors import ConfigError, InputError, NotFoundError
-from rollout.model.ids import check_ulid
+from rollout.model.ids import is_ulid, short
 from rollout.wire import event_loop
 from rollout.workloads.json_form import JsonObject, lookup
 from rollout.workloads.output import RUN_ID, OutputDirectory
@@ -49,6 +52,7 @@ T = TypeVar("T")
 _PATIENCE_S = 900.0  # a run outlives a coordinator that is being repaired
 _FIRST_PATIENCE_S = 20.0  # but an address that never answered a new run is probably wrong
 _TELL_EVERY_S = 2.0
+_NOTHING_SENT = "interrupted before anything was submitted"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -84,10 +88,9 @@ class Options:
 
 def run_workload(workload: Workload[Any, Any], settings: BaseModel, options: Options) -> int:
     """The exit code. ConfigError and InputError, with all faults, before anything is started or written."""
-    if options.resume is not None:
-        check_ulid(options.resume, "--resume")
-    if options.name.startswith("@"):
-        raise ConfigError(f"--name: {options.name!r} begins with @, which stands for other things: choose another")
+    name = options.name or getattr(getattr(settings, "run", None), "name", "")
+    if name.startswith("@"):
+        raise ConfigError(f"--name: {name!r} begins with @, which stands for other things: choose another")
     target = find_target(list(options.coordinators), options.tls_dir, chosen().wish)
     if options.dry_run:
         return _dry_run(workload, settings, options)
@@ -125,10 +128,11 @@ def place(output: Path, target: Target, options: Options) -> Target:
     if origin is not None:
         here = authority_of(target.tls_dir) if target.addresses else ""
         if origin.authority and here != origin.authority:
-            goes = f"{target}" if target.addresses else "a private cluster"
+            goes, seen = f"{target}" if target.addresses else "a private cluster", short(run_id or "")
             raise ConfigError(
-                f"run {run_id} of {output} was started on {origin}, and this command would go to {goes}. Go on with: "
-                f"{shlex.join(options.words)} {origin.options()}\n  or name another output directory to start a new run"
+                f"run {seen} of {output} was started on {origin}, and this command would go to {goes}. Go on "
+                f"with: {shlex.join(options.words)} {origin.options()}\n  or name another output directory to start "
+                "a new run"
             )
         return target
     if not target.addresses:
@@ -137,9 +141,9 @@ def place(output: Path, target: Target, options: Options) -> Target:
         return target
     if target.by == "option":
         raise ConfigError(
-            f"run {run_id} of {output} was started on this machine, by the private cluster in {state}. Go on without "
-            f"a cluster: {shlex.join([*options.words, '--local'])}\n  or name another output directory to start a new "
-            "run"
+            f"run {short(run_id)} of {output} was started on this machine, by the private cluster in {state}. Go on "
+            f"without a cluster: {shlex.join([*options.words, '--local'])}\n  or name another output directory to "
+            "start a new run"
         )
     return private_target(state, "where this run was started")
 
@@ -168,10 +172,12 @@ class _Invocation:
         self._display = display
         self._run: WorkloadRun | None = None
         self._embedded: Embedded | None = None
-        self._waits = Waits(display.note)
+        named = target.private is None
+        self._waits = Waits(display.note, target.asked if named else "", self._say_cluster if named else None)
         self._runs: Runs | None = None
         self._had_ledger = False
         self._name = ""
+        self._known = ""
 
     async def run(self) -> int:
         interrupts = Interrupts(self._at_once)
@@ -183,13 +189,31 @@ class _Invocation:
             return INTERRUPTED
 
     async def _work(self) -> int:
-        with OutputDirectory.open(self._workload.directory(self._settings)) as output:
-            known = output.check(self._options.resume)
+        directory = self._workload.directory(self._settings)
+        with OutputDirectory.open(directory, self._options.command()) as output:
+            known = output.check(await self._resume(output))
+            self._known = known or ""
             checked = await self._check(output, resumed=known is not None)
             try:
                 return await self._go_on(output, known, checked)
             finally:
                 checked.close()
+
+    async def _resume(self, output: OutputDirectory) -> str | None:
+        """The id of the run that --resume names; what is not all of one, the directory or the cluster knows."""
+        text = self._options.resume
+        if text is None or is_ulid(text.upper()):
+            return text and text.upper()
+        own = output.run_id
+        if text and own is not None and means(own, text):
+            return own
+        if self._target.private is not None and state_of(output.path) is None:
+            raise ConfigError(
+                f"--resume {text}: no private cluster has run in {output.path} that knows such a run: name the cluster "
+                "of the run (--coordinator, --context), or give the whole id"
+            )
+        async with reached(self._target, self._display.note, patience_s=_FIRST_PATIENCE_S) as (runs, _):
+            return await resolve_run(runs, text)
 
     async def _go_on(self, output: OutputDirectory, known: str | None, checked: Checked) -> int:
         workload = self._workload
@@ -200,7 +224,8 @@ class _Invocation:
             if known is not None:
                 summary = await asyncio.to_thread(finished, workload, output, known, stored, checked)
                 if summary is not None:
-                    self._display.event("summary", self._complete_text(summary, output.path), **summary)
+                    text, files = self._complete_text(summary, output.path), files_of(workload, output.path)
+                    self._display.event("summary", text, **summary, files=files)
                     return OK
         patience_s = _PATIENCE_S if known else _FIRST_PATIENCE_S
         async with self._cluster(output.path, patience_s) as runs:
@@ -241,7 +266,8 @@ class _Invocation:
             if checking.exception() is None:
                 checking.result().close()
             raise
-        self._say_cluster()
+        if self._target.private is not None:
+            self._say_cluster()  # else when it has answered
         for note in (*(checked.source.notes if checked.source else ()), *checked.notes):
             self._display.note(f"note: {note}")
         return checked
@@ -270,7 +296,10 @@ class _Invocation:
     async def _cluster(self, output: Path, patience_s: float) -> AsyncGenerator[Runs, None]:
         target = self._target
         if target.private is None:
-            async with connected(target, patience_s=patience_s, on_trouble=self._waits.trouble) as runs:
+            waits = self._waits
+            async with connected(
+                target, patience_s=patience_s, on_trouble=waits.trouble, on_answer=waits.answered
+            ) as runs:
                 self._runs = runs
                 yield runs
             return
@@ -310,8 +339,8 @@ class _Invocation:
                 collector = await asyncio.to_thread(open_collector, workload, output, run_id, checked.config, checked)
                 collector.close()
                 raise ConfigError(
-                    f"{self._gone(run_id, output.path)} name another output directory to start a new run"
-                    + "".join(f"\n  {fault}: only the ledger has what is missing" for fault in collector.faults)
+                    f"{self._gone(run_id, output.path)}\nTo start a new run, name another output directory"
+                    + "".join(f"\n{fault}: only the ledger has what is missing" for fault in collector.faults)
                 ) from None
         if status is not None:
             self._name = status.spec.name
@@ -331,24 +360,17 @@ class _Invocation:
         return config
 
     def _gone(self, run_id: str, output: Path) -> str:
-        """Why its cluster does not know the run."""
+        """Why its cluster does not know the run, and how to go on with it if that is possible."""
+        named = f"{output / RUN_ID} names run {short(run_id)}"
         if self._target.private is not None and self._had_ledger:
-            return (
-                f"run {run_id} of {output} is not in the private cluster's ledger any more: it was deleted there. "
-                "You may"
-            )
+            return f"{named}, which was deleted"
+        go_on = "To go on with it, name the cluster where it was started: --coordinator HOST:PORT or --context NAME"
         if self._target.private is not None:
-            return (
-                f"run {run_id} of {output} is not known here, where no private cluster has run: continue on the "
-                "cluster where it was started (--coordinator, --context), or"
-            )
+            return f"{named}, which was not started on this machine alone\n{go_on}"
         where = f"cluster {self._target.cluster} at {self._runs.address if self._runs else ''}"
         if origin_of(output, run_id) is not None:
-            return f"run {run_id} of {output} was started on {where}, and it was deleted there. You may"
-        return (
-            f"run {run_id} of {output} is not known on {where}: continue on the cluster where it was started "
-            "(--coordinator, --context or --local), or"
-        )
+            return f"{named}, which was started on {where} and deleted there"
+        return f"{named}, and {where} has no such run\n{go_on}; --local, if that was on this machine alone"
 
     async def _carry_out(
         self,
@@ -376,7 +398,8 @@ class _Invocation:
             if status.state == "running":
                 await self._unless_failed(upload_trees(runs, run_id, config, checked.trees, self._display.step))
             failure = self._embedded.failure if self._embedded is not None else None
-            return await run.carry_out(output.path, failure, detach=self._options.detach)
+            detach = self._command() if self._options.detach else ""
+            return await run.carry_out(output.path, failure, detach=detach)
         finally:
             await asyncio.shield(asyncio.to_thread(run.close))
 
@@ -389,8 +412,8 @@ class _Invocation:
         units = summary[workload.unit]
         results = Path(workload.result_files[0]).stem
         return (
-            f"run {summary['run_id']} is complete already: {units['completed']} {results}, {units['failed']} failed "
-            f"{workload.unit}, in {directory}"
+            f"run {short(summary['run_id'])} is complete already: {units['completed']} {results}, "
+            f"{unsuccessful(units['failed'], units['invalid'])}, in {directory}"
         )
 
     # ---- trouble and interruption
@@ -402,18 +425,18 @@ class _Invocation:
         self._display.close()
         run, command, unit = self._run, self._command(), self._workload.unit
         if run is None:
-            self._display.event(
-                "interrupted", "interrupted before anything was submitted", run_id="", committed=0, command=command
-            )
+            known = self._known
+            said = f"interrupted before run {known} was asked for; what it has is safe" if known else _NOTHING_SENT
+            lines = [said, f"continue with: {command}"] if known else [said]
+            self._display.event("interrupted", "\n".join(lines), run_id=known, committed=0, command=command)
             return
         committed = run.committed
         directory = self._workload.directory(self._settings)
         lines = [f"interrupted: {committed} of {run.total} {unit} are in {directory}; nothing is lost"]
         if self._target.private is None:
             submitted = "" if run.submitted >= run.total else f" ({run.submitted} of {run.total} {unit} are submitted)"
-            lines.append(
-                f"run {run.run_id} goes on at the cluster{submitted}; stop it with: rollout run pause {run.run_id}"
-            )
+            run_id = short(run.run_id)
+            lines.append(f"run {run_id} goes on at the cluster{submitted}; stop it with: rollout run pause {run_id}")
         lines.append(f"continue with: {command}")
         self._display.event("interrupted", "\n".join(lines), run_id=run.run_id, committed=committed, command=command)
 

@@ -1,12 +1,13 @@
 """Runs and workers as JSON, and lists of them as tables.
 
 The JSON of a run: `run_id, workload, name, state, reason, priority, order, sealed, submitted, committed, done, failed,
-cancelled, skipped, in_flight, running, workers, attempts, retried, worker_lost, stale, units_in, units_out, created_at,
-updated_at, ended_at` (RFC 3339, or null), `pausing`, `survivors` (`[{log, seq, attempt}]`), `lanes`, `waits`
-(what pending items wait for: `[{reason, message, items, impossible}]`), `pending`, `per_s` and `units_per_s` (over the
-last half minute), `elapsed_s`, `eta_s` (null: it cannot be said), `causes` (why workers cannot start what it needs:
-`[{run_id, executor, code, message, workers, hosts, times, first_at, last_at, everywhere}]`).
+invalid, cancelled, skipped, in_flight, running, workers, attempts, retried, worker_lost, stale, units_in, units_out,
+created_at, updated_at, ended_at` (RFC 3339, or null), `pausing`, `survivors` (`[{log, seq, attempt}]`), `lanes`,
+`waits` (what pending items wait for: `[{reason, message, items, impossible}]`), `pending`, `per_s` and `units_per_s`
+(over the last half minute), `elapsed_s`, `eta_s` (null: it cannot be said), `causes` (why workers cannot start what it
+needs: `[{run_id, executor, code, message, workers, hosts, times, first_at, last_at, everywhere}]`).
 
+`invalid` says how many of `failed` are rows that cannot be used, which the run went on without (`on_bad_row = "skip"`).
 `attempts` counts those that began and have ended, `retried` those of them that came to nothing and did not end their
 item, `worker_lost` those that were lost with their worker. What was given back or stolen before it began is none.
 
@@ -34,6 +35,7 @@ from rich.table import Table
 
 from rollout.cli.streams import json_line
 from rollout.cli.words import first_line, when
+from rollout.config.visible import visible
 from rollout.model.ids import short
 from rollout.wire.v1 import runs_pb2 as pb
 
@@ -59,6 +61,7 @@ def run_json(status: pb.RunStatus) -> dict[str, Any]:
         "committed": status.cursor,
         "done": status.done,
         "failed": status.failed,
+        "invalid": status.invalid,
         "cancelled": status.cancelled,
         "skipped": status.skipped,
         "in_flight": status.in_flight,
@@ -122,6 +125,11 @@ def cause_json(cause: pb.Cause) -> dict[str, Any]:
 def final(status: pb.RunStatus) -> int:
     """Items with a result, of any kind."""
     return status.done + status.failed + status.cancelled + status.skipped
+
+
+def failed(status: pb.RunStatus) -> int:
+    """Items that failed for good, without those that stand for rows which cannot be used."""
+    return max(0, status.failed - status.invalid)
 
 
 def pending(status: pb.RunStatus) -> int:
@@ -221,19 +229,21 @@ def row_of(place: Iterable[int]) -> str:
     return ".".join(str(seq + 1) for seq in place)
 
 
-def print_runs(runs: Iterable[pb.RunStatus]) -> None:
-    found = table("run", "workload", "state", "done", "failed", "of", "workers", "started", "name")
+def print_runs(runs: Sequence[pb.RunStatus]) -> None:
+    left_out = ["invalid"] if any(status.invalid for status in runs) else []
+    found = table("run", "workload", "state", "done", "failed", *left_out, "of", "workers", "started", "name")
     for status in runs:
         found.add_row(
             seen(status.spec.run_id),
             status.spec.workload,
             "pausing" if status.pausing else status.state,
             f"{status.done:,}",
-            f"{status.failed:,}",
+            f"{failed(status):,}",
+            *(f"{status.invalid:,}" for _ in left_out),
             f"{status.submitted:,}{'' if status.sealed else '+'}",
             str(status.workers),
             when(status.created_ms),
-            status.spec.name,
+            visible(status.spec.name),
         )
     print_table(found, "no runs")
 
@@ -278,7 +288,7 @@ def print_workers(workers: Iterable[pb.WorkerStatus], leader: str) -> None:
             f"{worker.done:,}",
             f"{worker.last_seen_s:.1f} s ago",
             amounts(worker.inventory.capacity),
-            worker.reason or unable(worker.causes),
+            visible(worker.reason) or unable(worker.causes),
         )
     print_table(found, "no workers")
     console().print(f"leader: {leader}", highlight=False, markup=False)
@@ -290,8 +300,14 @@ def seen(identifier: str) -> str:
 
 
 def amounts(capacity: Mapping[str, float]) -> str:
-    """`gpus 2, slots 8`."""
-    return ", ".join(f"{name} {amount:g}" for name, amount in sorted(capacity.items()))
+    """`cpus 8, gpus 2, memory 24 GiB`, without what there is none of."""
+    return ", ".join(_amount(name, amount) for name, amount in sorted(capacity.items()) if amount)
+
+
+def _amount(name: str, amount: float) -> str:
+    if name != "memory_mib":
+        return f"{name} {amount:g}"
+    return f"memory {amount / 1024:.{0 if amount >= 10 * 1024 else 1}f} GiB"
 
 
 # ---- tables
@@ -309,8 +325,8 @@ def print_table(found: Table, empty: str) -> None:
 
 
 def console() -> Console:
-    """For people. A pipe has no width: the whole of every row, for grep."""
-    return Console(width=None if sys.stdout.isatty() else 250, highlight=False)
+    """For people. A pipe has no width: the whole of every row, for grep. Brackets are shown, not taken for styles."""
+    return Console(width=None if sys.stdout.isatty() else 250, highlight=False, markup=False)
 
 
 def timestamp(unix_ms: int) -> str | None:

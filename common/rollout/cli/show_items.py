@@ -23,6 +23,7 @@ from rich.text import Text
 
 from rollout.cli.show import console, row_of, table, timestamp
 from rollout.cli.words import counted, first_line, took, when
+from rollout.config.visible import visible
 from rollout.model.errors import InputError
 from rollout.model.ids import short
 from rollout.wire.v1 import runs_pb2 as pb
@@ -30,6 +31,9 @@ from rollout.workloads.registered import find
 
 CUT = 2000
 _HEADS = ("row", "state", "tries", "when", "took", "worker", "cause")
+_TIME, _WORKER = len("14:03:07"), 8
+_CAUSE_MIN = 8
+"""Of a narrower cause nobody would learn anything."""
 _ENDED = {
     "done": "its result was taken",
     "failed": "it failed",
@@ -62,16 +66,22 @@ def item_json(
 
 
 class ItemLines:
-    """Rows of a table whose columns keep their width, so that pages can follow each other without an end in sight."""
+    """Rows of a table whose columns keep their width, so that pages can follow each other without an end in sight. On a
+    terminal a cause takes the rest of its line; `item show` has all of it."""
 
     def __init__(self, parent: Sequence[int] = ()) -> None:
         self._parent = parent
         self._begun = False
+        self._line = console().width if sys.stdout.isatty() else None
+        self._widths = (0, 0)
 
     def add(self, page: pb.ItemsReply) -> None:
         for item in page.items:
             if not self._begun:
                 self._begun = True
+                hosts = max((len(host) for host in page.hosts.values()), default=0)
+                times = max(len(when(one.at_ms)) for one in page.items)
+                self._widths = (max(_TIME, times), max(_WORKER, _WORKER + 1 + hosts if hosts else 0))
                 self._write(*_HEADS)
             cause = f"{item.code}: {first_line(item.message)}" if item.code else ""
             worker = f"{short(item.worker)} {page.hosts.get(item.worker, '')}"
@@ -82,8 +92,11 @@ class ItemLines:
         sys.stdout.flush()
 
     def _write(self, row: str, state: str, tries: str, at: str, lasted: str, worker: str, cause: str) -> None:
-        line = f"{row:>9}  {state:<9}  {tries:>5}  {at:<15}  {lasted:>7}  {worker:<26}  {cause}"
-        sys.stdout.write(line.rstrip() + "\n")
+        time, who = self._widths
+        line = f"{row:>7}  {state:<8}  {tries:>5}  {at:<{time}}  {lasted:>7}  {worker:<{who}}  {cause}".rstrip()
+        if self._line and len(line) > self._line > len(line) - len(cause) + _CAUSE_MIN:
+            line = line[: self._line - 1] + "…"
+        sys.stdout.write(line + "\n")
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,7 +165,7 @@ def print_item(item: Item, *, full: bool) -> None:
     state, row = reply.item, row_of(item.place)
     origin = f" ({item.origin})" if item.origin else ""
     tries = f", {counted(state.attempts, 'attempt')}" if state.attempts else ""
-    out.print(Text(f"row {row} of run {item.status.spec.run_id}{origin}: {state.state}{tries}"), soft_wrap=True)
+    out.print(Text(f"row {row} of run {short(item.status.spec.run_id)}{origin}: {state.state}{tries}"), soft_wrap=True)
     _block("input", _shown(item.input), full=full)
     if item.output is not None:
         _block("output", _shown(item.output), full=full)
@@ -160,7 +173,9 @@ def print_item(item: Item, *, full: bool) -> None:
         _block(f"no result: {state.code}", state.message, full=full)
     if reply.children:
         done = f"{reply.children_final:,} of {counted(reply.children, 'child item')} are final"
-        out.print(Text(f"\n{done}: rollout run items {item.status.spec.run_id} --children-of {row}"), soft_wrap=True)
+        out.print(
+            Text(f"\n{done}: rollout run items {short(item.status.spec.run_id)} --children-of {row}"), soft_wrap=True
+        )
     if reply.attempts:
         out.print(Text("\nattempts", style="bold"))
         out.print(_history(reply.attempts))
@@ -170,7 +185,7 @@ def _block(title: str, text: str, *, full: bool) -> None:
     out = console()
     out.print(Text(f"\n{title}", style="bold"))
     cut = text if full or len(text) <= CUT else text[:CUT]
-    out.print(Text(cut), soft_wrap=True)
+    out.print(Text(visible(cut)), soft_wrap=True)
     if len(cut) < len(text):
         out.print(Text(f"... {len(text) - len(cut):,} characters more: --full shows them"))
 

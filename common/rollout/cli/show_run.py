@@ -7,8 +7,9 @@ from collections.abc import Iterable
 from rich.table import Table
 from rich.text import Text
 
-from rollout.cli.show import cannot_start, console, elapsed_s, eta_s, final, pending, table, waiting
-from rollout.cli.words import counted, duration, first_line, rate, when
+from rollout.cli.show import cannot_start, console, elapsed_s, eta_s, failed, final, pending, table, waiting
+from rollout.cli.words import counted, duration, first_line, rate, unsuccessful, when
+from rollout.config.visible import visible
 from rollout.model.ids import short
 from rollout.wire.v1 import runs_pb2 as pb
 from rollout.workloads.registered import unit_of
@@ -20,7 +21,7 @@ def print_run(status: pb.RunStatus) -> None:
     """A run's status, and what it waits for."""
     out = console()
     for line in _lines(status):
-        out.print(Text(line), soft_wrap=True)
+        out.print(Text(visible(line)), soft_wrap=True)
 
 
 def print_description(reply: pb.RunReply) -> None:
@@ -34,7 +35,17 @@ def print_description(reply: pb.RunReply) -> None:
         _section("last failures, the newest first")
         out.print(_failures(reply.failures))
         if reply.status.failed:
-            out.print(Text(f"{INDENT}all of them: rollout run items {reply.status.spec.run_id} --failed"))
+            out.print(Text(f"{INDENT}all of them: rollout run items {short(reply.status.spec.run_id)} --failed"))
+
+
+def in_a_line(status: pb.RunStatus) -> str:
+    """Of `run watch`: how far it is, how fast, how long yet."""
+    unit, measure = unit_of(status.spec.workload)
+    state = "pausing" if status.pausing else status.state
+    of = f"{status.submitted:,}{'' if status.sealed else '+'}"
+    line = f"{state}: {status.done:,} done, {unsuccessful(status.failed, status.invalid)} of {of}"
+    moving = _moving(status, unit, measure)
+    return f"{line}, {status.running:,} running, {moving}" if moving and state == "running" else line
 
 
 def _section(title: str) -> None:
@@ -85,7 +96,8 @@ def _progress(status: pb.RunStatus, unit: str) -> str:
     more = "" if status.sealed else ", more are being submitted"
     counts = {
         "done": status.done,
-        "failed": status.failed,
+        "failed": failed(status),
+        "left out as invalid": status.invalid,
         "cancelled": status.cancelled,
         "skipped": status.skipped,
         "running": status.running,

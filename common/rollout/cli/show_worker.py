@@ -9,6 +9,7 @@ from rich.text import Text
 
 from rollout.cli.show import amounts, console, row_of, table
 from rollout.cli.words import counted, duration, when
+from rollout.config.visible import visible
 from rollout.model.ids import short
 from rollout.wire.v1 import runs_pb2 as pb
 
@@ -16,12 +17,12 @@ from rollout.wire.v1 import runs_pb2 as pb
 def print_worker(worker: pb.WorkerStatus) -> None:
     out = console()
     for line in _lines(worker):
-        out.print(Text(line), soft_wrap=True)
+        out.print(Text(visible(line)), soft_wrap=True)
     if worker.runs:
         out.print(Text("\nruns", style="bold"))
         runs = table("run", "name", "workload", "running", "held")
         for run in worker.runs:
-            runs.add_row(short(run.run_id), run.name, run.workload, str(run.running), str(run.in_flight))
+            runs.add_row(short(run.run_id), visible(run.name), run.workload, str(run.running), str(run.in_flight))
         out.print(runs)
     if worker.held:
         cut = "" if len(worker.held) >= worker.in_flight else f", {len(worker.held)} of {worker.in_flight:,}"

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import signal
 from datetime import datetime
 
 from rollout.config.sentences import shortened
+from rollout.config.visible import visible
 
 _DAY_S = 86_400
 
@@ -12,6 +14,12 @@ _DAY_S = 86_400
 def counted(number: int, thing: str) -> str:
     """`1 worker`, `1,200 workers`."""
     return f"{number:,} {thing}{'' if number == 1 else 's'}"
+
+
+def unsuccessful(failed: int, invalid: int) -> str:
+    """`2 failed, 3 left out as invalid`; `invalid`: how many of `failed` are rows that cannot be used."""
+    left_out = f", {invalid:,} left out as invalid" if invalid else ""
+    return f"{max(0, failed - invalid):,} failed{left_out}"
 
 
 def duration(seconds: float) -> str:
@@ -44,9 +52,14 @@ def when(unix_ms: int, now: datetime | None = None) -> str:
     return f"{day} {clock}" if at.year == today.year else f"{day}, {at.year}, {clock}"
 
 
+def told_by(number: int) -> str:
+    """Why a process stops that this signal told to."""
+    return "told to stop by " + ("Ctrl-C" if number == signal.SIGINT else signal.Signals(number).name)
+
+
 def first_line(text: str, limit: int = 200) -> str:
     """What fits a line of a table, ids as people see them."""
-    line = shortened(next((part.strip() for part in text.splitlines() if part.strip()), ""))
+    line = shortened(visible(next((part.strip() for part in text.splitlines() if part.strip()), "")))
     return line if len(line) <= limit else line[: limit - 1] + "…"
 
 

@@ -6,16 +6,22 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 import typer
-import typer.core
 import typer.main
 
 from rollout.cli.commands.standard import standard_commands
+from rollout.cli.groups import CommandGroup
 from rollout.cli.program import complete
 from rollout.model.errors import PluginError
 from rollout.workloads.registered import entries, load
 
 if TYPE_CHECKING:
     from rollout.workloads.port import Workload
+
+
+_ORDER = (
+    "plan", "run", "item", "logs", "events", "workers", "doctor", "join", "context", "model", "version"
+)  # fmt: skip
+"""As a person comes to need them."""
 
 
 def commands_of(workload: Workload[Any, Any]) -> typer.Typer:
@@ -26,11 +32,11 @@ def commands_of(workload: Workload[Any, Any]) -> typer.Typer:
     return getattr(importlib.import_module(module), name)
 
 
-class WorkloadGroup(typer.core.TyperGroup):
+class WorkloadGroup(CommandGroup):
     """A command for each workload, before those of this program, whose names it cannot take."""
 
     def list_commands(self, ctx: Any) -> list[str]:
-        own = super().list_commands(ctx)
+        own = sorted(super().list_commands(ctx), key=_ORDER.index)
         return [*(name for name in entries() if name not in own), *own]
 
     def get_command(self, ctx: Any, cmd_name: str) -> Any:
@@ -41,6 +47,8 @@ class WorkloadGroup(typer.core.TyperGroup):
             command = typer.main.get_command(commands_of(workload))
         except PluginError as error:
             return _broken(cmd_name, error)
+        # Of the whole program, not of each workload.
+        command.params = [one for one in command.params if one.name not in ("install_completion", "show_completion")]
         complete(command, "rollout")
         command.name = cmd_name
         command.short_help = workload.help

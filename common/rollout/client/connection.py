@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncio
 import random
 import time
-from collections.abc import Awaitable, Callable, Generator
-from contextlib import contextmanager
+from collections.abc import Awaitable, Callable
+from contextlib import AbstractContextManager
 from typing import Any, TypeVar
 
 import grpc
@@ -19,6 +19,7 @@ from rollout.wire.answers import REFUSED_S, WRONG_PEER_S, Answers, is_wrong_peer
 from rollout.wire.channel import open_channel
 from rollout.wire.epoch import EpochGuard, StaleEpochError
 from rollout.wire.errors import error_of
+from rollout.wire.silence import telling
 from rollout.wire.v1 import history_pb2_grpc as history_rpc
 from rollout.wire.v1 import runs_pb2_grpc as rpc
 
@@ -30,7 +31,6 @@ Reply = TypeVar("Reply")
 _BACKOFF_FIRST_S = 0.1
 _BACKOFF_MAX_S = 2.0
 _LONG_S = 60.0  # who waits longer means to outlive a coordinator that is being repaired
-SILENCE_S = 2.0
 _RENEW_AGAIN_S = 5.0
 RETIRE_GRACE_S = 5.0
 
@@ -94,7 +94,8 @@ class Connection:
     """Calls go to one coordinator until it fails or says that it is not the leader, then to its hint or the next.
 
     `patience_s`: seconds of failures before a call gives up. `on_trouble(error, seconds)` hears of each failure and,
-    with None, of its end. `addresses` must not be empty; those that the cluster tells of are added, and
+    with None, of its end; in an error's context `tries_s` says how long it is put up with. `on_answer()` hears of the
+    first answer. `addresses` must not be empty; those that the cluster tells of are added, and
     `on_addresses(told)` hears what it tells whenever that is something else than before.
     """
 
@@ -106,6 +107,7 @@ class Connection:
         patience_s: float = 60.0,
         on_trouble: Callable[[RolloutError | None, float], None] | None = None,
         on_addresses: Callable[[list[str]], None] | None = None,
+        on_answer: Callable[[], None] | None = None,
         dial: Callable[[str, Credentials], Any] = open_channel,
         jitter: Callable[[float, float], float] = random.uniform,
     ) -> None:
@@ -115,6 +117,7 @@ class Connection:
         self._guard = EpochGuard("client")
         self._on_trouble = on_trouble
         self._on_addresses = on_addresses
+        self._on_answer = on_answer
         self._told: tuple[str, ...] = ()
         self._answers = Answers()
         self._answered = False
@@ -223,8 +226,13 @@ class Connection:
 
     def succeeded(self) -> None:
         """A call was answered as it should be."""
-        self._answered = True
         self._answers.clear()
+        self._heard()
+
+    def _heard(self) -> None:
+        if not self._answered and self._on_answer is not None:
+            self._on_answer()
+        self._answered = True
 
     @property
     def patience_now_s(self) -> float:
@@ -232,26 +240,10 @@ class Connection:
         hopeless = not self._answered and self.patience_s <= _LONG_S and self._answers.refused(self.addresses)
         return min(self.patience_s, REFUSED_S) if hopeless else self.patience_s
 
-    @contextmanager
-    def telling(self) -> Generator[None]:
-        """`on_trouble` hears of it when what is waited for inside takes longer than two seconds."""
-        loop = asyncio.get_running_loop()
-        began = loop.time()
-        told = False
-
-        def still() -> None:
-            nonlocal told, timer
-            told = True
-            self._say(UnavailableError(f"{self._address} has not answered yet"), loop.time() - began)
-            timer = loop.call_later(SILENCE_S, still)
-
-        timer = loop.call_later(SILENCE_S, still)
-        try:
-            yield
-        finally:
-            timer.cancel()
-        if told:
-            self._say(None, loop.time() - began)
+    def telling(self, owed: Callable[[], bool] = lambda: True) -> AbstractContextManager[None]:
+        """`on_trouble` hears of it when what is waited for inside takes longer than two seconds, in which an answer was
+        `owed` all the time."""
+        return telling(self._say, self._address, owed)
 
     def moved_on(self, error: grpc.aio.AioRpcError, turn: int) -> RolloutError:
         """The typed error; where another coordinator may do better, the next call goes there."""
@@ -262,6 +254,8 @@ class Connection:
             # One that is another cluster's is told of: what is asked of it must not be answered by the joined cluster.
             stay = isinstance(typed, _WrongPeerError) and not self._answered
             self.leave(turn, hint=str(typed.context.get("leader") or ""), stay=stay)
+        else:
+            self._heard()
         return typed
 
     def leave(self, turn: int, hint: str = "", *, stay: bool = False) -> None:
@@ -285,7 +279,7 @@ class Connection:
     def tell(self, error: RolloutError | None, seconds: float) -> None:
         if error is not None:
             log.debug("coordinator_unreachable", address=self._address, seconds=round(seconds, 1), reason=str(error))
-            error = UnavailableError(self._answers.text() or error.message)
+            error = UnavailableError(self._answers.text() or error.message, tries_s=self.patience_now_s)
         self._say(error, seconds)
 
     def _say(self, error: RolloutError | None, seconds: float) -> None:

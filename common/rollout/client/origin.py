@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from rollout.client.target import Target
+from rollout.model.errors import ConfigError
 from rollout.security import files
 from rollout.workloads.output import write_atomically
 
@@ -36,6 +37,10 @@ class Origin:
         context = self.why.removeprefix("context ").partition(",")[0]
         if self.why.startswith("context "):
             return shlex.join(["--context", context])
+        with suppress(ConfigError):
+            if files.joined(Path(self.tls_dir)).get("coordinator_addrs"):
+                # It is kept up to date, and the coordinator of then may be down.
+                return shlex.join(["--tls-dir", self.tls_dir])
         return shlex.join([*(o for a in self.addresses for o in ("--coordinator", a)), "--tls-dir", self.tls_dir])
 
 

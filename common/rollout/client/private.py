@@ -32,6 +32,11 @@ class Command:
     line: str
     cwd: str
 
+    def going_on(self) -> Command:
+        """Also with a run that somebody killed."""
+        line = self.line if "--continue" in self.line.split() else f"{self.line} --continue"
+        return Command(line, self.cwd)
+
     def __str__(self) -> str:
         return self.line if self.cwd == _cwd() else f"{self.line}   (in {self.cwd})"
 

@@ -49,6 +49,7 @@ class Submission:
         self._exhausted = False
         self._count = 0
         self._durable = 0
+        self._sealing = False
         self._sealed = False
         self._moved = asyncio.Event()
         self._turn = connection.turn  # that of the channel its stream is on
@@ -79,8 +80,9 @@ class Submission:
         self._turn = self._connection.turn
         call: Any = stub.Submit()
         try:
-            await unless_replaced(call.write(pb.SubmitUp(epoch=self._connection.epoch, open=self._spec)))
-            reply = await unless_replaced(call.read())
+            with self._connection.telling():
+                await unless_replaced(call.write(pb.SubmitUp(epoch=self._connection.epoch, open=self._spec)))
+                reply = await unless_replaced(call.read())
             if reply is EOF:
                 await _raise_status(call)
             self._acknowledged(reply)
@@ -116,13 +118,18 @@ class Submission:
 
     async def _read(self, call: Any, patience: Patience) -> None:
         while not self._finished():
-            reply = await unless_replaced(call.read())
+            with self._connection.telling(self._owed):
+                reply = await unless_replaced(call.read())
             if reply is EOF:
                 if self._finished():
                     return
                 await _raise_status(call)
             self._acknowledged(reply)
             patience.succeeded()
+
+    def _owed(self) -> bool:
+        """Whether the coordinator has something to acknowledge, rather than this side something to send."""
+        return self._sealing or bool(self._window)
 
     def _acknowledged(self, reply: pb.SubmitDown) -> None:
         self._connection.seen(reply, self._turn)
@@ -154,6 +161,7 @@ class Submission:
             self._count = batch.end
             await unless_replaced(call.write(pb.SubmitUp(epoch=self._connection.epoch, items=batch.message)))
         if self._seal:
+            self._sealing = True
             await unless_replaced(
                 call.write(pb.SubmitUp(epoch=self._connection.epoch, seal=pb.Seal(count=self._count)))
             )

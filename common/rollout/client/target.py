@@ -8,7 +8,7 @@ the directory they are in.
 from __future__ import annotations
 
 import os
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -69,6 +69,11 @@ class Target:
     by: Literal["option", "environment", ""] = ""
     """How directly the person named it."""
 
+    @property
+    def asked(self) -> str:
+        """Where its coordinators should be, while none has answered."""
+        return f"{', '.join(self.addresses)}{f' ({self.why})' if self.why else ''}"
+
     def __str__(self) -> str:
         why = f" ({self.why})" if self.why else ""
         if self.private is not None:
@@ -78,16 +83,24 @@ class Target:
 
 def find_target(coordinators: list[str] | None, tls_dir: Path | None, wish: Wish | None = None) -> Target:
     """Without addresses and `private`: nothing names a cluster. ConfigError for what cannot be used."""
-    wish = wish or Wish()
-    _refuse_contradictions(coordinators, wish)
+    file, identity = _here(tls_dir)
+    return _named(coordinators, wish or Wish(), identity) or _found(file, identity, tls_dir)
+
+
+def _here(tls_dir: Path | None) -> tuple[ClientSettings, _Identity]:
     file = load_settings(ClientSettings, CLIENT_FILE) if CLIENT_FILE.is_file() else ClientSettings()
     refuse_strangers(ClientSettings, os.environ)
+    told = str(tls_dir or "") or os.environ.get("ROLLOUT_TLS_DIR") or file.transport.tls_dir
+    return file, _Identity(told or DEFAULT_TLS_DIR, file.transport.cluster, fixed=bool(told))
+
+
+def _named(coordinators: list[str] | None, wish: Wish, identity: _Identity) -> Target | None:
+    """By options and the environment."""
+    _refuse_contradictions(coordinators, wish)
     if wish.local:
         return Target([], Path(), "rollout", False, "--local", by="option")
     if wish.directory is not None:
         return _private(wish.directory)
-    told = str(tls_dir or "") or os.environ.get("ROLLOUT_TLS_DIR") or file.transport.tls_dir
-    identity = _Identity(told or DEFAULT_TLS_DIR, file.transport.cluster, fixed=bool(told))
     if coordinators:
         return replace(identity.at(coordinators, "--coordinator"), by="option")
     if wish.context:
@@ -96,6 +109,11 @@ def find_target(coordinators: list[str] | None, tls_dir: Path | None, wish: Wish
         return replace(identity.at(environment, "ROLLOUT_COORDINATOR"), by="environment")
     if context := os.environ.get("ROLLOUT_CONTEXT", ""):
         return replace(_of_context(context, f"context {context}, ROLLOUT_CONTEXT"), by="environment")
+    return None
+
+
+def _found(file: ClientSettings, identity: _Identity, tls_dir: Path | None) -> Target:
+    """What is written down here, was joined, or is in use."""
     if file.transport.coordinator_addrs:
         return identity.at(file.transport.coordinator_addrs, f"./{CLIENT_FILE}")
     if joined := identity.joined():
@@ -121,9 +139,9 @@ def _listed(text: str) -> list[str]:
     return [part.strip() for part in text.split(",") if part.strip()]
 
 
-def _checked(addresses: list[str]) -> list[str]:
+def _checked(addresses: list[str], key: str) -> list[str]:
     for address in addresses:
-        parse_address(address, "--coordinator", need_port=True)
+        parse_address(address, key, need_port=True)
     return addresses
 
 
@@ -143,7 +161,7 @@ class _Identity:
     def at(self, addresses: list[str], why: str) -> Target:
         """The coordinators that are named, and behind them those that the directory knows of the same cluster: the
         named one may be the one that is down."""
-        addresses = _checked(list(addresses))
+        addresses = _checked(list(addresses), why)
         directory = self.directory
         if not self._fixed and not any((directory / name).exists() for name in (files.HOST, files.CA_KEY)):
             directory = _of_address(addresses) or directory
@@ -155,7 +173,7 @@ class _Identity:
         if not (addresses := _joined_addresses(self.directory)):
             return None
         cluster = self._cluster_of(self.directory)
-        return Target(_checked(addresses), self.directory, cluster, False, f"joined; {self._named}")
+        return Target(addresses, self.directory, cluster, False, f"joined; {self._named}")
 
     def _cluster_of(self, directory: Path) -> str:
         return self._cluster or str(files.joined(directory).get("cluster") or "rollout")
@@ -184,7 +202,7 @@ def context_target(name: str, context: Context, why: str) -> Target:
             f"context remove {name}`, or take another: --coordinator, --context, or --local for a private cluster"
         )
     cluster = context.cluster or str(files.joined(directory).get("cluster") or "rollout")
-    return Target(_checked(addresses), directory, cluster, True, why)
+    return Target(_checked(addresses, f"context {name}"), directory, cluster, True, why)
 
 
 def _private(directory: Path) -> Target:
@@ -210,12 +228,15 @@ def owned(target: Target) -> Target:
     return replace(target, addresses=[address] if address else [])
 
 
-def as_joined(transport: TransportSection) -> TransportSection:
-    """A worker's: what its settings leave open is as the cluster told it when this host joined. ConfigError."""
+def as_joined(transport: TransportSection, *, also_former: bool = False) -> TransportSection:
+    """A worker's: what its settings leave open is as the cluster told it last. `also_former`: with coordinators that it
+    does not tell of any more, to be asked when no other answers. ConfigError."""
     joined = files.joined(files.expand(Path(transport.tls_dir)))
     told: dict[str, object] = {}
     if not transport.coordinator_addrs:
-        told["coordinator_addrs"] = [str(address) for address in joined.get("coordinator_addrs", [])]
+        known = [str(address) for address in joined.get("coordinator_addrs", [])]
+        former = files.former_addresses(files.expand(Path(transport.tls_dir))) if also_former else []
+        told["coordinator_addrs"] = [*known, *former]
     if "cluster" in joined and "cluster" not in transport.model_fields_set:
         told["cluster"] = str(joined["cluster"])
     return transport.model_copy(update=told)
@@ -225,8 +246,12 @@ def need_target(coordinators: list[str] | None, tls_dir: Path | None, wish: Wish
     """As `find_target`, for commands that look at runs: a private cluster whose output directory is the current one
     comes before what is named elsewhere than in options and environment, and one in a directory below it after that.
     ConfigError that says what to do when there is none."""
-    target = find_target(coordinators, tls_dir, wish)
-    here = state_of(Path())
+    file, identity = _here(tls_dir)
+    target = _named(coordinators, wish or Wish(), identity)
+    here = state_of(Path()) if target is None else None
+    if here is not None and tls_dir is None:
+        return private_target(here, "this directory")  # whatever is in use elsewhere, though it could not be used
+    target = target or _found(file, identity, tls_dir)
     if here is not None and not target.by:
         return private_target(here, "this directory")
     if target.addresses or target.private is not None:
@@ -238,26 +263,44 @@ def need_target(coordinators: list[str] | None, tls_dir: Path | None, wish: Wish
         lines = [f"  --dir {state.parent}" for state in below[:_SHOWN]]
         more = [f"  and {len(below) - _SHOWN} more"] if len(below) > _SHOWN else []
         raise ConfigError(
-            f"no cluster is named, and {len(below)} directories here hold a private one; say which, the newest first:\n"
-            + "\n".join([*lines, *more])
+            f"no cluster is named, and commands have run on this machine alone in {len(below)} directories here. Name "
+            "one of them with an option; the newest comes first\n" + "\n".join([*lines, *more])
         )
+    known = sorted(Contexts.read().known)
+    joined = [f"  --context NAME            a cluster that was joined before: {', '.join(known)}"] if known else []
     raise ConfigError(
-        "no cluster is named, and no private one has run in this directory: give --coordinator HOST:PORT, --context "
-        "NAME or --dir OUTPUT_DIRECTORY, set ROLLOUT_COORDINATOR, write it into ./rollout.toml ([transport] "
-        "coordinator_addrs), or join a cluster first: rollout join --coordinator HOST:JOIN_PORT --token-file FILE "
-        f"(looked for {target.tls_dir}/join.json)"
+        "\n".join(
+            [
+                "no cluster is named, and none has run in this directory. Name one with an option",
+                "  --coordinator HOST:PORT   a cluster, by the address of its coordinator",
+                *joined,
+                "  --dir OUTPUT_DIRECTORY    a run of this machine alone, by its output directory",
+                "or join a cluster, and commands find it by themselves: rollout join --coordinator HOST:JOIN_PORT "
+                "--token-file FILE",
+            ]
+        )
     )
 
 
 @asynccontextmanager
 async def connected(
-    target: Target, *, patience_s: float = 15.0, on_trouble: Trouble | None = None
+    target: Target,
+    *,
+    patience_s: float = 15.0,
+    on_trouble: Trouble | None = None,
+    on_answer: Callable[[], None] | None = None,
 ) -> AsyncGenerator[Runs, None]:
     """A client of `target`."""
     from rollout.client.runs import Runs  # grpc takes longer to import than `--help` to print
 
+    former = files.former_addresses(target.tls_dir)
     runs = await Runs.connect(
-        target.addresses, tls_dir=target.tls_dir, cluster=target.cluster, patience_s=patience_s, on_trouble=on_trouble
+        [*target.addresses, *former],
+        tls_dir=target.tls_dir,
+        cluster=target.cluster,
+        patience_s=patience_s,
+        on_trouble=on_trouble,
+        on_answer=on_answer,
     )
     async with runs:
         yield runs

@@ -40,6 +40,10 @@ class AttemptEnd(StrEnum):
     STALE = "stale"
 
 
+INVALID = "invalid_row"
+"""Error code of an item that stands for a row that cannot be used, where its run goes on without it."""
+
+
 class Key(NamedTuple):
     """Place of an item: `log` is its run's root log or a parent's child log, `seq` its place there."""
 

@@ -20,6 +20,7 @@ from rollout.security.roles import Enrolment, Role, identity_of
 from rollout.wire.answers import REFUSED_S, WRONG_PEER_S, Answers, no_answer
 from rollout.wire.channel import open_channel
 from rollout.wire.errors import error_of
+from rollout.wire.silence import telling
 from rollout.wire.v1 import join_pb2, join_pb2_grpc
 
 log = structlog.get_logger()
@@ -117,7 +118,8 @@ class Host:
             error: RolloutError | None = None
             for address in list(tried):
                 try:
-                    issued = await self._ask(address, request)
+                    with telling(on_trouble or _unheard, address):
+                        issued = await self._ask(address, request)
                 except RolloutError as failed:  # also of one that cannot reach its database, or was just deposed
                     if not failed.retryable and not isinstance(failed, FencedError):
                         raise
@@ -138,7 +140,7 @@ class Host:
             if waited + pause > limit_s:
                 raise no_answer(answers, tried, error, waited)
             if on_trouble is not None:
-                on_trouble(UnavailableError(answers.text()), waited)
+                on_trouble(UnavailableError(answers.text(), tries_s=limit_s), waited)
             await asyncio.sleep(pause * random.uniform(0.5, 1.0))
             pause = min(pause * 2, 1.0)  # so that a failure is told of, after two seconds, before the last
 
@@ -282,6 +284,10 @@ class Credentials:
 
         served = self.generation
         return grpc.dynamic_ssl_server_credentials(configuration(), fetch, require_client_authentication=mutual)
+
+
+def _unheard(error: RolloutError | None, seconds: float) -> None:
+    """For who does not want to be told."""
 
 
 def _host_id(tls_dir: Path) -> str:

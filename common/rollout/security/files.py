@@ -9,8 +9,9 @@ import tempfile
 from collections.abc import Generator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
+from rollout.model.address import parse_address
 from rollout.model.errors import ConfigError
 
 CA = "ca.pem"
@@ -21,7 +22,9 @@ HOST = "host.pem"
 HOST_KEY = "host.key.pem"
 JOINED = "join.json"
 
-_KEYS = (CA_KEY, ISSUER_KEY, HOST_KEY)
+FORMER_MAX = 4
+KEYS = frozenset({CA_KEY, ISSUER_KEY, HOST_KEY})
+IDENTITY = KEYS | {CA, ISSUER, HOST, JOINED}
 
 
 def write_atomic(path: Path, data: bytes, mode: int = 0o644) -> None:
@@ -53,7 +56,7 @@ def read(path: Path) -> bytes | None:
         with path.open("rb") as file:
             mode = os.fstat(file.fileno()).st_mode
             # A group may read: Kubernetes mounts secrets so.
-            if path.name in _KEYS and mode & 0o007:
+            if path.name in KEYS and mode & 0o007:
                 raise ConfigError(
                     f"{path} is a private key that every user of this host may read (mode {mode & 0o777:04o}): run "
                     f"`chmod 600 {path}`, and if others have users here, make new keys"
@@ -76,7 +79,13 @@ def joined(tls_dir: Path) -> dict[str, Any]:
         raise ConfigError(f"{path} is damaged ({error}): join again with a new token") from error
     if not isinstance(found, dict):
         raise ConfigError(f"{path} is damaged: join again with a new token")
-    return found  # pyright: ignore[reportUnknownVariableType]
+    told = cast(dict[str, Any], found)
+    addresses = cast(list[Any] | None, told.get("coordinator_addrs", []))
+    if not isinstance(addresses, list) or not isinstance(told.get("cluster", ""), str):
+        raise ConfigError(f"{path} is damaged: join again with a new token")
+    for address in addresses:
+        parse_address(str(address), f"{path}: coordinator_addrs", need_port=True)
+    return told
 
 
 def keep_addresses(tls_dir: Path, addresses: list[str]) -> None:
@@ -84,8 +93,20 @@ def keep_addresses(tls_dir: Path, addresses: list[str]) -> None:
     that cannot be written keeps what it has."""
     with suppress(ConfigError):
         known = joined(tls_dir)
-        if known and addresses and known.get("coordinator_addrs") != addresses:
-            write_joined(tls_dir, known | {"coordinator_addrs": addresses})
+        before = [str(address) for address in known.get("coordinator_addrs", [])]
+        if known and addresses and before != addresses:
+            gone = dict.fromkeys([*before, *former_addresses(tls_dir)])
+            former = [address for address in gone if address not in addresses][:FORMER_MAX]
+            known = {key: value for key, value in known.items() if key != "former_addrs"}
+            write_joined(
+                tls_dir, known | {"coordinator_addrs": addresses} | ({"former_addrs": former} if former else {})
+            )
+
+
+def former_addresses(tls_dir: Path) -> list[str]:
+    """Of coordinators that the cluster told of once, the latest first: where to ask when none that it told of last
+    answers. One that was down when this host asked may lead when it asks again."""
+    return [str(address) for address in joined(tls_dir).get("former_addrs", [])]
 
 
 def write_joined(tls_dir: Path, told: dict[str, Any]) -> None:

@@ -34,6 +34,10 @@ REPLY_MAX_BYTES = 16 << 20
 
 KEEPALIVE_MS = 10_000
 KEEPALIVE_TIMEOUT_MS = 5_000
+PING_TIMEOUT_MS = 10_000
+"""From a keepalive ping to the end of a connection that does not answer it: its peer hangs, or its host is gone. gRPC
+waits a minute of its own accord, whatever the keepalive timeout, and a client would stay with a leader that hangs. Long
+enough for an overloaded coordinator."""
 
 COORDINATOR_NAME = "coordinator.rollout.internal"
 """A DNS name in every coordinator's certificate, and in no other. Clients verify it in place of the address they
@@ -49,6 +53,7 @@ SERVER_OPTIONS: list[tuple[str, int | str]] = [
     ("grpc.max_send_message_length", -1),
     ("grpc.keepalive_time_ms", KEEPALIVE_MS),
     ("grpc.keepalive_timeout_ms", KEEPALIVE_TIMEOUT_MS),
+    ("grpc.http2.ping_timeout_ms", PING_TIMEOUT_MS),
     ("grpc.keepalive_permit_without_calls", 1),
     ("grpc.http2.min_ping_interval_without_data_ms", KEEPALIVE_MS // 2),
     ("grpc.http2.min_recv_ping_interval_without_data_ms", KEEPALIVE_MS // 2),
@@ -62,6 +67,7 @@ CLIENT_OPTIONS: list[tuple[str, int | str]] = [
     ("grpc.max_send_message_length", -1),
     ("grpc.keepalive_time_ms", KEEPALIVE_MS),
     ("grpc.keepalive_timeout_ms", KEEPALIVE_TIMEOUT_MS),
+    ("grpc.http2.ping_timeout_ms", PING_TIMEOUT_MS),
     ("grpc.keepalive_permit_without_calls", 1),
     ("grpc.http2.max_pings_without_data", 0),
     # A rebuilt channel must not inherit an old one's connection, certificate or backoff.

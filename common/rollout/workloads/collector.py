@@ -74,8 +74,9 @@ class Collector:
 
     def restart(self) -> None:
         """Empty every file: the log is read again from its beginning."""
-        self._files.restart()
+        # First: where a file cannot be emptied, a later flush must save nothing, and hide nothing of why.
         self.cursor, self.totals, self._unsaved = 0, Totals(), 0
+        self._files.restart()
 
     def add(self, entries: Iterable[CommitEntry]) -> None:
         """Entries in commit order; those before the cursor are known and skipped. ProtocolError on a gap."""

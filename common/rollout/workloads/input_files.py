@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import difflib
 import glob
 import os
 import re
 import stat
 from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from rollout.model.errors import InputError
+from rollout.model.problems import problems
 from rollout.workloads.output import RESULT_FILES, RUN_ID
 from rollout.workloads.spool import Spool, Stream, descriptor
 
@@ -33,18 +36,25 @@ class Expansion:
 
     found: dict[object, InputFile | Stream] = field(default_factory=dict[object, InputFile | Stream])
     left_out: list[str] = field(default_factory=list[str])
+    again: list[str] = field(default_factory=list[str])
     faults: list[str] = field(default_factory=list[str])
 
     @property
     def notes(self) -> list[str]:
-        if not self.left_out:
-            return []
-        shown = ", ".join(self.left_out[:_NAMED_MAX])
-        more = f" and {len(self.left_out) - _NAMED_MAX} more" if len(self.left_out) > _NAMED_MAX else ""
-        return [
-            f"input.glob: left out what a run writes: {shown}{more} (results of another run are read when they are "
-            "named without a wildcard)"
-        ]
+        notes: list[str] = []
+        if self.left_out:
+            notes.append(
+                f"input.glob: left out what a run writes: {_shown(self.left_out)} (results of another run are read "
+                "when they are named without a wildcard)"
+            )
+        if self.again:
+            notes.append(f"input.glob: read once, though it is named again or linked to: {_shown(self.again)}")
+        return notes
+
+
+def _shown(names: Sequence[str]) -> str:
+    more = f" and {len(names) - _NAMED_MAX} more" if len(names) > _NAMED_MAX else ""
+    return ", ".join(names[:_NAMED_MAX]) + more
 
 
 def expand(patterns: Sequence[str], *, exclude: Path, written: Iterable[str], spool: Spool) -> Expansion:
@@ -57,7 +67,7 @@ def expand(patterns: Sequence[str], *, exclude: Path, written: Iterable[str], sp
     for pattern in patterns:
         _expand_one(expansion, pattern, _Written(exclude, names), spool)
     if expansion.faults:
-        raise InputError("\n".join(expansion.faults))
+        raise InputError(problems(expansion.faults))
     return expansion
 
 
@@ -81,10 +91,21 @@ def _expand_one(expansion: Expansion, pattern: str, written: _Written, spool: Sp
     if spool.has(gone):
         expansion.found.setdefault(pattern, gone)
         return
+    where = "" if Path(pattern).is_absolute() else f" in the current directory {Path.cwd()}"
     why = f": {len(matches)} were left out, as directories or as what a run writes" if matches else ""
-    expansion.faults.append(
-        f"input.glob: no file matches {pattern!r} (seen from {Path.cwd()}){why}: check the path or make it absolute"
-    )
+    expansion.faults.append(f"input.glob: no file matches {pattern!r}{where}{why}{_near(pattern)}")
+
+
+def _near(pattern: str) -> str:
+    """Which file was probably meant."""
+    path = Path(pattern)
+    if not glob.has_magic(str(path.parent)) and not path.parent.exists():
+        return f": there is no directory {path.parent}"
+    with suppress(OSError):
+        beside = [one.name for one in path.parent.iterdir()]
+        if not glob.has_magic(pattern) and (near := difflib.get_close_matches(path.name, beside, n=1)):
+            return f"; did you mean {path.with_name(near[0])}?"
+    return ": check the path"
 
 
 def _names_it(pattern: str) -> bool:
@@ -117,6 +138,8 @@ def _take(expansion: Expansion, match: str, written: _Written, *, wild: bool, na
     if not named and written.elsewhere(real):
         expansion.left_out.append(match)
         return "", True
+    if real in expansion.found:
+        expansion.again.append(match)
     expansion.found.setdefault(real, InputFile(match, path))
     return "", False
 

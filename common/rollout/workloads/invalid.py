@@ -13,24 +13,24 @@ from typing import Any
 from blake3 import blake3
 
 from rollout.model.errors import AttemptError
-from rollout.model.item import DEFAULT_SPEC, ItemSpec, NewItem
+from rollout.model.item import DEFAULT_SPEC, INVALID, ItemSpec, NewItem
 from rollout.workloads.json_form import dump_line, parse_json
 from rollout.workloads.source import Line
 
-INVALID = "invalid_row"
-"""Error code of such a row."""
 _MARK = b"\0"  # begins no JSON
 _TEXT_MAX = 100_000
 
 
 @dataclass(frozen=True, slots=True)
 class InvalidRow:
-    """`input`: the JSON value of the line; where it is no JSON, its text, of which a very long one is cut."""
+    """`input`: the JSON value of the line; where it is no JSON, its text, of which a very long one is cut. `repeats`:
+    its id is that of an earlier row."""
 
     fault: str
     input: Any
     file: str
     line: int
+    repeats: bool = False
 
 
 def invalid_item(line: Line, spec: ItemSpec = DEFAULT_SPEC) -> NewItem:
@@ -39,7 +39,8 @@ def invalid_item(line: Line, spec: ItemSpec = DEFAULT_SPEC) -> NewItem:
         value = parse_json(line.raw)
     except ValueError:
         value = line.raw.decode("utf-8", "replace")[:_TEXT_MAX]
-    payload = _MARK + dump_line({"fault": line.fault, "input": value, "file": line.file, "line": line.line})
+    fields = {"fault": line.fault, "input": value, "file": line.file, "line": line.line}
+    payload = _MARK + dump_line(fields | ({"repeats": True} if line.repeats else {}))
     identity = blake3(b"invalid" + line.index.to_bytes(8, "little") + line.raw).digest()
     return NewItem(identity, payload, spec)
 

@@ -12,6 +12,7 @@ import fcntl
 import json
 import os
 import shutil
+import socket
 import stat
 from collections.abc import Generator, Iterable, Sequence
 from contextlib import contextmanager, suppress
@@ -29,7 +30,7 @@ from rollout.model.errors import (
     StorageError,
     StorageFullError,
 )
-from rollout.model.ids import is_ulid
+from rollout.model.ids import is_ulid, short
 from rollout.workloads.json_form import JsonObject, canonical
 
 RUN_ID = "run-id"
@@ -116,16 +117,22 @@ class OutputDirectory:
         self._made = made
 
     @classmethod
-    def open(cls, directory: str | Path) -> Self:
-        """Make the directory if need be and lock it. ConfigError: not usable; StateError: another process has it."""
+    def open(cls, directory: str | Path, command: str = "") -> Self:
+        """Make the directory if need be and lock it. ConfigError: not usable; StateError: another process has it.
+
+        `command`: what this process was called with, for the person whose other command is refused."""
         path = Path(directory).expanduser()
-        made = not path.exists()
         try:
+            made = not path.exists()  # which a name that is too long has no answer to
             path.mkdir(parents=True, exist_ok=True)
             lock = (path / _LOCK).open("a+", encoding="utf-8")
-        except OSError as error:
-            why = "it is a file" if path.is_file() else error.strerror
-            raise ConfigError(f"output.dir: cannot write to {path}: {why}: name another directory") from error
+        except UnicodeEncodeError:  # the locale's fault, which is told as that
+            raise
+        except (OSError, ValueError) as error:  # ValueError: a NUL in the name
+            why = getattr(error, "strerror", None) or str(error)
+            if isinstance(error, FileExistsError):
+                why = "it is a file" if path.is_file() else "it is a link that leads nowhere"
+            raise ConfigError(f"output.dir: cannot write into {path}: {why}; name another directory") from error
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError as error:
@@ -133,11 +140,11 @@ class OutputDirectory:
             holder = lock.read().strip()
             lock.close()
             raise StateError(
-                f"output.dir: {path} is being written by another process{f' ({holder})' if holder else ''}: wait for "
-                "it, or name another directory"
+                f"output.dir: {path} is being written by another command{f' ({holder})' if holder else ''}: wait for "
+                "it, stop it, or name another directory"
             ) from error
         lock.truncate(0)
-        lock.write(f"pid {os.getpid()}\n")
+        lock.write(f"pid {os.getpid()} on {socket.gethostname()}{f': {command}' if command else ''}\n")
         lock.flush()
         return cls(path, lock, made=made)
 
@@ -210,7 +217,8 @@ class OutputDirectory:
         own = self.run_id
         if resume is not None and own is not None and own != resume:
             raise ConfigError(
-                f"output.dir: {self.path} belongs to run {own}, not {resume}: take another directory, or resume {own}"
+                f"output.dir: {self.path} belongs to run {short(own)}, not {short(resume)}: take another directory, or "
+                f"resume {short(own)}"
             )
         return resume or own
 
@@ -451,7 +459,7 @@ class ResultFiles:
 
     def restart(self) -> None:
         """Empty every file: the log comes again from its beginning."""
-        self.cursor, self.totals, self._summary = 0, {}, None
+        self.cursor, self.totals, self._summary, self._begun = 0, {}, None, False
         for file in self._files.values():
             file.begin_anew()
         self._begun = True

@@ -25,10 +25,9 @@ from typing import Any, ClassVar, Generic, Protocol, TypeVar
 
 from pydantic import BaseModel
 
-from rollout.model.item import NewItem, Outcome
+from rollout.model.item import INVALID, NewItem, Outcome
 from rollout.model.run import Order, RunSpec
 from rollout.workloads.commit import CommitEntry
-from rollout.workloads.invalid import INVALID
 from rollout.workloads.json_form import JsonObject, canonical
 from rollout.workloads.source import InputReport, Line, Source
 
@@ -276,6 +275,11 @@ class Workload(ABC, Generic[Settings, Found]):
     def item_output(self, data: bytes) -> Any:
         """What a person calls the result of an item. ValueError or InputError: as `item_input`."""
         return json.loads(data)
+
+    def output_for(self, first: Any) -> JsonObject:
+        """Keys of [output] that fit an input whose first unit is `first` (`item_input`), for files that are written
+        without the run's configuration file."""
+        return {}
 
     @abstractmethod
     def describe(self, settings: Settings, checked: Found) -> list[str]:

@@ -49,7 +49,7 @@ _AGAIN = "put it back as it was and give the same command again, or name another
 class Line:
     """A line that is not blank, without its end: `index` among all rows from 0, `line` in its file from 1.
 
-    `fault`: what the check found wrong with it, of a row that is left out.
+    `fault`: what the check found wrong with it, of a row that is left out; `repeats`: that is the id of another row.
     """
 
     index: int
@@ -57,6 +57,7 @@ class Line:
     line: int
     raw: bytes
     fault: str = ""
+    repeats: bool = False
 
     @property
     def where(self) -> str:
@@ -262,16 +263,16 @@ class Source:
         """
         report, hashes = self._checked()
         left_out = kept_faults(self._faults_path) if report.invalid else iter(())
-        bad, fault = next(left_out, _NONE)
+        bad, fault, repeats = next(left_out, _NONE)
         first = 0
         for file, checked in zip(self.files, report.files, strict=True):
             if first + checked.rows > start or (not checked.rows and first >= start):
                 hashes.seek(first * _HASH)
                 for line in self._compared(file, first, checked.rows, hashes):
                     while bad < line.index:
-                        bad, fault = next(left_out, _NONE)
+                        bad, fault, repeats = next(left_out, _NONE)
                     if bad == line.index:
-                        line.fault = fault
+                        line.fault, line.repeats = fault, repeats
                     if line.index >= start:
                         yield line
             first += checked.rows
@@ -340,11 +341,12 @@ class UniqueIds:
         place = self._places.get(digest)
         if place is not None:
             earlier = f"{self._files[place >> 48]}:{place & ((1 << 48) - 1)}"
-            fail(
-                line.file,
-                line.line,
-                f'"{key}" {json.dumps(value)} is used by an earlier row ({earlier}): every {key} must be unique'
-                + (", and a number is the same as the text of its digits" if str(value).isdigit() else ""),
+            raise InputError(
+                f'{line.where}: "{key}" {json.dumps(value)} is used by an earlier row ({earlier}): every {key} must be '
+                "unique" + (", and a number is the same as the text of its digits" if str(value).isdigit() else ""),
+                file=line.file,
+                line=line.line,
+                repeats=True,
             )
         if not self._files or self._files[-1] != line.file:
             self._files.append(line.file)
@@ -370,7 +372,7 @@ class Faults:
             self.add(fault)
             return
         text = fault.message.removeprefix(f"{line.where}: ")
-        self._file.write(json.dumps([line.index, text]).encode() + b"\n")
+        self._file.write(json.dumps([line.index, text, "repeats" in fault.context]).encode() + b"\n")
         if len(self.first) < FAULTS_MAX:
             self.first.append(fault)
 
@@ -399,7 +401,7 @@ class Faults:
             kinds = "; ".join(f"{times:,} x {kind}" for kind, times in self._kinds.most_common())
             lines.append(f"  and {count - len(self.first):,} more{f': {kinds}' if kinds else ''}")
         if count == self.rows and self._file is None:
-            lines.append('[input] on_bad_row = "skip" leaves such rows out and runs the others')
+            lines.append('To leave such rows out and run the others, set on_bad_row = "skip" in section [input]')
         return InputError("\n".join(lines), **self.first[0].context)
 
     def close(self) -> None:
@@ -407,15 +409,15 @@ class Faults:
             self._file.close()
 
 
-_NONE = (1 << 63, "")
+_NONE = (1 << 63, "", False)
 
 
-def kept_faults(path: Path) -> Iterator[tuple[int, str]]:
-    """(index, what is wrong) of the rows that are left out, in order."""
+def kept_faults(path: Path) -> Iterator[tuple[int, str, bool]]:
+    """(index, what is wrong, whether it repeats an id) of the rows that are left out, in order."""
     with path.open("rb") as file:
         for text in file:
-            index, fault = json.loads(text)
-            yield index, fault
+            index, fault, repeats = json.loads(text)
+            yield index, fault, repeats
 
 
 def _rows_kept(kept: IO[bytes], digest: str) -> int | None:

@@ -65,14 +65,12 @@ def command(state: State, event: RunCommand) -> None:
             error = StateError(f"run {run.id} is {run.state.value}, so `{verb}` is not possible; {hint}")
             state.step.sends.append(Reply(event.request, None, error))
             return
-        if verb == "kill":
-            run.ended_by = event.by
-        _VERBS[verb](state, run, event.reason)
+        _VERBS[verb](state, run, event.reason, event.by)
         state.step.sends.append(RunMoved(run.id))
     state.step.sends.append(Reply(event.request, run_view(state, run)))
 
 
-def pause(state: State, run: Run, reason: str) -> None:
+def pause(state: State, run: Run, reason: str, by: str) -> None:
     runs.move(run, "pause")
     run.reason = reason
     touch_run(state, run)
@@ -81,15 +79,18 @@ def pause(state: State, run: Run, reason: str) -> None:
     for worker in state.workers.values():
         if worker.session and run.id in worker.by_run:
             state.step.sends.append(SendPause(worker.session, run.id, run.spec.pause_timeout_ms))
-    state.step.sends.append(Emit("run_paused", "info", {"run_id": run.id, "in_flight": run.in_flight + run.waiting}))
+    fields = {
+        "run_id": run.id, "name": run.spec.name, "in_flight": run.in_flight + run.waiting, "by": by, "reason": reason,
+    }  # fmt: skip
+    state.step.sends.append(Emit("run_paused", "info", fields))
 
 
-def resume(state: State, run: Run, reason: str) -> None:
+def resume(state: State, run: Run, reason: str, by: str) -> None:
     runs.move(run, "resume")
-    _go(state, run, reason, "run_resumed")
+    _go(state, run, reason, "run_resumed", by)
 
 
-def _go(state: State, run: Run, reason: str, event: str) -> None:
+def _go(state: State, run: Run, reason: str, event: str, by: str) -> None:
     run.reason = reason
     run.ended_by = ""
     run.pausing_until_ms = run.ended_ms = 0
@@ -99,14 +100,16 @@ def _go(state: State, run: Run, reason: str, event: str) -> None:
         state.notes.window[log.id] = log
         state.notes.accepted[log.id] = log
     state.notes.dispatch = True
-    state.step.sends.append(Emit(event, "info", {"run_id": run.id}))
+    fields = {"run_id": run.id, "name": run.spec.name, "by": by, "reason": reason}
+    state.step.sends.append(Emit(event, "info", fields))
 
 
-def kill(state: State, run: Run, reason: str) -> None:
-    runs.end(state, run, "kill", reason or "killed by an operator")
+def kill(state: State, run: Run, reason: str, by: str) -> None:
+    run.ended_by = by
+    runs.end(state, run, "kill", reason or ("" if by else "killed by an operator"))
 
 
-def go_on(state: State, run: Run, reason: str) -> None:
+def go_on(state: State, run: Run, reason: str, by: str) -> None:
     ended = runs.ended(run)
     runs.move(run, "continue")
     if ended:
@@ -114,7 +117,7 @@ def go_on(state: State, run: Run, reason: str) -> None:
         run.root.extra.pop("tally", None)  # a stop_early that fired counts anew
         for log in run.logs.values():
             replay.reopen(state, log)
-    _go(state, run, reason, "run_continued")
+    _go(state, run, reason, "run_continued", by)
     commit.finish_if_complete(state, run)
 
 
@@ -135,7 +138,7 @@ def delete(state: State, event: RunDelete) -> None:
             error = StateError(f"run {run.id} is {run.state.value}; kill it first, or delete it with --force")
             state.step.sends.append(Reply(event.request, None, error))
             return
-        kill(state, run, "deleted")
+        kill(state, run, "deleted", "")
     runs.drop_flight(state, run, "run deleted", all=True)
     if state.safe.deleted_rows_unwritten:
         forget_writes(state, run)

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from rollout.model.item import AttemptEnd, Blob, Failure, Outcome
 
-from rollout_coordinator.core import attempts, chains, items, logs, policies, queues, runs
+from rollout_coordinator.core import attempts, chains, items, logs, policies, queues, row_failures, runs
 from rollout_coordinator.core.state import AttemptBatch, LaneState, Log, Run, SpecInfo, State, touch
 from rollout_coordinator.core.step import AttemptRow, Emit, ResultRows, RunMoved
 
@@ -21,6 +21,8 @@ from rollout_coordinator.core.step import AttemptRow, Emit, ResultRows, RunMoved
 def accept_rows(state: State, log: Log, rows: ResultRows) -> None:
     """These results are durable after this step; the counters and the cursor follow. Their items are accepted."""
     counts = log.counts
+    if rows.failures:
+        row_failures.note(state, log, rows)
     if rows.failures or rows.outcome[0] is not Outcome.DONE:
         for outcome in rows.outcome:
             counts[outcome] += 1
@@ -31,6 +33,8 @@ def accept_rows(state: State, log: Log, rows: ResultRows) -> None:
             for outcome in rows.outcome:
                 if outcome is not Outcome.DONE:
                     counts[outcome] += 1
+    if rows.failures and log.parent is None:
+        log.run.failures.add(rows)
     state.totals["accepted"] += len(rows.seq)
     state.step.writes.results.append(rows)
     touch(state, log)

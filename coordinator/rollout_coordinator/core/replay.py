@@ -116,6 +116,7 @@ def restore_log(state: State, run: Run, row: LogRow, accepted: list[tuple[int, i
     log = make_log(state, run, parent, row.log)
     log.submitted, log.sealed, log.cursor = row.submitted, row.sealed, row.cursor
     log.counts = [0, row.done, row.failed, row.cancelled, row.skipped]
+    log.invalid = row.invalid
     log.attempts, log.retried, log.worker_lost, log.stale = row.attempts, row.retried, row.worker_lost, row.stale
     log.units_in, log.units_out = row.units_in, row.units_out
     log.extra = json.loads(row.extra or "{}")

@@ -19,6 +19,7 @@ from rollout.model.worker import Credit, Inventory, WorkerState
 
 from rollout_coordinator.core.events import Event, Keys, Now, SubmitItems, SubmitSeal, WorkerSpawn
 from rollout_coordinator.core.ranges import Ranges
+from rollout_coordinator.core.reasons import Reasons
 from rollout_coordinator.core.safeguards import Safeguards
 from rollout_coordinator.core.settings import CoreSettings
 from rollout_coordinator.core.step import LaneRow, Load, LogRow, Step
@@ -166,9 +167,10 @@ class Log:
 
     __slots__ = (
         "accepted", "appending", "attempts", "blocked", "by_arrival", "chains", "checking", "children", "closed",
-        "counts", "cursor", "extra", "flight", "groups", "held", "id", "loaded_ahead", "loading", "loading_returned",
-        "members", "outcomes", "parent", "queues", "rank", "reader", "rereading", "retried", "returned", "run",
-        "sealed", "stale", "submitted", "units_in", "units_out", "window", "window_bytes", "window_end", "worker_lost",
+        "counts", "cursor", "extra", "flight", "groups", "held", "id", "invalid", "loaded_ahead", "loading",
+        "loading_returned", "members", "outcomes", "parent", "queues", "rank", "reader", "rereading", "retried",
+        "returned", "run", "sealed", "stale", "submitted", "units_in", "units_out", "window", "window_bytes",
+        "window_end", "worker_lost",
     )  # fmt: skip
 
     def __init__(self, log: int, run: Run, parent: Key | None) -> None:
@@ -180,6 +182,7 @@ class Log:
         self.submitted = self.cursor = 0
         self.sealed = False
         self.counts = [0, 0, 0, 0, 0]  # accepted, by Outcome
+        self.invalid = 0  # of the failed: rows that could not be used
         self.attempts = self.retried = self.worker_lost = self.stale = self.units_in = self.units_out = 0
         self.extra: dict[str, Any] = {}
         # where its items are; `items.py` alone moves them between the two
@@ -217,7 +220,7 @@ class Log:
         return LogRow(
             self.id, self.run.id, parent[0], parent[1], self.submitted, self.sealed, self.cursor, done, failed,
             cancelled, skipped, self.attempts, self.retried, self.worker_lost, self.stale, self.units_in,
-            self.units_out, extra,
+            self.units_out, extra, self.invalid,
         )  # fmt: skip
 
 
@@ -235,17 +238,17 @@ class Reader:
 
 class Run:
     __slots__ = (
-        "by_group", "by_spec", "causes", "created_ms", "ended_by", "ended_ms", "id", "in_flight", "lanes", "left_at",
-        "logs",
-        "pausing_until_ms", "policies", "priority", "reason", "requirements", "root", "running", "samples", "spec",
-        "specs", "state", "stop_submitting", "survivors", "tracked", "updated_ms", "waiting", "warm", "weight",
-        "window",
+        "by_group", "by_spec", "causes", "created_ms", "ended_by", "ended_ms", "failures", "failures_told",
+        "failures_untold", "id", "in_flight", "lanes", "left_at", "logs", "pausing_until_ms", "policies", "priority",
+        "reason", "requirements", "root", "running", "samples", "spec", "specs", "state", "stop_submitting",
+        "survivors", "tracked", "updated_ms", "waiting", "warm", "weight", "window",
     )  # fmt: skip
 
     def __init__(self, spec: RunSpec, state: RunState, created_ms: int) -> None:
         self.id, self.spec, self.state = spec.run_id, spec, state
         self.reason = ""
         self.causes: list[CauseView] = []  # with which it ended
+        self.failures = Reasons()  # of items that failed for good
         self.ended_by = ""
         self.created_ms = self.updated_ms = created_ms
         self.ended_ms = self.pausing_until_ms = 0
@@ -265,6 +268,8 @@ class Run:
         self.policies: list[Any] = []
         self.tracked = False  # outcomes are kept until the cursor passes them
         self.warm: dict[str, str] = {}  # affinity key -> worker that last got it
+        self.failures_told: set[tuple[str, str]] = set()  # causes of which an event was made
+        self.failures_untold = 0  # rows that failed besides
         self.left_at: dict[str, float] = {}  # worker -> when it last ended all that it held of this run (monotonic)
         self.samples: deque[tuple[float, int, int]] = deque()  # of `rates`: (monotonic, final items, units out)
 
@@ -340,15 +345,17 @@ class Revoke:
 
 class Worker:
     __slots__ = (
-        "batches", "by_run", "bytes", "capacity", "causes", "credit", "credit_runs", "done", "drain_argument",
-        "due_at", "ended_ms", "failure_emitted", "fenced", "fits", "given_back", "holds", "host_id", "id",
-        "in_flight", "incoming", "inventory", "kind", "load", "reason", "registered_ms", "revoke", "running",
-        "session", "state", "used", "waiting",
+        "address", "batches", "by_run", "bytes", "capacity", "causes", "credit", "credit_runs", "done",
+        "drain_argument", "due_at", "ended_ms", "failure_emitted", "fenced", "fits", "given_back", "holds", "host_id",
+        "id", "in_flight", "incoming", "inventory", "kind", "load", "reason", "registered_ms", "replaced", "revoke",
+        "running", "session", "state", "used", "waiting",
     )  # fmt: skip
 
     def __init__(self, incarnation: str, host_id: str, inventory: Inventory, state: WorkerState, now: Now) -> None:
         self.id, self.host_id, self.state = incarnation, host_id, state
         self.session = ""
+        self.address = ""  # from where it connected; for people
+        self.replaced = False  # it was lost, and another of its machine came since
         self.credit = Credit()
         self.credit_runs: dict[str, int] = {}
         self.due_at = now.mono

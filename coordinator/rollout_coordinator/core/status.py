@@ -49,7 +49,7 @@ def run_view(state: State, run: Run, *, with_waits: bool = False) -> RunView:
         created_ms=run.created_ms, updated_ms=run.updated_ms, ended_ms=run.ended_ms,
         pausing=bool(run.pausing_until_ms), workers=sum(works_on(state, w, run) for w in state.workers.values()),
         survivors=run.survivors, lanes=lanes, ended_by=run.ended_by, rate=rate, units_rate=units_rate,
-        causes=causes.of_run(state, run), waits=waits(state, run) if with_waits else [],
+        invalid=root.invalid, causes=causes.of_run(state, run), waits=waits(state, run) if with_waits else [],
     )  # fmt: skip
 
 

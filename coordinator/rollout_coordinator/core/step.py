@@ -65,6 +65,7 @@ class LogRow:
     units_in: int
     units_out: int
     extra: str = "{}"  # JSON: state of commit-time policies, append origin
+    invalid: int = 0  # of the failed: rows of an input that could not be used
 
 
 @dataclass(slots=True)
@@ -266,6 +267,7 @@ class SendControl:
     incarnation: str
     verb: str  # drain | reload | log-level
     argument: str
+    reason: str = ""
 
 
 @dataclass(slots=True)
@@ -299,6 +301,8 @@ class Emit:
     event: str
     level: str
     fields: dict[str, Any]
+    logged: bool = True
+    """Else it is only kept, for `rollout events`."""
 
 
 Send = (

@@ -79,6 +79,7 @@ class RunView:
     causes: list[CauseView] = field(default_factory=list[CauseView])  # of a live run
     waits: list[WaitView] = field(default_factory=list[WaitView])  # of a running run
     ended_by: str = ""  # who ended it by a command
+    invalid: int = 0  # of the failed: rows that could not be used
 
 
 @dataclass(slots=True)

@@ -10,6 +10,7 @@ from rollout.model.errors import FencedError
 from rollout_coordinator.ledger import rows
 from rollout_coordinator.ledger.port import (
     EVENTS_KEPT,
+    EVENTS_OF_RUN,
     OUTPUT_HEAD,
     OUTPUT_TAIL,
     EventRow,
@@ -61,6 +62,24 @@ def event_columns(events: list[NewEvent], last: int) -> list[Sequence[Any]]:
 def first_event_kept(last: int) -> int:
     """The last number that goes."""
     return last - EVENTS_KEPT
+
+
+def runs_of(events: list[NewEvent]) -> list[dict[str, Any]]:
+    """Parameters of CUT_EVENTS_OF_RUN."""
+    return [{"run_id": run, "kept": EVENTS_OF_RUN} for run in dict.fromkeys(e.run_id for e in events) if run]
+
+
+def too_much(found: Sequence[Sequence[Any]], most: int) -> list[tuple[str, int, int]]:
+    """Of OUTPUT_BY_RUN, the runs whose output goes: (run, bytes, last position)."""
+    total = sum(int(row[1]) for row in found)
+    gone: list[tuple[str, int, int]] = []
+    for run_id, size, last in found:  # ULIDs: the oldest first
+        if total <= most:
+            break
+        if size:
+            gone.append((run_id, int(size), last))
+            total -= int(size)
+    return gone
 
 
 def events_of(of: EventsOf, after: int, limit: int) -> dict[str, Any]:

@@ -143,7 +143,10 @@ class FoundRun(NamedTuple):
 
 OUTPUT_HEAD, OUTPUT_TAIL = 1 << 20, 7 << 20
 """Bytes of a run's output that are kept: the first and the newest."""
-EVENTS_KEPT = 10_000
+OUTPUT_ALL = 512 << 20
+"""Bytes of output of all runs together: beyond it that of the oldest runs goes first."""
+EVENTS_KEPT, EVENTS_OF_RUN = 10_000, 1000
+"""The newest of all, and of one run."""
 
 
 class NewOutput(NamedTuple):
@@ -215,6 +218,11 @@ class Ledger(Protocol):
         An unknown outcome is resolved inside by reading `batch`. FencedError: the lease moved, nothing was written.
         StorageFullError, StorageUnavailableError: nothing was written.
         """
+        ...
+
+    async def trim_output(self, most: int) -> list[tuple[str, int]]:
+        """Remove the output of whole runs, the oldest first, until all has `most` bytes: (run, bytes) of each. A reader
+        sees how much is missing."""
         ...
 
     async def purge(self, limit: int) -> int:

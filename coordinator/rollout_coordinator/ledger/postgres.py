@@ -224,8 +224,18 @@ class PostgresLedger:
                     last = await _value(db, queries.LAST_EVENT)
                     await _insert(db, [(queries.EVENTS, history.event_columns(events, last))])
                     await _execute(db, queries.CUT_EVENTS, last=history.first_event_kept(last + len(events)))
+                    for of_run in history.runs_of(events):
+                        await _execute(db, queries.CUT_EVENTS_OF_RUN, **of_run)
         except CommitUnknown as error:
             raise StorageUnavailableError("the connection to PostgreSQL broke while history was recorded") from error
+
+    async def trim_output(self, most: int) -> list[tuple[str, int]]:
+        async with self._engine.write(self._bound_ms) as db:
+            gone = history.too_much(await _fetch(db, queries.OUTPUT_BY_RUN), most)
+            for run_id, _, last in gone:
+                await _execute(db, queries.DROP_OUTPUT, run_id=run_id, last=last)
+                await _execute(db, queries.EMPTY_OUTPUT, run_id=run_id, last=last, nothing=b"")
+        return [(run_id, size) for run_id, size, _ in gone]
 
     async def output(self, run_id: str, after: int, max_bytes: int) -> list[OutputRow]:
         async with self._engine.read() as db:

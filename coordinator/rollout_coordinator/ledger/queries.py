@@ -117,7 +117,7 @@ LOGS = _bulk(
     "log",
     "log bigint, run_id text, parent_log bigint, parent_seq bigint, submitted bigint, sealed bigint, cursor bigint,"
     "done bigint, failed bigint, cancelled bigint, skipped bigint, attempts bigint, retried bigint, worker_lost bigint,"
-    "stale bigint, units_in bigint, units_out bigint, extra text",
+    "stale bigint, units_in bigint, units_out bigint, extra text, invalid bigint",
     key=("log",),
 )
 LANES = _bulk(
@@ -426,7 +426,15 @@ OUTPUT_AFTER = """
 SELECT position, size, worker, lines FROM output WHERE run_id = :run_id AND position > :after ORDER BY position LIMIT :n
 """
 LAST_EVENT = "SELECT COALESCE(MAX(number), 0) FROM event"
+OUTPUT_BY_RUN = "SELECT run_id, SUM(size), MAX(position) FROM output GROUP BY run_id ORDER BY run_id"
+DROP_OUTPUT = "DELETE FROM output WHERE run_id = :run_id AND position < :last"
+# The last chunk stays, empty: by its position a reader knows how much there was.
+EMPTY_OUTPUT = "UPDATE output SET size = 0, lines = :nothing WHERE run_id = :run_id AND position = :last"
 CUT_EVENTS = "DELETE FROM event WHERE number <= :last"
+CUT_EVENTS_OF_RUN = """
+DELETE FROM event WHERE run_id = :run_id
+   AND number <= (SELECT number FROM event WHERE run_id = :run_id ORDER BY number DESC LIMIT 1 OFFSET :kept)
+"""
 _EVENTS_OF = """
 SELECT number, at_ms, event, level, fields FROM event
  WHERE number > :after

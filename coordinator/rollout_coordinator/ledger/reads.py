@@ -201,7 +201,7 @@ class Replay:
         for row in found:
             log = rows.log_row(row)
             self.snapshot.logs.append(log)
-            if row[18] == Order.ARRIVAL.value and log.parent_log == 0:
+            if row[-1] == Order.ARRIVAL.value and log.parent_log == 0:
                 self._arrival.add(log.log)
 
     def ranges_wanted(self) -> list[tuple[int, int]]:

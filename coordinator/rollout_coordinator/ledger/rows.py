@@ -230,12 +230,12 @@ def log_columns(row: LogRow) -> Row:
     return (
         row.log, row.run_id, row.parent_log, row.parent_seq, row.submitted, int(row.sealed), row.cursor, row.done,
         row.failed, row.cancelled, row.skipped, row.attempts, row.retried, row.worker_lost, row.stale,
-        clamp(row.units_in), clamp(row.units_out), clean(row.extra),
+        clamp(row.units_in), clamp(row.units_out), clean(row.extra), row.invalid,
     )  # fmt: skip
 
 
 def log_row(row: Row) -> LogRow:
-    values: list[Any] = [*row[:5], bool(row[5]), *row[6:18]]
+    values: list[Any] = [*row[:5], bool(row[5]), *row[6:19]]
     return LogRow(*values)
 
 
@@ -300,5 +300,5 @@ def run_view(run: RunRow, log: LogRow | None, lanes: list[LaneRow]) -> RunView:
         retried=log.retried, worker_lost=log.worker_lost, stale=log.stale, units_in=log.units_in,
         units_out=log.units_out, created_ms=run.created_ms, updated_ms=run.updated_ms, ended_ms=run.ended_ms,
         pausing=run.pausing_until_ms > 0, survivors=run.survivors, lanes=views,
-        ended_by=run.ended_by,
+        ended_by=run.ended_by, invalid=log.invalid,
     )  # fmt: skip

@@ -128,6 +128,9 @@ class SqliteLedger:
     async def record(self, epoch: int, outputs: list[NewOutput], events: list[NewEvent]) -> None:
         await self._engine.write(lambda db: _record(db, epoch, outputs, events))
 
+    async def trim_output(self, most: int) -> list[tuple[str, int]]:
+        return await self._engine.write(lambda db: _trim_output(db, most))
+
     async def output(self, run_id: str, after: int, max_bytes: int) -> list[OutputRow]:
         named = {"run_id": run_id, "after": after, "n": history.CHUNKS}
         found = await self._engine.read(lambda db: db.execute(queries.OUTPUT_AFTER, named).fetchall())
@@ -282,6 +285,15 @@ def _record(db: sqlite3.Connection, epoch: int, outputs: list[NewOutput], events
         last = db.execute(queries.LAST_EVENT).fetchone()[0]
         _insert(db, queries.EVENTS, history.event_columns(events, last))
         db.execute(queries.CUT_EVENTS, {"last": history.first_event_kept(last + len(events))})
+        db.executemany(queries.CUT_EVENTS_OF_RUN, history.runs_of(events))
+
+
+def _trim_output(db: sqlite3.Connection, most: int) -> list[tuple[str, int]]:
+    gone = history.too_much(db.execute(queries.OUTPUT_BY_RUN).fetchall(), most)
+    for run_id, _, last in gone:
+        db.execute(queries.DROP_OUTPUT, {"run_id": run_id, "last": last})
+        db.execute(queries.EMPTY_OUTPUT, {"run_id": run_id, "last": last, "nothing": b""})
+    return [(run_id, size) for run_id, size, _ in gone]
 
 
 def _purge(db: sqlite3.Connection, limit: int) -> int:

@@ -47,6 +47,9 @@ INLINE_ROW = 16 << 10
 FRAME_MAX = 128 << 20
 STARTS_MAX = 3
 """Failed starts in a row of a function that was loaded before, until a row is told."""
+UNLOADABLE_S = 2.0
+"""So long the rows of a function that cannot be loaded fail without another try. Then somebody may have mended the
+host: this executor outlives the run, and the next run of the same code would be told what is over."""
 RESTART_PAUSE_S, RESTART_PAUSE_MAX_S = 0.5, 10.0
 DUMP_WAIT_S = 1.0
 CUT_OFF_S = 0.3
@@ -202,9 +205,11 @@ class Host:
         self._process: UserProcess | None = None
         self._waiting: deque[Job] = deque()
         self._sent: deque[Job] = deque()
+        self._taken: set[Job] = set()  # back, and not yet cancelled
         self._number = 0
         self._mean_s = WINDOW_S
         self._unloadable: JsonObject | None = None
+        self._unloadable_at = 0.0
         self._was_loaded = False
         self._failed_starts = 0  # one after the other
         self._pause_s = 0.0
@@ -225,13 +230,19 @@ class Host:
             return await job.done
         except asyncio.CancelledError:
             if not self._take_out(job) and self._sent and self._sent[0] is job and self._process is not None:
+                self._process.ended_for = job
                 await self._process.end_now()  # it is running: nothing else ends it
             raise
 
     def take_back(self, keys: Iterable[Key]) -> list[Key]:
+        """They are cancelled a moment later: until then no result may send them to the process again."""
         self._recall()
-        waiting = {job.key for job in self._waiting}
-        return [key for key in keys if key in waiting]
+        waiting = {job.key: job for job in self._waiting}
+        taken = {key: waiting[key] for key in keys if key in waiting}
+        self._taken.update(taken.values())
+        self._waiting = deque(job for job in self._waiting if job.key not in taken)
+        self._pump()
+        return list(taken)
 
     async def close(self) -> None:
         self._closed = True
@@ -241,6 +252,8 @@ class Host:
     # ---- rows to the process
 
     def _pump(self) -> None:
+        if self._unloadable is not None and time.monotonic() - self._unloadable_at >= UNLOADABLE_S:
+            self._unloadable, self._pause_s = None, 0.0
         if self._unloadable is not None:
             while self._waiting:
                 self._waiting.popleft().fail(error_of(self._unloadable, LOAD_FAILED))
@@ -285,6 +298,9 @@ class Host:
         self._waiting.extendleft(reversed(back))
 
     def _take_out(self, job: Job) -> bool:
+        if job in self._taken:
+            self._taken.discard(job)
+            return True
         if job not in self._waiting:
             self._recall()
         if job in self._waiting:
@@ -341,7 +357,7 @@ class Host:
             self._process = None
             self._failed_starts += 1
             if not failure["retry"]:
-                self._unloadable = failure
+                self._unloadable, self._unloadable_at = failure, time.monotonic()
             elif self._was_loaded:
                 # The function can be loaded: no row fails the run for it, and none is to blame for the first tries.
                 if self._waiting and self._failed_starts >= STARTS_MAX:
@@ -359,7 +375,11 @@ class Host:
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
-        if self._sent:
+        if self._sent and ended is not None and ended.ended_for not in (None, self._sent[0]):
+            # The row that was to be ended was over by then: the next is not to blame.
+            self._waiting.extendleft(reversed(self._sent))
+            self._sent.clear()
+        elif self._sent:
             job = self._sent.popleft()
             hung_at, ran_out = (ended.hung_at, ended.ran_out) if ended is not None else (None, False)
             if ended is not None and ended.cut_off and hung_at is None:
@@ -386,6 +406,7 @@ class UserProcess:
     ) -> None:  # fmt: skip
         self.loaded = False
         self.hung_at: str | None = None
+        self.ended_for: Job | None = None  # it was ended because this row was cancelled
         self.cut_off = False  # it was ended because no results can come from it any more
         self.ran_out = False  # the kernel ended it, over the limit of this executor's control group
         self._oom_kills = cgroup.oom_kills()

@@ -92,7 +92,7 @@ class Output:
                 self._skipping.discard(stream)
                 self._dropped_lines += 1
             return
-        line = self._parts.pop(stream, b"") + part
+        line = _still_shown(self._parts.pop(stream, b"") + part)
         self._bytes -= len(part) + ended
         if len(line) > LINE_MAX:
             self._line(stream, line[:LINE_MAX].decode(errors="replace") + " (cut: too long for the log)")
@@ -158,6 +158,11 @@ class Output:
         for stream in list(self._parts):
             self._part(stream, b"", ended=True)
         self.tell()
+
+
+def _still_shown(line: bytes) -> bytes:
+    """What a terminal would show of it: a progress bar writes over itself, with carriage returns."""
+    return line[line.rstrip(b" \t\r").rfind(b"\r") + 1 :]
 
 
 def _pair(field: tuple[str, Any]) -> str:

@@ -26,32 +26,35 @@ class Plans:
     def __init__(self, plan_run: Callable[[Run], Plan], *, lease_devices: bool) -> None:
         self._plan_run = plan_run
         self._lease_devices = lease_devices
-        self._runs: dict[str, Run | Failure] = {}
-        self._plans: dict[str, dict[tuple[str, Limits], Plan | Failure]] = {}  # by run
+        self._runs: dict[str, Run] = {}
+        self._unreadable: dict[str, AttemptError] = {}  # why a run's configuration is
+        self._plans: dict[str, dict[tuple[str, Limits], Plan]] = {}  # by run
 
-    def of(self, context: work_pb2.RunContext, spec: ItemSpec) -> Plan | Failure:
+    def of(self, context: work_pb2.RunContext, spec: ItemSpec) -> Plan:
         """ProtocolError where a run is new and `context` does not say what it is."""
         run = self._run(context)
         plans = self._plans.setdefault(context.run_id, {})
         key = (spec.executor, limits(spec))
         plan = plans.get(key)
         if plan is None:
-            plan = run if isinstance(run, Failure) else self._make(run, *key)
-            if isinstance(plan, Plan) and not self._lease_devices:
+            plan = self._make(run, *key)
+            if not self._lease_devices:
                 plan = replace(plan, devices=0)
             plans[key] = plan
         return plan
 
-    def _make(self, run: Run, executor: str, asked: Limits) -> Plan | Failure:
+    def _make(self, run: Run, executor: str, asked: Limits) -> Plan:
         if asked != NO_LIMITS:
             plain = self._plans[run.run_id].get((executor, NO_LIMITS)) or self._make(run, executor, NO_LIMITS)
-            return plain if isinstance(plain, Failure) else with_limits(plain, asked)
+            return with_limits(plain, asked)
         try:
+            if run.run_id in self._unreadable:
+                raise self._unreadable[run.run_id]
             return self._plan_run(run.seen_by(executor))
         except AttemptError as error:
-            return _failure(error)
+            return _refused(run, executor, error)
 
-    def _run(self, context: work_pb2.RunContext) -> Run | Failure:
+    def _run(self, context: work_pb2.RunContext) -> Run:
         known = self._runs.get(context.run_id)
         if known is not None:
             return known
@@ -60,14 +63,16 @@ class Plans:
         if not context.workload:
             raise ProtocolError(f"an assignment of run {context.run_id}, whose configuration was never sent")
         try:
-            run: Run | Failure = run_from_wire(context)
+            run = run_from_wire(context)
         except AttemptError as error:
-            run = _failure(error)
+            run = Run(context.run_id, context.workload, {}, context.name)
+            self._unreadable[context.run_id] = error
         self._runs[context.run_id] = run
         return run
 
     def forget(self, run_id: str) -> None:
         self._runs.pop(run_id, None)
+        self._unreadable.pop(run_id, None)
         self._plans.pop(run_id, None)
 
     def forget_unused(self, used: Set[str]) -> list[str]:
@@ -129,5 +134,8 @@ def planner(executors: Mapping[str, type[Executor]]) -> Callable[[Run], Plan]:
     return plan
 
 
-def _failure(error: AttemptError) -> Failure:
-    return Failure(error.error_code, error.message, error.retry)
+def _refused(run: Run, executor: str, error: AttemptError) -> Plan:
+    """Neither the run's configuration nor this worker's executors change while they live: final at once."""
+    here = Run(run.run_id, run.workload, {}, run.name, executor)
+    failure = Failure(error.error_code, error.message, retryable=False)
+    return Plan(here, "slot", json.dumps(["refused", run.run_id, here.executor]), refusal=failure)

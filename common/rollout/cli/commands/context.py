@@ -3,27 +3,21 @@
 from __future__ import annotations
 
 import sys
+from itertools import count
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from rollout.cli.options import JsonOption
+from rollout.cli.options import JsonOption, complete_context
 from rollout.cli.program import new_app
 from rollout.client.contexts import Context, Contexts, contexts_path
+from rollout.client.origin import authority_of
 from rollout.client.target import DEFAULT_TLS_DIR, context_target, find_target
 from rollout.model.errors import ConfigError
 from rollout.security import files
 
 app = new_app(help="Clusters by name: list, use, add and remove them.")
-
-
-def complete_context(incomplete: str) -> list[str]:
-    """What a shell offers."""
-    try:
-        return [name for name in sorted(Contexts.read().known) if name.startswith(incomplete)]
-    except ConfigError:
-        return []
 
 
 NameArgument = Annotated[str, typer.Argument(metavar="NAME", help="Of the context.", autocompletion=complete_context)]
@@ -106,16 +100,33 @@ def remove_context(name: NameArgument) -> None:
     typer.echo(f"removed context {name}; the certificates in {context.tls_dir} stay")
 
 
-def keep_joined(name: str, tls_dir: Path) -> None:
-    """What `join` leaves: a context, in use. Where it cannot be kept, the directory alone is found."""
+def keep_joined(chosen: str, cluster: str, tls_dir: Path) -> None:
+    """What `join` leaves: a context, in use, of the name that was `chosen`, else of the cluster's. Where it cannot be
+    kept, the directory alone is found."""
+    directory = files.expand(tls_dir).absolute()
     try:
         contexts = Contexts.read()
-        contexts.add(name, Context(tls_dir=str(files.expand(tls_dir).absolute())), use=True)
+        name = chosen or _name_for(cluster, directory, contexts)
+        contexts.add(name, Context(tls_dir=str(directory)), use=True)
         contexts.write()
     except ConfigError as error:
         sys.stderr.write(f"note: no context was made: {error.message}\n")
         return
-    typer.echo(f"context {name} is in use; `rollout context list` shows all ({contexts_path()})")
+    typer.echo(
+        f"`rollout` commands go to this cluster from now on, as context {name} (kept in {contexts_path()})\n"
+        "another cluster: `rollout context list` shows all that were joined, `rollout context use NAME` chooses one"
+    )
+
+
+def _name_for(cluster: str, directory: Path, contexts: Contexts) -> str:
+    """The cluster's own name, or with a number where another cluster that is called the same has it."""
+    here = authority_of(directory)
+    for number in count(1):
+        name = cluster if number == 1 else f"{cluster}-{number}"
+        known = contexts.known.get(name)
+        if known is None or authority_of(Path(known.tls_dir)) in ("", here):
+            return name
+    raise AssertionError("there is always a further number")
 
 
 def _described(name: str, context: Context) -> tuple[str, list[str], str]:

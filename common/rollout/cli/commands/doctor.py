@@ -24,7 +24,7 @@ from rollout.cli.doctor.finding import Check, Finding, examine, fault, ok
 from rollout.cli.doctor.identity import identity
 from rollout.cli.options import CoordinatorOption, TlsDirOption, chosen
 from rollout.cli.version import DISTRIBUTION
-from rollout.client.target import Target, as_joined, find_target
+from rollout.client.target import Target, as_joined, find_target, owned
 from rollout.config.load import load_settings
 from rollout.config.settings import CoordinatorSettings, WorkerSettings
 from rollout.model.errors import ConfigError, RolloutError
@@ -75,6 +75,9 @@ async def _examine(coordinators: list[str] | None, tls_dir: Path | None, config:
     ]
     try:
         target = find_target(coordinators, tls_dir, chosen().wish)
+        if target.private is not None:
+            places["private cluster"] = target.private
+            target = owned(target)
         if config is not None:
             target = _with_node(config, target, places, checks, named=tls_dir is not None)
         checks.append(Check("certificates", partial(identity, target.tls_dir)))
@@ -119,7 +122,7 @@ async def _said(text: str, lines: list[str]) -> list[Finding]:
 
 
 async def _broken(error: RolloutError) -> list[Finding]:
-    return [fault("configuration", error.message, "correct the file")]
+    return [fault("configuration", error.message, "correct what it names")]
 
 
 def _version() -> str:

@@ -6,8 +6,11 @@ import asyncio
 import json as json_module
 import sys
 from collections.abc import AsyncIterator
+from dataclasses import dataclass
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Annotated, Any
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Protocol
 
 import typer
 
@@ -15,6 +18,8 @@ from rollout.cli.commands.run import ask
 from rollout.cli.completion import complete_run
 from rollout.cli.options import CoordinatorOption, JsonOption, TlsDirOption
 from rollout.cli.references import resolve_run
+from rollout.config.sentences import marked, sentence_of
+from rollout.config.visible import visible
 
 if TYPE_CHECKING:
     from rollout.client import Runs
@@ -23,7 +28,7 @@ if TYPE_CHECKING:
 NEWEST = 200
 EVERY_S = 1.0
 FOLLOW_PATIENCE_S = 30.0
-"""A change of leaders takes less; a private cluster is gone for good when its run has ended."""
+"""A change of leaders takes less."""
 
 OptionalRun = Annotated[
     str,
@@ -49,31 +54,59 @@ def events(
 ) -> None:
     """What happened, in sentences: workers came, failed and left; who leads; steals; runs began, paused and ended.
 
-    The newest 10,000 events of a cluster are kept.
+    Also who gave which order, and of rows that failed the first with each cause, 20 of a run at most, and how many
+    more. The newest 10,000 events of a cluster are kept, 1,000 of one run.
 
     --json: an object a line, `{time, event, level, run_id?, worker_id?, message, fields}`. Keys are only ever added.
     """
 
-    async def show(client: Runs) -> None:
+    seen = Seen()
+
+    async def show(client: Runs, *, follow: bool) -> None:
         run_id = await resolve_run(client, run) if run else ""
-        async for event in happened(client, run_id, follow=follow, limit=limit):
+        async for event in happened(client, run_id, seen, follow=follow, limit=limit):
             told = as_json(event)
             if json:
                 sys.stdout.write(json_module.dumps(told, ensure_ascii=False) + "\n")
             elif told["message"]:
-                sys.stdout.write(f"{moment(event.at_ms)}  {told['message']}\n")
+                sys.stdout.write(f"{moment(event.at_ms)}  {visible(marked(told['message'], event.level))}\n")
             sys.stdout.flush()
 
-    ask(coordinator, tls_dir, show, patience_s=FOLLOW_PATIENCE_S if follow else 15.0)
+    follow_or_ask(coordinator, tls_dir, show, follow=follow)
 
 
-async def happened(client: Runs, run_id: str, *, follow: bool, limit: int) -> AsyncIterator[pb.HappenedEvent]:
-    """In order; with `follow` until the run has ended and all is read."""
-    reply = await client.events(run_id, newest=limit)
-    after, ending = 0, False
+class Following(Protocol):
+    """Shows what there is, or with `follow` all that comes; called again, it goes on where it was."""
+
+    async def __call__(self, client: Runs, *, follow: bool) -> None: ...
+
+
+def follow_or_ask(coordinator: list[str] | None, tls_dir: Path | None, show: Following, *, follow: bool) -> None:
+    patience_s = FOLLOW_PATIENCE_S if follow else 15.0
+    at_rest = partial(show, follow=False)
+    question = partial(show, follow=True) if follow else at_rest
+    ask(coordinator, tls_dir, question, patience_s=patience_s, at_rest=at_rest if follow else None)
+
+
+@dataclass(slots=True)
+class Seen:
+    """`after`: the number of the last event that was shown; 0: none."""
+
+    after: int = 0
+
+
+async def happened(
+    client: Runs, run_id: str, seen: Seen, *, follow: bool, limit: int
+) -> AsyncIterator[pb.HappenedEvent]:
+    """In order, after what was `seen`; with `follow` until the run has ended and all is read."""
+    if seen.after:
+        reply, limit = await client.events(run_id, after=seen.after), 0
+    else:
+        reply = await client.events(run_id, newest=limit)
+    ending = False
     while True:
         for event in reply.events:
-            after = event.number
+            seen.after = event.number
             yield event
         if reply.end or limit:
             if not follow or ending:
@@ -81,12 +114,10 @@ async def happened(client: Runs, run_id: str, *, follow: bool, limit: int) -> As
             ending = reply.run_ended  # once more: what it ended with is written a moment later
             await asyncio.sleep(EVERY_S)
         limit = 0
-        reply = await client.events(run_id, after=after)
+        reply = await client.events(run_id, after=seen.after)
 
 
 def as_json(event: pb.HappenedEvent) -> dict[str, Any]:
-    from rollout.config.sentences import sentence_of
-
     fields: dict[str, Any] = json_module.loads(event.fields)
     message = sentence_of(event.event, fields)
     told: dict[str, Any] = {"time": rfc3339(event.at_ms), "event": event.event, "level": event.level}

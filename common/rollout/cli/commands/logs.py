@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json as json_module
-import re
 import sys
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
@@ -12,17 +11,17 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from rollout.cli.commands.events import EVERY_S, FOLLOW_PATIENCE_S, FollowOption, moment, rfc3339
-from rollout.cli.commands.run import RunArgument, ask
+from rollout.cli.commands.events import EVERY_S, FollowOption, follow_or_ask, moment, rfc3339
+from rollout.cli.commands.run import RunArgument
 from rollout.cli.completion import complete_worker
 from rollout.cli.options import CoordinatorOption, JsonOption, TlsDirOption
 from rollout.cli.references import resolve_run, resolve_worker, short
+from rollout.config.visible import visible
 
 if TYPE_CHECKING:
     from rollout.client import Runs
     from rollout.wire.v1 import history_pb2 as pb
 
-_CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
 _ENDING_READS = 3
 """So often a run that has ended is asked again: workers ship the last lines a moment later."""
 
@@ -57,17 +56,22 @@ def logs(
 ) -> None:
     """What processes of a run printed: functions of `map`, engines, executors; of all workers, the newest last.
 
-    Kept with the run, until it is deleted: the first MiB and the newest 7 MiB. A worker ships 64 KiB a second; where
-    more was printed, a line says how much was left out. Lines of an engine belong to no row.
+    Kept with the run, until it is deleted or newer runs need the room: the first MiB and the newest 7 MiB. A worker
+    ships 60 KiB a second; where more was printed, a line says how much was left out. Lines of an engine belong to no
+    row.
 
     --json: an object a line, `{time, run_id, worker_id, row, attempt, executor, stream, text}`, and where lines are
     missing `{..., left_out: {lines, bytes}}`. Keys are only ever added.
     """
 
-    async def show(client: Runs) -> None:
+    reader, worker_id = Reader(), ""
+
+    async def show(client: Runs, *, follow: bool) -> None:
+        nonlocal worker_id
         run_id = await resolve_run(client, run)
-        worker_id = await resolve_worker(client, worker) if worker else ""
-        async for line in printed(client, run_id, follow=follow):
+        if worker and not worker_id:
+            worker_id = await resolve_worker(client, worker)
+        async for line in printed(client, run_id, reader, follow=follow):
             if line.left_out is None and row is not None and line.row != row:
                 continue
             if worker_id and line.worker not in ("", worker_id):
@@ -75,25 +79,24 @@ def logs(
             sys.stdout.write((json_line(line, run_id) if json else text_line(line)) + "\n")
             sys.stdout.flush()
 
-    ask(coordinator, tls_dir, show, patience_s=FOLLOW_PATIENCE_S if follow else 15.0)
+    follow_or_ask(coordinator, tls_dir, show, follow=follow)
 
 
-async def printed(client: Runs, run_id: str, *, follow: bool) -> AsyncIterator[Line]:
+async def printed(client: Runs, run_id: str, reader: Reader, *, follow: bool) -> AsyncIterator[Line]:
     """By time as far as it is there, then as it comes; with `follow` until the run has ended and all is read."""
-    reader, more, ending = Reader(), True, 0
+    more, ending = True, 0
     while True:
-        lines: list[Line] = []
         while more:
             reply = await client.output(run_id, reader.position)
             more = not reply.end
             for chunk in reply.chunks:
                 if (gap := reader.gap(chunk)) is not None:
-                    for line in sorted(lines, key=lambda one: one.at_ms):
+                    for line in reader.take():
                         yield line
-                    lines = [gap]
-                lines += reader.lines(chunk, reply.root_log)
+                    reader.unshown.append(gap)
+                reader.unshown += reader.lines(chunk, reply.root_log)
             ending = ending + 1 if reply.run_ended and reply.end else 0
-        for line in sorted(lines, key=lambda one: one.at_ms):
+        for line in reader.take():
             yield line
         if not follow or ending >= _ENDING_READS:
             return
@@ -102,11 +105,18 @@ async def printed(client: Runs, run_id: str, *, follow: bool) -> AsyncIterator[L
 
 
 class Reader:
-    """Chunks in their order. One that a worker shipped twice, since the answer was lost, counts once."""
+    """Chunks in their order. One that a worker shipped twice, since the answer was lost, counts once. `unshown`: what
+    was read and not taken, which outlives a reading that is cut off."""
 
     def __init__(self) -> None:
         self.position = 0
+        self.unshown: list[Line] = []
         self._seen: set[tuple[str, int]] = set()
+
+    def take(self) -> list[Line]:
+        """What was not shown, by time."""
+        lines, self.unshown = sorted(self.unshown, key=lambda one: one.at_ms), []
+        return lines
 
     def gap(self, chunk: pb.OutputChunk) -> Line | None:
         """What is not kept between the last chunk and this."""
@@ -151,7 +161,7 @@ def text_line(line: Line) -> str:
         if not line.worker:
             return text
     else:
-        text = _CONTROL.sub(lambda found: f"\\x{ord(found[0]):02x}", line.text)
+        text = visible(line.text)
     place = f"{moment(line.at_ms)}  {short(line.worker)}"
     return f"{place}  row {line.row}  {text}" if line.row is not None else f"{place}  {text}"
 

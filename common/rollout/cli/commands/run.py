@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -13,6 +14,9 @@ from rollout.cli.completion import complete_run
 from rollout.cli.options import CoordinatorOption, JsonOption, TlsDirOption
 from rollout.cli.program import new_app
 from rollout.cli.references import resolve_run
+from rollout.client.private import command_of
+from rollout.model.errors import StateError
+from rollout.model.ids import short
 from rollout.model.run import RunState
 
 if TYPE_CHECKING:
@@ -27,7 +31,8 @@ RunArgument = Annotated[
     str,
     typer.Argument(
         metavar="RUN",
-        help="Its id, a unique beginning of it, its name (the newest that has it), or @last.",
+        help="Its short id as in `rollout run list`, its full id, a unique beginning of either, its name (the newest "
+        "that has it), or @last.",
         autocompletion=complete_run,
     ),
 ]
@@ -84,6 +89,11 @@ def watch_run(
     --json: one object a line, as `run show --json`.
     """
 
+    async def once(client: Runs) -> pb.RunStatus:
+        last = await client.get(await resolve_run(client, run))
+        _line(last, json)
+        return last
+
     async def follow(client: Runs) -> pb.RunStatus:
         run_id = await resolve_run(client, run)
         last = await client.get(run_id)
@@ -93,7 +103,7 @@ def watch_run(
                 _line(last, json)
         return last
 
-    status = ask(coordinator, tls_dir, follow, patience_s=600.0)
+    status = ask(coordinator, tls_dir, follow, patience_s=600.0, at_rest=once)
     raise typer.Exit(OK if status.state == "completed" else FAILED)
 
 
@@ -112,6 +122,17 @@ _NEEDS_WORK = {
 """Of a private cluster that nobody runs."""
 
 
+def _refuse_idle(status: pb.RunStatus, verb: str, state: Path) -> None:
+    """StateError with the command that goes on; not of a run that is complete, of which the coordinator says so."""
+    if status.state == RunState.COMPLETED:
+        return
+    command = command_of(state)
+    if command is not None and status.state == RunState.KILLED and status.ended_by:
+        command = command.going_on()
+    how = f"; it goes on with: {command}" if command else ""
+    raise StateError(f"no command works in {state.parent} at present, so {_NEEDS_WORK[verb]}{how}")
+
+
 def _add_verb(verb: str, what_it_does: str) -> None:
     @app.command(verb, help=what_it_does)
     def command_run(
@@ -124,7 +145,10 @@ def _add_verb(verb: str, what_it_does: str) -> None:
         async def order(client: Runs) -> pb.RunStatus:
             return await client.command(await resolve_run(client, run), verb, reason=reason)
 
-        _show(ask(coordinator, tls_dir, order, needs_work=_NEEDS_WORK.get(verb, "")), json)
+        async def refuse(client: Runs, state: Path) -> None:
+            _refuse_idle(await client.get(await resolve_run(client, run)), verb, state)
+
+        _show(ask(coordinator, tls_dir, order, unless_idle=refuse if verb in _NEEDS_WORK else None), json)
 
     del command_run  # typer keeps it
 
@@ -153,7 +177,7 @@ def delete_run(
     if json:
         show.print_json({"run_id": run_id, "items": gone.items, "objects_freed": gone.objects_freed})
     else:
-        typer.echo(f"deleted run {run_id}: {gone.items} items, {gone.objects_freed} objects freed")
+        typer.echo(f"deleted run {short(run_id)}: {gone.items} items, {gone.objects_freed} objects freed")
 
 
 def _show(status: pb.RunStatus, as_json: bool) -> None:
@@ -166,15 +190,10 @@ def _show(status: pb.RunStatus, as_json: bool) -> None:
 
 
 def _line(status: pb.RunStatus, as_json: bool) -> None:
-    from rollout.cli import show
+    from rollout.cli import show, show_run
 
     if as_json:
         show.print_json(show.run_json(status))
         return
-    of = f"{status.submitted}{'' if status.sealed else '+'}"
-    state = "pausing" if status.pausing else status.state
-    sys.stdout.write(
-        f"{state}: {status.done} done, {status.failed} failed of {of}, {status.running} running on "
-        f"{status.workers} workers\n"
-    )
+    sys.stdout.write(show_run.in_a_line(status) + "\n")
     sys.stdout.flush()

@@ -24,7 +24,7 @@ def results(
         typer.Option(
             "--set",
             metavar="KEY=VALUE",
-            help="A key of [output] as the run's configuration file may have it, such as openai=true; repeatable.",
+            help="A key of [output] as the run's configuration file may have it, such as openai=false; repeatable.",
         ),
     ] = None,
     coordinator: CoordinatorOption = None,

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from rollout.cli.groups import CommandGroup
 from rollout.cli.options import (
     CoordinatorOption,
     DetachOption,
@@ -25,7 +26,7 @@ if TYPE_CHECKING:
 HELP = """{details}
 
 With no cluster named or joined, or with --local, it starts a coordinator and workers on this machine for as long as it
-runs; the first line of output says which cluster it is. Interrupt or kill it at any time: the same command goes on
+runs; a line of output says which cluster it is. Interrupt or kill it at any time: the same command goes on
 where it was.
 
 Exit codes: 0 every one of the {unit} has its result, failed ones included (they are in errors.jsonl); 1 the run failed
@@ -33,7 +34,7 @@ or was killed, or all of the {unit} failed; 2 configuration or input; 130 interr
 
 --json prints an object a line, told apart by `event`: `cluster` {{cluster, addresses, private, why}},
 `run_opened` {{run_id, resumed, {unit}, address}}, `progress`
-{{{unit}, submitted, done, failed, committed, running, workers, {rates}, eta_s, state}}, `note`
+{{{unit}, submitted, done, failed, invalid, committed, running, workers, {rates}, eta_s, state}}, `note`
 {{message}}, `cause` {{as in `run show --json`}}, `dry_run` {{{unit}, workers}}, `interrupted`
 {{run_id, committed, command}}, `summary` {{the content of summary.json, and files}} and `error`
 {{error: {{code, message, faults}}}}. Keys are only ever added."""
@@ -41,7 +42,7 @@ or was killed, or all of the {unit} failed; 2 configuration or input; 130 interr
 
 def standard_commands(workload: Workload[Any, Any]) -> typer.Typer:
     """A group with the one command."""
-    app = typer.Typer(no_args_is_help=True, rich_markup_mode=None)
+    app = typer.Typer(cls=CommandGroup, no_args_is_help=True, rich_markup_mode=None)
 
     @app.callback(help=workload.help)
     def group() -> None: ...

@@ -8,6 +8,7 @@ import typer
 
 from rollout.cli.commands.run import ask
 from rollout.cli.completion import complete_worker
+from rollout.cli.groups import CommandGroup
 from rollout.cli.options import CoordinatorOption, JsonOption, TlsDirOption
 from rollout.cli.references import resolve_worker
 from rollout.model.errors import ConfigError
@@ -16,16 +17,21 @@ if TYPE_CHECKING:
     from rollout.client import Runs
     from rollout.wire.v1 import runs_pb2 as pb
 
-app = typer.Typer(invoke_without_command=True, context_settings={"help_option_names": ["-h", "--help"]})
+app = typer.Typer(
+    cls=CommandGroup, invoke_without_command=True, context_settings={"help_option_names": ["-h", "--help"]}
+)
 
 WorkerArgument = Annotated[
     str,
     typer.Argument(
         metavar="WORKER",
-        help="Its id, a unique part of it, or the host where it alone runs.",
+        help="Its short id as in `rollout workers`, its full id, a unique beginning of either, or the host where it "
+        "alone runs.",
         autocompletion=complete_worker,
     ),
 ]
+
+AllOption = Annotated[bool, typer.Option("--all", help="Also those that are gone.")]
 
 
 @app.callback()
@@ -33,16 +39,27 @@ def workers(
     context: typer.Context,
     coordinator: CoordinatorOption = None,
     tls_dir: TlsDirOption = None,
-    all_workers: Annotated[bool, typer.Option("--all", help="Also those that are gone.")] = False,
+    all_workers: AllOption = False,
     json: JsonOption = False,
 ) -> None:
     """The workers of the cluster and what they do. --json: `{"leader": ADDR, "workers": [...]}`."""
     if context.invoked_subcommand is not None:
         if coordinator or tls_dir or all_workers or json:
             raise ConfigError(
-                f"write options behind the command: rollout workers {context.invoked_subcommand} WORKER [OPTIONS]"
+                f"write options behind the command: rollout workers {context.invoked_subcommand} ... [OPTIONS]"
             )
         return
+    list_workers(coordinator, tls_dir, all_workers, json)
+
+
+@app.command("list")
+def list_workers(
+    coordinator: CoordinatorOption = None,
+    tls_dir: TlsDirOption = None,
+    all_workers: AllOption = False,
+    json: JsonOption = False,
+) -> None:
+    """The same as `rollout workers`: who is there and what they do. --json: `{"leader": ADDR, "workers": [...]}`."""
     reply = ask(coordinator, tls_dir, lambda client: client.workers(all=all_workers))
     from rollout.cli import show
 
@@ -85,7 +102,7 @@ VERBS = {
     ),
     "reload": (
         "Let a worker load its plugins anew. It needs `dev_hot_reload`.",
-        "it loads its plugins anew",
+        "it was asked to load its plugins anew, and does so if `dev_hot_reload` is set there; its log says more",
     ),
 }
 

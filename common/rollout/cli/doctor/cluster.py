@@ -44,6 +44,8 @@ class _Answer:
 
 async def cluster(target: Target, version: str) -> list[Finding]:
     """Every coordinator of `target`. An address that does not answer is a fault."""
+    if target.private is not None and not target.addresses:
+        return [ok("cluster", f"{target}: no command works there at present, so there is no coordinator to ask")]
     if not target.addresses:
         return [ok("cluster", "none is named, and none was joined: nothing to look at")]
     role = _role(target)

@@ -14,14 +14,14 @@ from rollout.workloads.commit import CommitEntry
 from rollout.workloads.infer.config import SamplingSection
 from rollout.workloads.infer.openai import openai_error, openai_line
 from rollout.workloads.infer.payload import Payload, RowResult, decode_payload, decode_result
-from rollout.workloads.infer.request import RowRequest, parse_row, sampling_json
+from rollout.workloads.infer.request import RowRequest, id_key, parse_row, sampling_json
 from rollout.workloads.invalid import invalid_of
 from rollout.workloads.json_form import JsonObject, dump_line, timestamp
 from rollout.workloads.port import Totals, unsuccessful
 
 COMPLETIONS, ERRORS, OPENAI = "completions.jsonl", "errors.jsonl", "openai.jsonl"
 # Keys of a row that are shown under another name, or in full elsewhere.
-_NOT_EXTRA = frozenset({"id", "prompt", "messages", "body", "sampling"})
+_NOT_EXTRA = frozenset({"prompt", "messages", "body", "sampling"})
 
 
 class InferWriter:
@@ -47,7 +47,9 @@ class InferWriter:
         why = unsuccessful(entry)
         yield ERRORS, dump_line(error_line(payload, identity, why.code, why.message, entry))
         if self._openai:
-            yield OPENAI, dump_line(openai_error(identity, why.code, why.message, entry))
+            # Who reads by custom_id must not find this in the place of the row that has it.
+            own = entry.id.hex() if bad is not None and bad.repeats else identity
+            yield OPENAI, dump_line(openai_error(own, why.code, why.message, entry))
 
     def summary(self, summary: JsonObject, totals: Totals) -> JsonObject:
         first = ("run_id", "state")
@@ -70,8 +72,8 @@ def row_id(row: Any, item: bytes) -> Any:
     if not isinstance(row, dict):
         return item.hex()
     fields = cast(JsonObject, row)
-    own = fields.get("custom_id" if "body" in fields or "custom_id" in fields else "id")
-    return own if isinstance(own, str | int) else item.hex()
+    own = fields.get(id_key(fields))
+    return own if isinstance(own, str | int) and not isinstance(own, bool) else item.hex()
 
 
 def completion_line(
@@ -103,7 +105,8 @@ def completion_line(
             }
             for choice in result.choices
         ]
-    extra = {key: value for key, value in row.items() if key not in _NOT_EXTRA}
+    shown = _NOT_EXTRA | {"id"} if id_key(row) == "id" else _NOT_EXTRA
+    extra = {key: value for key, value in row.items() if key not in shown}
     taken = {key: extra.pop(key) for key in list(extra) if key in line}
     line.update(extra)
     if taken:

@@ -107,6 +107,12 @@ def parse_row(row: JsonObject, defaults: SamplingSection) -> RowRequest:
     return RowRequest(_override(defaults, override), prompt, checked, override.get("seed") is not None)
 
 
+def id_key(row: JsonObject) -> str:
+    """The field by which `row` is known: "custom_id" of an OpenAI line, and of any other that has no "id"."""
+    named = isinstance(row.get("custom_id"), str | int) and row.get("id") is None
+    return "custom_id" if "body" in row or named else "id"
+
+
 def _override(defaults: SamplingSection, override: JsonObject, what: str = "sampling") -> SamplingSection:
     if not override:
         return defaults

@@ -8,7 +8,7 @@ from typing import cast
 
 from rollout.model.errors import InputError
 from rollout.workloads.infer.config import InferConfig, SamplingSection, load_schema
-from rollout.workloads.infer.request import IGNORED, RowRequest, kind_of, parse_row
+from rollout.workloads.infer.request import IGNORED, RowRequest, id_key, kind_of, parse_row
 from rollout.workloads.json_form import JsonObject, short
 from rollout.workloads.port import Reading
 from rollout.workloads.source import InputReport, Line, Source, UniqueIds, fail, json_of
@@ -65,7 +65,7 @@ def check_input(config: InferConfig, reading: Reading) -> tuple[Source, InputRep
             if names and (fault := _another_model(row.fields["body"], names)):
                 fail(line.file, line.line, fault)
             ignored.count(row.fields["body"])
-        key = "custom_id" if "body" in row.fields else "id"
+        key = id_key(row.fields)
         if row.fields.get(key) is not None:
             ids.add(line, key, row.fields[key])
 
@@ -104,6 +104,6 @@ def _another_model(body: JsonObject, names: tuple[str, ...]) -> str:
     if wanted is None or wanted in names:
         return ""
     return (
-        f'"body.model" is {short(wanted)}, and this run\'s model is "{names[-1]}": remove it, or set [input] '
-        'model_in_rows = "ignore"'
+        f'"body.model" is {short(wanted)}, and this run\'s model is "{names[-1]}": remove it from the row, or set '
+        'model_in_rows = "ignore" in section [input]'
     )

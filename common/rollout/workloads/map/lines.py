@@ -14,7 +14,7 @@ from rollout.workloads.map.failure import LOAD_FAILED, RowError, from_text
 from rollout.workloads.port import Totals, unsuccessful
 
 RESULTS, ERRORS, SUMMARY = "results.jsonl", "errors.jsonl", "summary.json"
-_STARTS = frozenset({LOAD_FAILED, "engine_start", "executor_missing", "bad_run_config"})
+_STARTS = frozenset({LOAD_FAILED, "engine_start"})
 """Codes of failures that are of the run and not of a row: whatever the row, the function cannot be called."""
 
 

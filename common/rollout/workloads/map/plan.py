@@ -68,7 +68,13 @@ def lane_of(row: Any, key: str) -> str:
     if isinstance(value, dict | list | float) or value is None:
         raise InputError(f"the field {key!r} must be a string, a whole number, true or false to name a lane")
     name = value if isinstance(value, str) else json.dumps(value)
-    if not 0 < len(name.encode("utf-8", "replace")) <= 256:
+    try:
+        size = len(name.encode())
+    except UnicodeEncodeError:
+        raise InputError(
+            f"the field {key!r} names a lane, and holds half of a surrogate pair: repair the escape"
+        ) from None
+    if not 0 < size <= 256:
         raise InputError(f"the field {key!r} names a lane, so it must have 1 to 256 bytes")
     return name
 

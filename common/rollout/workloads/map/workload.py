@@ -10,6 +10,7 @@ from typing import Any
 
 from rollout.model.errors import ConfigError, InputError
 from rollout.model.item import NewItem
+from rollout.model.problems import problems
 from rollout.model.run import RunSpec
 from rollout.objects.tree import Tree as ObjectTree
 from rollout.workloads.invalid import invalid_item, invalid_of
@@ -73,7 +74,7 @@ class Map(Workload[MapConfig, MapChecked]):
         if faults or found is None:
             if found is not None:
                 found[0].close()
-            raise ConfigError("\n".join(faults))
+            raise ConfigError(problems(faults))
         config = run_config(settings.function.name, code.manifest if code else None, settings.run)
         if lanes.found:
             config["lanes"] = sorted(lanes.found)

@@ -1,0 +1,19 @@
+"""Ctrl-C while a program is still being imported, which takes a moment on a busy machine: one word, no traceback.
+
+Imported before everything else. Python then ends the process as the signal would have: 130 in a shell.
+"""
+
+from __future__ import annotations
+
+import sys
+from types import TracebackType
+
+
+def told(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+    if issubclass(kind, KeyboardInterrupt):
+        sys.stderr.write("\ninterrupted\n")
+    else:
+        sys.__excepthook__(kind, error, trace)
+
+
+sys.excepthook = told

@@ -1,0 +1,86 @@
+"""Groups of commands: help that is never cut, and an answer to the words that other tools use."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import typer.core
+
+_HELP_MAX = 1000
+INSTEAD = {
+    "rollout": {
+        "rollout run list": ("get", "jobs", "list", "ls", "ps", "queue", "squeue"),
+        "rollout run show @last": ("describe", "info", "show", "status"),
+        "rollout run watch @last": ("attach", "tail", "top", "wait", "watch"),
+        "rollout run kill RUN": ("abort", "cancel", "kill", "scancel", "stop"),
+        "rollout run pause RUN": ("hold", "pause", "suspend"),
+        "rollout run resume RUN": ("release", "resume"),
+        "rollout run continue RUN": ("continue", "restart", "retry"),
+        "rollout run delete RUN": ("delete", "remove", "rm"),
+        "rollout run results RUN --output DIR": ("download", "fetch", "output", "results"),
+        "rollout run items RUN": ("items", "rows", "tasks"),
+        "rollout infer batch --config FILE": ("batch", "generate", "sbatch", "submit"),
+        "rollout workers": ("node", "nodes", "sinfo", "worker"),
+        "rollout workers drain WORKER": ("cordon", "drain"),
+        "rollout context list": ("cluster", "clusters", "config", "contexts"),
+        "rollout join": ("init", "login"),
+        "rollout-coordinator run": ("coordinator", "serve", "server", "start"),
+        "rollout-coordinator host list": ("host", "hosts"),
+        "rollout-coordinator token create": ("token", "tokens"),
+    },
+    "rollout run": {
+        "rollout run show": ("describe", "get", "info", "status"),
+        "rollout run watch": ("attach", "follow", "tail", "wait"),
+        "rollout run kill": ("abort", "cancel", "stop"),
+        "rollout run pause": ("hold", "suspend"),
+        "rollout run resume": ("release", "unpause"),
+        "rollout run continue": ("restart", "retry"),
+        "rollout run delete": ("remove", "rm"),
+        "rollout run results": ("download", "fetch", "output"),
+        "rollout run items": ("rows", "tasks"),
+        "rollout logs": ("log", "logs"),
+        "rollout events": ("event", "events", "history"),
+        "rollout infer batch --config FILE": ("create", "start", "submit"),
+    },
+    "rollout item": {"rollout run items RUN": ("list", "ls"), "rollout item show": ("describe", "get", "status")},
+    "rollout workers": {
+        "rollout workers show": ("describe", "get", "info", "status"),
+        "rollout workers drain": ("cordon", "kill", "remove", "rm", "stop"),
+        "rollout logs RUN --worker WORKER": ("log", "logs"),
+        "rollout-worker run": ("add", "start"),
+    },
+    "rollout context": {
+        "rollout context list": ("current", "get", "ls", "show"),
+        "rollout context use": ("set", "switch"),
+        "rollout context remove": ("delete", "rm"),
+    },
+    "rollout-coordinator": {
+        "rollout-coordinator run": ("serve", "start"),
+        "rollout-coordinator host list": ("hosts",),
+        "rollout-coordinator token create --role ROLE": ("tokens",),
+    },
+    "rollout-worker": {"rollout-worker run": ("serve", "start"), "rollout workers drain WORKER": ("drain", "stop")},
+}
+"""By group: the command, and words under which people who know Slurm, kubectl or Ray look for it."""
+
+
+class CommandGroup(typer.core.TyperGroup):
+    def format_commands(self, ctx: Any, formatter: Any) -> None:
+        """Whole sentences, over several lines where one is too narrow."""
+        commands = [(name, self.get_command(ctx, name)) for name in self.list_commands(ctx)]
+        rows = [(name, command.get_short_help_str(_HELP_MAX)) for name, command in commands if command is not None]
+        with formatter.section("Commands"):
+            formatter.write_dl(rows)
+
+    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+        word = args[0]
+        if self.get_command(ctx, word) is None and (command := instead_of(ctx.command_path, word)):
+            ctx.fail(f"No such command {word!r}. For that there is `{command}`.")
+        return super().resolve_command(ctx, args)
+
+
+def instead_of(group: str, word: str) -> str:
+    """The command that somebody means who types `word` behind `group`; empty: not known."""
+    if word == "help":
+        return f"{group} -h"
+    return next((command for command, words in INSTEAD.get(group, {}).items() if word in words), "")

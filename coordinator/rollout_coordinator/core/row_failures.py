@@ -1,0 +1,54 @@
+"""Rows that failed for good, as events: the first with each cause, so many of a run, and how many more there were."""
+
+from __future__ import annotations
+
+import re
+
+from rollout.model.item import INVALID, Outcome
+
+from rollout_coordinator.core.state import Log, Run, State
+from rollout_coordinator.core.step import Emit, ResultRows
+
+TOLD_MAX = 20
+ERROR_MAX = 300
+_VARIES = re.compile(r"0x[0-9a-f]+|\d+", re.IGNORECASE)
+"""What differs between two rows that failed of the same."""
+
+
+def note(state: State, log: Log, rows: ResultRows) -> None:
+    """Of results that are accepted. Those that stand for rows which cannot be used are counted, and known already."""
+    run = log.run
+    for i, failure in rows.failures.items():
+        if rows.outcome[i] is not Outcome.FAILED:
+            continue
+        if failure.code == INVALID:
+            log.invalid += 1
+            continue
+        error = next((line.strip() for line in failure.message.splitlines() if line.strip()), "")[:ERROR_MAX]
+        cause = (failure.code, _VARIES.sub("#", error)) if len(run.failures_told) < TOLD_MAX else None
+        if cause is None or cause in run.failures_told:
+            run.failures_untold += 1
+            continue
+        run.failures_told.add(cause)
+        fields = {
+            "run_id": run.id, "row": _row(state, log, rows.seq[i]), "worker": rows.worker, "code": failure.code,
+            "error": error,
+        }  # fmt: skip
+        state.step.sends.append(Emit("row_failed", "warning", fields, logged=False))
+
+
+def tell_rest(state: State, run: Run) -> None:
+    """When the run ends."""
+    if run.failures_untold:
+        fields = {"run_id": run.id, "count": run.failures_untold}
+        state.step.sends.append(Emit("more_rows_failed", "warning", fields, logged=False))
+        run.failures_untold = 0
+
+
+def _row(state: State, log: Log, seq: int) -> str:
+    """As people count: `43`, and `43.2` for the second child of row 43."""
+    row = str(seq + 1)
+    while log.parent is not None:
+        row = f"{log.parent.seq + 1}.{row}"
+        log = state.logs[log.parent.log]
+    return row

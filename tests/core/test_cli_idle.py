@@ -1,0 +1,30 @@
+"""A private run that nobody works at: which command goes on with it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from rollout.cli.commands.run import _refuse_idle  # pyright: ignore[reportPrivateUsage]
+from rollout.client.private import remember_command
+from rollout.model.errors import StateError
+from rollout.wire.v1 import runs_pb2 as pb
+
+
+@pytest.mark.parametrize(
+    ("state", "ended_by", "command"),
+    [
+        ("interrupted", "", "rollout map a:b --output out"),
+        ("killed", "operator on host desk", "rollout map a:b --output out --continue"),
+        ("killed", "", "rollout map a:b --output out"),
+        ("completed", "", ""),
+    ],
+)
+def test_the_command_that_goes_on_is_one_that_works(tmp_path: Path, state: str, ended_by: str, command: str) -> None:
+    remember_command(tmp_path, "rollout map a:b --output out")
+    said = ""
+    try:
+        _refuse_idle(pb.RunStatus(state=state, ended_by=ended_by), "pause", tmp_path)
+    except StateError as error:
+        said = error.message
+    assert said.partition("there is nothing to pause; it goes on with: ")[2] == command
