@@ -1,8 +1,8 @@
 """Direct preference optimisation (Rafailov et al. 2023, arXiv 2305.18290, equation 7), with label smoothing.
 
     d = log(policy / reference)(chosen) - log(policy / reference)(rejected)        sums over the completion's tokens
-    sigmoid:  L = - (1 - e) log s(b d) - e log s(- b d)        b: beta, e: label_smoothing (conservative DPO, Mitchell 2023)
-    hinge:    L = max(0, 1 - b d)                              (SLiC, Zhao et al. 2023, arXiv 2305.10425)
+    sigmoid:  L = - (1 - e) log s(b d) - e log s(- b d)     b: beta, e: label_smoothing (cDPO, Mitchell 2023)
+    hinge:    L = max(0, 1 - b d)                           (SLiC, Zhao et al. 2023, arXiv 2305.10425)
 
 The mean is over all pairs of the step. Of one token, beta 0.1 and d = 6: sigmoid 0.437488, hinge 0.4.
 """

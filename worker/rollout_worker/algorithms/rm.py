@@ -1,8 +1,8 @@
 """Reward models: a score for each sequence, learnt from pairs.
 
-    bradley_terry:      L = - log s(c - r - m)               (Bradley and Terry 1952; margin m as in Llama 2, arXiv 2307.09288)
-    pairwise_logistic:  L = log(1 + exp(- k (c - r - m)))    (RankNet, Burges et al. 2005): the same with a scale k
-    centring:           + a (c + r)^2                        (Eisenstein et al. 2023, arXiv 2312.09244)
+    bradley_terry:      L = - log s(c - r - m)             (Bradley and Terry 1952; margin m: Llama 2, arXiv 2307.09288)
+    pairwise_logistic:  L = log(1 + exp(- k (c - r - m)))  (RankNet, Burges et al. 2005): the same with a scale k
+    centring:           + a (c + r)^2                      (Eisenstein et al. 2023, arXiv 2312.09244)
 
 c and r are the scores of the chosen and the rejected sequence, read at the last token that is no padding (by the mask:
 where padding is the end-of-sequence token, its id says nothing). The mean is over all pairs of the step.

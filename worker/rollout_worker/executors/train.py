@@ -110,8 +110,8 @@ class TrainExecutor:
         directory = context.scratch / "tokens"
         directory.mkdir()
         done = await self._ranks.result(
-            op="prepare", kind=_kind(self._run), settings=_settings(self._run), tokenizer=self._model[1] or self._model[0],
-            datasets=given, directory=str(directory),
+            op="prepare", kind=_kind(self._run), settings=_settings(self._run), datasets=given,
+            directory=str(directory), tokenizer=self._model[1] or self._model[0],
         )  # fmt: skip
         data: JsonObject = {"pad": done["pad"]}
         report: JsonObject = {}
@@ -206,7 +206,8 @@ class TrainExecutor:
         )  # fmt: skip
         section = _settings(self._run)["eval"]
         manifest = {
-            "format": 1, "kind": "train_state", "algorithm": _kind(self._run), "settings": blake3(canonical(config["algorithm"])).hexdigest(),
+            "format": 1, "kind": "train_state", "algorithm": _kind(self._run),
+            "settings": blake3(canonical(config["algorithm"])).hexdigest(),
             "model": config["model"]["content_id"], "data": before.data, "fingerprint": result.fingerprint,
         }  # fmt: skip
         directory = context.scratch / "state"
@@ -291,4 +292,5 @@ def _settings(run: Run) -> JsonObject:
 
 
 def _line(metrics: JsonObject, steps: int) -> str:
-    return f"step {metrics['step']}/{steps} · loss {metrics['loss']:.4f} · lr {metrics['lr']:.3g} · grad norm {metrics['grad_norm']:.3g}"
+    loss, rate, norm = metrics["loss"], metrics["lr"], metrics["grad_norm"]
+    return f"step {metrics['step']}/{steps} · loss {loss:.4f} · lr {rate:.3g} · grad norm {norm:.3g}"

@@ -34,7 +34,7 @@ class ModelSection(Section):
 class DatasetSection(Section):
     kind: Literal["jsonl_path", "parquet_path", "dataset_path"] = Field(
         default="jsonl_path",
-        description="jsonl_path: JSON Lines, plain, .gz or .zst; parquet_path; dataset_path: what datasets saved to disk.",
+        description="jsonl_path: JSON Lines, plain, .gz or .zst; parquet_path; dataset_path: saved by `datasets`.",
     )
     path: str | list[str] = Field(description="File(s), pattern(s) or directory.")
 
@@ -132,14 +132,14 @@ class EvalSection(Section):
 
 
 class RowsSection(Section):
-    """What becomes of rows with a fault. error: all are told and training does not start; drop: left out, counted; keep:
-    used as they are, counted."""
+    """What becomes of rows with a fault.
+
+    error: all are told and training does not start; drop: left out and counted; keep: used as they are and counted.
+    """
 
     no_supervised_token: Policy = Field(default="error", description="Nothing in it would be learnt.")
     stop_token_outside: Policy = Field(default="error", description="The end of the turn would not be learnt.")
-    merged_at_seam: Policy = Field(
-        default="error", description="The tokenizer joins prompt and completion into a token."
-    )
+    merged_at_seam: Policy = Field(default="error", description="The tokenizer joins prompt and completion.")
     two_bos: Policy = Field(default="error", description="Two beginning-of-sequence tokens at the start.")
     too_long: Policy = Field(default="error", description="More tokens than max_length; keep: cut off at the end.")
     empty_completion: Policy = Field(default="error", description="A completion without a token.")

@@ -1,4 +1,4 @@
-"""Tokenised data: one file of flat arrays, mapped into memory, the same bytes for the same rows, tokenizer and settings.
+"""Tokenised data: one file of flat arrays, the same bytes for the same rows, tokenizer and settings.
 
 A *row* is one sequence, of a pair two. A *unit* is what the sampler draws: a row, or with packing several rows that
 share a sequence.
@@ -27,8 +27,8 @@ SHOWN = 20
 
 @dataclass(slots=True)
 class Dataset:
-    """`ids`, `learnt`: (tokens,). `offsets`: (sequences + 1,), where each begins. `prompts`: (sequences,), tokens before
-    the completion. `labels`, `margins`, `numbers`: (rows,); `numbers` are places in the input, counted from 1.
+    """`ids`, `learnt`: (tokens,). `offsets`: (sequences + 1,), where each begins. `prompts`: (sequences,), tokens
+    before the completion. `labels`, `margins`, `numbers`: (rows,); `numbers` are places in the input, counted from 1.
     `unit_offsets`: (units + 1,) into `unit_rows`: (rows,). `width`: sequences of a row."""
 
     ids: NDArray[np.int32]
@@ -217,7 +217,7 @@ _REMEDY: dict[str, str] = {
     "stop_token_outside": "the model would never learn to stop: move {% endgeneration %} behind the end of the turn",
     "merged_at_seam": "the tokenizer joins the end of the prompt and the completion: end the prompt or begin the "
     "completion with a space or a newline",
-    "two_bos": "the text begins with a beginning-of-sequence token that the tokenizer adds too: take it out of the text",
+    "two_bos": "the text has a beginning-of-sequence token, and the tokenizer adds one: take it out of the text",
     "too_long": "raise max_length, or shorten them (keep: they are cut off at the end)",
     "empty_completion": "remove them",
     "identical_pair": "chosen and rejected are the same: remove them",

@@ -18,8 +18,8 @@ CHAIN = "train"
 
 @dataclass(frozen=True, slots=True)
 class Segment:
-    """`first`: steps done before it. `start`: the snapshot to begin with, of an item that has none before it; empty: the
-    base model. `expected`: of `verify`, the snapshot that has to come out."""
+    """`first`: steps done before it. `start`: the snapshot to begin with, of an item that has none before it; empty:
+    the base model. `expected`: of `verify`, the snapshot that has to come out."""
 
     op: Literal["prepare", "segment", "verify"]
     first: int = 0
@@ -43,8 +43,8 @@ class Segment:
 
 @dataclass(slots=True)
 class Result:
-    """Of an item of the chain. `data`: objects of the tokens, by dataset, and how many units each has. `snapshot`: empty
-    of the first item. `stopping`: best evaluation loss, and evaluations since; `stopped`: nothing more is to be done."""
+    """Of an item of the chain. `data`: objects of the tokens, by dataset, and how many units each has. `snapshot`:
+    empty of the first item. `stopping`: best evaluation loss, and evaluations since; `stopped`: nothing is left."""
 
     step: int = 0
     steps: int = 0  # of the whole run

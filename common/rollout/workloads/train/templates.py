@@ -14,7 +14,9 @@ from typing import Any
 from rollout.model.errors import ConfigError, InputError
 from rollout.workloads.train.rows import Messages
 
-_CHATML = """{%- if messages[0]['role'] != 'system' and default_system %}{{- '<|im_start|>system\\n' + default_system + '<|im_end|>\\n' }}{%- endif %}
+_CHATML = """{%- if messages[0]['role'] != 'system' and default_system %}
+{{- '<|im_start|>system\\n' + default_system + '<|im_end|>\\n' }}
+{%- endif %}
 {%- for message in messages %}
 {%- if message['role'] == 'assistant' %}
 {{- '<|im_start|>assistant\\n' }}{% generation %}{{- message['content'] + '<|im_end|>' }}{% endgeneration %}{{- '\\n' }}
@@ -38,7 +40,8 @@ _LLAMA3 = """{{- bos_token }}
 _GEMMA = """{{- bos_token }}
 {%- for message in messages %}
 {%- if message['role'] == 'assistant' %}
-{{- '<start_of_turn>model\\n' }}{% generation %}{{- message['content'] | trim + '<end_of_turn>' }}{% endgeneration %}{{- '\\n' }}
+{{- '<start_of_turn>model\\n' }}
+{%- generation %}{{- message['content'] | trim + '<end_of_turn>' }}{%- endgeneration %}{{- '\\n' }}
 {%- else %}
 {{- '<start_of_turn>' + message['role'] + '\\n' + message['content'] | trim + '<end_of_turn>\\n' }}
 {%- endif %}

@@ -67,7 +67,7 @@ class Train(Workload[TrainConfig, TrainChecked]):
         except ConfigError as error:
             faults.append(error.message)
         found: list[tuple[Data, InputReport]] = []
-        for name, dataset in (("dataset", section.dataset), ("eval_dataset", section.eval_dataset)):
+        for dataset in (section.dataset, section.eval_dataset):
             if dataset is not None:
                 try:
                     found.append(read_data(kind, dataset, reading))

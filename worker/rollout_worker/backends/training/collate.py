@@ -16,7 +16,7 @@ Tokens = tuple[NDArray[np.int32], NDArray[np.bool_]]
 
 
 class Collator:
-    """`pad`: any id; the mask says what is padding. `packed`: several rows share a sequence, and see only themselves."""
+    """`pad`: any id; the mask says what is padding. `packed`: rows share a sequence, and see only themselves."""
 
     def __init__(self, data: Dataset, pad: int, device: torch.device, *, packed: bool) -> None:
         self._data = data

@@ -53,7 +53,7 @@ def fingerprint(
     import torch
 
     found: dict[str, Any] = {
-        "python": platform.python_version_tuple()[:2],
+        "python": ".".join(platform.python_version_tuple()[:2]),
         "versions": {name: _version(name) for name in _PACKAGES},
         "dtype": precision,
         "world_size": world,
@@ -78,12 +78,3 @@ def _version(name: str) -> str:
         return version(name)
     except PackageNotFoundError:
         return ""
-
-
-def differences(old: dict[str, Any], new: dict[str, Any]) -> list[str]:
-    """What differs between two fingerprints, a line each."""
-    return [
-        f"{key}: {old.get(key)} -> {new.get(key)}"
-        for key in sorted(old.keys() | new.keys())
-        if old.get(key) != new.get(key)
-    ]

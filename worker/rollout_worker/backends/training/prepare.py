@@ -1,4 +1,4 @@
-"""Rows of files to a dataset, with a report: what a run's first item does, and what the client does before if it can."""
+"""Rows of files to a dataset, with a report: what the first item of a run does."""
 
 from __future__ import annotations
 

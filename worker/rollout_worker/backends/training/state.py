@@ -1,4 +1,4 @@
-"""What training stands on between two steps, as files, and back: weights, optimiser, schedule, random numbers, position.
+"""What training stands on between two steps, as files and back: weights, optimiser, schedule, randomness, position.
 
 Only safetensors and JSON, in an order that depends on nothing but names, so that equal states are equal bytes.
 """

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import nullcontext
 from copy import deepcopy
 from dataclasses import dataclass
@@ -210,13 +210,21 @@ class Trainer:
         named = ", ".join(map(str, rows[:20])) + (f" and {len(rows) - 20} more" if len(rows) > 20 else "")
         where = f"at step {step + 1}, which trains on the rows {named}"
         if not (math.isfinite(loss) and math.isfinite(grad_norm)):
-            message = f"the loss is {loss} and the gradient's norm {grad_norm} {where}: lower optimizer.lr, or look at these rows"
-            raise AttemptError(message, code="loss_not_finite", retry=False)
+            raise AttemptError(
+                f"the loss is {loss} and the gradient's norm {grad_norm} {where}: lower optimizer.lr, or look at these "
+                "rows",
+                code="loss_not_finite",
+                retry=False,
+            )
         if step == 0:
             self.first_loss = abs(loss)
         elif abs(loss) > EXPLODED * max(self.first_loss, 0.1):
-            message = f"the loss is {loss:.4g}, {EXPLODED:.0f} times the first one's {self.first_loss:.4g}, {where}: lower optimizer.lr"
-            raise AttemptError(message, code="loss_exploded", retry=False)
+            raise AttemptError(
+                f"the loss is {loss:.4g}, {EXPLODED:.0f} times the first one's {self.first_loss:.4g}, {where}: lower "
+                "optimizer.lr",
+                code="loss_exploded",
+                retry=False,
+            )
 
     def _out_of_memory(self, mine: list[list[int]]) -> AttemptError:
         longest = max(self.collator.tokens([unit]) for part in mine for unit in part)
@@ -287,11 +295,10 @@ class Trainer:
         if self.settings.lora is not None:
             trained = {name for name, parameter in model.named_parameters() if parameter.requires_grad}
             return {name: value for name, value in whole.items() if name in trained}
-        tied = (
-            set(getattr(model, "_tied_weights_keys", None) or ())
-            if getattr(model.config, "tie_word_embeddings", False)
-            else set[str]()
+        keys: Any = (
+            getattr(model, "_tied_weights_keys", None) if getattr(model.config, "tie_word_embeddings", False) else ()
         )
+        tied = set(keys or ())  # the embeddings, under a second name
         return {name: value for name, value in whole.items() if name not in tied}
 
     def _load_weights(self, weights: dict[str, Tensor]) -> None:
@@ -304,9 +311,8 @@ class Trainer:
 
 
 def _schedule_state(schedule: Any) -> dict[str, Any]:
-    return {
-        key: value for key, value in schedule.state_dict().items() if key in ("last_epoch", "_step_count", "_last_lr")
-    }
+    whole = schedule.state_dict()
+    return {key: whole[key] for key in ("last_epoch", "_step_count", "_last_lr")}
 
 
 class _Sums:
@@ -339,6 +345,3 @@ class _Sums:
             if below:
                 result[name] = above / below
         return result | {name: float(value) for name, value in (self._least | self._most).items()}
-
-
-Report = Callable[[dict[str, Any]], None]
