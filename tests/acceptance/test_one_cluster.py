@@ -131,7 +131,7 @@ def test_a_private_run_is_looked_at_like_any_other(cli: Cli) -> None:
     out, _ = process.communicate(timeout=60)
     assert process.returncode == 130 and f"continue with: rollout infer batch --config {config}\n" in out
     rest, said = following.communicate(timeout=30)
-    assert following.returncode == 0 and "stopping" in rest and "no command works there at present" in said, said
+    assert following.returncode == 0 and " stops: " in rest and "no command works there at present" in said, said
     # Nobody runs it any more.
     listed = inside.run("run", "list")
     assert listed.code == 0 and run_id in listed.out

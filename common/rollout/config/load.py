@@ -183,7 +183,7 @@ def _to_add(name: object, section: type[BaseModel]) -> str:
     keys = " and ".join(
         f'{key} = "..."' if field.annotation is str else f"{key} = ..." for key, field in required.items()
     )
-    meant = "; ".join(f"{key}: {field.description}" for key, field in required.items() if field.description)
+    meant = "; ".join(f"{key}: {field.description.partition('. ')[0]}" for key, field in required.items() if field.description)
     return f"add a line [{name}] and below it {keys}" + (f" ({meant})" if meant else "")
 
 
