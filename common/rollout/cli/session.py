@@ -45,7 +45,14 @@ from rollout.wire import event_loop
 from rollout.workloads.json_form import JsonObject, lookup
 from rollout.workloads.output import RUN_ID, OutputDirectory
 from rollout.workloads.port import Checked, Reading, Workload
-from rollout.workloads.resume import collected, compare, failed_without_results, finished, open_collector, resumed_config
+from rollout.workloads.resume import (
+    collected,
+    compare,
+    failed_without_results,
+    finished,
+    open_collector,
+    resumed_config,
+)
 
 T = TypeVar("T")
 

@@ -508,4 +508,3 @@ class ResultFiles:
         self.cursor, self.totals = cursor, totals
         state = {"run_id": self._run_id, "cursor": cursor, "files": marks, "totals": totals, "summary": summary}
         write_atomically(self._directory / STATE, seal(state))
-

@@ -39,9 +39,9 @@ class Reading:
     `exclude`: the run's output directory, into which no wildcard reaches. `written`: what runs of the workload write.
     `spool`: where copies of pipes stay for the next command; None: nowhere. `resumed`: the run is known. `index`: where
     the hashes of the rows will stay; None: nothing will be submitted. `kept`: what the check of the run put into
-    `Checked.keep`; empty where that is not known. `without_results`: it failed, and no unit has a result: where the
-    settings are another run's, OtherRunError says so, and that run begins. `progress(units, bytes)`, `tell(text)`: called now and then; they
-    raise when the person has asked to stop.
+    `Checked.keep`; empty where that is not known. `without_results`: the run failed before any unit had a result, so
+    OtherRunError is welcome: another run begins in its place. `progress(units, bytes)`, `tell(text)`: called now and
+    then; they raise when the person has asked to stop.
     """
 
     exclude: Path

@@ -131,8 +131,8 @@ def missing(error: ModuleNotFoundError, module_name: str, root: str) -> dict[str
         return _plain("ModuleNotFoundError", f"there is no module {name!r} on this worker: it is {where}")
     failure = describe(error, root)
     failure["message"] = (
-        f"{module_name} imports {name!r}, which is not on this worker: install it for {sys.executable} there, or put it "
-        "into the code directory"
+        f"{module_name} imports {name!r}, which is not on this worker: install it for {sys.executable} there, or put "
+        "it into the code directory"
     )
     return failure
 
