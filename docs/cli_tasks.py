@@ -14,7 +14,8 @@ Written by `python docs/generate.py`; a test keeps it complete.
 
 **For every command.** `-h` shows its help, `--version` the version. `--json` is for programs: its keys are only ever
 added. Exit codes: 0 success; 1 the work itself failed, or something it needs is not there; 2 configuration or usage;
-130 interrupted. What went wrong is one message on standard error: what happened, why, what to do next.
+130 interrupted. What went wrong is one message on standard error, `error [code]: ...`: what happened, why, what to do
+next. With `--json`, standard output has it too, as `{"error": {code, message, faults}}`; codes do not change.
 
 **Runs and workers** are named by their id, or by any unique beginning of it or of the eight characters that are shown
 of it (`E0AD2RFD`), in capitals or not. A run also by its name (`--name`, by default that of its output directory; the
@@ -137,8 +138,9 @@ rollout-worker join --coordinator HOST:JOIN_PORT --token TOKEN
 rollout-worker run                                    # reads ./worker.toml, if it is there
 ```
 
-On a terminal the daemons log sentences: local time, short ids, each trouble said once and then now and then
-(`still, for 20 s (12 times): ...`). Otherwise a line is a JSON object; `[logging] format` decides.
+On a terminal the daemons log sentences: a line for each day that begins, local time, short ids, `warning:` or `error:`
+before what is one, each trouble said once and then now and then (`still, for 20 s
+(12 times): ...`). Otherwise a line is a JSON object; `[logging] format` decides.
 """,
         (
             "rollout-coordinator run",
@@ -164,9 +166,9 @@ rollout run list --context prod
 rollout infer batch --config batch.toml --local               # on this machine, whatever is joined
 ```
 
-One rule says which cluster a command speaks to, and its first line of output says which one it is and why (for `rollout
-run`, `workers` and the like on standard error; with `--json` of a workload as the event `cluster`). The first of these
-that there is:
+One rule says which cluster a command speaks to. A line says which one it is and why as soon as the cluster has answered
+(for `rollout run`, `workers` and the like on standard error; with `--json` of a workload as the event `cluster`); when
+that takes longer than two seconds, `asking HOST:PORT` and the reason come before it. The first of these that there is:
 
 1. the options `--coordinator`, `--context`, `--dir` and `--local`, then `--tls-dir` of a cluster that was joined;
 2. `ROLLOUT_COORDINATOR`, then `ROLLOUT_CONTEXT`;

@@ -20,6 +20,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Self
 
+popen: type[subprocess.Popen[Any]] = subprocess.Popen
+"""What starts a program: the tests put in its place what does so quicker."""
+
 
 @dataclass
 class Node:
@@ -40,7 +43,7 @@ class Node:
         self.directory.mkdir(parents=True, exist_ok=True)
         self.starts += 1
         with self.log.open("ab") as out:
-            self.process = subprocess.Popen(
+            self.process = popen(
                 self.command,
                 cwd=self.directory,
                 stdin=subprocess.DEVNULL,
@@ -96,6 +99,13 @@ def wait_until(condition: Callable[[], bool], timeout: float, what: str) -> None
         if time.monotonic() > deadline:
             raise TimeoutError(f"waited {timeout:.0f} s for {what}")
         time.sleep(0.05)
+
+
+def _ran(command: list[str], **options: Any) -> tuple[int, str, str]:
+    """Its exit code and what it printed."""
+    with popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, **options) as process:
+        out, err = process.communicate()
+    return process.returncode, out, err
 
 
 def binary(name: str) -> str:
@@ -203,14 +213,10 @@ class Cluster:
             "--config",
             str(node.directory / "coordinator.toml"),
         ]
-        done = subprocess.run(
-            [*command, "--role", role, "--uses", str(uses)],
-            cwd=node.directory,
-            capture_output=True,
-            text=True,
-            check=True,
-        )
-        return done.stdout.strip()
+        code, out, err = _ran([*command, "--role", role, "--uses", str(uses)], cwd=node.directory)
+        if code != 0:
+            raise RuntimeError(f"no token:\n{out}{err}")
+        return out.strip()
 
     def _join(self, tls_dir: Path, role: str, program: str) -> None:
         tls_dir.parent.mkdir(parents=True, exist_ok=True)
@@ -221,9 +227,9 @@ class Cluster:
         command = [binary(program), "join", "--coordinator", self.join_address, "--tls-dir", str(tls_dir)]
         # Whoever runs this has clusters of their own in use.
         env = os.environ | {"ROLLOUT_JOIN_TOKEN": token, "XDG_CONFIG_HOME": str(self.root / "config")}
-        done = subprocess.run(command, env=env, capture_output=True, text=True, check=False)
-        if done.returncode != 0:
-            raise RuntimeError(f"{program} join failed:\n{done.stdout}{done.stderr}")
+        code, out, err = _ran(command, env=env)
+        if code != 0:
+            raise RuntimeError(f"{program} join failed:\n{out}{err}")
 
     def operator(self) -> list[str]:
         """Options that make a `rollout` command reach this cluster; enrols an operator the first time."""

@@ -6,12 +6,16 @@ import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
+import cluster
+import prefork
 import pytest
 from postgres import postgres_server, postgres_server_url, postgres_url
 from rollout.config.settings import EmbeddedStorage, PostgresStorage, StorageSection
 
 __all__ = ["postgres_server", "postgres_server_url", "postgres_url", "short_dir", "storage_section"]
 
+
+cluster.popen = prefork.Popen
 
 LONGEST_FIRST = (
     "test_soak.py",

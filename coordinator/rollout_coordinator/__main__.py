@@ -14,12 +14,13 @@ from typing import Annotated, Any, TypeVar
 
 import structlog
 import typer
-from rollout.cli.boundary import INTERRUPTED, OK, exit_code_of
+from rollout.cli.boundary import INTERRUPTED, OK
 from rollout.cli.program import new_app, run_program
 from rollout.cli.references import means
 from rollout.cli.streams import keep_going
 from rollout.cli.tokens import TokenFileOption, TokenOption, find_token
 from rollout.cli.version import version_line
+from rollout.cli.words import told_by
 from rollout.config.load import load_settings
 from rollout.config.logging import configure
 from rollout.config.parent import has_parent, watch_parent
@@ -64,25 +65,13 @@ def duration(text: str) -> float:
     return float(match[1]) * _UNITS[match[2]]
 
 
-def _fail(error: RolloutError) -> typer.Exit:
-    typer.echo(f"rollout-coordinator: {error}", err=True)
-    return typer.Exit(exit_code_of(error))
-
-
-def _load(config: Path, **overrides: Any) -> CoordinatorSettings:
-    try:
-        return load_settings(CoordinatorSettings, config, overrides)
-    except ConfigError as error:
-        raise _fail(error) from error
-
-
 @app.command()
 def run(
     config: Config = DEFAULT_CONFIG,
     json_logs: Annotated[bool, typer.Option("--json-logs", help="One JSON object a line, also on a terminal.")] = False,
 ) -> None:
     """Serve until SIGTERM or Ctrl-C. With another coordinator on the same store, one leads and the others stand by."""
-    settings = _load(config, **({"logging.format": "json"} if json_logs else {}))
+    settings = load_settings(CoordinatorSettings, config, {"logging.format": "json"} if json_logs else {})
     keep_going("the log is lost until it can be", log=True)
     configure(settings.logging)
     log.info("configuration_read", path=str(config.resolve()))
@@ -90,7 +79,7 @@ def run(
         code = event_loop.run(_serve(settings))
     except RolloutError as error:
         log.error("coordinator_failed", code=error.code, error=str(error))
-        raise _fail(error) from error
+        raise
     raise typer.Exit(code)
 
 
@@ -99,24 +88,26 @@ async def _serve(settings: CoordinatorSettings) -> int:
     starting = asyncio.create_task(started(build(settings), patient=not has_parent()))
     signals: list[signal.Signals] = []
 
-    def stop() -> None:
+    def stop(reason: str) -> None:
         if coordinator is not None:
-            coordinator.stop()
-        else:
+            coordinator.stop(reason)
+        elif not starting.cancelling():
+            log.info("coordinator_stopping", reason=reason)
             starting.cancel()
 
     def on_signal(sig: signal.Signals) -> None:
         if signals:
             os._exit(INTERRUPTED)  # asked twice: at once
         signals.append(sig)
-        stop()
+        stop(told_by(sig))
 
     for sig in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(sig, on_signal, sig)
-    watch_parent(stop)
+    watch_parent(lambda: stop("the process that started it has ended"))
     try:
         coordinator = await starting
     except asyncio.CancelledError:
+        log.info("coordinator_stopped")
         return INTERRUPTED if signals == [signal.SIGINT] else OK
     code = await coordinator.run()
     return INTERRUPTED if code == OK and signals == [signal.SIGINT] else code
@@ -133,12 +124,9 @@ async def _with_storage(settings: CoordinatorSettings, work: Callable[[Storage],
 
 def _on_storage(config: Path, work: Callable[[CoordinatorSettings, Storage], Awaitable[T]]) -> T:
     """Run `work` on the database of `config`, beside a running coordinator or without one."""
-    settings = _load(config)
+    settings = load_settings(CoordinatorSettings, config)
     configure(settings.logging.model_copy(update={"level": "warning"}), stream=sys.stderr)
-    try:
-        return asyncio.run(_with_storage(settings, lambda storage: work(settings, storage)))
-    except RolloutError as error:
-        raise _fail(error) from error
+    return asyncio.run(_with_storage(settings, lambda storage: work(settings, storage)))
 
 
 @token_app.command("create")
@@ -149,11 +137,8 @@ def token_create(
     uses: Annotated[int, typer.Option("--uses", help="Hosts that may join with it: 1 to 10000.")] = 1,
 ) -> None:
     """Print a join token, and nothing else, on stdout."""
-    try:
-        ttl_s = duration(ttl)
-        check_bounds(ttl_s, uses)
-    except RolloutError as error:
-        raise _fail(error) from error
+    ttl_s = duration(ttl)
+    check_bounds(ttl_s, uses)
 
     async def work(settings: CoordinatorSettings, storage: Storage) -> str:
         tls_dir = tls_directory(settings)
@@ -176,10 +161,7 @@ def authority(
     cluster: Annotated[str, typer.Option("--cluster", help="As [transport] cluster.")] = "rollout",
 ) -> None:
     """Make a certificate authority ahead of the first start, for coordinators that get it from a secret store."""
-    try:
-        made = Authority.load_or_create(tls_dir, cluster)
-    except RolloutError as error:
-        raise _fail(error) from error
+    made = Authority.load_or_create(tls_dir, cluster)
     typer.echo(f"{tls_dir}: authority of cluster {cluster}, sha256 {made.ca_hash.hex()}")
 
 
@@ -258,11 +240,8 @@ def join(
 
     The token, of role coordinator, comes from --token-file, from ROLLOUT_JOIN_TOKEN, or from --token.
     """
-    try:
-        joined = asyncio.run(join_cluster(coordinator, find_token(token, token_file), tls_dir, os.uname().nodename))
-    except RolloutError as error:
-        raise _fail(error) from error
-    typer.echo(f"joined cluster {joined.cluster} as {joined.role}, host {joined.host_id}; identity in {joined.tls_dir}")
+    joined = asyncio.run(join_cluster(coordinator, find_token(token, token_file), tls_dir, os.uname().nodename))
+    typer.echo(joined.told(tls_dir))
 
 
 @app.command()

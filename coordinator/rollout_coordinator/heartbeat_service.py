@@ -110,7 +110,7 @@ class ControlService(control_pb2_grpc.ControlServicer):
         command = control_pb2.ControlCommand(epoch=self._gate.epoch)
         if send.verb == "drain":
             budget = int(send.argument) if send.argument.isdecimal() else 0
-            command.drain.CopyFrom(control_pb2.Drain(budget_ms=budget, reason="an operator asked"))
+            command.drain.CopyFrom(control_pb2.Drain(budget_ms=budget, reason=send.reason))
         elif send.verb == "reload":
             command.reload.CopyFrom(control_pb2.ReloadPlugins(names=[n for n in send.argument.split(",") if n]))
         else:

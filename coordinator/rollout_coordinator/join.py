@@ -21,6 +21,8 @@ from rollout.storage.port import Storage
 from rollout.wire.errors import abort
 from rollout.wire.v1 import join_pb2, join_pb2_grpc
 
+from rollout_coordinator.leadership import address_of
+
 log = structlog.get_logger()
 
 BAD_TOKENS_A_MINUTE = 20
@@ -59,11 +61,6 @@ async def _answer(context: Any, request: Any, work: Callable[[], Awaitable[T]]) 
         await abort(context, error)
 
 
-def _host_of(peer: str) -> str:
-    """Of `ipv4:10.0.0.1:4711` the address: the port changes with every connection."""
-    return peer.partition(":")[2].rsplit(":", 1)[0]
-
-
 class JoinService(join_pb2_grpc.JoinServicer):
     """`addresses` are those of the coordinators, as hosts reach them."""
 
@@ -94,7 +91,7 @@ class JoinService(join_pb2_grpc.JoinServicer):
         return await _answer(context, request, work)
 
     async def Enrol(self, request: join_pb2.EnrolRequest, context: Any) -> join_pb2.EnrolReply:
-        return await _answer(context, request, lambda: self._enrol(request, _host_of(context.peer())))
+        return await _answer(context, request, lambda: self._enrol(request, address_of(context.peer())))
 
     async def _enrol(self, request: join_pb2.EnrolRequest, who: str) -> join_pb2.EnrolReply:
         self._brake.check(who)

@@ -7,6 +7,7 @@ from collections.abc import AsyncGenerator, Callable
 from contextlib import asynccontextmanager
 from enum import StrEnum
 from typing import Any, NoReturn, Protocol, cast
+from urllib.parse import unquote
 
 import grpc
 import structlog
@@ -171,6 +172,12 @@ class StandbyInterceptor(grpc.aio.ServerInterceptor):
             await abort(context, refusal)
 
         return cast(Any, grpc).stream_stream_rpc_method_handler(refuse)
+
+
+def address_of(peer: str) -> str:
+    """Of `ipv4:10.0.0.1:4711` the address: the port changes with every connection. Empty for what is none."""
+    kind, _, address = unquote(peer).partition(":")
+    return address.rsplit(":", 1)[0].strip("[]") if kind in ("ipv4", "ipv6") else ""
 
 
 async def read(context: Any) -> Any | None:

@@ -109,6 +109,8 @@ class LeaseKeeper:
         self._started = float("-inf")  # of the last attempt that wrote the row
         self._hint = ""
         self._told = ""
+        self.before: LeaseRow | None = None  # as this one found it, and as it was when it won
+        self.before_moved: float | None = None  # when it was last seen to change, by `clock`
         self.on_store: Callable[[StorageError | None], None] = lambda error: None  # it fails so; None: it answers
 
     @property
@@ -142,6 +144,7 @@ class LeaseKeeper:
 
     async def acquire(self) -> Fence:
         """Stand by until the lease is won; the fence of the first transaction. ConfigError: the lock file fails."""
+        self.before = self.before_moved = None
         try:
             if self._lock is not None:
                 await self._wait_for_file(self._lock)
@@ -203,6 +206,10 @@ class LeaseKeeper:
             return None
 
     def _see(self, row: LeaseRow, quiet: bool = False) -> None:
+        if row != self.before:
+            if self.before is not None:
+                self.before_moved = self._clock()
+            self.before = row
         hint = "" if row.released or row.holder == self._holder else row.address
         if hint and hint != self._hint and not quiet and self._lock is None:
             log.info("lease_standby", leader=hint, epoch=row.epoch)

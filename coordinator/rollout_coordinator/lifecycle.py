@@ -8,8 +8,9 @@ import gc
 import os
 import threading
 from collections.abc import Awaitable, Callable
+from functools import partial
 from pathlib import Path
-from typing import Protocol, TypeVar
+from typing import Any, Protocol, TypeVar
 
 import grpc
 import structlog
@@ -34,6 +35,7 @@ from rollout_coordinator.driver import LeaseLostError
 from rollout_coordinator.health import Probes
 from rollout_coordinator.leadership import Part
 from rollout_coordinator.lease import LeaseKeeper
+from rollout_coordinator.ledger.port import EventsOf
 from rollout_coordinator.server import bind_join_server, bind_server
 from rollout_coordinator.upkeep import maintain
 from rollout_coordinator.wiring import Parts, advertised, build_lease, tls_directory
@@ -83,6 +85,8 @@ class Coordinator:
         self._hint_every_s = hint_every_s
         self._alarm = alarm
         self._stop = asyncio.Event()
+        self._stop_reason = ""
+        self._note_predecessor: Callable[[], None] | None = None
         self._fenced: asyncio.Future[str] = asyncio.get_running_loop().create_future()
         self._suspecting: asyncio.Task[None] | None = None
         self._background: list[asyncio.Task[None]] = []
@@ -256,7 +260,34 @@ class Coordinator:
         p.metrics.epoch.set(fence.epoch)
         p.objects_child.set_epoch(fence.epoch)
         p.objects_gate.forget_all()  # another leader may have deleted some meanwhile
+        await self._tell_predecessor()
         return True
+
+    async def _tell_predecessor(self) -> None:
+        """How the last tenure ended, when, and how long nobody led."""
+        p, row = self._parts, self.lease.before
+        if row is None or row.holder == p.incarnation:
+            return
+        now, moved = p.clock.now(), self.lease.before_moved
+        moved_ms = 0 if moved is None else now.wall_ms - round((now.mono - moved) * 1000)
+        seen_ms = max(moved_ms, p.members.seen_ms(row.address), await self._newest_event_ms())
+        said: dict[str, Any] = {"address": row.address}
+        if seen_ms:
+            said |= {"seen_ms": seen_ms, "gap_s": round(max(0, now.wall_ms - seen_ms) / 1000, 1)}
+        if row.released:
+            log.info("predecessor_stopped", **said)
+            self._note_predecessor = partial(p.history.note, "predecessor_stopped", **said)
+        else:
+            log.warning("predecessor_failed", **said)
+            self._note_predecessor = partial(p.history.note, "predecessor_failed", "warning", **said)
+
+    async def _newest_event_ms(self) -> int:
+        """0: none, or the database does not say so at once; nobody waits for that."""
+        with contextlib.suppress(TimeoutError, StorageError):
+            async with asyncio.timeout(LAST_WORDS_S):
+                newest = await self._parts.ledger.newest_events(EventsOf(), 1)
+                return newest[-1].at_ms if newest else 0
+        return 0
 
     async def _lead(self) -> None:
         """One tenure. Returns when the lease ran out or after a stop. FencedError, StorageFullError."""
@@ -290,7 +321,7 @@ class Coordinator:
             await asyncio.gather(serving, return_exceptions=True)
             p.leadership.part = Part.STANDBY
             await self._check_deposed()
-            said = {"reason": "it was not renewed in time", "action": "stand by again"}
+            said = {"reason": "the database did not confirm in time that it still leads", "action": "it stands by"}
             log.warning("lease_lost", **said)
             p.history.note("lease_lost", "warning", **said)
         finally:
@@ -300,7 +331,7 @@ class Coordinator:
             p.metrics.leader.set(0)
             self.serving.clear()
         if self._stop.is_set():
-            p.history.note("coordinator_stopping", addr=self.addr)
+            p.history.note("coordinator_stopping", addr=p.runs.leader_addr or self.addr, reason=self._stop_reason)
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(p.history.write(p.leadership.epoch, last=True), LAST_WORDS_S)
 
@@ -330,6 +361,10 @@ class Coordinator:
             http_addr=self.probes.addr,
             epoch=p.leadership.epoch,
         )
+        # With what follows, so that one transaction has both.
+        note, self._note_predecessor = self._note_predecessor, None
+        if note is not None:
+            note()
         p.history.note(names.COORDINATOR_READY, addr=p.runs.leader_addr or self.addr, epoch=p.leadership.epoch)
 
     def _on_store(self, error: StorageError | None) -> None:
@@ -412,10 +447,11 @@ class Coordinator:
 
     # ---- stop
 
-    def stop(self) -> None:
-        """Finish the batch in hand, release the lease, close the streams: `run` returns."""
+    def stop(self, reason: str = "") -> None:
+        """Finish the batch in hand, release the lease, close the streams: `run` returns. `reason`: for people."""
         if not self._stop.is_set():
-            log.info("coordinator_stopping")
+            self._stop_reason = reason
+            log.info("coordinator_stopping", addr=self._parts.runs.leader_addr or self.addr, reason=reason)
             self._stop.set()
 
     async def close(self) -> None:

@@ -36,18 +36,27 @@ class Members:
         self._wall_ms = wall_ms
         self._keep_ms = keep_s * 1000
         self._own = ""
+        self._seen_ms: dict[str, int] = {}
         self.told: list[str] = list(configured)
 
     async def register(self, address: str) -> None:
         """This coordinator is reached at `address`. Raises StorageError."""
+        await self.refresh()  # first: what an earlier process wrote of this address is overwritten then
         self._own = address
         await self._write()
         await self.refresh()
 
+    def seen_ms(self, address: str) -> int:
+        """When the coordinator there last wrote that it lives, to half a minute (unix time); 0: unknown. Of this one's
+        own address: that of the process before."""
+        return self._seen_ms.get(address, 0)
+
     async def refresh(self) -> None:
         """Raises StorageError; what was told stays."""
         oldest = self._wall_ms() - self._keep_ms
-        found = [key for key, value in await self._storage.scan(NAMESPACE) if _seen_ms(value) >= oldest]
+        seen = {key: _seen_ms(value) for key, value in await self._storage.scan(NAMESPACE)}
+        self._seen_ms |= {address: at for address, at in seen.items() if address != self._own}
+        found = [address for address, at in seen.items() if at >= oldest]
         self.told = list(dict.fromkeys([*self._configured, *([self._own] if self._own else []), *found]))
 
     async def _write(self) -> None:
@@ -68,7 +77,7 @@ class Members:
                 log.debug("coordinators_not_read", reason=str(error))
 
 
-def _seen_ms(value: bytes) -> float:
+def _seen_ms(value: bytes) -> int:
     with suppress(ValueError, TypeError, KeyError):
-        return float(json.loads(value)["seen_ms"])
-    return 0.0
+        return int(json.loads(value)["seen_ms"])
+    return 0

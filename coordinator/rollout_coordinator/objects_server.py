@@ -9,6 +9,7 @@ stdin closes, so it never outlives its coordinator. Logs go to stderr.
 from __future__ import annotations
 
 import asyncio
+import gc
 import json
 import os
 import select
@@ -155,6 +156,7 @@ def main() -> None:
     # A terminal's Ctrl-C and systemd's SIGTERM reach the whole group; uploads of a drain still need this process.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    gc.freeze()  # what was imported stays
     tune_malloc()
     raise_open_files()
     _end_with_stdin()

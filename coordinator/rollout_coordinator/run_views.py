@@ -50,7 +50,10 @@ class RunViews:
         if view is None and is_ulid(run_id):
             view = await self._ledger.run_view(run_id)
         if view is None:
-            raise NotFoundError(f"there is no run {run_id!r}; `rollout run list` shows those that are")
+            raise NotFoundError(
+                f"there is no run {run_id!r} in this cluster, or it was deleted; `rollout run list`, with the same "
+                "options, lists the runs"
+            )
         if len(self._cache) >= CACHE_MAX:
             self._cache.clear()
         self._cache[run_id] = (asked, view)

@@ -20,7 +20,7 @@ from rollout_coordinator.core.events import RunCommand, RunDelete, SubmitItems, 
 from rollout_coordinator.core.step import SubmitReply
 from rollout_coordinator.driver import Driver
 from rollout_coordinator.item_views import ItemViews
-from rollout_coordinator.leadership import Gate, read
+from rollout_coordinator.leadership import Gate, address_of, read
 from rollout_coordinator.ledger.port import Ledger
 from rollout_coordinator.objects_gate import ObjectsGate
 from rollout_coordinator.run_views import RunViews
@@ -107,8 +107,8 @@ class RunsService(runs_pb2_grpc.RunsServicer):
             first: runs_pb2.SubmitUp | None = await read(context)
             if first is None or first.WhichOneof("body") != "open":
                 raise ProtocolError("The first frame of Submit must open the run.")
-            self._admit(first, context)
-            run_id = await self._open(first.open, context)
+            peer = self._admit(first, context)
+            run_id = await self._open(first.open, peer, context)
             replies = Replies()
             reader = asyncio.create_task(self._read_batches(run_id, replies, context))
             try:
@@ -123,7 +123,7 @@ class RunsService(runs_pb2_grpc.RunsServicer):
                 reader.cancel()
                 await asyncio.gather(reader, return_exceptions=True)
 
-    async def _open(self, wire: runs_pb2.RunSpec, context: Any) -> str:
+    async def _open(self, wire: runs_pb2.RunSpec, peer: Peer, context: Any) -> str:
         if len(wire.config) > CONFIG_MAX:
             raise InputError(
                 f"The run's configuration has {len(wire.config)} bytes, the limit is {CONFIG_MAX}: put large "
@@ -132,7 +132,8 @@ class RunsService(runs_pb2_grpc.RunsServicer):
         spec = run_spec_from_wire(wire)
         check_ulid(spec.run_id, "run_id")
         run_config(spec.config)
-        reply: SubmitReply = await (await self._driver.request(lambda n: SubmitOpen(n, spec)))
+        by, address = await self._person(peer), address_of(context.peer())
+        reply: SubmitReply = await (await self._driver.request(lambda n: SubmitOpen(n, spec, by, address)))
         async with self._gate.waiting():
             view = await self._views.get(spec.run_id)
         await context.write(
@@ -394,7 +395,10 @@ class RunsService(runs_pb2_grpc.RunsServicer):
             if request.verb not in WORKER_VERBS:
                 raise InputError(f"Unknown verb {request.verb!r}; there are {', '.join(WORKER_VERBS)}.")
             if not is_ulid(request.incarnation):
-                raise NotFoundError(f"There is no worker {request.incarnation!r}; `rollout workers` shows them.")
+                raise NotFoundError(
+                    f"there is no worker {request.incarnation!r} in this cluster; `rollout workers --all`, with the "
+                    "same options, lists them"
+                )
             if len(request.argument) > ARGUMENT_MAX:
                 raise InputError(f"The argument of {request.verb} has over {ARGUMENT_MAX} characters.")
             if request.verb == "drain" and len(request.argument) > DIGITS_MAX and request.argument.isdecimal():

@@ -110,7 +110,7 @@ def result_group(group: work_pb2.ResultGroup) -> ResultGroup:
     )
 
 
-def hello_event(frame: work_pb2.WorkUp, host_id: str) -> WorkerHello:
+def hello_event(frame: work_pb2.WorkUp, host_id: str, address: str = "") -> WorkerHello:
     hello = frame.hello
     return WorkerHello(
         session=frame.session,
@@ -122,6 +122,7 @@ def hello_event(frame: work_pb2.WorkUp, host_id: str) -> WorkerHello:
         started=_keys(hello.held_started),
         unacknowledged=_keys(hello.unacknowledged),
         draining=hello.draining,
+        address=address,
     )
 
 

@@ -16,7 +16,7 @@ from rollout.wire.v1 import work_pb2, work_pb2_grpc
 
 from rollout_coordinator.core.events import WorkerGone, WorkerResults, WorkerSpawn
 from rollout_coordinator.driver import Driver
-from rollout_coordinator.leadership import Gate, read
+from rollout_coordinator.leadership import Gate, address_of, read
 from rollout_coordinator.objects_gate import ObjectsGate
 from rollout_coordinator.sessions import Router, Session
 from rollout_coordinator.work_codec import down_frames, event_objects, hello_event, up_event
@@ -44,7 +44,7 @@ class WorkService(work_pb2_grpc.WorkServicer):
             self._router.register(session)
             tasks: list[asyncio.Task[None]] = []
             try:
-                await self._driver.submit(hello_event(first, peer.host_id))
+                await self._driver.submit(hello_event(first, peer.host_id, address_of(context.peer())))
                 tasks.append(asyncio.create_task(self._read(session, peer, first, context)))
                 tasks.append(asyncio.create_task(self._write(session, context)))
                 done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)

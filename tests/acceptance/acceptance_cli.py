@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import prefork
 import psutil
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "smoke"))
@@ -41,12 +42,13 @@ class Cli:
     env: dict[str, str] = field(default_factory=dict)
     started: list[subprocess.Popen[str]] = field(default_factory=list)
 
-    def start(self, *args: str, program: str = ROLLOUT) -> subprocess.Popen[str]:
-        process = subprocess.Popen(
+    def start(self, *args: str, program: str = ROLLOUT, together: bool = False) -> subprocess.Popen[str]:
+        """`together`: standard error goes where standard output goes, as in a terminal."""
+        process = prefork.Popen(
             [program, *args],
             cwd=self.directory,
             stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
+            stderr=subprocess.STDOUT if together else subprocess.PIPE,
             stdin=subprocess.DEVNULL,
             text=True,
             env=os.environ | self.env,
@@ -55,10 +57,11 @@ class Cli:
         self.started.append(process)
         return process
 
-    def run(self, *args: str, timeout: float = 90) -> Finished:
-        process = self.start(*args)
+    def run(self, *args: str, timeout: float = 90, together: bool = False) -> Finished:
+        process = self.start(*args, together=together)
         out, err = process.communicate(timeout=timeout)
-        assert "Traceback" not in err, err
+        err = err or ""
+        assert "Traceback" not in out + err, out + err
         return Finished(process.returncode, out, err)
 
     def rows(self, count: int, name: str = "in.jsonl") -> Path:

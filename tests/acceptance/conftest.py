@@ -18,4 +18,4 @@ def cli(tmp_path: Path) -> Iterator[Cli]:
         if process.poll() is None:
             process.kill()
         process.communicate()
-    until(lambda: not found.left_behind(), "every process to end", 20)
+    until(lambda: not found.left_behind(), "every process to end")

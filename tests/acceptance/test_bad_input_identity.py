@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import json
-import subprocess
 import time
 from collections.abc import Iterator
 
+import prefork
 import pytest
 from acceptance_cli import Cli, Finished, until
 from cluster import Cluster, Node, binary
@@ -30,13 +30,8 @@ def clusters(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Cluster
 
 def administer(cluster: Cluster, *args: str) -> Finished:
     node = cluster.coordinators[0]
-    done = subprocess.run(
-        [binary("rollout-coordinator"), *args, "--config", str(node.directory / "coordinator.toml")],
-        cwd=node.directory,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    command = [binary("rollout-coordinator"), *args, "--config", str(node.directory / "coordinator.toml")]
+    done = prefork.run(command, cwd=node.directory, text=True)
     return Finished(done.returncode, done.stdout, done.stderr)
 
 
@@ -44,7 +39,7 @@ def join(cli: Cli, address: str, token: str, tls_dir: str, program: str = "rollo
     process = cli.start(
         "join", "--coordinator", address, "--token", token, "--tls-dir", tls_dir, program=binary(program)
     )
-    out, err = process.communicate(timeout=30)
+    out, err = process.communicate(timeout=60)
     assert "Traceback" not in err, err
     return Finished(process.returncode, out, err)
 
@@ -62,9 +57,9 @@ def test_tokens(cli: Cli, clusters: tuple[Cluster, Cluster]) -> None:
     for token, words in (
         (good, "is used up (1 of 1 hosts joined); make a new one with `rollout-coordinator token create`, with --uses"),
         (expiring, "has expired; make a new one with `rollout-coordinator token create`"),
-        (good[:-3], "mistyped or cut short: its checksum does not match; copy it again"),
-        (good[:10] + ("a" if good[10] != "a" else "b") + good[11:], "mistyped or cut short"),
-        ("hunter2", "not a join token (they look like rj1.w.xxxx.xxxx.xxxx); copy the whole line"),
+        (good[:-3], "mistyped or cut off: its checksum does not match; copy the whole line"),
+        (good[:10] + ("a" if good[10] != "a" else "b") + good[11:], "mistyped or cut off"),
+        ("hunter2", "not a join token, which begins with rj1. and has five parts: copy the whole line"),
         (theirs.token("worker"), "presents another CA than the one this token was made for: a different cluster, or"),
     ):
         done = join(cli, at, token, "refused")
@@ -85,7 +80,7 @@ def test_the_operator_of_another_cluster(cli: Cli, clusters: tuple[Cluster, Clus
     for args in (("run", "list"), ("infer", "batch", "--config", str(cli.config()))):
         began = time.monotonic()
         done = cli.run(*args, "--coordinator", ours.addresses[0], "--tls-dir", tls)
-        assert done.code == 2 and time.monotonic() - began < 20, done
+        assert done.code == 2 and time.monotonic() - began < 45, done
         assert "belongs to another cluster than the certificates in --tls-dir" in done.err
         assert "Join again with a new token" in done.err
         assert "ssl_transport" not in done.err  # gRPC's own lines
@@ -124,7 +119,7 @@ def test_a_certificate_that_expired_while_the_host_was_off(cli: Cli, clusters: t
     expire(ours, worker)
     worker.start()
     assert worker.process is not None
-    code = worker.process.wait(timeout=30)
+    code = worker.process.wait(timeout=60)
     told = list(worker.events())[-1]
     assert code == 2 and told["event"] == "worker_config_error", worker.tail()
     assert "expired" in told["error"] and "join" in told["error"]
@@ -149,7 +144,7 @@ def test_a_revoked_host_gets_no_more_work(cli: Cli, clusters: tuple[Cluster, Clu
     refused = next(worker.events("worker_refused"))
     assert code in (1, 2) and "was revoked; join it again with a new token" in refused["error"], worker.tail()
     worker.start()
-    assert worker.process.wait(timeout=30) in (1, 2)
+    assert worker.process.wait(timeout=60) in (1, 2)
     assert "revoked" in list(worker.events())[-1]["error"]
     cli.rows(20)
     assert cli.run("infer", "batch", "--config", str(cli.config()), *ours.operator()).code == 0  # the other one works

@@ -69,7 +69,7 @@ def test_a_full_disk_under_the_coordinator(cli: Cli, tmp_path: Path, small_disk:
         cli.wait_for_rows(100, process)
         ballast = fill(data)
         full = node.wait_event("storage_full")
-        assert node.process is not None and node.process.wait(timeout=30) == 1
+        assert node.process is not None and node.process.wait(timeout=60) == 1
         assert full["level"] == "error" and "free some space" in full["error"]
         assert not any("Traceback" in line for line in node.log.read_text().splitlines())
         kept = len(cli.completions())
@@ -150,4 +150,4 @@ def start_again(server: PostgresServer) -> None:
             return False
         return True
 
-    until(up, "PostgreSQL to start again", 30)
+    until(up, "PostgreSQL to start again")

@@ -23,8 +23,11 @@ ULID = "01ARZ3NDEKTSV4RRFFQ69G5FAV"
         ({"sampling": {"stream": True}}, "sampling.stream: must be"),
         ({"sampling": {"min_tokens": 99}}, "min_tokens (99) is larger than max_tokens (64)"),
         ({"workers": {"count": 0}}, "workers.count: must be at least 1, not 0"),
-        ({"backend": {"kind": "vlm"}}, 'backend.kind: "vlm" is not installed; known: mock, transformers, vllm'),
-        ({"backend": {"kind": "transformers"}, "model": {"uri": "./no/model"}}, "model.uri: no directory ./no/model"),
+        ({"backend": {"kind": "vlm"}}, 'backend.kind: unknown backend "vlm"; known: mock, transformers, vllm'),
+        (
+            {"backend": {"kind": "transformers"}, "model": {"uri": "./no/model"}},
+            "model.uri: there is no directory ./no/model",
+        ),
         ({"input": {"glob": "none/*.jsonl"}}, "input.glob: no file matches 'none/*.jsonl'"),
         ({"sampling": {"json_schema": "none.json"}}, "sampling.json_schema: cannot read none.json"),
     ],
@@ -87,8 +90,8 @@ def test_an_unreadable_input(cli: Cli) -> None:
             "--coordinator: 'nohost' is not an address",
         ),
         (["infer", "batch", "--config", "batch.toml", "--coordinator", "h:1", "--tls-dir", "x"], "join --coordinator"),
-        (["run", "list"], "no cluster is named, and no private one has run in this directory"),
-        (["run", "show", "x"], "no cluster is named, and no private one has run in this directory"),
+        (["run", "list"], "no cluster is named, and none has run in this directory"),
+        (["run", "show", "x"], "no cluster is named, and none has run in this directory"),
         (["workers", "--coordinator", "http://h:1"], "without a scheme"),
         (["join", "--coordinator", "h:1", "--token", "x"], "token"),
         (["frobnicate"], "frobnicate"),
@@ -120,8 +123,8 @@ def test_an_output_directory_of_another_run(cli: Cli) -> None:
     done = cli.run("infer", "batch", "--config", str(cli.config()), "--resume", other)
     assert done.code == 2 and f"belongs to run {ULID[-8:]}, not {other[-8:]}" in done.err
     done = cli.run("infer", "batch", "--config", str(cli.config()))
-    assert done.code == 2 and f"run {ULID[-8:]} of out is not known here" in done.err
-    assert "where it was started (--coordinator, --context), or name another output directory" in done.err
+    assert done.code == 2 and f"out/run-id names run {ULID[-8:]}, which was not started on this" in done.err
+    assert "name the cluster where it was started: --coordinator HOST:PORT or --context NAME\nTo start" in done.err
 
 
 def test_errors_as_json(cli: Cli) -> None:

@@ -82,7 +82,7 @@ def test_what_is_wrong_is_said_with_a_remedy(cli: Cli, cluster: Cluster, tmp_pat
     began = time.monotonic()
     done = cli.run("doctor", *at)
     assert done.code == 1 and "Connection refused" in done.out and "-> check the address" in done.out, done
-    assert time.monotonic() - began < 20
+    assert time.monotonic() - began < 45
     file = write_toml(tmp_path / "coordinator.toml", {"storage": {"backend": "embeded"}, "transport": {}})
     done = cli.run("doctor", "--config", str(file))
     assert done.code == 1 and 'did you mean "embedded"' in done.out, done

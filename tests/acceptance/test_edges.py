@@ -10,6 +10,7 @@ import subprocess
 from pathlib import Path
 from typing import Any
 
+import prefork
 from acceptance_cli import ROLLOUT, Cli, Finished, until
 from rollout.cli.boundary import FAILED, INTERRUPTED, OK, USAGE
 
@@ -20,14 +21,8 @@ ROWS_AHEAD = 20_000
 
 def batch(cli: Cli, config: Path, stdin: bytes | None = None) -> Finished:
     """With `stdin` on standard input, by way of a pipe; without: /dev/null."""
-    done = subprocess.run(
-        [ROLLOUT, "infer", "batch", "--config", str(config), "--json"],
-        cwd=cli.directory,
-        input=stdin,
-        stdin=subprocess.DEVNULL if stdin is None else None,
-        capture_output=True,
-        timeout=120,
-    )
+    command = [ROLLOUT, "infer", "batch", "--config", str(config), "--json"]
+    done = prefork.run(command, cwd=cli.directory, input=stdin, timeout=120)
     assert b"Traceback" not in done.stderr, done.stderr
     return Finished(done.returncode, done.stdout.decode(), done.stderr.decode())
 
@@ -88,7 +83,7 @@ def test_a_pipe_that_nobody_writes_to_says_so_and_can_be_interrupted(cli: Cli) -
         )
     until(lambda: "waiting for somebody to write to pipe" in log.read_text(), "the line that says so")
     process.send_signal(signal.SIGINT)
-    assert process.wait(30) == INTERRUPTED and "interrupted before anything was submitted" in log.read_text()
+    assert process.wait(60) == INTERRUPTED and "interrupted before anything was submitted" in log.read_text()
     assert not (cli.directory / "out").exists()
 
 

@@ -5,13 +5,12 @@
 
 from __future__ import annotations
 
-import json
 import os
 import re
 import shlex
 import shutil
+import socket
 import subprocess
-import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -33,15 +32,7 @@ def cluster(tmp_path: Path) -> Iterator[Cluster]:
         yield found
 
 
-@pytest.fixture
-def prefork() -> Iterator[subprocess.Popen[str]]:
-    command = [sys.executable, str(HERE / "prefork.py")]
-    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
-        yield process
-        process.stdin.close()  # pyright: ignore[reportOptionalMemberAccess]
-
-
-def test_the_most_common_errors(cli: Cli, cluster: Cluster, prefork: subprocess.Popen[str]) -> None:
+def test_the_most_common_errors(cli: Cli, cluster: Cluster) -> None:
     told = GOLDEN.read_text()
     head, *scenes = re.split(r"(?m)^(?=# )", told)
     operator = cluster.operator()[-1]
@@ -52,7 +43,7 @@ def test_the_most_common_errors(cli: Cli, cluster: Cluster, prefork: subprocess.
         "TOKEN": cluster.token("operator"),
     }
     ids = {typed: typed for line in re.findall(r"(?m)^\$ .*", told) for typed in ULID.findall(line)}
-    typist = Typist(cli, prefork, names, ids)
+    typist = Typist(cli, names, ids)
     happened = head
     for number, scene in enumerate(scenes):
         where = cli.directory / str(number)
@@ -73,7 +64,6 @@ def test_the_most_common_errors(cli: Cli, cluster: Cluster, prefork: subprocess.
 @dataclass
 class Typist:
     cli: Cli
-    prefork: subprocess.Popen[str]
     names: dict[str, str]
     """What the text has in the place of an address or a token."""
     ids: dict[str, str]
@@ -87,17 +77,9 @@ class Typist:
             Cli(where, self._env(where), self.cli.started).start(*args[:-1])
             until(lambda: (where / "out" / "run-id").exists(), "the run to begin")
             return ""
-        code, printed = self._asked(args, where)
-        printed = printed.replace(str(where), "/home/ada").replace(str(self.cli.directory), "/home/ada")
-        return f"{self._shown(printed)}(exit code {code})\n"
-
-    def _asked(self, args: list[str], where: Path) -> tuple[int, str]:
-        assert self.prefork.stdin and self.prefork.stdout
-        printed = where / ".printed"
-        asked = {"args": args, "cwd": str(where), "env": self._env(where), "out": str(printed)}
-        self.prefork.stdin.write(json.dumps(asked) + "\n")
-        self.prefork.stdin.flush()
-        return int(self.prefork.stdout.readline()), printed.read_text()
+        found = Cli(where, self._env(where), self.cli.started).run(*args, together=True)
+        printed = found.out.replace(str(where), "/home/ada").replace(str(self.cli.directory), "/home/ada")
+        return f"{self._shown(printed)}(exit code {found.code})\n"
 
     def _env(self, where: Path) -> dict[str, str]:
         return self.cli.env | {"XDG_CONFIG_HOME": str(where / ".config"), "XDG_STATE_HOME": str(where / ".state")}
@@ -115,4 +97,5 @@ class Typist:
             self.ids.setdefault(found, f"01M8DRKDWQHJH10XCQ7C0EKZ{len(self.ids):02}")
         for found, shown in self.ids.items():
             printed = printed.replace(found, shown).replace(found[-8:], shown[-8:])
-        return re.sub(r"(pid|[Tt]ried for) \d+", r"\1 15", printed)
+        printed = printed.replace(f" on {socket.gethostname()}: ", " on head-1: ")
+        return re.sub(r"(pid|[Tt]ried for|again for) \d+", r"\1 15", printed)

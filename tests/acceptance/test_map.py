@@ -99,7 +99,7 @@ def test_code_that_cannot_be_loaded_is_told_at_once_and_when_it_is_mended_it_is_
     command = ["map", "functions:double", "--input", "rows.jsonl", "--output", "out"]
     began = time.monotonic()
     found = cli.run(*command)
-    assert found.code == 1 and time.monotonic() - began < 30
+    assert found.code == 1 and time.monotonic() - began < 60
     assert "functions imports 'no_such_module'" in found.out and "install it" in found.out
     assert 'File "functions.py", line 1' in found.out
     assert (

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import signal
 import time
 from pathlib import Path
@@ -46,9 +47,9 @@ def test_one_address_is_enough_after_a_failover(cli: Cli, tmp_path: Path, postgr
         second.wait_event("coordinator_ready")
         began = time.monotonic()
         for process in clients:
-            out, err = process.communicate(timeout=NEW_LEADER_S + 30)
+            out, err = process.communicate(timeout=NEW_LEADER_S + 45)
             assert process.returncode == 0, (out, err)
-        assert time.monotonic() - began < NEW_LEADER_S + 5  # what is left of the work takes some
+        assert time.monotonic() - began < NEW_LEADER_S + 15  # what is left of the work takes some
         for output in ("told", "joined"):
             assert [row["n"] for row in cli.completions(output)] == list(range(60))
         asked = cli.run("run", "list", *at)  # the address it names is the one that is dead
@@ -61,7 +62,7 @@ def test_what_is_joined_is_where_commands_go(cli: Cli, tmp_path: Path) -> None:
         address = cluster.addresses[0]
         token = cluster.token("operator")
         joined = cli.run("join", "--coordinator", cluster.join_address, "--token", token)
-        assert joined.code == 0 and "context prod is in use" in joined.out
+        assert joined.code == 0 and "go to this cluster from now on, as context prod (" in joined.out
         cluster.add_worker().wait_event("worker_ready")
         cli.rows(3)
         config = str(cli.config())
@@ -86,7 +87,7 @@ def test_what_is_joined_is_where_commands_go(cli: Cli, tmp_path: Path) -> None:
         run_id = (cli.directory / "out" / "run-id").read_text().strip()
         assert cli.run("run", "delete", run_id).code == 0
         gone = cli.run("infer", "batch", "--config", config)
-        assert gone.code == 2 and "was started on cluster prod" in gone.err and "it was deleted there" in gone.err
+        assert gone.code == 2 and "was started on cluster prod" in gone.err and "and deleted there" in gone.err
         # From anywhere, by its name; and another one by hand.
         elsewhere = Cli(tmp_path / "elsewhere", cli.env, cli.started)
         elsewhere.directory.mkdir()
@@ -102,7 +103,7 @@ def test_what_is_joined_is_where_commands_go(cli: Cli, tmp_path: Path) -> None:
         nowhere = elsewhere.run("run", "list")
         assert nowhere.code == 2 and "no cluster is named" in nowhere.err
         unknown = elsewhere.run("run", "list", "--context", "nope")
-        assert unknown.code == 2 and "known are 1: prod" in unknown.err
+        assert unknown.code == 2 and "known: prod" in unknown.err
 
 
 def test_a_private_run_is_looked_at_like_any_other(cli: Cli) -> None:
@@ -127,7 +128,7 @@ def test_a_private_run_is_looked_at_like_any_other(cli: Cli) -> None:
     following = inside.start("events", "@last", "--follow")
     assert following.stdout and following.stdout.readline()
     process.send_signal(signal.SIGINT)
-    out, _ = process.communicate(timeout=30)
+    out, _ = process.communicate(timeout=60)
     assert process.returncode == 130 and f"continue with: rollout infer batch --config {config}\n" in out
     rest, said = following.communicate(timeout=30)
     assert following.returncode == 0 and "stopping" in rest and "no command works there at present" in said, said
@@ -163,15 +164,18 @@ def test_a_coordinator_that_is_down_is_called_that_and_soon(cli: Cli, identity: 
     assert process.stderr is not None
     began = time.monotonic()
     lines = [process.stderr.readline(), process.stderr.readline()]
-    assert lines[0] == f"cluster rollout at {address} (joined; {identity})\n"
-    assert lines[1] == f"{address} refuses connections, so no coordinator runs there; trying on\n"
-    _, err = process.communicate(timeout=30)
-    assert process.returncode == 1 and time.monotonic() - began < 12, err  # 5 s, and what a loaded machine adds
-    assert err.startswith(f"error: {address} refuses connections, so no coordinator runs there. Tried for "), err
+    assert lines[0] == f"asking {address} (joined; {identity})\n"
+    why = f"{address} refuses connections: no coordinator listens there (yet), or the address is wrong"
+    assert re.fullmatch(rf"{re.escape(why)}; trying again for \d s\n", lines[1]), lines
+    _, err = process.communicate(timeout=60)
+    assert process.returncode == 1 and time.monotonic() - began < 30, err  # 5 s, and what a loaded machine adds
+    assert err.startswith(f"error [unavailable]: {why}. Tried for "), err
     assert "start the coordinator" in err and "certificate" not in err
     cli.rows(1)
     done = cli.run("infer", "batch", "--config", str(cli.config()), "--tls-dir", str(identity))
-    assert done.code == 1 and f"error: {address} refuses connections" in done.err and "refuses" in done.out
+    assert (
+        done.code == 1 and f"error [unavailable]: {address} refuses connections" in done.err and "refuses" in done.out
+    )
 
 
 def test_who_leads_is_said_or_that_nobody_does(cli: Cli, tmp_path: Path, postgres_url: str) -> None:
@@ -190,5 +194,5 @@ def test_who_leads_is_said_or_that_nobody_does(cli: Cli, tmp_path: Path, postgre
         asked = cli.run("run", "list", "--coordinator", standby, "--coordinator", f"127.0.0.1:{free_port()}", *at[-2:])
         assert asked.code == 1, asked
         assert "nobody leads at present: " in asked.err and f"{standby} is a standby" in asked.err
-        assert f"{cluster.addresses[0]} refuses connections, so no coordinator runs there" in asked.err
+        assert f"{cluster.addresses[0]} refuses connections" in asked.err
         assert "This coordinator is not the leader" not in asked.err

@@ -97,7 +97,7 @@ def test_one_that_is_broken_is_named_and_breaks_nothing_else(cli: Cli) -> None:
     assert shown.code == 0 and "the workload broken of broken-workload cannot be loaded" in " ".join(shown.out.split())
     assert cli.run("version").err == ""
     failed = cli.run("broken", "run", "--config", "x.toml")
-    assert failed.code == 1 and failed.err.startswith(f"error: {why}") and failed.err.count("\n") == 1
+    assert failed.code == 1 and failed.err.startswith(f"error [plugin]: {why}") and failed.err.count("\n") == 1
     cli.rows(2)
     plan = cli.run("plan", "--config", str(cli.config()))
     assert plan.code == 0 and "a valid infer configuration" in plan.out and f"warning: {why}" in plan.err

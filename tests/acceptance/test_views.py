@@ -59,7 +59,7 @@ def test_counts_agree_wherever_they_are_shown_though_a_worker_is_killed(
     cluster.workers[0].kill()
     stopping = ask(cli, "run", "pause", run_id, *at)
     assert stopping["state"] == "paused" and stopping["workers"] <= 1, "the dead worker does not count"
-    until(lambda: ask(cli, "run", "show", run_id, *at)["pausing"] is False, "the pause", 30)
+    until(lambda: ask(cli, "run", "show", run_id, *at)["pausing"] is False, "the pause")
     paused = ask(cli, "run", "show", run_id, *at)
     assert paused["state"] == "paused" and paused["eta_s"] is None
     partial = cli.run("run", "results", run_id, *at, "--output", "elsewhere")

@@ -14,7 +14,7 @@ import map_functions
 import rollout
 from cluster import Cluster
 from measure import Row, cpu_s, directory, percentile
-from rollout.cli.commands.logs import printed
+from rollout.cli.commands.logs import Reader, printed
 from rollout.client import Runs
 
 ROWS = 10
@@ -53,7 +53,7 @@ class Look:
             await asyncio.sleep(ASK_S)
 
     async def _lines(self, client: Runs, run_id: str) -> None:
-        async for _ in printed(client, run_id, follow=True):
+        async for _ in printed(client, run_id, Reader(), follow=True):
             self.lines += 1
 
 

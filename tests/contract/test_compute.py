@@ -203,7 +203,7 @@ async def test_notice_by_file(tmp_path: Path) -> None:
     compute = open_compute(ComputeSection(preemption_file=str(file)))
     waiting = asyncio.create_task(compute.preemption())
     file.write_text("maintenance at noon\nmore")
-    assert (await asyncio.wait_for(waiting, 10)).reason == "maintenance at noon"
+    assert (await asyncio.wait_for(waiting, 60)).reason == "maintenance at noon"
     file.write_text("")
     assert "appeared" in (await open_compute(ComputeSection(preemption_file=str(file))).preemption()).reason
 

@@ -161,6 +161,8 @@ async def test_a_holder_that_is_gone_is_followed_after_the_ttl(ledger: FlakyLedg
     await time.advance(1.0)
     assert await waiting == Fence(1, 1)
     assert second.epoch == 1
+    assert second.before is not None and (second.before.holder, second.before.released) == ("a", False)
+    assert second.before_moved is None, "nobody knows for how long the row was as it was found"
     row = await ledger.read_lease()
     assert row is not None and (row.holder, row.epoch, row.released) == ("b", 1, False)
 
@@ -173,6 +175,9 @@ async def test_a_transaction_of_the_holder_is_a_sign_of_life(ledger: FlakyLedger
         await time.advance(TTL - 1)
         await ledger.commit(Fence(0, batch), Writes())
     assert not waiting.done()
+    seen = time.now
+    await time.advance(TTL + 1)
+    assert waiting.done() and second.before_moved is not None and 0 <= second.before_moved - seen <= 1
 
 
 async def test_the_deposed_holder_is_told_and_can_write_nothing(ledger: FlakyLedger, time: VirtualTime) -> None:

@@ -139,7 +139,7 @@ async def test_a_server_that_stops_and_starts(
     await writer.commit(Writes(results=[result_rows([0])]))
     assert len((await ledger.pending(LoadPending(1, 1, 0, 9, 999))).items) == 2
     await storage.put("n", "k", b"back")
-    assert (await asyncio.wait_for(waiting, 20)).value == b"back"
+    assert (await asyncio.wait_for(waiting, 60)).value == b"back"
     await storage.close()
 
 

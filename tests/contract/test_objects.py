@@ -291,7 +291,7 @@ def test_backend_follows_the_storage() -> None:
     assert backend_name(ObjectsSection(), postgres) == "postgres"
     assert backend_name(ObjectsSection(backend="fs"), postgres) == "fs"
     assert isinstance(open_store(ObjectsSection(), StorageSection()), FsObjectStore)
-    with pytest.raises(ConfigError, match='"tape" is not installed; known: fs, postgres'):
+    with pytest.raises(ConfigError, match='unknown backend "tape"; known: fs, postgres'):
         open_store(ObjectsSection(backend="tape"), StorageSection())
 
 

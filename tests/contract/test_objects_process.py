@@ -57,7 +57,7 @@ async def server_process(tmp_path: Path) -> AsyncIterator[tuple[asyncio.subproce
         yield process, ready["addr"]
     finally:
         process.stdin.close()
-        assert await asyncio.wait_for(process.wait(), 20) == 0
+        assert await asyncio.wait_for(process.wait(), 60) == 0
 
 
 async def worker_channel(tmp_path: Path, address: str) -> grpc.aio.Channel:
@@ -92,7 +92,7 @@ async def test_the_server_process_ends_with_its_stdin_though_its_store_does_not_
             assert not pinning.done()
             assert process.stdin is not None
             process.stdin.close()
-            await asyncio.wait_for(process.wait(), 20)
+            await asyncio.wait_for(process.wait(), 60)
         with pytest.raises(grpc.aio.AioRpcError):
             await pinning
         await channel.close()

@@ -54,7 +54,7 @@ def test_older_names_are_understood(tmp_path: Path) -> None:
         ('name = "sample"', 'name = "My Plugin"', ":1: name: must match"),
         ('version = "0.1.0"', "version = 1", ":2: version: must be"),
         ('"env-harness"', '"env-hraness"', 'did you mean "env-harness"?'),
-        ('mode = "pyo3"', 'mode = "wasm"', 'must be "python" or "sidecar" or "cdylib"'),
+        ('mode = "pyo3"', 'mode = "wasm"', 'must be "python", "sidecar" or "cdylib"'),
         ('mode = "pyo3"', 'mode = "sidecar"', 'mode = "sidecar" needs a table [entry.sidecar]'),
         ('"3.11"', '"3.9"', "is too old"),
         ("memory_mib = 64", 'memory_mib = "64"', "memory_mib"),

@@ -123,7 +123,7 @@ class QueueContract:
         waiting = asyncio.create_task(queue.dequeue(1, 30.0, 10.0))
         await asyncio.sleep(0)
         await queue.enqueue([b"a"])
-        assert [m.body for m in await asyncio.wait_for(waiting, 10)] == [b"a"]
+        assert [m.body for m in await asyncio.wait_for(waiting, 60)] == [b"a"]
 
 
 class TestLocal(QueueContract):

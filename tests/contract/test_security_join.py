@@ -145,9 +145,10 @@ async def test_each_bad_token_says_what_is_wrong(cluster: Cluster, tmp_path: Pat
     for text, message in (
         ("hello", "not a join token"),
         (wrong, "mistyped"),
-        (token[:-9], "not a join token|mistyped"),
+        (token[:-9], "is cut off: it has 4 parts"),
+        (token[:-3], "mistyped or cut off"),
     ):
-        with pytest.raises(AuthError, match=message):
+        with pytest.raises(ConfigError, match=message):
             await join(cluster.join_address, text, tmp_path / "h")
     late = parse_token(await cluster.token(ttl_s=10)).secret
     with pytest.raises(AuthError, match="expired"):
@@ -300,7 +301,7 @@ async def test_a_coordinator_that_cannot_answer_at_present_is_asked_again(
         return await find_host(*arguments)
 
     monkeypatch.setattr("rollout_coordinator.join.find_host", find_host_later)
-    assert await cluster.beat(await cluster.obtain(host, patience_s=30)) == 7
+    assert await cluster.beat(await cluster.obtain(host, patience_s=60)) == 7
     assert left == 0
     left = 10**9
     said = "nobody leads at present" if error is NotLeaderError else re.escape(str(error()).rstrip("."))
@@ -346,7 +347,7 @@ async def test_renewal_goes_on_by_itself(cluster: Cluster) -> None:
     worker = await cluster.obtain(cluster.tls_dir, lifetime_s=0.5)
     renewed = asyncio.Event()
     task = asyncio.create_task(worker.keep_renewed(renewed.set))
-    await asyncio.wait_for(renewed.wait(), 10)
+    await asyncio.wait_for(renewed.wait(), 60)
     task.cancel()
     assert worker.generation > 1
 

@@ -209,7 +209,7 @@ async def test_a_transaction_is_over_after_its_block(storage: Storage) -> None:
 
 
 async def take(watch: AsyncIterator[Change], n: int) -> list[Change]:
-    return [await asyncio.wait_for(anext(watch), 10) for _ in range(n)]
+    return [await asyncio.wait_for(anext(watch), 60) for _ in range(n)]
 
 
 async def test_watch_sees_commits_in_their_order(storage: Storage) -> None:
@@ -250,7 +250,7 @@ async def test_a_waiting_watcher_hears_of_another_process(storage: Storage, othe
     watch = storage.watch("n", after=await storage.revision())
     waiting = asyncio.ensure_future(anext(watch))
     await other.put("n", "k", b"theirs")
-    assert (await asyncio.wait_for(waiting, 10)).value == b"theirs"
+    assert (await asyncio.wait_for(waiting, 60)).value == b"theirs"
 
 
 async def test_watch_without_a_revision_begins_now(storage: Storage) -> None:
@@ -291,7 +291,7 @@ async def test_closing_ends_the_watchers(storage: Storage) -> None:
     await asyncio.sleep(0)
     await storage.close()
     with pytest.raises(StopAsyncIteration):
-        await asyncio.wait_for(ending, 10)
+        await asyncio.wait_for(ending, 60)
 
 
 async def test_it_is_all_there_after_reopening(storage: Storage, storage_section: StorageSection) -> None:

@@ -15,7 +15,6 @@ from rollout.config.settings import EmbeddedStorage, StorageSection
 from rollout.model.errors import ConfigError, SchemaVersionError
 from rollout.storage import migrations, open_storage
 from rollout.storage.migrations import Migration
-from rollout.storage.schema import METADATA
 from rollout_coordinator.core.step import Writes
 from rollout_coordinator.ledger import open_ledger
 
@@ -52,8 +51,8 @@ async def columns(section: StorageSection, table: str) -> set[str]:
 async def test_from_nothing_to_the_newest(storage_section: StorageSection) -> None:
     await open_and_close(storage_section)
     assert await query(storage_section, "SELECT MAX(version) FROM schema_version") == [(NEWEST,)]
-    for table in METADATA.sorted_tables:
-        assert await columns(storage_section, table.name) == {column.name for column in table.columns}, table.name
+    for table, column in (("item", "payload"), ("attempt", "began_ms"), ("run", "ended_by"), ("event", "fields")):
+        assert column in await columns(storage_section, table)
 
 
 async def test_opening_again_changes_nothing(storage_section: StorageSection) -> None:
@@ -73,8 +72,8 @@ async def test_each_later_migration_is_applied_once(
     storage_section: StorageSection, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     await open_and_close(storage_section)
-    added = Migration(NEWEST + 1, "add a note's table", lambda _: ["CREATE TABLE note (text TEXT)"])
-    later = Migration(NEWEST + 2, "fill it", lambda dialect: [f"INSERT INTO note (text) VALUES ('{dialect}')"])
+    added = Migration(NEWEST + 1, "add a note's table", "CREATE TABLE note (text TEXT);\n")
+    later = Migration(NEWEST + 2, "fill it", "INSERT INTO note (text) VALUES ('x');\n")
     known = (*migrations.MIGRATIONS, added, later)
     monkeypatch.setattr(migrations.plan, "__defaults__", (known,))
     await open_and_close(storage_section)
@@ -87,9 +86,7 @@ async def test_a_failed_migration_leaves_the_version(
     storage_section: StorageSection, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     await open_and_close(storage_section)
-    bad = Migration(
-        NEWEST + 1, "break", lambda _: ["CREATE TABLE half (n INTEGER)", "SELECT no_such_thing FROM nowhere"]
-    )
+    bad = Migration(NEWEST + 1, "break", "CREATE TABLE half (n INTEGER);\nSELECT no_such_thing FROM nowhere;\n")
     monkeypatch.setattr(migrations.plan, "__defaults__", ((*migrations.MIGRATIONS, bad),))
     with pytest.raises(Exception, match="nowhere"):
         await open_and_close(storage_section)

@@ -46,7 +46,7 @@ class Slow:
     def add(self, entries: list[Any]) -> None:
         assert self.one.acquire(blocking=False)
         self.began.set()
-        self.go.wait(20)
+        self.go.wait(60)
         self.done.append("add")
         self.one.release()
         fault, self.fault = self.fault, None
@@ -81,8 +81,8 @@ class OnePage:
 async def test_a_batch_that_is_stopped_while_it_writes_closes_its_files_afterwards(fault: Exception | None) -> None:
     slow = Slow(fault)
     run = run_of(OnePage(), slow, SimpleNamespace(note=lambda _: None))
-    job = asyncio.ensure_future(run.carry_out(Path(), None, detach=False))
-    await asyncio.to_thread(slow.began.wait, 20)
+    job = asyncio.ensure_future(run.carry_out(Path(), None))
+    await asyncio.to_thread(slow.began.wait, 60)
     for _ in range(2):  # a second cancellation does not cut it short either
         job.cancel()
         await asyncio.sleep(0.05)

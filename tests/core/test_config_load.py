@@ -44,7 +44,7 @@ def test_a_good_file(tmp_path: Path) -> None:
         ("[worker]\nroles = 'gpu'\n", 'c.toml:2: worker.roles: must be a list, not "gpu"'),
         (
             "[logging]\nlevel = 'inf'\n",
-            'must be "debug" or "info" or "warning" or "error", not "inf"; did you mean "info"?',
+            'must be "debug", "info", "warning" or "error", not "inf"; did you mean "info"?',
         ),
         ("[transport]\ncluster = 'Not A Name'\n", "c.toml:2: transport.cluster: must match"),
         (
@@ -75,8 +75,8 @@ def test_values_over_several_lines_do_not_shift_places(tmp_path: Path) -> None:
 
 def test_a_required_key_and_a_missing_section(tmp_path: Path) -> None:
     text = problem(tmp_path, "[model]\n[input]\nglob = 7\n", InferConfig)
-    assert "c.toml:1: model.uri: is required" in text
-    assert "output: is required" in text
+    assert "c.toml:1: model.uri: is missing" in text
+    assert "c.toml: section [output] is missing: add a line [output] and below it dir = ..." in text
     assert "c.toml:3: input.glob: must be a string or a list, not 7" in text
 
 

@@ -40,7 +40,7 @@ def start(kind: str) -> tuple[subprocess.Popen[str], int]:
 def test_a_child_ends_cleanly() -> None:
     process, write = start("clean")
     os.close(write)
-    out, _ = process.communicate(timeout=20)
+    out, _ = process.communicate(timeout=60)
     assert out == "clean\n"
     assert process.returncode == 0
 
@@ -48,7 +48,7 @@ def test_a_child_ends_cleanly() -> None:
 def test_a_child_that_hangs_is_ended() -> None:
     process, write = start("hangs")
     os.close(write)
-    process.communicate(timeout=20)
+    process.communicate(timeout=60)
     assert process.returncode == -signal.SIGKILL
 
 

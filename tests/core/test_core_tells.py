@@ -138,7 +138,7 @@ def test_a_worker_that_says_it_leaves_is_shown_with_that_reason() -> None:
     w.worker("A")
     w.step(WorkerBeat("A", "host-A", w.mono, state="draining"))
     (view,) = w.core.worker_views(w.now)
-    assert (view.state, view.reason) == ("draining", "the worker said so")
+    assert (view.state, view.reason) == ("draining", "the worker itself asked for it")
 
 
 def test_attempts_with_a_timeout_leave_memory_when_they_end() -> None:

@@ -26,7 +26,16 @@ def write(path: Path, *lines: Any) -> Path:
 @pytest.mark.parametrize(
     ("line", "message"),
     [
-        ('{"prompt": "x"', "malformed JSON: .* at column"),
+        (
+            '{"prompt": "x"',
+            "malformed JSON: the line ends before the object that begins at column 1 is closed: it was cut off",
+        ),
+        (
+            '{"a": ["b", {"c]": 1}, ',
+            r"the line ends before the list that begins at column 7 is closed: .*, or a ] is miss",
+        ),
+        ('{"prompt": "x', "the line ends before the string that begins at column 12 is closed"),
+        ('{"prompt": "x" "y"}', "malformed JSON: a comma is missing at column"),
         ("[1]", "a row must be a JSON object such as .*, not a list"),
         ('{"prompt": NaN}', "NaN is no JSON number"),
         ("[" * 200_000, "nested too deeply"),

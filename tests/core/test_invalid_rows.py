@@ -160,5 +160,8 @@ def test_a_run_goes_on_only_with_the_same_rows_left_out(tmp_path: Path) -> None:
 def test_the_backend_the_model_and_the_rows_are_told_at_once(tmp_path: Path) -> None:
     (tmp_path / "in.jsonl").write_text("[]\n")
     values = config(tmp_path, on_bad_row="error").model_dump() | {"backend": {"kind": "vlm"}, "model": {"uri": "./no"}}
-    with pytest.raises(ConfigError, match=r'(?s)backend\.kind: "vlm".*model\.uri: .*in\.jsonl:1: .*, not a list'):
+    with pytest.raises(
+        ConfigError,
+        match=r'(?s)3 problems:.*backend\.kind: unknown backend "vlm".*model\.uri: .*in\.jsonl:1: .*, not a list',
+    ):
         check(InferConfig.model_validate(values))

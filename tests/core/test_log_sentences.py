@@ -8,6 +8,7 @@ import json
 import logging
 import os
 import string
+import time
 from collections.abc import Iterator
 from datetime import datetime
 from pathlib import Path
@@ -71,21 +72,60 @@ def test_sentences_are_well_made() -> None:
 @pytest.mark.parametrize(
     ("event", "fields", "said"),
     [
+        ("worker_failed", {"worker": ONE, "reason": "silent", "items": 0}, "worker 7CAAAAAA is lost: silent"),
+        ("run_killed", {"run_id": RUN, "reason": "", "done": 1, "failed": 0}, "run 7C0EKZ52 was killed; 1 item done"),
+        ("run_completed", {"run_id": RUN, "items": 2, "done": 2}, "run 7C0EKZ52 is complete: 2 of 2 items done"),
         (
-            "worker_failed",
-            {"worker": ONE, "reason": "silent", "items": 0},
-            "worker 7CAAAAAA failed: silent; the 0 items",
+            "run_completed",
+            {"run_id": RUN, "items": 4, "done": 1, "failed": 3, "most_common": "no text", "most_common_count": 2},
+            "run 7C0EKZ52 is complete: 1 of 4 items done, 3 failed; `rollout run items 7C0EKZ52 --failed` lists them; 2 "
+            "of them like this: no text",
         ),
-        ("run_killed", {"run_id": RUN, "reason": "", "done": 1}, "run 7C0EKZ52 was killed"),
+        (
+            "worker_reconciled",
+            {"worker": ONE, "host_name": "gpu-1", "kept": 0, "resend": 2, "accepted": 0, "dropped": 0, "repended": 0},
+            "worker 7CAAAAAA on gpu-1 is connected again; it sends 2 results again, without computing anything again",
+        ),
+        (
+            "worker_ready",
+            {"worker": ONE, "host_name": "gpu-1", "address": "10.0.0.2", "replaces": TWO},
+            "worker 7CAAAAAA on gpu-1 (10.0.0.2) is ready; it takes the place of worker 7CBBBBBB, which was lost",
+        ),
+        ("ledger_replayed", {"runs": 0, "open_attempts": 0, "seconds": 0.1}, ""),
+        ("ledger_replayed", {"runs": 1, "open_attempts": 0}, "took up 1 unfinished run from the database"),
+        ("predecessor_stopped", {"address": "h:1"}, "the coordinator that led before, at h:1, was stopped in order"),
         ("storage_full", {"error": "{no} [room]", "action": "x"}, "the database cannot grow: {no} [room]; x"),
         ("child_output", {"child": 3, "text": RUN}, f"process 3: {RUN}"),
         ("plugin_output", {"plugin": "p", "line": "x"}, "plugin p: x"),
-        ("work_stolen", {"thief": ONE, "victim": TWO, "count": 1}, "takes 1 unstarted item from worker"),
+        (
+            "work_stolen",
+            {"thief": ONE, "victim": TWO, "count": 1},
+            "worker 7CAAAAAA is idle and takes over 1 unstarted item from worker 7CBBBBBB",
+        ),
     ],
 )
 def test_what_is_filled_in(event: str, fields: dict[str, object], said: str) -> None:
-    text = sentence_of(event, fields)
-    assert text is not None and said in text
+    assert sentence_of(event, fields) == said
+
+
+def test_fields_of_sentences_are_fields_that_are_logged() -> None:
+    logged: set[str] = set()
+    for package in PACKAGES:
+        for path in (ROOT / package).rglob("*.py"):
+            for node in ast.walk(ast.parse(path.read_text())):
+                if isinstance(node, ast.keyword) and node.arg:
+                    logged.add(node.arg)
+                elif isinstance(node, ast.Dict):
+                    logged |= {key.value for key in node.keys if isinstance(key, ast.Constant)}  # pyright: ignore
+                elif isinstance(node, ast.Subscript) and isinstance(node.slice, ast.Constant):
+                    logged.add(str(node.slice.value))
+    used = {
+        (event, field)
+        for event, sentence in SENTENCES.items()
+        for _, field, _, _ in string.Formatter().parse(sentence.text)
+        if field
+    }
+    assert {(event, field) for event, field in used if field not in logged} == set()
 
 
 def test_lengths_and_sizes() -> None:
@@ -118,19 +158,21 @@ def test_what_goes_on_is_told_at_growing_intervals() -> None:
 
 
 DAY = """\
-09:00:00  ready: this coordinator leads the cluster, at 10.0.0.1:50051; hosts join at 10.0.0.1:50052
+Friday 2026-01-02
+09:00:00  ready: the coordinator at 10.0.0.1:50051 leads the cluster; new hosts join at 10.0.0.1:50052
 09:00:00  worker 7CAAAAAA is ready
 09:00:00  worker 7CBBBBBB is ready
-09:00:00  run 7C0EKZ52 nightly was submitted (infer)
-09:10:00  worker 7CBBBBBB failed: it was silent for 6 s; the 12 items it had in hand go to others
-09:20:00  the database does not answer: connection refused; next try in 1 s
-09:20:20  still, for 20 s (21 times): the database does not answer: connection refused; next try in 1 s
-09:21:00  read 1 run with 3 items in hand from the database in 0.2 s, after 60 s
+09:00:00  run 7C0EKZ52 nightly (infer) was submitted
+09:10:00  warning: worker 7CBBBBBB is lost: it was silent for 6 s; the 12 items given to it go to other workers
+09:20:00  warning: the database does not answer: connection refused; next try in 1 s
+09:20:20  warning: still, for 20 s (21 times): the database does not answer: connection refused; next try in 1 s
+09:21:00  took up 1 unfinished run from the database; 3 items were at workers, who are expected to connect again, after 60 s
 09:30:00  process 2: Loading weights
 09:30:20  still, for 20 s (21 times): process 2: Loading weights
-09:40:00  grpc._plugin: channel is idle
+09:40:00  warning: grpc._plugin: channel is idle
 09:40:00  some future event, what=this
-10:00:00  run 7C0EKZ52 is complete: 998 done, 2 failed of 1000
+Saturday 2026-01-03
+00:00:01  run 7C0EKZ52 is complete: 998 of 1000 items done, 2 failed; `rollout run items 7C0EKZ52 --failed` lists them
 """
 
 
@@ -158,13 +200,15 @@ def test_the_log_of_a_day() -> None:
     for _ in range(5):
         log(2400, "channel is idle", "warning", logger="grpc._plugin")
     log(2400, "some_future_event", what="this")
-    log(3600, "run_completed", run_id=RUN, reason="", items=1000, done=998, failed=2)
+    log(54001, "run_completed", run_id=RUN, reason="", items=1000, done=998, failed=2)
     assert "\n".join(lines) + "\n" == DAY
 
 
-def test_the_log_of_a_day_with_two_failures() -> None:
-    """What a coordinator logged over a day on which a worker and then the coordinator itself were killed, and what of
-    it a person sees. `REWRITE_GOLDEN=1` writes what is said now."""
+def test_the_log_of_a_day_with_two_failures(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What a coordinator logged on which a worker and then the coordinator itself were killed, its times and addresses
+    stretched to a day and some machines, and what of it a person sees. `REWRITE_GOLDEN=1` writes what is said now."""
+    monkeypatch.setenv("TZ", "UTC")
+    time.tzset()
     clock, said = Clock(), ""
     at = datetime(2026, 1, 1)
     terminal = Terminal(colors=False, clock=clock, local=lambda: at)
@@ -181,13 +225,26 @@ def test_the_log_of_a_day_with_two_failures() -> None:
     assert {json.loads(line)["event"] for line in DAY_LOG.read_text().splitlines()} <= {
         event for event, _ in emitted()
     } | MADE_UP
+    monkeypatch.undo()
+    time.tzset()
+
+
+def test_what_is_over_is_told_anew_when_it_comes_again() -> None:
+    clock = Clock()
+    terminal = Terminal(colors=False, clock=clock, local=lambda: datetime(2026, 1, 2, 9))
+    trouble = {"event": "storage_unavailable", "level": "error", "error": "x", "action": "y"}
+    assert terminal(None, "error", dict(trouble)) is not None
+    clock.now = 5
+    assert terminal(None, "error", dict(trouble)) is None
+    assert terminal(None, "info", {"event": "ledger_replayed", "runs": 0}) is None, "there is nothing to say"
+    assert terminal(None, "error", dict(trouble)) == "09:00:00  error: the database does not answer: x; y"
 
 
 def test_what_a_child_prints_does_not_steer_the_terminal() -> None:
     terminal = Terminal(colors=False, local=lambda: datetime(2026, 1, 2, 9))
     for text, said in (("\x1b[2Jgone", "\\x1b[2Jgone"), ("\r 0 %\r100 %\r", "100 %"), ("two\nlines", "two\nlines")):
         line = terminal(None, "info", {"event": "child_output", "child": 1, "text": text})
-        assert line == f"09:00:00  process 1: {said}"
+        assert line is not None and line.removeprefix("Friday 2026-01-02\n") == f"09:00:00  process 1: {said}"
 
 
 def test_a_line_that_a_librarys_own_handler_prints_comes_once(capfd: pytest.CaptureFixture[str]) -> None:

@@ -59,9 +59,10 @@ def test_what_the_module_defines_is_found_without_running_it(tmp_path: Path, nam
         ("package.module:Callless", "class Callless has no __call__"),
         ("package.broken:f", "broken.py:1: "),
         ("pakage:f", "there is no module 'pakage'"),
-        ("package/module.py:f", "name the module, not its file"),
-        ("package.module.plain", "with a colon before the function: package.module:plain"),
-        ("package.module:", "does not name a function"),
+        ("package/module.py:plain", "does not name a function as MODULE:FUNCTION: write package.module:plain"),
+        ("package.module.plain", "write package.module:plain"),
+        ("package.module:", "write package.module:in_if or "),
+        ("nowhere.f:", "(module:function stands for function() in module.py)"),
     ],
 )
 def test_what_is_not_there_is_told(tmp_path: Path, target: str, said: str) -> None:
@@ -76,7 +77,7 @@ def test_an_installed_module_needs_no_code(tmp_path: Path, monkeypatch: pytest.M
     assert find_code("json:dumps", None) is None
     with pytest.raises(ConfigError, match="--code absent: there is no such directory"):
         find_code("json:dumps", Path("absent"))
-    check_target("a.b:C.d")
+    check_target("a.b:C.d", tmp_path)
 
 
 def test_what_does_not_travel(tmp_path: Path) -> None:

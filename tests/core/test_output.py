@@ -289,7 +289,7 @@ def test_whose_directory(tmp_path: Path) -> None:
         assert out.check(None) == RUN and (out.stored_config, out.kept) == (settings, {"b": 2})
         with pytest.raises(ConfigError, match=f"belongs to run {RUN[-8:]}, not {OTHER[-8:]}"):
             out.check(OTHER)
-        with pytest.raises(StateError, match=f"another process .pid {os.getpid()}"):
+        with pytest.raises(StateError, match=f"another command .pid {os.getpid()} on "):
             OutputDirectory.open(tmp_path)
         collect(tmp_path, 3)
     (tmp_path / "run-id").unlink()  # forces a fresh run; what is there is moved aside

@@ -74,8 +74,8 @@ def test_every_pattern_that_is_wrong_is_named(place: Path) -> None:
         listener.bind("s.jsonl")
         with pytest.raises(InputError) as error:
             opened("*.csv", "d", "s.jsonl", "/dev/null", "d/*")
-    lines = error.value.message.splitlines()
-    assert [line.split(":")[0] for line in lines] == ["input.glob"] * 5
+    heading, *lines = error.value.message.splitlines()
+    assert heading == "5 problems:" and [line.split(":")[0] for line in lines] == ["  input.glob"] * 5
     assert "no file matches '*.csv'" in lines[0]
     assert "is a directory: name its files, such as d/*.jsonl" in lines[1]
     assert "is a socket" in lines[2] and "is a device" in lines[3] and "no file matches 'd/*'" in lines[4]

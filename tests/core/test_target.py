@@ -72,7 +72,7 @@ def test_a_private_cluster_is_that_of_the_directory(place: Path, monkeypatch: py
     first = private(place / "one")
     assert need_target(None, None).private == Path("one/.rollout")
     private(place / "two")
-    with pytest.raises(ConfigError, match="2 directories here hold a private one") as caught:
+    with pytest.raises(ConfigError, match="on this machine alone in 2 directories here") as caught:
         need_target(None, None)
     assert "--dir one" in caught.value.message and "--dir two" in caught.value.message
     assert need_target(None, None, Wish(directory=Path("two"))).private == Path("two/.rollout")
@@ -126,12 +126,12 @@ def test_clusters_that_are_called_the_same_have_contexts_of_their_own(
     assert find_target(None, None, Wish(context="prod-2")).addresses == ["second:1"]
     keep_joined("prod", "prod", place / "second")  # as it was told to
     assert list(Contexts.read().known) == ["prod", "prod-2"] and find_target(None, None).addresses == ["second:1"]
-    assert "context prod-2 is in use" in capsys.readouterr().out
+    assert "from now on, as context prod-2 (" in capsys.readouterr().out
 
 
 def test_a_context_that_is_not_there_names_those_that_are(place: Path) -> None:
     context("far", place)
-    with pytest.raises(NotFoundError, match="known are 1: far"):
+    with pytest.raises(NotFoundError, match="known: far"):
         Contexts.read().get("near")
     with pytest.raises(ConfigError, match="no coordinator is known in"):
         find_target(None, None, Wish(context="far"))
@@ -178,18 +178,30 @@ async def test_where_no_present_coordinator_answers_former_ones_are_asked(
 def test_a_wait_is_told_of_after_two_seconds_and_then_now_and_then() -> None:
     said: list[str] = []
     now = 0.0
-    waits = Waits(said.append, lambda: now)
+    waits = Waits(said.append, "a:1 (--coordinator)", lambda: said.append("cluster prod at a:1"), lambda: now)
     for seconds in (0.5, 1.9, 2.1, 10, 20, 21, 23, 30, 44, 58, 72, 82, 90):
         now = seconds
-        waits.trouble(UnavailableError("a:1 refuses"), seconds)
+        waits.trouble(UnavailableError("a:1 refuses", tries_s=30.0), seconds)
     now = 91
     waits.trouble(None, 91)
-    waits.trouble(UnavailableError("a:1 refuses"), 1)
+    for _ in range(2):
+        waits.answered()
+        waits.trouble(UnavailableError("a:1 refuses"), 1)
+    waits.trouble(UnavailableError("a:1 has not answered yet"), 2)
+    waits.trouble(None, 3)
+    waits.trouble(UnavailableError("a:1 refuses", tries_s=900.0), 3)
+    waits.trouble(None, 4)
     assert said == [
-        "a:1 refuses; trying on",
-        "still, for 23 s: a:1 refuses; trying on",
-        "still, for 90 s: a:1 refuses; trying on",
-        "the cluster answers again, after 91 s",
+        "asking a:1 (--coordinator)",
+        "a:1 refuses; trying again for 28 s",
+        "still, for 23 s: a:1 refuses; trying again for 7 s",
+        "still, for 90 s: a:1 refuses; trying again",
+        "the cluster answers, after 91 s",
+        "cluster prod at a:1",
+        "a:1 has not answered yet; waiting",
+        "the cluster answers again, after 3 s",
+        "a:1 refuses; trying again",
+        "the cluster answers again, after 4 s",
     ]
 
 
@@ -197,7 +209,7 @@ def test_a_wait_over_several_calls_is_one_wait() -> None:
     """Each call counts from its own beginning, and one that hangs has a deadline."""
     said: list[str] = []
     now = 0.0
-    waits = Waits(said.append, lambda: now)
+    waits = Waits(said.append, clock=lambda: now)
     for at, seconds in ((2, 2), (15, 15), (28, 28), (30, 0), (44, 14), (46, 16)):
         now = at
         waits.trouble(UnavailableError("a:1 has not answered yet"), seconds)
@@ -206,10 +218,10 @@ def test_a_wait_over_several_calls_is_one_wait() -> None:
     waits.trouble(UnavailableError("a:1 refuses"), 2.5)
     waits.trouble(None, 2.6)
     assert said == [
-        "a:1 has not answered yet; trying on",
-        "still, for 28 s: a:1 has not answered yet; trying on",
+        "a:1 has not answered yet; waiting",
+        "still, for 28 s: a:1 has not answered yet; waiting",
         "the cluster answers again, after 46 s",
-        "a:1 refuses; trying on",
+        "a:1 refuses; waiting",
         "the cluster answers again, after 3 s",
     ]
 
@@ -219,11 +231,10 @@ def test_what_coordinators_answer_is_one_cause() -> None:
     refused = UnavailableError("failed to connect: Connection refused")
     answers.note("a:1", refused)
     assert answers.refused(["a:1"]) and not answers.refused(["a:1", "b:1"])
-    assert answers.text() == "a:1 refuses connections, so no coordinator runs there"
+    assert answers.text() == "a:1 refuses connections: no coordinator listens there (yet), or the address is wrong"
     answers.note("b:1", NotLeaderError(leader="a:1"))
     assert answers.text() == (
-        "nobody leads at present: a:1 refuses connections, so no coordinator runs there; b:1 is a standby and takes a:1 "
-        "for the leader"
+        "nobody leads at present: a:1 refuses connections; b:1 is a standby and takes a:1 for the leader"
     )
     answers.note("b:1", UnavailableError("b:1: Handshake read failed (Endpoint closing)"))
     assert "; b:1 takes connections but says nothing, so" in answers.text()

@@ -33,7 +33,7 @@ class Node:
     reader: asyncio.Task[None] | None = None
     text: list[str] = field(default_factory=list)
 
-    async def event(self, name: str, timeout: float = 30.0) -> dict[str, Any]:
+    async def event(self, name: str, timeout: float = 60.0) -> dict[str, Any]:
         async with asyncio.timeout(timeout):
             while True:
                 for line in self.lines:

@@ -25,7 +25,7 @@ from rollout.model.run import ENDED, RunSpec
 from rollout.wire.v1 import runs_pb2 as pb
 from rollout.workloads.commit import CommitEntry
 
-PATIENCE_S = 45.0
+PATIENCE_S = 60.0
 
 on_both_databases = pytest.mark.parametrize("rough_cluster", ["sqlite", "postgres"], indirect=True)
 """For what a ledger must give back. What a ledger must take is shown by its contract, on both, without processes."""

@@ -65,4 +65,4 @@ class RunnerProcess:
 
     def close(self) -> None:
         self.socket.close()
-        self.process.wait(timeout=30)
+        self.process.wait(timeout=60)

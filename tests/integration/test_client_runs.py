@@ -143,7 +143,7 @@ async def test_nobody_there_is_said_in_time(tmp_path: Path) -> None:
         on_trouble=lambda error, _: troubles.append(str(error)),
     )
     async with runs:
-        with pytest.raises(UnavailableError, match="refuses connections, so no coordinator runs there"):
+        with pytest.raises(UnavailableError, match="refuses connections: no coordinator listens there"):
             await runs.list()
     assert troubles
 

@@ -251,7 +251,7 @@ async def test_calls_that_wait_for_a_silent_database_end_with_the_tenure(tmp_pat
         ledger.error = StorageUnavailableError("the database is away")
         with pytest.raises(grpc.aio.AioRpcError):
             await client.submit(ulid(), batches())  # a commit, by which the loss is noticed
-        done, waiting = await asyncio.wait(calls, timeout=20)
+        done, waiting = await asyncio.wait(calls, timeout=60)
         assert not waiting, "a call waits for a store that its coordinator has lost"
         for call in done:
             error = call.exception()

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import json
-import subprocess
 from pathlib import Path
 from typing import Any
 
+import prefork
 import pytest
 from cluster import Node, binary
 from engine_cluster import Engine, done, until
@@ -37,7 +37,7 @@ def hosting(engine: Engine, executor: str) -> Node:
 def shown(engine: Engine, run_id: str) -> str:
     """What `rollout run show` prints."""
     command = [binary("rollout"), "run", "show", run_id, *engine.cluster.operator()]
-    return subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    return prefork.run(command, text=True).stdout
 
 
 @pytest.mark.usefixtures("installed")

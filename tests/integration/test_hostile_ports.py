@@ -37,7 +37,7 @@ class Scene:
             entries, status = await collect(self.runs, run_id)
         assert len(entries) == count and status.done == count and status.worker_lost == 0
         coordinator, worker = self.nodes.daemons
-        assert coordinator.process.is_running() and worker.process.is_running()
+        assert coordinator.process.poll() is None and worker.process.poll() is None
         assert not coordinator.events("worker_failed") and len(coordinator.events("worker_registered")) == 1
         for daemon in self.nodes.daemons:
             assert "Traceback" not in daemon.log.read_text(errors="replace")

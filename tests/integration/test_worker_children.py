@@ -63,6 +63,6 @@ async def test_a_child_killed_while_it_is_being_started_ends(guard: Guard, tmp_p
         await asyncio.sleep(0)
     assert child.pid == 0 and not running.done()
     child.kill()
-    await asyncio.wait_for(running, 30)
+    await asyncio.wait_for(running, 60)
     assert events == [ev.ChildEnded(1, "signal SIGKILL (out of memory?)")]
     assert not psutil.pid_exists(child.pid)

@@ -32,7 +32,7 @@ async def test_a_silent_coordinator_fences_and_exclusive_attempts_die(tmp_path: 
             children = [p for p in worker.family() if "rollout_worker.processes.runner" in " ".join(p.cmdline())]
             coordinator.process.send_signal(signal.SIGSTOP)
             await worker.event("worker_fenced")
-            await until(lambda: sum(p.is_running() for p in children) == 1, "the exclusive attempt's process to end", 5)
+            await until(lambda: sum(p.is_running() for p in children) == 1, "the exclusive attempt's process to end")
             coordinator.process.send_signal(signal.SIGCONT)
             await worker.event("worker_unfenced")
             entries, _ = await collect(runs, run_id)
@@ -54,7 +54,7 @@ async def test_an_orphan_gives_up_and_begins_anew(tmp_path: Path) -> None:
             await started(runs, run_id, 1)
             coordinator.kill()
             await worker.event("worker_orphaned")
-            await until(lambda: len(worker.family()) <= 1, "its children to be gone", 10)
+            await until(lambda: len(worker.family()) <= 1, "its children to be gone")
             await nodes.coordinator().event("coordinator_ready")
             entries, _ = await collect(runs, run_id)
         assert [e.data for e in entries] == [b"x"]

@@ -38,7 +38,7 @@ def sleeper(guard: Guard) -> Iterator[subprocess.Popen[bytes]]:
 def test_a_group_is_killed_at_its_time(guard: Guard, sleeper: subprocess.Popen[bytes]) -> None:
     began = clock()
     guard.kill_at(sleeper.pid, began + 0.7)
-    assert sleeper.wait(30) == -9
+    assert sleeper.wait(60) == -9
     assert clock() - began >= 0.7
 
 
@@ -51,7 +51,7 @@ def test_a_time_is_moved_on_and_taken_back(guard: Guard, sleeper: subprocess.Pop
     time.sleep(2.5)
     assert sleeper.poll() is None
     guard.kill_at(sleeper.pid, clock() - 1.0)
-    assert sleeper.wait(30) == -9, "a time that has passed is now"
+    assert sleeper.wait(60) == -9, "a time that has passed is now"
 
 
 def test_a_group_that_has_left_the_list_is_not_killed(guard: Guard, sleeper: subprocess.Popen[bytes]) -> None:
@@ -78,7 +78,7 @@ def test_a_machine_that_slept_through_the_time_wakes_to_it(tmp_path: Path, sleep
         assert guard.stdin is not None
         guard.stdin.write(f"+{sleeper.pid}\n={sleeper.pid} {clock() + 1800}\n".encode())
         guard.stdin.flush()
-        assert sleeper.wait(10) == -9
+        assert sleeper.wait(60) == -9
         guard.stdin.close()
 
 
@@ -87,7 +87,7 @@ def test_whoever_guards_ends_what_is_left_when_the_daemon_is_gone(guard: Guard, 
     process = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"], start_new_session=True)
     guard.add(process.pid)
     guard.close()
-    assert process.wait(30) == -9 and not (tmp_path / "scratch").exists()
+    assert process.wait(60) == -9 and not (tmp_path / "scratch").exists()
 
 
 async def test_a_script_that_is_to_run_alone_tells_of_another_beside_it(tmp_path: Path) -> None:

@@ -80,7 +80,7 @@ class Rig:
     async def attempt(self, seq: int, payload: object) -> ev.Event:
         held = Held(1, seq, 1, bytes(32), json.dumps(payload).encode(), CAPPED, PLAN)
         self.child.deliver([held])
-        return await asyncio.wait_for(self.events.get(), 30)
+        return await asyncio.wait_for(self.events.get(), 60)
 
 
 def error_of(event: ev.Event) -> str:

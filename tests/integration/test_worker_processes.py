@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import json
-import subprocess
 import sys
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
+import prefork
 import pytest
 from blake3 import blake3
 from rollout.client import Runs
@@ -81,7 +81,7 @@ async def test_a_killed_daemon_leaves_no_process(nodes: Nodes, runs: Runs) -> No
     await started(runs, run_id, 3)
     family = worker.family()
     worker.kill()
-    await until(lambda: not leftovers(family), "the children to be gone", 10)
+    await until(lambda: not leftovers(family), "the children to be gone")
     await runs.command(run_id, "kill")
 
 
@@ -89,7 +89,7 @@ def shown(nodes: Nodes, *command: str) -> dict[str, Any]:
     """What a command prints for programs."""
     where = ["--coordinator", nodes.address, "--tls-dir", str(nodes.tls_dir), "--json"]
     rollout = str(Path(sys.executable).with_name("rollout"))
-    return json.loads(subprocess.check_output([rollout, *command, *where], text=True, timeout=60))
+    return json.loads(prefork.run([rollout, *command, *where], text=True, timeout=60).stdout)
 
 
 async def ended(runs: Runs, run_id: str) -> runs_pb2.RunStatus:
@@ -179,6 +179,6 @@ async def test_output_without_end_fills_neither_the_log_nor_the_daemon(nodes: No
         lines = sum(len(event["text"]) + 1 for event in worker.events("child_output"))
         return lines + sum(event["bytes"] for event in worker.events("child_output_dropped"))
 
-    await until(lambda: told() >= 512 << 20, "all of it to be told of", 10)
+    await until(lambda: told() >= 512 << 20, "all of it to be told of")
     assert worker.log.stat().st_size < 2 << 20
     assert not worker.events("worker_fenced")

@@ -6,15 +6,15 @@ import asyncio
 import json
 import os
 import signal
-import sys
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+import prefork
 import psutil
 from blake3 import blake3
-from cluster import free_port
+from cluster import binary, free_port
 from rollout.client import Runs
 from rollout.model.item import DEFAULT_SPEC, ItemSpec, NewItem
 from rollout.model.run import RunSpec
@@ -32,9 +32,7 @@ class Daemon:
         directory.mkdir(parents=True, exist_ok=True)
         self.log = directory / "log.jsonl"
         with self.log.open("ab") as out:
-            self.process = psutil.Popen(
-                [sys.executable, "-m", *command], cwd=directory, stdout=out, stderr=out, env=os.environ | env
-            )
+            self.process = prefork.Popen(command, cwd=directory, stdout=out, stderr=out, env=os.environ | env)
 
     def events(self, name: str) -> list[dict[str, Any]]:
         whole = self.log.read_text(errors="replace").split("\n")[:-1]
@@ -49,14 +47,14 @@ class Daemon:
 
     def kill(self) -> None:
         self.process.kill()
-        self.process.wait(timeout=20)
+        self.process.wait(timeout=60)
 
     async def ended(self) -> int:
         return await asyncio.to_thread(self.process.wait, PATIENCE_S)
 
     def family(self) -> list[psutil.Process]:
         """Every process it has started, however deep."""
-        return self.process.children(recursive=True)
+        return psutil.Process(self.process.pid).children(recursive=True)
 
 
 async def until(condition: Callable[[], bool], what: str, patience_s: float = PATIENCE_S) -> None:
@@ -81,14 +79,14 @@ class Nodes:
         (root / "empty.toml").write_text("")
 
     def coordinator(self) -> Daemon:
-        command = ["rollout_coordinator", "run", "--config", str(self.root / "empty.toml")]
+        command = [binary("rollout-coordinator"), "run", "--config", str(self.root / "empty.toml")]
         daemon = Daemon(self.root / "coordinator", command, self.env)
         self.daemons.append(daemon)
         return daemon
 
     def worker(self, *args: str, **worker: Any) -> Daemon:
         env = self.env | {f"ROLLOUT_{k.upper()}": str(v) for k, v in worker.items()}
-        daemon = Daemon(self.root / f"worker-{len(self.workers)}", ["rollout_worker", "run", *args], env)
+        daemon = Daemon(self.root / f"worker-{len(self.workers)}", [binary("rollout-worker"), "run", *args], env)
         self.daemons.append(daemon)
         self.workers.append(daemon)
         return daemon
@@ -102,7 +100,7 @@ class Nodes:
                 daemon.process.send_signal(signal.SIGCONT)
                 daemon.process.kill()
         for daemon in self.daemons:
-            daemon.process.wait(timeout=20)
+            daemon.process.wait(timeout=60)
 
 
 def script(payload: dict[str, Any] | bytes, spec: ItemSpec = DEFAULT_SPEC, salt: int = 0) -> NewItem:

@@ -25,10 +25,10 @@ async def test_the_samples_answer(host: PluginHost, samples: Path) -> None:
     for mode in MODES:
         await host.load(samples / mode)
     assert host.names() == ("sample-cdylib", "sample-environment", "sample-python", "sample-sidecar")
-    assert await host.call("sample-python", "exact", {"completion": "4", "answer": "5"}, 5) == 0.0
-    assert await host.call("sample-sidecar", "overlap", {"completion": "a b", "answer": "b c"}, 5) == 1 / 3
-    assert await host.call("sample-cdylib", "echo", {"deep": [1, {"x": "ü"}]}, 5) == {"deep": [1, {"x": "ü"}]}
-    assert await host.call("sample-cdylib", "echo", b"\x00\xff", 5) == b"\x00\xff"
+    assert await host.call("sample-python", "exact", {"completion": "4", "answer": "5"}, 60) == 0.0
+    assert await host.call("sample-sidecar", "overlap", {"completion": "a b", "answer": "b c"}, 60) == 1 / 3
+    assert await host.call("sample-cdylib", "echo", {"deep": [1, {"x": "ü"}]}, 60) == {"deep": [1, {"x": "ü"}]}
+    assert await host.call("sample-cdylib", "echo", b"\x00\xff", 60) == b"\x00\xff"
 
 
 async def test_an_environment_has_an_object_for_each_episode(host: PluginHost, samples: Path) -> None:
@@ -36,14 +36,14 @@ async def test_an_environment_has_an_object_for_each_episode(host: PluginHost, s
 
     async def step(episode: str, action: int) -> str:
         arguments = {"episode_id": episode, "action": action, "timeout_s": 1.0}
-        return (await host.call("sample-environment", "step", arguments, 5))["observation"]["say"]
+        return (await host.call("sample-environment", "step", arguments, 60))["observation"]["say"]
 
     for episode, seed in (("a", 1), ("b", 1), ("c", 2)):
         task = {"task": {"highest": 1000}, "seed": seed, "episode_id": episode}
-        await host.call("sample-environment", "reset", task, 5)
+        await host.call("sample-environment", "reset", task, 60)
     said = [[await step(e, guess) for guess in (137, 500, 900)] for e in "abc"]
     assert said[0] == said[1]
-    await host.call("sample-environment", "close", {"episode_id": "a"}, 5)
+    await host.call("sample-environment", "close", {"episode_id": "a"}, 60)
     with pytest.raises(PluginError, match="not open here"):
         await step("a", 1)
 
@@ -94,9 +94,9 @@ async def test_grpc_sidecar(host: PluginHost, tmp_path: Path) -> None:
         '[entry.sidecar]\ncommand = ["python", "grpc_sidecar.py"]\nprotocol = "grpc"\n'
     )
     await host.load(tmp_path)
-    assert await host.call("grpc-sidecar", "echo", {"a": [1]}, 5) == {"a": [1]}
-    assert await host.call("grpc-sidecar", "echo", b"\xff", 5) == b"\xff"
-    assert await host.call("grpc-sidecar", "config", {}, 5) == {"level": 3}
+    assert await host.call("grpc-sidecar", "echo", {"a": [1]}, 60) == {"a": [1]}
+    assert await host.call("grpc-sidecar", "echo", b"\xff", 60) == b"\xff"
+    assert await host.call("grpc-sidecar", "config", {}, 60) == {"level": 3}
     faults = {
         "hang": "timeout",
         "huge": "flood",
@@ -109,7 +109,7 @@ async def test_grpc_sidecar(host: PluginHost, tmp_path: Path) -> None:
         with pytest.raises(PluginError) as caught:
             await host.call("grpc-sidecar", method, {}, 1.0)
         assert caught.value.context["reason"] == reason, method
-        assert await host.call("grpc-sidecar", "echo", {}, 5) == {}
+        assert await host.call("grpc-sidecar", "echo", {}, 60) == {}
 
 
 async def test_what_a_killed_worker_left_is_swept(host: PluginHost, samples: Path) -> None:

@@ -263,6 +263,9 @@ class Context:
         self._inbox: deque[Any] = deque()
         self._reader: asyncio.Future[Any] | None = None
 
+    def peer(self) -> str:
+        return "ipv4:10.0.0.1:1"
+
     def auth_context(self) -> dict[str, list[bytes]]:
         return {"x509_pem_cert": [self._call.channel.pem]}
 

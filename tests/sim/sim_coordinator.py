@@ -17,6 +17,7 @@ from rollout_coordinator.history import History
 from rollout_coordinator.leadership import Gate, Leadership, StandbyInterceptor
 from rollout_coordinator.lease import LeaseKeeper
 from rollout_coordinator.lifecycle import Coordinator
+from rollout_coordinator.members import Members
 from rollout_coordinator.objects_gate import ObjectsGate
 from rollout_coordinator.run_views import RunViews
 from rollout_coordinator.runs_service import RunsService
@@ -182,7 +183,7 @@ class CoordinatorNode(Node):
             leadership=leadership, metrics=metrics, watchers=watchers, router=router, driver=driver, views=views,
             objects_gate=objects_gate, objects_child=cast(Any, Nothing()), gate=gate, revocations=cast(Any, None),
             work=work, runs=runs, heartbeat=heartbeat, control=control,
-            doctor=cast(Any, None), members=cast(Any, None),
+            doctor=cast(Any, None), members=Members(store, (), lambda: clock.now().wall_ms),
             history=History(ledger, clock), history_service=cast(Any, None),
         )  # fmt: skip
         server = Server(self.loop, StandbyInterceptor(leadership))

@@ -15,6 +15,7 @@ from rollout.cli.program import new_app, run_program
 from rollout.cli.streams import keep_going
 from rollout.cli.tokens import TokenFileOption, TokenOption, find_token
 from rollout.cli.version import version_line
+from rollout.cli.words import told_by
 from rollout.client.target import as_joined
 from rollout.config.load import load_settings
 from rollout.config.logging import configure
@@ -32,11 +33,6 @@ log = structlog.get_logger()
 app = new_app(help="A worker: pulls work from a coordinator and runs it in child processes.")
 
 DEFAULT_CONFIG = Path("worker.toml")
-
-
-def _fail(error: RolloutError) -> typer.Exit:
-    typer.echo(f"rollout-worker: {error}", err=True)
-    return typer.Exit(exit_code_of(error))
 
 
 def config_file(named: Path | None) -> Path | None:
@@ -68,17 +64,14 @@ def run(
     hot_reload: Annotated[bool, typer.Option("--hot-reload", help="Allow plugins to be reloaded.")] = False,
 ) -> None:
     """Work until SIGTERM or Ctrl-C, which drain; a second signal ends at once."""
-    try:
-        settings = settings_for(config, hot_reload=hot_reload, tls_dir=tls_dir)
-        if worker_id:
-            check_ulid(worker_id, "--worker-id")
-        transport = as_joined(settings.transport, also_former=True)
-        if not transport.coordinator_addrs:  # one machine: the certificates are its coordinator's
-            here = [transport.advertise_addr or transport.listen_addr]
-            transport = transport.model_copy(update={"coordinator_addrs": here})
-        settings = settings.model_copy(update={"transport": transport})
-    except RolloutError as error:
-        raise _fail(error) from error
+    settings = settings_for(config, hot_reload=hot_reload, tls_dir=tls_dir)
+    if worker_id:
+        check_ulid(worker_id, "--worker-id")
+    transport = as_joined(settings.transport, also_former=True)
+    if not transport.coordinator_addrs:  # one machine: the certificates are its coordinator's
+        here = [transport.advertise_addr or transport.listen_addr]
+        transport = transport.model_copy(update={"coordinator_addrs": here})
+    settings = settings.model_copy(update={"transport": transport})
     keep_going("the log is lost until it can be", log=True)
     configure(settings.logging)
     if found := config_file(config):
@@ -98,7 +91,7 @@ async def serve(settings: WorkerSettings, worker_id: str, plugins: list[Path]) -
         if worker is None or task is None:
             return
         if len(signals) == 1:
-            worker.drain(signal.Signals(number).name, settings.worker.drain_budget_s)
+            worker.drain(told_by(number), settings.worker.drain_budget_s)
         else:
             task.cancel()
 
@@ -138,11 +131,8 @@ def join(
 
     The token, of role worker, comes from --token-file, from ROLLOUT_JOIN_TOKEN, or from --token.
     """
-    try:
-        joined = asyncio.run(join_cluster(coordinator, find_token(token, token_file), tls_dir, os.uname().nodename))
-    except RolloutError as error:
-        raise _fail(error) from error
-    typer.echo(f"joined cluster {joined.cluster} as {joined.role}, host {joined.host_id}; identity in {tls_dir}")
+    joined = asyncio.run(join_cluster(coordinator, find_token(token, token_file), tls_dir, os.uname().nodename))
+    typer.echo(joined.told(tls_dir))
 
 
 @app.command()

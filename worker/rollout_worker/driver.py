@@ -371,7 +371,7 @@ class Driver:
         kind = command.WhichOneof("body")
         if kind == "drain":
             budget = command.drain.budget_ms / 1000 or self._parts.settings.worker.drain_budget_s
-            self.drain(command.drain.reason or "an operator asked", budget)
+            self.drain(command.drain.reason or "drained by an operator", budget)
         elif kind == "reload":
             await self._parts.reload_plugins(list(command.reload.names))
         elif kind == "log_level":

@@ -92,6 +92,14 @@ def inventory(
     )
 
 
+_WHY_STOPPED = {
+    "drained": "everything it had is finished or given back",
+    "orphaned": "no coordinator came back in time, so what it had was given up; it starts anew",
+    "refused": "the cluster refused it; it starts anew",
+    "not_allowed": "the cluster does not let it in",
+}
+
+
 class Worker:
     """A daemon: one incarnation after another, until it has drained or must not go on."""
 
@@ -142,7 +150,7 @@ class Worker:
             notice = asyncio.create_task(self._preemption(compute))
             while True:
                 how = await self._incarnation(offer, devices, executors)
-                log.info("worker_stopped", how=how)
+                log.info("worker_stopped", how=how, why=_WHY_STOPPED.get(how, how))
                 if how == "drained":
                     return 0
                 if how == "not_allowed":
@@ -236,4 +244,4 @@ class Worker:
     async def _preemption(self, compute: Compute) -> None:
         notice = await compute.preemption()
         log.warning("preemption_notice", reason=notice.reason, lead_s=notice.lead_s, budget_s=notice.budget_s)
-        self.drain("preemption", notice.budget_s)
+        self.drain("its machine goes away (preemption)", notice.budget_s)

@@ -9,7 +9,7 @@ from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
-from rollout.cli.options import chosen
+from rollout.cli.options import choose_cluster, chosen
 from rollout.cli.waits import Waits
 from rollout.client.private import OwnerLock, address_of
 from rollout.client.target import Target, connected, need_target
@@ -43,8 +43,10 @@ def ask(
     place of a question that waits for more: it would keep the run's own command out for as long. When the command that
     runs the private cluster ends before it has answered, the question is asked anew.
     """
+    choose_cluster(coordinator, tls_dir)
     target = need_target(coordinator, tls_dir, chosen().wish)
-    tell(str(target))
+    if target.private is not None:
+        tell(str(target))
 
     async def asking() -> Answer:
         while True:
@@ -67,13 +69,16 @@ class OwnerEndedError(UnavailableError):
 async def reached(
     target: Target, tell: Callable[[str], None], *, patience_s: float, unless_idle: Refusal | None = None
 ) -> AsyncGenerator[tuple[Runs, bool], None]:
-    """A client of `target`, and whether that is a private cluster where nobody works; `tell` hears what is waited for.
-    OwnerEndedError."""
-    with Waits(tell) as waits:
-        if target.private is None:
-            async with connected(target, patience_s=patience_s, on_trouble=waits.trouble) as client:
+    """A client of `target`, and whether that is a private cluster where nobody works; `tell` hears what is waited for,
+    and which cluster it is once one has answered. OwnerEndedError."""
+    if target.private is None:
+        with Waits(tell, target.asked, lambda: tell(str(target))) as waits:
+            async with connected(
+                target, patience_s=patience_s, on_trouble=waits.trouble, on_answer=waits.answered
+            ) as client:
                 yield client, False
-            return
+        return
+    with Waits(tell) as waits:
         async with _running(target.private, tell) as (address, idle):
             here = Target([address], target.private / "tls", "rollout", explicit=True)
             async with connected(here, patience_s=patience_s, on_trouble=waits.trouble) as client:

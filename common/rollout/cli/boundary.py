@@ -6,6 +6,7 @@ Exit codes: 0 success; 1 the work itself failed, or something it needs is not th
 
 from __future__ import annotations
 
+import gc
 import os
 import sys
 import tempfile
@@ -15,6 +16,8 @@ from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, NoReturn
+
+import typer
 
 from rollout.cli.descriptors import raise_open_files
 from rollout.cli.malloc import tune_malloc
@@ -31,10 +34,12 @@ from rollout.model.errors import (
     RolloutError,
     SchemaVersionError,
     StateError,
+    UsageError,
 )
+from rollout.model.problems import faults_of
 
 OK, FAILED, USAGE, INTERRUPTED = 0, 1, 2, 130
-_USAGE = (ConfigError, InputError, NotFoundError, ConflictError, StateError, AuthError, SchemaVersionError)
+_USAGE = (UsageError, ConfigError, InputError, NotFoundError, ConflictError, StateError, AuthError, SchemaVersionError)
 
 
 def debugging() -> bool:
@@ -48,6 +53,7 @@ def exit_code_of(error: RolloutError) -> int:
 
 def run_app(app: Callable[[], Any]) -> NoReturn:
     """Run a command-line program to its end and exit. Every program of the product starts through this."""
+    gc.freeze()  # what was imported stays: no collection looks through it, nor does the one at the end
     output = prepare()
     tune_malloc()
     raise_open_files()
@@ -63,7 +69,7 @@ def _run(step: Callable[[], int]) -> int:
     except RolloutError as error:
         show(error)
         return exit_code_of(error)
-    except KeyboardInterrupt:
+    except (KeyboardInterrupt, typer.Abort):
         sys.stderr.write("\ninterrupted\n")
         return INTERRUPTED
     except UnicodeEncodeError as error:
@@ -82,10 +88,10 @@ def _run(step: Callable[[], int]) -> int:
 
 def _ran(app: Callable[[], Any]) -> int:
     try:
-        app()
-    except SystemExit as ended:  # how a command ends that was called in the way of a program
+        code = app()
+    except SystemExit as ended:
         return ended.code if isinstance(ended.code, int) else FAILED if ended.code else OK
-    return OK
+    return code if isinstance(code, int) else OK
 
 
 def _ended(output: Output, code: int) -> int:
@@ -99,20 +105,17 @@ def _ended(output: Output, code: int) -> int:
 
 
 def show(error: RolloutError) -> None:
-    """`error: message [code]` on standard error; with --json also `{"error": {code, message, faults}}` on standard
+    """`error [code]: message` on standard error; with --json also `{"error": {code, message, faults}}` on standard
     output, `faults` being what is wrong, one by one."""
     message = redact_text(error.message)
     if debugging():
         traceback.print_exception(error)
     if "--json" in sys.argv and not isinstance(error, OutputError):
         with suppress(OutputError):
-            lines = message.splitlines()
-            faults = [line.strip() for line in lines if line.startswith("  ")] or lines
-            sys.stdout.write(
-                json_line({"event": "error", "error": {"code": error.code, "message": message, "faults": faults}})
-            )
+            told = {"code": error.code, "message": message, "faults": faults_of(message)}
+            sys.stdout.write(json_line({"event": "error", "error": told}))
             sys.stdout.flush()
-    sys.stderr.write(f"error: {visible(message)} [{error.code}]\n")
+    sys.stderr.write(f"error [{error.code}]: {visible(message)}\n")
 
 
 def _show_unexpected(error: Exception) -> None:
@@ -126,5 +129,6 @@ def _show_unexpected(error: Exception) -> None:
         where = "ROLLOUT_DEBUG=1 shows the traceback"
     brief = redact_text(f"{type(error).__name__}: {error}")[:500]
     sys.stderr.write(
-        f"error: this is a fault of the program, not of your input: {brief}\n  {where}; please report it\n"
+        f"error [{RolloutError.code}]: this is a fault of the program, not of your input: {brief}\n{where}; please "
+        "report it\n"
     )

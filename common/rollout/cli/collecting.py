@@ -120,8 +120,9 @@ class WorkloadRun:
         )
         return status
 
-    async def carry_out(self, directory: Path, failure: asyncio.Future[None] | None, *, detach: bool) -> int:
-        """The exit code, when everything is in the files. `failure` ends it early, with its error."""
+    async def carry_out(self, directory: Path, failure: asyncio.Future[None] | None, *, detach: str = "") -> int:
+        """The exit code, when everything is in the files. `failure` ends it early, with its error. `detach`: the
+        command that collects later; then this one is over when everything is submitted."""
         submitting = asyncio.create_task(self._submit())
         jobs: list[asyncio.Future[Any]] = [submitting]
         collecting: asyncio.Task[tuple[pb.RunStatus, JsonObject]] | None = None
@@ -144,8 +145,8 @@ class WorkloadRun:
                 job.cancel()
             await asyncio.gather(*jobs, return_exceptions=True)
         if collecting is None:
-            submitted = f"{self.total} {self._workload.unit} submitted"
-            self._display.note(f"run {short(self.run_id)}: {submitted}; the same command without --detach collects")
+            self._display.note(f"all {self._workload.unit} are submitted; the cluster goes on without this command")
+            self._display.note(f"get the results with: {detach}")
             return OK
         return self._finish(directory, *collecting.result())
 

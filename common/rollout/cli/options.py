@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Callable
 from contextlib import suppress
 from contextvars import ContextVar
@@ -71,6 +72,8 @@ class Chosen:
     wish: Wish = field(default_factory=Wish)
     go_on: bool = False
     """`--continue`: also with a run that somebody killed."""
+    coordinators: tuple[str, ...] = ()
+    tls_dir: Path | None = None
 
 
 _chosen: ContextVar[tuple[object, Chosen]] = ContextVar("chosen")
@@ -79,6 +82,22 @@ _chosen: ContextVar[tuple[object, Chosen]] = ContextVar("chosen")
 def chosen() -> Chosen:
     """Of the command that runs; nothing is chosen where there is none."""
     return _chosen.get((None, Chosen()))[1]
+
+
+def choose_cluster(coordinators: list[str] | None, tls_dir: Path | None) -> None:
+    """What the command that runs was given as `--coordinator` and `--tls-dir`, for `same_cluster`."""
+    root, known = _chosen.get((None, Chosen()))
+    _chosen.set((root, replace(known, coordinators=tuple(coordinators or ()), tls_dir=tls_dir)))
+
+
+def same_cluster(command: str) -> str:
+    """`command` with the options that name the cluster of the command that runs, as a message quotes it."""
+    named = chosen()
+    words = [word for address in named.coordinators for word in ("--coordinator", address)]
+    words += ["--context", named.wish.context] if named.wish.context else []
+    words += ["--dir", str(named.wish.directory)] if named.wish.directory is not None else []
+    words += ["--tls-dir", str(named.tls_dir)] if named.tls_dir is not None else []
+    return f"`{' '.join([command, *map(shlex.quote, words)])}`"
 
 
 def _choose(context: typer.Context, change: Callable[[Chosen], Chosen]) -> None:

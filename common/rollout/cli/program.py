@@ -6,7 +6,7 @@ Help texts are plain: rich's markup would take `[transport]` for a style and lea
 from __future__ import annotations
 
 from functools import cache
-from typing import Any, NoReturn
+from typing import Any, NoReturn, cast
 
 import typer
 import typer.main
@@ -14,7 +14,9 @@ import typer.main
 from rollout.cli.boundary import run_app
 from rollout.cli.groups import CommandGroup
 from rollout.cli.options import cluster_options
+from rollout.cli.usage import describe_usage
 from rollout.cli.version import version_line
+from rollout.model.errors import UsageError
 
 
 def new_app(*, help: str = "", completion: bool = False, **options: Any) -> typer.Typer:
@@ -58,7 +60,21 @@ def complete(command: Any, program: str) -> None:
 def run_program(app: typer.Typer, program: str) -> NoReturn:
     """To its end: the entry point of a console script."""
     command = command_of(app, program)
-    run_app(lambda: command(prog_name=program))
+    run_app(lambda: _called(command, program))
+
+
+def _called(command: Any, program: str) -> object:
+    """The exit code, where the command says one. UsageError for words that it does not know."""
+    try:
+        return command(prog_name=program, standalone_mode=False)
+    except Exception as error:
+        # Which class it is depends on the version of typer, which brings click or has its own.
+        if not hasattr(error, "format_message"):
+            raise
+        if not hasattr(error, "ctx") or type(error).__name__ == "NoArgsIsHelpError":
+            cast(Any, error).show()
+            return cast(Any, error).exit_code
+        raise UsageError(describe_usage(error)) from None
 
 
 @cache

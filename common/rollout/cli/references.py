@@ -10,9 +10,10 @@ import sys
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
+from rollout.cli.options import same_cluster
 from rollout.cli.recent import recent_runs
 from rollout.model.errors import ConfigError, NotFoundError
-from rollout.model.ids import is_ulid, short
+from rollout.model.ids import SHORT, is_ulid, short
 
 if TYPE_CHECKING:
     from rollout.client import Runs
@@ -39,16 +40,16 @@ async def resolve_run(client: Runs, text: str) -> str:
         return await _last(client)
     if text.startswith("@") or not text:
         raise NotFoundError(
-            f"{text!r} stands for no run: give an id or the beginning of one, a name, or {LAST}; `rollout run list` "
-            "shows them"
+            f"{text!r} stands for no run: give an id or short id, a unique beginning of one, a name, or {LAST}; "
+            f"{same_cluster('rollout run list')} lists the runs"
         )
     found = await client.find(text)
     named = [run for run in found if run.name == text]
     by_id = [run for run in found if means(run.run_id, text)]
     if not found:
         raise NotFoundError(
-            f"there is no run {text!r}: no id begins with it, and no run has this name; `rollout run list` "
-            "shows those that are"
+            f"there is no run {text!r}: it is no run's id, short id or name, nor the beginning of an id; "
+            f"{same_cluster('rollout run list')} lists the runs"
         )
     if named and all(run in named for run in by_id):
         if len(named) > 1:
@@ -57,8 +58,11 @@ async def resolve_run(client: Runs, text: str) -> str:
     if len(by_id) == 1 and not named:
         return by_id[0].run_id
     raise ConfigError(
-        f"{text!r} may be any of {_count(found, 20)} runs; give more of the id:\n"
-        + _lines(f"{short(run.run_id)}  {run.run_id}  {run.state:<11}  {run.name or run.workload}" for run in found)
+        f"{text!r} may be any of {_count(found, 20)} runs: give the short id or the id of the one that is meant\n"
+        + _lines(
+            f"{'short id':<{SHORT}}  {'id':<26}  {'state':<11}  name",
+            (f"{short(run.run_id)}  {run.run_id}  {run.state:<11}  {run.name or run.workload}" for run in found),
+        )
     )
 
 
@@ -98,21 +102,24 @@ async def resolve_worker(client: Runs, text: str) -> str:
     candidates = there or meant
     if not candidates:
         raise NotFoundError(
-            f"there is no worker {text!r}: no id begins with it, and it is no worker's host; `rollout workers "
-            "--all` shows them"
+            f"there is no worker {text!r}: it is no worker's id, short id or host; "
+            f"{same_cluster('rollout workers --all')} lists them, those that are gone too"
         )
     if len(candidates) > 1:
         raise ConfigError(
-            f"{text!r} may be any of {len(candidates)} workers; give more of the id:\n"
-            + _lines(f"{short(w.incarnation)}  {w.incarnation}  {w.state:<8}  {w.inventory.host}" for w in candidates)
+            f"{text!r} may be any of {len(candidates)} workers: give the short id or the id of the one that is meant\n"
+            + _lines(
+                f"{'short id':<{SHORT}}  {'id':<26}  {'state':<8}  host",
+                (f"{short(w.incarnation)}  {w.incarnation}  {w.state:<8}  {w.inventory.host}" for w in candidates),
+            )
         )
     return candidates[0].incarnation
 
 
-def _lines(all_of_them: Iterable[str]) -> str:
+def _lines(heading: str, all_of_them: Iterable[str]) -> str:
     lines = list(all_of_them)
     more = [f"  and {len(lines) - _SHOWN} more"] if len(lines) > _SHOWN else []
-    return "\n".join([*(f"  {line}" for line in lines[:_SHOWN]), *more])
+    return "\n".join([f"  {heading}", *(f"  {line}" for line in lines[:_SHOWN]), *more])
 
 
 def _count(found: Sequence[pb.FoundRun], limit: int) -> str:

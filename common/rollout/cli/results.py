@@ -17,8 +17,10 @@ from rollout.cli.collecting import REWRITES_MAX, files_of, to_its_end
 from rollout.cli.progress import Display
 from rollout.cli.words import unsuccessful
 from rollout.client import Runs
+from rollout.config.wording import describe
 from rollout.model.errors import ConfigError, InputError, OutputChangedError
 from rollout.model.ids import short
+from rollout.model.problems import problems
 from rollout.model.run import ENDED
 from rollout.wire.v1 import runs_pb2 as pb
 from rollout.workloads.collector import Attempts, Collector
@@ -44,7 +46,7 @@ class ResultsOf:
         """The exit code. ConfigError: the directory is another run's, or nothing here knows the workload."""
         status = await self._runs.get(self._run_id)
         workload = workload_of(status)
-        with OutputDirectory.open(self._directory) as output:
+        with OutputDirectory.open(self._directory, "rollout run results") as output:
             output.check(self._run_id)
             stored = output.stored_config or {OUTPUT: await self._fitting(workload, status)}
             config = self._config(workload, output, json.loads(status.spec.config), stored)
@@ -154,8 +156,8 @@ def output_section(
     try:
         return model.model_validate({**section, **keys}).model_dump(mode="json")
     except ValidationError as error:
-        faults = [f"{OUTPUT}.{'.'.join(map(str, e['loc']))}: {e['msg']}" for e in error.errors(include_url=False)]
-        raise ConfigError("\n".join(faults)) from error
+        names = [(f"{OUTPUT}.{'.'.join(map(str, e['loc']))}", e) for e in error.errors(include_url=False)]
+        raise ConfigError(problems(f"{name}: {describe(e, name)}" for name, e in names)) from error
 
 
 def _value(text: str) -> Any:

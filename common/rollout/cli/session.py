@@ -179,7 +179,8 @@ class _Invocation:
         self._display = display
         self._run: WorkloadRun | None = None
         self._embedded: Embedded | None = None
-        self._waits = Waits(display.note)
+        named = target.private is None
+        self._waits = Waits(display.note, target.asked if named else "", self._say_cluster if named else None)
         self._runs: Runs | None = None
         self._had_ledger = False
         self._name = ""
@@ -195,7 +196,8 @@ class _Invocation:
             return INTERRUPTED
 
     async def _work(self) -> int:
-        with OutputDirectory.open(self._workload.directory(self._settings)) as output:
+        directory = self._workload.directory(self._settings)
+        with OutputDirectory.open(directory, self._options.command()) as output:
             known = output.check(await self._resume(output))
             without_results = known is not None and failed_without_results(output, known)
             try:
@@ -282,7 +284,8 @@ class _Invocation:
             if checking.exception() is None:
                 checking.result().close()
             raise
-        self._say_cluster()
+        if self._target.private is not None:
+            self._say_cluster()  # else when it has answered
         for note in (*(checked.source.notes if checked.source else ()), *checked.notes):
             self._display.note(f"note: {note}")
         return checked
@@ -311,7 +314,10 @@ class _Invocation:
     async def _cluster(self, output: Path, patience_s: float) -> AsyncGenerator[Runs, None]:
         target = self._target
         if target.private is None:
-            async with connected(target, patience_s=patience_s, on_trouble=self._waits.trouble) as runs:
+            waits = self._waits
+            async with connected(
+                target, patience_s=patience_s, on_trouble=waits.trouble, on_answer=waits.answered
+            ) as runs:
                 self._runs = runs
                 yield runs
             return
@@ -351,8 +357,8 @@ class _Invocation:
                 collector = await asyncio.to_thread(open_collector, workload, output, run_id, checked.config, checked)
                 collector.close()
                 raise ConfigError(
-                    f"{self._gone(run_id, output.path)} name another output directory to start a new run"
-                    + "".join(f"\n  {fault}: only the ledger has what is missing" for fault in collector.faults)
+                    f"{self._gone(run_id, output.path)}\nTo start a new run, name another output directory"
+                    + "".join(f"\n{fault}: only the ledger has what is missing" for fault in collector.faults)
                 ) from None
         if status is not None:
             self._name = status.spec.name
@@ -372,24 +378,17 @@ class _Invocation:
         return config
 
     def _gone(self, run_id: str, output: Path) -> str:
-        """Why its cluster does not know the run."""
+        """Why its cluster does not know the run, and how to go on with it if that is possible."""
+        named = f"{output / RUN_ID} names run {short(run_id)}"
         if self._target.private is not None and self._had_ledger:
-            return (
-                f"run {short(run_id)} of {output} is not in the private cluster's ledger any more: it was "
-                "deleted there. You may"
-            )
+            return f"{named}, which was deleted"
+        go_on = "To go on with it, name the cluster where it was started: --coordinator HOST:PORT or --context NAME"
         if self._target.private is not None:
-            return (
-                f"run {short(run_id)} of {output} is not known here, where no private cluster has run: continue on the "
-                "cluster where it was started (--coordinator, --context), or"
-            )
+            return f"{named}, which was not started on this machine alone\n{go_on}"
         where = f"cluster {self._target.cluster} at {self._runs.address if self._runs else ''}"
         if origin_of(output, run_id) is not None:
-            return f"run {short(run_id)} of {output} was started on {where}, and it was deleted there. You may"
-        return (
-            f"run {short(run_id)} of {output} is not known on {where}: continue on the cluster where it was started "
-            "(--coordinator, --context or --local), or"
-        )
+            return f"{named}, which was started on {where} and deleted there"
+        return f"{named}, and {where} has no such run\n{go_on}; --local, if that was on this machine alone"
 
     async def _carry_out(
         self,
@@ -417,7 +416,8 @@ class _Invocation:
             if status.state == "running":
                 await self._unless_failed(upload_trees(runs, run_id, config, checked.trees, self._display.step))
             failure = self._embedded.failure if self._embedded is not None else None
-            return await run.carry_out(output.path, failure, detach=self._options.detach)
+            detach = self._command() if self._options.detach else ""
+            return await run.carry_out(output.path, failure, detach=detach)
         finally:
             await asyncio.shield(asyncio.to_thread(run.close))
 

@@ -11,15 +11,27 @@ from rollout.config.pace import STILL_FACTOR, STILL_FIRST_S, STILL_MAX_S
 from rollout.model.errors import RolloutError
 
 TELL_AFTER_S = 2.0
+_SHORT_S = 60.0
+"""Who tries for longer means to outlive a repair: nobody waits for the end of that."""
 _GAP_S = 15.0
 """Two failures further apart than this are no one trouble: something was answered between them."""
 
 
 class Waits:
-    """`trouble` is what a connection calls `on_trouble`; in a `with` statement nothing is said after its end."""
+    """`trouble` and `answered` are what a connection calls `on_trouble` and `on_answer`; in a `with` statement nothing
+    is said after its end. `asked`: who is asked, said before the first trouble; `on_answer` hears of the first answer.
+    """
 
-    def __init__(self, tell: Callable[[str], None], clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self,
+        tell: Callable[[str], None],
+        asked: str = "",
+        on_answer: Callable[[], None] | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
         self._tell = tell
+        self._asked = asked
+        self._on_answer = on_answer
         self._clock = clock
         self._since = 0.0
         self._heard_at = float("-inf")
@@ -37,17 +49,27 @@ class Waits:
         if now - self._heard_at > _GAP_S:
             self._begin(now - seconds)
         self._heard_at = now
-        seconds = max(seconds, now - self._since)
+        of_call, seconds = seconds, max(seconds, now - self._since)
         if error is None:
             if self._told:
-                self._tell(f"the cluster answers again, after {seconds:.0f} s")
+                again = " again" if self._on_answer is None else ""
+                self._tell(f"the cluster answers{again}, after {seconds:.0f} s")
             self._heard_at = float("-inf")
         elif seconds >= self._tell_at:
             still = f"still, for {seconds:.0f} s: " if self._told else ""
-            self._tell(f"{still}{error.message.splitlines()[0][:500]}; trying on")
+            if self._asked:
+                self._tell(f"asking {self._asked}")
+                self._asked = ""
+            goes_on = _goes_on(error, of_call)
+            self._tell(f"{still}{error.message.splitlines()[0][:500]}; {goes_on}")
             self._told = True
             self._tell_at = seconds + self._pause
             self._pause = min(self._pause * STILL_FACTOR, STILL_MAX_S)
+
+    def answered(self) -> None:
+        if self._on_answer is not None and not self._over:
+            self._on_answer()
+        self._asked, self._on_answer = "", None
 
     def _begin(self, since: float) -> None:
         self._since = since
@@ -60,3 +82,10 @@ class Waits:
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
         self._over = True
+
+
+def _goes_on(error: RolloutError, seconds: float) -> str:
+    if "tries_s" not in error.context:
+        return "waiting"
+    tries_s = float(error.context["tries_s"])
+    return f"trying again for {tries_s - seconds:.0f} s" if seconds < tries_s <= _SHORT_S else "trying again"

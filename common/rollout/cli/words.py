@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 from datetime import datetime
 
 from rollout.config.sentences import shortened
@@ -49,6 +50,11 @@ def when(unix_ms: int, now: datetime | None = None) -> str:
         return clock
     day = f"{at:%b} {at.day}"
     return f"{day} {clock}" if at.year == today.year else f"{day}, {at.year}, {clock}"
+
+
+def told_by(number: int) -> str:
+    """Why a process stops that this signal told to."""
+    return "told to stop by " + ("Ctrl-C" if number == signal.SIGINT else signal.Signals(number).name)
 
 
 def first_line(text: str, limit: int = 200) -> str:

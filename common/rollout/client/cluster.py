@@ -22,9 +22,11 @@ from rollout.client.embedded import Embedded
 from rollout.client.feed import AsyncRows, Feed, RowsError
 from rollout.client.runs import Page, Runs, new_ulid
 from rollout.client.target import Target, need_target, owned
+from rollout.config.wording import describe
 from rollout.model.errors import ConfigError, RolloutError, StateError
 from rollout.model.ids import check_ulid
 from rollout.model.item import Outcome as ItemOutcome
+from rollout.model.problems import problems
 from rollout.workloads.commit import CommitEntry
 from rollout.workloads.map.code import Code, find_code
 from rollout.workloads.map.config import RunSection
@@ -148,6 +150,9 @@ class AsyncRun:
                 page = following.result()
                 if page is None:
                     return
+                if page.last and self._feed is not None and self._feed.failed and self._submitting is not None:
+                    await asyncio.wait({self._submitting})  # it has killed the run, and says in a moment why
+                    self._submitting.result()
                 yield page
 
 
@@ -257,6 +262,7 @@ class AsyncCluster:
             raise
         except RolloutError as error:
             cause: BaseException = error
+            feed.failed = True
             if isinstance(error, RowsError) and error.__cause__ is not None:
                 cause = error.__cause__
             try:
@@ -296,8 +302,8 @@ def _options(**options: Any) -> RunSection:
     try:
         return RunSection.model_validate(options)
     except ValidationError as error:
-        lines = [f"{'.'.join(map(str, e['loc'])) or 'options'}: {e['msg']}" for e in error.errors(include_url=False)]
-        raise ConfigError("\n".join(lines)) from error
+        names = [(".".join(map(str, e["loc"])) or "options", e) for e in error.errors(include_url=False)]
+        raise ConfigError(problems(f"{name}: {describe(e, name)}" for name, e in names)) from error
 
 
 def _state(status: Any) -> RunState:

@@ -94,7 +94,8 @@ class Connection:
     """Calls go to one coordinator until it fails or says that it is not the leader, then to its hint or the next.
 
     `patience_s`: seconds of failures before a call gives up. `on_trouble(error, seconds)` hears of each failure and,
-    with None, of its end. `addresses` must not be empty; those that the cluster tells of are added, and
+    with None, of its end; in an error's context `tries_s` says how long it is put up with. `on_answer()` hears of the
+    first answer. `addresses` must not be empty; those that the cluster tells of are added, and
     `on_addresses(told)` hears what it tells whenever that is something else than before.
     """
 
@@ -106,6 +107,7 @@ class Connection:
         patience_s: float = 60.0,
         on_trouble: Callable[[RolloutError | None, float], None] | None = None,
         on_addresses: Callable[[list[str]], None] | None = None,
+        on_answer: Callable[[], None] | None = None,
         dial: Callable[[str, Credentials], Any] = open_channel,
         jitter: Callable[[float, float], float] = random.uniform,
     ) -> None:
@@ -115,6 +117,7 @@ class Connection:
         self._guard = EpochGuard("client")
         self._on_trouble = on_trouble
         self._on_addresses = on_addresses
+        self._on_answer = on_answer
         self._told: tuple[str, ...] = ()
         self._answers = Answers()
         self._answered = False
@@ -223,8 +226,13 @@ class Connection:
 
     def succeeded(self) -> None:
         """A call was answered as it should be."""
-        self._answered = True
         self._answers.clear()
+        self._heard()
+
+    def _heard(self) -> None:
+        if not self._answered and self._on_answer is not None:
+            self._on_answer()
+        self._answered = True
 
     @property
     def patience_now_s(self) -> float:
@@ -246,6 +254,8 @@ class Connection:
             # One that is another cluster's is told of: what is asked of it must not be answered by the joined cluster.
             stay = isinstance(typed, _WrongPeerError) and not self._answered
             self.leave(turn, hint=str(typed.context.get("leader") or ""), stay=stay)
+        else:
+            self._heard()
         return typed
 
     def leave(self, turn: int, hint: str = "", *, stay: bool = False) -> None:
@@ -269,7 +279,7 @@ class Connection:
     def tell(self, error: RolloutError | None, seconds: float) -> None:
         if error is not None:
             log.debug("coordinator_unreachable", address=self._address, seconds=round(seconds, 1), reason=str(error))
-            error = UnavailableError(self._answers.text() or error.message)
+            error = UnavailableError(self._answers.text() or error.message, tries_s=self.patience_now_s)
         self._say(error, seconds)
 
     def _say(self, error: RolloutError | None, seconds: float) -> None:

@@ -58,8 +58,8 @@ class Contexts:
     def get(self, name: str) -> Context:
         """NotFoundError lists those that are known."""
         if name not in self.known:
-            others = f": {', '.join(sorted(self.known))}" if self.known else "; `rollout join` makes one"
-            raise NotFoundError(f"there is no context {name!r}; known are {len(self.known)}{others}")
+            others = f"known: {', '.join(sorted(self.known))}" if self.known else "`rollout join` makes one"
+            raise NotFoundError(f"there is no context {name!r}; {others}")
         return self.known[name]
 
     def add(self, name: str, context: Context, *, use: bool) -> None:

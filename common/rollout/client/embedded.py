@@ -10,6 +10,7 @@ import asyncio
 import errno
 import json
 import os
+import re
 import secrets
 import signal
 import socket
@@ -57,6 +58,7 @@ class ChildError(RolloutError):
     code = "embedded_child"
 
 
+_SAID = re.compile(r"^error \[\w+\]: ")
 WORDS_MAX = 8000
 """Characters of a child's last words: paths may be long, and the reason stands behind them."""
 
@@ -124,7 +126,7 @@ class Child:
                 entry: Any = json.loads(line)
             except ValueError:
                 if line.strip():
-                    return line.strip()[:WORDS_MAX]
+                    return _SAID.sub("", line.strip())[:WORDS_MAX]
                 continue
             if isinstance(entry, dict) and entry.get("level") in levels:  # pyright: ignore[reportUnknownMemberType]
                 if isinstance(entry.get("error"), str):  # pyright: ignore[reportUnknownMemberType]

@@ -41,6 +41,7 @@ class Feed:
         self._ended = False
         self._error: BaseException | None = None
         self._closed = False
+        self.failed = False  # its rows could not be submitted, which ends the run
         self._handed = 0
         self._consumed = 0
         self._changed = threading.Condition()

@@ -79,6 +79,7 @@ class Runs:
         patience_s: float = 60.0,
         on_trouble: Trouble | None = None,
         on_addresses: Callable[[list[str]], None] | None = None,
+        on_answer: Callable[[], None] | None = None,
         dial: Callable[[str, Credentials], Any] = open_channel,
         jitter: Callable[[float, float], float] = random.uniform,
     ) -> None:
@@ -90,6 +91,7 @@ class Runs:
             patience_s=patience_s,
             on_trouble=on_trouble,
             on_addresses=on_addresses,
+            on_answer=on_answer,
             dial=dial,
             jitter=jitter,
         )
@@ -106,6 +108,7 @@ class Runs:
         lifetime_s: float = _LIFETIME_S,
         patience_s: float = 60.0,
         on_trouble: Trouble | None = None,
+        on_answer: Callable[[], None] | None = None,
     ) -> Self:
         """As an operator with the certificates in `tls_dir`. ConfigError says how to join where there are none."""
         credentials = await Credentials.obtain(
@@ -119,7 +122,14 @@ class Runs:
             on_trouble=on_trouble,
         )
         keep = partial(files.keep_addresses, files.expand(tls_dir))
-        return cls(addresses, credentials, patience_s=patience_s, on_trouble=on_trouble, on_addresses=keep)
+        return cls(
+            addresses,
+            credentials,
+            patience_s=patience_s,
+            on_trouble=on_trouble,
+            on_addresses=keep,
+            on_answer=on_answer,
+        )
 
     async def close(self) -> None:
         for objects in self._objects.values():

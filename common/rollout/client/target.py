@@ -8,7 +8,7 @@ the directory they are in.
 from __future__ import annotations
 
 import os
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -68,6 +68,11 @@ class Target:
     """The state directory of a private cluster."""
     by: Literal["option", "environment", ""] = ""
     """How directly the person named it."""
+
+    @property
+    def asked(self) -> str:
+        """Where its coordinators should be, while none has answered."""
+        return f"{', '.join(self.addresses)}{f' ({self.why})' if self.why else ''}"
 
     def __str__(self) -> str:
         why = f" ({self.why})" if self.why else ""
@@ -258,20 +263,32 @@ def need_target(coordinators: list[str] | None, tls_dir: Path | None, wish: Wish
         lines = [f"  --dir {state.parent}" for state in below[:_SHOWN]]
         more = [f"  and {len(below) - _SHOWN} more"] if len(below) > _SHOWN else []
         raise ConfigError(
-            f"no cluster is named, and {len(below)} directories here hold a private one; say which, the newest first:\n"
-            + "\n".join([*lines, *more])
+            f"no cluster is named, and commands have run on this machine alone in {len(below)} directories here. Name "
+            "one of them with an option; the newest comes first\n" + "\n".join([*lines, *more])
         )
+    known = sorted(Contexts.read().known)
+    joined = [f"  --context NAME            a cluster that was joined before: {', '.join(known)}"] if known else []
     raise ConfigError(
-        "no cluster is named, and no private one has run in this directory: give --coordinator HOST:PORT, --context "
-        "NAME or --dir OUTPUT_DIRECTORY, set ROLLOUT_COORDINATOR, write it into ./rollout.toml ([transport] "
-        "coordinator_addrs), or join a cluster first: rollout join --coordinator HOST:JOIN_PORT --token-file FILE "
-        f"(looked for {target.tls_dir}/join.json)"
+        "\n".join(
+            [
+                "no cluster is named, and none has run in this directory. Name one with an option",
+                "  --coordinator HOST:PORT   a cluster, by the address of its coordinator",
+                *joined,
+                "  --dir OUTPUT_DIRECTORY    a run of this machine alone, by its output directory",
+                "or join a cluster, and commands find it by themselves: rollout join --coordinator HOST:JOIN_PORT "
+                "--token-file FILE",
+            ]
+        )
     )
 
 
 @asynccontextmanager
 async def connected(
-    target: Target, *, patience_s: float = 15.0, on_trouble: Trouble | None = None
+    target: Target,
+    *,
+    patience_s: float = 15.0,
+    on_trouble: Trouble | None = None,
+    on_answer: Callable[[], None] | None = None,
 ) -> AsyncGenerator[Runs, None]:
     """A client of `target`."""
     from rollout.client.runs import Runs  # grpc takes longer to import than `--help` to print
@@ -283,6 +300,7 @@ async def connected(
         cluster=target.cluster,
         patience_s=patience_s,
         on_trouble=on_trouble,
+        on_answer=on_answer,
     )
     async with runs:
         yield runs

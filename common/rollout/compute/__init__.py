@@ -15,5 +15,5 @@ GROUP = "rollout.compute"
 
 def open_compute(section: ComputeSection) -> Compute:
     """What `[compute] backend` names. ConfigError if no installed package provides it."""
-    factory: Callable[[ComputeSection], Compute] = load_adapter(GROUP, section.backend, "[compute] backend =")
+    factory: Callable[[ComputeSection], Compute] = load_adapter(GROUP, section.backend, "[compute] backend")
     return factory(section)

@@ -9,14 +9,15 @@ from typing import Any
 from rollout.model.errors import ConfigError
 
 
-def find_adapter(group: str, name: str, setting: str) -> EntryPoint:
-    """What is registered as `name` in `group`. ConfigError, which begins with `setting`, if no package has it."""
+def find_adapter(group: str, name: str, setting: str, what: str = "backend") -> EntryPoint:
+    """What is registered as `name` in `group`. ConfigError, which begins with `setting`, if no package has it; `what`:
+    what it would be."""
     found = entry_points(group=group)
     if name not in found.names:
         near = get_close_matches(name, found.names, n=1)
         hint = f'; did you mean "{near[0]}"?' if near else ""
         known = ", ".join(sorted(found.names)) or "none"
-        raise ConfigError(f'{setting} "{name}" is not installed; known: {known}{hint}')
+        raise ConfigError(f'{setting}: unknown {what} "{name}"; known: {known}{hint}')
     return found[name]
 
 

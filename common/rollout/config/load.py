@@ -22,6 +22,7 @@ from rollout.config.environment import section_of, strangers, variables
 from rollout.config.locate import Place, key_lines, parse, syntax_error
 from rollout.config.wording import describe
 from rollout.model.errors import ConfigError, RolloutError
+from rollout.model.problems import problems
 
 Model = TypeVar("Model", bound=BaseModel)
 
@@ -83,9 +84,9 @@ def load_settings(
     try:
         settings = model.model_validate(source.values, strict=True)
     except ValidationError as error:
-        raise ConfigError(_listed([*_report(model, source, error), *unknown]), path=source.path) from error
+        raise ConfigError(problems([*_report(model, source, error), *unknown]), path=source.path) from error
     if unknown:
-        raise ConfigError(_listed(unknown), path=source.path)
+        raise ConfigError(problems(unknown), path=source.path)
     return settings
 
 
@@ -104,16 +105,17 @@ def _with_places(message: str, path: Path) -> str:
     keys = {".".join(map(str, place)): line for place, line in read_values(path)[1].items()}
 
     def place(found: re.Match[str]) -> str:
-        line = keys.get(found[1])
-        return found[0] if line is None else f"{path}:{line}: {found[0]}"
+        line = keys.get(found[2])
+        named = "." in found[2] or not found[1]  # else it is a section, and what is below it is not in the file
+        return found[0] if line is None or not named else f"{found[1]}{path}:{line}: {found[2]}: "
 
-    return re.sub(r"^([a-z][\w.]*): ", place, message, flags=re.MULTILINE)
+    return re.sub(r"^( *)([a-z][\w.]*): ", place, message, flags=re.MULTILINE)
 
 
 def refuse_strangers(model: type[BaseModel], environ: Mapping[str, str]) -> None:
     """ConfigError for variables that look like keys and are none, where no file of `model` is read."""
     if unknown := strangers(model, environ):
-        raise ConfigError(_listed(unknown))
+        raise ConfigError(problems(unknown))
 
 
 def read_values(path: Path) -> tuple[dict[str, Any], dict[Place, int]]:
@@ -121,7 +123,7 @@ def read_values(path: Path) -> tuple[dict[str, Any], dict[Place, int]]:
     try:
         raw = path.read_bytes()
     except FileNotFoundError as error:
-        raise ConfigError(f"{path}: no such file (seen from {Path.cwd()}): check the path given") from error
+        raise ConfigError(f"{path}: {_no_file(path)}") from error
     except OSError as error:
         raise ConfigError(f"{path}: cannot be read: {error.strerror or error}") from error
     try:
@@ -132,14 +134,31 @@ def read_values(path: Path) -> tuple[dict[str, Any], dict[Place, int]]:
     return _FORMATS.get(path.suffix.lower(), _toml)(path, text)
 
 
+_BARE = re.compile(r"[A-Za-z_./~][\w./~:@-]*")
+"""Text whose quotes were forgotten."""
+
+
+def _no_file(path: Path) -> str:
+    where = "" if path.is_absolute() else f" in the current directory {Path.cwd()}"
+    try:
+        beside = [one.name for one in path.parent.iterdir()]
+    except OSError:
+        return f"no such file{where}, nor the directory {path.parent}"
+    near = difflib.get_close_matches(path.name, beside, n=1)
+    return f"no such file{where}; did you mean {path.with_name(near[0])}?" if near else f"no such file{where}"
+
+
 def _toml(path: Path, text: str) -> tuple[dict[str, Any], dict[Place, int]]:
     try:
         values = parse(text)
     except tomllib.TOMLDecodeError as error:
         line, column, what = syntax_error(error, text)
         shown = text.split("\n")[line - 1].strip() if line <= text.count("\n") + 1 else ""
-        quoted = " (text needs quotes)" if what == "Invalid value" and not shown.endswith("=") else ""
-        hint = f"{quoted}: {shown[:100]}" if shown else ""
+        key, equals, value = shown[:100].partition("=")
+        if what == "Invalid value" and equals and _BARE.fullmatch(value.strip()):
+            what = "text needs quotes; write it as"
+            shown = f'{key.strip()} = "{value.strip()}"'
+        hint = f": {shown[:100]}" if shown else ""
         raise ConfigError(f"{path}:{line}:{column}: not valid TOML: {what}{hint}") from error
     return values, key_lines(text)
 
@@ -156,14 +175,17 @@ _FORMATS: dict[str, Callable[[Path, str], tuple[dict[str, Any], dict[Place, int]
 }
 
 
-def _listed(lines: list[str]) -> str:
-    return lines[0] if len(lines) == 1 else f"{len(lines)} problems:\n" + "\n".join(f"  {line}" for line in lines)
-
-
 def _report(model: type[BaseModel], source: _Source, error: ValidationError) -> list[str]:
     problems: dict[Place, list[str]] = {}
+    sections: list[str] = []
     for entry in error.errors(include_url=False):
-        place = _known_part(source.values, tuple(entry["loc"]), missing=entry["type"] == "missing")
+        missing = entry["type"] == "missing"
+        place = _known_part(source.values, tuple(entry["loc"]), missing=missing)
+        if missing and (section := _section_at(model, place)):
+            keys = " and ".join(f"{name} = ..." for name, field in section.model_fields.items() if field.is_required())
+            below = f" and below it {keys}" if keys else ""
+            sections.append(f"{source.where(place)}: section [{place[0]}] is missing: add a line [{place[0]}]{below}")
+            continue
         if entry["type"] == "extra_forbidden":
             text = _unknown_key(model, place)
         else:
@@ -172,10 +194,15 @@ def _report(model: type[BaseModel], source: _Source, error: ValidationError) -> 
         if text not in texts:
             texts.append(text)
     ordered = sorted(problems.items(), key=lambda item: source.order(item[0]))
-    return [
+    return sections + [
         f"{source.where(place)}: {'.'.join(map(str, place)) + ': ' if place else ''}{_joined(texts)}"
         for place, texts in ordered
     ]
+
+
+def _section_at(model: type[BaseModel], place: Place) -> type[BaseModel] | None:
+    found = model.model_fields.get(str(place[0])) if len(place) == 1 else None
+    return section_of(found.annotation) if found else None
 
 
 def _joined(texts: list[str]) -> str:

@@ -1,7 +1,8 @@
 """What each log event says to a person, in a sentence.
 
-`{field}` is a field of the event; what is in [brackets] is left out where one of its fields is empty. `{n:worker}`
-counts: 1 worker, 3 workers. `{n:s}` is a duration, `{n:bytes}` a size, `{n:,}` a list. Ids are shown short.
+`{field}` is a field of the event; what is in [brackets] is left out where one of its fields is empty or 0. `{n:worker}`
+counts: 1 worker, 3 workers. `{n:s}` is a duration, `{n:bytes}` a size, `{n:,}` a list, `{n:time}` a Unix time in
+milliseconds as a local one. Ids are shown short.
 The names and fields of the events themselves are for programs, and stay as they are.
 """
 
@@ -11,6 +12,7 @@ import re
 import string
 from collections.abc import Mapping
 from dataclasses import dataclass
+from datetime import datetime
 from typing import Any
 
 from rollout.model.ids import short
@@ -37,28 +39,45 @@ def _trouble(text: str, *about: str, ends: tuple[str, ...] = ()) -> Sentence:
     return Sentence(text, about=about, ends=ends)
 
 
+_WORKER = "worker {worker}[ on {host_name}][ ({address})]"
+_RUN = "run {run_id}[ {name}]"
+_COUNTS = "[; {done:item} done][; {failed:item} failed][; {items:item} in all]"
 _STORE = ("storage_unavailable", "ledger_unreachable", "storage_unreachable", "lease_store_unavailable")
 
 SENTENCES: dict[str, Sentence] = {
     # ---- a coordinator
     "coordinator_ready": _said(
-        "ready: this coordinator leads the cluster, at {addr}[; hosts join at {join_addr}][; health and metrics at "
-        "{http_addr}]",
+        "ready: the coordinator at {addr} leads the cluster[; new hosts join at {join_addr}][; health and metrics are "
+        "at http://{http_addr}]",
+        "lease_lost",
+        "lease_renewal_failed",
         *_STORE,
     ),
-    "coordinator_standby": _said("standing by at {addr}[; {leader} leads]", *_STORE),
-    "coordinator_fenced": _trouble("this coordinator leads no more: {reason}[; {leader} does]"),
-    "coordinator_failed": _trouble("cannot go on: {error}"),
-    "coordinator_stopping": _said("stopping[: this coordinator, at {addr}]"),
-    "coordinator_stopped": _said("stopped"),
-    "lease_acquired": _said("became the leader", "lease_lost", "lease_renewal_failed", *_STORE),
-    "lease_standby": _said("waiting to become the leader[: {reason}][; {leader} leads]"),
-    "lease_lost": _trouble("leads no more: {reason}; {action}"),
-    "lease_renewal_failed": _trouble("could not confirm that it still leads: {error}"),
-    "lease_not_released": _trouble("could not hand over the lead: {error}; {hint}"),
+    "coordinator_standby": _said("standing by at {addr}: takes over when the leader fails", *_STORE),
+    "coordinator_fenced": _trouble(
+        "another coordinator leads the cluster now[, at {leader}], so this one ends; start it again, and it stands by "
+        "({reason})"
+    ),
+    "coordinator_failed": _trouble("the coordinator cannot go on: {error}"),
+    "coordinator_stopping": _said("the coordinator[ at {addr}] stops[: {reason}]"),
+    "coordinator_stopped": _said("the coordinator has stopped; everything that it accepted is in the database"),
+    "predecessor_failed": _said(
+        "the coordinator that led before[, at {address},] ended without being stopped (killed, crashed or cut off)"
+        "[; it was last seen at {seen_ms:time}][; after that nothing led the cluster, for {gap_s:s} at most]"
+    ),
+    "predecessor_stopped": _said(
+        "the coordinator that led before[, at {address},] was stopped in order[ at {seen_ms:time}][; nothing led the "
+        "cluster for {gap_s:s}]"
+    ),
+    "lease_acquired": _said(""),  # coordinator_ready says the same, when it serves
+    "lease_standby": _said("[the coordinator at {leader} leads the cluster]"),
+    "lease_lost": _trouble("this coordinator does not lead any more: {reason}; {action}"),
+    "lease_renewal_failed": _trouble("this coordinator could not confirm in the database that it still leads: {error}"),
+    "lease_not_released": _trouble("this coordinator could not hand over the lead: {error}; {hint}"),
     "lease_store_unavailable": _trouble("the database that says who leads does not answer: {error}"),
     "epoch_ahead": _trouble(
-        "there was a newer leader than this coordinator (number {seen}, this is {epoch})[: {error}][; {hint}]"
+        "somebody has seen a newer leader of this cluster (number {seen}) than this coordinator (number {epoch})"
+        "[: {error}][; {hint}]"
     ),
     "storage_unavailable": _trouble("the database does not answer: {error}; {action}"),
     "storage_unreachable": _trouble("the database does not answer: {error}; next try in {retry_in_s:s}"),
@@ -69,12 +88,14 @@ SENTENCES: dict[str, Sentence] = {
     "storage_fault": _trouble("the disk under the database fails: {error}; {action}"),
     "ledger_unreachable": _trouble("the database does not answer: {error}; next try in {retry_in_s:s}"),
     "ledger_replayed": _said(
-        "read {runs:run} with {open_attempts:item} in hand from the database in {seconds:s}", *_STORE
+        "[took up {runs:unfinished run} from the database][; {open_attempts:item} were at workers, who are expected to "
+        "connect again]",
+        *_STORE,
     ),
     "ledger_slow": _trouble("the database is slow, a commit took {commit_s:s}: {action}"),
-    "configuration_read": _said("configured by {path}"),
+    "configuration_read": _said("starts with the configuration {path}"),
     "maintenance_failed": _trouble("cleaning up the database failed: {error}"),
-    "kv_listen_lost": _trouble("the database's notices do not come any more: {hint}"),
+    "kv_listen_lost": _trouble("the database does not report changes any more: {hint}"),
     # ---- its objects
     "objects_server_died": _trouble("the objects server ended ({code}); it starts again in {restart_in_s:s}"),
     "objects_server_not_started": _trouble("the objects server does not start: {error}; next try in {retry_in_s:s}"),
@@ -87,9 +108,11 @@ SENTENCES: dict[str, Sentence] = {
     "object_get_resumed": _said("reading object {object_id} on from {offset:bytes}: {reason}"),
     "objects_retry": _said("asking for objects again, try {attempt}"),
     # ---- hosts and certificates
-    "dev_ca_generated": _said("made a certificate authority for this cluster: {path}"),
-    "host_joined": _said("host[ {name}] {host} joined as {role}[, from {peer}]"),
-    "host_revoked": _said("host[ {name}] {host} ({role}) is shut out"),
+    "dev_ca_generated": _said(
+        "made a certificate authority for this cluster, which signs the certificates of hosts that join: {path}"
+    ),
+    "host_joined": _said("host[ {name}] ({host}) joined the cluster as {role}[, from {peer}]"),
+    "host_revoked": _said("host[ {name}] ({host}), {role}, is shut out of the cluster"),
     "join_refused": _trouble("host {host_name} may not join: its token was refused[, from {peer}]", "host_name"),
     "connections_closed": _trouble(
         "closed {count:connection} to {port} that had said nothing, most from {most_from}: {reason}", "port"
@@ -102,34 +125,41 @@ SENTENCES: dict[str, Sentence] = {
     "certificate_not_renewed": _trouble("the certificate cannot be renewed: {reason}[; it ends at {not_after}]"),
     "certificate_unavailable": _trouble("no certificate yet: {error}"),
     # ---- workers, as the coordinator sees them
-    "worker_registered": _said("worker {worker} connected[, from host {host}]"),
-    "worker_heartbeat": _said(""),  # worker_ready says that it lives
+    "worker_registered": _said(""),  # worker_ready says that it is there
+    "worker_heartbeat": _said(""),
     "worker_ready": _said(
-        "worker {worker} is ready",
+        f"{_WORKER} is ready[ again: it was lost for {{lost_s:s}}][; it takes the place of worker {{replaces}}, which "
+        "was lost]",
         "certificate_unavailable",
     ),
-    "worker_failed": _said("worker {worker} failed: {reason}[; the {items:item} it had in hand go to others]"),
-    "worker_deregistered": _said("worker {worker} left[: {reason}]"),
-    "worker_told_to_drain": _said("worker {worker}[ on {host}] is to finish what it has and leave[; the {by} asked]"),
-    "worker_quarantined": _trouble("worker {worker} gets no more work: {reason}", "worker"),
+    "worker_failed": _said(f"{_WORKER} is lost: {{reason}}[; the {{items:item}} given to it go to other workers]"),
+    "worker_told_to_drain": _said(f"{_WORKER} gets no new work: {{reason}}[; it still has {{items:item}} to finish]"),
+    "worker_deregistered": _said(f"{_WORKER} left[: {{reason}}][; {{items:item}} it did not finish go to others]"),
+    "worker_quarantined": _trouble(f"{_WORKER} gets no more work, it broke the protocol: {{reason}}", "worker"),
     "worker_reconciled": _said(
-        "worker {worker} is back; of the items it had in hand {kept} go on, {resend} send their result again, "
-        "{dropped} are given up, {repended} start anew"
+        f"{_WORKER} is connected again[; it goes on with {{kept:item}}][; it sends {{resend:result}} again, without "
+        "computing anything again][; {accepted:result} had arrived before][; it drops {dropped:item} that others did "
+        "or that nobody wants now][; {repended:item} that it does not have any more will be done again]"
     ),
-    "work_stolen": _said("worker {thief} takes {count:unstarted item} from worker {victim}"),
-    "history_not_written": _said("what happened could not be recorded, and is kept: {error}"),
-    "more_work_stolen": _said("other workers take {count:unstarted item} from each other"),
-    "events_dropped": _said("so much happened at once that {count:event} were left out here"),
+    "work_stolen": _said("worker {thief} is idle and takes over {count:unstarted item} from worker {victim}"),
+    "history_not_written": _said("what happened could not be recorded yet, another try follows: {error}"),
+    "more_work_stolen": _said("other idle workers take over {count:unstarted item} from busy ones"),
+    "events_dropped": _said("so much happened at once that {count:event} are not told here"),
     # ---- runs
-    "run_submitted": _said("run {run_id}[ {name}] was submitted ({workload})"),
-    "run_paused": _said("run {run_id} is paused[ by the {by}][: {reason}][; {in_flight:item} still in hand]"),
-    "run_resumed": _said("run {run_id} goes on[, resumed by the {by}][: {reason}]"),
-    "run_continued": _said("run {run_id} goes on[, continued by the {by}][: {reason}]"),
-    "run_completed": _said("run {run_id} is complete: {done} done, {failed} failed of {items}"),
-    "run_failed": _said("run {run_id} failed: {reason}[; {done} done, {failed} failed of {items}]"),
-    "run_killed": _said("run {run_id} was killed[ by the {by}][: {reason}][; {done} done, {failed} failed of {items}]"),
-    "run_interrupted": _said("run {run_id} was interrupted: {survivors:attempt} did not stop in time"),
-    "run_deleted": _said("run {run_id} was deleted[ by the {by}]: {items:item}, {objects_freed:object} freed"),
+    "run_submitted": _said(f"{_RUN} ({{workload}}) was submitted[ by the {{by}}][, from {{address}}]"),
+    "run_sealed": _said(f"{_RUN} has all of its input: {{items:item}}"),
+    "run_paused": _said(f"{_RUN} is paused[ by the {{by}}][: {{reason}}][; {{in_flight:item}} still at workers]"),
+    "run_resumed": _said(f"{_RUN} goes on[, resumed by the {{by}}][: {{reason}}]"),
+    "run_continued": _said(f"{_RUN} goes on[, continued by the {{by}}][: {{reason}}]"),
+    "run_completed": _said(
+        f"{_RUN} is complete: {{done}} of {{items:item}} done[, {{skipped}} skipped][, {{cancelled}} cancelled]"
+        "[, {failed} failed; `rollout run items {run_id} --failed` lists them]"
+        "[; {most_common_count} of them like this: {most_common}][; one of them like this: {such_as}]"
+    ),
+    "run_failed": _said(f"{_RUN} failed: {{reason}}{_COUNTS}"),
+    "run_killed": _said(f"{_RUN} was killed[ by the {{by}}][: {{reason}}]{_COUNTS}"),
+    "run_interrupted": _said(f"{_RUN} was interrupted: {{survivors:item}} did not stop in time"),
+    "run_deleted": _said("run {run_id} was deleted[ by the {by}][: {items:item}][, {objects_freed:object} freed]"),
     "row_failed": _said("row {row} of run {run_id} failed for good[ on worker {worker}], {code}: {error}"),
     "more_rows_failed": _said("{count:more row} of run {run_id} failed for good"),
     "output_removed": _said(
@@ -137,12 +167,12 @@ SENTENCES: dict[str, Sentence] = {
     ),
     "item_committed": _said("run {run_id}: {cursor:item} committed"),
     # ---- a worker
-    "worker_starting": _said("worker {worker} starts, with {slots:slot}"),
-    "worker_stopped": _said("stopped ({how})"),
+    "worker_starting": _said("worker {worker} starts and does {slots:item} at a time"),
+    "worker_stopped": _said("the worker stopped: {why}"),
     "worker_refused": _trouble("the cluster does not let this worker in: {error}"),
     "worker_config_error": _trouble("{error}"),
-    "worker_failed_to_run": _trouble("cannot go on: {error}"),
-    "worker_draining": _said("draining ({reason}): {held:item} in hand, {budget_s:s} to finish them"),
+    "worker_failed_to_run": _trouble("the worker cannot go on: {error}"),
+    "worker_draining": _said("takes no new work: {reason}[; {held:item} still to finish, within {budget_s:s}]"),
     "worker_fenced": _trouble("no answer from the coordinator for {silent_s:s}: nothing new is started"),
     "worker_unfenced": _said("work is started again", "worker_fenced"),
     "worker_orphaned": _trouble("the coordinator did not come back: {dropped:item} given up"),
@@ -152,18 +182,20 @@ SENTENCES: dict[str, Sentence] = {
     ),
     "coordinator_found": _said("the coordinator at {addr} answers again, after {lost_s:s}"),
     "no_coordinator": _said("no coordinator lets this worker in[ ({addrs:,})]: {error}; {action}"),
-    "coordinator_unavailable": _trouble("{addr} is not the place[, {hint} may be]: {error}"),
+    "coordinator_unavailable": _trouble("the coordinator at {addr} does not lead[, the one at {hint} may]: {error}"),
     "coordinator_unreachable": _trouble("{address} does not answer for {seconds:s}: {reason}", "address"),
     "coordinator_broke_protocol": _trouble("the coordinator sent what it must not: {error}"),
-    "control_ended": _said("the stream of orders ended: {error}"),
+    "control_ended": _said("the connection that brings a coordinator's orders ended: {error}"),
     "control_ignored": _said("an order of a kind that this worker does not know: {kind}"),
     "log_level_unknown": _said("there is no log level {level}"),
     "work_write_failed": _said("writing to the coordinator failed: {error}"),
     "beat_failed": _trouble("a heartbeat failed: {error}"),
     "beat_refused": _trouble("a heartbeat was refused: {error}"),
-    "beats_ended": _said("the stream of heartbeats ended: {error}"),
+    "beats_ended": _said("the connection for heartbeats ended: {error}"),
     "http_ready": _said("health and metrics at {addr}"),
-    "preemption_notice": _said("this machine goes away[: {reason}]; {lead_s:s} from now, {budget_s:s} to finish"),
+    "preemption_notice": _said(
+        "this machine goes away in {lead_s:s}[: {reason}]; the work that it has is given {budget_s:s} to finish"
+    ),
     "executor_unavailable": _trouble("executor {executor} cannot be used here: {error}", "executor"),
     "secret_not_set": _said("secret {name} is not set: {error}"),
     # ---- its processes and engines
@@ -199,6 +231,9 @@ SENTENCES: dict[str, Sentence] = {
     "plugin_output_dropped": _trouble("plugin {plugin} prints too much: lines over {lines_per_s} a second are dropped"),
 }
 
+MARKED = frozenset({"warning", "error", "critical"})
+"""Levels that a person sees; of the others a sentence goes without."""
+
 VERBATIM = frozenset({"child_output", "plugin_output"})
 """Events that pass on what others printed: each such line is a trouble of its own when it comes again and again."""
 _ID = re.compile(r"(?<![\w/-])[0-7][0-9A-HJKMNP-TV-Z]{25}(?![\w/-])")
@@ -214,6 +249,11 @@ def sentence_of(event: str, fields: Mapping[str, Any]) -> str | None:
     parts = _OPTIONAL.split(known.text)
     said = "".join(_filled(part, fields) for n, part in enumerate(parts) if n % 2 == 0 or _has_all(part, fields))
     return said if event in VERBATIM else shortened(said)
+
+
+def marked(said: str, level: str) -> str:
+    """`said`, so that a warning or an error is one without colours too."""
+    return f"{level}: {said}" if level in MARKED else said
 
 
 def shortened(text: str) -> str:
@@ -234,6 +274,8 @@ class _Words(string.Formatter):
             return duration(value)
         if format_spec == "bytes":
             return size(value)
+        if format_spec == "time":
+            return f"{datetime.fromtimestamp(value / 1000):%Y-%m-%d %H:%M:%S}"
         return f"{value} {format_spec}{'' if value == 1 else 's'}"
 
 
@@ -245,7 +287,7 @@ def _filled(text: str, fields: Mapping[str, Any]) -> str:
 
 
 def _has_all(text: str, fields: Mapping[str, Any]) -> bool:
-    return all(fields.get(name) not in (None, "", [], ()) for _, name, _, _ in _words.parse(text) if name)
+    return all(fields.get(name) for _, name, _, _ in _words.parse(text) if name)
 
 
 def duration(seconds: float) -> str:

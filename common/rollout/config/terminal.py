@@ -1,19 +1,29 @@
-"""How the log looks to a person: `12:03:44  worker 9ZK4FA7Q failed: it was silent for 6 s`.
+"""How the log looks to a person: `12:03:44  warning: worker 9ZK4FA7Q on gpu-3 is lost: silent for 6.2 s ...`.
 
-Local time, sentences, short ids; what goes on is said once, and then now and then: `still, for 20 s (12 times): ...`.
+Local time, a line for each day that begins, sentences, short ids; what goes on is said once, and then now and then:
+`still, for 20 s (12 times): ...`.
 """
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from datetime import datetime
+from datetime import date, datetime
 from typing import Any
 
 from structlog.types import EventDict
 
 from rollout.config.pace import Pace
-from rollout.config.sentences import SENTENCES, VERBATIM, Sentence, duration, sentence_of, shortened
+from rollout.config.sentences import (
+    MARKED,
+    SENTENCES,
+    VERBATIM,
+    Sentence,
+    duration,
+    marked,
+    sentence_of,
+    shortened,
+)
 from rollout.config.visible import visible
 
 _STYLES = {"debug": "\x1b[2m", "warning": "\x1b[33m", "error": "\x1b[31m", "critical": "\x1b[1;31m"}
@@ -24,11 +34,12 @@ class Terminal:
     """The last processor of structlog: a line, or nothing (`structlog.DropEvent` is the caller's)."""
 
     def __init__(
-        self, *, colors: bool, clock: Callable[[], float] = time.monotonic, local: Callable[[], datetime] = datetime.now
+        self, *, colors: bool, clock: Callable[[], float] = time.monotonic, local: Callable[[], datetime] | None = None
     ) -> None:
         self._colors = colors
         self._pace = Pace(clock)
-        self._local = local
+        self._local = local or (lambda: datetime.now().astimezone())
+        self._day: date | None = None
 
     def __call__(self, _logger: Any, method: str, event_dict: EventDict) -> str | None:
         """None: there is nothing to say now."""
@@ -46,6 +57,8 @@ class Terminal:
         if said is None:
             said = _foreign(event, fields)
         if not said:
+            for over in sentence.ends if sentence else ():
+                self._pace.end(f"{over} ")
             return None
         said = self._paced(event, sentence, said, fields, level)
         if said is None:
@@ -68,12 +81,20 @@ class Terminal:
         return said if times == 1 else f"still, for {duration(seconds)} ({times} times): {said}"
 
     def _line(self, said: str, level: str) -> str:
-        at = f"{self._local():%H:%M:%S}"
-        said = visible(said)
+        now = self._local()
+        at, said = f"{now:%H:%M:%S}", visible(marked(said, level))
+        day = self._begun(now)
         if not self._colors:
-            return f"{at}  {said}"
+            return f"{day}{at}  {said}"
         style = _STYLES.get(level, "")
-        return f"{_DIM}{at}{_PLAIN}  {style}{said}{_PLAIN if style else ''}"
+        return f"{day}{_DIM}{at}{_PLAIN}  {style}{said}{_PLAIN if style else ''}"
+
+    def _begun(self, now: datetime) -> str:
+        """A line with the date, where a day begins."""
+        if now.date() == self._day:
+            return ""
+        self._day = now.date()
+        return f"{now:%A %Y-%m-%d}{f', times are {now:%Z}' if now.tzinfo else ''}\n"
 
 
 def _key(event: str, sentence: Sentence | None, said: str, fields: dict[str, Any], level: str) -> str | None:
@@ -81,7 +102,7 @@ def _key(event: str, sentence: Sentence | None, said: str, fields: dict[str, Any
     if sentence is not None and sentence.about is not None:
         about = " ".join(str(fields.get(name, "")) for name in sentence.about)
         return f"{event} {about or _place(fields)}"
-    if event in VERBATIM or sentence is None or level in ("warning", "error", "critical"):
+    if event in VERBATIM or sentence is None or level in MARKED:
         return f"{event} {said}"
     return None
 

@@ -37,15 +37,14 @@ def describe(error: Mapping[str, Any], name: str) -> str:
     context = cast(dict[str, Any], error.get("ctx") or {})
     shown = _shown(error.get("input"), name)
     if kind == "missing":
-        section = str(error["loc"][0]) if len(error["loc"]) == 1 else ""
-        return f"is required: add a section [{section}]" if section else "is required: add it"
+        return "is missing: add it"
     if kind in _KINDS:
         return f"must be {_KINDS[kind]}, not {shown}"
     if kind in _BOUNDS:
         words, key = _BOUNDS[kind]
         return f"must be {words} {context[key]}, not {shown}"
     if kind == "literal_error":
-        return _choices(str(context.get("expected", "")), error.get("input"), shown)
+        return choices(str(context.get("expected", "")), error.get("input"), shown)
     if kind in ("string_too_short", "too_short"):
         return "must not be empty"
     if kind in ("string_too_long", "too_long"):
@@ -58,12 +57,14 @@ def describe(error: Mapping[str, Any], name: str) -> str:
     return message[0].lower() + message[1:]
 
 
-def _choices(expected: str, value: Any, shown: str) -> str:
-    choices = re.findall(r"'([^']*)'", expected)
-    close = difflib.get_close_matches(str(value), choices, n=1, cutoff=0.6)
+def choices(expected: str, value: Any, shown: str = "") -> str:
+    """What `value` must be, where `expected` lists it in single quotes, and which of these was probably meant."""
+    known = re.findall(r"'([^']*)'", expected)
+    close = difflib.get_close_matches(str(value), known, n=1, cutoff=0.6)
     hint = f'; did you mean "{close[0]}"?' if close else ""
-    listed = " or ".join(f'"{choice}"' for choice in choices) or expected.lower()
-    return f"must be {listed}, not {shown}{hint}"
+    *others, last = [f'"{one}"' for one in known] or [expected.lower()]
+    listed = f"{', '.join(others)} or {last}" if others else last
+    return f"must be {listed}, not {shown or _shown(value, '')}{hint}"
 
 
 def _shown(value: Any, name: str) -> str:

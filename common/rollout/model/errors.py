@@ -32,6 +32,12 @@ def _rebuild(kind: type[RolloutError], message: str, context: dict[str, Any]) ->
     return kind(message, **context)
 
 
+class UsageError(RolloutError):
+    """The command cannot be understood as it was typed."""
+
+    code = "usage"
+
+
 class ConfigError(RolloutError):
     """The configuration is not usable."""
 

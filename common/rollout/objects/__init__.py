@@ -21,5 +21,5 @@ def backend_name(objects: ObjectsSection, storage: StorageSection) -> str:
 
 def open_store(objects: ObjectsSection, storage: StorageSection) -> ObjectStore:
     """The configured store, not opened yet. ConfigError if no installed package provides it."""
-    factory: StoreFactory = load_adapter(GROUP, backend_name(objects, storage), "[objects] backend =")
+    factory: StoreFactory = load_adapter(GROUP, backend_name(objects, storage), "[objects] backend")
     return factory(objects, storage)

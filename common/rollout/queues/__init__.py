@@ -20,5 +20,5 @@ QueueFactory = Callable[[dict[str, Any], Storage], Awaitable[Queue]]
 
 async def open_queue(backend: str, options: dict[str, Any], storage: Storage) -> Queue:
     """The queue that `backend` names ("local", or an installed package's). ConfigError if there is none."""
-    factory: QueueFactory = load_adapter(GROUP, backend, "queue backend")
+    factory: QueueFactory = load_adapter(GROUP, backend, "queue")
     return await factory(options, storage)

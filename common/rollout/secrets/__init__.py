@@ -15,5 +15,5 @@ GROUP = "rollout.secrets"
 
 def open_secrets(section: SecretsSection) -> SecretStore:
     """The store that `[secrets] backend` names. ConfigError if no installed package provides it."""
-    factory: Callable[[SecretsSection], SecretStore] = load_adapter(GROUP, section.backend, "[secrets] backend =")
+    factory: Callable[[SecretsSection], SecretStore] = load_adapter(GROUP, section.backend, "[secrets] backend")
     return factory(section)

@@ -140,7 +140,7 @@ class Host:
             if waited + pause > limit_s:
                 raise no_answer(answers, tried, error, waited)
             if on_trouble is not None:
-                on_trouble(UnavailableError(answers.text()), waited)
+                on_trouble(UnavailableError(answers.text(), tries_s=limit_s), waited)
             await asyncio.sleep(pause * random.uniform(0.5, 1.0))
             pause = min(pause * 2, 1.0)  # so that a failure is told of, after two seconds, before the last
 

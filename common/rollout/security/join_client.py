@@ -34,12 +34,20 @@ class Joined:
     coordinator_addrs: tuple[str, ...]
     tls_dir: Path
 
+    def told(self, tls_dir: Path) -> str:
+        """For the person who gave the command; `tls_dir` as it was written there."""
+        return (
+            f"joined cluster {self.cluster} as {self.role}; this host's id there is {self.host_id}\n"
+            f"this host's certificate and private key are in {tls_dir}"
+        )
+
 
 async def join(address: str, token: str, tls_dir: Path, host_name: str = "") -> Joined:
     """Enrol this host and write its identity into `tls_dir`; doing so again renews it.
 
-    AuthError: the token is wrong, or the CA is not the one it was made for (then nothing was written and the token
-    was not shown). UnavailableError: nobody answers there. ConfigError: `tls_dir` belongs to something else.
+    ConfigError: `token` is none or mistyped, or `tls_dir` belongs to something else. AuthError: the cluster does not
+    take the token, or the CA is not the one it was made for (then nothing was written and the token was not shown).
+    UnavailableError: nobody answers there.
     """
     wanted = parse_token(token)
     target = parse_address(address, "--coordinator", need_port=True)

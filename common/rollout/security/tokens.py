@@ -56,17 +56,18 @@ def format_token(token: Token) -> str:
 
 
 def parse_token(text: str) -> Token:
-    """AuthError that says whether it is no token at all or was mistyped."""
+    """ConfigError that says whether it is no token at all, is cut off, or was mistyped."""
     text = "".join(text.split()).lower()
     parts = text.split(".")
-    if parts[0] != "rj1" or len(parts) != 5:
-        raise AuthError(
-            "this is not a join token (they look like rj1.w.xxxx.xxxx.xxxx); copy the whole line that "
-            "`rollout-coordinator token create` printed"
-        )
+    whole = "copy the whole line that `rollout-coordinator token create` printed"
+    if parts[0] != "rj1":
+        raise ConfigError(f"this is not a join token, which begins with rj1. and has five parts: {whole}")
+    if len(parts) != 5:
+        what = "is cut off" if len(parts) < 5 else "has something behind it"
+        raise ConfigError(f"the join token {what}: it has {len(parts)} parts, not 5 with periods between them; {whole}")
     body, checksum = text.rsplit(".", 1)
     if checksum != _checksum(body) or parts[1] not in _LETTERS:
-        raise AuthError("the join token was mistyped or cut short: its checksum does not match; copy it again")
+        raise ConfigError(f"the join token was mistyped or cut off: its checksum does not match; {whole}")
     return Token(_LETTERS[parts[1]], parts[2], _unbase32(parts[3]))
 
 

@@ -1,272 +1,235 @@
-"""Every table of the one database, as SQLAlchemy Core metadata; `migrations.py` turns it into DDL.
+"""Every table of the one database, in PostgreSQL's words, of which SQLite has others for a few types.
 
 The hot tables (`item`, `result`, `assignment`) hold narrow rows that are written once. Their key is (log, seq), which
 grows; no other unique index exists on them, because random keys in a B-tree halve the throughput of inserts.
-`info={"since": n}` on a table, a column or an index names the migration that creates it.
+
+SQL as text, so that a coordinator starts without a library that would make it. The texts are those of published
+migrations: they never change, and what comes after them is a text of its own.
 """
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Literal
 
-from sqlalchemy import BigInteger, Column, Index, Integer, LargeBinary, MetaData, SmallInteger, Table, Text, text
+DialectName = Literal["sqlite", "postgresql"]
 
-METADATA = MetaData()
-
-Int = BigInteger().with_variant(Integer(), "sqlite")
-"""64 bits on both; SQLite gives an alias of the rowid only to INTEGER."""
-
-BytewiseText = Text().with_variant(Text(collation="C"), "postgresql")
-"""Compared by its UTF-8 bytes on both, whatever the database's locale."""
+SQLITE_WORDS = {"BIGINT": "INTEGER", "BYTEA": "BLOB", ' COLLATE "C"': ""}
+"""INTEGER has 64 bits there, and alone can be the rowid. Texts are compared by their UTF-8 bytes in any case."""
 
 
-def _int(name: str, default: int | None = 0, **options: Any) -> Column[int]:
-    server_default = None if default is None else text(str(default))
-    return Column(name, Int, nullable=False, server_default=server_default, **options)
+def statements_of(sql: str, dialect: DialectName) -> list[str]:
+    """One by one, in the words of `dialect`."""
+    if dialect == "sqlite":
+        for word, theirs in SQLITE_WORDS.items():
+            sql = sql.replace(word, theirs)
+    return [text for part in sql.split(";\n") if (text := part.strip())]
 
 
-def _text(name: str, default: str | None = "", **options: Any) -> Column[str]:
-    server_default = None if default is None else text(f"'{default}'")
-    return Column(name, Text, nullable=False, server_default=server_default, **options)
+# The object tables may be there already: a store of objects can open the database first.
+TABLES = """
+CREATE TABLE IF NOT EXISTS lease (
+    one BIGINT NOT NULL,  -- always 1
+    holder TEXT NOT NULL,
+    epoch BIGINT NOT NULL,
+    batch BIGINT NOT NULL,
+    beat BIGINT NOT NULL,
+    released BIGINT DEFAULT 0 NOT NULL,
+    address TEXT DEFAULT '' NOT NULL,
+    PRIMARY KEY (one)
+);
 
+-- `next_log` after deletions, so that the number of a deleted log is never given out again.
+CREATE TABLE IF NOT EXISTS counter (
+    name TEXT NOT NULL,
+    value BIGINT NOT NULL,
+    PRIMARY KEY (name)
+);
 
-def _key(name: str, kind: Any = Int) -> Column[Any]:
-    return Column(name, kind, primary_key=True, autoincrement=False, nullable=False)
+CREATE TABLE IF NOT EXISTS run (
+    run_id TEXT NOT NULL,
+    workload TEXT NOT NULL,
+    name TEXT DEFAULT '' NOT NULL,
+    state TEXT NOT NULL,
+    reason TEXT DEFAULT '' NOT NULL,
+    item_order TEXT NOT NULL,
+    root_log BIGINT NOT NULL,
+    priority BIGINT DEFAULT 0 NOT NULL,
+    spec TEXT NOT NULL,  -- JSON, without `config`
+    config BYTEA NOT NULL,  -- canonical JSON, byte for byte as submitted
+    created_ms BIGINT DEFAULT 0 NOT NULL,
+    updated_ms BIGINT DEFAULT 0 NOT NULL,
+    ended_ms BIGINT DEFAULT 0 NOT NULL,
+    stop_submitting BIGINT DEFAULT 0 NOT NULL,
+    pausing_until_ms BIGINT DEFAULT 0 NOT NULL,
+    survivors TEXT DEFAULT '[]' NOT NULL,
+    PRIMARY KEY (run_id)
+);
+CREATE INDEX IF NOT EXISTS run_created ON run (created_ms);
 
+CREATE TABLE IF NOT EXISTS log (
+    log BIGINT NOT NULL,
+    run_id TEXT NOT NULL,
+    parent_log BIGINT DEFAULT 0 NOT NULL,
+    parent_seq BIGINT DEFAULT 0 NOT NULL,
+    submitted BIGINT DEFAULT 0 NOT NULL,
+    sealed BIGINT DEFAULT 0 NOT NULL,
+    cursor BIGINT DEFAULT 0 NOT NULL,
+    done BIGINT DEFAULT 0 NOT NULL,
+    failed BIGINT DEFAULT 0 NOT NULL,
+    cancelled BIGINT DEFAULT 0 NOT NULL,
+    skipped BIGINT DEFAULT 0 NOT NULL,
+    attempts BIGINT DEFAULT 0 NOT NULL,
+    retried BIGINT DEFAULT 0 NOT NULL,
+    worker_lost BIGINT DEFAULT 0 NOT NULL,
+    stale BIGINT DEFAULT 0 NOT NULL,
+    units_in BIGINT DEFAULT 0 NOT NULL,
+    units_out BIGINT DEFAULT 0 NOT NULL,
+    extra TEXT DEFAULT '{}' NOT NULL,
+    PRIMARY KEY (log)
+);
+CREATE INDEX IF NOT EXISTS log_run ON log (run_id);
 
-def _table(name: str, *parts: Any, since: int = 1) -> Table:
-    return Table(name, METADATA, *parts, info={"since": since})
+-- Logs of deleted runs, whose rows go in chunks.
+CREATE TABLE IF NOT EXISTS purge (
+    log BIGINT NOT NULL,
+    PRIMARY KEY (log)
+);
 
+CREATE TABLE IF NOT EXISTS lane (
+    run_id TEXT NOT NULL,
+    lane TEXT NOT NULL,
+    done BIGINT DEFAULT 0 NOT NULL,
+    failed BIGINT DEFAULT 0 NOT NULL,
+    consecutive_failures BIGINT DEFAULT 0 NOT NULL,
+    pruned_at BIGINT DEFAULT -1 NOT NULL,
+    PRIMARY KEY (run_id, lane)
+);
 
-LEASE = _table(
-    "lease",
-    _key("one"),  # always 1
-    _text("holder", None),
-    _int("epoch", None),
-    _int("batch", None),
-    _int("beat", None),
-    _int("released"),
-    _text("address"),
-)
+CREATE TABLE IF NOT EXISTS spec (
+    run_id TEXT NOT NULL,
+    idx BIGINT NOT NULL,
+    body TEXT NOT NULL,
+    PRIMARY KEY (run_id, idx)
+);
 
-COUNTER = _table("counter", _key("name", Text), _int("value", None))
-"""`next_log` after deletions, so that the number of a deleted log is never given out again."""
+CREATE TABLE IF NOT EXISTS item (
+    log BIGINT NOT NULL,
+    seq BIGINT NOT NULL,
+    id BYTEA NOT NULL,
+    spec BIGINT DEFAULT 0 NOT NULL,
+    payload BYTEA,  -- either this
+    object_id BYTEA,  -- or these three
+    object_offset BIGINT,
+    object_length BIGINT,
+    PRIMARY KEY (log, seq)
+);
+CREATE INDEX IF NOT EXISTS item_object ON item (object_id) WHERE object_id IS NOT NULL;
 
-RUN = _table(
-    "run",
-    _key("run_id", Text),
-    _text("workload", None),
-    _text("name"),
-    _text("state", None),
-    _text("reason"),
-    _text("item_order", None),
-    _int("root_log", None),
-    _int("priority"),
-    _text("spec", None),  # JSON, without `config`
-    Column("config", LargeBinary, nullable=False),  # canonical JSON, byte for byte as submitted
-    _int("created_ms"),
-    _int("updated_ms"),
-    _int("ended_ms"),
-    _int("stop_submitting"),
-    _int("pausing_until_ms"),
-    _text("survivors", "[]"),
-    _text("ended_by", info={"since": 3}),  # who ended it by a command; '': nobody did
-)
-Index("run_created", RUN.c.created_ms, info={"since": 1})
+CREATE TABLE IF NOT EXISTS result (
+    log BIGINT NOT NULL,
+    seq BIGINT NOT NULL,
+    attempt BIGINT NOT NULL,
+    outcome SMALLINT NOT NULL,
+    data BYTEA,
+    object_id BYTEA,
+    object_offset BIGINT,
+    object_length BIGINT,
+    code TEXT,  -- NULL: no failure
+    message TEXT,
+    flags SMALLINT,  -- of the failure: 1 retryable, 2 worker_lost
+    worker TEXT DEFAULT '' NOT NULL,
+    duration_ms BIGINT DEFAULT 0 NOT NULL,
+    units_in BIGINT DEFAULT 0 NOT NULL,
+    units_out BIGINT DEFAULT 0 NOT NULL,
+    accepted_ms BIGINT DEFAULT 0 NOT NULL,
+    position BIGINT,  -- arrival order: place in the commit log
+    pruned_at BIGINT,
+    PRIMARY KEY (log, seq)
+);
+CREATE INDEX IF NOT EXISTS result_object ON result (object_id) WHERE object_id IS NOT NULL;
+CREATE INDEX IF NOT EXISTS result_position ON result (log, position) WHERE position IS NOT NULL;
 
-LOG = _table(
-    "log",
-    _key("log"),
-    _text("run_id", None),
-    _int("parent_log"),
-    _int("parent_seq"),
-    _int("submitted"),
-    _int("sealed"),
-    _int("cursor"),
-    _int("done"),
-    _int("failed"),
-    _int("cancelled"),
-    _int("skipped"),
-    _int("attempts"),
-    _int("retried"),
-    _int("worker_lost"),
-    _int("stale"),
-    _int("units_in"),
-    _int("units_out"),
-    _text("extra", "{}"),
-    _int("invalid", info={"since": 5}),  # of the failed: rows that could not be used
-)
-Index("log_run", LOG.c.run_id, info={"since": 1})
+CREATE TABLE IF NOT EXISTS assignment (
+    batch BIGINT NOT NULL,
+    worker TEXT NOT NULL,
+    at_ms BIGINT DEFAULT 0 NOT NULL,
+    n BIGINT DEFAULT 0 NOT NULL,
+    keys BYTEA NOT NULL,
+    PRIMARY KEY (batch)
+);
 
-PURGE = _table("purge", _key("log"))
-"""Logs of deleted runs, whose rows go in chunks."""
+-- Ends of attempts that did not end their item. The usual end of an attempt is its result, and has no row here.
+CREATE TABLE IF NOT EXISTS attempt (
+    log BIGINT NOT NULL,
+    seq BIGINT NOT NULL,
+    attempt BIGINT NOT NULL,
+    worker TEXT DEFAULT '' NOT NULL,
+    ending TEXT NOT NULL,
+    code TEXT DEFAULT '' NOT NULL,
+    message TEXT DEFAULT '' NOT NULL,
+    at_ms BIGINT DEFAULT 0 NOT NULL,
+    not_before_ms BIGINT DEFAULT 0 NOT NULL,
+    PRIMARY KEY (log, seq, attempt)
+);
 
-LANE = _table(
-    "lane",
-    _key("run_id", Text),
-    _key("lane", Text),
-    _int("done"),
-    _int("failed"),
-    _int("consecutive_failures"),
-    _int("pruned_at", -1),
-)
+CREATE TABLE IF NOT EXISTS worker (
+    incarnation TEXT NOT NULL,
+    host_id TEXT DEFAULT '' NOT NULL,
+    inventory TEXT DEFAULT '{}' NOT NULL,
+    state TEXT NOT NULL,
+    registered_ms BIGINT DEFAULT 0 NOT NULL,
+    ended_ms BIGINT DEFAULT 0 NOT NULL,
+    reason TEXT DEFAULT '' NOT NULL,
+    PRIMARY KEY (incarnation)
+);
+CREATE INDEX IF NOT EXISTS worker_registered ON worker (registered_ms);
 
-SPEC = _table("spec", _key("run_id", Text), _key("idx"), _text("body", None))
+CREATE TABLE IF NOT EXISTS kv (
+    namespace TEXT COLLATE "C" NOT NULL,
+    "key" TEXT COLLATE "C" NOT NULL,
+    value BYTEA NOT NULL,
+    PRIMARY KEY (namespace, "key")
+);
 
-ITEM = _table(
-    "item",
-    _key("log"),
-    _key("seq"),
-    Column("id", LargeBinary, nullable=False),
-    _int("spec"),
-    Column("payload", LargeBinary),  # either this
-    Column("object_id", LargeBinary),  # or these three
-    Column("object_offset", Int),
-    Column("object_length", Int),
-)
+-- One row. Writers lock it, so revisions become visible in their order.
+CREATE TABLE IF NOT EXISTS kv_head (
+    one BIGINT NOT NULL,
+    revision BIGINT DEFAULT 0 NOT NULL,
+    PRIMARY KEY (one)
+);
 
-RESULT = _table(
-    "result",
-    _key("log"),
-    _key("seq"),
-    _int("attempt", None),
-    Column("outcome", SmallInteger, nullable=False),
-    Column("data", LargeBinary),
-    Column("object_id", LargeBinary),
-    Column("object_offset", Int),
-    Column("object_length", Int),
-    Column("code", Text),  # NULL: no failure
-    Column("message", Text),
-    Column("flags", SmallInteger),  # of the failure: 1 retryable, 2 worker_lost
-    _text("worker"),
-    _int("duration_ms"),
-    _int("units_in"),
-    _int("units_out"),
-    _int("accepted_ms"),
-    Column("position", Int),  # arrival order: place in the commit log
-    Column("pruned_at", Int),
-)
-_PLACED = text("position IS NOT NULL")
-Index(
-    "result_position",
-    RESULT.c.log,
-    RESULT.c.position,
-    sqlite_where=_PLACED,
-    postgresql_where=_PLACED,
-    info={"since": 1},
-)
+CREATE TABLE IF NOT EXISTS kv_change (
+    revision BIGINT NOT NULL,
+    idx BIGINT NOT NULL,
+    namespace TEXT COLLATE "C" NOT NULL,
+    "key" TEXT COLLATE "C" NOT NULL,
+    value BYTEA,
+    PRIMARY KEY (revision, idx)
+);
 
-for _hot in (ITEM, RESULT):
-    _has_object = text("object_id IS NOT NULL")
-    Index(
-        f"{_hot.name}_object",
-        _hot.c.object_id,
-        sqlite_where=_has_object,
-        postgresql_where=_has_object,
-        info={"since": 1},
-    )
+CREATE TABLE IF NOT EXISTS object (
+    object_id BYTEA NOT NULL,
+    size BIGINT NOT NULL,
+    created_ms BIGINT NOT NULL,
+    PRIMARY KEY (object_id)
+);
 
-ASSIGNMENT = _table(
-    "assignment",
-    _key("batch"),
-    _text("worker", None),
-    _int("at_ms"),
-    _int("n"),
-    Column("keys", LargeBinary, nullable=False),
-)
+CREATE TABLE IF NOT EXISTS object_chunk (
+    object_id BYTEA NOT NULL,
+    idx BIGINT NOT NULL,
+    data BYTEA NOT NULL,
+    PRIMARY KEY (object_id, idx)
+);
 
-ATTEMPT = _table(
-    "attempt",
-    _key("log"),
-    _key("seq"),
-    _key("attempt"),
-    _text("worker"),
-    _text("ending", None),
-    _text("code"),
-    _text("message"),
-    _int("at_ms"),
-    _int("not_before_ms"),
-    _int("began_ms", info={"since": 2}),  # 0: it never began
-)
-"""Ends of attempts that did not end their item. The usual end of an attempt is its result, and has no row here."""
+CREATE TABLE IF NOT EXISTS object_pin (
+    object_id BYTEA NOT NULL,
+    holder TEXT NOT NULL,
+    expires_ms BIGINT NOT NULL,
+    PRIMARY KEY (object_id, holder)
+);
+CREATE INDEX IF NOT EXISTS object_pin_holder ON object_pin (holder);
 
-# What people ask for: rows that failed, that were tried more than once, and what failed last. Each entry is of an end
-# that is unusual, so that a row which ends at the first try costs none.
-_FAILED = text("outcome = 2")
-_BEGAN = text("began_ms > 0")
-_CAUSED = text("ending IN ('failed', 'timeout', 'worker_lost')")
-for _name, _columns, _where in (
-    ("result_failed", (RESULT.c.log, RESULT.c.seq), _FAILED),
-    ("result_failed_at", (RESULT.c.log, RESULT.c.accepted_ms), _FAILED),
-    ("attempt_began", (ATTEMPT.c.log, ATTEMPT.c.seq), _BEGAN),
-    ("attempt_failed_at", (ATTEMPT.c.log, ATTEMPT.c.at_ms), _CAUSED),
-    ("log_parent", (LOG.c.parent_log, LOG.c.parent_seq), text("parent_log > 0")),
-):
-    Index(_name, *_columns, sqlite_where=_where, postgresql_where=_where, info={"since": 2})
-
-WORKER = _table(
-    "worker",
-    _key("incarnation", Text),
-    _text("host_id"),
-    _text("inventory", "{}"),
-    _text("state", None),
-    _int("registered_ms"),
-    _int("ended_ms"),
-    _text("reason"),
-)
-Index("worker_registered", WORKER.c.registered_ms, info={"since": 1})
-
-KV = _table(
-    "kv",
-    _key("namespace", BytewiseText),
-    _key("key", BytewiseText),
-    Column("value", LargeBinary, nullable=False),
-)
-
-KV_HEAD = _table("kv_head", _key("one"), _int("revision"))
-"""One row. Writers lock it, so revisions become visible in their order."""
-
-KV_CHANGE = _table(
-    "kv_change",
-    _key("revision"),
-    _key("idx"),
-    Column("namespace", BytewiseText, nullable=False),
-    Column("key", BytewiseText, nullable=False),
-    Column("value", LargeBinary),
-)
-
-OBJECT = _table("object", _key("object_id", LargeBinary), _int("size", None), _int("created_ms", None))
-OBJECT_CHUNK = _table(
-    "object_chunk", _key("object_id", LargeBinary), _key("idx"), Column("data", LargeBinary, nullable=False)
-)
-OBJECT_PIN = _table("object_pin", _key("object_id", LargeBinary), _key("holder", Text), _int("expires_ms", None))
-Index("object_pin_holder", OBJECT_PIN.c.holder, info={"since": 1})
-
-OUTPUT = _table(
-    "output",
-    _key("run_id", Text),
-    _key("position"),  # bytes of the run's output up to its end
-    _int("size", None),
-    _text("worker", None),
-    Column("lines", LargeBinary, nullable=False),
-    since=4,
-)
-"""What children of a run printed, in chunks as workers shipped them."""
-
-EVENT = _table(
-    "event",
-    _key("number"),
-    _int("at_ms", None),
-    _text("event", None),
-    _text("level", None),
-    _text("run_id", None),
-    _text("fields", None),  # JSON
-    since=4,
-)
-"""What happened, for people: the newest of it."""
-Index("event_run", EVENT.c.run_id, EVENT.c.number, info={"since": 5})
-
-ITEM_STATE_VIEW = """
+-- For people: `open` is pending, assigned or running (which attempts are in flight is packed in `assignment.keys`).
 CREATE VIEW item_state AS
 SELECT log.run_id AS run_id, item.log AS log, item.seq AS seq,
        CASE result.outcome
@@ -279,19 +242,76 @@ SELECT log.run_id AS run_id, item.log AS log, item.seq AS seq,
        result.duration_ms AS duration_ms, result.accepted_ms AS accepted_ms
   FROM item
   JOIN log ON log.log = item.log
-  LEFT JOIN result ON result.log = item.log AND result.seq = item.seq
-"""
-"""For people: `open` is pending, assigned or running (which attempts are in flight is packed in `assignment.keys`)."""
+  LEFT JOIN result ON result.log = item.log AND result.seq = item.seq;
 
-ITEM_STATE_VIEW_2 = ITEM_STATE_VIEW.replace(
-    """       COALESCE(result.attempt, (SELECT MAX(attempt.attempt) FROM attempt
-                                  WHERE attempt.log = item.log AND attempt.seq = item.seq), 0) AS attempts,
-""",
-    """       (SELECT COUNT(*) FROM attempt
+INSERT INTO kv_head (one, revision) VALUES (1, 0);
+"""
+
+ATTEMPTS_BEGAN = """
+-- 0: it never began.
+ALTER TABLE attempt ADD COLUMN began_ms BIGINT DEFAULT 0 NOT NULL;
+-- Attempts that failed, or were lost, had begun; since when is not known any more.
+UPDATE attempt SET began_ms = at_ms WHERE ending IN ('failed', 'timeout', 'worker_lost');
+
+-- What people ask for: rows that failed, that were tried more than once, and what failed last. Each entry is of an end
+-- that is unusual, so that a row which ends at the first try costs none.
+CREATE INDEX IF NOT EXISTS log_parent ON log (parent_log, parent_seq) WHERE parent_log > 0;
+CREATE INDEX IF NOT EXISTS result_failed ON result (log, seq) WHERE outcome = 2;
+CREATE INDEX IF NOT EXISTS result_failed_at ON result (log, accepted_ms) WHERE outcome = 2;
+CREATE INDEX IF NOT EXISTS attempt_began ON attempt (log, seq) WHERE began_ms > 0;
+CREATE INDEX IF NOT EXISTS attempt_failed_at ON attempt (log, at_ms)
+    WHERE ending IN ('failed', 'timeout', 'worker_lost');
+
+-- `attempts` that began, and no longer all assignments.
+DROP VIEW item_state;
+CREATE VIEW item_state AS
+SELECT log.run_id AS run_id, item.log AS log, item.seq AS seq,
+       CASE result.outcome
+            WHEN 1 THEN CASE WHEN COALESCE(result.position, result.seq) < log.cursor THEN 'done' ELSE 'accepted' END
+            WHEN 2 THEN 'failed' WHEN 3 THEN 'cancelled' WHEN 4 THEN 'skipped'
+            ELSE 'open' END AS state,
+       (SELECT COUNT(*) FROM attempt
          WHERE attempt.log = item.log AND attempt.seq = item.seq AND attempt.began_ms > 0)
        + CASE WHEN result.attempt > 0 AND NOT EXISTS (
            SELECT 1 FROM attempt WHERE attempt.log = item.log AND attempt.seq = item.seq
               AND attempt.attempt = result.attempt) THEN 1 ELSE 0 END AS attempts,
-""",
-)
-"""`attempts` that began, and no longer all assignments."""
+       result.worker AS worker, result.code AS code, result.message AS message,
+       result.duration_ms AS duration_ms, result.accepted_ms AS accepted_ms
+  FROM item
+  JOIN log ON log.log = item.log
+  LEFT JOIN result ON result.log = item.log AND result.seq = item.seq;
+"""
+
+ENDED_BY = """
+-- Who ended it by a command; '': nobody did.
+ALTER TABLE run ADD COLUMN ended_by TEXT DEFAULT '' NOT NULL;
+"""
+
+OUTPUT_AND_EVENTS = """
+-- What children of a run printed, in chunks as workers shipped them.
+CREATE TABLE IF NOT EXISTS output (
+    run_id TEXT NOT NULL,
+    position BIGINT NOT NULL,  -- bytes of the run's output up to its end
+    size BIGINT NOT NULL,
+    worker TEXT NOT NULL,
+    lines BYTEA NOT NULL,
+    PRIMARY KEY (run_id, position)
+);
+
+-- What happened, for people: the newest of it.
+CREATE TABLE IF NOT EXISTS event (
+    number BIGINT NOT NULL,
+    at_ms BIGINT NOT NULL,
+    event TEXT NOT NULL,
+    level TEXT NOT NULL,
+    run_id TEXT NOT NULL,
+    fields TEXT NOT NULL,  -- JSON
+    PRIMARY KEY (number)
+);
+"""
+
+INVALID_ROWS = """
+-- Of the failed: rows that could not be used.
+ALTER TABLE log ADD COLUMN invalid BIGINT DEFAULT 0 NOT NULL;
+CREATE INDEX IF NOT EXISTS event_run ON event (run_id, number);
+"""

@@ -47,6 +47,8 @@ class Answers:
         else:
             what = "no coordinator answers" if len(self._last) > 1 else ""
         told = "; ".join(_said(address, error) for address, error in self._last.items())
+        if len(self._last) == 1 and self.refused(list(self._last)):
+            return f"{told}: no coordinator listens there (yet), or the address is wrong"
         return f"{what}: {told}" if what else told
 
 
@@ -54,7 +56,7 @@ def no_answer(answers: Answers, addresses: list[str], last: RolloutError, waited
     """What a call ends with that was tried for `waited_s` seconds."""
     said = answers.text() or last.message
     if answers.refused(addresses):
-        what_to_do = "start the coordinator, or check the address"
+        what_to_do = "start the coordinator, or correct the address"
     else:
         what_to_do = "`rollout doctor` looks at each of them"
     return UnavailableError(f"{said}. Tried for {waited_s:.0f} s; {what_to_do}")
@@ -66,7 +68,7 @@ def _refuses(error: RolloutError) -> bool:
 
 def _said(address: str, error: RolloutError) -> str:
     if _refuses(error):
-        return f"{address} refuses connections, so no coordinator runs there"
+        return f"{address} refuses connections"
     if _SILENT in error.message.lower():
         return f"{address} takes connections but says nothing, so what runs there hangs, or is no coordinator"
     if isinstance(error, NotLeaderError):

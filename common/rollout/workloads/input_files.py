@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import difflib
 import glob
 import os
 import re
 import stat
 from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from rollout.model.errors import InputError
+from rollout.model.problems import problems
 from rollout.workloads.output import RESULT_FILES, RUN_ID
 from rollout.workloads.spool import Spool, Stream, descriptor
 
@@ -64,7 +67,7 @@ def expand(patterns: Sequence[str], *, exclude: Path, written: Iterable[str], sp
     for pattern in patterns:
         _expand_one(expansion, pattern, _Written(exclude, names), spool)
     if expansion.faults:
-        raise InputError("\n".join(expansion.faults))
+        raise InputError(problems(expansion.faults))
     return expansion
 
 
@@ -88,10 +91,21 @@ def _expand_one(expansion: Expansion, pattern: str, written: _Written, spool: Sp
     if spool.has(gone):
         expansion.found.setdefault(pattern, gone)
         return
+    where = "" if Path(pattern).is_absolute() else f" in the current directory {Path.cwd()}"
     why = f": {len(matches)} were left out, as directories or as what a run writes" if matches else ""
-    expansion.faults.append(
-        f"input.glob: no file matches {pattern!r} (seen from {Path.cwd()}){why}: check the path or make it absolute"
-    )
+    expansion.faults.append(f"input.glob: no file matches {pattern!r}{where}{why}{_near(pattern)}")
+
+
+def _near(pattern: str) -> str:
+    """Which file was probably meant."""
+    path = Path(pattern)
+    if not glob.has_magic(str(path.parent)) and not path.parent.exists():
+        return f": there is no directory {path.parent}"
+    with suppress(OSError):
+        beside = [one.name for one in path.parent.iterdir()]
+        if not glob.has_magic(pattern) and (near := difflib.get_close_matches(path.name, beside, n=1)):
+            return f"; did you mean {path.with_name(near[0])}?"
+    return ": check the path"
 
 
 def _names_it(pattern: str) -> bool:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 import sys
 from collections.abc import Iterable
 from datetime import UTC, datetime
@@ -66,6 +67,8 @@ def parse_json(raw: bytes) -> Any:
             raise json.JSONDecodeError("Unexpected UTF-8 BOM (decode using utf-8-sig)", text, 0)
         value: Any = _decoder.decode(text)
     except json.JSONDecodeError as error:
+        if unclosed := _unclosed(text, error):
+            raise ValueError(f"malformed JSON: the line ends before {unclosed}") from None
         what = _WORDS.get(error.msg, error.msg)
         raise ValueError(f"malformed JSON: {what} at column {error.colno}") from None
     except RecursionError:
@@ -79,6 +82,28 @@ def parse_json(raw: bytes) -> Any:
     if raw.count(b"[") + raw.count(b"{") > DEPTH_MAX and _deeper(value, DEPTH_MAX):
         raise ValueError(f"malformed JSON: nested more than {DEPTH_MAX} levels deep")
     return value
+
+
+def _unclosed(text: str, error: json.JSONDecodeError) -> str:
+    """What is still open where the text ends, if that is what is wrong."""
+    if error.msg.startswith("Unterminated string"):
+        return _open_at("string", '"', error.colno)
+    if error.pos < len(text.rstrip()):
+        return ""
+    opened: list[tuple[str, int]] = []
+    for found in _TOKENS.finditer(text, 0, error.pos):
+        if found[0] in "{[":
+            opened.append((found[0], found.start() + 1))
+        elif found[0] in "}]" and opened:
+            opened.pop()
+    if not opened:
+        return ""
+    kind, column = opened[-1]
+    return _open_at("object", "}", column) if kind == "{" else _open_at("list", "]", column)
+
+
+def _open_at(what: str, closing: str, column: int) -> str:
+    return f"the {what} that begins at column {column} is closed: it was cut off, or a {closing} is missing"
 
 
 def _deeper(value: Any, levels: int) -> bool:
@@ -98,6 +123,9 @@ class _RefusedError(ValueError):
     """JSON that cannot be written again as it was read."""
 
 
+_TOKENS = re.compile(r'"(?:[^"\\]|\\.)*"|[{}\[\]]')
+"""Strings, and what opens and closes objects and lists outside of them."""
+
 _WORDS = {
     "Extra data": "there is more after the value (one JSON value a line)",
     "Expecting value": "a value is missing or is no JSON (text needs double quotes; true, false, null are lower case)",
@@ -106,7 +134,6 @@ _WORDS = {
     "Expecting property name enclosed in double quotes": "a key in double quotes is missing (or a comma is too many)",
     "Illegal trailing comma before end of object": "a comma is too many",
     "Illegal trailing comma before end of array": "a comma is too many",
-    "Unterminated string starting at": "a string is not closed, which begins",
     "Invalid control character at": "a line end or tab stands inside a string (write \\n, \\t),",
     "Invalid \\escape": "a backslash in a string needs another one before it,",
     "Invalid \\escape: ": "a backslash in a string needs another one before it,",

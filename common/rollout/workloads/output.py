@@ -12,6 +12,7 @@ import fcntl
 import json
 import os
 import shutil
+import socket
 import stat
 from collections.abc import Generator, Iterable, Sequence
 from contextlib import contextmanager, suppress
@@ -125,18 +126,22 @@ class OutputDirectory:
         self._made = made
 
     @classmethod
-    def open(cls, directory: str | Path) -> Self:
-        """Make the directory if need be and lock it. ConfigError: not usable; StateError: another process has it."""
+    def open(cls, directory: str | Path, command: str = "") -> Self:
+        """Make the directory if need be and lock it. ConfigError: not usable; StateError: another process has it.
+
+        `command`: what this process was called with, for the person whose other command is refused."""
         path = Path(directory).expanduser()
         try:
             made = not path.exists()  # which a name that is too long has no answer to
             path.mkdir(parents=True, exist_ok=True)
             lock = (path / _LOCK).open("a+", encoding="utf-8")
+        except UnicodeEncodeError:  # the locale's fault, which is told as that
+            raise
         except (OSError, ValueError) as error:  # ValueError: a NUL in the name
             why = getattr(error, "strerror", None) or str(error)
             if isinstance(error, FileExistsError):
                 why = "it is a file" if path.is_file() else "it is a link that leads nowhere"
-            raise ConfigError(f"output.dir: cannot write to {path}: {why}: name another directory") from error
+            raise ConfigError(f"output.dir: cannot write into {path}: {why}; name another directory") from error
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError as error:
@@ -144,11 +149,11 @@ class OutputDirectory:
             holder = lock.read().strip()
             lock.close()
             raise StateError(
-                f"output.dir: {path} is being written by another process{f' ({holder})' if holder else ''}: wait for "
-                "it, or name another directory"
+                f"output.dir: {path} is being written by another command{f' ({holder})' if holder else ''}: wait for "
+                "it, stop it, or name another directory"
             ) from error
         lock.truncate(0)
-        lock.write(f"pid {os.getpid()}\n")
+        lock.write(f"pid {os.getpid()} on {socket.gethostname()}{f': {command}' if command else ''}\n")
         lock.flush()
         return cls(path, lock, made=made)
 

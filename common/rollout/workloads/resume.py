@@ -24,11 +24,13 @@ def compare(
     that changed and must not.
     """
     if changes := describe_changes(workload, stored, new, changed):
+        inputs = sum(change.startswith("input") for change in changes)
+        what = "input was" if inputs == len(changes) else "input and settings were" if inputs else "settings were"
         held = ids.short(output.run_id or "")
         raise ConfigError(
-            f"{output.path} holds run {held}, which cannot go on with another configuration:\n"
+            f"{output.path} holds run {held}, whose {what} changed since it was started:\n"
             + "\n".join(f"  {change}" for change in changes)
-            + "\nChange it back, or start a new run by naming another output.dir"
+            + "\nChange this back to go on with the run, or start a new one by naming another output.dir"
         )
     return describe_recorded(workload, stored, new)
 

@@ -401,7 +401,7 @@ class Faults:
             kinds = "; ".join(f"{times:,} x {kind}" for kind, times in self._kinds.most_common())
             lines.append(f"  and {count - len(self.first):,} more{f': {kinds}' if kinds else ''}")
         if count == self.rows and self._file is None:
-            lines.append('[input] on_bad_row = "skip" leaves such rows out and runs the others')
+            lines.append('To leave such rows out and run the others, set on_bad_row = "skip" in section [input]')
         return InputError("\n".join(lines), **self.first[0].context)
 
     def close(self) -> None:

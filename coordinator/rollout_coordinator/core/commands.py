@@ -79,7 +79,9 @@ def pause(state: State, run: Run, reason: str, by: str) -> None:
     for worker in state.workers.values():
         if worker.session and run.id in worker.by_run:
             state.step.sends.append(SendPause(worker.session, run.id, run.spec.pause_timeout_ms))
-    fields = {"run_id": run.id, "in_flight": run.in_flight + run.waiting, "by": by, "reason": reason}
+    fields = {
+        "run_id": run.id, "name": run.spec.name, "in_flight": run.in_flight + run.waiting, "by": by, "reason": reason,
+    }  # fmt: skip
     state.step.sends.append(Emit("run_paused", "info", fields))
 
 
@@ -98,7 +100,8 @@ def _go(state: State, run: Run, reason: str, event: str, by: str) -> None:
         state.notes.window[log.id] = log
         state.notes.accepted[log.id] = log
     state.notes.dispatch = True
-    state.step.sends.append(Emit(event, "info", {"run_id": run.id, "by": by, "reason": reason}))
+    fields = {"run_id": run.id, "name": run.spec.name, "by": by, "reason": reason}
+    state.step.sends.append(Emit(event, "info", fields))
 
 
 def kill(state: State, run: Run, reason: str, by: str) -> None:

@@ -33,6 +33,8 @@ def accept_rows(state: State, log: Log, rows: ResultRows) -> None:
             for outcome in rows.outcome:
                 if outcome is not Outcome.DONE:
                     counts[outcome] += 1
+    if rows.failures and log.parent is None:
+        log.run.failures.add(rows)
     state.totals["accepted"] += len(rows.seq)
     state.step.writes.results.append(rows)
     touch(state, log)

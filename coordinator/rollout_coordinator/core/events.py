@@ -39,6 +39,8 @@ class SubmitOpen:
 
     request: int
     spec: RunSpec
+    by: str = ""  # who submits it, as people know them
+    address: str = ""  # from where
 
 
 @dataclass(slots=True)
@@ -94,6 +96,7 @@ class WorkerHello:
     started: list[Keys] = field(default_factory=list[Keys])
     unacknowledged: list[Keys] = field(default_factory=list[Keys])
     draining: bool = False
+    address: str = ""  # from where it connected
 
 
 @dataclass(slots=True)

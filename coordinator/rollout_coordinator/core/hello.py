@@ -6,6 +6,8 @@ a link that blinks, and a leader that dies between a revoke and its confirmation
 
 from __future__ import annotations
 
+from typing import Any
+
 from rollout.model import events as names
 from rollout.model.errors import ProtocolError, UnavailableError
 from rollout.model.run import ENDED
@@ -18,7 +20,15 @@ from rollout_coordinator.core.items import is_accepted
 from rollout_coordinator.core.journal import write_worker
 from rollout_coordinator.core.state import AttemptBatch, Run, State, Worker
 from rollout_coordinator.core.step import CloseSession, Emit, SendPause, SendWelcome
-from rollout_coordinator.core.workers import extend_deadline, forget_revoke, join, move, on_another_host, set_credit
+from rollout_coordinator.core.workers import (
+    extend_deadline,
+    forget_revoke,
+    join,
+    move,
+    named,
+    on_another_host,
+    set_credit,
+)
 
 
 def hello(state: State, event: WorkerHello) -> None:
@@ -34,11 +44,11 @@ def hello(state: State, event: WorkerHello) -> None:
             state.sessions.pop(worker.session, None)
         error = UnavailableError("A newer session of this worker took over.")
         state.step.sends.append(CloseSession(worker.session, error))
-    before = worker.state
+    before, lost_ms = worker.state, worker.ended_ms
     move(worker, "hello_draining" if event.draining else "hello")
     worker.session = event.session
     state.sessions[event.session] = worker
-    worker.host_id = event.host_id
+    worker.host_id, worker.address = event.host_id, event.address
     worker.set_inventory(event.inventory)
     set_credit(worker, event.credit)
     worker.fenced = False
@@ -58,9 +68,28 @@ def hello(state: State, event: WorkerHello) -> None:
             left_ms = max(0, run.pausing_until_ms - state.now.wall_ms)
             state.step.sends.append(SendPause(worker.session, run.id, left_ms))
     if before is not worker.state:
-        fields = {"worker": worker.id, "host": worker.host_id, "state": worker.state.value}
+        fields: dict[str, Any] = {**named(worker), "state": worker.state.value}
+        if before is WorkerState.FAILED:
+            fields["lost_s"] = round((state.now.wall_ms - lost_ms) / 1000, 1)
+        elif before is WorkerState.JOINING:
+            fields["replaces"] = takes_the_place_of(state, worker)
         state.step.sends.append(Emit(names.WORKER_READY, "info", fields))
     state.notes.capacity_freed(worker)
+
+
+def takes_the_place_of(state: State, worker: Worker) -> str:
+    """The worker of the same machine that was lost last, if no other came for it yet. For people."""
+    machine = (worker.host_id, worker.inventory.host)
+    lost = [
+        other
+        for other in state.workers.values()
+        if other.state is WorkerState.FAILED and not other.replaced and (other.host_id, other.inventory.host) == machine
+    ]
+    if not lost:
+        return ""
+    last = max(lost, key=lambda other: other.ended_ms)
+    last.replaced = True
+    return last.id
 
 
 def _refusal(state: State, worker: Worker, event: WorkerHello) -> ProtocolError | None:
@@ -168,4 +197,4 @@ def tell_reconciled(state: State, worker: Worker, answer: SendWelcome, missing: 
         "repended": missing,
     }
     if any(counts.values()):
-        state.step.sends.append(Emit("worker_reconciled", "info", {"worker": worker.id, **counts}))
+        state.step.sends.append(Emit("worker_reconciled", "info", {**named(worker), **counts}))

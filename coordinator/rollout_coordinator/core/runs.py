@@ -20,14 +20,13 @@ def live(run: Run) -> bool:
     return run.state in LIVE
 
 
-def open_run(state: State, spec: RunSpec) -> Run:
-    """A run and its empty root log."""
+def open_run(state: State, spec: RunSpec, by: str = "", address: str = "") -> Run:
+    """A run and its empty root log. `by`, from `address`: who submits it, as people know them."""
     run = make_run(state, spec, RunState.RUNNING, state.now.wall_ms)
     run.root = open_log(state, run, None)
     touch_run(state, run)
-    state.step.sends.append(
-        Emit(names.RUN_SUBMITTED, "info", {"run_id": run.id, "workload": spec.workload, "name": spec.name})
-    )
+    fields = {"run_id": run.id, "workload": spec.workload, "name": spec.name, "by": by, "address": address}
+    state.step.sends.append(Emit(names.RUN_SUBMITTED, "info", fields))
     return run
 
 
@@ -102,13 +101,14 @@ def end(state: State, run: Run, cause: str, reason: str) -> None:
     event = names.RUN_COMPLETED if run.state is RunState.COMPLETED else f"run_{run.state.value}"
     _, done, failed, cancelled, skipped = run.root.counts
     fields = {
-        "run_id": run.id, "reason": reason.partition("\n")[0], "items": run.root.submitted, "done": done,
-        "failed": failed, "cancelled": cancelled, "skipped": skipped,
+        "run_id": run.id, "name": run.spec.name, "reason": reason.partition("\n")[0], "items": run.root.submitted,
+        "done": done, "failed": failed, "cancelled": cancelled, "skipped": skipped, **run.failures.told(failed),
     }  # fmt: skip
     if run.state is RunState.KILLED and run.ended_by:
         fields["by"] = run.ended_by
     row_failures.tell_rest(state, run)
-    state.step.sends.append(Emit(event, "info", fields))
+    level = "warning" if run.state is RunState.FAILED else "info"
+    state.step.sends.append(Emit(event, level, fields))
     state.step.sends.append(RunMoved(run.id))
     for worker in state.workers.values():
         if worker.session:
@@ -176,7 +176,7 @@ def pause_deadlines(state: State) -> None:
         run.survivors = survivors(state, run)
         run.reason = f"{len(run.survivors)} attempts did not stop in time"
         touch_run(state, run)
-        fields = {"run_id": run.id, "survivors": len(run.survivors)}
+        fields = {"run_id": run.id, "name": run.spec.name, "survivors": len(run.survivors)}
         state.step.sends.append(Emit("run_interrupted", "warning", fields))
         state.step.sends.append(RunMoved(run.id))
 

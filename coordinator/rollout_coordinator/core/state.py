@@ -19,6 +19,7 @@ from rollout.model.worker import Credit, Inventory, WorkerState
 
 from rollout_coordinator.core.events import Event, Keys, Now, SubmitItems, SubmitSeal, WorkerSpawn
 from rollout_coordinator.core.ranges import Ranges
+from rollout_coordinator.core.reasons import Reasons
 from rollout_coordinator.core.safeguards import Safeguards
 from rollout_coordinator.core.settings import CoreSettings
 from rollout_coordinator.core.step import LaneRow, Load, LogRow, Step
@@ -237,16 +238,17 @@ class Reader:
 
 class Run:
     __slots__ = (
-        "by_group", "by_spec", "causes", "created_ms", "ended_by", "ended_ms", "failures_told", "failures_untold",
-        "id", "in_flight", "lanes", "left_at", "logs", "pausing_until_ms", "policies", "priority", "reason",
-        "requirements", "root", "running", "samples", "spec", "specs", "state", "stop_submitting", "survivors",
-        "tracked", "updated_ms", "waiting", "warm", "weight", "window",
+        "by_group", "by_spec", "causes", "created_ms", "ended_by", "ended_ms", "failures", "failures_told",
+        "failures_untold", "id", "in_flight", "lanes", "left_at", "logs", "pausing_until_ms", "policies", "priority",
+        "reason", "requirements", "root", "running", "samples", "spec", "specs", "state", "stop_submitting",
+        "survivors", "tracked", "updated_ms", "waiting", "warm", "weight", "window",
     )  # fmt: skip
 
     def __init__(self, spec: RunSpec, state: RunState, created_ms: int) -> None:
         self.id, self.spec, self.state = spec.run_id, spec, state
         self.reason = ""
         self.causes: list[CauseView] = []  # with which it ended
+        self.failures = Reasons()  # of items that failed for good
         self.ended_by = ""
         self.created_ms = self.updated_ms = created_ms
         self.ended_ms = self.pausing_until_ms = 0
@@ -343,15 +345,17 @@ class Revoke:
 
 class Worker:
     __slots__ = (
-        "batches", "by_run", "bytes", "capacity", "causes", "credit", "credit_runs", "done", "drain_argument",
-        "due_at", "ended_ms", "failure_emitted", "fenced", "fits", "given_back", "holds", "host_id", "id",
-        "in_flight", "incoming", "inventory", "kind", "load", "reason", "registered_ms", "revoke", "running",
-        "session", "state", "used", "waiting",
+        "address", "batches", "by_run", "bytes", "capacity", "causes", "credit", "credit_runs", "done",
+        "drain_argument", "due_at", "ended_ms", "failure_emitted", "fenced", "fits", "given_back", "holds", "host_id",
+        "id", "in_flight", "incoming", "inventory", "kind", "load", "reason", "registered_ms", "replaced", "revoke",
+        "running", "session", "state", "used", "waiting",
     )  # fmt: skip
 
     def __init__(self, incarnation: str, host_id: str, inventory: Inventory, state: WorkerState, now: Now) -> None:
         self.id, self.host_id, self.state = incarnation, host_id, state
         self.session = ""
+        self.address = ""  # from where it connected; for people
+        self.replaced = False  # it was lost, and another of its machine came since
         self.credit = Credit()
         self.credit_runs: dict[str, int] = {}
         self.due_at = now.mono

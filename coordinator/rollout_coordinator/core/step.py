@@ -266,6 +266,7 @@ class SendControl:
     incarnation: str
     verb: str  # drain | reload | log-level
     argument: str
+    reason: str = ""
 
 
 @dataclass(slots=True)

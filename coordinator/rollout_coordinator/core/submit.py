@@ -16,7 +16,7 @@ from rollout_coordinator.core import replay, runs
 from rollout_coordinator.core.commit import finish_if_complete
 from rollout_coordinator.core.events import IdsLoaded, Loaded, SubmitItems, SubmitOpen, SubmitSeal
 from rollout_coordinator.core.state import Log, Run, State, touch
-from rollout_coordinator.core.step import ItemRows, LoadIds, LoadItems, Reply, SubmitReply
+from rollout_coordinator.core.step import Emit, ItemRows, LoadIds, LoadItems, Reply, SubmitReply
 from rollout_coordinator.core.window import free_rows, place
 
 EXECUTOR = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,99}")
@@ -36,7 +36,7 @@ def open_submit(state: State, event: SubmitOpen) -> None:
     run = state.runs.get(event.spec.run_id)
     if run is None:
         try:
-            run = runs.open_run(state, event.spec)
+            run = runs.open_run(state, event.spec, event.by, event.address)
         except RolloutError as error:
             reply(state, event.request, error=error)
             return
@@ -230,6 +230,8 @@ def seal(state: State, event: SubmitSeal) -> None:
             root.extra["sealed_count"] = count
         touch(state, root)
         state.notes.accepted[root.id] = root
+        fields = {"run_id": run.id, "name": run.spec.name, "items": count}
+        state.step.sends.append(Emit("run_sealed", "info", fields))
         finish_if_complete(state, run)
     reply(state, event.request, answer(run))
 

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from rollout.model import events as names
 from rollout.model.errors import NotFoundError, ProtocolError, RolloutError, UnavailableError
+from rollout.model.ids import short
 from rollout.model.item import Failure
 from rollout.model.run import ENDED
 from rollout.model.worker import Credit, Inventory, WorkerState
@@ -59,6 +60,12 @@ def extend_deadline(state: State, worker: Worker, read_at: float) -> None:
     worker.due_at = max(worker.due_at, due_at) if state.safe.deadlines_only_grow else due_at
 
 
+def named(worker: Worker) -> dict[str, str]:
+    """Fields that tell people which worker it is. Its machine's name comes with its Hello, until then its id stands."""
+    name = worker.inventory.host or (short(worker.host_id) if worker.host_id != ANY_HOST else "")
+    return {"worker": worker.id, "host": worker.host_id, "host_name": name, "address": worker.address}
+
+
 def join(state: State, incarnation: str, host_id: str) -> Worker:
     worker = Worker(incarnation, host_id, UNKNOWN, WorkerState.JOINING, state.now)
     state.workers[incarnation] = worker
@@ -94,9 +101,9 @@ def beat(state: State, event: WorkerBeat) -> None:
         state.notes.dispatch = True
     if event.state == "draining":
         if worker.state is WorkerState.READY:
-            drain(state, worker, "the worker said so")
+            drain(state, worker, "the worker itself asked for it")
     elif worker.state is WorkerState.DRAINING:  # the order was lost with its stream, or with the leader that gave it
-        state.step.sends.append(SendControl(worker.id, "drain", worker.drain_argument))
+        state.step.sends.append(SendControl(worker.id, "drain", worker.drain_argument, worker.reason))
 
 
 def credit(state: State, event: WorkerCredit) -> None:
@@ -122,9 +129,9 @@ def goodbye(state: State, event: WorkerGoodbye) -> None:
     if worker is None:
         return
     leave(state, worker, "goodbye", event.reason)
-    reclaim(state, worker, "goodbye", lost=False, spare=may_run_on)
+    items = reclaim(state, worker, "goodbye", lost=False, spare=may_run_on)
     write_worker(state, worker)
-    fields = {"worker": worker.id, "host": worker.host_id, "reason": event.reason}
+    fields = {**named(worker), "reason": event.reason, "items": items}
     state.step.sends.append(Emit(names.WORKER_DEREGISTERED, "info", fields))
 
 
@@ -138,19 +145,21 @@ def command(state: State, event: WorkerCommand) -> None:
         state.step.sends.append(Reply(event.request, None, error))
         return
     if event.verb == "drain":
-        drain(state, worker, event.argument or "an operator asked")
+        drain(state, worker, f"drained by {f'the {event.by}' if event.by else 'an operator'}", event.by)
         worker.drain_argument = event.argument
-        fields = {"worker": worker.id, "host": worker.inventory.host, "by": event.by}
-        state.step.sends.append(Emit("worker_told_to_drain", "info", fields))
-    state.step.sends.append(SendControl(worker.id, event.verb, event.argument))
+    state.step.sends.append(SendControl(worker.id, event.verb, event.argument, worker.reason))
     state.step.sends.append(Reply(event.request, None))
 
 
-def drain(state: State, worker: Worker, reason: str) -> None:
+def drain(state: State, worker: Worker, reason: str, by: str = "") -> None:
+    begins = worker.state is not WorkerState.DRAINING
     move(worker, "drain")
     worker.reason = reason
     state.notes.worker_left(worker)
     write_worker(state, worker)
+    if begins:
+        fields = {**named(worker), "reason": reason, "by": by, "items": worker.in_flight}
+        state.step.sends.append(Emit("worker_told_to_drain", "info", fields))
 
 
 # ---- silence
@@ -196,13 +205,16 @@ def failed(state: State, worker: Worker, late: float) -> None:
     if worker.session:
         error = UnavailableError("No frame came in time; say Hello again.")
         state.step.sends.append(CloseSession(worker.session, error))
-    leave(state, worker, "silent", f"silent for {late + 2 * state.settings.heartbeat_interval:.1f} s")
+    settings = state.settings
+    allowed = 2 * settings.heartbeat_interval  # see extend_deadline
+    limit = allowed + max(settings.coordinator_failure_timeout, settings.clock_skew_budget)
+    leave(state, worker, "silent", f"silent for {allowed + late:.1f} s, the limit is {limit:g} s")
     reclaimed = reclaim(state, worker, "worker_failed", lost=True) if state.safe.lost_work_runs_again else 0
     if not joining:
         write_worker(state, worker)
     if not worker.failure_emitted:
         worker.failure_emitted = True
-        fields = {"worker": worker.id, "host": worker.host_id, "items": reclaimed, "reason": worker.reason}
+        fields = {**named(worker), "items": reclaimed, "reason": worker.reason}
         state.step.sends.append(Emit(names.WORKER_FAILED, "warning", fields))
 
 
@@ -267,7 +279,7 @@ def quarantine(state: State, worker: Worker, error: RolloutError) -> None:
     write_worker(state, worker)
     if session:
         state.step.sends.append(CloseSession(session, error))
-    fields = {"worker": worker.id, "reason": error.message}
+    fields = {**named(worker), "reason": error.message}
     state.step.sends.append(Emit("worker_quarantined", "error", fields))
     known = [w.id for w in state.workers.values() if w.state is WorkerState.QUARANTINED and not w.batches]
     for oldest in known[:-QUARANTINED_MAX]:

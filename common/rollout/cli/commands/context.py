@@ -112,7 +112,10 @@ def keep_joined(chosen: str, cluster: str, tls_dir: Path) -> None:
     except ConfigError as error:
         sys.stderr.write(f"note: no context was made: {error.message}\n")
         return
-    typer.echo(f"context {name} is in use; `rollout context list` shows all ({contexts_path()})")
+    typer.echo(
+        f"`rollout` commands go to this cluster from now on, as context {name} (kept in {contexts_path()})\n"
+        "another cluster: `rollout context list` shows all that were joined, `rollout context use NAME` chooses one"
+    )
 
 
 def _name_for(cluster: str, directory: Path, contexts: Contexts) -> str:

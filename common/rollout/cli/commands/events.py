@@ -18,6 +18,7 @@ from rollout.cli.commands.run import ask
 from rollout.cli.completion import complete_run
 from rollout.cli.options import CoordinatorOption, JsonOption, TlsDirOption
 from rollout.cli.references import resolve_run
+from rollout.config.sentences import marked, sentence_of
 from rollout.config.visible import visible
 
 if TYPE_CHECKING:
@@ -68,7 +69,7 @@ def events(
             if json:
                 sys.stdout.write(json_module.dumps(told, ensure_ascii=False) + "\n")
             elif told["message"]:
-                sys.stdout.write(f"{moment(event.at_ms)}  {visible(told['message'])}\n")
+                sys.stdout.write(f"{moment(event.at_ms)}  {visible(marked(told['message'], event.level))}\n")
             sys.stdout.flush()
 
     follow_or_ask(coordinator, tls_dir, show, follow=follow)
@@ -117,8 +118,6 @@ async def happened(
 
 
 def as_json(event: pb.HappenedEvent) -> dict[str, Any]:
-    from rollout.config.sentences import sentence_of
-
     fields: dict[str, Any] = json_module.loads(event.fields)
     message = sentence_of(event.event, fields)
     told: dict[str, Any] = {"time": rfc3339(event.at_ms), "event": event.event, "level": event.level}

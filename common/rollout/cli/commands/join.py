@@ -45,5 +45,5 @@ def join(
             f"create --role operator`, or use this one with `rollout-{role} join`"
         )
     joined = asyncio.run(join_client.join(coordinator, token, tls_dir, socket.gethostname()))
-    typer.echo(f"joined cluster {joined.cluster} as {joined.role}, host {joined.host_id}; identity in {tls_dir}")
+    typer.echo(joined.told(tls_dir))
     keep_joined(context, joined.cluster, tls_dir)

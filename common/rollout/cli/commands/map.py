@@ -92,7 +92,7 @@ def map(
     message and traceback; the others go on.
 
     With no cluster named or joined, or with --local, it starts a coordinator and workers on this machine for as long as
-    it runs; the first line of output says which cluster it is. Interrupt or kill it at any time: the same command goes
+    it runs; a line of output says which cluster it is. Interrupt or kill it at any time: the same command goes
     on where it was.
 
     Exit codes: 0 every row has its result, or its line of errors.jsonl; 1 no worker can load the function, all

@@ -133,7 +133,7 @@ def check_coordinator(path: Path) -> list[str]:
     parse_address(transport.listen_addr, "transport.listen_addr")
     where = storage.embedded.path if storage.backend == "embedded" else "PostgreSQL"
     objects = settings.objects.backend or ("postgres" if storage.backend == "postgres" else "fs")
-    find_adapter("rollout.objects", objects, "objects.backend:")
+    find_adapter("rollout.objects", objects, "objects.backend")
     return [
         f"serves {transport.listen_addr} over mutual TLS with certificates in {transport.tls_dir}",
         f"lets hosts join on {transport.join_addr}" if transport.join_addr else "no host can join (join_addr is empty)",
@@ -166,8 +166,8 @@ def check_worker(path: Path) -> list[str]:
             f"{path}: transport.coordinator_addrs is empty and {transport.tls_dir} has not joined a cluster: name the "
             "coordinators, as host:port, or join first"
         )
-    find_adapter("rollout.secrets", settings.secrets.backend, "secrets.backend:")
-    find_adapter("rollout.compute", settings.compute.backend, "compute.backend:")
+    find_adapter("rollout.secrets", settings.secrets.backend, "secrets.backend")
+    find_adapter("rollout.compute", settings.compute.backend, "compute.backend")
     missing = [manifest for manifest in settings.plugins if not Path(manifest).is_file()]
     if missing:
         raise ConfigError(f"{path}: plugins: no such file: {', '.join(missing)}")

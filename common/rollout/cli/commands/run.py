@@ -31,7 +31,8 @@ RunArgument = Annotated[
     str,
     typer.Argument(
         metavar="RUN",
-        help="Its id, a unique beginning of it, its name (the newest that has it), or @last.",
+        help="Its short id as in `rollout run list`, its full id, a unique beginning of either, its name (the newest "
+        "that has it), or @last.",
         autocompletion=complete_run,
     ),
 ]

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 HELP = """{details}
 
 With no cluster named or joined, or with --local, it starts a coordinator and workers on this machine for as long as it
-runs; the first line of output says which cluster it is. Interrupt or kill it at any time: the same command goes on
+runs; a line of output says which cluster it is. Interrupt or kill it at any time: the same command goes on
 where it was.
 
 Exit codes: 0 every one of the {unit} has its result, failed ones included (they are in errors.jsonl); 1 the run failed

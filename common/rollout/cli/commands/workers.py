@@ -25,7 +25,8 @@ WorkerArgument = Annotated[
     str,
     typer.Argument(
         metavar="WORKER",
-        help="Its id, a unique part of it, or the host where it alone runs.",
+        help="Its short id as in `rollout workers`, its full id, a unique beginning of either, or the host where it "
+        "alone runs.",
         autocompletion=complete_worker,
     ),
 ]

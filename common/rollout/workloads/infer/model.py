@@ -168,8 +168,9 @@ def _local(uri: str, what: str) -> Path | None:
     if path.is_file():
         raise ConfigError(f"{what}: {uri} is a file: name the directory that holds the model's files")
     if uri.startswith((".", "/", "~")) or not _HUB_NAME.fullmatch(uri):
+        where = "" if path.is_absolute() else f" in the current directory {Path.cwd()}"
         raise ConfigError(
-            f"{what}: no directory {uri} (seen from {Path.cwd()}), and it is no Hugging Face name such as org/model"
+            f"{what}: there is no directory {uri}{where}, and this is no Hugging Face name such as org/model"
         )
     return None
 

@@ -104,6 +104,6 @@ def _another_model(body: JsonObject, names: tuple[str, ...]) -> str:
     if wanted is None or wanted in names:
         return ""
     return (
-        f'"body.model" is {short(wanted)}, and this run\'s model is "{names[-1]}": remove it, or set [input] '
-        'model_in_rows = "ignore"'
+        f'"body.model" is {short(wanted)}, and this run\'s model is "{names[-1]}": remove it from the row, or set '
+        'model_in_rows = "ignore" in section [input]'
     )

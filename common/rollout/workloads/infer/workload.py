@@ -12,6 +12,7 @@ from typing import Any
 from rollout.config.adapters import find_adapter
 from rollout.model.errors import ConfigError, InputError, RolloutError
 from rollout.model.item import NewItem
+from rollout.model.problems import problems
 from rollout.workloads.infer.config import InferConfig
 from rollout.workloads.infer.lines import COMPLETIONS, ERRORS, OPENAI, InferWriter
 from rollout.workloads.infer.model import ResolvedModel, model_changes, resolve_model
@@ -64,7 +65,7 @@ class Infer(Workload[InferConfig, InferChecked]):
         package = _PACKAGE.get(kind)
         if package and find_spec(package) is None:
             raise ConfigError(
-                f'backend.kind = "{kind}" needs the Python package {package} on this host: pip install '
+                f'backend.kind: "{kind}" needs the Python package {package}, which this host lacks: pip install '
                 f'"rollout-engine[{kind}]", or send the batch to a cluster that has it: --coordinator HOST:PORT'
             )
 
@@ -74,7 +75,7 @@ class Infer(Workload[InferConfig, InferChecked]):
         model: ResolvedModel | None = None
         found: tuple[Source, InputReport] | None = None
         try:
-            find_adapter("rollout.backends", settings.backend.kind, "backend.kind:")
+            find_adapter("rollout.backends", settings.backend.kind, "backend.kind")
         except ConfigError as error:
             faults.append(error)
         try:
@@ -88,7 +89,7 @@ class Infer(Workload[InferConfig, InferChecked]):
         if faults or model is None or found is None:
             if found is not None:
                 found[0].close()
-            raise faults[0] if len(faults) == 1 else ConfigError("\n".join(fault.message for fault in faults))
+            raise faults[0] if len(faults) == 1 else ConfigError(problems(fault.message for fault in faults))
         source, report = found
         directories = (("model.manifest", model.path), ("model.tokenizer_manifest", model.tokenizer_path))
         return InferChecked(

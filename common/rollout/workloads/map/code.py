@@ -26,6 +26,7 @@ IGNORE_FILES = (".rolloutignore", ".gitignore")
 MAX_BYTES = 256 << 20
 MAX_FILES = 20_000
 _TARGET = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*:[^\W\d]\w*(\.[^\W\d]\w*)*")
+_SHOWN = 5
 _LOGS = (".log", "nohup.out")
 _LEFT_OUT = frozenset({"__pycache__", "node_modules", "venv", "site-packages"})
 _OF_OUR_PROGRAMS = pathspec.GitIgnoreSpec.from_lines(
@@ -51,19 +52,33 @@ class Code:
         return self.tree.id.hex()
 
 
-def check_target(target: str) -> None:
-    """ConfigError unless it is `PKG.MODULE:FUNCTION`."""
-    if not _TARGET.fullmatch(target):
-        hint = ""
-        if target.endswith(".py") or "/" in target or ".py:" in target:
-            hint = "; name the module, not its file: scoring:score for score() in scoring.py"
-        elif ":" not in target and "." in target:
-            module, _, name = target.rpartition(".")
-            hint = f"; with a colon before the function: {module}:{name}"
-        raise ConfigError(
-            f"{target!r} does not name a function as MODULE:FUNCTION"
-            f"{hint or '; for grade() in score.py write score:grade'}"
-        )
+def check_target(target: str, root: Path) -> None:
+    """ConfigError unless it is `PKG.MODULE:FUNCTION`; it names what `root` has, if the module is there."""
+    if _TARGET.fullmatch(target):
+        return
+    written, _, name = target.partition(":")
+    module = written.removesuffix(".py").removeprefix("./").strip("/").replace("/", ".")
+    file = module_file(root, module)
+    if file is None and not name and "." in module:  # package.module.function
+        module, _, name = module.rpartition(".")
+        file = module_file(root, module)
+    functions = _functions(file) if file is not None else []
+    if name in functions:
+        functions = [name]
+    hint = f": write {' or '.join(f'{module}:{one}' for one in functions[:_SHOWN])}" if functions else ""
+    raise ConfigError(
+        f"{target!r} does not name a function as MODULE:FUNCTION"
+        f"{hint or ' (module:function stands for function() in module.py)'}"
+    )
+
+
+def _functions(file: Path) -> list[str]:
+    """The functions that its top level defines for others."""
+    with suppress(SyntaxError, OSError, ValueError):
+        tree = ast.parse(file.read_bytes(), str(file))
+        made = [one.name for one in _top_level(tree.body) if isinstance(one, ast.FunctionDef | ast.AsyncFunctionDef)]
+        return [name for name in dict.fromkeys(made) if not name.startswith("_")]
+    return []
 
 
 def find_code(
@@ -75,11 +90,11 @@ def find_code(
     output. `began`: the code of the run that is to go on, see `read_code`. Nothing is imported. ConfigError says what
     is wrong with the directory, or where the function is not.
     """
-    check_target(target)
-    module, _, name = target.partition(":")
     if directory is not None and not directory.is_dir():
         raise ConfigError(f"--code {directory}: there is no such directory")
     root = directory or Path.cwd()
+    check_target(target, root)
+    module, _, name = target.partition(":")
     file = module_file(root, module)
     if file is None:
         if not is_installed(module):
@@ -110,11 +125,9 @@ def is_installed(module: str) -> bool:
 def _missing(module: str, root: Path, *, given: bool) -> str:
     names = [path.stem for path in root.glob("*.py")] + [path.parent.name for path in root.glob("*/__init__.py")]
     near = difflib.get_close_matches(module, names, 1)
-    text = (
-        f"there is no module {module!r} in {root if given else f'the current directory ({root})'}, nor is it installed"
-    )
+    text = f"there is no module {module!r} in {root if given else f'the current directory {root}'}, nor is it installed"
     if near:
-        return f"{text}; did you mean {near[0]}?"
+        return f"{text}; did you mean module {near[0]}?"
     return text if given else f"{text}; say where it is with --code DIR (in Python: code=DIR)"
 
 
@@ -135,7 +148,8 @@ def check_defines(file: Path, name: str) -> None:
         return
     if first not in found:
         near = difflib.get_close_matches(first, found, 1)
-        raise ConfigError(f"{file} defines no {first!r}" + (f"; did you mean {near[0]}?" if near else ""))
+        hint = f"; did you mean {near[0]}?" if near else f"; it defines {', '.join(_functions(file)[:_SHOWN])}"
+        raise ConfigError(f"{file} defines no {first!r}{hint if near or _functions(file) else ''}")
     if not rest:
         _check_callable(file, first, found[first])
 

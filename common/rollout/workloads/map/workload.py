@@ -10,6 +10,7 @@ from typing import Any
 
 from rollout.model.errors import ConfigError, InputError, OtherRunError
 from rollout.model.item import NewItem
+from rollout.model.problems import problems
 from rollout.model.run import RunSpec
 from rollout.objects.tree import Tree as ObjectTree
 from rollout.workloads.invalid import invalid_item, invalid_of
@@ -75,7 +76,7 @@ class Map(Workload[MapConfig, MapChecked]):
         if faults or found is None:
             if found is not None:
                 found[0].close()
-            raise ConfigError("\n".join(faults))
+            raise ConfigError(problems(faults))
         if began is not None and code is not None and code.tree != began:
             found[0].close()
             changes = "; ".join(differences(began, code.tree))
