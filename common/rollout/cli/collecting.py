@@ -146,7 +146,7 @@ class WorkloadRun:
             await asyncio.gather(*jobs, return_exceptions=True)
         if collecting is None:
             self._display.note(f"all {self._workload.unit} are submitted; the cluster goes on without this command")
-            self._display.note(f"get the results with: {detach}")
+            self._display.note(f"this collects the results, and starts nothing again: {detach}")
             return OK
         return self._finish(directory, *collecting.result())
 

@@ -152,7 +152,7 @@ def place(output: Path, target: Target, options: Options) -> Target:
             f"without a cluster: {shlex.join([*options.words, '--local'])}\n  or name another output directory to "
             "start a new run"
         )
-    return private_target(state, "where this run was started")
+    return private_target(state, "the output directory")
 
 
 def _run_id(output: Path) -> str | None:
@@ -294,7 +294,7 @@ class _Invocation:
         target = self._target
         self._display.event(
             "cluster",
-            str(target),
+            f"using {target}",
             cluster=target.cluster,
             addresses=target.addresses,
             private=str(target.private) if target.private is not None else None,
@@ -379,13 +379,13 @@ class _Invocation:
 
     def _gone(self, run_id: str, output: Path) -> str:
         """Why its cluster does not know the run, and how to go on with it if that is possible."""
-        named = f"{output / RUN_ID} names run {short(run_id)}"
+        named = f"{output / RUN_ID} names run {run_id}"
         if self._target.private is not None and self._had_ledger:
             return f"{named}, which was deleted"
         go_on = "To go on with it, name the cluster where it was started: --coordinator HOST:PORT or --context NAME"
         if self._target.private is not None:
             return f"{named}, which was not started on this machine alone\n{go_on}"
-        where = f"cluster {self._target.cluster} at {self._runs.address if self._runs else ''}"
+        where = f'cluster "{self._target.cluster}" at {self._runs.address if self._runs else ""}'
         if origin_of(output, run_id) is not None:
             return f"{named}, which was started on {where} and deleted there"
         return f"{named}, and {where} has no such run\n{go_on}; --local, if that was on this machine alone"
