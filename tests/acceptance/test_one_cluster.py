@@ -67,7 +67,7 @@ def test_what_is_joined_is_where_commands_go(cli: Cli, tmp_path: Path) -> None:
         cli.rows(3)
         config = str(cli.config())
         done = cli.run("infer", "batch", "--config", config)
-        assert done.code == 0 and done.out.startswith(f"cluster prod at {address} (joined; ./data/tls)\n"), done
+        assert done.code == 0 and done.out.startswith(f'using cluster "prod" at {address} (joined; ./data/tls)\n'), done
         local = str(cli.config("local.toml", output={"dir": "alone"}))
         private = cli.run("infer", "batch", "--config", local, "--local", "--json")
         event = private.event("cluster")
@@ -78,7 +78,7 @@ def test_what_is_joined_is_where_commands_go(cli: Cli, tmp_path: Path) -> None:
         assert again.out.startswith("using the private cluster in alone/.rollout (from the output directory)\n"), again
         (cli.directory / "out" / "summary.json").unlink()
         strayed = cli.run("infer", "batch", "--config", config, "--local")
-        assert strayed.code == 2 and f"was started on cluster prod at {address}" in strayed.err
+        assert strayed.code == 2 and f'was started on cluster "prod" at {address}' in strayed.err
         go_on = f"rollout infer batch --config {config} --tls-dir {cli.directory}/data/tls"  # which knows who leads now
         assert f"Go on with: {go_on}\n" in strayed.err
         assert cli.run(*go_on.split()[1:]).code == 0
@@ -87,7 +87,7 @@ def test_what_is_joined_is_where_commands_go(cli: Cli, tmp_path: Path) -> None:
         run_id = (cli.directory / "out" / "run-id").read_text().strip()
         assert cli.run("run", "delete", run_id).code == 0
         gone = cli.run("infer", "batch", "--config", config)
-        assert gone.code == 2 and "was started on cluster prod" in gone.err and "and deleted there" in gone.err
+        assert gone.code == 2 and 'was started on cluster "prod"' in gone.err and "and deleted there" in gone.err
         # From anywhere, by its name; and another one by hand.
         elsewhere = Cli(tmp_path / "elsewhere", cli.env, cli.started)
         elsewhere.directory.mkdir()
