@@ -181,7 +181,7 @@ def test_what_changed_is_named_before_anything_starts(cli: Cli) -> None:
 
     def changed(**sections: dict[str, Any]) -> str:
         done = cli.run("infer", "batch", "--config", str(cli.config(**sections)))
-        assert (done.code, done.out) == (2, "private cluster in out/.rollout\n")
+        assert (done.code, done.out) == (2, "using the private cluster in out/.rollout\n")
         assert "changed since it was started:" in done.err
         return done.err
 

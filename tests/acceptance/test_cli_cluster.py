@@ -48,7 +48,7 @@ def test_a_batch_is_submitted_commanded_and_collected(cli: Cli, cluster: Cluster
         assert re.search(rf" worker .*  workers: .*{worker['worker_id'][-8:]} ready", hosts), hosts
 
     done = cli.run("infer", "batch", "--config", config, *at, "--detach")
-    assert done.code == 0 and "get the results with: " in done.out, done
+    assert done.code == 0 and "this collects the results" in done.out, done
     (run,) = ask(cli, "run", "list", *at)["runs"]
     run_id = run["run_id"]
     assert (run["workload"], run["submitted"], run["sealed"]) == ("infer", 160, True)
@@ -120,7 +120,7 @@ def test_a_killed_run_fails_the_command_and_goes_on_only_when_that_is_asked_for(
 def test_joined_addresses_are_found(cli: Cli, cluster: Cluster) -> None:
     token = cluster.token("operator")
     done = cli.run("join", "--coordinator", cluster.join_address, "--token", token)
-    assert done.code == 0 and "joined cluster rollout as operator; this host's id there is " in done.out
+    assert done.code == 0 and 'joined cluster "rollout" as operator; this host\'s id there is ' in done.out
     assert cli.run("run", "list").code == 0
     cli.env["ROLLOUT_COORDINATOR"] = cluster.addresses[0]
     assert cli.run("workers").code == 0

@@ -50,7 +50,7 @@ def test_a_bad_configuration(cli: Cli, sections: dict[str, Any], message: str) -
         ("[1]\n", "in.jsonl:1: a row must be a JSON object"),
         (
             '{"prompt": "a", "id": "x"}\n{"prompt": "b", "id": "x"}\n',
-            'in.jsonl:2: "id" "x" is used by an earlier row',
+            'in.jsonl:2: the id "x" is used by in.jsonl:1 already',
         ),
         ('{"prompt": "a", "sampling": {"heat": 1}}\n', "in.jsonl:1:"),
         (f'{{"prompt": "{"x" * (65 << 20)}"}}\n', "in.jsonl:1: the line is longer than 64 MiB: is this JSONL"),
@@ -90,8 +90,8 @@ def test_an_unreadable_input(cli: Cli) -> None:
             "--coordinator: 'nohost' is not an address",
         ),
         (["infer", "batch", "--config", "batch.toml", "--coordinator", "h:1", "--tls-dir", "x"], "join --coordinator"),
-        (["run", "list"], "no cluster is named, and none has run in this directory"),
-        (["run", "show", "x"], "no cluster is named, and none has run in this directory"),
+        (["run", "list"], "which cluster? None is named"),
+        (["run", "show", "x"], "which cluster? None is named"),
         (["workers", "--coordinator", "http://h:1"], "without a scheme"),
         (["join", "--coordinator", "h:1", "--token", "x"], "token"),
         (["frobnicate"], "frobnicate"),
@@ -123,7 +123,7 @@ def test_an_output_directory_of_another_run(cli: Cli) -> None:
     done = cli.run("infer", "batch", "--config", str(cli.config()), "--resume", other)
     assert done.code == 2 and f"belongs to run {ULID[-8:]}, not {other[-8:]}" in done.err
     done = cli.run("infer", "batch", "--config", str(cli.config()))
-    assert done.code == 2 and f"out/run-id names run {ULID[-8:]}, which was not started on this" in done.err
+    assert done.code == 2 and f"out/run-id names run {ULID}, which was not started on this" in done.err
     assert "name the cluster where it was started: --coordinator HOST:PORT or --context NAME\nTo start" in done.err
 
 

@@ -203,7 +203,7 @@ def test_the_log_of_a_terminal(cli: Cli, daemons: list[Daemon]) -> None:
     again = Daemon(cli.directory, coordinator.args)
     daemons.append(again)
     worker.wait_for("answers again, after")
-    assert f"starts with the configuration {cli.directory / 'worker.toml'}" in worker.text
+    assert f"starts, with the configuration {cli.directory / 'worker.toml'}" in worker.text
     assert "warning: the coordinator that led before, at 127.0.0.1:" in again.text
     assert "ended without being stopped (killed, crashed or cut off); it was last seen at 2" in again.text
     worker.end()

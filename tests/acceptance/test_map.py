@@ -92,7 +92,7 @@ def test_rows_that_misbehave_cost_themselves_only(cli: Cli) -> None:
     assert refused.code == 2 and "changed: package/functions.py. Change it back" in refused.err
 
 
-def test_code_that_cannot_be_loaded_is_told_at_once_and_can_be_mended(cli: Cli) -> None:
+def test_code_that_cannot_be_loaded_is_told_at_once_and_when_it_is_mended_it_is_another_run(cli: Cli) -> None:
     code = cli.directory / "functions.py"
     code.write_text("import no_such_module\ndef double(n):\n    return 2 * n\n")
     write_rows(cli, list(range(20_000)))
@@ -100,10 +100,17 @@ def test_code_that_cannot_be_loaded_is_told_at_once_and_can_be_mended(cli: Cli) 
     began = time.monotonic()
     found = cli.run(*command)
     assert found.code == 1 and time.monotonic() - began < 60
-    assert "functions imports 'no_such_module'" in found.err and "install it" in found.err
-    assert "give the same command again" in found.err
-    code.write_text("def double(n):\n    return 2 * n\n")
-    assert cli.run(*command).code == 0
+    assert "functions imports 'no_such_module'" in found.out and "install it" in found.out
+    assert 'File "functions.py", line 1' in found.out
+    assert (
+        "20000 rows are unharmed" in found.out
+        and "the code that is mended, the same command starts another" in found.out
+    )
+    run_id = (cli.directory / "out" / "run-id").read_text()
+    (cli.directory / "no_such_module.py").touch()
+    found = cli.run(*command)
+    assert found.code == 0 and "since the run began (new: no_such_module.py): this is another run" in found.out
+    assert (cli.directory / "out" / "run-id").read_text() != run_id
     assert [line["result"] for line in lines(cli.directory / "out" / "results.jsonl")] == [2 * n for n in range(20_000)]
 
 

@@ -67,7 +67,7 @@ def test_what_is_joined_is_where_commands_go(cli: Cli, tmp_path: Path) -> None:
         cli.rows(3)
         config = str(cli.config())
         done = cli.run("infer", "batch", "--config", config)
-        assert done.code == 0 and done.out.startswith(f"cluster prod at {address} (joined; ./data/tls)\n"), done
+        assert done.code == 0 and done.out.startswith(f'using cluster "prod" at {address} (joined; ./data/tls)\n'), done
         local = str(cli.config("local.toml", output={"dir": "alone"}))
         private = cli.run("infer", "batch", "--config", local, "--local", "--json")
         event = private.event("cluster")
@@ -75,10 +75,10 @@ def test_what_is_joined_is_where_commands_go(cli: Cli, tmp_path: Path) -> None:
         # The run is where it was started, whatever is named now.
         (cli.directory / "alone" / "summary.json").unlink()
         again = cli.run("infer", "batch", "--config", local)
-        assert again.out.startswith("private cluster in alone/.rollout (where this run was started)\n"), again
+        assert again.out.startswith("using the private cluster in alone/.rollout (from the output directory)\n"), again
         (cli.directory / "out" / "summary.json").unlink()
         strayed = cli.run("infer", "batch", "--config", config, "--local")
-        assert strayed.code == 2 and f"was started on cluster prod at {address}" in strayed.err
+        assert strayed.code == 2 and f'was started on cluster "prod" at {address}' in strayed.err
         go_on = f"rollout infer batch --config {config} --tls-dir {cli.directory}/data/tls"  # which knows who leads now
         assert f"Go on with: {go_on}\n" in strayed.err
         assert cli.run(*go_on.split()[1:]).code == 0
@@ -87,21 +87,21 @@ def test_what_is_joined_is_where_commands_go(cli: Cli, tmp_path: Path) -> None:
         run_id = (cli.directory / "out" / "run-id").read_text().strip()
         assert cli.run("run", "delete", run_id).code == 0
         gone = cli.run("infer", "batch", "--config", config)
-        assert gone.code == 2 and "was started on cluster prod" in gone.err and "and deleted there" in gone.err
+        assert gone.code == 2 and 'was started on cluster "prod"' in gone.err and "and deleted there" in gone.err
         # From anywhere, by its name; and another one by hand.
         elsewhere = Cli(tmp_path / "elsewhere", cli.env, cli.started)
         elsewhere.directory.mkdir()
         listed = elsewhere.run("run", "list")
-        assert listed.code == 0 and listed.err == f"cluster prod at {address} (context prod)\n"
+        assert listed.code == 0 and listed.err == f'using cluster "prod" at {address} (from context prod)\n'
         made = elsewhere.run("context", "add", "spare", "--tls-dir", str(cli.directory / "data/tls"))
         assert made.code == 0
         assert elsewhere.run("context", "use", "spare").code == 0
         contexts = json.loads(elsewhere.run("context", "list", "--json").out)
         assert (contexts["current"], [c["name"] for c in contexts["contexts"]]) == ("spare", ["prod", "spare"])
-        assert "(context prod)" in elsewhere.run("workers", "--context", "prod").err
+        assert "(from context prod)" in elsewhere.run("workers", "--context", "prod").err
         assert elsewhere.run("context", "remove", "spare").code == 0
         nowhere = elsewhere.run("run", "list")
-        assert nowhere.code == 2 and "no cluster is named" in nowhere.err
+        assert nowhere.code == 2 and "which cluster? None is named" in nowhere.err
         unknown = elsewhere.run("run", "list", "--context", "nope")
         assert unknown.code == 2 and "known: prod" in unknown.err
 
@@ -131,12 +131,12 @@ def test_a_private_run_is_looked_at_like_any_other(cli: Cli) -> None:
     out, _ = process.communicate(timeout=60)
     assert process.returncode == 130 and f"continue with: rollout infer batch --config {config}\n" in out
     rest, said = following.communicate(timeout=30)
-    assert following.returncode == 0 and "stopping" in rest and "no command works there at present" in said, said
+    assert following.returncode == 0 and " stops: " in rest and "no command works there at present" in said, said
     # Nobody runs it any more.
     listed = inside.run("run", "list")
     assert listed.code == 0 and run_id in listed.out
     assert listed.err.splitlines() == [
-        "private cluster in .rollout (this directory)",
+        "using the private cluster in .rollout (from this directory)",
         "no command works there at present; starting its coordinator for the answer",
     ]
     assert inside.run("run", "kill", run_id, "--reason", "wrong model").code == 0

@@ -67,7 +67,7 @@ def test_it_runs_with_progress_goes_on_after_a_kill_and_reports_what_failed(coun
     assert lines(counting, "errors.jsonl") == [{"row": 8, "text": " ", "code": "no_words"}]
 
     again = counting.run(*command)
-    assert again.code == 0 and f"is complete already: {TEXTS - 1} counts, 1 failed texts, in out" in again.out
+    assert again.code == 0 and f"is complete already: {TEXTS - 1} counts, 1 failed, in out" in again.out
     (counting.directory / "in.jsonl").write_text('{"text": "another"}\n')
     other = counting.run(*command)
     assert other.code == 2 and "input: row 1 (in.jsonl:1) is another than before" in other.err

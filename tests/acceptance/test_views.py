@@ -108,14 +108,51 @@ def test_counts_agree_wherever_they_are_shown_though_a_worker_is_killed(
     assert goes_on.code == 0 and "is complete already: 119 completions, 1 failed" in goes_on.out, goes_on
 
 
-def test_a_run_of_map_from_another_place_and_the_worker_that_did_it(cli: Cli, cluster: Cluster, at: list[str]) -> None:
+WORK = """
+import time
+from pathlib import Path
+if not Path("able").exists():  # of the worker
+    raise ImportError("no numbers here")
+def double(row):
+    while not Path("go").exists():
+        time.sleep(0.05)
+    return {"twice": 2 * row["n"], "pad": "x" * 9000}
+"""
+
+
+def test_a_run_of_map_that_one_worker_only_can_load_and_its_results_from_another_place(
+    cli: Cli, cluster: Cluster, at: list[str]
+) -> None:
     code = cli.directory / "code"
     code.mkdir()
-    (code / "work.py").write_text("def double(row):\n    return {'twice': 2 * row['n'], 'pad': 'x' * 9000}\n")
+    (code / "work.py").write_text(WORK)
     cli.rows(20)
-    done = cli.run("map", "work:double", "--code", "code", "--input", "in.jsonl", "--output", "out", *at)
-    assert done.code == 0, done
+    command = ["map", "work:double", "--code", "code", "--input", "in.jsonl", "--output", "out", *at, "--json"]
+    failed = cli.run(*command)
+    summary = failed.event("summary")
+    assert (failed.code, summary["state"], summary["rows"]["committed"]) == (1, "failed", 0), failed
+    assert summary["reason"].startswith(
+        "executor 'map' cannot start on any of the 2 workers that could host it: work:double cannot be loaded: "
+        "importing work failed: ImportError: no numbers here\n"
+    )
+    assert 'File "work.py", line 5' in summary["reason"] and summary["durations"]["wall_s"] < 20
     run_id = (cli.directory / "out" / "run-id").read_text().strip()
+
+    able, unable = cluster.workers
+    (able.directory / "able").touch()
+    process = cli.start(*command)
+
+    def told() -> list[tuple[list[str], bool]]:
+        causes = ask(cli, "run", "show", run_id, *at)["causes"]
+        return [(cause["workers"], cause["everywhere"]) for cause in causes if "no numbers here" in cause["message"]]
+
+    only = unable.wait_event("worker_ready")["incarnation"]
+    until(lambda: told() == [([only], False)], "the run to name the worker that cannot load the function")
+    (able.directory / "go").touch()
+    out, err = process.communicate(timeout=60)
+    assert process.returncode == 0, (out, err)
+    assert (cli.directory / "out" / "run-id").read_text().strip() == run_id
+    assert not (cli.directory / "out" / "errors.jsonl").read_bytes()
     (cli.directory / "in.jsonl").unlink()
     fetched = cli.run("run", "results", run_id, *at, "--output", "again")
     assert fetched.code == 0 and "20 of 20 rows are in the files" in fetched.out, fetched

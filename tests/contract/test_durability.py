@@ -137,7 +137,7 @@ async def test_a_new_tenure_believes_in_no_object_it_has_seen(tmp_path: Path) ->
         leadership=Leadership(), objects_gate=gate, objects_child=SimpleNamespace(set_epoch=lambda epoch: None),
         metrics=SimpleNamespace(epoch=SimpleNamespace(set=lambda epoch: None)),
     )  # fmt: skip
-    coordinator._lease = SimpleNamespace(acquire=acquire, leader_hint=lambda: "")
+    coordinator._lease = SimpleNamespace(acquire=acquire, leader_hint=lambda: "", before=None)
     coordinator._stop = asyncio.Event()
     coordinator._hint_every_s = 0.05
     coordinator._disk_fault = asyncio.get_running_loop().create_future()

@@ -17,11 +17,9 @@ from rollout.cli.session import Options, run_workload
 from rollout.client import Page
 from rollout.model.errors import (
     ConfigError,
-    HopelessError,
     IncompleteError,
     InputChangedError,
     OutputChangedError,
-    StateError,
 )
 from rollout.model.item import NewItem
 from rollout.wire.v1 import runs_pb2 as pb
@@ -234,17 +232,3 @@ def test_a_cause_is_said_once_and_again_when_it_reaches_more_workers() -> None:
         "the same on 2 workers now (4 tries): no such model",
         "the same on all workers that could run it now (4 tries): no such model",
     ]
-
-
-class Ended(OnePage):
-    """A run whose last row has failed before its end is asked for."""
-
-    async def command(self, *_: Any, **__: Any) -> pb.RunStatus:
-        raise StateError("run R is completed, so `kill` is not possible; it has ended")
-
-
-async def test_what_makes_a_run_hopeless_is_told_though_it_ended_meanwhile() -> None:
-    slow = Slow(HopelessError("the function cannot be loaded"))
-    slow.go.set()
-    with pytest.raises(HopelessError, match="cannot be loaded"):
-        await run_of(Ended(), slow, SimpleNamespace()).carry_out(Path(), None)

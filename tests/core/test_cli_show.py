@@ -39,6 +39,15 @@ def test_what_a_run_waits_for(capsys: Capture) -> None:
     assert "waits" not in capsys.readouterr().out
 
 
+def test_the_frames_of_why_a_run_failed_follow_it_unless_its_causes_have_them(capsys: Capture) -> None:
+    reason = 'no worker can: m:f failed\n  File "m.py", line 1'
+    show_run.print_run(pb.RunStatus(state="failed", reason=reason))
+    assert "failed (no worker can: m:f failed)\n" in (out := capsys.readouterr().out) and out.count("m.py") == 1
+    cause = pb.Cause(executor="map", message='m:f failed\n  File "m.py", line 1', workers=["W"], times=1)
+    show_run.print_run(pb.RunStatus(state="failed", reason=reason, causes=[cause]))
+    assert "W cannot start the function: m:f failed" in (out := capsys.readouterr().out) and out.count("m.py") == 1
+
+
 def status(**more: Any) -> pb.RunStatus:
     now = int(time.time() * 1000)
     fields: dict[str, Any] = {

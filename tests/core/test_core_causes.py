@@ -52,16 +52,16 @@ def test_a_worker_that_cannot_start_them_gets_no_items_before_its_next_try() -> 
 
 def test_a_cause_on_every_worker_ends_the_run_and_harms_no_item() -> None:
     w = opened(6, "A", "B")
-    fails(w.workers["A"], cause(message="no such model at 0x7f001"))
+    fails(w.workers["A"], cause(message="no such model at 0x7f001\n  File m.py"))
     w.pass_time(1.0)
     assert w.view().state is RunState.RUNNING
-    fails(w.workers["B"], cause(message="no such model at 0x7e002"))
+    fails(w.workers["B"], cause(message="no such model at 0x7e002\n  File m.py"))
     w.pass_time(1.0)
     view = w.view()
     assert view.state is RunState.FAILED
-    assert view.reason == (
-        "executor 'script' cannot start on any of the 2 workers that could host it: no such model at 0x7f001"
-    )
+    reason = "executor 'script' cannot start on any of the 2 workers that could host it: no such model at 0x7f001"
+    assert view.reason == f"{reason}\n  File m.py"
+    assert [event["reason"] for event in w.events("run_failed")] == [reason], "a line"
     assert (view.failed, view.attempts, view.retried) == (0, 0, 0)
     assert [(c.workers, c.everywhere) for c in view.causes] == [(["A", "B"], True)]
     w.verb("continue")

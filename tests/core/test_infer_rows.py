@@ -81,7 +81,7 @@ def test_bad_row_names_file_and_line(tmp_path: Path, line: str, message: str) ->
 def test_duplicate_id_across_files(tmp_path: Path, key: str, row: dict[str, Any]) -> None:
     write(tmp_path / "1.jsonl", row)
     path = write(tmp_path / "2.jsonl", {"prompt": "y"}, row)
-    with pytest.raises(InputError, match=f"2.jsonl:2: .*{key}.* is used by an earlier row"):
+    with pytest.raises(InputError, match=f"2.jsonl:2: .*{key}.* is used by .* already"):
         check_input(config(str(path.parent / "*.jsonl")))
 
 

@@ -100,7 +100,7 @@ def test_sentences_are_well_made() -> None:
         (
             "work_stolen",
             {"thief": ONE, "victim": TWO, "count": 1},
-            "worker 7CAAAAAA is idle and takes over 1 unstarted item from worker 7CBBBBBB",
+            "worker 7CAAAAAA had nothing left to start and takes 1 unstarted item from worker 7CBBBBBB",
         ),
     ],
 )

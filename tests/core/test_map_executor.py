@@ -18,8 +18,9 @@ from rollout.model.errors import AttemptError
 from rollout.model.item import DEFAULT_SPEC, Key
 from rollout.objects.digest import object_id
 from rollout.objects.tree import describe
-from rollout.workloads.map.failure import LOAD_FAILED, RowError, from_text
+from rollout.workloads.map.failure import RowError, from_text
 from rollout_worker.attempts import Held, Plan
+from rollout_worker.causes import MESSAGE_MAX
 from rollout_worker.executors import map as executor_map
 from rollout_worker.executors.map import MapExecutor, Output
 from rollout_worker.executors.port import Attempt, Run
@@ -58,7 +59,9 @@ class Unsteady:
         with open(__file__ + ".starts", "a") as file:
             file.write(".")
             if file.tell() in (2, 3):
-                raise ConnectionError("no licence just now")
+                raise (ConnectionError, KeyError)[file.tell() - 2]("no licence just now")
+            if file.tell() > 4:
+                raise KeyError("never again")
     def __call__(self, row):
         return os._exit(4) if row == "exit" else row
 
@@ -273,39 +276,15 @@ async def test_what_is_no_json_is_told_with_its_place(tmp_path: Path, expression
         assert re.search(message, error.message), error.message
 
 
-async def test_what_cannot_be_loaded_fails_every_row_at_once(tmp_path: Path) -> None:
-    broken = "import json\nimport no_such_thing\n"
-    async with loaded(tmp_path, "f", code=broken) as calls:
-        errors = await asyncio.gather(*[calls.error(n) for n in range(1000)])
-    assert len(set(errors)) == 1
-    error, retry = errors[0]
-    assert error.code == LOAD_FAILED and not retry and error.type == "ModuleNotFoundError"
-    assert "package.functions imports 'no_such_thing'" in error.message and "install it" in error.message
-    assert 'File "package/functions.py", line 2' in error.traceback
-
-
-async def test_what_was_mended_beside_the_code_is_noticed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A package that was installed meanwhile: the executor stays, and the same code may be loaded now."""
-    missing = tmp_path / "missing"
-    broken = (
-        f"import os\nif not os.path.exists({str(missing)!r}): raise ImportError('no numbers')\ndef f(row): return row\n"
-    )
-    async with loaded(tmp_path, "f", code=broken) as calls:
-        assert "no numbers" in (await calls.error(1))[0].message
-        missing.touch()
-        assert "no numbers" in (await calls.error(1))[0].message  # one of those that follow at once
-        monkeypatch.setattr(executor_map, "UNLOADABLE_S", 0.0)
-        assert await calls.start(1) == 1
-
-
 API = "import os\nclass Api:\n    def __init__(self):\n        os.environ['API_URL_NOT_SET']\n"
 
 
 @pytest.mark.parametrize(
     ("function", "code", "message", "retry"),
     [
-        ("absent", FUNCTIONS, "functions.py) has no 'absent'", False),
+        ("absent", FUNCTIONS, "(package/functions.py) has no 'absent'", False),
         ("sys", FUNCTIONS, "is a module, which cannot be called", False),
+        ("f", "import no_such", "package.functions imports 'no_such', which is not on this worker: install it", False),
         ("f", "def f(:", "importing package.functions failed: SyntaxError", False),
         ("f", "raise SystemExit", "importing package.functions failed: SystemExit", False),
         ("Unmade", FUNCTIONS, "Unmade() failed: ConnectionError: no licence server", True),
@@ -315,9 +294,24 @@ API = "import os\nclass Api:\n    def __init__(self):\n        os.environ['API_U
     ],
 )
 async def test_why_it_cannot_be_loaded(tmp_path: Path, function: str, code: str, message: str, retry: bool) -> None:
-    async with loaded(tmp_path, function, code=code) as calls:
-        error, again = await calls.error(1)
-    assert error.code == LOAD_FAILED and message in error.message and again is retry
+    before = psutil.Process().children()
+    with pytest.raises(AttemptError) as caught:
+        async with loaded(tmp_path, function, code=code):
+            pass
+    error = caught.value
+    assert error.message.startswith(f"package.functions:{function} cannot be loaded: ") and message in error.message
+    assert (error.error_code, error.retry) == ("load_failed", retry)
+    assert psutil.Process().children() == before
+
+
+async def test_where_it_cannot_be_loaded_is_told_within_what_a_cause_may_have(tmp_path: Path) -> None:
+    code = f"import json\ndef deep(n):\n    return deep(n - 1) + deep(n) if n else {'no' + 'x' * 3000}\ndeep(30)\n"
+    with pytest.raises(AttemptError) as caught:
+        async with loaded(tmp_path, "deep", code=code):
+            pass
+    said = caught.value.message
+    assert len(said) <= MESSAGE_MAX and '\n  File "package/functions.py", line 4, in <module>\n' in said
+    assert "Traceback" not in said and said.count("NameError") == 1
 
 
 async def test_a_class_that_could_be_made_before_is_tried_again_at_no_rows_cost(
@@ -329,6 +323,11 @@ async def test_a_class_that_could_be_made_before_is_tried_again_at_no_rows_cost(
         with pytest.raises(AttemptError, match="exit code 4"):
             await crash
         assert await after == "after"
+        crash, after = calls.start("exit"), calls.error("after")
+        with pytest.raises(AttemptError, match="exit code 4"):
+            await crash
+        error, retry = await after
+        assert "Unsteady() failed: KeyError: 'never again'" in error.message and retry, "it costs a try, no more"
 
 
 async def test_output_is_passed_on_within_a_budget() -> None:

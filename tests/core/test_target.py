@@ -67,7 +67,7 @@ def test_what_is_named_nearest_counts(place: Path, monkeypatch: pytest.MonkeyPat
 
 
 def test_a_private_cluster_is_that_of_the_directory(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises(ConfigError, match="no cluster is named"):
+    with pytest.raises(ConfigError, match="which cluster"):
         need_target(None, None)
     first = private(place / "one")
     assert need_target(None, None).private == Path("one/.rollout")
@@ -168,7 +168,7 @@ async def test_where_no_present_coordinator_answers_former_ones_are_asked(
     monkeypatch.setattr(Runs, "connect", connect)
     files.keep_addresses(joined(place / "tls", "a:1"), ["b:1"])
     target = find_target(None, place / "tls")
-    assert str(target).startswith("cluster prod at b:1 (")
+    assert str(target).startswith('cluster "prod" at b:1 (')
     with pytest.raises(UnavailableError):
         async with connected(target):
             raise AssertionError
@@ -246,4 +246,4 @@ def test_what_coordinators_answer_is_one_cause() -> None:
 
 def test_a_target_says_what_it_is_and_why() -> None:
     here = Target(["a:1", "b:1"], Path("tls"), "prod", explicit=True, why="--coordinator")
-    assert str(here) == "cluster prod at a:1, b:1 (--coordinator)"
+    assert str(here) == 'cluster "prod" at a:1, b:1 (from --coordinator)'

@@ -9,7 +9,7 @@ import pytest
 from rollout.cli.tokens import VARIABLE, find_token
 from rollout.config.load import load_settings
 from rollout.config.settings import CoordinatorSettings, WorkerSettings
-from rollout.model.errors import ConfigError
+from rollout.model.errors import ConfigError, InputError
 from rollout.security.tokens import check_bounds
 from rollout_coordinator.__main__ import app
 from typer.testing import CliRunner
@@ -31,7 +31,7 @@ def test_a_token_is_bounded(tmp_path: Path, arguments: list[str], message: str) 
     config = tmp_path / "coordinator.toml"
     config.write_text(f'[storage.embedded]\npath = "{tmp_path}/rollout.db"\n')
     done = CliRunner().invoke(app, ["token", "create", "--role", "worker", "--config", str(config), *arguments])
-    assert done.exit_code == 2 and message in done.stderr, done
+    assert isinstance(done.exception, ConfigError | InputError) and message in done.exception.message, done
     assert not (tmp_path / "rollout.db").exists()
 
 

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import grpc
+import psutil
 from blake3 import blake3
 from coordinator_peers import credentials, ulid
 from hostile_messages import Feed, build, damage
@@ -222,7 +223,7 @@ LABELLED = ItemSpec(require_labels=(("who", "innocent"),))
 
 
 def rss(daemon: Daemon) -> int:
-    processes = [daemon.process, *daemon.family()]
+    processes = [psutil.Process(daemon.process.pid), *daemon.family()]
     return sum(p.memory_info().rss for p in processes)
 
 

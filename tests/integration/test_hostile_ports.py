@@ -10,6 +10,7 @@ from collections.abc import AsyncIterator
 from dataclasses import dataclass
 
 import grpc
+import psutil
 import pytest
 import pytest_asyncio
 from coordinator_peers import FakeClient, ulid
@@ -113,7 +114,7 @@ async def test_hundreds_of_connections_that_never_finish_their_handshake(scene: 
 async def test_a_client_that_submits_and_never_reads(scene: Scene) -> None:
     """Flow control holds it back; the coordinator's memory does not grow with what it does not read."""
     client = await FakeClient.open([scene.nodes.address], scene.nodes.tls_dir)
-    coordinator = scene.nodes.daemons[0].process
+    coordinator = psutil.Process(scene.nodes.daemons[0].process.pid)
     before = coordinator.memory_info().rss
     call = client.stub.Submit()
     await call.write(client.open_frame(ulid(), workload="script"))
@@ -136,7 +137,7 @@ async def test_a_watcher_that_never_reads(scene: Scene) -> None:
     rows = [script({"echo": "x" * 3000, "n": n}) for n in range(3000)]
     run_id = await submit(scene.runs, rows)
     client = await FakeClient.open([scene.nodes.address], scene.nodes.tls_dir)
-    coordinator = scene.nodes.daemons[0].process
+    coordinator = psutil.Process(scene.nodes.daemons[0].process.pid)
     calls = [
         client.stub.Watch(runs_pb2.WatchRequest(epoch=0, run_id=run_id, cursor=0, payloads=True)) for _ in range(20)
     ]

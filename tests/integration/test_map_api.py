@@ -146,15 +146,23 @@ def test_faults_are_told_before_anything_is_submitted(cluster: Cluster, double: 
             cluster.map(double, [1], **options)  # type: ignore[arg-type]
     with pytest.raises(ConfigError, match="defines no 'treble'"):
         cluster.map("map_api_functions:treble", [1], code=home)
-    (home / "broken.py").write_text("import no_such_module\ndef f(n): ...\n")
-    with pytest.raises(rollout.UnloadableError, match="no_such_module"):
-        list(cluster.map("broken:f", [1] * 100, code=home))
     with pytest.raises(StateError, match="not open"):
         rollout.local().map(double, [])
     function: Any = lambda n: n  # noqa: E731
     function.__qualname__, function.__module__ = "<lambda>", "__main__"
     with pytest.raises(ConfigError, match=r"is a lambda, .* define it at the top of a module, such as functions\.py"):
         cluster.map(function, [1])
+
+
+def test_a_function_that_no_worker_can_load_ends_its_run_and_the_reason_says_where(
+    cluster: Cluster, home: Path
+) -> None:
+    (home / "broken.py").write_text("import no_such_module\ndef f(n): ...\n")
+    with pytest.raises(rollout.RunEnded, match=r'(?s)is failed: .*no_such_module.*\n  File "broken\.py", line 1'):
+        list(cluster.map("broken:f", itertools.count(1), code=home))
+    run = cluster.submit("broken:f", [1] * 100, code=home)
+    ended = run.wait()
+    assert (ended.state, ended.done, ended.failed) == ("failed", 0, 0) and "no_such_module" in ended.reason
 
 
 def test_threads_share_outcomes_each_once(cluster: Cluster, double: Any) -> None:

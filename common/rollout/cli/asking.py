@@ -46,7 +46,7 @@ def ask(
     choose_cluster(coordinator, tls_dir)
     target = need_target(coordinator, tls_dir, chosen().wish)
     if target.private is not None:
-        tell(str(target))
+        tell(f"using {target}")
 
     async def asking() -> Answer:
         while True:
@@ -72,7 +72,7 @@ async def reached(
     """A client of `target`, and whether that is a private cluster where nobody works; `tell` hears what is waited for,
     and which cluster it is once one has answered. OwnerEndedError."""
     if target.private is None:
-        with Waits(tell, target.asked, lambda: tell(str(target))) as waits:
+        with Waits(tell, target.asked, lambda: tell(f"using {target}")) as waits:
             async with connected(
                 target, patience_s=patience_s, on_trouble=waits.trouble, on_answer=waits.answered
             ) as client:

@@ -15,7 +15,7 @@ from rollout.cli.progress import Display, Rates, Snapshot, eta
 from rollout.cli.show import cannot_start, cause_json, waiting
 from rollout.cli.words import first_line, when
 from rollout.client import Page, Runs
-from rollout.model.errors import HopelessError, IncompleteError, InputChangedError, OutputChangedError, StateError
+from rollout.model.errors import IncompleteError, InputChangedError, OutputChangedError, StateError
 from rollout.model.ids import short
 from rollout.model.item import NewItem
 from rollout.wire.v1 import runs_pb2 as pb
@@ -103,7 +103,7 @@ class WorkloadRun:
         if verb := _AGAIN.get(status.state):
             if status.state == "killed" and status.ended_by and not go_on:
                 raise StateError(f"{_killed(status)}. Go on with it: {command}")
-            because = f" ({status.reason.rstrip('.')})" if status.reason else ""
+            because = f" ({first_line(status.reason).rstrip('.')})" if status.reason else ""
             self._display.note(f"run {short(self.run_id)} {_ENDED_BY_IT[status.state]}{because}: it goes on")
             status = await self._runs.command(self.run_id, verb, reason="the same command was given again")
         self.submitted = status.submitted
@@ -140,17 +140,13 @@ class WorkloadRun:
                 waiting -= done
                 if collecting is not None and collecting.done():
                     break  # a run that was killed takes no more rows
-        except HopelessError as error:
-            with suppress(StateError):  # it has ended meanwhile: its last row failed of the same
-                await self._runs.command(self.run_id, "kill", reason=error.message.splitlines()[0][:500], own=True)
-            raise
         finally:
             for job in jobs:
                 job.cancel()
             await asyncio.gather(*jobs, return_exceptions=True)
         if collecting is None:
             self._display.note(f"all {self._workload.unit} are submitted; the cluster goes on without this command")
-            self._display.note(f"get the results with: {detach}")
+            self._display.note(f"this collects the results, and starts nothing again: {detach}")
             return OK
         return self._finish(directory, *collecting.result())
 
@@ -302,9 +298,10 @@ class WorkloadRun:
             if measure
             else ""
         )
+        reason = summary.get("reason", "").partition("\n")[0]
         lines = [
             f"run {short(summary['run_id'])} {summary['state']}"
-            + (f" ({summary['reason']})" if summary.get("reason") else "")
+            + (f" ({reason})" if reason else "")
             + f": {units['completed']} of {units['total']} {unit} completed in "
             f"{summary['durations']['wall_s']:.1f} s, {summary[f'{unit}_per_s']:.1f} {unit}/s{measured}",
         ]
@@ -317,6 +314,6 @@ class WorkloadRun:
             lines.append(f"{summary['attempts']['worker_lost']} attempts were lost with their worker and repeated")
         if summary["state"] == "failed" and units["committed"] < units["total"]:
             left = units["total"] - units["committed"]
-            lines.append(f"{left} {unit} are unharmed: when that is mended, the same command goes on with them")
+            lines.append(f"{left} {unit} are unharmed: {self._workload.when_mended(self._collector.cursor)}")
         lines.append("files: " + ", ".join(files.values()))
         return "\n".join(lines)

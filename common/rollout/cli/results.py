@@ -196,7 +196,8 @@ def _text(workload: Workload[Any, Any], status: pb.RunStatus, collector: Collect
     if status.state not in ENDED:
         lines.append("what is committed later the same command adds")
     elif status.state != "completed":
-        why = f" ({status.reason})" if status.reason else ""
+        reason = status.reason.partition("\n")[0]
+        why = f" ({reason})" if reason else ""
         lines.append(f"it ended before the rest had a result{why}: `rollout run continue` goes on with it")
     lines.append("files: " + ", ".join(files.values()))
     return "\n".join(lines)

@@ -39,13 +39,20 @@ from rollout.client.private import STATE_DIR, remember_command, state_of
 from rollout.client.runs import Runs, new_ulid
 from rollout.client.target import Target, connected, find_target, private_target
 from rollout.client.trees import name_trees, upload_trees
-from rollout.model.errors import ConfigError, InputError, NotFoundError
+from rollout.model.errors import ConfigError, InputError, NotFoundError, OtherRunError
 from rollout.model.ids import is_ulid, short
 from rollout.wire import event_loop
 from rollout.workloads.json_form import JsonObject, lookup
 from rollout.workloads.output import RUN_ID, OutputDirectory
 from rollout.workloads.port import Checked, Reading, Workload
-from rollout.workloads.resume import collected, compare, finished, open_collector, resumed_config
+from rollout.workloads.resume import (
+    collected,
+    compare,
+    failed_without_results,
+    finished,
+    open_collector,
+    resumed_config,
+)
 
 T = TypeVar("T")
 
@@ -145,7 +152,7 @@ def place(output: Path, target: Target, options: Options) -> Target:
             f"without a cluster: {shlex.join([*options.words, '--local'])}\n  or name another output directory to "
             "start a new run"
         )
-    return private_target(state, "where this run was started")
+    return private_target(state, "the output directory")
 
 
 def _run_id(output: Path) -> str | None:
@@ -192,8 +199,18 @@ class _Invocation:
         directory = self._workload.directory(self._settings)
         with OutputDirectory.open(directory, self._options.command()) as output:
             known = output.check(await self._resume(output))
+            without_results = known is not None and failed_without_results(output, known)
+            try:
+                checked = await self._check(output, resumed=known is not None, without_results=without_results)
+            except OtherRunError as error:
+                if known is None or self._options.resume is not None:
+                    raise
+                ended = f"run {short(known)} failed before any of the {self._workload.unit} had a result"
+                self._display.note(f"note: {ended}, and {error.message}: this is another run")
+                output.leave()
+                known = None
+                checked = await self._check(output, resumed=True)  # its input may be at hand in a copy only
             self._known = known or ""
-            checked = await self._check(output, resumed=known is not None)
             try:
                 return await self._go_on(output, known, checked)
             finally:
@@ -233,7 +250,7 @@ class _Invocation:
             config = await self._unless_failed(self._agree(runs, output, run_id, stored, checked, new=known is None))
             return await self._carry_out(runs, output, run_id, config, checked, resumed=known is not None)
 
-    async def _check(self, output: OutputDirectory, *, resumed: bool) -> Checked:
+    async def _check(self, output: OutputDirectory, *, resumed: bool, without_results: bool = False) -> Checked:
         loop = asyncio.get_running_loop()
         told = loop.time()
         stopped = threading.Event()
@@ -252,6 +269,7 @@ class _Invocation:
             written=self._workload.result_files,
             spool=output.spool_path,
             resumed=resumed,
+            without_results=without_results,
             index=output.index_path,
             kept=output.kept,
             progress=lambda units, size: tell(f"checking the input: {units} {unit}, {size >> 20} MiB"),
@@ -276,7 +294,7 @@ class _Invocation:
         target = self._target
         self._display.event(
             "cluster",
-            str(target),
+            f"using {target}",
             cluster=target.cluster,
             addresses=target.addresses,
             private=str(target.private) if target.private is not None else None,
@@ -361,13 +379,13 @@ class _Invocation:
 
     def _gone(self, run_id: str, output: Path) -> str:
         """Why its cluster does not know the run, and how to go on with it if that is possible."""
-        named = f"{output / RUN_ID} names run {short(run_id)}"
+        named = f"{output / RUN_ID} names run {run_id}"
         if self._target.private is not None and self._had_ledger:
             return f"{named}, which was deleted"
         go_on = "To go on with it, name the cluster where it was started: --coordinator HOST:PORT or --context NAME"
         if self._target.private is not None:
             return f"{named}, which was not started on this machine alone\n{go_on}"
-        where = f"cluster {self._target.cluster} at {self._runs.address if self._runs else ''}"
+        where = f'cluster "{self._target.cluster}" at {self._runs.address if self._runs else ""}'
         if origin_of(output, run_id) is not None:
             return f"{named}, which was started on {where} and deleted there"
         return f"{named}, and {where} has no such run\n{go_on}; --local, if that was on this machine alone"

@@ -257,9 +257,13 @@ def waiting(status: pb.RunStatus) -> str:
     )
 
 
+_STARTED = {"infer": "the model", "map": "the function"}
+"""What people call what an executor starts."""
+
+
 def cannot_start(cause: pb.Cause) -> str:
     """`worker 7QK3ABCD on gpu-4 cannot start the model: ...`"""
-    what = "the model" if cause.executor == "infer" else f"executor {cause.executor!r}"
+    what = _STARTED.get(cause.executor, f"executor {cause.executor!r}")
     who = f"worker {short(cause.workers[0])}" if cause.workers else "a worker"
     if cause.hosts and cause.hosts[0]:
         who += f" on {cause.hosts[0]}"

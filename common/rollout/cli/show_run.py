@@ -59,7 +59,9 @@ def _lines(status: pb.RunStatus) -> Iterable[str]:
     unit, measure = unit_of(spec.workload)
     named = f" {spec.name}" if spec.name else ""
     state = "pausing" if status.pausing else status.state
-    yield f"run {spec.run_id}{named}: {spec.workload}, {state}" + (f" ({status.reason})" if status.reason else "")
+    reason, *where = status.reason.splitlines() or [""]
+    yield f"run {spec.run_id}{named}: {spec.workload}, {state}" + (f" ({reason})" if reason else "")
+    yield from (INDENT * 2 + line for line in where if not status.causes)  # which say it too
     yield INDENT + _progress(status, unit)
     if moving := _moving(status, unit, measure):
         yield INDENT + moving

@@ -36,7 +36,6 @@ from rollout.client.cluster import (
 from rollout.model.errors import RolloutError, StateError
 from rollout.wire.event_loop import EventLoop
 from rollout.workloads.map.failure import RowError
-from rollout.workloads.map.lines import UnloadableError
 
 __all__ = [
     "AsyncCluster",
@@ -47,7 +46,6 @@ __all__ = [
     "Run",
     "RunEnded",
     "RunState",
-    "UnloadableError",
     "connect",
     "connect_async",
     "local",
@@ -236,7 +234,7 @@ class Run:
 
     def results(self, *, start: int = 1) -> Results:
         """Outcomes in order from row `start` on, as they come; again as often as wanted. RunEnded when the run ends
-        before all of them are there; UnloadableError when the function cannot be loaded; what the rows raised."""
+        before all of them are there, as when no worker can load the function; what the rows raised."""
         return Results(self._loop, self._run, start=start, owned=False)
 
     def cancel(self) -> None:

@@ -72,7 +72,8 @@ class RunState:
 
 
 class RunEnded(RolloutError):
-    """The run ended before all of its rows had their result."""
+    """The run ended before all of its rows had their result: it was killed, or no worker can load its function. The
+    message says why, and where in the code."""
 
     code = "run_ended"
 
@@ -99,8 +100,8 @@ class AsyncRun:
         raise RunEnded(f"run {self.id} cannot be watched any longer")
 
     async def results(self, *, start: int = 1) -> AsyncGenerator[Outcome, None]:
-        """Outcomes in order from row `start` on, as they come. RunEnded when the run ends before all of them are there;
-        UnloadableError when the function cannot be loaded; what the rows raised."""
+        """Outcomes in order from row `start` on, as they come. RunEnded when the run ends before all of them are
+        there, as when no worker can load the function; what the rows raised."""
         async with aclosing(self.pages(start=start)) as pages:
             async for outcomes in pages:
                 for outcome in outcomes:
@@ -312,7 +313,6 @@ def _state(status: Any) -> RunState:
 
 
 def outcome_of(entry: CommitEntry) -> Outcome:
-    """UnloadableError where no row will have a result."""
     done = entry.outcome is ItemOutcome.DONE
     return Outcome(
         row=entry.seq + 1,

@@ -30,7 +30,7 @@ class Origin:
     why: str
 
     def __str__(self) -> str:
-        return f"cluster {self.cluster} at {', '.join(self.addresses)}"
+        return f'cluster "{self.cluster}" at {", ".join(self.addresses)}'
 
     def options(self) -> str:
         """Of a command that is to go there."""

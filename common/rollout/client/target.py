@@ -72,13 +72,18 @@ class Target:
     @property
     def asked(self) -> str:
         """Where its coordinators should be, while none has answered."""
-        return f"{', '.join(self.addresses)}{f' ({self.why})' if self.why else ''}"
+        return f"{', '.join(self.addresses)}{self._from}"
 
     def __str__(self) -> str:
-        why = f" ({self.why})" if self.why else ""
         if self.private is not None:
-            return f"private cluster in {self.private}{why}"
-        return f"cluster {self.cluster} at {', '.join(self.addresses)}{why}"
+            return f"the private cluster in {self.private}{self._from}"
+        return f'cluster "{self.cluster}" at {", ".join(self.addresses)}{self._from}'
+
+    @property
+    def _from(self) -> str:
+        if not self.why or self.why.startswith("joined"):
+            return self.why and f" ({self.why})"
+        return f" (from {self.why})"
 
 
 def find_target(coordinators: list[str] | None, tls_dir: Path | None, wish: Wish | None = None) -> Target:
@@ -271,12 +276,14 @@ def need_target(coordinators: list[str] | None, tls_dir: Path | None, wish: Wish
     raise ConfigError(
         "\n".join(
             [
-                "no cluster is named, and none has run in this directory. Name one with an option",
+                "which cluster? None is named, and no command has run in this directory before. Name it with an option",
                 "  --coordinator HOST:PORT   a cluster, by the address of its coordinator",
                 *joined,
                 "  --dir OUTPUT_DIRECTORY    a run of this machine alone, by its output directory",
-                "or join a cluster, and commands find it by themselves: rollout join --coordinator HOST:JOIN_PORT "
+                "or join a cluster once, and commands find it by themselves: rollout join --coordinator HOST:JOIN_PORT "
                 "--token-file FILE",
+                "(who runs the cluster knows its join port, and makes the token: rollout-coordinator token create "
+                "--role operator)",
             ]
         )
     )

@@ -175,6 +175,19 @@ _FORMATS: dict[str, Callable[[Path, str], tuple[dict[str, Any], dict[Place, int]
 }
 
 
+def _to_add(name: object, section: type[BaseModel]) -> str:
+    """What to write where a section is missing."""
+    required = {key: field for key, field in section.model_fields.items() if field.is_required()}
+    if not required:
+        return f"add a line [{name}]"
+    keys = " and ".join(
+        f'{key} = "..."' if field.annotation is str else f"{key} = ..." for key, field in required.items()
+    )
+    told = {key: (field.description or "").partition(". ")[0] for key, field in required.items()}
+    meant = "; ".join(f"{key}: {text}" for key, text in told.items() if text)
+    return f"add a line [{name}] and below it {keys}" + (f" ({meant})" if meant else "")
+
+
 def _report(model: type[BaseModel], source: _Source, error: ValidationError) -> list[str]:
     problems: dict[Place, list[str]] = {}
     sections: list[str] = []
@@ -182,9 +195,7 @@ def _report(model: type[BaseModel], source: _Source, error: ValidationError) -> 
         missing = entry["type"] == "missing"
         place = _known_part(source.values, tuple(entry["loc"]), missing=missing)
         if missing and (section := _section_at(model, place)):
-            keys = " and ".join(f"{name} = ..." for name, field in section.model_fields.items() if field.is_required())
-            below = f" and below it {keys}" if keys else ""
-            sections.append(f"{source.where(place)}: section [{place[0]}] is missing: add a line [{place[0]}]{below}")
+            sections.append(f"{source.where(place)}: section [{place[0]}] is missing: {_to_add(place[0], section)}")
             continue
         if entry["type"] == "extra_forbidden":
             text = _unknown_key(model, place)

@@ -93,7 +93,7 @@ SENTENCES: dict[str, Sentence] = {
         *_STORE,
     ),
     "ledger_slow": _trouble("the database is slow, a commit took {commit_s:s}: {action}"),
-    "configuration_read": _said("starts with the configuration {path}"),
+    "configuration_read": _said("starts, with the configuration {path}"),
     "maintenance_failed": _trouble("cleaning up the database failed: {error}"),
     "kv_listen_lost": _trouble("the database does not report changes any more: {hint}"),
     # ---- its objects
@@ -141,7 +141,10 @@ SENTENCES: dict[str, Sentence] = {
         "computing anything again][; {accepted:result} had arrived before][; it drops {dropped:item} that others did "
         "or that nobody wants now][; {repended:item} that it does not have any more will be done again]"
     ),
-    "work_stolen": _said("worker {thief} is idle and takes over {count:unstarted item} from worker {victim}"),
+    # To even out the work is no news: once, then now and then.
+    "work_stolen": Sentence(
+        "worker {thief} had nothing left to start and takes {count:unstarted item} from worker {victim}", about=()
+    ),
     "history_not_written": _said("what happened could not be recorded yet, another try follows: {error}"),
     "more_work_stolen": _said("other idle workers take over {count:unstarted item} from busy ones"),
     "events_dropped": _said("so much happened at once that {count:event} are not told here"),

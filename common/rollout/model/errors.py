@@ -44,6 +44,10 @@ class ConfigError(RolloutError):
     code = "config_invalid"
 
 
+class OtherRunError(ConfigError):
+    """The settings are another run's than that of the output directory. `context["changes"]`: in what, for people."""
+
+
 class InputError(RolloutError):
     """The input is not usable."""
 
@@ -66,12 +70,6 @@ class IncompleteError(RolloutError):
     """Not every row of the input has its result in the files."""
 
     code = "incomplete"
-
-
-class HopelessError(RolloutError):
-    """No unit of the run can succeed, so it is killed. A workload's writer raises it."""
-
-    code = "hopeless"
 
 
 class NotFoundError(RolloutError):

@@ -37,7 +37,7 @@ class Joined:
     def told(self, tls_dir: Path) -> str:
         """For the person who gave the command; `tls_dir` as it was written there."""
         return (
-            f"joined cluster {self.cluster} as {self.role}; this host's id there is {self.host_id}\n"
+            f'joined cluster "{self.cluster}" as {self.role}; this host\'s id there is {self.host_id}\n'
             f"this host's certificate and private key are in {tls_dir}"
         )
 

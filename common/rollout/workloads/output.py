@@ -105,6 +105,15 @@ def saved_state(directory: Path) -> JsonObject | None:
         return None
 
 
+def saved_summary(directory: Path, state: JsonObject) -> JsonObject | None:
+    """What was written to summary.json when `state` was saved; None: nothing, or that is not what it holds."""
+    try:
+        data = (directory / SUMMARY).read_bytes()
+    except OSError:
+        return None
+    return json.loads(data) if blake3(data).hexdigest() == state.get("summary") else None
+
+
 class OutputDirectory:
     """One process at a time holds a directory; it belongs to the run named in its `run-id`.
 
@@ -237,6 +246,11 @@ class OutputDirectory:
             write_atomically(self.path / RUN_CONFIG, seal(stored))
         if self.run_id is None:
             write_atomically(self.path / RUN_ID, f"{run_id}\n".encode())
+
+    def leave(self) -> None:
+        """The directory is no run's any more: another may claim it."""
+        with disk_errors(self.path):
+            (self.path / RUN_ID).unlink(missing_ok=True)
 
     def _move_aside(self, run_id: str | None, results: Iterable[str]) -> None:
         state = saved_state(self.path)
@@ -454,7 +468,7 @@ class ResultFiles:
             return faults
         self._begun = True
         self.cursor, self.totals = state["cursor"], state["totals"]
-        self._summary = self._as_written(state.get("summary"))
+        self._summary = saved_summary(self._directory, state)
         return []
 
     def restart(self) -> None:
@@ -499,10 +513,3 @@ class ResultFiles:
         self.cursor, self.totals = cursor, totals
         state = {"run_id": self._run_id, "cursor": cursor, "files": marks, "totals": totals, "summary": summary}
         write_atomically(self._directory / STATE, seal(state))
-
-    def _as_written(self, digest: str | None) -> JsonObject | None:
-        try:
-            data = (self._directory / SUMMARY).read_bytes()
-        except OSError:
-            return None
-        return json.loads(data) if blake3(data).hexdigest() == digest else None

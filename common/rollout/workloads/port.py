@@ -39,14 +39,16 @@ class Reading:
     `exclude`: the run's output directory, into which no wildcard reaches. `written`: what runs of the workload write.
     `spool`: where copies of pipes stay for the next command; None: nowhere. `resumed`: the run is known. `index`: where
     the hashes of the rows will stay; None: nothing will be submitted. `kept`: what the check of the run put into
-    `Checked.keep`; empty where that is not known. `progress(units, bytes)`, `tell(text)`: called now and then; they
-    raise when the person has asked to stop.
+    `Checked.keep`; empty where that is not known. `without_results`: the run failed before any unit had a result, so
+    OtherRunError is welcome: another run begins in its place. `progress(units, bytes)`, `tell(text)`: called now and
+    then; they raise when the person has asked to stop.
     """
 
     exclude: Path
     written: tuple[str, ...] = ()
     spool: Path | None = None
     resumed: bool = False
+    without_results: bool = False
     index: Path | None = None
     kept: JsonObject = field(default_factory=JsonObject)
     progress: Callable[[int, int], None] | None = None
@@ -172,8 +174,6 @@ class Writer(Protocol):
     def lines(self, entry: CommitEntry) -> Iterable[tuple[str, bytes]]:
         """(file, bytes of one or more whole lines) for each line that `entry` becomes, in order.
 
-        HopelessError, which ends the run: what failed there will fail with every other unit.
-
         It depends on `entry` and the run's configuration alone: a file may have to be written anew from the ledger.
         """
         ...
@@ -280,6 +280,10 @@ class Workload(ABC, Generic[Settings, Found]):
         """Keys of [output] that fit an input whose first unit is `first` (`item_input`), for files that are written
         without the run's configuration file."""
         return {}
+
+    def when_mended(self, committed: int) -> str:
+        """How a run goes on that failed, because no worker could start it, when `committed` units were in the files."""
+        return "when that is mended, the same command goes on with them"
 
     @abstractmethod
     def describe(self, settings: Settings, checked: Found) -> list[str]:

@@ -9,7 +9,7 @@ from rollout.model import ids
 from rollout.model.errors import ConfigError
 from rollout.workloads.collector import Collector
 from rollout.workloads.json_form import JsonObject, short
-from rollout.workloads.output import OutputDirectory, saved_state
+from rollout.workloads.output import OutputDirectory, saved_state, saved_summary
 from rollout.workloads.port import Checked, Workload
 
 AnyWorkload = Workload[Any, Any]
@@ -77,6 +77,14 @@ def collected(workload: AnyWorkload, output: OutputDirectory) -> bool:
     if state is None:  # perhaps only the state is gone
         return any((output.path / name).exists() for name in workload.result_files)
     return state["cursor"] > 0
+
+
+def failed_without_results(output: OutputDirectory, run_id: str) -> bool:
+    """Whether `run_id` ended so, as far as an earlier command wrote it here."""
+    state = saved_state(output.path)
+    if state is None or (state["run_id"], state["cursor"]) != (run_id, 0):
+        return False
+    return (saved_summary(output.path, state) or {}).get("state") == "failed"
 
 
 def finished(

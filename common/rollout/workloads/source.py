@@ -342,7 +342,7 @@ class UniqueIds:
         if place is not None:
             earlier = f"{self._files[place >> 48]}:{place & ((1 << 48) - 1)}"
             raise InputError(
-                f'{line.where}: "{key}" {json.dumps(value)} is used by an earlier row ({earlier}): every {key} must be '
+                f"{line.where}: the {key} {json.dumps(value)} is used by {earlier} already: every {key} must be "
                 "unique" + (", and a number is the same as the text of its digits" if str(value).isdigit() else ""),
                 file=line.file,
                 line=line.line,

@@ -150,7 +150,8 @@ def _reason(found: list[tuple[Worker, Cause]]) -> str:
     cause, count = most[0][1], len({worker.id for worker, _ in found})
     where = "the only worker that could host it" if count == 1 else f"any of the {count} workers that could host it"
     others = f" (and {len(alike) - 1} other causes elsewhere)" if len(alike) > 1 else ""
-    return f"executor {cause.executor!r} cannot start on {where}: {cause.message[:REASON_MAX]}{others}"
+    what, newline, place = cause.message[:REASON_MAX].partition("\n")
+    return f"executor {cause.executor!r} cannot start on {where}: {what}{others}{newline}{place}"
 
 
 def _kind(cause: Cause) -> tuple[str, str, str]:

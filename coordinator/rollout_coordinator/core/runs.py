@@ -101,7 +101,7 @@ def end(state: State, run: Run, cause: str, reason: str) -> None:
     event = names.RUN_COMPLETED if run.state is RunState.COMPLETED else f"run_{run.state.value}"
     _, done, failed, cancelled, skipped = run.root.counts
     fields = {
-        "run_id": run.id, "name": run.spec.name, "reason": reason, "items": run.root.submitted,
+        "run_id": run.id, "name": run.spec.name, "reason": reason.partition("\n")[0], "items": run.root.submitted,
         "done": done, "failed": failed, "cancelled": cancelled, "skipped": skipped, **run.failures.told(failed),
     }  # fmt: skip
     if run.state is RunState.KILLED and run.ended_by:

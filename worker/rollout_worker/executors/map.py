@@ -29,7 +29,7 @@ from rollout.model.errors import AttemptError
 from rollout.model.item import Key
 from rollout.workloads.invalid import refuse_invalid
 from rollout.workloads.json_form import JsonObject, canonical
-from rollout.workloads.map.failure import LOAD_FAILED, to_text
+from rollout.workloads.map.failure import to_text
 
 from rollout_worker.executors import map_process as process
 from rollout_worker.executors.port import Attempt, Context, Done, Run
@@ -47,9 +47,9 @@ INLINE_ROW = 16 << 10
 FRAME_MAX = 128 << 20
 STARTS_MAX = 3
 """Failed starts in a row of a function that was loaded before, until a row is told."""
-UNLOADABLE_S = 2.0
-"""So long the rows of a function that cannot be loaded fail without another try. Then somebody may have mended the
-host: this executor outlives the run, and the next run of the same code would be told what is over."""
+LOAD_FAILED = "load_failed"
+CAUSE_MAX, FRAMES_MAX = 1200, 700
+"""Characters of why the function cannot be loaded, and of where: what a worker tells of a cause has 2,000."""
 RESTART_PAUSE_S, RESTART_PAUSE_MAX_S = 0.5, 10.0
 DUMP_WAIT_S = 1.0
 CUT_OFF_S = 0.3
@@ -82,7 +82,7 @@ class MapExecutor:
         return {}
 
     async def start(self, run: Run, context: Context) -> None:
-        """Bring the code here and load the function. What cannot be loaded fails each row, and says why."""
+        """Bring the code here and load the function. AttemptError says why it cannot be loaded, and where that is."""
         root, pycache = "", ""
         manifest = run.config.get("code", {}).get("manifest")
         if manifest:
@@ -208,9 +208,6 @@ class Host:
         self._taken: set[Job] = set()  # back, and not yet cancelled
         self._number = 0
         self._mean_s = WINDOW_S
-        self._unloadable: JsonObject | None = None
-        self._unloadable_at = 0.0
-        self._was_loaded = False
         self._failed_starts = 0  # one after the other
         self._pause_s = 0.0
         self._starting: asyncio.Task[None] | None = None
@@ -219,9 +216,10 @@ class Host:
         self._closed = False
 
     async def start(self) -> None:
-        self._need_process()
-        if self._starting is not None:
-            await asyncio.wait([self._starting])
+        """AttemptError where the function cannot be loaded."""
+        failure = await self._launch()
+        if failure is not None:
+            raise unloadable(self._function, failure)
 
     async def run(self, job: Job) -> Done:
         self._waiting.append(job)
@@ -252,12 +250,6 @@ class Host:
     # ---- rows to the process
 
     def _pump(self) -> None:
-        if self._unloadable is not None and time.monotonic() - self._unloadable_at >= UNLOADABLE_S:
-            self._unloadable, self._pause_s = None, 0.0
-        if self._unloadable is not None:
-            while self._waiting:
-                self._waiting.popleft().fail(error_of(self._unloadable, LOAD_FAILED))
-            return
         if not self._waiting or self._closed or self._hangs is not None:
             return
         if self._process is None or not self._process.loaded:
@@ -340,30 +332,31 @@ class Host:
 
     def _need_process(self) -> None:
         if self._starting is None and self._process is None and not self._closed:
-            self._starting = asyncio.get_running_loop().create_task(self._start())
+            self._starting = asyncio.get_running_loop().create_task(self._restart())
 
-    async def _start(self) -> None:
+    async def _launch(self) -> JsonObject | None:
+        """Why the function cannot be loaded; None: there is a process that has loaded it."""
+        started = self._process = UserProcess(
+            self._function, self._root, self._pycache, self._scratch, self._result, self._ended, self._rest
+        )
+        failure = await started.start()
+        if failure is not None:
+            await started.end()
+            self._process = None
+        return failure
+
+    async def _restart(self) -> None:
+        """Of a function that was loaded here before: no row is to blame for the first tries, and each gets another."""
         try:
             if self._pause_s:
                 await asyncio.sleep(self._pause_s)
-            started = self._process = UserProcess(
-                self._function, self._root, self._pycache, self._scratch, self._result, self._ended, self._rest
-            )
-            failure = await started.start()
+            failure = await self._launch()
             if failure is None:
-                self._pause_s, self._failed_starts, self._was_loaded = 0.0, 0, True
+                self._pause_s, self._failed_starts = 0.0, 0
                 return
-            await started.end()
-            self._process = None
             self._failed_starts += 1
-            if not failure["retry"]:
-                self._unloadable, self._unloadable_at = failure, time.monotonic()
-            elif self._was_loaded:
-                # The function can be loaded: no row fails the run for it, and none is to blame for the first tries.
-                if self._waiting and self._failed_starts >= STARTS_MAX:
-                    self._waiting.popleft().fail(error_of(failure))
-            elif self._waiting:
-                self._waiting.popleft().fail(error_of(failure, LOAD_FAILED))
+            if self._waiting and self._failed_starts >= STARTS_MAX:
+                self._waiting.popleft().fail(error_of(failure | {"retry": True}))
             self._pause_s = min(max(RESTART_PAUSE_S, 2 * self._pause_s), RESTART_PAUSE_MAX_S)
         finally:
             self._starting = None
@@ -630,9 +623,20 @@ def _rows_pair() -> tuple[socket.socket, socket.socket]:
 # ---- failures
 
 
-def error_of(failure: JsonObject, code: str = "") -> AttemptError:
+def error_of(failure: JsonObject) -> AttemptError:
     text = to_text(failure["type"], failure["message"], failure["traceback"])
-    return AttemptError(text, code=code or failure["code"], retry=failure["retry"])
+    return AttemptError(text, code=failure["code"], retry=failure["retry"])
+
+
+def unloadable(function: str, failure: JsonObject) -> AttemptError:
+    """Why this worker cannot start: a line, then the user's frames."""
+    text = process.shorten(f"{function} cannot be loaded: {failure['message']}", CAUSE_MAX)
+    lines = failure["traceback"].splitlines()
+    # What stands before and after the frames is said already.
+    frames = lines[1:-1] if lines and lines[0].startswith("Traceback") else lines[1:]
+    if frames:
+        text += "\n" + process.shorten("\n".join(frames), FRAMES_MAX)
+    return AttemptError(text, code=LOAD_FAILED, retry=failure["retry"])
 
 
 _CUT_OFF = (

@@ -106,7 +106,8 @@ def load(target: str, root: str) -> Callable[[Any], Any]:
         raise Unloadable(failure, permanent=True) from error
     for part in name.split("."):
         if not hasattr(found, part):
-            message = f"module {module_name} ({getattr(found, '__file__', 'built in')}) has no {name!r}"
+            file = str(getattr(found, "__file__", None) or "built in")
+            message = f"module {module_name} ({file.removeprefix(root + os.sep)}) has no {name!r}"
             raise Unloadable(_plain("AttributeError", message), permanent=True)
         found = getattr(found, part)
     if isinstance(found, type):
@@ -127,13 +128,12 @@ def missing(error: ModuleNotFoundError, module_name: str, root: str) -> dict[str
         where = (
             "neither in the code directory nor installed" if root else "not installed, and there is no code directory"
         )
-        return _plain("ModuleNotFoundError", f"there is no module {name!r} on {socket.gethostname()}: it is {where}")
-    else:
-        failure = describe(error, root)
-        failure["message"] = (
-            f"{module_name} imports {name!r}, which is not on {socket.gethostname()}: install it for {sys.executable} "
-            "there, or put it into the code directory"
-        )
+        return _plain("ModuleNotFoundError", f"there is no module {name!r} on this worker: it is {where}")
+    failure = describe(error, root)
+    failure["message"] = (
+        f"{module_name} imports {name!r}, which is not on this worker: install it for {sys.executable} there, or put "
+        "it into the code directory"
+    )
     return failure
 
 

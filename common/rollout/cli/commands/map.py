@@ -95,11 +95,10 @@ def map(
     it runs; a line of output says which cluster it is. Interrupt or kill it at any time: the same command goes
     on where it was.
 
-    Exit codes: 0 every row has its result, or its line of errors.jsonl; 1 the function cannot be loaded, all rows
-    failed, or the run was killed; 2 configuration or input; 130 interrupted.
+    Exit codes: 0 every row has its result, or its line of errors.jsonl; 1 no worker can load the function, all
+    rows failed, or the run was killed; 2 configuration or input; 130 interrupted.
     """
     from rollout.cli.session import Options, run_workload  # brings grpc
-    from rollout.workloads.map.lines import UnloadableError
     from rollout.workloads.map.workload import Map
 
     given: dict[str, Any] = {
@@ -133,13 +132,8 @@ def map(
         detach=detach,
         json=json,
     )
-    try:
-        with located(config):
-            raise typer.Exit(run_workload(Map(), settings, options))
-    except UnloadableError as error:
-        if started_over(Path(settings.output.dir)):
-            error.message += "\nNo row has a result yet: mend the code and give the same command again"
-        raise
+    with located(config):
+        raise typer.Exit(run_workload(Map(), settings, options))
 
 
 _OPTION = {
@@ -160,17 +154,3 @@ def words(config: Path | None, given: dict[str, Any]) -> tuple[str, ...]:
         for value in values:
             typed += [option, str(value)] if value is not None else []
     return tuple(typed)
-
-
-def started_over(output: Path) -> bool:
-    """Forget a run that has no result, so that the same command starts another with the code as it is then."""
-    from rollout.workloads.map.lines import RESULTS
-
-    results, run_id = output / RESULTS, output / "run-id"
-    try:
-        if results.exists() and results.stat().st_size:
-            return False
-        run_id.unlink(missing_ok=True)
-    except OSError:
-        return False
-    return True

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from difflib import get_close_matches
 from typing import Any, cast
 
 from blake3 import blake3
@@ -17,6 +18,7 @@ from rollout.workloads.infer.config import SamplingSection
 from rollout.workloads.json_form import JsonObject, canonical
 
 SCHEMA_VERSION = 1
+_CONTENT = ("prompt", "messages", "body")
 """First byte hashed into an item id: grows when the meaning of a row or of a sampling key changes."""
 
 _OVERRIDES = frozenset(SamplingSection.model_fields) - {"stream"}
@@ -87,7 +89,9 @@ def parse_row(row: JsonObject, defaults: SamplingSection) -> RowRequest:
         return _parse_openai(row, defaults)
     prompt, messages = row.get("prompt"), row.get("messages")
     if prompt is None and messages is None:
-        raise InputError('the row has no "prompt", "messages" or "body": add one of them')
+        meant = next((close for key in row for close in get_close_matches(key, _CONTENT, n=1)), "")
+        hint = f'did you mean "{meant}"?' if meant else "add one of them"
+        raise InputError(f'the row has no "prompt", "messages" or "body": {hint}')
     if prompt is not None and messages is not None:
         raise InputError('the row has both "prompt" and "messages": keep one of them')
     if prompt is not None and not isinstance(prompt, str):

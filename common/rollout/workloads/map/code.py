@@ -225,7 +225,17 @@ def read_code(directory: Path, leave_out: Collection[Path] = (), began: Tree | N
 
 
 def _other_code(directory: Path, began: Tree, now: Tree) -> str:
+    return (
+        f"the code directory {directory} is not what the run of this output directory began with: "
+        f"{'; '.join(differences(began, now))}. Change it back, or name another output directory to start a new run "
+        "with the code as it is"
+    )
+
+
+def differences(began: Tree, now: Tree) -> list[str]:
+    """`changed: a.py, b.py`, a kind of difference each."""
     there = {file.path: file for file in now.files}
+    new = sorted(set(there).difference(file.path for file in began.files))
     changed: list[str] = []
     gone: list[str] = []
     for file in began.files:
@@ -235,11 +245,8 @@ def _other_code(directory: Path, began: Tree, now: Tree) -> str:
         elif found != file:
             same = found.object_id == file.object_id
             changed.append(f"{file.path} (its executable bit)" if same else file.path)
-    kinds = [f"{kind}: {listed(names, 5)}" for kind, names in (("changed", changed), ("gone", gone)) if names]
-    return (
-        f"the code directory {directory} is not what the run of this output directory began with: {'; '.join(kinds)}. "
-        "Change it back, or name another output directory to start a new run with the code as it is"
-    )
+    kinds = (("changed", changed), ("gone", gone), ("new", new))
+    return [f"{kind}: {listed(names, 5)}" for kind, names in kinds if names]
 
 
 def listed(names: Sequence[str], most: int) -> str:

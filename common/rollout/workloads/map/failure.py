@@ -5,8 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 _TRACEBACK = "\n\nTraceback, from the function on:\n"
-LOAD_FAILED = "load_failed"
-"""Code of a failure that every row of the run shares: the function cannot be loaded."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,33 +5,20 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 
-from rollout.model.errors import HopelessError
 from rollout.model.item import Outcome
 from rollout.workloads.commit import CommitEntry
 from rollout.workloads.invalid import invalid_of
 from rollout.workloads.json_form import JsonObject, dump_line
-from rollout.workloads.map.failure import LOAD_FAILED, RowError, from_text
+from rollout.workloads.map.failure import RowError, from_text
 from rollout.workloads.port import Totals, unsuccessful
 
 RESULTS, ERRORS, SUMMARY = "results.jsonl", "errors.jsonl", "summary.json"
-_STARTS = frozenset({LOAD_FAILED, "engine_start"})
-"""Codes of failures that are of the run and not of a row: whatever the row, the function cannot be called."""
-
-
-class UnloadableError(HopelessError):
-    """The function cannot be loaded on the workers."""
-
-    code = LOAD_FAILED
 
 
 def row_error(entry: CommitEntry) -> RowError:
-    """Why `entry` has no result. UnloadableError where no row will have one."""
+    """Why `entry` has no result."""
     why = unsuccessful(entry)
-    error = from_text(why.code, why.message)
-    if error.code in _STARTS:
-        where = error.traceback.splitlines()[1:-1]  # the frames: what is before and after them is said already
-        raise UnloadableError("\n".join([f"the function cannot be loaded: {error}", *where]))
-    return error
+    return from_text(why.code, why.message)
 
 
 class MapWriter:

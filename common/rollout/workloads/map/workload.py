@@ -8,14 +8,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from rollout.model.errors import ConfigError, InputError
+from rollout.model.errors import ConfigError, InputError, OtherRunError
 from rollout.model.item import NewItem
 from rollout.model.problems import problems
 from rollout.model.run import RunSpec
 from rollout.objects.tree import Tree as ObjectTree
 from rollout.workloads.invalid import invalid_item, invalid_of
 from rollout.workloads.json_form import JsonObject
-from rollout.workloads.map.code import Code, find_code, listed
+from rollout.workloads.map.code import Code, differences, find_code, listed
 from rollout.workloads.map.config import MapConfig
 from rollout.workloads.map.lines import ERRORS, RESULTS, SUMMARY, MapWriter
 from rollout.workloads.map.plan import LANES_MAX, Planner, lane_of, map_spec, run_config
@@ -56,6 +56,7 @@ class Map(Workload[MapConfig, MapChecked]):
     def check(self, settings: MapConfig, reading: Reading) -> MapChecked:
         faults: list[str] = []
         code: Code | None = None
+        began: ObjectTree | None = None
         lanes = Lanes(settings.run.lane_key)
         found: tuple[Source, InputReport] | None = None
         try:
@@ -68,13 +69,18 @@ class Map(Workload[MapConfig, MapChecked]):
             directory = Path(settings.function.code).expanduser() if settings.function.code else None
             kept = reading.kept.get(_TREE)
             began = ObjectTree.from_bytes(kept.encode()) if kept else None
-            code = find_code(settings.function.name, directory, [*inputs, self.directory(settings)], began)
+            must_be = None if reading.without_results else began
+            code = find_code(settings.function.name, directory, [*inputs, self.directory(settings)], must_be)
         except ConfigError as error:
             faults.append(error.message)
         if faults or found is None:
             if found is not None:
                 found[0].close()
             raise ConfigError(problems(faults))
+        if began is not None and code is not None and code.tree != began:
+            found[0].close()
+            changes = "; ".join(differences(began, code.tree))
+            raise OtherRunError(f"the code has changed since the run began ({changes})", changes=changes)
         config = run_config(settings.function.name, code.manifest if code else None, settings.run)
         if lanes.found:
             config["lanes"] = sorted(lanes.found)
@@ -107,6 +113,10 @@ class Map(Workload[MapConfig, MapChecked]):
 
     def writer(self, config: JsonObject) -> MapWriter:
         return MapWriter(config)
+
+    def when_mended(self, committed: int) -> str:
+        other = "it is another run, in another output directory" if committed else "the same command starts another run"
+        return f"{super().when_mended(committed)}. Where it is the code that is mended, {other}"
 
     def describe(self, settings: MapConfig, checked: MapChecked) -> list[str]:
         code, run = checked.code, settings.run
