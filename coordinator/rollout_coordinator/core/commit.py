@@ -37,6 +37,9 @@ def accept_rows(state: State, log: Log, rows: ResultRows) -> None:
         log.run.failures.add(rows)
     state.totals["accepted"] += len(rows.seq)
     state.step.writes.results.append(rows)
+    if rows.keeps and log.parent is None and any(policy.name == "keep_objects" for policy in log.run.policies):
+        kept: list[int] = log.extra.setdefault("kept", [])
+        log.extra["kept"] = sorted({*kept, *(rows.seq[index] for index in rows.keeps)})
     touch(state, log)
     state.notes.accepted[log.id] = log
     if log.by_arrival:
@@ -164,6 +167,8 @@ def commit_one(state: State, log: Log, seq: int) -> None:
             prune(state, log, info.lane, seq)
         elif isinstance(decision, policies.EndRun) and runs.live(log.run):
             runs.end(state, log.run, decision.cause, decision.reason)
+        elif isinstance(decision, policies.LetGo):
+            state.step.writes.let_go += [(log.id, one) for one in decision.seqs]
 
 
 def finish_if_complete(state: State, run: Run) -> None:

@@ -4,6 +4,8 @@
   behind that point are skipped. Without `lane` every named lane is watched.
 - `stop_early {failures: N}` fails the run, `stop_early {successes: N}` completes it, once N results say so.
 - `end_run {on: failed|done, state: failed|completed?}`: the first such result ends the run.
+- `keep_objects {last: N, from: SEQ?}`: of the objects that results name, those of the last N committed results from
+  SEQ on are kept, those of results before them are let go; what results before SEQ name stays.
 - `append {on: failed|done, times: N?, limit: M?}`: each such result of an item appends a copy of it at the end of a
   sealed run, up to N copies of copies and M items in all.
 
@@ -35,7 +37,14 @@ class EndRun:
     reason: str
 
 
-Decision = PruneLane | EndRun | None
+@dataclass(frozen=True, slots=True)
+class LetGo:
+    """What these results name is kept no longer."""
+
+    seqs: tuple[int, ...]
+
+
+Decision = PruneLane | EndRun | LetGo | None
 Decide = Callable[[Log, int, Outcome, SpecInfo], Decision]
 
 _ON = {"failed": Outcome.FAILED, "done": Outcome.DONE}
@@ -43,6 +52,7 @@ _OPTIONS = {
     "prune_lane": ("after", "lane"),
     "stop_early": ("failures", "successes"),
     "end_run": ("on", "state"),
+    "keep_objects": ("last", "from"),
     "append": ("on", "times", "limit"),
 }
 
@@ -120,6 +130,23 @@ def _end_run(policy: Policy, options: dict[str, str]) -> Decide:
     return decide
 
 
+def _keep_objects(policy: Policy, options: dict[str, str]) -> Decide:
+    last, first = number(policy, options, "last", 1), number(policy, options, "from")
+    if last < 1:
+        raise InputError("policy keep_objects: `last` must be at least 1")
+
+    def decide(log: Log, seq: int, outcome: Outcome, info: SpecInfo) -> Decision:
+        kept: list[int] = log.extra.get("kept", [])
+        committed = [one for one in kept if first <= one <= seq]
+        gone = committed[:-last]
+        if not gone:
+            return None
+        log.extra["kept"] = [one for one in kept if one not in gone]
+        return LetGo(tuple(gone))
+
+    return decide
+
+
 def _append(policy: Policy, options: dict[str, str]) -> Decide:
     on, times, limit = (
         options.get("on", "failed"),
@@ -146,6 +173,7 @@ _MAKERS: dict[str, Callable[[Policy, dict[str, str]], Decide]] = {
     "prune_lane": _prune_lane,
     "stop_early": _stop_early,
     "end_run": _end_run,
+    "keep_objects": _keep_objects,
     "append": _append,
 }
 

@@ -166,12 +166,14 @@ class Writes:
     workers: dict[str, WorkerRow] = field(default_factory=_dict)
     prune: list[tuple[int, int, int]] = field(default_factory=_list)
     """(log, seq, pruned position): accepted results that became skipped_pruned; their outcome changes to SKIPPED."""
+    let_go: list[tuple[int, int]] = field(default_factory=_list)
+    """(log, seq) of results whose objects are kept no longer."""
     deleted_runs: list[str] = field(default_factory=_list)
 
     def __bool__(self) -> bool:
         return bool(
             self.runs or self.logs or self.lanes or self.specs or self.items or self.results or self.assignments
-            or self.retired or self.attempts or self.workers or self.prune or self.deleted_runs
+            or self.retired or self.attempts or self.workers or self.prune or self.let_go or self.deleted_runs
         )  # fmt: skip
 
 

@@ -150,6 +150,8 @@ class PostgresLedger:
             await _execute(
                 db, queries.PRUNE_MANY, outcome=int(Outcome.SKIPPED), logs=logs, seqs=seqs, positions=positions
             )
+        for log, seq in writes.let_go:
+            await _execute(db, queries.LET_GO, log=log, seq=seq)
         retired = [*writes.retired, *dead_batches]
         if retired:
             await _execute(db, queries.RETIRE_MANY, batches=retired)

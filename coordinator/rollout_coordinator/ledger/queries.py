@@ -152,6 +152,7 @@ ATTEMPTS = _bulk(
     ignore=True,
 )
 
+LET_GO = "DELETE FROM kept WHERE log = :log AND seq = :seq"
 KEPT = _bulk("kept", "log bigint, seq bigint, object_id bytea", ignore=True)
 
 OUTPUTS = _bulk("output", "run_id text, position bigint, size bigint, worker text, lines bytea")

@@ -107,6 +107,8 @@ class SqliteLedger:
                 for log, seq, position in writes.prune
             ]
             db.executemany(queries.PRUNE, pruned)
+        if writes.let_go:
+            db.executemany(queries.LET_GO, [{"log": log, "seq": seq} for log, seq in writes.let_go])
         retired = [*writes.retired, *dead_batches]
         if retired:
             db.execute(queries.RETIRE_JSON, {"batches": json.dumps(retired)})

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 
-from rollout.model.errors import HopelessError
 from rollout.model.item import Outcome
 from rollout.workloads.commit import CommitEntry
 from rollout.workloads.json_form import JsonObject, dump_line
@@ -13,16 +12,11 @@ from rollout.workloads.port import Totals, unsuccessful
 from rollout.workloads.train.segment import Result, Segment
 
 METRICS, EVALUATIONS, REPORT, SUMMARY = "metrics.jsonl", "eval.jsonl", "data-report.json", "summary.json"
-
-
-class TrainingFailedError(HopelessError):
-    """A segment failed, so nothing can come after it."""
-
-    code = "training_failed"
+ERRORS = "errors.jsonl"
 
 
 class TrainWriter:
-    files: tuple[str, ...] = (METRICS, EVALUATIONS, REPORT)
+    files: tuple[str, ...] = (METRICS, EVALUATIONS, REPORT, ERRORS)
 
     def __init__(self, config: JsonObject) -> None:
         self._config = config
@@ -34,8 +28,9 @@ class TrainWriter:
             return
         if entry.outcome is not Outcome.DONE:
             why = unsuccessful(entry, "segment")
-            what = "the data cannot be used" if segment.op == "prepare" else f"after step {segment.first}"
-            raise TrainingFailedError(f"{what}: {why.message} [{why.code}]")
+            line = {"first_step": segment.first + 1, "op": segment.op, "code": why.code, "message": why.message}
+            yield ERRORS, dump_line({**line, "attempts": entry.tries})
+            return
         result = self._last = Result.decode(entry.data)
         if segment.op == "prepare":
             yield REPORT, json.dumps(result.report, indent=2).encode() + b"\n"

@@ -4,19 +4,20 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 from rollout.model.errors import ConfigError, InputError
 from rollout.model.item import NewItem
+from rollout.model.run import Policy, RunSpec
 from rollout.workloads.json_form import JsonObject
 from rollout.workloads.local_model import LocalModel, files_json, find_model
 from rollout.workloads.port import Checked, Reading, Tree, Workload, input_section
 from rollout.workloads.source import InputReport, Line, fail, json_of
 from rollout.workloads.train.config import DatasetSection, Kind, PreferenceSection, TrainConfig
-from rollout.workloads.train.lines import EVALUATIONS, METRICS, REPORT, SUMMARY, TrainWriter
+from rollout.workloads.train.lines import ERRORS, EVALUATIONS, METRICS, REPORT, SUMMARY, TrainWriter
 from rollout.workloads.train.plan import items, segments, steps_at_most
 from rollout.workloads.train.rows import parse_row
 from rollout.workloads.train.segment import Result, Segment
@@ -37,7 +38,7 @@ class Train(Workload[TrainConfig, TrainChecked]):
     commands = "rollout.cli.commands.train:app"
     unit = "segments"
     measure = "tokens"
-    result_files = (METRICS, SUMMARY, REPORT, EVALUATIONS)
+    result_files = (METRICS, SUMMARY, REPORT, EVALUATIONS, ERRORS)
     free = frozenset({"output", "workers"})
     recorded = frozenset({"run.name", "run.priority", "run.max_worker_lost", "snapshots.keep_last", "snapshots.label"})
 
@@ -105,6 +106,12 @@ class Train(Workload[TrainConfig, TrainChecked]):
 
     def plan(self, checked: TrainChecked, config: JsonObject, start: int) -> Iterator[NewItem]:
         return items(config, start)
+
+    def spec(self, run_id: str, config: JsonObject) -> RunSpec:
+        """A segment that failed ends the run: nothing can come after it. The first item's objects are the data."""
+        keep = (("last", str(config["snapshots"]["keep_last"])), ("from", "1"))
+        policies = (Policy("end_run", (("on", "failed"),)), Policy("keep_objects", keep))
+        return replace(super().spec(run_id, config), policies=policies)
 
     def writer(self, config: JsonObject) -> TrainWriter:
         return TrainWriter(config)
