@@ -45,6 +45,8 @@ class Captured:
     optimizer_rest: dict[str, Any]
     schedule: dict[str, Any]
     randoms: list[Random]
+    model_files: dict[str, bytes]
+    """Of `model/`: what beside the weights a model needs to be loaded: its configuration, tokenizer and templates."""
 
     def digest(self) -> str:
         """blake3 over the weights, in the order of their names: names, shapes, types and bytes."""
@@ -73,6 +75,9 @@ def write(captured: Captured, directory: Path) -> None:
     for rank, random_state in enumerate(captured.randoms):
         save_file(_sorted(random_state.tensors), directory / f"random-{rank:05}.safetensors")
         write_json(directory / f"random-{rank:05}.json", random_state.rest)
+    (directory / "model").mkdir()
+    for name, data in captured.model_files.items():
+        (directory / "model" / name).write_bytes(data)
     write_json(directory / MANIFEST, captured.manifest)
 
 
