@@ -341,6 +341,21 @@ class RunsService(runs_pb2_grpc.RunsServicer):
             return runs_pb2.DeleteReply(epoch=self._gate.epoch, items=view.submitted, objects_freed=freed)
         raise AssertionError
 
+    async def Kept(self, request: runs_pb2.KeptRequest, context: Any) -> runs_pb2.KeptReply:
+        async with self._gate.answering(context), self._gate.waiting():
+            self._admit(request, context)
+            await self._views.get(request.run_id)
+            found = await self._ledger.kept(request.run_id)
+            gone = {object_id for seq, object_id in found if seq in set(request.let_go)}
+            freed = 0
+            if gone:
+                await self._ledger.let_go(self._gate.epoch, request.run_id, list(request.let_go))
+                freed = await self._free(gone)
+                found = await self._ledger.kept(request.run_id)
+            entries = [runs_pb2.KeptEntry(seq=seq, object_id=object_id) for seq, object_id in found]
+            return runs_pb2.KeptReply(epoch=self._gate.epoch, entries=entries, objects_freed=freed)
+        raise AssertionError
+
     async def _free(self, objects: set[bytes]) -> int:
         """Deletes those that no other run refers to and nobody pins."""
         if not objects:

@@ -308,6 +308,14 @@ class Ledger(Protocol):
         """Rows that failed for good and attempts that failed or were lost, the newest first."""
         ...
 
+    async def kept(self, run_id: str) -> list[tuple[int, bytes]]:
+        """(seq, object) for each object that a result of the run's own items names, in that order."""
+        ...
+
+    async def let_go(self, epoch: int, run_id: str, seqs: list[int]) -> None:
+        """What these results name is kept no longer. FencedError: `epoch` is over."""
+        ...
+
     async def referenced(self, object_ids: list[bytes]) -> set[bytes]:
         """Which of these objects any payload or result of any run refers to (for garbage collection)."""
         ...

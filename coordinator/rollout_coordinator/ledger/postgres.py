@@ -414,6 +414,19 @@ class PostgresLedger:
             ]
         return reads.last_failures(found, limit)
 
+    async def kept(self, run_id: str) -> list[tuple[int, bytes]]:
+        async with self._engine.read() as db:
+            return [(row[0], row[1]) for row in await _fetch(db, queries.KEPT_OF_RUN, run_id=run_id)]
+
+    async def let_go(self, epoch: int, run_id: str, seqs: list[int]) -> None:
+        try:
+            async with self._engine.write(self._bound_ms) as db:
+                history.check_epoch(await _value(db, queries.EPOCH), epoch)
+                for seq in seqs:
+                    await _execute(db, queries.LET_GO_OF_RUN, run_id=run_id, seq=seq)
+        except CommitUnknown as error:
+            raise StorageUnavailableError from error
+
     async def referenced(self, object_ids: list[bytes]) -> set[bytes]:
         async with self._engine.read() as db:
             return {row[0] for row in await _fetch(db, queries.REFERENCED.format(ids=IDS), ids=object_ids)}

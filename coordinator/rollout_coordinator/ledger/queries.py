@@ -152,6 +152,14 @@ ATTEMPTS = _bulk(
     ignore=True,
 )
 
+KEPT_OF_RUN = """
+SELECT kept.seq, kept.object_id FROM kept JOIN log ON log.log = kept.log
+ WHERE log.run_id = :run_id AND log.parent_log = 0 ORDER BY kept.seq, kept.object_id
+"""
+LET_GO_OF_RUN = """
+DELETE FROM kept WHERE seq = :seq
+   AND log IN (SELECT log FROM log WHERE run_id = :run_id AND parent_log = 0)
+"""
 LET_GO = "DELETE FROM kept WHERE log = :log AND seq = :seq"
 KEPT = _bulk("kept", "log bigint, seq bigint, object_id bytea", ignore=True)
 

@@ -239,6 +239,18 @@ class SqliteLedger:
         )
         return reads.last_failures(found, limit)
 
+    async def kept(self, run_id: str) -> list[tuple[int, bytes]]:
+        found = await self._engine.read(lambda db: db.execute(queries.KEPT_OF_RUN, {"run_id": run_id}).fetchall())
+        return [(row[0], bytes(row[1])) for row in found]
+
+    async def let_go(self, epoch: int, run_id: str, seqs: list[int]) -> None:
+        def write(db: sqlite3.Connection) -> None:
+            row = db.execute(queries.EPOCH).fetchone()
+            history.check_epoch(row[0] if row else None, epoch)
+            db.executemany(queries.LET_GO_OF_RUN, [{"run_id": run_id, "seq": seq} for seq in seqs])
+
+        await self._engine.write(write)
+
     async def referenced(self, object_ids: list[bytes]) -> set[bytes]:
         def read(db: sqlite3.Connection) -> set[bytes]:
             found: set[bytes] = set()

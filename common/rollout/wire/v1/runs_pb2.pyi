@@ -648,3 +648,31 @@ class Cause(_message.Message):
     run_id: str
     hosts: _containers.RepeatedScalarFieldContainer[str]
     def __init__(self, executor: _Optional[str] = ..., code: _Optional[str] = ..., message: _Optional[str] = ..., workers: _Optional[_Iterable[str]] = ..., times: _Optional[int] = ..., first_ms: _Optional[int] = ..., last_ms: _Optional[int] = ..., everywhere: bool = ..., run_id: _Optional[str] = ..., hosts: _Optional[_Iterable[str]] = ...) -> None: ...
+
+class KeptRequest(_message.Message):
+    __slots__ = ("epoch", "run_id", "let_go")
+    EPOCH_FIELD_NUMBER: _ClassVar[int]
+    RUN_ID_FIELD_NUMBER: _ClassVar[int]
+    LET_GO_FIELD_NUMBER: _ClassVar[int]
+    epoch: int
+    run_id: str
+    let_go: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, epoch: _Optional[int] = ..., run_id: _Optional[str] = ..., let_go: _Optional[_Iterable[int]] = ...) -> None: ...
+
+class KeptEntry(_message.Message):
+    __slots__ = ("seq", "object_id")
+    SEQ_FIELD_NUMBER: _ClassVar[int]
+    OBJECT_ID_FIELD_NUMBER: _ClassVar[int]
+    seq: int
+    object_id: bytes
+    def __init__(self, seq: _Optional[int] = ..., object_id: _Optional[bytes] = ...) -> None: ...
+
+class KeptReply(_message.Message):
+    __slots__ = ("epoch", "entries", "objects_freed")
+    EPOCH_FIELD_NUMBER: _ClassVar[int]
+    ENTRIES_FIELD_NUMBER: _ClassVar[int]
+    OBJECTS_FREED_FIELD_NUMBER: _ClassVar[int]
+    epoch: int
+    entries: _containers.RepeatedCompositeFieldContainer[KeptEntry]
+    objects_freed: int
+    def __init__(self, epoch: _Optional[int] = ..., entries: _Optional[_Iterable[_Union[KeptEntry, _Mapping]]] = ..., objects_freed: _Optional[int] = ...) -> None: ...

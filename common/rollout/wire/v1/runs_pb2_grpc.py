@@ -89,6 +89,11 @@ class RunsStub(object):
                 request_serializer=rollout_dot_wire_dot_v1_dot_runs__pb2.FindRequest.SerializeToString,
                 response_deserializer=rollout_dot_wire_dot_v1_dot_runs__pb2.FindReply.FromString,
                 _registered_method=True)
+        self.Kept = channel.unary_unary(
+                '/rollout.wire.v1.Runs/Kept',
+                request_serializer=rollout_dot_wire_dot_v1_dot_runs__pb2.KeptRequest.SerializeToString,
+                response_deserializer=rollout_dot_wire_dot_v1_dot_runs__pb2.KeptReply.FromString,
+                _registered_method=True)
 
 
 class RunsServicer(object):
@@ -164,6 +169,12 @@ class RunsServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def Kept(self, request, context):
+        """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_RunsServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -221,6 +232,11 @@ def add_RunsServicer_to_server(servicer, server):
                     servicer.Find,
                     request_deserializer=rollout_dot_wire_dot_v1_dot_runs__pb2.FindRequest.FromString,
                     response_serializer=rollout_dot_wire_dot_v1_dot_runs__pb2.FindReply.SerializeToString,
+            ),
+            'Kept': grpc.unary_unary_rpc_method_handler(
+                    servicer.Kept,
+                    request_deserializer=rollout_dot_wire_dot_v1_dot_runs__pb2.KeptRequest.FromString,
+                    response_serializer=rollout_dot_wire_dot_v1_dot_runs__pb2.KeptReply.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -520,6 +536,33 @@ class Runs(object):
             '/rollout.wire.v1.Runs/Find',
             rollout_dot_wire_dot_v1_dot_runs__pb2.FindRequest.SerializeToString,
             rollout_dot_wire_dot_v1_dot_runs__pb2.FindReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Kept(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/rollout.wire.v1.Runs/Kept',
+            rollout_dot_wire_dot_v1_dot_runs__pb2.KeptRequest.SerializeToString,
+            rollout_dot_wire_dot_v1_dot_runs__pb2.KeptReply.FromString,
             options,
             channel_credentials,
             insecure,

@@ -12,6 +12,7 @@ from rollout.model.errors import AttemptError
 from rollout.workloads.train.config import LoraSection, TrainingSection
 from torch import Tensor, nn
 from transformers import AutoConfig, AutoModel, AutoModelForCausalLM
+from transformers.utils import cached_file
 
 from rollout_worker.algorithms.port import Batch
 from rollout_worker.algorithms.rm import last_token
@@ -134,5 +135,23 @@ def parameters(model: nn.Module) -> tuple[int, int]:
     return sum(p.numel() for p in every), sum(p.numel() for p in every if p.requires_grad)
 
 
-def is_model_directory(path: Path) -> bool:
-    return (path / "config.json").is_file()
+_KEPT = ("*.json", "*.jinja", "*.txt", "tokenizer.model", "*.tiktoken")
+_KEPT_MAX = 64 << 20
+
+
+def model_files(name: str, revision: str | None) -> dict[str, bytes]:
+    """What beside the weights is in a model's directory, by file name: configuration, tokenizer, templates."""
+    directory = Path(name)
+    if not directory.is_dir():
+        found: Any = cached_file(name, "config.json", revision=revision)
+        directory = Path(found).parent
+    paths = sorted({path for pattern in _KEPT for path in directory.glob(pattern) if path.is_file()})
+    named = {path.name: path for path in paths if not path.name.endswith(".index.json")}
+    size = sum(path.stat().st_size for path in named.values())
+    if size > _KEPT_MAX:
+        raise AttemptError(
+            f"the model's files beside its weights have {size >> 20} MiB, {_KEPT_MAX >> 20} at most go into a snapshot",
+            code="model_invalid",
+            retry=False,
+        )
+    return {file: path.read_bytes() for file, path in named.items()}

@@ -1,7 +1,7 @@
 """A process of training: one rank, which does what its executor says, one command at a time.
 
-`python -m rollout_worker.backends.training.rank FD THREADS PARENT_PID`: a command is a line of JSON on the socket FD, and
-so is an answer; all ranks are told the same, and rank 0 answers. It ends with the process that started it.
+`python -m rollout_worker.backends.training.rank FD THREADS PARENT_PID`: a command is a line of JSON on the socket FD,
+and so is an answer; all ranks are told the same, and rank 0 answers. It ends with the process that started it.
 """
 
 from __future__ import annotations

@@ -6,6 +6,7 @@ before but the state itself.
 
 from __future__ import annotations
 
+import json
 import math
 import time
 from collections.abc import Iterator
@@ -27,7 +28,7 @@ from torch import Tensor
 from rollout_worker.algorithms.port import Algorithm, Batch, Loss
 from rollout_worker.backends.training import state as files
 from rollout_worker.backends.training.collate import Collator
-from rollout_worker.backends.training.models import StepModels, load_model, parameters, with_adapter
+from rollout_worker.backends.training.models import StepModels, load_model, model_files, parameters, with_adapter
 from rollout_worker.backends.training.optimizer import make_optimizer, make_schedule
 
 EXPLODED = 20.0
@@ -87,6 +88,7 @@ class Trainer:
         self.step = 0
         self.tokens = 0
         self.first_loss = 0.0
+        self._model_files = model_files(job.model, settings.base_model.revision)
         self._build()
 
     # ---- building
@@ -270,7 +272,16 @@ class Trainer:
             return None
         position = {"step": self.step, "tokens": self.tokens, "first_loss": self.first_loss}
         manifest = {**extra, "position": position}
-        return files.Captured(manifest, weights, tensors, rest, _schedule_state(self.schedule), randoms)
+        return files.Captured(manifest, weights, tensors, rest, _schedule_state(self.schedule), randoms, self._files())
+
+    def _files(self) -> dict[str, bytes]:
+        if self.settings.lora is None:
+            return self._model_files
+        model: Any = self.accelerator.unwrap_model(self.model)
+        found: dict[str, Any] = model.peft_config["default"].to_dict()
+        plain = {key: sorted(value) if isinstance(value, set) else value for key, value in found.items()}  # pyright: ignore
+        adapter = json.dumps(plain, sort_keys=True, indent=1, default=str).encode()
+        return {**self._model_files, "adapter_config.json": adapter}
 
     def restore(self, directory: Path) -> None:
         """The state that `save` wrote. ObjectCorruptError: it is of another model."""
