@@ -22,6 +22,7 @@ from rollout.cli.commands import (
     run,
     run_items,
     run_results,
+    snapshot,
     workers,
 )
 from rollout.cli.program import new_app, run_program
@@ -54,6 +55,7 @@ app.add_typer(run.app, name="run")
 app.add_typer(item.app, name="item")
 app.add_typer(model.app, name="model")
 app.add_typer(context.app, name="context")
+app.add_typer(snapshot.app, name="snapshot")
 app.add_typer(workers.app, name="workers")
 app.command(name="plan")(plan.plan)
 app.command(name="join")(join.join)

@@ -201,7 +201,7 @@ class TrainExecutor:
         config = self._run.config
         result = replace(
             before, steps=self._built["steps"], metrics=[], evaluations=[], report={}, snapshot="", size=0, weights="",
-            fingerprint=self._built["fingerprint"], label=segment.label,
+            fingerprint=self._built["fingerprint"], label=segment.label, algorithm=_kind(self._run),
             model={"parameters": self._built["parameters"], "trained": self._built["trained"]},
         )  # fmt: skip
         section = _settings(self._run)["eval"]

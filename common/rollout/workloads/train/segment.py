@@ -50,6 +50,7 @@ class Result:
     steps: int = 0  # of the whole run
     snapshot: str = ""
     size: int = 0
+    algorithm: str = ""
     data: JsonObject = field(default_factory=JsonObject)
     report: JsonObject = field(default_factory=JsonObject)
     metrics: list[JsonObject] = field(default_factory=list[JsonObject])
