@@ -92,17 +92,30 @@ async def find_snapshot(client: Runs, text: str) -> Snapshot:
 
 
 async def export_snapshot(client: Runs, snapshot: Snapshot, directory: Path) -> None:
-    """Into the new directory `directory`, as transformers and vLLM load it. ObjectCorruptError, OSError."""
+    """Into the new directory `directory`, as transformers and vLLM load it.
+
+    ConfigError: there is one already. ObjectCorruptError, OSError.
+    """
+    scratch = await asyncio.to_thread(_beside, directory)
+    try:
+        archive, object_id = Path(scratch.name) / "state.tar", bytes.fromhex(snapshot.id)
+        await client.download(snapshot.run_id, object_id, archive)
+        await asyncio.to_thread(_export, archive, object_id, Path(scratch.name), directory)
+    finally:
+        await asyncio.to_thread(scratch.cleanup)
+
+
+def _beside(directory: Path) -> TemporaryDirectory[str]:
     if directory.exists():
         raise ConfigError(f"{directory} is there already: name a new directory")
     directory.parent.mkdir(parents=True, exist_ok=True)
-    with TemporaryDirectory(dir=directory.parent, prefix=f".{directory.name}-") as scratch:
-        archive, state, made = (Path(scratch) / name for name in ("state.tar", "state", "model"))
-        object_id = bytes.fromhex(snapshot.id)
-        await client.download(snapshot.run_id, object_id, archive)
-        await asyncio.to_thread(unpack, archive, state, object_id)
-        await asyncio.to_thread(export_model, state, made)
-        made.rename(directory)
+    return TemporaryDirectory(dir=directory.parent, prefix=f".{directory.name}-")
+
+
+def _export(archive: Path, object_id: bytes, scratch: Path, directory: Path) -> None:
+    unpack(archive, scratch / "state", object_id)
+    export_model(scratch / "state", scratch / "model")
+    (scratch / "model").rename(directory)
 
 
 async def prune_snapshots(client: Runs, run_id: str, keep_last: int) -> tuple[list[Snapshot], int]:
