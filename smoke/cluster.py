@@ -229,7 +229,7 @@ class Cluster:
         env = os.environ | {"ROLLOUT_JOIN_TOKEN": token, "XDG_CONFIG_HOME": str(self.root / "config")}
         code, out, err = _ran(command, env=env)
         if code != 0:
-            raise RuntimeError(f"{program} join failed:\n{out}{err}")
+            raise RuntimeError(f"{program} join ended with {code}:\n{out}{err}")
 
     def operator(self) -> list[str]:
         """Options that make a `rollout` command reach this cluster; enrols an operator the first time."""

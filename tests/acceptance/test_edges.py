@@ -172,7 +172,7 @@ def test_results_that_somebody_damages(cli: Cli) -> None:
 def test_an_id_and_its_text_are_one(cli: Cli) -> None:
     (cli.directory / "in.jsonl").write_text('{"prompt": "a", "id": 1}\n{"prompt": "b", "id": "1"}\n')
     done = batch(cli, cli.config())
-    assert done.code == USAGE and "in.jsonl:2: " in done.err and "(in.jsonl:1)" in done.err
+    assert done.code == USAGE and "in.jsonl:2: " in done.err and "is used by in.jsonl:1 already" in done.err
 
 
 def test_rows_that_cannot_be_used_are_left_out_and_nothing_else(cli: Cli) -> None:
