@@ -148,7 +148,14 @@ class WorkloadRun:
             self._display.note(f"all {self._workload.unit} are submitted; the cluster goes on without this command")
             self._display.note(f"this collects the results, and starts nothing again: {detach}")
             return OK
-        return self._finish(directory, *collecting.result())
+        status, summary = collecting.result()
+        made: list[str] = []
+        if status.state == "completed":
+            made = await self._workload.finished(self._fetch, self._config, directory, summary)
+        return self._finish(directory, status, summary, made)
+
+    async def _fetch(self, object_id: bytes, path: Path) -> None:
+        await self._runs.download(self.run_id, object_id, path)
 
     def close(self) -> None:
         """Whatever was collected is durable. Blocking."""
@@ -276,9 +283,9 @@ class WorkloadRun:
             measure=self._workload.measure,
         )
 
-    def _finish(self, directory: Path, status: pb.RunStatus, summary: JsonObject) -> int:
+    def _finish(self, directory: Path, status: pb.RunStatus, summary: JsonObject, made: list[str]) -> int:
         self._display.close()
-        files = files_of(self._workload, directory)
+        files = files_of(self._workload, directory) | {Path(path).name: path for path in made}
         self._display.event("summary", self._text(summary, files), **summary, files=files)
         units = summary[self._workload.unit]
         if status.state == "completed" and not self._collector.complete:

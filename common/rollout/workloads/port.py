@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import json
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar, Generic, Protocol, TypeVar
@@ -183,6 +183,9 @@ class Writer(Protocol):
         return summary
 
 
+Fetch = Callable[[bytes, Path], Awaitable[None]]
+"""Bring an object to a file. NotFoundError, OSError."""
+
 Settings = TypeVar("Settings", bound=BaseModel)
 Found = TypeVar("Found", bound=Checked)
 
@@ -264,6 +267,11 @@ class Workload(ABC, Generic[Settings, Found]):
 
     @abstractmethod
     def writer(self, config: JsonObject) -> Writer: ...
+
+    async def finished(self, fetch: Fetch, config: JsonObject, directory: Path, summary: JsonObject) -> list[str]:
+        """Make what is made once, of a run that is completed and whose files are written; the paths. `config` is the
+        run's, with the free sections as they are now."""
+        return []
 
     # ---- for people
 

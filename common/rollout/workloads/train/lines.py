@@ -21,6 +21,7 @@ class TrainWriter:
     def __init__(self, config: JsonObject) -> None:
         self._config = config
         self._last = Result()
+        self._failed = ""
 
     def lines(self, entry: CommitEntry) -> Iterator[tuple[str, bytes]]:
         segment = Segment.decode(entry.payload)
@@ -28,6 +29,8 @@ class TrainWriter:
             return
         if entry.outcome is not Outcome.DONE:
             why = unsuccessful(entry, "segment")
+            where = "the data cannot be used" if segment.op == "prepare" else f"after step {segment.first}"
+            self._failed = f"{where}: {why.message}"
             line = {"first_step": segment.first + 1, "op": segment.op, "code": why.code, "message": why.message}
             yield ERRORS, dump_line({**line, "attempts": entry.tries})
             return
@@ -42,14 +45,19 @@ class TrainWriter:
 
     def summary(self, summary: JsonObject, totals: Totals) -> JsonObject:
         last = self._last
-        return summary | {
-            "algorithm": self._config["algorithm"]["kind"],
-            "model_uri": self._config["model"]["uri"],
-            "steps": last.step,
-            "stopped_early": last.stopped,
-            "tokens": totals.units_out,
-            "final_snapshot": last.snapshot,
-            "weights_hash": last.weights,
-            "fingerprint": last.fingerprint,
-            **last.model,
-        }
+        failed = {"reason": self._failed} if self._failed else {}
+        return (
+            summary
+            | failed
+            | {
+                "algorithm": self._config["algorithm"]["kind"],
+                "model_uri": self._config["model"]["uri"],
+                "steps": last.step,
+                "stopped_early": last.stopped,
+                "tokens": totals.units_out,
+                "final_snapshot": last.snapshot,
+                "weights_hash": last.weights,
+                "fingerprint": last.fingerprint,
+                **last.model,
+            }
+        )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
@@ -14,10 +15,11 @@ from rollout.model.item import NewItem
 from rollout.model.run import Policy, RunSpec
 from rollout.workloads.json_form import JsonObject
 from rollout.workloads.local_model import LocalModel, files_json, find_model
-from rollout.workloads.port import Checked, Reading, Tree, Workload, input_section
+from rollout.workloads.port import Checked, Fetch, Reading, Tree, Workload, input_section
 from rollout.workloads.source import InputReport, Line, fail, json_of
 from rollout.workloads.train.config import DatasetSection, Kind, PreferenceSection, TrainConfig
 from rollout.workloads.train.lines import ERRORS, EVALUATIONS, METRICS, REPORT, SUMMARY, TrainWriter
+from rollout.workloads.train.model_output import draw_curves, write_model
 from rollout.workloads.train.plan import items, segments, steps_at_most
 from rollout.workloads.train.rows import parse_row
 from rollout.workloads.train.segment import Result, Segment
@@ -115,6 +117,18 @@ class Train(Workload[TrainConfig, TrainChecked]):
 
     def writer(self, config: JsonObject) -> TrainWriter:
         return TrainWriter(config)
+
+    async def finished(self, fetch: Fetch, config: JsonObject, directory: Path, summary: JsonObject) -> list[str]:
+        made = await asyncio.to_thread(draw_curves, directory)
+        if config["output"]["model"] and summary["final_snapshot"]:
+            made.append(await write_model(fetch, bytes.fromhex(summary["final_snapshot"]), directory / "model"))
+        return made
+
+    def when_mended(self, committed: int) -> str:
+        return (
+            "a segment that failed is final; start another run from the last snapshot "
+            "(rollout train fork RUN_ID), or with another output directory"
+        )
 
     def describe(self, settings: TrainConfig, checked: TrainChecked) -> list[str]:
         section = settings.algorithm.settings
