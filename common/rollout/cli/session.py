@@ -37,6 +37,7 @@ from rollout.client.embedded import Embedded
 from rollout.client.origin import authority_of, keep_origin, origin_of
 from rollout.client.private import STATE_DIR, remember_command, state_of
 from rollout.client.runs import Runs, new_ulid
+from rollout.client.snapshots import keep_names, name_snapshots, pin_snapshots
 from rollout.client.target import Target, connected, find_target, private_target
 from rollout.client.trees import name_trees, upload_trees
 from rollout.model.errors import ConfigError, InputError, NotFoundError, OtherRunError
@@ -237,6 +238,7 @@ class _Invocation:
         await name_trees(checked.config, [one for one in checked.trees if one.always], self._display.step)
         stored = output.stored_config
         if stored is not None:
+            keep_names(stored, checked.config, checked.snapshots)
             await self._compare(stored, checked, output)
             if known is not None:
                 summary = await asyncio.to_thread(finished, workload, output, known, stored, checked)
@@ -370,6 +372,7 @@ class _Invocation:
             config = resumed_config(workload, ledger, checked.config)
         else:
             config = checked.config
+            await name_snapshots(runs, config, checked.snapshots)
             if self._target.private is None:
                 await name_trees(config, [one for one in checked.trees if not one.always], self._display.step)
         output.claim(run_id, config, workload.result_files, checked.keep)
@@ -412,6 +415,7 @@ class _Invocation:
                 keep_origin(output.path, run_id, self._target, runs.addresses)
             await asyncio.to_thread(remember_run, run_id)
             runs.patience_s = _PATIENCE_S
+            await pin_snapshots(runs, run_id, config, checked.snapshots)
             # A run whose every unit is in the ledger may still lack a tree: an earlier command was cut off.
             if status.state == "running":
                 await self._unless_failed(upload_trees(runs, run_id, config, checked.trees, self._display.step))

@@ -12,7 +12,7 @@ from rollout.client.runs import Runs
 from rollout.model.errors import ConfigError, NotFoundError
 from rollout.snapshots.export import export_model
 from rollout.snapshots.tar import unpack
-from rollout.workloads.json_form import JsonObject
+from rollout.workloads.json_form import JsonObject, lookup
 from rollout.workloads.train.segment import Result
 
 WORKLOAD = "train"
@@ -129,3 +129,39 @@ async def prune_snapshots(client: Runs, run_id: str, keep_last: int) -> tuple[li
         return [], 0
     reply = await client.kept(run_id, let_go=[one.seq for one in gone])
     return list(gone), reply.objects_freed
+
+
+def keep_names(stored: JsonObject, config: JsonObject, keys: Sequence[str]) -> None:
+    """A run that goes on keeps the snapshots that it began with, whatever `run:ID` would stand for now."""
+    for key in keys:
+        old, new = lookup(stored, key), lookup(config, key)
+        if old and old.get("uri") == new["uri"]:
+            new |= {"snapshot": old["snapshot"], "content_id": old["content_id"]}
+
+
+async def name_snapshots(client: Runs, config: JsonObject, keys: Sequence[str]) -> None:
+    """Put the snapshots that these tables of `config` name into them. NotFoundError."""
+    for key in keys:
+        table = lookup(config, key)
+        found = await _named(client, table["uri"])
+        table |= {"snapshot": found.id, "content_id": found.id}
+
+
+async def pin_snapshots(client: Runs, run_id: str, config: JsonObject, keys: Sequence[str]) -> None:
+    """They stay as long as the run, which must be open. NotFoundError: one was pruned meanwhile."""
+    for key in keys:
+        name = lookup(config, key)["snapshot"]
+        async with client.objects(run_id) as objects:
+            (there,) = await objects.has([bytes.fromhex(name)])
+        if not there:
+            raise NotFoundError(f"{key}.uri: snapshot {name[:SHORT]} was pruned: name another")
+
+
+async def _named(client: Runs, uri: str) -> Snapshot:
+    kind, _, text = uri.partition(":")
+    if kind == "snapshot":
+        return await find_snapshot(client, text)
+    found = await snapshots_of(client, text.upper())
+    if not found:
+        raise NotFoundError(f"run {text} has no snapshot: `rollout snapshot list` lists those that there are")
+    return found[-1]

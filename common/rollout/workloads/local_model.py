@@ -17,6 +17,7 @@ from rollout.workloads.json_form import JsonObject
 _COMMIT = re.compile(r"[0-9a-f]{40}")
 _HUB_NAME = re.compile(r"[\w.-]+(/[\w.-]+)?")
 _CHUNK = 1 << 20
+SNAPSHOTS = ("snapshot:", "run:")
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,8 +32,18 @@ class LocalModel:
     size: int = 0
 
 
+def names_snapshot(uri: str) -> bool:
+    """snapshot:ID or run:RUN_ID, the last one of that run."""
+    return uri.startswith(SNAPSHOTS)
+
+
 def find_model(uri: str, what: str, revision: str | None = None) -> LocalModel:
-    """`what`: its key, for people. ConfigError when a local directory is missing or holds no model."""
+    """`what`: its key, for people. ConfigError when a local directory is missing or holds no model.
+
+    What a snapshot's name stands for, the cluster knows (`Checked.snapshots`).
+    """
+    if names_snapshot(uri):
+        return LocalModel(uri, "")
     path = local_directory(uri, what)
     if path is None:
         commit = hub_commit(uri, revision)
@@ -58,6 +69,7 @@ def files_json(model: LocalModel) -> JsonObject:
         "path": str(model.path.absolute()) if model.path else None,
         "tree": model.tree,
         "manifest": None,
+        "snapshot": "",
     }
 
 

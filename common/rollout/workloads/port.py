@@ -114,6 +114,8 @@ class Checked:
     `total`: units in the input; the run completes with as many. `source`: where `plan` reads them again.
     `trees`: what workers need of this machine's disk. `keep`: what the check of a later command wants to know of the
     run (`Reading.kept`); it stays in the output directory. `notes`: what the person is to be told.
+    `snapshots`: keys of tables of the configuration whose `uri` names a snapshot; `snapshot` and `content_id` are put
+    there once the cluster has said which one that is.
     """
 
     config: JsonObject
@@ -122,6 +124,7 @@ class Checked:
     trees: tuple[Tree, ...] = ()
     keep: JsonObject = field(default_factory=JsonObject)
     notes: tuple[str, ...] = ()
+    snapshots: tuple[str, ...] = ()
 
     def lines(self, start: int) -> Iterator[Line]:
         """The lines of the input from unit `start` on, once more. InputChangedError where they are others now."""

@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+from contextlib import suppress
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 from rollout.model.errors import AttemptError, ConfigError
 from rollout.objects.tree import materialise
+from rollout.snapshots.export import export_model
+from rollout.snapshots.tar import unpack
 from rollout.workloads.json_form import JsonObject
 from rollout.workloads.local_model import tree_digest
 
@@ -16,7 +20,9 @@ from rollout_worker.executors.port import Context
 async def locate_model(model: JsonObject, context: Context) -> tuple[str, str | None]:
     """Where the model and its tokenizer are on this host: directories, or Hugging Face names as given."""
     path = model["uri"]
-    if model.get("local"):
+    if model.get("snapshot"):
+        path = str(await exported(bytes.fromhex(model["snapshot"]), context))
+    elif model.get("local"):
         path = await _directory(model["path"], model["tree"], model.get("manifest"), context)
     tokenizer = model.get("tokenizer")
     if tokenizer is not None and model.get("tokenizer_local"):
@@ -36,6 +42,26 @@ async def _directory(path: str, tree: str, manifest: str | None, context: Contex
             retry=False,
         )
     return str(await shared_tree(bytes.fromhex(manifest), context))
+
+
+async def exported(snapshot: bytes, context: Context) -> Path:
+    """The model of a snapshot as a directory that engines load, which all processes of this host share."""
+    source = await context.object_path(snapshot)
+    sharded = source.parent.name == snapshot.hex()[:2]
+    root = source.parents[1].with_name(f"{source.parents[1].name}-models") if sharded else context.scratch / "models"
+    return await asyncio.to_thread(_export, source, snapshot, root / snapshot.hex())
+
+
+def _export(source: Path, snapshot: bytes, directory: Path) -> Path:
+    if directory.exists():
+        return directory
+    directory.parent.mkdir(parents=True, exist_ok=True)
+    with TemporaryDirectory(dir=directory.parent) as scratch:
+        unpack(source, Path(scratch) / "state", snapshot)
+        export_model(Path(scratch) / "state", Path(scratch) / "model")
+        with suppress(OSError):  # another process was faster
+            (Path(scratch) / "model").rename(directory)
+    return directory
 
 
 async def shared_tree(manifest: bytes, context: Context) -> Path:

@@ -21,6 +21,7 @@ from rollout.workloads.infer.plan import plan, resolve_config
 from rollout.workloads.infer.rows import check_input
 from rollout.workloads.invalid import invalid_of
 from rollout.workloads.json_form import JsonObject
+from rollout.workloads.local_model import names_snapshot
 from rollout.workloads.port import Checked, Reading, Tree, Workload
 from rollout.workloads.sections import RECORDED, RunSection
 from rollout.workloads.source import InputReport, Source
@@ -97,6 +98,7 @@ class Infer(Workload[InferConfig, InferChecked]):
             total=report.rows,
             source=source,
             trees=tuple(Tree(key, path) for key, path in directories if path is not None),
+            snapshots=("model",) if names_snapshot(settings.model.uri) else (),
             settings=settings,
             model=model,
             report=report,
@@ -104,7 +106,7 @@ class Infer(Workload[InferConfig, InferChecked]):
 
     def plan(self, checked: InferChecked, config: JsonObject, start: int) -> Iterator[NewItem]:
         run = RunSection.model_validate(config["run"])
-        return plan(checked.settings, checked.model.content_id, checked.lines(start), run)
+        return plan(checked.settings, config["model"]["content_id"], checked.lines(start), run)
 
     def writer(self, config: JsonObject) -> InferWriter:
         return InferWriter(config)

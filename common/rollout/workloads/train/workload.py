@@ -14,7 +14,7 @@ from rollout.model.errors import ConfigError, InputError
 from rollout.model.item import NewItem
 from rollout.model.run import Policy, RunSpec
 from rollout.workloads.json_form import JsonObject
-from rollout.workloads.local_model import LocalModel, files_json, find_model
+from rollout.workloads.local_model import LocalModel, files_json, find_model, names_snapshot
 from rollout.workloads.port import Checked, Fetch, Reading, Tree, Workload, input_section
 from rollout.workloads.source import InputReport, Line, fail, json_of
 from rollout.workloads.train.config import DatasetSection, Kind, PreferenceSection, TrainConfig
@@ -104,7 +104,16 @@ class Train(Workload[TrainConfig, TrainChecked]):
         if reference is not None and reference.path is not None:
             trees.append(Tree("reference_model.manifest", reference.path))
         total = sum(1 for _ in segments(steps, settings.snapshots.every_steps))
-        return TrainChecked(config=config, total=total, trees=tuple(trees), steps=steps, rows=rows, model=model)
+        uris = {"model": section.base_model.uri, "reference_model": reference.uri if reference is not None else ""}
+        return TrainChecked(
+            config=config,
+            total=total,
+            trees=tuple(trees),
+            snapshots=tuple(key for key, uri in uris.items() if names_snapshot(uri)),
+            steps=steps,
+            rows=rows,
+            model=model,
+        )
 
     def plan(self, checked: TrainChecked, config: JsonObject, start: int) -> Iterator[NewItem]:
         return items(config, start)
