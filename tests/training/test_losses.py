@@ -22,7 +22,7 @@ def slope(losses: Any, at: float) -> tuple[float, float]:
     y = losses(x)
     y.sum().backward()
     assert x.grad is not None
-    return float(y), float(x.grad)
+    return y.item(), x.grad.item()
 
 
 @pytest.mark.parametrize(
@@ -95,7 +95,7 @@ def test_sft_counts_what_is_learnt_and_nothing_else() -> None:
     models: Models = Fixed(logits)
     found: Loss = SupervisedFineTuning().loss(models, batch_of([[-100, -100, 3, 1]]))
     wanted = -(logits[0, 1].log_softmax(-1)[3] + logits[0, 2].log_softmax(-1)[1])
-    assert float(found.sum) == pytest.approx(float(wanted), abs=1e-6)
+    assert found.sum.item() == pytest.approx(wanted.item(), abs=1e-6)
     assert token_logps(logits, torch.tensor([[-100, -100, 3, 1]]))[1].tolist() == [[False, True, True]]
 
 
@@ -106,7 +106,7 @@ def test_ipo_divides_each_completion_by_its_own_length() -> None:
     found = ipo.IdentityPreference(0.1).loss(Fixed(policy, reference), batch_of(labels))
     ours, theirs = (token_logps(logits, torch.tensor(labels))[0].sum(1) for logits in (policy, reference))
     d = (ours - theirs)[0] / 3 - (ours - theirs)[1] / 1
-    assert float(found.sum) == pytest.approx(float((d - 5) ** 2), rel=1e-5)
+    assert found.sum.item() == pytest.approx(((d - 5) ** 2).item(), rel=1e-5)
 
 
 def test_the_divergence_of_kto_is_of_the_whole_step_detached_and_never_negative() -> None:
@@ -134,7 +134,7 @@ def test_without_a_reference_the_policy_stands_alone() -> None:
     logps = token_logps(policy, torch.tensor(labels))[0].sum(1)
     found = dpo.DirectPreference(0.1).loss(Fixed(policy), batch_of(labels))
     wanted = dpo.pair_losses((logps[0] - logps[1])[None], 0.1, 0.0, "sigmoid")
-    assert float(found.sum) == pytest.approx(float(wanted), abs=1e-6)
+    assert found.sum.item() == pytest.approx(wanted.item(), abs=1e-6)
 
 
 @pytest.fixture(scope="module")
@@ -236,7 +236,7 @@ def test_values_and_gradients_are_those_of_trl(kind: str, tiny: Path, tmp_path: 
     mine.eval(), model.eval()
     found = ours(kinds.get(kind, kind), rows, tiny, StepModels(mine, deepcopy(reference)), algorithm)
     wanted = theirs(kind, rows, tiny, model, reference, tmp_path)
-    assert float(found.sum) == pytest.approx(float(wanted), abs=1e-5)
+    assert found.sum.item() == pytest.approx(wanted.item(), abs=1e-5)
     found.sum.backward()
     wanted.backward()
     named = dict(model.named_parameters())

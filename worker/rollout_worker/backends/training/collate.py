@@ -39,15 +39,15 @@ class Collator:
         return batch
 
     def mismatched(self, units: Sequence[int], step: Sequence[int]) -> Batch:
-        """The prompts of `units` with the completions of the units that follow them in `step`, the whole step."""
+        """The prompts of `units` with the completions of the units before them in `step`, the whole step."""
         data = self._data
-        following = {int(unit): int(step[(i + 1) % len(step)]) for i, unit in enumerate(step)}
+        before = {int(unit): int(step[i - 1]) for i, unit in enumerate(step)}
         sequences: list[Tokens] = []
         for unit in units:
-            mine, other = int(data.rows_of(unit)[0]), int(data.rows_of(following[int(unit)])[0])
+            mine, other = int(data.rows_of(unit)[0]), int(data.rows_of(before[int(unit)])[0])
             ids, _, prompt = data.sequence(mine)
-            theirs, _, before = data.sequence(other)
-            answer = theirs[before:]
+            theirs, _, start = data.sequence(other)
+            answer = theirs[start:]
             learnt = np.zeros(prompt + len(answer), np.bool_)
             learnt[prompt:] = True
             sequences.append((np.concatenate([ids[:prompt], answer]), learnt))
