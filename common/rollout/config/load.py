@@ -154,10 +154,10 @@ def _toml(path: Path, text: str) -> tuple[dict[str, Any], dict[Place, int]]:
     except tomllib.TOMLDecodeError as error:
         line, column, what = syntax_error(error, text)
         shown = text.split("\n")[line - 1].strip() if line <= text.count("\n") + 1 else ""
-        key, equals, value = shown[:100].partition("=")
+        _, equals, value = shown[:100].partition("=")
         if what == "Invalid value" and equals and _BARE.fullmatch(value.strip()):
-            what = "text needs quotes; write it as"
-            shown = f'{key.strip()} = "{value.strip()}"'
+            what = "text needs quotes"
+            shown = f'"{value.strip()}"'
         hint = f": {shown[:100]}" if shown else ""
         raise ConfigError(f"{path}:{line}:{column}: not valid TOML: {what}{hint}") from error
     return values, key_lines(text)

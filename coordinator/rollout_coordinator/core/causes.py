@@ -106,7 +106,8 @@ def forget(state: State, run: Run) -> None:
 
 def _hopeless(state: State, run: Run) -> str:
     """Why none of its items can go on; empty: one may, or nobody knows yet. What its other executors do is done first.
-    Parents that wait for children run nothing."""
+    Parents that wait for children run nothing, and what a worker gives back since they hold what it needs has no place
+    there as long as they wait."""
     if run.in_flight or any(log in run.logs for _, _, log, _ in state.retries):
         return ""
     needed: dict[Requirements, None] = {}
@@ -118,9 +119,14 @@ def _hopeless(state: State, run: Run) -> str:
         begins = (q for q in log.queues.values() if q.size and not _waits_for_earlier(state, q))
         needed.update(dict.fromkeys(queue.info.requirements for queue in begins))
     workers = list(_ready(state))
+    parents_wait = any(batch.waiting for log in run.logs.values() for batch in log.flight.values())
     found: list[tuple[Worker, Cause]] = []
     for requirements in needed:
         able = [worker for worker in workers if fits(worker, requirements)]
+        if parents_wait and able:
+            able = [worker for worker in able if requirements not in worker.given_back]
+            if not able:
+                continue
         causes = [(w, c) for w in able for c in w.causes if c.final and c.concerns(requirements)]
         if not able or {w.id for w, _ in causes} != {w.id for w in able}:
             return ""
