@@ -24,6 +24,7 @@ from rollout.wire.errors import error_of
 from rollout.wire.v1 import join_pb2, join_pb2_grpc
 
 TIMEOUT_S = 10.0
+CLOSED_PAUSES_S = (0.2, 0.5, 1.0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,6 +96,17 @@ async def _fetch_authority(target: Address, token: Token) -> bytes:
     return keys.certificate_pem(root)
 
 
+async def _opened(target: Address, context: ssl.SSLContext) -> asyncio.StreamWriter:
+    """Again where the other end closed before it said anything: beside hundreds of connections that say nothing, a new
+    one may be taken for one of them."""
+    for pause_s in CLOSED_PAUSES_S:
+        try:
+            return (await asyncio.open_connection(target.host, target.port, ssl=context))[1]
+        except (ConnectionResetError, ConnectionAbortedError):
+            await asyncio.sleep(pause_s)
+    return (await asyncio.open_connection(target.host, target.port, ssl=context))[1]
+
+
 async def _shown_certificate(target: Address) -> bytes:
     """The certificate shown at `target`, unverified."""
     context = ssl.create_default_context()
@@ -103,7 +115,7 @@ async def _shown_certificate(target: Address) -> bytes:
     context.set_alpn_protocols(["h2"])
     try:
         async with asyncio.timeout(TIMEOUT_S):
-            _, writer = await asyncio.open_connection(target.host, target.port, ssl=context)
+            writer = await _opened(target, context)
     except TimeoutError as error:
         raise UnavailableError(
             f"{target} did not answer within {TIMEOUT_S:.0f} s; check address and firewall"
