@@ -396,8 +396,10 @@ async def test_a_connection_that_is_closed_before_anything_was_said_is_opened_ag
             raise ConnectionResetError
         return None, "writer"
 
+    async def no_pause(seconds: float) -> None: ...
+
     monkeypatch.setattr(asyncio, "open_connection", refuse_twice)
-    monkeypatch.setattr(join_client, "CLOSED_PAUSES_S", (0.0, 0.0, 0.0))
+    monkeypatch.setattr(asyncio, "sleep", no_pause)
     opened = await join_client._opened(Address("a", 1), ssl.create_default_context())  # pyright: ignore[reportPrivateUsage]
     assert (opened, tries) == ("writer", 3)
     tries = -9

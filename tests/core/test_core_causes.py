@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from core_world import FakeWorker, World
-from rollout.model.item import ItemSpec, Key
+from rollout.model.item import ItemSpec
 from rollout.model.run import RunState
 from rollout_coordinator.core import step as st
 from rollout_coordinator.core.events import CannotStart, WorkerCauses, WorkerGone, WorkerSpawn, WorkerWaiting
@@ -238,9 +238,7 @@ def test_a_parent_whose_child_nobody_can_start_ends_the_run_though_others_wait_f
     """What waits for the parent's process is no hope: the parent waits for the child."""
     w = World()
     a = w.worker("A", credit=4)
-    w.open()
-    w.submit(1)
-    parent = Key(w.root(), 0)
+    parent = w.parent()
     a.start(parent)
     w.step(WorkerWaiting(a.session, parent, 1, 0))
     spec = ItemSpec(executor="engine")

@@ -14,6 +14,7 @@ from typing import Any
 
 import grpc
 from cryptography import x509
+from tenacity import retry, retry_if_exception_type, stop_after_attempt, wait_chain, wait_fixed
 
 from rollout.model.errors import AuthError, ConfigError, ProtocolError, StateError, UnavailableError
 from rollout.security import files, keys
@@ -24,7 +25,6 @@ from rollout.wire.errors import error_of
 from rollout.wire.v1 import join_pb2, join_pb2_grpc
 
 TIMEOUT_S = 10.0
-CLOSED_PAUSES_S = (0.2, 0.5, 1.0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,14 +96,15 @@ async def _fetch_authority(target: Address, token: Token) -> bytes:
     return keys.certificate_pem(root)
 
 
+@retry(
+    retry=retry_if_exception_type((ConnectionResetError, ConnectionAbortedError)),
+    wait=wait_chain(wait_fixed(0.2), wait_fixed(0.5), wait_fixed(1.0)),
+    stop=stop_after_attempt(4),
+    reraise=True,
+)
 async def _opened(target: Address, context: ssl.SSLContext) -> asyncio.StreamWriter:
     """Again where the other end closed before it said anything: beside hundreds of connections that say nothing, a new
     one may be taken for one of them."""
-    for pause_s in CLOSED_PAUSES_S:
-        try:
-            return (await asyncio.open_connection(target.host, target.port, ssl=context))[1]
-        except (ConnectionResetError, ConnectionAbortedError):
-            await asyncio.sleep(pause_s)
     return (await asyncio.open_connection(target.host, target.port, ssl=context))[1]
 
 

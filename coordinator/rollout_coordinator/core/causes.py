@@ -7,13 +7,12 @@ is of no use, the run ends with the cause; it can be continued.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable, Iterator
 
 from rollout.model.run import RunState
 from rollout.model.worker import WorkerState
 
-from rollout_coordinator.core import runs
+from rollout_coordinator.core import reasons, runs
 from rollout_coordinator.core.capacity import fits
 from rollout_coordinator.core.events import CannotStart, WorkerCauses
 from rollout_coordinator.core.items import is_accepted
@@ -25,8 +24,6 @@ from rollout_coordinator.core.workers import worker_of_session
 CAUSES_MAX = 1000  # of one worker
 MESSAGE_MAX = 4000  # characters
 REASON_MAX = 1000
-_VARIES = re.compile(r"0x[0-9a-f]+|[0-9A-HJKMNP-TV-Z]{26}|\d+", re.IGNORECASE)
-"""What differs between two tellings of one cause: addresses, ids, numbers of processes, bytes that are free."""
 
 
 def told(state: State, event: WorkerCauses) -> None:
@@ -162,7 +159,7 @@ def _reason(found: list[tuple[Worker, Cause]]) -> str:
 
 def _kind(cause: Cause) -> tuple[str, str, str]:
     """Equal where two workers tell of the same cause."""
-    return cause.executor, cause.code, _VARIES.sub("#", cause.message)
+    return cause.executor, cause.code, reasons.alike(cause.message)
 
 
 # ---- views

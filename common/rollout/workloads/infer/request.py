@@ -18,8 +18,9 @@ from rollout.workloads.infer.config import SamplingSection
 from rollout.workloads.json_form import JsonObject, canonical
 
 SCHEMA_VERSION = 1
-_CONTENT = ("prompt", "messages", "body")
 """First byte hashed into an item id: grows when the meaning of a row or of a sampling key changes."""
+
+_CONTENT = ("prompt", "messages", "body")
 
 _OVERRIDES = frozenset(SamplingSection.model_fields) - {"stream"}
 _BODY_SAMPLING = (
