@@ -6,6 +6,7 @@ import asyncio
 import json
 import re
 import socket
+import ssl
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,6 +15,7 @@ from typing import Any
 import grpc
 import pytest
 from rollout.config.settings import EmbeddedStorage, StorageSection, TransportSection
+from rollout.model.address import Address
 from rollout.model.errors import (
     AuthError,
     ConfigError,
@@ -24,7 +26,7 @@ from rollout.model.errors import (
     StorageUnavailableError,
     UnavailableError,
 )
-from rollout.security import files, keys
+from rollout.security import files, join_client, keys
 from rollout.security.authority import Authority
 from rollout.security.credentials import Credentials
 from rollout.security.hosts import Revocations, find_host, list_hosts, revoke_host
@@ -379,3 +381,28 @@ def test_one_of_many_processes_makes_the_ca(tmp_path: Path) -> None:
 async def test_revoking_nobody_is_said(cluster: Cluster) -> None:
     with pytest.raises(RolloutError, match="has joined"):
         await revoke_host(cluster.storage, C)
+
+
+async def test_a_connection_that_is_closed_before_anything_was_said_is_opened_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """As a port does that is held by hundreds of connections that say nothing."""
+    tries = 0
+
+    async def refuse_twice(*_: object, **__: object) -> tuple[None, str]:
+        nonlocal tries
+        tries += 1
+        if tries < 3:
+            raise ConnectionResetError
+        return None, "writer"
+
+    async def no_pause(seconds: float) -> None: ...
+
+    monkeypatch.setattr(asyncio, "open_connection", refuse_twice)
+    monkeypatch.setattr(asyncio, "sleep", no_pause)
+    opened = await join_client._opened(Address("a", 1), ssl.create_default_context())  # pyright: ignore[reportPrivateUsage]
+    assert (opened, tries) == ("writer", 3)
+    tries = -9
+    with pytest.raises(ConnectionResetError):
+        await join_client._opened(Address("a", 1), ssl.create_default_context())  # pyright: ignore[reportPrivateUsage]
+    assert tries == -5

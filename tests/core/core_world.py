@@ -317,6 +317,12 @@ class World:
     def view(self, run_id: str = "R") -> Any:
         return self.core.run_view(run_id)
 
+    def parent(self) -> Key:
+        """Opens a run with one item, whose place it is."""
+        self.open()
+        self.submit(1)
+        return Key(self.root(), 0)
+
     def root(self, run_id: str = "R") -> int:
         return self.view(run_id).root_log
 

@@ -8,7 +8,7 @@ from core_world import FakeWorker, World
 from rollout.model.item import ItemSpec
 from rollout.model.run import RunState
 from rollout_coordinator.core import step as st
-from rollout_coordinator.core.events import CannotStart, WorkerCauses, WorkerGone
+from rollout_coordinator.core.events import CannotStart, WorkerCauses, WorkerGone, WorkerSpawn, WorkerWaiting
 
 
 def cause(run_id: str = "R", executor: str = "script", **more: Any) -> CannotStart:
@@ -232,3 +232,26 @@ def test_a_run_ends_when_the_only_worker_without_the_cause_is_lost() -> None:
     b.silent = True
     w.pass_time(8.0)
     assert w.view().state is RunState.FAILED
+
+
+def test_a_parent_whose_child_nobody_can_start_ends_the_run_though_others_wait_for_what_it_holds() -> None:
+    """What waits for the parent's process is no hope: the parent waits for the child."""
+    w = World()
+    a = w.worker("A", credit=4)
+    parent = w.parent()
+    a.start(parent)
+    w.step(WorkerWaiting(a.session, parent, 1, 0))
+    spec = ItemSpec(executor="engine")
+    w.step(WorkerSpawn(a.session, parent, 1, 0, [b"c" * 32], [b"c"], (spec,), None, True))
+    w.submit(1)
+    w.seal(2)
+    w.step(WorkerCauses(a.session, [cause(executor="engine")]))
+    child, behind = (key for key in a.held if key != parent)
+    if a.info[child][2] != spec:
+        child, behind = behind, child
+    a.release(child, reason="engine_start")
+    w.pass_time(1.0)
+    assert w.view().state is RunState.RUNNING, "the other item may still run"
+    a.release(behind, reason="parent_waits")
+    w.pass_time(1.0)
+    assert w.view().state is RunState.FAILED and "cannot start" in w.view().reason

@@ -80,9 +80,7 @@ def gave_back(w: World) -> FakeWorker:
     """A worker that gave an item back. That waits there for what the parent (0) holds, and took the place of its child;
     other items like it wait as well, of higher priority than the child."""
     a = w.worker("A", credit=1)
-    w.open()
-    w.submit(1)
-    parent = Key(w.root(), 0)
+    parent = w.parent()
     a.start(parent)
     w.step(WorkerWaiting(a.session, parent, 1, 0))
     w.submit(2, specs=GPU)
@@ -133,9 +131,7 @@ def test_what_a_worker_gives_back_for_a_parent_goes_to_others_and_is_not_stolen_
 def test_children_spawned_again_while_the_first_are_compared_are_made_once() -> None:
     w = World()
     a = w.worker("A")
-    w.open()
-    w.submit(1)
-    parent = Key(w.root(), 0)
+    parent = w.parent()
 
     def spawn(first: int, n: int) -> None:
         ids = [b"%032d" % (first + i) for i in range(n)]
@@ -160,9 +156,7 @@ def test_a_parent_is_looked_at_when_there_is_something_for_it() -> None:
     """And in no other step: thousands may wait."""
     w = World()
     a = w.worker("A", credit=8)
-    w.open()
-    w.submit(1)
-    parent = Key(w.root(), 0)
+    parent = w.parent()
     a.start(parent)
 
     def looked_at() -> bool:
@@ -200,9 +194,7 @@ def test_a_parent_that_waits_is_no_backlog_and_hides_none() -> None:
     """It counts once, as begun: what its worker has not begun is stolen, and its worker steals."""
     w = World()
     a = w.worker("A", credit=4)
-    w.open()
-    w.submit(1)
-    parent = Key(w.root(), 0)
+    parent = w.parent()
     spawn_and_wait(w, a, parent, 3)
     kids = sorted(key for key in a.held if key[0] != parent.log)
     assert len(kids) == 3
@@ -235,9 +227,7 @@ def test_parents_that_wait_leave_their_workers_credit_to_the_children() -> None:
 def test_a_worker_whose_parent_waits_steals() -> None:
     w = World()
     a, b = w.worker("A", credit=4), w.worker("B", credit=4)
-    w.open()
-    w.submit(1)
-    parent = Key(w.root(), 0)
+    parent = w.parent()
     home, other = (a, b) if parent in a.held else (b, a)
     home.start((parent.log, parent.seq))
     w.step(WorkerWaiting(home.session, parent, 1, 0))
@@ -254,9 +244,7 @@ def test_a_worker_whose_parent_waits_steals() -> None:
 def test_a_parent_that_waits_has_begun_also_when_nobody_said_so() -> None:
     w = World()
     a = w.worker("A", credit=4)
-    w.open()
-    w.submit(1)
-    parent = Key(w.root(), 0)
+    parent = w.parent()
     w.step(WorkerWaiting(a.session, parent, 1, 0))
     assert w.view().running == 1
     w.worker("B", credit=4)

@@ -343,7 +343,11 @@ class World:
         if obeyed:
             self.events[f"verb_{command.verb}"] += 1
         # The answer to a pause may have been lost, and be refused when it is asked again: the run is interrupted by then.
-        if command.back and (obeyed or self.store.tables.runs[run_id].state is RunState.INTERRUPTED):
+        # Or one of two copies was refused, and the other taken since somebody had continued the run in between.
+        if command.back and not obeyed:
+            await asyncio.sleep(1.0)
+        held = self.store.tables.runs[run_id].state in (RunState.INTERRUPTED, RunState.PAUSED)
+        if command.back and (obeyed or held):
             await asyncio.sleep(command.seconds)
             await self.operator.verb(run_id, command.back)
             if command.back == "resume":  # an interrupted run takes another word

@@ -81,9 +81,8 @@ class Target:
 
     @property
     def _from(self) -> str:
-        if not self.why or self.why.startswith("joined"):
-            return self.why and f" ({self.why})"
-        return f" (from {self.why})"
+        source = "" if self.why.startswith("joined") else "from "
+        return f" ({source}{self.why})" if self.why else ""
 
 
 def find_target(coordinators: list[str] | None, tls_dir: Path | None, wish: Wish | None = None) -> Target:

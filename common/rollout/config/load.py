@@ -154,10 +154,10 @@ def _toml(path: Path, text: str) -> tuple[dict[str, Any], dict[Place, int]]:
     except tomllib.TOMLDecodeError as error:
         line, column, what = syntax_error(error, text)
         shown = text.split("\n")[line - 1].strip() if line <= text.count("\n") + 1 else ""
-        key, equals, value = shown[:100].partition("=")
+        _, equals, value = shown[:100].partition("=")
         if what == "Invalid value" and equals and _BARE.fullmatch(value.strip()):
-            what = "text needs quotes; write it as"
-            shown = f'{key.strip()} = "{value.strip()}"'
+            what = "text needs quotes"
+            shown = f'"{value.strip()}"'
         hint = f": {shown[:100]}" if shown else ""
         raise ConfigError(f"{path}:{line}:{column}: not valid TOML: {what}{hint}") from error
     return values, key_lines(text)
@@ -189,7 +189,7 @@ def _to_add(name: object, section: type[BaseModel]) -> str:
 
 
 def _report(model: type[BaseModel], source: _Source, error: ValidationError) -> list[str]:
-    problems: dict[Place, list[str]] = {}
+    faults: dict[Place, list[str]] = {}
     sections: list[str] = []
     for entry in error.errors(include_url=False):
         missing = entry["type"] == "missing"
@@ -201,10 +201,10 @@ def _report(model: type[BaseModel], source: _Source, error: ValidationError) -> 
             text = _unknown_key(model, place)
         else:
             text = describe(cast(Mapping[str, Any], entry), ".".join(map(str, place)))
-        texts = problems.setdefault(place, [])
+        texts = faults.setdefault(place, [])
         if text not in texts:
             texts.append(text)
-    ordered = sorted(problems.items(), key=lambda item: source.order(item[0]))
+    ordered = sorted(faults.items(), key=lambda item: source.order(item[0]))
     return sections + [
         f"{source.where(place)}: {'.'.join(map(str, place)) + ': ' if place else ''}{_joined(texts)}"
         for place, texts in ordered

@@ -14,6 +14,7 @@ from typing import Any
 
 import grpc
 from cryptography import x509
+from tenacity import retry, retry_if_exception_type, stop_after_attempt, wait_chain, wait_fixed
 
 from rollout.model.errors import AuthError, ConfigError, ProtocolError, StateError, UnavailableError
 from rollout.security import files, keys
@@ -95,6 +96,18 @@ async def _fetch_authority(target: Address, token: Token) -> bytes:
     return keys.certificate_pem(root)
 
 
+@retry(
+    retry=retry_if_exception_type((ConnectionResetError, ConnectionAbortedError)),
+    wait=wait_chain(wait_fixed(0.2), wait_fixed(0.5), wait_fixed(1.0)),
+    stop=stop_after_attempt(4),
+    reraise=True,
+)
+async def _opened(target: Address, context: ssl.SSLContext) -> asyncio.StreamWriter:
+    """Again where the other end closed before it said anything: beside hundreds of connections that say nothing, a new
+    one may be taken for one of them."""
+    return (await asyncio.open_connection(target.host, target.port, ssl=context))[1]
+
+
 async def _shown_certificate(target: Address) -> bytes:
     """The certificate shown at `target`, unverified."""
     context = ssl.create_default_context()
@@ -103,7 +116,7 @@ async def _shown_certificate(target: Address) -> bytes:
     context.set_alpn_protocols(["h2"])
     try:
         async with asyncio.timeout(TIMEOUT_S):
-            _, writer = await asyncio.open_connection(target.host, target.port, ssl=context)
+            writer = await _opened(target, context)
     except TimeoutError as error:
         raise UnavailableError(
             f"{target} did not answer within {TIMEOUT_S:.0f} s; check address and firewall"

@@ -7,13 +7,12 @@ is of no use, the run ends with the cause; it can be continued.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable, Iterator
 
 from rollout.model.run import RunState
 from rollout.model.worker import WorkerState
 
-from rollout_coordinator.core import runs
+from rollout_coordinator.core import reasons, runs
 from rollout_coordinator.core.capacity import fits
 from rollout_coordinator.core.events import CannotStart, WorkerCauses
 from rollout_coordinator.core.items import is_accepted
@@ -25,8 +24,6 @@ from rollout_coordinator.core.workers import worker_of_session
 CAUSES_MAX = 1000  # of one worker
 MESSAGE_MAX = 4000  # characters
 REASON_MAX = 1000
-_VARIES = re.compile(r"0x[0-9a-f]+|[0-9A-HJKMNP-TV-Z]{26}|\d+", re.IGNORECASE)
-"""What differs between two tellings of one cause: addresses, ids, numbers of processes, bytes that are free."""
 
 
 def told(state: State, event: WorkerCauses) -> None:
@@ -106,7 +103,8 @@ def forget(state: State, run: Run) -> None:
 
 def _hopeless(state: State, run: Run) -> str:
     """Why none of its items can go on; empty: one may, or nobody knows yet. What its other executors do is done first.
-    Parents that wait for children run nothing."""
+    Parents that wait for children run nothing, and what a worker gives back since they hold what it needs has no place
+    there as long as they wait."""
     if run.in_flight or any(log in run.logs for _, _, log, _ in state.retries):
         return ""
     needed: dict[Requirements, None] = {}
@@ -118,9 +116,14 @@ def _hopeless(state: State, run: Run) -> str:
         begins = (q for q in log.queues.values() if q.size and not _waits_for_earlier(state, q))
         needed.update(dict.fromkeys(queue.info.requirements for queue in begins))
     workers = list(_ready(state))
+    parents_wait = any(batch.waiting for log in run.logs.values() for batch in log.flight.values())
     found: list[tuple[Worker, Cause]] = []
     for requirements in needed:
         able = [worker for worker in workers if fits(worker, requirements)]
+        if parents_wait and able:
+            able = [worker for worker in able if requirements not in worker.given_back]
+            if not able:
+                continue
         causes = [(w, c) for w in able for c in w.causes if c.final and c.concerns(requirements)]
         if not able or {w.id for w, _ in causes} != {w.id for w in able}:
             return ""
@@ -156,7 +159,7 @@ def _reason(found: list[tuple[Worker, Cause]]) -> str:
 
 def _kind(cause: Cause) -> tuple[str, str, str]:
     """Equal where two workers tell of the same cause."""
-    return cause.executor, cause.code, _VARIES.sub("#", cause.message)
+    return cause.executor, cause.code, reasons.alike(cause.message)
 
 
 # ---- views

@@ -15,6 +15,17 @@ from rollout_coordinator.core.step import ResultRows
 KINDS_MAX = 20
 LENGTH = 120
 _VARIES = re.compile(r"0x[0-9a-f]+|[0-9A-HJKMNP-TV-Z]{26}|\d+", re.IGNORECASE)
+"""What differs between two tellings of one thing: addresses, ids, numbers of processes, bytes that are free."""
+
+
+def alike(text: str) -> str:
+    """Equal where two texts tell of the same."""
+    return _VARIES.sub("#", text)
+
+
+def first_line(text: str) -> str:
+    """The first that is not blank; empty: there is none."""
+    return next((line.strip() for line in text.splitlines() if line.strip()), "")
 
 
 class Reasons:
@@ -31,10 +42,9 @@ class Reasons:
                 self._add(failure)
 
     def _add(self, failure: Failure) -> None:
-        lines = [line.strip() for line in failure.message[: 4 * LENGTH].splitlines()]
-        said = next((line for line in lines if line), failure.code)
+        said = first_line(failure.message[: 4 * LENGTH]) or failure.code
         said = said if len(said) <= LENGTH else f"{said[: LENGTH - 1]}…"
-        kind = _VARIES.sub("#", f"{failure.code} {said}")
+        kind = alike(f"{failure.code} {said}")
         if kind in self._kinds or len(self._kinds) < KINDS_MAX:
             count, first = self._kinds.get(kind, (0, said))
             self._kinds[kind] = count + 1, first

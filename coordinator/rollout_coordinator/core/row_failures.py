@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-import re
-
 from rollout.model.item import INVALID, Outcome
 
+from rollout_coordinator.core.reasons import alike, first_line
 from rollout_coordinator.core.state import Log, Run, State
 from rollout_coordinator.core.step import Emit, ResultRows
 
 TOLD_MAX = 20
 ERROR_MAX = 300
-_VARIES = re.compile(r"0x[0-9a-f]+|\d+", re.IGNORECASE)
-"""What differs between two rows that failed of the same."""
 
 
 def note(state: State, log: Log, rows: ResultRows) -> None:
@@ -24,8 +21,8 @@ def note(state: State, log: Log, rows: ResultRows) -> None:
         if failure.code == INVALID:
             log.invalid += 1
             continue
-        error = next((line.strip() for line in failure.message.splitlines() if line.strip()), "")[:ERROR_MAX]
-        cause = (failure.code, _VARIES.sub("#", error)) if len(run.failures_told) < TOLD_MAX else None
+        error = first_line(failure.message)[:ERROR_MAX]
+        cause = (failure.code, alike(error)) if len(run.failures_told) < TOLD_MAX else None
         if cause is None or cause in run.failures_told:
             run.failures_untold += 1
             continue

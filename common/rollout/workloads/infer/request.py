@@ -18,8 +18,9 @@ from rollout.workloads.infer.config import SamplingSection
 from rollout.workloads.json_form import JsonObject, canonical
 
 SCHEMA_VERSION = 1
-_CONTENT = ("prompt", "messages", "body")
 """First byte hashed into an item id: grows when the meaning of a row or of a sampling key changes."""
+
+_CONTENT = ("prompt", "messages", "body")
 
 _OVERRIDES = frozenset(SamplingSection.model_fields) - {"stream"}
 _BODY_SAMPLING = (
@@ -89,9 +90,10 @@ def parse_row(row: JsonObject, defaults: SamplingSection) -> RowRequest:
         return _parse_openai(row, defaults)
     prompt, messages = row.get("prompt"), row.get("messages")
     if prompt is None and messages is None:
-        meant = next((close for key in row for close in get_close_matches(key, _CONTENT, n=1)), "")
-        hint = f'did you mean "{meant}"?' if meant else "add one of them"
-        raise InputError(f'the row has no "prompt", "messages" or "body": {hint}')
+        near = next(((key, close) for key in row for close in get_close_matches(key, _CONTENT, n=1)), None)
+        hint = f'did you mean that by "{near[0]}"?' if near is not None else "add one of them"
+        named = f'"{near[1]}"' if near is not None else '"prompt", "messages" or "body"'
+        raise InputError(f"the row has no {named}: {hint}")
     if prompt is not None and messages is not None:
         raise InputError('the row has both "prompt" and "messages": keep one of them')
     if prompt is not None and not isinstance(prompt, str):
