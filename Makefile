@@ -27,14 +27,14 @@ $(VENV)/.base: pyproject.toml
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(PIP) $(BIN)/python -m pip install -q --upgrade 'pip>=25.1'
 	$(PIP) $(BIN)/python -m pip install -q '$(TORCH)'
-	$(PIP) $(BIN)/python -m pip install -q -e '.[transformers]'
+	$(PIP) $(BIN)/python -m pip install -q -e '.[transformers,train]'
 	@touch $@
 
 $(VENV)/.dev: $(VENV)/.base
-	$(PIP) $(BIN)/python -m pip install -q -e '.[transformers]' --group dev
+	$(PIP) $(BIN)/python -m pip install -q -e '.[transformers,train]' --group dev
 	@touch $@
 
-install: $(VENV)/.base  ## Install rollout with the transformers engine into .venv.
+install: $(VENV)/.base  ## Install rollout with the transformers engine and training into .venv.
 
 demo: $(VENV)/.base  ## The main job end to end: real engine, mTLS, a worker and the coordinator killed midway.
 	$(BIN)/python smoke/demo.py

@@ -4,9 +4,9 @@
     z = max(0, mean over the step of log(policy / reference)(another row's completion | prompt))       without gradient
     desirable:    L = w_d (1 - s(b (r - z)))          undesirable:    L = w_u (1 - s(b (z - r)))
 
-z estimates the divergence of policy and reference. Row i of a step is paired with the completion of row i - 1, the first
-with that of the last: of the *whole* step, all micro-batches and ranks, so that neither the layout of the batch nor
-the number of processes changes the loss. (Paired per device, two processes train another model than one.) A step of
+z estimates the divergence of policy and reference. Row i of a step is paired with the completion of row i - 1, the
+first with that of the last: of the *whole* step, all micro-batches and ranks, so that neither the layout of the batch
+nor the number of processes changes the loss. (Paired per device, two processes train another model than one.) A step of
 one row has no other completion and is refused by the configuration. The mean is over all rows of the step.
 """
 
