@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 
 from rollout.cli.boundary import FAILED, OK
 from rollout.cli.progress import Display, Rates, Snapshot, eta
-from rollout.cli.show import cannot_start, cause_json, waiting
+from rollout.cli.show import cannot_start, cause_json, figures_of, waiting
 from rollout.cli.words import first_line, when
 from rollout.client import Page, Runs
 from rollout.model.errors import IncompleteError, InputChangedError, OutputChangedError, StateError
@@ -281,6 +281,8 @@ class WorkloadRun:
             state=state,
             unit=self._workload.unit,
             measure=self._workload.measure,
+            note=status.note,
+            figures=figures_of(status),
         )
 
     def _finish(self, directory: Path, status: pb.RunStatus, summary: JsonObject, made: list[str]) -> int:
