@@ -239,8 +239,8 @@ class Reader:
 class Run:
     __slots__ = (
         "by_group", "by_spec", "causes", "created_ms", "ended_by", "ended_ms", "failures", "failures_told",
-        "failures_untold", "id", "in_flight", "lanes", "left_at", "logs", "pausing_until_ms", "policies", "priority",
-        "reason", "requirements", "root", "running", "samples", "spec", "specs", "state", "stop_submitting",
+        "failures_untold", "id", "in_flight", "lanes", "last_failure", "left_at", "logs", "pausing_until_ms",
+        "policies", "priority", "reason", "requirements", "root", "running", "samples", "spec", "specs", "state", "stop_submitting",
         "survivors", "told", "tracked", "updated_ms", "waiting", "warm", "weight", "window",
     )  # fmt: skip
 
@@ -249,6 +249,7 @@ class Run:
         self.reason = ""
         self.causes: list[CauseView] = []  # with which it ended
         self.failures = Reasons()  # of items that failed for good
+        self.last_failure: tuple[int, str] = (-1, "")  # seq of the last of them, and why
         self.ended_by = ""
         self.created_ms = self.updated_ms = created_ms
         self.ended_ms = self.pausing_until_ms = 0
