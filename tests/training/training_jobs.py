@@ -41,12 +41,16 @@ def settings_of(kind: Kind, model: Path, **more: Any) -> TrainingSection:
     return SECTIONS[kind].model_validate(values | {"optimizer": optimizer})
 
 
-def tokens(kind: Kind, model: Path, path: Path, rows: list[dict[str, Any]] | None = None, pack: int | None = None) -> Path:
+def tokens(
+    kind: Kind, model: Path, path: Path, rows: list[dict[str, Any]] | None = None, pack: int | None = None
+) -> Path:
     """The dataset's file, made if it is not there."""
     if not path.exists():
         tokenizer: Any = AutoTokenizer.from_pretrained(model)
         encoder = Encoder(tokenizer, find_template(tokenizer, None, ""), 256)
-        encoded = [(i, encoder.encode(row)) for i, value in enumerate(rows or ROWS[kind], 1) for row in parse_row(kind, value)]
+        encoded = [
+            (i, encoder.encode(row)) for i, value in enumerate(rows or ROWS[kind], 1) for row in parse_row(kind, value)
+        ]
         build(encoded, dict.fromkeys(FAULTS, "error"), pack)[0].save(path)
     return path
 
@@ -112,7 +116,9 @@ def alike(one: Done, other: Done, tolerance: float = 1e-5) -> list[str]:
     found += [
         f"evaluation: {name}: {before.get(name)} and {after.get(name)}"
         for name in sorted(before | after)
-        if name not in before or name not in after or abs(before[name] - after[name]) > tolerance * max(abs(before[name]), 1.0)
+        if name not in before
+        or name not in after
+        or abs(before[name] - after[name]) > tolerance * max(abs(before[name]), 1.0)
     ]
     if one.weights.keys() != other.weights.keys():
         return [*found, f"weights: {sorted(one.weights.keys() ^ other.weights.keys())}"]
