@@ -9,7 +9,8 @@ from pathlib import Path
 from typing import Any, cast
 
 import torch
-from accelerate.state import AcceleratorState
+from accelerate.state import AcceleratorState, PartialState
+from accelerate.utils import DistributedType
 from rollout.workloads.train.config import SECTIONS, Kind, TrainingSection
 from rollout.workloads.train.dataset import build
 from rollout.workloads.train.encode import FAULTS, Encoder
@@ -68,7 +69,9 @@ class Done:
 
 
 def trainer_of(kind: Kind, settings: TrainingSection, data: Path, reference: str | None = None) -> Trainer:
-    AcceleratorState._reset_state()  # one for each process otherwise; ours has many
+    AcceleratorState._reset_state()  # a process has one trainer, and these have many
+    if PartialState._shared_state.get("distributed_type") is DistributedType.FSDP:
+        PartialState().distributed_type = DistributedType.MULTI_CPU
     torch.set_num_threads(1)
     job = Job(kind, settings, data, settings.base_model.uri, pad=0, reference=reference, eval_data=data)
     return Trainer(job, make_algorithm(kind, settings))
@@ -136,7 +139,9 @@ def main(arguments: list[str]) -> None:
     for one in jobs:
         kind, out, data = cast(Kind, one["kind"]), Path(one["out"]), Path(one["data"])
         settings = SECTIONS[kind].model_validate(one["settings"])
-        done = train(kind, settings, data, out, steps=one["steps"])
+        try: done = train(kind, settings, data, out, steps=one["steps"])
+        except Exception:
+            import traceback; traceback.print_exc(); continue
         if one["again"]:
             torch.distributed.barrier()
             trainer = restored(kind, settings, data, out / "state", out / "again")
