@@ -240,8 +240,8 @@ class Run:
     __slots__ = (
         "by_group", "by_spec", "causes", "created_ms", "ended_by", "ended_ms", "failures", "failures_told",
         "failures_untold", "id", "in_flight", "lanes", "last_failure", "left_at", "logs", "pausing_until_ms",
-        "policies", "priority", "reason", "requirements", "root", "running", "samples", "spec", "specs", "state", "stop_submitting",
-        "survivors", "told", "tracked", "updated_ms", "waiting", "warm", "weight", "window",
+        "policies", "priority", "reason", "requirements", "root", "running", "samples", "spec", "specs", "state",
+        "stop_submitting", "survivors", "told", "tracked", "updated_ms", "waiting", "warm", "weight", "window",
     )  # fmt: skip
 
     def __init__(self, spec: RunSpec, state: RunState, created_ms: int) -> None:
