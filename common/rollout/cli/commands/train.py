@@ -26,7 +26,7 @@ from rollout.workloads.train.config import KINDS, Kind
 app = typer.Typer(no_args_is_help=True, rich_markup_mode=None)
 
 _WHAT: dict[Kind, str] = {
-    "sft": "Supervised fine-tuning on texts, conversations or prompts with completions.",
+    "sft": "Supervised fine-tuning on texts, conversations or answers.",
     "rm": "A reward model from pairs of a better and a worse answer.",
     "dpo": "Direct preference optimisation on pairs.",
     "ipo": "Identity preference optimisation on pairs.",

@@ -130,7 +130,7 @@ class Rank:
         trainer = self._trainer
         every, last = trainer.settings.eval.every_steps, min(command["first"] + command["steps"], trainer.plan.steps)
         for metrics in trainer.run(command["first"], command["steps"]):
-            self._say(step=metrics)
+            self._say(step=metrics, speed=trainer.speed)
             step = metrics["step"]
             if trainer.job.eval_data is not None and (step % every == 0 if every else step == last):
                 self._say(evaluation={"step": step, **trainer.evaluate()})
