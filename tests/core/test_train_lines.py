@@ -89,7 +89,7 @@ def test_a_failed_run_says_why_keeps_its_metrics_and_names_what_it_can_go_on_fro
 def test_what_a_client_saved_without_what_the_writer_must_know_is_written_anew(tmp_path: Path) -> None:
     collect(tmp_path, 3)
     with OutputDirectory.open(tmp_path) as output:
-        plain = type("Plain", (), {"files": TrainWriter.files, "lines": lambda self, entry: ()})()
+        plain: Any = type("Plain", (), {"files": TrainWriter.files, "lines": lambda self, entry: ()})()
         collector = Collector(output, RUN, plain, total=6)
         assert collector.cursor == 0
         collector.close()
