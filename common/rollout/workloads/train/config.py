@@ -303,6 +303,9 @@ class RunSection(Section):
     name: str = Field(default="", description="By which commands know the run; default: the output directory's.")
     priority: int = Field(default=0, ge=-1000, le=1000, description="Larger gets a larger share of the workers.")
     max_worker_lost: int = Field(default=20, ge=1, le=1000, description="Workers that one segment may lose.")
+    allow_different_hardware: bool = Field(
+        default=False, description="Go on where the same input would not give the same bytes; summary.json says when."
+    )
 
 
 class TrainConfig(Section):

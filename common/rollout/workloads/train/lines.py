@@ -30,7 +30,7 @@ class TrainWriter:
             return
         if entry.outcome is not Outcome.DONE:
             why = unsuccessful(entry, "segment")
-            self.memory["failure"] = {"code": why.code, "message": why.message, "after_step": segment.first}
+            self.memory["failure"] = {"after_step": segment.first, "code": why.code, "message": why.message}
             line = {"first_step": segment.first + 1, "op": segment.op, "code": why.code, "message": why.message}
             yield ERRORS, dump_line({**line, "attempts": entry.tries})
             return

@@ -42,7 +42,16 @@ class Train(Workload[TrainConfig, TrainChecked]):
     measure = "tokens"
     result_files = (METRICS, SUMMARY, REPORT, EVALUATIONS, ERRORS)
     free = frozenset({"output", "workers"})
-    recorded = frozenset({"run.name", "run.priority", "run.max_worker_lost", "snapshots.keep_last", "snapshots.label"})
+    recorded = frozenset(
+        {
+            "run.name",
+            "run.priority",
+            "run.max_worker_lost",
+            "run.allow_different_hardware",
+            "snapshots.keep_last",
+            "snapshots.label",
+        }
+    )
 
     def directory(self, settings: TrainConfig) -> Path:
         return Path(settings.output.dir)
