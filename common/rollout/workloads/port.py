@@ -55,24 +55,35 @@ class Reading:
     tell: Callable[[str], None] = lambda text: None
 
     def rows(
-        self, patterns: Sequence[str], read: Callable[[Line], object], *, skip: bool = False
+        self,
+        patterns: Sequence[str],
+        read: Callable[[Line], object],
+        *,
+        skip: bool | None = False,
+        key: str = "input.glob",
     ) -> tuple[Source, InputReport]:
         """Hand every line of the files that match to `read`, which raises InputError with what is wrong with it.
 
         InputError with every fault. The source goes into `Checked`. `skip`: bad rows are no fault; `Checked.lines`
-        gives them with their `fault`, and `plan` makes each an `invalid_item` (`rollout.workloads.invalid`).
+        gives them with their `fault`, and `plan` makes each an `invalid_item` (`rollout.workloads.invalid`); None: the
+        workload has no such choice. `key`: of the configuration, for people.
         """
-        source = Source.open(
+        source = self.open(patterns, key)
+        report = source.check(read, index=self.index, skip=skip, progress=self.progress)
+        source.notes += _left_out(report)
+        return source, report
+
+    def open(self, patterns: Sequence[str], key: str = "input.glob") -> Source:
+        """The files that match, unread: for those that are not made of lines. InputError."""
+        return Source.open(
             patterns,
             exclude=self.exclude,
             spool=self.spool,
             resumed=self.resumed,
             written=self.written,
             tell=self.tell,
+            key=key,
         )
-        report = source.check(read, index=self.index, skip=skip, progress=self.progress)
-        source.notes += _left_out(report)
-        return source, report
 
 
 def input_section(patterns: Sequence[str], report: InputReport) -> JsonObject:

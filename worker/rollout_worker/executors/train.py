@@ -26,7 +26,7 @@ from rollout.workloads.train.segment import Result, Segment, stopping_after
 from rollout_worker.backends.training.determinism import environment
 from rollout_worker.executors.port import Attempt, Context, Done, Run
 from rollout_worker.executors.train_ranks import Ranks
-from rollout_worker.executors.trees import locate_model, shared_tree
+from rollout_worker.executors.trees import host_directory, locate_model, shared_tree
 
 _log = structlog.get_logger()
 
@@ -109,9 +109,12 @@ class TrainExecutor:
         }
         directory = context.scratch / "tokens"
         directory.mkdir()
+        cache = host_directory(
+            await context.object_path(bytes.fromhex(config["dataset"]["manifest"])), context, "tokens"
+        )
         done = await self._ranks.result(
             op="prepare", kind=_kind(self._run), settings=_settings(self._run), datasets=given,
-            directory=str(directory), tokenizer=self._model[1] or self._model[0],
+            directory=str(directory), cache=str(cache), model=self._model[0], tokenizer=self._model[1],
         )  # fmt: skip
         data: JsonObject = {"pad": done["pad"]}
         report: JsonObject = {}
@@ -126,7 +129,7 @@ class TrainExecutor:
 
     async def _files(self, dataset: JsonObject, context: Context) -> JsonObject:
         tree = await shared_tree(bytes.fromhex(dataset["manifest"]), context)
-        return {"kind": dataset["kind"], "paths": [str(tree / name) for name in dataset["files"]]}
+        return {**dataset, "root": str(tree)}
 
     # ---- steps
 
