@@ -176,7 +176,7 @@ def flops_per_token(
     kind: Kind, settings: TrainingSection, parameters: int, trained: int, config: JsonObject, length: float
 ) -> float:
     """Of training on sequences of `length` tokens (Chowdhery et al. 2022, arXiv 2204.02311, appendix B): 2 per
-    parameter forward and 2 backward, 2 more for each that has a gradient, and 12 (layers) (hidden) (length) of attention.
+    parameter forward and 2 backward, 2 more for each with a gradient, and 12 (layers) (hidden) (length) of attention.
 
     A reference is another forward pass; KTO compares with one more of both. Recomputation does not count.
     """
