@@ -14,7 +14,7 @@ from rollout.model.errors import ConfigError, InputError
 from rollout.model.item import NewItem
 from rollout.model.run import Policy, RunSpec
 from rollout.workloads.json_form import JsonObject
-from rollout.workloads.local_model import LocalModel, files_json, find_model, names_snapshot
+from rollout.workloads.local_model import LocalModel, files_json, find_model, model_changes, names_snapshot
 from rollout.workloads.port import Checked, Fetch, Reading, Tree, Workload, input_section
 from rollout.workloads.source import InputReport, Line, fail, json_of
 from rollout.workloads.train.config import DatasetSection, Kind, PreferenceSection, TrainConfig
@@ -138,6 +138,9 @@ class Train(Workload[TrainConfig, TrainChecked]):
             "a segment that failed is final; start another run from the last snapshot "
             "(rollout train fork RUN_ID), or with another output directory"
         )
+
+    def describe_change(self, section: str, old: JsonObject, new: JsonObject) -> list[str] | None:
+        return model_changes(old, new, section) if section in ("model", "reference_model") else None
 
     def describe(self, settings: TrainConfig, checked: TrainChecked) -> list[str]:
         section = settings.algorithm.settings
