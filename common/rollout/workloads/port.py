@@ -307,6 +307,20 @@ class Workload(ABC, Generic[Settings, Found]):
         """How a run goes on that failed, because no worker could start it, when `committed` units were in the files."""
         return "when that is mended, the same command goes on with them"
 
+    def without_results(self, summary: JsonObject) -> bool:
+        """Whether a run that failed, of which the files hold something, left no result that is worth going on from:
+        then OtherRunError of `check` starts another run in its place (`Reading.without_results`)."""
+        return False
+
+    def refusal(self, summary: JsonObject) -> str:
+        """What is wrong with the input or the configuration, of a run that failed because of it: the command ends as
+        if its check had found it. Empty: that is not why."""
+        return ""
+
+    def remarks(self, entry: CommitEntry) -> Iterable[tuple[str, str, JsonObject]]:
+        """(event, text, its fields) of what a person should hear of an entry of the commit log as it comes."""
+        return ()
+
     @abstractmethod
     def describe(self, settings: Settings, checked: Found) -> list[str]:
         """Lines of `rollout plan`: what a run of this configuration would do."""

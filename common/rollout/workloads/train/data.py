@@ -5,7 +5,7 @@ from __future__ import annotations
 import glob
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +18,7 @@ from rollout.workloads.input_files import InputFile
 from rollout.workloads.json_form import JsonObject
 from rollout.workloads.port import Reading
 from rollout.workloads.source import Faults, FileReport, InputReport, Line, Source, json_of
-from rollout.workloads.train.config import DatasetSection, Kind
+from rollout.workloads.train.config import DatasetSection, Kind, SftSection, TrainingSection
 from rollout.workloads.train.files import INFO, SPLITS, table_rows
 from rollout.workloads.train.rows import LossOn, Row, content_of, parse_row
 
@@ -40,6 +40,10 @@ class Data:
     contents: set[bytes] = field(default_factory=set[bytes])
     source: Source | None = None
 
+    def close(self) -> None:
+        if self.source is not None:
+            self.source.close()
+
     def config(self) -> JsonObject:
         """For workers: `files` are (place in the tree, name for people)."""
         return {"kind": self.kind, "files": [list(table) for table in self.tables], "manifest": ""}
@@ -55,6 +59,9 @@ class _Rows:
         self.count = 0
         self.contents: set[bytes] = set()
 
+    def add_line(self, line: Line) -> None:
+        self.add(line, json_of(line))
+
     def add(self, line: Line, value: Any) -> None:
         try:
             found = parse_row(self._kind, value, self._loss_on)
@@ -68,6 +75,34 @@ class _Rows:
         digest = blake3(b"".join(map(content_of, rows))).digest(_DIGEST)
         if self._known is None or digest in self._known:
             self.contents.add(digest)
+
+
+def read_both(kind: Kind, section: TrainingSection, reading: Reading, where: str) -> tuple[Data, Data | None]:
+    """(the dataset, the evaluation set). `contents` of the dataset are those that are in the evaluation set too.
+
+    InputError with all that is wrong with both. `where`: the section, for people.
+    """
+    loss_on = section.loss_on.kind if isinstance(section, SftSection) else "completion_only"
+    faults: list[str] = []
+    evaluation: Data | None = None
+    if section.eval_dataset is not None:
+        try:
+            # Hashes are kept of the rows that are trained on: by them a later command sees what changed.
+            evaluation = read_data(
+                kind, section.eval_dataset, replace(reading, index=None), key=f"{where}.eval_dataset", loss_on=loss_on
+            )
+            evaluation.close()
+        except InputError as error:
+            faults.append(error.message)
+    known = evaluation.contents if evaluation is not None else set[bytes]()
+    try:
+        data = read_data(kind, section.dataset, reading, key=f"{where}.dataset", loss_on=loss_on, known=known)
+    except InputError as error:
+        raise InputError(problems([error.message, *faults])) from None
+    if faults:
+        data.close()
+        raise InputError(problems(faults))
+    return data, evaluation
 
 
 def read_data(

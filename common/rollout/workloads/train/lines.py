@@ -13,6 +13,8 @@ from rollout.workloads.train.segment import Result, Segment
 
 METRICS, EVALUATIONS, REPORT, SUMMARY = "metrics.jsonl", "eval.jsonl", "data-report.json", "summary.json"
 ERRORS = "errors.jsonl"
+_OF_THE_USER = ("invalid_data", "tokenizer_invalid", "model_invalid")
+"""Why data cannot be used that is for the person to mend."""
 
 
 class TrainWriter:
@@ -22,6 +24,7 @@ class TrainWriter:
         self._config = config
         self._last = Result()
         self._failed = ""
+        self._refused = ""
 
     def lines(self, entry: CommitEntry) -> Iterator[tuple[str, bytes]]:
         segment = Segment.decode(entry.payload)
@@ -31,12 +34,15 @@ class TrainWriter:
             why = unsuccessful(entry, "segment")
             where = "the data cannot be used" if segment.op == "prepare" else f"after step {segment.first}"
             self._failed = f"{where}: {why.message}"
+            self._refused = why.message if segment.op == "prepare" and why.code in _OF_THE_USER else ""
             line = {"first_step": segment.first + 1, "op": segment.op, "code": why.code, "message": why.message}
             yield ERRORS, dump_line({**line, "attempts": entry.tries})
             return
         result = self._last = Result.decode(entry.data)
         if segment.op == "prepare":
-            yield REPORT, json.dumps(result.report, indent=2).encode() + b"\n"
+            overlap = self._config["evaluation"].get("overlap") if self._config.get("evaluation") else None
+            report = result.report if overlap is None else {**result.report, "overlap": overlap}
+            yield REPORT, json.dumps(report, indent=2).encode() + b"\n"
             return
         for metrics in result.metrics:
             yield METRICS, dump_line(metrics)
@@ -46,6 +52,7 @@ class TrainWriter:
     def summary(self, summary: JsonObject, totals: Totals) -> JsonObject:
         last = self._last
         failed = {"reason": self._failed} if self._failed else {}
+        failed |= {"refused": self._refused} if self._refused else {}
         return (
             summary
             | failed

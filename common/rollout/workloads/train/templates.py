@@ -25,6 +25,7 @@ _SIGNS: dict[str, tuple[str, ...]] = {
     "llama3": ("<|start_header_id|>",),
     "gemma": ("<start_of_turn>",),
     "mistral": ("[INST]",),
+    "mistral-v0.3": ("[INST]",),
     "phi3": ("<|assistant|>", "<|end|>"),
 }
 """Name of each of ours -> what is found in the templates of its family: llama3.1 is that of 3.2 and 3.3 too, gemma that

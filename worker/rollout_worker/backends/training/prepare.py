@@ -19,6 +19,7 @@ from typing import Any
 
 from blake3 import blake3
 from rollout.model.errors import AttemptError, InputError
+from rollout.model.problems import problems
 from rollout.objects.digest import hash_file
 from rollout.workloads.json_form import JsonObject, canonical
 from rollout.workloads.train.config import Kind, SftSection, TrainingSection
@@ -75,9 +76,7 @@ def prepare(kind: Kind, settings: TrainingSection, files: Files, tokenizer: Any)
     if not told and not data.units:
         told = [f"no row is left to train on: all {report.rows:,} are dropped"]
     if told:
-        count = bad.count + report.refused
-        message = "\n".join([f"{count:,} rows cannot be used:", *(f"  {line}" for line in told)])
-        raise AttemptError(told[0] if len(told) == 1 else message, code="invalid_data", retry=False)
+        raise AttemptError(problems(told), code="invalid_data", retry=False)
     return data, report
 
 

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any, cast
 
 from rollout.model.errors import AttemptError, RolloutError
+from rollout.model.problems import problems
 from rollout.workloads.train.config import SECTIONS, Kind
 
 from rollout_worker.backends.training.determinism import fingerprint, make_deterministic
@@ -76,11 +77,18 @@ class Rank:
         tokenizer = read_tokenizer(other or model, None if other else revision)
         check_vocabulary(tokenizer, model, revision)
         answer: dict[str, Any] = {}
+        faults: list[str] = []
         for name, given in command["datasets"].items():
             path = Path(command["directory"]) / f"{name}.safetensors"
             files, cache = files_of(given, Path(given["root"])), Path(command["cache"])
-            units, report = prepared(kind, settings, files, tokenizer, path, cache)
+            try:
+                units, report = prepared(kind, settings, files, tokenizer, path, cache)
+            except AttemptError as error:
+                faults.append(error.message)
+                continue
             answer[name] = {"path": str(path), "report": report, "units": units}
+        if faults:
+            raise AttemptError(problems(faults), code="invalid_data", retry=False)
         self._say(done={"datasets": answer, "pad": pad_of(tokenizer)})
 
     def _build(self, command: dict[str, Any]) -> None:
