@@ -255,7 +255,12 @@ def _unlike(kind: Kind, row: JsonObject) -> str:
         return ' (it has "conversations": call that "messages", each with "role" and "content")'
     if kind != "sft" and {"prompt", "completion"} <= row.keys() and "label" not in row:
         return " (it looks like a row for sft)" if kind != "kto" else ""
+    if _KEYS & row.keys():
+        return ""
     return f" (it has {', '.join(map(repr, list(row)[:6]))})" if row else " (it is empty)"
+
+
+_KEYS = {"prompt", "completion", "chosen", "rejected", "label", "text", "messages"}
 
 
 def _kind_of(value: Any) -> str:

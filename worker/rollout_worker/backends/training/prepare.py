@@ -175,6 +175,7 @@ def _taken(kept: Path, path: Path) -> JsonObject | None:
         record: JsonObject = json.loads((kept / "report.json").read_bytes())
         shutil.copyfile(kept / "tokens", path)
         if hash_file(path)[0].hex() != record["tokens"]:
+            shutil.rmtree(kept)
             return None
         os.utime(kept)
     except (OSError, ValueError, KeyError):
@@ -202,9 +203,7 @@ def _prune(cache: Path) -> None:
     for entry in entries:
         total += sum(file.stat().st_size for file in entry.iterdir())
         if total > CACHE_MAX:
-            for file in entry.iterdir():
-                file.unlink()
-            entry.rmdir()
+            shutil.rmtree(entry)
 
 
 def files_of(given: JsonObject, root: Path) -> Files:
