@@ -187,7 +187,7 @@ def test_a_row_that_is_dropped_for_one_fault_is_not_refused_for_another(case: Ca
     long = {"prompt": " the work" * 9, "completion": " 7"}  # too long, and cut off before its completion
     _, report = case.prepare("sft", tokenizer, [GOOD, long], rows={"too_long": "drop"}, max_length=8)
     assert report["dropped"] == report["faults"]["no_supervised_token"]["rows"] == 1
-    with pytest.raises(AttemptError, match="rows.jsonl:2: no_supervised_token"):
+    with pytest.raises(AttemptError, match=r"rows.jsonl:2: no_supervised_token"):
         case.prepare("sft", tokenizer, [GOOD, long], rows={"too_long": "keep"}, max_length=8)
 
 

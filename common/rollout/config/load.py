@@ -123,11 +123,22 @@ def _with_places(message: str, path: Path, model: type[BaseModel] | None) -> str
 
     def place(found: re.Match[str]) -> str:
         key = given.get(found[2], found[2])
-        line = keys.get(key)
+        line = keys.get(key) or _of_short_form(key.split("."), values, lines)
         named = "." in key or not found[1]  # else it is a section, and what is below it is not in the file
         return found[0] if line is None or not named else f"{found[1]}{path}:{line}: {key}: "
 
     return re.sub(r"^( *)([a-z][\w.]*): ", place, message, flags=re.MULTILINE)
+
+
+def _of_short_form(place: list[str], values: Any, lines: Mapping[Place, int]) -> int | None:
+    """The line of `model = "a"`, which stands for `model.uri = "a"`."""
+    for end, key in enumerate(place, 1):
+        if not isinstance(values, dict) or key not in values:
+            return None
+        values = cast("dict[str, Any]", values)[key]
+        if end < len(place) and not isinstance(values, dict):
+            return lines.get(tuple(place[:end]))
+    return None
 
 
 def refuse_strangers(model: type[BaseModel], environ: Mapping[str, str]) -> None:

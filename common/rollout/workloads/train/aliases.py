@@ -277,8 +277,8 @@ class _Table:
             self._fault(name, "only min_lr_rate is known: use the keys of optimizer")
 
     def dataset(self, name: str, value: Any) -> None:
-        self._put(name, "dataset.path", value)
-        if isinstance(value, str) and not value.endswith((".jsonl", ".json", ".gz", ".zst", ".parquet")):
+        put = self._put(name, "dataset.path", value)
+        if put and isinstance(value, str) and not value.endswith((".jsonl", ".json", ".gz", ".zst", ".parquet")):
             self._put(name, "dataset.kind", "dataset_path")
 
     def test_split(self, name: str, value: Any) -> None:
@@ -307,9 +307,11 @@ class _Table:
     def _place(self, place: str) -> Place:
         return tuple(place[1:].split(".")) if place.startswith("/") else (*self._here, *place.split("."))
 
-    def _put(self, name: str, place: str, value: Any) -> None:
-        if not self._result.put(self._place(place), value, (*self._here, name)):
+    def _put(self, name: str, place: str, value: Any) -> bool:
+        put = self._result.put(self._place(place), value, (*self._here, name))
+        if not put:
             self._fault(name, f"is TRL's name of {place.removeprefix('/')}, which is given too: keep one of them")
+        return put
 
     def _fault(self, name: str, text: str) -> None:
         self._result.faults.append(((*self._here, name), text))

@@ -207,9 +207,9 @@ class TrainingSection(Section):
     def _fits(self) -> Self:
         if (self.devices > 1) != (self.strategy != "single"):
             raise fault_at(
-                "strategy",
-                f'"{self.strategy}" and devices = {self.devices} do not fit: "single" is for one device, "ddp" and '
-                '"fsdp" for several',
+                "strategy" if "strategy" in self.model_fields_set else "devices",
+                f'devices = {self.devices} and strategy = "{self.strategy}" do not fit: "single" is for one device, '
+                '"ddp" and "fsdp" for several',
             )
         if self.budget.max_steps is not None and self.optimizer.warmup_steps > self.budget.max_steps:
             raise fault_at(
