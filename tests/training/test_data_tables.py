@@ -58,7 +58,7 @@ def placed(data: Data, root: Path) -> Files:
     for name, file in data.files:
         (root / name).parent.mkdir(parents=True, exist_ok=True)
         (root / name).write_bytes(file.read_bytes())
-    return Files(data.kind, tuple((name, root / place) for place, name in data.tables))
+    return Files(data.kind, tuple(root / place for place, _ in data.tables))
 
 
 @pytest.fixture(scope="module")

@@ -54,7 +54,7 @@ class Case:
 
     def prepare(self, kind: Kind, tokenizer: Any, rows: list[Any], /, **more: Any) -> tuple[Dataset, dict[str, Any]]:
         self.path.write_bytes(b"".join(map(dump_line, rows)))
-        files = Files("jsonl_path", (("rows.jsonl", self.path),))
+        files = Files("jsonl_path", (self.path,))
         data, report = prepare(kind, settings(kind, **more), files, tokenizer)
         return data, report.to_json()
 
@@ -228,7 +228,7 @@ def test_what_was_tokenised_once_is_taken_from_the_host(
     path = tmp_path / "rows.jsonl"
     path.write_bytes(dump_line(GOOD) * 3)
     cache, made = tmp_path / "cache", tmp_path / "tokens"
-    files = Files("jsonl_path", (("rows.jsonl", path),), "id of the content")
+    files = Files("jsonl_path", (path,), ("rows.jsonl",), "id of the content")
     units, report = prepared("sft", settings("sft"), files, tokenizer, made, cache)
     tokens = made.read_bytes()
 
@@ -241,7 +241,9 @@ def test_what_was_tokenised_once_is_taken_from_the_host(
         assert made.read_bytes() == tokens
         for other in (
             lambda: prepared("sft", settings("sft", max_length=99), files, tokenizer, made, cache),
-            lambda: prepared("sft", settings("sft"), Files("jsonl_path", files.files, "other"), tokenizer, made, cache),
+            lambda: prepared(
+                "sft", settings("sft"), Files("jsonl_path", files.paths, files.names, "other"), tokenizer, made, cache
+            ),
             lambda: prepared("sft", settings("sft"), files, make(bos=True), made, cache),
             lambda: prepared("sft", settings("sft"), files, make(template=MARKED), made, cache),
         ):
@@ -258,6 +260,6 @@ def test_the_cache_has_a_size(tmp_path: Path, tokenizer: Any, monkeypatch: pytes
     path.write_bytes(dump_line(GOOD) * 3)
     monkeypatch.setattr(preparing, "CACHE_MAX", 4000)
     for n in range(4):
-        files = Files("jsonl_path", (("rows.jsonl", path),), f"content {n}")
+        files = Files("jsonl_path", (path,), ("rows.jsonl",), f"content {n}")
         prepared("sft", settings("sft"), files, tokenizer, tmp_path / "tokens", tmp_path / "cache")
     assert 1 <= len(list((tmp_path / "cache").iterdir())) < 4

@@ -29,7 +29,7 @@ class Key:
     instead: str = ""
 
 
-_OFF = (False, "", 0, 0.0, [], {}, "no", "none")
+_OFF: tuple[Any, ...] = (False, "", 0, 0.0, [], {}, "no", "none")
 _LOGGED = "every step is written to metrics.jsonl, and shown"
 _LOADED = "data is read once, before the first step"
 _SAVED = "snapshots hold all of the state"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Any, Literal, Self, cast
 
 from pydantic import BeforeValidator, Field, field_validator, model_validator
 
@@ -46,14 +46,14 @@ class DatasetSection(Section):
     @model_validator(mode="before")
     @classmethod
     def _kind(cls, value: Any) -> Any:
-        given: dict[str, Any] = value if isinstance(value, dict) else {}  # pyright: ignore[reportUnknownVariableType]
+        given = cast("dict[str, Any]", value) if isinstance(value, dict) else {}
         if "type" in given and "kind" not in given:
             return {("kind" if key == "type" else key): inner for key, inner in given.items()}
-        paths = given.get("path")
-        first: Any = paths[0] if isinstance(paths, list) and paths else paths
+        paths: Any = given.get("path")
+        first: Any = cast("list[Any]", paths)[0] if isinstance(paths, list) and paths else paths
         if "kind" not in given and isinstance(first, str) and first.endswith(".parquet"):
             return {**given, "kind": "parquet_path"}
-        return value
+        return cast(Any, value)
 
     @model_validator(mode="after")
     def _whole(self) -> Self:
@@ -69,7 +69,7 @@ class DatasetSection(Section):
 
 
 def _path(value: Any) -> Any:
-    return {"path": value} if isinstance(value, str | list) else value
+    return cast(Any, {"path": value} if isinstance(value, str | list) else value)
 
 
 Schedule = Literal[

@@ -11,11 +11,11 @@ from bisect import bisect_left, insort
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from safetensors import safe_open
-from safetensors.numpy import save_file
+from safetensors import numpy as safetensors
 
 from rollout.workloads.train.encode import Encoded
 from rollout.workloads.train.report import Place, Report
@@ -63,14 +63,14 @@ class Dataset:
         return sum(int(self.sequence(row, which)[1][1:].sum()) for which in range(self.width))
 
     def save(self, path: Path) -> None:
-        save_file({name: np.ascontiguousarray(getattr(self, name)) for name in _ARRAYS}, path)
+        _file.save_file({name: np.ascontiguousarray(getattr(self, name)) for name in _ARRAYS}, path)
 
     @classmethod
     def load(cls, path: Path) -> Dataset:
-        with safe_open(path, framework="np") as file:
-            return cls(**{name: file.get_tensor(name) for name in _ARRAYS})
+        return cls(**_file.load_file(path))
 
 
+_file: Any = safetensors
 _ARRAYS = tuple(Dataset.__dataclass_fields__)
 
 
@@ -113,7 +113,7 @@ class _Flat:
         self.numbers.append(number)
 
     def dataset(self, pack_to: int | None) -> Dataset:
-        offsets = np.array(self.offsets, np.int64)
+        offsets = np.asarray(self.offsets, np.int64)  # as it is: nothing is copied
         rows = len(self.labels)
         if pack_to is None:
             ends, unit_rows = np.arange(rows + 1, dtype=np.int64), np.arange(rows, dtype=np.int64)
@@ -122,13 +122,13 @@ class _Flat:
             ends = np.cumsum([0, *map(len, units)], dtype=np.int64)
             unit_rows = np.array([row for unit in units for row in unit], np.int64)
         return Dataset(
-            ids=np.array(self.ids, np.int32),
-            learnt=np.frombuffer(bytes(self.learnt), np.uint8),
+            ids=np.asarray(self.ids, np.int32),
+            learnt=np.asarray(memoryview(self.learnt)),
             offsets=offsets,
-            prompts=np.array(self.prompts, np.int32),
-            labels=np.frombuffer(bytes(self.labels), np.uint8),
-            margins=np.array(self.margins, np.float32),
-            numbers=np.array(self.numbers, np.int64),
+            prompts=np.asarray(self.prompts, np.int32),
+            labels=np.asarray(memoryview(self.labels)),
+            margins=np.asarray(self.margins, np.float32),
+            numbers=np.asarray(self.numbers, np.int64),
             unit_offsets=ends,
             unit_rows=unit_rows,
         )

@@ -40,7 +40,8 @@ def table_rows(kind: str, name: str, path: Path) -> Iterator[dict[str, Any]]:
     except ImportError as error:
         raise InputError(
             f"{name}: reading it needs the Python package {package.partition('.')[0]}: pip install "
-            '"rollout-engine[train]"'
+            '"rollout-engine[train]"',
+            package=package,
         ) from error
     try:
         if kind == "parquet_path":

@@ -87,7 +87,7 @@ def preview(
     else:
         settings = section.model_dump(mode="json")
         settings["base_model"]["chat_template"] = template
-        names = {name: {"kind": data.kind, "files": _files(data)} for name, data in datasets.items()}
+        names = {name: {"kind": data.kind, "files": _files(data), "manifest": ""} for name, data in datasets.items()}
         other = str(tokenizer) if tokenizer is not None else section.base_model.tokenizer
         asked = {"kind": kind, "settings": settings, "datasets": names, "tokenizer": other or str(directory)}
         _count(found, asked, reading)
@@ -145,7 +145,7 @@ def _count(found: Preview, asked: JsonObject, reading: Reading) -> None:
         found.notes.append(f"tokens are not counted: {last}")
         return
     answer: JsonObject = json.loads(lines[-1])
-    if answer.get("code") == "tokenizer_invalid":
+    if "error" in answer and answer["code"] != "invalid_data":
         found.notes.append(f"tokens are not counted: {answer['error']}")
     elif "error" in answer:
         raise InputError(answer["error"])

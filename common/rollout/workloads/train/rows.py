@@ -264,5 +264,12 @@ _KEYS = {"prompt", "completion", "chosen", "rejected", "label", "text", "message
 
 
 def _kind_of(value: Any) -> str:
-    names = {bool: "a boolean", int: "a number", float: "a number", str: "a string", list: "a list", dict: "an object"}
-    return "null" if value is None else names.get(type(value), f"a {type(value).__name__}")
+    names: dict[type[Any], str] = {
+        bool: "a boolean",
+        int: "a number",
+        float: "a number",
+        str: "a string",
+        list: "a list",
+        dict: "an object",
+    }
+    return "null" if value is None else names.get(cast("type[Any]", type(value)), f"a {type(value).__name__}")

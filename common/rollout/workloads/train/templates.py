@@ -11,7 +11,7 @@ import difflib
 import re
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from rollout.model.errors import ConfigError, InputError
 from rollout.workloads.train.rows import Messages
@@ -72,8 +72,8 @@ class Template:
 def find_template(tokenizer: Any, given: str | None) -> Template:
     """`given`: what `read_template` returned; None: the tokenizer's own."""
     if given is None:
-        own = tokenizer.chat_template
-        text: str = own.get("default", "") if isinstance(own, dict) else own or ""  # pyright: ignore
+        own: Any = tokenizer.chat_template
+        text = cast("dict[str, str]", own).get("default", "") if isinstance(own, dict) else str(own or "")
         return Template("the tokenizer's chat template", None, _marked(text))
     text = _ours(given) if given in NAMES else given
     return Template(f'the chat template "{given}"' if given in NAMES else "the chat template", text, _marked(text))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 
 def vocabulary_fault(model: Path, tokenizer: Path) -> str:
@@ -24,25 +24,29 @@ def too_many_tokens(vocabulary: int, embeddings: int) -> str:
 
 def _embeddings(model: Path) -> int | None:
     config = _read(model / "config.json")
-    found = config.get("vocab_size") or (config.get("text_config") or {}).get("vocab_size")
+    found: Any = config.get("vocab_size") or _table(config.get("text_config")).get("vocab_size")
     return found if isinstance(found, int) else None
 
 
 def _vocabulary(tokenizer: Path) -> int | None:
     """One more than the highest id."""
     found = _read(tokenizer / "tokenizer.json")
-    vocabulary = (found.get("model") or {}).get("vocab")
-    ids: list[Any] = [token.get("id") for token in found.get("added_tokens") or []]
+    vocabulary: Any = _table(found.get("model")).get("vocab")
+    added: list[Any] = found.get("added_tokens") or []
+    ids: list[Any] = [_table(token).get("id") for token in added]
     if isinstance(vocabulary, dict):
-        ids += vocabulary.values()  # pyright: ignore[reportUnknownMemberType]
+        ids += cast("dict[str, Any]", vocabulary).values()
     elif isinstance(vocabulary, list):  # of a unigram model: pieces in the order of their ids
-        ids.append(len(vocabulary) - 1)  # pyright: ignore[reportUnknownArgumentType]
+        ids.append(len(cast("list[Any]", vocabulary)) - 1)
     return max((one for one in ids if isinstance(one, int)), default=-1) + 1 or None
 
 
 def _read(path: Path) -> dict[str, Any]:
     try:
-        value = json.loads(path.read_bytes())
+        return _table(json.loads(path.read_bytes()))
     except (OSError, ValueError):
         return {}
-    return value if isinstance(value, dict) else {}  # pyright: ignore[reportUnknownVariableType]
+
+
+def _table(value: Any) -> dict[str, Any]:
+    return cast("dict[str, Any]", value) if isinstance(value, dict) else {}

@@ -30,7 +30,16 @@ from rollout.workloads.local_model import (
 from rollout.workloads.port import Checked, Fetch, Reading, Tree, Workload, input_section
 from rollout.workloads.train.config import ModelSection, PreferenceSection, TrainConfig, TrainingSection
 from rollout.workloads.train.data import Data, read_both
-from rollout.workloads.train.lines import ERRORS, EVALUATIONS, METRICS, REPORT, SUMMARY, TrainWriter
+from rollout.workloads.train.lines import (
+    ERRORS,
+    EVALUATIONS,
+    METRICS,
+    REPORT,
+    SUMMARY,
+    TrainWriter,
+    how_to_go_on,
+    refusal_of,
+)
 from rollout.workloads.train.model_output import draw_curves, write_model
 from rollout.workloads.train.plan import items, segments, steps_at_most
 from rollout.workloads.train.preview import Preview, preview
@@ -188,18 +197,18 @@ class Train(Workload[TrainConfig, TrainChecked]):
             made.append(await write_model(fetch, bytes.fromhex(summary["final_snapshot"]), directory / "model"))
         return made
 
-    def when_mended(self, committed: int) -> str:
-        return (
-            "a segment that failed is final; start another run from the last snapshot "
-            "(rollout train fork RUN_ID), or with another output directory"
-        )
+    def over(self, failed: int) -> str:
+        return "a segment that failed is final, and nothing of its run can come after it" if failed else ""
+
+    def when_mended(self, summary: JsonObject) -> str:
+        return how_to_go_on(summary) if summary[self.unit]["failed"] else super().when_mended(summary)
 
     def without_results(self, summary: JsonObject) -> bool:
         """The data could not be used: when it is mended, the same command starts another run."""
-        return bool(summary.get("refused"))
+        return bool(refusal_of(summary))
 
     def refusal(self, summary: JsonObject) -> str:
-        return summary.get("refused", "")
+        return refusal_of(summary)
 
     def remarks(self, entry: CommitEntry) -> Iterable[tuple[str, str, JsonObject]]:
         """The report of the data, before the first step."""

@@ -40,20 +40,26 @@ CACHE_MAX = 16 << 30
 
 @dataclass(frozen=True, slots=True)
 class Files:
-    """`kind` as `[dataset]` says; `files`: (name for people, where it is on this host), in order. `identity`: of their
-    content."""
+    """`kind` as `[dataset]` says, and where the files are on this host, in order. `names`: for people, if they have
+    others. `identity`: of their content."""
 
     kind: str
-    files: tuple[tuple[str, Path], ...]
+    paths: tuple[Path, ...]
+    names: tuple[str, ...] = ()
     identity: str = ""
+
+    @property
+    def named(self) -> list[tuple[str, Path]]:
+        return list(zip(self.names or [path.name for path in self.paths], self.paths, strict=True))
 
 
 def read_tokenizer(name: str, revision: str | None = None) -> Any:
     """AttemptError: there is none."""
-    from transformers import AutoTokenizer
+    import transformers
 
+    tokenizers: Any = transformers.AutoTokenizer
     try:
-        return AutoTokenizer.from_pretrained(name, revision=revision or "main")  # pyright: ignore
+        return tokenizers.from_pretrained(name, revision=revision or "main")
     except (OSError, ValueError, KeyError, ImportError) as error:
         raise AttemptError(
             f"base_model.tokenizer: the tokenizer cannot be loaded from {name}: {error}",
@@ -128,13 +134,14 @@ def _rows(kind: Kind, files: Files, loss_on: LossOn, bad: _Bad) -> Iterator[tupl
 
 def _values(files: Files) -> Iterator[tuple[Place, Any]]:
     number = 0
-    for name, path in files.files:
+    for name, path in files.named:
         try:
             for line, value in values_of(files.kind, name, path):
                 number += 1
                 yield Place(number, name, line), value
         except InputError as error:
-            raise AttemptError(error.message, code="invalid_data", retry=False) from error
+            code = "package_missing" if "package" in error.context else "invalid_data"
+            raise AttemptError(error.message, code=code, retry=False) from error
 
 
 # ---- kept on the host
@@ -159,9 +166,8 @@ def _key(kind: Kind, settings: TrainingSection, files: Files, tokenizer: Any) ->
     """Of all that tokens depend on."""
     template = find_template(tokenizer, settings.base_model.chat_template)
     own = json.dumps(tokenizer.chat_template, sort_keys=True)
-    names = [name for name, _ in files.files]  # the report names them
     parts = [
-        _SCHEMA, kind, files.kind, files.identity, names, list(_form(settings)), policies_of(settings.rows),
+        _SCHEMA, kind, files.kind, files.identity, files.names, list(_form(settings)), policies_of(settings.rows),
         template.text, template.marked_texts, own, tokenizer.backend_tokenizer.to_str(),
         [tokenizer.eos_token, tokenizer.bos_token, sorted(tokenizer.all_special_ids)],
         version("transformers"), version("tokenizers"),
@@ -208,15 +214,17 @@ def _prune(cache: Path) -> None:
 
 def files_of(given: JsonObject, root: Path) -> Files:
     """`dataset` of a run's configuration, whose files are below `root`."""
-    return Files(given["kind"], tuple((name, root / place) for place, name in given["files"]), given["manifest"])
+    places, names = zip(*given["files"], strict=True)
+    return Files(given["kind"], tuple(root / place for place in places), names, given["manifest"])
 
 
 def check_vocabulary(tokenizer: Any, model: str, revision: str | None) -> None:
     """AttemptError where the tokenizer has ids that the model has no embedding for."""
-    from transformers import AutoConfig
+    import transformers
 
+    configs: Any = transformers.AutoConfig
     try:
-        config: Any = AutoConfig.from_pretrained(model, revision=revision or "main")
+        config = configs.from_pretrained(model, revision=revision or "main")
     except (OSError, ValueError) as error:
         raise AttemptError(f"the model cannot be loaded: {error}", code="model_invalid", retry=False) from error
     embeddings: int | None = getattr(config.get_text_config(), "vocab_size", None)

@@ -15,7 +15,7 @@ from rollout.model.problems import problems
 from rollout.workloads.train.config import SECTIONS, Kind
 from rollout.workloads.train.templates import find_template
 
-from rollout_worker.backends.training.prepare import Files, prepare, read_tokenizer
+from rollout_worker.backends.training.prepare import files_of, prepare, read_tokenizer
 
 
 def counted(asked: dict[str, Any]) -> dict[str, Any]:
@@ -27,10 +27,11 @@ def counted(asked: dict[str, Any]) -> dict[str, Any]:
     try:
         tokenizer = read_tokenizer(asked["tokenizer"])
         for name, given in asked["datasets"].items():
-            files = Files(given["kind"], tuple((shown, Path(path)) for path, shown in given["files"]))
             try:
-                reports[name] = prepare(kind, settings, files, tokenizer)[1].to_json()
+                reports[name] = prepare(kind, settings, files_of(given, Path()), tokenizer)[1].to_json()
             except AttemptError as error:
+                if error.error_code != "invalid_data":
+                    raise
                 faults.append(error.message)
     except AttemptError as error:
         return {"error": error.message, "code": error.error_code}
