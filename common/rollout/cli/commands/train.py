@@ -83,7 +83,7 @@ def _add(kind: Kind) -> None:
             detach=detach,
             json=json,
         )
-        with located(config):
+        with located(config, workload.settings):
             raise typer.Exit(run_workload(workload, settings, options))
 
     del run  # typer keeps it
