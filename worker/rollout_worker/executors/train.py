@@ -19,9 +19,10 @@ import structlog
 from blake3 import blake3
 from rollout.model.errors import AttemptError, ObjectCorruptError
 from rollout.model.item import Outcome
-from rollout.snapshots.tar import pack, unpack
+from rollout.snapshots.parts import FORMAT, parts_of, read_manifest
+from rollout.snapshots.tar import Packed, pack, unpack
 from rollout.workloads.json_form import JsonObject, canonical
-from rollout.workloads.train.segment import Result, Segment, stopping_after
+from rollout.workloads.train.segment import Result, Segment, encode_results, stopping_after
 
 from rollout_worker.backends.training.determinism import environment
 from rollout_worker.executors.port import Attempt, Context, Done, Run
@@ -83,6 +84,8 @@ class TrainExecutor:
             try:
                 if segment.op == "prepare":
                     return await self._prepare(context)
+                if segment.op == "verify":
+                    return await self._verify(segment, context)
                 result, directory, writing = await self._train(segment, attempt, context)
             except BaseException:
                 await self._throw_away()
@@ -119,7 +122,10 @@ class TrainExecutor:
             object_id = await context.put_object(Path(one["path"]))
             data[name] = {"object": object_id.hex(), "units": one["units"]}
             report[name] = one["report"]
-        keeps = tuple(bytes.fromhex(one["object"]) for one in data.values() if isinstance(one, dict))
+        named = [one["object"] for one in data.values() if isinstance(one, dict)]
+        if start := config.get("start"):
+            named.append(start["snapshot"])  # a segment that is begun again needs it
+        keeps = tuple(bytes.fromhex(one) for one in named)
         result = Result(data=data, report=report)
         self._state = State(0, result, built=False)
         return Done(result.encode(), keeps=keeps)
@@ -134,13 +140,14 @@ class TrainExecutor:
         self, segment: Segment, attempt: Attempt, context: Context
     ) -> tuple[Result, Path, asyncio.Task[JsonObject] | None]:
         """The result so far, where the state is being written, and when it is; None: there was nothing to do."""
-        before = Result.decode(attempt.predecessor) if attempt.predecessor else None
         here = self._state
-        if before is None and not segment.start and not segment.data:
-            if here is None or here.step != segment.first:
-                raise AttemptError("what the segment before leaves is not here", code="state_elsewhere")
-            before = here.result
-        before = before or Result(step=segment.first, snapshot=segment.start, data=segment.data)
+        if attempt.predecessor:
+            before = segment.begins_with(Result.decode(attempt.predecessor))
+        else:
+            stands = 0 if segment.before else segment.first  # behind the item before it, which may be the first one
+            before = segment.begins_with(here.result if here is not None and here.step == stands else None)
+        if before is None:
+            raise AttemptError("what the segment before leaves is not here", code="state_elsewhere")
         if before.stopped or (before.steps and segment.first >= before.steps):
             return replace(before, stopped=True, metrics=[], evaluations=[]), Path(), None
         if before.step != segment.first:
@@ -149,7 +156,7 @@ class TrainExecutor:
                 code="segment_missing",
                 retry=False,
             )
-        if here is None or not here.built or here.step != segment.first or segment.op == "verify":
+        if here is None or not here.built or here.step != segment.first:
             await self._stand_at(before, context)
         self._state = None
         return await self._steps(segment, before, context)
@@ -175,10 +182,19 @@ class TrainExecutor:
             source = await context.object_path(expected)
             try:
                 await asyncio.to_thread(unpack, source, directory, expected)
+                await asyncio.to_thread(self._check, directory)
             except ObjectCorruptError as error:
                 raise AttemptError(error.message, code="snapshot_corrupt") from error
             await self._ranks.result(op="restore", directory=str(directory))
             await asyncio.to_thread(shutil.rmtree, directory)
+
+    def _check(self, directory: Path) -> None:
+        """ObjectCorruptError: what was unpacked is no state of this training, which no name of an object says."""
+        assert self._run is not None
+        manifest = read_manifest(directory, "train_state")
+        for what, mine in (("algorithm", _kind(self._run)), ("model", self._run.config["model"]["content_id"])):
+            if manifest[what] != mine:
+                raise ObjectCorruptError(f"the snapshot's {what} is {manifest[what]}, and the run's is {mine}")
 
     def _same_hardware(self, before: Result) -> None:
         assert self._run is not None
@@ -201,12 +217,12 @@ class TrainExecutor:
         config = self._run.config
         result = replace(
             before, steps=self._built["steps"], metrics=[], evaluations=[], report={}, snapshot="", size=0, weights="",
-            fingerprint=self._built["fingerprint"], label=segment.label, algorithm=_kind(self._run),
+            fingerprint=self._built["fingerprint"], algorithm=_kind(self._run), parts={},
             model={"parameters": self._built["parameters"], "trained": self._built["trained"]},
         )  # fmt: skip
         section = _settings(self._run)["eval"]
         manifest = {
-            "format": 1, "kind": "train_state", "algorithm": _kind(self._run),
+            "format": FORMAT, "kind": "train_state", "algorithm": _kind(self._run),
             "settings": blake3(canonical(config["algorithm"])).hexdigest(),
             "model": config["model"]["content_id"], "data": before.data, "fingerprint": result.fingerprint,
         }  # fmt: skip
@@ -257,16 +273,41 @@ class TrainExecutor:
             writing.cancel()
             raise
         archive = context.scratch / "state.tar"
-        object_id, size = await asyncio.to_thread(pack, directory, archive)
-        final = replace(result, snapshot=object_id.hex(), size=size, weights=done["weights"])
-        tokens = sum(int(step["tokens"]) for step in result.metrics)
-        if segment.op == "verify":
-            return Done(final.encode(), units_out=tokens)
+        packed = await asyncio.to_thread(pack, directory, archive)
+        final = self._final(result, packed, done)
         stored = await context.put_object(archive)
-        if stored != object_id:
+        if stored != packed.id:
             raise AttemptError("the snapshot changed while it was stored", code="object_corrupt")
-        result.snapshot = object_id.hex()
-        return Done(final.encode(), units_out=tokens, keeps=(object_id,))
+        result.snapshot = final.snapshot
+        return Done(final.encode(), units_out=_tokens(final), keeps=(packed.id,))
+
+    def _final(self, result: Result, packed: Packed, done: JsonObject) -> Result:
+        """What the ledger gets to know of a segment whose state is packed."""
+        assert self._run is not None
+        label = self._run.config["snapshots"]["label"] if result.is_last else ""
+        return replace(
+            result, snapshot=packed.id.hex(), size=packed.size, weights=done["weights"], label=label,
+            parts=parts_of(packed.members),
+        )  # fmt: skip
+
+    # ---- verifying
+
+    async def _verify(self, segment: Segment, context: Context) -> Done:
+        """Segments that another item committed, once more, in processes that have done nothing else. Nothing is kept of
+        them but what they come to."""
+        before, found = Result(**segment.before), list[Result]()
+        self._state = None
+        await self._stand_at(before, context)
+        directory, archive = context.scratch / "state", context.scratch / "state.tar"
+        for first, steps in segment.through:
+            result, _, writing = await self._steps(Segment("segment", first, steps), before, context)
+            done = await writing
+            packed = await asyncio.to_thread(pack, directory, archive)
+            await asyncio.to_thread(shutil.rmtree, directory)
+            before = self._final(result, packed, done)
+            found.append(before)
+        self._state = None  # the next one begins with processes of its own
+        return Done(encode_results(found), units_out=sum(map(_tokens, found)))
 
     # ---- processes
 
@@ -289,6 +330,10 @@ def _kind(run: Run) -> str:
 
 def _settings(run: Run) -> JsonObject:
     return run.config["algorithm"]["settings"]
+
+
+def _tokens(result: Result) -> int:
+    return sum(int(step["tokens"]) for step in result.metrics)
 
 
 def _line(metrics: JsonObject, steps: int) -> str:

@@ -14,15 +14,17 @@ from rollout.model.errors import ConfigError, InputError
 from rollout.model.item import NewItem
 from rollout.model.run import Policy, RunSpec
 from rollout.workloads.json_form import JsonObject
-from rollout.workloads.local_model import LocalModel, files_json, find_model, names_snapshot
-from rollout.workloads.port import Checked, Fetch, Reading, Tree, Workload, input_section
+from rollout.workloads.local_model import LocalModel, files_json, find_model, names_snapshot, refuse_unless_whole_model
+from rollout.workloads.port import Checked, Fetch, FoundSnapshot, Reading, Tree, Workload, input_section
 from rollout.workloads.source import InputReport, Line, fail, json_of
 from rollout.workloads.train.config import DatasetSection, Kind, PreferenceSection, TrainConfig
 from rollout.workloads.train.lines import ERRORS, EVALUATIONS, METRICS, REPORT, SUMMARY, TrainWriter
 from rollout.workloads.train.model_output import draw_curves, write_model
-from rollout.workloads.train.plan import items, segments, steps_at_most
+from rollout.workloads.train.plan import items, segments_of, steps_at_most
+from rollout.workloads.train.retention import retention
 from rollout.workloads.train.rows import parse_row
 from rollout.workloads.train.segment import Result, Segment
+from rollout.workloads.train.start import begin_with, start_table
 
 
 @dataclass(kw_only=True)
@@ -42,7 +44,12 @@ class Train(Workload[TrainConfig, TrainChecked]):
     measure = "tokens"
     result_files = (METRICS, SUMMARY, REPORT, EVALUATIONS, ERRORS)
     free = frozenset({"output", "workers"})
-    recorded = frozenset({"run.name", "run.priority", "run.max_worker_lost", "snapshots.keep_last", "snapshots.label"})
+    recorded = frozenset(
+        {
+            "run.name", "run.priority", "run.max_worker_lost",
+            "snapshots.keep_last", "snapshots.keep_labeled", "snapshots.max_age", "snapshots.label",
+        }
+    )  # fmt: skip
 
     def directory(self, settings: TrainConfig) -> Path:
         return Path(settings.output.dir)
@@ -90,6 +97,7 @@ class Train(Workload[TrainConfig, TrainChecked]):
             "eval_dataset": evaluation[0].config() if evaluation else None,
             "evaluation": evaluation[1].digest if evaluation else "",
             "steps": steps,
+            "start": start_table(settings),
             "snapshots": settings.snapshots.model_dump(mode="json"),
             "input": input_section(section.dataset.patterns, report),
             "output": settings.output.model_dump(mode="json"),
@@ -103,13 +111,13 @@ class Train(Workload[TrainConfig, TrainChecked]):
             trees.append(Tree("model.manifest", model.path))
         if reference is not None and reference.path is not None:
             trees.append(Tree("reference_model.manifest", reference.path))
-        total = sum(1 for _ in segments(steps, settings.snapshots.every_steps))
+        total = sum(1 for _ in segments_of(config))
         uris = {"model": section.base_model.uri, "reference_model": reference.uri if reference is not None else ""}
         return TrainChecked(
             config=config,
             total=total,
             trees=tuple(trees),
-            snapshots=tuple(key for key, uri in uris.items() if names_snapshot(uri)),
+            snapshots=(*(k for k, uri in uris.items() if names_snapshot(uri)), *(("start",) if settings.start else ())),
             steps=steps,
             rows=rows,
             model=model,
@@ -118,10 +126,19 @@ class Train(Workload[TrainConfig, TrainChecked]):
     def plan(self, checked: TrainChecked, config: JsonObject, start: int) -> Iterator[NewItem]:
         return items(config, start)
 
+    def found(self, checked: TrainChecked, key: str, snapshot: FoundSnapshot) -> None:
+        if key == "start":
+            begin_with(checked.config, snapshot)
+        else:
+            refuse_unless_whole_model(snapshot.config, _key_of(checked, key))
+        super().found(checked, key, snapshot)
+
+    def settle(self, checked: TrainChecked) -> None:
+        checked.total = sum(1 for _ in segments_of(checked.config))
+
     def spec(self, run_id: str, config: JsonObject) -> RunSpec:
-        """A segment that failed ends the run: nothing can come after it. The first item's objects are the data."""
-        keep = (("last", str(config["snapshots"]["keep_last"])), ("from", "1"))
-        policies = (Policy("end_run", (("on", "failed"),)), Policy("keep_objects", keep))
+        """A segment that failed ends the run: nothing can come after it."""
+        policies = (Policy("end_run", (("on", "failed"),)), *retention(config["snapshots"]))
         return replace(super().spec(run_id, config), policies=policies)
 
     def writer(self, config: JsonObject) -> TrainWriter:
@@ -130,8 +147,15 @@ class Train(Workload[TrainConfig, TrainChecked]):
     async def finished(self, fetch: Fetch, config: JsonObject, directory: Path, summary: JsonObject) -> list[str]:
         made = await asyncio.to_thread(draw_curves, directory)
         if config["output"]["model"] and summary["final_snapshot"]:
-            made.append(await write_model(fetch, bytes.fromhex(summary["final_snapshot"]), directory / "model"))
+            name, model = bytes.fromhex(summary["final_snapshot"]), config["model"]
+            made.append(await write_model(fetch, name, directory / "model", model["path"] or model["uri"]))
         return made
+
+    def describe_change(self, section: str, old: JsonObject, new: JsonObject) -> list[str] | None:
+        if section != "start" or (old["uri"], old["step"]) == (new["uri"], new["step"]):
+            return None
+        began, now = (f"{one['uri']}, step {one['step'] or 'of the last snapshot'}" for one in (old, new))
+        return [f"start: it began with {began}, and not with {now}"]
 
     def when_mended(self, committed: int) -> str:
         return (
@@ -157,8 +181,16 @@ class Train(Workload[TrainConfig, TrainChecked]):
         return json.loads(payload), ""
 
     def item_output(self, data: bytes) -> Any:
-        Result.decode(data)
-        return json.loads(data)
+        found: Any = json.loads(data)
+        if not isinstance(found, list):  # of `verify` it is one
+            Result.decode(data)
+        return found
+
+
+def _key_of(checked: TrainChecked, table: str) -> str:
+    """What a person calls it."""
+    names = {"model": "base_model.uri", "reference_model": "reference"}
+    return f"algorithm.{checked.config['algorithm']['kind']}.{names[table]}"
 
 
 @dataclass(frozen=True, slots=True)

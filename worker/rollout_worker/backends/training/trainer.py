@@ -29,7 +29,7 @@ from rollout_worker.algorithms.port import Algorithm, Batch, Loss
 from rollout_worker.backends.training import state as files
 from rollout_worker.backends.training.collate import Collator
 from rollout_worker.backends.training.models import StepModels, load_model, model_files, parameters, with_adapter
-from rollout_worker.backends.training.optimizer import make_optimizer, make_schedule
+from rollout_worker.backends.training.optimizer import follow_settings, make_optimizer, make_schedule
 
 EXPLODED = 20.0
 """A loss so many times the first one's size ends the run: nothing good comes after it."""
@@ -289,6 +289,7 @@ class Trainer:
         self.optimizer.load_state_dict(files.load_optimizer(directory))
         lambdas = {"lr_lambdas": [None] * len(self.optimizer.param_groups)}  # functions are as they were built
         self.schedule.load_state_dict(files.read_json(directory / "schedule.json") | lambdas)
+        follow_settings(self.optimizer, self.schedule, self.settings.optimizer)
         position = files.read_json(directory / files.MANIFEST)["position"]
         self.step, self.tokens, self.first_loss = position["step"], position["tokens"], position["first_loss"]
         files.load_random(directory, self.rank)
