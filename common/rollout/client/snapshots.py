@@ -158,8 +158,8 @@ async def snapshot_at(client: Runs, run_id: str, step: int | None) -> Snapshot:
         raise NotFoundError(f"{who} has no snapshot{' yet' if not committed else ': they were pruned'}")
     if step in committed:
         raise NotFoundError(
-            f"the snapshot of step {step} of {who} was let go, by [snapshots] keep_last or by hand; {kept}. Take one of "
-            "them, or train with keep_last = 0 to keep all"
+            f"the snapshot of step {step} of {who} was let go, by [snapshots] keep_last or by hand; {kept}. Take one "
+            "of them, or train with keep_last = 0 to keep all"
         )
     nearest = sorted(sorted(committed, key=lambda one: abs(one - step))[:2])
     near = f"the nearest are {_steps(nearest)}" if nearest else "it has done no segment yet"
@@ -182,8 +182,11 @@ async def export_snapshot(
     scratch = await asyncio.to_thread(_beside, directory)
     try:
         archive, object_id = Path(scratch.name) / "state.tar", bytes.fromhex(snapshot.id)
-        size = snapshot.result.size
-        tell = None if progress is None else lambda done: progress(done, size)
+
+        def tell(done: int) -> None:
+            if progress is not None:
+                progress(done, snapshot.result.size)
+
         await client.download(snapshot.run_id, object_id, archive, tell)
         await asyncio.to_thread(_export, archive, snapshot, Path(scratch.name), directory, merged)
     finally:

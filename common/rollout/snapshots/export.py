@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 import struct
 import subprocess
@@ -67,12 +68,8 @@ def _in(backbone: str, name: str) -> str:
 def _as_classifier(path: Path, pad: int) -> str:
     """The `model_type`. The score is that of the last token which is no padding, so that has to be known."""
     config: dict[str, Any] = json.loads(path.read_text("utf-8"))
-    names = [
-        str(name)
-        .replace("ForCausalLM", "ForSequenceClassification")
-        .replace("LMHeadModel", "ForSequenceClassification")
-        for name in config.get("architectures") or []
-    ]
+    known: list[str] = config.get("architectures") or []
+    names = [re.sub("ForCausalLM|LMHeadModel", "ForSequenceClassification", name) for name in known]
     config |= {"architectures": names, "num_labels": 1, "id2label": {"0": "LABEL_0"}, "label2id": {"LABEL_0": 0}}
     config |= {"pad_token_id": pad}
     path.write_text(json.dumps(config, indent=2) + "\n", "utf-8")

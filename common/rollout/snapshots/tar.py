@@ -13,7 +13,7 @@ import tarfile
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
-from typing import IO
+from typing import IO, cast
 
 from blake3 import blake3
 
@@ -60,7 +60,8 @@ def pack(directory: Path, target: Path) -> Packed:
     try:
         with partial.open("wb") as raw:
             hashed = Hashed(raw)
-            with tarfile.open(fileobj=hashed, mode="w|", format=tarfile.GNU_FORMAT, bufsize=_PIECE) as archive:
+            stream = cast(IO[bytes], hashed)  # which it writes to, and nothing else
+            with tarfile.open(fileobj=stream, mode="w|", format=tarfile.GNU_FORMAT, bufsize=_PIECE) as archive:
                 for name, path in sorted(_entries(directory, "")):
                     info = tarfile.TarInfo(name)
                     if path.is_dir():
@@ -70,7 +71,7 @@ def pack(directory: Path, target: Path) -> Packed:
                         info.mode, info.size = _FILE_MODE, path.stat().st_size
                         with path.open("rb") as file:
                             reading = _Reading(file)
-                            archive.addfile(info, reading)  # type: ignore[arg-type]
+                            archive.addfile(info, cast(IO[bytes], reading))
                         members[name] = reading.hasher.hexdigest()
         partial.replace(target)
     except BaseException:

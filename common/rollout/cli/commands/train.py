@@ -23,7 +23,7 @@ from rollout.cli.options import (
 from rollout.config.load import load_settings, located
 from rollout.model.errors import ConfigError
 from rollout.workloads.registered import load
-from rollout.workloads.train.config import KINDS, Kind
+from rollout.workloads.train.config import KINDS, Kind, TrainConfig
 
 if TYPE_CHECKING:
     from rollout.client import Runs
@@ -97,7 +97,7 @@ def _train(words: tuple[str, ...], config: Path, start: dict[str, Any], *, kind:
     from rollout.cli.session import Options, run_workload  # brings grpc
 
     workload = load("train")
-    settings = load_settings(workload.settings, config, {"workers.count": options["workers"], **start})
+    settings = load_settings(TrainConfig, config, {"workers.count": options["workers"], **start})
     if kind is not None and settings.algorithm.kind != kind:
         raise ConfigError(
             f'{config}: algorithm.kind is "{settings.algorithm.kind}": use rollout train {settings.algorithm.kind}'

@@ -16,7 +16,7 @@ Policy = Literal["error", "drop", "keep"]
 
 
 def _uri(value: Any) -> Any:
-    return {"uri": value} if isinstance(value, str) else value
+    return {"uri": value} if isinstance(value, str) else value  # pyright: ignore[reportUnknownVariableType]
 
 
 class ModelSection(Section):

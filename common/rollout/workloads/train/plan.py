@@ -48,5 +48,6 @@ def items(config: JsonObject, start: int) -> Iterator[NewItem]:
 
 def segments_of(config: JsonObject) -> Iterator[Segment]:
     """Of a run with this configuration."""
-    begun = config["start"]["before"] if config["start"] else {}
+    start: JsonObject | None = config["start"]
+    begun: JsonObject = start["before"] if start else {}
     return segments(config["steps"], config["snapshots"]["every_steps"], begun)

@@ -7,7 +7,7 @@ the old run the new one ends in the same bytes.
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, cast
 
 from rollout.model.errors import ConfigError
 from rollout.workloads.json_form import JsonObject
@@ -66,7 +66,7 @@ def begin_with(config: JsonObject, found: FoundSnapshot) -> None:
 def _at(settings: JsonObject, key: str) -> Any:
     value: Any = settings
     for part in key.split("."):
-        value = value.get(part) if isinstance(value, dict) else None  # pyright: ignore
+        value = cast(JsonObject, value).get(part) if isinstance(value, dict) else None
     return value
 
 

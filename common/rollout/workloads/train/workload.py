@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from rollout.model.errors import ConfigError, InputError
 from rollout.model.item import NewItem
@@ -184,7 +184,7 @@ class Train(Workload[TrainConfig, TrainChecked]):
         found: Any = json.loads(data)
         if not isinstance(found, list):  # of `verify` it is one
             Result.decode(data)
-        return found
+        return cast(Any, found)
 
 
 def _key_of(checked: TrainChecked, table: str) -> str:

@@ -5,14 +5,14 @@ from __future__ import annotations
 import sys
 from typing import Any
 
-from peft import PeftModel
-from transformers import AutoModelForCausalLM
+import peft
+import transformers
 
 
 def main(adapter: str, base: str, directory: str) -> None:
-    whole: Any = AutoModelForCausalLM.from_pretrained(base)
-    model: Any = PeftModel.from_pretrained(whole, adapter)
-    model.merge_and_unload().save_pretrained(directory)
+    models: Any = transformers.AutoModelForCausalLM
+    adapters: Any = peft.PeftModel
+    adapters.from_pretrained(models.from_pretrained(base), adapter).merge_and_unload().save_pretrained(directory)
 
 
 if __name__ == "__main__":
