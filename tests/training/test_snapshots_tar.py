@@ -130,7 +130,11 @@ def test_parts_name_what_differs(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("manifest", "message"),
-    [(b'{"format":1,"kind":"buffer"}', "kind 'buffer'"), (b'{"format":2,"kind":"train_state"}', "format 2"), (b"{", "no snapshot")],
+    [
+        (b'{"format":1,"kind":"buffer"}', "kind 'buffer'"),
+        (b'{"format":2,"kind":"train_state"}', "format 2"),
+        (b"{", "no snapshot"),
+    ],
 )
 def test_other_kinds_and_newer_formats_are_refused(tmp_path: Path, manifest: bytes, message: str) -> None:
     with pytest.raises(ObjectCorruptError, match=message):
