@@ -19,6 +19,8 @@ from rollout.snapshots.parts import read_manifest
 WEIGHTS = "model.safetensors"
 ADAPTER = "adapter_config.json"
 ADAPTER_WEIGHTS = "adapter_model.safetensors"
+_OF_WHOLE_MODELS = ("config.json", "generation_config.json")
+"""Beside an adapter they would hide it from transformers, which looks for weights then."""
 _MERGE = "rollout_worker.backends.training.merge"
 _PREFIXES = {
     "bloom": "transformer", "codegen": "transformer", "falcon": "transformer", "gpt2": "transformer",
@@ -43,12 +45,15 @@ def export_model(state: Path, directory: Path, *, base: str = "", merged: bool =
     is_adapter = (files / ADAPTER).is_file()
     if merged and not is_adapter:
         raise ConfigError("--merged: this snapshot holds a whole model, no adapter: leave the option away")
+    if merged and manifest["algorithm"] == "rm":
+        raise ConfigError("--merged: of a reward model only the adapter is written: leave the option away")
     adapter = state / "adapter" if merged else directory
     adapter.mkdir(parents=True)
     for path in sorted(files.iterdir()):
-        shutil.copyfile(path, adapter / path.name)
+        if not (is_adapter and path.name in _OF_WHOLE_MODELS):
+            shutil.copyfile(path, adapter / path.name)
     if is_adapter:
-        _write_adapter(state / WEIGHTS, adapter, base)
+        _write_adapter(state / WEIGHTS, adapter, base, "SEQ_CLS" if manifest["algorithm"] == "rm" else "CAUSAL_LM")
         if merged:
             _merge(adapter, base, directory)
         return
@@ -79,11 +84,15 @@ def _as_classifier(path: Path, pad: int) -> str:
 # ---- adapters
 
 
-def _write_adapter(weights: Path, directory: Path, base: str) -> None:
+def _write_adapter(weights: Path, directory: Path, base: str, task: str) -> None:
     """peft's names are those of the model in which the adapter is called `default`, without that."""
-    rename_tensors(weights, directory / ADAPTER_WEIGHTS, lambda name: name.replace(".default.", "."))
+
+    def saved(name: str) -> str:
+        return name.replace(".modules_to_save.default.", ".").replace(".default.", ".")
+
+    rename_tensors(weights, directory / ADAPTER_WEIGHTS, saved)
     config: dict[str, Any] = json.loads((directory / ADAPTER).read_text("utf-8"))
-    config |= {"base_model_name_or_path": base or config.get("base_model_name_or_path"), "inference_mode": True}
+    config |= {"base_model_name_or_path": base, "inference_mode": True, "task_type": task}
     (directory / ADAPTER).write_text(json.dumps(config, indent=2, sort_keys=True) + "\n", "utf-8")
 
 
