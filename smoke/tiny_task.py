@@ -71,6 +71,7 @@ def right_answers(completions: Path) -> tuple[int, int]:
 def make_model(directory: Path, *, hidden: int = 64, layers: int = 2, dropout: float = 0.0, seed: int = 0) -> int:
     """Write a Llama with random weights, and a tokenizer of one token a letter; how many parameters it has."""
     import torch
+    from safetensors.torch import save_file
     from transformers import LlamaConfig, LlamaForCausalLM
 
     directory.mkdir(parents=True, exist_ok=True)
@@ -93,7 +94,10 @@ def make_model(directory: Path, *, hidden: int = 64, layers: int = 2, dropout: f
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         model: Any = LlamaForCausalLM(config)
-    model.save_pretrained(directory)
+    save_file(model.state_dict(), directory / "model.safetensors", metadata={"format": "pt"})
+    config.architectures = ["LlamaForCausalLM"]
+    config.save_pretrained(directory)
+    model.generation_config.save_pretrained(directory)
     return sum(parameter.numel() for parameter in model.parameters())
 
 
