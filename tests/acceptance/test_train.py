@@ -4,18 +4,20 @@ from __future__ import annotations
 
 import json
 import random
-import time
+import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import psutil
 import pytest
-from acceptance_cli import Cli, until
+from acceptance_cli import Cli
+from cluster import Cluster
 from rollout_worker.backends.tiny import make_tiny
+from train_kills import COMMAND, COORDINATOR, QUICK, RANK, SNAPSHOT, STEP, UPLOAD, WORKER, Disturbed, Strike
 
 pytestmark = [pytest.mark.engine, pytest.mark.timeout(600)]
 
-STEPS, EVERY = 24, 4
+STEPS, EVERY = 80, 4
 ROWS = {
     "sft": [{"prompt": f"{n} and {n} is", "completion": f" {2 * n}"} for n in range(40)],
     "dpo": [{"prompt": f"{n} is", "chosen": f" {n}", "rejected": " none" * (1 + n % 2)} for n in range(40)],
@@ -44,7 +46,7 @@ def configure(cli: Cli, kind: str, model: Path, name: str = "out", **more: Any) 
     } | more  # fmt: skip
     lines = ["[algorithm]", f'kind = "{kind}"', f"[algorithm.{kind}]"]
     lines += [f"{key} = {json.dumps(value)}" for key, value in keys.items()]
-    lines += ["[snapshots]", f"every_steps = {EVERY}", "[output]", f'dir = "{name}"']
+    lines += ["[snapshots]", f"every_steps = {EVERY}", "keep_last = 1000", "[output]", f'dir = "{name}"']
     path = cli.directory / f"{name}.toml"
     path.write_text("\n".join(lines) + "\n")
     return str(path)
@@ -58,44 +60,45 @@ def result(cli: Cli, name: str = "out") -> tuple[dict[str, Any], list[dict[str, 
     return kept, [{key: value for key, value in line.items() if key != "seconds"} for line in lines]
 
 
-def metrics(cli: Cli, name: str = "out") -> int:
-    path = cli.directory / name / "metrics.jsonl"
-    return path.read_bytes().count(b"\n") if path.exists() else 0
-
-
-def processes(cli: Cli, *words: str) -> list[psutil.Process]:
-    found: list[psutil.Process] = []
-    for process in psutil.process_iter(["cmdline", "cwd"]):
-        command = " ".join(process.info["cmdline"] or [])
-        inside = str(process.info["cwd"] or "").startswith(str(cli.directory)) or str(cli.directory) in command
-        if inside and any(word in command for word in words):
-            found.append(process)
+def snapshots(cli: Cli, *options: str) -> dict[int, str]:
+    """The id of all that was left after each segment: weights, optimiser, schedule, generators and position."""
+    listed = cli.run("snapshot", "list", "--json", *options)
+    assert listed.code == 0, listed
+    found = {one["step"]: one["id"] for one in json.loads(listed.out)["snapshots"]}
+    assert list(found) == list(range(EVERY, STEPS + 1, EVERY))
     return found
 
 
-def kill(cli: Cli, *words: str) -> None:
-    for process in processes(cli, *words):
-        process.kill()
+@pytest.fixture(scope="module")
+def killing() -> Iterator[Cluster]:
+    with (
+        tempfile.TemporaryDirectory(prefix="rt-", ignore_cleanup_errors=True) as root,
+        Cluster(Path(root), transport=QUICK) as cluster,
+    ):
+        cluster.add_coordinator().wait_event("coordinator_ready")
+        for _ in range(2):
+            cluster.add_worker()
+        for worker in cluster.workers:
+            worker.wait_event("worker_ready")
+        yield cluster
 
 
 @pytest.mark.parametrize("kind", ["sft", "dpo"])
-def test_killed_anywhere_it_ends_in_the_same_bytes(cli: Cli, model: Path, kind: str) -> None:
-    """A process that trains in mid-step, its worker, the coordinator, then the whole command."""
-    undisturbed = cli.run("train", kind, "--config", configure(cli, kind, model, "calm"), timeout=300)
-    assert undisturbed.code == 0, undisturbed
+def test_killed_anywhere_it_ends_in_the_same_bytes(killing: Cluster, cli: Cli, model: Path, kind: str) -> None:
+    """A process that trains, its worker, the coordinator and the command, each in a phase of its own."""
+    seed = f"{kind} 1"
+    luck = random.Random(seed)
+    victims = luck.sample([RANK, WORKER, COORDINATOR], 3)
+    strikes = [Strike(victim, phase) for victim, phase in zip(victims, (STEP, SNAPSHOT, UPLOAD), strict=True)]
+    luck.shuffle(strikes)
+    calm = cli.start("train", kind, "--config", configure(cli, kind, model, "calm"))
+    command = ("train", kind, "--config", configure(cli, kind, model), *killing.operator())
+    disturbed = Disturbed(killing, cli, command, cli.directory / "out", luck)
+    disturbed.run([*strikes, Strike(COMMAND, luck.choice([STEP, SNAPSHOT, UPLOAD]))])
+    print(f"seed {seed}:", *disturbed.record, sep="\n  ")
+    out, err = calm.communicate(timeout=300)
+    assert calm.returncode == 0, (out, err)
     expected = result(cli, "calm")
-    assert expected[0]["steps"] == STEPS and len(expected[1]) == STEPS
-
-    config, luck = configure(cli, kind, model), random.Random(kind)
-    process = cli.start("train", kind, "--config", config)
-    for victim, at in (("training.rank", 4), ("rollout_worker", 8), ("rollout_coordinator", 12)):
-        until(lambda at=at: metrics(cli) >= at or process.poll() is not None, f"{at} steps", 180)
-        time.sleep(luck.uniform(0, 1))  # anywhere in a segment, its snapshot or its upload
-        kill(cli, victim)
-    until(lambda: metrics(cli) >= 16 or process.poll() is not None, "16 steps", 180)
-    process.kill()
-    process.wait()
-    done = cli.run("train", kind, "--config", config, timeout=300)
-    assert done.code == 0, done
+    assert expected[0]["steps"] == STEPS and [line["step"] for line in expected[1]] == list(range(1, STEPS + 1))
     assert result(cli) == expected
-    assert not processes(cli, "training.rank"), "no process that trains is left"
+    assert snapshots(cli, "--run", "out", *killing.operator()) == snapshots(cli, "--dir", "calm")
