@@ -25,7 +25,6 @@ import tiny_task
 from cluster import Cluster, Node, binary, wait_until
 
 STEPS = 800
-QUESTIONS = 200
 WORKER_AT, COORDINATOR_AT = STEPS * 3 // 10, STEPS * 6 // 10
 LEARNT, GUESSED = 0.95, 0.05
 """Shares of held-out questions that must be right after training, and at most before."""
@@ -35,8 +34,8 @@ TRAIN = """\
 kind = "sft"
 
 [algorithm.sft]
-base_model.uri = "{root}/model"
-dataset.path = "{root}/words.jsonl"
+base_model.uri = "{root}/words/model"
+dataset.path = "{root}/words/train.jsonl"
 minibatch_size = 32
 optimizer = {{ lr = 3e-3, betas = [0.9, 0.99], schedule = "cosine", warmup_steps = 50 }}
 budget.max_steps = {steps}
@@ -61,7 +60,7 @@ temperature = 0
 max_tokens = 12
 
 [input]
-glob = "{root}/questions.jsonl"
+glob = "{root}/words/questions.jsonl"
 
 [output]
 dir = "{root}/{name}"
@@ -147,7 +146,7 @@ class Demo:
         train = self._start("train", "train", "sft", "--config", str(root / "train.toml"), *operator)
         say("the same on a private cluster beside it, which nobody will disturb")
         calm = self._start("undisturbed", "train", "sft", "--config", str(root / "undisturbed.toml"), "--local")
-        before = self._ask("before", str(root / "model"), operator)
+        before = self._ask("before", str(root / "words" / "model"), operator)
 
         self._until(lambda: self._at("train") >= WORKER_AT, train, calm)
         victim = next((worker for worker in cluster.workers if trains(worker)), None)
@@ -165,7 +164,7 @@ class Demo:
         before.ended_well()
 
         summary = json.loads((root / "train" / "summary.json").read_text())
-        say(f'rollout infer batch with uri = "run:{summary["run_id"][-8:]}": {QUESTIONS} words that were held out')
+        say(f'rollout infer batch with uri = "run:{summary["run_id"][-8:]}": words that were held out')
         after = self._ask("after", f"run:{summary['run_id']}", operator)
         self._until(lambda: not after.running and not calm.running, after, calm)
         after.ended_well()
@@ -174,10 +173,7 @@ class Demo:
 
     def _prepare(self) -> int:
         root = self.root
-        parameters = tiny_task.make_model(root / "model", hidden=96, dropout=0.05)
-        tiny_task.write_rows(root / "words.jsonl", tiny_task.rows(10_000))
-        questions = ({"prompt": row["prompt"]} for row in tiny_task.rows(QUESTIONS, asked=True))
-        tiny_task.write_rows(root / "questions.jsonl", questions)
+        parameters = tiny_task.write_all(root / "words", dropout=0.05)
         for name in ("train", "undisturbed"):
             (root / f"{name}.toml").write_text(TRAIN.format(root=root, name=name, steps=STEPS))
         return parameters
