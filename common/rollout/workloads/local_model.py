@@ -170,14 +170,25 @@ def local_directory(uri: str, what: str) -> Path | None:
     return None
 
 
+def cached_directory(model: LocalModel) -> Path | None:
+    """The files of a Hugging Face name, where they were downloaded to this host before."""
+    if not model.commit:
+        return None
+    directory = _hub() / f"models--{model.uri.replace('/', '--')}" / "snapshots" / model.commit
+    return directory if (directory / "config.json").is_file() else None
+
+
+def _hub() -> Path:
+    home = Path(os.environ.get("HF_HOME") or Path.home() / ".cache" / "huggingface")
+    return Path(os.environ.get("HF_HUB_CACHE") or home / "hub")
+
+
 def hub_commit(name: str, revision: str | None) -> str:
     """The commit `name` stands for, if this machine knows it without asking the network; else empty."""
     if revision and _COMMIT.fullmatch(revision):
         return revision
-    home = Path(os.environ.get("HF_HOME") or Path.home() / ".cache" / "huggingface")
-    hub = Path(os.environ.get("HF_HUB_CACHE") or home / "hub")
     try:
-        ref = (hub / f"models--{name.replace('/', '--')}" / "refs" / (revision or "main")).read_text("utf-8").strip()
+        ref = (_hub() / f"models--{name.replace('/', '--')}" / "refs" / (revision or "main")).read_text("utf-8").strip()
     except OSError:
         return ""
     return ref if _COMMIT.fullmatch(ref) else ""

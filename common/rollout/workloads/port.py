@@ -55,24 +55,35 @@ class Reading:
     tell: Callable[[str], None] = lambda text: None
 
     def rows(
-        self, patterns: Sequence[str], read: Callable[[Line], object], *, skip: bool = False
+        self,
+        patterns: Sequence[str],
+        read: Callable[[Line], object],
+        *,
+        skip: bool | None = False,
+        key: str = "input.glob",
     ) -> tuple[Source, InputReport]:
         """Hand every line of the files that match to `read`, which raises InputError with what is wrong with it.
 
         InputError with every fault. The source goes into `Checked`. `skip`: bad rows are no fault; `Checked.lines`
-        gives them with their `fault`, and `plan` makes each an `invalid_item` (`rollout.workloads.invalid`).
+        gives them with their `fault`, and `plan` makes each an `invalid_item` (`rollout.workloads.invalid`); None: the
+        workload has no such choice. `key`: of the configuration, for people.
         """
-        source = Source.open(
+        source = self.open(patterns, key)
+        report = source.check(read, index=self.index, skip=skip, progress=self.progress)
+        source.notes += _left_out(report)
+        return source, report
+
+    def open(self, patterns: Sequence[str], key: str = "input.glob") -> Source:
+        """The files that match, unread: for those that are not made of lines. InputError."""
+        return Source.open(
             patterns,
             exclude=self.exclude,
             spool=self.spool,
             resumed=self.resumed,
             written=self.written,
             tell=self.tell,
+            key=key,
         )
-        report = source.check(read, index=self.index, skip=skip, progress=self.progress)
-        source.notes += _left_out(report)
-        return source, report
 
 
 def input_section(patterns: Sequence[str], report: InputReport) -> JsonObject:
@@ -307,6 +318,20 @@ class Workload(ABC, Generic[Settings, Found]):
     def when_mended(self, summary: JsonObject) -> str:
         """How a run with this summary goes on that failed, because no worker could start it or by a unit of it."""
         return "when that is mended, the same command goes on with them"
+
+    def without_results(self, summary: JsonObject) -> bool:
+        """Whether a run that failed, of which the files hold something, left no result that is worth going on from:
+        then OtherRunError of `check` starts another run in its place (`Reading.without_results`)."""
+        return False
+
+    def refusal(self, summary: JsonObject) -> str:
+        """What is wrong with the input or the configuration, of a run that failed because of it: the command ends as
+        if its check had found it. Empty: that is not why."""
+        return ""
+
+    def remarks(self, entry: CommitEntry) -> Iterable[tuple[str, str, JsonObject]]:
+        """(event, text, its fields) of what a person should hear of an entry of the commit log as it comes."""
+        return ()
 
     @abstractmethod
     def describe(self, settings: Settings, checked: Found) -> list[str]:

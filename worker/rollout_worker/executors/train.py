@@ -32,7 +32,7 @@ from rollout_worker.executors.port import Attempt, Context, Done, Run, Unsuitabl
 from rollout_worker.executors.train_pace import Pace, figures, line
 from rollout_worker.executors.train_ranks import Ranks
 from rollout_worker.executors.train_room import with_room
-from rollout_worker.executors.trees import locate_model, shared_tree
+from rollout_worker.executors.trees import host_directory, locate_model, shared_tree
 
 HUNG_S, HUNG_STEPS = 1800.0, 50.0
 """No step for so long, and for as long as so many steps take: the processes hang, and are killed."""
@@ -154,6 +154,8 @@ class TrainExecutor:
             name: await self._files(config[name], context) for name in ("dataset", "eval_dataset") if config.get(name)
         }
         directory = context.scratch / "tokens"
+        manifest = await context.object_path(bytes.fromhex(config["dataset"]["manifest"]))
+        cache = host_directory(manifest, context, "tokens")
         context.progress("turning the rows into tokens")
 
         async def prepared() -> JsonObject:
@@ -161,7 +163,7 @@ class TrainExecutor:
             directory.mkdir()
             return await ranks.result(
                 op="prepare", kind=_kind(run), settings=_settings(run), datasets=given,
-                directory=str(directory), tokenizer=self._model[1] or self._model[0],
+                directory=str(directory), cache=str(cache), model=self._model[0], tokenizer=self._model[1],
             )  # fmt: skip
 
         try:
@@ -184,7 +186,7 @@ class TrainExecutor:
     async def _files(self, dataset: JsonObject, context: Context) -> JsonObject:
         manifest = bytes.fromhex(dataset["manifest"])
         tree = await with_room("the rows cannot be fetched", lambda: shared_tree(manifest, context), context)
-        return {"kind": dataset["kind"], "paths": [str(tree / name) for name in dataset["files"]]}
+        return {**dataset, "root": str(tree)}
 
     # ---- steps
 

@@ -49,6 +49,13 @@ def _add(kind: Kind) -> None:
         tls_dir: TlsDirOption = None,
         resume: ResumeOption = None,
         workers: WorkersOption = None,
+        allow_different_hardware: Annotated[
+            bool,
+            typer.Option(
+                "--allow-different-hardware",
+                help="Go on where the same input would not give the same bytes; summary.json says from which step on.",
+            ),
+        ] = False,
         dry_run: DryRunOption = False,
         detach: DetachOption = False,
         json: JsonLinesOption = False,
@@ -56,7 +63,11 @@ def _add(kind: Kind) -> None:
         from rollout.cli.session import Options, run_workload  # brings grpc
 
         workload = load("train")
-        settings = load_settings(workload.settings, config, {"workers.count": workers})
+        settings = load_settings(
+            workload.settings,
+            config,
+            {"workers.count": workers, "run.allow_different_hardware": allow_different_hardware or None},
+        )
         if settings.algorithm.kind != kind:
             raise ConfigError(
                 f'{config}: algorithm.kind is "{settings.algorithm.kind}": use rollout train {settings.algorithm.kind}'
@@ -72,7 +83,7 @@ def _add(kind: Kind) -> None:
             detach=detach,
             json=json,
         )
-        with located(config):
+        with located(config, workload.settings):
             raise typer.Exit(run_workload(workload, settings, options))
 
     del run  # typer keeps it

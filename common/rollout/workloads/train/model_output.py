@@ -50,7 +50,7 @@ def draw_curves(directory: Path) -> list[str]:
     if not names:
         return []
     rows = -(-len(names) // 2)
-    figure = Figure(figsize=(10, 3 * rows), layout="constrained")
+    figure: Any = Figure(figsize=(10, 3 * rows), layout="constrained")
     for place, name in enumerate(names, 1):
         axes: Any = figure.add_subplot(rows, 2, place)
         _draw(axes, metrics, name, "train")

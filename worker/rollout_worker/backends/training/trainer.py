@@ -32,6 +32,7 @@ from rollout_worker.backends.training.collate import Collator, partner
 from rollout_worker.backends.training.models import (
     StepModels,
     adapter_file,
+    checkpoint_activations,
     load_model,
     model_files,
     parameters,
@@ -118,10 +119,10 @@ class Trainer:
         files.seed_everything(settings.seed, 0)
         model: Any = load_model(job.model, settings, self.algorithm.head, settings.base_model.revision)
         reference = self._reference(model)
+        if settings.gradient_checkpointing:
+            checkpoint_activations(model)
         if settings.lora is not None:
             model = with_adapter(model, settings.lora, self.algorithm.head)
-        if settings.gradient_checkpointing:
-            model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
         self.parameters = parameters(model)
         if settings.compile:
             model.compile()
