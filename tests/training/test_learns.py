@@ -131,7 +131,7 @@ def test_a_reward_model_ranks_pairs_that_it_never_saw(rig: Rig) -> None:
     learn(trainer, "rm")
     (rig.directory / "held").mkdir()
     held = Rig(rig.model, rig.directory / "held").trainer("rm", rows[:500], **settings)
-    trainer.data, trainer.collator = held.data, held.collator
+    trainer.collator = held.collator
     trainer.model.eval()
     with torch.no_grad():
         found = trainer.algorithm.loss(trainer.models, trainer.collator.batch(range(500)))

@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 
 from rollout.cli.boundary import FAILED, OK
 from rollout.cli.progress import Display, Rates, Snapshot, eta
-from rollout.cli.show import cannot_start, cause_json, waiting
+from rollout.cli.show import cannot_start, cause_json, figures_of, waiting
 from rollout.cli.words import first_line, when
 from rollout.client import Page, Runs
 from rollout.model.errors import IncompleteError, InputChangedError, OutputChangedError, StateError
@@ -104,8 +104,11 @@ class WorkloadRun:
             if status.state == "killed" and status.ended_by and not go_on:
                 raise StateError(f"{_killed(status)}. Go on with it: {command}")
             because = f" ({first_line(status.reason).rstrip('.')})" if status.reason else ""
-            self._display.note(f"run {short(self.run_id)} {_ENDED_BY_IT[status.state]}{because}: it goes on")
-            status = await self._runs.command(self.run_id, verb, reason="the same command was given again")
+            over = self._workload.over(status.failed) if status.state == "failed" else ""
+            ended = f"run {short(self.run_id)} {_ENDED_BY_IT[status.state]}{because}"
+            self._display.note(f"{ended}: {over or 'it goes on'}")
+            if not over:
+                status = await self._runs.command(self.run_id, verb, reason="the same command was given again")
         self.submitted = status.submitted
         done = status.done + status.failed
         unit, total = self._workload.unit, self.total
@@ -281,6 +284,8 @@ class WorkloadRun:
             state=state,
             unit=self._workload.unit,
             measure=self._workload.measure,
+            note=status.note,
+            figures=figures_of(status),
         )
 
     def _finish(self, directory: Path, status: pb.RunStatus, summary: JsonObject, made: list[str]) -> int:
@@ -321,6 +326,7 @@ class WorkloadRun:
             lines.append(f"{summary['attempts']['worker_lost']} attempts were lost with their worker and repeated")
         if summary["state"] == "failed" and units["committed"] < units["total"]:
             left = units["total"] - units["committed"]
-            lines.append(f"{left} {unit} are unharmed: {self._workload.when_mended(self._collector.cursor)}")
+            how = "cannot begin" if self._workload.over(units["failed"]) else "are unharmed"
+            lines.append(f"{left} {unit} {how}: {self._workload.when_mended(summary)}")
         lines.append("files: " + ", ".join(files.values()))
         return "\n".join(lines)

@@ -21,7 +21,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, ClassVar, Generic, Protocol, TypeVar
+from typing import Any, ClassVar, Generic, Protocol, TypeVar, runtime_checkable
 
 from pydantic import BaseModel
 
@@ -186,6 +186,14 @@ class Writer(Protocol):
         return summary
 
 
+@runtime_checkable
+class Remembering(Protocol):
+    """A writer whose summary says more than totals do: what it must know of entries before is in `memory`, which is
+    saved with the files, given back to the writer of a later command, and empty when the files are written anew."""
+
+    memory: JsonObject
+
+
 Fetch = Callable[[bytes, Path], Awaitable[None]]
 """Bring an object to a file. NotFoundError, OSError."""
 
@@ -292,8 +300,12 @@ class Workload(ABC, Generic[Settings, Found]):
         without the run's configuration file."""
         return {}
 
-    def when_mended(self, committed: int) -> str:
-        """How a run goes on that failed, because no worker could start it, when `committed` units were in the files."""
+    def over(self, failed: int) -> str:
+        """Why a run of which `failed` units failed for good can do nothing more; empty: it goes on with the others."""
+        return ""
+
+    def when_mended(self, summary: JsonObject) -> str:
+        """How a run with this summary goes on that failed, because no worker could start it or by a unit of it."""
         return "when that is mended, the same command goes on with them"
 
     @abstractmethod

@@ -18,7 +18,7 @@ from rollout.workloads.local_model import LocalModel, files_json, find_model, mo
 from rollout.workloads.port import Checked, Fetch, Reading, Tree, Workload, input_section
 from rollout.workloads.source import InputReport, Line, fail, json_of
 from rollout.workloads.train.config import DatasetSection, Kind, PreferenceSection, TrainConfig
-from rollout.workloads.train.lines import ERRORS, EVALUATIONS, METRICS, REPORT, SUMMARY, TrainWriter
+from rollout.workloads.train.lines import ERRORS, EVALUATIONS, METRICS, REPORT, SUMMARY, TrainWriter, how_to_go_on
 from rollout.workloads.train.model_output import draw_curves, write_model
 from rollout.workloads.train.plan import items, segments, steps_at_most
 from rollout.workloads.train.rows import parse_row
@@ -133,11 +133,11 @@ class Train(Workload[TrainConfig, TrainChecked]):
             made.append(await write_model(fetch, bytes.fromhex(summary["final_snapshot"]), directory / "model"))
         return made
 
-    def when_mended(self, committed: int) -> str:
-        return (
-            "a segment that failed is final; start another run from the last snapshot "
-            "(rollout train fork RUN_ID), or with another output directory"
-        )
+    def over(self, failed: int) -> str:
+        return "a segment that failed is final, and nothing of its run can come after it" if failed else ""
+
+    def when_mended(self, summary: JsonObject) -> str:
+        return how_to_go_on(summary) if summary[self.unit]["failed"] else super().when_mended(summary)
 
     def describe_change(self, section: str, old: JsonObject, new: JsonObject) -> list[str] | None:
         return model_changes(old, new, section) if section in ("model", "reference_model") else None
