@@ -24,7 +24,7 @@ from pydantic import BaseModel
 from rollout.cli.anywhere import Places, find_named, find_snapshot
 from rollout.cli.asking import reached
 from rollout.cli.boundary import INTERRUPTED, OK
-from rollout.cli.checking import verdict
+from rollout.cli.checking import noted, verdict
 from rollout.cli.collecting import WorkloadRun, files_of
 from rollout.cli.interrupt import Interrupted, Interrupts
 from rollout.cli.options import chosen
@@ -122,7 +122,8 @@ def _dry_run(workload: Workload[Any, Any], settings: BaseModel, options: Options
     for note in found.notes:
         display.note(note)
     fields = found.fields
-    said = " ".join(f"{'inputs' if key == workload.unit else key}={value}" for key, value in fields.items())
+    plain = {key: value for key, value in fields.items() if isinstance(value, str | int | float)}
+    said = " ".join(f"{'inputs' if key == 'rows' else key}={value}" for key, value in plain.items())
     lines = [*found.plan, f"dry-run OK: {said}"]
     display.event("dry_run", "\n".join(lines), **fields, plan=found.plan)
     return OK
@@ -202,7 +203,7 @@ class _Invocation:
         directory = self._workload.directory(self._settings)
         with OutputDirectory.open(directory, self._options.command()) as output:
             known = output.check(await self._resume(output))
-            without_results = known is not None and failed_without_results(output, known)
+            without_results = known is not None and failed_without_results(self._workload, output, known)
             try:
                 checked = await self._check(output, resumed=known is not None, without_results=without_results)
             except OtherRunError as error:
@@ -327,7 +328,7 @@ class _Invocation:
         if self._target.private is not None:
             self._say_cluster()  # else when it has answered
         for note in (*(checked.source.notes if checked.source else ()), *checked.notes):
-            self._display.note(f"note: {note}")
+            self._display.note(noted(note))
         return checked
 
     def _say_cluster(self) -> None:

@@ -126,7 +126,8 @@ class Verification:
         self.run_id = new_ulid()
         self._client = client
         self._work = work
-        more = {"verifies": run.run_id, "allow_different_hardware": allow_different_hardware}
+        allowed = run.config["run"] | {"allow_different_hardware": allow_different_hardware}
+        more = {"verifies": run.run_id, "run": allowed}
         self._spec = RunSpec(
             run_id=self.run_id,
             workload=WORKLOAD,
@@ -153,21 +154,36 @@ class Verification:
         payloads = [one.payload() for one in self._work]
         items = [NewItem(blake3(self.run_id.encode() + one).digest(), one, spec) for one in payloads]
         await self._client.submit(self._spec, from_seq(items))
+        left = dict(enumerate(self._work))
         async with aclosing(self._client.watch(self.run_id, payloads=True)) as pages:
             async for page in pages:
                 for entry in page.entries:
-                    stretch = self._work[entry.seq]
+                    stretch = left.pop(entry.seq)
                     if entry.outcome is Outcome.DONE:
                         yield _verdicts(stretch, decode_results(entry.data), entry.worker)
                     else:
                         failure = entry.failure or Failure("cancelled", "the verification was ended")
-                        yield [Verdict(one, None, entry.worker, (), failure) for one in stretch.segments]
+                        yield _not_executed(stretch, entry.worker, failure)
                 if page.status is not None:
                     yield page.status
+                    if page.status.state in ("failed", "killed"):  # no worker could, or a person ended it
+                        for stretch in left.values():
+                            yield _not_executed(stretch, "", _why(page.status))
+                        return
 
     async def end(self) -> None:
         """Nothing of it is executed any more."""
         await self._client.command(self.run_id, "kill", reason="the command that verifies was ended", own=True)
+
+
+def _why(status: pb.RunStatus) -> Failure:
+    if status.causes:
+        return Failure(status.causes[0].code, status.causes[0].message)
+    return Failure(status.state, status.reason)
+
+
+def _not_executed(stretch: Stretch, worker: str, failure: Failure) -> list[Verdict]:
+    return [Verdict(one, None, worker, (), failure) for one in stretch.segments]
 
 
 def _verdicts(stretch: Stretch, found: list[Result], worker: str) -> list[Verdict]:

@@ -6,8 +6,9 @@
 
 z estimates the divergence of policy and reference. Row i of a step is paired with the completion of row i - 1, the
 first with that of the last: of the *whole* step, all micro-batches and ranks, so that neither the layout of the batch
-nor the number of processes changes the loss. (Paired per device, two processes train another model than one.) A step of
-one row has no other completion and is refused by the configuration. The mean is over all rows of the step.
+nor the number of processes changes the loss. (Paired per device, two processes train another model than one.) Where an
+epoch ends within a step, the same row may stand on both places: then it is the nearest other one before. A last step of
+a single row has no other, and z is 0. The mean is over all rows of the step.
 """
 
 from __future__ import annotations
@@ -38,7 +39,7 @@ class KahnemanTversky:
         with torch.no_grad():
             mine = [sequences(models, batch).ratios.sum() for batch in partners]
             total = all_reduce(torch.stack(mine).sum() if mine else torch.zeros(()))
-            self._divergence = (total / count).clamp(min=0)
+            self._divergence = (total / max(count, 1)).clamp(min=0)
 
     def loss(self, models: Models, batch: Batch) -> Loss:
         if batch.desirable is None:

@@ -61,4 +61,4 @@ def pair_losses(
 def last_token(scores: Tensor, attention_mask: Tensor) -> Tensor:
     """(sequences,) of `scores` (sequences, tokens): at the last token that is no padding, which is on the right."""
     last = attention_mask.sum(1) - 1
-    return scores.gather(1, last[:, None]).squeeze(1)
+    return scores.gather(1, last[:, None]).squeeze(1).clone()  # what a model sharded by FSDP returns must be no view

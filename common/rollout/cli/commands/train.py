@@ -33,7 +33,7 @@ app = typer.Typer(no_args_is_help=True, rich_markup_mode=None)
 
 _SNAPSHOT_ID = re.compile(r"[0-9a-f]{64}")
 _WHAT: dict[Kind, str] = {
-    "sft": "Supervised fine-tuning on texts, conversations or prompts with completions.",
+    "sft": "Supervised fine-tuning on texts, conversations or answers.",
     "rm": "A reward model from pairs of a better and a worse answer.",
     "dpo": "Direct preference optimisation on pairs.",
     "ipo": "Identity preference optimisation on pairs.",
@@ -47,6 +47,14 @@ ResumeOption = Annotated[
         metavar="RUN|snapshot:ID",
         help="Go on with this run: its id, a unique beginning of it, its name, or @last (default: the one in "
         "<output.dir>/run-id). snapshot:ID: start a new run that goes on from this snapshot, wherever it is.",
+    ),
+]
+
+DifferentHardwareOption = Annotated[
+    bool,
+    typer.Option(
+        "--allow-different-hardware",
+        help="Go on where the same input would not give the same bytes; summary.json says from which step on.",
     ),
 ]
 
@@ -66,6 +74,7 @@ def _add(kind: Kind) -> None:
         tls_dir: TlsDirOption = None,
         resume: ResumeOption = None,
         workers: WorkersOption = None,
+        allow_different_hardware: DifferentHardwareOption = False,
         dry_run: DryRunOption = False,
         detach: DetachOption = False,
         json: JsonLinesOption = False,
@@ -73,9 +82,9 @@ def _add(kind: Kind) -> None:
         start = _snapshot_of(resume)
         words = ("rollout", "train", kind, "--config", str(config), *(("--resume", start) if start else ()))
         _train(
-            words, config, {"start.uri": start}, kind=kind, name=name, coordinators=tuple(coordinator or ()),
-            tls_dir=tls_dir, resume=None if start else resume, workers=workers, dry_run=dry_run, detach=detach,
-            json=json,
+            words, config, {"start.uri": start, "run.allow_different_hardware": allow_different_hardware or None},
+            kind=kind, name=name, coordinators=tuple(coordinator or ()), tls_dir=tls_dir,
+            resume=None if start else resume, workers=workers, dry_run=dry_run, detach=detach, json=json,
         )  # fmt: skip
 
     del run  # typer keeps it
@@ -92,17 +101,17 @@ def _snapshot_of(resume: str | None) -> str | None:
     return f"snapshot:{resume}" if _SNAPSHOT_ID.fullmatch(resume) else None
 
 
-def _train(words: tuple[str, ...], config: Path, start: dict[str, Any], *, kind: Kind | None, **options: Any) -> None:
+def _train(words: tuple[str, ...], config: Path, given: dict[str, Any], *, kind: Kind | None, **options: Any) -> None:
     """`kind`: what the command says that the file is of; None: whatever it is of."""
     from rollout.cli.session import Options, run_workload  # brings grpc
 
     workload = load("train")
-    settings = load_settings(TrainConfig, config, {"workers.count": options["workers"], **start})
+    settings = load_settings(TrainConfig, config, {"workers.count": options["workers"], **given})
     if kind is not None and settings.algorithm.kind != kind:
         raise ConfigError(
             f'{config}: algorithm.kind is "{settings.algorithm.kind}": use rollout train {settings.algorithm.kind}'
         )
-    with located(config):
+    with located(config, TrainConfig):
         raise typer.Exit(run_workload(workload, settings, Options(words=words, **options)))
 
 
@@ -115,6 +124,7 @@ def fork(
     coordinator: CoordinatorOption = None,
     tls_dir: TlsDirOption = None,
     workers: WorkersOption = None,
+    allow_different_hardware: DifferentHardwareOption = False,
     dry_run: DryRunOption = False,
     detach: DetachOption = False,
     json: JsonLinesOption = False,
@@ -130,9 +140,13 @@ def fork(
     """
     words = ("rollout", "train", "fork", run, "--step", str(step), "--config", str(config))
     _train(
-        words, config, {"start.uri": f"run:{run}", "start.step": step}, kind=None, name=name,
-        coordinators=tuple(coordinator or ()), tls_dir=tls_dir, resume=None, workers=workers, dry_run=dry_run,
-        detach=detach, json=json,
+        words, config,
+        {
+            "start.uri": f"run:{run}", "start.step": step,
+            "run.allow_different_hardware": allow_different_hardware or None,
+        },
+        kind=None, name=name, coordinators=tuple(coordinator or ()), tls_dir=tls_dir, resume=None, workers=workers,
+        dry_run=dry_run, detach=detach, json=json,
     )  # fmt: skip
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 
 from blake3 import blake3
 
@@ -43,6 +44,8 @@ def items(config: JsonObject, start: int) -> Iterator[NewItem]:
     for seq, segment in enumerate(segments_of(config)):
         if seq >= start:
             payload = segment.encode()
+            # The report of the data is told before the first step: that one waits until it is committed.
+            spec = replace(spec, pipelined=seq != 1)
             yield NewItem(blake3(identity + seq.to_bytes(8, "big") + payload).digest(), payload, spec)
 
 

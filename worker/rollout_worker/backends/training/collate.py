@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import torch
@@ -15,14 +16,25 @@ Tokens = tuple[NDArray[np.int32], NDArray[np.bool_]]
 """(ids, which are learnt)"""
 
 
-class Collator:
-    """`pad`: any id; the mask says what is padding. `packed`: rows share a sequence, and see only themselves."""
+def partner(step: Sequence[int], place: int) -> int | None:
+    """The place of the unit that the one at `place` is compared with; None: all are the same unit."""
+    return next((at for back in range(1, len(step)) if step[at := (place - back) % len(step)] != step[place]), None)
 
-    def __init__(self, data: Dataset, pad: int, device: torch.device, *, packed: bool) -> None:
+
+class Collator:
+    """`pad`: any id; the mask says what is padding. `packed`: rows share a sequence, and see only themselves.
+    `longest`: tokens of a row at most, to which an exchanged completion is cut."""
+
+    def __init__(self, data: Dataset, pad: int, device: torch.device, *, packed: bool, longest: int) -> None:
         self._data = data
+        self._longest = longest
         self._pad = pad
         self._device = device
         self._packed = packed
+
+    @property
+    def units(self) -> int:
+        return self._data.units
 
     def batch(self, units: Sequence[int]) -> Batch:
         data = self._data
@@ -38,27 +50,29 @@ class Collator:
             batch.desirable = torch.tensor([bool(data.labels[row]) for row in flat], device=self._device)
         return batch
 
-    def mismatched(self, units: Sequence[int], step: Sequence[int]) -> Batch:
-        """The prompts of `units` with the completions of the units before them in `step`, the whole step."""
+    def mismatched(self, places: Sequence[int], step: Sequence[int]) -> Batch:
+        """The prompts of the rows at these places of `step`, the whole step, each with the completion of another row:
+        the nearest one before it, round the end, that is not the same row. Where there is none, nothing is supervised.
+        """
         data = self._data
-        before = {int(unit): int(step[i - 1]) for i, unit in enumerate(step)}
         sequences: list[Tokens] = []
-        for unit in units:
-            mine, other = int(data.rows_of(unit)[0]), int(data.rows_of(before[int(unit)])[0])
+        for place in places:
+            mine = int(data.rows_of(step[place])[0])
+            other = partner(step, place)
             ids, _, prompt = data.sequence(mine)
-            theirs, _, start = data.sequence(other)
-            answer = theirs[start:]
-            learnt = np.zeros(prompt + len(answer), np.bool_)
-            learnt[prompt:] = True
-            sequences.append((np.concatenate([ids[:prompt], answer]), learnt))
-        return self._padded(sequences, [int(data.rows_of(unit)[0]) for unit in units])
+            theirs, _, start = data.sequence(mine if other is None else int(data.rows_of(step[other])[0]))
+            both = np.concatenate([ids[:prompt], theirs[start:]])[: self._longest]
+            learnt = np.zeros(len(both), np.bool_)
+            learnt[prompt:] = other is not None
+            sequences.append((both, learnt))
+        return self._padded(sequences, [int(data.rows_of(step[place])[0]) for place in places])
 
     def divisor(self, units: Sequence[int], *, per_token: bool) -> int:
         """What these units add to the divisor of their step."""
         data = self._data
         if not per_token:
             return sum(len(data.rows_of(unit)) for unit in units)
-        return sum(self._supervised(int(row)) for unit in units for row in data.rows_of(unit))
+        return sum(data.supervised(int(row)) for unit in units for row in data.rows_of(unit))
 
     def tokens(self, units: Sequence[int]) -> int:
         data = self._data
@@ -72,9 +86,6 @@ class Collator:
     def numbers(self, units: Sequence[int]) -> list[int]:
         """The rows' places in the input, counted from 1."""
         return [int(self._data.numbers[row]) for unit in units for row in self._data.rows_of(unit)]
-
-    def _supervised(self, row: int) -> int:
-        return self._data.supervised(row)
 
     def _tokens(self, row: int, which: int) -> Tokens:
         ids, learnt, _ = self._data.sequence(row, which)
@@ -109,13 +120,18 @@ class Collator:
                 at += len(tokens)
         same = owner[:, :, None] == owner[:, None, :]
         causal = np.tril(np.ones((longest, longest), np.bool_))
-        allowed = torch.from_numpy(same & causal)[:, None]
+        allowed = _tensor(same & causal)[:, None]
         mask = torch.zeros(allowed.shape, dtype=torch.float32).masked_fill(~allowed, torch.finfo(torch.float32).min)
         numbers = self._numbers([int(row) for of_unit in rows for row in of_unit])
         return Batch(self._on(ids), mask.to(self._device), self._on(labels), numbers, self._on(positions))
 
     def _on(self, array: NDArray[np.int64]) -> torch.Tensor:
-        return torch.from_numpy(array).to(self._device)
+        return _tensor(array).to(self._device)
 
     def _numbers(self, rows: Sequence[int]) -> tuple[int, ...]:
         return tuple(int(self._data.numbers[row]) for row in rows)
+
+
+def _tensor(array: NDArray[Any]) -> torch.Tensor:
+    library: Any = torch
+    return library.from_numpy(array)

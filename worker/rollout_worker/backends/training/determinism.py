@@ -19,21 +19,29 @@ ENVIRONMENT = {
     "MKL_DYNAMIC": "FALSE",  # it would lower the number of threads by itself, on which sums depend
     "TOKENIZERS_PARALLELISM": "false",
     "NCCL_ALGO": "Ring",
+    "FLASH_ATTENTION_DETERMINISTIC": "1",  # its backward pass is not, by itself
 }
 """Read by libraries when they are imported: set for the process before it starts."""
+
+_QUIET = {"TORCH_CPP_LOG_LEVEL": "ERROR", "TRANSFORMERS_VERBOSITY": "error", "HF_HUB_DISABLE_PROGRESS_BARS": "1"}
+"""What libraries would tell people who did not ask: the worker's log is read when something is wrong."""
 
 _PACKAGES = ("torch", "transformers", "accelerate", "peft")
 
 
 def environment(threads: int) -> dict[str, str]:
     """Variables of a process that trains."""
+    return _needed(threads) | _QUIET
+
+
+def _needed(threads: int) -> dict[str, str]:
     count = str(threads)
     return ENVIRONMENT | {"OMP_NUM_THREADS": count, "MKL_NUM_THREADS": count}
 
 
 def make_deterministic(threads: int) -> None:
     """Once a process, before a model is built: modules copy flags when they are made. StateError: it is too late."""
-    wrong = [name for name, value in environment(threads).items() if os.environ.get(name) != value]
+    wrong = [name for name, value in _needed(threads).items() if os.environ.get(name) != value]
     if wrong:
         raise StateError(f"{', '.join(wrong)} must be set before a process that trains is started")
     import torch

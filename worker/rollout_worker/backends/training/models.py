@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from contextlib import nullcontext
+import json
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
 from rollout.model.errors import AttemptError
 from rollout.workloads.train.config import LoraSection, TrainingSection
+from safetensors import safe_open
 from torch import Tensor, nn
 from transformers import AutoConfig, AutoModel, AutoModelForCausalLM
-from transformers.utils import cached_file
+from transformers.utils import hub
 
 from rollout_worker.algorithms.port import Batch
 from rollout_worker.algorithms.rm import last_token
@@ -21,35 +24,31 @@ from rollout_worker.algorithms.rm import last_token
 class ScoreModel(nn.Module):
     """A decoder with a linear head: (sequences,) scores at the last token of each."""
 
-    def __init__(self, backbone: nn.Module, hidden: int) -> None:
+    def __init__(self, backbone: Any, hidden: int) -> None:
         super().__init__()
         self.model = backbone
         self.score = nn.Linear(hidden, 1, bias=False)
-        self.config = backbone.config
+        self.config: Any = backbone.config
+        self._no_split_modules: Any = backbone._no_split_modules  # what FSDP gathers at a time
 
     def forward(self, input_ids: Tensor, attention_mask: Tensor, **options: Any) -> Tensor:
         hidden = self.model(input_ids=input_ids, attention_mask=attention_mask, **options).last_hidden_state
         return last_token(self.score(hidden).squeeze(-1), attention_mask)
 
-    def gradient_checkpointing_enable(self, **options: Any) -> None:
-        self.model.gradient_checkpointing_enable(**options)
+    def get_input_embeddings(self) -> nn.Module:
+        backbone: Any = self.model
+        return backbone.get_input_embeddings()
 
 
-def load_model(directory: str, settings: TrainingSection, head: str) -> nn.Module:
-    """A model in float32 from a directory or a Hugging Face name. AttemptError says what is wrong with it."""
-    options: dict[str, Any] = {"dtype": torch.float32, "attn_implementation": settings.attention}
-    if settings.base_model.revision:
-        options["revision"] = settings.base_model.revision
+def load_model(name: str, settings: TrainingSection, head: str, revision: str | None = None) -> nn.Module:
+    """A model in float32 from a directory or a Hugging Face name; of a directory with an adapter, its base with the
+    adapter merged into it. AttemptError says what is wrong with it."""
     try:
-        config: Any = AutoConfig.from_pretrained(directory, revision=settings.base_model.revision or "main")
-        if settings.disable_dropout:
-            without_dropout(config)
-        if head == "language_model":
-            model: nn.Module = AutoModelForCausalLM.from_pretrained(directory, config=config, **options)
+        if (Path(name) / "adapter_config.json").is_file():
+            model = _with_merged(name, settings, head)
         else:
-            model = ScoreModel(AutoModel.from_pretrained(directory, config=config, **options), config.hidden_size)
-            nn.init.normal_(model.score.weight, std=config.hidden_size**-0.5)
-    except (OSError, ValueError) as error:
+            model = _load(name, settings, head, revision)
+    except (OSError, ValueError, KeyError, RuntimeError) as error:
         raise AttemptError(f"the model cannot be loaded: {error}", code="model_invalid", retry=False) from error
     if settings.disable_dropout:
         for module in model.modules():
@@ -58,35 +57,133 @@ def load_model(directory: str, settings: TrainingSection, head: str) -> nn.Modul
     return model
 
 
+def _load(name: str, settings: TrainingSection, head: str, revision: str | None) -> nn.Module:
+    given: Any = AutoConfig
+    config = given.from_pretrained(name, revision=revision or "main")
+    if settings.disable_dropout:
+        without_dropout(config)
+    kind: Any = AutoModelForCausalLM if head == "language_model" else AutoModel
+    model, found = kind.from_pretrained(
+        name,
+        config=config,
+        revision=revision or "main",
+        dtype=torch.float32,
+        attn_implementation=settings.attention,
+        output_loading_info=True,
+    )
+    if missing := sorted(found["missing_keys"]):
+        more = f" and {len(missing) - 3} more" if len(missing) > 3 else ""
+        raise ValueError(f"its files lack the weights {', '.join(missing[:3])}{more}")
+    if head == "language_model":
+        return model
+    width = int(config.get_text_config().hidden_size)
+    scored = ScoreModel(model, width)
+    with torch.no_grad():
+        if (known := _score_head(Path(name), width)) is not None:
+            scored.score.weight.copy_(known)
+        else:
+            nn.init.normal_(scored.score.weight, std=width**-0.5)
+    return scored
+
+
+def _score_head(directory: Path, hidden: int) -> Tensor | None:
+    """The head of a reward model that is trained further."""
+    for path in sorted(directory.glob("model*.safetensors")):
+        opened: Any = safe_open(path, framework="pt")
+        with opened as file:
+            if "score.weight" in file.keys():  # noqa: SIM118 - it is no mapping
+                found = cast(Tensor, file.get_tensor("score.weight"))
+                return found.float() if found.shape == (1, hidden) else None
+    return None
+
+
+def _with_merged(directory: str, settings: TrainingSection, head: str) -> nn.Module:
+    """A new adapter, and a reference, begin where this one ended."""
+    from peft import PeftModel
+
+    path = Path(directory) / "adapter_config.json"
+    base = str(json.loads(path.read_text("utf-8"))["base_model_name_or_path"])
+    given: Any = PeftModel
+    with _old_names():
+        merged: Any = given.from_pretrained(_load(base, settings, head, None), directory).merge_and_unload()
+        return merged.requires_grad_(True)
+
+
 def without_dropout(config: Any) -> None:
-    for name, value in list(config.to_dict().items()):
-        if isinstance(value, float) and ("dropout" in name or name.endswith("_pdrop")):
-            setattr(config, name, 0.0)
+    for one in {id(one): one for one in (config, config.get_text_config())}.values():
+        for name, value in list(one.to_dict().items()):
+            if isinstance(value, float) and ("dropout" in name or name.endswith("_pdrop")):
+                setattr(one, name, 0.0)
+
+
+def checkpoint_activations(model: Any) -> None:
+    """Gradient checkpointing. AttemptError: this kind of model cannot."""
+    decoder = model.model if isinstance(model, ScoreModel) else model
+    how = {"use_reentrant": False}
+    try:
+        if hasattr(decoder, "activation_checkpointing_enable"):  # the newer name
+            decoder.activation_checkpointing_enable(how)
+        else:
+            decoder.gradient_checkpointing_enable(how)
+    except ValueError as error:
+        message = f"gradient_checkpointing: {error}: remove it"
+        raise AttemptError(message, code="bad_run_config", retry=False) from error
 
 
 def with_adapter(model: nn.Module, lora: LoraSection, head: str) -> Any:
     """The model with a trainable adapter, and everything else frozen."""
     from peft import LoraConfig, get_peft_model
 
-    config = LoraConfig(
+    kind: Any = LoraConfig
+    config = kind(
         r=lora.r,
-        lora_alpha=lora.alpha,  # pyright: ignore[reportArgumentType]
+        lora_alpha=lora.alpha,
         lora_dropout=lora.dropout,
-        target_modules=lora.target_modules,
+        target_modules=_linear(model) if lora.target_modules == "all-linear" else lora.target_modules,
         modules_to_save=["score"] if head == "score" else None,
         task_type=None if head == "score" else "CAUSAL_LM",
     )
+    wrap: Any = get_peft_model
     try:
-        return get_peft_model(model, config)  # pyright: ignore[reportArgumentType]
+        with _old_names():
+            return wrap(model, config)
     except ValueError as error:
         message = f"lora.target_modules: {error}"
         raise AttemptError(message, code="bad_run_config", retry=False) from error
 
 
+@contextmanager
+def _old_names() -> Iterator[None]:
+    """peft asks transformers for things by their names of before."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", FutureWarning)
+        yield
+
+
+def _linear(model: nn.Module) -> list[str]:
+    """All linear layers but the last, by the ends of their names. (peft's all-linear needs a transformers model.)"""
+    ends: set[str] = set()
+    for name, module in model.named_modules():  # pyright: ignore[reportUnknownVariableType]
+        if isinstance(module, nn.Linear):
+            ends.add(str(name).rpartition(".")[2])  # pyright: ignore[reportUnknownArgumentType]
+    return sorted(ends - {"lm_head", "embed_out", "score"})
+
+
+def adapter_file(model: Any, base: str, head: str) -> bytes:
+    """adapter_config.json of a model with an adapter. `base`: the model it belongs to, as the user names it."""
+    found: dict[str, Any] = model.peft_config["default"].to_dict()
+    found |= {"base_model_name_or_path": base, "inference_mode": True}
+    if head == "score":
+        found["task_type"] = "SEQ_CLS"
+    plain: dict[str, Any] = {key: sorted(value) if isinstance(value, set) else value for key, value in found.items()}  # pyright: ignore[reportUnknownArgumentType, reportUnknownVariableType]
+    return json.dumps(plain, sort_keys=True, indent=1, default=str).encode()
+
+
 class StepModels:
     """`Models` of the algorithms: `policy` as it is trained, and the reference beside it.
 
-    `reference` None: the policy without its adapter where there is one (`adapter_off`), else nothing.
+    `reference` None: the policy without its adapter where there is one (`adapter_off`), else nothing. `plain`: the
+    policy without what accelerate wraps round it.
     """
 
     def __init__(
@@ -95,13 +192,13 @@ class StepModels:
         reference: nn.Module | None,
         *,
         adapter_off: bool = False,
-        unwrap: Callable[[Any], Any] = lambda model: model,
+        plain: Any = None,
         autocast: Callable[[], Any] = nullcontext,
     ) -> None:
         self._policy = policy
         self._reference = reference
         self._adapter_off = adapter_off
-        self._unwrap = unwrap
+        self._plain = plain
         self._autocast = autocast
 
     def policy(self, batch: Batch) -> Tensor:
@@ -113,7 +210,7 @@ class StepModels:
                 return _logits(self._reference, batch)
             if not self._adapter_off:
                 return None
-            model = self._unwrap(self._policy)
+            model = self._plain
             training = model.training
             model.eval()  # a reference has no dropout
             try:
@@ -143,8 +240,8 @@ def model_files(name: str, revision: str | None) -> dict[str, bytes]:
     """What beside the weights is in a model's directory, by file name: configuration, tokenizer, templates."""
     directory = Path(name)
     if not directory.is_dir():
-        found: Any = cached_file(name, "config.json", revision=revision)
-        directory = Path(found).parent
+        library: Any = hub
+        directory = Path(library.cached_file(name, "config.json", revision=revision)).parent
     paths = sorted({path for pattern in _KEPT for path in directory.glob(pattern) if path.is_file()})
     named = {path.name: path for path in paths if not path.name.endswith(".index.json")}
     size = sum(path.stat().st_size for path in named.values())

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from rollout.workloads.train.config import OptimizerSection
 from torch import nn
-from transformers import get_scheduler
+from transformers import optimization
 
 
 def make_optimizer(model: nn.Module, section: OptimizerSection) -> torch.optim.Optimizer:
@@ -30,7 +30,8 @@ def make_schedule(optimizer: torch.optim.Optimizer, section: OptimizerSection, s
     """Of the learning rate, over `steps` steps in all."""
     warmup = section.warmup_steps or round(section.warmup_ratio * steps)
     special = {"min_lr_rate": section.min_lr_ratio} if section.schedule == "cosine_with_min_lr" else None
-    return get_scheduler(section.schedule, optimizer, warmup, steps, scheduler_specific_kwargs=special)
+    library: Any = optimization
+    return library.get_scheduler(section.schedule, optimizer, warmup, steps, scheduler_specific_kwargs=special)
 
 
 def follow_settings(optimizer: Any, schedule: Any, section: OptimizerSection) -> None:

@@ -13,11 +13,11 @@ from pathlib import Path
 from typing import Any, cast
 
 import numpy as np
+import safetensors.torch
 import torch
 from blake3 import blake3
 from rollout.model.errors import ObjectCorruptError
 from safetensors import SafetensorError
-from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 MANIFEST, WEIGHTS, OPTIMIZER = "manifest.json", "model.safetensors", "optimizer.safetensors"
@@ -68,12 +68,12 @@ class Random:
 def write(captured: Captured, directory: Path) -> None:
     """Into the new directory `directory`. OSError."""
     directory.mkdir(parents=True)
-    save_file(_sorted(captured.weights), directory / WEIGHTS, metadata={"format": "pt"})
-    save_file(_sorted(captured.optimizer), directory / OPTIMIZER)
+    _save(captured.weights, directory / WEIGHTS, {"format": "pt"})
+    _save(captured.optimizer, directory / OPTIMIZER)
     write_json(directory / "optimizer.json", captured.optimizer_rest)
     write_json(directory / "schedule.json", captured.schedule)
     for rank, random_state in enumerate(captured.randoms):
-        save_file(_sorted(random_state.tensors), directory / f"random-{rank:05}.safetensors")
+        _save(random_state.tensors, directory / f"random-{rank:05}.safetensors")
         write_json(directory / f"random-{rank:05}.json", random_state.rest)
     (directory / "model").mkdir()
     for name, data in captured.model_files.items():
@@ -112,7 +112,7 @@ def load_optimizer(directory: Path) -> dict[str, Any]:
 def capture_random() -> Random:
     numpy_state = cast(tuple[str, Any, int, int, float], np.random.get_state(legacy=True))
     version, internal, gauss = random.getstate()
-    tensors = {"torch": torch.get_rng_state(), "numpy": torch.from_numpy(np.asarray(numpy_state[1], np.int64).copy())}
+    tensors = {"torch": torch.get_rng_state(), "numpy": torch.tensor(numpy_state[1].tolist(), dtype=torch.int64)}
     tensors["python"] = torch.tensor(internal, dtype=torch.int64)
     if torch.cuda.is_available():
         tensors["cuda"] = torch.cuda.get_rng_state()
@@ -125,7 +125,8 @@ def load_random(directory: Path, rank: int) -> None:
     name, position, has_gauss, cached = rest["numpy"]
     np.random.set_state((name, tensors["numpy"].numpy().astype(np.uint32), position, has_gauss, cached))
     version, gauss = rest["python"]
-    random.setstate((version, tuple(tensors["python"].tolist()), gauss))
+    internal: Any = tensors["python"]
+    random.setstate((version, tuple(internal.tolist()), gauss))
     if "cuda" in tensors and torch.cuda.is_available():
         torch.cuda.set_rng_state(tensors["cuda"])
 
@@ -135,7 +136,8 @@ def seed_everything(seed: int, rank: int) -> None:
     mixed = (seed * 1_000_003 + rank) % (1 << 63)
     random.seed(mixed)
     np.random.seed(mixed % (1 << 32))
-    torch.manual_seed(mixed)
+    library: Any = torch
+    library.manual_seed(mixed)
 
 
 def plain(tensor: Tensor) -> Tensor:
@@ -143,12 +145,14 @@ def plain(tensor: Tensor) -> Tensor:
     return tensor.detach().to("cpu", copy=True).contiguous()
 
 
-def _sorted(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
-    return {name: tensors[name] for name in sorted(tensors)}
+def _save(tensors: dict[str, Tensor], path: Path, metadata: dict[str, str] | None = None) -> None:
+    library: Any = safetensors.torch
+    library.save_file({name: tensors[name] for name in sorted(tensors)}, path, metadata=metadata)
 
 
 def _load(path: Path) -> dict[str, Tensor]:
+    library: Any = safetensors.torch
     try:
-        return load_file(path)
+        return library.load_file(path)
     except (OSError, SafetensorError) as error:
         raise ObjectCorruptError(f"the snapshot's {path.name} cannot be read: {error}") from error

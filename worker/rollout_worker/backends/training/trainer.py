@@ -9,27 +9,40 @@ from __future__ import annotations
 import json
 import math
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import nullcontext
 from copy import deepcopy
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import accelerate.utils
 import torch
-from accelerate import Accelerator
-from accelerate.utils import gather_object
-from rollout.model.errors import AttemptError, ObjectCorruptError
+from rollout.model.errors import AttemptError
+from rollout.workloads.json_form import JsonObject
 from rollout.workloads.train.config import Kind, PreferenceSection, SftSection, TrainingSection
 from rollout.workloads.train.dataset import Dataset
+from rollout.workloads.train.memory import flops_per_token
 from rollout.workloads.train.sampler import step_rows, total_rows
 from torch import Tensor
 
-from rollout_worker.algorithms.port import Algorithm, Batch, Loss
+from rollout_worker.algorithms.port import Algorithm, Batch
 from rollout_worker.backends.training import state as files
-from rollout_worker.backends.training.collate import Collator
-from rollout_worker.backends.training.models import StepModels, load_model, model_files, parameters, with_adapter
+from rollout_worker.backends.training.collate import Collator, partner
+from rollout_worker.backends.training.models import (
+    StepModels,
+    adapter_file,
+    checkpoint_activations,
+    load_model,
+    model_files,
+    parameters,
+    with_adapter,
+)
 from rollout_worker.backends.training.optimizer import follow_settings, make_optimizer, make_schedule
+from rollout_worker.backends.training.parallel import make_accelerator, prepare, prepare_frozen, whole
+from rollout_worker.backends.training.speed import peak, speed
+from rollout_worker.backends.training.sums import Sums
+from rollout_worker.backends.training.weights import capture_weights, load_weights, shared_optimizer, whole_optimizer
 
 EXPLODED = 20.0
 """A loss so many times the first one's size ends the run: nothing good comes after it."""
@@ -70,53 +83,58 @@ def plan_of(settings: TrainingSection, units: int) -> Plan:
 
 
 class Trainer:
-    """`start` or `restore`, then `run` and `save` as often as need be."""
+    """Made, it stands at step 0 of the model that its job names; then `restore`, `run` and `capture` as need be."""
 
     def __init__(self, job: Job, algorithm: Algorithm) -> None:
         self.job = job
         settings = self.settings = job.settings
         self.algorithm = algorithm
-        self.data = Dataset.load(job.data)
-        self.plan = plan_of(settings, self.data.units)
-        self.accelerator = Accelerator(
-            mixed_precision="bf16" if settings.precision == "bf16" else "no",
-            cpu=settings.device == "cpu" or not torch.cuda.is_available(),
-        )
-        self.rank, self.world = self.accelerator.process_index, self.accelerator.num_processes
-        packed = isinstance(settings, SftSection) and settings.packing is not None and settings.packing.kind != "off"
-        self.collator = Collator(self.data, job.pad, self.accelerator.device, packed=packed)
+        self.plan = plan_of(settings, (data := Dataset.load(job.data)).units)
+        # accelerate's types are partly unknown.
+        self.accelerator: Any = make_accelerator(settings)
+        self.rank: int = self.accelerator.process_index
+        self.world: int = self.accelerator.num_processes
+        self.collator = self._collator(data)
+        self.evaluation = self._collator(Dataset.load(job.eval_data)) if job.eval_data is not None else None
         self.step = 0
         self.tokens = 0
         self.first_loss = 0.0
+        self.speed: JsonObject = {}
+        """Of the last step: tokens_per_second, mfu where the device's peak is known."""
         self._model_files = model_files(job.model, settings.base_model.revision)
         self._build()
+        self._flops, self._peak = self._arithmetic(data)
+
+    def _collator(self, data: Dataset) -> Collator:
+        settings = self.settings
+        sft = settings if isinstance(settings, SftSection) else None
+        packed = sft is not None and sft.packing is not None and sft.packing.kind != "off"
+        longest = sft.length if sft is not None else settings.max_length
+        return Collator(data, self.job.pad, self.accelerator.device, packed=packed, longest=longest)
 
     # ---- building
 
     def _build(self) -> None:
         settings, job = self.settings, self.job
         files.seed_everything(settings.seed, 0)
-        model: Any = load_model(job.model, settings, self.algorithm.head)
+        model: Any = load_model(job.model, settings, self.algorithm.head, settings.base_model.revision)
         reference = self._reference(model)
+        if settings.gradient_checkpointing:
+            checkpoint_activations(model)
         if settings.lora is not None:
             model = with_adapter(model, settings.lora, self.algorithm.head)
-        if settings.gradient_checkpointing:
-            model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
         self.parameters = parameters(model)
         if settings.compile:
-            model = torch.compile(model)
+            model.compile()
         optimizer = make_optimizer(model, settings.optimizer)
         self.schedule = make_schedule(optimizer, settings.optimizer, self.plan.steps)
-        self.model, self.optimizer = self.accelerator.prepare(model, optimizer)
+        self.model, self.optimizer = prepare(self.accelerator, model, optimizer)
+        self.plain: Any = self.accelerator.unwrap_model(self.model)
         if reference is not None:
-            reference = reference.to(self.accelerator.device)
+            reference = prepare_frozen(self.accelerator, reference)
         off = isinstance(settings, PreferenceSection) and settings.reference == "base" and settings.lora is not None
         self.models = StepModels(
-            self.model,
-            reference,
-            adapter_off=off,
-            unwrap=self.accelerator.unwrap_model,
-            autocast=self.accelerator.autocast,
+            self.model, reference, adapter_off=off, plain=self.plain, autocast=self.accelerator.autocast
         )
         files.seed_everything(settings.seed, self.rank)
 
@@ -132,6 +150,17 @@ class Trainer:
             reference = deepcopy(model)
         return reference.eval().requires_grad_(False)
 
+    def _arithmetic(self, data: Dataset) -> tuple[float, float | None]:
+        """(operations for each token, the device's operations a second at most)."""
+        config: JsonObject = json.loads(self._model_files["config.json"])
+        length = len(data.ids) / max(len(data.offsets) - 1, 1)
+        flops = flops_per_token(self.job.kind, self.settings, *self.parameters, config, length)
+        known = peak(torch.cuda.get_device_name(), self.settings.precision) if self._on_gpu() else None
+        return flops, known
+
+    def _on_gpu(self) -> bool:
+        return self.accelerator.device.type == "cuda"
+
     # ---- steps
 
     def units_of(self, step: int) -> list[int]:
@@ -141,71 +170,94 @@ class Trainer:
     def run(self, first: int, steps: int) -> Iterator[dict[str, Any]]:
         """The metrics of each step from `first` on, under TRL's names, counted from 1.
 
-        AttemptError: `loss_not_finite`, `loss_exploded`, both with the rows; `out_of_memory` with the batch's shape.
+        AttemptError: `loss_not_finite`, `loss_exploded`, both with the rows; `out_of_memory` with the batch's shape;
+        `compile_failed`.
         """
         if self.step != first:
             raise AttemptError(f"the model stands at step {self.step} and not at {first}", code="wrong_position")
         for step in range(first, min(first + steps, self.plan.steps)):
             began = time.perf_counter()
-            metrics = self._step(step)
+            try:
+                metrics = self._step(step)
+            except (RuntimeError, MemoryError) as error:
+                if (told := self._explained(error)) is None:
+                    raise
+                raise told from error
             self.step = step + 1
-            yield {"step": self.step, **metrics, "seconds": round(time.perf_counter() - began, 6)}
+            seconds = time.perf_counter() - began
+            self.speed = speed(metrics["tokens"], seconds, self._flops, self._peak, self.world)
+            yield {"step": self.step, **metrics, "seconds": round(seconds, 6)}
 
     def _step(self, step: int) -> dict[str, Any]:
         units = self.units_of(step)
-        share = self.settings.minibatch_size
-        mine = [
-            units[(m * self.world + self.rank) * share :][:share] for m in range(self.settings.gradient_accumulation)
-        ]
+        mine = self._shares(len(units))
         divisor = self.collator.divisor(units, per_token=self.algorithm.per_token)
+        self._compare(self.collator, units, mine)
         self.model.train()
-        self._prepare(mine, units)
         lr = self.schedule.get_last_lr()[0]
-        sums = _Sums()
-        try:
-            for number, part in enumerate(mine):
-                last = number + 1 == len(mine)
-                with nullcontext() if last else self.accelerator.no_sync(self.model):
-                    self._minibatch(part, units, divisor, sums)
-        except torch.OutOfMemoryError as error:
-            raise self._out_of_memory(mine) from error
-        norm = self.accelerator.clip_grad_norm_(
-            self.model.parameters(), self.settings.optimizer.max_grad_norm or math.inf
-        )
+        sums = Sums()
+        for number, part in enumerate(mine):
+            # Between micro-batches DDP need not talk. FSDP does: whole gradients would take the memory that it saves.
+            quiet = number + 1 < len(mine) and not self.accelerator.is_fsdp2
+            with self.accelerator.no_sync(self.model) if quiet else nullcontext():
+                self._minibatch(part, units, divisor, sums)
+        clip = self.settings.optimizer.max_grad_norm or math.inf
+        norm = float(whole(self.accelerator.clip_grad_norm_(self.model.parameters(), clip)))
         found = sums.reduced(self.accelerator, divisor)
         loss = found.pop("loss")
-        grad_norm = float(norm) if norm is not None else 0.0
-        self._check(step, loss, grad_norm, units)
+        self._check(step, loss, norm, units)
         self.optimizer.step()
         self.schedule.step()
         self.optimizer.zero_grad(set_to_none=True)
         tokens = self.collator.tokens(units)
         self.tokens += tokens
-        return {"loss": loss, "lr": lr, "grad_norm": grad_norm, "tokens": tokens, "num_tokens": self.tokens, **found}
+        return {"loss": loss, "lr": lr, "grad_norm": norm, "tokens": tokens, "num_tokens": self.tokens, **found}
 
-    def _minibatch(self, part: list[int], units: list[int], divisor: int, sums: _Sums) -> None:
-        empty = not part  # of the last step: this rank has no rows, and must go through the motions with the others
-        batch = self.collator.batch(part or units[:1])
+    def _shares(self, units: int, rounds: int | None = None) -> list[range]:
+        """Places in a step that this process goes through, by micro-batch. Every process has as many as the others: in
+        the last step, some may be empty, and go through the motions, since each forward pass is one of all."""
+        size, rounds = self.settings.minibatch_size, rounds or self.settings.gradient_accumulation
+        starts = [min((number * self.world + self.rank) * size, units) for number in range(rounds)]
+        return [range(start, min(start + size, units)) for start in starts]
+
+    def _minibatch(self, part: range, units: Sequence[int], divisor: int, sums: Sums) -> None:
+        batch = self.collator.batch([units[place] for place in part or (0,)])
         with self.accelerator.autocast():
             loss = self.algorithm.loss(self.models, batch)
-        # The gradients of ranks are averaged, and the divisor is that of all of them.
-        scaled = loss.sum * (0.0 if empty else self.world / max(divisor, 1))
-        self.accelerator.backward(scaled)
-        if not empty:
-            sums.add(loss)
+        # The gradients of processes are averaged, and the divisor is that of all of them.
+        self.accelerator.backward(loss.sum * (self.world / max(divisor, 1) if part else 0.0))
+        sums.add(loss, counts=bool(part))
 
-    def _prepare(self, mine: list[list[int]], units: list[int]) -> None:
+    def _compare(self, collator: Collator, units: Sequence[int], parts: Sequence[range]) -> None:
+        """What an algorithm asks before a step, of all its rows."""
         if self.algorithm.rows != "unpaired":
             return
-        training = self.model.training
         self.model.eval()
-        partners: list[Batch] = [self.collator.mismatched(part, units) for part in mine if part]
+        alone = [units[0]]  # a batch of a row and itself, of which nothing is supervised
+        partners: list[Batch] = [
+            collator.mismatched(part, units) if part else collator.mismatched([0], alone) for part in parts
+        ]
+        count = sum(partner(units, place) is not None for place in range(len(units)))
         with torch.no_grad(), self.accelerator.autocast():
-            self.algorithm.prepare(self.models, partners, len(units), self._all_reduce)
-        self.model.train(training)
+            self.algorithm.prepare(self.models, partners, count, self._all_reduce)
 
     def _all_reduce(self, value: Tensor) -> Tensor:
-        return self.accelerator.reduce(value.to(self.accelerator.device), "sum")  # pyright: ignore[reportReturnType]
+        return self.accelerator.reduce(value.to(self.accelerator.device), "sum")
+
+    def _explained(self, error: RuntimeError | MemoryError) -> AttemptError | None:
+        """An error of torch that the user can do something about."""
+        kind = f"{type(error).__module__}.{type(error).__name__}"
+        if self.settings.compile and kind.startswith(("torch._dynamo", "torch._inductor")):
+            return AttemptError(
+                f"torch.compile failed: {str(error).splitlines()[0]}: it needs a C++ compiler on the worker's host; "
+                "install one (g++ or clang), or set compile = false",
+                code="compile_failed",
+                retry=False,
+            )
+        # On the CPU torch has no type of its own for it.
+        if isinstance(error, torch.OutOfMemoryError | MemoryError) or "can't allocate memory" in str(error):
+            return self._out_of_memory()
+        return None
 
     def _check(self, step: int, loss: float, grad_norm: float, units: list[int]) -> None:
         rows = self.collator.numbers(units)
@@ -228,12 +280,13 @@ class Trainer:
                 retry=False,
             )
 
-    def _out_of_memory(self, mine: list[list[int]]) -> AttemptError:
-        longest = max(self.collator.tokens([unit]) for part in mine for unit in part)
+    def _out_of_memory(self) -> AttemptError:
+        units = self.units_of(self.step)
+        longest = max(self.collator.tokens([unit]) for unit in units)
         return AttemptError(
-            f"out of memory with a minibatch of {self.settings.minibatch_size} rows, the longest of {longest} tokens: "
-            "lower minibatch_size (and raise gradient_accumulation as much), or max_length, or set "
-            "gradient_checkpointing = true",
+            f"out of memory at step {self.step + 1} with a minibatch of {self.settings.minibatch_size} rows, the "
+            f"longest of {longest} tokens: lower minibatch_size (and raise gradient_accumulation as much), or "
+            "max_length, or set gradient_checkpointing = true",
             code="out_of_memory",
             retry=False,
         )
@@ -242,34 +295,31 @@ class Trainer:
 
     def evaluate(self) -> dict[str, float] | None:
         """Means over all rows of the evaluation set, under the same names; None: there is none."""
-        if self.job.eval_data is None:
+        if (collator := self.evaluation) is None:
             return None
-        data = Dataset.load(self.job.eval_data)
-        collator = Collator(data, self.job.pad, self.accelerator.device, packed=False)
-        sums, divisor = _Sums(), 0
-        share = self.settings.minibatch_size
-        units = list(range(data.units))
+        units, sums = list(range(collator.units)), Sums()
+        rounds = -(-len(units) // (self.settings.minibatch_size * self.world))
+        parts = self._shares(len(units), rounds)
         self.model.eval()
         with torch.no_grad():
-            for at in range(self.rank * share, len(units), share * self.world):
-                part = units[at : at + share]
-                if self.algorithm.rows == "unpaired":
-                    partners = [collator.mismatched(part, part)]
-                    self.algorithm.prepare(self.models, partners, len(part), lambda value: value)
+            self._compare(collator, units, parts)
+            for part in parts:
                 with self.accelerator.autocast():
-                    sums.add(self.algorithm.loss(self.models, collator.batch(part)))
-        divisor = collator.divisor(units, per_token=self.algorithm.per_token)
-        return sums.reduced(self.accelerator, divisor)
+                    loss = self.algorithm.loss(self.models, collator.batch(list(part or (0,))))
+                sums.add(loss, counts=bool(part))
+        return sums.reduced(self.accelerator, collator.divisor(units, per_token=self.algorithm.per_token))
 
     # ---- state
 
     def capture(self, extra: dict[str, Any]) -> files.Captured | None:
         """The state, with `extra` in its manifest. On every rank at once; rank 0 has it, the others have None."""
-        weights = {name: files.plain(value) for name, value in self._weights().items()}
-        tensors, rest = files.capture_optimizer(self.optimizer.state_dict())
-        randoms: list[files.Random] = gather_object([files.capture_random()])
+        weights = capture_weights(self.plain, keep=self.rank == 0)
+        optimizer = whole_optimizer(self.optimizer.state_dict())
+        gather: Any = accelerate.utils.gather_object
+        randoms: list[files.Random] = gather([files.capture_random()])
         if self.rank:
             return None
+        tensors, rest = files.capture_optimizer(optimizer)
         position = {"step": self.step, "tokens": self.tokens, "first_loss": self.first_loss}
         manifest = {**extra, "position": position}
         return files.Captured(manifest, weights, tensors, rest, _schedule_state(self.schedule), randoms, self._files())
@@ -277,16 +327,14 @@ class Trainer:
     def _files(self) -> dict[str, bytes]:
         if self.settings.lora is None:
             return self._model_files
-        model: Any = self.accelerator.unwrap_model(self.model)
-        found: dict[str, Any] = model.peft_config["default"].to_dict()
-        plain = {key: sorted(value) if isinstance(value, set) else value for key, value in found.items()}  # pyright: ignore
-        adapter = json.dumps(plain, sort_keys=True, indent=1, default=str).encode()
+        adapter = adapter_file(self.plain, self.settings.base_model.uri, self.algorithm.head)
         return {**self._model_files, "adapter_config.json": adapter}
 
     def restore(self, directory: Path) -> None:
-        """The state that `save` wrote. ObjectCorruptError: it is of another model."""
-        self._load_weights(files.load_weights(directory))
-        self.optimizer.load_state_dict(files.load_optimizer(directory))
+        """The state that `capture` gave and `files.write` wrote. ObjectCorruptError: it is of another model."""
+        load_weights(self.plain, files.load_weights(directory))
+        state = files.load_optimizer(directory)
+        self.optimizer.load_state_dict(shared_optimizer(state, self.optimizer.param_groups))
         lambdas = {"lr_lambdas": [None] * len(self.optimizer.param_groups)}  # functions are as they were built
         self.schedule.load_state_dict(files.read_json(directory / "schedule.json") | lambdas)
         follow_settings(self.optimizer, self.schedule, self.settings.optimizer)
@@ -294,66 +342,7 @@ class Trainer:
         self.step, self.tokens, self.first_loss = position["step"], position["tokens"], position["first_loss"]
         files.load_random(directory, self.rank)
 
-    def start(self) -> None:
-        """Step 0, of the model that `Job.model` names. A trainer that was used is built anew."""
-        self.accelerator.free_memory()
-        self.step, self.tokens, self.first_loss = 0, 0, 0.0
-        self._build()
-
-    def _weights(self) -> dict[str, Tensor]:
-        """Those that are trained: of an adapter, only its own."""
-        whole: dict[str, Tensor] = self.accelerator.get_state_dict(self.model)  # pyright: ignore[reportAssignmentType]
-        model: Any = self.accelerator.unwrap_model(self.model)
-        if self.settings.lora is not None:
-            trained = {name for name, parameter in model.named_parameters() if parameter.requires_grad}
-            return {name: value for name, value in whole.items() if name in trained}
-        keys: Any = (
-            getattr(model, "_tied_weights_keys", None) if getattr(model.config, "tie_word_embeddings", False) else ()
-        )
-        tied = set(keys or ())  # the embeddings, under a second name
-        return {name: value for name, value in whole.items() if name not in tied}
-
-    def _load_weights(self, weights: dict[str, Tensor]) -> None:
-        model: Any = self.accelerator.unwrap_model(self.model)
-        found = model.load_state_dict(weights, strict=False)
-        wanted = self._weights().keys()
-        if found.unexpected_keys or wanted != weights.keys():
-            other = sorted(found.unexpected_keys or wanted ^ weights.keys())[:3]
-            raise ObjectCorruptError(f"the snapshot is of another model: it differs in {', '.join(other)}")
-
 
 def _schedule_state(schedule: Any) -> dict[str, Any]:
     whole = schedule.state_dict()
     return {key: whole[key] for key in ("last_epoch", "_step_count", "_last_lr")}
-
-
-class _Sums:
-    """Of the micro-batches of one step, on this rank."""
-
-    def __init__(self) -> None:
-        self._loss = torch.zeros(())
-        self._sums: dict[str, tuple[Tensor, Tensor]] = {}
-        self._least: dict[str, Tensor] = {}
-        self._most: dict[str, Tensor] = {}
-
-    def add(self, loss: Loss) -> None:
-        self._loss = self._loss + loss.sum.detach().float().cpu()
-        for name, (above, below) in loss.metrics.items():
-            old = self._sums.get(name, (torch.zeros(()), torch.zeros(())))
-            self._sums[name] = (old[0] + above.float().cpu(), old[1] + below.float().cpu())
-        for name, value in loss.least.items():
-            self._least[name] = torch.minimum(self._least.get(name, value.cpu()), value.cpu())
-        for name, value in loss.most.items():
-            self._most[name] = torch.maximum(self._most.get(name, value.cpu()), value.cpu())
-
-    def reduced(self, accelerator: Accelerator, divisor: int) -> dict[str, float]:
-        """Over all ranks. Every rank has the same names: a rank without rows has none, and must not be first."""
-        names = sorted(self._sums)
-        flat = torch.stack([self._loss, *(part for name in names for part in self._sums[name])]).to(accelerator.device)
-        total: Any = accelerator.reduce(flat, "sum").cpu() if accelerator.num_processes > 1 else flat.cpu()
-        result = {"loss": float(total[0]) / max(divisor, 1)}
-        for i, name in enumerate(names):
-            above, below = float(total[1 + 2 * i]), float(total[2 + 2 * i])
-            if below:
-                result[name] = above / below
-        return result | {name: float(value) for name, value in (self._least | self._most).items()}

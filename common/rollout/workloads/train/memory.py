@@ -1,0 +1,192 @@
+"""How many parameters a model has and about how much memory training it takes, from its files: no model is built."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from math import prod
+from pathlib import Path
+from typing import Any
+
+from rollout.model.errors import InputError
+from rollout.workloads.json_form import JsonObject
+from rollout.workloads.train.config import (
+    Kind,
+    LoraSection,
+    OptimizerSection,
+    PreferenceSection,
+    SftSection,
+    TrainingSection,
+)
+
+Shapes = Mapping[str, tuple[int, ...]]
+"""Of the weights, by their names in the model's files."""
+
+_HEADER_MAX = 100 << 20
+_FP32, _BF16 = 4, 2
+
+
+@dataclass(frozen=True, slots=True)
+class Memory:
+    """Bytes on each device, at the peak of a step; `host`: beside it, of the copy from which a snapshot is written.
+
+    `parameters`: all; `trained`: those that an optimiser changes.
+    """
+
+    parameters: int
+    trained: int
+    weights: int
+    gradients: int
+    optimizer: int
+    reference: int
+    activations: int
+    host: int
+
+    @property
+    def total(self) -> int:
+        return self.weights + self.gradients + self.optimizer + self.reference + self.activations
+
+    def to_json(self) -> JsonObject:
+        return {**asdict(self), "total": self.total}
+
+
+def read_shapes(directory: Path) -> dict[str, tuple[int, ...]]:
+    """From the headers of the directory's safetensors files; of a model without such files, empty. Blocking.
+
+    InputError: a file is damaged. The format: 8 bytes with the header's length, little endian, then JSON.
+    """
+    index = directory / "model.safetensors.index.json"
+    if index.is_file():
+        names = sorted(set(json.loads(index.read_text("utf-8"))["weight_map"].values()))
+    else:
+        names = sorted(
+            path.name for path in directory.glob("*.safetensors") if path.name != "adapter_model.safetensors"
+        )
+    shapes: dict[str, tuple[int, ...]] = {}
+    for name in names:
+        for tensor, entry in _header(directory / name).items():
+            if tensor != "__metadata__":
+                shapes[tensor] = tuple(entry["shape"])
+    return shapes
+
+
+def _header(path: Path) -> dict[str, Any]:
+    try:
+        with path.open("rb") as file:
+            length = int.from_bytes(file.read(8), "little")
+            if length > _HEADER_MAX:
+                raise ValueError(f"a header of {length} bytes")
+            return json.loads(file.read(length))
+    except (OSError, ValueError) as error:
+        raise InputError(f"{path} is no safetensors file: {error}") from error
+
+
+def count(kind: Kind, settings: TrainingSection, shapes: Shapes, config: JsonObject) -> tuple[int, int]:
+    """(all parameters, those that are trained) of what is trained: with an adapter, with a head that scores."""
+    kept = {name: shape for name, shape in shapes.items() if kind != "rm" or not name.startswith("lm_head.")}
+    whole = sum(prod(shape) for shape in kept.values())
+    head = int(_decoder(config).get("hidden_size", 0)) if kind == "rm" else 0
+    if settings.lora is None:
+        return whole + head, whole + head
+    adapter = sum(
+        _adapter(shape, settings.lora) for name, shape in kept.items() if _adapted(name, shape, settings.lora)
+    )
+    # The head is trained whole; the frozen copy that peft keeps of it counts, too.
+    return whole + 2 * head + adapter, head + adapter
+
+
+def _adapter(shape: tuple[int, ...], lora: LoraSection) -> int:
+    """Two matrices, (r, in) and (out, r) (Hu et al. 2021, arXiv 2106.09685)."""
+    return lora.r * (shape[0] + shape[1])
+
+
+def _adapted(name: str, shape: tuple[int, ...], lora: LoraSection) -> bool:
+    if len(shape) != 2 or not name.endswith(".weight"):
+        return False
+    module = name.removesuffix(".weight")
+    if isinstance(lora.target_modules, list):
+        return any(module == target or module.endswith(f".{target}") for target in lora.target_modules)
+    if lora.target_modules == "all-linear":  # but for the output layer, as peft has it
+        return ".layers." in f".{module}" or ".h." in f".{module}"
+    return re.fullmatch(lora.target_modules, module) is not None
+
+
+def estimate(kind: Kind, settings: TrainingSection, shapes: Shapes, config: JsonObject) -> Memory:
+    """Of the model with these weights and this config.json. Weights, gradients and optimiser are exact; activations
+    are the usual formula, and libraries take some more: take the total for a rule of thumb.
+
+    Activations of a layer: Korthikanti et al. 2022 (arXiv 2205.05198, section 4.1), 34 s b h bytes in half precision
+    plus 5 a s^2 b where the attention matrix is kept (eager).
+    """
+    parameters, trained = count(kind, settings, shapes, config)
+    casts = parameters * _BF16 if settings.precision == "bf16" else 0  # autocast keeps them for the whole forward pass
+    shares = settings.devices if settings.strategy == "fsdp" else 1
+    copied = trained * (_FP32 + _state(settings.optimizer))
+    return Memory(
+        parameters=parameters,
+        trained=trained,
+        weights=(parameters * _FP32 + casts) // shares,
+        gradients=trained * _FP32 // shares,
+        optimizer=trained * _state(settings.optimizer) // shares,
+        reference=parameters * _FP32 // shares if _has_reference(settings) else 0,
+        activations=_activations(kind, settings, config),
+        host=copied,
+    )
+
+
+def _state(optimizer: OptimizerSection) -> int:
+    """Bytes of a parameter: two moments, or the momentum."""
+    if optimizer.kind == "sgd":
+        return _FP32 if optimizer.momentum else 0
+    return 2 * _FP32
+
+
+def _has_reference(settings: TrainingSection) -> bool:
+    """A model of its own; with an adapter the base is the policy without it."""
+    if not isinstance(settings, PreferenceSection) or settings.reference == "free":
+        return False
+    return settings.reference != "base" or settings.lora is None
+
+
+def _activations(kind: Kind, settings: TrainingSection, config: JsonObject) -> int:
+    decoder = _decoder(config)
+    hidden, layers = int(decoder.get("hidden_size", 0)), int(decoder.get("num_hidden_layers", 0))
+    heads, vocabulary = int(decoder.get("num_attention_heads", 0)), int(decoder.get("vocab_size", 0))
+    length = settings.length if isinstance(settings, SftSection) else settings.max_length
+    sequences = settings.minibatch_size * (2 if kind in ("rm", "dpo", "ipo") else 1)
+    tokens = sequences * length
+    size = _BF16 if settings.precision == "bf16" else _FP32
+    layer = 17 * size * tokens * hidden
+    if settings.attention == "eager":
+        layer += 5 * size // 2 * heads * length * tokens
+    stack = layers * size * tokens * hidden + layer if settings.gradient_checkpointing else layers * layer
+    # Logits, their copy in float32 and its gradient.
+    logits = 0 if kind == "rm" else tokens * vocabulary * (size + 2 * _FP32)
+    return stack + logits
+
+
+def _decoder(config: JsonObject) -> JsonObject:
+    """Its part of a config.json that also describes other towers."""
+    return config.get("text_config") or config
+
+
+def flops_per_token(
+    kind: Kind, settings: TrainingSection, parameters: int, trained: int, config: JsonObject, length: float
+) -> float:
+    """Of training on sequences of `length` tokens (Chowdhery et al. 2022, arXiv 2204.02311, appendix B): 2 per
+    parameter forward and 2 backward, 2 more for each with a gradient, and 12 (layers) (hidden) (length) of attention.
+
+    A reference is another forward pass; KTO compares with one more of both. Recomputation does not count.
+    """
+    decoder = _decoder(config)
+    embedded = int(decoder.get("vocab_size", 0)) * int(decoder.get("hidden_size", 0))
+    tied = bool(decoder.get("tie_word_embeddings"))
+    used = parameters - (0 if tied else embedded)  # looking up an embedding is no product
+    attention = 4 * int(decoder.get("num_hidden_layers", 0)) * int(decoder.get("hidden_size", 0)) * length
+    forward = 2.0 * used + attention
+    passes = 1 if isinstance(settings, PreferenceSection) and settings.reference != "free" else 0
+    if kind == "kto":
+        passes += 1 + passes
+    return 2 * forward + (2.0 * min(trained, used) + attention) + passes * forward

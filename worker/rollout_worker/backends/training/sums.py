@@ -1,0 +1,68 @@
+"""Losses and metrics of a step: summed over micro-batches and processes, and divided once."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from accelerate import Accelerator
+from torch import Tensor
+
+from rollout_worker.algorithms.port import Loss
+
+
+class Sums:
+    """Of this process. Every process adds as often as the others, so that all know the same names: rows that are there
+    for the others' sake only (`counts` False) add nothing."""
+
+    def __init__(self) -> None:
+        self._loss = torch.zeros(())
+        self._sums: dict[str, tuple[Tensor, Tensor]] = {}
+        self._least: dict[str, Tensor] = {}
+        self._most: dict[str, Tensor] = {}
+
+    def add(self, loss: Loss, *, counts: bool = True) -> None:
+        if counts:
+            self._loss = self._loss + _plain(loss.sum)
+        for name, (above, below) in loss.metrics.items():
+            old = self._sums.get(name, (torch.zeros(()), torch.zeros(())))
+            self._sums[name] = (old[0] + _plain(above), old[1] + _plain(below)) if counts else old
+        nothing = torch.tensor(float("inf"))
+        for name, value in loss.least.items():
+            self._least[name] = torch.minimum(self._least.get(name, nothing), _plain(value) if counts else nothing)
+        for name, value in loss.most.items():
+            self._most[name] = torch.maximum(self._most.get(name, -nothing), _plain(value) if counts else -nothing)
+
+    def reduced(self, accelerator: Accelerator, divisor: int) -> dict[str, float]:
+        """Over all processes; `loss` is divided by `divisor`, and a metric without a denominator is left out."""
+        every = _stacked(accelerator, [self._loss, *(part for pair in self._sums.values() for part in pair)])
+        total = every.sum(0)
+        result = {"loss": float(total[0]) / max(divisor, 1)}
+        for i, name in enumerate(self._sums):
+            above, below = float(total[1 + 2 * i]), float(total[2 + 2 * i])
+            if below:
+                result[name] = above / below
+        least, most = _extremes(accelerator, self._least, low=True), _extremes(accelerator, self._most, low=False)
+        return result | least | most
+
+
+def _plain(value: Tensor) -> Tensor:
+    return value.detach().float().cpu()
+
+
+def _stacked(accelerator: Accelerator, values: list[Tensor]) -> Tensor:
+    """(processes, values) of each process's `values`, on the CPU."""
+    flat = torch.stack(values)[None]
+    if accelerator.num_processes == 1:
+        return flat
+    given: Any = accelerator
+    return given.gather(flat.to(accelerator.device)).cpu()
+
+
+def _extremes(accelerator: Accelerator, values: Mapping[str, Tensor], *, low: bool) -> dict[str, float]:
+    if not values:
+        return {}
+    every = _stacked(accelerator, list(values.values()))
+    found = every.amin(0) if low else every.amax(0)
+    return {name: float(found[i]) for i, name in enumerate(values)}
