@@ -80,7 +80,7 @@ async def find_snapshot(where: Places, text: str) -> tuple[Target, Snapshot]:
             f"snapshot {text!r}: an id has the digits 0 to 9 and a to f; `rollout snapshot list` shows it"
         )
     absent = f"there is no snapshot {wanted[: snapshots.SHORT]!r}, or it was pruned"
-    candidates = _of_object(where, wanted)
+    candidates = candidates_for_object(where, wanted)
     async with _first(candidates, where, lambda c: snapshots.find_snapshot(c, wanted), absent) as (target, _, found):
         return target, found
 
@@ -88,7 +88,7 @@ async def find_snapshot(where: Places, text: str) -> tuple[Target, Snapshot]:
 @asynccontextmanager
 async def at_run(where: Places, text: str) -> AsyncGenerator[tuple[Target, Runs, str]]:
     """(cluster, client, id) of what `text` stands for, as `resolve_run` has it. NotFoundError, ConfigError."""
-    candidates, wanted = _of_run(where, text), text
+    candidates, wanted = candidates_for_run(where, text), text
     if text == LAST and not where.only:
         candidates, wanted = await _last(where)
     absent = f"there is no run {text!r}"
@@ -151,20 +151,24 @@ async def _known_run(client: Runs, text: str) -> str:
 async def _last(where: Places) -> tuple[list[Target], str]:
     """(where it may be, id) of the run that was last submitted from here."""
     for run_id in recent_runs():
-        if candidates := _of_run(where, run_id):
+        if candidates := candidates_for_run(where, run_id):
             return candidates, run_id
     raise NotFoundError(f"{LAST}: no run was submitted from here that is still known")
 
 
-def _of_run(where: Places, text: str) -> list[Target]:
+def candidates_for_run(where: Places, text: str) -> list[Target]:
     def fits(run: _Known) -> bool:
         run_id, part = run.run_id, text.upper()
         return run_id == part or (not is_ulid(part) and (means(run_id, text) or text in run.names))
 
-    return _candidates(where, [run.target for run in _known(where) if fits(run)])
+    found = [] if where.only else [run for run in _known(where) if fits(run)]
+    named = [run for run in found if text in run.names]
+    if len({run.run_id for run in named}) > 1:
+        where.tell(f"note: {len({run.run_id for run in named})} runs are named {text!r}; this is about the nearest")
+    return _candidates(where, [run.target for run in [*named, *found]])
 
 
-def _of_object(where: Places, wanted: str) -> list[Target]:
+def candidates_for_object(where: Places, wanted: str) -> list[Target]:
     """Private clusters whose store holds an object whose id begins so, and those of other machines."""
     first, second = f"{wanted[:2]:?<2}", f"{wanted[2:4]:?<2}"
     pattern = f"objects/{first}/{second}/{wanted}*"
@@ -179,7 +183,10 @@ def _candidates(where: Places, known: list[Target]) -> list[Target]:
         return own
     joined = find_target(None, None, Wish())
     found = [*own, *known, *([joined] if joined.addresses else [])]
-    return list({_identity(target): target for target in reversed(found)}.values())[::-1]
+    first: dict[str, Target] = {}
+    for target in found:
+        first.setdefault(_identity(target), target)
+    return list(first.values())
 
 
 def _exists(target: Target) -> bool:
@@ -200,15 +207,15 @@ class _Known:
 
 
 def _known(where: Places) -> Iterator[_Known]:
-    """The newest first, then those of which only their output directory tells."""
-    for run in reversed(private_runs()):
-        yield _Known(run.run_id, (run.name,), private_target(run.state))
+    """Those of output directories near by, then the others, the newest first."""
     for directory in where.near:
         for output in (directory, *_outputs_below(directory)):
             if (run_id := _read(output / RUN_ID).decode("ascii", "replace").strip()) and (
                 target := _at(output, run_id)
             ):
                 yield _Known(run_id, _names(output), target)
+    for run in reversed(private_runs()):
+        yield _Known(run.run_id, (run.name,), private_target(run.state))
 
 
 def _at(output: Path, run_id: str) -> Target | None:
