@@ -1,7 +1,8 @@
 """A process of training: one rank, which does what its executor says, one command at a time.
 
 `python -m rollout_worker.backends.training.rank FD THREADS PARENT_PID`: a command is a line of JSON on the socket FD,
-and so is an answer; all ranks are told the same, and rank 0 answers. It ends with the process that started it.
+and so is an answer; all ranks are told the same; rank 0 answers, and any that something went wrong in. It ends with the
+process that started it.
 """
 
 from __future__ import annotations
@@ -55,8 +56,9 @@ class Rank:
         self._wait()
 
     def _say(self, number: int = 0, **answer: Any) -> None:
-        """To the command `number`, or the present one."""
-        if os.environ.get("RANK", "0") != "0":
+        """To the command `number`, or the present one. Rank 0 speaks for all, but for what goes wrong in one alone: the
+        others would wait for it for ever."""
+        if os.environ.get("RANK", "0") != "0" and "error" not in answer:
             return
         with self._lock:
             self._file.write(json.dumps({**answer, "number": number or self._number}) + "\n")
