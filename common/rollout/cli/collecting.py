@@ -15,7 +15,7 @@ from rollout.cli.progress import Display, Rates, Snapshot, eta
 from rollout.cli.show import cannot_start, cause_json, figures_of, waiting
 from rollout.cli.words import first_line, when
 from rollout.client import Page, Runs
-from rollout.model.errors import IncompleteError, InputChangedError, OutputChangedError, StateError
+from rollout.model.errors import IncompleteError, InputChangedError, InputError, OutputChangedError, StateError
 from rollout.model.ids import short
 from rollout.model.item import NewItem
 from rollout.wire.v1 import runs_pb2 as pb
@@ -226,6 +226,9 @@ class WorkloadRun:
     async def _take(self, page: Page) -> None:
         if page.entries:
             await to_its_end(self._collector.add, page.entries)
+            for entry in page.entries:
+                for name, message, fields in self._workload.remarks(entry):
+                    self._display.event(name, message, **fields)
         if page.status is not None:
             await to_its_end(self._collector.flush)
             self._display.progress(self._snapshot(page.status))
@@ -302,7 +305,11 @@ class WorkloadRun:
     def _finish(self, directory: Path, status: pb.RunStatus, summary: JsonObject, made: list[str]) -> int:
         self._display.close()
         files = files_of(self._workload, directory) | {Path(path).name: path for path in made}
-        self._display.event("summary", self._text(summary, files), **summary, files=files)
+        refusal = self._workload.refusal(summary) if status.state == "failed" else ""
+        self._display.event("summary", "" if refusal else self._text(summary, files), **summary, files=files)
+        if refusal:
+            ended = f"run {short(self.run_id)} has ended; when this is mended, the same command starts another one"
+            raise InputError(f"{refusal}\n{ended}")
         units = summary[self._workload.unit]
         if status.state == "completed" and not self._collector.complete:
             raise IncompleteError(
