@@ -37,6 +37,7 @@ CONFIG: dict[str, Any] = {
     },
     "dataset": {"kind": "jsonl_path", "files": [], "manifest": "00" * 32},
     "run": {},
+    "snapshots": {"label": ""},
 }  # fmt: skip
 RUN = Run("01J00000000000000000000000", "train", CONFIG)
 STEPS = 40
@@ -189,6 +190,7 @@ async def world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> World:
     found = World(TrainExecutor(), ranks, Store(tmp_path / "objects"), tmp_path)
     current = [found]
     found.use = lambda other: current.__setitem__(0, other)  # type: ignore[attr-defined]
+    found.store.path(bytes(32)).write_bytes(b"rows")
     await found.executor.start(RUN, Context(found.store, tmp_path / "start", 0))  # type: ignore[arg-type]
     await found.end(found.begin(0))
     return found
@@ -311,14 +313,22 @@ async def test_a_damaged_copy_is_fetched_anew_and_a_snapshot_that_is_gone_is_nam
     world.use(other)  # type: ignore[attr-defined]
     with pytest.raises(UnsuitableError, match=f"snapshot {first.snapshot[:12]} of step 10 cannot be had") as gone:
         await other.begin(2)  # this store does not have it a second time
-    assert (gone.value.error_code, gone.value.retry) == ("snapshot_missing", False)
+    assert (gone.value.error_code, gone.value.retry) == ("object_missing", False)
     path.write_bytes(good)
     await other.end(other.begin(2))
     assert "restoring the state of step 10" in world.contexts[-1].notes
 
 
-@pytest.mark.parametrize(("key", "value"), [("algorithm", "dpo"), ("model", "other"), ("format", 2)])
-async def test_a_snapshot_of_something_else_is_refused(world: World, key: str, value: Any) -> None:
+@pytest.mark.parametrize(
+    ("key", "value", "says"),
+    [
+        ("algorithm", "dpo", "does not fit this run: algorithm 'dpo' instead of 'sft'"),
+        ("model", "other", "does not fit this run: model 'other' instead of 'm'"),
+        ("format", 2, "has format 2, and this program reads 1"),
+        ("kind", "buffer", "is a snapshot of kind 'buffer'"),
+    ],
+)
+async def test_a_snapshot_of_something_else_is_refused(world: World, key: str, value: Any, says: str) -> None:
     first = await world.end(world.begin(1))
     state = world.place / "forged"
     state.mkdir()
@@ -330,7 +340,7 @@ async def test_a_snapshot_of_something_else_is_refused(world: World, key: str, v
     world.store.path(blake3(raw).digest()).write_bytes(raw)
     other = world.elsewhere()
     world.use(other)  # type: ignore[attr-defined]
-    with pytest.raises(AttemptError, match=f"does not fit this run: {key} {value!r} instead of") as refused:
+    with pytest.raises(AttemptError, match=says) as refused:
         await other.begin(2, of=first)
     assert (refused.value.error_code, refused.value.retry) == ("snapshot_mismatch", False)
 

@@ -156,7 +156,7 @@ class TrainExecutor:
             name: await self._files(config[name], context) for name in ("dataset", "eval_dataset") if config.get(name)
         }
         directory = context.scratch / "tokens"
-        manifest = await context.object_path(bytes.fromhex(config["dataset"]["manifest"]))
+        manifest = await self._fetch(bytes.fromhex(config["dataset"]["manifest"]), "the list of rows", context)
         cache = host_directory(manifest, context, "tokens")
         context.progress("turning the rows into tokens")
 
@@ -256,7 +256,7 @@ class TrainExecutor:
             return
         changed = "; ".join(_differences(old, new))
         raise UnsuitableError(
-            f"it would not give the same bytes as the worker before it ({changed}): the run waits for a worker that "
+            f"it would not give the same bytes as the worker before it ({changed}): the run goes on with one that "
             "does. To go on here all the same, fork it with --allow-different-hardware",
             code="different_hardware",
             retry=False,
@@ -283,7 +283,7 @@ class TrainExecutor:
             except ObjectCorruptError:
                 await with_room(f"{what} cannot be unpacked", unpacked, context)
         except ObjectCorruptError as error:
-            raise UnsuitableError(f"{what} is damaged: {error.message}", code="snapshot_corrupt") from error
+            raise UnsuitableError(f"{what} is damaged: {error.message}", code="object_corrupt") from error
         try:
             manifest = await asyncio.to_thread(read_manifest, directory, "train_state")
         except ObjectCorruptError as error:
@@ -307,14 +307,14 @@ class TrainExecutor:
         try:
             return await with_room(f"{what} cannot be fetched", lambda: context.object_path(object_id), context)
         except AttemptError as error:
-            code = {"not_found": "snapshot_missing", "object_corrupt": "snapshot_corrupt"}.get(error.error_code)
+            code = {"not_found": "object_missing", "object_corrupt": "object_corrupt"}.get(error.error_code)
             if code is None:
                 raise
             raise UnsuitableError(
                 f"{what} cannot be had from the store: {error.message}: bring the store's objects back, or go on from "
                 "another snapshot (rollout snapshot list)",
                 code=code,
-                retry=code != "snapshot_missing",
+                retry=code != "object_missing",
             ) from error
 
     async def _steps(
