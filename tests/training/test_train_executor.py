@@ -52,6 +52,7 @@ class Fake:
     asked: list[str] = field(default_factory=list[str])
     fails: dict[str, AttemptError] = field(default_factory=dict[str, AttemptError])
     alive: bool = False
+    patience_s: Any = None
 
     def __call__(self, *_: Any) -> Fake:
         return self
@@ -75,6 +76,7 @@ class Fake:
 
     async def command(self, patience_s: Any, /, **command: Any) -> AsyncIterator[dict[str, Any]]:
         self.asked.append(f"run {command['first']}")
+        self.patience_s = patience_s
         answers = self.say.get(command["first"], steps)
         async for answer in answers(command):
             if not self.alive:
@@ -214,6 +216,29 @@ async def test_what_it_says_of_itself(world: World) -> None:
         r"step 20/40 · loss 0.0500 · lr 0.1 · grad norm 2 · [\d,]+ tokens/s · ETA ", second.notes[-1] + " · ETA "
     )
     assert len(world.results[-1].metrics) == 10, "what is kept comes with the result"
+
+
+async def test_an_evaluation_is_said_and_takes_as_long_as_it_takes(world: World) -> None:
+    patience: list[float | None] = []
+
+    async def with_evaluation(command: dict[str, Any]) -> AsyncIterator[dict[str, Any]]:
+        async for answer in steps(command):
+            if "staged" in answer:
+                yield {"under_way": "evaluating"}
+                patience.append(world.ranks.patience_s())
+                yield {"evaluation": {"step": 10, "loss": 0.25}}
+                patience.append(world.ranks.patience_s())
+                yield {"under_way": ""}
+                patience.append(world.ranks.patience_s())
+            yield answer | {"speed": {"tokens_per_second": 8.0, "mfu": 0.41}} if "step" in answer else answer
+
+    world.ranks.say = {0: with_evaluation}
+    result = await world.end(world.begin(1))
+    assert patience == [None, train.HUNG_S, None], "only a step may hang"
+    assert result.evaluations == [{"step": 10, "loss": 0.25}]
+    context = world.contexts[-1]
+    assert context.figures[-1]["mfu"] == 0.41 and " · MFU 41% · " in context.notes[-2] + " · "
+    assert context.notes[-1].startswith("step 10/40 · ") and context.notes[-1].endswith(" · evaluating")
 
 
 async def test_results_are_told_in_their_order_and_steps_do_not_wait_for_the_store(world: World) -> None:

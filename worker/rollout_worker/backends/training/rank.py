@@ -144,15 +144,18 @@ class Rank:
         self._say(done={"step": self._trainer.step})
 
     def _run(self, command: dict[str, Any]) -> None:
-        """The steps, each told as it ends; `staged` when the state is in memory, `done` when it is in the directory."""
+        """The steps, each told as it ends; `staged` when the state is in memory, `done` when it is in the directory.
+        `under_way`: what takes as long as it takes, with a name where people should know."""
         trainer = self._trainer
         every, last = trainer.settings.eval.every_steps, min(command["first"] + command["steps"], trainer.plan.steps)
         for metrics in trainer.run(command["first"], command["steps"]):
             self._say(step=metrics, speed=trainer.speed)
             step = metrics["step"]
             if trainer.job.eval_data is not None and (step % every == 0 if every else step == last):
+                self._say(under_way="evaluating")
                 self._say(evaluation={"step": step, **trainer.evaluate()})
         captured = trainer.capture(command["manifest"])
+        self._say(under_way="")
         self._wait()  # of the segment before: two states at most are in memory
         self._say(staged={"step": trainer.step})
         if captured is None:
