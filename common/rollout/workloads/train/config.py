@@ -50,7 +50,7 @@ class DatasetSection(Section):
         if "type" in given and "kind" not in given:
             return {("kind" if key == "type" else key): inner for key, inner in given.items()}
         paths: Any = given.get("path")
-        first: Any = cast("list[Any]", paths)[0] if isinstance(paths, list) and paths else paths
+        first: Any = next(iter(cast("list[Any]", paths)), None) if isinstance(paths, list) else paths
         if "kind" not in given and isinstance(first, str) and first.endswith(".parquet"):
             return {**given, "kind": "parquet_path"}
         return cast(Any, value)
@@ -93,7 +93,7 @@ class OptimizerSection(Section):
     @field_validator("betas", mode="before")
     @classmethod
     def _betas(cls, value: Any) -> Any:
-        return tuple(value) if isinstance(value, list) else value  # pyright: ignore[reportUnknownVariableType]
+        return tuple(cast("list[Any]", value)) if isinstance(value, list) else value
 
     @field_validator("betas")
     @classmethod
