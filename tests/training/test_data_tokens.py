@@ -191,6 +191,13 @@ def test_a_row_that_is_dropped_for_one_fault_is_not_refused_for_another(case: Ca
         case.prepare("sft", tokenizer, [GOOD, long], rows={"too_long": "keep"}, max_length=8)
 
 
+def test_an_empty_turn_among_others_is_an_empty_completion(case: Case) -> None:
+    silent = {"role": "assistant", "content": ""}
+    rows = [{"messages": [USER, ASSISTANT, USER, ASSISTANT]}, {"messages": [USER, silent, USER, ASSISTANT]}]
+    with pytest.raises(AttemptError, match=r"rows.jsonl:2: empty_completion"):
+        case.prepare("sft", make(template=MARKED), rows, loss_on={"kind": "assistant_only"})
+
+
 def test_nothing_is_left(case: Case, tokenizer: Any) -> None:
     with pytest.raises(AttemptError, match="no row is left to train on: all 1 are dropped"):
         case.prepare("sft", tokenizer, [{"prompt": "7 is", "completion": ""}], rows={"empty_completion": "drop"})

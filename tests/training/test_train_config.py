@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import ast
+import subprocess
+import sys
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 import pytest
-from rollout.config.load import load_settings
+from rollout.config.environment import section_of
+from rollout.config.load import load_settings, located
 from rollout.model.errors import ConfigError, InputError, RolloutError
-from rollout.workloads.port import check_only
+from rollout.workloads.port import Reading, check_only
+from rollout.workloads.resume import describe_changes
+from rollout.workloads.train import preview as previewing
 from rollout.workloads.train.aliases import KEYS
 from rollout.workloads.train.config import SECTIONS, Kind, TrainConfig
 from rollout.workloads.train.workload import Train
@@ -97,16 +102,19 @@ def test_a_dataset_is_known_by_its_name() -> None:
 # ---- what the files say
 
 
-def check(section: str, model: str = "", rows: int = 4, kind: Kind = "sft") -> str:
-    """What is wrong, told with its place."""
-    from rollout.config.load import located
-
-    Path("rows.jsonl").write_text('{"prompt": "p", "completion": "c"}\n' * rows)
+def written(section: str) -> TrainConfig:
+    """With files that fit."""
+    Path("rows.jsonl").write_text('{"prompt": "p", "completion": "c"}\n' * 4)
     Path("tiny").mkdir(exist_ok=True)
-    Path("tiny/config.json").write_text(model or '{"vocab_size": 3}')
+    Path("tiny/config.json").write_text('{"vocab_size": 3}')
     if not Path("tiny/tokenizer.json").exists():
         Path("tiny/tokenizer.json").write_text('{"model": {"vocab": {"a": 0, "b": 2}}, "added_tokens": []}')
-    settings = load(section, kind)
+    return load(section)
+
+
+def check(section: str) -> str:
+    """What is wrong, told with its place."""
+    settings = written(section)
     with pytest.raises(RolloutError) as error, located(Path("c.toml"), TrainConfig):
         check_only(Train(), settings)
     assert isinstance(error.value, ConfigError | InputError)
@@ -155,6 +163,68 @@ def test_a_model_without_a_tokenizer_and_rows_with_faults_together() -> None:
     Path("tiny/tokenizer.json").write_text("{}")
     said = check('eval_dataset = "bad.jsonl"\nminibatch_size = 2\n' + REST.replace('"tiny"', '"./none"'))
     assert said.startswith("2 problems:\n  c.toml:6: algorithm.sft.base_model.uri: there is no directory ./none")
+
+
+# ---- a client that has none of training's packages
+
+
+LIBRARIES = ("numpy", "torch", "transformers", "safetensors", "pyarrow", "datasets", "matplotlib", "peft", "accelerate")
+WITHOUT = f"""
+import sys
+from importlib.abc import MetaPathFinder
+class Missing(MetaPathFinder):
+    def find_spec(self, name, path, target=None):
+        if name.partition(".")[0] in {LIBRARIES!r}:
+            raise ModuleNotFoundError(name)
+sys.meta_path.insert(0, Missing())
+from importlib.util import find_spec
+from pathlib import Path
+from rollout.config.environment import section_of
+from rollout.config.load import load_settings, located
+from rollout.workloads.port import Reading
+from rollout.workloads.train.config import TrainConfig
+from rollout.workloads.train.workload import Train
+settings, workload = load_settings(TrainConfig, "c.toml", {{}}), Train()
+checked = workload.check(settings, Reading(exclude=Path("out"), index=Path("index")))
+print(len(list(workload.plan(checked, checked.config, 0))))
+checked.close()
+"""
+
+
+def test_a_client_needs_none_of_the_libraries_to_check_and_submit() -> None:
+    written(REST + "minibatch_size = 2\n")
+    done = subprocess.run([sys.executable, "-c", WITHOUT], capture_output=True, text=True, timeout=60, check=False)
+    assert done.stdout == "2\n", done.stderr
+
+
+def test_a_dry_run_says_what_it_cannot_know(monkeypatch: pytest.MonkeyPatch) -> None:
+    settings = written(REST + "minibatch_size = 2\n")
+    monkeypatch.setattr(previewing, "find_spec", lambda name: None)
+    workload = Train()
+    checked = check_only(workload, settings)
+    found = workload.dry_run(settings, checked)
+    assert found["data"] == {} and found["parameters"] is None and found["rows"] == 4
+    tokens, memory = found["unknown"]
+    assert "transformers: pip install" in tokens and memory == (
+        "parameters and memory are not known: tiny has no safetensors files"
+    )
+    assert {tokens, memory} < set(workload.describe(settings, checked))
+    assert not Path("out").exists()
+
+
+def test_what_changed_since_the_run_began_is_named_by_its_key() -> None:
+    def config(section: str) -> Any:
+        checked = Train().check(written(section), Reading(exclude=Path("out"), index=Path("index")))
+        checked.close()
+        return checked.config
+
+    old = config(REST + "minibatch_size = 2\n")
+    Path("copy.jsonl").write_text(Path("rows.jsonl").read_text())
+    new = config(REST.replace("rows.jsonl", "copy.jsonl").replace("1e-3", "2e-3") + "minibatch_size = 4\n")
+    assert describe_changes(Train(), old, new) == [
+        "algorithm.sft.optimizer.lr: 0.001 -> 0.002",
+        "algorithm.sft.minibatch_size: 2 -> 4",
+    ], "the same rows under another name are the same data"
 
 
 # ---- TRL
@@ -358,8 +428,6 @@ def test_every_target_is_a_key_of_ours() -> None:
 
 
 def _has(model: Any, parts: list[str]) -> bool:
-    from rollout.config.environment import section_of
-
     for i, part in enumerate(parts):
         field = model.model_fields.get(part)
         if field is None:

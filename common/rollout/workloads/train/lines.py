@@ -30,7 +30,7 @@ class TrainWriter:
             return
         if entry.outcome is not Outcome.DONE:
             why = unsuccessful(entry, "segment")
-            failure = {"code": why.code, "message": why.message, "after_step": segment.first}
+            failure: JsonObject = {"after_step": segment.first, "code": why.code, "message": why.message}
             self.memory["failure"] = failure | ({"op": "prepare"} if segment.op == "prepare" else {})
             line = {"first_step": segment.first + 1, "op": segment.op, "code": why.code, "message": why.message}
             yield ERRORS, dump_line({**line, "attempts": entry.tries})
