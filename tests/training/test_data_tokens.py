@@ -220,10 +220,29 @@ def test_a_template_that_writes_the_prompt_otherwise_before_an_answer_is_a_fault
 
 def test_rows_are_listed_by_their_runs_and_cut_where_they_are_too_many() -> None:
     lines = [1, 2, 3, 7, 9, 10]
-    assert listed([Place(n, "a.jsonl", n) for n in lines]) == "a.jsonl:1-3, 7, 9-10 (6 rows)"
-    assert listed([Place(1, "a", 4), Place(2, "b", 4), Place(3, "b", 5)]) == "a:4, b:4-5 (3 rows)"
-    many = listed([Place(n, "a.jsonl", n) for n in range(1, 2000, 2)])
-    assert many.startswith("a.jsonl:1, 3, 5, ") and many.endswith("more of 1,000 rows") and len(many) < 500
+    assert listed([Place(n, "a.jsonl", n) for n in lines], 99) == "a.jsonl:1-3, 7, 9-10 (6 rows)"
+    assert listed([Place(1, "a", 4), Place(2, "b", 4), Place(3, "b", 5)], 99) == "a:4, b:4-5 (3 rows)"
+    many = listed([Place(n, "a.jsonl", n) for n in range(1, 2000, 2)], 400)
+    assert many.startswith("a.jsonl:1, 3, 5, ") and many.endswith("more of 1,000 rows") and 400 < len(many) < 450
+
+
+def test_all_kinds_of_faults_of_many_rows_fit_into_one_error(case: Case, tokenizer: Any) -> None:
+    bad = [GOOD, FAULTY["empty_completion"][2], GOOD, FAULTY["merged_at_seam"][2], GOOD, FAULTY["too_long"][2]]
+    bad += [FAULTY["no_supervised_token"][2], {"messages": [USER, ASSISTANT]}]
+    with pytest.raises(AttemptError) as error:
+        case.prepare("sft", make(template="{{ raise_exception('no such role') }}"), bad * 400, max_length=8)
+    faults = [
+        line.rpartition(" rows: ")[2].partition(": ")[0].partition(",")[0]
+        for line in error.value.message.split("\n")[1:]
+    ]
+    assert faults == [
+        "the chat template cannot render it",
+        "no_supervised_token",
+        "merged_at_seam",
+        "too_long",
+        "empty_completion",
+    ]
+    assert error.value.message.count("more of 400 rows") == 4 and len(error.value.message) < 4000
 
 
 # ---- once

@@ -61,6 +61,8 @@ def faults(section: str, kind: Kind = "sft", tail: str = TAIL) -> list[str]:
         ("sft", 'eval_dataset = { path = "e.jsonl", split = "test" }', "eval_dataset.split: is of kind"),
         ("sft", 'eval_dataset = { path = [] }', "eval_dataset.path: must not be empty"),
         ("sft", "beta = 0.1", "beta: unknown key"),
+        ("sft", "learning_rates = 0.1", 'learning_rates: unknown key; did you mean "learning_rate"?'),
+        ("sft", "eval.patience = 3", "eval: has no meaning without eval_dataset"),
         ("dpo", "label_smoothing = 0.5", "label_smoothing: must be less than 0.5"),
         ("dpo", 'label_smoothing = 0.1\nloss_type = "hinge"', 'label_smoothing: has no meaning with loss_type = "hinge"'),
         ("kto", "minibatch_size = 1", "minibatch_size: makes steps of one row, which has no other to compare with"),
@@ -92,6 +94,18 @@ def test_all_faults_at_once() -> None:
 def test_a_section_of_another_algorithm() -> None:
     said = faults(REST, tail="[algorithm.dpo]\n" + REST + TAIL)
     assert said == ['c.toml:8: algorithm.dpo: algorithm.kind is "sft": remove this section, or change kind']
+
+
+def test_names_of_trl_outside_of_the_algorithms_section() -> None:
+    Path("c.toml").write_text(
+        "bf16 = true\n[algorithm]\nmax_length = 9\nlearning_rate = 1\nkind = 'sft'\n[algorithm.sft]\n" + REST + TAIL
+    )
+    with pytest.raises(ConfigError) as error:
+        load_settings(TrainConfig, "c.toml", environ={})
+    said = [line.strip().partition(", such")[0] for line in error.value.message.split("\n")[1:]]
+    told = "is one of TRL's names, which stand in [algorithm.KIND]"
+    assert (said[0], said[2]) == (f"c.toml:1: bf16: {told}", f"c.toml:4: algorithm.learning_rate: {told}")
+    assert said[1].startswith("c.toml:3: algorithm.max_length: unknown key")
 
 
 def test_a_dataset_is_known_by_its_name() -> None:

@@ -211,6 +211,8 @@ class TrainingSection(Section):
                 f'devices = {self.devices} and strategy = "{self.strategy}" do not fit: "single" is for one device, '
                 '"ddp" and "fsdp" for several',
             )
+        if self.eval_dataset is None and self.eval.model_fields_set:
+            raise fault_at("eval", "has no meaning without eval_dataset: name the rows that evaluations take")
         if self.budget.max_steps is not None and self.optimizer.warmup_steps > self.budget.max_steps:
             raise fault_at(
                 "optimizer.warmup_steps",
@@ -399,7 +401,7 @@ class TrainConfig(Section):
     @classmethod
     def renamed(cls, values: dict[str, Any]) -> Renamed:
         """With TRL's names of keys."""
-        return renamed(values)
+        return renamed(values, {kind: section.model_fields for kind, section in SECTIONS.items()})
 
 
 SECTIONS: dict[Kind, type[TrainingSection]] = {
