@@ -50,8 +50,9 @@ class DatasetSection(Section):
         if "type" in given and "kind" not in given:
             return {("kind" if key == "type" else key): inner for key, inner in given.items()}
         paths: Any = given.get("path")
-        first: Any = next(iter(cast("list[Any]", paths)), None) if isinstance(paths, list) else paths
-        if "kind" not in given and isinstance(first, str) and first.endswith(".parquet"):
+        if isinstance(paths, list) and paths:
+            paths = cast("list[Any]", paths)[0]
+        if "kind" not in given and isinstance(paths, str) and paths.endswith(".parquet"):
             return {**given, "kind": "parquet_path"}
         return cast(Any, value)
 
