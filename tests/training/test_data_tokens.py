@@ -14,6 +14,7 @@ from rollout.workloads.train.encode import FAULTS
 from rollout.workloads.train.report import Place, listed, report_lines
 from rollout_worker.backends.tiny import CHAT_TEMPLATE, END, EOS, START, make_tokenizer
 from rollout_worker.backends.training import prepare as preparing
+from rollout_worker.backends.training import tokens as counting
 from rollout_worker.backends.training.prepare import Files, prepare, prepared
 from tokenizers.processors import TemplateProcessing
 from transformers import PreTrainedTokenizerFast
@@ -243,6 +244,32 @@ def test_all_kinds_of_faults_of_many_rows_fit_into_one_error(case: Case, tokeniz
         "empty_completion",
     ]
     assert error.value.message.count("more of 400 rows") == 4 and len(error.value.message) < 4000
+
+
+def test_a_dry_run_finds_the_same_faults_in_all_of_its_datasets(
+    tmp_path: Path, tokenizer: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(counting, "read_tokenizer", lambda _: tokenizer)
+    for name, rows in (("a", [GOOD]), ("b", [GOOD, FAULTY["empty_completion"][2]])):
+        (tmp_path / name).write_bytes(b"".join(map(dump_line, rows)))
+
+    def counted(*names: str) -> Any:
+        datasets = {
+            name: {"kind": "jsonl_path", "files": [[str(tmp_path / name), f"{name}.jsonl"]], "manifest": ""}
+            for name in names
+        }
+        asked = {
+            "kind": "sft",
+            "settings": settings("sft").model_dump(mode="json"),
+            "tokenizer": "",
+            "datasets": datasets,
+        }
+        return counting.counted(asked)
+
+    found = counted("a")
+    assert found["data"]["a"]["kept"] == 1 and found["template"] == "the tokenizer's chat template"
+    found = counted("a", "b")
+    assert found["code"] == "invalid_data" and found["error"].startswith("b.jsonl:2: empty_completion: ")
 
 
 # ---- once

@@ -84,6 +84,14 @@ def test_lengths_that_disagree() -> None:
     assert packed is not None and packed.length == 64
 
 
+@pytest.mark.parametrize(
+    "section", ['packing = { kind = "best_fit", max_seq_len = 32 }', 'packing.kind = "best_fit"', ""]
+)
+def test_a_worker_reads_what_was_written_out(section: str) -> None:
+    read = load(REST + section + "\n").algorithm.settings
+    assert SECTIONS["sft"].model_validate(read.model_dump(mode="json")) == read
+
+
 def test_all_faults_at_once() -> None:
     said = faults(
         "optimizer.lr = 0\nlearning_rat = 1\nminibatch_size = 0\n" + REST.replace("optimizer.lr = 1e-3\n", "")
