@@ -23,7 +23,8 @@ from rollout.workloads.json_form import JsonObject
 from rollout.workloads.train.config import Kind, PreferenceSection, SftSection, TrainingSection
 from rollout.workloads.train.dataset import Dataset
 from rollout.workloads.train.memory import flops_per_token
-from rollout.workloads.train.sampler import step_rows, total_rows
+from rollout.workloads.train.sampler import step_rows
+from rollout.workloads.train.steps import total_rows
 from torch import Tensor
 
 from rollout_worker.algorithms.port import Algorithm, Batch
