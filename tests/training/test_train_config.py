@@ -77,6 +77,13 @@ def test_lengths_that_disagree() -> None:
     assert packed is not None and packed.length == 64
 
 
+@pytest.mark.parametrize("line", ["max_length = 64", 'packing = { kind = "best_fit", max_seq_len = 64 }'])
+def test_what_a_worker_reads_is_what_was_written(line: str) -> None:
+    settings = load(REST + line + "\n").algorithm.settings
+    again = SECTIONS["sft"].model_validate(settings.model_dump(mode="json"))
+    assert again == settings and again.max_length == 64
+
+
 def test_all_faults_at_once() -> None:
     said = faults(
         "optimizer.lr = 0\nlearning_rat = 1\nminibatch_size = 0\n" + REST.replace("optimizer.lr = 1e-3\n", "")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal, Self, cast
+from typing import Annotated, Any, Literal, Self, cast, cast
 
 from pydantic import BeforeValidator, Field, field_validator, model_validator
 
@@ -234,10 +234,20 @@ class SftSection(TrainingSection):
         """Tokens of a row at most."""
         return (self.packing.max_seq_len if self.packing is not None else None) or self.max_length
 
+    @model_validator(mode="before")
+    @classmethod
+    def _length_of_packing(cls, value: Any) -> Any:
+        """Is max_length too, so that what is dumped says one thing and can be read again."""
+        if not isinstance(value, dict):
+            return value
+        given = cast("dict[str, Any]", value)
+        packing: Any = given.get("packing")
+        length: Any = cast("dict[str, Any]", packing).get("max_seq_len") if isinstance(packing, dict) else None
+        return {"max_length": length, **given} if isinstance(length, int) and length > 1 else given
+
     @model_validator(mode="after")
     def _one_length(self) -> Self:
-        given = "max_length" in self.model_fields_set
-        if self.packing is not None and given and self.packing.max_seq_len not in (None, self.max_length):
+        if self.packing is not None and self.packing.max_seq_len not in (None, self.max_length):
             raise fault_at(
                 "packing.max_seq_len",
                 f"is {self.packing.max_seq_len} and max_length is {self.max_length}, which is the same thing: keep one",
