@@ -37,6 +37,19 @@ def names_snapshot(uri: str) -> bool:
     return uri.startswith(SNAPSHOTS)
 
 
+def refuse_unless_whole_model(run: JsonObject, what: str) -> None:
+    """ConfigError: the run with this configuration leaves no language model that is whole. `what`: the key that names
+    it."""
+    algorithm = run["algorithm"]
+    if algorithm["kind"] == "rm":
+        raise ConfigError(f"{what}: the snapshot is of a reward model, which writes no text: name one of another run")
+    if algorithm["settings"].get("lora"):
+        raise ConfigError(
+            f"{what}: the snapshot holds an adapter, and not the whole model: write one with `rollout snapshot export "
+            "ID --merged --output DIR`, and name DIR"
+        )
+
+
 def find_model(uri: str, what: str, revision: str | None = None) -> LocalModel:
     """`what`: its key, for people. ConfigError when a local directory is missing or holds no model.
 

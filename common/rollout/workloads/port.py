@@ -28,7 +28,7 @@ from pydantic import BaseModel
 from rollout.model.item import INVALID, NewItem, Outcome
 from rollout.model.run import Order, RunSpec
 from rollout.workloads.commit import CommitEntry
-from rollout.workloads.json_form import JsonObject, canonical
+from rollout.workloads.json_form import JsonObject, canonical, lookup
 from rollout.workloads.source import InputReport, Line, Source
 
 
@@ -112,6 +112,17 @@ class Tree:
     files: tuple[tuple[str, Path], ...] | None = None
 
 
+@dataclass(frozen=True, slots=True)
+class FoundSnapshot:
+    """A snapshot that a table of `Checked.snapshots` names. `config`: of the run that made it; `result`: of the item
+    that did, as that run's workload decodes it."""
+
+    id: str
+    run_id: str
+    config: JsonObject
+    result: JsonObject
+
+
 @dataclass(kw_only=True)
 class Checked:
     """What a check found. A workload keeps in a subclass of its own what `plan` needs.
@@ -125,8 +136,8 @@ class Checked:
     `total`: units in the input; the run completes with as many. `source`: where `plan` reads them again.
     `trees`: what workers need of this machine's disk. `keep`: what the check of a later command wants to know of the
     run (`Reading.kept`); it stays in the output directory. `notes`: what the person is to be told.
-    `snapshots`: keys of tables of the configuration whose `uri` names a snapshot; `snapshot` and `content_id` are put
-    there once the cluster has said which one that is.
+    `snapshots`: keys of tables of the configuration whose `uri` names a snapshot (and whose `step` may say which of a
+    run's); `Workload.found` puts `snapshot` and `content_id` there once a cluster has said which one that is.
     """
 
     config: JsonObject
@@ -271,6 +282,14 @@ class Workload(ABC, Generic[Settings, Found]):
         `config` is the run's own, which on resume may be older than `checked.config`. `checked.lines(start)` raises
         InputChangedError where the input is not what was checked.
         """
+
+    def found(self, checked: Found, key: str, snapshot: FoundSnapshot) -> None:
+        """What the table `key` of `checked.config` names. ConfigError: it is of no use there."""
+        lookup(checked.config, key).update(snapshot=snapshot.id, content_id=snapshot.id)
+
+    def settle(self, checked: Found) -> None:
+        """Every snapshot that `checked.config` names is known: what depends on it may be worked out."""
+        return
 
     def spec(self, run_id: str, config: JsonObject) -> RunSpec:
         """The run to open, without the free sections, so that opening it again compares equal."""

@@ -17,7 +17,7 @@ Policy = Literal["error", "drop", "keep"]
 
 
 def _uri(value: Any) -> Any:
-    return {"uri": value} if isinstance(value, str) else value
+    return {"uri": value} if isinstance(value, str) else value  # pyright: ignore[reportUnknownVariableType]
 
 
 class ModelSection(Section):
@@ -334,12 +334,54 @@ class AlgorithmSection(Section):
         return getattr(self, self.kind)
 
 
+MAX_AGE = r"^[1-9][0-9]{0,8}[smhdw]$"
+_SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86400, "w": 7 * 86400}
+
+
+def age_s(text: str) -> int:
+    """Seconds of a number and a unit as `MAX_AGE` has them: 90s, 15m, 12h, 30d, 2w."""
+    return int(text[:-1]) * _SECONDS[text[-1]]
+
+
+class StartSection(Section):
+    """Where the run begins: at the state that another one left. `rollout train fork` and `--resume snapshot:ID` set
+    it."""
+
+    uri: str = Field(description="snapshot:ID, or run:RUN.")
+    step: int | None = Field(
+        default=None, ge=1, description="Of run:RUN: after this step, at which a segment ended; default: its last."
+    )
+
+    @model_validator(mode="after")
+    def _named(self) -> Self:
+        kind, _, text = self.uri.partition(":")
+        if kind not in ("snapshot", "run") or not text:
+            raise ValueError(f"uri: {self.uri!r} is neither snapshot:ID nor run:RUN")
+        if self.step is not None and kind == "snapshot":
+            raise ValueError("step: a snapshot is of one step; remove it, or name the run: run:RUN")
+        return self
+
+
 class SnapshotsSection(Section):
     every_steps: int = Field(default=100, ge=1, description="Steps between snapshots: a segment, what a crash costs.")
-    keep_last: int = Field(default=3, ge=1, description="Snapshots kept of a run beside the labelled ones.")
-    keep_labeled: bool = Field(default=True, description="Labelled ones stay.")
-    max_age: str | None = Field(default=None, description="Older ones go, such as 30d.")
-    label: str = Field(default="", max_length=200, description="Of the last snapshot.")
+    keep_last: int = Field(
+        default=3,
+        ge=0,
+        description="So many of a run's snapshots are kept, the newest; older ones go as newer ones come. 0: all.",
+    )
+    keep_labeled: bool = Field(
+        default=True, description="A snapshot with a label stays, whatever keep_last and max_age say."
+    )
+    max_age: str | None = Field(
+        default=None,
+        pattern=MAX_AGE,
+        description="Snapshots that are older than this when a newer one comes go too, such as 12h or 30d.",
+    )
+    label: str = Field(default="", max_length=200, description="Of the run's last snapshot.")
+
+    @property
+    def max_age_s(self) -> int | None:
+        return None if self.max_age is None else age_s(self.max_age)
 
 
 class OutputSection(Section):
@@ -358,6 +400,7 @@ class RunSection(Section):
 
 class TrainConfig(Section):
     algorithm: AlgorithmSection
+    start: StartSection | None = Field(default=None, description="Go on from the state of another run.")
     snapshots: SnapshotsSection = SnapshotsSection()
     output: OutputSection
     workers: WorkersSection = WorkersSection()

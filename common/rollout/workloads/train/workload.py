@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from blake3 import blake3
 
@@ -25,9 +25,10 @@ from rollout.workloads.local_model import (
     local_directory,
     model_changes,
     names_snapshot,
+    refuse_unless_whole_model,
     tree_digest,
 )
-from rollout.workloads.port import Checked, Fetch, Reading, Tree, Workload, input_section
+from rollout.workloads.port import Checked, Fetch, FoundSnapshot, Reading, Tree, Workload, input_section
 from rollout.workloads.train.config import ModelSection, PreferenceSection, TrainConfig, TrainingSection
 from rollout.workloads.train.data import Data, read_both
 from rollout.workloads.train.lines import (
@@ -41,10 +42,12 @@ from rollout.workloads.train.lines import (
     refusal_of,
 )
 from rollout.workloads.train.model_output import draw_curves, write_model
-from rollout.workloads.train.plan import items, segments, steps_at_most
+from rollout.workloads.train.plan import items, segments_of, steps_at_most
 from rollout.workloads.train.preview import Preview, preview
 from rollout.workloads.train.report import report_lines
+from rollout.workloads.train.retention import retention
 from rollout.workloads.train.segment import Result, Segment
+from rollout.workloads.train.start import begin_with, start_table
 from rollout.workloads.train.templates import read_template
 from rollout.workloads.train.vocabulary import vocabulary_fault
 
@@ -104,14 +107,10 @@ class Train(Workload[TrainConfig, TrainChecked]):
     free = frozenset({"output", "workers"})
     recorded = frozenset(
         {
-            "run.name",
-            "run.priority",
-            "run.max_worker_lost",
-            "run.allow_different_hardware",
-            "snapshots.keep_last",
-            "snapshots.label",
+            "run.name", "run.priority", "run.max_worker_lost", "run.allow_different_hardware",
+            "snapshots.keep_last", "snapshots.keep_labeled", "snapshots.max_age", "snapshots.label",
         }
-    )
+    )  # fmt: skip
 
     def directory(self, settings: TrainConfig) -> Path:
         return Path(settings.output.dir)
@@ -159,6 +158,7 @@ class Train(Workload[TrainConfig, TrainChecked]):
             "eval_dataset": evaluation.config() if evaluation else None,
             "evaluation": {"digest": evaluation.report.digest, "overlap": overlap} if evaluation else {},
             "steps": steps,
+            "start": start_table(settings),
             "snapshots": settings.snapshots.model_dump(mode="json"),
             "input": input_section(section.dataset.patterns, data.report),
             "output": settings.output.model_dump(mode="json"),
@@ -168,11 +168,11 @@ class Train(Workload[TrainConfig, TrainChecked]):
         uris = {"model": section.base_model.uri, "reference_model": models.reference.uri if models.reference else ""}
         checked = TrainChecked(
             config=config,
-            total=sum(1 for _ in segments(steps, settings.snapshots.every_steps)),
+            total=sum(1 for _ in segments_of(config)),
             source=data.source,
             trees=tuple(_trees(models, data, evaluation)),
             notes=(*settings.notes, *_overlap(overlap, evaluation)),
-            snapshots=tuple(key for key, uri in uris.items() if names_snapshot(uri)),
+            snapshots=(*(k for k, uri in uris.items() if names_snapshot(uri)), *(("start",) if settings.start else ())),
             steps=steps,
             rows=data.rows,
             model=models.model,
@@ -191,10 +191,19 @@ class Train(Workload[TrainConfig, TrainChecked]):
     def plan(self, checked: TrainChecked, config: JsonObject, start: int) -> Iterator[NewItem]:
         return items(config, start)
 
+    def found(self, checked: TrainChecked, key: str, snapshot: FoundSnapshot) -> None:
+        if key == "start":
+            begin_with(checked.config, snapshot)
+        else:
+            refuse_unless_whole_model(snapshot.config, _key_of(checked, key))
+        super().found(checked, key, snapshot)
+
+    def settle(self, checked: TrainChecked) -> None:
+        checked.total = sum(1 for _ in segments_of(checked.config))
+
     def spec(self, run_id: str, config: JsonObject) -> RunSpec:
-        """A segment that failed ends the run: nothing can come after it. The first item's objects are the data."""
-        keep = (("last", str(config["snapshots"]["keep_last"])), ("from", "1"))
-        policies = (Policy("end_run", (("on", "failed"),)), Policy("keep_objects", keep))
+        """A segment that failed ends the run: nothing can come after it."""
+        policies = (Policy("end_run", (("on", "failed"),)), *retention(config["snapshots"]))
         return replace(super().spec(run_id, config), policies=policies)
 
     def writer(self, config: JsonObject) -> TrainWriter:
@@ -203,7 +212,8 @@ class Train(Workload[TrainConfig, TrainChecked]):
     async def finished(self, fetch: Fetch, config: JsonObject, directory: Path, summary: JsonObject) -> list[str]:
         made = await asyncio.to_thread(draw_curves, directory)
         if config["output"]["model"] and summary["final_snapshot"]:
-            made.append(await write_model(fetch, bytes.fromhex(summary["final_snapshot"]), directory / "model"))
+            name, model = bytes.fromhex(summary["final_snapshot"]), config["model"]
+            made.append(await write_model(fetch, name, directory / "model", model["path"] or model["uri"]))
         return made
 
     def over(self, failed: int) -> str:
@@ -229,12 +239,13 @@ class Train(Workload[TrainConfig, TrainChecked]):
     def describe_change(self, section: str, old: JsonObject, new: JsonObject) -> list[str] | None:
         if section in ("model", "reference_model"):
             return model_changes(old, new, section)
-        if section == "dataset":
-            return []  # `input` says what changed
-        if section == "eval_dataset":
-            return []
+        if section in ("dataset", "eval_dataset"):
+            return []  # `input` and `evaluation` say what changed
         if section == "evaluation":
             return ["eval_dataset: its rows are others"] if old.get("digest") != new.get("digest") else []
+        if section == "start" and (old["uri"], old["step"]) != (new["uri"], new["step"]):
+            began, now = (f"{one['uri']}, step {one['step'] or 'of the last snapshot'}" for one in (old, new))
+            return [f"start: it began with {began}, and not with {now}"]
         return None
 
     def describe(self, settings: TrainConfig, checked: TrainChecked) -> list[str]:
@@ -279,8 +290,16 @@ class Train(Workload[TrainConfig, TrainChecked]):
         return json.loads(payload), ""
 
     def item_output(self, data: bytes) -> Any:
-        Result.decode(data)
-        return json.loads(data)
+        found: Any = json.loads(data)
+        if not isinstance(found, list):  # of `verify` it is one
+            Result.decode(data)
+        return cast(Any, found)
+
+
+def _key_of(checked: TrainChecked, table: str) -> str:
+    """What a person calls it."""
+    names = {"model": "base_model.uri", "reference_model": "reference"}
+    return f"algorithm.{checked.config['algorithm']['kind']}.{names[table]}"
 
 
 def _find_models(section: TrainingSection, where: str, faults: _Faults) -> _Models | None:

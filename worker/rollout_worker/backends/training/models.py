@@ -105,7 +105,8 @@ def _with_merged(directory: str, settings: TrainingSection, head: str) -> nn.Mod
     base = str(json.loads(path.read_text("utf-8"))["base_model_name_or_path"])
     given: Any = PeftModel
     with _old_names():
-        return given.from_pretrained(_load(base, settings, head, None), directory).merge_and_unload().requires_grad_(True)
+        merged: Any = given.from_pretrained(_load(base, settings, head, None), directory).merge_and_unload()
+        return merged.requires_grad_(True)
 
 
 def without_dropout(config: Any) -> None:
