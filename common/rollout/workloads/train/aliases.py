@@ -77,7 +77,7 @@ KEYS: dict[str, Key] = {
     "pad_to_multiple_of": Key(note="sequences are padded to the longest of their minibatch"),
     "padding_free": Key(fine=_OFF, instead='use packing.kind = "best_fit"'),
     "packing_strategy": Key(fine=("bfd",), instead="rows are packed by best fit, and none is split"),
-    "eval_packing": Key(note="the evaluation set is not packed"),
+    "eval_packing": Key(note="the evaluation set is packed as the training set is"),
     # ---- what is learnt
     "completion_only_loss": Key("loss_on.kind", {True: "completion_only", False: "all"}),
     "assistant_only_loss": Key("loss_on.kind", {True: "assistant_only", False: None}),
