@@ -3,21 +3,30 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+import os
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, cast
 
 import torch
-from accelerate.state import AcceleratorState
+from accelerate.state import AcceleratorState, PartialState
+from accelerate.utils import DistributedType
 from rollout.workloads.train.config import SECTIONS, Kind, TrainingSection
 from rollout.workloads.train.dataset import build
 from rollout.workloads.train.encode import FAULTS, Encoder
+from rollout.workloads.train.report import Place
 from rollout.workloads.train.rows import parse_row
 from rollout.workloads.train.templates import find_template
 from rollout_worker.algorithms.registered import make_algorithm
 from rollout_worker.backends.training import state as files
+from rollout_worker.backends.training.determinism import environment, make_deterministic
 from rollout_worker.backends.training.trainer import Job, Trainer
+from torch.distributed.tensor import DTensor
 from transformers import AutoTokenizer
 
 PAIRS = [{"prompt": f"{n} is", "chosen": f" {n}" * (1 + n % 3), "rejected": " no" * (1 + n % 2)} for n in range(9)]
@@ -47,9 +56,11 @@ def tokens(
     """The dataset's file, made if it is not there."""
     if not path.exists():
         tokenizer: Any = AutoTokenizer.from_pretrained(model)
-        encoder = Encoder(tokenizer, find_template(tokenizer, None, ""), 256)
+        encoder = Encoder(tokenizer, find_template(tokenizer, None), 256)
         encoded = [
-            (i, encoder.encode(row)) for i, value in enumerate(rows or ROWS[kind], 1) for row in parse_row(kind, value)
+            (Place(i, "rows", i), encoder.encode(row))
+            for i, value in enumerate(rows or ROWS[kind], 1)
+            for row in parse_row(kind, value)
         ]
         build(encoded, dict.fromkeys(FAULTS, "error"), pack)[0].save(path)
     return path
@@ -62,17 +73,21 @@ class Done:
     metrics: list[dict[str, Any]]
     evaluation: dict[str, float] | None
     state: Path
+    held: list[float]
+    """Shares of the weights that one process holds, of the policy and of a reference."""
     weights: Mapping[str, torch.Tensor] = field(default_factory=dict)
 
     @classmethod
     def read(cls, directory: Path) -> Done:
         told = json.loads((directory / "told.json").read_text())
         state = directory / "state"
-        return cls(told["metrics"], told["evaluation"], state, files.load_weights(state))
+        return cls(told["metrics"], told["evaluation"], state, told["held"], files.load_weights(state))
 
 
 def trainer_of(kind: Kind, settings: TrainingSection, data: Path, reference: str | None = None) -> Trainer:
-    AcceleratorState._reset_state()  # one for each process otherwise; ours has many
+    AcceleratorState._reset_state()  # a process has one trainer, and these have many
+    if PartialState._shared_state.get("distributed_type") is DistributedType.FSDP:
+        PartialState().distributed_type = DistributedType.MULTI_CPU
     torch.set_num_threads(1)
     job = Job(kind, settings, data, settings.base_model.uri, pad=0, reference=reference, eval_data=data)
     return Trainer(job, make_algorithm(kind, settings))
@@ -90,8 +105,14 @@ def train(
         return None
     directory.mkdir(parents=True)
     files.write(captured, directory / "state")
-    (directory / "told.json").write_text(json.dumps({"metrics": metrics, "evaluation": evaluation}))
+    held = [_held(model) for model in (trainer.plain, trainer.models._reference) if model is not None]
+    (directory / "told.json").write_text(json.dumps({"metrics": metrics, "evaluation": evaluation, "held": held}))
     return Done.read(directory)
+
+
+def _held(model: torch.nn.Module) -> float:
+    local = [p.to_local() if isinstance(p, DTensor) else p for p in model.parameters()]
+    return sum(p.numel() for p in local) / sum(p.numel() for p in model.parameters())
 
 
 def restored(kind: Kind, settings: TrainingSection, data: Path, state: Path, directory: Path) -> Trainer:
@@ -137,30 +158,61 @@ def same_bytes(one: Path, other: Path) -> bool:
 
 
 def main(arguments: list[str]) -> None:
-    """Of each process of a group: the jobs of a file, one after the other, each into a directory of its name."""
+    """Of each process of a group: the jobs of a file, one after the other, each into a directory of its name.
+
+    `again`: then another trainer takes up the state and writes its own; `on`: and trains to the end, and writes that.
+    """
     jobs: list[dict[str, Any]] = json.loads(Path(arguments[0]).read_text())
     for one in jobs:
         kind, out, data = cast(Kind, one["kind"]), Path(one["out"]), Path(one["data"])
         settings = SECTIONS[kind].model_validate(one["settings"])
-        done = train(kind, settings, data, out, steps=one["steps"])
+        train(kind, settings, data, out, steps=one["steps"])
         if one["again"]:
             torch.distributed.barrier()
             trainer = restored(kind, settings, data, out / "state", out / "again")
             if one["again"] == "on":
-                first = trainer.step
-                for _ in trainer.run(first, 99):
+                for _ in trainer.run(trainer.step, 99):
                     pass
                 captured = trainer.capture({"format": 1})
                 if captured is not None:
                     files.write(captured, out / "on")
-        del done
     torch.distributed.destroy_process_group()
 
 
+def job(
+    kind: Kind, settings: TrainingSection, data: Path, out: Path, *, steps: int = 99, again: str = ""
+) -> dict[str, Any]:
+    """A line of the file that `main` reads."""
+    values = {"kind": kind, "settings": settings.model_dump(mode="json"), "data": str(data), "out": str(out)}
+    return values | {"steps": steps, "again": again}
+
+
+@contextmanager
+def processes(count: int, jobs: list[dict[str, Any]], directory: Path) -> Iterator[None]:
+    """They do the jobs meanwhile, and have done them at the end."""
+    plan = directory / "jobs.json"
+    plan.write_text(json.dumps(jobs))
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        place = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(probe.getsockname()[1])}
+    place |= {"WORLD_SIZE": str(count), "LOCAL_WORLD_SIZE": str(count)}
+    started: list[subprocess.Popen[str]] = []
+    try:
+        for rank in range(count):
+            own = os.environ | environment(1) | place | {"RANK": str(rank), "LOCAL_RANK": str(rank)}
+            command = [sys.executable, "-W", "error", __file__, str(plan)]
+            started.append(subprocess.Popen(command, env=own, stderr=subprocess.PIPE, text=True))
+        yield
+        told = [process.communicate(timeout=300)[1] for process in started]
+        assert [process.returncode for process in started] == [0] * count, "\n".join(told)
+    finally:
+        for process in started:
+            process.kill()
+            process.wait()
+            if process.stderr is not None:
+                process.stderr.close()
+
+
 if __name__ == "__main__":
-    import sys
-
-    from rollout_worker.backends.training.determinism import make_deterministic
-
     make_deterministic(1)
     main(sys.argv[1:])

@@ -15,7 +15,7 @@ from rollout.cli.progress import Display, Rates, Snapshot, eta
 from rollout.cli.show import cannot_start, cause_json, figures_of, waiting
 from rollout.cli.words import first_line, when
 from rollout.client import Page, Runs
-from rollout.model.errors import IncompleteError, InputChangedError, OutputChangedError, StateError
+from rollout.model.errors import IncompleteError, InputChangedError, InputError, OutputChangedError, StateError
 from rollout.model.ids import short
 from rollout.model.item import NewItem
 from rollout.wire.v1 import runs_pb2 as pb
@@ -34,6 +34,8 @@ NO_WORKERS_S = 10.0
 """The same, when no worker is connected: those of a private cluster take a few seconds to come."""
 IMPOSSIBLE_S = 5.0
 """The same, when no worker that is connected could ever take what it waits with."""
+GONE = {"disk_full": "there is room again", "store_unavailable": "the object store answers again"}
+"""By code of a cause for which work waits in its midst: what is said when it is over."""
 T = TypeVar("T")
 
 
@@ -224,10 +226,14 @@ class WorkloadRun:
     async def _take(self, page: Page) -> None:
         if page.entries:
             await to_its_end(self._collector.add, page.entries)
+            for entry in page.entries:
+                for name, message, fields in self._workload.remarks(entry):
+                    self._display.event(name, message, **fields)
         if page.status is not None:
             await to_its_end(self._collector.flush)
             self._display.progress(self._snapshot(page.status))
             self._tell_causes(page.status)
+            self._tell_gone(page.status)
             self._tell_idle(page.status)
 
     def _tell_causes(self, status: pb.RunStatus) -> None:
@@ -245,6 +251,14 @@ class WorkloadRun:
                 where = "all workers that could run it" if cause.everywhere else f"{len(cause.workers)} workers"
                 message = f"the same on {where} now ({cause.times} tries): {first_line(cause.message)}"
             self._display.event("cause", message, **cause_json(cause))
+
+    def _tell_gone(self, status: pb.RunStatus) -> None:
+        """What a run waited for in the middle of its work is there again."""
+        there = {(cause.executor, cause.code, cause.message) for cause in status.causes}
+        for about in [about for about in self._causes_told if about[1] in GONE and about not in there]:
+            del self._causes_told[about]
+            if status.state == "running" and not any(cause[1] == about[1] for cause in there):
+                self._display.event("cause_gone", f"the run goes on: {GONE[about[1]]}", code=about[1])
 
     def _tell_idle(self, status: pb.RunStatus) -> None:
         if status.running or status.causes or status.state != "running":
@@ -291,7 +305,11 @@ class WorkloadRun:
     def _finish(self, directory: Path, status: pb.RunStatus, summary: JsonObject, made: list[str]) -> int:
         self._display.close()
         files = files_of(self._workload, directory) | {Path(path).name: path for path in made}
-        self._display.event("summary", self._text(summary, files), **summary, files=files)
+        refusal = self._workload.refusal(summary) if status.state == "failed" else ""
+        self._display.event("summary", "" if refusal else self._text(summary, files), **summary, files=files)
+        if refusal:
+            ended = f"run {short(self.run_id)} has ended; when this is mended, the same command starts another one"
+            raise InputError(f"{refusal}\n{ended}")
         units = summary[self._workload.unit]
         if status.state == "completed" and not self._collector.complete:
             raise IncompleteError(

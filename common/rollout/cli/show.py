@@ -275,7 +275,13 @@ _STARTED = {"infer": "the model", "map": "the function"}
 """What people call what an executor starts."""
 
 
-_HINDERED = {"disk_full": "waits for room", "different_hardware": "cannot go on with it"}
+_HINDERED = {
+    "disk_full": "waits for room",
+    "store_unavailable": "waits for the object store",
+    "different_hardware": "cannot go on with it",
+    "snapshot_missing": "cannot go on with it",
+    "snapshot_corrupt": "cannot go on with it",
+}
 """By code of a cause: what keeps a worker from going on with what had begun."""
 
 

@@ -37,6 +37,19 @@ def names_snapshot(uri: str) -> bool:
     return uri.startswith(SNAPSHOTS)
 
 
+def refuse_unless_whole_model(run: JsonObject, what: str) -> None:
+    """ConfigError: the run with this configuration leaves no language model that is whole. `what`: the key that names
+    it."""
+    algorithm = run["algorithm"]
+    if algorithm["kind"] == "rm":
+        raise ConfigError(f"{what}: the snapshot is of a reward model, which writes no text: name one of another run")
+    if algorithm["settings"].get("lora"):
+        raise ConfigError(
+            f"{what}: the snapshot holds an adapter, and not the whole model: write one with `rollout snapshot export "
+            "ID --merged --output DIR`, and name DIR"
+        )
+
+
 def find_model(uri: str, what: str, revision: str | None = None) -> LocalModel:
     """`what`: its key, for people. ConfigError when a local directory is missing or holds no model.
 
@@ -170,14 +183,25 @@ def local_directory(uri: str, what: str) -> Path | None:
     return None
 
 
+def cached_directory(model: LocalModel) -> Path | None:
+    """The files of a Hugging Face name, where they were downloaded to this host before."""
+    if not model.commit:
+        return None
+    directory = _hub() / f"models--{model.uri.replace('/', '--')}" / "snapshots" / model.commit
+    return directory if (directory / "config.json").is_file() else None
+
+
+def _hub() -> Path:
+    home = Path(os.environ.get("HF_HOME") or Path.home() / ".cache" / "huggingface")
+    return Path(os.environ.get("HF_HUB_CACHE") or home / "hub")
+
+
 def hub_commit(name: str, revision: str | None) -> str:
     """The commit `name` stands for, if this machine knows it without asking the network; else empty."""
     if revision and _COMMIT.fullmatch(revision):
         return revision
-    home = Path(os.environ.get("HF_HOME") or Path.home() / ".cache" / "huggingface")
-    hub = Path(os.environ.get("HF_HUB_CACHE") or home / "hub")
     try:
-        ref = (hub / f"models--{name.replace('/', '--')}" / "refs" / (revision or "main")).read_text("utf-8").strip()
+        ref = (_hub() / f"models--{name.replace('/', '--')}" / "refs" / (revision or "main")).read_text("utf-8").strip()
     except OSError:
         return ""
     return ref if _COMMIT.fullmatch(ref) else ""

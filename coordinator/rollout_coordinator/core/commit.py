@@ -43,8 +43,8 @@ def accept_rows(state: State, log: Log, rows: ResultRows) -> None:
     state.totals["accepted"] += len(rows.seq)
     state.step.writes.results.append(rows)
     if rows.keeps and log.parent is None and any(policy.name == "keep_objects" for policy in log.run.policies):
-        kept: list[int] = log.extra.setdefault("kept", [])
-        log.extra["kept"] = sorted({*kept, *(rows.seq[index] for index in rows.keeps)})
+        kept: list[list[int]] = log.extra.get("kept", [])
+        log.extra["kept"] = sorted([*kept, *([rows.seq[index], rows.accepted_ms] for index in rows.keeps)])
     touch(state, log)
     state.notes.accepted[log.id] = log
     if log.by_arrival:

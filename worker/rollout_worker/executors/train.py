@@ -11,20 +11,20 @@ results are told in their order.
 from __future__ import annotations
 
 import asyncio
-import json
 import shutil
 import time
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, ClassVar, Literal, cast
+from typing import ClassVar, Literal
 
 from blake3 import blake3
 from rollout.model.errors import AttemptError, ObjectCorruptError
 from rollout.model.item import Key, Outcome
-from rollout.snapshots.tar import pack, unpack
+from rollout.snapshots.parts import FORMAT, parts_of, read_manifest
+from rollout.snapshots.tar import Packed, pack, unpack
 from rollout.workloads.json_form import JsonObject, canonical
-from rollout.workloads.train.segment import Result, Segment, stopping_after
+from rollout.workloads.train.segment import Result, Segment, encode_results, stopping_after
 
 from rollout_worker.backends.training.determinism import environment
 from rollout_worker.executors import train_room
@@ -32,7 +32,7 @@ from rollout_worker.executors.port import Attempt, Context, Done, Run, Unsuitabl
 from rollout_worker.executors.train_pace import Pace, figures, line
 from rollout_worker.executors.train_ranks import Ranks
 from rollout_worker.executors.train_room import with_room
-from rollout_worker.executors.trees import locate_model, shared_tree
+from rollout_worker.executors.trees import host_directory, locate_model, shared_tree
 
 HUNG_S, HUNG_STEPS = 1800.0, 50.0
 """No step for so long, and for as long as so many steps take: the processes hang, and are killed."""
@@ -126,6 +126,8 @@ class TrainExecutor:
             try:
                 if segment.op == "prepare":
                     return await self._prepare(context)
+                if segment.op == "verify":
+                    return await self._verify(segment, context)
                 result, directory, writing = await self._train(segment, attempt, context)
             finally:
                 self._turn.release()
@@ -154,6 +156,8 @@ class TrainExecutor:
             name: await self._files(config[name], context) for name in ("dataset", "eval_dataset") if config.get(name)
         }
         directory = context.scratch / "tokens"
+        manifest = await context.object_path(bytes.fromhex(config["dataset"]["manifest"]))
+        cache = host_directory(manifest, context, "tokens")
         context.progress("turning the rows into tokens")
 
         async def prepared() -> JsonObject:
@@ -161,7 +165,7 @@ class TrainExecutor:
             directory.mkdir()
             return await ranks.result(
                 op="prepare", kind=_kind(run), settings=_settings(run), datasets=given,
-                directory=str(directory), tokenizer=self._model[1] or self._model[0],
+                directory=str(directory), cache=str(cache), model=self._model[0], tokenizer=self._model[1],
             )  # fmt: skip
 
         try:
@@ -176,7 +180,10 @@ class TrainExecutor:
             object_id = await self._put(f"the tokens of {name}", Path(one["path"]), context)
             data[name] = {"object": object_id.hex(), "units": one["units"]}
             report[name] = one["report"]
-        keeps = tuple(bytes.fromhex(data[name]["object"]) for name in done["datasets"])
+        named = [data[name]["object"] for name in done["datasets"]]
+        if start := config.get("start"):
+            named.append(start["snapshot"])  # a segment that is begun again needs it
+        keeps = tuple(bytes.fromhex(one) for one in named)
         result = Result(data=data, report=report)
         self._state = State(0, result, built=False)
         return Done(result.encode(), keeps=keeps)
@@ -184,7 +191,7 @@ class TrainExecutor:
     async def _files(self, dataset: JsonObject, context: Context) -> JsonObject:
         manifest = bytes.fromhex(dataset["manifest"])
         tree = await with_room("the rows cannot be fetched", lambda: shared_tree(manifest, context), context)
-        return {"kind": dataset["kind"], "paths": [str(tree / name) for name in dataset["files"]]}
+        return {**dataset, "root": str(tree)}
 
     # ---- steps
 
@@ -192,13 +199,14 @@ class TrainExecutor:
         self, segment: Segment, attempt: Attempt, context: Context
     ) -> tuple[Result, Path, asyncio.Task[JsonObject] | None]:
         """The result so far, where the state is being written, and when it is; None: there was nothing to do."""
-        before = Result.decode(attempt.predecessor) if attempt.predecessor else None
         here = self._state
-        if before is None and not segment.start and not segment.data:
-            if here is None or here.step != segment.first:
-                raise AttemptError("what the segment before leaves is not here", code="state_elsewhere")
-            before = here.result
-        before = before or Result(step=segment.first, snapshot=segment.start, data=segment.data)
+        if attempt.predecessor:
+            before = segment.begins_with(Result.decode(attempt.predecessor))
+        else:
+            stands = 0 if segment.before else segment.first  # behind the item before it, which may be the first one
+            before = segment.begins_with(here.result if here is not None and here.step == stands else None)
+        if before is None:
+            raise AttemptError("what the segment before leaves is not here", code="state_elsewhere")
         if before.stopped or (before.steps and segment.first >= before.steps):
             return replace(before, stopped=True, metrics=[], evaluations=[]), Path(), None
         if before.step != segment.first:
@@ -208,7 +216,7 @@ class TrainExecutor:
                 code="segment_missing",
                 retry=False,
             )
-        if here is None or not here.built or here.step != segment.first or segment.op == "verify":
+        if here is None or not here.built or here.step != segment.first:
             await self._stand_at(before, context)
         self._state = None
         return await self._steps(segment, before, context)
@@ -276,19 +284,19 @@ class TrainExecutor:
                 await with_room(f"{what} cannot be unpacked", unpacked, context)
         except ObjectCorruptError as error:
             raise UnsuitableError(f"{what} is damaged: {error.message}", code="snapshot_corrupt") from error
-        manifest = _manifest(directory, what)
+        try:
+            manifest = await asyncio.to_thread(read_manifest, directory, "train_state")
+        except ObjectCorruptError as error:
+            raise AttemptError(error.message, code="snapshot_mismatch", retry=False) from error
         self._same_run(manifest, what)
-        self._same_hardware(manifest.get("fingerprint", {}))
+        self._same_hardware(manifest["fingerprint"])
         await ranks.result(op="restore", directory=str(directory))
         await asyncio.to_thread(shutil.rmtree, directory)
 
     def _same_run(self, manifest: JsonObject, what: str) -> None:
         """AttemptError: the snapshot is of another algorithm or model than this run."""
         assert self._run is not None
-        wanted = {
-            "format": 1, "kind": "train_state", "algorithm": _kind(self._run),
-            "model": self._run.config["model"]["content_id"],
-        }  # fmt: skip
+        wanted = {"algorithm": _kind(self._run), "model": self._run.config["model"]["content_id"]}
         wrong = [key for key, value in wanted.items() if manifest.get(key) != value]
         if wrong:
             said = ", ".join(f"{key} {manifest.get(key)!r} instead of {wanted[key]!r}" for key in wrong)
@@ -316,11 +324,11 @@ class TrainExecutor:
         config, ranks = self._run.config, self._ranks
         result = replace(
             before, steps=self._built["steps"], metrics=[], evaluations=[], report={}, snapshot="", size=0, weights="",
-            fingerprint=self._built["fingerprint"], label=segment.label, algorithm=_kind(self._run),
+            fingerprint=self._built["fingerprint"], algorithm=_kind(self._run), parts={},
             model={"parameters": self._built["parameters"], "trained": self._built["trained"]},
         )  # fmt: skip
         manifest = {
-            "format": 1, "kind": "train_state", "algorithm": _kind(self._run),
+            "format": FORMAT, "kind": "train_state", "algorithm": _kind(self._run),
             "settings": blake3(canonical(config["algorithm"])).hexdigest(),
             "model": config["model"]["content_id"], "data": before.data, "fingerprint": result.fingerprint,
         }  # fmt: skip
@@ -389,18 +397,46 @@ class TrainExecutor:
             writing.cancel()
             raise
         archive, what = context.scratch / "state.tar", f"the snapshot of step {result.step}"
-        object_id, size = await with_room(
+        packed = await self._pack(what, directory, archive, context)
+        final = self._final(result, packed, done)
+        if await self._put(what, archive, context) != packed.id:
+            raise AttemptError("the snapshot changed while it was stored", code="object_corrupt")
+        result.snapshot = final.snapshot
+        return Done(final.encode(), units_out=_tokens(final), keeps=(packed.id,))
+
+    def _final(self, result: Result, packed: Packed, done: JsonObject) -> Result:
+        """What the ledger gets to know of a segment whose state is packed."""
+        assert self._run is not None
+        label = self._run.config["snapshots"]["label"] if result.is_last else ""
+        return replace(
+            result, snapshot=packed.id.hex(), size=packed.size, weights=done["weights"], label=label,
+            parts=parts_of(packed.members),
+        )  # fmt: skip
+
+    # ---- verifying
+
+    async def _verify(self, segment: Segment, context: Context) -> Done:
+        """Segments that another item committed, once more, in processes that have done nothing else. Nothing is kept of
+        them but what they come to."""
+        before, found = Result(**segment.before), list[Result]()
+        self._state = None
+        await self._stand_at(before, context)
+        directory, archive = context.scratch / "state", context.scratch / "state.tar"
+        for first, steps in segment.through:
+            result, _, writing = await self._steps(Segment("segment", first, steps), before, context)
+            done = await writing
+            packed = await self._pack(f"the state of step {result.step}", directory, archive, context)
+            before = self._final(result, packed, done)
+            found.append(before)
+        self._state = None  # the next one begins with processes of its own
+        return Done(encode_results(found), units_out=sum(map(_tokens, found)))
+
+    async def _pack(self, what: str, directory: Path, archive: Path, context: Context) -> Packed:
+        packed = await with_room(
             f"{what} cannot be written", lambda: asyncio.to_thread(pack, directory, archive), context
         )
         await asyncio.to_thread(shutil.rmtree, directory)
-        final = replace(result, snapshot=object_id.hex(), size=size, weights=done["weights"])
-        tokens = sum(int(step["tokens"]) for step in result.metrics)
-        if segment.op == "verify":
-            return Done(final.encode(), units_out=tokens)
-        if await self._put(what, archive, context) != object_id:
-            raise AttemptError("the snapshot changed while it was stored", code="object_corrupt")
-        result.snapshot = object_id.hex()
-        return Done(final.encode(), units_out=tokens, keeps=(object_id,))
+        return packed
 
     async def _put(self, what: str, path: Path, context: Context) -> bytes:
         return await with_room(f"{what} cannot be stored", lambda: context.put_object(path), context)
@@ -438,14 +474,9 @@ def _settings(run: Run) -> JsonObject:
     return run.config["algorithm"]["settings"]
 
 
-def _manifest(directory: Path, what: str) -> JsonObject:
-    """AttemptError: it has none."""
-    try:
-        found: Any = json.loads((directory / "manifest.json").read_text("utf-8"))
-    except (OSError, ValueError) as error:
-        raise AttemptError(f"{what} has no manifest: {error}", code="snapshot_mismatch", retry=False) from error
-    return cast(JsonObject, found) if isinstance(found, dict) else {}
-
-
 def _differences(old: JsonObject, new: JsonObject) -> list[str]:
     return [f"{key} {old.get(key)!r} -> {new.get(key)!r}" for key in sorted(old | new) if old.get(key) != new.get(key)]
+
+
+def _tokens(result: Result) -> int:
+    return sum(int(step["tokens"]) for step in result.metrics)

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import math
 from collections import deque
+from itertools import pairwise
+from statistics import median
 from typing import Any
 
 from rollout.workloads.json_form import JsonObject
 
 STEPS_MAX = 50
 """Rates are of so many steps, evaluations and snapshots between them included: that is what the end depends on."""
+SPAN_MAX = 20.0  # times the median
 _SHOWN = ("loss", "lr", "grad_norm", "mfu")
 
 
@@ -42,7 +45,12 @@ class Pace:
 
     @property
     def _seconds(self) -> float:
-        return self._points[-1][0] - self._points[0][0] if self._points else 0.0
+        """Of all steps, but that a rare one counts no more than it may: one that waited for room says nothing of the
+        next."""
+        times = [at for at, _ in self._points]
+        spans = [after - before for before, after in pairwise(times)]
+        longest = SPAN_MAX * median(spans) if spans else 0.0
+        return sum(min(span, longest) for span in spans)
 
 
 def figures(metrics: JsonObject, steps: int, pace: Pace) -> dict[str, Any]:

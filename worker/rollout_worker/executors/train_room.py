@@ -59,5 +59,5 @@ async def with_room(what: str, work: Callable[[], Awaitable[T]], context: Contex
 
 def tell(what: str, error: Exception | str, code: str, context: Context) -> None:
     """People see it as they see what a worker cannot start."""
-    remedy = "free some space" if code == DISK_FULL else "bring it back"
-    context.hindered(f"{what}: {error}: {remedy}; the run keeps what it has and goes on by itself", code=code)
+    when = "there is room" if code == DISK_FULL else "it is back"
+    context.hindered(f"{what}: {error}; the run keeps what it has and goes on by itself when {when}", code=code)

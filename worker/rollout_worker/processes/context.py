@@ -94,6 +94,7 @@ class AttemptContext:
         self.hindered("")
         if self._telling is not None:
             self._telling.cancel()
+            self._tell()
         if self._made:
             await asyncio.to_thread(shutil.rmtree, self._scratch, True)
 

@@ -30,13 +30,16 @@ class TrainWriter:
             return
         if entry.outcome is not Outcome.DONE:
             why = unsuccessful(entry, "segment")
-            self.memory["failure"] = {"code": why.code, "message": why.message, "after_step": segment.first}
+            failure: JsonObject = {"after_step": segment.first, "code": why.code, "message": why.message}
+            self.memory["failure"] = failure | ({"op": "prepare"} if segment.op == "prepare" else {})
             line = {"first_step": segment.first + 1, "op": segment.op, "code": why.code, "message": why.message}
             yield ERRORS, dump_line({**line, "attempts": entry.tries})
             return
         result = Result.decode(entry.data)
         if segment.op == "prepare":
-            yield REPORT, json.dumps(result.report, indent=2).encode() + b"\n"
+            overlap = self._config["evaluation"].get("overlap") if self._config.get("evaluation") else None
+            report = result.report if overlap is None else {**result.report, "overlap": overlap}
+            yield REPORT, json.dumps(report, indent=2).encode() + b"\n"
             return
         self._remember(result, segment.first)
         for metrics in result.metrics:
@@ -96,3 +99,12 @@ def how_to_go_on(summary: JsonObject) -> str:
         f"the last good snapshot is {snapshot} of step {step}: when the cause is mended, go on from there with "
         f"`rollout train fork {short(summary['run_id'])} --step {step} --config FILE`"
     )
+
+
+_OF_THE_USER = ("invalid_data", "tokenizer_invalid", "model_invalid")
+
+
+def refusal_of(summary: JsonObject) -> str:
+    """What is for the person to mend, of a run whose data could not be used; empty: it did not fail so."""
+    failure: JsonObject = summary.get("failure") or {}
+    return failure["message"] if failure.get("op") == "prepare" and failure["code"] in _OF_THE_USER else ""

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
-from contextlib import nullcontext
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any, cast
 
@@ -33,10 +34,6 @@ class ScoreModel(nn.Module):
     def forward(self, input_ids: Tensor, attention_mask: Tensor, **options: Any) -> Tensor:
         hidden = self.model(input_ids=input_ids, attention_mask=attention_mask, **options).last_hidden_state
         return last_token(self.score(hidden).squeeze(-1), attention_mask)
-
-    def gradient_checkpointing_enable(self, **options: Any) -> None:
-        backbone: Any = self.model
-        backbone.gradient_checkpointing_enable(**options)
 
     def get_input_embeddings(self) -> nn.Module:
         backbone: Any = self.model
@@ -107,7 +104,9 @@ def _with_merged(directory: str, settings: TrainingSection, head: str) -> nn.Mod
     path = Path(directory) / "adapter_config.json"
     base = str(json.loads(path.read_text("utf-8"))["base_model_name_or_path"])
     given: Any = PeftModel
-    return given.from_pretrained(_load(base, settings, head, None), directory).merge_and_unload()
+    with _old_names():
+        merged: Any = given.from_pretrained(_load(base, settings, head, None), directory).merge_and_unload()
+        return merged.requires_grad_(True)
 
 
 def without_dropout(config: Any) -> None:
@@ -115,6 +114,20 @@ def without_dropout(config: Any) -> None:
         for name, value in list(one.to_dict().items()):
             if isinstance(value, float) and ("dropout" in name or name.endswith("_pdrop")):
                 setattr(one, name, 0.0)
+
+
+def checkpoint_activations(model: Any) -> None:
+    """Gradient checkpointing. AttemptError: this kind of model cannot."""
+    decoder = model.model if isinstance(model, ScoreModel) else model
+    how = {"use_reentrant": False}
+    try:
+        if hasattr(decoder, "activation_checkpointing_enable"):  # the newer name
+            decoder.activation_checkpointing_enable(how)
+        else:
+            decoder.gradient_checkpointing_enable(how)
+    except ValueError as error:
+        message = f"gradient_checkpointing: {error}: remove it"
+        raise AttemptError(message, code="bad_run_config", retry=False) from error
 
 
 def with_adapter(model: nn.Module, lora: LoraSection, head: str) -> Any:
@@ -132,10 +145,19 @@ def with_adapter(model: nn.Module, lora: LoraSection, head: str) -> Any:
     )
     wrap: Any = get_peft_model
     try:
-        return wrap(model, config)
+        with _old_names():
+            return wrap(model, config)
     except ValueError as error:
         message = f"lora.target_modules: {error}"
         raise AttemptError(message, code="bad_run_config", retry=False) from error
+
+
+@contextmanager
+def _old_names() -> Iterator[None]:
+    """peft asks transformers for things by their names of before."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", FutureWarning)
+        yield
 
 
 def _linear(model: nn.Module) -> list[str]:

@@ -11,6 +11,7 @@ from typing import Any
 import accelerate.utils
 import torch
 from accelerate import Accelerator, DistributedDataParallelKwargs, FullyShardedDataParallelPlugin
+from accelerate.state import PartialState
 from accelerate.utils import DistributedType
 from rollout.model.errors import AttemptError
 from rollout.workloads.train.config import TrainingSection
@@ -30,7 +31,7 @@ def make_accelerator(settings: TrainingSection) -> Accelerator:
             "(and raise gradient_accumulation as much), or use a host with more",
             code="device_missing",
         )
-    plugin = _plugin(settings) if settings.strategy == "fsdp" else None
+    plugin = _plugin() if settings.strategy == "fsdp" else None
     # Buckets that are rebuilt after the first step, as they are without this, would sum in another order in a process
     # that begins at a snapshot than in one that came there by itself.
     ddp = DistributedDataParallelKwargs(find_unused_parameters=True)
@@ -43,18 +44,19 @@ def make_accelerator(settings: TrainingSection) -> Accelerator:
     if plugin is not None and not accelerator.is_fsdp2:
         state: Any = accelerator.state
         state.distributed_type, state.fsdp_plugin = DistributedType.FSDP, plugin
+        PartialState().distributed_type = DistributedType.FSDP  # from which the other one is filled again and again
     return accelerator
 
 
-def _plugin(settings: TrainingSection) -> FullyShardedDataParallelPlugin:
+def _plugin() -> FullyShardedDataParallelPlugin:
+    """Half precision is autocast's, as without FSDP: shares are gathered in float32, and the numbers are the same."""
     from torch.distributed.fsdp import MixedPrecisionPolicy
 
-    half = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
     return FullyShardedDataParallelPlugin(
         fsdp_version=2,
         auto_wrap_policy="transformer_based_wrap",
         cpu_ram_efficient_loading=False,
-        mixed_precision_policy=half if settings.precision == "bf16" else None,
+        mixed_precision_policy=MixedPrecisionPolicy(),
     )
 
 

@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any, cast
 
 from rollout.model.errors import AttemptError, RolloutError
+from rollout.model.problems import problems
 from rollout.workloads.train.config import SECTIONS, Kind, TrainingSection
 
 from rollout_worker.backends.training.determinism import fingerprint, make_deterministic
@@ -75,20 +76,35 @@ class Rank:
     # ---- commands
 
     def _prepare(self, command: dict[str, Any]) -> None:
-        from rollout_worker.backends.training.prepare import Files, prepare, read_tokenizer
+        from rollout_worker.backends.training.prepare import (
+            check_vocabulary,
+            files_of,
+            pad_of,
+            prepared,
+            read_tokenizer,
+        )
 
         kind = cast(Kind, command["kind"])
         settings = SECTIONS[kind].model_validate(command["settings"])
-        tokenizer = read_tokenizer(command["tokenizer"])
+        model, other, revision = command["model"], command.get("tokenizer"), settings.base_model.revision
+        tokenizer = read_tokenizer(other or model, None if other else revision)
+        check_vocabulary(tokenizer, model, revision)
         answer: dict[str, Any] = {}
+        faults: list[str] = []
         for name, given in command["datasets"].items():
-            files = Files(given["kind"], tuple(Path(path) for path in given["paths"]))
-            data, report = prepare(kind, settings, files, tokenizer)
             path = Path(command["directory"]) / f"{name}.safetensors"
-            data.save(path)
-            answer[name] = {"path": str(path), "report": report.to_json(), "units": data.units}
-        pad = tokenizer.pad_token_id if tokenizer.pad_token_id is not None else tokenizer.eos_token_id
-        self._say(done={"datasets": answer, "pad": int(pad or 0)})
+            files, cache = files_of(given, Path(given["root"])), Path(command["cache"])
+            try:
+                units, report = prepared(kind, settings, files, tokenizer, path, cache)
+            except AttemptError as error:
+                if error.error_code != "invalid_data":
+                    raise
+                faults.append(error.message)
+                continue
+            answer[name] = {"path": str(path), "report": report, "units": units}
+        if faults:
+            raise AttemptError(problems(faults), code="invalid_data", retry=False)
+        self._say(done={"datasets": answer, "pad": pad_of(tokenizer)})
 
     def _build(self, command: dict[str, Any]) -> None:
         from rollout_worker.algorithms.registered import make_algorithm

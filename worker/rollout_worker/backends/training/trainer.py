@@ -32,12 +32,13 @@ from rollout_worker.backends.training.collate import Collator, partner
 from rollout_worker.backends.training.models import (
     StepModels,
     adapter_file,
+    checkpoint_activations,
     load_model,
     model_files,
     parameters,
     with_adapter,
 )
-from rollout_worker.backends.training.optimizer import make_optimizer, make_schedule
+from rollout_worker.backends.training.optimizer import follow_settings, make_optimizer, make_schedule
 from rollout_worker.backends.training.parallel import make_accelerator, prepare, prepare_frozen, whole
 from rollout_worker.backends.training.speed import peak, speed
 from rollout_worker.backends.training.sums import Sums
@@ -118,10 +119,10 @@ class Trainer:
         files.seed_everything(settings.seed, 0)
         model: Any = load_model(job.model, settings, self.algorithm.head, settings.base_model.revision)
         reference = self._reference(model)
+        if settings.gradient_checkpointing:
+            checkpoint_activations(model)
         if settings.lora is not None:
             model = with_adapter(model, settings.lora, self.algorithm.head)
-        if settings.gradient_checkpointing:
-            model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
         self.parameters = parameters(model)
         if settings.compile:
             model.compile()
@@ -338,6 +339,7 @@ class Trainer:
         self.optimizer.load_state_dict(shared_optimizer(state, self.optimizer.param_groups))
         lambdas = {"lr_lambdas": [None] * len(self.optimizer.param_groups)}  # functions are as they were built
         self.schedule.load_state_dict(files.read_json(directory / "schedule.json") | lambdas)
+        follow_settings(self.optimizer, self.schedule, self.settings.optimizer)
         position = files.read_json(directory / files.MANIFEST)["position"]
         self.step, self.tokens, self.first_loss = position["step"], position["tokens"], position["first_loss"]
         files.load_random(directory, self.rank)

@@ -1,0 +1,40 @@
+"""Models that the tests of training share."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+
+@pytest.fixture(scope="session")
+def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    from rollout_worker.backends.tiny import make_tiny
+
+    directory = tmp_path_factory.mktemp("tiny") / "model"
+    make_tiny(directory)
+    return directory
+
+
+@pytest.fixture(scope="session")
+def tied(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Whose output layer is its embeddings."""
+    from rollout_worker.backends.tiny import TINY, make_random
+
+    directory = tmp_path_factory.mktemp("tied") / "model"
+    make_random(directory, replace(TINY, tied=True, std=0.05), seed=1)
+    return directory
+
+
+@pytest.fixture(scope="session")
+def dropping(tiny: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """With dropout."""
+    directory = tmp_path_factory.mktemp("dropping") / "model"
+    directory.mkdir()
+    for path in tiny.iterdir():
+        (directory / path.name).write_bytes(path.read_bytes())
+    config = json.loads((directory / "config.json").read_text())
+    (directory / "config.json").write_text(json.dumps(config | {"attention_dropout": 0.5}))
+    return directory
