@@ -29,7 +29,11 @@ FILES = [
     ("rollout.toml", "rollout.client.target:ClientSettings", "`rollout` commands that are started in its directory"),
     ("batch.toml", "rollout.workloads.infer.config:InferConfig", "`rollout infer batch --config`"),
     ("map.toml", "rollout.workloads.map.config:MapConfig", "`rollout map --config`"),
-    ("train.toml", "rollout.workloads.train.config:TrainConfig", "`rollout train ... --config`; [train.md](train.md) explains it"),
+    (
+        "train.toml",
+        "rollout.workloads.train.config:TrainConfig",
+        "`rollout train ... --config`; [train.md](train.md) explains it",
+    ),
 ]
 PROGRAMS = [
     ("rollout", "rollout.cli.__main__:app"),
@@ -133,9 +137,21 @@ def names_of_trl() -> list[str]:
         "|---|---|",
     ]
     lines += [f"| `{name}` | {trl_meaning(key)} |" for name, key in sorted(KEYS.items()) if key.place]
-    lines += ["", "These change no result: they are left out, and a note says so.", "", "| TRL's name | what is done |", "|---|---|"]
+    lines += [
+        "",
+        "These change no result: they are left out, and a note says so.",
+        "",
+        "| TRL's name | what is done |",
+        "|---|---|",
+    ]
     lines += [f"| `{name}` | {key.note} |" for name, key in sorted(KEYS.items()) if key.note and not key.place]
-    lines += ["", "These are refused, unless they are off or have the value in brackets.", "", "| TRL's name | what to do instead |", "|---|---|"]
+    lines += [
+        "",
+        "These are refused, unless they are off or have the value in brackets.",
+        "",
+        "| TRL's name | what to do instead |",
+        "|---|---|",
+    ]
     refused = [(name, key) for name, key in sorted(KEYS.items()) if not key.note and not key.place]
     return [*lines, *(f"| `{name}`{fine(key)} | {key.instead} |" for name, key in refused), ""]
 

@@ -50,8 +50,9 @@ class DatasetSection(Section):
         if "type" in given and "kind" not in given:
             return {("kind" if key == "type" else key): inner for key, inner in given.items()}
         paths: Any = given.get("path")
-        first: Any = cast("list[Any]", paths)[0] if isinstance(paths, list) and paths else paths
-        if "kind" not in given and isinstance(first, str) and first.endswith(".parquet"):
+        if isinstance(paths, list) and paths:
+            paths = cast("list[Any]", paths)[0]
+        if "kind" not in given and isinstance(paths, str) and paths.endswith(".parquet"):
             return {**given, "kind": "parquet_path"}
         return cast(Any, value)
 
@@ -93,7 +94,7 @@ class OptimizerSection(Section):
     @field_validator("betas", mode="before")
     @classmethod
     def _betas(cls, value: Any) -> Any:
-        return tuple(value) if isinstance(value, list) else value  # pyright: ignore[reportUnknownVariableType]
+        return tuple(cast("list[Any]", value)) if isinstance(value, list) else value
 
     @field_validator("betas")
     @classmethod

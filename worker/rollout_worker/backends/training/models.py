@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any, cast
@@ -153,7 +153,7 @@ def with_adapter(model: nn.Module, lora: LoraSection, head: str) -> Any:
 
 
 @contextmanager
-def _old_names() -> Iterator[None]:
+def _old_names() -> Generator[None]:
     """peft asks transformers for things by their names of before."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", FutureWarning)
