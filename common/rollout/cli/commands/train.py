@@ -64,7 +64,11 @@ def group() -> None: ...
 
 
 def _add(kind: Kind) -> None:
-    text = HELP.format(details=_WHAT[kind], unit="segments", rates="segments_per_s, tokens_per_s")
+    text = HELP.format(
+        details=_WHAT[kind],
+        unit="segments",
+        rates="segments_per_s, note, step, steps, loss, lr,\ngrad_norm, tokens_per_s",
+    )
 
     @app.command(kind, help=text)
     def run(

@@ -29,6 +29,7 @@ from torch import Tensor
 from rollout_worker.algorithms.port import Algorithm, Batch
 from rollout_worker.backends.training import state as files
 from rollout_worker.backends.training.collate import Collator, partner
+from rollout_worker.backends.training.faults import ran_out_of_memory
 from rollout_worker.backends.training.models import (
     StepModels,
     adapter_file,
@@ -193,6 +194,13 @@ class Trainer:
         units = self.units_of(step)
         mine = self._shares(len(units))
         divisor = self.collator.divisor(units, per_token=self.algorithm.per_token)
+        if not divisor:
+            raise AttemptError(
+                f"there is no supervised token {self._where(step, units)}: look at loss_on and max_length, or leave "
+                'such rows out with rows.no_supervised_token = "drop"',
+                code="no_supervised_token",
+                retry=False,
+            )
         self._compare(self.collator, units, mine)
         if not self.model.training:  # it goes through every module
             self.model.train()
@@ -256,15 +264,21 @@ class Trainer:
                 code="compile_failed",
                 retry=False,
             )
-        # On the CPU torch has no type of its own for it.
-        if isinstance(error, torch.OutOfMemoryError | MemoryError) or "can't allocate memory" in str(error):
+        if ran_out_of_memory(error):
             return self._out_of_memory()
+        if "does not require grad" in str(error):
+            where = self._where(self.step, self.units_of(self.step))
+            message = f"the loss depends on nothing that is trained {where}: look at lora.target_modules and loss_on"
+            return AttemptError(message, code="loss_without_gradient", retry=False)
         return None
 
-    def _check(self, step: int, loss: float, grad_norm: float, units: list[int]) -> None:
+    def _where(self, step: int, units: list[int]) -> str:
         rows = self.collator.numbers(units)
         named = ", ".join(map(str, rows[:20])) + (f" and {len(rows) - 20} more" if len(rows) > 20 else "")
-        where = f"at step {step + 1}, which trains on the rows {named}"
+        return f"at step {step + 1}, which trains on the rows {named}"
+
+    def _check(self, step: int, loss: float, grad_norm: float, units: list[int]) -> None:
+        where = self._where(step, units)
         if not (math.isfinite(loss) and math.isfinite(grad_norm)):
             raise AttemptError(
                 f"the loss is {loss} and the gradient's norm {grad_norm} {where}: lower optimizer.lr, or look at these "
