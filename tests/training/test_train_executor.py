@@ -256,6 +256,25 @@ async def test_results_are_told_in_their_order_and_steps_do_not_wait_for_the_sto
     assert ended == [1, 2] and world.ranks.asked.count("build") == 1
 
 
+async def test_what_follows_a_snapshot_that_cannot_be_stored_is_thrown_away_with_it(world: World) -> None:
+    """Its steps are done meanwhile, and its own snapshot finds a store that works again."""
+    world.store.hold = {1: asyncio.Event(), 2: asyncio.Event()}
+    first, second = world.begin(1), world.begin(2, pipelined=True)
+    await asyncio.sleep(0.01)
+    await asyncio.wait_for(world.contexts[-1].stepped.wait(), 20)
+    world.store.refuses = [AttemptError("the store lost the connection", code="store_lost")]
+    world.store.hold[1].set()
+    with pytest.raises(AttemptError, match="lost the connection"):
+        await first
+    world.store.hold[2].set()
+    early = Result.decode((await second).data)  # which nobody commits: what it stands on is not in the ledger
+    assert not world.ranks.alive, "the state after segment 2 is gone, too"
+    assert (await world.end(world.begin(1))).step == 10
+    before = len(world.ranks.asked)
+    assert await world.end(world.begin(2)) == early
+    assert world.ranks.asked[before:] == ["run 10"], "from where it stands, and once"
+
+
 async def test_a_segment_that_fails_harms_the_one_before_in_nothing(world: World) -> None:
     async def explodes(command: dict[str, Any]) -> AsyncIterator[dict[str, Any]]:
         yield {"step": {"step": 11, "loss": 9.0, "lr": 1.0, "grad_norm": 2.0, "tokens": 8}}

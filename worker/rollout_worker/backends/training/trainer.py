@@ -132,6 +132,7 @@ class Trainer:
         self.schedule = make_schedule(optimizer, settings.optimizer, self.plan.steps)
         self.model, self.optimizer = prepare(self.accelerator, model, optimizer)
         self.plain: Any = self.accelerator.unwrap_model(self.model)
+        self.model.train()  # whatever its parts were made as
         if reference is not None:
             reference = prepare_frozen(self.accelerator, reference)
         off = isinstance(settings, PreferenceSection) and settings.reference == "base" and settings.lora is not None
@@ -202,7 +203,8 @@ class Trainer:
                 retry=False,
             )
         self._compare(self.collator, units, mine)
-        self.model.train()
+        if not self.model.training:  # it goes through every module
+            self.model.train()
         lr = self.schedule.get_last_lr()[0]
         sums = Sums()
         for number, part in enumerate(mine):
