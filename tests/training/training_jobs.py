@@ -84,6 +84,9 @@ class Done:
         return cls(told["metrics"], told["evaluation"], state, told["held"], files.load_weights(state))
 
 
+MANIFEST = {"format": 1, "kind": "train_state"}
+
+
 def trainer_of(kind: Kind, settings: TrainingSection, data: Path, reference: str | None = None) -> Trainer:
     AcceleratorState._reset_state()  # a process has one trainer, and these have many
     if PartialState._shared_state.get("distributed_type") is DistributedType.FSDP:
@@ -100,7 +103,7 @@ def train(
     trainer = trainer_of(kind, settings, data, reference)
     metrics = [{key: value for key, value in one.items() if key != "seconds"} for one in trainer.run(0, steps)]
     evaluation = trainer.evaluate()
-    captured = trainer.capture({"format": 1})
+    captured = trainer.capture(MANIFEST | {"algorithm": kind})
     if captured is None:
         return None
     directory.mkdir(parents=True)
@@ -119,7 +122,7 @@ def restored(kind: Kind, settings: TrainingSection, data: Path, state: Path, dir
     """A trainer that took up `state`, and its own state, written to `directory`."""
     trainer = trainer_of(kind, settings, data)
     trainer.restore(state)
-    captured = trainer.capture({"format": 1})
+    captured = trainer.capture(MANIFEST | {"algorithm": kind})
     if captured is not None:
         files.write(captured, directory)
     return trainer
@@ -173,7 +176,7 @@ def main(arguments: list[str]) -> None:
             if one["again"] == "on":
                 for _ in trainer.run(trainer.step, 99):
                     pass
-                captured = trainer.capture({"format": 1})
+                captured = trainer.capture(MANIFEST | {"algorithm": kind})
                 if captured is not None:
                     files.write(captured, out / "on")
     torch.distributed.destroy_process_group()
