@@ -45,8 +45,8 @@ OPTIMIZER: dict[str, Any] = {"lr": 1e-3, "schedule": "cosine", "eps": 1e-4}
 
 def settings_of(kind: Kind, model: Path, **more: Any) -> TrainingSection:
     """Two epochs of nine rows, eight a step: the second step holds the seam, and the last has two rows."""
-    # So that KTO's policy is far enough from its reference at the second step: until then its pairs have no effect.
-    optimizer = OPTIMIZER | ({"lr": 3e-3} if kind == "kto" else {}) | more.pop("optimizer", {})
+    # KTO's pairs have an effect once its divergence is above 0: with this, from the second step on.
+    optimizer = OPTIMIZER | ({"kind": "sgd", "lr": 0.03} if kind == "kto" else {}) | more.pop("optimizer", {})
     values = DEFAULTS | {"base_model": str(model), "dataset": {"path": "rows.jsonl"}, "budget": {"epochs": 2}} | more
     return SECTIONS[kind].model_validate(values | {"optimizer": optimizer})
 
