@@ -62,6 +62,34 @@ options of the command into account.
         ("rollout infer batch", "rollout map", "rollout plan", "rollout model make-tiny"),
     ),
     Task(
+        "Train",
+        """
+The same command goes on where it was, to the same bytes. [train.md](train.md) has the files, and what a run prints.
+
+```
+rollout train sft --config train.toml --dry-run
+rollout train sft --config train.toml
+rollout train verify @last --all              # train every segment again elsewhere: the same bytes?
+rollout train fork @last --step 400 --config other.toml
+rollout snapshot export 8fb5aeef56d7 --output model
+```
+""",
+        (
+            "rollout train sft",
+            "rollout train rm",
+            "rollout train dpo",
+            "rollout train ipo",
+            "rollout train kto",
+            "rollout train fork",
+            "rollout train verify",
+            "rollout train plot",
+            "rollout snapshot list",
+            "rollout snapshot show",
+            "rollout snapshot export",
+            "rollout snapshot prune",
+        ),
+    ),
+    Task(
         "Watch it",
         """
 ```

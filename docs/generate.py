@@ -19,6 +19,8 @@ from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 from rollout.cli.program import command_of
 from rollout.config.environment import OTHERS
+from rollout.workloads.train.aliases import KEYS, Key
+from rollout.workloads.train.config import SECTIONS, AlgorithmSection, TrainingSection
 
 HERE = Path(__file__).resolve().parent
 FILES = [
@@ -27,6 +29,11 @@ FILES = [
     ("rollout.toml", "rollout.client.target:ClientSettings", "`rollout` commands that are started in its directory"),
     ("batch.toml", "rollout.workloads.infer.config:InferConfig", "`rollout infer batch --config`"),
     ("map.toml", "rollout.workloads.map.config:MapConfig", "`rollout map --config`"),
+    (
+        "train.toml",
+        "rollout.workloads.train.config:TrainConfig",
+        "`rollout train ... --config`; [train.md](train.md) explains it",
+    ),
 ]
 PROGRAMS = [
     ("rollout", "rollout.cli.__main__:app"),
@@ -71,9 +78,14 @@ def default_of(field: FieldInfo) -> str:
     return "unset" if value is None else f"`{json.dumps(value, default=str)}`"
 
 
-def section(model: type[BaseModel], name: str, lines: list[str]) -> None:
+def section(model: type[BaseModel], name: str, lines: list[str], base: type[BaseModel] = BaseModel) -> None:
+    """Keys of `model` that are not the same in `base`, and sections below it."""
+    if model is AlgorithmSection:
+        return algorithms(name, lines)
     rows, nested = [], []
     for key, field in model.model_fields.items():
+        if same(field, base.model_fields.get(key)):
+            continue
         key = field.alias or key
         inner = model_of(field.annotation)
         if inner is not None:
@@ -92,6 +104,71 @@ def section(model: type[BaseModel], name: str, lines: list[str]) -> None:
         lines += [*rows, ""]
     for inner_name, inner in nested:
         section(inner, inner_name, lines)
+    return None
+
+
+def same(field: FieldInfo, other: FieldInfo | None) -> bool:
+    return other is not None and (field.annotation, field.description, default_of(field)) == (
+        other.annotation,
+        other.description,
+        default_of(other),
+    )
+
+
+def algorithms(name: str, lines: list[str]) -> None:
+    """What the sections of all algorithms have stands once."""
+    kind = AlgorithmSection.model_fields["kind"]
+    lines += [f"### `[{name}]`", "", "| key | type | default | meaning |", "|---|---|---|---|"]
+    lines += [f"| `kind` | {type_name(kind.annotation)} | {default_of(kind)} | {kind.description} |", ""]
+    lines += [f"`[{name}.KIND]`, where KIND is that of `[{name}]`, has these keys for every algorithm:", ""]
+    section(TrainingSection, f"{name}.KIND", lines)
+    lines += ["What one algorithm has of its own, or with another default:", ""]
+    for one, model in SECTIONS.items():
+        section(model, f"{name}.{one}", lines, base=TrainingSection)
+
+
+def names_of_trl() -> list[str]:
+    lines = [
+        "### TRL's names",
+        "",
+        "`[algorithm.KIND]` takes the names of TRL's configuration, so that one can be pasted. A key that is given under both names is an error, and so is one that asks for what is not done here.",
+        "",
+        "| TRL's name | here |",
+        "|---|---|",
+    ]
+    lines += [f"| `{name}` | {trl_meaning(key)} |" for name, key in sorted(KEYS.items()) if key.place]
+    lines += [
+        "",
+        "These change no result: they are left out, and a note says so.",
+        "",
+        "| TRL's name | what is done |",
+        "|---|---|",
+    ]
+    lines += [f"| `{name}` | {key.note} |" for name, key in sorted(KEYS.items()) if key.note and not key.place]
+    lines += [
+        "",
+        "These are refused, unless they are off or have the value in brackets.",
+        "",
+        "| TRL's name | what to do instead |",
+        "|---|---|",
+    ]
+    refused = [(name, key) for name, key in sorted(KEYS.items()) if not key.note and not key.place]
+    return [*lines, *(f"| `{name}`{fine(key)} | {key.instead} |" for name, key in refused), ""]
+
+
+def trl_meaning(key: Key) -> str:
+    place = f"`{key.place[1:] if key.place.startswith('/') else key.place}`"
+    values = ", ".join(
+        f"`{json.dumps(theirs)}` is {'the default' if ours is None else f'`{json.dumps(ours)}`'}"
+        for theirs, ours in key.values.items()
+    )
+    return f"{place}: {values}" if values else place
+
+
+def fine(key: Key) -> str:
+    off = (False, "", 0, [], {}, "no", "none")
+    shown = [value for value in key.fine if value not in off]
+    return f" (`{json.dumps(shown[0])}`)" if shown else ""
 
 
 def configuration() -> str:
@@ -105,6 +182,7 @@ def configuration() -> str:
     for title, path, used_by in FILES:
         lines += [f"## {title}", "", f"Read by {used_by}.", ""]
         section(load(path), "", lines)
+    lines += names_of_trl()
     return "\n".join(lines)
 
 

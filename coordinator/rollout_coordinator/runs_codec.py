@@ -50,6 +50,8 @@ def status_to_wire(view: RunView) -> runs_pb2.RunStatus:
         invalid=view.invalid,
         rate=view.rate,
         units_rate=view.units_rate,
+        note=view.note,
+        figures=view.figures,
     )
     status.spec.priority = view.priority
     for log, seq, attempt, _ in view.survivors:

@@ -150,7 +150,7 @@ def up_event(frame: work_pb2.WorkUp) -> Event:
         return WorkerConfirm(session, body.revoke_id, _keys(body.given_up), _keys(body.kept))
     if kind == "progress":
         body = frame.progress
-        return WorkerProgress(session, body.run_id, body.tokens_per_second, body.running)
+        return WorkerProgress(session, _keys(body.keys), body.note, body.figures)
     if kind == "spawn":
         body = frame.spawn
         first, ids, payloads, specs, index = item_batch_from_wire(body.items)

@@ -3,26 +3,32 @@
 from __future__ import annotations
 
 import json
+import os
 import random
-import time
+import secrets
+import tempfile
+from collections import Counter
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import psutil
 import pytest
-from acceptance_cli import Cli, until
+from acceptance_cli import Cli
+from cluster import Cluster
 from rollout_worker.backends.tiny import make_tiny
+from train_kills import COMMAND, COORDINATOR, PHASES, QUICK, RANK, VICTIMS, WORKER, Disturbed, Strike
 
 pytestmark = [pytest.mark.engine, pytest.mark.timeout(600)]
 
-STEPS, EVERY = 24, 4
-ROWS = {
-    "sft": [{"prompt": f"{n} and {n} is", "completion": f" {2 * n}"} for n in range(40)],
-    "dpo": [{"prompt": f"{n} is", "chosen": f" {n}", "rejected": " none" * (1 + n % 2)} for n in range(40)],
-    "ipo": [{"prompt": f"{n} is", "chosen": f" {n}", "rejected": " none" * (1 + n % 2)} for n in range(40)],
-    "rm": [{"prompt": f"{n} is", "chosen": f" {n}", "rejected": " none" * (1 + n % 2)} for n in range(40)],
-    "kto": [{"prompt": f"{n} is", "completion": f" {n}", "label": n % 3 > 0} for n in range(40)],
-}
+EVERY, STEPS = 4, 48
+
+
+def rows_of(kind: str, numbers: range) -> list[dict[str, Any]]:
+    if kind == "sft":
+        return [{"prompt": f"{n} and {n} is", "completion": f" {2 * n}"} for n in numbers]
+    if kind == "kto":
+        return [{"prompt": f"{n} is", "completion": f" {n}", "label": n % 3 > 0} for n in numbers]
+    return [{"prompt": f"{n} is", "chosen": f" {n}", "rejected": " none" * (1 + n % 2)} for n in numbers]
 
 
 @pytest.fixture(scope="module")
@@ -35,67 +41,148 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return directory
 
 
-def configure(cli: Cli, kind: str, model: Path, name: str = "out", **more: Any) -> str:
-    (cli.directory / f"{kind}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in ROWS[kind]))
-    keys = {
-        "base_model.uri": str(model), "dataset.path": f"{kind}.jsonl", "minibatch_size": 4, "gradient_accumulation": 2,
-        "optimizer.lr": 1e-3, "optimizer.schedule": "cosine", "optimizer.warmup_steps": 3, "budget.max_steps": STEPS,
-        "disable_dropout": False, "seed": 7,
-    } | more  # fmt: skip
-    lines = ["[algorithm]", f'kind = "{kind}"', f"[algorithm.{kind}]"]
-    lines += [f"{key} = {json.dumps(value)}" for key, value in keys.items()]
-    lines += ["[snapshots]", f"every_steps = {EVERY}", "[output]", f'dir = "{name}"']
+def configure(cli: Cli, kind: str, model: Path, name: str, steps: int = STEPS, more: str = "") -> str:
+    for path, numbers in ((f"{kind}.jsonl", range(steps)), ("held.jsonl", range(1000, 1010))):
+        (cli.directory / path).write_text("".join(json.dumps(row) + "\n" for row in rows_of(kind, numbers)))
     path = cli.directory / f"{name}.toml"
-    path.write_text("\n".join(lines) + "\n")
-    return str(path)
+    path.write_text(f"""
+[algorithm]
+kind = "{kind}"
+[algorithm.{kind}]
+base_model.uri = "{model}"
+dataset.path = "{kind}.jsonl"
+eval_dataset.path = "held.jsonl"
+minibatch_size = 4
+gradient_accumulation = 2
+optimizer = {{ lr = 1e-3, schedule = "cosine", warmup_steps = 3 }}
+budget.max_steps = {steps}
+disable_dropout = false
+seed = 7
+{more}
+[snapshots]
+every_steps = {EVERY}
+keep_last = 1000
+[output]
+dir = "{name}"
+[run]
+max_worker_lost = 1000
+""")
+    return path.name
 
 
-def result(cli: Cli, name: str = "out") -> tuple[dict[str, Any], list[dict[str, Any]]]:
-    """What has to be the same: what the run ended in, and its metrics but for the time they took."""
-    summary = json.loads((cli.directory / name / "summary.json").read_text())
-    lines = [json.loads(line) for line in (cli.directory / name / "metrics.jsonl").read_text().splitlines()]
-    kept = {key: summary[key] for key in ("state", "steps", "final_snapshot", "weights_hash", "fingerprint")}
-    return kept, [{key: value for key, value in line.items() if key != "seconds"} for line in lines]
+def lines(path: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in path.read_text().splitlines()]
 
 
-def metrics(cli: Cli, name: str = "out") -> int:
-    path = cli.directory / name / "metrics.jsonl"
-    return path.read_bytes().count(b"\n") if path.exists() else 0
+def result(cli: Cli, name: str, *at: str) -> dict[str, Any]:
+    """What has to be the same: everything but the seconds that steps took and the names of runs."""
+    output = cli.directory / name
+    summary = json.loads((output / "summary.json").read_text())
+    metrics = [
+        {key: value for key, value in line.items() if key != "seconds"} for line in lines(output / "metrics.jsonl")
+    ]
+    kept = ("state", "steps", "tokens", "final_snapshot", "weights_hash", "fingerprint")
+    return {
+        "summary": {key: summary[key] for key in kept},
+        "metrics": metrics,
+        "eval": lines(output / "eval.jsonl"),
+        "report": json.loads((output / "data-report.json").read_text()),
+        "snapshots": snapshots(cli, *at),
+    }
 
 
-def processes(cli: Cli, *words: str) -> list[psutil.Process]:
-    found: list[psutil.Process] = []
-    for process in psutil.process_iter(["cmdline", "cwd"]):
-        command = " ".join(process.info["cmdline"] or [])
-        inside = str(process.info["cwd"] or "").startswith(str(cli.directory)) or str(cli.directory) in command
-        if inside and any(word in command for word in words):
-            found.append(process)
-    return found
+def snapshots(cli: Cli, *options: str) -> dict[int, str]:
+    """The id of all that was left after each segment: weights, optimiser, schedule, generators and position."""
+    listed = cli.run("snapshot", "list", "--json", *options)
+    assert listed.code == 0, listed
+    return {one["step"]: one["id"] for one in json.loads(listed.out)["snapshots"]}
 
 
-def kill(cli: Cli, *words: str) -> None:
-    for process in processes(cli, *words):
-        process.kill()
+@pytest.fixture(scope="module")
+def killing() -> Iterator[Cluster]:
+    with (
+        tempfile.TemporaryDirectory(prefix="rt-", ignore_cleanup_errors=True) as root,
+        Cluster(Path(root), transport=QUICK) as cluster,
+    ):
+        cluster.add_coordinator().wait_event("coordinator_ready")
+        for _ in range(2):
+            cluster.add_worker()
+        for worker in cluster.workers:
+            worker.wait_event("worker_ready")
+        yield cluster
+
+
+def check_killed(
+    cluster: Cluster,
+    cli: Cli,
+    model: Path,
+    kind: str,
+    strikes: list[Strike],
+    luck: random.Random,
+    steps: int,
+    more: str = "",
+) -> Disturbed:
+    """The same command undisturbed, in a cluster of its own, and struck, on `cluster`."""
+    calm = cli.start("train", kind, "--config", configure(cli, kind, model, "calm", steps, more))
+    command = ("train", kind, "--config", configure(cli, kind, model, "out", steps, more), *cluster.operator())
+    disturbed = Disturbed(cluster, cli, command, luck)
+    disturbed.run(strikes)
+    out, err = calm.communicate(timeout=3000)
+    assert calm.returncode == 0, (out, err)
+    expected = result(cli, "calm", "--dir", "calm")
+    assert result(cli, "out", "--run", "out", *cluster.operator()) == expected
+    assert [line["step"] for line in expected["metrics"]] == list(range(1, steps + 1))
+    assert [line["step"] for line in expected["eval"]] == list(range(EVERY, steps + 1, EVERY))
+    assert list(expected["snapshots"]) == list(range(EVERY, steps + 1, EVERY))
+    if (report := expected["report"]["dataset"])["sequences"] == report["rows"]:
+        assert expected["metrics"][-1]["num_tokens"] == report["tokens"] * 8, "each row in each of 8 epochs"
+    return disturbed
 
 
 @pytest.mark.parametrize("kind", ["sft", "dpo"])
-def test_killed_anywhere_it_ends_in_the_same_bytes(cli: Cli, model: Path, kind: str) -> None:
-    """A process that trains in mid-step, its worker, the coordinator, then the whole command."""
-    undisturbed = cli.run("train", kind, "--config", configure(cli, kind, model, "calm"), timeout=300)
-    assert undisturbed.code == 0, undisturbed
-    expected = result(cli, "calm")
-    assert expected[0]["steps"] == STEPS and len(expected[1]) == STEPS
+def test_killed_anywhere_it_ends_in_the_same_bytes(killing: Cluster, cli: Cli, model: Path, kind: str) -> None:
+    """A process that trains, its worker, the coordinator and the command, each in a phase of its own."""
+    seed = f"{kind} 1"
+    luck = random.Random(seed)
+    victims = luck.sample([RANK, WORKER, COORDINATOR], 3)
+    strikes = [Strike(victim, phase) for victim, phase in zip(victims, PHASES, strict=True)]
+    luck.shuffle(strikes)
+    disturbed = check_killed(killing, cli, model, kind, [*strikes, Strike(COMMAND, luck.choice(PHASES))], luck, STEPS)
+    print(f"seed {seed}:", *disturbed.record, sep="\n  ")
 
-    config, luck = configure(cli, kind, model), random.Random(kind)
-    process = cli.start("train", kind, "--config", config)
-    for victim, at in (("training.rank", 4), ("rollout_worker", 8), ("rollout_coordinator", 12)):
-        until(lambda at=at: metrics(cli) >= at or process.poll() is not None, f"{at} steps", 180)
-        time.sleep(luck.uniform(0, 1))  # anywhere in a segment, its snapshot or its upload
-        kill(cli, victim)
-    until(lambda: metrics(cli) >= 16 or process.poll() is not None, "16 steps", 180)
-    process.kill()
-    process.wait()
-    done = cli.run("train", kind, "--config", config, timeout=300)
-    assert done.code == 0, done
-    assert result(cli) == expected
-    assert not processes(cli, "training.rank"), "no process that trains is left"
+
+KILLS = int(os.environ.get("ROLLOUT_TRAIN_KILLS", "50"))
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(3600)
+@pytest.mark.parametrize("kind", ["sft", "dpo"])
+def test_killed_fifty_times_it_ends_in_the_same_bytes(killing: Cluster, cli: Cli, model: Path, kind: str) -> None:
+    """Every pair of a victim and a phase, again and again. ROLLOUT_SEED repeats a run, ROLLOUT_TRAIN_KILLS says how many."""
+    seed = os.environ.get("ROLLOUT_SEED") or secrets.token_hex(4)
+    print(f"ROLLOUT_SEED={seed}")
+    luck = random.Random(seed)
+    pairs = [Strike(victim, phase) for victim in VICTIMS for phase in PHASES]
+    strikes = [strike for _ in range(-(-KILLS // len(pairs))) for strike in luck.sample(pairs, len(pairs))][:KILLS]
+    disturbed = check_killed(killing, cli, model, kind, strikes, luck, 16 * KILLS)
+    print(*disturbed.record, sep="\n")
+    hit = Counter(phase for found in disturbed.phases for phase in found)
+    print(f"{kind}: {len(strikes)} kills, of which hit {dict(hit)}")
+    assert set(hit) == set(PHASES)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1200)
+@pytest.mark.parametrize(
+    ("kind", "more"),
+    [
+        ("rm", ""), ("ipo", ""), ("kto", ""), ("sft", "lora = { r = 4, dropout = 0.1 }"),
+        ("dpo", "lora = { r = 4, dropout = 0.1 }"), ("kto", 'devices = 2\nstrategy = "ddp"'),
+        ("sft", 'packing = { kind = "best_fit", max_seq_len = 32 }'),
+    ],
+    ids=["rm", "ipo", "kto", "sft LoRA", "dpo LoRA", "kto DDP", "sft packed"],
+)  # fmt: skip
+def test_the_others_killed(killing: Cluster, cli: Cli, model: Path, kind: str, more: str) -> None:
+    luck = random.Random(f"{kind} {more}")
+    strikes = [Strike(victim, luck.choice(PHASES)) for victim in (RANK, WORKER, COORDINATOR)]
+    check_killed(killing, cli, model, kind, strikes, luck, STEPS, more)

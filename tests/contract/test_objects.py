@@ -22,11 +22,13 @@ from rollout.model.errors import (
     StorageFullError,
     StorageUnavailableError,
 )
+from rollout.model.item import Blob, ObjectSlice, Outcome
 from rollout.objects import ObjectStore, backend_name, open_store
 from rollout.objects import fs as fs_module
 from rollout.objects.digest import CHUNK, object_id
 from rollout.objects.fs import FsObjectStore
 from rollout.objects.postgres import storage_errors
+from rollout_coordinator.core.events import ResultGroup, WorkerResults
 from rollout_coordinator.gc import collect_garbage
 from rollout_coordinator.objects_gate import ObjectsGate
 
@@ -159,6 +161,16 @@ class StoreContract:
         assert (done.objects, done.bytes, done.kept) == (2, 2, 2)
         assert await store.has(names) == [True, True, False, False]
         assert await store.put(loose, pieces(b"2"), 1) is True
+
+    async def test_a_result_that_names_what_was_never_stored_is_tried_again(self, store: ObjectStore) -> None:
+        there, lost = await put(store, b"there"), b"l" * 32
+        data: list[Blob] = [ObjectSlice(lost, 0, 1), b"inline", b"inline"]
+        group = ResultGroup(1, [0, 1, 2], [1] * 3, None, data, {}, [0] * 3, keeps={1: (there, lost), 2: (there,)})
+        await ObjectsGate(store).check_results(WorkerResults("S", [group]))
+        assert group.outcome == [Outcome.FAILED, Outcome.FAILED, Outcome.DONE] and group.keeps == {2: (there,)}
+        assert {i: (f.code, f.retryable) for i, f in group.failures.items()} == dict.fromkeys(
+            (0, 1), ("object_missing", True)
+        )
 
 
 class TestFs(StoreContract):

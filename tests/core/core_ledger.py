@@ -32,6 +32,7 @@ class FakeLedger:
         self.assignments: dict[int, Any] = {}
         self.attempts: dict[tuple[int, int, int], Any] = {}
         self.workers: dict[str, Any] = {}
+        self.kept: dict[tuple[int, int], tuple[bytes, ...]] = {}
         self.next_batch = 1
         self.next_log = 1
 
@@ -76,6 +77,9 @@ class FakeLedger:
                 assert seq not in table, f"second result for {r.log}/{seq}"
                 assert seq < len(self.items[r.log])
                 table[seq] = (r.attempt[i], r.outcome[i], r.data[i], r.failures.get(i))
+            self.kept |= {(r.log, r.seq[i]): objects for i, objects in r.keeps.items()}
+        for log, seq in w.let_go:
+            del self.kept[log, seq]
         for log, seq, _ in w.prune:
             attempt, _, data, failure = self.results[log][seq]
             self.results[log][seq] = (attempt, Outcome.SKIPPED, data, failure)

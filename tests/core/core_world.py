@@ -97,14 +97,14 @@ class FakeWorker:
 
     def finish(
         self, *which: ItemKey, failure: Failure | None = None, data: bytes | None = None,
-        attempt: int | None = None, outcome: Outcome | None = None,
+        attempt: int | None = None, outcome: Outcome | None = None, keeps: tuple[bytes, ...] = (),
     ) -> st.Step:  # fmt: skip
         keys = {k: self.held.pop(k, attempt or 1) if attempt is None else attempt for k in which or tuple(self.held)}
-        return self.send(keys, failure, data, outcome)
+        return self.send(keys, failure, data, outcome, keeps)
 
     def send(
         self, keys: dict[ItemKey, int], failure: Failure | None = None, data: bytes | None = None,
-        outcome: Outcome | None = None,
+        outcome: Outcome | None = None, keeps: tuple[bytes, ...] = (),
     ) -> st.Step:  # fmt: skip
         groups: list[ResultGroup] = []
         for one in self.keys(keys):
@@ -119,6 +119,7 @@ class FakeWorker:
                     [data if data is not None else b"r%d" % s for s in one.seq],
                     dict.fromkeys(range(n), failure) if failure else {},
                     [5] * n,
+                    keeps=dict.fromkeys(range(n), keeps) if keeps else {},
                 )
             )
         for key, attempt in keys.items():

@@ -194,7 +194,7 @@ def test_a_run_that_is_complete_without_every_row_is_no_success(tmp_path: Path) 
     summary |= {"rows_per_s": 1.0, "tokens_per_s": 1.0}
     collector.totals = Totals()  # type: ignore[attr-defined]
     with pytest.raises(IncompleteError, match="is completed with 0 of the 1 rows of the input"):
-        run._finish(tmp_path, pb.RunStatus(state="completed"), summary)  # pyright: ignore[reportPrivateUsage]
+        run._finish(tmp_path, pb.RunStatus(state="completed"), summary, [])  # pyright: ignore[reportPrivateUsage]
     assert "warning: 2 rows failed for good" in told[0] and "\n3 rows left out as invalid" in told[0]
 
 
@@ -231,4 +231,22 @@ def test_a_cause_is_said_once_and_again_when_it_reaches_more_workers() -> None:
         "worker A on gpu-0 cannot start the model: no such model",
         "the same on 2 workers now (4 tries): no such model",
         "the same on all workers that could run it now (4 tries): no such model",
+    ]
+
+
+def test_work_that_waits_for_room_says_so_and_when_it_goes_on() -> None:
+    said: list[str] = []
+    run = run_of(None, None, SimpleNamespace(event=lambda name, message, /, **fields: said.append(message)))
+
+    def status(*messages: str) -> pb.RunStatus:
+        causes = [pb.Cause(executor="train", code="disk_full", message=m, workers=["A"]) for m in messages]
+        return pb.RunStatus(state="running", causes=causes)
+
+    for one in (status("full at step 10"), status("full at step 20"), status(), status()):
+        run._tell_causes(one)  # pyright: ignore[reportPrivateUsage]
+        run._tell_gone(one)  # pyright: ignore[reportPrivateUsage]
+    assert said == [
+        "worker A waits for room: full at step 10",
+        "worker A waits for room: full at step 20",
+        "the run goes on: there is room again",
     ]

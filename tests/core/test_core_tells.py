@@ -8,7 +8,7 @@ from rollout.model.errors import InputError, UnavailableError
 from rollout.model.item import Failure, ItemSpec, Outcome
 from rollout.model.run import Policy, RunState
 from rollout_coordinator.core import step as st
-from rollout_coordinator.core.events import ResultGroup, WorkerBeat, WorkerResults
+from rollout_coordinator.core.events import Keys, ResultGroup, WorkerBeat, WorkerProgress, WorkerResults
 
 BAD = Failure("bad", "x", retryable=False)
 
@@ -159,3 +159,33 @@ def test_a_run_may_stop_early_because_enough_is_done() -> None:
     assert w.view().state is RunState.RUNNING
     a.finish((log, 2))
     assert (w.view().state, w.view().cursor) == (RunState.COMPLETED, 3)
+
+
+def test_what_an_attempt_says_of_itself_is_shown_until_it_comes_to_nothing() -> None:
+    w, a = scheduled(n=2)
+    key = (w.root(), 0)
+
+    def says(note: str, attempt: int = 1) -> None:
+        keys = [Keys(w.root(), [0], [attempt])]
+        w.step(WorkerProgress(a.session, keys, note, b'{"step": 3}'))
+
+    a.start()
+    says("of another attempt", 7)
+    assert w.view().note == ""
+    says("step 3")
+    assert (w.view().note, w.view().figures) == ("step 3", b'{"step": 3}')
+    a.finish(key)
+    assert w.view().note == "step 3", "it is true until another says more"
+    says("late")
+    assert w.view().note == "step 3"
+    w, a = scheduled(n=2)
+    a.start()
+    says("step 3")
+    a.release((w.root(), 0))
+    assert w.view().note == ""
+
+
+def test_a_run_that_a_row_ended_says_why_that_row_failed() -> None:
+    w, a = scheduled(Policy("end_run"), n=3)
+    a.finish((w.root(), 0), failure=Failure("nan", "the loss is nan at step 4\nmore", retryable=False))
+    assert w.view().reason == "end_run: row 1 is failed: the loss is nan at step 4"

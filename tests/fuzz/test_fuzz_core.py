@@ -83,8 +83,8 @@ CLIENT = KEYS | ITEMS | {
     "RunSpec.lanes": (),
     "RunSpec.policies": (),
     "LaneConfig.name": ("a", "b"),
-    "Policy.name": ("prune_lane", "stop_early", "end_run", "append"),
-    "OptionsEntry.key": ("after", "lane", "failures", "successes", "on", "state", "times", "limit"),
+    "Policy.name": ("prune_lane", "stop_early", "end_run", "append", "keep_objects"),
+    "OptionsEntry.key": ("after", "lane", "failures", "successes", "on", "state", "times", "limit", "last", "from"),
     "OptionsEntry.value": ("1", "2", "done", "failed", "completed", "\u0663", "\xb2", "9" * 5000),
     "Seal.count": (2, 1, 0, 3),
 }  # fmt: skip
@@ -348,6 +348,13 @@ def test_a_pause_without_end() -> None:
 def test_units_that_do_not_add_up_to_a_number() -> None:
     group = work_pb2.ResultGroup(log=1, seq=[0], attempt=[1], length=[0], units_in=[1 << 63])
     with pytest.raises(ProtocolError, match="units"):
+        up_event(work_pb2.WorkUp(session="S", results=work_pb2.Results(groups=[group])))
+
+
+@pytest.mark.parametrize("kept", [work_pb2.Kept(index=1, object_ids=[b"o" * 32]), work_pb2.Kept(object_ids=[b"short"])])
+def test_objects_to_keep_that_are_none(kept: work_pb2.Kept) -> None:
+    group = work_pb2.ResultGroup(log=1, seq=[0], attempt=[1], length=[0], kept=[kept])
+    with pytest.raises(ProtocolError, match="an object to keep that is none"):
         up_event(work_pb2.WorkUp(session="S", results=work_pb2.Results(groups=[group])))
 
 

@@ -149,14 +149,17 @@ ROWS: dict[str, list[dict[str, Any]]] = {
 def ours(kind: str, rows: list[dict[str, Any]], directory: Path, models: Any, algorithm: Any) -> Loss:
     from rollout.workloads.train.dataset import build
     from rollout.workloads.train.encode import FAULTS, Encoder
+    from rollout.workloads.train.report import Place
     from rollout.workloads.train.rows import parse_row
     from rollout.workloads.train.templates import find_template
     from rollout_worker.backends.training.collate import Collator
     from transformers import AutoTokenizer
 
     tokenizer: Any = AutoTokenizer.from_pretrained(directory)
-    encoder = Encoder(tokenizer, find_template(tokenizer, None, ""), 256)
-    encoded = [(i, encoder.encode(row)) for i, value in enumerate(rows, 1) for row in parse_row(kind, value)]  # type: ignore[arg-type]
+    encoder = Encoder(tokenizer, find_template(tokenizer, None), 256)
+    encoded = [
+        (Place(i, "rows", i), encoder.encode(row)) for i, value in enumerate(rows, 1) for row in parse_row(kind, value)
+    ]  # type: ignore[arg-type]
     data, _ = build(encoded, dict.fromkeys(FAULTS, "error"))
     collator = Collator(data, tokenizer.pad_token_id, torch.device("cpu"), packed=False, longest=256)
     units = list(range(data.units))

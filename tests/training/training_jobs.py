@@ -19,6 +19,7 @@ from accelerate.utils import DistributedType
 from rollout.workloads.train.config import SECTIONS, Kind, TrainingSection
 from rollout.workloads.train.dataset import build
 from rollout.workloads.train.encode import FAULTS, Encoder
+from rollout.workloads.train.report import Place
 from rollout.workloads.train.rows import parse_row
 from rollout.workloads.train.templates import find_template
 from rollout_worker.algorithms.registered import make_algorithm
@@ -57,9 +58,11 @@ def tokens(
     """The dataset's file, made if it is not there."""
     if not path.exists():
         tokenizer: Any = AutoTokenizer.from_pretrained(model)
-        encoder = Encoder(tokenizer, find_template(tokenizer, None, ""), 256)
+        encoder = Encoder(tokenizer, find_template(tokenizer, None), 256)
         encoded = [
-            (i, encoder.encode(row)) for i, value in enumerate(rows or ROWS[kind], 1) for row in parse_row(kind, value)
+            (Place(i, "rows", i), encoder.encode(row))
+            for i, value in enumerate(rows or ROWS[kind], 1)
+            for row in parse_row(kind, value)
         ]
         build(encoded, dict.fromkeys(FAULTS, "error"), pack)[0].save(path)
     return path

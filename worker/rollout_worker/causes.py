@@ -22,16 +22,17 @@ Concerned = tuple[str, str, Limits | None]
 class StartFailure:
     """Of one process key."""
 
-    __slots__ = ("concerned", "failure", "times")
+    __slots__ = ("concerned", "failure", "times", "waits")
 
     def __init__(self) -> None:
         self.failure = Failure("", "", True)
         self.times = 0
+        self.waits = False  # an attempt waits for its end, however long that takes
         self.concerned: set[Concerned] = set()
 
     @property
     def final(self) -> bool:
-        return not self.failure.retryable or self.times >= TRIES
+        return not self.waits and (not self.failure.retryable or self.times >= TRIES)
 
 
 class Causes:
@@ -47,12 +48,12 @@ class Causes:
         """All that are concerned."""
         return {run_id for cause in self._causes.values() for run_id, _, _ in cause.concerned}
 
-    def failed(self, plan: Plan, failure: Failure) -> None:
-        """A try to start a process of that plan failed."""
+    def failed(self, plan: Plan, failure: Failure, *, waits: bool = False) -> None:
+        """A try to start a process of that plan failed, or what it runs cannot go on, and `waits` or goes back."""
         cause = self._causes.setdefault(plan.key, StartFailure())
         if failure.code != cause.failure.code:
             cause.times = 0
-        cause.failure = failure
+        cause.failure, cause.waits = failure, waits
         cause.times += 1
 
     def concern(self, key: str, waiting: Iterable[Held]) -> None:

@@ -31,6 +31,7 @@ class Kind(IntEnum):
     PROGRESS = 25  # Progress
     REQUEST = 26  # JSON {id, op, ...}
     RETURNED = 27  # AttemptKeys: of a recall, those that had not begun
+    HINDERED = 28  # JSON {log, seq, attempt, code, message, retryable, returned}
 
 
 class Pipe(asyncio.Protocol):

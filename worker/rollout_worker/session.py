@@ -560,6 +560,8 @@ class Session:
                 child.retiring = True  # what is left in it may be why: the next begins in a fresh one
         if not failures:
             self.place.backoff(child.plan.key).failures = 0
+            if self.causes.clear(child.plan.key):
+                self._tell_causes(now)
         self._started += child.settle(now, count)
         self._dispatch_due = True
 
@@ -662,8 +664,32 @@ class Session:
         held = self.held.get(event.key)
         if held is not None:
             keys = work_pb2.Progress(run_id=held.plan.run.run_id, running=self.running, note=event.note)
+            keys.figures = event.figures
             keys.keys.add(log=event.key.log, seq=[event.key.seq], attempt=[event.key.attempt])
             self._send(work_pb2.WorkUp(progress=keys), now)
+
+    def _child_hindered(self, event: ev.ChildHindered, now: float) -> None:
+        """A cause as of what does not start: the attempt waits where it is, or goes back for it."""
+        child, held, failure = self.place.children.get(event.child), self.held.get(event.key), event.failure
+        if child is None or held is None or child.in_hand.get((held.log, held.seq)) is not held:
+            return
+        key = held.plan.key
+        if not failure.message:
+            if self.causes.clear(key):
+                self._tell_causes(now)
+            return
+        self.causes.failed(held.plan, failure, waits=not event.returned)
+        self.causes.concern(key, [held])
+        if not event.returned:
+            self._tell_causes(now)
+            return
+        child.take_out(held)
+        self.place.backoff(key).failed(now, START_BACKOFF_FIRST_S, START_BACKOFF_MAX_S)
+        self._give_back_unstartable(key, now)
+        held.stop_reason = held.stop_reason or "engine_start"
+        self._stopped(held)
+        self._started += child.settle(now, 1)
+        self._dispatch_due = True
 
     # ---- endings
 
@@ -982,6 +1008,7 @@ class Session:
         ev.ChildSpawned: _child_spawned,
         ev.ChildWaits: _child_waits,
         ev.ChildProgress: _child_progress,
+        ev.ChildHindered: _child_hindered,
         ev.ChildReturned: _child_returned,
         ev.Fetched: _fetched,
         ev.FetchFailed: _fetch_failed,

@@ -84,6 +84,17 @@ class ChildProgress:
     child: int
     key: AttemptKey
     note: str
+    figures: bytes = b""
+
+
+@dataclass(slots=True)
+class ChildHindered:
+    """Something outside keeps an attempt from going on; an empty message: no longer. `returned`: it is given back."""
+
+    child: int
+    key: AttemptKey
+    failure: Failure
+    returned: bool
 
 
 @dataclass(slots=True)
@@ -144,7 +155,8 @@ class Tick:
 
 Event = (
     StreamUp | StreamDown | Frame | Acknowledged | ChildReady | ChildFailed | ChildEnded | ChildResults | ChildSpawned
-    | ChildWaits | ChildProgress | ChildReturned | Fetched | FetchFailed | Stored | StoreFailed | Drain | Flush | Tick
+    | ChildWaits | ChildProgress | ChildHindered | ChildReturned | Fetched | FetchFailed | Stored | StoreFailed | Drain
+    | Flush | Tick
 )  # fmt: skip
 
 # ---- actions

@@ -27,6 +27,11 @@ def verdict(workload: Workload[Any, Any], settings: BaseModel, tell: Callable[[s
     notes = [*(checked.source.notes if checked.source else ()), *checked.notes]
     return Verdict(
         plan=workload.describe(settings, checked),
-        notes=[*(f"note: {note}" for note in notes), *(f"warning: {w}" for w in workload.warnings(settings))],
+        notes=[*map(noted, notes), *(f"warning: {w}" for w in workload.warnings(settings))],
         fields=workload.dry_run(settings, checked),
     )
+
+
+def noted(text: str) -> str:
+    """What a check found that is no fault, as it is printed: unless it is more, a note."""
+    return text if text.startswith("warning: ") else f"note: {text}"

@@ -12,10 +12,10 @@ from typing import Any, TypeVar
 
 from rollout.cli.boundary import FAILED, OK
 from rollout.cli.progress import Display, Rates, Snapshot, eta
-from rollout.cli.show import cannot_start, cause_json, waiting
+from rollout.cli.show import cannot_start, cause_json, figures_of, waiting
 from rollout.cli.words import first_line, when
 from rollout.client import Page, Runs
-from rollout.model.errors import IncompleteError, InputChangedError, OutputChangedError, StateError
+from rollout.model.errors import IncompleteError, InputChangedError, InputError, OutputChangedError, StateError
 from rollout.model.ids import short
 from rollout.model.item import NewItem
 from rollout.wire.v1 import runs_pb2 as pb
@@ -34,6 +34,8 @@ NO_WORKERS_S = 10.0
 """The same, when no worker is connected: those of a private cluster take a few seconds to come."""
 IMPOSSIBLE_S = 5.0
 """The same, when no worker that is connected could ever take what it waits with."""
+GONE = {"disk_full": "there is room again", "store_unavailable": "the object store answers again"}
+"""By code of a cause for which work waits in its midst: what is said when it is over."""
 T = TypeVar("T")
 
 
@@ -104,8 +106,11 @@ class WorkloadRun:
             if status.state == "killed" and status.ended_by and not go_on:
                 raise StateError(f"{_killed(status)}. Go on with it: {command}")
             because = f" ({first_line(status.reason).rstrip('.')})" if status.reason else ""
-            self._display.note(f"run {short(self.run_id)} {_ENDED_BY_IT[status.state]}{because}: it goes on")
-            status = await self._runs.command(self.run_id, verb, reason="the same command was given again")
+            over = self._workload.over(status.failed) if status.state == "failed" else ""
+            ended = f"run {short(self.run_id)} {_ENDED_BY_IT[status.state]}{because}"
+            self._display.note(f"{ended}: {over or 'it goes on'}")
+            if not over:
+                status = await self._runs.command(self.run_id, verb, reason="the same command was given again")
         self.submitted = status.submitted
         done = status.done + status.failed
         unit, total = self._workload.unit, self.total
@@ -221,10 +226,14 @@ class WorkloadRun:
     async def _take(self, page: Page) -> None:
         if page.entries:
             await to_its_end(self._collector.add, page.entries)
+            for entry in page.entries:
+                for name, message, fields in self._workload.remarks(entry):
+                    self._display.event(name, message, **fields)
         if page.status is not None:
             await to_its_end(self._collector.flush)
             self._display.progress(self._snapshot(page.status))
             self._tell_causes(page.status)
+            self._tell_gone(page.status)
             self._tell_idle(page.status)
 
     def _tell_causes(self, status: pb.RunStatus) -> None:
@@ -242,6 +251,14 @@ class WorkloadRun:
                 where = "all workers that could run it" if cause.everywhere else f"{len(cause.workers)} workers"
                 message = f"the same on {where} now ({cause.times} tries): {first_line(cause.message)}"
             self._display.event("cause", message, **cause_json(cause))
+
+    def _tell_gone(self, status: pb.RunStatus) -> None:
+        """What a run waited for in the middle of its work is there again."""
+        there = {(cause.executor, cause.code, cause.message) for cause in status.causes}
+        for about in [about for about in self._causes_told if about[1] in GONE and about not in there]:
+            del self._causes_told[about]
+            if status.state == "running" and not any(cause[1] == about[1] for cause in there):
+                self._display.event("cause_gone", f"the run goes on: {GONE[about[1]]}", code=about[1])
 
     def _tell_idle(self, status: pb.RunStatus) -> None:
         if status.running or status.causes or status.state != "running":
@@ -281,12 +298,18 @@ class WorkloadRun:
             state=state,
             unit=self._workload.unit,
             measure=self._workload.measure,
+            note=status.note,
+            figures=figures_of(status),
         )
 
     def _finish(self, directory: Path, status: pb.RunStatus, summary: JsonObject, made: list[str]) -> int:
         self._display.close()
         files = files_of(self._workload, directory) | {Path(path).name: path for path in made}
-        self._display.event("summary", self._text(summary, files), **summary, files=files)
+        refusal = self._workload.refusal(summary) if status.state == "failed" else ""
+        self._display.event("summary", "" if refusal else self._text(summary, files), **summary, files=files)
+        if refusal:
+            ended = f"run {short(self.run_id)} has ended; when this is mended, the same command starts another one"
+            raise InputError(f"{refusal}\n{ended}")
         units = summary[self._workload.unit]
         if status.state == "completed" and not self._collector.complete:
             raise IncompleteError(
@@ -321,6 +344,7 @@ class WorkloadRun:
             lines.append(f"{summary['attempts']['worker_lost']} attempts were lost with their worker and repeated")
         if summary["state"] == "failed" and units["committed"] < units["total"]:
             left = units["total"] - units["committed"]
-            lines.append(f"{left} {unit} are unharmed: {self._workload.when_mended(self._collector.cursor)}")
+            how = "cannot begin" if self._workload.over(units["failed"]) else "are unharmed"
+            lines.append(f"{left} {unit} {how}: {self._workload.when_mended(summary)}")
         lines.append("files: " + ", ".join(files.values()))
         return "\n".join(lines)

@@ -6,7 +6,8 @@ import sys
 import time
 from abc import ABC, abstractmethod
 from collections import deque
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Any, TextIO
 
 from rich.console import Console
@@ -44,6 +45,17 @@ class Snapshot:
     """Of the run, or `pausing`."""
     invalid: int = 0
     """Of `failed`: rows that cannot be used."""
+    note: str = ""
+    """What is under way says of itself, and the same as `figures`; `step` and `steps` of them are shown as the bar."""
+    figures: Mapping[str, Any] = field(default_factory=dict[str, Any])
+
+    @property
+    def extent(self) -> tuple[str, int, int]:
+        """What is counted, how many are done, how many there are."""
+        step, steps = self.figures.get("step"), self.figures.get("steps")
+        if isinstance(step, int) and isinstance(steps, int) and 0 <= step <= steps and steps > 0:
+            return "steps", step, steps
+        return self.unit, self.done + self.failed, self.total
 
     def fields(self) -> dict[str, Any]:
         """For programs."""
@@ -61,6 +73,8 @@ class Snapshot:
             **measured,
             "eta_s": self.eta_s,
             "state": self.state,
+            **({"note": self.note} if self.note else {}),
+            **self.figures,
         }
 
 
@@ -143,9 +157,9 @@ class PlainDisplay(Display):
         if now - self._last < _PLAIN_EVERY_S:
             return
         self._last = now
-        done = snapshot.done + snapshot.failed
-        share = 100 * done / snapshot.total if snapshot.total else 0
-        self.note(f"{done}/{snapshot.total} {snapshot.unit} ({share:.1f} %), {details(snapshot)}")
+        unit, done, total = snapshot.extent
+        share = 100 * done / total if total else 0
+        self.note(f"{done}/{total} {unit} ({share:.1f} %), {details(snapshot)}")
 
 
 class _Count(MofNCompleteColumn):
@@ -187,12 +201,13 @@ class TerminalDisplay(Display):
 
     def progress(self, snapshot: Snapshot) -> None:
         self._start()
-        room = self._console.width - len(f"{snapshot.unit}  {snapshot.total}/{snapshot.total}  ") - _BAR_MIN
+        unit, done, total = snapshot.extent
+        room = self._console.width - len(f"{unit}  {total}/{total}  ") - _BAR_MIN
         self._progress.update(
             self._task,
-            description=snapshot.unit,
-            total=snapshot.total,
-            completed=snapshot.done + snapshot.failed,
+            description=unit,
+            total=total,
+            completed=done,
             details=details(snapshot, room),
             visible=True,
         )
@@ -213,6 +228,8 @@ def details(snapshot: Snapshot, room: int | None = None) -> str:
     failed = unsuccessful(snapshot.failed, snapshot.invalid)
     if snapshot.state not in ("running", "pausing", "completed"):
         return f"{snapshot.state}, {failed}"  # nothing moves: no rate, no end, and nobody at it
+    if snapshot.note:
+        return _noted(snapshot, failed if snapshot.failed else "", room)
     rate = f"{snapshot.per_s:.1f} {snapshot.unit}/s"
     measured = f"{snapshot.measure_per_s:.0f} {snapshot.measure}/s" if snapshot.measure else ""
     eta = "" if snapshot.eta_s is None else f"ETA {duration(snapshot.eta_s)}"
@@ -223,6 +240,14 @@ def details(snapshot: Snapshot, room: int | None = None) -> str:
         if room is not None and len(", ".join(parts)) > room and least in parts:
             parts.remove(least)
     return ", ".join(parts)
+
+
+def _noted(snapshot: Snapshot, failed: str, room: int | None) -> str:
+    """What is under way says more of it than a rate of its units."""
+    workers = "" if snapshot.workers else "no workers"
+    state = "pausing" if snapshot.state == "pausing" else ""
+    text = ", ".join(part for part in (state, snapshot.note, failed, workers) if part)
+    return text if room is None or len(text) <= room else text[: max(0, room - 1)] + "…"
 
 
 def eta(left: int, per_s: float, *, workers: int, state: str) -> float | None:

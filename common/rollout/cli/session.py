@@ -21,9 +21,10 @@ from typing import Any, TypeVar
 
 from pydantic import BaseModel
 
+from rollout.cli.anywhere import Places, find_named, find_snapshot
 from rollout.cli.asking import reached
 from rollout.cli.boundary import INTERRUPTED, OK
-from rollout.cli.checking import verdict
+from rollout.cli.checking import noted, verdict
 from rollout.cli.collecting import WorkloadRun, files_of
 from rollout.cli.interrupt import Interrupted, Interrupts
 from rollout.cli.options import chosen
@@ -35,9 +36,9 @@ from rollout.cli.waits import Waits
 from rollout.cli.words import unsuccessful
 from rollout.client.embedded import Embedded
 from rollout.client.origin import authority_of, keep_origin, origin_of
-from rollout.client.private import STATE_DIR, remember_command, state_of
+from rollout.client.private import STATE_DIR, PrivateRun, remember_command, remember_private_run, state_of
 from rollout.client.runs import Runs, new_ulid
-from rollout.client.snapshots import keep_names, name_snapshots, pin_snapshots
+from rollout.client.snapshots import SHORT, Snapshot, bring_snapshot, keep_names, pin_snapshot
 from rollout.client.target import Target, connected, find_target, private_target
 from rollout.client.trees import name_trees, upload_trees
 from rollout.model.errors import ConfigError, InputError, NotFoundError, OtherRunError
@@ -121,7 +122,8 @@ def _dry_run(workload: Workload[Any, Any], settings: BaseModel, options: Options
     for note in found.notes:
         display.note(note)
     fields = found.fields
-    said = " ".join(f"{'inputs' if key == workload.unit else key}={value}" for key, value in fields.items())
+    plain = {key: value for key, value in fields.items() if isinstance(value, str | int | float)}
+    said = " ".join(f"{'inputs' if key == 'rows' else key}={value}" for key, value in plain.items())
     lines = [*found.plan, f"dry-run OK: {said}"]
     display.event("dry_run", "\n".join(lines), **fields, plan=found.plan)
     return OK
@@ -186,6 +188,7 @@ class _Invocation:
         self._had_ledger = False
         self._name = ""
         self._known = ""
+        self._sources: dict[str, tuple[Target, Snapshot]] = {}
 
     async def run(self) -> int:
         interrupts = Interrupts(self._at_once)
@@ -200,7 +203,7 @@ class _Invocation:
         directory = self._workload.directory(self._settings)
         with OutputDirectory.open(directory, self._options.command()) as output:
             known = output.check(await self._resume(output))
-            without_results = known is not None and failed_without_results(output, known)
+            without_results = known is not None and failed_without_results(self._workload, output, known)
             try:
                 checked = await self._check(output, resumed=known is not None, without_results=without_results)
             except OtherRunError as error:
@@ -237,8 +240,12 @@ class _Invocation:
         workload = self._workload
         await name_trees(checked.config, [one for one in checked.trees if one.always], self._display.step)
         stored = output.stored_config
-        if stored is not None:
+        if known is None:
+            await self._find_snapshots(output, checked)
+        elif stored is not None:
             keep_names(stored, checked.config, checked.snapshots)
+            workload.settle(checked)
+        if stored is not None:
             await self._compare(stored, checked, output)
             if known is not None:
                 summary = await asyncio.to_thread(finished, workload, output, known, stored, checked)
@@ -251,6 +258,38 @@ class _Invocation:
             run_id = known or new_ulid()
             config = await self._unless_failed(self._agree(runs, output, run_id, stored, checked, new=known is None))
             return await self._carry_out(runs, output, run_id, config, checked, resumed=known is not None)
+
+    async def _find_snapshots(self, output: OutputDirectory, checked: Checked) -> None:
+        """What the configuration names of other runs, in whatever cluster it is. ConfigError, NotFoundError: before
+        anything is started."""
+        where = self._places(output.path)
+        for key in checked.snapshots:
+            table = lookup(checked.config, key)
+            target, snapshot = await find_named(where, table["uri"], table.get("step"))
+            self._workload.found(checked, key, snapshot.as_found())
+            self._sources[snapshot.id] = target, snapshot
+            made = f"run {short(snapshot.run_id)} ({snapshot.run_name}), step {snapshot.step}"
+            self._display.note(f"{table['uri']}: snapshot {snapshot.short} of {made}, in {target}")
+        self._workload.settle(checked)
+
+    def _places(self, output: Path) -> Places:
+        return Places(self._target, False, (Path(), output.parent), self._display.note)
+
+    async def _provide_snapshots(self, runs: Runs, run_id: str, config: JsonObject, checked: Checked) -> None:
+        """The run's cluster has those that it names, and keeps them as long as the run. NotFoundError: one is gone."""
+        for key in checked.snapshots:
+            name = lookup(config, key)["snapshot"]
+            if await pin_snapshot(runs, run_id, name):
+                continue
+            output = self._workload.directory(self._settings).expanduser()
+            target, snapshot = self._sources.get(name) or await find_snapshot(self._places(output), name)
+
+            def tell(done: int, total: int, name: str = name) -> None:
+                size = f"{done * 100 // max(total, 1)} % of {total >> 21} MiB" if total >> 21 else "less than 1 MiB"
+                self._display.step(f"bringing snapshot {name[:SHORT]}: {size}")
+
+            async with reached(target, self._display.note, patience_s=_FIRST_PATIENCE_S) as (source, _):
+                await bring_snapshot(source, snapshot, runs, run_id, output / f".{name[:SHORT]}.tar", tell)
 
     async def _check(self, output: OutputDirectory, *, resumed: bool, without_results: bool = False) -> Checked:
         loop = asyncio.get_running_loop()
@@ -289,7 +328,7 @@ class _Invocation:
         if self._target.private is not None:
             self._say_cluster()  # else when it has answered
         for note in (*(checked.source.notes if checked.source else ()), *checked.notes):
-            self._display.note(f"note: {note}")
+            self._display.note(noted(note))
         return checked
 
     def _say_cluster(self) -> None:
@@ -367,12 +406,14 @@ class _Invocation:
             if self._options.name not in ("", self._name):
                 self._display.note(f"note: the run keeps its name, {self._name!r}")
             ledger: JsonObject = json.loads(status.spec.config)
+            if stored is None:
+                keep_names(ledger, checked.config, checked.snapshots)
+                workload.settle(checked)
             free = {key: value for key, value in checked.config.items() if key in workload.free}
             await self._compare(ledger | free, checked, output)
             config = resumed_config(workload, ledger, checked.config)
         else:
             config = checked.config
-            await name_snapshots(runs, config, checked.snapshots)
             if self._target.private is None:
                 await name_trees(config, [one for one in checked.trees if not one.always], self._display.step)
         output.claim(run_id, config, workload.result_files, checked.keep)
@@ -414,10 +455,13 @@ class _Invocation:
             if self._target.private is None:
                 keep_origin(output.path, run_id, self._target, runs.addresses)
             await asyncio.to_thread(remember_run, run_id)
+            if self._target.private is not None:
+                state = self._target.private.resolve()
+                await asyncio.to_thread(remember_private_run, PrivateRun(run_id, self._name, state))
             runs.patience_s = _PATIENCE_S
-            await pin_snapshots(runs, run_id, config, checked.snapshots)
             # A run whose every unit is in the ledger may still lack a tree: an earlier command was cut off.
             if status.state == "running":
+                await self._unless_failed(self._provide_snapshots(runs, run_id, config, checked))
                 await self._unless_failed(upload_trees(runs, run_id, config, checked.trees, self._display.step))
             failure = self._embedded.failure if self._embedded is not None else None
             detach = self._command() if self._options.detach else ""

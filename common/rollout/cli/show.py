@@ -5,7 +5,9 @@ invalid, cancelled, skipped, in_flight, running, workers, attempts, retried, wor
 created_at, updated_at, ended_at` (RFC 3339, or null), `pausing`, `survivors` (`[{log, seq, attempt}]`), `lanes`,
 `waits` (what pending items wait for: `[{reason, message, items, impossible}]`), `pending`, `per_s` and `units_per_s`
 (over the last half minute), `elapsed_s`, `eta_s` (null: it cannot be said), `causes` (why workers cannot start what it
-needs: `[{run_id, executor, code, message, workers, hosts, times, first_at, last_at, everywhere}]`).
+needs: `[{run_id, executor, code, message, workers, hosts, times, first_at, last_at, everywhere}]`), `note` (what is
+under way says of how far it is) and `figures`, the same for programs: of a training run `step, steps, loss, lr,
+grad_norm, tokens_per_s, eta_s`.
 
 `invalid` says how many of `failed` are rows that cannot be used, which the run went on without (`on_bad_row = "skip"`).
 `attempts` counts those that began and have ended, `retried` those of them that came to nothing and did not end their
@@ -24,11 +26,12 @@ Keys are added over time, never renamed or removed. Rows count from 1; that of a
 
 from __future__ import annotations
 
+import json
 import sys
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import UTC, datetime
-from typing import Any
+from typing import Any, cast
 
 from rich.console import Console
 from rich.table import Table
@@ -103,6 +106,8 @@ def run_json(status: pb.RunStatus) -> dict[str, Any]:
         "units_per_s": round(status.units_rate, 3),
         "elapsed_s": round(elapsed_s(status), 3),
         "eta_s": eta_s(status),
+        "note": status.note,
+        "figures": figures_of(status),
     }
 
 
@@ -120,6 +125,15 @@ def cause_json(cause: pb.Cause) -> dict[str, Any]:
         "last_at": timestamp(cause.last_ms),
         "everywhere": cause.everywhere,
     }
+
+
+def figures_of(status: pb.RunStatus) -> dict[str, Any]:
+    """What is under way says of itself, for programs; empty: nothing."""
+    try:
+        figures: Any = json.loads(status.figures or b"{}")
+    except ValueError:
+        return {}
+    return cast("dict[str, Any]", figures) if isinstance(figures, dict) else {}
 
 
 def final(status: pb.RunStatus) -> int:
@@ -261,6 +275,16 @@ _STARTED = {"infer": "the model", "map": "the function"}
 """What people call what an executor starts."""
 
 
+_HINDERED = {
+    "disk_full": "waits for room",
+    "store_unavailable": "waits for the object store",
+    "different_hardware": "cannot go on with it",
+    "snapshot_missing": "cannot go on with it",
+    "snapshot_corrupt": "cannot go on with it",
+}
+"""By code of a cause: what keeps a worker from going on with what had begun."""
+
+
 def cannot_start(cause: pb.Cause) -> str:
     """`worker 7QK3ABCD on gpu-4 cannot start the model: ...`"""
     what = _STARTED.get(cause.executor, f"executor {cause.executor!r}")
@@ -269,7 +293,7 @@ def cannot_start(cause: pb.Cause) -> str:
         who += f" on {cause.hosts[0]}"
     if len(cause.workers) > 1:
         who += f" and {len(cause.workers) - 1} more"
-    return f"{who} cannot start {what}: {cause.message}"
+    return f"{who} {_HINDERED.get(cause.code, f'cannot start {what}')}: {cause.message}"
 
 
 def unable(causes: Sequence[pb.Cause]) -> str:

@@ -45,6 +45,8 @@ def in_a_line(status: pb.RunStatus) -> str:
     of = f"{status.submitted:,}{'' if status.sealed else '+'}"
     line = f"{state}: {status.done:,} done, {unsuccessful(status.failed, status.invalid)} of {of}"
     moving = _moving(status, unit, measure)
+    if state == "running" and status.note:
+        return f"{line}, {status.note}"
     return f"{line}, {status.running:,} running, {moving}" if moving and state == "running" else line
 
 
@@ -65,6 +67,8 @@ def _lines(status: pb.RunStatus) -> Iterable[str]:
     yield INDENT + _progress(status, unit)
     if moving := _moving(status, unit, measure):
         yield INDENT + moving
+    if status.note:
+        yield INDENT + status.note
     if status.attempts:
         yield INDENT + _attempts(status)
     times = [f"started {when(status.created_ms)}"] if status.created_ms else []
@@ -82,7 +86,7 @@ def _lines(status: pb.RunStatus) -> Iterable[str]:
         count = sum(len(keys.seq) for keys in status.survivors)
         yield f"{INDENT}{counted(count, 'attempt')} did not stop and may still run"
     if status.causes:
-        yield "cannot start"
+        yield "cannot start, or go on"
         for cause in status.causes:
             tries = f" ({counted(cause.times, 'try').replace('trys', 'tries')}, last at {when(cause.last_ms)})"
             first, *rest = cannot_start(cause).splitlines()

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 _ORDER = (
-    "plan", "run", "item", "logs", "events", "workers", "doctor", "join", "context", "model", "version"
+    "plan", "run", "item", "logs", "events", "workers", "doctor", "join", "context", "model", "snapshot", "version"
 )  # fmt: skip
 """As a person comes to need them."""
 

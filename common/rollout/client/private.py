@@ -23,6 +23,7 @@ DATABASE = "rollout.db"
 _LOCK = "owner.lock"
 _ADDRESS = "address.json"
 _COMMAND = "command.json"
+_KNOWN_MAX = 500
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,6 +40,15 @@ class Command:
 
     def __str__(self) -> str:
         return self.line if self.cwd == _cwd() else f"{self.line}   (in {self.cwd})"
+
+
+@dataclass(frozen=True, slots=True)
+class PrivateRun:
+    """A run of a private cluster, as the command that opened it wrote it down."""
+
+    run_id: str
+    name: str
+    state: Path
 
 
 class OwnerLock:
@@ -124,6 +134,37 @@ def command_of(state: Path) -> Command | None:
     """What was typed last to work at the run."""
     found = _read(state / _COMMAND)
     return Command(str(found["line"]), str(found.get("cwd", ""))) if "line" in found else None
+
+
+def remember_private_run(run: PrivateRun) -> None:
+    """So that commands in other directories find it. A machine where that cannot be written down does without."""
+    known = [other for other in private_runs() if other.run_id != run.run_id]
+    lines = [[one.run_id, one.name, str(one.state)] for one in [*known, run][-_KNOWN_MAX:]]
+    with suppress(OSError, RuntimeError):
+        path = _known_path()
+        path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+        scratch = path.with_name(f".{path.name}.{os.getpid()}")
+        scratch.write_text("".join(f"{json.dumps(line)}\n" for line in lines), "ascii")
+        scratch.replace(path)
+
+
+def private_runs() -> list[PrivateRun]:
+    """Those of this account on this machine whose cluster is still there, the newest last."""
+    found: list[PrivateRun] = []
+    try:
+        for line in _known_path().read_text("ascii").splitlines():
+            run_id, name, state = json.loads(line)
+            found.append(PrivateRun(str(run_id), str(name), Path(str(state))))
+    except (OSError, ValueError, RuntimeError):  # RuntimeError: this account has no home
+        return found
+    return [run for run in found if state_of(run.state) is not None]
+
+
+def _known_path() -> Path:
+    # A relative path is invalid by the XDG specification.
+    state = os.environ.get("XDG_STATE_HOME", "")
+    home = Path(state) if state.startswith("/") else Path.home() / ".local" / "state"
+    return home / "rollout" / "private-runs"
 
 
 def _cwd() -> str:

@@ -492,10 +492,12 @@ class Runs:
         async with self.objects(run_id) as objects:
             return await tree.upload(directory, objects, progress, links="follow", files=files, expected=expected)
 
-    async def download(self, run_id: str, object_id: bytes, path: Path) -> None:
-        """An object into a file, verified. NotFoundError."""
+    async def download(
+        self, run_id: str, object_id: bytes, path: Path, progress: Callable[[int], None] | None = None
+    ) -> None:
+        """An object into a file, verified. `progress` hears how many bytes came. NotFoundError."""
         async with self.objects(run_id) as objects:
-            await objects.fetch(object_id, path)
+            await objects.fetch(object_id, path, progress)
 
     def _note_objects(self, address: str) -> None:
         if not address:

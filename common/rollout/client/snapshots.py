@@ -3,80 +3,131 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
-from dataclasses import dataclass
+import json
+import time
+from collections.abc import Callable, Sequence
+from contextlib import aclosing
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from rollout.client.runs import Runs
 from rollout.model.errors import ConfigError, NotFoundError
+from rollout.model.ids import short
+from rollout.model.item import Outcome
 from rollout.snapshots.export import export_model
+from rollout.snapshots.parts import Kind
 from rollout.snapshots.tar import unpack
+from rollout.wire.v1 import runs_pb2 as pb
+from rollout.workloads.commit import CommitEntry
 from rollout.workloads.json_form import JsonObject, lookup
-from rollout.workloads.train.segment import Result
+from rollout.workloads.port import FoundSnapshot
+from rollout.workloads.train.config import SnapshotsSection
+from rollout.workloads.train.retention import outdated
+from rollout.workloads.train.segment import Result, Segment
 
 WORKLOAD = "train"
 SHORT = 12
 _RUNS_MAX = 1000
+Progress = Callable[[int, int], None]
+"""(bytes done, bytes in all)"""
 
 
 @dataclass(frozen=True, slots=True)
 class Snapshot:
-    """`id`: blake3 of its archive, hex. `seq`: of the segment that made it. `size` in bytes."""
+    """`id`: blake3 of its archive, hex. `seq`: of the segment that made it. `config`: of its run."""
 
     id: str
     run_id: str
     run_name: str
     seq: int
-    step: int
-    steps: int
-    size: int
-    created_ms: int
-    algorithm: str
-    label: str
-    weights: str
-    fingerprint: JsonObject
+    made_ms: int
+    result: Result
+    config: JsonObject
+    kind: Kind = "train_state"
 
     @property
     def short(self) -> str:
         return self.id[:SHORT]
 
+    @property
+    def step(self) -> int:
+        return self.result.step
+
+    def as_found(self) -> FoundSnapshot:
+        return FoundSnapshot(self.id, self.run_id, self.config, asdict(self.result))
+
+
+@dataclass(frozen=True, slots=True)
+class TrainingRun:
+    """What the ledger has of a training run. `entries`: of its commit log so far."""
+
+    status: pb.RunStatus
+    config: JsonObject
+    entries: list[CommitEntry]
+
+    @property
+    def run_id(self) -> str:
+        return self.status.spec.run_id
+
+    def segments(self) -> list[tuple[CommitEntry, Segment, Result]]:
+        """Those that trained, in order."""
+        found: list[tuple[CommitEntry, Segment, Result]] = []
+        for entry in self.entries:
+            if entry.outcome is Outcome.DONE:
+                segment = Segment.decode(entry.payload)
+                if segment.op == "segment":
+                    found.append((entry, segment, Result.decode(entry.data)))
+        return found
+
+    def prepared(self) -> Result | None:
+        """The result of the item that made tokens of the rows."""
+        for entry in self.entries:
+            if entry.outcome is Outcome.DONE and Segment.decode(entry.payload).op == "prepare":
+                return Result.decode(entry.data)
+        return None
+
+
+async def training_run(client: Runs, run_id: str) -> TrainingRun:
+    """NotFoundError; ConfigError: it trained nothing."""
+    status = await client.get(run_id)
+    config: JsonObject = json.loads(status.spec.config) if status.spec.workload == WORKLOAD else {}
+    if not config or config.get("verifies"):
+        raise ConfigError(f"run {short(run_id)} ({status.spec.name}) is no training run and has no snapshots")
+    entries: list[CommitEntry] = []
+    if status.cursor:
+        async with aclosing(client.watch(run_id, payloads=True)) as pages:
+            async for page in pages:
+                entries += page.entries
+                if len(entries) >= status.cursor:
+                    break
+    return TrainingRun(status, config, entries)
+
+
+async def kept_of(client: Runs, run: TrainingRun) -> set[int]:
+    """Seqs of the segments whose snapshots are kept."""
+    names = {entry.seq: result.snapshot for entry, _, result in run.segments()}
+    return {one.seq for one in (await client.kept(run.run_id)).entries if names.get(one.seq) == one.object_id.hex()}
+
 
 async def snapshots_of(client: Runs, run_id: str) -> list[Snapshot]:
-    """Those of a run that are kept, oldest first. NotFoundError."""
-    status = await client.get(run_id)
-    if status.spec.workload != WORKLOAD:
-        return []
-    found: list[Snapshot] = []
-    for entry in (await client.kept(run_id)).entries:
-        reply = await client.item(run_id, [entry.seq])
-        _, data = await client.item_bytes(run_id, reply)
-        result = Result.decode(data)
-        if result.snapshot != entry.object_id.hex():
-            continue  # tokens, say
-        found.append(
-            Snapshot(
-                id=result.snapshot,
-                run_id=run_id,
-                run_name=status.spec.name,
-                seq=entry.seq,
-                step=result.step,
-                steps=result.steps,
-                size=result.size,
-                created_ms=reply.item.at_ms,
-                algorithm=result.algorithm,
-                label=result.label,
-                weights=result.weights,
-                fingerprint=result.fingerprint,
-            )
+    """Those of a run that are kept, oldest first. NotFoundError; ConfigError: it trained nothing."""
+    run = await training_run(client, run_id)
+    kept = await kept_of(client, run)
+    return [
+        Snapshot(
+            result.snapshot, run_id, run.status.spec.name, entry.seq, entry.accepted_ms, result, run.config
         )
-    return found
+        for entry, _, result in run.segments()
+        if entry.seq in kept
+    ]  # fmt: skip
 
 
 async def all_snapshots(client: Runs) -> list[Snapshot]:
     """Of every run, newest run first."""
-    runs = [run.spec.run_id for run in await client.list(limit=_RUNS_MAX) if run.spec.workload == WORKLOAD]
-    return [one for run_id in runs for one in await snapshots_of(client, run_id)]
+    runs = [run.spec for run in await client.list(limit=_RUNS_MAX) if run.spec.workload == WORKLOAD]
+    trained = [spec.run_id for spec in runs if not json.loads(spec.config).get("verifies")]
+    return [one for run_id in trained for one in await snapshots_of(client, run_id)]
 
 
 async def find_snapshot(client: Runs, text: str) -> Snapshot:
@@ -86,21 +137,58 @@ async def find_snapshot(client: Runs, text: str) -> Snapshot:
     if not found:
         raise NotFoundError(f"there is no snapshot {text!r}, or it was pruned; `rollout snapshot list` lists them")
     if len(found) > 1:
-        listed = "\n".join(f"  {one.short}  run {one.run_id}, step {one.step}" for one in found.values())
+        listed = "\n".join(f"  {one.short}  run {short(one.run_id)}, step {one.step}" for one in found.values())
         raise ConfigError(f"{text!r} may be any of {len(found)} snapshots: give more of the id\n{listed}")
     return next(iter(found.values()))
 
 
-async def export_snapshot(client: Runs, snapshot: Snapshot, directory: Path) -> None:
-    """Into the new directory `directory`, as transformers and vLLM load it.
+async def snapshot_at(client: Runs, run_id: str, step: int | None) -> Snapshot:
+    """Of a run, the one after `step`, or its last. NotFoundError that says which there are, and why this one is not."""
+    found = await snapshots_of(client, run_id)
+    by_step = {one.step: one for one in found}
+    if step is None and found:
+        return found[-1]
+    if step is not None and step in by_step:
+        return by_step[step]
+    run = await training_run(client, run_id)
+    committed = [result.step for _, _, result in run.segments()]
+    who = f"run {short(run_id)} ({run.status.spec.name})"
+    kept = f"it has those of the steps {_steps(by_step)}" if by_step else "it has none"
+    if step is None:
+        raise NotFoundError(f"{who} has no snapshot{' yet' if not committed else ': they were pruned'}")
+    if step in committed:
+        raise NotFoundError(
+            f"the snapshot of step {step} of {who} was let go, by [snapshots] keep_last or by hand; {kept}. Take one "
+            "of them, or train with keep_last = 0 to keep all"
+        )
+    nearest = sorted(sorted(committed, key=lambda one: abs(one - step))[:2])
+    near = f"the nearest are {_steps(nearest)}" if nearest else "it has done no segment yet"
+    raise NotFoundError(f"no segment of {who} ended at step {step}: {near}; {kept}")
 
-    ConfigError: there is one already. ObjectCorruptError, OSError.
+
+def _steps(steps: Sequence[int] | dict[int, Snapshot]) -> str:
+    listed = sorted(steps)
+    shown = listed if len(listed) <= 12 else listed[-12:]
+    return ("... " if len(listed) > 12 else "") + ", ".join(map(str, shown))
+
+
+async def export_snapshot(
+    client: Runs, snapshot: Snapshot, directory: Path, progress: Progress | None = None, *, merged: bool = False
+) -> None:
+    """Into the new directory `directory`, as transformers and vLLM load it. `merged`: of an adapter, the whole model.
+
+    ConfigError: there is a directory already, or the base model is not here. ObjectCorruptError, OSError.
     """
     scratch = await asyncio.to_thread(_beside, directory)
     try:
         archive, object_id = Path(scratch.name) / "state.tar", bytes.fromhex(snapshot.id)
-        await client.download(snapshot.run_id, object_id, archive)
-        await asyncio.to_thread(_export, archive, object_id, Path(scratch.name), directory)
+
+        def tell(done: int) -> None:
+            if progress is not None:
+                progress(done, snapshot.result.size)
+
+        await client.download(snapshot.run_id, object_id, archive, tell)
+        await asyncio.to_thread(_export, archive, snapshot, Path(scratch.name), directory, merged)
     finally:
         await asyncio.to_thread(scratch.cleanup)
 
@@ -112,56 +200,69 @@ def _beside(directory: Path) -> TemporaryDirectory[str]:
     return TemporaryDirectory(dir=directory.parent, prefix=f".{directory.name}-")
 
 
-def _export(archive: Path, object_id: bytes, scratch: Path, directory: Path) -> None:
-    unpack(archive, scratch / "state", object_id)
-    export_model(scratch / "state", scratch / "model")
+def _export(archive: Path, snapshot: Snapshot, scratch: Path, directory: Path, merged: bool) -> None:
+    unpack(archive, scratch / "state", bytes.fromhex(snapshot.id))
+    archive.unlink()
+    model = snapshot.config["model"]
+    export_model(scratch / "state", scratch / "model", base=str(model["path"] or model["uri"]), merged=merged)
     (scratch / "model").rename(directory)
 
 
-async def prune_snapshots(client: Runs, run_id: str, keep_last: int) -> tuple[list[Snapshot], int]:
-    """Let go of all but the last `keep_last` of a run: (those, objects that were freed).
+async def prune_snapshots(
+    client: Runs, run_id: str, *, keep_last: int | None, keep_labeled: bool | None, max_age_s: int | None
+) -> tuple[list[Snapshot], int]:
+    """Let go of what is outdated, by these rules or where one is None by the run's: (those, objects that were freed).
 
-    One that an open run or an item names stays until that is over.
+    The newest stays. The bytes of one that an open run or an item names stay until that is over.
     """
     found = await snapshots_of(client, run_id)
-    gone: Sequence[Snapshot] = found[: max(0, len(found) - keep_last)]
+    if not found:
+        return [], 0
+    section = SnapshotsSection.model_validate(found[-1].config["snapshots"])
+    indexes = outdated(
+        [(one.made_ms, one.result.label) for one in found],
+        time.time_ns() // 1_000_000,
+        keep_last=section.keep_last if keep_last is None else keep_last,
+        keep_labeled=section.keep_labeled if keep_labeled is None else keep_labeled,
+        max_age_s=section.max_age_s if max_age_s is None else max_age_s,
+    )
+    gone = [found[index] for index in indexes]
     if not gone:
         return [], 0
     reply = await client.kept(run_id, let_go=[one.seq for one in gone])
-    return list(gone), reply.objects_freed
+    return gone, reply.objects_freed
 
 
-def keep_names(stored: JsonObject, config: JsonObject, keys: Sequence[str]) -> None:
-    """A run that goes on keeps the snapshots that it began with, whatever `run:ID` would stand for now."""
+def keep_names(stored: JsonObject, config: JsonObject, keys: Sequence[str]) -> list[str]:
+    """A run that goes on keeps the snapshots that it began with, whatever `run:ID` would stand for now. The keys of
+    those that it began without."""
+    left: list[str] = []
     for key in keys:
         old, new = lookup(stored, key), lookup(config, key)
-        if old and old.get("uri") == new["uri"]:
-            new |= {"snapshot": old["snapshot"], "content_id": old["content_id"]}
+        if old and old.get("uri") == new["uri"] and old.get("step") == new.get("step"):
+            new.update({name: old[name] for name in ("snapshot", "content_id", "before") if name in old})
+        else:
+            left.append(key)
+    return left
 
 
-async def name_snapshots(client: Runs, config: JsonObject, keys: Sequence[str]) -> None:
-    """Put the snapshots that these tables of `config` name into them. NotFoundError."""
-    for key in keys:
-        table = lookup(config, key)
-        found = await _named(client, table["uri"])
-        table |= {"snapshot": found.id, "content_id": found.id}
+async def bring_snapshot(
+    source: Runs, snapshot: Snapshot, target: Runs, run_id: str, scratch: Path, tell: Progress
+) -> None:
+    """From one cluster to another, for the open run `run_id` of that. `scratch`: a file for the bytes meanwhile, from
+    which a call that was cut off goes on."""
+    size = snapshot.result.size
+    object_id = bytes.fromhex(snapshot.id)
+    try:
+        await source.download(snapshot.run_id, object_id, scratch, lambda done: tell(done, 2 * size))
+        async with target.objects(run_id) as objects:
+            await objects.put_path(scratch, known_id=object_id, progress=lambda done: tell(size + done, 2 * size))
+    finally:
+        await asyncio.to_thread(scratch.unlink, missing_ok=True)
 
 
-async def pin_snapshots(client: Runs, run_id: str, config: JsonObject, keys: Sequence[str]) -> None:
-    """They stay as long as the run, which must be open. NotFoundError: one was pruned meanwhile."""
-    for key in keys:
-        name = lookup(config, key)["snapshot"]
-        async with client.objects(run_id) as objects:
-            (there,) = await objects.has([bytes.fromhex(name)])
-        if not there:
-            raise NotFoundError(f"{key}.uri: snapshot {name[:SHORT]} was pruned: name another")
-
-
-async def _named(client: Runs, uri: str) -> Snapshot:
-    kind, _, text = uri.partition(":")
-    if kind == "snapshot":
-        return await find_snapshot(client, text)
-    found = await snapshots_of(client, text.upper())
-    if not found:
-        raise NotFoundError(f"run {text} has no snapshot: `rollout snapshot list` lists those that there are")
-    return found[-1]
+async def pin_snapshot(client: Runs, run_id: str, snapshot_id: str) -> bool:
+    """It stays as long as the run, which must be open. False: the cluster has none such."""
+    async with client.objects(run_id) as objects:
+        (there,) = await objects.has([bytes.fromhex(snapshot_id)])
+    return there

@@ -20,6 +20,8 @@ from pydantic import BaseModel, ValidationError
 
 from rollout.config.environment import section_of, strangers, variables
 from rollout.config.locate import Place, key_lines, parse, syntax_error
+from rollout.config.renamed import Renamed, Renames
+from rollout.config.settings import Section
 from rollout.config.wording import describe
 from rollout.model.errors import ConfigError, RolloutError
 from rollout.model.problems import problems
@@ -81,35 +83,62 @@ def load_settings(
     for key, value in (overrides or {}).items():
         if value is not None:
             source.set(tuple(key.split(".")), value, "command line")
+    names = _renamed(model, source.values)
+    renaming = [f"{source.where(place)}: {'.'.join(map(str, place))}: {text}" for place, text in names.faults]
     try:
-        settings = model.model_validate(source.values, strict=True)
+        settings = model.model_validate(names.values, strict=True)
     except ValidationError as error:
-        raise ConfigError(problems([*_report(model, source, error), *unknown]), path=source.path) from error
-    if unknown:
-        raise ConfigError(problems(unknown), path=source.path)
+        found = [*renaming, *_report(model, source, names, error), *unknown]
+        raise ConfigError(problems(found), path=source.path) from error
+    if renaming or unknown:
+        raise ConfigError(problems([*renaming, *unknown]), path=source.path)
+    if isinstance(settings, Section):
+        settings.remember(names.notes)
     return settings
 
 
+def _renamed(model: type[BaseModel], values: dict[str, Any]) -> Renamed:
+    return model.renamed(values) if isinstance(model, Renames) else Renamed(values)
+
+
 @contextmanager
-def located(path: Path | None) -> Generator[None]:
-    """Lines of errors raised inside that begin with a key of `path`, as `backend.kind: ...`, get its file and line."""
+def located(path: Path | None, model: type[BaseModel] | None = None) -> Generator[None]:
+    """Lines of errors raised inside that begin with a key of `path`, as `backend.kind: ...`, get its file and line.
+
+    `model`: of the file, if that may have other names for its keys.
+    """
     try:
         yield
     except RolloutError as error:
         if path is not None:
-            error.message = _with_places(error.message, path)
+            error.message = _with_places(error.message, path, model)
         raise
 
 
-def _with_places(message: str, path: Path) -> str:
-    keys = {".".join(map(str, place)): line for place, line in read_values(path)[1].items()}
+def _with_places(message: str, path: Path, model: type[BaseModel] | None) -> str:
+    values, lines = read_values(path)
+    keys = {".".join(map(str, place)): line for place, line in lines.items()}
+    names = Renamed({}) if model is None else _renamed(model, values)
+    given = {".".join(map(str, new)): ".".join(map(str, old)) for new, old in names.places.items()}
 
     def place(found: re.Match[str]) -> str:
-        line = keys.get(found[2])
-        named = "." in found[2] or not found[1]  # else it is a section, and what is below it is not in the file
-        return found[0] if line is None or not named else f"{found[1]}{path}:{line}: {found[2]}: "
+        key = given.get(found[2], found[2])
+        line = keys.get(key) or _of_short_form(key.split("."), values, lines)
+        named = "." in key or not found[1]  # else it is a section, and what is below it is not in the file
+        return found[0] if line is None or not named else f"{found[1]}{path}:{line}: {key}: "
 
     return re.sub(r"^( *)([a-z][\w.]*): ", place, message, flags=re.MULTILINE)
+
+
+def _of_short_form(place: list[str], values: Any, lines: Mapping[Place, int]) -> int | None:
+    """The line of `model = "a"`, which stands for `model.uri = "a"`."""
+    for end, key in enumerate(place, 1):
+        if not isinstance(values, dict) or key not in values:
+            return None
+        values = cast("dict[str, Any]", values)[key]
+        if end < len(place) and not isinstance(values, dict):
+            return lines.get(tuple(place[:end]))
+    return None
 
 
 def refuse_strangers(model: type[BaseModel], environ: Mapping[str, str]) -> None:
@@ -188,12 +217,14 @@ def _to_add(name: object, section: type[BaseModel]) -> str:
     return f"add a line [{name}] and below it {keys}" + (f" ({meant})" if meant else "")
 
 
-def _report(model: type[BaseModel], source: _Source, error: ValidationError) -> list[str]:
+def _report(model: type[BaseModel], source: _Source, names: Renamed, error: ValidationError) -> list[str]:
     faults: dict[Place, list[str]] = {}
     sections: list[str] = []
     for entry in error.errors(include_url=False):
         missing = entry["type"] == "missing"
-        place = _known_part(source.values, tuple(entry["loc"]), missing=missing)
+        inside = entry.get("ctx", {}).get("key")
+        where = (*entry["loc"], *inside.split(".")) if inside else tuple(entry["loc"])
+        place = names.in_file(_known_part(names.values, where, missing=missing or bool(inside)))
         if missing and (section := _section_at(model, place)):
             sections.append(f"{source.where(place)}: section [{place[0]}] is missing: {_to_add(place[0], section)}")
             continue

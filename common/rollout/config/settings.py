@@ -6,9 +6,11 @@ fields are validators here, so `rollout plan` and the daemons share them.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Annotated, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import BaseModel, ConfigDict, Field, PrivateAttr, model_validator
+from pydantic_core import PydanticCustomError
 
 DAY_MS = 86_400_000
 YEAR_S = 365 * 86_400
@@ -18,6 +20,21 @@ Amount = Annotated[float, Field(ge=0, le=1e15)]
 
 class Section(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
+
+    _notes: tuple[str, ...] = PrivateAttr(())
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """What the person should know of the file that this was read from."""
+        return self._notes
+
+    def remember(self, notes: Iterable[str]) -> None:
+        self._notes = tuple(notes)
+
+
+def fault_at(key: str, text: str) -> PydanticCustomError:
+    """For validators of a section: what is wrong is told at the place of `key`, below the section."""
+    return PydanticCustomError("value_error", "{text}", {"text": text, "key": key})
 
 
 class EmbeddedStorage(Section):

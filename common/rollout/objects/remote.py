@@ -98,8 +98,11 @@ class RemoteObjects:
 
         return await self._retrying(once)
 
-    async def put_path(self, path: Path, *, known_id: bytes | None = None) -> bytes:
-        """As `put`, streamed from a file, which must not change meanwhile. `known_id`: hashed already."""
+    async def put_path(
+        self, path: Path, *, known_id: bytes | None = None, progress: Callable[[int], None] | None = None
+    ) -> bytes:
+        """As `put`, streamed from a file, which must not change meanwhile. `known_id`: hashed already. `progress` hears
+        how many bytes were sent."""
         if known_id is None:
             name, size = await asyncio.to_thread(hash_file, path)
         else:
@@ -107,8 +110,12 @@ class RemoteObjects:
 
         async def pieces() -> AsyncGenerator[bytes]:
             with await asyncio.to_thread(path.open, "rb", buffering=0) as file:
+                sent = 0
                 while piece := await asyncio.to_thread(file.read, CHUNK):
                     yield piece
+                    sent += len(piece)
+                    if progress is not None:
+                        progress(sent)
 
         await self._put(name, size, pieces)
         return name
@@ -253,22 +260,22 @@ class RemoteObjects:
         message = await call.read()
         return message if isinstance(message, pb.GetDown) else None  # else grpc.aio.EOF
 
-    async def fetch(self, object_id: bytes, path: Path) -> None:
-        """The object into the file `path`, by one rename once it is verified.
+    async def fetch(self, object_id: bytes, path: Path, progress: Callable[[int], None] | None = None) -> None:
+        """The object into the file `path`, by one rename once it is verified. `progress` hears how many bytes came.
 
         `<path>.partial` keeps what came, so that another call, also of a later process, goes on from there.
         """
         partial = path.with_name(path.name + ".partial")
         with storage_errors(f"object {object_id.hex()[:12]} was not fetched"):
-            done = await self._resume(object_id, partial)
+            done = await self._resume(object_id, partial, progress)
             if not done:  # what an earlier process left was damaged: once more from the first byte
                 partial.unlink(missing_ok=True)
-                if not await self._resume(object_id, partial):
+                if not await self._resume(object_id, partial, progress):
                     partial.unlink(missing_ok=True)
                     raise ObjectCorruptError(f"the bytes received for object {object_id.hex()} do not match its id")
             partial.replace(path)
 
-    async def _resume(self, object_id: bytes, partial: Path) -> bool:
+    async def _resume(self, object_id: bytes, partial: Path, progress: Callable[[int], None] | None) -> bool:
         hasher = blake3()
 
         def write(file: BinaryIO, piece: bytes) -> None:
@@ -287,6 +294,9 @@ class RemoteObjects:
             async with aclosing(self.stream(object_id, at, 1 << 62)) as pieces:
                 async for piece in pieces:
                     await asyncio.to_thread(write, file, piece)
+                    at += len(piece)
+                    if progress is not None:
+                        progress(at)
             await asyncio.to_thread(os.fsync, file.fileno())
         return hasher.digest() == object_id
 

@@ -1,55 +1,129 @@
-"""A snapshot of a training run as a directory that transformers and vLLM load."""
+"""A snapshot of a training run as a directory that transformers, peft and vLLM load."""
 
 from __future__ import annotations
 
 import json
+import re
 import shutil
+import struct
+import subprocess
+import sys
+from collections.abc import Callable
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from rollout.model.errors import InputError, ObjectCorruptError
+from rollout.model.errors import ConfigError, ObjectCorruptError
+from rollout.snapshots.parts import read_manifest
 
 WEIGHTS = "model.safetensors"
 ADAPTER = "adapter_config.json"
+ADAPTER_WEIGHTS = "adapter_model.safetensors"
+_OF_WHOLE_MODELS = ("config.json", "generation_config.json")
+"""Beside an adapter they would hide it from transformers, which looks for weights then."""
+_MERGE = "rollout_worker.backends.training.merge"
+_PREFIXES = {
+    "bloom": "transformer", "codegen": "transformer", "falcon": "transformer", "gpt2": "transformer",
+    "gpt_bigcode": "transformer", "gpt_neo": "transformer", "gpt_neox": "gpt_neox", "gptj": "transformer",
+    "mpt": "transformer",
+}  # fmt: skip
+"""By `model_type`: what transformers calls the backbone in a model with a head, where that is not `model`."""
 
 
-def export_model(state: Path, directory: Path) -> None:
-    """From the unpacked snapshot `state` into the new directory `directory`. Blocking. ObjectCorruptError, OSError.
+def export_model(state: Path, directory: Path, *, base: str = "", merged: bool = False) -> None:
+    """From the unpacked snapshot `state` into the new directory `directory`. Blocking.
 
-    Of a run that trained an adapter it is the adapter, as peft reads it. Of a reward model it is a model for sequence
-    classification with one label.
+    Of a run that trained an adapter it is the adapter as peft reads it, whose base is `base`, a directory or a Hugging
+    Face name; `merged`: the whole model. A reward model becomes one for sequence classification with one label.
+
+    ObjectCorruptError; ConfigError: the base cannot be loaded, or nothing is there to be merged; OSError.
     """
+    manifest = read_manifest(state, "train_state")
     files = state / "model"
     if not (state / WEIGHTS).is_file() or not (files / "config.json").is_file():
         raise ObjectCorruptError(f"{state} is no snapshot of a model: it lacks {WEIGHTS} or model/config.json")
-    directory.mkdir(parents=True)
+    is_adapter = (files / ADAPTER).is_file()
+    if merged and not is_adapter:
+        raise ConfigError("--merged: this snapshot holds a whole model, no adapter: leave the option away")
+    if merged and manifest["algorithm"] == "rm":
+        raise ConfigError("--merged: of a reward model only the adapter is written: leave the option away")
+    adapter = state / "adapter" if merged else directory
+    adapter.mkdir(parents=True)
     for path in sorted(files.iterdir()):
-        shutil.copyfile(path, directory / path.name)
-    if (files / ADAPTER).is_file():
-        shutil.copyfile(state / WEIGHTS, directory / "adapter_model.safetensors")
+        if not (is_adapter and path.name in _OF_WHOLE_MODELS):
+            shutil.copyfile(path, adapter / path.name)
+    if is_adapter:
+        _write_adapter(state / WEIGHTS, adapter, base, "SEQ_CLS" if manifest["algorithm"] == "rm" else "CAUSAL_LM")
+        if merged:
+            _merge(adapter, base, directory)
         return
-    shutil.copyfile(state / WEIGHTS, directory / WEIGHTS)
-    manifest: dict[str, Any] = json.loads((state / "manifest.json").read_text("utf-8"))
-    if manifest.get("algorithm") == "rm":
-        _as_classifier(directory / "config.json")
+    if manifest["algorithm"] == "rm":
+        model_type = _as_classifier(adapter / "config.json", int(manifest["data"]["pad"]))
+        backbone = _PREFIXES.get(model_type, "model")
+        rename_tensors(state / WEIGHTS, adapter / WEIGHTS, lambda name: _in(backbone, name))
+    else:
+        shutil.copyfile(state / WEIGHTS, adapter / WEIGHTS)
 
 
-def _as_classifier(path: Path) -> None:
+def _in(backbone: str, name: str) -> str:
+    head, _, rest = name.partition(".")
+    return f"{backbone}.{rest}" if head == "model" else name
+
+
+def _as_classifier(path: Path, pad: int) -> str:
+    """The `model_type`. The score is that of the last token which is no padding, so that has to be known."""
     config: dict[str, Any] = json.loads(path.read_text("utf-8"))
-    names = [
-        str(name).replace("ForCausalLM", "ForSequenceClassification") for name in config.get("architectures") or []
-    ]
+    known: list[str] = config.get("architectures") or []
+    names = [re.sub("ForCausalLM|LMHeadModel", "ForSequenceClassification", name) for name in known]
     config |= {"architectures": names, "num_labels": 1, "id2label": {"0": "LABEL_0"}, "label2id": {"LABEL_0": 0}}
+    config |= {"pad_token_id": pad}
     path.write_text(json.dumps(config, indent=2) + "\n", "utf-8")
+    return str(config.get("model_type", ""))
 
 
-def is_adapter(directory: Path) -> bool:
-    return (directory / ADAPTER).is_file()
+# ---- adapters
 
 
-def base_of(directory: Path) -> str:
-    """The model that an exported adapter belongs to. InputError: it is none."""
-    try:
-        return str(json.loads((directory / ADAPTER).read_text("utf-8"))["base_model_name_or_path"])
-    except (OSError, ValueError, KeyError) as error:
-        raise InputError(f"{directory} holds no adapter: {error}") from error
+def _write_adapter(weights: Path, directory: Path, base: str, task: str) -> None:
+    """peft's names are those of the model in which the adapter is called `default`, without that."""
+
+    def saved(name: str) -> str:
+        return name.replace(".modules_to_save.default.", ".").replace(".default.", ".")
+
+    rename_tensors(weights, directory / ADAPTER_WEIGHTS, saved)
+    config: dict[str, Any] = json.loads((directory / ADAPTER).read_text("utf-8"))
+    config |= {"base_model_name_or_path": base, "inference_mode": True, "task_type": task}
+    (directory / ADAPTER).write_text(json.dumps(config, indent=2, sort_keys=True) + "\n", "utf-8")
+
+
+def _merge(adapter: Path, base: str, directory: Path) -> None:
+    """In a process of its own: nothing here imports an engine."""
+    missing = [name for name in ("torch", "transformers", "peft") if find_spec(name) is None]
+    if missing:
+        raise ConfigError(f'--merged needs {", ".join(missing)} on this host: pip install "rollout-engine[train]"')
+    command = [sys.executable, "-m", _MERGE, str(adapter), base, str(directory)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    if done.returncode:
+        said = done.stderr.strip().splitlines()
+        raise ConfigError(
+            f"--merged: the adapter cannot be merged with {base}: {said[-1] if said else 'no reason given'}"
+        )
+    for path in sorted(adapter.iterdir()):
+        if path.name not in (ADAPTER, ADAPTER_WEIGHTS) and not (directory / path.name).exists():
+            shutil.copyfile(path, directory / path.name)
+
+
+def rename_tensors(source: Path, target: Path, rename: Callable[[str], str]) -> None:
+    """Copy a safetensors file with other names: they stand in a header of JSON, and the bytes behind it stay as they
+    are, however many there are. ObjectCorruptError, OSError."""
+    with source.open("rb") as read, target.open("wb") as write:
+        try:
+            (size,) = struct.unpack("<Q", read.read(8))
+            header: dict[str, Any] = json.loads(read.read(size))
+        except (struct.error, ValueError) as error:
+            raise ObjectCorruptError(f"{source} is no safetensors file: {error}") from error
+        renamed = {name if name == "__metadata__" else rename(name): entry for name, entry in header.items()}
+        text = json.dumps(renamed, separators=(",", ":")).encode()
+        text += b" " * (-len(text) % 8)  # the format aligns what follows
+        write.write(struct.pack("<Q", len(text)) + text)
+        shutil.copyfileobj(read, write, 1 << 20)

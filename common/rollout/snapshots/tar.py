@@ -1,21 +1,27 @@
 """A directory as one file whose bytes depend on nothing but names and contents, so that its hash names a state.
 
 GNU tar without compression (the streams of gzip and zstd differ between their versions): entries in the order of their
-names, modes 0644 and 0755, and no times, owners or links.
+names, modes 0644 and 0755, and no times, owners or links. Reading and writing take the memory of a piece, whatever the
+size.
 """
 
 from __future__ import annotations
 
+import os
+import shutil
 import tarfile
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
-from typing import IO
+from typing import IO, cast
 
 from blake3 import blake3
 
 from rollout.model.errors import InputError, ObjectCorruptError
+from rollout.objects.digest import hash_file
 
 _PIECE = 1 << 20
+_FILE_MODE, _DIRECTORY_MODE = 0o644, 0o755
 
 
 class Hashed:
@@ -35,24 +41,56 @@ class Hashed:
         return self._hasher.digest()
 
 
-def pack(directory: Path, target: Path) -> tuple[bytes, int]:
-    """Write `directory` to the file `target`; (blake3 of its bytes, size in bytes). Blocking.
+@dataclass(frozen=True, slots=True)
+class Packed:
+    """`id`: blake3 of the archive, 32 bytes. `size` in bytes. `members`: blake3 of each file, hex, by its name."""
+
+    id: bytes
+    size: int
+    members: dict[str, str]
+
+
+def pack(directory: Path, target: Path) -> Packed:
+    """Write `directory` to the file `target`, which is there only when it is whole. Blocking.
 
     InputError: something in it is neither a file nor a directory. OSError.
     """
-    with target.open("wb") as raw:
-        hashed = Hashed(raw)
-        with tarfile.open(fileobj=hashed, mode="w|", format=tarfile.GNU_FORMAT, bufsize=_PIECE) as archive:
-            for name, path in sorted(_entries(directory, "")):
-                info = tarfile.TarInfo(name)
-                if path.is_dir():
-                    info.type, info.mode = tarfile.DIRTYPE, 0o755
-                    archive.addfile(info)
-                else:
-                    info.mode, info.size = 0o644, path.stat().st_size
-                    with path.open("rb") as file:
-                        archive.addfile(info, file)
-        return hashed.digest(), hashed.size
+    partial = target.with_name(f"{target.name}.partial")
+    members: dict[str, str] = {}
+    try:
+        with partial.open("wb") as raw:
+            hashed = Hashed(raw)
+            stream = cast(IO[bytes], hashed)  # which it writes to, and nothing else
+            with tarfile.open(fileobj=stream, mode="w|", format=tarfile.GNU_FORMAT, bufsize=_PIECE) as archive:
+                for name, path in sorted(_entries(directory, "")):
+                    info = tarfile.TarInfo(name)
+                    if path.is_dir():
+                        info.type, info.mode = tarfile.DIRTYPE, _DIRECTORY_MODE
+                        archive.addfile(info)
+                    else:
+                        info.mode, info.size = _FILE_MODE, path.stat().st_size
+                        with path.open("rb") as file:
+                            reading = _Reading(file)
+                            archive.addfile(info, cast(IO[bytes], reading))
+                        members[name] = reading.hasher.hexdigest()
+        partial.replace(target)
+    except BaseException:
+        partial.unlink(missing_ok=True)
+        raise
+    return Packed(hashed.digest(), hashed.size, members)
+
+
+class _Reading:
+    """What is read of `file` goes through a hash."""
+
+    def __init__(self, file: IO[bytes]) -> None:
+        self._file = file
+        self.hasher = blake3()
+
+    def read(self, size: int = -1) -> bytes:
+        data = self._file.read(size)
+        self.hasher.update(data)
+        return data
 
 
 def _entries(directory: Path, prefix: str) -> Iterator[tuple[str, Path]]:
@@ -65,31 +103,47 @@ def _entries(directory: Path, prefix: str) -> Iterator[tuple[str, Path]]:
             yield from _entries(path, f"{name}/")
 
 
-def unpack(source: Path, directory: Path, expected: bytes | None = None) -> None:
-    """The files of `source` into the new directory `directory`. Blocking.
+def unpack(source: Path, directory: Path, expected: bytes) -> None:
+    """The files of `source` as the new directory `directory`, which is there only when all of them are. Blocking.
 
-    ObjectCorruptError: the bytes do not hash to `expected`, or it is no archive that `pack` writes; then nothing is
-    left of `directory`. OSError.
+    ObjectCorruptError: the bytes do not hash to `expected`, or it is no archive that `pack` writes. OSError.
     """
-    if expected is not None and (found := _hash(source)) != expected:
+    found, size = hash_file(source)
+    if found != expected:
         raise ObjectCorruptError(f"{source} hashes to {found.hex()} and not to {expected.hex()}: it is damaged")
-    directory.mkdir(parents=True)
+    partial = directory.with_name(f".{directory.name}.{os.getpid()}.partial")
+    shutil.rmtree(partial, ignore_errors=True)  # of a process that was killed
+    partial.mkdir(parents=True)
     try:
-        with tarfile.open(source, mode="r:") as archive:
-            for info in archive:
-                if not (info.isfile() or info.isdir()) or not _stays_inside(info.name):
-                    raise ObjectCorruptError(f"{source} holds {info.name!r}, which no snapshot does")
-                archive.extract(info, directory, set_attrs=False, filter="data")
-    except tarfile.TarError as error:
-        raise ObjectCorruptError(f"{source} is no snapshot: {error}") from error
+        try:
+            end = _extract(source, partial)
+        except tarfile.TarError as error:
+            raise ObjectCorruptError(f"{source} is no snapshot: {error}") from error
+        if size != -(-(end + 2 * tarfile.BLOCKSIZE) // tarfile.RECORDSIZE) * tarfile.RECORDSIZE:
+            raise ObjectCorruptError(f"{source} is no snapshot: something follows its last file")
+        partial.rename(directory)
+    except BaseException:
+        shutil.rmtree(partial, ignore_errors=True)
+        raise
 
 
-def _stays_inside(name: str) -> bool:
-    path = PurePosixPath(name)
-    return bool(name) and not path.is_absolute() and ".." not in path.parts
+def _extract(source: Path, directory: Path) -> int:
+    """The position behind the last entry."""
+    before, end = "", 0
+    with tarfile.open(source, mode="r:") as archive:
+        for info in archive:
+            if not _is_canonical(info) or info.name <= before:
+                raise ObjectCorruptError(f"{source} holds {info.name!r} as no snapshot does")
+            before = info.name
+            archive.extract(info, directory, set_attrs=False, filter="data")
+            end = info.offset_data + -(-info.size // tarfile.BLOCKSIZE) * tarfile.BLOCKSIZE
+    return end
 
 
-def _hash(path: Path) -> bytes:
-    hasher = blake3()
-    hasher.update_mmap(path)
-    return hasher.digest()
+def _is_canonical(info: tarfile.TarInfo) -> bool:
+    """As `pack` writes it, and inside the directory."""
+    path = PurePosixPath(info.name)
+    inside = bool(info.name) and not path.is_absolute() and ".." not in path.parts and str(path) == info.name
+    plain = not (info.mtime or info.uid or info.gid or info.uname or info.gname or info.linkname or info.pax_headers)
+    mode = _FILE_MODE if info.type == tarfile.REGTYPE else _DIRECTORY_MODE
+    return inside and plain and info.type in (tarfile.REGTYPE, tarfile.DIRTYPE) and info.mode == mode

@@ -12,10 +12,12 @@ from rollout.model.errors import ProtocolError
 from rollout.workloads.commit import CommitEntry
 from rollout.workloads.json_form import JsonObject, timestamp
 from rollout.workloads.output import OutputDirectory, ResultFiles
-from rollout.workloads.port import Totals, Writer
+from rollout.workloads.port import Remembering, Totals, Writer
 
 _SAVE_ROWS = 2000
 _COUNTS = {field.name for field in fields(Totals)}
+_MEMORY = "memory"
+"""Of the writer, saved beside the counts."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,8 +57,12 @@ class Collector:
         self.faults = self._files.begin()
         self.cursor = 0
         self.totals = Totals()
-        if self._files.totals.keys() == _COUNTS:
-            self.cursor, self.totals = self._files.cursor, Totals(**self._files.totals)
+        counts = {key: value for key, value in self._files.totals.items() if key != _MEMORY}
+        remembers = isinstance(writer, Remembering)
+        if counts.keys() == _COUNTS and remembers == (_MEMORY in self._files.totals):
+            self.cursor, self.totals = self._files.cursor, Totals(**counts)
+            if isinstance(writer, Remembering):
+                writer.memory = self._files.totals[_MEMORY]
         elif self._files.cursor:  # written by another version, which counted other things
             self.restart()
 
@@ -76,6 +82,8 @@ class Collector:
         """Empty every file: the log is read again from its beginning."""
         # First: where a file cannot be emptied, a later flush must save nothing, and hide nothing of why.
         self.cursor, self.totals, self._unsaved = 0, Totals(), 0
+        if isinstance(self._writer, Remembering):
+            self._writer.memory = {}
         self._files.restart()
 
     def add(self, entries: Iterable[CommitEntry]) -> None:
@@ -97,7 +105,7 @@ class Collector:
     def flush(self) -> None:
         """Make everything added so far durable."""
         if self._unsaved:
-            self._files.save(self.cursor, asdict(self.totals))
+            self._files.save(self.cursor, self._counted())
             self._unsaved = 0
 
     def finish(
@@ -109,10 +117,14 @@ class Collector:
         """
         summary = self._writer.summary(self._summary(state, started_ms, ended_ms, attempts), self.totals)
         if reason:
-            summary["reason"] = reason
-        self._files.finish(self.cursor, asdict(self.totals), summary)
+            summary.setdefault("reason", reason)
+        self._files.finish(self.cursor, self._counted(), summary)
         self._unsaved = 0
         return summary
+
+    def _counted(self) -> JsonObject:
+        memory = {_MEMORY: self._writer.memory} if isinstance(self._writer, Remembering) else {}
+        return asdict(self.totals) | memory
 
     def close(self) -> None:
         self._files.close()

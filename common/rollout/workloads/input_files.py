@@ -32,8 +32,9 @@ class InputFile:
 
 @dataclass(slots=True)
 class Expansion:
-    """What patterns came to. `notes`: what a person should know of it."""
+    """What patterns came to. `notes`: what a person should know of it. `key`: of the configuration that holds them."""
 
+    key: str = "input.glob"
     found: dict[object, InputFile | Stream] = field(default_factory=dict[object, InputFile | Stream])
     left_out: list[str] = field(default_factory=list[str])
     again: list[str] = field(default_factory=list[str])
@@ -44,11 +45,11 @@ class Expansion:
         notes: list[str] = []
         if self.left_out:
             notes.append(
-                f"input.glob: left out what a run writes: {_shown(self.left_out)} (results of another run are read "
+                f"{self.key}: left out what a run writes: {_shown(self.left_out)} (results of another run are read "
                 "when they are named without a wildcard)"
             )
         if self.again:
-            notes.append(f"input.glob: read once, though it is named again or linked to: {_shown(self.again)}")
+            notes.append(f"{self.key}: read once, though it is named again or linked to: {_shown(self.again)}")
         return notes
 
 
@@ -57,13 +58,15 @@ def _shown(names: Sequence[str]) -> str:
     return ", ".join(names[:_NAMED_MAX]) + more
 
 
-def expand(patterns: Sequence[str], *, exclude: Path, written: Iterable[str], spool: Spool) -> Expansion:
+def expand(
+    patterns: Sequence[str], *, exclude: Path, written: Iterable[str], spool: Spool, key: str = "input.glob"
+) -> Expansion:
     """Files and streams in the order of `patterns`. InputError with every pattern that is wrong.
 
     `exclude`: the run's own output directory. `written`: names of the result files that runs write.
     """
     names = frozenset(written) | frozenset(RESULT_FILES) | {RUN_ID}
-    expansion = Expansion()
+    expansion = Expansion(key)
     for pattern in patterns:
         _expand_one(expansion, pattern, _Written(exclude, names), spool)
     if expansion.faults:
@@ -83,7 +86,7 @@ def _expand_one(expansion: Expansion, pattern: str, written: _Written, spool: Sp
     for match in matches:
         fault, skipped = _take(expansion, match, written, wild=wild, named=not wild or _names_it(pattern))
         if fault:
-            expansion.faults.append(f"input.glob: {fault}")
+            expansion.faults.append(f"{expansion.key}: {fault}")
         usable += not skipped
     if usable:
         return
@@ -93,7 +96,7 @@ def _expand_one(expansion: Expansion, pattern: str, written: _Written, spool: Sp
         return
     where = "" if Path(pattern).is_absolute() else f" in the current directory {Path.cwd()}"
     why = f": {len(matches)} were left out, as directories or as what a run writes" if matches else ""
-    expansion.faults.append(f"input.glob: no file matches {pattern!r}{where}{why}{_near(pattern)}")
+    expansion.faults.append(f"{expansion.key}: no file matches {pattern!r}{where}{why}{_near(pattern)}")
 
 
 def _near(pattern: str) -> str:

@@ -12,7 +12,7 @@ from pathlib import Path
 from blake3 import blake3
 
 from rollout.model.errors import ConfigError
-from rollout.workloads.json_form import JsonObject
+from rollout.workloads.json_form import JsonObject, short
 
 _COMMIT = re.compile(r"[0-9a-f]{40}")
 _HUB_NAME = re.compile(r"[\w.-]+(/[\w.-]+)?")
@@ -35,6 +35,19 @@ class LocalModel:
 def names_snapshot(uri: str) -> bool:
     """snapshot:ID or run:RUN_ID, the last one of that run."""
     return uri.startswith(SNAPSHOTS)
+
+
+def refuse_unless_whole_model(run: JsonObject, what: str) -> None:
+    """ConfigError: the run with this configuration leaves no language model that is whole. `what`: the key that names
+    it."""
+    algorithm = run["algorithm"]
+    if algorithm["kind"] == "rm":
+        raise ConfigError(f"{what}: the snapshot is of a reward model, which writes no text: name one of another run")
+    if algorithm["settings"].get("lora"):
+        raise ConfigError(
+            f"{what}: the snapshot holds an adapter, and not the whole model: write one with `rollout snapshot export "
+            "ID --merged --output DIR`, and name DIR"
+        )
 
 
 def find_model(uri: str, what: str, revision: str | None = None) -> LocalModel:
@@ -71,6 +84,33 @@ def files_json(model: LocalModel) -> JsonObject:
         "manifest": None,
         "snapshot": "",
     }
+
+
+def model_changes(old: JsonObject, new: JsonObject, section: str = "model") -> list[str]:
+    """What differs between two of `files_json` in resolved configurations, as far as results depend on it."""
+    changes = [
+        f"{section}.{key}: {short(old.get(key))} -> {short(new.get(key))}"
+        for key in ("tokenizer", "revision")
+        if old.get(key) != new.get(key)
+    ]
+    if old["content_id"] == new["content_id"]:
+        return []  # perhaps elsewhere, but the same weights and tokenizer
+    if old["uri"] != new["uri"]:
+        return [f"{section}.uri: {short(old['uri'])} -> {short(new['uri'])}", *changes]
+    if old["local"] and new["local"]:
+        return [f"{section}.uri: the files in {new['uri']} changed", *changes]
+    if old.get("commit") and new.get("commit") and old["commit"] != new["commit"]:
+        return [
+            f"{section}.uri: {new['uri']} is now at commit {new['commit'][:12]}, was {old['commit'][:12]}",
+            *changes,
+        ]
+    if old["local"] != new["local"]:
+        return [
+            f"{section}.uri: {new['uri']} is a local directory in one and a Hugging Face name in the other",
+            *changes,
+        ]
+    # A Hugging Face name whose commit only one of the two knew: nothing says that it moved.
+    return changes
 
 
 def tree_digest(directory: Path) -> tuple[bytes, int]:
@@ -143,14 +183,25 @@ def local_directory(uri: str, what: str) -> Path | None:
     return None
 
 
+def cached_directory(model: LocalModel) -> Path | None:
+    """The files of a Hugging Face name, where they were downloaded to this host before."""
+    if not model.commit:
+        return None
+    directory = _hub() / f"models--{model.uri.replace('/', '--')}" / "snapshots" / model.commit
+    return directory if (directory / "config.json").is_file() else None
+
+
+def _hub() -> Path:
+    home = Path(os.environ.get("HF_HOME") or Path.home() / ".cache" / "huggingface")
+    return Path(os.environ.get("HF_HUB_CACHE") or home / "hub")
+
+
 def hub_commit(name: str, revision: str | None) -> str:
     """The commit `name` stands for, if this machine knows it without asking the network; else empty."""
     if revision and _COMMIT.fullmatch(revision):
         return revision
-    home = Path(os.environ.get("HF_HOME") or Path.home() / ".cache" / "huggingface")
-    hub = Path(os.environ.get("HF_HUB_CACHE") or home / "hub")
     try:
-        ref = (hub / f"models--{name.replace('/', '--')}" / "refs" / (revision or "main")).read_text("utf-8").strip()
+        ref = (_hub() / f"models--{name.replace('/', '--')}" / "refs" / (revision or "main")).read_text("utf-8").strip()
     except OSError:
         return ""
     return ref if _COMMIT.fullmatch(ref) else ""

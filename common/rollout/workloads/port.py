@@ -21,14 +21,14 @@ from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, ClassVar, Generic, Protocol, TypeVar
+from typing import Any, ClassVar, Generic, Protocol, TypeVar, runtime_checkable
 
 from pydantic import BaseModel
 
 from rollout.model.item import INVALID, NewItem, Outcome
 from rollout.model.run import Order, RunSpec
 from rollout.workloads.commit import CommitEntry
-from rollout.workloads.json_form import JsonObject, canonical
+from rollout.workloads.json_form import JsonObject, canonical, lookup
 from rollout.workloads.source import InputReport, Line, Source
 
 
@@ -55,24 +55,35 @@ class Reading:
     tell: Callable[[str], None] = lambda text: None
 
     def rows(
-        self, patterns: Sequence[str], read: Callable[[Line], object], *, skip: bool = False
+        self,
+        patterns: Sequence[str],
+        read: Callable[[Line], object],
+        *,
+        skip: bool | None = False,
+        key: str = "input.glob",
     ) -> tuple[Source, InputReport]:
         """Hand every line of the files that match to `read`, which raises InputError with what is wrong with it.
 
         InputError with every fault. The source goes into `Checked`. `skip`: bad rows are no fault; `Checked.lines`
-        gives them with their `fault`, and `plan` makes each an `invalid_item` (`rollout.workloads.invalid`).
+        gives them with their `fault`, and `plan` makes each an `invalid_item` (`rollout.workloads.invalid`); None: the
+        workload has no such choice. `key`: of the configuration, for people.
         """
-        source = Source.open(
+        source = self.open(patterns, key)
+        report = source.check(read, index=self.index, skip=skip, progress=self.progress)
+        source.notes += _left_out(report)
+        return source, report
+
+    def open(self, patterns: Sequence[str], key: str = "input.glob") -> Source:
+        """The files that match, unread: for those that are not made of lines. InputError."""
+        return Source.open(
             patterns,
             exclude=self.exclude,
             spool=self.spool,
             resumed=self.resumed,
             written=self.written,
             tell=self.tell,
+            key=key,
         )
-        report = source.check(read, index=self.index, skip=skip, progress=self.progress)
-        source.notes += _left_out(report)
-        return source, report
 
 
 def input_section(patterns: Sequence[str], report: InputReport) -> JsonObject:
@@ -101,6 +112,17 @@ class Tree:
     files: tuple[tuple[str, Path], ...] | None = None
 
 
+@dataclass(frozen=True, slots=True)
+class FoundSnapshot:
+    """A snapshot that a table of `Checked.snapshots` names. `config`: of the run that made it; `result`: of the item
+    that did, as that run's workload decodes it."""
+
+    id: str
+    run_id: str
+    config: JsonObject
+    result: JsonObject
+
+
 @dataclass(kw_only=True)
 class Checked:
     """What a check found. A workload keeps in a subclass of its own what `plan` needs.
@@ -114,8 +136,8 @@ class Checked:
     `total`: units in the input; the run completes with as many. `source`: where `plan` reads them again.
     `trees`: what workers need of this machine's disk. `keep`: what the check of a later command wants to know of the
     run (`Reading.kept`); it stays in the output directory. `notes`: what the person is to be told.
-    `snapshots`: keys of tables of the configuration whose `uri` names a snapshot; `snapshot` and `content_id` are put
-    there once the cluster has said which one that is.
+    `snapshots`: keys of tables of the configuration whose `uri` names a snapshot (and whose `step` may say which of a
+    run's); `Workload.found` puts `snapshot` and `content_id` there once a cluster has said which one that is.
     """
 
     config: JsonObject
@@ -186,6 +208,14 @@ class Writer(Protocol):
         return summary
 
 
+@runtime_checkable
+class Remembering(Protocol):
+    """A writer whose summary says more than totals do: what it must know of entries before is in `memory`, which is
+    saved with the files, given back to the writer of a later command, and empty when the files are written anew."""
+
+    memory: JsonObject
+
+
 Fetch = Callable[[bytes, Path], Awaitable[None]]
 """Bring an object to a file. NotFoundError, OSError."""
 
@@ -253,6 +283,14 @@ class Workload(ABC, Generic[Settings, Found]):
         InputChangedError where the input is not what was checked.
         """
 
+    def found(self, checked: Found, key: str, snapshot: FoundSnapshot) -> None:
+        """What the table `key` of `checked.config` names. ConfigError: it is of no use there."""
+        lookup(checked.config, key).update(snapshot=snapshot.id, content_id=snapshot.id)
+
+    def settle(self, checked: Found) -> None:
+        """Every snapshot that `checked.config` names is known: what depends on it may be worked out."""
+        return
+
     def spec(self, run_id: str, config: JsonObject) -> RunSpec:
         """The run to open, without the free sections, so that opening it again compares equal."""
         run: JsonObject = config.get("run", {})
@@ -292,9 +330,27 @@ class Workload(ABC, Generic[Settings, Found]):
         without the run's configuration file."""
         return {}
 
-    def when_mended(self, committed: int) -> str:
-        """How a run goes on that failed, because no worker could start it, when `committed` units were in the files."""
+    def over(self, failed: int) -> str:
+        """Why a run of which `failed` units failed for good can do nothing more; empty: it goes on with the others."""
+        return ""
+
+    def when_mended(self, summary: JsonObject) -> str:
+        """How a run with this summary goes on that failed, because no worker could start it or by a unit of it."""
         return "when that is mended, the same command goes on with them"
+
+    def without_results(self, summary: JsonObject) -> bool:
+        """Whether a run that failed, of which the files hold something, left no result that is worth going on from:
+        then OtherRunError of `check` starts another run in its place (`Reading.without_results`)."""
+        return False
+
+    def refusal(self, summary: JsonObject) -> str:
+        """What is wrong with the input or the configuration, of a run that failed because of it: the command ends as
+        if its check had found it. Empty: that is not why."""
+        return ""
+
+    def remarks(self, entry: CommitEntry) -> Iterable[tuple[str, str, JsonObject]]:
+        """(event, text, its fields) of what a person should hear of an entry of the commit log as it comes."""
+        return ()
 
     @abstractmethod
     def describe(self, settings: Settings, checked: Found) -> list[str]:

@@ -79,12 +79,13 @@ def collected(workload: AnyWorkload, output: OutputDirectory) -> bool:
     return state["cursor"] > 0
 
 
-def failed_without_results(output: OutputDirectory, run_id: str) -> bool:
+def failed_without_results(workload: AnyWorkload, output: OutputDirectory, run_id: str) -> bool:
     """Whether `run_id` ended so, as far as an earlier command wrote it here."""
     state = saved_state(output.path)
-    if state is None or (state["run_id"], state["cursor"]) != (run_id, 0):
+    if state is None or state["run_id"] != run_id:
         return False
-    return (saved_summary(output.path, state) or {}).get("state") == "failed"
+    summary = saved_summary(output.path, state) or {}
+    return summary.get("state") == "failed" and (state["cursor"] == 0 or workload.without_results(summary))
 
 
 def finished(

@@ -125,18 +125,20 @@ class Source:
         resumed: bool = False,
         written: Iterable[str] = (),
         tell: Tell = lambda _: None,
+        key: str = "input.glob",
     ) -> Self:
         """Expand each pattern, once, and copy what can be read only once. Blocking. InputError with every fault.
 
         `exclude`: the run's output directory; a wildcard never reaches what a run writes, there (`written` and hidden
         files) or beside another `run-id`. `spool`: where copies of streams are kept, so that the same command can go
         on; None: nowhere, they are gone after `close`. `resumed`: the run is known, so a stream need not come again,
-        and must be the same if it does. `tell` hears what is waited for, and may raise to stop.
+        and must be the same if it does. `tell` hears what is waited for, and may raise to stop. `key`: of the
+        configuration, for people.
         """
         scratch = tempfile.TemporaryDirectory(prefix="rollout-input-")
         try:
             copies = Spool(spool or Path(scratch.name), resumed=resumed and spool is not None, tell=tell)
-            found = expand(patterns, exclude=exclude, written=written, spool=copies)
+            found = expand(patterns, exclude=exclude, written=written, spool=copies, key=key)
             files = [
                 InputFile(one.name, copies.take(one), spooled=True) if isinstance(one, Stream) else one
                 for one in found.found.values()
@@ -166,13 +168,14 @@ class Source:
         read: Callable[[Line], object],
         *,
         index: Path | None = None,
-        skip: bool = False,
+        skip: bool | None = False,
         progress: Callable[[int, int], None] | None = None,
     ) -> InputReport:
         """Hand every row to `read`, which raises InputError with what is wrong with it. Blocking.
 
         InputError with every fault, each `file:line: what`, up to FAULTS_MAX, and the count of the others. `skip`:
-        such rows are no fault, unless none is left: `rows` gives them with theirs. `index`: where `keep` will leave the
+        such rows are no fault, unless none is left: `rows` gives them with theirs; None: the workload cannot leave any
+        out. `index`: where `keep` will leave the
         hashes of the rows; until then they are beside it, or in a temporary directory. `progress(rows, bytes)` is
         called now and then, and may raise to stop. A check that raises has closed the source.
         """
@@ -180,7 +183,8 @@ class Source:
         try:
             with disk_errors(self._hashes_path):
                 self._hashes = self._hashes_path.open("w+b")
-                self._report = self._check(read, self._hashes, Faults(self._faults_path if skip else None), progress)
+                faults = Faults(self._faults_path if skip else None, skippable=skip is not None)
+                self._report = self._check(read, self._hashes, faults, progress)
         except BaseException:
             self.close()
             raise
@@ -279,7 +283,7 @@ class Source:
 
     def _compared(self, file: InputFile, first: int, count: int, hashes: IO[bytes]) -> Iterator[Line]:
         rows, place = 0, hashes.tell()
-        lines = _lines(file, first)
+        lines = lines_of(file, first)
         while True:
             try:
                 line = next(lines, None)
@@ -316,7 +320,7 @@ class Source:
         first = 0
         for file, checked in zip(self.files, self._checked()[0].files, strict=True):
             if index < first + checked.rows:
-                for line in _lines(file, first):
+                for line in lines_of(file, first):
                     if line.index == index:
                         return f"row {index + 1} ({line.where})"
             first += checked.rows
@@ -357,14 +361,16 @@ class Faults:
     """What a check finds: the first FAULTS_MAX are kept, the others are counted by kind.
 
     `path`: where the rows that are left out are written, with what is wrong with each; None: none is left out.
+    `skippable`: the person may be told how to leave them out.
     """
 
-    def __init__(self, path: Path | None) -> None:
+    def __init__(self, path: Path | None, *, skippable: bool = True) -> None:
         self.first: list[InputError] = []
         self.rows = 0  # that have one
         self.fatal = 0
         self._kinds: Counter[str] = Counter()
         self._file = None if path is None else path.open("wb")
+        self._skippable = skippable and path is None
 
     def of_row(self, line: Line, fault: InputError) -> None:
         self.rows += 1
@@ -400,7 +406,7 @@ class Faults:
         if count > len(self.first):
             kinds = "; ".join(f"{times:,} x {kind}" for kind, times in self._kinds.most_common())
             lines.append(f"  and {count - len(self.first):,} more{f': {kinds}' if kinds else ''}")
-        if count == self.rows and self._file is None:
+        if count == self.rows and self._skippable:
             lines.append('To leave such rows out and run the others, set on_bad_row = "skip" in section [input]')
         return InputError("\n".join(lines), **self.first[0].context)
 
@@ -450,12 +456,13 @@ def _common(one: IO[bytes], other: IO[bytes], rows: int) -> int:
 
 def _until_it_fails(file: InputFile, first: int, faults: Faults) -> Iterator[Line]:
     try:
-        yield from _lines(file, first)
+        yield from lines_of(file, first)
     except InputError as fault:
         faults.add(fault)
 
 
-def _lines(file: InputFile, first: int) -> Iterator[Line]:
+def lines_of(file: InputFile, first: int = 0) -> Iterator[Line]:
+    """Lines that are not blank, whatever the file is compressed with; `first`: the index of its first. InputError."""
     number, index = 0, first
     with _opened(file) as stream:
         while True:

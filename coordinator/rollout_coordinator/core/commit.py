@@ -12,8 +12,11 @@ from __future__ import annotations
 from rollout.model.item import AttemptEnd, Blob, Failure, Outcome
 
 from rollout_coordinator.core import attempts, chains, items, logs, policies, queues, row_failures, runs
+from rollout_coordinator.core.reasons import first_line
 from rollout_coordinator.core.state import AttemptBatch, LaneState, Log, Run, SpecInfo, State, touch
 from rollout_coordinator.core.step import AttemptRow, Emit, ResultRows, RunMoved
+
+REASON_MAX = 1000  # characters
 
 # ---- acceptance
 
@@ -35,11 +38,13 @@ def accept_rows(state: State, log: Log, rows: ResultRows) -> None:
                     counts[outcome] += 1
     if rows.failures and log.parent is None:
         log.run.failures.add(rows)
+        last = max(rows.failures)
+        log.run.last_failure = (rows.seq[last], first_line(rows.failures[last].message)[:REASON_MAX])
     state.totals["accepted"] += len(rows.seq)
     state.step.writes.results.append(rows)
     if rows.keeps and log.parent is None and any(policy.name == "keep_objects" for policy in log.run.policies):
-        kept: list[int] = log.extra.setdefault("kept", [])
-        log.extra["kept"] = sorted({*kept, *(rows.seq[index] for index in rows.keeps)})
+        kept: list[list[int]] = log.extra.get("kept", [])
+        log.extra["kept"] = sorted([*kept, *([rows.seq[index], rows.accepted_ms] for index in rows.keeps)])
     touch(state, log)
     state.notes.accepted[log.id] = log
     if log.by_arrival:
@@ -166,7 +171,9 @@ def commit_one(state: State, log: Log, seq: int) -> None:
         if isinstance(decision, policies.PruneLane):
             prune(state, log, info.lane, seq)
         elif isinstance(decision, policies.EndRun) and runs.live(log.run):
-            runs.end(state, log.run, decision.cause, decision.reason)
+            failed, why = log.run.last_failure
+            because = f": {why}" if why and failed == seq and log.parent is None else ""
+            runs.end(state, log.run, decision.cause, decision.reason + because)
         elif isinstance(decision, policies.LetGo):
             state.step.writes.let_go += [(log.id, one) for one in decision.seqs]
 

@@ -217,10 +217,12 @@ class WorkerWaiting:
 
 @dataclass(slots=True)
 class WorkerProgress:
+    """What these attempts say of how far they are, for people and for programs."""
+
     session: str
-    run_id: str
-    tokens_per_second: float
-    running: int
+    keys: list[Keys]
+    note: str
+    figures: bytes = b""
 
 
 @dataclass(slots=True)

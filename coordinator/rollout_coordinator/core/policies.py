@@ -4,8 +4,9 @@
   behind that point are skipped. Without `lane` every named lane is watched.
 - `stop_early {failures: N}` fails the run, `stop_early {successes: N}` completes it, once N results say so.
 - `end_run {on: failed|done, state: failed|completed?}`: the first such result ends the run.
-- `keep_objects {last: N, from: SEQ?}`: of the objects that results name, those of the last N committed results from
-  SEQ on are kept, those of results before them are let go; what results before SEQ name stays.
+- `keep_objects {last: N?, max_age_s: S?, from: SEQ?}`: at each result that names objects, those that results from SEQ
+  on name are let go unless they are among the last N, and those that are S seconds older. What results before SEQ name
+  stays, and what the newest names.
 - `append {on: failed|done, times: N?, limit: M?}`: each such result of an item appends a copy of it at the end of a
   sealed run, up to N copies of copies and M items in all.
 
@@ -52,7 +53,7 @@ _OPTIONS = {
     "prune_lane": ("after", "lane"),
     "stop_early": ("failures", "successes"),
     "end_run": ("on", "state"),
-    "keep_objects": ("last", "from"),
+    "keep_objects": ("last", "max_age_s", "from"),
     "append": ("on", "times", "limit"),
 }
 
@@ -131,18 +132,27 @@ def _end_run(policy: Policy, options: dict[str, str]) -> Decide:
 
 
 def _keep_objects(policy: Policy, options: dict[str, str]) -> Decide:
-    last, first = number(policy, options, "last", 1), number(policy, options, "from")
-    if last < 1:
-        raise InputError("policy keep_objects: `last` must be at least 1")
+    last, first = number(policy, options, "last"), number(policy, options, "from")
+    max_age_ms = 1000 * number(policy, options, "max_age_s")
+    if not last and not max_age_ms:
+        raise InputError("policy keep_objects: give `last` or `max_age_s`, at least 1")
 
     def decide(log: Log, seq: int, outcome: Outcome, info: SpecInfo) -> Decision:
-        kept: list[int] = log.extra.get("kept", [])
-        committed = [one for one in kept if first <= one <= seq]
-        gone = committed[:-last]
+        kept: list[list[int]] = log.extra.get("kept", [])
+        committed = [(one, at_ms) for one, at_ms in kept if first <= one <= seq]
+        if not committed or committed[-1][0] != seq:
+            return None
+        now_ms = committed[-1][1]
+        beyond = len(committed) - last if last else 0
+        gone = {
+            one
+            for index, (one, at_ms) in enumerate(committed[:-1])
+            if index < beyond or (max_age_ms and now_ms - at_ms > max_age_ms)
+        }
         if not gone:
             return None
-        log.extra["kept"] = [one for one in kept if one not in gone]
-        return LetGo(tuple(gone))
+        log.extra["kept"] = [entry for entry in kept if entry[0] not in gone]
+        return LetGo(tuple(sorted(gone)))
 
     return decide
 

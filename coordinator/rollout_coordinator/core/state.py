@@ -239,9 +239,9 @@ class Reader:
 class Run:
     __slots__ = (
         "by_group", "by_spec", "causes", "created_ms", "ended_by", "ended_ms", "failures", "failures_told",
-        "failures_untold", "id", "in_flight", "lanes", "left_at", "logs", "pausing_until_ms", "policies", "priority",
-        "reason", "requirements", "root", "running", "samples", "spec", "specs", "state", "stop_submitting",
-        "survivors", "tracked", "updated_ms", "waiting", "warm", "weight", "window",
+        "failures_untold", "id", "in_flight", "lanes", "last_failure", "left_at", "logs", "pausing_until_ms",
+        "policies", "priority", "reason", "requirements", "root", "running", "samples", "spec", "specs", "state",
+        "stop_submitting", "survivors", "told", "tracked", "updated_ms", "waiting", "warm", "weight", "window",
     )  # fmt: skip
 
     def __init__(self, spec: RunSpec, state: RunState, created_ms: int) -> None:
@@ -249,6 +249,7 @@ class Run:
         self.reason = ""
         self.causes: list[CauseView] = []  # with which it ended
         self.failures = Reasons()  # of items that failed for good
+        self.last_failure: tuple[int, str] = (-1, "")  # seq of the last of them, and why
         self.ended_by = ""
         self.created_ms = self.updated_ms = created_ms
         self.ended_ms = self.pausing_until_ms = 0
@@ -271,7 +272,18 @@ class Run:
         self.failures_told: set[tuple[str, str]] = set()  # causes of which an event was made
         self.failures_untold = 0  # rows that failed besides
         self.left_at: dict[str, float] = {}  # worker -> when it last ended all that it held of this run (monotonic)
+        self.told: Told | None = None  # what an attempt said last
         self.samples: deque[tuple[float, int, int]] = deque()  # of `rates`: (monotonic, final items, units out)
+
+
+@dataclass(frozen=True, slots=True)
+class Told:
+    """What an attempt says of how far it is: worth showing for as long as it is in flight."""
+
+    batch: AttemptBatch
+    seq: int
+    note: str
+    figures: bytes
 
 
 # ---- attempts and workers

@@ -11,7 +11,9 @@ from rollout.model.run import RunState
 from rollout_coordinator.core import causes
 from rollout_coordinator.core.attempts import open_seqs
 from rollout_coordinator.core.events import Now
+from rollout_coordinator.core.items import is_accepted
 from rollout_coordinator.core.rates import rates
+from rollout_coordinator.core.runs import live
 from rollout_coordinator.core.state import AttemptBatch, Log, Run, State, Worker
 from rollout_coordinator.core.views import (
     HeldView,
@@ -39,6 +41,7 @@ def run_view(state: State, run: Run, *, with_waits: bool = False) -> RunView:
         for n in run.lanes.values()
         if n.name
     ]
+    told = run.told if _stands(run) else None
     return RunView(
         spec=run.spec, state=run.state, reason=run.reason, root_log=root.id, priority=run.priority,
         submitted=root.submitted, sealed=root.sealed, cursor=root.cursor, done=done, failed=failed,
@@ -50,7 +53,17 @@ def run_view(state: State, run: Run, *, with_waits: bool = False) -> RunView:
         pausing=bool(run.pausing_until_ms), workers=sum(works_on(state, w, run) for w in state.workers.values()),
         survivors=run.survivors, lanes=lanes, ended_by=run.ended_by, rate=rate, units_rate=units_rate,
         invalid=root.invalid, causes=causes.of_run(state, run), waits=waits(state, run) if with_waits else [],
+        note=told.note if told is not None else "", figures=told.figures if told is not None else b"",
     )  # fmt: skip
+
+
+def _stands(run: Run) -> bool:
+    """What an attempt said last is true until another says something, unless it came to nothing."""
+    told = run.told
+    if told is None or not live(run):
+        return False
+    log = told.batch.log
+    return log.flight.get(told.seq) is told.batch or is_accepted(log, told.seq)
 
 
 def works_on(state: State, worker: Worker, run: Run) -> bool:

@@ -76,6 +76,8 @@ class RunView:
     lanes: list[LaneView] = field(default_factory=list[LaneView])
     rate: float = 0.0  # items with a result a second, over the last half minute
     units_rate: float = 0.0  # units out
+    note: str = ""  # what an attempt in flight said last of how far it is
+    figures: bytes = b""
     causes: list[CauseView] = field(default_factory=list[CauseView])  # of a live run
     waits: list[WaitView] = field(default_factory=list[WaitView])  # of a running run
     ended_by: str = ""  # who ended it by a command

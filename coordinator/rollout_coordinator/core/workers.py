@@ -17,7 +17,7 @@ from rollout.model.item import Failure
 from rollout.model.run import ENDED
 from rollout.model.worker import Credit, Inventory, WorkerState
 
-from rollout_coordinator.core.attempts import cancel
+from rollout_coordinator.core.attempts import cancel, current
 from rollout_coordinator.core.events import (
     WorkerBeat,
     WorkerCommand,
@@ -29,8 +29,8 @@ from rollout_coordinator.core.events import (
 from rollout_coordinator.core.failures import reclaim, timed_out
 from rollout_coordinator.core.journal import write_worker
 from rollout_coordinator.core.settings import QUARANTINED_MAX
-from rollout_coordinator.core.state import AttemptBatch, State, Worker
-from rollout_coordinator.core.step import CloseSession, Emit, Reply, SendControl
+from rollout_coordinator.core.state import AttemptBatch, State, Told, Worker
+from rollout_coordinator.core.step import CloseSession, Emit, Reply, RunMoved, SendControl
 from rollout_coordinator.core.transitions import WORKER
 
 ALIVE = frozenset({WorkerState.JOINING, WorkerState.READY, WorkerState.DRAINING})
@@ -38,6 +38,8 @@ LEFT = frozenset({WorkerState.QUARANTINED, WorkerState.GONE})
 UNKNOWN = Inventory(capacity=())
 ANY_HOST = "?"
 """Of a worker that only its open attempts speak of: its row has ended. Its Hello says where it lives."""
+NOTE_MAX = 1000  # characters
+FIGURES_MAX = 4096  # bytes
 
 # ---- who it is
 
@@ -114,7 +116,17 @@ def credit(state: State, event: WorkerCredit) -> None:
 
 
 def progress(state: State, event: WorkerProgress) -> None:
-    worker_of_session(state, event.session)
+    """In memory only: it is shown, and nothing depends on it."""
+    worker = worker_of_session(state, event.session)
+    if worker is None:
+        return
+    for keys in event.keys:
+        for batch, seq in current(state, worker, keys):
+            run = batch.log.run
+            run.told = Told(
+                batch, seq, event.note[:NOTE_MAX], event.figures if len(event.figures) <= FIGURES_MAX else b""
+            )
+            state.step.sends.append(RunMoved(run.id))
 
 
 def gone(state: State, event: WorkerGone) -> None:

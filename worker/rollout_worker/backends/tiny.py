@@ -98,7 +98,7 @@ def make_random(directory: Path, shape: Shape, seed: int = 0) -> None:
     if directory.exists() and any(directory.iterdir()) and not (directory / "config.json").is_file():
         raise ConfigError(f"{directory} exists and holds something else than a model: name another directory")
     directory.mkdir(parents=True, exist_ok=True)
-    tokenizer = _tokenizer(shape.vocabulary)
+    tokenizer = make_tokenizer(shape.vocabulary)
     tokenizer.save(str(directory / "tokenizer.json"))
     ids = {name: int(tokenizer.token_to_id(name)) for name in (PAD, EOS, START, END)}
     config = LlamaConfig(
@@ -139,7 +139,8 @@ def make_random(directory: Path, shape: Shape, seed: int = 0) -> None:
     _write(directory / "tokenizer_config.json", _tokenizer_config())
 
 
-def _tokenizer(size: int) -> Any:
+def make_tokenizer(size: int = _LEARNED) -> Any:
+    """Byte-level BPE of so many tokens, as the `tokenizers` library has it."""
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
     tokenizer: Any = Tokenizer(models.BPE())

@@ -87,6 +87,13 @@ class Done:
     seconds: float | None = None  # what the work itself took, where the executor knows it better than the runner
 
 
+class UnsuitableError(AttemptError):
+    """This worker cannot run the attempt, though another may: it goes back, costs no try, and people are told why.
+
+    `retry`: this worker may be able to by itself, later. When no worker is left that may, the run ends with the cause.
+    """
+
+
 @dataclass(frozen=True, slots=True)
 class Child:
     ordinal: int
@@ -103,7 +110,14 @@ class Context(Protocol):
         """A directory of the attempt's own, made when first asked for, removed when it ends."""
         ...
 
-    def progress(self, note: str) -> None: ...
+    def progress(self, note: str, **figures: float | str | None) -> None:
+        """How far it is, for people, and the same as figures for programs. Shown, about once a second, and not kept."""
+        ...
+
+    def hindered(self, message: str, *, code: str = "") -> None:
+        """The attempt waits until something outside is mended, such as a full disk, and goes on by itself then: people
+        are told of it as of what a worker cannot start. An empty message: no longer."""
+        ...
 
     async def spawn(self, items: Sequence[NewItem], *, first_ordinal: int = 0, seal: bool = True) -> None:
         """Children of this attempt. Their place is (parent, ordinal): a retried parent finds those already there."""

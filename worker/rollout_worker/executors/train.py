@@ -4,31 +4,38 @@ It owns no step counter: an item says where its segment begins, and the state ei
 segment before ran here, or comes from the snapshot that the segment before left. A state whose segment failed or was
 taken away is thrown away with the processes that held it.
 
-Two attempts are taken at once: while the snapshot of one is written and stored, the steps of the next run.
+Two attempts are taken at once: while the snapshot of one is written and stored, the steps of the next run. Their
+results are told in their order.
 """
 
 from __future__ import annotations
 
 import asyncio
 import shutil
+import time
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import ClassVar, Literal
 
-import structlog
 from blake3 import blake3
 from rollout.model.errors import AttemptError, ObjectCorruptError
-from rollout.model.item import Outcome
-from rollout.snapshots.tar import pack, unpack
+from rollout.model.item import Key, Outcome
+from rollout.snapshots.parts import FORMAT, parts_of, read_manifest
+from rollout.snapshots.tar import Packed, pack, unpack
 from rollout.workloads.json_form import JsonObject, canonical
-from rollout.workloads.train.segment import Result, Segment, stopping_after
+from rollout.workloads.train.segment import Result, Segment, encode_results, stopping_after
 
 from rollout_worker.backends.training.determinism import environment
-from rollout_worker.executors.port import Attempt, Context, Done, Run
+from rollout_worker.executors import train_room
+from rollout_worker.executors.port import Attempt, Context, Done, Run, UnsuitableError
+from rollout_worker.executors.train_pace import Pace, figures, line
 from rollout_worker.executors.train_ranks import Ranks
-from rollout_worker.executors.trees import locate_model, shared_tree
+from rollout_worker.executors.train_room import with_room
+from rollout_worker.executors.trees import host_directory, locate_model, shared_tree
 
-_log = structlog.get_logger()
+HUNG_S, HUNG_STEPS = 1800.0, 50.0
+"""No step for so long, and for as long as so many steps take: the processes hang, and are killed."""
 
 
 @dataclass(slots=True)
@@ -43,14 +50,21 @@ class State:
 
 class TrainExecutor:
     placement: ClassVar[Literal["engine", "slot"]] = "engine"
-    concurrency = 2
+    concurrency = 1
+    ahead = 1
 
     def __init__(self) -> None:
         self._run: Run | None = None
         self._ranks: Ranks | None = None
         self._built: JsonObject = {}
+        self._fingerprint: JsonObject = {}  # of what is built here, once it is known
         self._state: State | None = None
+        self._pace = Pace()
         self._turn = asyncio.Lock()
+        self._waiting: set[Key] = set()
+        self._given_back: set[Key] = set()
+        self._over = asyncio.Event()  # of the attempt that had the turn last
+        self._over.set()
 
     @classmethod
     def engine_key(cls, run: Run) -> str:
@@ -72,26 +86,62 @@ class TrainExecutor:
         self._model = await locate_model(run.config["model"], context)
         reference = run.config.get("reference_model")
         self._reference = await locate_model(reference, context) if reference else None
-        await self._start_ranks()
 
     async def close(self) -> None:
         await self._throw_away()
 
+    def take_back(self, keys: list[Key]) -> list[Key]:
+        """Those that wait for the one before: they will not begin here."""
+        found = [key for key in keys if key in self._waiting]
+        self._given_back.update(found)
+        return found
+
     async def run(self, attempt: Attempt, context: Context) -> Done:
+        over = asyncio.Event()
+        try:
+            await self._take_turn(attempt.key)
+            before, self._over = self._over, over
+            try:
+                return await self._in_turn(attempt, context, before)
+            finally:
+                over.set()
+        finally:
+            self._given_back.discard(attempt.key)
+
+    async def _take_turn(self, key: Key) -> None:
+        self._waiting.add(key)
+        try:
+            await self._turn.acquire()
+        finally:
+            self._waiting.discard(key)
+        if key in self._given_back:
+            self._turn.release()
+            await asyncio.Event().wait()  # until it is cancelled
+
+    async def _in_turn(self, attempt: Attempt, context: Context, before: asyncio.Event) -> Done:
+        """`before`: the result of the segment before is told. It comes first, whatever becomes of this one: it may have
+        failed while the processes that hold both states were writing the other."""
         segment = Segment.decode(attempt.payload)
-        async with self._turn:
+        try:
             try:
                 if segment.op == "prepare":
                     return await self._prepare(context)
+                if segment.op == "verify":
+                    return await self._verify(segment, context)
                 result, directory, writing = await self._train(segment, attempt, context)
-            except BaseException:
-                await self._throw_away()
-                raise
-        if writing is None:
-            return Done(result.encode(), outcome=Outcome.SKIPPED)
-        try:
-            return await self._store(segment, result, directory, writing, context)
+            finally:
+                self._turn.release()
+            if writing is None:
+                done = Done(result.encode(), outcome=Outcome.SKIPPED)
+            else:
+                done = await self._store(segment, result, directory, writing, context)
+            await before.wait()
+            return done
+        except asyncio.CancelledError:
+            await self._throw_away()
+            raise
         except BaseException:
+            await before.wait()
             # The next segment may have begun on what this one leaves: it is dropped with it.
             await self._throw_away()
             raise
@@ -100,33 +150,48 @@ class TrainExecutor:
 
     async def _prepare(self, context: Context) -> Done:
         assert self._run is not None
-        if self._ranks is None:
-            await self._start_ranks()
-        assert self._ranks is not None
-        config = self._run.config
+        run, config = self._run, self._run.config
+        ranks = await self._running_ranks(context)
         given = {
             name: await self._files(config[name], context) for name in ("dataset", "eval_dataset") if config.get(name)
         }
         directory = context.scratch / "tokens"
-        directory.mkdir()
-        done = await self._ranks.result(
-            op="prepare", kind=_kind(self._run), settings=_settings(self._run), datasets=given,
-            directory=str(directory), tokenizer=self._model[1] or self._model[0],
-        )  # fmt: skip
+        manifest = await context.object_path(bytes.fromhex(config["dataset"]["manifest"]))
+        cache = host_directory(manifest, context, "tokens")
+        context.progress("turning the rows into tokens")
+
+        async def prepared() -> JsonObject:
+            shutil.rmtree(directory, ignore_errors=True)
+            directory.mkdir()
+            return await ranks.result(
+                op="prepare", kind=_kind(run), settings=_settings(run), datasets=given,
+                directory=str(directory), cache=str(cache), model=self._model[0], tokenizer=self._model[1],
+            )  # fmt: skip
+
+        try:
+            done = await with_room("the tokens cannot be written", prepared, context)
+        except AttemptError as error:
+            if error.error_code in _OF_THE_WORKER:
+                raise UnsuitableError(error.message, code=error.error_code, retry=error.retry) from error
+            raise
         data: JsonObject = {"pad": done["pad"]}
         report: JsonObject = {}
         for name, one in done["datasets"].items():
-            object_id = await context.put_object(Path(one["path"]))
+            object_id = await self._put(f"the tokens of {name}", Path(one["path"]), context)
             data[name] = {"object": object_id.hex(), "units": one["units"]}
             report[name] = one["report"]
-        keeps = tuple(bytes.fromhex(one["object"]) for one in data.values() if isinstance(one, dict))
+        named = [data[name]["object"] for name in done["datasets"]]
+        if start := config.get("start"):
+            named.append(start["snapshot"])  # a segment that is begun again needs it
+        keeps = tuple(bytes.fromhex(one) for one in named)
         result = Result(data=data, report=report)
         self._state = State(0, result, built=False)
         return Done(result.encode(), keeps=keeps)
 
     async def _files(self, dataset: JsonObject, context: Context) -> JsonObject:
-        tree = await shared_tree(bytes.fromhex(dataset["manifest"]), context)
-        return {"kind": dataset["kind"], "paths": [str(tree / name) for name in dataset["files"]]}
+        manifest = bytes.fromhex(dataset["manifest"])
+        tree = await with_room("the rows cannot be fetched", lambda: shared_tree(manifest, context), context)
+        return {**dataset, "root": str(tree)}
 
     # ---- steps
 
@@ -134,108 +199,166 @@ class TrainExecutor:
         self, segment: Segment, attempt: Attempt, context: Context
     ) -> tuple[Result, Path, asyncio.Task[JsonObject] | None]:
         """The result so far, where the state is being written, and when it is; None: there was nothing to do."""
-        before = Result.decode(attempt.predecessor) if attempt.predecessor else None
         here = self._state
-        if before is None and not segment.start and not segment.data:
-            if here is None or here.step != segment.first:
-                raise AttemptError("what the segment before leaves is not here", code="state_elsewhere")
-            before = here.result
-        before = before or Result(step=segment.first, snapshot=segment.start, data=segment.data)
+        if attempt.predecessor:
+            before = segment.begins_with(Result.decode(attempt.predecessor))
+        else:
+            stands = 0 if segment.before else segment.first  # behind the item before it, which may be the first one
+            before = segment.begins_with(here.result if here is not None and here.step == stands else None)
+        if before is None:
+            raise AttemptError("what the segment before leaves is not here", code="state_elsewhere")
         if before.stopped or (before.steps and segment.first >= before.steps):
             return replace(before, stopped=True, metrics=[], evaluations=[]), Path(), None
         if before.step != segment.first:
             raise AttemptError(
-                f"the segment before ended at step {before.step}, and this one begins at {segment.first}",
+                f"the state at step {segment.first} is not there: the segment that leads to it failed, and the last "
+                f"that did not ended at step {before.step}; go on from there with `rollout train fork`",
                 code="segment_missing",
                 retry=False,
             )
-        if here is None or not here.built or here.step != segment.first or segment.op == "verify":
+        if here is None or not here.built or here.step != segment.first:
             await self._stand_at(before, context)
         self._state = None
         return await self._steps(segment, before, context)
 
     async def _stand_at(self, before: Result, context: Context) -> None:
-        """The processes, with the state that `before` left."""
+        """The processes, with the state that `before` left. UnsuitableError: not on this worker."""
         assert self._run is not None
-        if self._ranks is None or self._built:
+        if self._fingerprint:  # of what was built here before: as long to find out as it takes to compare
+            self._same_hardware(before.fingerprint)
+        if self._built:
             await self._throw_away()
-            await self._start_ranks()
-        assert self._ranks is not None
+        ranks = await self._running_ranks(context)
         data, evaluation = before.data["dataset"], before.data.get("eval_dataset")
-        self._built = await self._ranks.result(
-            op="build", kind=_kind(self._run), settings=_settings(self._run), model=self._model[0],
-            reference=self._reference[0] if self._reference else None, pad=before.data["pad"],
-            data=str(await context.object_path(bytes.fromhex(data["object"]))),
-            eval_data=str(await context.object_path(bytes.fromhex(evaluation["object"]))) if evaluation else None,
-        )  # fmt: skip
-        self._same_hardware(before)
+        paths = [
+            str(await self._fetch(bytes.fromhex(one["object"]), "the tokens", context)) if one else None
+            for one in (data, evaluation)
+        ]
+        context.progress("loading the model")
+        try:
+            self._built = await ranks.result(
+                op="build", kind=_kind(self._run), settings=_settings(self._run), model=self._model[0],
+                reference=self._reference[0] if self._reference else None, pad=before.data["pad"],
+                data=paths[0], eval_data=paths[1],
+            )  # fmt: skip
+        except AttemptError as error:
+            raise UnsuitableError(error.message, code=error.error_code, retry=error.retry) from error
+        self._fingerprint = self._built["fingerprint"]
+        self._same_hardware(before.fingerprint)
         if before.snapshot:
-            directory = context.scratch / "restored"
-            expected = bytes.fromhex(before.snapshot)
-            source = await context.object_path(expected)
+            await self._restore(before, ranks, context)
+
+    def _same_hardware(self, old: JsonObject) -> None:
+        """UnsuitableError: the state comes from where the same input gives other bytes."""
+        assert self._run is not None
+        new = self._fingerprint
+        if not old or old == new or self._run.config["run"].get("allow_different_hardware"):
+            return
+        changed = "; ".join(_differences(old, new))
+        raise UnsuitableError(
+            f"it would not give the same bytes as the worker before it ({changed}): the run waits for a worker that "
+            "does. To go on here all the same, fork it with --allow-different-hardware",
+            code="different_hardware",
+            retry=False,
+        )
+
+    async def _restore(self, before: Result, ranks: Ranks, context: Context) -> None:
+        context.progress(f"restoring the state of step {before.step}")
+        directory, expected = context.scratch / "restored", bytes.fromhex(before.snapshot)
+        what = f"the snapshot {before.snapshot[:12]} of step {before.step}"
+
+        async def unpacked() -> None:
+            source = await self._fetch(expected, what, context)
+            shutil.rmtree(directory, ignore_errors=True)
             try:
                 await asyncio.to_thread(unpack, source, directory, expected)
-            except ObjectCorruptError as error:
-                raise AttemptError(error.message, code="snapshot_corrupt") from error
-            await self._ranks.result(op="restore", directory=str(directory))
-            await asyncio.to_thread(shutil.rmtree, directory)
+            except ObjectCorruptError:
+                with suppress(OSError):  # this host's copy: the next try fetches it anew
+                    source.unlink()
+                raise
 
-    def _same_hardware(self, before: Result) -> None:
+        try:
+            try:
+                await with_room(f"{what} cannot be unpacked", unpacked, context)
+            except ObjectCorruptError:
+                await with_room(f"{what} cannot be unpacked", unpacked, context)
+        except ObjectCorruptError as error:
+            raise UnsuitableError(f"{what} is damaged: {error.message}", code="snapshot_corrupt") from error
+        try:
+            manifest = await asyncio.to_thread(read_manifest, directory, "train_state")
+        except ObjectCorruptError as error:
+            raise AttemptError(error.message, code="snapshot_mismatch", retry=False) from error
+        self._same_run(manifest, what)
+        self._same_hardware(manifest["fingerprint"])
+        await ranks.result(op="restore", directory=str(directory))
+        await asyncio.to_thread(shutil.rmtree, directory)
+
+    def _same_run(self, manifest: JsonObject, what: str) -> None:
+        """AttemptError: the snapshot is of another algorithm or model than this run."""
         assert self._run is not None
-        old, new = before.fingerprint, self._built["fingerprint"]
-        if not old or old == new or self._run.config.get("allow_different_hardware"):
-            return
-        changed = "; ".join(
-            f"{key}: {old.get(key)} -> {new.get(key)}" for key in sorted(old | new) if old.get(key) != new.get(key)
-        )
-        raise AttemptError(
-            f"this worker would not give the same bytes as the one before ({changed}): run it on the same kind of "
-            "host, or say --allow-different-hardware",
-            code="different_hardware",
-        )
+        wanted = {"algorithm": _kind(self._run), "model": self._run.config["model"]["content_id"]}
+        wrong = [key for key, value in wanted.items() if manifest.get(key) != value]
+        if wrong:
+            said = ", ".join(f"{key} {manifest.get(key)!r} instead of {wanted[key]!r}" for key in wrong)
+            raise AttemptError(f"{what} does not fit this run: {said}", code="snapshot_mismatch", retry=False)
+
+    async def _fetch(self, object_id: bytes, what: str, context: Context) -> Path:
+        """On this host. UnsuitableError: it is gone, or damaged in the store."""
+        try:
+            return await with_room(f"{what} cannot be fetched", lambda: context.object_path(object_id), context)
+        except AttemptError as error:
+            code = {"not_found": "snapshot_missing", "object_corrupt": "snapshot_corrupt"}.get(error.error_code)
+            if code is None:
+                raise
+            raise UnsuitableError(
+                f"{what} cannot be had from the store: {error.message}: bring the store's objects back, or go on from "
+                "another snapshot (rollout snapshot list)",
+                code=code,
+                retry=code != "snapshot_missing",
+            ) from error
 
     async def _steps(
         self, segment: Segment, before: Result, context: Context
     ) -> tuple[Result, Path, asyncio.Task[JsonObject]]:
         assert self._run is not None and self._ranks is not None
-        config = self._run.config
+        config, ranks = self._run.config, self._ranks
         result = replace(
             before, steps=self._built["steps"], metrics=[], evaluations=[], report={}, snapshot="", size=0, weights="",
-            fingerprint=self._built["fingerprint"], label=segment.label, algorithm=_kind(self._run),
+            fingerprint=self._built["fingerprint"], algorithm=_kind(self._run), parts={},
             model={"parameters": self._built["parameters"], "trained": self._built["trained"]},
         )  # fmt: skip
-        section = _settings(self._run)["eval"]
         manifest = {
-            "format": 1, "kind": "train_state", "algorithm": _kind(self._run),
+            "format": FORMAT, "kind": "train_state", "algorithm": _kind(self._run),
             "settings": blake3(canonical(config["algorithm"])).hexdigest(),
             "model": config["model"]["content_id"], "data": before.data, "fingerprint": result.fingerprint,
         }  # fmt: skip
         directory = context.scratch / "state"
         staged: asyncio.Future[int] = asyncio.get_running_loop().create_future()
+        if self._pace.step_s is None:
+            self._pace.begin(time.monotonic())
+            context.progress(f"step {segment.first + 1}/{result.steps} is under way")
 
         async def follow() -> JsonObject:
             done: JsonObject = {}
+            answers = ranks.command(
+                lambda: None if staged.done() else max(HUNG_S, HUNG_STEPS * (self._pace.step_s or 0.0)),
+                op="run", first=segment.first, steps=segment.steps, directory=str(directory), manifest=manifest,
+            )  # fmt: skip
             try:
-                async for answer in self._ranks.command(  # type: ignore[union-attr]
-                    op="run", first=segment.first, steps=segment.steps, directory=str(directory), manifest=manifest
-                ):
+                async for answer in answers:
                     done = answer.get("done", done)
-                    if "step" in answer:
-                        result.metrics.append(answer["step"])
-                        context.progress(_line(answer["step"], result.steps))
-                    elif "evaluation" in answer:
-                        result.evaluations.append(answer["evaluation"])
-                        result.stopping, stop = stopping_after(
-                            result.stopping, answer["evaluation"]["loss"], section["patience"], section["min_delta"]
-                        )
-                        result.stopped = result.stopped or stop
-                    elif "staged" in answer:
+                    if "staged" in answer:
                         staged.set_result(int(answer["staged"]["step"]))
+                    elif "full" in answer:
+                        train_room.tell("the snapshot cannot be written", answer["full"], train_room.DISK_FULL, context)
+                    else:
+                        self._take(answer, result, context)
             except BaseException as error:
                 if not staged.done():
                     staged.set_exception(error)
                     staged.exception()  # whoever waits sees it; nobody has to
                 raise
+            context.hindered("")
             return done
 
         writing = asyncio.create_task(follow())
@@ -248,6 +371,23 @@ class TrainExecutor:
         self._state = State(result.step, result)
         return result, directory, writing
 
+    def _take(self, answer: JsonObject, result: Result, context: Context) -> None:
+        """Of a step, or of an evaluation."""
+        assert self._run is not None
+        if "step" in answer:
+            metrics = answer["step"]
+            result.metrics.append(metrics)
+            self._pace.add(int(metrics["tokens"]), time.monotonic())
+            shown = figures(metrics, result.steps, self._pace)
+            context.progress(line(shown), **shown)
+        elif "evaluation" in answer:
+            section = _settings(self._run)["eval"]
+            result.evaluations.append(answer["evaluation"])
+            result.stopping, stop = stopping_after(
+                result.stopping, answer["evaluation"]["loss"], section["patience"], section["min_delta"]
+            )
+            result.stopped = result.stopped or stop
+
     async def _store(
         self, segment: Segment, result: Result, directory: Path, writing: asyncio.Task[JsonObject], context: Context
     ) -> Done:
@@ -256,31 +396,74 @@ class TrainExecutor:
         except BaseException:
             writing.cancel()
             raise
-        archive = context.scratch / "state.tar"
-        object_id, size = await asyncio.to_thread(pack, directory, archive)
-        final = replace(result, snapshot=object_id.hex(), size=size, weights=done["weights"])
-        tokens = sum(int(step["tokens"]) for step in result.metrics)
-        if segment.op == "verify":
-            return Done(final.encode(), units_out=tokens)
-        stored = await context.put_object(archive)
-        if stored != object_id:
+        archive, what = context.scratch / "state.tar", f"the snapshot of step {result.step}"
+        packed = await self._pack(what, directory, archive, context)
+        final = self._final(result, packed, done)
+        if await self._put(what, archive, context) != packed.id:
             raise AttemptError("the snapshot changed while it was stored", code="object_corrupt")
-        result.snapshot = object_id.hex()
-        return Done(final.encode(), units_out=tokens, keeps=(object_id,))
+        result.snapshot = final.snapshot
+        return Done(final.encode(), units_out=_tokens(final), keeps=(packed.id,))
+
+    def _final(self, result: Result, packed: Packed, done: JsonObject) -> Result:
+        """What the ledger gets to know of a segment whose state is packed."""
+        assert self._run is not None
+        label = self._run.config["snapshots"]["label"] if result.is_last else ""
+        return replace(
+            result, snapshot=packed.id.hex(), size=packed.size, weights=done["weights"], label=label,
+            parts=parts_of(packed.members),
+        )  # fmt: skip
+
+    # ---- verifying
+
+    async def _verify(self, segment: Segment, context: Context) -> Done:
+        """Segments that another item committed, once more, in processes that have done nothing else. Nothing is kept of
+        them but what they come to."""
+        before, found = Result(**segment.before), list[Result]()
+        self._state = None
+        await self._stand_at(before, context)
+        directory, archive = context.scratch / "state", context.scratch / "state.tar"
+        for first, steps in segment.through:
+            result, _, writing = await self._steps(Segment("segment", first, steps), before, context)
+            done = await writing
+            packed = await self._pack(f"the state of step {result.step}", directory, archive, context)
+            before = self._final(result, packed, done)
+            found.append(before)
+        self._state = None  # the next one begins with processes of its own
+        return Done(encode_results(found), units_out=sum(map(_tokens, found)))
+
+    async def _pack(self, what: str, directory: Path, archive: Path, context: Context) -> Packed:
+        packed = await with_room(
+            f"{what} cannot be written", lambda: asyncio.to_thread(pack, directory, archive), context
+        )
+        await asyncio.to_thread(shutil.rmtree, directory)
+        return packed
+
+    async def _put(self, what: str, path: Path, context: Context) -> bytes:
+        return await with_room(f"{what} cannot be stored", lambda: context.put_object(path), context)
 
     # ---- processes
 
-    async def _start_ranks(self) -> None:
+    async def _running_ranks(self, context: Context) -> Ranks:
         assert self._run is not None
-        settings = _settings(self._run)
-        self._ranks = Ranks(int(settings["devices"]), int(settings["threads"]), environment(int(settings["threads"])))
-        await self._ranks.start()
+        if self._ranks is None or not self._ranks.alive:
+            await self._throw_away()
+            settings = _settings(self._run)
+            world, threads = int(settings["devices"]), int(settings["threads"])
+            context.progress("starting the processes that train" if world > 1 else "starting the process that trains")
+            shape = f"{settings['minibatch_size']} rows of at most {settings['max_length']} tokens"
+            self._ranks = Ranks(world, threads, environment(threads), shape)
+            await self._ranks.start()
+        return self._ranks
 
     async def _throw_away(self) -> None:
-        self._state, self._built = None, {}
+        self._state, self._built, self._pace = None, {}, Pace()
         if self._ranks is not None:
             ranks, self._ranks = self._ranks, None
             await ranks.close()
+
+
+_OF_THE_WORKER = frozenset({"package_missing", "tokenizer_invalid"})
+"""Codes of faults of a worker, not of the data that it reads."""
 
 
 def _kind(run: Run) -> str:
@@ -291,6 +474,9 @@ def _settings(run: Run) -> JsonObject:
     return run.config["algorithm"]["settings"]
 
 
-def _line(metrics: JsonObject, steps: int) -> str:
-    loss, rate, norm = metrics["loss"], metrics["lr"], metrics["grad_norm"]
-    return f"step {metrics['step']}/{steps} · loss {loss:.4f} · lr {rate:.3g} · grad norm {norm:.3g}"
+def _differences(old: JsonObject, new: JsonObject) -> list[str]:
+    return [f"{key} {old.get(key)!r} -> {new.get(key)!r}" for key in sorted(old | new) if old.get(key) != new.get(key)]
+
+
+def _tokens(result: Result) -> int:
+    return sum(int(step["tokens"]) for step in result.metrics)

@@ -12,7 +12,8 @@ import os
 import signal
 import socket
 import sys
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
+from pathlib import Path
 from typing import Any
 
 from rollout.model.errors import AttemptError
@@ -21,9 +22,9 @@ LINE_MAX = 64 << 20
 
 
 class Ranks:
-    """`start`, then `command` one at a time, `close`."""
+    """`start`, then `command` one at a time, `close`. `shape`: of the batches, for one that dies of them."""
 
-    def __init__(self, world: int, threads: int, environment: dict[str, str]) -> None:
+    def __init__(self, world: int, threads: int, environment: dict[str, str], shape: str = "") -> None:
         self._world = world
         self._threads = threads
         self._environment = environment
@@ -32,6 +33,8 @@ class Ranks:
         self._reading: asyncio.Task[None] | None = None
         self._open: dict[int, asyncio.Queue[dict[str, Any]]] = {}
         self._number = 0
+        self._shape = shape
+        self._oom_kills = 0
 
     @property
     def alive(self) -> bool:
@@ -39,6 +42,7 @@ class Ranks:
 
     async def start(self) -> None:
         port = _free_port()
+        self._oom_kills = _oom_kills()
         first: asyncio.StreamReader | None = None
         for rank in range(self._world):
             ours, theirs = socket.socketpair()
@@ -64,10 +68,13 @@ class Ranks:
         assert first is not None
         self._reading = asyncio.create_task(self._read(first))
 
-    async def command(self, **command: Any) -> AsyncIterator[dict[str, Any]]:
+    async def command(
+        self, patience_s: Callable[[], float | None] = lambda: None, /, **command: Any
+    ) -> AsyncIterator[dict[str, Any]]:
         """The answers of rank 0 to it, up to the one that says `done`; another command may be given meanwhile.
 
-        AttemptError: one says why not, or a rank died.
+        AttemptError: one says why not, a rank died, or there was no answer for `patience_s()` seconds (None: however
+        long it takes).
         """
         self._number += 1
         number, answers = self._number, asyncio.Queue[dict[str, Any]]()
@@ -77,7 +84,7 @@ class Ranks:
             for writer in self._writers:
                 writer.write(line)
             while True:
-                answer = await answers.get()
+                answer = await _within(patience_s(), answers)
                 if error := answer.get("error"):
                     raise AttemptError(error["message"], code=error["code"], retry=error["retry"])
                 yield answer
@@ -125,6 +132,13 @@ class Ranks:
             (0, None),
         )
         how = f"was killed by {signal.Signals(-code).name}" if code is not None and code < 0 else f"exited with {code}"
+        if code == -signal.SIGKILL and _oom_kills() > self._oom_kills:
+            return AttemptError(
+                f"the process of rank {rank} {how} while the kernel ended processes for want of memory: out of memory "
+                f"with minibatches of {self._shape}: lower minibatch_size (and raise gradient_accumulation as much) "
+                "or max_length, set gradient_checkpointing = true, or give the worker's host more memory",
+                code="out_of_memory",
+            )
         return AttemptError(f"the process of rank {rank} {how} while it trained", code="trainer_died")
 
     async def close(self) -> None:
@@ -139,6 +153,26 @@ class Ranks:
         for writer in self._writers:
             writer.close()
         self._processes, self._writers, self._reading = [], [], None
+
+
+async def _within(patience_s: float | None, answers: asyncio.Queue[dict[str, Any]]) -> dict[str, Any]:
+    try:
+        return await asyncio.wait_for(answers.get(), patience_s)
+    except TimeoutError:
+        raise AttemptError(
+            f"the processes that train have said nothing for {patience_s:.0f} s: they hang, and are ended",
+            code="trainer_hung",
+        ) from None
+
+
+def _oom_kills() -> int:
+    """Processes of this host that its kernel ended for want of memory, of a control group's too; 0 where it is not
+    known."""
+    try:
+        counts = dict(line.split() for line in Path("/proc/vmstat").read_text("utf-8").splitlines())
+        return int(counts.get("oom_kill", 0))
+    except (OSError, ValueError):
+        return 0
 
 
 def _free_port() -> int:

@@ -47,9 +47,17 @@ async def _directory(path: str, tree: str, manifest: str | None, context: Contex
 async def exported(snapshot: bytes, context: Context) -> Path:
     """The model of a snapshot as a directory that engines load, which all processes of this host share."""
     source = await context.object_path(snapshot)
-    sharded = source.parent.name == snapshot.hex()[:2]
-    root = source.parents[1].with_name(f"{source.parents[1].name}-models") if sharded else context.scratch / "models"
+    root = host_directory(source, context, "models")
     return await asyncio.to_thread(_export, source, snapshot, root / snapshot.hex())
+
+
+def host_directory(source: Path, context: Context, name: str) -> Path:
+    """A directory beside the cache that holds the object `source`: processes of this host share it, and it stays.
+
+    Where the object is not in a cache, one of the attempt's own.
+    """
+    cache = source.parents[1]
+    return cache.with_name(f"{cache.name}-{name}") if source.parent.name == source.name[:2] else context.scratch / name
 
 
 def _export(source: Path, snapshot: bytes, directory: Path) -> Path:
@@ -67,9 +75,7 @@ def _export(source: Path, snapshot: bytes, directory: Path) -> Path:
 async def shared_tree(manifest: bytes, context: Context) -> Path:
     """The directory of an uploaded tree, which all processes of this host share; its files are links into the cache."""
     source = await context.object_path(manifest)
-    sharded = source.parent.name == manifest.hex()[:2]
-    root = source.parents[1].with_name(f"{source.parents[1].name}-trees") if sharded else context.scratch / "trees"
-    return await materialise(manifest, _ContextCache(context), root)
+    return await materialise(manifest, _ContextCache(context), host_directory(source, context, "trees"))
 
 
 def _holds(path: Path, tree: str) -> bool:

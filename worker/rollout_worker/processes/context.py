@@ -11,8 +11,9 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+from rollout.config.logging import redact_text
 from rollout.model.errors import AttemptError, StateError
-from rollout.model.item import INLINE_MAX, Blob, NewItem, ObjectSlice, Outcome
+from rollout.model.item import INLINE_MAX, Blob, Failure, NewItem, ObjectSlice, Outcome
 from rollout.wire.codec import failures_from_wire, item_batch_to_wire, unpack_blobs
 from rollout.wire.v1 import work_pb2
 
@@ -71,7 +72,10 @@ class AttemptContext:
         self._children: dict[int, Child] = {}
         self._complete = False
         self._resumed: asyncio.Event | None = None
+        self._hindered = False
         self._told = 0.0
+        self._said: work_pb2.Progress | None = None
+        self._telling: asyncio.TimerHandle | None = None
         self._uploads = 0
 
     @property
@@ -87,17 +91,37 @@ class AttemptContext:
         return self._scratch
 
     async def close(self) -> None:
+        self.hindered("")
+        if self._telling is not None:
+            self._telling.cancel()
+            self._tell()
         if self._made:
             await asyncio.to_thread(shutil.rmtree, self._scratch, True)
 
-    def progress(self, note: str) -> None:
-        now = time.monotonic()
-        if self._attempt is None or now - self._told < PROGRESS_EVERY_S:
+    def progress(self, note: str, **figures: float | str | None) -> None:
+        if self._attempt is None:
             return
-        self._told = now
-        message = work_pb2.Progress(note=note[:1000])
-        message.keys.add(log=self._attempt.key.log, seq=[self._attempt.key.seq], attempt=[self._attempt.attempt])
+        self._said = work_pb2.Progress(
+            note=note[:1000], figures=json.dumps(figures, allow_nan=False).encode() if figures else b""
+        )
+        if self._telling is None:
+            wait = max(0.0, self._told + PROGRESS_EVERY_S - time.monotonic())
+            self._telling = asyncio.get_running_loop().call_later(wait, self._tell)
+
+    def _tell(self) -> None:
+        """The last of what was said since it was told before."""
+        self._telling = None
+        message, attempt = self._said, self._attempt
+        if message is None or attempt is None:
+            return
+        self._said, self._told = None, time.monotonic()
+        message.keys.add(log=attempt.key.log, seq=[attempt.key.seq], attempt=[attempt.attempt])
         self._requests.send(Kind.PROGRESS, message.SerializeToString())
+
+    def hindered(self, message: str, *, code: str = "") -> None:
+        if self._attempt is not None and (message or self._hindered):
+            self._hindered = bool(message)
+            self._requests.send(Kind.HINDERED, hindrance(self._attempt, Failure(code, message, True), returned=False))
 
     # ---- objects
 
@@ -199,6 +223,12 @@ class AttemptContext:
         if self._attempt is None:
             raise StateError(f"an executor's start has no item, so it cannot {what}")
         return self._attempt
+
+
+def hindrance(attempt: Attempt, failure: Failure, *, returned: bool) -> bytes:
+    said = {"log": attempt.key.log, "seq": attempt.key.seq, "attempt": attempt.attempt, "returned": returned}
+    why = {"code": failure.code, "message": redact_text(failure.message), "retryable": failure.retryable}
+    return json.dumps(said | why).encode()
 
 
 def _read(path: Path, offset: int, length: int) -> bytes:

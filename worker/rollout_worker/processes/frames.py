@@ -30,6 +30,8 @@ from rollout_worker.pipe import Kind
 
 WIDTH_MAX = 65_536
 """Attempts of one process at once: the largest `[backend] max_num_seqs`."""
+NOTE_MAX = 1000  # characters
+FIGURES_MAX = 4096  # bytes
 _OUTCOMES = frozenset(int(o) for o in Outcome)
 
 
@@ -73,11 +75,14 @@ def _ready(child: int, body: bytes) -> ev.Event:
 
 
 def _failed(child: int, body: bytes) -> ev.Event:
-    said = _object(body)
+    return ev.ChildFailed(child, _failure(_object(body)))
+
+
+def _failure(said: dict[str, Any]) -> Failure:
     code, message, retryable = said.get("code"), said.get("message"), said.get("retryable")
     if not isinstance(code, str) or not isinstance(message, str) or not isinstance(retryable, bool):
         raise ProtocolError("a failure needs a code, a message and whether it may be tried again")
-    return ev.ChildFailed(child, Failure(code, message, retryable))
+    return Failure(text_for_wire(code), text_for_wire(message), retryable)
 
 
 def _results(child: int, body: bytes) -> ev.Event:
@@ -130,7 +135,21 @@ def _progress(child: int, body: bytes) -> ev.Event:
     keys: Sequence[AttemptKey] = _pairs(said.keys[0]) if said.keys else []
     if not keys:
         raise ProtocolError("progress of no attempt")
-    return ev.ChildProgress(child, keys[0], text_for_wire(said.note))
+    if len(said.figures) > FIGURES_MAX:
+        raise ProtocolError(f"progress with {len(said.figures)} bytes of figures")
+    if said.figures:
+        _object(said.figures)
+    return ev.ChildProgress(child, keys[0], text_for_wire(said.note[:NOTE_MAX]), said.figures)
+
+
+def _hindered(child: int, body: bytes) -> ev.Event:
+    said = _object(body)
+    log, seq, attempt, returned = (said.get(name) for name in ("log", "seq", "attempt", "returned"))
+    if not all(type(number) is int for number in (log, seq, attempt)) or not isinstance(returned, bool):
+        raise ProtocolError("a hindrance of no attempt")
+    failure = _failure(said)
+    key = AttemptKey(cast(int, log), cast(int, seq), cast(int, attempt))
+    return ev.ChildHindered(child, key, failure, returned)
 
 
 _READERS: dict[int, Callable[[int, bytes], ev.Event]] = {
@@ -141,4 +160,5 @@ _READERS: dict[int, Callable[[int, bytes], ev.Event]] = {
     Kind.SPAWN: _spawned,
     Kind.WAITING: _waits,
     Kind.PROGRESS: _progress,
+    Kind.HINDERED: _hindered,
 }

@@ -35,10 +35,10 @@ from rollout.wire.codec import spec_columns_from_wire, split_ids, unpack_blobs
 from rollout.wire.v1 import common_pb2, work_pb2
 
 from rollout_worker.attempts import OUT_OF_MEMORY, Finished, group_to_wire, run_from_wire
-from rollout_worker.executors.port import Attempt, Done, Executor, Run, remember
+from rollout_worker.executors.port import Attempt, Done, Executor, Run, UnsuitableError, remember
 from rollout_worker.hosting.lifeline import ask_kernel
 from rollout_worker.pipe import Kind, Pipe
-from rollout_worker.processes.context import AttemptContext, Requests
+from rollout_worker.processes.context import AttemptContext, Requests, hindrance
 
 CANCELLED = Failure("cancelled", "cancelled", True)
 GATHER_S = 0.03
@@ -250,19 +250,25 @@ class Runner:
         try:
             if (unread := _unread(attempt)) is not None:
                 attempt.payload = await context.get_object(unread)
-            done: Done | Failure = await self._executor.run(attempt, context)
+            done: Done | Failure | None = await self._executor.run(attempt, context)
             if not isinstance(done, Done) or not isinstance(done.data, bytes):  # type: ignore[redundant-expr]
                 done = Failure("executor_error", f"the executor returned {type(done).__name__}, not Done with bytes")
         except asyncio.CancelledError:
             done = CANCELLED
+        except UnsuitableError as error:
+            self._pipe.send(Kind.HINDERED, hindrance(attempt, failure_of(error), returned=True))
+            done = None  # that is all that is said of it
         except Exception as error:  # noqa: BLE001 - user code: whatever it raises fails its attempt, typed
             done = failure_of(error)
         await context.close()
         del self._tasks[attempt.key]
         del self._contexts[attempt.key]
         started = self._began.pop(attempt.key, started)  # it may be over before its turn
-        if done is not CANCELLED or attempt.key not in self._leaving:
+        if done is CANCELLED and attempt.key in self._leaving:
+            done = None  # whoever takes it back tells of it
+        else:
             self._leaving.discard(attempt.key)
+        if done is not None:
             self._report(attempt, done, round((time.monotonic() - started) * 1000))
         self._pump()
 

@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import asyncio
+import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from rollout.cli.commands.run import RunArgument, ask
+from rollout.cli.asking import ask, tell
+from rollout.cli.commands.run import RunArgument
 from rollout.cli.completion import complete_run
 from rollout.cli.options import CoordinatorOption, JsonOption, TlsDirOption
 from rollout.cli.program import new_app
-from rollout.cli.references import resolve_run, short
+from rollout.cli.references import short
+from rollout.model.errors import UsageError
+from rollout.workloads.train.config import MAX_AGE, age_s
 
 if TYPE_CHECKING:
     from rollout.client import Runs
@@ -20,6 +25,7 @@ if TYPE_CHECKING:
 app = new_app(help="Snapshots of training runs: list, show, export and prune them.")
 
 IdArgument = Annotated[str, typer.Argument(metavar="ID", help="The beginning of its id, as `snapshot list` shows it.")]
+_TELL_EVERY_S = 2.0
 
 
 @app.command("list")
@@ -31,22 +37,30 @@ def list_snapshots(
     tls_dir: TlsDirOption = None,
     json: JsonOption = False,
 ) -> None:
-    """Every snapshot that is kept, oldest first within a run.
+    """Every snapshot that is kept in a cluster, or of a run, oldest first within a run.
 
-    --json: `{"snapshots": [{"id", "run_id", "run", "step", "steps", "size", "created_at", "algorithm", "label",
-    "weights_hash", "fingerprint"}]}`; keys are only ever added.
+    --json: `{"snapshots": [{"id", "kind", "run_id", "run", "step", "steps", "size", "created_at", "algorithm", "label",
+    "weights_hash", "parts", "fingerprint"}]}`; keys are only ever added.
     """
 
-    async def read(client: Runs) -> list[Snapshot]:
-        from rollout.client.snapshots import all_snapshots, snapshots_of
+    async def of_run(client: Runs, run_id: str) -> list[Snapshot]:
+        from rollout.client.snapshots import snapshots_of
 
-        return (
-            await all_snapshots(client) if run is None else await snapshots_of(client, await resolve_run(client, run))
-        )
+        return await snapshots_of(client, run_id)
 
-    found = ask(coordinator, tls_dir, read)
+    async def of_cluster(client: Runs) -> list[Snapshot]:
+        from rollout.client.snapshots import all_snapshots
+
+        return await all_snapshots(client)
+
     from rollout.cli import show
+    from rollout.cli.anywhere import work_at_run
+    from rollout.cli.words import when
 
+    if run is None:
+        found = ask(coordinator, tls_dir, of_cluster)
+    else:
+        found = work_at_run(coordinator, tls_dir, run, of_run, tell)
     if json:
         show.print_json({"snapshots": [_in_full(one) for one in found]})
         return
@@ -54,10 +68,13 @@ def list_snapshots(
         typer.echo("no snapshots")
         return
     rows = [
-        (one.short, short(one.run_id), one.run_name, f"{one.step}/{one.steps}", _size(one.size), one.label)
+        (
+            one.short, short(one.run_id), one.run_name, one.result.algorithm, f"{one.step}/{one.result.steps}",
+            _size(one.result.size), when(one.made_ms), one.result.label,
+        )
         for one in found
-    ]
-    header = ("snapshot", "run", "name", "step", "size", "label")
+    ]  # fmt: skip
+    header = ("snapshot", "run", "name", "kind", "step", "size", "made", "label")
     widths = [max(len(row[i]) for row in (header, *rows)) for i in range(len(header))]
     for row in (header, *rows):
         typer.echo("  ".join(f"{cell:<{width}}" for cell, width in zip(row, widths, strict=True)).rstrip())
@@ -75,21 +92,21 @@ def show_snapshot(
     --json: one object of `snapshot list`.
     """
 
-    async def read(client: Runs) -> Snapshot:
-        from rollout.client.snapshots import find_snapshot
+    async def read() -> Snapshot:
+        from rollout.cli.anywhere import find_snapshot, places
 
-        return await find_snapshot(client, snapshot)
+        return (await find_snapshot(places(coordinator, tls_dir, tell), snapshot))[1]
 
-    found = ask(coordinator, tls_dir, read)
+    found = asyncio.run(read())
     from rollout.cli import show
 
     if json:
         show.print_json(_in_full(found))
         return
     for name, value in _in_full(found).items():
-        if name == "fingerprint":
-            typer.echo("fingerprint")
-            for key, inner in sorted(value.items()):
+        if isinstance(value, dict):
+            typer.echo(name)
+            for key, inner in sorted(value.items()):  # pyright: ignore[reportUnknownVariableType, reportUnknownArgumentType]
                 typer.echo(f"  {key:<14} {inner}")
         else:
             typer.echo(f"{name:<14} {value}")
@@ -99,22 +116,36 @@ def show_snapshot(
 def export(
     snapshot: IdArgument,
     output: Annotated[Path, typer.Option("--output", metavar="DIR", help="A new directory.")],
+    merged: Annotated[
+        bool, typer.Option("--merged", help="Of a run that trained an adapter: the whole model, not the adapter.")
+    ] = False,
     coordinator: CoordinatorOption = None,
     tls_dir: TlsDirOption = None,
 ) -> None:
     """Write the model of a snapshot as a directory that transformers and vLLM load.
 
-    Of a run that trained an adapter it is the adapter, as peft reads it.
+    Of a run that trained an adapter it is the adapter, as peft reads it, or with --merged the whole model; of a reward
+    model one for sequence classification with one label, whose logit is the score.
     """
+    told = time.monotonic()
 
-    async def write(client: Runs) -> Snapshot:
-        from rollout.client.snapshots import export_snapshot, find_snapshot
+    def progress(done: int, total: int) -> None:
+        nonlocal told
+        if time.monotonic() - told >= _TELL_EVERY_S:
+            told = time.monotonic()
+            tell(f"fetching the snapshot: {_size(done)} of {_size(total)}")
 
-        found = await find_snapshot(client, snapshot)
-        await export_snapshot(client, found, output)
+    async def write() -> Snapshot:
+        from rollout.cli.anywhere import find_snapshot, places
+        from rollout.cli.asking import PATIENCE_S, reached
+        from rollout.client.snapshots import export_snapshot
+
+        target, found = await find_snapshot(places(coordinator, tls_dir, tell), snapshot)
+        async with reached(target, tell, patience_s=PATIENCE_S) as (client, _):
+            await export_snapshot(client, found, output, progress, merged=merged)
         return found
 
-    found = ask(coordinator, tls_dir, write)
+    found = asyncio.run(write())
     typer.echo(f"snapshot {found.short} (run {short(found.run_id)}, step {found.step}) is in {output}")
 
 
@@ -122,52 +153,78 @@ def export(
 def prune(
     run: RunArgument,
     keep_last: Annotated[
-        int, typer.Option("--keep-last", min=1, metavar="N", help="Snapshots of the run that stay.")
-    ] = 3,
+        int | None,
+        typer.Option("--keep-last", min=1, metavar="N", help="So many, the newest, stay. Default: the run's setting."),
+    ] = None,
+    keep_labeled: Annotated[
+        bool | None,
+        typer.Option("--keep-labeled/--no-keep-labeled", help="Those with a label stay. Default: the run's setting."),
+    ] = None,
+    max_age: Annotated[
+        str | None,
+        typer.Option("--max-age", metavar="AGE", help="Older ones go, such as 12h or 30d. Default: the run's setting."),
+    ] = None,
     coordinator: CoordinatorOption = None,
     tls_dir: TlsDirOption = None,
     json: JsonOption = False,
 ) -> None:
-    """Free all but the last snapshots of a run. What an open run or an item names stays until that is over.
+    """Let go of a run's older snapshots, by the rules of its [snapshots] or by these.
+
+    The newest stays always: the run goes on from it. The bytes of one that another run was started from (fork, infer)
+    are kept as long as that run is.
 
     --json: `{"pruned": [IDS], "objects_freed"}`.
     """
+    import re
 
-    async def free(client: Runs) -> tuple[list[Snapshot], int]:
+    if max_age is not None and not re.fullmatch(MAX_AGE, max_age):
+        raise UsageError(f"--max-age: {max_age!r} is no age: a number and s, m, h, d or w, such as 30d")
+
+    async def free(client: Runs, run_id: str) -> tuple[list[Snapshot], int]:
         from rollout.client.snapshots import prune_snapshots
 
-        return await prune_snapshots(client, await resolve_run(client, run), keep_last)
+        seconds = None if max_age is None else age_s(max_age)
+        return await prune_snapshots(
+            client, run_id, keep_last=keep_last, keep_labeled=keep_labeled, max_age_s=seconds
+        )  # fmt: skip
 
-    gone, freed = ask(coordinator, tls_dir, free)
+    from rollout.cli.anywhere import work_at_run
+
+    gone, freed = work_at_run(coordinator, tls_dir, run, free, tell)
     if json:
         from rollout.cli import show
 
         show.print_json({"pruned": [one.id for one in gone], "objects_freed": freed})
         return
-    typer.echo(f"pruned {len(gone)} snapshot{'' if len(gone) == 1 else 's'}")
+    kept = len({one.id for one in gone}) - freed
+    more = f"; {kept} of them stay where they are, since other runs need them" if kept > 0 else ""
+    typer.echo(f"pruned {len(gone)} snapshot{'' if len(gone) == 1 else 's'}{more}")
 
 
 def _in_full(one: Snapshot) -> dict[str, Any]:
     from rollout.workloads.json_form import timestamp
 
+    result = one.result
     return {
         "id": one.id,
+        "kind": one.kind,
         "run_id": one.run_id,
         "run": one.run_name,
-        "step": one.step,
-        "steps": one.steps,
-        "size": one.size,
-        "created_at": timestamp(one.created_ms),
-        "algorithm": one.algorithm,
-        "label": one.label,
-        "weights_hash": one.weights,
-        "fingerprint": one.fingerprint,
+        "step": result.step,
+        "steps": result.steps,
+        "size": result.size,
+        "created_at": timestamp(one.made_ms),
+        "algorithm": result.algorithm,
+        "label": result.label,
+        "weights_hash": result.weights,
+        "parts": result.parts,
+        "fingerprint": result.fingerprint,
     }
 
 
-def _size(size: int) -> str:
+def _size(size: float) -> str:
     for unit in ("B", "KiB", "MiB"):
         if size < 1024:
             return f"{size:.0f} {unit}"
-        size /= 1024  # type: ignore[assignment]
+        size /= 1024
     return f"{size:.1f} GiB"

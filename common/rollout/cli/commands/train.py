@@ -1,37 +1,62 @@
-"""`rollout train`: sft, rm, dpo, ipo and kto, each with a configuration file."""
+"""`rollout train`: sft, rm, dpo, ipo and kto, each with a configuration file; and what is done with their runs."""
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from rollout.cli.commands.run import RunArgument
 from rollout.cli.commands.standard import HELP
 from rollout.cli.options import (
     CoordinatorOption,
     DetachOption,
     DryRunOption,
     JsonLinesOption,
+    JsonOption,
     NameOption,
-    ResumeOption,
     TlsDirOption,
     WorkersOption,
 )
 from rollout.config.load import load_settings, located
 from rollout.model.errors import ConfigError
 from rollout.workloads.registered import load
-from rollout.workloads.train.config import KINDS, Kind
+from rollout.workloads.train.config import KINDS, Kind, TrainConfig
+
+if TYPE_CHECKING:
+    from rollout.client import Runs
+    from rollout.client.snapshots import TrainingRun
 
 app = typer.Typer(no_args_is_help=True, rich_markup_mode=None)
 
+_SNAPSHOT_ID = re.compile(r"[0-9a-f]{64}")
 _WHAT: dict[Kind, str] = {
-    "sft": "Supervised fine-tuning on texts, conversations or prompts with completions.",
+    "sft": "Supervised fine-tuning on texts, conversations or answers.",
     "rm": "A reward model from pairs of a better and a worse answer.",
     "dpo": "Direct preference optimisation on pairs.",
     "ipo": "Identity preference optimisation on pairs.",
     "kto": "Kahneman-Tversky optimisation on answers that are marked good or bad.",
 }
+ConfigOption = Annotated[Path, typer.Option("--config", metavar="FILE", help="The run's configuration (TOML).")]
+ResumeOption = Annotated[
+    str | None,
+    typer.Option(
+        "--resume",
+        metavar="RUN|snapshot:ID",
+        help="Go on with this run: its id, a unique beginning of it, its name, or @last (default: the one in "
+        "<output.dir>/run-id). snapshot:ID: start a new run that goes on from this snapshot, wherever it is.",
+    ),
+]
+
+DifferentHardwareOption = Annotated[
+    bool,
+    typer.Option(
+        "--allow-different-hardware",
+        help="Go on where the same input would not give the same bytes; summary.json says from which step on.",
+    ),
+]
 
 
 @app.callback(help="Train a model, with snapshots that resume to the byte.")
@@ -43,40 +68,169 @@ def _add(kind: Kind) -> None:
 
     @app.command(kind, help=text)
     def run(
-        config: Annotated[Path, typer.Option("--config", metavar="FILE", help="The run's configuration (TOML).")],
+        config: ConfigOption,
         name: NameOption = "",
         coordinator: CoordinatorOption = None,
         tls_dir: TlsDirOption = None,
         resume: ResumeOption = None,
         workers: WorkersOption = None,
+        allow_different_hardware: DifferentHardwareOption = False,
         dry_run: DryRunOption = False,
         detach: DetachOption = False,
         json: JsonLinesOption = False,
     ) -> None:
-        from rollout.cli.session import Options, run_workload  # brings grpc
-
-        workload = load("train")
-        settings = load_settings(workload.settings, config, {"workers.count": workers})
-        if settings.algorithm.kind != kind:
-            raise ConfigError(
-                f'{config}: algorithm.kind is "{settings.algorithm.kind}": use rollout train {settings.algorithm.kind}'
-            )
-        options = Options(
-            words=("rollout", "train", kind, "--config", str(config)),
-            name=name,
-            coordinators=tuple(coordinator or ()),
-            tls_dir=tls_dir,
-            resume=resume,
-            workers=workers,
-            dry_run=dry_run,
-            detach=detach,
-            json=json,
-        )
-        with located(config):
-            raise typer.Exit(run_workload(workload, settings, options))
+        start = _snapshot_of(resume)
+        words = ("rollout", "train", kind, "--config", str(config), *(("--resume", start) if start else ()))
+        _train(
+            words, config, {"start.uri": start, "run.allow_different_hardware": allow_different_hardware or None},
+            kind=kind, name=name, coordinators=tuple(coordinator or ()), tls_dir=tls_dir,
+            resume=None if start else resume, workers=workers, dry_run=dry_run, detach=detach, json=json,
+        )  # fmt: skip
 
     del run  # typer keeps it
 
 
 for _kind in KINDS:
     _add(_kind)
+
+
+def _snapshot_of(resume: str | None) -> str | None:
+    """snapshot:ID where that is meant; None: it names a run, or nothing."""
+    if resume is None or resume.startswith("snapshot:"):
+        return resume
+    return f"snapshot:{resume}" if _SNAPSHOT_ID.fullmatch(resume) else None
+
+
+def _train(words: tuple[str, ...], config: Path, given: dict[str, Any], *, kind: Kind | None, **options: Any) -> None:
+    """`kind`: what the command says that the file is of; None: whatever it is of."""
+    from rollout.cli.session import Options, run_workload  # brings grpc
+
+    workload = load("train")
+    settings = load_settings(TrainConfig, config, {"workers.count": options["workers"], **given})
+    if kind is not None and settings.algorithm.kind != kind:
+        raise ConfigError(
+            f'{config}: algorithm.kind is "{settings.algorithm.kind}": use rollout train {settings.algorithm.kind}'
+        )
+    with located(config, TrainConfig):
+        raise typer.Exit(run_workload(workload, settings, Options(words=words, **options)))
+
+
+@app.command("fork")
+def fork(
+    run: RunArgument,
+    step: Annotated[int, typer.Option("--step", min=1, metavar="N", help="A step at which a segment of RUN ended.")],
+    config: ConfigOption,
+    name: NameOption = "",
+    coordinator: CoordinatorOption = None,
+    tls_dir: TlsDirOption = None,
+    workers: WorkersOption = None,
+    allow_different_hardware: DifferentHardwareOption = False,
+    dry_run: DryRunOption = False,
+    detach: DetachOption = False,
+    json: JsonLinesOption = False,
+) -> None:
+    """Start another run with the state that RUN had after step N, under the settings of FILE.
+
+    Data, learning rate, schedule, seed, number of steps and the like may be others than those of RUN; algorithm, base
+    model, kind of optimiser, shape of the adapter and number of devices may not. Steps are counted on from N. With
+    RUN's own settings the new run ends in the same bytes as RUN. RUN may be in another cluster than the new one: a
+    private one of this machine, or the one that was joined; its snapshot is brought along.
+
+    Output, exit codes and --json are those of `rollout train sft`. The same command goes on where it was.
+    """
+    words = ("rollout", "train", "fork", run, "--step", str(step), "--config", str(config))
+    _train(
+        words, config,
+        {
+            "start.uri": f"run:{run}", "start.step": step,
+            "run.allow_different_hardware": allow_different_hardware or None,
+        },
+        kind=None, name=name, coordinators=tuple(coordinator or ()), tls_dir=tls_dir, resume=None, workers=workers,
+        dry_run=dry_run, detach=detach, json=json,
+    )  # fmt: skip
+
+
+@app.command("verify")
+def verify(
+    run: RunArgument,
+    segment: Annotated[
+        int, typer.Option("--segment", min=0, metavar="N", help="This one, counted from 1. Default: the last.")
+    ] = 0,
+    every: Annotated[bool, typer.Option("--all", help="Every segment.")] = False,
+    allow_different_hardware: Annotated[
+        bool,
+        typer.Option(
+            "--allow-different-hardware", help="Also where the worker's fingerprint is another than the run's."
+        ),
+    ] = False,
+    coordinator: CoordinatorOption = None,
+    tls_dir: TlsDirOption = None,
+    workers: WorkersOption = None,
+    json: JsonLinesOption = False,
+) -> None:
+    """Execute segments of a training run again, in fresh processes, and compare what comes out with what was committed.
+
+    It begins at the newest snapshot before the segment that is kept, or at the base model, and goes through what is
+    between. Equal are the snapshot, to the byte, and the metrics but for the time they took. It runs in the cluster of
+    RUN, as a run of its own; a private cluster is started again for it.
+
+    Exit codes: 0 all are equal; 1 one differs, or could not be executed; 2 the worker's hardware or versions are others
+    than the run's.
+
+    --json prints an object a line: `verifying` {run_id, verification, segments, from}, `segment` {segment, first_step,
+    last_step, same, differs, committed, found, made_by, worker, failure?}, `note` {message} and `verified` {run_id,
+    same, different, failed, different_hardware}. Keys are only ever added.
+    """
+    from rollout.cli.anywhere import places
+    from rollout.cli.progress import display_for
+    from rollout.cli.verifying import Verifying
+
+    if every and segment:
+        raise ConfigError("--segment and --all say different things: give one of them")
+    display = display_for(json=json)
+    where = places(coordinator, tls_dir, display.note)
+    wanted = None if every else segment
+    job = Verifying(
+        where, run, wanted, display, workers=workers or 1, different_hardware=allow_different_hardware
+    )  # fmt: skip
+    raise typer.Exit(job.run())
+
+
+@app.command("plot")
+def plot(
+    run: RunArgument,
+    output: Annotated[
+        Path, typer.Option("--output", metavar="FILE", help="Its ending says the format: .png, .svg or .pdf.")
+    ] = Path("curves.png"),
+    coordinator: CoordinatorOption = None,
+    tls_dir: TlsDirOption = None,
+    json: JsonOption = False,
+) -> None:
+    """Draw the metrics of a training run, so far, from its commit log.
+
+    --json: `{"run_id", "file", "steps"}`.
+    """
+    from rollout.cli import show
+    from rollout.cli.anywhere import work_at_run
+    from rollout.cli.asking import tell
+    from rollout.model.ids import short
+    from rollout.workloads.train.model_output import draw
+
+    if not output.parent.is_dir():
+        raise ConfigError(f"--output: there is no directory {output.parent}")
+
+    async def read(client: Runs, run_id: str) -> TrainingRun:
+        from rollout.client.snapshots import training_run
+
+        return await training_run(client, run_id)
+
+    found = work_at_run(coordinator, tls_dir, run, read, tell)
+    results = [result for _, _, result in found.segments()]
+    metrics = [line for result in results for line in result.metrics]
+    evaluations = [line for result in results for line in result.evaluations]
+    if not draw(metrics, evaluations, output):
+        raise ConfigError(f"run {short(found.run_id)} has no metrics yet: its first segment is not committed")
+    if json:
+        show.print_json({"run_id": found.run_id, "file": str(output), "steps": results[-1].step})
+    else:
+        typer.echo(f"{output}: {results[-1].step} steps of run {short(found.run_id)} ({found.status.spec.name})")

@@ -109,18 +109,20 @@ class Started(_message.Message):
     def __init__(self, keys: _Optional[_Iterable[_Union[_common_pb2.AttemptKeys, _Mapping]]] = ...) -> None: ...
 
 class Progress(_message.Message):
-    __slots__ = ("run_id", "tokens_per_second", "running", "keys", "note")
+    __slots__ = ("run_id", "tokens_per_second", "running", "keys", "note", "figures")
     RUN_ID_FIELD_NUMBER: _ClassVar[int]
     TOKENS_PER_SECOND_FIELD_NUMBER: _ClassVar[int]
     RUNNING_FIELD_NUMBER: _ClassVar[int]
     KEYS_FIELD_NUMBER: _ClassVar[int]
     NOTE_FIELD_NUMBER: _ClassVar[int]
+    FIGURES_FIELD_NUMBER: _ClassVar[int]
     run_id: str
     tokens_per_second: float
     running: int
     keys: _containers.RepeatedCompositeFieldContainer[_common_pb2.AttemptKeys]
     note: str
-    def __init__(self, run_id: _Optional[str] = ..., tokens_per_second: _Optional[float] = ..., running: _Optional[int] = ..., keys: _Optional[_Iterable[_Union[_common_pb2.AttemptKeys, _Mapping]]] = ..., note: _Optional[str] = ...) -> None: ...
+    figures: bytes
+    def __init__(self, run_id: _Optional[str] = ..., tokens_per_second: _Optional[float] = ..., running: _Optional[int] = ..., keys: _Optional[_Iterable[_Union[_common_pb2.AttemptKeys, _Mapping]]] = ..., note: _Optional[str] = ..., figures: _Optional[bytes] = ...) -> None: ...
 
 class ResultGroup(_message.Message):
     __slots__ = ("log", "seq", "attempt", "outcome", "length", "data", "refs", "errors", "duration_ms", "units_in", "units_out", "kept")

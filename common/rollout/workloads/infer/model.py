@@ -8,7 +8,7 @@ from pathlib import Path
 from blake3 import blake3
 
 from rollout.workloads.infer.config import InferConfig, ModelSection
-from rollout.workloads.json_form import JsonObject, short
+from rollout.workloads.json_form import JsonObject
 from rollout.workloads.local_model import LocalModel, files_json, find_model, local_directory, tree_digest
 
 
@@ -52,24 +52,3 @@ def model_json(model: ModelSection, resolved: ResolvedModel) -> JsonObject:
         "tokenizer_tree": resolved.tokenizer_tree,
         "tokenizer_manifest": None,
     }
-
-
-def model_changes(old: JsonObject, new: JsonObject) -> list[str]:
-    """What differs between two [model] sections of resolved configurations, as far as results depend on it."""
-    changes = [
-        f"model.{key}: {short(old.get(key))} -> {short(new.get(key))}"
-        for key in ("tokenizer", "revision")
-        if old.get(key) != new.get(key)
-    ]
-    if old["content_id"] == new["content_id"]:
-        return []  # perhaps elsewhere, but the same weights and tokenizer
-    if old["uri"] != new["uri"]:
-        return [f"model.uri: {short(old['uri'])} -> {short(new['uri'])}", *changes]
-    if old["local"] and new["local"]:
-        return [f"model.uri: the files in {new['uri']} changed", *changes]
-    if old.get("commit") and new.get("commit") and old["commit"] != new["commit"]:
-        return [f"model.uri: {new['uri']} is now at commit {new['commit'][:12]}, was {old['commit'][:12]}", *changes]
-    if old["local"] != new["local"]:
-        return [f"model.uri: {new['uri']} is a local directory in one and a Hugging Face name in the other", *changes]
-    # A Hugging Face name whose commit only one of the two knew: nothing says that it moved.
-    return changes

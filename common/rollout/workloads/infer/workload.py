@@ -15,14 +15,14 @@ from rollout.model.item import NewItem
 from rollout.model.problems import problems
 from rollout.workloads.infer.config import InferConfig
 from rollout.workloads.infer.lines import COMPLETIONS, ERRORS, OPENAI, InferWriter
-from rollout.workloads.infer.model import ResolvedModel, model_changes, resolve_model
+from rollout.workloads.infer.model import ResolvedModel, resolve_model
 from rollout.workloads.infer.payload import Payload, decode_payload
 from rollout.workloads.infer.plan import plan, resolve_config
 from rollout.workloads.infer.rows import check_input
 from rollout.workloads.invalid import invalid_of
 from rollout.workloads.json_form import JsonObject
-from rollout.workloads.local_model import names_snapshot
-from rollout.workloads.port import Checked, Reading, Tree, Workload
+from rollout.workloads.local_model import model_changes, names_snapshot, refuse_unless_whole_model
+from rollout.workloads.port import Checked, FoundSnapshot, Reading, Tree, Workload
 from rollout.workloads.sections import RECORDED, RunSection
 from rollout.workloads.source import InputReport, Source
 
@@ -103,6 +103,10 @@ class Infer(Workload[InferConfig, InferChecked]):
             model=model,
             report=report,
         )
+
+    def found(self, checked: InferChecked, key: str, snapshot: FoundSnapshot) -> None:
+        refuse_unless_whole_model(snapshot.config, f"{key}.uri")
+        super().found(checked, key, snapshot)
 
     def plan(self, checked: InferChecked, config: JsonObject, start: int) -> Iterator[NewItem]:
         run = RunSection.model_validate(config["run"])

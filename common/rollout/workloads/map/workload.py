@@ -114,9 +114,10 @@ class Map(Workload[MapConfig, MapChecked]):
     def writer(self, config: JsonObject) -> MapWriter:
         return MapWriter(config)
 
-    def when_mended(self, committed: int) -> str:
-        other = "it is another run, in another output directory" if committed else "the same command starts another run"
-        return f"{super().when_mended(committed)}. Where it is the code that is mended, {other}"
+    def when_mended(self, summary: JsonObject) -> str:
+        begun = summary[self.unit]["committed"] > 0
+        other = "it is another run, in another output directory" if begun else "the same command starts another run"
+        return f"{super().when_mended(summary)}. Where it is the code that is mended, {other}"
 
     def describe(self, settings: MapConfig, checked: MapChecked) -> list[str]:
         code, run = checked.code, settings.run

@@ -1,98 +1,334 @@
 """TRL's names of keys, so that its users can paste a configuration: one table, shown in the documentation.
 
 They stand in `[algorithm.KIND]`, as TRL's arguments stand beside each other. A key that is given under both names is a
-fault.
+fault, and so is one that asks for what is not done here.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Any, cast
 
-ALIASES: dict[str, str] = {
-    "model_name_or_path": "base_model.uri",
-    "model_revision": "base_model.revision",
-    "per_device_train_batch_size": "minibatch_size",
-    "gradient_accumulation_steps": "gradient_accumulation",
-    "num_train_epochs": "budget.epochs",
-    "max_steps": "budget.max_steps",
-    "learning_rate": "optimizer.lr",
-    "weight_decay": "optimizer.weight_decay",
-    "adam_epsilon": "optimizer.eps",
-    "lr_scheduler_type": "optimizer.schedule",
-    "warmup_steps": "optimizer.warmup_steps",
-    "warmup_ratio": "optimizer.warmup_ratio",
-    "max_grad_norm": "optimizer.max_grad_norm",
-    "center_rewards_coefficient": "centre",
-    "lora_r": "lora.r",
-    "lora_alpha": "lora.alpha",
-    "lora_dropout": "lora.dropout",
-    "lora_target_modules": "lora.target_modules",
-    "torch_compile": "compile",
-    "attn_implementation": "attention",
-    "eval_steps": "eval.every_steps",
+from rollout.config.renamed import Place, Renamed
+
+
+@dataclass(frozen=True, slots=True)
+class Key:
+    """What becomes of one of TRL's keys, by its value.
+
+    `place`: our key, below [algorithm.KIND]; with a leading slash, of the whole file. `values`: what values are called
+    here. `fine`: values that ask for what is done anyway. `note`: what is done instead, of a key that changes no
+    result; it is left out. `instead`: what to do, of a key that is refused.
+    """
+
+    place: str = ""
+    values: Mapping[Any, Any] = field(default_factory=dict[Any, Any])
+    fine: tuple[Any, ...] = ()
+    note: str = ""
+    instead: str = ""
+
+
+_OFF: tuple[Any, ...] = (False, "", 0, 0.0, [], {}, "no", "none")
+_LOGGED = "every step is written to metrics.jsonl, and shown"
+_LOADED = "data is read once, before the first step"
+_SAVED = "snapshots hold all of the state"
+
+KEYS: dict[str, Key] = {
+    # ---- the model
+    "model_name_or_path": Key("base_model.uri"),
+    "model_revision": Key("base_model.revision"),
+    "chat_template_path": Key("base_model.chat_template"),
+    "attn_implementation": Key("attention"),
+    "torch_compile": Key("compile"),
+    "use_cpu": Key("device", {True: "cpu", False: None}),
+    "dtype": Key(fine=("float32", "auto"), note="weights are kept in float32; precision says what is computed in"),
+    "torch_dtype": Key(
+        fine=("float32", "auto"), note="weights are kept in float32; precision says what is computed in"
+    ),
+    "trust_remote_code": Key(fine=_OFF, instead="only models that transformers knows itself are trained"),
+    "model_init_kwargs": Key(fine=_OFF, instead="use attention, precision and base_model"),
+    "load_in_4bit": Key(fine=_OFF, instead="quantised weights are not trained: use lora, or a smaller model"),
+    "load_in_8bit": Key(fine=_OFF, instead="quantised weights are not trained: use lora, or a smaller model"),
+    "use_cache": Key(note="there is no cache of keys and values in training"),
+    # ---- the data
+    "dataset_name": Key("dataset.path"),
+    "dataset_train_split": Key("dataset.split"),
+    "dataset_config": Key(fine=_OFF, instead="save the one that is meant with Dataset.save_to_disk"),
+    "dataset_streaming": Key(fine=_OFF, instead="data is read from files: save it with Dataset.save_to_disk"),
+    "dataset_text_field": Key(fine=("text",), instead='call the column "text"'),
+    "dataset_num_proc": Key(note=_LOADED),
+    "dataset_kwargs": Key(fine=_OFF, instead="leave it out"),
+    "dataloader_num_workers": Key(note=_LOADED),
+    "dataloader_pin_memory": Key(note=_LOADED),
+    "dataloader_prefetch_factor": Key(note=_LOADED),
+    "dataloader_persistent_workers": Key(note=_LOADED),
+    "dataloader_drop_last": Key(fine=_OFF, instead="the last step of the run may be smaller: use budget.max_steps"),
+    "remove_unused_columns": Key(note="columns that are not needed are not read"),
+    "shuffle_dataset": Key(note="every epoch has an order of its own, by seed"),
+    "train_sampling_strategy": Key(fine=("random",), instead="every epoch has an order of its own, by seed"),
+    "group_by_length": Key(fine=_OFF, instead='use packing.kind = "best_fit"'),
+    "data_seed": Key(instead="seed is that of the order of rows too"),
+    "max_seq_length": Key("max_length"),
+    "truncation_mode": Key(fine=("keep_start",), instead='rows are cut off at the end (rows.too_long = "keep")'),
+    "eos_token": Key(fine=_OFF, instead="the tokenizer's is used: change it in the tokenizer's files"),
+    "pad_token": Key(note="masks say what is padding, whatever the token"),
+    "pad_to_multiple_of": Key(note="sequences are padded to the longest of their minibatch"),
+    "padding_free": Key(fine=_OFF, instead='use packing.kind = "best_fit"'),
+    "packing_strategy": Key(fine=("bfd",), instead="rows are packed by best fit, and none is split"),
+    "eval_packing": Key(note="the evaluation set is not packed"),
+    # ---- what is learnt
+    "completion_only_loss": Key("loss_on.kind", {True: "completion_only", False: "all"}),
+    "assistant_only_loss": Key("loss_on.kind", {True: "assistant_only", False: None}),
+    "center_rewards_coefficient": Key("centre"),
+    "loss_weights": Key(fine=([], [1.0]), instead="one loss is trained on"),
+    "label_smoothing_factor": Key(fine=_OFF, instead="of dpo, use label_smoothing; of sft there is none"),
+    "neftune_noise_alpha": Key(fine=_OFF, instead="no noise is added to embeddings: leave it out"),
+    "router_aux_loss_coef": Key(fine=_OFF, instead="the balance of experts is not trained: leave it out"),
+    "f_divergence_type": Key(fine=("reverse_kl",), instead="the divergence is the reverse KL: leave it out"),
+    "f_alpha_divergence_coef": Key(note="the divergence is the reverse KL"),
+    "discopop_tau": Key(note="it belongs to a loss that is not trained on here"),
+    "ld_alpha": Key(fine=(1.0,), instead="leave it out"),
+    "use_weighting": Key(fine=_OFF, instead="leave it out"),
+    "sync_ref_model": Key(fine=_OFF, instead="the reference stays as it is: leave it out"),
+    "ref_model_mixup_alpha": Key(note="the reference stays as it is"),
+    "ref_model_sync_steps": Key(note="the reference stays as it is"),
+    "precompute_ref_log_probs": Key(note="the reference is asked at each step"),
+    "precompute_ref_batch_size": Key(note="the reference is asked at each step"),
+    # ---- steps
+    "per_device_train_batch_size": Key("minibatch_size"),
+    "gradient_accumulation_steps": Key("gradient_accumulation"),
+    "auto_find_batch_size": Key(fine=_OFF, instead="set minibatch_size; --dry-run estimates the memory"),
+    "average_tokens_across_devices": Key(fine=(True,), instead="losses are means over all devices' tokens"),
+    "num_train_epochs": Key("budget.epochs"),
+    "max_steps": Key("budget.max_steps", {-1: None}),
+    "learning_rate": Key("optimizer.lr"),
+    "weight_decay": Key("optimizer.weight_decay"),
+    "adam_beta1": Key("optimizer.betas"),
+    "adam_beta2": Key("optimizer.betas"),
+    "adam_epsilon": Key("optimizer.eps"),
+    "optim": Key("optimizer.kind", {"adamw_torch": "adamw", "adamw_torch_fused": "adamw", "adamw_hf": "adamw"}),
+    "optim_args": Key(fine=_OFF, instead="use the keys of optimizer"),
+    "optim_target_modules": Key(fine=_OFF, instead="use lora.target_modules"),
+    "lr_scheduler_type": Key("optimizer.schedule"),
+    "lr_scheduler_kwargs": Key("optimizer.min_lr_ratio"),
+    "warmup_steps": Key("optimizer.warmup_steps"),
+    "warmup_ratio": Key("optimizer.warmup_ratio"),
+    "max_grad_norm": Key("optimizer.max_grad_norm"),
+    # ---- the adapter
+    "use_peft": Key("lora"),
+    "lora_r": Key("lora.r"),
+    "lora_alpha": Key("lora.alpha"),
+    "lora_dropout": Key("lora.dropout"),
+    "lora_target_modules": Key("lora.target_modules"),
+    "lora_task_type": Key(note="the algorithm says it"),
+    "lora_modules_to_save": Key(fine=_OFF, instead="name layers in lora.target_modules"),
+    "lora_target_parameters": Key(fine=_OFF, instead="name layers in lora.target_modules"),
+    "use_rslora": Key(fine=_OFF, instead="set lora.alpha to alpha times the root of r"),
+    "use_dora": Key(fine=_OFF, instead="leave it out"),
+    # ---- the machine
+    "bf16": Key("precision", {True: "bf16", False: "fp32"}),
+    "fp16": Key(fine=_OFF, instead='use precision = "bf16": it needs no scaling of the loss'),
+    "tf32": Key(fine=_OFF, instead="matrices are multiplied in the precision that is set, so that results repeat"),
+    "gradient_checkpointing_kwargs": Key(note="the variant without re-entrance is used"),
+    "activation_checkpointing": Key("gradient_checkpointing"),
+    "activation_checkpointing_kwargs": Key(note="the variant without re-entrance is used"),
+    "activation_offloading": Key(fine=_OFF, instead="use gradient_checkpointing"),
+    "use_liger_kernel": Key(fine=_OFF, instead="use compile = true"),
+    "torch_compile_backend": Key(fine=_OFF, instead="leave it out: the default is used"),
+    "torch_compile_mode": Key(fine=_OFF, instead="leave it out: the default is used"),
+    "fsdp": Key(fine=_OFF, instead='set strategy = "fsdp" and devices'),
+    "fsdp_config": Key(fine=_OFF, instead='set strategy = "fsdp" and devices'),
+    "deepspeed": Key(fine=_OFF, instead='set strategy = "fsdp" and devices'),
+    "ddp_find_unused_parameters": Key(note="every weight is used"),
+    "ddp_backend": Key(note="nccl on GPUs, gloo on the CPU"),
+    "full_determinism": Key(note="training is always deterministic"),
+    "disable_tqdm": Key(note="--json gives lines for programs"),
+    # ---- evaluation
+    "eval_steps": Key("eval.every_steps"),
+    "eval_strategy": Key(
+        fine=("steps", *_OFF), instead="set eval_steps; 0 is at the end of each segment (snapshots.every_steps)"
+    ),
+    "do_eval": Key(note="there is an evaluation where there is an eval_dataset"),
+    "do_train": Key(note="that is what this is for"),
+    "dataset_test_split": Key("eval_dataset.split"),
+    "per_device_eval_batch_size": Key(note="minibatch_size is that of evaluations too"),
+    "eval_accumulation_steps": Key(note="sums are kept, not outputs"),
+    "load_best_model_at_end": Key(fine=_OFF, instead="use eval.patience, and export the snapshot that is best"),
+    "metric_for_best_model": Key(
+        fine=(
+            "loss",
+            "eval_loss",
+        ),
+        instead="evaluations are compared by their loss",
+    ),
+    "greater_is_better": Key(fine=_OFF, instead="evaluations are compared by their loss"),
+    # ---- what is written
+    "output_dir": Key("/output.dir"),
+    "run_name": Key("/run.name"),
+    "save_steps": Key("/snapshots.every_steps"),
+    "save_total_limit": Key("/snapshots.keep_last"),
+    "save_strategy": Key(fine=("steps",), instead="set save_steps: there is a snapshot after so many steps"),
+    "save_only_model": Key(fine=_OFF, instead=f"{_SAVED}: rollout snapshot export writes the model alone"),
+    "save_safetensors": Key(note="weights are safetensors"),
+    "overwrite_output_dir": Key(fine=_OFF, instead="name another output.dir"),
+    "resume_from_checkpoint": Key(fine=_OFF, instead="give the same command again, or --resume"),
+    "logging_steps": Key(note=_LOGGED),
+    "logging_strategy": Key(note=_LOGGED),
+    "logging_first_step": Key(note=_LOGGED),
+    "logging_dir": Key(note=_LOGGED),
+    "include_num_input_tokens_seen": Key(note="tokens are counted at every step"),
+    "report_to": Key(
+        fine=(
+            "none",
+            [],
+            ["none"],
+        ),
+        note=_LOGGED,
+    ),
+    "push_to_hub": Key(fine=_OFF, instead="rollout snapshot export writes a directory that can be uploaded"),
+    "hub_model_id": Key(note="nothing is uploaded"),
+    "hub_strategy": Key(note="nothing is uploaded"),
+    "hub_private_repo": Key(note="nothing is uploaded"),
 }
-"""TRL's name -> ours, where only the name differs."""
+"""TRL's name -> what becomes of it. Of names that are ours too, with the same meaning, there is nothing to say."""
 
-MEANINGS: dict[str, str] = {
-    "bf16": 'true: precision = "bf16"; false: "fp32"',
-    "packing": 'true: packing.kind = "best_fit"; false: "off"',
-    "completion_only_loss": 'true: loss_on.kind = "completion_only"; false: "all"',
-    "assistant_only_loss": 'true: loss_on.kind = "assistant_only"',
-    "adam_beta1": "optimizer.betas, the first",
-    "adam_beta2": "optimizer.betas, the second",
-    "optim": 'optimizer.kind: adamw_torch is "adamw", sgd is "sgd"',
-}
-"""TRL's name -> what becomes of it, where the value differs too."""
-
-_OPTIMIZERS = {"adamw_torch": "adamw", "adamw_torch_fused": "adamw", "sgd": "sgd"}
+_KINDS = ("sft", "rm", "dpo", "ipo", "kto")
+_OURS = frozenset({"packing", "loss_type"})
+"""Keys of ours that TRL gives another kind of value."""
 
 
-def translated(values: dict[str, Any]) -> dict[str, Any]:
-    """`values` of `[algorithm.KIND]` under our names. ValueError: the same thing is said twice."""
-    known = ALIASES.keys() | MEANINGS.keys()
-    if not known & values.keys():
-        return values
-    result = {key: value for key, value in values.items() if key not in known or isinstance(value, dict)}
-    for name, value in values.items():
-        if name in result:
-            continue
-        if name in ALIASES:
-            _put(result, ALIASES[name], value, name)
-        else:
-            _translate(result, name, value)
+def renamed(values: dict[str, Any]) -> Renamed:
+    """`values` of a configuration file under our names, with where each came from, what is wrong and what to say."""
+    result = Renamed(values)
+    algorithm = values.get("algorithm")
+    if isinstance(algorithm, dict):
+        for kind in _KINDS:
+            table = cast("dict[str, Any]", algorithm).get(kind)
+            if isinstance(table, dict):
+                _Table(result, kind, cast("dict[str, Any]", table)).translate()
     return result
 
 
-def _translate(result: dict[str, Any], name: str, value: Any) -> None:
-    if name in ("adam_beta1", "adam_beta2"):
-        optimizer = _table(result, "optimizer")
-        betas = list(optimizer.get("betas", (0.9, 0.999)))
-        betas[name == "adam_beta2"] = value
-        optimizer["betas"] = betas
-    elif name == "optim":
-        _put(result, "optimizer.kind", _OPTIMIZERS.get(value, value), name)
-    elif name == "bf16":
-        _put(result, "precision", "bf16" if value else "fp32", name)
-    elif name == "packing":
-        _put(result, "packing.kind", "best_fit" if value else "off", name)
-    elif name == "completion_only_loss":
-        _put(result, "loss_on.kind", "completion_only" if value else "all", name)
-    elif value:
-        _put(result, "loss_on.kind", "assistant_only", name)
+class _Table:
+    """`[algorithm.KIND]` of a file, whose keys go to their places in `result`."""
+
+    def __init__(self, result: Renamed, kind: str, given: dict[str, Any]) -> None:
+        self._result = result
+        self._kind = kind
+        self._given = given
+        self._here: Place = ("algorithm", kind)
+
+    def translate(self) -> None:
+        for name in list(self._given):
+            if name in KEYS:
+                self._key(name, KEYS[name], self._given[name])
+            elif name in _OURS:
+                self._ours(name, self._given[name])
+
+    def _key(self, name: str, key: Key, value: Any) -> None:
+        self._result.remove((*self._here, name))
+        if _among(value, key.fine):
+            return
+        if special := _SPECIAL.get(name):
+            special(self, name, value)
+        elif key.place:
+            known = isinstance(value, str | bool | int | None) and value in key.values
+            if not known or key.values[value] is not None:
+                self._put(name, key.place, key.values[value] if known else value)
+        elif key.note:
+            self._result.notes.append(f"{name} is left out: {key.note}")
+        else:
+            self._fault(name, f"is not done here: {key.instead}")
+
+    def _ours(self, name: str, value: Any) -> None:
+        if name == "packing" and isinstance(value, bool):
+            self._result.remove((*self._here, name))
+            if value:  # TRL's packing has no length of its own
+                self._put(name, "packing.kind", "best_fit")
+        elif name == "loss_type" and self._kind != "dpo":
+            fine = {"sft": ("nll", "chunked_nll"), "kto": ("kto",), "ipo": ("ipo", ["ipo"])}.get(self._kind, ())
+            self._result.remove((*self._here, name))
+            if not _among(value, fine):
+                self._fault(name, f"is not done here: {self._kind} has one loss")
+        elif name == "loss_type" and value in ("ipo", ["ipo"]):
+            self._result.remove((*self._here, name))
+            self._fault(name, 'is an algorithm here: set algorithm.kind = "ipo", and call the section [algorithm.ipo]')
+
+    # ---- keys whose value says more than one thing
+
+    def betas(self, name: str, value: Any) -> None:
+        other = "adam_beta2" if name == "adam_beta1" else "adam_beta1"
+        if name == "adam_beta2" and other in self._given:
+            self._result.places[self._place("optimizer.betas.1")] = (*self._here, name)
+            return  # told together with the first
+        pair = (self._given.get("adam_beta1", 0.9), self._given.get("adam_beta2", 0.999))
+        self._put(name, "optimizer.betas", list(pair))
+
+    def warmup(self, name: str, value: Any) -> None:
+        share = isinstance(value, float) and 0 <= value < 1  # as transformers reads it
+        whole = int(value) if isinstance(value, float) and value.is_integer() else value
+        self._put(name, "optimizer.warmup_ratio" if share else "optimizer.warmup_steps", value if share else whole)
+
+    def schedule(self, name: str, value: Any) -> None:
+        if isinstance(value, dict) and set(cast("dict[str, Any]", value)) == {"min_lr_rate"}:
+            self._put(name, "optimizer.min_lr_ratio", cast("dict[str, Any]", value)["min_lr_rate"])
+        elif value:
+            self._fault(name, "only min_lr_rate is known: use the keys of optimizer")
+
+    def dataset(self, name: str, value: Any) -> None:
+        put = self._put(name, "dataset.path", value)
+        if put and isinstance(value, str) and not value.endswith((".jsonl", ".json", ".gz", ".zst", ".parquet")):
+            self._put(name, "dataset.kind", "dataset_path")
+
+    def test_split(self, name: str, value: Any) -> None:
+        if self._given.get("eval_strategy", "no") in _OFF:
+            return  # TRL evaluates only when it is told to
+        self._put(name, "eval_dataset.split", value)
+        source = self._given.get("dataset_name")
+        if "eval_dataset" not in self._given and isinstance(source, str):
+            self._put(name, "eval_dataset.path", source)
+            self._put(name, "eval_dataset.kind", "dataset_path")
+
+    def peft(self, name: str, value: Any) -> None:
+        if value is True:
+            self._result.table((*self._here, "lora"))
+        elif value is False:
+            self._result.remove((*self._here, "lora"))
+        else:
+            self._fault(name, "must be true or false")
+
+    def adapter(self, name: str, value: Any) -> None:
+        if self._given.get("use_peft") is not False:
+            self._put(name, KEYS[name].place, value)
+
+    # ---- places
+
+    def _place(self, place: str) -> Place:
+        return tuple(place[1:].split(".")) if place.startswith("/") else (*self._here, *place.split("."))
+
+    def _put(self, name: str, place: str, value: Any) -> bool:
+        put = self._result.put(self._place(place), value, (*self._here, name))
+        if not put:
+            self._fault(name, f"is TRL's name of {place.removeprefix('/')}, which is given too: keep one of them")
+        return put
+
+    def _fault(self, name: str, text: str) -> None:
+        self._result.faults.append(((*self._here, name), text))
 
 
-def _put(result: dict[str, Any], place: str, value: Any, name: str) -> None:
-    *tables, key = place.split(".")
-    table = result
-    for one in tables:
-        table = _table(table, one)
-    if key in table:
-        raise ValueError(f"{name} is TRL's name of {place}, which is given too: keep one of them")
-    table[key] = value
+_SPECIAL: dict[str, Any] = {
+    "adam_beta1": _Table.betas,
+    "adam_beta2": _Table.betas,
+    "warmup_steps": _Table.warmup,
+    "lr_scheduler_kwargs": _Table.schedule,
+    "dataset_name": _Table.dataset,
+    "dataset_test_split": _Table.test_split,
+    "use_peft": _Table.peft,
+    **dict.fromkeys(("lora_r", "lora_alpha", "lora_dropout", "lora_target_modules"), _Table.adapter),
+}
 
 
-def _table(values: dict[str, Any], key: str) -> dict[str, Any]:
-    """A copy of the table `key`, put into `values`: what was given stays as it is."""
-    found = values.get(key)
-    values[key] = table = dict(cast("dict[str, Any]", found)) if isinstance(found, dict) else {}
-    return table
+def _among(value: Any, values: tuple[Any, ...]) -> bool:
+    """Without taking 0 for false, or 1 for true."""
+    return any(value == one and type(value) is type(one) for one in values)

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Any, Literal, Self, cast
 
 from pydantic import BeforeValidator, Field, field_validator, model_validator
 
-from rollout.config.settings import Section
+from rollout.config.renamed import Renamed
+from rollout.config.settings import Section, fault_at
 from rollout.workloads.sections import WorkersSection
-from rollout.workloads.train.aliases import translated
+from rollout.workloads.train.aliases import renamed
 
 Kind = Literal["sft", "rm", "dpo", "ipo", "kto"]
 KINDS: tuple[Kind, ...] = ("sft", "rm", "dpo", "ipo", "kto")
@@ -16,7 +17,7 @@ Policy = Literal["error", "drop", "keep"]
 
 
 def _uri(value: Any) -> Any:
-    return {"uri": value} if isinstance(value, str) else value
+    return {"uri": value} if isinstance(value, str) else value  # pyright: ignore[reportUnknownVariableType]
 
 
 class ModelSection(Section):
@@ -34,20 +35,42 @@ class ModelSection(Section):
 class DatasetSection(Section):
     kind: Literal["jsonl_path", "parquet_path", "dataset_path"] = Field(
         default="jsonl_path",
-        description="jsonl_path: JSON Lines, plain, .gz or .zst; parquet_path; dataset_path: saved by `datasets`.",
+        description="jsonl_path: JSON Lines, plain, .gz or .zst; parquet_path; dataset_path: what Dataset.save_to_disk "
+        "wrote. Default: parquet_path where the path ends so, else jsonl_path.",
     )
     path: str | list[str] = Field(description="File(s), pattern(s) or directory.")
+    split: str | None = Field(
+        default=None, description="dataset_path: of a DatasetDict; default: its only one, or train."
+    )
 
     @model_validator(mode="before")
     @classmethod
-    def _type(cls, value: Any) -> Any:
-        if isinstance(value, dict) and "type" in value and "kind" not in value:
-            return {("kind" if key == "type" else key): inner for key, inner in value.items()}  # pyright: ignore
-        return value
+    def _kind(cls, value: Any) -> Any:
+        given = cast("dict[str, Any]", value) if isinstance(value, dict) else {}
+        if "type" in given and "kind" not in given:
+            return {("kind" if key == "type" else key): inner for key, inner in given.items()}
+        paths: Any = given.get("path")
+        if isinstance(paths, list) and paths:
+            paths = cast("list[Any]", paths)[0]
+        if "kind" not in given and isinstance(paths, str) and paths.endswith(".parquet"):
+            return {**given, "kind": "parquet_path"}
+        return cast(Any, value)
+
+    @model_validator(mode="after")
+    def _whole(self) -> Self:
+        if not self.patterns or not all(self.patterns):
+            raise fault_at("path", "must not be empty: name the files of the dataset")
+        if self.split is not None and self.kind != "dataset_path":
+            raise fault_at("split", f'is of kind = "dataset_path", and this is "{self.kind}": remove it')
+        return self
 
     @property
     def patterns(self) -> list[str]:
         return [self.path] if isinstance(self.path, str) else list(self.path)
+
+
+def _path(value: Any) -> Any:
+    return cast(Any, {"path": value} if isinstance(value, str | list) else value)
 
 
 Schedule = Literal[
@@ -71,7 +94,7 @@ class OptimizerSection(Section):
     @field_validator("betas", mode="before")
     @classmethod
     def _betas(cls, value: Any) -> Any:
-        return tuple(value) if isinstance(value, list) else value  # pyright: ignore[reportUnknownVariableType]
+        return tuple(cast("list[Any]", value)) if isinstance(value, list) else value
 
     @field_validator("betas")
     @classmethod
@@ -83,7 +106,11 @@ class OptimizerSection(Section):
     @model_validator(mode="after")
     def _one_warmup(self) -> Self:
         if self.warmup_steps and self.warmup_ratio:
-            raise ValueError("warmup_steps and warmup_ratio say the same thing: keep one of them")
+            raise fault_at("warmup_ratio", "says the same as warmup_steps: keep one of them")
+        if self.min_lr_ratio and self.schedule != "cosine_with_min_lr":
+            raise fault_at("min_lr_ratio", f'has no meaning with schedule = "{self.schedule}": remove it')
+        if self.momentum and self.kind != "sgd":
+            raise fault_at("momentum", f'has no meaning with kind = "{self.kind}": remove it')
         return self
 
 
@@ -102,7 +129,9 @@ class PackingSection(Section):
     kind: Literal["off", "best_fit"] = Field(
         default="off", description="best_fit: several rows in one sequence, none of which sees another."
     )
-    max_seq_len: int = Field(default=1024, ge=2, le=1 << 24, description="Tokens of a sequence at most.")
+    max_seq_len: int | None = Field(
+        default=None, ge=2, le=1 << 24, description="Tokens of a sequence at most; default: max_length."
+    )
 
 
 class LossOnSection(Section):
@@ -150,8 +179,10 @@ class TrainingSection(Section):
     """What every algorithm has."""
 
     base_model: Annotated[ModelSection, BeforeValidator(_uri)] = Field(description="The model to begin with.")
-    dataset: DatasetSection
-    eval_dataset: DatasetSection | None = Field(default=None, description="Rows that are not trained on.")
+    dataset: Annotated[DatasetSection, BeforeValidator(_path)] = Field(description="The rows that are trained on.")
+    eval_dataset: Annotated[DatasetSection | None, BeforeValidator(_path)] = Field(
+        default=None, description="Rows that are not trained on."
+    )
     eval: EvalSection = EvalSection()
     rows: RowsSection = RowsSection()
     optimizer: OptimizerSection
@@ -178,17 +209,19 @@ class TrainingSection(Section):
     disable_dropout: bool = Field(default=False, description="Train without dropout.")
     seed: int = Field(default=0, ge=0, lt=1 << 63, description="Of the order of rows, new weights and dropout.")
 
-    @model_validator(mode="before")
-    @classmethod
-    def _names_of_trl(cls, value: Any) -> Any:
-        return translated(value) if isinstance(value, dict) else value  # pyright: ignore[reportUnknownArgumentType]
-
     @model_validator(mode="after")
-    def _several(self) -> Self:
+    def _fits(self) -> Self:
         if (self.devices > 1) != (self.strategy != "single"):
-            raise ValueError(
+            raise fault_at(
+                "strategy" if "strategy" in self.model_fields_set else "devices",
                 f'devices = {self.devices} and strategy = "{self.strategy}" do not fit: "single" is for one device, '
-                '"ddp" and "fsdp" for several'
+                '"ddp" and "fsdp" for several',
+            )
+        if self.budget.max_steps is not None and self.optimizer.warmup_steps > self.budget.max_steps:
+            raise fault_at(
+                "optimizer.warmup_steps",
+                f"is {self.optimizer.warmup_steps}, more than all {self.budget.max_steps} steps of the run: the rate "
+                "would never reach lr",
             )
         if self.compile and self.strategy == "fsdp":
             raise ValueError(
@@ -209,13 +242,19 @@ class SftSection(TrainingSection):
 
     @property
     def length(self) -> int:
-        return self.packing.max_seq_len if self.packing is not None else self.max_length
+        """Tokens of a row at most."""
+        return (self.packing.max_seq_len if self.packing is not None else None) or self.max_length
 
     @model_validator(mode="after")
     def _one_length(self) -> Self:
-        default = type(self).model_fields["max_length"].default
-        if self.packing is not None and self.max_length not in (default, self.packing.max_seq_len):
-            raise ValueError("packing.max_seq_len and max_length say the same thing: keep one of them")
+        given = "max_length" in self.model_fields_set
+        if self.packing is not None and given and self.packing.max_seq_len not in (None, self.max_length):
+            raise fault_at(
+                "packing.max_seq_len",
+                f"is {self.packing.max_seq_len} and max_length is {self.max_length}, which is the same thing: keep one",
+            )
+        if self.packing is not None and self.packing.kind != "off" and self.attention == "flash_attention_2":
+            raise fault_at("attention", '"flash_attention_2" cannot keep packed rows apart: use "sdpa"')
         return self
 
     @model_validator(mode="after")
@@ -265,7 +304,7 @@ class DpoSection(PreferenceSection):
     @model_validator(mode="after")
     def _smoothing(self) -> Self:
         if self.label_smoothing and self.loss_type == "hinge":
-            raise ValueError('label_smoothing has no meaning with loss_type = "hinge": remove it')
+            raise fault_at("label_smoothing", 'has no meaning with loss_type = "hinge": remove it')
         return self
 
 
@@ -280,7 +319,7 @@ class KtoSection(PreferenceSection):
     @model_validator(mode="after")
     def _partner(self) -> Self:
         if self.step_rows < 2:
-            raise ValueError("a step of one row has no other to compare with: raise minibatch_size")
+            raise fault_at("minibatch_size", "makes steps of one row, which has no other to compare with: raise it")
         return self
 
 
@@ -297,7 +336,7 @@ class AlgorithmSection(Section):
         if getattr(self, self.kind) is None:
             raise ValueError(f"[algorithm.{self.kind}] is missing: it holds the settings of {self.kind}")
         if others := [kind for kind in KINDS if kind != self.kind and getattr(self, kind) is not None]:
-            raise ValueError(f'kind is "{self.kind}", but there is [algorithm.{others[0]}]: remove one of them')
+            raise fault_at(others[0], f'algorithm.kind is "{self.kind}": remove this section, or change kind')
         return self
 
     @property
@@ -305,12 +344,54 @@ class AlgorithmSection(Section):
         return getattr(self, self.kind)
 
 
+MAX_AGE = r"^[1-9][0-9]{0,8}[smhdw]$"
+_SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86400, "w": 7 * 86400}
+
+
+def age_s(text: str) -> int:
+    """Seconds of a number and a unit as `MAX_AGE` has them: 90s, 15m, 12h, 30d, 2w."""
+    return int(text[:-1]) * _SECONDS[text[-1]]
+
+
+class StartSection(Section):
+    """Where the run begins: at the state that another one left. `rollout train fork` and `--resume snapshot:ID` set
+    it."""
+
+    uri: str = Field(description="snapshot:ID, or run:RUN.")
+    step: int | None = Field(
+        default=None, ge=1, description="Of run:RUN: after this step, at which a segment ended; default: its last."
+    )
+
+    @model_validator(mode="after")
+    def _named(self) -> Self:
+        kind, _, text = self.uri.partition(":")
+        if kind not in ("snapshot", "run") or not text:
+            raise ValueError(f"uri: {self.uri!r} is neither snapshot:ID nor run:RUN")
+        if self.step is not None and kind == "snapshot":
+            raise ValueError("step: a snapshot is of one step; remove it, or name the run: run:RUN")
+        return self
+
+
 class SnapshotsSection(Section):
     every_steps: int = Field(default=100, ge=1, description="Steps between snapshots: a segment, what a crash costs.")
-    keep_last: int = Field(default=3, ge=1, description="Snapshots kept of a run beside the labelled ones.")
-    keep_labeled: bool = Field(default=True, description="Labelled ones stay.")
-    max_age: str | None = Field(default=None, description="Older ones go, such as 30d.")
-    label: str = Field(default="", max_length=200, description="Of the last snapshot.")
+    keep_last: int = Field(
+        default=3,
+        ge=0,
+        description="So many of a run's snapshots are kept, the newest; older ones go as newer ones come. 0: all.",
+    )
+    keep_labeled: bool = Field(
+        default=True, description="A snapshot with a label stays, whatever keep_last and max_age say."
+    )
+    max_age: str | None = Field(
+        default=None,
+        pattern=MAX_AGE,
+        description="Snapshots that are older than this when a newer one comes go too, such as 12h or 30d.",
+    )
+    label: str = Field(default="", max_length=200, description="Of the run's last snapshot.")
+
+    @property
+    def max_age_s(self) -> int | None:
+        return None if self.max_age is None else age_s(self.max_age)
 
 
 class OutputSection(Section):
@@ -322,14 +403,23 @@ class RunSection(Section):
     name: str = Field(default="", description="By which commands know the run; default: the output directory's.")
     priority: int = Field(default=0, ge=-1000, le=1000, description="Larger gets a larger share of the workers.")
     max_worker_lost: int = Field(default=20, ge=1, le=1000, description="Workers that one segment may lose.")
+    allow_different_hardware: bool = Field(
+        default=False, description="Go on where the same input would not give the same bytes; summary.json says when."
+    )
 
 
 class TrainConfig(Section):
     algorithm: AlgorithmSection
+    start: StartSection | None = Field(default=None, description="Go on from the state of another run.")
     snapshots: SnapshotsSection = SnapshotsSection()
     output: OutputSection
     workers: WorkersSection = WorkersSection()
     run: RunSection = RunSection()
+
+    @classmethod
+    def renamed(cls, values: dict[str, Any]) -> Renamed:
+        """With TRL's names of keys."""
+        return renamed(values)
 
 
 SECTIONS: dict[Kind, type[TrainingSection]] = {

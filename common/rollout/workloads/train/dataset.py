@@ -6,23 +6,19 @@ share a sequence.
 
 from __future__ import annotations
 
+from array import array
 from bisect import bisect_left, insort
-from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from safetensors import safe_open
-from safetensors.numpy import save_file
+from safetensors import numpy as safetensors
 
-from rollout.workloads.json_form import JsonObject
-from rollout.workloads.train.encode import FAULTS, Encoded
-
-SHOWN = 20
-"""Rows named for each fault."""
+from rollout.workloads.train.encode import Encoded
+from rollout.workloads.train.report import Place, Report
 
 
 @dataclass(slots=True)
@@ -67,91 +63,48 @@ class Dataset:
         return sum(int(self.sequence(row, which)[1][1:].sum()) for which in range(self.width))
 
     def save(self, path: Path) -> None:
-        save_file({name: np.ascontiguousarray(getattr(self, name)) for name in _ARRAYS}, path)
+        _file.save_file({name: np.ascontiguousarray(getattr(self, name)) for name in _ARRAYS}, path)
 
     @classmethod
     def load(cls, path: Path) -> Dataset:
-        with safe_open(path, framework="np") as file:
-            return cls(**{name: file.get_tensor(name) for name in _ARRAYS})
+        return cls(**_file.load_file(path))
 
 
+_file: Any = safetensors
 _ARRAYS = tuple(Dataset.__dataclass_fields__)
 
 
-@dataclass(slots=True)
-class Report:
-    """What became of the rows; `data-report.json`."""
-
-    rows: int = 0
-    kept: int = 0
-    dropped: int = 0
-    tokens: int = 0
-    supervised: int = 0
-    longest: int = 0
-    units: int = 0
-    faults: Counter[str] = field(default_factory=Counter[str])
-    """Rows with each fault."""
-    where: dict[str, list[int]] = field(default_factory=dict[str, list[int]])
-    """The first rows with each, counted from 1."""
-
-    def count(self, number: int, encoded: Encoded) -> None:
-        self.rows += 1
-        for fault in encoded.faults:
-            self.faults[fault] += 1
-            named = self.where.setdefault(fault, [])
-            if len(named) < SHOWN:
-                named.append(number)
-
-    def to_json(self) -> JsonObject:
-        return {
-            "rows": self.rows,
-            "kept": self.kept,
-            "dropped": self.dropped,
-            "tokens": self.tokens,
-            "supervised_tokens": self.supervised,
-            "longest": self.longest,
-            "sequences": self.units,
-            "faults": {fault: self.faults[fault] for fault in FAULTS},
-            "first_rows": {fault: self.where[fault] for fault in FAULTS if fault in self.where},
-        }
-
-
 def build(
-    encoded: Iterable[tuple[int, Encoded]], policies: Mapping[str, str], pack_to: int | None = None
+    encoded: Iterable[tuple[Place, Encoded]], policies: Mapping[str, str], pack_to: int | None = None
 ) -> tuple[Dataset, Report]:
-    """Rows of (number, encoded) whose faults their policies let pass; with `pack_to`, packed into that many tokens.
+    """Rows whose faults their policies let pass; with `pack_to`, packed into sequences of that many tokens.
 
-    Rows with a fault whose policy is `error` are left out too: the report says which there are.
+    A row with a fault that is dropped is left out; else, with one that is an error, it is left out and told of.
     """
-    report, flat = Report(), _Flat()
-    for number, one in encoded:
-        report.count(number, one)
-        if any(policies[fault] != "keep" for fault in one.faults):
-            report.dropped += 1
-            continue
-        flat.add(number, one)
-    lengths = flat.lengths
-    units = [[row] for row in range(len(flat.labels))] if pack_to is None else best_fit(lengths, pack_to)
-    data = flat.dataset(units)
-    report.kept, report.units, report.tokens = data.rows, data.units, len(data.ids)
-    report.supervised = sum(data.supervised(row) for row in range(data.rows))
-    report.longest = max(lengths, default=0)
+    report, flat = Report(dict(policies)), _Flat()
+    for place, one in encoded:
+        if report.count(place, one):
+            flat.add(place.number, one)
+    data = flat.dataset(pack_to)
+    report.units = data.units
     return data, report
 
 
 class _Flat:
+    """Arrays that grow: lists of Python's numbers would take ten times the memory."""
+
     def __init__(self) -> None:
-        self.ids: list[int] = []
-        self.learnt: list[bool] = []
-        self.offsets = [0]
-        self.prompts: list[int] = []
-        self.labels: list[bool] = []
-        self.margins: list[float] = []
-        self.numbers: list[int] = []
+        self.ids = array("i")
+        self.learnt = bytearray()
+        self.offsets = array("q", [0])
+        self.prompts = array("i")
+        self.labels = bytearray()
+        self.margins = array("f")
+        self.numbers = array("q")
 
     def add(self, number: int, one: Encoded) -> None:
         for sequence in one.sequences:
-            self.ids += sequence.ids
+            self.ids.extend(sequence.ids)
             self.learnt += sequence.learnt
             self.offsets.append(len(self.ids))
             self.prompts.append(sequence.prompt)
@@ -159,22 +112,25 @@ class _Flat:
         self.margins.append(one.margin)
         self.numbers.append(number)
 
-    @property
-    def lengths(self) -> list[int]:
-        return [after - before for before, after in zip(self.offsets, self.offsets[1:], strict=False)]
-
-    def dataset(self, units: Sequence[Sequence[int]]) -> Dataset:
-        ends = np.cumsum([0, *map(len, units)], dtype=np.int64)
+    def dataset(self, pack_to: int | None) -> Dataset:
+        offsets = np.asarray(self.offsets, np.int64)  # as it is: nothing is copied
+        rows = len(self.labels)
+        if pack_to is None:
+            ends, unit_rows = np.arange(rows + 1, dtype=np.int64), np.arange(rows, dtype=np.int64)
+        else:
+            units = best_fit(np.diff(offsets).tolist(), pack_to)
+            ends = np.cumsum([0, *map(len, units)], dtype=np.int64)
+            unit_rows = np.array([row for unit in units for row in unit], np.int64)
         return Dataset(
-            ids=np.array(self.ids, np.int32),
-            learnt=np.array(self.learnt, np.uint8),
-            offsets=np.array(self.offsets, np.int64),
-            prompts=np.array(self.prompts, np.int32),
-            labels=np.array(self.labels, np.uint8),
-            margins=np.array(self.margins, np.float32),
-            numbers=np.array(self.numbers, np.int64),
+            ids=np.asarray(self.ids, np.int32),
+            learnt=np.asarray(memoryview(self.learnt)),
+            offsets=offsets,
+            prompts=np.asarray(self.prompts, np.int32),
+            labels=np.asarray(memoryview(self.labels)),
+            margins=np.asarray(self.margins, np.float32),
+            numbers=np.asarray(self.numbers, np.int64),
             unit_offsets=ends,
-            unit_rows=np.array([row for unit in units for row in unit], np.int64),
+            unit_rows=unit_rows,
         )
 
 
@@ -195,35 +151,3 @@ def best_fit(lengths: Sequence[int], size: int) -> list[list[int]]:
         if left > need:
             insort(free, (left - need, where))
     return sorted((sorted(rows) for rows in bins), key=lambda rows: rows[0])
-
-
-def faults_to_tell(report: Report, policies: Mapping[str, str]) -> list[str]:
-    """A line for each fault whose policy is `error`, with the rows and what to do."""
-    lines: list[str] = []
-    for fault in FAULTS:
-        count = report.faults[fault]
-        if count and policies[fault] == "error":
-            named = ", ".join(map(str, report.where[fault][:5]))
-            more = f" and {count - 5:,} more" if count > 5 else ""
-            lines.append(
-                f"{count:,} row{'s' if count > 1 else ''} with {fault} (row {named}{more}): {_REMEDY[fault]}, or set "
-                f'rows.{fault} = "drop" or "keep"'
-            )
-    return lines
-
-
-_REMEDY: dict[str, str] = {
-    "no_supervised_token": "nothing in them would be learnt: look at loss_on and max_length",
-    "stop_token_outside": "the model would never learn to stop: move {% endgeneration %} behind the end of the turn",
-    "merged_at_seam": "the tokenizer joins the end of the prompt and the completion: end the prompt or begin the "
-    "completion with a space or a newline",
-    "two_bos": "the text has a beginning-of-sequence token, and the tokenizer adds one: take it out of the text",
-    "too_long": "raise max_length, or shorten them (keep: they are cut off at the end)",
-    "empty_completion": "remove them",
-    "identical_pair": "chosen and rejected are the same: remove them",
-}
-
-
-def policies_of(rows: Any) -> dict[str, str]:
-    """`[algorithm.KIND.rows]` by fault."""
-    return {fault: getattr(rows, fault) for fault in FAULTS}

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 
+from rollout.model.ids import short
 from rollout.model.item import Outcome
 from rollout.workloads.commit import CommitEntry
 from rollout.workloads.json_form import JsonObject, dump_line
@@ -20,8 +21,8 @@ class TrainWriter:
 
     def __init__(self, config: JsonObject) -> None:
         self._config = config
-        self._last = Result()
-        self._failed = ""
+        self.memory: JsonObject = {}
+        """What summary.json says of the segments so far: `last`, `failure`, `hardware`."""
 
     def lines(self, entry: CommitEntry) -> Iterator[tuple[str, bytes]]:
         segment = Segment.decode(entry.payload)
@@ -29,35 +30,81 @@ class TrainWriter:
             return
         if entry.outcome is not Outcome.DONE:
             why = unsuccessful(entry, "segment")
-            where = "the data cannot be used" if segment.op == "prepare" else f"after step {segment.first}"
-            self._failed = f"{where}: {why.message}"
+            failure: JsonObject = {"after_step": segment.first, "code": why.code, "message": why.message}
+            self.memory["failure"] = failure | ({"op": "prepare"} if segment.op == "prepare" else {})
             line = {"first_step": segment.first + 1, "op": segment.op, "code": why.code, "message": why.message}
             yield ERRORS, dump_line({**line, "attempts": entry.tries})
             return
-        result = self._last = Result.decode(entry.data)
+        result = Result.decode(entry.data)
         if segment.op == "prepare":
-            yield REPORT, json.dumps(result.report, indent=2).encode() + b"\n"
+            overlap = self._config["evaluation"].get("overlap") if self._config.get("evaluation") else None
+            report = result.report if overlap is None else {**result.report, "overlap": overlap}
+            yield REPORT, json.dumps(report, indent=2).encode() + b"\n"
             return
+        self._remember(result, segment.first)
         for metrics in result.metrics:
             yield METRICS, dump_line(metrics)
         for evaluation in result.evaluations:
             yield EVALUATIONS, dump_line(evaluation)
 
+    def _remember(self, result: Result, first: int) -> None:
+        before: JsonObject = self.memory.get("last", {}).get("fingerprint", {})
+        if before and before != result.fingerprint:
+            new = result.fingerprint
+            changed = {key: [before.get(key), new.get(key)] for key in sorted(before | new)}
+            told = {key: values for key, values in changed.items() if values[0] != values[1]}
+            self.memory.setdefault("hardware", []).append({"after_step": first, "changed": told})
+        self.memory["last"] = {
+            "step": result.step,
+            "stopped": result.stopped,
+            "snapshot": result.snapshot,
+            "weights": result.weights,
+            "fingerprint": result.fingerprint,
+            "model": result.model,
+        }
+
     def summary(self, summary: JsonObject, totals: Totals) -> JsonObject:
-        last = self._last
-        failed = {"reason": self._failed} if self._failed else {}
+        last: JsonObject = self.memory.get("last", {})
+        failure: JsonObject = self.memory.get("failure", {})
         return (
             summary
-            | failed
+            | ({"reason": _reason(failure), "failure": failure} if failure else {})
             | {
                 "algorithm": self._config["algorithm"]["kind"],
                 "model_uri": self._config["model"]["uri"],
-                "steps": last.step,
-                "stopped_early": last.stopped,
+                "steps": last.get("step", 0),
+                "stopped_early": last.get("stopped", False),
                 "tokens": totals.units_out,
-                "final_snapshot": last.snapshot,
-                "weights_hash": last.weights,
-                "fingerprint": last.fingerprint,
-                **last.model,
+                "final_snapshot": last.get("snapshot", ""),
+                "weights_hash": last.get("weights", ""),
+                "fingerprint": last.get("fingerprint", {}),
+                "fingerprint_changes": self.memory.get("hardware", []),
+                **last.get("model", {}),
             }
         )
+
+
+def _reason(failure: JsonObject) -> str:
+    """Why the run failed, in a sentence that begins with when."""
+    after, message = failure["after_step"], failure["message"]
+    return f"after step {after}: {message}" if after or failure["code"] != "invalid_data" else message
+
+
+def how_to_go_on(summary: JsonObject) -> str:
+    """A run whose segment failed for good: nothing of it can come after, but another run can go on from before it."""
+    snapshot, step = summary["final_snapshot"], summary["steps"]
+    if not snapshot:
+        return "it has no snapshot yet: when the cause is mended, start another run, in another output directory"
+    return (
+        f"the last good snapshot is {snapshot} of step {step}: when the cause is mended, go on from there with "
+        f"`rollout train fork {short(summary['run_id'])} --step {step} --config FILE`"
+    )
+
+
+_OF_THE_USER = ("invalid_data", "tokenizer_invalid", "model_invalid")
+
+
+def refusal_of(summary: JsonObject) -> str:
+    """What is for the person to mend, of a run whose data could not be used; empty: it did not fail so."""
+    failure: JsonObject = summary.get("failure") or {}
+    return failure["message"] if failure.get("op") == "prepare" and failure["code"] in _OF_THE_USER else ""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 
 from blake3 import blake3
 
@@ -24,21 +25,32 @@ def steps_at_most(config: TrainConfig, rows: int) -> int:
     return steps_of(rows, settings.budget.epochs or 1, settings.step_rows)
 
 
-def segments(steps: int, every: int) -> Iterator[Segment]:
+def segments(steps: int, every: int, before: JsonObject | None = None) -> Iterator[Segment]:
+    """`before`: fields of the result of another run that this one goes on from, its `step` among them."""
+    begun = before or {}
     yield Segment("prepare")
-    for first in range(0, steps, every):
-        yield Segment("segment", first, min(every, steps - first))
+    for first in range(int(begun.get("step", 0)), steps, every):
+        yield Segment("segment", first, min(every, steps - first), begun)
+        begun = {}
 
 
 def items(config: JsonObject, start: int) -> Iterator[NewItem]:
     """From seq `start` on. What an item is, is what it depends on: the settings, the model, the data and its place."""
     run = config["run"]
     spec = ItemSpec(chain=CHAIN, pipelined=True, max_attempts=_ATTEMPTS, max_worker_lost=run["max_worker_lost"])
-    steps, every = config["steps"], config["snapshots"]["every_steps"]
     identity = canonical(
         [SCHEMA, config["algorithm"], config["model"]["content_id"], config["input"]["digest"], config["evaluation"]]
     )
-    for seq, segment in enumerate(segments(steps, every)):
+    for seq, segment in enumerate(segments_of(config)):
         if seq >= start:
             payload = segment.encode()
+            # The report of the data is told before the first step: that one waits until it is committed.
+            spec = replace(spec, pipelined=seq != 1)
             yield NewItem(blake3(identity + seq.to_bytes(8, "big") + payload).digest(), payload, spec)
+
+
+def segments_of(config: JsonObject) -> Iterator[Segment]:
+    """Of a run with this configuration."""
+    start: JsonObject | None = config["start"]
+    begun: JsonObject = start["before"] if start else {}
+    return segments(config["steps"], config["snapshots"]["every_steps"], begun)

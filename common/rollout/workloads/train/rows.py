@@ -9,15 +9,21 @@ Every shape is plain (strings) or conversational (lists of messages), as TRL's u
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Any, TypeAlias, cast
+import difflib
+import math
+from dataclasses import astuple, dataclass
+from typing import Any, Literal, TypeAlias, cast
 
 from rollout.model.errors import InputError
-from rollout.workloads.json_form import JsonObject
+from rollout.workloads.json_form import JsonObject, canonical
 from rollout.workloads.train.config import Kind
 
 Messages: TypeAlias = list[JsonObject]
 Content: TypeAlias = str | Messages
+LossOn: TypeAlias = Literal["all", "completion_only", "assistant_only"]
+
+ROLES = ("system", "developer", "user", "assistant", "tool", "function")
+_MEANT = {"human": "user", "gpt": "assistant", "bot": "assistant", "model": "assistant", "ai": "assistant"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,20 +66,28 @@ WANTED: dict[Kind, str] = {
 """What a row needs, for people."""
 
 
-def parse_row(kind: Kind, value: Any) -> list[Row]:
-    """The row as `kind` trains on it; a pair is two unpaired ones. InputError says what is wrong and what would do."""
+def parse_row(kind: Kind, value: Any, loss_on: LossOn = "completion_only") -> list[Row]:
+    """The row as `kind` trains on it; a pair is two unpaired ones. InputError says what is wrong and what would do.
+
+    A key whose value is null is one that is not there: tables have nulls where JSON has no key.
+    """
     if not isinstance(value, dict):
         raise InputError(f"a row must be a JSON object with {WANTED[kind]}, not {_kind_of(value)}")
-    row = cast(JsonObject, value)
+    row = {key: inner for key, inner in cast(JsonObject, value).items() if inner is not None}
     tools = _tools(row)
     if kind == "sft":
-        return [_text(row, tools)]
+        return [_text(row, tools, loss_on)]
     if kind == "kto":
         return _unpaired(row, tools)
     return [_pair(kind, row, tools)]
 
 
-def _text(row: JsonObject, tools: list[Any] | None) -> TextRow:
+def content_of(row: Row) -> bytes:
+    """Equal for rows that are trained on alike, however they were written."""
+    return canonical(astuple(row))
+
+
+def _text(row: JsonObject, tools: list[Any] | None, loss_on: LossOn) -> TextRow:
     given = [key for key in ("text", "messages", "prompt") if key in row]
     if not given:
         raise InputError(f"the row has no {WANTED['sft']}{_unlike('sft', row)}")
@@ -82,25 +96,47 @@ def _text(row: JsonObject, tools: list[Any] | None) -> TextRow:
     if given == ["text"]:
         if not isinstance(row["text"], str):
             raise InputError(f'"text" must be a string, not {_kind_of(row["text"])}')
-        return TextRow(row["text"])
-    if given == ["messages"]:
-        return TextRow(_messages(row, "messages"), None, tools)
-    if "completion" not in row:
-        raise InputError('the row has "prompt" and no "completion": add it, or call the whole text "text"')
-    prompt, completion = _content(row, "prompt"), _content(row, "completion")
-    _alike(("prompt", prompt), ("completion", completion))
-    return TextRow(prompt, completion, tools)
+        found = TextRow(row["text"])
+    elif given == ["messages"]:
+        found = TextRow(_messages(row, "messages"), None, tools)
+    elif "completion" in row:
+        prompt, completion = _content(row, "prompt"), _answer(row, "completion")
+        _alike(("prompt", prompt), ("completion", completion))
+        found = TextRow(prompt, completion, tools)
+    else:
+        raise InputError(f'the row has "prompt" and no "completion": add it{_unlike("sft", row)}')
+    _learnable(found, loss_on)
+    return found
+
+
+def _learnable(row: TextRow, loss_on: LossOn) -> None:
+    """Whether there is something that `loss_on` learns."""
+    if loss_on == "all":
+        return
+    if loss_on == "completion_only":
+        if row.completion is None and isinstance(row.prompt, list):
+            _answered("messages", row.prompt)
+            if len(row.prompt) == 1:
+                raise InputError('"messages" has only an answer: put what it answers before it, or set loss_on = "all"')
+        return
+    if isinstance(row.prompt, str):
+        raise InputError('loss_on = "assistant_only" needs rows of messages: this one is plain text')
+    messages = row.prompt + cast(Messages, row.completion or [])
+    if all(message["role"] != "assistant" for message in messages):
+        raise InputError("no message is of the assistant: there is nothing to learn")
 
 
 def _pair(kind: Kind, row: JsonObject, tools: list[Any] | None) -> PairRow:
     missing = [f'"{key}"' for key in ("chosen", "rejected") if key not in row]
     if missing:
         raise InputError(f"the row has no {' and no '.join(missing)}: it needs {WANTED[kind]}{_unlike(kind, row)}")
-    chosen, rejected = _content(row, "chosen"), _content(row, "rejected")
+    chosen, rejected = _answer(row, "chosen"), _answer(row, "rejected")
     _alike(("chosen", chosen), ("rejected", rejected))
     margin = row.get("margin")
     if margin is not None and (isinstance(margin, bool) or not isinstance(margin, int | float)):
         raise InputError(f'"margin" must be a number, not {_kind_of(margin)}')
+    if margin is not None and not math.isfinite(margin):
+        raise InputError(f'"margin" must be a finite number, not {margin}')
     if "prompt" in row:
         prompt = _content(row, "prompt")
         _alike(("prompt", prompt), ("chosen", chosen))
@@ -126,7 +162,7 @@ def _unpaired(row: JsonObject, tools: list[Any] | None) -> list[Row]:
         raise InputError(f"the row has no {' and no '.join(missing)}: it needs {WANTED['kto']}{_unlike('kto', row)}")
     if not isinstance(row["label"], bool):
         raise InputError(f'"label" must be true or false, not {_kind_of(row["label"])}')
-    prompt, completion = _content(row, "prompt"), _content(row, "completion")
+    prompt, completion = _content(row, "prompt"), _answer(row, "completion")
     _alike(("prompt", prompt), ("completion", completion))
     return [UnpairedRow(prompt, completion, row["label"], tools)]
 
@@ -145,6 +181,19 @@ def _content(row: JsonObject, key: str) -> Content:
     raise InputError(f'"{key}" must be a string or a list of messages, not {_kind_of(row[key])}')
 
 
+def _answer(row: JsonObject, key: str) -> Content:
+    content = _content(row, key)
+    if isinstance(content, list):
+        _answered(key, content)
+    return content
+
+
+def _answered(key: str, messages: Messages) -> None:
+    role = messages[-1]["role"]
+    if role != "assistant":
+        raise InputError(f'"{key}": the last message is of the {role}, not of the assistant: there is no answer')
+
+
 def _messages(row: JsonObject, key: str) -> Messages:
     value = row[key]
     if not isinstance(value, list):
@@ -152,15 +201,35 @@ def _messages(row: JsonObject, key: str) -> Messages:
     messages = cast(list[Any], value)
     if not messages:
         raise InputError(f'"{key}" is an empty list: it needs at least one message')
-    for i, message in enumerate(messages, 1):
-        if not isinstance(message, dict) or not isinstance(cast(JsonObject, message).get("role"), str):
-            raise InputError(f'"{key}": message {i} must be an object with "role" and "content"')
-        found = cast(JsonObject, message)
-        if "content" not in found and "tool_calls" not in found:
-            raise InputError(f'"{key}": message {i} has no "content"')
-        if not isinstance(found.get("content"), str | list | None):
-            raise InputError(f'"{key}": "content" of message {i} must be a string, not {_kind_of(found["content"])}')
-    return cast(Messages, messages)
+    return [_message(key, i, message) for i, message in enumerate(messages, 1)]
+
+
+def _message(key: str, place: int, value: Any) -> JsonObject:
+    which = f'"{key}": message {place}'
+    if not isinstance(value, dict):
+        raise InputError(f'{which} must be an object with "role" and "content", not {_kind_of(value)}')
+    message = {name: inner for name, inner in cast(JsonObject, value).items() if inner is not None}
+    if "role" not in message:
+        other = ' (it has "from" and "value": rename them)' if {"from", "value"} <= message.keys() else ""
+        raise InputError(f'{which} has no "role"{other}')
+    role = message["role"]
+    if not isinstance(role, str):
+        raise InputError(f'{which}: "role" must be a string, not {_kind_of(role)}')
+    if role not in ROLES:
+        near = _MEANT.get(role.lower()) or next(iter(difflib.get_close_matches(role.lower(), ROLES, n=1)), "")
+        raise InputError(
+            f'{which} has the unknown role "{role}"'
+            + (f'; did you mean "{near}"?' if near else f": roles are {', '.join(ROLES)}")
+        )
+    if "content" not in message and "tool_calls" not in message:
+        raise InputError(f'{which} has no "content"')
+    if not isinstance(message.get("content", ""), str | list):
+        raise InputError(f'{which}: "content" must be a string, not {_kind_of(message["content"])}')
+    if isinstance(message.get("content"), list):
+        for part in cast(list[Any], message["content"]):
+            if not isinstance(part, dict) or not isinstance(cast(JsonObject, part).get("text"), str):
+                raise InputError(f'{which}: "content" has a part that is not text: only text can be trained on')
+    return message
 
 
 def _tools(row: JsonObject) -> list[Any] | None:
@@ -182,11 +251,25 @@ def _unlike(kind: Kind, row: JsonObject) -> str:
     for other, keys in (("dpo", {"chosen", "rejected"}), ("kto", {"completion", "label"}), ("sft", {"messages"})):
         if other != kind and keys <= row.keys():
             return f" (it looks like a row for {other})"
-    return ""
+    if "conversations" in row:
+        return ' (it has "conversations": call that "messages", each with "role" and "content")'
+    if kind != "sft" and {"prompt", "completion"} <= row.keys() and "label" not in row:
+        return " (it looks like a row for sft)" if kind != "kto" else ""
+    if _KEYS & row.keys():
+        return ""
+    return f" (it has {', '.join(map(repr, list(row)[:6]))})" if row else " (it is empty)"
+
+
+_KEYS = {"prompt", "completion", "chosen", "rejected", "label", "text", "messages"}
 
 
 def _kind_of(value: Any) -> str:
-    if value is None:
-        return "null"
-    names = {bool: "a boolean", int: "a number", float: "a number", str: "a string", list: "a list", dict: "an object"}
-    return names.get(type(value), type(value).__name__)
+    names: dict[type[Any], str] = {
+        bool: "a boolean",
+        int: "a number",
+        float: "a number",
+        str: "a string",
+        list: "a list",
+        dict: "an object",
+    }
+    return "null" if value is None else names.get(cast("type[Any]", type(value)), f"a {type(value).__name__}")

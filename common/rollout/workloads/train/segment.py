@@ -7,27 +7,28 @@ the one before it left. A result carries what the next segment needs, so that an
 from __future__ import annotations
 
 import json
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Literal
 
 from rollout.model.errors import InputError
 from rollout.workloads.json_form import JsonObject, canonical
 
 CHAIN = "train"
+TIMES = frozenset({"seconds"})
+"""Fields of a metrics line that are of the time it took, and not the same when it is done again."""
 
 
 @dataclass(frozen=True, slots=True)
 class Segment:
-    """`first`: steps done before it. `start`: the snapshot to begin with, of an item that has none before it; empty:
-    the base model. `expected`: of `verify`, the snapshot that has to come out."""
+    """`first`: steps done before it. `before`: of an item that begins with the state of another chain, the fields of
+    the `Result` that left it; where it has no `data`, that of the item before is meant. `through`: of `verify`, (steps
+    done before, steps) of the segments that are executed again, one after the other."""
 
     op: Literal["prepare", "segment", "verify"]
     first: int = 0
     steps: int = 0
-    start: str = ""
-    data: JsonObject = field(default_factory=JsonObject)
-    expected: str = ""
-    label: str = ""
+    before: JsonObject = field(default_factory=JsonObject)
+    through: list[list[int]] = field(default_factory=list[list[int]])
 
     def encode(self) -> bytes:
         return canonical(asdict(self))
@@ -40,11 +41,21 @@ class Segment:
         except (ValueError, TypeError) as error:
             raise InputError(f"this is no segment of a training run: {error}") from error
 
+    def begins_with(self, before: Result | None) -> Result | None:
+        """What it goes on from when `before` is of the item before it; None: of that, nothing is known yet."""
+        if not self.before:
+            return before
+        own = Result(**self.before)
+        if own.data:
+            return own
+        return replace(own, data=before.data) if before is not None else None
+
 
 @dataclass(slots=True)
 class Result:
     """Of an item of the chain. `data`: objects of the tokens, by dataset, and how many units each has. `snapshot`:
-    empty of the first item. `stopping`: best evaluation loss, and evaluations since; `stopped`: nothing is left."""
+    empty of the first item. `stopping`: best evaluation loss, and evaluations since; `stopped`: nothing is left.
+    `parts`: blake3 of what the snapshot consists of, by name (`rollout.snapshots.parts`)."""
 
     step: int = 0
     steps: int = 0  # of the whole run
@@ -61,6 +72,7 @@ class Result:
     stopped: bool = False
     label: str = ""
     weights: str = ""  # blake3 over the sorted tensors, of the last segment
+    parts: JsonObject = field(default_factory=JsonObject)
 
     def encode(self) -> bytes:
         return canonical(asdict(self))
@@ -72,6 +84,24 @@ class Result:
             return Result(**json.loads(data))
         except (ValueError, TypeError) as error:
             raise InputError(f"this is no result of a training run: {error}") from error
+
+    @property
+    def is_last(self) -> bool:
+        """Nothing of the run comes after it."""
+        return self.stopped or (self.steps > 0 and self.step >= self.steps)
+
+
+def encode_results(results: list[Result]) -> bytes:
+    """Of an item that is `verify`: of each segment that it went through."""
+    return canonical([asdict(result) for result in results])
+
+
+def decode_results(data: bytes) -> list[Result]:
+    """InputError: these are none."""
+    try:
+        return [Result(**one) for one in json.loads(data)]
+    except (ValueError, TypeError) as error:
+        raise InputError(f"these are no results of segments: {error}") from error
 
 
 def stopping_after(stopping: JsonObject, loss: float, patience: int, min_delta: float) -> tuple[JsonObject, bool]:

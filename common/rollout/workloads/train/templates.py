@@ -7,128 +7,118 @@ they do not, the row is refused, with what to do.
 
 from __future__ import annotations
 
+import difflib
+import re
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from rollout.model.errors import ConfigError, InputError
 from rollout.workloads.train.rows import Messages
 
-_CHATML = """{%- if messages[0]['role'] != 'system' and default_system %}
-{{- '<|im_start|>system\\n' + default_system + '<|im_end|>\\n' }}
-{%- endif %}
-{%- for message in messages %}
-{%- if message['role'] == 'assistant' %}
-{{- '<|im_start|>assistant\\n' }}{% generation %}{{- message['content'] + '<|im_end|>' }}{% endgeneration %}{{- '\\n' }}
-{%- else %}
-{{- '<|im_start|>' + message['role'] + '\\n' + message['content'] + '<|im_end|>\\n' }}
-{%- endif %}
-{%- endfor %}
-{%- if add_generation_prompt %}{{- '<|im_start|>assistant\\n' }}{%- endif %}"""
-
-_LLAMA3 = """{{- bos_token }}
-{%- for message in messages %}
-{{- '<|start_header_id|>' + message['role'] + '<|end_header_id|>\\n\\n' }}
-{%- if message['role'] == 'assistant' %}
-{%- generation %}{{- message['content'] | trim + '<|eot_id|>' }}{%- endgeneration %}
-{%- else %}
-{{- message['content'] | trim + '<|eot_id|>' }}
-{%- endif %}
-{%- endfor %}
-{%- if add_generation_prompt %}{{- '<|start_header_id|>assistant<|end_header_id|>\\n\\n' }}{%- endif %}"""
-
-_GEMMA = """{{- bos_token }}
-{%- for message in messages %}
-{%- if message['role'] == 'assistant' %}
-{{- '<start_of_turn>model\\n' }}
-{%- generation %}{{- message['content'] | trim + '<end_of_turn>' }}{%- endgeneration %}{{- '\\n' }}
-{%- else %}
-{{- '<start_of_turn>' + message['role'] + '\\n' + message['content'] | trim + '<end_of_turn>\\n' }}
-{%- endif %}
-{%- endfor %}
-{%- if add_generation_prompt %}{{- '<start_of_turn>model\\n' }}{%- endif %}"""
-
-_MISTRAL = """{{- bos_token }}
-{%- for message in messages %}
-{%- if message['role'] == 'assistant' %}
-{%- generation %}{{- ' ' + message['content'] | trim + eos_token }}{%- endgeneration %}
-{%- else %}
-{{- '[INST] ' + message['content'] | trim + ' [/INST]' }}
-{%- endif %}
-{%- endfor %}"""
-
-_QWEN_SYSTEM = "You are Qwen, created by Alibaba Cloud. You are a helpful assistant."
-_MARKED: dict[str, tuple[str, str]] = {
-    "qwen2.5": ("<|im_start|>", _CHATML.replace("default_system", repr(_QWEN_SYSTEM))),
-    "chatml": ("<|im_start|>", _CHATML.replace("default_system", "''")),
-    "llama3": ("<|start_header_id|>", _LLAMA3),
-    "gemma": ("<start_of_turn>", _GEMMA),
-    "mistral": ("[INST]", _MISTRAL),
+_DIRECTORY = Path(__file__).with_name("chat_templates")
+_SIGNS: dict[str, tuple[str, ...]] = {
+    "qwen3": ("<|im_start|>", "<think>"),
+    "qwen2.5": ("<|im_start|>", "You are Qwen"),
+    "chatml": ("<|im_start|>",),
+    "llama3.1": ("<|start_header_id|>", "Cutting Knowledge Date"),
+    "llama3": ("<|start_header_id|>",),
+    "gemma": ("<start_of_turn>",),
+    "mistral": ("[INST]",),
+    "mistral-v0.3": ("[INST]",),
+    "phi3": ("<|assistant|>", "<|end|>"),
 }
-"""Name -> (what is found in the templates of the family, ours)."""
+"""Name of each of ours -> what is found in the templates of its family: llama3.1 is that of 3.2 and 3.3 too, gemma that
+of 2 and 3."""
 
-NAMES = tuple(_MARKED)
+NAMES = tuple(_SIGNS)
+_FIXED = {"date_string": "26 Jul 2024"}
+"""What templates of Llama write where they do not know the date: the same rows give the same tokens on any day."""
 
 
 @dataclass(frozen=True, slots=True)
 class Template:
-    """`text`: what renders; None: the tokenizer's own. `marked_texts`: with generation markers, the first that renders
-    as `text` does is used."""
+    """`name`: for people. `text`: what renders; None: the tokenizer's own. `marked_texts`: with generation markers; the
+    first that renders a row as `text` does is used."""
 
+    name: str
     text: str | None
     marked_texts: tuple[str, ...]
 
-    def ids(self, tokenizer: Any, messages: Messages, tools: list[Any] | None, *, generation_prompt: bool) -> list[int]:
-        """The tokens of a conversation. InputError: the template refuses it."""
-        rendered = _apply(tokenizer, messages, tools, self.text, add_generation_prompt=generation_prompt)
-        return list(rendered["input_ids"])
+    def rendered(self, tokenizer: Any, messages: Messages, tools: list[Any] | None, *, generation_prompt: bool) -> str:
+        """The text of a conversation, special tokens and all. InputError: the template refuses it."""
+        return _apply(tokenizer, messages, tools, self.text, tokenize=False, add_generation_prompt=generation_prompt)
 
-    def marked(self, tokenizer: Any, messages: Messages, tools: list[Any] | None) -> tuple[list[int], list[bool]]:
+    def marked(self, tokenizer: Any, messages: Messages, tools: list[Any] | None) -> tuple[list[int], bytearray]:
         """(tokens, which of them the assistant says). InputError: no template that marks them renders as this one."""
-        own = self.ids(tokenizer, messages, tools, generation_prompt=False)
+        own = self.rendered(tokenizer, messages, tools, generation_prompt=False)
         for text in self.marked_texts:
-            rendered = _apply(tokenizer, messages, tools, text, return_assistant_tokens_mask=True)
-            if list(rendered["input_ids"]) == own:
-                return own, [bool(one) for one in rendered["assistant_masks"]]
+            try:
+                same = text == self.text or _apply(tokenizer, messages, tools, text, tokenize=False) == own
+            except InputError:  # what only the model's own template can render
+                continue
+            if same:
+                # As a dictionary, whatever is the default of this version of transformers.
+                options = {"tokenize": True, "return_dict": True, "return_assistant_tokens_mask": True}
+                found = _apply(tokenizer, messages, tools, text, **options)
+                return list(found["input_ids"]), bytearray(found["assistant_masks"])
         raise InputError(
-            "the chat template does not mark what the assistant says, and none of ours renders this row as it does: "
-            "give base_model.chat_template, a file with {% generation %} and {% endgeneration %} around the content, "
-            'or use loss_on = "completion_only"'
+            f"{self.name} does not mark what the assistant says, and none of ours ({', '.join(NAMES)}) renders this "
+            "row as it does: give base_model.chat_template, a file with {% generation %} and {% endgeneration %} "
+            'around what the assistant says, or set loss_on = "completion_only"'
         )
 
 
-def find_template(tokenizer: Any, given: str | None, where: str) -> Template:
-    """`given`: a file, or the name of one of ours. ConfigError: there is no such thing."""
-    own: str | None = tokenizer.chat_template
-    if given is not None:
-        text = _MARKED[given][1] if given in _MARKED else _read(given, where)
-        return Template(text, (text,) if "generation" in text else _candidates(text))
-    return Template(None, _candidates(own) if own else ())
+def find_template(tokenizer: Any, given: str | None) -> Template:
+    """`given`: what `read_template` returned; None: the tokenizer's own."""
+    if given is None:
+        own: Any = tokenizer.chat_template
+        text = cast("dict[str, str]", own).get("default", "") if isinstance(own, dict) else str(own or "")
+        return Template("the tokenizer's chat template", None, _marked(text))
+    text = _ours(given) if given in NAMES else given
+    return Template(f'the chat template "{given}"' if given in NAMES else "the chat template", text, _marked(text))
 
 
-def _candidates(text: str) -> tuple[str, ...]:
-    if "{% generation" in text or "{%- generation" in text:
-        return (text,)
-    return tuple(ours for sign, ours in _MARKED.values() if sign in text)
-
-
-def _read(path: str, where: str) -> str:
+def read_template(given: str, where: str) -> str:
+    """The name of one of ours, or the text of a file. ConfigError: there is no such thing."""
+    if given in NAMES:
+        return given
     try:
-        return Path(path).read_text("utf-8")
-    except OSError as error:
-        names = ", ".join(NAMES)
-        raise ConfigError(
-            f"{where}: {path} cannot be read ({error.strerror}), and it is none of our templates: {names}"
-        ) from error
+        text = Path(given).expanduser().read_text("utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        why = error.strerror if isinstance(error, OSError) else "it is not UTF-8"
+        near = difflib.get_close_matches(given, NAMES, n=1)
+        hint = f'; did you mean "{near[0]}"?' if near else f", and it is none of our templates: {', '.join(NAMES)}"
+        raise ConfigError(f"{where}: {given} cannot be read ({why}){hint}") from error
+    if not text.strip():
+        raise ConfigError(f"{where}: {given} is empty: it should hold a chat template")
+    return text
+
+
+def marks_assistant(text: str) -> bool:
+    return re.search(r"{%-?\s*generation\s*-?%}", text) is not None
+
+
+def _marked(text: str) -> tuple[str, ...]:
+    if marks_assistant(text):
+        return (text,)
+    return tuple(_ours(name) for name, signs in _SIGNS.items() if all(sign in text for sign in signs))
+
+
+def _ours(name: str) -> str:
+    return (_DIRECTORY / f"{name}.jinja").read_text("utf-8").rstrip("\n")
 
 
 def _apply(tokenizer: Any, messages: Messages, tools: list[Any] | None, template: str | None, **options: Any) -> Any:
-    try:
-        return tokenizer.apply_chat_template(
-            messages, tools=tools, chat_template=template, tokenize=True, return_dict=True, **options
+    if template is None and not tokenizer.chat_template:
+        raise InputError(
+            "the tokenizer has no chat template, which messages need: give base_model.chat_template, a file or one of "
+            f"{', '.join(NAMES)}"
         )
-    except InputError:
-        raise
+    if not messages:
+        raise InputError("there is no message before the answer: put what it answers before it")
+    try:
+        return tokenizer.apply_chat_template(messages, tools=tools, chat_template=template, **_FIXED, **options)
     except Exception as error:
         if not isinstance(error, ValueError | TypeError | KeyError) and "jinja2" not in type(error).__module__:
             raise

@@ -4,32 +4,95 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field, replace
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
-from rollout.model.errors import ConfigError, InputError
-from rollout.model.item import NewItem
+from blake3 import blake3
+
+from rollout.model.errors import ConfigError, InputError, OtherRunError
+from rollout.model.item import NewItem, Outcome
+from rollout.model.problems import problems
 from rollout.model.run import Policy, RunSpec
+from rollout.workloads.commit import CommitEntry
 from rollout.workloads.json_form import JsonObject
-from rollout.workloads.local_model import LocalModel, files_json, find_model, names_snapshot
-from rollout.workloads.port import Checked, Fetch, Reading, Tree, Workload, input_section
-from rollout.workloads.source import InputReport, Line, fail, json_of
-from rollout.workloads.train.config import DatasetSection, Kind, PreferenceSection, TrainConfig
-from rollout.workloads.train.lines import ERRORS, EVALUATIONS, METRICS, REPORT, SUMMARY, TrainWriter
+from rollout.workloads.local_model import (
+    LocalModel,
+    files_json,
+    find_model,
+    local_directory,
+    model_changes,
+    names_snapshot,
+    refuse_unless_whole_model,
+    tree_digest,
+)
+from rollout.workloads.port import Checked, Fetch, FoundSnapshot, Reading, Tree, Workload, input_section
+from rollout.workloads.train.config import ModelSection, PreferenceSection, TrainConfig, TrainingSection
+from rollout.workloads.train.data import Data, read_both
+from rollout.workloads.train.lines import (
+    ERRORS,
+    EVALUATIONS,
+    METRICS,
+    REPORT,
+    SUMMARY,
+    TrainWriter,
+    how_to_go_on,
+    refusal_of,
+)
 from rollout.workloads.train.model_output import draw_curves, write_model
-from rollout.workloads.train.plan import items, segments, steps_at_most
-from rollout.workloads.train.rows import parse_row
+from rollout.workloads.train.plan import items, segments_of, steps_at_most
+from rollout.workloads.train.preview import Preview, preview
+from rollout.workloads.train.report import report_lines
+from rollout.workloads.train.retention import retention
 from rollout.workloads.train.segment import Result, Segment
+from rollout.workloads.train.start import begin_with, start_table
+from rollout.workloads.train.templates import read_template
+from rollout.workloads.train.vocabulary import vocabulary_fault
 
 
 @dataclass(kw_only=True)
 class TrainChecked(Checked):
+    """`preview`: of a dry run."""
+
     steps: int
     rows: int
     model: LocalModel
+    preview: Preview | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class _Models:
+    """What `base_model` and `reference` name. `template`: the text of a file, or the name of one of ours."""
+
+    model: LocalModel
+    tokenizer: Path | None = None
+    tokenizer_tree: str = ""
+    reference: LocalModel | None = None
+    template: str | None = None
+
+    def config(self, section: ModelSection) -> JsonObject:
+        """`model` of a run's configuration, with the tokenizer, as workers look for it."""
+        return {
+            **files_json(self.model),
+            "tokenizer": section.tokenizer,
+            "revision": section.revision,
+            "tokenizer_local": self.tokenizer is not None,
+            "tokenizer_path": str(self.tokenizer.absolute()) if self.tokenizer else None,
+            "tokenizer_tree": self.tokenizer_tree,
+            "tokenizer_manifest": None,
+        }
+
+
+@dataclass(slots=True)
+class _Faults:
+    """Everything that is wrong is told at once."""
+
+    messages: list[str] = field(default_factory=list[str])
+
+    def add(self, key: str, text: str) -> None:
+        self.messages.append(f"{key}: {text}")
 
 
 class Train(Workload[TrainConfig, TrainChecked]):
@@ -42,7 +105,12 @@ class Train(Workload[TrainConfig, TrainChecked]):
     measure = "tokens"
     result_files = (METRICS, SUMMARY, REPORT, EVALUATIONS, ERRORS)
     free = frozenset({"output", "workers"})
-    recorded = frozenset({"run.name", "run.priority", "run.max_worker_lost", "snapshots.keep_last", "snapshots.label"})
+    recorded = frozenset(
+        {
+            "run.name", "run.priority", "run.max_worker_lost", "run.allow_different_hardware",
+            "snapshots.keep_last", "snapshots.keep_labeled", "snapshots.max_age", "snapshots.label",
+        }
+    )  # fmt: skip
 
     def directory(self, settings: TrainConfig) -> Path:
         return Path(settings.output.dir)
@@ -59,69 +127,83 @@ class Train(Workload[TrainConfig, TrainChecked]):
             )
 
     def check(self, settings: TrainConfig, reading: Reading) -> TrainChecked:
-        faults: list[str] = []
+        if reading.without_results:
+            raise OtherRunError("its data could not be used")
         kind, section = settings.algorithm.kind, settings.algorithm.settings
-        model = reference = None
-        where = f"algorithm.{kind}"
+        where, faults = f"algorithm.{kind}", _Faults()
+        models = _find_models(section, where, faults)
+        found: tuple[Data, Data | None] | None = None
         try:
-            model = find_model(section.base_model.uri, f"{where}.base_model.uri", section.base_model.revision)
-            if isinstance(section, PreferenceSection) and section.reference not in ("base", "free"):
-                reference = find_model(section.reference, f"{where}.reference", None)
-        except ConfigError as error:
-            faults.append(error.message)
-        found: list[tuple[Data, InputReport]] = []
-        for dataset in (section.dataset, section.eval_dataset):
-            if dataset is not None:
-                try:
-                    found.append(read_data(kind, dataset, reading))
-                except (ConfigError, InputError) as error:
-                    faults.append(error.message)
-        if faults or model is None:
-            raise ConfigError("\n".join(faults))
-        (data, report), evaluation = found[0], found[1] if len(found) > 1 else None
-        rows = report.rows * (2 if kind == "kto" and data.pairs else 1)
-        steps = steps_at_most(settings, rows)
+            found = read_both(kind, section, reading, where)
+        except InputError as error:
+            faults.messages.append(error.message)
+        steps = 0
+        if found is not None:
+            steps = steps_at_most(settings, found[0].rows)
+            _check_steps(section, found[0].rows, steps, where, faults)
+        if faults.messages or models is None or found is None:
+            if found is not None:
+                found[0].close()
+            raise InputError(problems(faults.messages))
+        data, evaluation = found
+        dumped = section.model_dump(mode="json")
+        dumped["base_model"]["chat_template"] = models.template
+        overlap = len(data.contents) if evaluation else 0
         config: JsonObject = {
             "schema": 1,
-            "algorithm": {"kind": kind, "settings": section.model_dump(mode="json")},
-            "model": files_json(model),
-            "reference_model": files_json(reference) if reference is not None else None,
+            "algorithm": {"kind": kind, "settings": dumped},
+            "model": models.config(section.base_model),
+            "reference_model": files_json(models.reference) if models.reference is not None else None,
             "dataset": data.config(),
-            "eval_dataset": evaluation[0].config() if evaluation else None,
-            "evaluation": evaluation[1].digest if evaluation else "",
+            "eval_dataset": evaluation.config() if evaluation else None,
+            "evaluation": {"digest": evaluation.report.digest, "overlap": overlap} if evaluation else {},
             "steps": steps,
+            "start": start_table(settings),
             "snapshots": settings.snapshots.model_dump(mode="json"),
-            "input": input_section(section.dataset.patterns, report),
+            "input": input_section(section.dataset.patterns, data.report),
             "output": settings.output.model_dump(mode="json"),
             "workers": settings.workers.model_dump(mode="json"),
             "run": settings.run.model_dump(mode="json"),
         }
-        trees = [Tree("dataset.manifest", data.root, always=True, files=data.files)]
-        if evaluation:
-            trees.append(Tree("eval_dataset.manifest", evaluation[0].root, always=True, files=evaluation[0].files))
-        if model.path is not None:
-            trees.append(Tree("model.manifest", model.path))
-        if reference is not None and reference.path is not None:
-            trees.append(Tree("reference_model.manifest", reference.path))
-        total = sum(1 for _ in segments(steps, settings.snapshots.every_steps))
-        uris = {"model": section.base_model.uri, "reference_model": reference.uri if reference is not None else ""}
-        return TrainChecked(
+        uris = {"model": section.base_model.uri, "reference_model": models.reference.uri if models.reference else ""}
+        checked = TrainChecked(
             config=config,
-            total=total,
-            trees=tuple(trees),
-            snapshots=tuple(key for key, uri in uris.items() if names_snapshot(uri)),
+            total=sum(1 for _ in segments_of(config)),
+            source=data.source,
+            trees=tuple(_trees(models, data, evaluation)),
+            notes=(*settings.notes, *_overlap(overlap, evaluation)),
+            snapshots=(*(k for k, uri in uris.items() if names_snapshot(uri)), *(("start",) if settings.start else ())),
             steps=steps,
-            rows=rows,
-            model=model,
+            rows=data.rows,
+            model=models.model,
         )
+        if reading.index is None:  # nothing will be submitted
+            datasets = {"dataset": data} | ({"eval_dataset": evaluation} if evaluation else {})
+            try:
+                checked.preview = preview(
+                    kind, section, models.template, models.model, models.tokenizer, datasets, reading
+                )
+            except InputError:
+                checked.close()
+                raise
+        return checked
 
     def plan(self, checked: TrainChecked, config: JsonObject, start: int) -> Iterator[NewItem]:
         return items(config, start)
 
+    def found(self, checked: TrainChecked, key: str, snapshot: FoundSnapshot) -> None:
+        if key == "start":
+            begin_with(checked.config, snapshot)
+        else:
+            refuse_unless_whole_model(snapshot.config, _key_of(checked, key))
+        super().found(checked, key, snapshot)
+
+    def settle(self, checked: TrainChecked) -> None:
+        checked.total = sum(1 for _ in segments_of(checked.config))
+
     def spec(self, run_id: str, config: JsonObject) -> RunSpec:
-        """A segment that failed ends the run: nothing can come after it. The first item's objects are the data."""
-        keep = (("last", str(config["snapshots"]["keep_last"])), ("from", "1"))
-        policies = (Policy("end_run", (("on", "failed"),)), Policy("keep_objects", keep))
+        """A segment that failed ends the run: nothing can come after it."""
+        policies = (Policy("end_run", (("on", "failed"),)), *retention(config["snapshots"]))
         return replace(super().spec(run_id, config), policies=policies)
 
     def writer(self, config: JsonObject) -> TrainWriter:
@@ -130,68 +212,199 @@ class Train(Workload[TrainConfig, TrainChecked]):
     async def finished(self, fetch: Fetch, config: JsonObject, directory: Path, summary: JsonObject) -> list[str]:
         made = await asyncio.to_thread(draw_curves, directory)
         if config["output"]["model"] and summary["final_snapshot"]:
-            made.append(await write_model(fetch, bytes.fromhex(summary["final_snapshot"]), directory / "model"))
+            name, model = bytes.fromhex(summary["final_snapshot"]), config["model"]
+            made.append(await write_model(fetch, name, directory / "model", model["path"] or model["uri"]))
         return made
 
-    def when_mended(self, committed: int) -> str:
-        return (
-            "a segment that failed is final; start another run from the last snapshot "
-            "(rollout train fork RUN_ID), or with another output directory"
-        )
+    def over(self, failed: int) -> str:
+        return "a segment that failed is final, and nothing of its run can come after it" if failed else ""
+
+    def when_mended(self, summary: JsonObject) -> str:
+        return how_to_go_on(summary) if summary[self.unit]["failed"] else super().when_mended(summary)
+
+    def without_results(self, summary: JsonObject) -> bool:
+        """The data could not be used: when it is mended, the same command starts another run."""
+        return bool(refusal_of(summary))
+
+    def refusal(self, summary: JsonObject) -> str:
+        return refusal_of(summary)
+
+    def remarks(self, entry: CommitEntry) -> Iterable[tuple[str, str, JsonObject]]:
+        """The report of the data, before the first step."""
+        if entry.outcome is Outcome.DONE and Segment.decode(entry.payload).op == "prepare":
+            report = Result.decode(entry.data).report
+            lines = [line for name, one in report.items() for line in report_lines(name, one)]
+            yield "data_report", "\n".join(lines), report
+
+    def describe_change(self, section: str, old: JsonObject, new: JsonObject) -> list[str] | None:
+        if section in ("model", "reference_model"):
+            return model_changes(old, new, section)
+        if section in ("dataset", "eval_dataset"):
+            return []  # `input` and `evaluation` say what changed
+        if section == "evaluation":
+            return ["eval_dataset: its rows are others"] if old.get("digest") != new.get("digest") else []
+        if section == "start" and (old["uri"], old["step"]) != (new["uri"], new["step"]):
+            began, now = (f"{one['uri']}, step {one['step'] or 'of the last snapshot'}" for one in (old, new))
+            return [f"start: it began with {began}, and not with {now}"]
+        return None
 
     def describe(self, settings: TrainConfig, checked: TrainChecked) -> list[str]:
         section = settings.algorithm.settings
-        return [
+        every = settings.snapshots.every_steps
+        shown = checked.preview
+        size = f" of about {_mib(shown.memory.host)}" if shown and shown.memory else ""
+        share = f"{section.minibatch_size} x {section.gradient_accumulation} x {section.devices} devices"
+        lines = [
             f"{settings.algorithm.kind} of {section.base_model.uri}",
-            f"{checked.rows} rows; {checked.steps} steps of {section.step_rows} rows, a snapshot every "
-            f"{settings.snapshots.every_steps}",
+            f"{checked.rows:,} rows; {checked.steps:,} steps of {section.step_rows} rows ({share})",
+            f"{checked.total - 1:,} segments of {every} steps, each with a snapshot{size}; the last "
+            f"{settings.snapshots.keep_last} stay",
+        ]
+        if shown:
+            lines += shown.lines()
+        lines += [
             f"writes {METRICS}, {REPORT} and {SUMMARY} to {settings.output.dir}",
             f"workers when no coordinator is named: {settings.workers.count}",
+            "the configuration as it is used:",
+            *(f"  {line}" for line in _flat("", _used(settings))),
         ]
+        return lines
 
     def dry_run(self, settings: TrainConfig, checked: TrainChecked) -> JsonObject:
-        return {"algorithm": settings.algorithm.kind, "rows": checked.rows, "steps": checked.steps}
+        section = settings.algorithm.settings
+        return {
+            "algorithm": settings.algorithm.kind,
+            "model": section.base_model.uri,
+            "minibatch": section.minibatch_size,
+            "dataset": ",".join(section.dataset.patterns),
+            "rows": checked.rows,
+            "steps": checked.steps,
+            "step_rows": section.step_rows,
+            "segments": checked.total - 1,
+            **(checked.preview.to_json() if checked.preview else {}),
+            "config": _used(settings),
+        }
 
     def item_input(self, payload: bytes) -> tuple[Any, str]:
         Segment.decode(payload)
         return json.loads(payload), ""
 
     def item_output(self, data: bytes) -> Any:
-        Result.decode(data)
-        return json.loads(data)
+        found: Any = json.loads(data)
+        if not isinstance(found, list):  # of `verify` it is one
+            Result.decode(data)
+        return cast(Any, found)
 
 
-@dataclass(frozen=True, slots=True)
-class Data:
-    """Files of a dataset, named so that their order is that of their names. `pairs`: of the first row."""
-
-    kind: str
-    root: Path
-    files: tuple[tuple[str, Path], ...]
-    pairs: bool
-
-    def config(self) -> JsonObject:
-        return {"kind": self.kind, "files": [name for name, _ in self.files], "manifest": ""}
+def _key_of(checked: TrainChecked, table: str) -> str:
+    """What a person calls it."""
+    names = {"model": "base_model.uri", "reference_model": "reference"}
+    return f"algorithm.{checked.config['algorithm']['kind']}.{names[table]}"
 
 
-def read_data(kind: Kind, dataset: DatasetSection, reading: Reading) -> tuple[Data, InputReport]:
-    """Every row once. ConfigError, InputError with all that is wrong."""
-    if dataset.kind != "jsonl_path":
-        raise ConfigError(f'dataset.kind = "{dataset.kind}" is not read yet')
-    pairs = False
-
-    def read(line: Line) -> None:
-        nonlocal pairs
+def _find_models(section: TrainingSection, where: str, faults: _Faults) -> _Models | None:
+    base = section.base_model
+    found: dict[str, LocalModel | None] = {"model": None, "reference": None}
+    wanted = [("model", base.uri, f"{where}.base_model.uri", base.revision)]
+    if isinstance(section, PreferenceSection) and section.reference not in ("base", "free"):
+        wanted.append(("reference", section.reference, f"{where}.reference", None))
+    for name, uri, key, revision in wanted:
         try:
-            found = parse_row(kind, json_of(line))
-        except InputError as error:
-            fail(line.file, line.line, error.message)
-        pairs = pairs or len(found) > 1
-
-    source, report = reading.rows(dataset.patterns, read)
+            found[name] = find_model(uri, key, revision)
+        except ConfigError as error:
+            faults.messages.append(error.message)
+    tokenizer: Path | None = None
+    template: str | None = None
     try:
-        paths = [Path(file.path) for file in report.files]
-    finally:
-        source.close()
-    files = tuple((f"{i:05}-{path.name}", path) for i, path in enumerate(paths))
-    return Data(dataset.kind, Path.cwd(), files, pairs), report
+        if base.tokenizer is not None:
+            tokenizer = local_directory(base.tokenizer, f"{where}.base_model.tokenizer")
+    except ConfigError as error:
+        faults.messages.append(error.message)
+    try:
+        if base.chat_template is not None:
+            template = read_template(base.chat_template, f"{where}.base_model.chat_template")
+    except ConfigError as error:
+        faults.messages.append(error.message)
+    model = found["model"]
+    if model is None:
+        return None
+    _check_tokenizer(model, tokenizer, base, where, faults)
+    tree = tree_digest(tokenizer)[0].hex() if tokenizer is not None else ""
+    if base.tokenizer is not None:
+        other = tree or f"hub:{base.tokenizer}"
+        model = replace(model, content_id=blake3(f"{model.content_id} {other}".encode()).hexdigest())
+    return _Models(model, tokenizer, tree, found["reference"], template)
+
+
+_TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "tokenizer.model", "vocab.json", "spiece.model")
+
+
+def _check_tokenizer(
+    model: LocalModel, tokenizer: Path | None, base: ModelSection, where: str, faults: _Faults
+) -> None:
+    key = "uri" if base.tokenizer is None else "tokenizer"
+    place = f"{where}.base_model.{key}"
+    directory = tokenizer if base.tokenizer is not None else model.path
+    if directory is None:
+        return
+    if not any((directory / name).is_file() for name in _TOKENIZER_FILES):
+        missing = f"{directory} has no tokenizer (such as {_TOKENIZER_FILES[0]})"
+        faults.add(place, f"{missing}: set base_model.tokenizer" if key == "uri" else missing)
+    elif model.path is not None and (fault := vocabulary_fault(model.path, directory)):
+        faults.add(place, fault)
+
+
+def _check_steps(section: TrainingSection, rows: int, steps: int, where: str, faults: _Faults) -> None:
+    if section.step_rows > rows:
+        faults.add(
+            f"{where}.minibatch_size",
+            f"a step takes {section.step_rows:,} rows ({section.minibatch_size} x {section.gradient_accumulation} of "
+            f"gradient_accumulation x {section.devices} devices), and the data has {rows:,}: lower one of them",
+        )
+    if not steps:
+        faults.add(
+            f"{where}.budget.epochs",
+            f"{section.budget.epochs} of {rows:,} rows is not one row: raise it, or set max_steps",
+        )
+    elif section.optimizer.warmup_steps > steps:
+        faults.add(
+            f"{where}.optimizer.warmup_steps",
+            f"is {section.optimizer.warmup_steps}, more than all {steps:,} steps of the run: the rate would never "
+            "reach lr",
+        )
+
+
+def _overlap(count: int, evaluation: Data | None) -> tuple[str, ...]:
+    if not count or evaluation is None:
+        return ()
+    rows = f"{count:,} of the {evaluation.report.rows:,} rows of eval_dataset are in dataset too"
+    return (f"warning: {rows}: evaluations will look better than they are",)
+
+
+def _trees(models: _Models, data: Data, evaluation: Data | None) -> Iterator[Tree]:
+    yield Tree("dataset.manifest", Path(data.tables[0][1]), always=True, files=data.files)
+    if evaluation:
+        yield Tree("eval_dataset.manifest", Path(evaluation.tables[0][1]), always=True, files=evaluation.files)
+    if models.model.path is not None:
+        yield Tree("model.manifest", models.model.path)
+    if models.tokenizer is not None:
+        yield Tree("model.tokenizer_manifest", models.tokenizer)
+    if models.reference is not None and models.reference.path is not None:
+        yield Tree("reference_model.manifest", models.reference.path)
+
+
+def _used(settings: TrainConfig) -> JsonObject:
+    """The configuration with its defaults, without what is not there."""
+    return settings.model_dump(mode="json", exclude_none=True)
+
+
+def _flat(prefix: str, value: Any) -> Iterator[str]:
+    if isinstance(value, dict):
+        for key, inner in value.items():  # pyright: ignore[reportUnknownVariableType]
+            yield from _flat(f"{prefix}.{key}" if prefix else str(key), inner)  # pyright: ignore
+    else:
+        yield f"{prefix} = {json.dumps(value)}"
+
+
+def _mib(count: int) -> str:
+    return f"{count / (1 << 20):,.1f} MiB"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any, cast
@@ -105,7 +105,8 @@ def _with_merged(directory: str, settings: TrainingSection, head: str) -> nn.Mod
     base = str(json.loads(path.read_text("utf-8"))["base_model_name_or_path"])
     given: Any = PeftModel
     with _old_names():
-        return given.from_pretrained(_load(base, settings, head, None), directory).merge_and_unload().requires_grad_(True)
+        merged: Any = given.from_pretrained(_load(base, settings, head, None), directory).merge_and_unload()
+        return merged.requires_grad_(True)
 
 
 def without_dropout(config: Any) -> None:
@@ -152,7 +153,7 @@ def with_adapter(model: nn.Module, lora: LoraSection, head: str) -> Any:
 
 
 @contextmanager
-def _old_names() -> Iterator[None]:
+def _old_names() -> Generator[None]:
     """peft asks transformers for things by their names of before."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", FutureWarning)

@@ -16,8 +16,8 @@ def make_optimizer(model: nn.Module, section: OptimizerSection) -> torch.optim.O
     decayed = [p for _, p in trained if p.ndim > 1]
     others = [p for _, p in trained if p.ndim <= 1]
     groups: list[dict[str, Any]] = [
-        {"params": decayed, "weight_decay": section.weight_decay},
-        {"params": others, "weight_decay": 0.0},
+        {"params": decayed, "weight_decay": section.weight_decay, "decays": True},
+        {"params": others, "weight_decay": 0.0, "decays": False},
     ]
     groups = [group for group in groups if group["params"]]
     if section.kind == "sgd":
@@ -32,3 +32,19 @@ def make_schedule(optimizer: torch.optim.Optimizer, section: OptimizerSection, s
     special = {"min_lr_rate": section.min_lr_ratio} if section.schedule == "cosine_with_min_lr" else None
     library: Any = optimization
     return library.get_scheduler(section.schedule, optimizer, warmup, steps, scheduler_specific_kwargs=special)
+
+
+def follow_settings(optimizer: Any, schedule: Any, section: OptimizerSection) -> None:
+    """Rates and the like as `section` has them, of an optimiser and a schedule whose state was just restored: of a run
+    that goes on from another's state they may be others than they were there. Equal settings change no bit."""
+    rates: list[float] = []
+    for group, factor in zip(optimizer.param_groups, schedule.lr_lambdas, strict=True):
+        group["initial_lr"], group["lr"] = section.lr, section.lr * factor(schedule.last_epoch)
+        group["weight_decay"] = section.weight_decay if group["decays"] else 0.0
+        if section.kind == "sgd":
+            group["momentum"] = section.momentum
+        else:
+            group["betas"], group["eps"] = section.betas, section.eps
+        rates.append(group["lr"])
+    schedule.base_lrs = [section.lr] * len(rates)
+    schedule._last_lr = rates  # pyright: ignore[reportPrivateUsage] - as `step` leaves it

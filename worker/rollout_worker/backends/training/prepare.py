@@ -1,121 +1,239 @@
-"""Rows of files to a dataset, with a report: what the first item of a run does."""
+"""Rows of files to a dataset, with a report: what the first item of a run does, and a dry run.
+
+What was made once of the same rows, tokenizer and settings is kept on the host, and not made again.
+"""
 
 from __future__ import annotations
 
-import gzip
 import json
-from collections.abc import Iterator, Mapping, Sequence
+import os
+import shutil
+from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass
+from importlib.metadata import version
+from itertools import islice
 from pathlib import Path
-from typing import IO, Any, cast
+from tempfile import TemporaryDirectory
+from typing import Any
 
-from backports.zstd import ZstdFile
+from blake3 import blake3
 from rollout.model.errors import AttemptError, InputError
-from rollout.workloads.json_form import parse_json
+from rollout.model.problems import problems
+from rollout.objects.digest import hash_file
+from rollout.workloads.json_form import JsonObject, canonical
 from rollout.workloads.train.config import Kind, SftSection, TrainingSection
-from rollout.workloads.train.dataset import Dataset, Report, build, faults_to_tell, policies_of
-from rollout.workloads.train.encode import Encoded, Encoder
-from rollout.workloads.train.rows import parse_row
+from rollout.workloads.train.dataset import Dataset, build
+from rollout.workloads.train.encode import Encoded, Encoder, Fault
+from rollout.workloads.train.files import values_of
+from rollout.workloads.train.report import Place, Report, faults_to_tell, listed, policies_of
+from rollout.workloads.train.rows import LossOn, Row, parse_row
 from rollout.workloads.train.templates import find_template
+from rollout.workloads.train.vocabulary import too_many_tokens
 
-_BAD_MAX = 100
+_BATCH = 512
+_KINDS_MAX = 6
+_SCHEMA = 1
+CACHE_MAX = 16 << 30
+"""Bytes of kept tokens on one host: those that were not used for longest go first."""
 
 
 @dataclass(frozen=True, slots=True)
 class Files:
-    """`kind` as `[dataset]` says, and what there is of it on this host, in order."""
+    """`kind` as `[dataset]` says, and where the files are on this host, in order. `names`: for people, if they have
+    others. `identity`: of their content."""
 
     kind: str
     paths: tuple[Path, ...]
+    names: tuple[str, ...] = ()
+    identity: str = ""
+
+    @property
+    def named(self) -> list[tuple[str, Path]]:
+        return list(zip(self.names or [path.name for path in self.paths], self.paths, strict=True))
 
 
-def read_tokenizer(name: str) -> Any:
+def read_tokenizer(name: str, revision: str | None = None) -> Any:
     """AttemptError: there is none."""
-    from transformers import AutoTokenizer
+    import transformers
 
+    tokenizers: Any = transformers.AutoTokenizer
     try:
-        return AutoTokenizer.from_pretrained(name)  # pyright: ignore[reportUnknownMemberType, reportUnknownVariableType]
-    except (OSError, ValueError) as error:
-        raise AttemptError(f"the tokenizer cannot be loaded: {error}", code="tokenizer_invalid", retry=False) from error
+        return tokenizers.from_pretrained(name, revision=revision or "main")
+    except (OSError, ValueError, KeyError, ImportError) as error:
+        raise AttemptError(
+            f"base_model.tokenizer: the tokenizer cannot be loaded from {name}: {error}",
+            code="tokenizer_invalid",
+            retry=False,
+        ) from error
 
 
 def prepare(kind: Kind, settings: TrainingSection, files: Files, tokenizer: Any) -> tuple[Dataset, Report]:
     """AttemptError (`invalid_data`, not retryable) with every fault of the data whose policy is `error`."""
-    sft = settings if isinstance(settings, SftSection) else None
-    template = find_template(tokenizer, settings.base_model.chat_template, "base_model.chat_template")
-    length = sft.length if sft is not None else settings.max_length
-    encoder = Encoder(tokenizer, template, length, sft.loss_on.kind if sft is not None else "completion_only")
+    loss_on, length, pack = _form(settings)
+    template = find_template(tokenizer, settings.base_model.chat_template)
+    encoder = Encoder(tokenizer, template, length, loss_on)
     policies = policies_of(settings.rows)
-    pack = (
-        sft.packing.max_seq_len if sft is not None and sft.packing is not None and sft.packing.kind != "off" else None
-    )
-    bad: list[str] = []
-    data, report = build(_encoded(kind, files, encoder, bad), policies, pack)
-    problems = [*bad, *faults_to_tell(report, policies)]
-    if not problems and not data.units:
-        problems = ["no row is left to train on"]
-    if problems:
-        raise AttemptError("\n".join(problems), code="invalid_data", retry=False)
+    bad = _Bad()
+    data, report = build(_encoded(kind, files, encoder, loss_on, bad), policies, pack)
+    limit = "packing.max_seq_len" if pack is not None else "max_length"
+    about: dict[Fault, str] = {"too_long": f", more than {limit} = {length:,} tokens"}
+    told = [*bad.lines(), *faults_to_tell(report, about)]
+    if not told and not data.units:
+        told = [f"no row is left to train on: all {report.rows:,} are dropped"]
+    if told:
+        raise AttemptError(problems(told), code="invalid_data", retry=False)
     return data, report
 
 
-def _encoded(kind: Kind, files: Files, encoder: Encoder, bad: list[str]) -> Iterator[tuple[int, Encoded]]:
-    for number, (where, value) in enumerate(rows_of(files), 1):
+def _form(settings: TrainingSection) -> tuple[LossOn, int, int | None]:
+    """(what is learnt, tokens of a row at most, of a sequence that several share)"""
+    if not isinstance(settings, SftSection):
+        return "completion_only", settings.max_length, None
+    packed = settings.packing is not None and settings.packing.kind != "off"
+    return settings.loss_on.kind, settings.length, settings.length if packed else None
+
+
+class _Bad:
+    """Rows that cannot become tokens at all, by what is wrong."""
+
+    def __init__(self) -> None:
+        self.count = 0
+        self._places: dict[str, list[Place]] = {}
+
+    def add(self, place: Place, message: str) -> None:
+        self.count += 1
+        known = message in self._places or len(self._places) < _KINDS_MAX
+        self._places.setdefault(message if known else "other faults of rows like these", []).append(place)
+
+    def lines(self) -> list[str]:
+        return [f"{listed(places)}: {message}" for message, places in self._places.items()]
+
+
+def _encoded(kind: Kind, files: Files, encoder: Encoder, loss_on: LossOn, bad: _Bad) -> Iterator[tuple[Place, Encoded]]:
+    rows = _rows(kind, files, loss_on, bad)
+    while batch := list(islice(rows, _BATCH)):
+        found = encoder.encode_many([row for _, row in batch])
+        for (place, _), one in zip(batch, found, strict=True):
+            if isinstance(one, InputError):
+                bad.add(place, one.message)
+            else:
+                yield place, one
+
+
+def _rows(kind: Kind, files: Files, loss_on: LossOn, bad: _Bad) -> Iterator[tuple[Place, Row]]:
+    for place, value in _values(files):
         try:
-            rows = parse_row(kind, value)
-            found = [encoder.encode(row) for row in rows]
+            found = parse_row(kind, value, loss_on)
         except InputError as error:
-            if len(bad) < _BAD_MAX:
-                bad.append(f"{where}: {error.message}")
+            bad.add(place, error.message)
             continue
-        for one in found:
-            yield number, one
+        for row in found:
+            yield place, row
 
 
-def rows_of(files: Files) -> Iterator[tuple[str, Any]]:
-    """(file:line or file, row number; value), in order. AttemptError: a file cannot be read."""
-    if files.kind == "jsonl_path":
-        for path in files.paths:
-            yield from _jsonl(path)
-    elif files.kind == "parquet_path":
-        yield from _table(files.paths, "parquet")
-    else:
-        yield from _table(files.paths, "dataset")
+def _values(files: Files) -> Iterator[tuple[Place, Any]]:
+    number = 0
+    for name, path in files.named:
+        try:
+            for line, value in values_of(files.kind, name, path):
+                number += 1
+                yield Place(number, name, line), value
+        except InputError as error:
+            code = "package_missing" if "package" in error.context else "invalid_data"
+            raise AttemptError(error.message, code=code, retry=False) from error
 
 
-def _jsonl(path: Path) -> Iterator[tuple[str, Any]]:
-    with _opened(path) as file:
-        for line, raw in enumerate(file, 1):
-            if raw.strip():
-                try:
-                    yield f"{path.name}:{line}", parse_json(raw.rstrip(b"\r\n").removeprefix(b"\xef\xbb\xbf"))
-                except ValueError as error:
-                    raise AttemptError(f"{path.name}:{line}: {error}", code="invalid_data", retry=False) from error
+# ---- kept on the host
 
 
-def _opened(path: Path) -> IO[bytes]:
-    if path.suffix == ".gz":
-        return cast(IO[bytes], gzip.open(path))
-    return cast(IO[bytes], ZstdFile(path)) if path.suffix == ".zst" else path.open("rb")
+def prepared(
+    kind: Kind, settings: TrainingSection, files: Files, tokenizer: Any, path: Path, cache: Path | None
+) -> tuple[int, JsonObject]:
+    """The dataset of `files` at `path`: (units, report). What is in `cache` is not made again. AttemptError."""
+    kept = cache / _key(kind, settings, files, tokenizer) if cache is not None and files.identity else None
+    if kept is not None and (report := _taken(kept, path)) is not None:
+        return report["sequences"], report
+    data, made = prepare(kind, settings, files, tokenizer)
+    data.save(path)
+    report = made.to_json()
+    if kept is not None:
+        _keep(kept, path, report)
+    return data.units, report
 
 
-def _table(paths: Sequence[Path], kind: str) -> Iterator[tuple[str, Any]]:
+def _key(kind: Kind, settings: TrainingSection, files: Files, tokenizer: Any) -> str:
+    """Of all that tokens depend on."""
+    template = find_template(tokenizer, settings.base_model.chat_template)
+    own = json.dumps(tokenizer.chat_template, sort_keys=True)
+    parts = [
+        _SCHEMA, kind, files.kind, files.identity, files.names, list(_form(settings)), policies_of(settings.rows),
+        template.text, template.marked_texts, own, tokenizer.backend_tokenizer.to_str(),
+        [tokenizer.eos_token, tokenizer.bos_token, sorted(tokenizer.all_special_ids)],
+        version("transformers"), version("tokenizers"),
+    ]  # fmt: skip
+    return blake3(canonical(parts)).hexdigest()
+
+
+def _taken(kept: Path, path: Path) -> JsonObject | None:
+    """A copy of what is kept, if it is whole."""
     try:
-        import datasets
-        import pyarrow.parquet as parquet
-    except ImportError as error:
-        message = f"reading {kind} needs the packages datasets and pyarrow: pip install 'rollout-engine[train]'"
-        raise AttemptError(message, code="package_missing", retry=False) from error
-    for path in paths:
-        if kind == "parquet":
-            batches: Iterator[Mapping[str, Any]] = (
-                row for batch in parquet.ParquetFile(path).iter_batches() for row in batch.to_pylist()
-            )
-        else:
-            batches = iter(datasets.load_from_disk(str(path)))  # pyright: ignore
-        for number, row in enumerate(batches, 1):
-            yield f"{path.name}, row {number}", {key: value for key, value in row.items() if value is not None}
+        record: JsonObject = json.loads((kept / "report.json").read_bytes())
+        shutil.copyfile(kept / "tokens", path)
+        if hash_file(path)[0].hex() != record["tokens"]:
+            shutil.rmtree(kept)
+            return None
+        os.utime(kept)
+    except (OSError, ValueError, KeyError):
+        return None
+    return record["report"]
 
 
-def write_report(path: Path, report: Report) -> None:
-    path.write_text(json.dumps(report.to_json(), indent=2) + "\n", "utf-8")
+def _keep(kept: Path, path: Path, report: JsonObject) -> None:
+    """Under its name only when it is whole. It is only a cache: where it cannot be written, nothing is."""
+    with suppress(OSError):
+        kept.parent.mkdir(parents=True, exist_ok=True)
+        with TemporaryDirectory(dir=kept.parent, prefix=".") as scratch:
+            made = Path(scratch) / "made"
+            made.mkdir()
+            shutil.copyfile(path, made / "tokens")
+            record = {"report": report, "tokens": hash_file(path)[0].hex()}
+            (made / "report.json").write_text(json.dumps(record), "utf-8")
+            made.rename(kept)
+        _prune(kept.parent)
+
+
+def _prune(cache: Path) -> None:
+    entries = sorted(cache.iterdir(), key=lambda entry: entry.stat().st_mtime, reverse=True)
+    total = 0
+    for entry in entries:
+        total += sum(file.stat().st_size for file in entry.iterdir())
+        if total > CACHE_MAX:
+            shutil.rmtree(entry)
+
+
+def files_of(given: JsonObject, root: Path) -> Files:
+    """`dataset` of a run's configuration, whose files are below `root`."""
+    places, names = zip(*given["files"], strict=True)
+    return Files(given["kind"], tuple(root / place for place in places), names, given["manifest"])
+
+
+def check_vocabulary(tokenizer: Any, model: str, revision: str | None) -> None:
+    """AttemptError where the tokenizer has ids that the model has no embedding for."""
+    import transformers
+
+    configs: Any = transformers.AutoConfig
+    try:
+        config = configs.from_pretrained(model, revision=revision or "main")
+    except (OSError, ValueError) as error:
+        raise AttemptError(f"the model cannot be loaded: {error}", code="model_invalid", retry=False) from error
+    embeddings: int | None = getattr(config.get_text_config(), "vocab_size", None)
+    vocabulary = max(tokenizer.get_vocab().values(), default=-1) + 1
+    if embeddings is not None and vocabulary > embeddings:
+        raise AttemptError(too_many_tokens(vocabulary, embeddings), code="invalid_data", retry=False)
+
+
+def pad_of(tokenizer: Any) -> int:
+    """Any id does: masks say what is padding."""
+    pad = tokenizer.pad_token_id if tokenizer.pad_token_id is not None else tokenizer.eos_token_id
+    return int(pad or 0)

@@ -6,22 +6,28 @@ and so is an answer; all ranks are told the same, and rank 0 answers. It ends wi
 
 from __future__ import annotations
 
-import errno
 import json
 import os
+import shutil
 import socket
 import sys
 import threading
+import time
 import traceback
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, cast
 
 from rollout.model.errors import AttemptError, RolloutError
-from rollout.workloads.train.config import SECTIONS, Kind
+from rollout.model.problems import problems
+from rollout.workloads.train.config import SECTIONS, Kind, TrainingSection
 
 from rollout_worker.backends.training.determinism import fingerprint, make_deterministic
+from rollout_worker.backends.training.faults import is_full, out_of_memory, ran_out_of_memory
 from rollout_worker.hosting.lifeline import ask_kernel
+
+FULL_WAIT_S = 2.0
+"""Between two tries to write a snapshot to a disk that is full."""
 
 
 class Rank:
@@ -31,6 +37,7 @@ class Rank:
         self._trainer: Any = None
         self._writing: threading.Thread | None = None
         self._number = 0
+        self._settings: TrainingSection | None = None
 
     def main(self) -> None:
         for line in self._file:
@@ -45,7 +52,7 @@ class Rank:
                 self._fail(error.message, error.code, False)
             except Exception as error:  # noqa: BLE001 - of libraries and user code: whatever it is, it is told
                 traceback.print_exc()
-                self._fail(f"{type(error).__name__}: {error}", "trainer_failed", True)
+                self._fail(*self._library_fault(error))
         self._wait()
 
     def _say(self, number: int = 0, **answer: Any) -> None:
@@ -59,30 +66,52 @@ class Rank:
     def _fail(self, message: str, code: str, retry: bool, number: int = 0) -> None:
         self._say(number, error={"message": message, "code": code, "retry": retry})
 
+    def _library_fault(self, error: Exception) -> tuple[str, str, bool]:
+        """(message, code, whether another try may help)."""
+        if ran_out_of_memory(error) and self._settings is not None:
+            return out_of_memory(self._settings, error), "out_of_memory", False
+        code = "disk_full" if is_full(error) else "trainer_failed"
+        return f"{type(error).__name__}: {error}", code, True
+
     # ---- commands
 
     def _prepare(self, command: dict[str, Any]) -> None:
-        from rollout_worker.backends.training.prepare import Files, prepare, read_tokenizer
+        from rollout_worker.backends.training.prepare import (
+            check_vocabulary,
+            files_of,
+            pad_of,
+            prepared,
+            read_tokenizer,
+        )
 
         kind = cast(Kind, command["kind"])
         settings = SECTIONS[kind].model_validate(command["settings"])
-        tokenizer = read_tokenizer(command["tokenizer"])
+        model, other, revision = command["model"], command.get("tokenizer"), settings.base_model.revision
+        tokenizer = read_tokenizer(other or model, None if other else revision)
+        check_vocabulary(tokenizer, model, revision)
         answer: dict[str, Any] = {}
+        faults: list[str] = []
         for name, given in command["datasets"].items():
-            files = Files(given["kind"], tuple(Path(path) for path in given["paths"]))
-            data, report = prepare(kind, settings, files, tokenizer)
             path = Path(command["directory"]) / f"{name}.safetensors"
-            data.save(path)
-            answer[name] = {"path": str(path), "report": report.to_json(), "units": data.units}
-        pad = tokenizer.pad_token_id if tokenizer.pad_token_id is not None else tokenizer.eos_token_id
-        self._say(done={"datasets": answer, "pad": int(pad or 0)})
+            files, cache = files_of(given, Path(given["root"])), Path(command["cache"])
+            try:
+                units, report = prepared(kind, settings, files, tokenizer, path, cache)
+            except AttemptError as error:
+                if error.error_code != "invalid_data":
+                    raise
+                faults.append(error.message)
+                continue
+            answer[name] = {"path": str(path), "report": report, "units": units}
+        if faults:
+            raise AttemptError(problems(faults), code="invalid_data", retry=False)
+        self._say(done={"datasets": answer, "pad": pad_of(tokenizer)})
 
     def _build(self, command: dict[str, Any]) -> None:
         from rollout_worker.algorithms.registered import make_algorithm
         from rollout_worker.backends.training.trainer import Job, Trainer
 
         kind = cast(Kind, command["kind"])
-        settings = SECTIONS[kind].model_validate(command["settings"])
+        settings = self._settings = SECTIONS[kind].model_validate(command["settings"])
         self._wait()
         self._trainer = None
         job = Job(
@@ -131,17 +160,19 @@ class Rank:
         def written() -> None:
             from rollout_worker.backends.training.state import write
 
-            try:
-                write(captured, directory)
-            except OSError as error:
-                self._fail(
-                    f"the snapshot cannot be written: {error}",
-                    "disk_full" if error.errno == errno.ENOSPC else "disk",
-                    True,
-                    number,
-                )
-            else:
-                self._say(number, done={"weights": captured.digest()})
+            while True:
+                try:
+                    write(captured, directory)
+                except Exception as error:  # noqa: BLE001 - or nobody would ever hear of it
+                    shutil.rmtree(directory, ignore_errors=True)
+                    if not is_full(error):
+                        self._fail(f"the snapshot cannot be written: {error}", "disk", True, number)
+                        return
+                    self._say(number, full=str(error))
+                    time.sleep(FULL_WAIT_S)
+                else:
+                    self._say(number, done={"weights": captured.digest()})
+                    return
 
         self._writing = threading.Thread(target=written)
         self._writing.start()

@@ -38,7 +38,7 @@ from rollout_worker.backends.training.models import (
     parameters,
     with_adapter,
 )
-from rollout_worker.backends.training.optimizer import make_optimizer, make_schedule
+from rollout_worker.backends.training.optimizer import follow_settings, make_optimizer, make_schedule
 from rollout_worker.backends.training.parallel import make_accelerator, prepare, prepare_frozen, whole
 from rollout_worker.backends.training.speed import peak, speed
 from rollout_worker.backends.training.sums import Sums
@@ -337,6 +337,7 @@ class Trainer:
         self.optimizer.load_state_dict(shared_optimizer(state, self.optimizer.param_groups))
         lambdas = {"lr_lambdas": [None] * len(self.optimizer.param_groups)}  # functions are as they were built
         self.schedule.load_state_dict(files.read_json(directory / "schedule.json") | lambdas)
+        follow_settings(self.optimizer, self.schedule, self.settings.optimizer)
         position = files.read_json(directory / files.MANIFEST)["position"]
         self.step, self.tokens, self.first_loss = position["step"], position["tokens"], position["first_loss"]
         files.load_random(directory, self.rank)

@@ -1,0 +1,52 @@
+"""What a snapshot is, and what it consists of."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Literal, get_args
+
+from blake3 import blake3
+
+from rollout.model.errors import ObjectCorruptError
+
+FORMAT = 1
+Kind = Literal["train_state", "buffer", "process", "episodic_memory"]
+"""`kind` of the manifest. train_state: what training goes on from. The others have their place here for workloads to
+come: a replay buffer, the state of a process, what an agent remembers between episodes. Of those only the frame is
+fixed: a directory with `manifest.json`, packed as `rollout.snapshots.tar` does."""
+KINDS: tuple[Kind, ...] = get_args(Kind)
+MANIFEST = "manifest.json"
+_PARTS = (
+    ("weights", "model.safetensors"),
+    ("optimizer", "optimizer"),
+    ("schedule", "schedule"),
+    ("rng", "random-"),
+    ("model", "model/"),
+    ("manifest", MANIFEST),
+)
+"""Name of a part, and how names of its files begin."""
+
+
+def parts_of(members: Mapping[str, str]) -> dict[str, str]:
+    """One hash for each part, hex, from those of the files of an archive by their names."""
+    hashers: dict[str, Any] = {}
+    for name, digest in sorted(members.items()):
+        part = next((part for part, prefix in _PARTS if name.startswith(prefix)), "other")
+        hashers.setdefault(part, blake3()).update(f"{name}\0{digest}\0".encode())
+    return {part: hasher.hexdigest() for part, hasher in hashers.items()}
+
+
+def read_manifest(directory: Path, kind: Kind) -> dict[str, Any]:
+    """Of an unpacked snapshot. ObjectCorruptError: it is none, of another kind, or of a newer format."""
+    try:
+        found: Any = json.loads((directory / MANIFEST).read_text("utf-8"))
+        number, seen = found["format"], found["kind"]
+    except (OSError, ValueError, TypeError, KeyError) as error:
+        raise ObjectCorruptError(f"this is no snapshot: its {MANIFEST} cannot be read: {error}") from error
+    if number != FORMAT:
+        raise ObjectCorruptError(f"the snapshot has format {number}, and this program reads {FORMAT}: upgrade it")
+    if seen != kind:
+        raise ObjectCorruptError(f"this is a snapshot of kind {seen!r}, and not {kind!r}")
+    return found

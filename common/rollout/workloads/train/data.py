@@ -1,0 +1,245 @@
+"""The datasets of a configuration as a client reads them: every row once, before anything starts."""
+
+from __future__ import annotations
+
+import glob
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from blake3 import blake3
+
+from rollout.model.errors import InputError
+from rollout.model.problems import problems
+from rollout.objects.tree import scan_directory
+from rollout.workloads.input_files import InputFile
+from rollout.workloads.json_form import JsonObject
+from rollout.workloads.port import Reading
+from rollout.workloads.source import Faults, FileReport, InputReport, Line, Source, json_of
+from rollout.workloads.train.config import DatasetSection, Kind, SftSection, TrainingSection
+from rollout.workloads.train.files import INFO, SPLITS, table_rows
+from rollout.workloads.train.rows import LossOn, Row, content_of, parse_row
+
+_SUFFIXES = {"jsonl_path": (".jsonl", ".jsonl.gz", ".jsonl.zst", ".ndjson"), "parquet_path": (".parquet",)}
+_BATCH = 2000  # rows between two progress calls
+_DIGEST = 16
+
+
+@dataclass(slots=True)
+class Data:
+    """A dataset that was read. `files`: (name in the tree that travels, file); `tables`: (place in the tree, name for
+    people), a file or the directory of a dataset. `rows`: what is trained on, a pair of KTO is two."""
+
+    kind: str
+    report: InputReport
+    files: tuple[tuple[str, Path], ...]
+    tables: tuple[tuple[str, str], ...]
+    rows: int
+    contents: set[bytes] = field(default_factory=set[bytes])
+    source: Source | None = None
+
+    def close(self) -> None:
+        if self.source is not None:
+            self.source.close()
+
+    def config(self) -> JsonObject:
+        """For workers: `files` are (place in the tree, name for people)."""
+        return {"kind": self.kind, "files": [list(table) for table in self.tables], "manifest": ""}
+
+
+class _Rows:
+    """Checks rows, and keeps what tells one from another, if it is asked to."""
+
+    def __init__(self, kind: Kind, loss_on: LossOn, known: set[bytes] | None) -> None:
+        self._kind: Kind = kind
+        self._loss_on: LossOn = loss_on
+        self._known = known
+        self.count = 0
+        self.contents: set[bytes] = set()
+
+    def add_line(self, line: Line) -> None:
+        self.add(line, json_of(line))
+
+    def add(self, line: Line, value: Any) -> None:
+        try:
+            found = parse_row(self._kind, value, self._loss_on)
+        except InputError as error:
+            raise InputError(f"{line.where}: {error.message}", file=line.file, line=line.line) from None
+        self.count += len(found)
+        if self._known is None or self._known:
+            self._keep(found)
+
+    def _keep(self, rows: Sequence[Row]) -> None:
+        digest = blake3(b"".join(map(content_of, rows))).digest(_DIGEST)
+        if self._known is None or digest in self._known:
+            self.contents.add(digest)
+
+
+def read_both(kind: Kind, section: TrainingSection, reading: Reading, where: str) -> tuple[Data, Data | None]:
+    """(the dataset, the evaluation set). `contents` of the dataset are those that are in the evaluation set too.
+
+    InputError with all that is wrong with both. `where`: the section, for people.
+    """
+    loss_on = section.loss_on.kind if isinstance(section, SftSection) else "completion_only"
+    faults: list[str] = []
+    evaluation: Data | None = None
+    if section.eval_dataset is not None:
+        try:
+            # Hashes are kept of the rows that are trained on: by them a later command sees what changed.
+            evaluation = read_data(
+                kind, section.eval_dataset, replace(reading, index=None), key=f"{where}.eval_dataset", loss_on=loss_on
+            )
+            evaluation.close()
+        except InputError as error:
+            faults.append(error.message)
+    known = evaluation.contents if evaluation is not None else set[bytes]()
+    try:
+        data = read_data(kind, section.dataset, reading, key=f"{where}.dataset", loss_on=loss_on, known=known)
+    except InputError as error:
+        raise InputError(problems([error.message, *faults])) from None
+    if faults:
+        data.close()
+        raise InputError(problems(faults))
+    return data, evaluation
+
+
+def read_data(
+    kind: Kind,
+    dataset: DatasetSection,
+    reading: Reading,
+    *,
+    key: str,
+    loss_on: LossOn = "completion_only",
+    known: set[bytes] | None = None,
+) -> Data:
+    """Every row once. InputError with all that is wrong, each as `file:line: what`; of a table, the row's number.
+
+    `key`: of the configuration, such as algorithm.sft.dataset, for people. `known`: contents of rows; `contents` of
+    what is returned are those that are found again. None: all are kept.
+    """
+    rows = _Rows(kind, loss_on, known)
+    if dataset.kind == "dataset_path":
+        return _read_datasets(dataset, reading, rows, key)
+    patterns = _patterns(dataset, f"{key}.path")
+    if dataset.kind == "parquet_path":
+        source = reading.open(patterns, f"{key}.path")
+        try:
+            report = _read_tables("parquet_path", source.files, rows, reading)
+        finally:
+            source.close()
+    else:
+        source, report = reading.rows(
+            patterns, lambda line: rows.add(line, json_of(line)), skip=None, key=f"{key}.path"
+        )
+    files = tuple((_named(i, Path(file.name)), file.path.absolute()) for i, file in enumerate(source.files))
+    tables = tuple((place, file.name) for (place, _), file in zip(files, source.files, strict=True))
+    kept = source if dataset.kind == "jsonl_path" else None
+    return Data(dataset.kind, report, files, tables, rows.count, rows.contents, kept)
+
+
+def _named(index: int, path: Path) -> str:
+    """In the tree, whose order is that of names."""
+    return f"{index:05}-{path.name.strip('<>')}"
+
+
+def _patterns(dataset: DatasetSection, key: str) -> list[str]:
+    """With what to read of directories. InputError: there is nothing of the kind in one."""
+    found: list[str] = []
+    for pattern in dataset.patterns:
+        if not Path(pattern).is_dir():
+            found.append(pattern)
+            continue
+        if (Path(pattern) / INFO).is_file() or (Path(pattern) / SPLITS).is_file():
+            raise InputError(f'{key}: {pattern} is a dataset on disk: set kind = "dataset_path"')
+        inside = [f"{glob.escape(pattern.rstrip('/'))}/*{suffix}" for suffix in _SUFFIXES[dataset.kind]]
+        some = [one for one in inside if glob.glob(one)]  # noqa: PTH207 - absolute patterns
+        if not some:
+            raise InputError(f"{key}: no {' and no '.join(_SUFFIXES[dataset.kind])} file is in the directory {pattern}")
+        found += some
+    return found
+
+
+# ---- tables
+
+
+def _read_datasets(dataset: DatasetSection, reading: Reading, rows: _Rows, key: str) -> Data:
+    faults: list[str] = []
+    directories: list[Path] = []
+    for pattern in dataset.patterns:
+        matches = sorted(glob.glob(pattern)) or [pattern]  # noqa: PTH207 - absolute patterns
+        for match in matches:
+            try:
+                directories.append(_split(Path(match), dataset.split, key))
+            except InputError as error:
+                faults.append(error.message)
+    if faults:
+        raise InputError(problems(faults))
+    report = _read_tables("dataset_path", [InputFile(str(path), path) for path in directories], rows, reading)
+    files: list[tuple[str, Path]] = []
+    tables: list[tuple[str, str]] = []
+    for i, path in enumerate(directories):
+        place = _named(i, path)
+        tables.append((place, str(path)))
+        files += [(f"{place}/{name}", file.absolute()) for name, file in scan_directory(path) if _travels(name)]
+    return Data("dataset_path", report, tuple(files), tuple(tables), rows.count, rows.contents)
+
+
+def _travels(name: str) -> bool:
+    """Hidden files and what `map` and `filter` cached beside the data are no part of it."""
+    last = name.rpartition("/")[2]
+    return not last.startswith((".", "cache-", "tmp"))
+
+
+def _split(path: Path, split: str | None, key: str) -> Path:
+    """The directory of one dataset: `path`, or what is below it of a DatasetDict. InputError."""
+    if (path / SPLITS).is_file():
+        try:
+            splits = [str(name) for name in json.loads((path / SPLITS).read_text("utf-8"))["splits"]]
+        except (ValueError, KeyError, TypeError) as error:
+            raise InputError(f"{key}.path: {path / SPLITS} does not list its splits: {error}") from error
+        wanted = split or (splits[0] if len(splits) == 1 else "train")
+        if wanted not in splits:
+            what = f'has no split "{wanted}"' if split else "has several splits"
+            raise InputError(f"{key}.split: {path} {what}: set split to one of {', '.join(splits)}")
+        return path / wanted
+    if not (path / INFO).is_file():
+        why = "there is no such directory" if not path.exists() else f"it has no {INFO} and no {SPLITS}"
+        raise InputError(
+            f"{key}.path: {path} is not what Dataset.save_to_disk writes: {why}; for files set "
+            'kind = "jsonl_path" or "parquet_path"'
+        )
+    if split is not None:
+        raise InputError(f'{key}.split: {path} is one dataset without splits: remove split = "{split}"')
+    return path
+
+
+def _read_tables(kind: str, files: Sequence[InputFile], rows: _Rows, reading: Reading) -> InputReport:
+    faults = Faults(None, skippable=False)
+    reports: list[FileReport] = []
+    whole, total, total_bytes = blake3(), 0, 0
+    for file in files:
+        digest, count, size = blake3(), 0, 0
+        try:
+            for number, value in enumerate(table_rows(kind, file.name, file.path), 1):
+                raw = json.dumps(value, sort_keys=True, default=repr).encode()
+                line = Line(total, file.name, number, raw)
+                try:
+                    rows.add(line, value)
+                except InputError as fault:
+                    faults.of_row(line, fault)
+                digest.update(blake3(raw).digest())
+                whole.update(blake3(raw).digest())
+                count, size, total = count + 1, size + len(raw), total + 1
+                if reading.progress and total % _BATCH == 0:
+                    reading.progress(total, total_bytes + size)
+        except InputError as fault:
+            faults.add(fault)
+        total_bytes += size
+        reports.append(FileReport(file.name, count, size, digest.hexdigest()))
+    if faults.fatal or faults.rows:
+        raise faults.error()
+    if not total:
+        raise InputError(f"the input is empty: no row in {', '.join(file.name for file in files[:3])}")
+    return InputReport(total, total_bytes, tuple(reports), whole.hexdigest())

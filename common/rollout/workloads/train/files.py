@@ -1,0 +1,66 @@
+"""Files of training data to values, one a row: JSON Lines, parquet, and what `Dataset.save_to_disk` wrote.
+
+The client reads them to check every row, and a worker reads them again to tokenise it: with this, so that both find the
+same rows in the same order.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from importlib import import_module
+from pathlib import Path
+from typing import Any, cast
+
+from rollout.model.errors import InputError
+from rollout.workloads.input_files import InputFile
+from rollout.workloads.source import json_of, lines_of
+
+_BATCH = 1000
+INFO, SPLITS = "dataset_info.json", "dataset_dict.json"
+"""By which a directory is known as a dataset, and as several."""
+
+
+def values_of(kind: str, name: str, path: Path) -> Iterator[tuple[int, Any]]:
+    """(line, or row of a table, from 1; its value), in order. `name`: as people know it.
+
+    InputError: the file cannot be read on, or a line is not JSON.
+    """
+    if kind == "jsonl_path":
+        for line in lines_of(InputFile(name, path)):
+            yield line.line, json_of(line)
+    else:
+        yield from enumerate(table_rows(kind, name, path), 1)
+
+
+def table_rows(kind: str, name: str, path: Path) -> Iterator[dict[str, Any]]:
+    """Rows of a parquet file or of a dataset on disk, without what is null: columns have it where JSON has no key."""
+    package = "pyarrow.parquet" if kind == "parquet_path" else "datasets"
+    try:
+        library: Any = import_module(package)
+    except ImportError as error:
+        raise InputError(
+            f"{name}: reading it needs the Python package {package.partition('.')[0]}: pip install "
+            '"rollout-engine[train]"',
+            package=package,
+        ) from error
+    try:
+        if kind == "parquet_path":
+            tables = library.ParquetFile(path).iter_batches(batch_size=_BATCH)
+        else:
+            tables = library.load_from_disk(str(path)).with_format("arrow").iter(batch_size=_BATCH)
+        for table in tables:
+            for row in table.to_pylist():
+                yield without_nulls(row)
+    except (OSError, ValueError, TypeError, KeyError) as error:  # pyarrow's own errors are of these
+        what = "parquet file" if kind == "parquet_path" else "dataset"
+        raise InputError(f"{name}: it cannot be read as a {what}: {error}") from error
+
+
+def without_nulls(value: Any) -> Any:
+    """`value` without the keys of objects that are null, at every depth."""
+    if isinstance(value, dict):
+        found = cast("dict[str, Any]", value)
+        return {key: without_nulls(inner) for key, inner in found.items() if inner is not None}
+    if isinstance(value, list):
+        return [without_nulls(inner) for inner in cast("list[Any]", value)]
+    return value

@@ -1,0 +1,157 @@
+"""What a dry run says beyond the check: tokens, template, parameters and memory. No model is built, nothing is written.
+
+Tokens are counted by the code of a worker, in a process of its own: the client needs none of its libraries.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from importlib.util import find_spec
+from pathlib import Path
+
+from rollout.model.errors import InputError
+from rollout.workloads.json_form import JsonObject
+from rollout.workloads.local_model import LocalModel, cached_directory
+from rollout.workloads.port import Reading
+from rollout.workloads.train.config import Kind, SftSection, TrainingSection
+from rollout.workloads.train.data import Data
+from rollout.workloads.train.memory import Memory, estimate, read_shapes
+from rollout.workloads.train.report import report_lines
+
+_COUNTER = "rollout_worker.backends.training.tokens"
+_POLL_S = 0.5
+
+
+@dataclass(slots=True)
+class Preview:
+    """`data`: the report of each dataset; empty where tokens cannot be counted here. `memory`: with sequences of
+    `length` tokens. `notes`: what is not known, and why."""
+
+    template: str = ""
+    data: JsonObject = field(default_factory=JsonObject)
+    memory: Memory | None = None
+    length: int = 0
+    notes: list[str] = field(default_factory=list[str])
+
+    def lines(self) -> list[str]:
+        found = [line for name, report in self.data.items() for line in report_lines(name, report)]
+        if self.template:
+            found.append(f"conversations are rendered by {self.template}")
+        if self.memory is not None:
+            memory = self.memory
+            parts = ("weights", "gradients", "optimizer", "reference", "activations")
+            sizes = ", ".join(f"{name} {_size(getattr(memory, name))}" for name in parts if getattr(memory, name))
+            found += [
+                f"{memory.parameters:,} parameters, of which {memory.trained:,} are trained",
+                f"memory: about {_size(memory.total)} on each device with {self.length:,} tokens a sequence ({sizes}); "
+                f"{_size(memory.host)} of the host for snapshots",
+            ]
+        return found + self.notes
+
+    def to_json(self) -> JsonObject:
+        memory = self.memory
+        return {
+            "template": {"name": self.template},
+            "data": self.data,
+            "parameters": memory.parameters if memory else None,
+            "trained": memory.trained if memory else None,
+            "memory_bytes": memory.to_json() if memory else None,
+            "snapshot_bytes": memory.host if memory else None,
+            "unknown": self.notes,
+        }
+
+
+def preview(
+    kind: Kind,
+    section: TrainingSection,
+    template: str | None,
+    model: LocalModel,
+    tokenizer: Path | None,
+    datasets: Mapping[str, Data],
+    reading: Reading,
+) -> Preview:
+    """InputError with all faults of rows whose policy is `error`. Blocking."""
+    found = Preview()
+    directory = model.path or cached_directory(model)
+    if find_spec("transformers") is None or find_spec("rollout_worker") is None:
+        found.notes.append(
+            'tokens are not counted: this host lacks the package transformers: pip install "rollout-engine[train]"'
+        )
+    elif directory is None and tokenizer is None and section.base_model.tokenizer is None:
+        found.notes.append(f"tokens are not counted: the tokenizer of {model.uri} is not on this host")
+    else:
+        settings = section.model_dump(mode="json")
+        settings["base_model"]["chat_template"] = template
+        names = {name: {"kind": data.kind, "files": _files(data), "manifest": ""} for name, data in datasets.items()}
+        other = str(tokenizer) if tokenizer is not None else section.base_model.tokenizer
+        asked = {"kind": kind, "settings": settings, "datasets": names, "tokenizer": other or str(directory)}
+        _count(found, asked, reading)
+    if directory is None:
+        found.notes.append(f"parameters and memory are not known: the files of {model.uri} are not on this host")
+    else:
+        _measure(found, kind, section, directory)
+    return found
+
+
+def _files(data: Data) -> list[list[str]]:
+    """(where it is, name for people) of each file, or directory of a dataset."""
+    if data.kind == "dataset_path":
+        return [[str(Path(name).absolute()), name] for _, name in data.tables]
+    return [[str(path), name] for (_, path), (_, name) in zip(data.files, data.tables, strict=True)]
+
+
+def _measure(found: Preview, kind: Kind, section: TrainingSection, directory: Path) -> None:
+    shapes = read_shapes(directory)
+    if not shapes:
+        found.notes.append(f"parameters and memory are not known: {directory} has no safetensors files")
+        return
+    config: JsonObject = json.loads((directory / "config.json").read_bytes())
+    packed = isinstance(section, SftSection) and section.packing is not None and section.packing.kind != "off"
+    longest = max((report["longest"] for report in found.data.values()), default=0)
+    if longest and not packed:
+        update: JsonObject = {"max_length": longest} | ({"packing": None} if isinstance(section, SftSection) else {})
+        section = section.model_copy(update=update)
+    found.length = section.length if isinstance(section, SftSection) else section.max_length
+    found.memory = estimate(kind, section, shapes, config)
+
+
+def _count(found: Preview, asked: JsonObject, reading: Reading) -> None:
+    environment = os.environ | {"HF_HUB_OFFLINE": "1"}  # nothing is fetched to look at a configuration
+    process = subprocess.Popen(
+        [sys.executable, "-m", _COUNTER],
+        stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=environment, text=True,
+    )  # fmt: skip
+    given: str | None = json.dumps(asked)
+    try:
+        while True:
+            try:
+                out, complaints = process.communicate(given, timeout=_POLL_S)
+                break
+            except subprocess.TimeoutExpired:
+                given = None
+                reading.tell("counting tokens")
+    except BaseException:
+        process.kill()
+        process.communicate()
+        raise
+    lines = out.splitlines()
+    if process.returncode or not lines:
+        last = (complaints.strip().splitlines() or ["no reason was given"])[-1]
+        found.notes.append(f"tokens are not counted: {last}")
+        return
+    answer: JsonObject = json.loads(lines[-1])
+    if "error" in answer and answer["code"] != "invalid_data":
+        found.notes.append(f"tokens are not counted: {answer['error']}")
+    elif "error" in answer:
+        raise InputError(answer["error"])
+    else:
+        found.template, found.data = answer["template"], answer["data"]
+
+
+def _size(count: int) -> str:
+    return f"{count / (1 << 30):,.1f} GiB" if count >= 1 << 30 else f"{count / (1 << 20):,.1f} MiB"

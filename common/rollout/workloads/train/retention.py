@@ -1,0 +1,36 @@
+"""Which of a run's snapshots stay: the newest, those with a label, none that is too old.
+
+The coordinator applies it whenever the run leaves a newer one (policy `keep_objects`), `rollout snapshot prune` when it
+is called. The newest always stays: the run goes on from it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from rollout.model.run import Policy
+from rollout.workloads.json_form import JsonObject
+from rollout.workloads.train.config import SnapshotsSection
+
+
+def retention(snapshots: JsonObject) -> tuple[Policy, ...]:
+    """Of a run with this section of its configuration. The first item's objects are the data, which stay."""
+    section = SnapshotsSection.model_validate(snapshots)
+    options = [("last", str(section.keep_last))] if section.keep_last else []
+    if section.max_age_s is not None:
+        options.append(("max_age_s", str(section.max_age_s)))
+    # The label is the last snapshot's, after which nothing is let go: while the run lasts nothing has one.
+    return (Policy("keep_objects", (*options, ("from", "1"))),) if options else ()
+
+
+def outdated(
+    snapshots: Sequence[tuple[int, str]], now_ms: int, *, keep_last: int, keep_labeled: bool, max_age_s: int | None
+) -> list[int]:
+    """Indexes of those that go. `snapshots`: (when it was made, its label), oldest first; `keep_last` 0: all."""
+    gone: list[int] = []
+    for index, (made_ms, label) in enumerate(snapshots[:-1]):
+        beyond = bool(keep_last) and index < len(snapshots) - keep_last
+        old = max_age_s is not None and now_ms - made_ms > max_age_s * 1000
+        if (beyond or old) and not (label and keep_labeled):
+            gone.append(index)
+    return gone

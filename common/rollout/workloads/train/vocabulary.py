@@ -1,0 +1,52 @@
+"""Whether a tokenizer fits a model, from their files alone: no library is needed."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any, cast
+
+
+def vocabulary_fault(model: Path, tokenizer: Path) -> str:
+    """What is wrong if the tokenizer has ids that the model has no embedding for; empty: nothing that files say."""
+    embeddings, vocabulary = _embeddings(model), _vocabulary(tokenizer)
+    if embeddings is None or vocabulary is None or vocabulary <= embeddings:
+        return ""
+    return too_many_tokens(vocabulary, embeddings)
+
+
+def too_many_tokens(vocabulary: int, embeddings: int) -> str:
+    return (
+        f"the tokenizer has {vocabulary:,} tokens and the model only {embeddings:,} embeddings: name the tokenizer "
+        "that belongs to the model"
+    )
+
+
+def _embeddings(model: Path) -> int | None:
+    config = _read(model / "config.json")
+    found: Any = config.get("vocab_size") or _table(config.get("text_config")).get("vocab_size")
+    return found if isinstance(found, int) else None
+
+
+def _vocabulary(tokenizer: Path) -> int | None:
+    """One more than the highest id."""
+    found = _read(tokenizer / "tokenizer.json")
+    vocabulary: Any = _table(found.get("model")).get("vocab")
+    added: list[Any] = found.get("added_tokens") or []
+    ids: list[Any] = [_table(token).get("id") for token in added]
+    if isinstance(vocabulary, dict):
+        ids += cast("dict[str, Any]", vocabulary).values()
+    elif isinstance(vocabulary, list):  # of a unigram model: pieces in the order of their ids
+        ids.append(len(cast("list[Any]", vocabulary)) - 1)
+    return max((one for one in ids if isinstance(one, int)), default=-1) + 1 or None
+
+
+def _read(path: Path) -> dict[str, Any]:
+    try:
+        return _table(json.loads(path.read_bytes()))
+    except (OSError, ValueError):
+        return {}
+
+
+def _table(value: Any) -> dict[str, Any]:
+    return cast("dict[str, Any]", value) if isinstance(value, dict) else {}

@@ -1,0 +1,137 @@
+"""A task that a tiny model learns on one core in seconds: say a word backwards.
+
+`trqk>` is asked and `kqrt` is right, all of it or nothing. Words are three to eight random letters, one token a letter.
+Which words are held out is told by a hash of the word alone, so that no choice of rows, seed or size ever moves one from
+what is asked into what is trained on.
+
+`python smoke/tiny_task.py DIR` writes what docs/train.md begins with: a model with random weights, rows to train on, rows
+and questions that are held out. `python smoke/tiny_task.py --right FILE` counts the right answers of a completions.jsonl.
+
+Measured on one core, bare torch, batches of 32, from random weights to 95 % of held-out questions: words backwards with
+86,000 parameters 450 steps in 4.5 s; sums of three digits, all numbers written backwards, with 84,000 parameters and
+batches of 64 some 900 steps in 13 s; sums with only the result backwards not within 1,300 steps of 128 in 80 s.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+import sys
+from collections.abc import Iterable, Iterator
+from hashlib import sha256
+from pathlib import Path
+from string import ascii_lowercase
+from typing import Any
+
+SHORTEST, LONGEST = 3, 8
+ASK = ">"
+"""Ends a question."""
+PAD, EOS, UNKNOWN = "<pad>", "<eos>", "<unk>"
+_HELD_OUT_OF_256 = 32
+"""An eighth of all words."""
+
+
+def held_out(word: str) -> bool:
+    return sha256(word.encode()).digest()[0] < _HELD_OUT_OF_256
+
+
+def words(count: int, seed: int, *, asked: bool = False) -> list[str]:
+    """So many different ones; `asked`: of those that are held out, else of the others."""
+    chance, found = random.Random(f"{seed} {asked}"), dict[str, None]()
+    while len(found) < count:
+        word = "".join(chance.choice(ascii_lowercase) for _ in range(chance.randint(SHORTEST, LONGEST)))
+        if held_out(word) == asked:
+            found[word] = None
+    return list(found)
+
+
+def rows(count: int, seed: int = 0, *, asked: bool = False) -> Iterator[dict[str, str]]:
+    """Of supervised fine-tuning: prompt and completion."""
+    for word in words(count, seed, asked=asked):
+        yield {"prompt": word + ASK, "completion": word[::-1]}
+
+
+def write_rows(path: Path, lines: Iterable[dict[str, Any]]) -> Path:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines), "utf-8")
+    return path
+
+
+def right_answers(completions: Path) -> tuple[int, int]:
+    """(exactly right, asked) of a `completions.jsonl` of `rollout infer batch`."""
+    found = [json.loads(line) for line in completions.read_text("utf-8").splitlines()]
+    return sum(row["completion"] == row["prompt"].removesuffix(ASK)[::-1] for row in found), len(found)
+
+
+def make_model(directory: Path, *, hidden: int = 64, layers: int = 2, dropout: float = 0.0, seed: int = 0) -> int:
+    """Write a Llama with random weights, and a tokenizer of one token a letter; how many parameters it has."""
+    import torch
+    from safetensors.torch import save_file
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    directory.mkdir(parents=True, exist_ok=True)
+    _write_tokenizer(directory)
+    config = LlamaConfig(
+        vocab_size=len(_SYMBOLS),
+        hidden_size=hidden,
+        intermediate_size=2 * hidden,
+        num_hidden_layers=layers,
+        num_attention_heads=2,
+        num_key_value_heads=2,
+        head_dim=hidden // 2,
+        max_position_embeddings=64,
+        attention_dropout=dropout,
+        tie_word_embeddings=False,
+        bos_token_id=None,
+        eos_token_id=_SYMBOLS.index(EOS),
+        pad_token_id=_SYMBOLS.index(PAD),
+    )
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        model: Any = LlamaForCausalLM(config)
+    save_file(model.state_dict(), directory / "model.safetensors", metadata={"format": "pt"})
+    config.architectures = ["LlamaForCausalLM"]
+    config.save_pretrained(directory)
+    model.generation_config.save_pretrained(directory)
+    return sum(parameter.numel() for parameter in model.parameters())
+
+
+_SYMBOLS = [PAD, EOS, UNKNOWN, ASK, *ascii_lowercase]
+
+
+def _write_tokenizer(directory: Path) -> None:
+    from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
+
+    vocabulary = {symbol: index for index, symbol in enumerate(_SYMBOLS)}
+    tokenizer: Any = Tokenizer(models.WordLevel(vocabulary, unk_token=UNKNOWN))
+    tokenizer.add_special_tokens([PAD, EOS, UNKNOWN])
+    tokenizer.pre_tokenizer = pre_tokenizers.Split(Regex("."), "isolated")
+    tokenizer.decoder = decoders.Fuse()
+    tokenizer.save(str(directory / "tokenizer.json"))
+    settings = {
+        "tokenizer_class": "PreTrainedTokenizerFast",
+        "pad_token": PAD,
+        "eos_token": EOS,
+        "unk_token": UNKNOWN,
+        "clean_up_tokenization_spaces": False,
+        "model_max_length": 64,
+    }
+    (directory / "tokenizer_config.json").write_text(json.dumps(settings, indent=2) + "\n", "utf-8")
+
+
+def write_all(directory: Path, *, dropout: float = 0.0) -> int:
+    """DIR/model, train.jsonl, eval.jsonl and questions.jsonl: how many parameters the model has."""
+    asked = list(rows(200, asked=True))
+    write_rows(directory / "train.jsonl", rows(10_000))
+    write_rows(directory / "eval.jsonl", asked)
+    write_rows(directory / "questions.jsonl", ({"prompt": row["prompt"]} for row in asked))
+    return make_model(directory / "model", hidden=96, dropout=dropout)
+
+
+if __name__ == "__main__":
+    if sys.argv[1] == "--right":
+        print("{} of {} right".format(*right_answers(Path(sys.argv[2]))))
+    else:
+        print(
+            f"{sys.argv[1]}: a model of {write_all(Path(sys.argv[1])):,} parameters, 10000 rows, 200 that are held out"
+        )

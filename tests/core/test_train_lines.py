@@ -1,0 +1,125 @@
+"""What a training run leaves in its files, though the client is killed at any moment."""
+
+from __future__ import annotations
+
+import io
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from rich.console import Console
+from rollout.cli.collecting import WorkloadRun
+from rollout.cli.progress import PlainDisplay, Snapshot, TerminalDisplay, details
+from rollout.cli.show import run_json
+from rollout.cli.show_run import in_a_line
+from rollout.model.item import Failure, Outcome
+from rollout.wire.v1 import runs_pb2 as pb
+from rollout.workloads.collector import Collector
+from rollout.workloads.commit import CommitEntry
+from rollout.workloads.output import OutputDirectory
+from rollout.workloads.train.lines import TrainWriter
+from rollout.workloads.train.segment import Result, Segment
+from rollout.workloads.train.workload import Train
+
+RUN = "01J00000000000000000000000"
+CONFIG = {"algorithm": {"kind": "sft"}, "model": {"uri": "tiny"}}
+NAN = Failure("loss_not_finite", "the loss is nan at step 5, which trains on the rows 7, 9: lower optimizer.lr", False)
+
+
+def entry(seq: int, result: Result | None, segment: Segment) -> CommitEntry:
+    outcome = Outcome.DONE if result is not None else Outcome.FAILED
+    data = result.encode() if result is not None else b""
+    failure = NAN if result is None else None
+    return CommitEntry(seq, seq, 1, outcome, data, segment.encode(), b"i" * 32, failure, 5, 5, "W", 0, 16)
+
+
+def log() -> list[CommitEntry]:
+    """Two segments of two steps, the second on another host, and a third that failed."""
+    metrics = [{"step": n + 1, "loss": 1.0 / (n + 1)} for n in range(4)]
+    first = Result(step=2, snapshot="aa", metrics=metrics[:2], fingerprint={"device": "A", "threads": 1}, weights="w1")
+    second = Result(step=4, snapshot="bb", metrics=metrics[2:], fingerprint={"device": "B", "threads": 1}, weights="w2")
+    return [
+        entry(0, Result(report={"rows": 3}), Segment("prepare")),
+        entry(1, first, Segment("segment", 0, 2)),
+        entry(2, second, Segment("segment", 2, 2)),
+        entry(3, None, Segment("segment", 4, 2)),
+    ]
+
+
+def collect(place: Path, upto: int, *, finish: bool = False) -> dict[str, Any]:
+    """A client that goes on where the last one was killed, as far as `upto`."""
+    with OutputDirectory.open(place) as output:
+        collector = Collector(output, RUN, TrainWriter(CONFIG), total=6, unit="segments", measure="tokens")
+        try:
+            collector.add(log()[collector.cursor : upto])
+            collector.flush()
+            return collector.finish("failed", reason="end_run: row 4 is failed") if finish else {}
+        finally:
+            collector.close()
+
+
+@pytest.mark.parametrize("killed_at", range(5))
+def test_a_client_that_was_killed_anywhere_leaves_the_same_files(tmp_path: Path, killed_at: int) -> None:
+    whole = collect(tmp_path / "whole", 4, finish=True)
+    collect(tmp_path / "killed", killed_at)
+    assert collect(tmp_path / "killed", 4, finish=True) == whole
+    for name in ("metrics.jsonl", "errors.jsonl", "data-report.json", "summary.json"):
+        assert (tmp_path / "killed" / name).read_bytes() == (tmp_path / "whole" / name).read_bytes()
+
+
+def test_a_failed_run_says_why_keeps_its_metrics_and_names_what_it_can_go_on_from(tmp_path: Path) -> None:
+    summary = collect(tmp_path, 4, finish=True)
+    assert [json.loads(line)["step"] for line in (tmp_path / "metrics.jsonl").read_text().splitlines()] == [1, 2, 3, 4]
+    assert summary["reason"] == f"after step 4: {NAN.message}"
+    assert summary["failure"] == {"code": NAN.code, "message": NAN.message, "after_step": 4}
+    assert (summary["steps"], summary["final_snapshot"], summary["weights_hash"]) == (4, "bb", "w2")
+    assert summary["fingerprint_changes"] == [{"after_step": 2, "changed": {"device": ["A", "B"]}}]
+    (line,) = map(json.loads, (tmp_path / "errors.jsonl").read_text().splitlines())
+    assert (line["first_step"], line["code"], line["message"], line["attempts"]) == (5, NAN.code, NAN.message, 1)
+    train = Train()
+    said = train.when_mended(summary)
+    assert "the last good snapshot is bb of step 4" in said and "`rollout train fork 00000000 --step 4 " in said
+    assert train.over(1) and not train.over(0)
+    assert "has no snapshot yet" in train.when_mended({**summary, "final_snapshot": ""})
+    unharmed = {**summary, "segments": {**summary["segments"], "failed": 0}}
+    assert "the same command goes on" in train.when_mended(unharmed), "no worker could start it"
+
+
+def test_what_a_client_saved_without_what_the_writer_must_know_is_written_anew(tmp_path: Path) -> None:
+    collect(tmp_path, 3)
+    with OutputDirectory.open(tmp_path) as output:
+        plain: Any = type("Plain", (), {"files": TrainWriter.files, "lines": lambda self, entry: ()})()
+        collector = Collector(output, RUN, plain, total=6)
+        assert collector.cursor == 0
+        collector.close()
+
+
+FIGURES = {"step": 36, "steps": 100, "loss": 0.5, "lr": 0.001, "grad_norm": 1.5, "tokens_per_s": 900.0, "eta_s": 64.0}
+NOTE = "step 36/100 · loss 0.5000 · lr 0.001 · grad norm 1.5 · 900 tokens/s · ETA 1 min 4 s"
+STATUS = pb.RunStatus(
+    spec=pb.RunSpec(run_id=RUN, workload="train"), state="running", submitted=6, sealed=True, done=3, running=1,
+    workers=1, note=NOTE, figures=json.dumps(FIGURES).encode(),
+)  # fmt: skip
+
+
+def test_how_far_a_segment_is_reaches_terminals_logs_and_programs() -> None:
+    run: Any = WorkloadRun.__new__(WorkloadRun)
+    run.total, run.submitted, run._workload = 6, 6, Train()
+    run._rates = type("Rates", (), {"add": lambda *_: (0.0, 0.0)})()
+    run._collector = type("At", (), {"cursor": 3})()
+    snapshot: Snapshot = run._snapshot(STATUS)
+    assert FIGURES.items() <= snapshot.fields().items() and snapshot.fields()["segments"] == 6
+    out = io.StringIO()
+    PlainDisplay(out).progress(snapshot)
+    assert out.getvalue() == f"36/100 steps (36.0 %), {NOTE}\n"
+    screen = io.StringIO()
+    display = TerminalDisplay(Console(file=screen, force_terminal=True, width=160))
+    display.progress(snapshot)
+    display.close()
+    assert "36/100" in screen.getvalue() and "loss 0.5000" in screen.getvalue()
+    assert len(details(snapshot, 40)) == 40, "a narrow terminal cuts it"
+    assert NOTE in in_a_line(STATUS)
+    shown = run_json(STATUS)
+    assert (shown["note"], shown["figures"]) == (NOTE, FIGURES)
+    assert run_json(pb.RunStatus(figures=b"[1]"))["figures"] == {} == run_json(pb.RunStatus(figures=b"{"))["figures"]

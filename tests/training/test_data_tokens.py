@@ -1,0 +1,265 @@
+"""Rows to tokens: what is learnt, and each fault with its policy and its counter."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from rollout.model.errors import AttemptError
+from rollout.workloads.json_form import dump_line
+from rollout.workloads.train.config import SECTIONS, Kind
+from rollout.workloads.train.dataset import Dataset
+from rollout.workloads.train.encode import FAULTS
+from rollout.workloads.train.report import Place, listed, report_lines
+from rollout_worker.backends.tiny import CHAT_TEMPLATE, END, EOS, START, make_tokenizer
+from rollout_worker.backends.training import prepare as preparing
+from rollout_worker.backends.training.prepare import Files, prepare, prepared
+from tokenizers.processors import TemplateProcessing
+from transformers import PreTrainedTokenizerFast
+
+BOS = "<s>"
+MARKED = CHAT_TEMPLATE.replace(
+    "{{ message['content'] }}<|im_end|>",
+    "{% if message['role'] == 'assistant' %}{% generation %}{{ message['content'] }}<|im_end|>{% endgeneration %}"
+    "{% else %}{{ message['content'] }}<|im_end|>{% endif %}",
+)
+UNSTOPPED = MARKED.replace("<|im_end|>{% endgeneration %}", "{% endgeneration %}<|im_end|>")
+
+
+def make(*, bos: bool = False, template: str = CHAT_TEMPLATE) -> Any:
+    raw = make_tokenizer()
+    raw.add_special_tokens([BOS])
+    if bos:
+        raw.post_processor = TemplateProcessing(f"{BOS} $A", special_tokens=[(BOS, raw.token_to_id(BOS))])
+    made = PreTrainedTokenizerFast(tokenizer_object=raw, eos_token=EOS, bos_token=BOS if bos else None)
+    made.add_special_tokens({"additional_special_tokens": [START, END]})
+    made.chat_template = template
+    return made
+
+
+@pytest.fixture(scope="module")
+def tokenizer() -> Any:
+    return make()
+
+
+def settings(kind: Kind, **more: Any) -> Any:
+    base = {"base_model": "tiny", "dataset": "rows", "optimizer": {"lr": 1}, "budget": {"epochs": 1}}
+    return SECTIONS[kind].model_validate({**base, **more})
+
+
+class Case:
+    def __init__(self, tmp_path: Path) -> None:
+        self.path = tmp_path / "rows.jsonl"
+
+    def prepare(self, kind: Kind, tokenizer: Any, rows: list[Any], /, **more: Any) -> tuple[Dataset, dict[str, Any]]:
+        self.path.write_bytes(b"".join(map(dump_line, rows)))
+        files = Files("jsonl_path", (self.path,))
+        data, report = prepare(kind, settings(kind, **more), files, tokenizer)
+        return data, report.to_json()
+
+
+@pytest.fixture
+def case(tmp_path: Path) -> Case:
+    return Case(tmp_path)
+
+
+def texts(tokenizer: Any, data: Dataset, row: int = 0, which: int = 0) -> tuple[str, str]:
+    """(all, what is learnt)"""
+    ids, learnt, _ = data.sequence(row, which)
+    return tokenizer.decode(ids), tokenizer.decode([token for token, one in zip(ids, learnt, strict=True) if one])
+
+
+# ---- what is learnt
+
+
+USER, ASSISTANT = {"role": "user", "content": "What is 7?"}, {"role": "assistant", "content": "It is 7."}
+PROMPT = f"{START}user\nWhat is 7?{END}\n{START}assistant\n"
+
+
+@pytest.mark.parametrize(
+    ("row", "loss_on", "whole", "learnt"),
+    [
+        ({"prompt": "7 is", "completion": " 7"}, "completion_only", f"7 is 7{EOS}", f" 7{EOS}"),
+        ({"prompt": "7 is", "completion": " 7"}, "all", f"7 is 7{EOS}", f"7 is 7{EOS}"),
+        ({"text": f"7 is 7{EOS}"}, "completion_only", f"7 is 7{EOS}", f"7 is 7{EOS}"),
+        ({"messages": [USER, ASSISTANT]}, "completion_only", f"{PROMPT}It is 7.{END}\n", f"It is 7.{END}\n"),
+        (
+            {"prompt": [USER], "completion": [ASSISTANT]},
+            "completion_only",
+            f"{PROMPT}It is 7.{END}\n",
+            f"It is 7.{END}\n",
+        ),
+        ({"messages": [USER, ASSISTANT]}, "all", f"{PROMPT}It is 7.{END}\n", f"{PROMPT}It is 7.{END}\n"),
+        ({"messages": [USER, ASSISTANT] * 2}, "assistant_only", f"{PROMPT}It is 7.{END}\n" * 2, f"It is 7.{END}" * 2),
+        (
+            {"messages": [USER, ASSISTANT] * 2},
+            "completion_only",
+            f"{PROMPT}It is 7.{END}\n" * 2,
+            f"It is 7.{END}\n",
+        ),
+    ],
+)
+def test_what_is_learnt(case: Case, tokenizer: Any, row: Any, loss_on: str, whole: str, learnt: str) -> None:
+    data, report = case.prepare("sft", tokenizer, [row], loss_on={"kind": loss_on})
+    assert texts(tokenizer, data) == (whole, learnt)
+    supervised = len(tokenizer(learnt)["input_ids"]) - (whole == learnt)  # nothing comes before the first
+    assert (report["tokens"], report["supervised_tokens"]) == (len(tokenizer(whole)["input_ids"]), supervised)
+
+
+def test_both_sides_of_a_pair_count(case: Case, tokenizer: Any) -> None:
+    rows = [{"prompt": "7 is", "chosen": " 7", "rejected": " eight", "margin": 0.5}] * 2
+    data, report = case.prepare("dpo", tokenizer, rows)
+    assert [texts(tokenizer, data, 1, which)[1] for which in (0, 1)] == [f" 7{EOS}", f" eight{EOS}"]
+    lengths = [len(tokenizer(text)["input_ids"]) for text in (f"7 is 7{EOS}", f"7 is eight{EOS}")]
+    prompt = len(tokenizer("7 is")["input_ids"])
+    assert report["tokens"] == 2 * sum(lengths) == len(data.ids)
+    assert report["supervised_tokens"] == 2 * (sum(lengths) - 2 * prompt)
+    assert report["longest"] == max(lengths) and (data.rows, data.width, data.margins[0]) == (2, 2, 0.5)
+
+
+def test_a_pair_for_kto_is_two_rows_of_one_number(case: Case, tokenizer: Any) -> None:
+    row = {"prompt": "7 is", "chosen": " 7", "rejected": " eight"}
+    data, report = case.prepare("kto", tokenizer, [row, {"prompt": "8 is", "completion": " 8", "label": True}])
+    assert data.labels.tolist() == [1, 0, 1] and data.numbers.tolist() == [1, 1, 2] and report["rows"] == 3
+
+
+# ---- faults
+
+
+GOOD = {"prompt": "7 is", "completion": " 7"}
+PAIR = {"prompt": "7 is", "chosen": " 7", "rejected": " eight"}
+FAULTY: dict[str, tuple[Kind, Any, Any, dict[str, Any], dict[str, Any]]] = {
+    # fault: (algorithm, a good row, a row that has it, more settings, more of the tokenizer)
+    "no_supervised_token": ("sft", GOOD, {"prompt": " the work" * 9, "completion": " 7"}, {"max_length": 8}, {}),
+    "stop_token_outside": (
+        "sft", {"messages": [USER, {"role": "assistant", "content": ""}]}, {"messages": [USER, ASSISTANT]},
+        {"loss_on": {"kind": "assistant_only"}}, {"template": UNSTOPPED},
+    ),
+    "merged_at_seam": ("sft", GOOD, {"prompt": "the coordi", "completion": "nator"}, {}, {}),
+    "two_bos": ("sft", GOOD, {"prompt": f"{BOS}7 is", "completion": " 7"}, {}, {"bos": True}),
+    "too_long": ("sft", GOOD, {"prompt": "7 is", "completion": " the work" * 9}, {"max_length": 8}, {}),
+    "empty_completion": ("sft", GOOD, {"prompt": "7 is", "completion": ""}, {}, {}),
+    "identical_pair": ("dpo", PAIR, {**PAIR, "rejected": " 7"}, {}, {}),
+}  # fmt: skip
+ALONE = {"stop_token_outside": "no_supervised_token"}  # what the good row has: nothing that is learnt ends outside
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_a_row_with_a_fault_is_dropped_kept_or_refused(case: Case, fault: str) -> None:
+    kind, good, bad, more, of_tokenizer = FAULTY[fault]
+    tokenizer, rows = make(**of_tokenizer), [good, bad, good]
+    others = dict.fromkeys(FAULTS, "keep")
+    for policy, kept in (("drop", 2), ("keep", 3)):
+        data, report = case.prepare(kind, tokenizer, rows, rows={**others, fault: policy}, **more)
+        found = report["faults"][fault]
+        assert (found["rows"], found["policy"], found["first"], found["first_rows"]) == (
+            1,
+            policy,
+            ["rows.jsonl:2"],
+            [2],
+        )
+        assert (report["rows"], report["kept"], report["dropped"]) == (3, kept, 3 - kept)
+        assert report["kept"] + report["dropped"] == report["rows"] and data.rows == kept
+        cut = fault in ("too_long", "no_supervised_token") and policy == "keep"
+        assert report["truncated"] == cut and (not cut or report["longest"] == 8)
+        assert f"1 with {fault}" in "\n".join(report_lines("dataset", report))
+    with pytest.raises(AttemptError) as error:
+        case.prepare(kind, tokenizer, rows, rows={**others, fault: "error"}, **more)
+    assert error.value.error_code == "invalid_data" and not error.value.retry
+    assert error.value.message.startswith(f"rows.jsonl:2: {fault}") and f'rows.{fault} = "drop"' in error.value.message
+
+
+def test_by_default_every_fault_is_told_at_once(case: Case, tokenizer: Any) -> None:
+    empty, long = {"prompt": "7 is", "completion": ""}, {"prompt": "7 is", "completion": " 7" * 30}
+    merged = {"prompt": "the coordi", "completion": "nator"}
+    with pytest.raises(AttemptError) as error:
+        case.prepare("sft", tokenizer, [empty, GOOD, long, empty, empty, merged], max_length=20)
+    head, *lines = error.value.message.split("\n")
+    assert head == "3 problems:"
+    assert [line.strip().partition(": ")[0] for line in lines] == [
+        "rows.jsonl:6", "rows.jsonl:3", "rows.jsonl:1, 4-5 (3 rows)",
+    ]  # fmt: skip
+    assert "more than max_length = 20 tokens" in lines[1]
+
+
+def test_a_row_that_is_dropped_for_one_fault_is_not_refused_for_another(case: Case, tokenizer: Any) -> None:
+    long = {"prompt": " the work" * 9, "completion": " 7"}  # too long, and cut off before its completion
+    _, report = case.prepare("sft", tokenizer, [GOOD, long], rows={"too_long": "drop"}, max_length=8)
+    assert report["dropped"] == report["faults"]["no_supervised_token"]["rows"] == 1
+    with pytest.raises(AttemptError, match=r"rows.jsonl:2: no_supervised_token"):
+        case.prepare("sft", tokenizer, [GOOD, long], rows={"too_long": "keep"}, max_length=8)
+
+
+def test_nothing_is_left(case: Case, tokenizer: Any) -> None:
+    with pytest.raises(AttemptError, match="no row is left to train on: all 1 are dropped"):
+        case.prepare("sft", tokenizer, [{"prompt": "7 is", "completion": ""}], rows={"empty_completion": "drop"})
+
+
+def test_rows_that_the_template_cannot_render_are_told_together(case: Case) -> None:
+    tokenizer = make(template="{{ raise_exception('no such role') }}")
+    with pytest.raises(AttemptError) as error:
+        case.prepare("sft", tokenizer, [GOOD, *[{"messages": [USER, ASSISTANT]}] * 3])
+    assert error.value.message == "rows.jsonl:2-4 (3 rows): the chat template cannot render it: no such role"
+
+
+def test_a_template_that_writes_the_prompt_otherwise_before_an_answer_is_a_fault(case: Case) -> None:
+    thinking = CHAT_TEMPLATE.replace(
+        "<|im_start|>assistant\n{% endif %}", "<|im_start|>assistant\n<think>\n{% endif %}"
+    )
+    with pytest.raises(AttemptError, match=r"rows.jsonl:1: merged_at_seam: .*the template writes the prompt otherwise"):
+        case.prepare("sft", make(template=thinking), [{"messages": [USER, ASSISTANT]}])
+
+
+def test_rows_are_listed_by_their_runs_and_cut_where_they_are_too_many() -> None:
+    lines = [1, 2, 3, 7, 9, 10]
+    assert listed([Place(n, "a.jsonl", n) for n in lines]) == "a.jsonl:1-3, 7, 9-10 (6 rows)"
+    assert listed([Place(1, "a", 4), Place(2, "b", 4), Place(3, "b", 5)]) == "a:4, b:4-5 (3 rows)"
+    many = listed([Place(n, "a.jsonl", n) for n in range(1, 2000, 2)])
+    assert many.startswith("a.jsonl:1, 3, 5, ") and many.endswith("more of 1,000 rows") and len(many) < 500
+
+
+# ---- once
+
+
+def test_what_was_tokenised_once_is_taken_from_the_host(
+    tmp_path: Path, tokenizer: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "rows.jsonl"
+    path.write_bytes(dump_line(GOOD) * 3)
+    cache, made = tmp_path / "cache", tmp_path / "tokens"
+    files = Files("jsonl_path", (path,), ("rows.jsonl",), "id of the content")
+    units, report = prepared("sft", settings("sft"), files, tokenizer, made, cache)
+    tokens = made.read_bytes()
+
+    def never(*_: Any) -> Any:
+        raise AssertionError("tokenised again")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(preparing, "prepare", never)
+        assert prepared("sft", settings("sft", seed=9), files, tokenizer, made, cache) == (units, report)
+        assert made.read_bytes() == tokens
+        for other in (
+            lambda: prepared("sft", settings("sft", max_length=99), files, tokenizer, made, cache),
+            lambda: prepared(
+                "sft", settings("sft"), Files("jsonl_path", files.paths, files.names, "other"), tokenizer, made, cache
+            ),
+            lambda: prepared("sft", settings("sft"), files, make(bos=True), made, cache),
+            lambda: prepared("sft", settings("sft"), files, make(template=MARKED), made, cache),
+        ):
+            with pytest.raises(AssertionError, match="tokenised again"):
+                other()
+    kept = next(cache.glob("*/tokens"))
+    kept.write_bytes(b"damaged" + tokens[7:])
+    assert prepared("sft", settings("sft"), files, tokenizer, made, cache) == (units, report)
+    assert made.read_bytes() == tokens and kept.read_bytes() == tokens, "what was damaged is made again"
+
+
+def test_the_cache_has_a_size(tmp_path: Path, tokenizer: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "rows.jsonl"
+    path.write_bytes(dump_line(GOOD) * 3)
+    monkeypatch.setattr(preparing, "CACHE_MAX", 4000)
+    for n in range(4):
+        files = Files("jsonl_path", (path,), ("rows.jsonl",), f"content {n}")
+        prepared("sft", settings("sft"), files, tokenizer, tmp_path / "tokens", tmp_path / "cache")
+    assert 1 <= len(list((tmp_path / "cache").iterdir())) < 4

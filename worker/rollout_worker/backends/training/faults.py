@@ -1,0 +1,38 @@
+"""Errors of libraries that have a remedy: too little memory, a disk that is full. They come under many names."""
+
+from __future__ import annotations
+
+import errno
+
+from rollout.workloads.train.config import TrainingSection
+
+_MEMORY = ("out of memory", "can't allocate memory", "cannot allocate memory", "bad_alloc", "not enough memory")
+_FULL = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
+_NO_ROOM = ("no space left on device", "disk quota exceeded", "os error 28", "os error 27", "os error 122")
+
+
+def ran_out_of_memory(error: BaseException) -> bool:
+    """Of a device or of the host: torch.OutOfMemoryError, MemoryError, and what allocators on the CPU raise as
+    RuntimeError."""
+    if isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError":
+        return True
+    return isinstance(error, RuntimeError | OSError) and _says(error, _MEMORY)
+
+
+def out_of_memory(settings: TrainingSection, error: BaseException) -> str:
+    """The sentence for it: the shape of a batch, and what to lower."""
+    return (
+        f"out of memory with minibatches of {settings.minibatch_size} rows of at most {settings.max_length} tokens: "
+        "lower minibatch_size (and raise gradient_accumulation as much), or max_length, or set "
+        f"gradient_checkpointing = true ({str(error).partition(chr(10))[0][:300]})"
+    )
+
+
+def is_full(error: BaseException) -> bool:
+    """A disk or a quota. safetensors has no error number, only words."""
+    return (isinstance(error, OSError) and error.errno in _FULL) or _says(error, _NO_ROOM)
+
+
+def _says(error: BaseException, words: tuple[str, ...]) -> bool:
+    text = str(error).lower()
+    return any(word in text for word in words)

@@ -1,0 +1,44 @@
+"""Counts the tokens of datasets for a dry run: a JSON object on standard input, and one on the last line of output.
+
+`python -m rollout_worker.backends.training.tokens`
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Any, cast
+
+from rollout.model.errors import AttemptError
+from rollout.model.problems import problems
+from rollout.workloads.train.config import SECTIONS, Kind
+from rollout.workloads.train.templates import find_template
+
+from rollout_worker.backends.training.prepare import files_of, prepare, read_tokenizer
+
+
+def counted(asked: dict[str, Any]) -> dict[str, Any]:
+    """The report of each dataset, and the template; or what is wrong, with its code."""
+    kind = cast(Kind, asked["kind"])
+    settings = SECTIONS[kind].model_validate(asked["settings"])
+    reports: dict[str, Any] = {}
+    faults: list[str] = []
+    try:
+        tokenizer = read_tokenizer(asked["tokenizer"])
+        for name, given in asked["datasets"].items():
+            try:
+                reports[name] = prepare(kind, settings, files_of(given, Path()), tokenizer)[1].to_json()
+            except AttemptError as error:
+                if error.error_code != "invalid_data":
+                    raise
+                faults.append(error.message)
+    except AttemptError as error:
+        return {"error": error.message, "code": error.error_code}
+    if faults:
+        return {"error": problems(faults), "code": "invalid_data"}
+    return {"data": reports, "template": find_template(tokenizer, settings.base_model.chat_template).name}
+
+
+if __name__ == "__main__":
+    sys.stdout.write(json.dumps(counted(json.load(sys.stdin))) + "\n")
