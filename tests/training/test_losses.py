@@ -5,10 +5,11 @@ from __future__ import annotations
 import math
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import torch
+from rollout.workloads.train.config import Kind
 from rollout_worker.algorithms import dpo, ipo, kto, preference, rm
 from rollout_worker.algorithms.port import Batch, Loss, Models, token_logps
 from rollout_worker.algorithms.sft import SupervisedFineTuning
@@ -158,8 +159,10 @@ def ours(kind: str, rows: list[dict[str, Any]], directory: Path, models: Any, al
     tokenizer: Any = AutoTokenizer.from_pretrained(directory)
     encoder = Encoder(tokenizer, find_template(tokenizer, None), 256)
     encoded = [
-        (Place(i, "rows", i), encoder.encode(row)) for i, value in enumerate(rows, 1) for row in parse_row(kind, value)
-    ]  # type: ignore[arg-type]
+        (Place(i, "rows", i), encoder.encode(row))
+        for i, value in enumerate(rows, 1)
+        for row in parse_row(cast(Kind, kind), value)
+    ]
     data, _ = build(encoded, dict.fromkeys(FAULTS, "error"))
     collator = Collator(data, tokenizer.pad_token_id, torch.device("cpu"), packed=False, longest=256)
     units = list(range(data.units))
@@ -171,10 +174,12 @@ def ours(kind: str, rows: list[dict[str, Any]], directory: Path, models: Any, al
 
 
 def theirs(kind: str, rows: list[dict[str, Any]], directory: Path, model: Any, reference: Any, out: Path) -> Tensor:
-    import trl
+    import importlib
+
     from datasets import Dataset
     from transformers import AutoTokenizer
 
+    trl: Any = importlib.import_module("trl")  # which says nothing of its types
     common: dict[str, Any] = {
         "output_dir": str(out), "report_to": "none", "use_cpu": True, "bf16": False, "gradient_checkpointing": False,
         "per_device_train_batch_size": len(rows), "max_length": 256, "dataloader_pin_memory": False,
@@ -225,7 +230,8 @@ def compared(kind: str, tiny: Path, out: Path) -> tuple[float, float, float]:
         "kto": lambda: kto.KahnemanTversky(0.2, 1.5, 0.5),
         "rm": rm.RewardModel,
     }[kind]()
-    mine.eval(), model.eval()
+    mine.eval()
+    model.eval()
     found = ours(kinds.get(kind, kind), rows, tiny, StepModels(mine, deepcopy(reference)), algorithm)
     wanted = theirs(kind, rows, tiny, model, reference, out)
     found.sum.backward()

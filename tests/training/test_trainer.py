@@ -166,7 +166,7 @@ def test_a_fresh_adapter_is_no_difference_to_its_reference(run: Run, tiny: Path,
     from transformers import AutoModelForCausalLM
 
     tuned = run("sft", lora={"r": 4}, optimizer={"lr": 0.01}, **ALL)
-    export_model(tuned.state, tmp_path / "tuned")
+    export_model(tuned.state, tmp_path / "tuned", base=str(tiny))
     preferred = run("dpo", model=tmp_path / "tuned", lora={"r": 2}, **ALL)
     assert preferred.metrics[0]["loss"] == pytest.approx(LN2, abs=1e-7)
     assert preferred.metrics[1]["loss"] < preferred.metrics[0]["loss"]
@@ -174,7 +174,7 @@ def test_a_fresh_adapter_is_no_difference_to_its_reference(run: Run, tiny: Path,
 
     for done in (tuned, preferred):
         assert all(".lora_A." in name or ".lora_B." in name for name in done.weights), "only the adapter is kept"
-    told = json.loads((tmp_path / "tuned" / "adapter_config.json").read_text())
+    told = json.loads((tuned.state / "model" / "adapter_config.json").read_text())
     assert told["base_model_name_or_path"] == str(tiny), "as the user named it, not a worker's copy"
     base: Any = AutoModelForCausalLM.from_pretrained(tiny)
     loaded: Any = PeftModel.from_pretrained(base, tmp_path / "tuned")
@@ -182,12 +182,12 @@ def test_a_fresh_adapter_is_no_difference_to_its_reference(run: Run, tiny: Path,
     assert ends.keys() == tuned.weights.keys() and all(ends[name].equal(t) for name, t in tuned.weights.items())
 
 
-def test_a_reward_models_adapter_keeps_its_head(run: Run, tmp_path: Path) -> None:
+def test_a_reward_models_adapter_keeps_its_head(run: Run, tiny: Path, tmp_path: Path) -> None:
     from peft import AutoPeftModelForSequenceClassification
 
     done = run("rm", lora={"r": 4}, **ALL)
     head = done.weights["base_model.model.score.weight"]
-    export_model(done.state, tmp_path / "model")
+    export_model(done.state, tmp_path / "model", base=str(tiny))
     loaded: Any = AutoPeftModelForSequenceClassification.from_pretrained(tmp_path / "model", num_labels=1)
     assert loaded.state_dict()["base_model.model.score.modules_to_save.default.weight"].equal(head)
 

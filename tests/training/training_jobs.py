@@ -68,6 +68,9 @@ def tokens(
     return path
 
 
+MANIFEST: dict[str, Any] = {"format": 1, "kind": "train_state", "data": {"pad": 0}}
+
+
 @dataclass
 class Done:
     """`metrics` but for the time; `weights` by their names in the snapshot's directory `state`."""
@@ -102,7 +105,7 @@ def train(
     trainer = trainer_of(kind, settings, data, reference)
     metrics = [{key: value for key, value in one.items() if key != "seconds"} for one in trainer.run(0, steps)]
     evaluation = trainer.evaluate()
-    captured = trainer.capture({"format": 1})
+    captured = trainer.capture(MANIFEST | {"algorithm": kind})
     if captured is None:
         return None
     directory.mkdir(parents=True)
@@ -121,7 +124,7 @@ def restored(kind: Kind, settings: TrainingSection, data: Path, state: Path, dir
     """A trainer that took up `state`, and its own state, written to `directory`."""
     trainer = trainer_of(kind, settings, data)
     trainer.restore(state)
-    captured = trainer.capture({"format": 1})
+    captured = trainer.capture(MANIFEST | {"algorithm": kind})
     if captured is not None:
         files.write(captured, directory)
     return trainer
@@ -175,7 +178,7 @@ def main(arguments: list[str]) -> None:
             if one["again"] == "on":
                 for _ in trainer.run(trainer.step, 99):
                     pass
-                captured = trainer.capture({"format": 1})
+                captured = trainer.capture(MANIFEST | {"algorithm": kind})
                 if captured is not None:
                     files.write(captured, out / "on")
     torch.distributed.destroy_process_group()

@@ -378,7 +378,8 @@ class TrainExecutor:
             metrics = answer["step"]
             result.metrics.append(metrics)
             self._pace.add(int(metrics["tokens"]), time.monotonic())
-            shown = figures(metrics, result.steps, self._pace)
+            # What depends on the host's speed is shown and not kept: metrics are the same bytes wherever it ran.
+            shown = figures(metrics | answer.get("speed", {}), result.steps, self._pace)
             context.progress(line(shown), **shown)
         elif "evaluation" in answer:
             section = _settings(self._run)["eval"]

@@ -29,6 +29,7 @@ from torch import Tensor
 from rollout_worker.algorithms.port import Algorithm, Batch
 from rollout_worker.backends.training import state as files
 from rollout_worker.backends.training.collate import Collator, partner
+from rollout_worker.backends.training.faults import ran_out_of_memory
 from rollout_worker.backends.training.models import (
     StepModels,
     adapter_file,
@@ -254,10 +255,7 @@ class Trainer:
                 code="compile_failed",
                 retry=False,
             )
-        # On the CPU torch has no type of its own for it.
-        if isinstance(error, torch.OutOfMemoryError | MemoryError) or "can't allocate memory" in str(error):
-            return self._out_of_memory()
-        return None
+        return self._out_of_memory() if ran_out_of_memory(error) else None
 
     def _check(self, step: int, loss: float, grad_norm: float, units: list[int]) -> None:
         rows = self.collator.numbers(units)
