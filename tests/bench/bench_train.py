@@ -153,7 +153,7 @@ def snapshot_rows(root: Path, shape: Shape, repeats: int) -> list[Row]:
 
     def save() -> bytes:
         state.write(captured, root / "state")
-        return pack(root / "state", archive)[0]
+        return pack(root / "state", archive).id
 
     def restore(expected: bytes) -> None:
         unpack(archive, root / "restored", expected)

@@ -153,16 +153,25 @@ json_values = st.recursive(
     max_leaves=5,
 )
 DEEP = b"[" * 100_000
+HINDRANCE = st.fixed_dictionaries(
+    {
+        "log": st.just(LOG) | json_values, "seq": st.integers(0, 3) | json_values, "attempt": st.just(1) | json_values,
+        "code": st.text(max_size=8), "message": st.text(max_size=8) | json_values, "retryable": st.booleans(),
+        "returned": st.booleans() | json_values,
+    }
+)  # fmt: skip
 
 
 @st.composite
 def said_by_child(draw: st.DrawFn) -> tuple[int, bytes]:
-    kind = draw(st.sampled_from([*KINDS, *KINDS, Kind.READY, Kind.FAILED, Kind.REQUEST, Kind.ASSIGN, 0, 255]))
+    told = (Kind.READY, Kind.FAILED, Kind.HINDERED, Kind.REQUEST, Kind.ASSIGN)
+    kind = draw(st.sampled_from([*KINDS, *KINDS, *told, 0, 255]))
     if kind in KINDS:
         return int(kind), draw(wire(KINDS[Kind(kind)], HELD | ITEM))
     fields = {
         Kind.READY: st.fixed_dictionaries({"width": json_values}),
         Kind.FAILED: st.fixed_dictionaries({"code": json_values, "message": json_values, "retryable": json_values}),
+        Kind.HINDERED: HINDRANCE,
     }.get(cast(Any, kind), json_values)
     body = st.one_of(st.one_of(fields, json_values).map(lambda v: json.dumps(v).encode()), st.just(DEEP))
     return int(kind), damage(draw(feeds(8)), draw(body))

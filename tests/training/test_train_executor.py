@@ -37,6 +37,7 @@ CONFIG: dict[str, Any] = {
     },
     "dataset": {"kind": "jsonl_path", "files": [], "manifest": "00" * 32},
     "run": {},
+    "snapshots": {"label": ""},
 }  # fmt: skip
 RUN = Run("01J00000000000000000000000", "train", CONFIG)
 STEPS = 40
@@ -51,6 +52,7 @@ class Fake:
     asked: list[str] = field(default_factory=list[str])
     fails: dict[str, AttemptError] = field(default_factory=dict[str, AttemptError])
     alive: bool = False
+    patience_s: Any = None
 
     def __call__(self, *_: Any) -> Fake:
         return self
@@ -74,6 +76,7 @@ class Fake:
 
     async def command(self, patience_s: Any, /, **command: Any) -> AsyncIterator[dict[str, Any]]:
         self.asked.append(f"run {command['first']}")
+        self.patience_s = patience_s
         answers = self.say.get(command["first"], steps)
         async for answer in answers(command):
             if not self.alive:
@@ -189,6 +192,7 @@ async def world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> World:
     found = World(TrainExecutor(), ranks, Store(tmp_path / "objects"), tmp_path)
     current = [found]
     found.use = lambda other: current.__setitem__(0, other)  # type: ignore[attr-defined]
+    found.store.path(bytes(32)).write_bytes(b"rows")
     await found.executor.start(RUN, Context(found.store, tmp_path / "start", 0))  # type: ignore[arg-type]
     await found.end(found.begin(0))
     return found
@@ -214,6 +218,29 @@ async def test_what_it_says_of_itself(world: World) -> None:
     assert len(world.results[-1].metrics) == 10, "what is kept comes with the result"
 
 
+async def test_an_evaluation_is_said_and_takes_as_long_as_it_takes(world: World) -> None:
+    patience: list[float | None] = []
+
+    async def with_evaluation(command: dict[str, Any]) -> AsyncIterator[dict[str, Any]]:
+        async for answer in steps(command):
+            if "staged" in answer:
+                yield {"under_way": "evaluating"}
+                patience.append(world.ranks.patience_s())
+                yield {"evaluation": {"step": 10, "loss": 0.25}}
+                patience.append(world.ranks.patience_s())
+                yield {"under_way": ""}
+                patience.append(world.ranks.patience_s())
+            yield answer | {"speed": {"tokens_per_second": 8.0, "mfu": 0.41}} if "step" in answer else answer
+
+    world.ranks.say = {0: with_evaluation}
+    result = await world.end(world.begin(1))
+    assert patience == [None, train.HUNG_S, None], "only a step may hang"
+    assert result.evaluations == [{"step": 10, "loss": 0.25}]
+    context = world.contexts[-1]
+    assert context.figures[-1]["mfu"] == 0.41 and " · MFU 41% · " in context.notes[-2] + " · "
+    assert context.notes[-1].startswith("step 10/40 · ") and context.notes[-1].endswith(" · evaluating")
+
+
 async def test_results_are_told_in_their_order_and_steps_do_not_wait_for_the_store(world: World) -> None:
     world.store.hold[1] = asyncio.Event()
     first, second = world.begin(1), world.begin(2, pipelined=True)
@@ -227,6 +254,25 @@ async def test_results_are_told_in_their_order_and_steps_do_not_wait_for_the_sto
     second.add_done_callback(lambda _: ended.append(2))
     await asyncio.gather(first, second)
     assert ended == [1, 2] and world.ranks.asked.count("build") == 1
+
+
+async def test_what_follows_a_snapshot_that_cannot_be_stored_is_thrown_away_with_it(world: World) -> None:
+    """Its steps are done meanwhile, and its own snapshot finds a store that works again."""
+    world.store.hold = {1: asyncio.Event(), 2: asyncio.Event()}
+    first, second = world.begin(1), world.begin(2, pipelined=True)
+    await asyncio.sleep(0.01)
+    await asyncio.wait_for(world.contexts[-1].stepped.wait(), 20)
+    world.store.refuses = [AttemptError("the store lost the connection", code="store_lost")]
+    world.store.hold[1].set()
+    with pytest.raises(AttemptError, match="lost the connection"):
+        await first
+    world.store.hold[2].set()
+    early = Result.decode((await second).data)  # which nobody commits: what it stands on is not in the ledger
+    assert not world.ranks.alive, "the state after segment 2 is gone, too"
+    assert (await world.end(world.begin(1))).step == 10
+    before = len(world.ranks.asked)
+    assert await world.end(world.begin(2)) == early
+    assert world.ranks.asked[before:] == ["run 10"], "from where it stands, and once"
 
 
 async def test_a_segment_that_fails_harms_the_one_before_in_nothing(world: World) -> None:
@@ -311,14 +357,22 @@ async def test_a_damaged_copy_is_fetched_anew_and_a_snapshot_that_is_gone_is_nam
     world.use(other)  # type: ignore[attr-defined]
     with pytest.raises(UnsuitableError, match=f"snapshot {first.snapshot[:12]} of step 10 cannot be had") as gone:
         await other.begin(2)  # this store does not have it a second time
-    assert (gone.value.error_code, gone.value.retry) == ("snapshot_missing", False)
+    assert (gone.value.error_code, gone.value.retry) == ("object_missing", False)
     path.write_bytes(good)
     await other.end(other.begin(2))
     assert "restoring the state of step 10" in world.contexts[-1].notes
 
 
-@pytest.mark.parametrize(("key", "value"), [("algorithm", "dpo"), ("model", "other"), ("format", 2)])
-async def test_a_snapshot_of_something_else_is_refused(world: World, key: str, value: Any) -> None:
+@pytest.mark.parametrize(
+    ("key", "value", "says"),
+    [
+        ("algorithm", "dpo", "does not fit this run: algorithm 'dpo' instead of 'sft'"),
+        ("model", "other", "does not fit this run: model 'other' instead of 'm'"),
+        ("format", 2, "has format 2, and this program reads 1"),
+        ("kind", "buffer", "is a snapshot of kind 'buffer'"),
+    ],
+)
+async def test_a_snapshot_of_something_else_is_refused(world: World, key: str, value: Any, says: str) -> None:
     first = await world.end(world.begin(1))
     state = world.place / "forged"
     state.mkdir()
@@ -330,7 +384,7 @@ async def test_a_snapshot_of_something_else_is_refused(world: World, key: str, v
     world.store.path(blake3(raw).digest()).write_bytes(raw)
     other = world.elsewhere()
     world.use(other)  # type: ignore[attr-defined]
-    with pytest.raises(AttemptError, match=f"does not fit this run: {key} {value!r} instead of") as refused:
+    with pytest.raises(AttemptError, match=says) as refused:
         await other.begin(2, of=first)
     assert (refused.value.error_code, refused.value.retry) == ("snapshot_mismatch", False)
 

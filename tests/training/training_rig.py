@@ -83,4 +83,4 @@ class Rig:
         captured = trainer.capture({})
         assert captured is not None
         state.write(captured, self.directory / name)
-        return pack(self.directory / name, self.directory / f"{name}.tar")[0].hex()
+        return pack(self.directory / name, self.directory / f"{name}.tar").id.hex()

@@ -246,7 +246,9 @@ def _noted(snapshot: Snapshot, failed: str, room: int | None) -> str:
     """What is under way says more of it than a rate of its units."""
     workers = "" if snapshot.workers else "no workers"
     state = "pausing" if snapshot.state == "pausing" else ""
-    text = ", ".join(part for part in (state, snapshot.note, failed, workers) if part)
+    _, done, total = snapshot.extent
+    note = snapshot.note.removeprefix(f"step {done}/{total} · ")  # that stands before it
+    text = ", ".join(part for part in (state, note, failed, workers) if part)
     return text if room is None or len(text) <= room else text[: max(0, room - 1)] + "…"
 
 

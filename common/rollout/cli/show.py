@@ -279,8 +279,8 @@ _HINDERED = {
     "disk_full": "waits for room",
     "store_unavailable": "waits for the object store",
     "different_hardware": "cannot go on with it",
-    "snapshot_missing": "cannot go on with it",
-    "snapshot_corrupt": "cannot go on with it",
+    "object_missing": "cannot go on with it",
+    "object_corrupt": "cannot go on with it",
 }
 """By code of a cause: what keeps a worker from going on with what had begun."""
 

@@ -86,12 +86,13 @@ def token_logps(logits: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
 
     Computed in float32 whatever the dtype of the logits.
     """
-    target = labels[:, 1:]
-    mask = target != IGNORED
-    flat = torch.nn.functional.cross_entropy(
-        logits[:, :-1].flatten(0, 1).float(), target.flatten(), ignore_index=IGNORED, reduction="none"
+    functional = torch.nn.functional
+    # The labels are moved and not the logits, of which a part would be a copy.
+    target = functional.pad(labels[:, 1:], (0, 1), value=IGNORED)
+    losses = functional.cross_entropy(
+        logits.flatten(0, 1).float(), target.flatten(), ignore_index=IGNORED, reduction="none"
     )
-    return -flat.view_as(target), mask
+    return -losses.view_as(target)[:, :-1], target[:, :-1] != IGNORED
 
 
 def pair_metrics(chosen: Tensor, rejected: Tensor) -> dict[str, tuple[Tensor, Tensor]]:

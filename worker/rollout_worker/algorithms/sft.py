@@ -30,5 +30,5 @@ class SupervisedFineTuning:
         logps, mask = token_logps(logits, batch.labels)
         count = mask.sum().float()
         with torch.no_grad():
-            right = (logits[:, :-1].argmax(-1) == batch.labels[:, 1:]) & mask
+            right = (logits.argmax(-1)[:, :-1] == batch.labels[:, 1:]) & mask
         return Loss(-logps.sum(), {"mean_token_accuracy": (right.sum().float(), count)})

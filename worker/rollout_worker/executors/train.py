@@ -60,6 +60,7 @@ class TrainExecutor:
         self._fingerprint: JsonObject = {}  # of what is built here, once it is known
         self._state: State | None = None
         self._pace = Pace()
+        self._shown: JsonObject = {}
         self._turn = asyncio.Lock()
         self._waiting: set[Key] = set()
         self._given_back: set[Key] = set()
@@ -156,7 +157,7 @@ class TrainExecutor:
             name: await self._files(config[name], context) for name in ("dataset", "eval_dataset") if config.get(name)
         }
         directory = context.scratch / "tokens"
-        manifest = await context.object_path(bytes.fromhex(config["dataset"]["manifest"]))
+        manifest = await self._fetch(bytes.fromhex(config["dataset"]["manifest"]), "the list of rows", context)
         cache = host_directory(manifest, context, "tokens")
         context.progress("turning the rows into tokens")
 
@@ -256,7 +257,7 @@ class TrainExecutor:
             return
         changed = "; ".join(_differences(old, new))
         raise UnsuitableError(
-            f"it would not give the same bytes as the worker before it ({changed}): the run waits for a worker that "
+            f"it would not give the same bytes as the worker before it ({changed}): the run goes on with one that "
             "does. To go on here all the same, fork it with --allow-different-hardware",
             code="different_hardware",
             retry=False,
@@ -283,7 +284,7 @@ class TrainExecutor:
             except ObjectCorruptError:
                 await with_room(f"{what} cannot be unpacked", unpacked, context)
         except ObjectCorruptError as error:
-            raise UnsuitableError(f"{what} is damaged: {error.message}", code="snapshot_corrupt") from error
+            raise UnsuitableError(f"{what} is damaged: {error.message}", code="object_corrupt") from error
         try:
             manifest = await asyncio.to_thread(read_manifest, directory, "train_state")
         except ObjectCorruptError as error:
@@ -307,14 +308,14 @@ class TrainExecutor:
         try:
             return await with_room(f"{what} cannot be fetched", lambda: context.object_path(object_id), context)
         except AttemptError as error:
-            code = {"not_found": "snapshot_missing", "object_corrupt": "snapshot_corrupt"}.get(error.error_code)
+            code = {"not_found": "object_missing", "object_corrupt": "object_corrupt"}.get(error.error_code)
             if code is None:
                 raise
             raise UnsuitableError(
                 f"{what} cannot be had from the store: {error.message}: bring the store's objects back, or go on from "
                 "another snapshot (rollout snapshot list)",
                 code=code,
-                retry=code != "snapshot_missing",
+                retry=code != "object_missing",
             ) from error
 
     async def _steps(
@@ -340,13 +341,15 @@ class TrainExecutor:
 
         async def follow() -> JsonObject:
             done: JsonObject = {}
+            stepping = True
             answers = ranks.command(
-                lambda: None if staged.done() else max(HUNG_S, HUNG_STEPS * (self._pace.step_s or 0.0)),
+                lambda: max(HUNG_S, HUNG_STEPS * (self._pace.step_s or 0.0)) if stepping else None,
                 op="run", first=segment.first, steps=segment.steps, directory=str(directory), manifest=manifest,
             )  # fmt: skip
             try:
                 async for answer in answers:
                     done = answer.get("done", done)
+                    stepping = "step" in answer or "evaluation" in answer
                     if "staged" in answer:
                         staged.set_result(int(answer["staged"]["step"]))
                     elif "full" in answer:
@@ -372,15 +375,17 @@ class TrainExecutor:
         return result, directory, writing
 
     def _take(self, answer: JsonObject, result: Result, context: Context) -> None:
-        """Of a step, or of an evaluation."""
+        """Of a step, or of an evaluation, which may be under way."""
         assert self._run is not None
         if "step" in answer:
             metrics = answer["step"]
             result.metrics.append(metrics)
             self._pace.add(int(metrics["tokens"]), time.monotonic())
             # What depends on the host's speed is shown and not kept: metrics are the same bytes wherever it ran.
-            shown = figures(metrics | answer.get("speed", {}), result.steps, self._pace)
+            shown = self._shown = figures(metrics | answer.get("speed", {}), result.steps, self._pace)
             context.progress(line(shown), **shown)
+        elif answer.get("under_way") and self._shown:
+            context.progress(f"{line(self._shown)} · {answer['under_way']}", **self._shown)
         elif "evaluation" in answer:
             section = _settings(self._run)["eval"]
             result.evaluations.append(answer["evaluation"])
@@ -457,7 +462,7 @@ class TrainExecutor:
         return self._ranks
 
     async def _throw_away(self) -> None:
-        self._state, self._built, self._pace = None, {}, Pace()
+        self._state, self._built, self._pace, self._shown = None, {}, Pace(), {}
         if self._ranks is not None:
             ranks, self._ranks = self._ranks, None
             await ranks.close()

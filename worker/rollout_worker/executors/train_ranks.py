@@ -13,12 +13,17 @@ import signal
 import socket
 import sys
 from collections.abc import AsyncIterator, Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 from rollout.model.errors import AttemptError
 
 LINE_MAX = 64 << 20
+DIED_S = 5.0
+"""A process that ended is known to have for so long after another lost its connection to it."""
+LAST_WORDS_S = 0.2
+"""What was said before the end is read for so long."""
 
 
 class Ranks:
@@ -43,7 +48,7 @@ class Ranks:
     async def start(self) -> None:
         port = _free_port()
         self._oom_kills = _oom_kills()
-        first: asyncio.StreamReader | None = None
+        readers: list[asyncio.StreamReader] = []
         for rank in range(self._world):
             ours, theirs = socket.socketpair()
             place = {
@@ -64,9 +69,8 @@ class Ranks:
             self._processes.append(process)
             reader, writer = await asyncio.open_connection(sock=ours, limit=LINE_MAX)
             self._writers.append(writer)
-            first = first or reader
-        assert first is not None
-        self._reading = asyncio.create_task(self._read(first))
+            readers.append(reader)
+        self._reading = asyncio.create_task(self._read(readers))
 
     async def command(
         self, patience_s: Callable[[], float | None] = lambda: None, /, **command: Any
@@ -86,7 +90,7 @@ class Ranks:
             while True:
                 answer = await _within(patience_s(), answers)
                 if error := answer.get("error"):
-                    raise AttemptError(error["message"], code=error["code"], retry=error["retry"])
+                    raise await self._why(error)
                 yield answer
                 if "done" in answer:
                     return
@@ -100,27 +104,40 @@ class Ranks:
             done = answer.get("done", done)
         return done
 
-    async def _read(self, reader: asyncio.StreamReader) -> None:
-        """Hands answers to who asked, until a rank ends: then all are told."""
-        ends = [asyncio.ensure_future(process.wait()) for process in self._processes]
-        try:
-            while True:
-                reading = asyncio.ensure_future(reader.readline())
-                await asyncio.wait([reading, *ends], return_when=asyncio.FIRST_COMPLETED)
-                if not reading.done() or not (line := reading.result()):
-                    reading.cancel()
-                    break
-                answer = json.loads(line)
-                if (asked := self._open.get(answer.pop("number"))) is not None:
-                    asked.put_nowait(answer)
-            await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
-        finally:
+    async def _why(self, error: dict[str, Any]) -> AttemptError:
+        """Where one process has died, another may be the first to say that its connection is lost."""
+        if self._world > 1 and error["code"] == "trainer_failed" and self._processes:
+            ends = [asyncio.ensure_future(process.wait()) for process in self._processes]
+            done, _ = await asyncio.wait(ends, timeout=DIED_S, return_when=asyncio.FIRST_COMPLETED)
             for end in ends:
                 end.cancel()
+            if done:
+                return self._died()
+        return AttemptError(error["message"], code=error["code"], retry=error["retry"])
+
+    async def _read(self, readers: list[asyncio.StreamReader]) -> None:
+        """Hands answers to who asked, until a rank ends or its socket does: then all are told."""
+        reading = [asyncio.create_task(self._read_one(reader)) for reader in readers]
+        ends = [asyncio.ensure_future(process.wait()) for process in self._processes]
+        try:
+            await asyncio.wait([*ends, *reading], return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait(ends, timeout=DIED_S, return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait(reading, timeout=LAST_WORDS_S)  # what it said before counts
+        finally:
+            for task in [*reading, *ends]:
+                task.cancel()
+            await asyncio.gather(*reading, *ends, return_exceptions=True)
         died = self._died()
         error = {"message": died.message, "code": died.error_code, "retry": True}
         for asked in self._open.values():
             asked.put_nowait({"error": error})
+
+    async def _read_one(self, reader: asyncio.StreamReader) -> None:
+        with suppress(ConnectionError):
+            while line := await reader.readline():
+                answer = json.loads(line)
+                if (asked := self._open.get(answer.pop("number"))) is not None:
+                    asked.put_nowait(answer)
 
     def _died(self) -> AttemptError:
         rank, code = next(
@@ -131,7 +148,10 @@ class Ranks:
             ),
             (0, None),
         )
-        how = f"was killed by {signal.Signals(-code).name}" if code is not None and code < 0 else f"exited with {code}"
+        if code is None:
+            how = "broke its connection"
+        else:
+            how = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"exited with {code}"
         if code == -signal.SIGKILL and _oom_kills() > self._oom_kills:
             return AttemptError(
                 f"the process of rank {rank} {how} while the kernel ended processes for want of memory: out of memory "

@@ -35,7 +35,7 @@ or was killed, or all of the {unit} failed; 2 configuration or input; 130 interr
 --json prints an object a line, told apart by `event`: `cluster` {{cluster, addresses, private, why}},
 `run_opened` {{run_id, resumed, {unit}, address}}, `progress`
 {{{unit}, submitted, done, failed, invalid, committed, running, workers, {rates}, eta_s, state}}, `note`
-{{message}}, `cause` {{as in `run show --json`}}, `dry_run` {{{unit}, workers}}, `interrupted`
+{{message}}, `cause` {{as in `run show --json`}}, `cause_gone` {{code}}, `dry_run` {{{unit}, workers}}, `interrupted`
 {{run_id, committed, command}}, `summary` {{the content of summary.json, and files}} and `error`
 {{error: {{code, message, faults}}}}. Keys are only ever added."""
 

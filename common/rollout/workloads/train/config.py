@@ -217,6 +217,8 @@ class TrainingSection(Section):
                 f'devices = {self.devices} and strategy = "{self.strategy}" do not fit: "single" is for one device, '
                 '"ddp" and "fsdp" for several',
             )
+        if self.eval_dataset is None and self.eval != EvalSection():
+            raise fault_at("eval", "has no meaning without eval_dataset: name the rows that evaluations take")
         if self.budget.max_steps is not None and self.optimizer.warmup_steps > self.budget.max_steps:
             raise fault_at(
                 "optimizer.warmup_steps",
@@ -247,7 +249,7 @@ class SftSection(TrainingSection):
 
     @model_validator(mode="after")
     def _one_length(self) -> Self:
-        given = "max_length" in self.model_fields_set
+        given = self.max_length != type(self).model_fields["max_length"].default  # a worker is told every key
         if self.packing is not None and given and self.packing.max_seq_len not in (None, self.max_length):
             raise fault_at(
                 "packing.max_seq_len",
@@ -419,7 +421,7 @@ class TrainConfig(Section):
     @classmethod
     def renamed(cls, values: dict[str, Any]) -> Renamed:
         """With TRL's names of keys."""
-        return renamed(values)
+        return renamed(values, {kind: section.model_fields for kind, section in SECTIONS.items()})
 
 
 SECTIONS: dict[Kind, type[TrainingSection]] = {

@@ -26,7 +26,7 @@ class TrainWriter:
 
     def lines(self, entry: CommitEntry) -> Iterator[tuple[str, bytes]]:
         segment = Segment.decode(entry.payload)
-        if entry.outcome is Outcome.SKIPPED:
+        if entry.outcome is Outcome.SKIPPED or segment.op == "verify":
             return
         if entry.outcome is not Outcome.DONE:
             why = unsuccessful(entry, "segment")
@@ -95,9 +95,11 @@ def how_to_go_on(summary: JsonObject) -> str:
     snapshot, step = summary["final_snapshot"], summary["steps"]
     if not snapshot:
         return "it has no snapshot yet: when the cause is mended, start another run, in another output directory"
+    run = short(summary["run_id"])
     return (
         f"the last good snapshot is {snapshot} of step {step}: when the cause is mended, go on from there with "
-        f"`rollout train fork {short(summary['run_id'])} --step {step} --config FILE`"
+        f"`rollout train fork {run} --step {step} --config FILE`, or, where its loss was bad already, from an earlier "
+        f"one: `rollout snapshot list --run {run}`"
     )
 
 

@@ -65,7 +65,9 @@ def prepare(accelerator: Accelerator, model: nn.Module, optimizer: torch.optim.O
     if accelerator.is_fsdp2:
         _name_layers(accelerator, model)
     given: Any = accelerator
-    return given.prepare(model, optimizer)
+    model, wrapped = given.prepare(model, optimizer)
+    # The wrapper is for gradient scalers, which bf16 does without, and looks for a package on the disk at each step.
+    return model, wrapped.optimizer
 
 
 def prepare_frozen(accelerator: Accelerator, model: nn.Module) -> nn.Module:

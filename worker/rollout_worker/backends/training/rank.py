@@ -1,7 +1,8 @@
 """A process of training: one rank, which does what its executor says, one command at a time.
 
 `python -m rollout_worker.backends.training.rank FD THREADS PARENT_PID`: a command is a line of JSON on the socket FD,
-and so is an answer; all ranks are told the same, and rank 0 answers. It ends with the process that started it.
+and so is an answer; all ranks are told the same; rank 0 answers, and any that something went wrong in. It ends with the
+process that started it.
 """
 
 from __future__ import annotations
@@ -56,8 +57,9 @@ class Rank:
         self._wait()
 
     def _say(self, number: int = 0, **answer: Any) -> None:
-        """To the command `number`, or the present one."""
-        if os.environ.get("RANK", "0") != "0":
+        """To the command `number`, or the present one. Rank 0 speaks for all, but for what goes wrong in one alone: the
+        others would wait for it for ever."""
+        if os.environ.get("RANK", "0") != "0" and "error" not in answer:
             return
         with self._lock:
             self._file.write(json.dumps({**answer, "number": number or self._number}) + "\n")
@@ -77,6 +79,7 @@ class Rank:
 
     def _prepare(self, command: dict[str, Any]) -> None:
         from rollout_worker.backends.training.prepare import (
+            ROOM,
             check_vocabulary,
             files_of,
             pad_of,
@@ -95,7 +98,9 @@ class Rank:
             path = Path(command["directory"]) / f"{name}.safetensors"
             files, cache = files_of(given, Path(given["root"])), Path(command["cache"])
             try:
-                units, report = prepared(kind, settings, files, tokenizer, path, cache)
+                units, report = prepared(
+                    kind, settings, files, tokenizer, path, cache, ROOM // len(command["datasets"])
+                )
             except AttemptError as error:
                 if error.error_code != "invalid_data":
                     raise
@@ -142,15 +147,18 @@ class Rank:
         self._say(done={"step": self._trainer.step})
 
     def _run(self, command: dict[str, Any]) -> None:
-        """The steps, each told as it ends; `staged` when the state is in memory, `done` when it is in the directory."""
+        """The steps, each told as it ends; `staged` when the state is in memory, `done` when it is in the directory.
+        `under_way`: what takes as long as it takes, with a name where people should know."""
         trainer = self._trainer
         every, last = trainer.settings.eval.every_steps, min(command["first"] + command["steps"], trainer.plan.steps)
         for metrics in trainer.run(command["first"], command["steps"]):
             self._say(step=metrics, speed=trainer.speed)
             step = metrics["step"]
             if trainer.job.eval_data is not None and (step % every == 0 if every else step == last):
+                self._say(under_way="evaluating")
                 self._say(evaluation={"step": step, **trainer.evaluate()})
         captured = trainer.capture(command["manifest"])
+        self._say(under_way="")
         self._wait()  # of the segment before: two states at most are in memory
         self._say(staged={"step": trainer.step})
         if captured is None:

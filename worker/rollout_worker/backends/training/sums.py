@@ -48,16 +48,15 @@ class Sums:
 
 
 def _plain(value: Tensor) -> Tensor:
-    return value.detach().float().cpu()
+    """Still on its device: to read it there would be to wait for all that is under way."""
+    return value.detach().float()
 
 
 def _stacked(accelerator: Accelerator, values: list[Tensor]) -> Tensor:
     """(processes, values) of each process's `values`, on the CPU."""
-    flat = torch.stack(values)[None]
-    if accelerator.num_processes == 1:
-        return flat
     given: Any = accelerator
-    return given.gather(flat.to(accelerator.device)).cpu()
+    flat = torch.stack([value.to(given.device) for value in values])[None]
+    return (flat if given.num_processes == 1 else given.gather(flat)).cpu()
 
 
 def _extremes(accelerator: Accelerator, values: Mapping[str, Tensor], *, low: bool) -> dict[str, float]:

@@ -23,7 +23,8 @@ from rollout.workloads.json_form import JsonObject
 from rollout.workloads.train.config import Kind, PreferenceSection, SftSection, TrainingSection
 from rollout.workloads.train.dataset import Dataset
 from rollout.workloads.train.memory import flops_per_token
-from rollout.workloads.train.sampler import step_rows, total_rows
+from rollout.workloads.train.sampler import step_rows
+from rollout.workloads.train.steps import total_rows
 from torch import Tensor
 
 from rollout_worker.algorithms.port import Algorithm, Batch
@@ -131,6 +132,7 @@ class Trainer:
         self.schedule = make_schedule(optimizer, settings.optimizer, self.plan.steps)
         self.model, self.optimizer = prepare(self.accelerator, model, optimizer)
         self.plain: Any = self.accelerator.unwrap_model(self.model)
+        self.model.train()  # whatever its parts were made as
         if reference is not None:
             reference = prepare_frozen(self.accelerator, reference)
         off = isinstance(settings, PreferenceSection) and settings.reference == "base" and settings.lora is not None
@@ -193,8 +195,16 @@ class Trainer:
         units = self.units_of(step)
         mine = self._shares(len(units))
         divisor = self.collator.divisor(units, per_token=self.algorithm.per_token)
+        if not divisor:
+            raise AttemptError(
+                f"there is no supervised token {self._where(step, units)}: look at loss_on and max_length, or leave "
+                'such rows out with rows.no_supervised_token = "drop"',
+                code="no_supervised_token",
+                retry=False,
+            )
         self._compare(self.collator, units, mine)
-        self.model.train()
+        if not self.model.training:  # it goes through every module
+            self.model.train()
         lr = self.schedule.get_last_lr()[0]
         sums = Sums()
         for number, part in enumerate(mine):
@@ -255,12 +265,21 @@ class Trainer:
                 code="compile_failed",
                 retry=False,
             )
-        return self._out_of_memory() if ran_out_of_memory(error) else None
+        if ran_out_of_memory(error):
+            return self._out_of_memory()
+        if "does not require grad" in str(error):
+            where = self._where(self.step, self.units_of(self.step))
+            message = f"the loss depends on nothing that is trained {where}: look at lora.target_modules and loss_on"
+            return AttemptError(message, code="loss_without_gradient", retry=False)
+        return None
 
-    def _check(self, step: int, loss: float, grad_norm: float, units: list[int]) -> None:
+    def _where(self, step: int, units: list[int]) -> str:
         rows = self.collator.numbers(units)
         named = ", ".join(map(str, rows[:20])) + (f" and {len(rows) - 20} more" if len(rows) > 20 else "")
-        where = f"at step {step + 1}, which trains on the rows {named}"
+        return f"at step {step + 1}, which trains on the rows {named}"
+
+    def _check(self, step: int, loss: float, grad_norm: float, units: list[int]) -> None:
+        where = self._where(step, units)
         if not (math.isfinite(loss) and math.isfinite(grad_norm)):
             raise AttemptError(
                 f"the loss is {loss} and the gradient's norm {grad_norm} {where}: lower optimizer.lr, or look at these "
@@ -272,8 +291,8 @@ class Trainer:
             self.first_loss = abs(loss)
         elif abs(loss) > EXPLODED * max(self.first_loss, 0.1):
             raise AttemptError(
-                f"the loss is {loss:.4g}, {EXPLODED:.0f} times the first one's {self.first_loss:.4g}, {where}: lower "
-                "optimizer.lr",
+                f"the loss is {loss:.4g}, more than {EXPLODED:.0f} times the first one's {self.first_loss:.4g}, "
+                f"{where}: lower optimizer.lr",
                 code="loss_exploded",
                 retry=False,
             )
