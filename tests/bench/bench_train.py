@@ -1,7 +1,9 @@
 """Training: `rollout train sft` with its snapshots beside a bare accelerate loop and TRL's SFTTrainer, a snapshot beside a
 plain copy of its bytes, and how long a killed worker is missed.
 
-Run: python tests/bench/bench_train.py [--quick] [--device cuda --precision bf16 --shape half --batch N --words N]
+Run: python tests/bench/bench_train.py [--quick] [--only speed|snapshot|takeover] [--json]
+On a GPU, 0.5 B parameters, with MFU: python tests/bench/bench_train.py --shape half --device cuda --precision bf16
+--batch 8 --words 600 --steps 60 --every 20
 
 Ours is timed from the commit of the first snapshot to that of the last, the others from a step after the first ones to
 their end: start-up counts for nobody, and everything that goes on beside or between steps counts for us. They take

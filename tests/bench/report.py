@@ -39,6 +39,7 @@ PARTS = {
     "map": "bench_map",
     "printing": "bench_printing",
     "worker": "bench_worker_loss",
+    "train": "bench_train",
     "growth": "bench_growth",
     "simulation": "bench_sim",
     "gpu": "bench_gpu",

@@ -40,12 +40,14 @@ ROWS: dict[Kind, list[dict[str, Any]]] = {
 """Of uneven lengths, and not a whole number of steps."""
 
 DEFAULTS: dict[str, Any] = {"minibatch_size": 4, "gradient_accumulation": 2, "device": "cpu", "seed": 3}
-OPTIMIZER: dict[str, Any] = {"lr": 1e-3, "schedule": "cosine", "warmup_steps": 1}
+OPTIMIZER: dict[str, Any] = {"lr": 1e-3, "schedule": "cosine", "eps": 1e-4}
+"""Not Adam's 1e-8: where a gradient is all but 0, the sign of what rounding leaves of it would be a whole step."""
 
 
 def settings_of(kind: Kind, model: Path, **more: Any) -> TrainingSection:
     """Two epochs of nine rows, eight a step: the second step holds the seam, and the last has two rows."""
-    optimizer = OPTIMIZER | more.pop("optimizer", {})
+    # KTO's pairs have an effect once its divergence is above 0: with this, from the second step on.
+    optimizer = OPTIMIZER | ({"kind": "sgd", "lr": 0.03} if kind == "kto" else {}) | more.pop("optimizer", {})
     values = DEFAULTS | {"base_model": str(model), "dataset": {"path": "rows.jsonl"}, "budget": {"epochs": 2}} | more
     return SECTIONS[kind].model_validate(values | {"optimizer": optimizer})
 
@@ -64,6 +66,9 @@ def tokens(
         ]
         build(encoded, dict.fromkeys(FAULTS, "error"), pack)[0].save(path)
     return path
+
+
+MANIFEST: dict[str, Any] = {"format": 1, "kind": "train_state", "data": {"pad": 0}}
 
 
 @dataclass

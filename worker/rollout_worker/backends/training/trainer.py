@@ -291,8 +291,8 @@ class Trainer:
             self.first_loss = abs(loss)
         elif abs(loss) > EXPLODED * max(self.first_loss, 0.1):
             raise AttemptError(
-                f"the loss is {loss:.4g}, more than {EXPLODED:.0f} times the first one's {self.first_loss:.4g}, {where}: "
-                "lower optimizer.lr",
+                f"the loss is {loss:.4g}, more than {EXPLODED:.0f} times the first one's {self.first_loss:.4g}, "
+                f"{where}: lower optimizer.lr",
                 code="loss_exploded",
                 retry=False,
             )
