@@ -36,7 +36,7 @@ $(VENV)/.dev: $(VENV)/.base
 
 install: $(VENV)/.base  ## Install rollout with the transformers engine and training into .venv.
 
-demo: $(VENV)/.base  ## The main job end to end: real engine, mTLS, a worker and the coordinator killed midway.
+demo: $(VENV)/.base  ## A tiny model learns on the engine while its worker and the coordinator are killed; same weights.
 	$(BIN)/python smoke/demo.py
 
 test: $(VENV)/.dev lint  ## Unit, contract, integration and acceptance tests.

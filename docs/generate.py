@@ -209,7 +209,7 @@ def command(name: str, node: typing.Any, lines: list[str]) -> None:
             continue
         if not text.strip():
             missing.append(f"{name} {shown}")
-        rows.append(f"| `{shown}` | {text} |".replace("|[", "\\|["))
+        rows.append("| `{}` | {} |".format(*(cell.replace("|", "\\|") for cell in (shown, text))))
     if rows:
         lines += ["| option | meaning |", "|---|---|", *rows, ""]
     for child in children:

@@ -24,7 +24,7 @@ import psutil
 import tiny_task
 from cluster import Cluster, Node, binary, wait_until
 
-STEPS = 800
+STEPS = 600
 WORKER_AT, COORDINATOR_AT = STEPS * 3 // 10, STEPS * 6 // 10
 LEARNT, GUESSED = 0.95, 0.05
 """Shares of held-out questions that must be right after training, and at most before."""
@@ -208,10 +208,15 @@ class Demo:
         wait_until(there, 300, "training")
 
     def _progress(self) -> None:
-        found = read_metrics(self.root / "train")
-        loss = f"step {found[-1]['step']} of {STEPS}, loss {found[-1]['loss']:.3f}" if found else "engines are starting"
-        seconds = time.monotonic() - self.began
-        print(f"   {seconds:3.0f} s: {loss}; undisturbed: step {self._at('undisturbed')}", flush=True)
+        found, calm = read_metrics(self.root / "train"), self._at("undisturbed")
+        if not found:
+            text = "engines are starting"
+        elif found[-1]["step"] == STEPS:
+            text = "an engine starts and answers"
+        else:
+            text = f"step {found[-1]['step']} of {STEPS}, loss {found[-1]['loss']:.3f}"
+        beside = f"undisturbed: step {calm}" if calm < STEPS else "undisturbed: done"
+        print(f"   {time.monotonic() - self.began:3.0f} s: {text}; {beside}", flush=True)
 
     def _report(self, summary: dict[str, Any], struck: bool) -> bool:
         root = self.root

@@ -83,7 +83,7 @@ def test_a_locale_that_cannot_name_the_file(cli: Cli) -> None:
     [
         (
             "ROLLOUT_NOSUCH__X",
-            "there is no such key; variables are ROLLOUT_<SECTION>__<KEY>, with a section of BACKEND",
+            "there is no such key; variables are ROLLOUT_<SECTION>__<KEY>, with a section of ALGORITHM, BACKEND",
         ),
         ("ROLLOUT_SAMPLNG__MAX_TOKENS", "there is no such key; did you mean ROLLOUT_SAMPLING__MAX_TOKENS?"),
         ("ROLLOUT_WORKER_SLOTS", "there is no such variable; did you mean ROLLOUT_WORKER__SLOTS?"),

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from core_world import FakeWorker, World
 from rollout.model.errors import InputError
-from rollout.model.item import Outcome
+from rollout.model.item import Blob, Outcome
 from rollout.model.run import Policy
 from rollout_coordinator.core import step as st
 from rollout_coordinator.core.events import ResultGroup, WorkerResults
@@ -34,7 +34,7 @@ class Kept:
         log = self.world.root()
         attempts = [self.worker.held.pop((log, seq)) for seq in seqs]
         named = {index: (bytes([seq]) * 32,) for index, seq in enumerate(seqs)} if keeps else {}
-        data = [b"r"] * len(seqs)
+        data: list[Blob] = [b"r"] * len(seqs)
         group = ResultGroup(
             log, list(seqs), attempts, [Outcome.DONE] * len(seqs), data, {}, [5] * len(seqs), keeps=named
         )

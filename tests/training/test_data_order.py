@@ -10,7 +10,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from rollout.workloads.train.dataset import best_fit
-from rollout.workloads.train.sampler import order, step_rows, steps_of, total_rows
+from rollout.workloads.train.sampler import order, step_rows
+from rollout.workloads.train.steps import steps_of, total_rows
 
 ROWS, SEEDS, BATCHES = st.integers(1, 200), st.integers(0, (1 << 63) - 1), st.integers(1, 40)
 

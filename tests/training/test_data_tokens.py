@@ -14,6 +14,7 @@ from rollout.workloads.train.encode import FAULTS
 from rollout.workloads.train.report import Place, listed, report_lines
 from rollout_worker.backends.tiny import CHAT_TEMPLATE, END, EOS, START, make_tokenizer
 from rollout_worker.backends.training import prepare as preparing
+from rollout_worker.backends.training import tokens as counting
 from rollout_worker.backends.training.prepare import Files, prepare, prepared
 from tokenizers.processors import TemplateProcessing
 from transformers import PreTrainedTokenizerFast
@@ -191,6 +192,13 @@ def test_a_row_that_is_dropped_for_one_fault_is_not_refused_for_another(case: Ca
         case.prepare("sft", tokenizer, [GOOD, long], rows={"too_long": "keep"}, max_length=8)
 
 
+def test_an_empty_turn_among_others_is_an_empty_completion(case: Case) -> None:
+    silent = {"role": "assistant", "content": ""}
+    rows = [{"messages": [USER, ASSISTANT, USER, ASSISTANT]}, {"messages": [USER, silent, USER, ASSISTANT]}]
+    with pytest.raises(AttemptError, match=r"rows.jsonl:2: empty_completion"):
+        case.prepare("sft", make(template=MARKED), rows, loss_on={"kind": "assistant_only"})
+
+
 def test_nothing_is_left(case: Case, tokenizer: Any) -> None:
     with pytest.raises(AttemptError, match="no row is left to train on: all 1 are dropped"):
         case.prepare("sft", tokenizer, [{"prompt": "7 is", "completion": ""}], rows={"empty_completion": "drop"})
@@ -213,10 +221,55 @@ def test_a_template_that_writes_the_prompt_otherwise_before_an_answer_is_a_fault
 
 def test_rows_are_listed_by_their_runs_and_cut_where_they_are_too_many() -> None:
     lines = [1, 2, 3, 7, 9, 10]
-    assert listed([Place(n, "a.jsonl", n) for n in lines]) == "a.jsonl:1-3, 7, 9-10 (6 rows)"
-    assert listed([Place(1, "a", 4), Place(2, "b", 4), Place(3, "b", 5)]) == "a:4, b:4-5 (3 rows)"
-    many = listed([Place(n, "a.jsonl", n) for n in range(1, 2000, 2)])
-    assert many.startswith("a.jsonl:1, 3, 5, ") and many.endswith("more of 1,000 rows") and len(many) < 500
+    assert listed([Place(n, "a.jsonl", n) for n in lines], 99) == "a.jsonl:1-3, 7, 9-10 (6 rows)"
+    assert listed([Place(1, "a", 4), Place(2, "b", 4), Place(3, "b", 5)], 99) == "a:4, b:4-5 (3 rows)"
+    many = listed([Place(n, "a.jsonl", n) for n in range(1, 2000, 2)], 400)
+    assert many.startswith("a.jsonl:1, 3, 5, ") and many.endswith("more of 1,000 rows") and 400 < len(many) < 450
+
+
+def test_all_kinds_of_faults_of_many_rows_fit_into_one_error(case: Case, tokenizer: Any) -> None:
+    bad = [GOOD, FAULTY["empty_completion"][2], GOOD, FAULTY["merged_at_seam"][2], GOOD, FAULTY["too_long"][2]]
+    bad += [FAULTY["no_supervised_token"][2], {"messages": [USER, ASSISTANT]}]
+    with pytest.raises(AttemptError) as error:
+        case.prepare("sft", make(template="{{ raise_exception('no such role') }}"), bad * 400, max_length=8)
+    faults = [
+        line.rpartition(" rows: ")[2].partition(": ")[0].partition(",")[0]
+        for line in error.value.message.split("\n")[1:]
+    ]
+    assert faults == [
+        "the chat template cannot render it",
+        "no_supervised_token",
+        "merged_at_seam",
+        "too_long",
+        "empty_completion",
+    ]
+    assert error.value.message.count("more of 400 rows") == 4 and len(error.value.message) < 4000
+
+
+def test_a_dry_run_finds_the_same_faults_in_all_of_its_datasets(
+    tmp_path: Path, tokenizer: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(counting, "read_tokenizer", lambda _: tokenizer)
+    for name, rows in (("a", [GOOD]), ("b", [GOOD, FAULTY["empty_completion"][2]])):
+        (tmp_path / name).write_bytes(b"".join(map(dump_line, rows)))
+
+    def counted(*names: str) -> Any:
+        datasets = {
+            name: {"kind": "jsonl_path", "files": [[str(tmp_path / name), f"{name}.jsonl"]], "manifest": ""}
+            for name in names
+        }
+        asked = {
+            "kind": "sft",
+            "settings": settings("sft").model_dump(mode="json"),
+            "tokenizer": "",
+            "datasets": datasets,
+        }
+        return counting.counted(asked)
+
+    found = counted("a")
+    assert found["data"]["a"]["kept"] == 1 and found["template"] == "the tokenizer's chat template"
+    found = counted("a", "b")
+    assert found["code"] == "invalid_data" and found["error"].startswith("b.jsonl:2: empty_completion: ")
 
 
 # ---- once

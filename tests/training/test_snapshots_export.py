@@ -21,6 +21,7 @@ transformers = pytest.importorskip("transformers")
 peft = pytest.importorskip("peft")
 
 from rollout_worker.backends.training.merge import main as merge  # noqa: E402
+from rollout_worker.backends.training.weights import names  # noqa: E402
 from safetensors.torch import load_file, save_file  # noqa: E402
 
 IDS = torch.tensor([[5, 6, 7, 8]])
@@ -50,7 +51,8 @@ def adapted(model: Any, **options: Any) -> tuple[Any, dict[str, Any], dict[str, 
     """With an adapter that does something; its weights and configuration as a snapshot has them."""
     found = peft.get_peft_model(model, peft.LoraConfig(r=2, target_modules="all-linear", **options))
     torch.manual_seed(1)
-    weights = {name: parameter for name, parameter in found.named_parameters() if parameter.requires_grad}
+    parameters = dict(found.named_parameters())
+    weights = {file_name: parameters[name] for name, file_name in names(found).items()}
     for parameter in weights.values():
         torch.nn.init.normal_(parameter, std=0.3)
     config = found.peft_config["default"].to_dict()

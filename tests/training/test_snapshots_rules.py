@@ -7,10 +7,13 @@ from dataclasses import asdict, replace
 from typing import Any
 
 import pytest
+from rollout.cli.anywhere import Places
+from rollout.cli.progress import Display
+from rollout.cli.verifying import Verifying
 from rollout.client.snapshots import TrainingRun
-from rollout.client.verify import differences, stretches
+from rollout.client.verify import Committed, Verdict, differences, stretches
 from rollout.model.errors import ConfigError, NotFoundError
-from rollout.model.item import Outcome
+from rollout.model.item import Failure, Outcome
 from rollout.wire.v1 import runs_pb2 as pb
 from rollout.workloads.commit import CommitEntry
 from rollout.workloads.local_model import refuse_unless_whole_model
@@ -210,3 +213,44 @@ def worse(lines: list[dict[str, Any]]) -> list[dict[str, Any]]:
 )
 def test_what_differs_is_named(change: dict[str, Any], differs: tuple[str, ...]) -> None:
     assert differences(result(4), result(4, **change)) == differs
+
+
+# ---- what is said of it
+
+
+class Said(Display):
+    def __init__(self) -> None:
+        self.events: dict[str, dict[str, Any]] = {}
+
+    def note(self, message: str) -> None: ...
+
+    def progress(self, snapshot: Any) -> None: ...
+
+    def event(self, name: str, message: str, /, **fields: Any) -> None:
+        self.events[name] = fields
+
+
+def verdict(number: int, found: Result | None, failure: Failure | None = None) -> Verdict:
+    one = Committed(number, 2 * number - 2, 2, result(2 * number), "made")
+    return Verdict(one, found, "again", differences(one.result, found) if found else (), failure)
+
+
+def conclude(*verdicts: Verdict) -> tuple[int, dict[str, Any]]:
+    said = Said()
+    job = Verifying(Places(None, False, (), print), "a", None, said, workers=1, different_hardware=False)
+    return job.conclude(RUN, list(verdicts)), said.events["verified"]
+
+
+def test_only_when_all_are_equal_it_ends_with_0() -> None:
+    assert conclude(verdict(1, result(2)), verdict(2, result(4)))[0] == 0
+    code, said = conclude(verdict(1, result(2)), verdict(2, result(4, snapshot="other")))
+    assert (code, said["same"], said["different"], said["failed"]) == (1, 1, [2], [])
+    code, said = conclude(verdict(1, result(2)), verdict(2, None, Failure("out_of_memory", "too little")))
+    assert (code, said["same"], said["different"], said["failed"]) == (1, 1, [], [2])
+
+
+def test_other_hardware_is_refused_and_where_it_was_allowed_it_is_said() -> None:
+    with pytest.raises(ConfigError, match="--allow-different-hardware"):
+        conclude(verdict(1, None, Failure("different_hardware", "threads 1 -> 2")))
+    code, said = conclude(verdict(1, result(2, fingerprint={"threads": 2})))
+    assert code == 0 and said["different_hardware"] is True

@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import ast
+import subprocess
+import sys
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 import pytest
-from rollout.config.load import load_settings
+from rollout.config.environment import section_of
+from rollout.config.load import load_settings, located
 from rollout.model.errors import ConfigError, InputError, RolloutError
-from rollout.workloads.port import check_only
+from rollout.workloads.port import Reading, check_only
+from rollout.workloads.resume import describe_changes
+from rollout.workloads.train import preview as previewing
 from rollout.workloads.train.aliases import KEYS
 from rollout.workloads.train.config import SECTIONS, Kind, TrainConfig
 from rollout.workloads.train.workload import Train
@@ -56,6 +61,8 @@ def faults(section: str, kind: Kind = "sft", tail: str = TAIL) -> list[str]:
         ("sft", 'eval_dataset = { path = "e.jsonl", split = "test" }', "eval_dataset.split: is of kind"),
         ("sft", 'eval_dataset = { path = [] }', "eval_dataset.path: must not be empty"),
         ("sft", "beta = 0.1", "beta: unknown key"),
+        ("sft", "learning_rates = 0.1", 'learning_rates: unknown key; did you mean "learning_rate"?'),
+        ("sft", "eval.patience = 3", "eval: has no meaning without eval_dataset"),
         ("dpo", "label_smoothing = 0.5", "label_smoothing: must be less than 0.5"),
         ("dpo", 'label_smoothing = 0.1\nloss_type = "hinge"', 'label_smoothing: has no meaning with loss_type = "hinge"'),
         ("kto", "minibatch_size = 1", "minibatch_size: makes steps of one row, which has no other to compare with"),
@@ -77,6 +84,14 @@ def test_lengths_that_disagree() -> None:
     assert packed is not None and packed.length == 64
 
 
+@pytest.mark.parametrize(
+    "section", ['packing = { kind = "best_fit", max_seq_len = 32 }', 'packing.kind = "best_fit"', ""]
+)
+def test_a_worker_reads_what_was_written_out(section: str) -> None:
+    read = load(REST + section + "\n").algorithm.settings
+    assert SECTIONS["sft"].model_validate(read.model_dump(mode="json")) == read
+
+
 def test_all_faults_at_once() -> None:
     said = faults(
         "optimizer.lr = 0\nlearning_rat = 1\nminibatch_size = 0\n" + REST.replace("optimizer.lr = 1e-3\n", "")
@@ -89,6 +104,18 @@ def test_a_section_of_another_algorithm() -> None:
     assert said == ['c.toml:8: algorithm.dpo: algorithm.kind is "sft": remove this section, or change kind']
 
 
+def test_names_of_trl_outside_of_the_algorithms_section() -> None:
+    Path("c.toml").write_text(
+        "bf16 = true\n[algorithm]\nmax_length = 9\nlearning_rate = 1\nkind = 'sft'\n[algorithm.sft]\n" + REST + TAIL
+    )
+    with pytest.raises(ConfigError) as error:
+        load_settings(TrainConfig, "c.toml", environ={})
+    said = [line.strip().partition(", such")[0] for line in error.value.message.split("\n")[1:]]
+    told = "is one of TRL's names, which stand in [algorithm.KIND]"
+    assert (said[0], said[2]) == (f"c.toml:1: bf16: {told}", f"c.toml:4: algorithm.learning_rate: {told}")
+    assert said[1].startswith("c.toml:3: algorithm.max_length: unknown key")
+
+
 def test_a_dataset_is_known_by_its_name() -> None:
     for path, kind in (("a.jsonl", "jsonl_path"), ("a.parquet", "parquet_path"), ("d/*.parquet", "parquet_path")):
         assert load(REST.replace("rows.jsonl", path)).algorithm.settings.dataset.kind == kind
@@ -97,16 +124,19 @@ def test_a_dataset_is_known_by_its_name() -> None:
 # ---- what the files say
 
 
-def check(section: str, model: str = "", rows: int = 4, kind: Kind = "sft") -> str:
-    """What is wrong, told with its place."""
-    from rollout.config.load import located
-
-    Path("rows.jsonl").write_text('{"prompt": "p", "completion": "c"}\n' * rows)
+def written(section: str) -> TrainConfig:
+    """With files that fit."""
+    Path("rows.jsonl").write_text('{"prompt": "p", "completion": "c"}\n' * 4)
     Path("tiny").mkdir(exist_ok=True)
-    Path("tiny/config.json").write_text(model or '{"vocab_size": 3}')
+    Path("tiny/config.json").write_text('{"vocab_size": 3}')
     if not Path("tiny/tokenizer.json").exists():
         Path("tiny/tokenizer.json").write_text('{"model": {"vocab": {"a": 0, "b": 2}}, "added_tokens": []}')
-    settings = load(section, kind)
+    return load(section)
+
+
+def check(section: str) -> str:
+    """What is wrong, told with its place."""
+    settings = written(section)
     with pytest.raises(RolloutError) as error, located(Path("c.toml"), TrainConfig):
         check_only(Train(), settings)
     assert isinstance(error.value, ConfigError | InputError)
@@ -155,6 +185,68 @@ def test_a_model_without_a_tokenizer_and_rows_with_faults_together() -> None:
     Path("tiny/tokenizer.json").write_text("{}")
     said = check('eval_dataset = "bad.jsonl"\nminibatch_size = 2\n' + REST.replace('"tiny"', '"./none"'))
     assert said.startswith("2 problems:\n  c.toml:6: algorithm.sft.base_model.uri: there is no directory ./none")
+
+
+# ---- a client that has none of training's packages
+
+
+LIBRARIES = ("numpy", "torch", "transformers", "safetensors", "pyarrow", "datasets", "matplotlib", "peft", "accelerate")
+WITHOUT = f"""
+import sys
+from importlib.abc import MetaPathFinder
+class Missing(MetaPathFinder):
+    def find_spec(self, name, path, target=None):
+        if name.partition(".")[0] in {LIBRARIES!r}:
+            raise ModuleNotFoundError(name)
+sys.meta_path.insert(0, Missing())
+from importlib.util import find_spec
+from pathlib import Path
+from rollout.config.environment import section_of
+from rollout.config.load import load_settings, located
+from rollout.workloads.port import Reading
+from rollout.workloads.train.config import TrainConfig
+from rollout.workloads.train.workload import Train
+settings, workload = load_settings(TrainConfig, "c.toml", {{}}), Train()
+checked = workload.check(settings, Reading(exclude=Path("out"), index=Path("index")))
+print(len(list(workload.plan(checked, checked.config, 0))))
+checked.close()
+"""
+
+
+def test_a_client_needs_none_of_the_libraries_to_check_and_submit() -> None:
+    written(REST + "minibatch_size = 2\n")
+    done = subprocess.run([sys.executable, "-c", WITHOUT], capture_output=True, text=True, timeout=60, check=False)
+    assert done.stdout == "2\n", done.stderr
+
+
+def test_a_dry_run_says_what_it_cannot_know(monkeypatch: pytest.MonkeyPatch) -> None:
+    settings = written(REST + "minibatch_size = 2\n")
+    monkeypatch.setattr(previewing, "find_spec", lambda name: None)
+    workload = Train()
+    checked = check_only(workload, settings)
+    found = workload.dry_run(settings, checked)
+    assert found["data"] == {} and found["parameters"] is None and found["rows"] == 4
+    tokens, memory = found["unknown"]
+    assert "transformers: pip install" in tokens and memory == (
+        "parameters and memory are not known: tiny has no safetensors files"
+    )
+    assert {tokens, memory} < set(workload.describe(settings, checked))
+    assert not Path("out").exists()
+
+
+def test_what_changed_since_the_run_began_is_named_by_its_key() -> None:
+    def config(section: str) -> Any:
+        checked = Train().check(written(section), Reading(exclude=Path("out"), index=Path("index")))
+        checked.close()
+        return checked.config
+
+    old = config(REST + "minibatch_size = 2\n")
+    Path("copy.jsonl").write_text(Path("rows.jsonl").read_text())
+    new = config(REST.replace("rows.jsonl", "copy.jsonl").replace("1e-3", "2e-3") + "minibatch_size = 4\n")
+    assert describe_changes(Train(), old, new) == [
+        "algorithm.sft.optimizer.lr: 0.001 -> 0.002",
+        "algorithm.sft.minibatch_size: 2 -> 4",
+    ], "the same rows under another name are the same data"
 
 
 # ---- TRL
@@ -358,8 +450,6 @@ def test_every_target_is_a_key_of_ours() -> None:
 
 
 def _has(model: Any, parts: list[str]) -> bool:
-    from rollout.config.environment import section_of
-
     for i, part in enumerate(parts):
         field = model.model_fields.get(part)
         if field is None:

@@ -40,12 +40,14 @@ ROWS: dict[Kind, list[dict[str, Any]]] = {
 """Of uneven lengths, and not a whole number of steps."""
 
 DEFAULTS: dict[str, Any] = {"minibatch_size": 4, "gradient_accumulation": 2, "device": "cpu", "seed": 3}
-OPTIMIZER: dict[str, Any] = {"lr": 1e-3, "schedule": "cosine", "warmup_steps": 1}
+OPTIMIZER: dict[str, Any] = {"lr": 1e-3, "schedule": "cosine", "eps": 1e-4}
+"""Not Adam's 1e-8: where a gradient is all but 0, the sign of what rounding leaves of it would be a whole step."""
 
 
 def settings_of(kind: Kind, model: Path, **more: Any) -> TrainingSection:
     """Two epochs of nine rows, eight a step: the second step holds the seam, and the last has two rows."""
-    optimizer = OPTIMIZER | more.pop("optimizer", {})
+    # KTO's pairs have an effect once its divergence is above 0: with this, from the second step on.
+    optimizer = OPTIMIZER | ({"kind": "sgd", "lr": 0.03} if kind == "kto" else {}) | more.pop("optimizer", {})
     values = DEFAULTS | {"base_model": str(model), "dataset": {"path": "rows.jsonl"}, "budget": {"epochs": 2}} | more
     return SECTIONS[kind].model_validate(values | {"optimizer": optimizer})
 
@@ -66,6 +68,9 @@ def tokens(
     return path
 
 
+MANIFEST: dict[str, Any] = {"format": 1, "kind": "train_state", "data": {"pad": 0}}
+
+
 @dataclass
 class Done:
     """`metrics` but for the time; `weights` by their names in the snapshot's directory `state`."""
@@ -84,6 +89,9 @@ class Done:
         return cls(told["metrics"], told["evaluation"], state, told["held"], files.load_weights(state))
 
 
+MANIFEST = {"format": 1, "kind": "train_state"}
+
+
 def trainer_of(kind: Kind, settings: TrainingSection, data: Path, reference: str | None = None) -> Trainer:
     AcceleratorState._reset_state()  # a process has one trainer, and these have many
     if PartialState._shared_state.get("distributed_type") is DistributedType.FSDP:
@@ -100,7 +108,7 @@ def train(
     trainer = trainer_of(kind, settings, data, reference)
     metrics = [{key: value for key, value in one.items() if key != "seconds"} for one in trainer.run(0, steps)]
     evaluation = trainer.evaluate()
-    captured = trainer.capture({"format": 1})
+    captured = trainer.capture(MANIFEST | {"algorithm": kind})
     if captured is None:
         return None
     directory.mkdir(parents=True)
@@ -119,7 +127,7 @@ def restored(kind: Kind, settings: TrainingSection, data: Path, state: Path, dir
     """A trainer that took up `state`, and its own state, written to `directory`."""
     trainer = trainer_of(kind, settings, data)
     trainer.restore(state)
-    captured = trainer.capture({"format": 1})
+    captured = trainer.capture(MANIFEST | {"algorithm": kind})
     if captured is not None:
         files.write(captured, directory)
     return trainer
@@ -173,7 +181,7 @@ def main(arguments: list[str]) -> None:
             if one["again"] == "on":
                 for _ in trainer.run(trainer.step, 99):
                     pass
-                captured = trainer.capture({"format": 1})
+                captured = trainer.capture(MANIFEST | {"algorithm": kind})
                 if captured is not None:
                     files.write(captured, out / "on")
     torch.distributed.destroy_process_group()

@@ -2,15 +2,15 @@
 
 A command that works on this machine alone leaves a private cluster in its output directory, so what one run trained is
 in another cluster than the run that wants it. A cluster that an option or the environment names is the only one that is
-asked. Else it is the cluster of the command, then private ones, of which a look at their files tells which it may be
-before a coordinator is started, then the cluster that was joined.
+asked. Else it is the cluster of the command; then those of runs that were started from here, of which a look at their
+files tells which it may be before a coordinator is started; then the cluster that was joined.
 """
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
@@ -19,8 +19,8 @@ from rollout.cli.asking import PATIENCE_S, reached
 from rollout.cli.options import choose_cluster, chosen
 from rollout.cli.recent import recent_runs
 from rollout.cli.references import LAST, means, resolve_run
-from rollout.client.origin import authority_of
-from rollout.client.private import private_runs, state_of, states_below
+from rollout.client.origin import authority_of, origin_of
+from rollout.client.private import private_runs, state_of
 from rollout.client.target import Target, Wish, find_target, private_target
 from rollout.model.errors import ConfigError, NotFoundError, UnavailableError
 from rollout.model.ids import is_ulid
@@ -80,7 +80,7 @@ async def find_snapshot(where: Places, text: str) -> tuple[Target, Snapshot]:
             f"snapshot {text!r}: an id has the digits 0 to 9 and a to f; `rollout snapshot list` shows it"
         )
     absent = f"there is no snapshot {wanted[: snapshots.SHORT]!r}, or it was pruned"
-    candidates = _of_object(where, wanted)
+    candidates = candidates_for_object(where, wanted)
     async with _first(candidates, where, lambda c: snapshots.find_snapshot(c, wanted), absent) as (target, _, found):
         return target, found
 
@@ -88,7 +88,7 @@ async def find_snapshot(where: Places, text: str) -> tuple[Target, Snapshot]:
 @asynccontextmanager
 async def at_run(where: Places, text: str) -> AsyncGenerator[tuple[Target, Runs, str]]:
     """(cluster, client, id) of what `text` stands for, as `resolve_run` has it. NotFoundError, ConfigError."""
-    candidates, wanted = _of_run(where, text), text
+    candidates, wanted = candidates_for_run(where, text), text
     if text == LAST and not where.only:
         candidates, wanted = await _last(where)
     absent = f"there is no run {text!r}"
@@ -151,35 +151,42 @@ async def _known_run(client: Runs, text: str) -> str:
 async def _last(where: Places) -> tuple[list[Target], str]:
     """(where it may be, id) of the run that was last submitted from here."""
     for run_id in recent_runs():
-        if candidates := _of_run(where, run_id):
+        if candidates := candidates_for_run(where, run_id):
             return candidates, run_id
     raise NotFoundError(f"{LAST}: no run was submitted from here that is still known")
 
 
-def _of_run(where: Places, text: str) -> list[Target]:
-    def fits(run_id: str, names: tuple[str, ...]) -> bool:
-        return run_id == text.upper() or (not is_ulid(text.upper()) and (means(run_id, text) or text in names))
+def candidates_for_run(where: Places, text: str) -> list[Target]:
+    def fits(run: _Known) -> bool:
+        run_id, part = run.run_id, text.upper()
+        return run_id == part or (not is_ulid(part) and (means(run_id, text) or text in run.names))
 
-    return _candidates(where, [state for state, run_id, names in _private(where) if fits(run_id, names)])
+    found = [] if where.only else [run for run in _known(where) if fits(run)]
+    named = [run for run in found if text in run.names]
+    if len({run.run_id for run in named}) > 1:
+        where.tell(f"note: {len({run.run_id for run in named})} runs are named {text!r}; this is about the nearest")
+    return _candidates(where, [run.target for run in [*named, *found]])
 
 
-def _of_object(where: Places, wanted: str) -> list[Target]:
-    """Private clusters whose store holds an object whose id begins so."""
+def candidates_for_object(where: Places, wanted: str) -> list[Target]:
+    """Private clusters whose store holds an object whose id begins so, and those of other machines."""
     first, second = f"{wanted[:2]:?<2}", f"{wanted[2:4]:?<2}"
     pattern = f"objects/{first}/{second}/{wanted}*"
-    states = list(dict.fromkeys(state for state, _, _ in _private(where)))
-    return _candidates(where, [state for state in states if any(state.glob(pattern))])
+    targets = {_identity(run.target): run.target for run in _known(where)}.values()
+    holding = [one for one in targets if one.private is not None and any(one.private.glob(pattern))]
+    return _candidates(where, [*holding, *(one for one in targets if one.private is None)])
 
 
-def _candidates(where: Places, states: list[Path]) -> list[Target]:
+def _candidates(where: Places, known: list[Target]) -> list[Target]:
     own = [where.own] if where.own is not None and _exists(where.own) else []
     if where.only:
         return own
-    found = [*own, *(private_target(state) for state in states)]
     joined = find_target(None, None, Wish())
-    if joined.addresses:
-        found.append(joined)
-    return list({_identity(target): target for target in reversed(found)}.values())[::-1]
+    found = [*own, *known, *([joined] if joined.addresses else [])]
+    first: dict[str, Target] = {}
+    for target in found:
+        first.setdefault(_identity(target), target)
+    return list(first.values())
 
 
 def _exists(target: Target) -> bool:
@@ -190,15 +197,41 @@ def _identity(target: Target) -> str:
     return str(target.private.resolve()) if target.private is not None else authority_of(target.tls_dir)
 
 
-def _private(where: Places) -> Iterator[tuple[Path, str, tuple[str, ...]]]:
-    """(state directory, run id, names) of the private runs that are known here, the newest first."""
-    for run in reversed(private_runs()):
-        yield run.state, run.run_id, (run.name,)
+@dataclass(frozen=True, slots=True)
+class _Known:
+    """A run that was started from here, and where."""
+
+    run_id: str
+    names: tuple[str, ...]
+    target: Target
+
+
+def _known(where: Places) -> Iterator[_Known]:
+    """Those of output directories near by, then the others, the newest first."""
     for directory in where.near:
-        here = state_of(directory)
-        for state in [*([here] if here is not None else []), *states_below(directory)]:
-            if run_id := _read(state.parent / RUN_ID).decode("ascii", "replace").strip():
-                yield state, run_id, _names(state.parent)
+        for output in (directory, *_outputs_below(directory)):
+            if (run_id := _read(output / RUN_ID).decode("ascii", "replace").strip()) and (
+                target := _at(output, run_id)
+            ):
+                yield _Known(run_id, _names(output), target)
+    for run in reversed(private_runs()):
+        yield _Known(run.run_id, (run.name,), private_target(run.state))
+
+
+def _at(output: Path, run_id: str) -> Target | None:
+    """The cluster of the run of an output directory."""
+    if (state := state_of(output)) is not None:
+        return private_target(state)
+    origin = origin_of(output, run_id)
+    if origin is None:
+        return None
+    return Target(list(origin.addresses), Path(origin.tls_dir), origin.cluster, True, str(output))
+
+
+def _outputs_below(directory: Path) -> list[Path]:
+    with suppress(OSError):
+        return sorted(path.parent for path in directory.glob(f"*/{RUN_ID}"))
+    return []
 
 
 def _names(output: Path) -> tuple[str, ...]:

@@ -50,7 +50,7 @@ def complete(command: Any, program: str) -> None:
         and "--context" not in options
     ):
         place = command.params.index(options["--tls-dir"]) + 1
-        command.params[place:place] = cluster_options(workload="--workers" in options)
+        command.params[place:place] = cluster_options(workload="--detach" in options)
     if not any("--version" in parameter.opts for parameter in command.params):
         command.params.append(_version_option(program))
     for child in getattr(command, "commands", {}).values():

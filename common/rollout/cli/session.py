@@ -304,7 +304,6 @@ class _Invocation:
                 told = loop.time()
                 loop.call_soon_threadsafe(self._display.step, text)
 
-        unit = self._workload.unit
         reading = Reading(
             exclude=output.path,
             written=self._workload.result_files,
@@ -313,7 +312,7 @@ class _Invocation:
             without_results=without_results,
             index=output.index_path,
             kept=output.kept,
-            progress=lambda units, size: tell(f"checking the input: {units} {unit}, {size >> 20} MiB"),
+            progress=lambda units, size: tell(f"checking the input: {units} rows, {size >> 20} MiB"),
             tell=tell,
         )
         checking = asyncio.ensure_future(asyncio.to_thread(self._workload.check, self._settings, reading))

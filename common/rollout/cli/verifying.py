@@ -19,9 +19,10 @@ from rollout.client.runs import Runs
 from rollout.client.snapshots import SHORT, TrainingRun, kept_of, training_run
 from rollout.client.target import Target, connected
 from rollout.client.verify import DIFFERENT_HARDWARE, Stretch, Verdict, Verification, stretches
-from rollout.model.errors import ConfigError, RolloutError
+from rollout.model.errors import ConfigError, IncompleteError, RolloutError
 from rollout.model.ids import short
 from rollout.wire import event_loop
+from rollout.wire.v1 import runs_pb2 as pb
 from rollout.workloads.json_form import JsonObject
 
 _PATIENCE_S = 60.0
@@ -77,7 +78,7 @@ class Verifying:
             await verification.open()
             self._say_work(run, work, verification.run_id)
             try:
-                return self._conclude(run, await self._verdicts(verification, sum(len(one.segments) for one in work)))
+                return self.conclude(run, await self._verdicts(verification, sum(len(one.segments) for one in work)))
             except BaseException:
                 with suppress(RolloutError):
                     await asyncio.shield(verification.end())
@@ -113,6 +114,7 @@ class Verifying:
 
     async def _verdicts(self, verification: Verification, count: int) -> list[Verdict]:
         found: list[Verdict] = []
+        status = pb.RunStatus()
         async for page in verification.verdicts():
             if isinstance(page, list):
                 for verdict in page:
@@ -120,7 +122,10 @@ class Verifying:
                 found += page
                 self._done = len(found)
             else:
+                status = page
                 self._display.step(f"verifying: {len(found)} of {count} segments")
+        if len(found) < count:
+            raise _ended_early(status)
         return found
 
     # ---- what is said
@@ -165,11 +170,12 @@ class Verifying:
             fields["failure"] = {"code": verdict.failure.code, "message": verdict.failure.message}
         self._display.event("segment", f"segment {one.number}  {steps:<16}  {said}", **fields)
 
-    def _conclude(self, run: TrainingRun, verdicts: list[Verdict]) -> int:
+    def conclude(self, run: TrainingRun, verdicts: list[Verdict]) -> int:
+        """The exit code. ConfigError: on other hardware."""
         self._display.close()
-        refused = [one.failure for one in verdicts if one.failure and one.failure.code == DIFFERENT_HARDWARE]
-        if refused:
-            raise ConfigError(refused[0].message)
+        for verdict in verdicts:
+            if verdict.failure is not None and verdict.failure.code == DIFFERENT_HARDWARE:
+                raise _refused(verdict.failure.message)
         different = [one for one in verdicts if one.found is not None and not one.same]
         failed = [one for one in verdicts if one.found is None]
         others = [one for one in verdicts if one.found and one.found.fingerprint != one.segment.result.fingerprint]
@@ -188,3 +194,19 @@ class Verifying:
         }
         self._display.event("verified", text, **fields)
         return OK if same == len(verdicts) else FAILED
+
+
+def _ended_early(status: pb.RunStatus) -> RolloutError:
+    """No worker could execute what is left, or somebody killed the run."""
+    for cause in status.causes:
+        if cause.code == DIFFERENT_HARDWARE:
+            return _refused(cause.message)
+    why = status.causes[0].message if status.causes else status.reason
+    return IncompleteError(f"not every segment was executed again: the verification {status.state}: {why}")
+
+
+def _refused(message: str) -> ConfigError:
+    return ConfigError(
+        "no worker has the hardware and versions that the run had, so other bytes would prove nothing. To compare all "
+        f"the same: --allow-different-hardware\nfrom a worker: {message}"
+    )

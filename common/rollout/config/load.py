@@ -84,14 +84,12 @@ def load_settings(
         if value is not None:
             source.set(tuple(key.split(".")), value, "command line")
     names = _renamed(model, source.values)
-    renaming = [f"{source.where(place)}: {'.'.join(map(str, place))}: {text}" for place, text in names.faults]
     try:
         settings = model.model_validate(names.values, strict=True)
     except ValidationError as error:
-        found = [*renaming, *_report(model, source, names, error), *unknown]
-        raise ConfigError(problems(found), path=source.path) from error
-    if renaming or unknown:
-        raise ConfigError(problems([*renaming, *unknown]), path=source.path)
+        raise ConfigError(problems([*_report(model, source, names, error), *unknown]), path=source.path) from error
+    if names.faults or unknown:
+        raise ConfigError(problems([*_report(model, source, names, None), *unknown]), path=source.path)
     if isinstance(settings, Section):
         settings.remember(names.notes)
     return settings
@@ -217,10 +215,12 @@ def _to_add(name: object, section: type[BaseModel]) -> str:
     return f"add a line [{name}] and below it {keys}" + (f" ({meant})" if meant else "")
 
 
-def _report(model: type[BaseModel], source: _Source, names: Renamed, error: ValidationError) -> list[str]:
+def _report(model: type[BaseModel], source: _Source, names: Renamed, error: ValidationError | None) -> list[str]:
     faults: dict[Place, list[str]] = {}
+    for place, text in names.faults:
+        faults.setdefault(place, []).append(text)
     sections: list[str] = []
-    for entry in error.errors(include_url=False):
+    for entry in error.errors(include_url=False) if error is not None else []:
         missing = entry["type"] == "missing"
         inside = entry.get("ctx", {}).get("key")
         where = (*entry["loc"], *inside.split(".")) if inside else tuple(entry["loc"])

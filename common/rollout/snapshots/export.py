@@ -85,13 +85,9 @@ def _as_classifier(path: Path, pad: int) -> str:
 
 
 def _write_adapter(weights: Path, directory: Path, base: str, task: str) -> None:
-    """peft's names are those of the model in which the adapter is called `default`, without that."""
-
-    def saved(name: str) -> str:
-        return name.replace(".modules_to_save.default.", ".").replace(".default.", ".")
-
-    rename_tensors(weights, directory / ADAPTER_WEIGHTS, saved)
+    shutil.copyfile(weights, directory / ADAPTER_WEIGHTS)  # under peft's names already
     config: dict[str, Any] = json.loads((directory / ADAPTER).read_text("utf-8"))
+    base = base or config["base_model_name_or_path"]  # else as whoever trained it named it
     config |= {"base_model_name_or_path": base, "inference_mode": True, "task_type": task}
     (directory / ADAPTER).write_text(json.dumps(config, indent=2, sort_keys=True) + "\n", "utf-8")
 

@@ -381,6 +381,7 @@ class TrainExecutor:
             metrics = answer["step"]
             result.metrics.append(metrics)
             self._pace.add(int(metrics["tokens"]), time.monotonic())
+            # What depends on the host's speed is shown and not kept: metrics are the same bytes wherever it ran.
             shown = self._shown = figures(metrics | answer.get("speed", {}), result.steps, self._pace)
             context.progress(line(shown), **shown)
         elif answer.get("under_way") and self._shown:

@@ -37,7 +37,7 @@ _WHAT: dict[Kind, str] = {
     "rm": "A reward model from pairs of a better and a worse answer.",
     "dpo": "Direct preference optimisation on pairs.",
     "ipo": "Identity preference optimisation on pairs.",
-    "kto": "Kahneman-Tversky optimisation on answers that are marked good or bad.",
+    "kto": "Kahneman-Tversky optimisation on answers marked good or bad.",
 }
 ConfigOption = Annotated[Path, typer.Option("--config", metavar="FILE", help="The run's configuration (TOML).")]
 ResumeOption = Annotated[
@@ -133,12 +133,12 @@ def fork(
     detach: DetachOption = False,
     json: JsonLinesOption = False,
 ) -> None:
-    """Start another run with the state that RUN had after step N, under the settings of FILE.
+    """Start another run with the state that RUN had after step N.
 
-    Data, learning rate, schedule, seed, number of steps and the like may be others than those of RUN; algorithm, base
-    model, kind of optimiser, shape of the adapter and number of devices may not. Steps are counted on from N. With
-    RUN's own settings the new run ends in the same bytes as RUN. RUN may be in another cluster than the new one: a
-    private one of this machine, or the one that was joined; its snapshot is brought along.
+    Its settings are those of FILE. Data, learning rate, schedule, seed, number of steps and the like may be others than
+    those of RUN; algorithm, base model, kind of optimiser, shape of the adapter and number of devices may not. Steps
+    are counted on from N. With RUN's own settings the new run ends in the same bytes as RUN. RUN may be in another
+    cluster than the new one: a private one of this machine, or the one that was joined; its snapshot is brought along.
 
     Output, exit codes and --json are those of `rollout train sft`. The same command goes on where it was.
     """
@@ -172,11 +172,11 @@ def verify(
     workers: WorkersOption = None,
     json: JsonLinesOption = False,
 ) -> None:
-    """Execute segments of a training run again, in fresh processes, and compare what comes out with what was committed.
+    """Execute segments of a training run again, and compare.
 
-    It begins at the newest snapshot before the segment that is kept, or at the base model, and goes through what is
-    between. Equal are the snapshot, to the byte, and the metrics but for the time they took. It runs in the cluster of
-    RUN, as a run of its own; a private cluster is started again for it.
+    In fresh processes, and with what was committed. It begins at the newest snapshot before the segment that is kept,
+    or at the base model, and goes through what is between. Equal are the snapshot, to the byte, and the metrics but for
+    the time they took. It runs in the cluster of RUN, as a run of its own; a private cluster is started again for it.
 
     Exit codes: 0 all are equal; 1 one differs, or could not be executed; 2 the worker's hardware or versions are others
     than the run's.

@@ -6,7 +6,8 @@ fault, and so is one that asks for what is not done here.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import difflib
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Any, cast
 
@@ -76,7 +77,7 @@ KEYS: dict[str, Key] = {
     "pad_to_multiple_of": Key(note="sequences are padded to the longest of their minibatch"),
     "padding_free": Key(fine=_OFF, instead='use packing.kind = "best_fit"'),
     "packing_strategy": Key(fine=("bfd",), instead="rows are packed by best fit, and none is split"),
-    "eval_packing": Key(note="the evaluation set is not packed"),
+    "eval_packing": Key(note="the evaluation set is packed as the training set is"),
     # ---- what is learnt
     "completion_only_loss": Key("loss_on.kind", {True: "completion_only", False: "all"}),
     "assistant_only_loss": Key("loss_on.kind", {True: "assistant_only", False: None}),
@@ -193,29 +194,38 @@ KEYS: dict[str, Key] = {
 }
 """TRL's name -> what becomes of it. Of names that are ours too, with the same meaning, there is nothing to say."""
 
-_KINDS = ("sft", "rm", "dpo", "ipo", "kto")
 _OURS = frozenset({"packing", "loss_type"})
 """Keys of ours that TRL gives another kind of value."""
 
 
-def renamed(values: dict[str, Any]) -> Renamed:
-    """`values` of a configuration file under our names, with where each came from, what is wrong and what to say."""
+def renamed(values: dict[str, Any], keys: Mapping[str, Collection[str]]) -> Renamed:
+    """`values` of a configuration file under our names, with where each came from, what is wrong and what to say.
+
+    `keys`: our own, by algorithm.
+    """
     result = Renamed(values)
     algorithm = values.get("algorithm")
-    if isinstance(algorithm, dict):
-        for kind in _KINDS:
-            table = cast("dict[str, Any]", algorithm).get(kind)
-            if isinstance(table, dict):
-                _Table(result, kind, cast("dict[str, Any]", table)).translate()
+    tables = cast("dict[str, Any]", algorithm) if isinstance(algorithm, dict) else {}
+    for place, table in (((), values), (("algorithm",), tables)):
+        for name in KEYS.keys() & table.keys():
+            result.remove((*place, name))
+            result.faults.append(
+                ((*place, name), "is one of TRL's names, which stand in [algorithm.KIND], such as sft")
+            )
+    for kind, own in keys.items():
+        table = tables.get(kind)
+        if isinstance(table, dict):
+            _Table(result, kind, own, cast("dict[str, Any]", table)).translate()
     return result
 
 
 class _Table:
     """`[algorithm.KIND]` of a file, whose keys go to their places in `result`."""
 
-    def __init__(self, result: Renamed, kind: str, given: dict[str, Any]) -> None:
+    def __init__(self, result: Renamed, kind: str, own: Collection[str], given: dict[str, Any]) -> None:
         self._result = result
         self._kind = kind
+        self._own = own
         self._given = given
         self._here: Place = ("algorithm", kind)
 
@@ -225,6 +235,8 @@ class _Table:
                 self._key(name, KEYS[name], self._given[name])
             elif name in _OURS:
                 self._ours(name, self._given[name])
+            elif name not in self._own:
+                self._unknown(name)
 
     def _key(self, name: str, key: Key, value: Any) -> None:
         self._result.remove((*self._here, name))
@@ -254,6 +266,13 @@ class _Table:
         elif name == "loss_type" and value in ("ipo", ["ipo"]):
             self._result.remove((*self._here, name))
             self._fault(name, 'is an algorithm here: set algorithm.kind = "ipo", and call the section [algorithm.ipo]')
+
+    def _unknown(self, name: str) -> None:
+        """Of names that are neither: validation knows only ours."""
+        near = difflib.get_close_matches(name, [*self._own, *KEYS], n=1, cutoff=0.75)
+        if near and near[0] in KEYS:
+            self._result.remove((*self._here, name))
+            self._fault(name, f'unknown key; did you mean "{near[0]}"?')
 
     # ---- keys whose value says more than one thing
 
@@ -290,6 +309,10 @@ class _Table:
             self._put(name, "eval_dataset.path", source)
             self._put(name, "eval_dataset.kind", "dataset_path")
 
+    def eval_steps(self, name: str, value: Any) -> None:
+        if "eval_dataset" in self._given or self._given.get("eval_strategy", "no") not in _OFF:
+            self._put(name, "eval.every_steps", value)
+
     def peft(self, name: str, value: Any) -> None:
         if value is True:
             self._result.table((*self._here, "lora"))
@@ -324,6 +347,7 @@ _SPECIAL: dict[str, Any] = {
     "lr_scheduler_kwargs": _Table.schedule,
     "dataset_name": _Table.dataset,
     "dataset_test_split": _Table.test_split,
+    "eval_steps": _Table.eval_steps,
     "use_peft": _Table.peft,
     **dict.fromkeys(("lora_r", "lora_alpha", "lora_dropout", "lora_target_modules"), _Table.adapter),
 }

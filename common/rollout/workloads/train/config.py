@@ -191,7 +191,9 @@ class TrainingSection(Section):
     gradient_accumulation: int = Field(default=1, ge=1, le=1 << 20, description="Minibatches of a step on each device.")
     max_length: int = Field(default=1024, ge=2, le=1 << 24, description="Tokens of a row at most.")
     lora: LoraSection | None = Field(default=None, description="Train an adapter instead of the model.")
-    precision: Literal["fp32", "bf16"] = Field(default="fp32", description="bf16: weights stay in fp32.")
+    precision: Literal["fp32", "bf16"] = Field(
+        default="fp32", description="bf16: products are in bf16, weights stay in fp32."
+    )
     gradient_checkpointing: bool = Field(default=False, description="Less memory, more time.")
     attention: Literal["sdpa", "eager", "flash_attention_2"] = Field(default="sdpa", description="Implementation.")
     compile: bool = Field(default=False, description="torch.compile the model.")
@@ -199,7 +201,10 @@ class TrainingSection(Section):
         default=None, description="Unset: cuda if torch.cuda.is_available() on the worker, else cpu."
     )
     devices: int = Field(default=1, ge=1, le=64, description="GPUs of one host, or processes on the CPU.")
-    strategy: Literal["single", "ddp", "fsdp"] = Field(default="single", description="How several devices share.")
+    strategy: Literal["single", "ddp", "fsdp"] = Field(
+        default="single",
+        description="ddp: each device has the whole model; fsdp: each a share of every weight, gradient and moment.",
+    )
     threads: int = Field(default=1, ge=1, le=1024, description="Threads of a process on the CPU: results depend on it.")
     disable_dropout: bool = Field(default=False, description="Train without dropout.")
     seed: int = Field(default=0, ge=0, lt=1 << 63, description="Of the order of rows, new weights and dropout.")
@@ -212,11 +217,18 @@ class TrainingSection(Section):
                 f'devices = {self.devices} and strategy = "{self.strategy}" do not fit: "single" is for one device, '
                 '"ddp" and "fsdp" for several',
             )
+        if self.eval_dataset is None and self.eval != EvalSection():
+            raise fault_at("eval", "has no meaning without eval_dataset: name the rows that evaluations take")
         if self.budget.max_steps is not None and self.optimizer.warmup_steps > self.budget.max_steps:
             raise fault_at(
                 "optimizer.warmup_steps",
                 f"is {self.optimizer.warmup_steps}, more than all {self.budget.max_steps} steps of the run: the rate "
                 "would never reach lr",
+            )
+        if self.compile and self.strategy == "fsdp":
+            raise ValueError(
+                'compile = true and strategy = "fsdp" do not go together: what FSDP gathers between layers cannot be '
+                'compiled. Set compile = false, or strategy = "ddp"'
             )
         return self
 
@@ -237,7 +249,7 @@ class SftSection(TrainingSection):
 
     @model_validator(mode="after")
     def _one_length(self) -> Self:
-        given = "max_length" in self.model_fields_set
+        given = self.max_length != type(self).model_fields["max_length"].default  # a worker is told every key
         if self.packing is not None and given and self.packing.max_seq_len not in (None, self.max_length):
             raise fault_at(
                 "packing.max_seq_len",
@@ -245,6 +257,15 @@ class SftSection(TrainingSection):
             )
         if self.packing is not None and self.packing.kind != "off" and self.attention == "flash_attention_2":
             raise fault_at("attention", '"flash_attention_2" cannot keep packed rows apart: use "sdpa"')
+        return self
+
+    @model_validator(mode="after")
+    def _kept_apart(self) -> Self:
+        if self.packing is not None and self.packing.kind != "off" and self.attention == "flash_attention_2":
+            raise ValueError(
+                'packing.kind = "best_fit" and attention = "flash_attention_2" do not go together: it takes no mask '
+                'that keeps packed rows apart. Set attention = "sdpa", or packing.kind = "off"'
+            )
         return self
 
 
@@ -400,7 +421,7 @@ class TrainConfig(Section):
     @classmethod
     def renamed(cls, values: dict[str, Any]) -> Renamed:
         """With TRL's names of keys."""
-        return renamed(values)
+        return renamed(values, {kind: section.model_fields for kind, section in SECTIONS.items()})
 
 
 SECTIONS: dict[Kind, type[TrainingSection]] = {

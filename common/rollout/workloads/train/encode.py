@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal, TypeAlias, cast
 
 from rollout.model.errors import InputError
+from rollout.workloads.json_form import JsonObject
 from rollout.workloads.train.rows import Content, LossOn, Messages, PairRow, Row, TextRow, UnpairedRow
 from rollout.workloads.train.templates import Template
 
@@ -134,7 +135,8 @@ class Encoder:
             return self._answer(None, row.prompt + cast(str, row.completion or ""), None)
         messages = row.prompt + cast(Messages, row.completion or [])
         if self._loss_on == "assistant_only":
-            return _Part("", False, marked=(messages, row.tools))
+            empty = any(message["role"] == "assistant" and _empty(message) for message in messages)
+            return _Part("", False, empty=empty, marked=(messages, row.tools))
         return self._answer(None, messages, row.tools)
 
     def _answer(self, prompt: Content | None, answer: Content, tools: list[Any] | None) -> _Part:
@@ -143,7 +145,7 @@ class Encoder:
             return _Part(self._ended((before or "") + answer), True, before, empty=not answer)
         messages = cast("Messages | None", prompt)
         text = self._rendered((messages or []) + answer, tools, False)
-        empty = not any(message.get("content") or message.get("tool_calls") for message in answer)
+        empty = all(map(_empty, answer))
         return _Part(text, False, None if messages is None else self._rendered(messages, tools, True), empty=empty)
 
     def _ended(self, text: str) -> str:
@@ -170,6 +172,8 @@ class Encoder:
     ) -> Encoded:
         encoded = Encoded([])
         for part in parts:
+            if part.empty:
+                encoded.faults.add("empty_completion")
             if part.marked is not None:
                 ids, learnt = self._template.marked(self._tokenizer, *part.marked)
                 if self._ends_outside(ids, learnt):
@@ -188,8 +192,6 @@ class Encoder:
 
     def _completion(self, encoded: Encoded, part: _Part, tokens: dict[str, list[int]]) -> Tokens:
         ids = list(tokens[part.text])
-        if part.empty:
-            encoded.faults.add("empty_completion")
         if part.before is None:
             return Tokens(ids, bytearray(b"\1" * len(ids)))
         before = tokens[part.before]
@@ -218,6 +220,10 @@ class Encoder:
         if not sequence.supervised:
             encoded.faults.add("no_supervised_token")
         encoded.sequences.append(sequence)
+
+
+def _empty(message: JsonObject) -> bool:
+    return not message.get("content") and not message.get("tool_calls")
 
 
 def _common(first: list[int], second: list[int]) -> list[int]:

@@ -26,7 +26,7 @@ class TrainWriter:
 
     def lines(self, entry: CommitEntry) -> Iterator[tuple[str, bytes]]:
         segment = Segment.decode(entry.payload)
-        if entry.outcome is Outcome.SKIPPED:
+        if entry.outcome is Outcome.SKIPPED or segment.op == "verify":
             return
         if entry.outcome is not Outcome.DONE:
             why = unsuccessful(entry, "segment")

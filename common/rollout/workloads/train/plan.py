@@ -10,8 +10,8 @@ from blake3 import blake3
 from rollout.model.item import ItemSpec, NewItem
 from rollout.workloads.json_form import JsonObject, canonical
 from rollout.workloads.train.config import TrainConfig
-from rollout.workloads.train.sampler import steps_of
 from rollout.workloads.train.segment import CHAIN, Segment
+from rollout.workloads.train.steps import steps_of
 
 SCHEMA = 1
 _ATTEMPTS = 5

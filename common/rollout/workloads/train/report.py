@@ -15,7 +15,6 @@ from rollout.workloads.train.encode import FAULTS, Encoded, Fault
 
 SHOWN = 20
 """Rows that the report names for each fault."""
-_LISTED = 450  # characters of rows for each fault: the text of an error on the wire has 4096 at most
 
 
 class Place(NamedTuple):
@@ -116,10 +115,10 @@ def report_lines(name: str, report: JsonObject) -> list[str]:
 _DONE = {"drop": "dropped", "keep": "kept", "error": "dropped for another fault"}
 
 
-def faults_to_tell(report: Report, about: Mapping[Fault, str]) -> list[str]:
+def faults_to_tell(report: Report, about: Mapping[Fault, str], room: int) -> list[str]:
     """A line for each fault whose policy is `error`: where the rows are, what is wrong, and what to do.
 
-    `about`: more of a fault, such as the number of tokens that are allowed.
+    `about`: more of a fault, such as the number of tokens that are allowed. `room`: characters for the rows of each.
     """
     lines: list[str] = []
     for fault in FAULTS:
@@ -127,19 +126,19 @@ def faults_to_tell(report: Report, about: Mapping[Fault, str]) -> list[str]:
         if places:
             what = f"{fault}{about.get(fault, '')}"
             policy = f'or set rows.{fault} = "drop" or "keep"'
-            lines.append(f"{listed(places)}: {what}: {_REMEDY[fault]}, {policy}")
+            lines.append(f"{listed(places, room)}: {what}: {_REMEDY[fault]}, {policy}")
     return lines
 
 
-def listed(places: Sequence[Place]) -> str:
-    """`rows.jsonl:3, 7, 12-40, more.jsonl:1 (32 rows)`; and how many more there are where it would get too long."""
+def listed(places: Sequence[Place], room: int) -> str:
+    """`rows.jsonl:3, 7, 12-40, more.jsonl:1 (32 rows)`; and how many more there are where `room` is too small."""
     parts: list[str] = []
     told, size, before = 0, 0, ""
     for file, first, last in _runs(places):
         lines = str(first) if first == last else f"{first}-{last}"
         part = lines if file == before else f"{file}:{lines}"
         size += len(part) + 2
-        if size > _LISTED and parts:
+        if size > room and parts:
             return f"{', '.join(parts)} and {len(places) - told:,} more of {len(places):,} rows"
         parts.append(part)
         told, before = told + last - first + 1, file

@@ -44,12 +44,3 @@ def step_rows(rows: int, seed: int, step: int, batch: int, total: int) -> NDArra
         parts.append(order(rows, seed, epoch)[at : at + count])
         first += count
     return np.concatenate(parts) if parts else np.zeros(0, np.int64)
-
-
-def steps_of(rows: int, epochs: float, batch: int) -> int:
-    """Steps of so many epochs; the last may be smaller."""
-    return -(-total_rows(rows, epochs) // batch)
-
-
-def total_rows(rows: int, epochs: float) -> int:
-    return round(rows * epochs)

@@ -17,7 +17,7 @@ from rollout.model.item import NewItem, Outcome
 from rollout.model.problems import problems
 from rollout.model.run import Policy, RunSpec
 from rollout.workloads.commit import CommitEntry
-from rollout.workloads.json_form import JsonObject
+from rollout.workloads.json_form import JsonObject, short
 from rollout.workloads.local_model import (
     LocalModel,
     files_json,
@@ -239,6 +239,8 @@ class Train(Workload[TrainConfig, TrainChecked]):
     def describe_change(self, section: str, old: JsonObject, new: JsonObject) -> list[str] | None:
         if section in ("model", "reference_model"):
             return model_changes(old, new, section)
+        if section == "algorithm":
+            return _settings_changed(old, new)
         if section in ("dataset", "eval_dataset"):
             return []  # `input` and `evaluation` say what changed
         if section == "evaluation":
@@ -266,7 +268,7 @@ class Train(Workload[TrainConfig, TrainChecked]):
             f"writes {METRICS}, {REPORT} and {SUMMARY} to {settings.output.dir}",
             f"workers when no coordinator is named: {settings.workers.count}",
             "the configuration as it is used:",
-            *(f"  {line}" for line in _flat("", _used(settings))),
+            *(f"  {line}" for line in _flat(_used(settings))),
         ]
         return lines
 
@@ -398,12 +400,32 @@ def _used(settings: TrainConfig) -> JsonObject:
     return settings.model_dump(mode="json", exclude_none=True)
 
 
-def _flat(prefix: str, value: Any) -> Iterator[str]:
-    if isinstance(value, dict):
-        for key, inner in value.items():  # pyright: ignore[reportUnknownVariableType]
-            yield from _flat(f"{prefix}.{key}" if prefix else str(key), inner)  # pyright: ignore
-    else:
-        yield f"{prefix} = {json.dumps(value)}"
+def _flat(value: JsonObject) -> Iterator[str]:
+    return (f"{key} = {json.dumps(inner)}" for key, inner in _leaves("", value))
+
+
+def _leaves(prefix: str, value: Any) -> Iterator[tuple[str, Any]]:
+    """(dotted key, value) of what is no table, in order."""
+    if not isinstance(value, dict):
+        yield prefix, value
+        return
+    for key, inner in cast(JsonObject, value).items():
+        yield from _leaves(f"{prefix}.{key}" if prefix else key, inner)
+
+
+_SOURCES = ("dataset.", "eval_dataset.")
+"""Keys that may differ where the rows are the same."""
+
+
+def _settings_changed(old: JsonObject, new: JsonObject) -> list[str]:
+    if old["kind"] != new["kind"]:
+        return [f"algorithm.kind: {short(old['kind'])} -> {short(new['kind'])}"]
+    before, after = (dict(_leaves("", one["settings"])) for one in (old, new))
+    return [
+        f"algorithm.{new['kind']}.{key}: {short(before.get(key))} -> {short(after.get(key))}"
+        for key in dict.fromkeys([*after, *before])
+        if before.get(key) != after.get(key) and not key.startswith(_SOURCES)
+    ]
 
 
 def _mib(count: int) -> str:

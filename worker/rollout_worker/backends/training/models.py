@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 import warnings
 from collections.abc import Callable, Generator
@@ -19,6 +20,8 @@ from transformers.utils import hub
 
 from rollout_worker.algorithms.port import Batch
 from rollout_worker.algorithms.rm import last_token
+
+_ADAPTER = "adapter_config.json"
 
 
 class ScoreModel(nn.Module):
@@ -44,10 +47,7 @@ def load_model(name: str, settings: TrainingSection, head: str, revision: str | 
     """A model in float32 from a directory or a Hugging Face name; of a directory with an adapter, its base with the
     adapter merged into it. AttemptError says what is wrong with it."""
     try:
-        if (Path(name) / "adapter_config.json").is_file():
-            model = _with_merged(name, settings, head)
-        else:
-            model = _load(name, settings, head, revision)
+        model = _loaded(name, settings, head, revision)
     except (OSError, ValueError, KeyError, RuntimeError) as error:
         raise AttemptError(f"the model cannot be loaded: {error}", code="model_invalid", retry=False) from error
     if settings.disable_dropout:
@@ -55,6 +55,21 @@ def load_model(name: str, settings: TrainingSection, head: str, revision: str | 
             if isinstance(module, nn.Dropout):
                 module.p = 0.0
     return model
+
+
+def _loaded(name: str, settings: TrainingSection, head: str, revision: str | None) -> nn.Module:
+    if (base := base_of_adapter(Path(name))) is None:
+        return _load(name, settings, head, revision)
+    given: Any = importlib.import_module("peft").PeftModel
+    with _old_names():
+        # A new adapter, and a reference, begin where this one ended.
+        return given.from_pretrained(_loaded(base, settings, head, None), name).merge_and_unload().requires_grad_(True)
+
+
+def base_of_adapter(directory: Path) -> str | None:
+    """The model to which the adapter in a directory belongs; None: there is no adapter in it."""
+    path = directory / _ADAPTER
+    return str(json.loads(path.read_text("utf-8"))["base_model_name_or_path"]) if path.is_file() else None
 
 
 def _load(name: str, settings: TrainingSection, head: str, revision: str | None) -> nn.Module:
@@ -95,18 +110,6 @@ def _score_head(directory: Path, hidden: int) -> Tensor | None:
                 found = cast(Tensor, file.get_tensor("score.weight"))
                 return found.float() if found.shape == (1, hidden) else None
     return None
-
-
-def _with_merged(directory: str, settings: TrainingSection, head: str) -> nn.Module:
-    """A new adapter, and a reference, begin where this one ended."""
-    from peft import PeftModel
-
-    path = Path(directory) / "adapter_config.json"
-    base = str(json.loads(path.read_text("utf-8"))["base_model_name_or_path"])
-    given: Any = PeftModel
-    with _old_names():
-        merged: Any = given.from_pretrained(_load(base, settings, head, None), directory).merge_and_unload()
-        return merged.requires_grad_(True)
 
 
 def without_dropout(config: Any) -> None:
@@ -239,9 +242,16 @@ _KEPT_MAX = 64 << 20
 def model_files(name: str, revision: str | None) -> dict[str, bytes]:
     """What beside the weights is in a model's directory, by file name: configuration, tokenizer, templates."""
     directory = Path(name)
+    if (base := base_of_adapter(directory)) is not None:
+        # What is trained is the whole model, with that adapter merged into it, or another adapter of it.
+        return model_files(base, None) | {k: v for k, v in _read_files(directory).items() if k != _ADAPTER}
     if not directory.is_dir():
         library: Any = hub
         directory = Path(library.cached_file(name, "config.json", revision=revision)).parent
+    return _read_files(directory)
+
+
+def _read_files(directory: Path) -> dict[str, bytes]:
     paths = sorted({path for pattern in _KEPT for path in directory.glob(pattern) if path.is_file()})
     named = {path.name: path for path in paths if not path.name.endswith(".index.json")}
     size = sum(path.stat().st_size for path in named.values())

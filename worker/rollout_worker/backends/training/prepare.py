@@ -33,6 +33,9 @@ from rollout.workloads.train.vocabulary import too_many_tokens
 
 _BATCH = 512
 _KINDS_MAX = 6
+ROOM = 3600
+"""Characters of all faults together: an error's text has 4096 at most on its way to the client."""
+_SENTENCE, _LEAST = 260, 100  # of each: for what is wrong and what to do, for where
 _SCHEMA = 1
 CACHE_MAX = 16 << 30
 """Bytes of kept tokens on one host: those that were not used for longest go first."""
@@ -68,8 +71,11 @@ def read_tokenizer(name: str, revision: str | None = None) -> Any:
         ) from error
 
 
-def prepare(kind: Kind, settings: TrainingSection, files: Files, tokenizer: Any) -> tuple[Dataset, Report]:
-    """AttemptError (`invalid_data`, not retryable) with every fault of the data whose policy is `error`."""
+def prepare(
+    kind: Kind, settings: TrainingSection, files: Files, tokenizer: Any, room: int = ROOM
+) -> tuple[Dataset, Report]:
+    """AttemptError (`invalid_data`, not retryable) with every fault of the data whose policy is `error`, in about
+    `room` characters."""
     loss_on, length, pack = _form(settings)
     template = find_template(tokenizer, settings.base_model.chat_template)
     encoder = Encoder(tokenizer, template, length, loss_on)
@@ -78,7 +84,8 @@ def prepare(kind: Kind, settings: TrainingSection, files: Files, tokenizer: Any)
     data, report = build(_encoded(kind, files, encoder, loss_on, bad), policies, pack)
     limit = "packing.max_seq_len" if pack is not None else "max_length"
     about: dict[Fault, str] = {"too_long": f", more than {limit} = {length:,} tokens"}
-    told = [*bad.lines(), *faults_to_tell(report, about)]
+    each = max(_LEAST, room // max(1, bad.kinds + len(report.errors)) - _SENTENCE)
+    told = [*bad.lines(each), *faults_to_tell(report, about, each)]
     if not told and not data.units:
         told = [f"no row is left to train on: all {report.rows:,} are dropped"]
     if told:
@@ -98,16 +105,18 @@ class _Bad:
     """Rows that cannot become tokens at all, by what is wrong."""
 
     def __init__(self) -> None:
-        self.count = 0
         self._places: dict[str, list[Place]] = {}
 
     def add(self, place: Place, message: str) -> None:
-        self.count += 1
         known = message in self._places or len(self._places) < _KINDS_MAX
         self._places.setdefault(message if known else "other faults of rows like these", []).append(place)
 
-    def lines(self) -> list[str]:
-        return [f"{listed(places)}: {message}" for message, places in self._places.items()]
+    @property
+    def kinds(self) -> int:
+        return len(self._places)
+
+    def lines(self, room: int) -> list[str]:
+        return [f"{listed(places, room)}: {message}" for message, places in self._places.items()]
 
 
 def _encoded(kind: Kind, files: Files, encoder: Encoder, loss_on: LossOn, bad: _Bad) -> Iterator[tuple[Place, Encoded]]:
@@ -148,13 +157,20 @@ def _values(files: Files) -> Iterator[tuple[Place, Any]]:
 
 
 def prepared(
-    kind: Kind, settings: TrainingSection, files: Files, tokenizer: Any, path: Path, cache: Path | None
+    kind: Kind,
+    settings: TrainingSection,
+    files: Files,
+    tokenizer: Any,
+    path: Path,
+    cache: Path | None,
+    room: int = ROOM,
 ) -> tuple[int, JsonObject]:
     """The dataset of `files` at `path`: (units, report). What is in `cache` is not made again. AttemptError."""
-    kept = cache / _key(kind, settings, files, tokenizer) if cache is not None and files.identity else None
+    key = _key(kind, settings, files, tokenizer) if files.identity else None
+    kept = cache / key if cache is not None and key is not None else None
     if kept is not None and (report := _taken(kept, path)) is not None:
         return report["sequences"], report
-    data, made = prepare(kind, settings, files, tokenizer)
+    data, made = prepare(kind, settings, files, tokenizer, room)
     data.save(path)
     report = made.to_json()
     if kept is not None:
@@ -162,13 +178,16 @@ def prepared(
     return data.units, report
 
 
-def _key(kind: Kind, settings: TrainingSection, files: Files, tokenizer: Any) -> str:
-    """Of all that tokens depend on."""
+def _key(kind: Kind, settings: TrainingSection, files: Files, tokenizer: Any) -> str | None:
+    """Of all that tokens depend on. None: it is a kind of tokenizer that does not say what it is."""
+    fast = getattr(tokenizer, "backend_tokenizer", None)
+    if fast is None:
+        return None
     template = find_template(tokenizer, settings.base_model.chat_template)
     own = json.dumps(tokenizer.chat_template, sort_keys=True)
     parts = [
         _SCHEMA, kind, files.kind, files.identity, files.names, list(_form(settings)), policies_of(settings.rows),
-        template.text, template.marked_texts, own, tokenizer.backend_tokenizer.to_str(),
+        template.text, template.marked_texts, own, fast.to_str(),
         [tokenizer.eos_token, tokenizer.bos_token, sorted(tokenizer.all_special_ids)],
         version("transformers"), version("tokenizers"),
     ]  # fmt: skip

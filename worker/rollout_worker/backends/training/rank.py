@@ -79,6 +79,7 @@ class Rank:
 
     def _prepare(self, command: dict[str, Any]) -> None:
         from rollout_worker.backends.training.prepare import (
+            ROOM,
             check_vocabulary,
             files_of,
             pad_of,
@@ -97,7 +98,9 @@ class Rank:
             path = Path(command["directory"]) / f"{name}.safetensors"
             files, cache = files_of(given, Path(given["root"])), Path(command["cache"])
             try:
-                units, report = prepared(kind, settings, files, tokenizer, path, cache)
+                units, report = prepared(
+                    kind, settings, files, tokenizer, path, cache, ROOM // len(command["datasets"])
+                )
             except AttemptError as error:
                 if error.error_code != "invalid_data":
                     raise

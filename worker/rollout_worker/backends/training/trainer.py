@@ -23,7 +23,8 @@ from rollout.workloads.json_form import JsonObject
 from rollout.workloads.train.config import Kind, PreferenceSection, SftSection, TrainingSection
 from rollout.workloads.train.dataset import Dataset
 from rollout.workloads.train.memory import flops_per_token
-from rollout.workloads.train.sampler import step_rows, total_rows
+from rollout.workloads.train.sampler import step_rows
+from rollout.workloads.train.steps import total_rows
 from torch import Tensor
 
 from rollout_worker.algorithms.port import Algorithm, Batch
@@ -290,8 +291,8 @@ class Trainer:
             self.first_loss = abs(loss)
         elif abs(loss) > EXPLODED * max(self.first_loss, 0.1):
             raise AttemptError(
-                f"the loss is {loss:.4g}, {EXPLODED:.0f} times the first one's {self.first_loss:.4g}, {where}: lower "
-                "optimizer.lr",
+                f"the loss is {loss:.4g}, more than {EXPLODED:.0f} times the first one's {self.first_loss:.4g}, "
+                f"{where}: lower optimizer.lr",
                 code="loss_exploded",
                 retry=False,
             )

@@ -1,0 +1,33 @@
+"""What docs/train.md and README.md show can be pasted."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+from rollout.config.load import load_settings
+from rollout.workloads.infer.config import InferConfig
+from rollout.workloads.train.config import RowsSection, TrainConfig
+
+ROOT = Path(__file__).resolve().parents[2]
+PAGES = [(ROOT / "docs" / "train.md").read_text(), (ROOT / "README.md").read_text()]
+BLOCKS = [block for page in PAGES for block in re.findall(r"^```toml\n(.*?)^```$", page, re.MULTILINE | re.DOTALL)] + [
+    block for page in PAGES for block in re.findall(r"<<'END'\n(\[.*?)^END$", page, re.MULTILINE | re.DOTALL)
+]
+
+
+@pytest.mark.parametrize("block", BLOCKS, ids=range(len(BLOCKS)))
+def test_a_configuration_in_the_docs_is_valid(block: str, tmp_path: Path) -> None:
+    (tmp_path / "c.toml").write_text(block)
+    load_settings(TrainConfig if "[algorithm]" in block else InferConfig, tmp_path / "c.toml", environ={})
+
+
+def test_every_link_of_the_docs_of_training_leads_somewhere() -> None:
+    for name in ("train.md", "determinism.md"):
+        for target in re.findall(r"\]\(([^)#:]+)(?:#[^)]*)?\)", (ROOT / "docs" / name).read_text()):
+            assert (ROOT / "docs" / target).exists(), f"{name}: {target}"
+
+
+def test_every_fault_of_a_row_is_explained() -> None:
+    assert [key for key in RowsSection.model_fields if f"| `{key}` |" not in PAGES[0]] == []
