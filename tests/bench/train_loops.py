@@ -110,12 +110,12 @@ def accelerate_loop(task: Task) -> JsonObject:
                 tokens, began = 0, _now(task)
             loss = model(**batch, use_cache=False).loss
             accelerator.backward(loss)
-            norm = accelerator.clip_grad_norm_(model.parameters(), 1.0)
+            norm: Any = accelerator.clip_grad_norm_(model.parameters(), 1.0)
             optimizer.step()
             schedule.step()
             optimizer.zero_grad(set_to_none=True)
             tokens += int(batch["attention_mask"].sum())
-            lines.append({"loss": float(loss), "grad_norm": float(norm), "lr": schedule.get_last_lr()[0]})
+            lines.append({"loss": float(loss.detach()), "grad_norm": float(norm), "lr": schedule.get_last_lr()[0]})
             step += 1
             if step == task.steps:
                 break

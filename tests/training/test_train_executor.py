@@ -17,7 +17,7 @@ import pytest
 from blake3 import blake3
 from rollout.model.errors import AttemptError
 from rollout.model.item import DEFAULT_SPEC, Key, Outcome
-from rollout.snapshots.tar import pack
+from rollout.snapshots.tar import Packed, pack
 from rollout.workloads.train.segment import Result, Segment
 from rollout_worker.backends.training.faults import is_full, ran_out_of_memory
 from rollout_worker.executors import train, train_ranks, train_room
@@ -311,7 +311,7 @@ async def test_a_full_disk_or_store_is_waited_for_and_nothing_is_done_twice(
 
     tries: list[int] = []
 
-    def packs(directory: Path, target: Path) -> tuple[bytes, int]:
+    def packs(directory: Path, target: Path) -> Packed:
         tries.append(1)
         if len(tries) < 3:
             raise OSError(errno.ENOSPC, "No space left on device")
