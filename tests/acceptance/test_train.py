@@ -182,7 +182,12 @@ def test_killed_fifty_times_it_ends_in_the_same_bytes(killing: Cluster, cli: Cli
     ],
     ids=["rm", "ipo", "kto", "sft LoRA", "dpo LoRA", "kto DDP", "sft packed"],
 )  # fmt: skip
-def test_the_others_killed(killing: Cluster, cli: Cli, model: Path, kind: str, more: str) -> None:
+def test_the_others_killed_and_each_segment_verified(
+    killing: Cluster, cli: Cli, model: Path, kind: str, more: str
+) -> None:
     luck = random.Random(f"{kind} {more}")
     strikes = [Strike(victim, luck.choice(PHASES)) for victim in (RANK, WORKER, COORDINATOR)]
     check_killed(killing, cli, model, kind, strikes, luck, STEPS, more)
+    again = cli.run("train", "verify", "out", "--all", "--json", *killing.operator(), timeout=600)
+    assert again.code == 0, again
+    assert (again.event("verified")["same"], again.event("verified")["different"]) == (STEPS // EVERY, 0)

@@ -32,7 +32,10 @@ sys.path.insert(0, str(Path(__file__).resolve().parent))
 from bench_gpu import HALF_BILLION, device_name, measured_rates
 from cluster import Cluster, binary
 from measure import Row, directory, spread, wait_for
+from rollout.workloads.train.config import SftSection
+from rollout.workloads.train.memory import flops_per_token
 from rollout_worker.backends.tiny import TINY, Shape, make_random
+from rollout_worker.backends.training.speed import peak
 from train_loops import JsonObject, Task, command, environment, write_rows
 
 MIDDLE = Shape(
@@ -40,7 +43,6 @@ MIDDLE = Shape(
     dtype="float32",
 )  # fmt: skip
 SHAPES = {"tiny": TINY, "middle": MIDDLE, "half": replace(HALF_BILLION, dtype="float32")}
-SETUP_S = 600.0
 
 
 # ---- tokens a second
@@ -80,7 +82,16 @@ dir = "{output}/out"
     tokens = sum(step["tokens"] for step in steps if first["step"] < step["step"] <= last["step"])
     in_steps = sum(step["seconds"] for step in steps if first["step"] < step["step"] <= last["step"])
     shutil.rmtree(output)
-    return {"tokens": tokens, "seconds": taken.total_seconds(), "in_steps": in_steps, "size": last["size"]}
+    return {
+        "tokens": tokens,
+        "seconds": taken.total_seconds(),
+        "in_steps": in_steps,
+        "length": mean_length(steps, task),
+    }
+
+
+def mean_length(steps: list[JsonObject], task: Task) -> float:
+    return sum(step["tokens"] for step in steps) / (len(steps) * task.batch)
 
 
 def theirs(loop: str, task: Task) -> JsonObject:
@@ -91,16 +102,17 @@ def theirs(loop: str, task: Task) -> JsonObject:
     return json.loads(done.stdout.splitlines()[-1])
 
 
-def speed(name: str, shape: Shape, task: Task, root: Path, every: int, repeats: int, peak: float = 0.0) -> list[Row]:
-    """A row for each loop that ours is measured against. `peak`: operations a second that the device reaches."""
+def speed(name: str, shape: Shape, task: Task, root: Path, every: int, repeats: int, most: float = 0.0) -> list[Row]:
+    """A row for each loop that ours is measured against. `most`: operations a second of the device."""
     loops = {"bare accelerate": 0.97, "TRL's SFTTrainer": 1.0}
     kinds = {"bare accelerate": "accelerate", "TRL's SFTTrainer": "trl"}
     rates: dict[str, list[float]] = {what: [] for what in ("ours", *loops)}
-    busy: list[float] = []
+    busy, lengths = list[float](), list[float]()
     for _ in range(repeats):
         found = ours(task, root, every)
         rates["ours"].append(found["tokens"] / found["seconds"])
         busy.append(found["in_steps"] / found["seconds"])
+        lengths.append(found["length"])
         for what, kind in kinds.items():
             one = theirs(kind, task)
             rates[what].append(one["tokens"] / one["seconds"])
@@ -112,8 +124,9 @@ def speed(name: str, shape: Shape, task: Task, root: Path, every: int, repeats: 
             f"{ratio:.3f} times: {used:,.0f} tokens/s, {what} {statistics.median(rates[what]):,.0f}; "
             f"{100 * statistics.median(busy):.1f} % of our time in steps; {repeats} pairs"
         )
-        if peak:
-            figure += f"; MFU {100 * mfu(shape, used, task.max_length, peak):.1f} % of {peak / 1e12:.0f} TFLOP/s"
+        if most:
+            share = used * operations(shape, task.model, statistics.mean(lengths)) / most
+            figure += f"; MFU {100 * share:.1f} % of {most / 1e12:.0f} TFLOP/s"
         row = Row(
             f"tokens/s of training with snapshots every {every} steps over {what}, {name}, {task.batch} rows a step",
             figure, f"≥ {reach}", ratio >= reach, {"ratio": ratio, "tokens_s": used},
@@ -122,11 +135,13 @@ def speed(name: str, shape: Shape, task: Task, root: Path, every: int, repeats: 
     return made
 
 
-def mfu(shape: Shape, tokens_s: float, length: int, peak: float) -> float:
-    """Six operations for each weight and token (PaLM, arXiv 2204.02311, appendix B), and twelve for each of its attention."""
-    attention = 12 * shape.layers * shape.heads * shape.head_dim * length
-    lookup = 0 if shape.tied else shape.vocabulary * shape.hidden
-    return tokens_s * (6 * (shape.parameters - lookup) + attention) / peak
+def operations(shape: Shape, model: str, length: float) -> float:
+    """Of a token, by the count that the product's own MFU has."""
+    section = SftSection.model_validate(
+        {"base_model": model, "dataset": {"path": "-"}, "optimizer": {"lr": 1.0}, "budget": {"max_steps": 1}}
+    )
+    config = json.loads((Path(model) / "config.json").read_text())
+    return flops_per_token("sft", section, shape.parameters, shape.parameters, config, length)
 
 
 # ---- a snapshot beside a plain copy
@@ -243,6 +258,13 @@ dir = "{root}/out"
 # ---- all of it
 
 
+def peak_of(precision: str) -> float:
+    """Operations a second by the device's data sheet; of a device that the product does not know, as measured."""
+    import torch
+
+    return peak(torch.cuda.get_device_name(), precision) or measured_rates("cuda", False).flops_s
+
+
 def speed_on(shape: str, root: Path, steps: int, every: int, repeats: int, **more: Any) -> list[Row]:
     words = more.pop("words", 48)
     model = root / shape
@@ -252,9 +274,9 @@ def speed_on(shape: str, root: Path, steps: int, every: int, repeats: int, **mor
     write_rows(Path(task.rows), 2000, words)
     millions = SHAPES[shape].parameters / 1e6
     where = device_name() if task.device == "cuda" else "one thread"
-    peak = measured_rates("cuda", False).flops_s if task.device == "cuda" else 0.0
+    most = peak_of(task.precision) if task.device == "cuda" else 0.0
     name = f"{millions:,.1f} M parameters in {task.precision} on {where}"
-    return speed(name, SHAPES[shape], task, root, every, repeats, peak)
+    return speed(name, SHAPES[shape], task, root, every, repeats, most)
 
 
 def rows(quick: bool) -> list[Row]:
