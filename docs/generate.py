@@ -32,7 +32,7 @@ FILES = [
     (
         "train.toml",
         "rollout.workloads.train.config:TrainConfig",
-        "`rollout train ... --config`; [train.md](train.md) explains it",
+        "`rollout train sft --config`, and by `rm`, `dpo`, `ipo`, `kto` and `fork`; [train.md](train.md) explains it",
     ),
 ]
 PROGRAMS = [

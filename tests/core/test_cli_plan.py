@@ -19,6 +19,8 @@ from rollout.model.errors import ConfigError
         ("function input output run workers", "map"),
         ("modle input output", "infer"),
         ("fuction input output", "map"),
+        ("algorithm output", "train"),
+        ("algorithm snapshots output run workers", "train"),
         ("worker objects model", "worker"),
     ],
 )

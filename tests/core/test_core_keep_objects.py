@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from core_world import FakeWorker, World
 from rollout.model.errors import InputError
-from rollout.model.item import Blob, Outcome
+from rollout.model.item import Blob, Failure, ItemSpec, Outcome
 from rollout.model.run import Policy
 from rollout_coordinator.core import step as st
 from rollout_coordinator.core.events import ResultGroup, WorkerResults
@@ -94,3 +94,13 @@ def test_a_result_that_names_nothing_lets_nothing_go(monkeypatch: pytest.MonkeyP
 def test_a_rule_is_needed() -> None:
     with pytest.raises(InputError, match="give `last` or `max_age_s`"):
         World().open(policies=(Policy("keep_objects", (("from", "1"),)),))
+
+
+def test_what_a_failed_result_names_is_not_kept() -> None:
+    w = World()
+    w.open()
+    a = w.worker("A")
+    w.submit(2, specs=ItemSpec(max_attempts=1))
+    a.finish((w.root(), 0), keeps=(b"a" * 32,), failure=Failure("broken", "it broke"))
+    a.finish((w.root(), 1), keeps=(b"b" * 32,))
+    assert w.ledger.kept == {(w.root(), 1): (b"b" * 32,)}

@@ -26,7 +26,9 @@ class FakeContext:
         self.scratch = scratch
         self.objects = objects or {}
 
-    def progress(self, note: str) -> None: ...
+    def progress(self, note: str, **figures: float | str | None) -> None: ...
+
+    def hindered(self, message: str, *, code: str = "") -> None: ...
 
     async def spawn(self, items: Sequence[NewItem], *, first_ordinal: int = 0, seal: bool = True) -> None:
         raise AssertionError("infer spawns nothing")

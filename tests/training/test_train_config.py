@@ -56,6 +56,7 @@ def faults(section: str, kind: Kind = "sft", tail: str = TAIL) -> list[str]:
         ("sft", "budget.epochs = 2", "budget: give max_steps or epochs, one of them"),
         ("sft", "max_length = 1", "max_length: must be at least 2, not 1"),
         ("sft", "devices = 2", 'devices: devices = 2 and strategy = "single" do not fit'),
+        ("sft", 'compile = true\ndevices = 2\nstrategy = "fsdp"', 'compile: does not go together with strategy = "fsdp"'),
         ("sft", 'rows.too_long = "cut"', 'rows.too_long: must be "error", "drop" or "keep", not "cut"'),
         ("sft", 'rows.too_longs = "drop"', 'rows.too_longs: unknown key; did you mean "too_long"?'),
         ("sft", 'eval_dataset = { path = "e.jsonl", split = "test" }', "eval_dataset.split: is of kind"),

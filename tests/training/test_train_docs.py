@@ -31,3 +31,15 @@ def test_every_link_of_the_docs_of_training_leads_somewhere() -> None:
 
 def test_every_fault_of_a_row_is_explained() -> None:
     assert [key for key in RowsSection.model_fields if f"| `{key}` |" not in PAGES[0]] == []
+
+
+def test_every_code_of_a_training_error_is_explained() -> None:
+    worker = ROOT / "worker" / "rollout_worker"
+    sources = [
+        *worker.glob("executors/train*.py"),
+        *worker.glob("backends/training/*.py"),
+        *worker.glob("algorithms/*.py"),
+    ]
+    codes = {code for path in sources for code in re.findall(r'code="(\w+)"', path.read_text())}
+    page = (ROOT / "docs" / "failures.md").read_text()
+    assert len(codes) > 10 and {code for code in codes if f"`{code}`" not in page} == set()

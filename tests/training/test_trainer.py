@@ -14,6 +14,7 @@ from rollout.model.errors import AttemptError
 from rollout.snapshots.export import export_model
 from rollout.workloads.train import memory
 from rollout.workloads.train.config import SECTIONS, Kind, OptimizerSection
+from rollout.workloads.train.segment import stopping_after
 from rollout_worker.backends.training import models, parallel, speed, state
 from rollout_worker.backends.training.collate import Collator, partner
 from rollout_worker.backends.training.optimizer import make_optimizer, make_schedule
@@ -384,3 +385,14 @@ def test_operations_of_a_token() -> None:
     sft = memory.flops_per_token("sft", SECTIONS["sft"].model_validate(values), 140, 140, config, 8)
     dpo = memory.flops_per_token("dpo", SECTIONS["dpo"].model_validate(values), 140, 140, config, 8)
     assert sft == 6 * 100 + 12 * 2 * 4 * 8 and dpo == pytest.approx(sft * 4 / 3)
+
+
+def test_training_stops_after_evaluations_that_are_no_better() -> None:
+    """Two in a row; one that is lower by less than `min_delta` is none."""
+    known: dict[str, Any] = {}
+    stopped: list[bool] = []
+    for loss in (3.0, 2.0, 1.95, 1.5, 1.6, 1.45):
+        known, stop = stopping_after(known, loss, 2, 0.1)
+        stopped.append(stop)
+    assert stopped == [False, False, False, False, False, True]
+    assert not stopping_after({"best": 1.0, "since": 9}, 2.0, 0, 0.0)[1], "patience = 0: never"

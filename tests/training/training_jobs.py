@@ -89,9 +89,6 @@ class Done:
         return cls(told["metrics"], told["evaluation"], state, told["held"], files.load_weights(state))
 
 
-MANIFEST = {"format": 1, "kind": "train_state"}
-
-
 def trainer_of(kind: Kind, settings: TrainingSection, data: Path, reference: str | None = None) -> Trainer:
     AcceleratorState._reset_state()  # a process has one trainer, and these have many
     if PartialState._shared_state.get("distributed_type") is DistributedType.FSDP:

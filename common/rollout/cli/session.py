@@ -123,7 +123,8 @@ def _dry_run(workload: Workload[Any, Any], settings: BaseModel, options: Options
         display.note(note)
     fields = found.fields
     plain = {key: value for key, value in fields.items() if isinstance(value, str | int | float)}
-    said = " ".join(f"{'inputs' if key == 'rows' else key}={value}" for key, value in plain.items())
+    inputs = "rows" if "rows" in plain else workload.unit
+    said = " ".join(f"{'inputs' if key == inputs else key}={value}" for key, value in plain.items())
     lines = [*found.plan, f"dry-run OK: {said}"]
     display.event("dry_run", "\n".join(lines), **fields, plan=found.plan)
     return OK

@@ -57,7 +57,7 @@ class WorkloadGroup(CommandGroup):
 
 def _broken(name: str, error: PluginError) -> Any:
     """What stands in the place of a workload that cannot be loaded: the list of commands says so, a call fails."""
-    app = typer.Typer(add_completion=False)
+    app = typer.Typer(add_completion=False, rich_markup_mode=None)
 
     def fail() -> None:
         raise error

@@ -226,9 +226,10 @@ class TrainingSection(Section):
                 "would never reach lr",
             )
         if self.compile and self.strategy == "fsdp":
-            raise ValueError(
-                'compile = true and strategy = "fsdp" do not go together: what FSDP gathers between layers cannot be '
-                'compiled. Set compile = false, or strategy = "ddp"'
+            raise fault_at(
+                "compile",
+                'does not go together with strategy = "fsdp", which gathers weights between the layers: set it to '
+                'false, or strategy = "ddp"',
             )
         return self
 
@@ -257,15 +258,6 @@ class SftSection(TrainingSection):
             )
         if self.packing is not None and self.packing.kind != "off" and self.attention == "flash_attention_2":
             raise fault_at("attention", '"flash_attention_2" cannot keep packed rows apart: use "sdpa"')
-        return self
-
-    @model_validator(mode="after")
-    def _kept_apart(self) -> Self:
-        if self.packing is not None and self.packing.kind != "off" and self.attention == "flash_attention_2":
-            raise ValueError(
-                'packing.kind = "best_fit" and attention = "flash_attention_2" do not go together: it takes no mask '
-                'that keeps packed rows apart. Set attention = "sdpa", or packing.kind = "off"'
-            )
         return self
 
 

@@ -99,7 +99,7 @@ class Train(Workload[TrainConfig, TrainChecked]):
     name = "train"
     help = "Train a model: SFT, reward models, DPO, IPO and KTO, with snapshots that resume to the byte."
     settings = TrainConfig
-    sections = frozenset({"algorithm"})
+    sections = frozenset(TrainConfig.model_fields)
     commands = "rollout.cli.commands.train:app"
     unit = "segments"
     measure = "tokens"

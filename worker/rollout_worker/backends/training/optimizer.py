@@ -10,8 +10,11 @@ from torch import nn
 from transformers import optimization
 
 
-def make_optimizer(model: nn.Module, section: OptimizerSection) -> torch.optim.Optimizer:
-    """Over the parameters that are trained, in the order of their names. Biases and norms do not decay."""
+def make_optimizer(model: nn.Module, section: OptimizerSection, *, sharded: bool = False) -> torch.optim.Optimizer:
+    """Over the parameters that are trained, in the order of their names. Biases and norms do not decay.
+
+    `sharded`: by FSDP, to whose tensors torch cannot apply its fused SGD.
+    """
     trained = sorted((name, p) for name, p in model.named_parameters() if p.requires_grad)
     decayed = [p for _, p in trained if p.ndim > 1]
     others = [p for _, p in trained if p.ndim <= 1]
@@ -21,7 +24,7 @@ def make_optimizer(model: nn.Module, section: OptimizerSection) -> torch.optim.O
     ]
     groups = [group for group in groups if group["params"]]
     if section.kind == "sgd":
-        return torch.optim.SGD(groups, lr=section.lr, momentum=section.momentum, fused=True)
+        return torch.optim.SGD(groups, lr=section.lr, momentum=section.momentum, fused=None if sharded else True)
     kind = torch.optim.AdamW if section.kind == "adamw" else torch.optim.Adam
     return kind(groups, lr=section.lr, betas=section.betas, eps=section.eps, fused=True)
 

@@ -128,7 +128,7 @@ class Trainer:
         self.parameters = parameters(model)
         if settings.compile:
             model.compile()
-        optimizer = make_optimizer(model, settings.optimizer)
+        optimizer = make_optimizer(model, settings.optimizer, sharded=settings.strategy == "fsdp")
         self.schedule = make_schedule(optimizer, settings.optimizer, self.plan.steps)
         self.model, self.optimizer = prepare(self.accelerator, model, optimizer)
         self.plain: Any = self.accelerator.unwrap_model(self.model)
