@@ -163,7 +163,14 @@ def tree(worker: Node) -> list[psutil.Process]:
 
 
 def ranks(worker: Node) -> list[psutil.Process]:
-    return [process for process in tree(worker) if "rollout_worker.backends.training.rank" in process.cmdline()]
+    return [process for process in tree(worker) if "rollout_worker.backends.training.rank" in _command(process)]
+
+
+def _command(process: psutil.Process) -> list[str]:
+    try:
+        return process.cmdline()
+    except psutil.Error:  # it is gone, or about to be
+        return []
 
 
 @contextmanager
