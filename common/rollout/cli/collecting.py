@@ -329,12 +329,11 @@ class WorkloadRun:
             else ""
         )
         reason = summary.get("reason", "").partition("\n")[0]
-        lines = [
-            f"run {short(summary['run_id'])} {summary['state']}"
-            + (f" ({reason})" if reason else "")
-            + f": {units['completed']} of {units['total']} {unit} completed in "
-            f"{summary['durations']['wall_s']:.1f} s, {summary[f'{unit}_per_s']:.1f} {unit}/s{measured}",
-        ]
+        outcome = self._workload.outcome(summary) or (
+            f"{units['completed']} of {units['total']} {unit} completed in {summary['durations']['wall_s']:.1f} s, "
+            f"{summary[f'{unit}_per_s']:.1f} {unit}/s{measured}"
+        )
+        lines = [f"run {short(summary['run_id'])} {summary['state']}{f' ({reason})' if reason else ''}: {outcome}"]
         invalid, errors = units["invalid"], files.get(ERRORS, "")
         if failed := units["failed"] - invalid:
             lines.append(f"warning: {failed:,} {unit} failed for good; why is in {errors}")

@@ -330,6 +330,10 @@ class Workload(ABC, Generic[Settings, Found]):
         without the run's configuration file."""
         return {}
 
+    def outcome(self, summary: JsonObject) -> str:
+        """What a run with this summary came to, in a line; empty: how many units were completed, and how fast."""
+        return ""
+
     def over(self, failed: int) -> str:
         """Why a run of which `failed` units failed for good can do nothing more; empty: it goes on with the others."""
         return ""

@@ -56,6 +56,7 @@ class TrainWriter:
             self.memory.setdefault("hardware", []).append({"after_step": first, "changed": told})
         self.memory["last"] = {
             "step": result.step,
+            "loss": result.metrics[-1]["loss"] if result.metrics else None,
             "stopped": result.stopped,
             "snapshot": result.snapshot,
             "weights": result.weights,
@@ -73,6 +74,7 @@ class TrainWriter:
                 "algorithm": self._config["algorithm"]["kind"],
                 "model_uri": self._config["model"]["uri"],
                 "steps": last.get("step", 0),
+                "final_loss": last.get("loss"),
                 "stopped_early": last.get("stopped", False),
                 "tokens": totals.units_out,
                 "final_snapshot": last.get("snapshot", ""),
@@ -88,6 +90,17 @@ def _reason(failure: JsonObject) -> str:
     """Why the run failed, in a sentence that begins with when."""
     after, message = failure["after_step"], failure["message"]
     return f"after step {after}: {message}" if after or failure["code"] != "invalid_data" else message
+
+
+def outcome(summary: JsonObject) -> str:
+    """What was trained, in a line."""
+    steps, loss, snapshot = summary["steps"], summary["final_loss"], summary["final_snapshot"]
+    early = " (stopped early: the evaluation got no better)" if summary["stopped_early"] else ""
+    parts = [f"{steps:,} steps{early} in {summary['durations']['wall_s']:.1f} s"]
+    parts += [f"{summary['tokens']:,} tokens, {summary['tokens_per_s']:.0f} tokens/s"] if steps else []
+    parts += [f"loss {loss:.4f}"] if loss is not None else []
+    parts += [f"snapshot {snapshot[:12]}"] if snapshot else []
+    return ", ".join(parts)
 
 
 def how_to_go_on(summary: JsonObject) -> str:

@@ -39,6 +39,7 @@ from rollout.workloads.train.lines import (
     SUMMARY,
     TrainWriter,
     how_to_go_on,
+    outcome,
     refusal_of,
 )
 from rollout.workloads.train.model_output import draw_curves, write_model
@@ -215,6 +216,9 @@ class Train(Workload[TrainConfig, TrainChecked]):
             name, model = bytes.fromhex(summary["final_snapshot"]), config["model"]
             made.append(await write_model(fetch, name, directory / "model", model["path"] or model["uri"]))
         return made
+
+    def outcome(self, summary: JsonObject) -> str:
+        return outcome(summary)
 
     def over(self, failed: int) -> str:
         return "a segment that failed is final, and nothing of its run can come after it" if failed else ""
