@@ -397,6 +397,10 @@ def test_configurations_of_its_other_trainers(kind: Kind, given: str, expected: 
         ('eval_strategy = "epoch"', "eval_strategy: is not done here: set eval_steps"),
         ('dataset_text_field = "body"', 'dataset_text_field: is not done here: call the column "text"'),
         ('packing_strategy = "wrapped"', "packing_strategy: is not done here: rows are packed by best fit"),
+        ("max_prompt_length = 512", "max_prompt_length: is not done here: prompt and answer have max_length together"),
+        ("rpo_alpha = 1.0", "rpo_alpha: is not done here: one loss is trained on"),
+        ("eval_on_start = true", "eval_on_start: is not done here: the first evaluation is after eval.every_steps"),
+        ("activation_checkpointing = true\ngradient_checkpointing = false", "is TRL's name of gradient_checkpointing"),
         ('loss_type = "dft"', "loss_type: is not done here: sft has one loss"),
         ('optim = "adafactor"', 'optim: must be "adamw", "adam" or "sgd", not "adafactor"'),
         ("gradient_accumulation_steps = 0", "gradient_accumulation_steps: must be at least 1, not 0"),
@@ -409,6 +413,18 @@ def test_configurations_of_its_other_trainers(kind: Kind, given: str, expected: 
 def test_what_is_refused_of_trl_has_its_line_and_what_to_do(line: str, message: str) -> None:
     (said,) = faults(line + "\n" + REST)
     assert said.startswith("c.toml:4: algorithm.sft.") and message in said
+
+
+def test_older_keys_of_dpo() -> None:
+    read = load("reference_free = true\nlabel_pad_token_id = -100\npadding_value = 0\n" + REST, "dpo")
+    assert read.algorithm.dpo is not None and read.algorithm.dpo.reference == "free"
+    assert [note.partition(" ")[0] for note in read.notes] == ["label_pad_token_id", "padding_value"]
+
+
+def test_the_valid_keys_are_listed_once() -> None:
+    said = faults("abc = 1\ndef = 2\nghi = 3\n" + REST)
+    assert "abc: unknown key; valid keys are base_model, " in said[0]
+    assert [line.rpartition(": ")[2] for line in said[1:]] == ["unknown key", "unknown key"]
 
 
 def test_ipo_is_an_algorithm() -> None:
