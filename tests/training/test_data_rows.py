@@ -167,6 +167,14 @@ def test_what_is_wrong_with_a_file(tmp_path: Path, content: bytes, message: str)
     assert message in error.value.message and str(path) in error.value.message
 
 
+def test_whether_some_row_is_a_conversation(tmp_path: Path) -> None:
+    path = tmp_path / "rows.jsonl"
+    path.write_bytes(GOOD + b"\n" + GOOD)
+    assert not read(path).conversations
+    path.write_bytes(GOOD + b"\n" + json.dumps(conversation(USER, ASSISTANT)).encode() + b"\n" + GOOD)
+    assert read(path).conversations
+
+
 def test_a_byte_order_mark_and_line_ends_of_windows_are_fine(tmp_path: Path) -> None:
     path = tmp_path / "rows.jsonl"
     path.write_bytes(b"\xef\xbb\xbf" + GOOD + b"\r\n" + GOOD)

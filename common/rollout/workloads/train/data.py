@@ -21,7 +21,7 @@ from rollout.workloads.source import FileReport, InputReport, Line, Source, json
 from rollout.workloads.train.config import DatasetSection, Kind, SftSection, TrainingSection
 from rollout.workloads.train.files import INFO, SPLITS, table_rows
 from rollout.workloads.train.report import BadRows, Place
-from rollout.workloads.train.rows import LossOn, Row, content_of, parse_row
+from rollout.workloads.train.rows import LossOn, Row, content_of, conversational, parse_row
 
 _SUFFIXES = {"jsonl_path": (".jsonl", ".jsonl.gz", ".jsonl.zst", ".ndjson"), "parquet_path": (".parquet",)}
 _BATCH = 2000  # rows between two progress calls
@@ -33,7 +33,8 @@ _ROOM = 300  # characters for the places of each
 @dataclass(slots=True)
 class Data:
     """A dataset that was read. `files`: (name in the tree that travels, file); `tables`: (place in the tree, name for
-    people), a file or the directory of a dataset. `rows`: what is trained on, a pair of KTO is two."""
+    people), a file or the directory of a dataset. `rows`: what is trained on, a pair of KTO is two.
+    `conversations`: some of them are messages."""
 
     kind: str
     report: InputReport
@@ -41,6 +42,7 @@ class Data:
     tables: tuple[tuple[str, str], ...]
     rows: int
     contents: set[bytes] = field(default_factory=set[bytes])
+    conversations: bool = False
     source: Source | None = None
 
     def close(self) -> None:
@@ -63,6 +65,7 @@ class _Rows:
         self.count = 0
         self.contents: set[bytes] = set()
         self.bad = BadRows(_KINDS_MAX)
+        self.conversations = False
 
     def add_line(self, line: Line) -> None:
         try:
@@ -79,6 +82,7 @@ class _Rows:
             self.bad.add(_place(line), error.message)
             return
         self.count += len(found)
+        self.conversations = self.conversations or conversational(found[0])
         if self._known is None or self._known:
             self._keep(found)
 
@@ -162,7 +166,7 @@ def _read(dataset: DatasetSection, reading: Reading, rows: _Rows, key: str) -> D
     files = tuple((_named(i, Path(file.name)), file.path.absolute()) for i, file in enumerate(source.files))
     tables = tuple((place, file.name) for (place, _), file in zip(files, source.files, strict=True))
     kept = source if dataset.kind == "jsonl_path" else None
-    return Data(dataset.kind, report, files, tables, rows.count, rows.contents, kept)
+    return Data(dataset.kind, report, files, tables, rows.count, rows.contents, rows.conversations, kept)
 
 
 def _named(index: int, path: Path) -> str:
@@ -209,7 +213,7 @@ def _read_datasets(dataset: DatasetSection, reading: Reading, rows: _Rows, key: 
         place = _named(i, path)
         tables.append((place, str(path)))
         files += [(f"{place}/{name}", file.absolute()) for name, file in scan_directory(path) if _travels(name)]
-    return Data("dataset_path", report, tuple(files), tuple(tables), rows.count, rows.contents)
+    return Data("dataset_path", report, tuple(files), tuple(tables), rows.count, rows.contents, rows.conversations)
 
 
 def _travels(name: str) -> bool:

@@ -97,8 +97,7 @@ def _form(settings: TrainingSection) -> tuple[LossOn, int, int | None]:
     """(what is learnt, tokens of a row at most, of a sequence that several share)"""
     if not isinstance(settings, SftSection):
         return "completion_only", settings.max_length, None
-    packed = settings.packing is not None and settings.packing.kind != "off"
-    return settings.loss_on.kind, settings.length, settings.length if packed else None
+    return settings.loss_on.kind, settings.length, settings.length if settings.packed else None
 
 
 def _encoded(
