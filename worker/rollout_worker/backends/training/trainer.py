@@ -289,7 +289,7 @@ class Trainer:
             )
         if step == 0:
             self.first_loss = abs(loss)
-        elif abs(loss) > EXPLODED * max(self.first_loss, 0.1):
+        elif abs(loss) > EXPLODED * max(self.first_loss, 1.0):
             raise AttemptError(
                 f"the loss is {loss:.4g}, more than {EXPLODED:.0f} times the first one's {self.first_loss:.4g}, "
                 f"{where}: lower optimizer.lr",
