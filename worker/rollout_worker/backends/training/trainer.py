@@ -47,7 +47,7 @@ from rollout_worker.backends.training.sums import Sums
 from rollout_worker.backends.training.weights import capture_weights, load_weights, shared_optimizer, whole_optimizer
 
 EXPLODED = 20.0
-"""A loss so many times the first one's size ends the run: nothing good comes after it."""
+"""A loss so many times the first one's size, of which 1 is the least, ends the run: nothing good comes after it."""
 
 
 @dataclass(frozen=True, slots=True)
