@@ -8,7 +8,7 @@ import json
 import re
 import signal
 from collections.abc import AsyncIterator, Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -387,6 +387,18 @@ async def test_a_snapshot_of_something_else_is_refused(world: World, key: str, v
     with pytest.raises(AttemptError, match=says) as refused:
         await other.begin(2, of=first)
     assert (refused.value.error_code, refused.value.retry) == ("snapshot_mismatch", False)
+
+
+async def test_snapshots_that_the_run_began_with_are_kept_as_long_as_it_is(world: World) -> None:
+    tables = {"model": {"uri": "run:a", "snapshot": "aa" * 32}, "reference_model": {"uri": "tiny", "snapshot": ""}}
+    started = {"start": {"uri": "run:a", "snapshot": "bb" * 32}}
+    for config, names in ((tables, ["aa"]), ({**tables, **started}, ["bb", "aa"])):
+        other = world.elsewhere()
+        other.results.clear()
+        world.use(other)  # type: ignore[attr-defined]
+        other.executor._run = replace(RUN, config={**CONFIG, **config})  # type: ignore[attr-defined]
+        done = await asyncio.wait_for(other.begin(0), 20)
+        assert [one.hex()[:2] for one in done.keeps[1:]] == names, "behind the tokens"
 
 
 async def test_what_does_not_start_on_a_worker_costs_no_attempt(world: World) -> None:

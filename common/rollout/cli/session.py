@@ -22,7 +22,7 @@ from typing import Any, TypeVar
 from pydantic import BaseModel
 
 from rollout.cli.anywhere import Places, find_named, find_snapshot
-from rollout.cli.asking import reached
+from rollout.cli.asking import once, reached
 from rollout.cli.boundary import INTERRUPTED, OK
 from rollout.cli.checking import noted, verdict
 from rollout.cli.collecting import WorkloadRun, files_of
@@ -183,6 +183,7 @@ class _Invocation:
         self._options = options
         self._target = target
         self._display = display
+        self._note = once(display.note)
         self._run: WorkloadRun | None = None
         self._embedded: Embedded | None = None
         named = target.private is None
@@ -276,7 +277,7 @@ class _Invocation:
         self._workload.settle(checked)
 
     def _places(self, output: Path) -> Places:
-        return Places(self._target, False, (Path(), output.parent), self._display.note)
+        return Places(self._target, False, (Path(), output.parent), self._note, takes_dir=False)
 
     async def _provide_snapshots(self, runs: Runs, run_id: str, config: JsonObject, checked: Checked) -> None:
         """The run's cluster has those that it names, and keeps them as long as the run. NotFoundError: one is gone."""
@@ -291,8 +292,9 @@ class _Invocation:
                 size = f"{done * 100 // max(total, 1)} % of {total >> 21} MiB" if total >> 21 else "less than 1 MiB"
                 self._display.step(f"bringing snapshot {name[:SHORT]}: {size}")
 
-            async with reached(target, self._display.note, patience_s=_FIRST_PATIENCE_S) as (source, _):
+            async with reached(target, self._note, patience_s=_FIRST_PATIENCE_S) as (source, _):
                 await bring_snapshot(source, snapshot, runs, run_id, output / f".{name[:SHORT]}.tar", tell)
+            self._display.note(f"brought snapshot {name[:SHORT]}")
 
     async def _check(self, output: OutputDirectory, *, resumed: bool, without_results: bool = False) -> Checked:
         loop = asyncio.get_running_loop()

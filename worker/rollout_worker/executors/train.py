@@ -182,9 +182,10 @@ class TrainExecutor:
             data[name] = {"object": object_id.hex(), "units": one["units"]}
             report[name] = one["report"]
         named = [data[name]["object"] for name in done["datasets"]]
-        if start := config.get("start"):
-            named.append(start["snapshot"])  # a segment that is begun again needs it
-        keeps = tuple(bytes.fromhex(one) for one in named)
+        # A segment that is begun again needs what the run began with, and an adapter is nothing without its base.
+        tables: list[JsonObject] = [config.get(key) or {} for key in ("start", "model", "reference_model")]
+        named += [table["snapshot"] for table in tables if table.get("snapshot")]
+        keeps = tuple(bytes.fromhex(one) for one in dict.fromkeys(named))
         result = Result(data=data, report=report)
         self._state = State(0, result, built=False)
         return Done(result.encode(), keeps=keeps)

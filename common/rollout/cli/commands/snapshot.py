@@ -124,8 +124,10 @@ def export(
 ) -> None:
     """Write the model of a snapshot as a directory that transformers and vLLM load.
 
-    Of a run that trained an adapter it is the adapter, as peft reads it, or with --merged the whole model; of a reward
-    model one for sequence classification with one label, whose logit is the score.
+    Of a run that trained an adapter it is the adapter, as peft reads it, or with --merged the whole model. Where that
+    run began with a snapshot (run:RUN, snapshot:ID), its model is written beside the adapter, into DIR/base, and the
+    adapter names it by its absolute path: put the new one into adapter_config.json when you move DIR. Of a reward model
+    it is one for sequence classification with one label, whose logit is the score.
     """
     told = time.monotonic()
 
@@ -133,15 +135,14 @@ def export(
         nonlocal told
         if time.monotonic() - told >= _TELL_EVERY_S:
             told = time.monotonic()
-            tell(f"fetching the snapshot: {_size(done)} of {_size(total)}")
+            of = f"the snapshot: {_size(done)} of {_size(total)}" if total else f"its base model: {_size(done)}"
+            tell(f"fetching {of}")
 
     async def write() -> Snapshot:
-        from rollout.cli.anywhere import find_snapshot, places
-        from rollout.cli.asking import PATIENCE_S, reached
+        from rollout.cli.anywhere import at_snapshot, places
         from rollout.client.snapshots import export_snapshot
 
-        target, found = await find_snapshot(places(coordinator, tls_dir, tell), snapshot)
-        async with reached(target, tell, patience_s=PATIENCE_S) as (client, _):
+        async with at_snapshot(places(coordinator, tls_dir, tell), snapshot) as (_, client, found):
             await export_snapshot(client, found, output, progress, merged=merged)
         return found
 

@@ -229,8 +229,8 @@ class Train(Workload[TrainConfig, TrainChecked]):
     async def finished(self, fetch: Fetch, config: JsonObject, directory: Path, summary: JsonObject) -> list[str]:
         made = await asyncio.to_thread(draw_curves, directory)
         if config["output"]["model"] and summary["final_snapshot"]:
-            name, model = bytes.fromhex(summary["final_snapshot"]), config["model"]
-            made.append(await write_model(fetch, name, directory / "model", model["path"] or model["uri"]))
+            await write_model(fetch, bytes.fromhex(summary["final_snapshot"]), config, directory / "model")
+            made.append(str(directory / "model"))
         return made
 
     def outcome(self, summary: JsonObject) -> str:
