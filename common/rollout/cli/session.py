@@ -207,7 +207,8 @@ class _Invocation:
         directory = self._workload.directory(self._settings)
         with OutputDirectory.open(directory, self._options.command()) as output:
             known = output.check(await self._resume(output))
-            without_results = known is not None and failed_without_results(self._workload, output, known)
+            replaced = known if self._options.resume is None else None  # which names the one that goes on
+            without_results = replaced is not None and failed_without_results(self._workload, output, replaced)
             try:
                 checked = await self._check(output, resumed=known is not None, without_results=without_results)
             except OtherRunError as error:
@@ -481,10 +482,10 @@ class _Invocation:
         workload = self._workload
         units = summary[workload.unit]
         results = Path(workload.result_files[0]).stem
-        return (
-            f"run {short(summary['run_id'])} is complete already: {units['completed']} {results}, "
-            f"{unsuccessful(units['failed'], units['invalid'])}, in {directory}"
+        outcome = workload.outcome(summary) or (
+            f"{units['completed']} {results}, {unsuccessful(units['failed'], units['invalid'])}"
         )
+        return f"run {short(summary['run_id'])} is complete already: {outcome}, in {directory}"
 
     # ---- trouble and interruption
 
