@@ -43,6 +43,7 @@ from rollout.workloads.train.lines import (
     refusal_of,
 )
 from rollout.workloads.train.model_output import draw_curves, write_model
+from rollout.workloads.train.places import misplaced, read_of
 from rollout.workloads.train.plan import items, segments_of, steps_at_most
 from rollout.workloads.train.preview import Preview, preview
 from rollout.workloads.train.report import report_lines
@@ -72,6 +73,12 @@ class _Models:
     tokenizer_tree: str = ""
     reference: LocalModel | None = None
     template: str | None = None
+
+    def places(self) -> Iterator[tuple[str, Path]]:
+        """(what it is, where) of those that are directories here."""
+        reference = self.reference.path if self.reference is not None else None
+        named = (("base model", self.model.path), ("tokenizer", self.tokenizer), ("reference", reference))
+        return ((f"the {name}", path) for name, path in named if path is not None)
 
     def config(self, section: ModelSection) -> JsonObject:
         """`model` of a run's configuration, with the tokenizer, as workers look for it."""
@@ -142,6 +149,9 @@ class Train(Workload[TrainConfig, TrainChecked]):
         if found is not None:
             steps = steps_at_most(settings, found[0].rows)
             _check_steps(section, found[0].rows, steps, where, faults)
+        if models is not None:
+            inputs = [*models.places(), *_read(found)]
+            faults.messages += misplaced(self.directory(settings), settings.output.model, inputs)
         if faults.messages or models is None or found is None:
             if found is not None:
                 found[0].close()
@@ -378,6 +388,14 @@ def _check_steps(section: TrainingSection, rows: int, steps: int, where: str, fa
             f"is {section.optimizer.warmup_steps}, more than all {steps:,} steps of the run: the rate would never "
             "reach lr",
         )
+
+
+def _read(found: tuple[Data, Data | None] | None) -> Iterator[tuple[str, Path]]:
+    data, evaluation = found or (None, None)
+    if data is not None:
+        yield from read_of("the dataset", data)
+    if evaluation is not None:
+        yield from read_of("the evaluation set", evaluation)
 
 
 def _overlap(count: int, evaluation: Data | None) -> tuple[str, ...]:
