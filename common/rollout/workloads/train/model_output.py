@@ -4,49 +4,122 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import shutil
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
 from importlib.util import find_spec
 from pathlib import Path
-from tempfile import TemporaryDirectory
-from typing import Any
+from typing import Any, cast
 
-from rollout.model.errors import ConfigError
+from rollout.model.errors import ConfigError, IncompleteError, NotFoundError
+from rollout.model.ids import is_ulid, short
 from rollout.snapshots.export import export_model
 from rollout.snapshots.tar import unpack
 from rollout.workloads.json_form import JsonObject
+from rollout.workloads.output import disk_errors, free_name
 from rollout.workloads.port import Fetch
 from rollout.workloads.train.lines import EVALUATIONS, METRICS
 
 CURVES = "curves.png"
+_ARCHIVE = "state.tar"
+_MARK = ".made-by.json"
+"""In a model: which run left it, and the files that it has. A hidden file is no part of a model."""
 _SHOWN = ("loss", "lr", "grad_norm", "mean_token_accuracy", "accuracy", "rewards/accuracies", "rewards/margins", "kl")
 
 
-async def write_model(fetch: Fetch, snapshot: bytes, directory: Path, base: str) -> str:
-    """The model of a snapshot into `directory`, in the place of an older one: its path. `base`: the run's model."""
-    scratch = TemporaryDirectory(dir=directory.parent, prefix=".model-")
+@dataclass(frozen=True, slots=True)
+class Maker:
+    """Whose model it is: the run, and the snapshot (hex) that it was made of."""
+
+    run_id: str
+    snapshot: str
+
+
+async def write_model(fetch: Fetch, maker: Maker, directory: Path, base: str, tell: Callable[[str], None]) -> list[str]:
+    """The model into `directory`, unless it is there: its path, if it was written. `base`: the run's model.
+
+    Nothing that is there is deleted: what is no whole model of this run and snapshot is moved aside, and `tell` hears
+    of it. IncompleteError: the cluster has the snapshot no more. StorageError.
+    """
+    scratch = directory.with_name(f".{directory.name}-{maker.run_id}")
+    with disk_errors(directory):
+        await asyncio.to_thread(shutil.rmtree, scratch, ignore_errors=True)  # a command before was killed
+        if await asyncio.to_thread(_is_whole, directory, maker):
+            return []
+        scratch.mkdir()
+        try:
+            await _fetch(fetch, maker, scratch / _ARCHIVE, directory)
+            placing = asyncio.ensure_future(asyncio.to_thread(_place, scratch, maker, directory, base))
+            try:
+                aside = await asyncio.shield(placing)
+            finally:
+                await asyncio.wait([placing])  # a thread does not end with the command, and the scratch directory does
+        finally:
+            await asyncio.to_thread(shutil.rmtree, scratch, ignore_errors=True)
+    if aside is not None:
+        tell(f"note: {directory} was not the model that this run left, or not all of it: it is {aside} now")
+    return [str(directory)]
+
+
+async def _fetch(fetch: Fetch, maker: Maker, archive: Path, directory: Path) -> None:
     try:
-        archive = Path(scratch.name) / "state.tar"
-        await fetch(snapshot, archive)
-        await asyncio.to_thread(_place, archive, snapshot, Path(scratch.name), directory, base)
-    finally:
-        await asyncio.to_thread(scratch.cleanup)
-    return str(directory)
+        await fetch(bytes.fromhex(maker.snapshot), archive)
+    except NotFoundError as error:
+        raise IncompleteError(
+            f"{directory} cannot be written: snapshot {maker.snapshot[:12]} of run {short(maker.run_id)}, of which it "
+            f"is made, is not there any more ({error.message}). Set output.model = false to go without, or start "
+            "another run, in another output directory"
+        ) from error
 
 
-def _place(archive: Path, snapshot: bytes, scratch: Path, directory: Path, base: str) -> None:
-    unpack(archive, scratch / "state", snapshot)
-    export_model(scratch / "state", scratch / "model", base=base)
-    if directory.exists():
-        shutil.rmtree(directory)
-    (scratch / "model").rename(directory)
+def _place(scratch: Path, maker: Maker, directory: Path, base: str) -> Path | None:
+    """Where what was there went."""
+    unpack(scratch / _ARCHIVE, scratch / "state", bytes.fromhex(maker.snapshot))
+    made = scratch / "model"
+    export_model(scratch / "state", made, base=base)
+    (made / _MARK).write_text(json.dumps(asdict(maker) | {"files": _sizes(made)}, indent=2) + "\n", "utf-8")
+    aside: Path | None = None
+    if os.path.lexists(directory):
+        made_by = str(_mark(directory).get("run_id"))
+        aside = free_name(directory, made_by if is_ulid(made_by) else "unknown")
+        directory.rename(aside)
+    made.rename(directory)
+    return aside
+
+
+def _is_whole(directory: Path, maker: Maker) -> bool:
+    mark = _mark(directory)
+    files: JsonObject = mark.get("files", {})
+    return asdict(maker).items() <= mark.items() and files.items() <= _sizes(directory).items()
+
+
+def _mark(directory: Path) -> JsonObject:
+    """What was written into a model with it; empty: none of ours."""
+    try:
+        found: Any = json.loads((directory / _MARK).read_bytes())
+    except (OSError, ValueError):
+        return {}
+    return cast(JsonObject, found) if isinstance(found, dict) else {}
+
+
+def _sizes(directory: Path) -> dict[str, int]:
+    """In bytes, by name: a model has no directories in it."""
+    return {path.name: path.stat().st_size for path in sorted(directory.iterdir()) if path.is_file()}
 
 
 def draw_curves(directory: Path) -> list[str]:
-    """`curves.png` of the metrics in `directory`: its path, or nothing where matplotlib is not installed."""
-    if find_spec("matplotlib") is None:
+    """`curves.png` of the metrics in `directory`, unless it is there: its path, if it was drawn.
+
+    Nothing is where matplotlib is not installed.
+    """
+    curves, metrics = directory / CURVES, directory / METRICS
+    if find_spec("matplotlib") is None or not metrics.exists():
         return []
-    metrics, evaluations = _lines(directory / METRICS), _lines(directory / EVALUATIONS)
-    return [str(directory / CURVES)] if draw(metrics, evaluations, directory / CURVES) else []
+    if curves.exists() and curves.stat().st_mtime_ns >= metrics.stat().st_mtime_ns:
+        return []
+    with disk_errors(curves):
+        return [str(curves)] if draw(_lines(metrics), _lines(directory / EVALUATIONS), curves) else []
 
 
 def draw(metrics: list[JsonObject], evaluations: list[JsonObject], path: Path) -> bool:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from importlib.util import find_spec
 from pathlib import Path
@@ -42,8 +42,8 @@ from rollout.workloads.train.lines import (
     outcome,
     refusal_of,
 )
-from rollout.workloads.train.model_output import draw_curves, write_model
-from rollout.workloads.train.places import misplaced, read_of
+from rollout.workloads.train.model_output import CURVES, Maker, draw_curves, write_model
+from rollout.workloads.train.places import MODEL, misplaced, read_of
 from rollout.workloads.train.plan import items, segments_of, steps_at_most
 from rollout.workloads.train.preview import Preview, preview
 from rollout.workloads.train.report import report_lines
@@ -111,7 +111,7 @@ class Train(Workload[TrainConfig, TrainChecked]):
     commands = "rollout.cli.commands.train:app"
     unit = "segments"
     measure = "tokens"
-    result_files = (METRICS, SUMMARY, REPORT, EVALUATIONS, ERRORS)
+    result_files = (METRICS, SUMMARY, REPORT, EVALUATIONS, ERRORS, CURVES)
     free = frozenset({"output", "workers"})
     recorded = frozenset(
         {
@@ -220,11 +220,14 @@ class Train(Workload[TrainConfig, TrainChecked]):
     def writer(self, config: JsonObject) -> TrainWriter:
         return TrainWriter(config)
 
-    async def finished(self, fetch: Fetch, config: JsonObject, directory: Path, summary: JsonObject) -> list[str]:
+    async def finished(
+        self, fetch: Fetch, config: JsonObject, directory: Path, summary: JsonObject, tell: Callable[[str], None]
+    ) -> list[str]:
         made = await asyncio.to_thread(draw_curves, directory)
         if config["output"]["model"] and summary["final_snapshot"]:
-            name, model = bytes.fromhex(summary["final_snapshot"]), config["model"]
-            made.append(await write_model(fetch, name, directory / "model", model["path"] or model["uri"]))
+            maker = Maker(summary["run_id"], summary["final_snapshot"])
+            base = config["model"]["path"] or config["model"]["uri"]
+            made += await write_model(fetch, maker, directory / MODEL, base, tell)
         return made
 
     def outcome(self, summary: JsonObject) -> str:
