@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import json
+import shutil
 import subprocess
 import sys
 from importlib.util import find_spec
@@ -214,6 +215,38 @@ checked = workload.check(settings, Reading(exclude=Path("out"), index=Path("inde
 print(len(list(workload.plan(checked, checked.config, 0))))
 checked.close()
 """
+
+
+@pytest.mark.parametrize(
+    ("output", "base", "more", "fault"),
+    [
+        ("out", "x/model", "", ""),
+        ("x", "y", "", ""),
+        ("x", "x/model", "", "c.toml:12: output.model: the trained model goes to x/model, and the base model is there"),
+        ("to-x", "x/model", "", "c.toml:12: output.model: the trained model goes to to-x/model, and the base model"),
+        ("x", "to-x/model/deeper", "", "c.toml:12: output.model: the trained model goes to x/model, and the base"),
+        ("x", "y", 'base_model.tokenizer = "x/model"', "goes to x/model, and the tokenizer is there, x/model: name"),
+        ("x", "y", 'reference = "x/model"', "goes to x/model, and the reference is there, x/model: name"),
+        ("x", "y", 'eval_dataset = "x/model/rows.jsonl"', "goes to x/model, and the evaluation set is there, "),
+        ("y", "y", "", "c.toml:11: output.dir: y: the run would write into the base model, y, "),
+        ("y/run1", "y", "", "c.toml:11: output.dir: y/run1: the run would write into the base model, y, "),
+    ],
+)  # fmt: skip
+def test_nothing_is_written_where_the_run_reads(output: str, base: str, more: str, fault: str) -> None:
+    written(REST)
+    for directory in ("x/model", "x/model/deeper", "y"):
+        shutil.copytree("tiny", directory, dirs_exist_ok=True)
+    Path("to-x").symlink_to("x")
+    for rows in ("rows.jsonl", "x/model/rows.jsonl"):
+        Path(rows).write_text('{"prompt": "p", "chosen": "c", "rejected": "r"}\n' * 4)
+    section = REST.replace('base_model = "tiny"', f'base_model.uri = "{base}"') + f"minibatch_size = 2\n{more}\n"
+    settings = load(section, "dpo", f'[output]\ndir = "{output}"\nmodel = true\n')
+    if not fault:
+        check_only(Train(), settings).close()
+        return
+    with pytest.raises(InputError) as error, located(Path("c.toml"), TrainConfig):
+        check_only(Train(), settings)
+    assert fault in error.value.message and "problems" not in error.value.message
 
 
 def test_a_client_needs_none_of_the_libraries_to_check_and_submit() -> None:

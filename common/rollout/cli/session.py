@@ -255,14 +255,30 @@ class _Invocation:
             if known is not None:
                 summary = await asyncio.to_thread(finished, workload, output, known, stored, checked)
                 if summary is not None:
-                    text, files = self._complete_text(summary, output.path), files_of(workload, output.path)
-                    self._display.event("summary", text, **summary, files=files)
-                    return OK
+                    return await self._complete(
+                        output.path, known, resumed_config(workload, stored, checked.config), summary
+                    )
         patience_s = _PATIENCE_S if known else _FIRST_PATIENCE_S
         async with self._cluster(output.path, patience_s) as runs:
             run_id = known or new_ulid()
             config = await self._unless_failed(self._agree(runs, output, run_id, stored, checked, new=known is None))
             return await self._carry_out(runs, output, run_id, config, checked, resumed=known is not None)
+
+    async def _complete(self, directory: Path, run_id: str, config: JsonObject, summary: JsonObject) -> int:
+        """Of a run that was completed and collected. An earlier command may have been ended before all was made that is
+        made then, somebody may have deleted it, or it was not wanted: then it is made now."""
+
+        async def fetch(object_id: bytes, path: Path) -> None:
+            if self._target.private is not None and state_of(directory) is None:
+                raise NotFoundError(f"its private cluster, {self._target.private}, was deleted")
+            async with reached(self._target, self._display.note, patience_s=_PATIENCE_S) as (runs, _):
+                await runs.download(run_id, object_id, path)
+
+        made = await self._workload.finished(fetch, config, directory, summary, self._display.note)
+        files = files_of(self._workload, directory) | {Path(path).name: path for path in made}
+        also = f"; made now: {', '.join(made)}" if made else ""
+        self._display.event("summary", self._complete_text(summary, directory) + also, **summary, files=files)
+        return OK
 
     async def _find_snapshots(self, output: OutputDirectory, checked: Checked) -> None:
         """What the configuration names of other runs, in whatever cluster it is. ConfigError, NotFoundError: before

@@ -48,7 +48,9 @@ class TrainWriter:
             yield EVALUATIONS, dump_line(evaluation)
 
     def _remember(self, result: Result, first: int) -> None:
-        before: JsonObject = self.memory.get("last", {}).get("fingerprint", {})
+        start: JsonObject = self._config.get("start") or {}  # of a fork, whose state another run left
+        last: JsonObject = self.memory.get("last") or start.get("before", {})
+        before: JsonObject = last.get("fingerprint", {})
         if before and before != result.fingerprint:
             new = result.fingerprint
             changed = {key: [before.get(key), new.get(key)] for key in sorted(before | new)}

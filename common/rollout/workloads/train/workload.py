@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from importlib.util import find_spec
 from pathlib import Path
@@ -45,7 +45,8 @@ from rollout.workloads.train.lines import (
     refusal_of,
 )
 from rollout.workloads.train.memory import read_shapes, unadapted
-from rollout.workloads.train.model_output import draw_curves, write_model
+from rollout.workloads.train.model_output import CURVES, Maker, draw_curves, leave_model
+from rollout.workloads.train.places import MODEL, misplaced, read_of
 from rollout.workloads.train.plan import items, segments_of, steps_at_most
 from rollout.workloads.train.preview import Preview, preview, size
 from rollout.workloads.train.report import report_lines
@@ -75,6 +76,12 @@ class _Models:
     tokenizer_tree: str = ""
     reference: LocalModel | None = None
     template: str | None = None
+
+    def places(self) -> Iterator[tuple[str, Path]]:
+        """(what it is, where) of those that are directories here."""
+        reference = self.reference.path if self.reference is not None else None
+        named = (("base model", self.model.path), ("tokenizer", self.tokenizer), ("reference", reference))
+        return ((f"the {name}", path) for name, path in named if path is not None)
 
     def config(self, section: ModelSection) -> JsonObject:
         """`model` of a run's configuration, with the tokenizer, as workers look for it."""
@@ -107,7 +114,7 @@ class Train(Workload[TrainConfig, TrainChecked]):
     commands = "rollout.cli.commands.train:app"
     unit = "segments"
     measure = "tokens"
-    result_files = (METRICS, SUMMARY, REPORT, EVALUATIONS, ERRORS)
+    result_files = (METRICS, SUMMARY, REPORT, EVALUATIONS, ERRORS, CURVES)
     free = frozenset({"output", "workers"})
     recorded = frozenset(
         {
@@ -154,6 +161,9 @@ class Train(Workload[TrainConfig, TrainChecked]):
         if found is not None:
             steps = steps_at_most(settings, found[0].rows)
             _check_steps(section, found[0].rows, steps, where, faults)
+        if models is not None:
+            inputs = [*models.places(), *_read(found)]
+            faults.messages += misplaced(self.directory(settings), settings.output.model, inputs)
         if faults.messages or models is None or found is None:
             if found is not None:
                 found[0].close()
@@ -226,11 +236,13 @@ class Train(Workload[TrainConfig, TrainChecked]):
     def writer(self, config: JsonObject) -> TrainWriter:
         return TrainWriter(config)
 
-    async def finished(self, fetch: Fetch, config: JsonObject, directory: Path, summary: JsonObject) -> list[str]:
+    async def finished(
+        self, fetch: Fetch, config: JsonObject, directory: Path, summary: JsonObject, tell: Callable[[str], None]
+    ) -> list[str]:
         made = await asyncio.to_thread(draw_curves, directory)
         if config["output"]["model"] and summary["final_snapshot"]:
-            await write_model(fetch, bytes.fromhex(summary["final_snapshot"]), config, directory / "model")
-            made.append(str(directory / "model"))
+            maker = Maker(summary["run_id"], summary["final_snapshot"])
+            made += await leave_model(fetch, maker, config, directory / MODEL, tell)
         return made
 
     def outcome(self, summary: JsonObject) -> str:
@@ -424,6 +436,14 @@ def _taken_for_hub(models: _Models, where: str) -> Iterator[str]:
     for key, model in (("base_model.uri", models.model), ("reference", models.reference)):
         if model is not None and (text := taken_for_hub(model)):
             yield f"{where}.{key}: {text}"
+
+
+def _read(found: tuple[Data, Data | None] | None) -> Iterator[tuple[str, Path]]:
+    data, evaluation = found or (None, None)
+    if data is not None:
+        yield from read_of("the dataset", data)
+    if evaluation is not None:
+        yield from read_of("the evaluation set", evaluation)
 
 
 def _overlap(count: int, evaluation: Data | None) -> tuple[str, ...]:
