@@ -257,6 +257,27 @@ async def test_fs_full_disk(fs_store: FsObjectStore, tmp_path: Path, monkeypatch
     await put(fs_store, b"ten bytes.")
 
 
+@pytest.mark.parametrize("instead", ["nothing", "a file"])
+async def test_fs_of_a_store_that_is_moved_away_nothing_is_missing(
+    fs_store: FsObjectStore, tmp_path: Path, instead: str
+) -> None:
+    name, absent = await put(fs_store, b"here"), object_id(b"absent")
+    root = fs_store.path_of(name).parents[2]
+    root.rename(tmp_path / "elsewhere")
+    if instead == "a file":
+        root.write_text("")
+    for call in (
+        read(fs_store, name), read(fs_store, absent), fs_store.parts(name, [(0, 1)]), put(fs_store, b"more"),
+        fs_store.has([name]),
+    ):  # fmt: skip
+        with pytest.raises(StorageUnavailableError, match="is not there: put it back"):
+            await call
+    root.unlink(missing_ok=True)
+    (tmp_path / "elsewhere").rename(root)
+    assert await read(fs_store, name) == b"here" and await fs_store.has([name, absent]) == [True, False]
+    await put(fs_store, b"more")
+
+
 async def test_fs_cancelled_upload_leaves_nothing(fs_store: FsObjectStore, tmp_path: Path) -> None:
     begun = asyncio.Event()
 

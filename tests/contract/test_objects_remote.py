@@ -180,6 +180,23 @@ async def test_it_gives_up_in_time_when_nobody_answers() -> None:
     await client.close()
 
 
+async def test_a_store_that_is_away_for_a_moment_costs_nothing(rig: Rig, tmp_path: Path) -> None:
+    client = rig.client()
+    name = await client.put(b"here")
+    root = rig.store.path_of(name).parents[2]
+    root.rename(tmp_path / "elsewhere")
+    calls = [
+        asyncio.create_task(call)
+        for call in (client.get(name), client.read(name, [(0, 2)]), client.put(b"more"), client.add_pieces([b"some"]))
+    ]
+    await asyncio.sleep(0.2)
+    assert not any(call.done() for call in calls)
+    (tmp_path / "elsewhere").rename(root)
+    got, parts, *_ = await asyncio.gather(*calls)
+    assert got == b"here" and parts == [b"he"]
+    await client.close()
+
+
 async def test_epochs(rig: Rig) -> None:
     guard = EpochGuard("worker", 3)
     client = rig.client(guard=guard, retry_for_s=0.3)

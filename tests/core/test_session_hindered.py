@@ -7,13 +7,13 @@ from typing import Any
 
 import pytest
 from rollout.model.errors import ProtocolError
-from rollout.model.item import Failure
-from rollout.wire.v1 import work_pb2
+from rollout.model.item import Failure, ObjectSlice
+from rollout.wire.v1 import common_pb2, work_pb2
 from rollout_worker import session_events as ev
 from rollout_worker.attempts import AttemptKey
 from rollout_worker.pipe import Kind
 from rollout_worker.processes.frames import read_frame
-from session_world import LOG, Worker
+from session_world import LOG, Worker, keys, of
 
 FULL = Failure("disk_full", "the disk is full", True)
 OTHER = Failure("different_hardware", "another device", False)
@@ -83,3 +83,63 @@ def test_what_a_process_says_of_it_is_checked() -> None:
     long.figures = b"[1]"
     with pytest.raises(ProtocolError):
         read_frame(3, Kind.PROGRESS, long.SerializeToString())
+
+
+AWAY = Failure("store_unavailable", "its input cannot be moved: the object store is not there", True)
+
+
+def with_large_input(w: Worker) -> None:
+    w.assign([0], refs=[common_pb2.IndexedRef(index=0, ref=common_pb2.ObjectRef(object_id=bytes(32)))])
+
+
+def test_an_input_that_waits_for_the_store_goes_back_behind_a_cause_that_is_never_final() -> None:
+    w = Worker(self_fence_s=1e9)
+    for _ in range(8):
+        with_large_input(w)
+        actions = w.do(ev.FetchFailed(FIRST, AWAY))
+        sent = w.sent(actions) + w.sent(w.do(ev.Flush()))
+        assert [f.WhichOneof("body") for f in sent] == ["causes", "released"] and not w.session.held
+        (told,) = sent[0].causes.causes
+        assert (told.code, told.final) == ("store_unavailable", False) and 1000 <= told.retry_in_ms <= 10_001
+        with_large_input(w)  # too early
+        assert [f.WhichOneof("body") for f in w.sent(w.do(ev.Flush()))][-1] == "released" and not w.session.held
+        w.tick(10.1)
+    with_large_input(w)
+    assert not causes(w, w.do(ev.Fetched([ev.Input(FIRST, b"in", None)]))), "it is back"
+    assert FIRST in w.session.held and not w.session.unacknowledged
+
+
+def storing() -> Worker:
+    w = Worker(self_fence_s=1e9)
+    w.assign([0])
+    w.ready()
+    w.end(1, 0, data=b"x" * 5000)
+    return w
+
+
+def test_a_result_that_waits_for_the_store_is_kept_until_it_is_back() -> None:
+    w = storing()
+    for _ in range(8):
+        (told,) = causes(w, w.do(ev.StoreFailed(FIRST, AWAY)))
+        assert (told.code, told.final) == ("store_unavailable", False)
+        assert not of(w.tick(0.5), ev.Store)
+        (again,) = of(w.tick(10.0), ev.Store)
+        assert again.key == FIRST and len(again.data) == 5000
+    assert not causes(w, w.do(ev.Stored(FIRST, ObjectSlice(bytes(32), 0, 5000))))
+    (result,) = w.session.unacknowledged.values()
+    assert result.failure is None and result.data == ObjectSlice(bytes(32), 0, 5000)
+
+
+@pytest.mark.parametrize("under_way", [False, True])
+def test_a_result_that_nobody_wants_any_more_does_not_wait_for_the_store(under_way: bool) -> None:
+    w = storing()
+    w.do(ev.StoreFailed(FIRST, AWAY))
+    if under_way:
+        w.tick(10.0)
+    w.down(cancel=work_pb2.Cancel(keys=keys(0)))
+    if under_way:
+        assert FIRST in w.session.held
+        w.do(ev.StoreFailed(FIRST, AWAY))
+    assert FIRST not in w.session.held and not of(w.tick(60.0), ev.Store)
+    w.do(ev.Stored(FIRST, ObjectSlice(bytes(32), 0, 5000)))  # too late
+    assert [r.failure for r in w.session.unacknowledged.values()] == ([AWAY] if under_way else [])

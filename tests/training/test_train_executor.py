@@ -18,9 +18,10 @@ from blake3 import blake3
 from rollout.model.errors import AttemptError
 from rollout.model.item import DEFAULT_SPEC, Key, Outcome
 from rollout.snapshots.tar import Packed, pack
+from rollout.workloads.local_model import tree_digest
 from rollout.workloads.train.segment import Result, Segment, stopping_after
 from rollout_worker.backends.training.faults import is_full, ran_out_of_memory
-from rollout_worker.executors import train, train_ranks, train_room
+from rollout_worker.executors import train, train_ranks, train_room, trees
 from rollout_worker.executors.port import Attempt, Done, Run, UnsuitableError
 from rollout_worker.executors.train import TrainExecutor
 from rollout_worker.executors.train_ranks import Ranks
@@ -50,6 +51,8 @@ class Fake:
     say: dict[int, Callable[[dict[str, Any]], AsyncIterator[dict[str, Any]]]] = field(default_factory=dict[int, Any])
     asked: list[str] = field(default_factory=list[str])
     fails: dict[str, AttemptError] = field(default_factory=dict[str, AttemptError])
+    during: dict[str, Callable[[], object]] = field(default_factory=dict[str, Any])
+    built: dict[str, Any] = field(default_factory=dict[str, Any])
     alive: bool = False
     steps: int = STEPS
     patience_s: Any = None
@@ -66,8 +69,12 @@ class Fake:
 
     async def result(self, **command: Any) -> dict[str, Any]:
         self.asked.append(command["op"])
+        if happens := self.during.pop(command["op"], None):
+            happens()
         if error := self.fails.get(command["op"]):
             raise error
+        if command["op"] == "build":
+            self.built = command
         if command["op"] == "prepare":
             path = Path(command["directory"]) / "dataset"
             path.write_bytes(b"tokens")
@@ -413,6 +420,50 @@ async def test_what_does_not_start_on_a_worker_costs_no_attempt(world: World) ->
     world.ranks.fails = {"build": AttemptError("lora needs peft", code="package_missing", retry=False)}
     with pytest.raises(UnsuitableError, match="lora needs peft"):
         await world.begin(1)
+
+
+@pytest.mark.parametrize("which", ["model", "reference_model"])
+async def test_a_model_that_changes_while_the_run_goes_on_is_never_trained(
+    world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, which: str
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    directory = tmp_path / which
+    directory.mkdir()
+    weights = directory / "model.safetensors"
+    weights.write_bytes(b"old")
+    named = {"uri": str(directory), "local": True, "path": str(directory), "tree": tree_digest(directory)[0].hex()}
+    monkeypatch.setitem(CONFIG, which, CONFIG["model"] | named | {"manifest": None})
+    monkeypatch.setattr(train, "locate_model", trees.locate_model)
+    await world.executor._locate(RUN, world.contexts[0])  # type: ignore[arg-type]
+
+    async def refused(seq: int) -> None:
+        with pytest.raises(UnsuitableError, match=f"the files in {directory} changed since the run began") as error:
+            await world.begin(seq)
+        assert (error.value.error_code, error.value.retry) == ("model_changed", False)
+        assert not world.ranks.alive, "what has read it is thrown away"
+
+    def change() -> None:
+        weights.write_bytes(b"other")
+
+    for operation, seq in (("prepare", 0), ("build", 1)):
+        world.ranks.during = {operation: change}
+        await refused(seq)
+        weights.write_bytes(b"old")
+    world.ranks.during, world.ranks.fails = {"build": change}, {"build": AttemptError("cut off", code="model_invalid")}
+    await refused(1)  # the change is why it failed
+    weights.write_bytes(b"old")
+    world.ranks.fails.clear()
+    await world.end(world.begin(1))
+    await world.executor._throw_away()  # type: ignore[attr-defined] # as after a process that was killed
+    change()
+    done = len(world.ranks.asked)
+    await refused(2)
+    assert "build" not in world.ranks.asked[done:]
+    # What the run's client put into the store is used in its place.
+    monkeypatch.setitem(CONFIG[which], "manifest", "00" * 32)
+    monkeypatch.setattr(trees, "shared_tree", lambda manifest, context: _later(tmp_path / "uploaded"))
+    await world.end(world.begin(2))
+    assert world.ranks.built[which.removesuffix("_model")] == str(tmp_path / "uploaded")
 
 
 async def test_nothing_comes_after_a_segment_that_failed(world: World) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -318,6 +319,20 @@ def test_a_model_that_lacks_weights_is_refused(tiny: Path, tmp_path: Path) -> No
     save_file(weights, tmp_path / "model.safetensors", metadata={"format": "pt"})
     with pytest.raises(AttemptError, match=r"lack the weights model\.layers\.1\.mlp\.up_proj\.weight"):
         models.load_model(str(tmp_path), settings_of("sft", tmp_path), "language_model")
+
+
+def test_a_file_that_is_written_into_changes_no_weights_that_are_loaded(tiny: Path, tmp_path: Path) -> None:
+    model = tmp_path / "model"
+    shutil.copytree(tiny, model)
+    data = tokens("dpo", tiny, tmp_path / "dpo.tokens")
+    trainer = trainer_of("dpo", settings_of("dpo", model, lora={"r": 2}), data)
+    before = [weight.clone() for weight in trainer.plain.parameters()]
+    weights = model / "model.safetensors"
+    with weights.open("r+b") as file:
+        begin = 8 + int.from_bytes(file.read(8), "little")
+        file.seek(begin)
+        file.write(bytes(weights.stat().st_size - begin))
+    assert all(map(torch.equal, before, trainer.plain.parameters()))
 
 
 def test_failures_that_the_user_can_do_something_about(tiny: Path, tmp_path: Path) -> None:

@@ -8,12 +8,15 @@ from rollout.model.item import Failure
 from rollout.wire.v1 import work_pb2
 
 from rollout_worker.attempts import Held, Plan
+from rollout_worker.executors.port import DISK_FULL, STORE_AWAY
 from rollout_worker.processes.plans import Limits, limits
 
 TRIES = 4
 """Failed tries in a row after which a cause counts as final though it might go away by itself: pauses of seven
 seconds in all, beside what a try takes. One that no repetition can change is final at once."""
 MESSAGE_MAX = 2000
+OF_STORE = frozenset({DISK_FULL, STORE_AWAY})
+"""What keeps inputs and results from being moved, until a person makes room or brings the store back."""
 
 Concerned = tuple[str, str, Limits | None]
 """Run, executor, what its items ask for of a process of their own (None: they share an engine)."""
@@ -63,6 +66,10 @@ class Causes:
             for held in waiting:
                 asked = None if held.plan.kind == "engine" else limits(held.spec)
                 cause.concerned.add((held.plan.run.run_id, held.plan.run.executor, asked))
+
+    def is_of_store(self, key: str) -> bool:
+        """Whether it is what inputs or results wait for."""
+        return key in self._causes and self._causes[key].failure.code in OF_STORE
 
     def clear(self, key: str) -> bool:
         """It has started. Whether that is news."""

@@ -34,7 +34,7 @@ from rollout_worker.attempts import (
     keys_to_wire,
     result_frames,
 )
-from rollout_worker.causes import Causes
+from rollout_worker.causes import OF_STORE, Causes
 from rollout_worker.credit import CreditKeeper
 from rollout_worker.executors.port import Run
 from rollout_worker.placement import (
@@ -55,6 +55,8 @@ GUARD_LATER_S = 0.1
 """The guard kills this much behind the fence: a daemon that stands still until then does not do it itself."""
 PARENT_WAITS = "parent_waits"
 """Why unstarted attempts are released that need what a process holds in which a parent waits for its children."""
+STORE_BACKOFF_FIRST_S, STORE_BACKOFF_MAX_S = 1.0, 10.0
+"""Between two tries to move something, each of which is patient itself where the store is away."""
 CANCELLED = "cancelled"
 """Error code with which a child process answers a cancellation; it never leaves the worker."""
 
@@ -109,6 +111,7 @@ class Session:
         self._assigned = 0
         self.unacknowledged: dict[AttemptKey, Finished] = {}
         self._storing: dict[AttemptKey, Finished] = {}
+        self._store_again: dict[AttemptKey, float] = {}  # of these, what waits for the store, and until when
         self._kills: dict[AttemptKey, float] = {}  # when a child that does not let go is killed
         self._recalled: dict[AttemptKey, str] = {}  # to be released, for that reason, if they have not begun
         self._revokes: dict[int, Revoke] = {}
@@ -590,10 +593,41 @@ class Session:
             held.move("finish")
             self._forget(held)
             self._finish(result)
+            self._store_is_back(held, now)
 
     def _store_failed(self, event: ev.StoreFailed, now: float) -> None:
-        self._storing.pop(event.key, None)
-        self._input_or_output_failed(event.key, event.failure)
+        held = self.held.get(event.key)
+        if held is None or event.key not in self._storing:
+            return
+        if event.failure.code in OF_STORE and not held.stop_reason:
+            self._store_again[event.key] = self._store_is_away(held, event.failure, now)
+        else:
+            self._input_or_output_failed(event.key, event.failure)
+
+    def _store_is_away(self, held: Held, failure: Failure, now: float) -> float:
+        """No item pays for it: it is told as a cause that is never final. When the next try is due."""
+        key, backoff = held.plan.key, self.place.backoff(held.plan.key)
+        if now >= backoff.until:  # all that fails meanwhile is one
+            backoff.failed(now, STORE_BACKOFF_FIRST_S, STORE_BACKOFF_MAX_S)
+        self.causes.failed(held.plan, failure, waits=True)
+        self.causes.concern(key, [held])
+        self._tell_causes(now)
+        return backoff.until
+
+    def _store_is_back(self, held: Held, now: float) -> None:
+        key = held.plan.key
+        if self.causes.is_of_store(key):
+            self.causes.clear(key)
+            self.place.backoffs.pop(key, None)
+            self._tell_causes(now)
+            self._store_again = dict.fromkeys(self._store_again, now)
+
+    def _try_storing(self, now: float) -> None:
+        for key in [key for key, at in self._store_again.items() if now >= at]:
+            del self._store_again[key]
+            data = self._storing[key].data
+            assert isinstance(data, bytes)
+            self._actions.append(ev.Store(key, data))
 
     def _fetched(self, event: ev.Fetched, now: float) -> None:
         for found in event.inputs:
@@ -605,10 +639,16 @@ class Session:
                 held.move("fetched")
                 self.place.enqueue(held)
                 self._dispatch_due = True
+                self._store_is_back(held, now)
 
     def _fetch_failed(self, event: ev.FetchFailed, now: float) -> None:
         held = self.held.get(event.key)
-        if held is not None and held.state is State.FETCHING:
+        if held is None or held.state is not State.FETCHING:
+            return
+        if event.failure.code in OF_STORE:
+            self._store_is_away(held, event.failure, now)
+            self._give_up(held.key, "engine_start", now)  # another worker may reach it
+        else:
             self._input_or_output_failed(event.key, event.failure)
 
     def _input_or_output_failed(self, key: AttemptKey, failure: Failure) -> None:
@@ -703,10 +743,12 @@ class Session:
             self._forget(held)
             self._release(key, reason)
         elif held.state is State.STORING:
-            if reason == "drop":
+            if reason == "drop" or key in self._store_again:
                 held.move("give_up")
-                self._storing.pop(key, None)
                 self._forget(held)
+                self._release(key, reason)
+            else:
+                held.stop_reason = held.stop_reason or reason  # it does not wait for a store that is away
         else:
             self._stop(held, reason, now)
 
@@ -805,6 +847,8 @@ class Session:
         self.held.pop(key, None)
         self._kills.pop(key, None)
         self._recalled.pop(key, None)
+        self._storing.pop(key, None)
+        self._store_again.pop(key, None)
         if self._spawned or self._awaited:
             self._spawned.pop(key, None)
             self._awaited.pop(key, None)
@@ -916,6 +960,7 @@ class Session:
         self._actions += self._kill_times()
         self._check_timeouts(now)
         self._check_starts(now)
+        self._try_storing(now)
         for key in [k for k, at in self._kills.items() if now >= at]:
             del self._kills[key]
             held = self.held.get(key)

@@ -6,13 +6,14 @@ import asyncio
 from collections.abc import Callable, Coroutine
 from typing import Any
 
-from rollout.model.errors import RolloutError
+from rollout.model.errors import RolloutError, StorageFullError
 from rollout.model.item import Failure, ObjectSlice
 from rollout.objects.pack import Packer
 from rollout.objects.slices import SliceReader
 
 from rollout_worker import session_events as ev
 from rollout_worker.attempts import Held
+from rollout_worker.executors.port import DISK_FULL, STORE_AWAY
 
 
 class Transfer:
@@ -94,4 +95,8 @@ class Transfer:
 
 
 def _failure(what: str, error: RolloutError) -> Failure:
+    if isinstance(error, StorageFullError):
+        return Failure(DISK_FULL, f"{what} cannot be moved: {error.message}", True)
+    if error.retryable:
+        return Failure(STORE_AWAY, f"{what} cannot be moved: {error.message}", True)
     return Failure("object_store", f"{what} could not be moved: {error.message}", True)

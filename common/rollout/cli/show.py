@@ -278,6 +278,7 @@ _STARTED = {"infer": "the model", "map": "the function"}
 _HINDERED = {
     "disk_full": "waits for room",
     "store_unavailable": "waits for the object store",
+    "model_changed": "cannot go on with it",
     "different_hardware": "cannot go on with it",
     "object_missing": "cannot go on with it",
     "object_corrupt": "cannot go on with it",

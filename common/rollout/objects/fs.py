@@ -27,6 +27,7 @@ from rollout.model.errors import (
     StateError,
     StorageError,
     StorageFullError,
+    StorageUnavailableError,
 )
 from rollout.objects.digest import CHUNK, check_id
 from rollout.objects.pins import PinTable
@@ -141,6 +142,30 @@ class FsObjectStore:
             raise StateError("the object store is not open; await open() first")
         return self._pins
 
+    def _is_there(self) -> bool:
+        """Not while its directory is moved away, or its disk is not mounted."""
+        return (self._root / "tmp").is_dir()
+
+    def _away(self) -> StorageUnavailableError:
+        return StorageUnavailableError(f"the object store {self._root} is not there: put it back, or mount its disk")
+
+    def _absent(self, object_id: bytes) -> StorageUnavailableError | NotFoundError:
+        """What is wrong where an object has no file."""
+        return NotFoundError(f"no object {object_id.hex()} in {self._root}") if self._is_there() else self._away()
+
+    @contextmanager
+    def _errors(self, what: str) -> Generator[None]:
+        """As `storage_errors`; StorageUnavailableError where it fails since the store is not there."""
+        try:
+            with storage_errors(what):
+                yield
+        except ObjectCorruptError:
+            raise
+        except StorageError as e:
+            if self._is_there():
+                raise
+            raise self._away() from e
+
     def path_of(self, object_id: bytes) -> Path:
         name = check_id(object_id).hex()
         return self._root / name[:2] / name[2:4] / name
@@ -150,7 +175,7 @@ class FsObjectStore:
     async def put(self, object_id: bytes, chunks: AsyncIterator[bytes], size: int) -> bool:
         path = self.path_of(object_id)
         tmp = self._root / "tmp" / uuid.uuid4().hex
-        with storage_errors(f"object {object_id.hex()[:12]} was not stored"):
+        with self._errors(f"object {object_id.hex()[:12]} was not stored"):
             file: FileIO | None = None
             try:
                 file = await asyncio.to_thread(self._begin, path, tmp, size)
@@ -241,8 +266,8 @@ class FsObjectStore:
         wanted = CHUNK if length is None else min(CHUNK, length)
         try:
             file, size, piece = await asyncio.to_thread(_begin_read, path, offset, wanted)
-        except FileNotFoundError:
-            raise NotFoundError(f"no object {object_id.hex()} in {self._root}") from None
+        except (FileNotFoundError, NotADirectoryError):
+            raise self._absent(object_id) from None
         with file:
             end = size if length is None else min(size, offset + length)
             hasher = blake3() if offset == 0 and end == size else None
@@ -266,11 +291,11 @@ class FsObjectStore:
             with self.path_of(object_id).open("rb", buffering=0) as file:
                 return [os.pread(file.fileno(), length, offset) for offset, length in parts]
 
-        with storage_errors(f"object {object_id.hex()[:12]} was not read"):
+        with self._errors(f"object {object_id.hex()[:12]} was not read"):
             try:
                 return await asyncio.to_thread(read)
             except FileNotFoundError:
-                raise NotFoundError(f"no object {object_id.hex()} in {self._root}") from None
+                raise self._absent(object_id) from None
 
     def _quarantine(self, path: Path, object_id: bytes) -> None:
         """Out of the way, so that the next upload of the true bytes heals the store."""
@@ -288,12 +313,15 @@ class FsObjectStore:
     def _head(self, object_id: bytes) -> ObjectMeta | None:
         try:
             found = self.path_of(object_id).stat()
-        except FileNotFoundError:
+        except (FileNotFoundError, NotADirectoryError):
             return None
         return ObjectMeta(object_id, found.st_size, found.st_mtime_ns // 1_000_000)
 
     async def has(self, object_ids: list[bytes]) -> list[bool]:
-        return await asyncio.to_thread(lambda: [self.path_of(i).exists() for i in object_ids])
+        found = await asyncio.to_thread(lambda: [self.path_of(i).exists() for i in object_ids])
+        if not all(found) and not self._is_there():
+            raise self._away()
+        return found
 
     async def list(self) -> AsyncGenerator[ObjectMeta]:
         for first in range(256):
@@ -325,11 +353,11 @@ class FsObjectStore:
             return await asyncio.to_thread(self._table().unless_pinned, object_id, remove)
 
     async def pin(self, object_ids: list[bytes], holder: str, ttl_s: float) -> None:
-        with storage_errors("objects were not pinned"):
+        with self._errors("objects were not pinned"):
             await asyncio.to_thread(self._table().pin, [check_id(i) for i in object_ids], holder, ttl_s)
 
     async def unpin(self, holder: str, object_ids: list[bytes] | None = None) -> None:
-        with storage_errors("objects were not unpinned"):
+        with self._errors("objects were not unpinned"):
             await asyncio.to_thread(self._table().unpin, holder, object_ids)
 
     async def pinned(self, object_ids: list[bytes]) -> set[bytes]:

@@ -19,6 +19,8 @@ class ObjectMeta:
 
 
 class ObjectStore(Protocol):
+    """StorageUnavailableError where the store itself cannot be reached: what it holds is not missing then."""
+
     async def open(self) -> None: ...
     async def close(self) -> None: ...
 

@@ -45,6 +45,8 @@ class Run:
         return Run(self.run_id, self.workload, cast("dict[str, Any]", section), self.name, executor)
 
 
+DISK_FULL, STORE_AWAY = "disk_full", "store_unavailable"
+"""Codes of what an attempt waits for, and does not fail for."""
 RUNS_KEPT = 32
 T = TypeVar("T")
 

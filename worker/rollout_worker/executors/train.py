@@ -13,6 +13,7 @@ from __future__ import annotations
 import asyncio
 import shutil
 import time
+from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -32,7 +33,7 @@ from rollout_worker.executors.port import Attempt, Context, Done, Run, Unsuitabl
 from rollout_worker.executors.train_pace import Pace, evaluation_figures, figures, line
 from rollout_worker.executors.train_ranks import Ranks
 from rollout_worker.executors.train_room import with_room
-from rollout_worker.executors.trees import host_directory, locate_model, shared_tree
+from rollout_worker.executors.trees import changed_directory, host_directory, locate_model, shared_tree
 
 HUNG_S, HUNG_STEPS = 1800.0, 50.0
 """No step for so long, and for as long as so many steps take: the processes hang, and are killed."""
@@ -84,6 +85,9 @@ class TrainExecutor:
 
     async def start(self, run: Run, context: Context) -> None:
         self._run = run
+        await self._locate(run, context)
+
+    async def _locate(self, run: Run, context: Context) -> None:
         self._model = await locate_model(run.config["model"], context)
         reference = run.config.get("reference_model")
         self._reference = await locate_model(reference, context) if reference else None
@@ -152,16 +156,16 @@ class TrainExecutor:
     async def _prepare(self, context: Context) -> Done:
         assert self._run is not None
         run, config = self._run, self._run.config
-        ranks = await self._running_ranks(context)
         given = {
             name: await self._files(config[name], context) for name in ("dataset", "eval_dataset") if config.get(name)
         }
         directory = context.scratch / "tokens"
         manifest = await self._fetch(bytes.fromhex(config["dataset"]["manifest"]), "the list of rows", context)
         cache = host_directory(manifest, context, "tokens")
-        context.progress("turning the rows into tokens")
 
         async def prepared() -> JsonObject:
+            ranks = await self._running_ranks(context)
+            context.progress("turning the rows into tokens")
             shutil.rmtree(directory, ignore_errors=True)
             directory.mkdir()
             return await ranks.result(
@@ -170,7 +174,9 @@ class TrainExecutor:
             )  # fmt: skip
 
         try:
-            done = await with_room("the tokens cannot be written", prepared, context)
+            done = await with_room(
+                "the tokens cannot be written", lambda: self._reading_models(prepared, context), context
+            )
         except AttemptError as error:
             if error.error_code in _OF_THE_WORKER:
                 raise UnsuitableError(error.message, code=error.error_code, retry=error.retry) from error
@@ -232,25 +238,72 @@ class TrainExecutor:
             self._same_hardware(before.fingerprint)
         if self._built:
             await self._throw_away()
-        ranks = await self._running_ranks(context)
         data, evaluation = before.data["dataset"], before.data.get("eval_dataset")
         paths = [
             str(await self._fetch(bytes.fromhex(one["object"]), "the tokens", context)) if one else None
             for one in (data, evaluation)
         ]
-        context.progress("loading the model")
-        try:
-            self._built = await ranks.result(
+
+        async def built() -> JsonObject:
+            assert self._run is not None
+            ranks = await self._running_ranks(context)
+            context.progress("loading the model")
+            return await ranks.result(
                 op="build", kind=_kind(self._run), settings=_settings(self._run), model=self._model[0],
                 reference=self._reference[0] if self._reference else None, pad=before.data["pad"],
                 data=paths[0], eval_data=paths[1],
             )  # fmt: skip
+
+        try:
+            self._built = await self._reading_models(built, context)
+        except UnsuitableError:
+            raise
         except AttemptError as error:
             raise UnsuitableError(error.message, code=error.error_code, retry=error.retry) from error
         self._fingerprint = self._built["fingerprint"]
         self._same_hardware(before.fingerprint)
         if before.snapshot:
-            await self._restore(before, ranks, context)
+            await self._restore(before, await self._running_ranks(context), context)
+
+    async def _reading_models(self, work: Callable[[], Awaitable[JsonObject]], context: Context) -> JsonObject:
+        """What `work` returns, which reads the models' files: they were those that the run began with before it and
+        after it. UnsuitableError: somebody changed them, and there are no others."""
+        while True:
+            await self._locate_anew(context)
+            try:
+                done = await work()
+            except AttemptError:
+                if not await self._changed_directory():
+                    raise  # else the change explains it
+            else:
+                if not await self._changed_directory():
+                    return done
+            await self._throw_away()  # it may have read either
+
+    async def _locate_anew(self, context: Context) -> None:
+        """What was changed on this host, from the store, if the run's client put it there."""
+        changed = await self._changed_directory()
+        if not changed:
+            return
+        assert self._run is not None
+        try:
+            await self._locate(self._run, context)
+        except AttemptError as error:
+            if error.error_code != "model_missing":
+                raise
+            raise UnsuitableError(
+                f"the files in {changed} changed since the run began: put them back and repeat the command, or "
+                "start another run",
+                code="model_changed",
+                retry=False,
+            ) from error
+
+    async def _changed_directory(self) -> str:
+        assert self._run is not None
+        changed = await changed_directory(self._run.config["model"], self._model)
+        if not changed and self._reference is not None:
+            changed = await changed_directory(self._run.config["reference_model"], self._reference)
+        return changed
 
     def _same_hardware(self, old: JsonObject) -> None:
         """UnsuitableError: the state comes from where the same input gives other bytes."""

@@ -12,11 +12,10 @@ from typing import TypeVar
 
 from rollout.model.errors import AttemptError, RolloutError
 
-from rollout_worker.executors.port import Context
+from rollout_worker.executors.port import DISK_FULL, STORE_AWAY, Context
 
 FIRST_S, MOST_S = 1.0, 10.0
 """Pauses between two tries grow from the one to the other."""
-DISK_FULL, STORE_AWAY = "disk_full", "store_unavailable"
 _FULL = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
 _CODES = {
     "storage_full": DISK_FULL,

@@ -31,6 +31,18 @@ async def locate_model(model: JsonObject, context: Context) -> tuple[str, str | 
     return path, tokenizer
 
 
+async def changed_directory(model: JsonObject, located: tuple[str, str | None]) -> str:
+    """A directory of the user's own, of those that `locate_model` gave, that does not hold any more what the run began
+    with; empty: none. What came from the store is in directories that nobody changes."""
+    used = [(located[0], model.get("path"), model.get("tree"))] if model.get("local") else []
+    if model.get("tokenizer_local"):
+        used.append((located[1] or "", model["tokenizer_path"], model["tokenizer_tree"]))
+    for path, named, tree in used:
+        if path == named and tree and not await asyncio.to_thread(_holds, Path(path), tree):
+            return path
+    return ""
+
+
 async def _directory(path: str, tree: str, manifest: str | None, context: Context) -> str:
     """The very directory the client named if its files are here too (one machine, a shared disk), else from objects."""
     if await asyncio.to_thread(_holds, Path(path), tree):

@@ -57,6 +57,13 @@ def load_model(name: str, settings: TrainingSection, head: str, revision: str | 
     return model
 
 
+def detach_from_files(model: nn.Module) -> None:
+    """Weights into memory of their own. As they are loaded, they are the very pages of their file: whoever writes into
+    it would change weights that no step has touched, such as those below an adapter."""
+    for tensor in [*model.parameters(), *model.buffers()]:
+        tensor.data = tensor.data.clone()
+
+
 def _loaded(name: str, settings: TrainingSection, head: str, revision: str | None) -> nn.Module:
     if (base := base_of_adapter(Path(name))) is None:
         return _load(name, settings, head, revision)

@@ -35,6 +35,7 @@ from rollout_worker.backends.training.models import (
     StepModels,
     adapter_file,
     checkpoint_activations,
+    detach_from_files,
     load_model,
     model_files,
     parameters,
@@ -119,7 +120,7 @@ class Trainer:
     def _build(self) -> None:
         settings, job = self.settings, self.job
         files.seed_everything(settings.seed, 0)
-        model: Any = load_model(job.model, settings, self.algorithm.head, settings.base_model.revision)
+        model: Any = self._load(job.model, settings.base_model.revision)
         reference = self._reference(model)
         if settings.gradient_checkpointing:
             checkpoint_activations(model)
@@ -141,12 +142,18 @@ class Trainer:
         )
         files.seed_everything(settings.seed, self.rank)
 
+    def _load(self, name: str, revision: str | None = None) -> torch.nn.Module:
+        model = load_model(name, self.settings, self.algorithm.head, revision)
+        if self.accelerator.device.type == "cpu":
+            detach_from_files(model)
+        return model
+
     def _reference(self, model: torch.nn.Module) -> torch.nn.Module | None:
         settings = self.settings
         if not isinstance(settings, PreferenceSection) or settings.reference == "free":
             return None
         if self.job.reference is not None:
-            reference = load_model(self.job.reference, settings, self.algorithm.head)
+            reference = self._load(self.job.reference)
         elif settings.lora is not None:
             return None
         else:
