@@ -11,8 +11,9 @@ from pathlib import Path
 import pytest
 from rollout.model.errors import IncompleteError, NotFoundError
 from rollout.snapshots.tar import pack
-from rollout.workloads.train.model_output import Maker, draw_curves, write_model
+from rollout.workloads.train.model_output import Maker, draw_curves, leave_model
 
+CONFIG = {"model": {"uri": "base", "path": None, "snapshot": ""}, "algorithm": {"settings": {}}}
 RUN = "01J00000000000000000000000"
 
 
@@ -46,7 +47,7 @@ class Left:
         self._archive.unlink()
 
     async def write(self) -> list[str]:
-        return await write_model(self.fetch, self.maker, self.model, "base", self.said.append)
+        return await leave_model(self.fetch, self.maker, CONFIG, self.model, self.said.append)
 
     @property
     def there(self) -> list[str]:

@@ -248,6 +248,10 @@ class SftSection(TrainingSection):
         """Tokens of a row at most."""
         return (self.packing.max_seq_len if self.packing is not None else None) or self.max_length
 
+    @property
+    def packed(self) -> bool:
+        return self.packing is not None and self.packing.kind != "off"
+
     @model_validator(mode="after")
     def _one_length(self) -> Self:
         given = self.max_length != type(self).model_fields["max_length"].default  # a worker is told every key
@@ -256,7 +260,7 @@ class SftSection(TrainingSection):
                 "packing.max_seq_len",
                 f"is {self.packing.max_seq_len} and max_length is {self.max_length}, which is the same thing: keep one",
             )
-        if self.packing is not None and self.packing.kind != "off" and self.attention == "flash_attention_2":
+        if self.packed and self.attention == "flash_attention_2":
             raise fault_at("attention", '"flash_attention_2" cannot keep packed rows apart: use "sdpa"')
         return self
 
@@ -390,7 +394,7 @@ class SnapshotsSection(Section):
 
 class OutputSection(Section):
     dir: str = Field(min_length=1, description="Directory of run-id, metrics.jsonl, curves.png and summary.json.")
-    model: bool = Field(default=False, description="Also write the trained model to DIR/model.")
+    model: bool = Field(default=False, description="Also write the trained model, or adapter, to DIR/model.")
 
 
 class RunSection(Section):

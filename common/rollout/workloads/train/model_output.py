@@ -10,7 +10,8 @@ from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any, cast
+from tempfile import TemporaryDirectory
+from typing import Any, TypeVar, cast
 
 from rollout.model.errors import ConfigError, IncompleteError, NotFoundError
 from rollout.model.ids import is_ulid, short
@@ -22,10 +23,12 @@ from rollout.workloads.port import Fetch
 from rollout.workloads.train.lines import EVALUATIONS, METRICS
 
 CURVES = "curves.png"
-_ARCHIVE = "state.tar"
+BASE = "base"
+"""Of an adapter, in its directory."""
 _MARK = ".made-by.json"
 """In a model: which run left it, and the files that it has. A hidden file is no part of a model."""
 _SHOWN = ("loss", "lr", "grad_norm", "mean_token_accuracy", "accuracy", "rewards/accuracies", "rewards/margins", "kl")
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,11 +39,29 @@ class Maker:
     snapshot: str
 
 
-async def write_model(fetch: Fetch, maker: Maker, directory: Path, base: str, tell: Callable[[str], None]) -> list[str]:
-    """The model into `directory`, unless it is there: its path, if it was written. `base`: the run's model.
+async def write_model(
+    fetch: Fetch, snapshot: bytes, config: JsonObject, directory: Path, *, merged: bool = False
+) -> None:
+    """The model of a snapshot into `directory`, which is new or empty. `config`: of the snapshot's run.
+
+    Of a run that trained an adapter it is the adapter, or `merged` the whole model. Where its base is a snapshot too,
+    no library could load that by its name, so it is written beside the adapter, as `base`. NotFoundError, ConfigError,
+    ObjectCorruptError, OSError.
+    """
+    scratch = TemporaryDirectory(dir=directory.parent, prefix=f".{directory.name}-")
+    try:
+        (await _make(fetch, snapshot, config, Path(scratch.name), directory, merged=merged)).rename(directory)
+    finally:
+        await asyncio.to_thread(scratch.cleanup)
+
+
+async def leave_model(
+    fetch: Fetch, maker: Maker, config: JsonObject, directory: Path, tell: Callable[[str], None]
+) -> list[str]:
+    """The model of a run into its output directory, unless it is there: its path, if it was written.
 
     Nothing that is there is deleted: what is no whole model of this run and snapshot is moved aside, and `tell` hears
-    of it. IncompleteError: the cluster has the snapshot no more. StorageError.
+    of it. IncompleteError: the cluster has the snapshot no more. ConfigError, StorageError.
     """
     scratch = directory.with_name(f".{directory.name}-{maker.run_id}")
     with disk_errors(directory):
@@ -49,12 +70,14 @@ async def write_model(fetch: Fetch, maker: Maker, directory: Path, base: str, te
             return []
         scratch.mkdir()
         try:
-            await _fetch(fetch, maker, scratch / _ARCHIVE, directory)
-            placing = asyncio.ensure_future(asyncio.to_thread(_place, scratch, maker, directory, base))
-            try:
-                aside = await asyncio.shield(placing)
-            finally:
-                await asyncio.wait([placing])  # a thread does not end with the command, and the scratch directory does
+            made = await _make(fetch, bytes.fromhex(maker.snapshot), config, scratch, directory)
+            aside = await _to_its_end(_put, made, maker, directory)
+        except NotFoundError as error:
+            raise IncompleteError(
+                f"{directory} cannot be written: snapshot {maker.snapshot[:12]} of run {short(maker.run_id)}, or what "
+                f"it needs, is not there any more ({error.message}). Set output.model = false to go without, or start "
+                "another run, in another output directory"
+            ) from error
         finally:
             await asyncio.to_thread(shutil.rmtree, scratch, ignore_errors=True)
     if aside is not None:
@@ -62,22 +85,58 @@ async def write_model(fetch: Fetch, maker: Maker, directory: Path, base: str, te
     return [str(directory)]
 
 
-async def _fetch(fetch: Fetch, maker: Maker, archive: Path, directory: Path) -> None:
+async def _make(
+    fetch: Fetch, snapshot: bytes, config: JsonObject, here: Path, directory: Path, *, merged: bool = False
+) -> Path:
+    """Where below `here` it is, until it goes to `directory`."""
+    model = config["model"]
+    await _bring(fetch, snapshot, here / "state")
+    base = bytes.fromhex(model["snapshot"]) if config["algorithm"]["settings"].get("lora") else b""
+    if base:  # a whole model: nothing is trained from the snapshot of an adapter
+        try:
+            await _bring(fetch, base, here / "base-state")
+        except NotFoundError as error:
+            raise NotFoundError(
+                f"the base of this adapter, {model['uri']} (snapshot {base.hex()[:12]}), is gone from the run's "
+                f"cluster, and an adapter is of no use without its base: train it again ({error.message})"
+            ) from error
+    named = "" if base else str(model["path"] or model["uri"])
+    return await _to_its_end(_export, here, directory, named, merged)
+
+
+async def _bring(fetch: Fetch, snapshot: bytes, directory: Path) -> None:
+    archive = directory.with_suffix(".tar")
+    await fetch(snapshot, archive)
+    await _to_its_end(unpack, archive, directory, snapshot)
+    archive.unlink()
+
+
+async def _to_its_end(function: Callable[..., T], *arguments: Any) -> T:
+    """In a thread; a cancellation waits for it: what it writes into is deleted then."""
+    work = asyncio.ensure_future(asyncio.to_thread(function, *arguments))
     try:
-        await fetch(bytes.fromhex(maker.snapshot), archive)
-    except NotFoundError as error:
-        raise IncompleteError(
-            f"{directory} cannot be written: snapshot {maker.snapshot[:12]} of run {short(maker.run_id)}, of which it "
-            f"is made, is not there any more ({error.message}). Set output.model = false to go without, or start "
-            "another run, in another output directory"
-        ) from error
+        return await asyncio.shield(work)
+    finally:
+        await asyncio.wait([work])
 
 
-def _place(scratch: Path, maker: Maker, directory: Path, base: str) -> Path | None:
-    """Where what was there went."""
-    unpack(scratch / _ARCHIVE, scratch / "state", bytes.fromhex(maker.snapshot))
+def _export(scratch: Path, directory: Path, base: str, merged: bool) -> Path:
+    """`base`: of an adapter; empty: what is in `base-state`."""
     made = scratch / "model"
-    export_model(scratch / "state", made, base=base)
+    if base:
+        export_model(scratch / "state", made, base=base, merged=merged)
+    elif merged:
+        export_model(scratch / "base-state", scratch / "base")
+        export_model(scratch / "state", made, base=str(scratch / "base"), merged=True)
+    else:
+        # peft takes a path as the process that loads has it, not as the adapter's directory does.
+        export_model(scratch / "state", made, base=str(directory.absolute() / BASE))
+        export_model(scratch / "base-state", made / BASE)
+    return made
+
+
+def _put(made: Path, maker: Maker, directory: Path) -> Path | None:
+    """Where what was there went."""
     (made / _MARK).write_text(json.dumps(asdict(maker) | {"files": _sizes(made)}, indent=2) + "\n", "utf-8")
     aside: Path | None = None
     if os.path.lexists(directory):
@@ -104,8 +163,9 @@ def _mark(directory: Path) -> JsonObject:
 
 
 def _sizes(directory: Path) -> dict[str, int]:
-    """In bytes, by name: a model has no directories in it."""
-    return {path.name: path.stat().st_size for path in sorted(directory.iterdir()) if path.is_file()}
+    """In bytes, by name below `directory`."""
+    files = (path for path in sorted(directory.rglob("*")) if path.is_file())
+    return {path.relative_to(directory).as_posix(): path.stat().st_size for path in files}
 
 
 def draw_curves(directory: Path) -> list[str]:

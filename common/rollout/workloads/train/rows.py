@@ -87,6 +87,11 @@ def content_of(row: Row) -> bytes:
     return canonical(astuple(row))
 
 
+def conversational(row: Row) -> bool:
+    """Whether it is of messages, which a chat template renders."""
+    return isinstance(row.chosen if isinstance(row, PairRow) else row.prompt, list)
+
+
 def _text(row: JsonObject, tools: list[Any] | None, loss_on: LossOn) -> TextRow:
     given = [key for key in ("text", "messages", "prompt") if key in row]
     if not given:
