@@ -14,6 +14,7 @@ from rollout.model.errors import IncompleteError, NotFoundError
 from rollout.snapshots.tar import pack
 from rollout.workloads.train.model_output import Maker, draw_curves, leave_model
 
+CONFIG = {"model": {"uri": "base", "path": None, "snapshot": ""}, "algorithm": {"settings": {}}}
 RUN = "01J00000000000000000000000"
 CONFIG: dict[str, Any] = {
     "model": {"path": "base", "uri": "base", "snapshot": ""},

@@ -271,7 +271,7 @@ class _Invocation:
         async def fetch(object_id: bytes, path: Path) -> None:
             if self._target.private is not None and state_of(directory) is None:
                 raise NotFoundError(f"its private cluster, {self._target.private}, was deleted")
-            async with reached(self._target, self._display.note, patience_s=_PATIENCE_S) as (runs, _):
+            async with reached(self._target, self._note, patience_s=_PATIENCE_S) as (runs, _):
                 await runs.download(run_id, object_id, path)
 
         made = await self._workload.finished(fetch, config, directory, summary, self._display.note)

@@ -30,6 +30,7 @@ BASE = "base"
 _MARK = ".made-by.json"
 """In a model: which run left it, and the files that it has. A hidden file is no part of a model."""
 _SHOWN = ("loss", "lr", "grad_norm", "mean_token_accuracy", "accuracy", "rewards/accuracies", "rewards/margins", "kl")
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +44,7 @@ class Maker:
 async def write_model(
     fetch: Fetch, snapshot: bytes, config: JsonObject, directory: Path, *, merged: bool = False
 ) -> None:
-    """The model of a snapshot into the new directory `directory`. `config`: of the snapshot's run.
+    """The model of a snapshot into `directory`, which is new or empty. `config`: of the snapshot's run.
 
     Of a run that trained an adapter it is the adapter, or `merged` the whole model. Where its base is a snapshot too,
     no library could load that by its name, so it is written beside the adapter, as `base`. NotFoundError, ConfigError,
@@ -51,8 +52,7 @@ async def write_model(
     """
     scratch = TemporaryDirectory(dir=directory.parent, prefix=f".{directory.name}-")
     try:
-        made = await _make(fetch, snapshot, config, Path(scratch.name), directory, merged=merged)
-        await asyncio.to_thread(made.rename, directory)
+        (await _make(fetch, snapshot, config, Path(scratch.name), directory, merged=merged)).rename(directory)
     finally:
         await asyncio.to_thread(scratch.cleanup)
 
@@ -60,10 +60,10 @@ async def write_model(
 async def leave_model(
     fetch: Fetch, maker: Maker, config: JsonObject, directory: Path, tell: Callable[[str], None]
 ) -> list[str]:
-    """The model of a completed run into `directory`, unless it is there: its path, if it was written.
+    """The model of a run into its output directory, unless it is there: its path, if it was written.
 
     Nothing that is there is deleted: what is no whole model of this run and snapshot is moved aside, and `tell` hears
-    of it. IncompleteError: the cluster has the snapshot no more. StorageError.
+    of it. IncompleteError: the cluster has the snapshot no more. ConfigError, StorageError.
     """
     scratch = directory.with_name(f".{directory.name}-{maker.run_id}")
     with disk_errors(directory):
@@ -72,13 +72,13 @@ async def leave_model(
             return []
         scratch.mkdir()
         try:
-            made = await _make(fetch, bytes.fromhex(maker.snapshot), config, scratch, directory, merged=False)
-            aside = await _to_its_end(_place, made, maker, directory)
+            made = await _make(fetch, bytes.fromhex(maker.snapshot), config, scratch, directory)
+            aside = await _to_its_end(_put, made, maker, directory)
         except NotFoundError as error:
             raise IncompleteError(
-                f"{directory} cannot be written: snapshot {maker.snapshot[:12]} of run {short(maker.run_id)}, of which "
-                f"it is made, is not there any more ({error.message}). Set output.model = false to go without, or "
-                "start another run, in another output directory"
+                f"{directory} cannot be written: snapshot {maker.snapshot[:12]} of run {short(maker.run_id)}, or what "
+                f"it needs, is not there any more ({error.message}). Set output.model = false to go without, or start "
+                "another run, in another output directory"
             ) from error
         finally:
             await asyncio.to_thread(shutil.rmtree, scratch, ignore_errors=True)
@@ -87,19 +87,10 @@ async def leave_model(
     return [str(directory)]
 
 
-async def _to_its_end(function: Callable[..., Done], *arguments: Any) -> Done:
-    """A thread does not end with the command, and what it works in does."""
-    working = asyncio.ensure_future(asyncio.to_thread(function, *arguments))
-    try:
-        return await asyncio.shield(working)
-    finally:
-        await asyncio.wait([working])
-
-
 async def _make(
-    fetch: Fetch, snapshot: bytes, config: JsonObject, here: Path, directory: Path, *, merged: bool
+    fetch: Fetch, snapshot: bytes, config: JsonObject, here: Path, directory: Path, *, merged: bool = False
 ) -> Path:
-    """The model in `here`, as it will be in `directory`."""
+    """Where below `here` it is, until it goes to `directory`."""
     model = config["model"]
     await _bring(fetch, snapshot, here / "state")
     base = bytes.fromhex(model["snapshot"]) if config["algorithm"]["settings"].get("lora") else b""
@@ -122,6 +113,15 @@ async def _bring(fetch: Fetch, snapshot: bytes, directory: Path) -> None:
     archive.unlink()
 
 
+async def _to_its_end(function: Callable[..., T], *arguments: Any) -> T:
+    """In a thread; a cancellation waits for it: what it writes into is deleted then."""
+    work = asyncio.ensure_future(asyncio.to_thread(function, *arguments))
+    try:
+        return await asyncio.shield(work)
+    finally:
+        await asyncio.wait([work])
+
+
 def _export(scratch: Path, directory: Path, base: str, merged: bool) -> Path:
     """`base`: of an adapter; empty: what is in `base-state`."""
     made = scratch / "model"
@@ -137,7 +137,7 @@ def _export(scratch: Path, directory: Path, base: str, merged: bool) -> Path:
     return made
 
 
-def _place(made: Path, maker: Maker, directory: Path) -> Path | None:
+def _put(made: Path, maker: Maker, directory: Path) -> Path | None:
     """Where what was there went."""
     (made / _MARK).write_text(json.dumps(asdict(maker) | {"files": _sizes(made)}, indent=2) + "\n", "utf-8")
     aside: Path | None = None
@@ -165,9 +165,9 @@ def _mark(directory: Path) -> JsonObject:
 
 
 def _sizes(directory: Path) -> dict[str, int]:
-    """In bytes, by name."""
-    paths = sorted(path for path in directory.rglob("*") if path.is_file())
-    return {path.relative_to(directory).as_posix(): path.stat().st_size for path in paths}
+    """In bytes, by name below `directory`."""
+    files = (path for path in sorted(directory.rglob("*")) if path.is_file())
+    return {path.relative_to(directory).as_posix(): path.stat().st_size for path in files}
 
 
 def draw_curves(directory: Path) -> list[str]:

@@ -432,18 +432,18 @@ def _check_steps(section: TrainingSection, rows: int, steps: int, where: str, fa
         )
 
 
-def _taken_for_hub(models: _Models, where: str) -> Iterator[str]:
-    for key, model in (("base_model.uri", models.model), ("reference", models.reference)):
-        if model is not None and (text := taken_for_hub(model)):
-            yield f"{where}.{key}: {text}"
-
-
 def _read(found: tuple[Data, Data | None] | None) -> Iterator[tuple[str, Path]]:
     data, evaluation = found or (None, None)
     if data is not None:
         yield from read_of("the dataset", data)
     if evaluation is not None:
         yield from read_of("the evaluation set", evaluation)
+
+
+def _taken_for_hub(models: _Models, where: str) -> Iterator[str]:
+    for key, model in (("base_model.uri", models.model), ("reference", models.reference)):
+        if model is not None and (text := taken_for_hub(model)):
+            yield f"{where}.{key}: {text}"
 
 
 def _overlap(count: int, evaluation: Data | None) -> tuple[str, ...]:
