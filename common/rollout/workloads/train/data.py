@@ -20,7 +20,7 @@ from rollout.workloads.port import Reading
 from rollout.workloads.source import Faults, FileReport, InputReport, Line, Source, json_of
 from rollout.workloads.train.config import DatasetSection, Kind, SftSection, TrainingSection
 from rollout.workloads.train.files import INFO, SPLITS, table_rows
-from rollout.workloads.train.rows import LossOn, Row, content_of, parse_row
+from rollout.workloads.train.rows import LossOn, Row, content_of, parse_row, refuse_half_pairs
 
 _SUFFIXES = {"jsonl_path": (".jsonl", ".jsonl.gz", ".jsonl.zst", ".ndjson"), "parquet_path": (".parquet",)}
 _BATCH = 2000  # rows between two progress calls
@@ -65,6 +65,8 @@ class _Rows:
     def add(self, line: Line, value: Any) -> None:
         try:
             found = parse_row(self._kind, value, self._loss_on)
+            if b"\\u" in line.raw:  # only an escape can hold one: what is not escaped was decoded from UTF-8
+                refuse_half_pairs(found)
         except InputError as error:
             raise InputError(f"{line.where}: {error.message}", file=line.file, line=line.line) from None
         self.count += len(found)
