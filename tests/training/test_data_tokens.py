@@ -211,6 +211,33 @@ def test_rows_that_the_template_cannot_render_are_told_together(case: Case) -> N
     assert error.value.message == "rows.jsonl:2-4 (3 rows): the chat template cannot render it: no such role"
 
 
+@pytest.mark.parametrize("error", [TypeError("no text"), IndexError("beyond"), Exception("no unknown token")])
+def test_rows_that_the_tokenizer_cannot_take_are_told_together(case: Case, tokenizer: Any, error: Exception) -> None:
+    class Strict:
+        def __call__(self, texts: list[str], **options: Any) -> Any:
+            if any("odd" in text for text in texts):
+                raise error
+            return tokenizer(texts, **options)
+
+        def __getattr__(self, name: str) -> Any:
+            return getattr(tokenizer, name)
+
+    with pytest.raises(AttemptError) as failed:
+        case.prepare("sft", Strict(), [GOOD, {"text": "odd"}, {"text": "odder"}, GOOD])
+    what = f"the tokenizer cannot take it: {type(error).__name__}: {error}"
+    assert failed.value.message == f"rows.jsonl:2-3 (2 rows): {what}"
+    assert (failed.value.error_code, failed.value.retry) == ("invalid_data", False)
+
+
+def test_a_fault_of_the_host_is_no_fault_of_a_row(case: Case, tokenizer: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    def none_left(*_: Any) -> Any:
+        raise MemoryError
+
+    monkeypatch.setattr(preparing.Encoder, "encode_many", none_left)
+    with pytest.raises(MemoryError):
+        case.prepare("sft", tokenizer, [GOOD])
+
+
 def test_a_template_that_writes_the_prompt_otherwise_before_an_answer_is_a_fault(case: Case) -> None:
     thinking = CHAT_TEMPLATE.replace(
         "<|im_start|>assistant\n{% endif %}", "<|im_start|>assistant\n<think>\n{% endif %}"

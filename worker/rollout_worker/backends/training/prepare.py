@@ -31,6 +31,8 @@ from rollout.workloads.train.rows import LossOn, Row, parse_row
 from rollout.workloads.train.templates import find_template
 from rollout.workloads.train.vocabulary import too_many_tokens
 
+from rollout_worker.backends.training.faults import of_its_input
+
 _BATCH = 512
 _KINDS_MAX = 6
 ROOM = 3600
@@ -122,12 +124,24 @@ class _Bad:
 def _encoded(kind: Kind, files: Files, encoder: Encoder, loss_on: LossOn, bad: _Bad) -> Iterator[tuple[Place, Encoded]]:
     rows = _rows(kind, files, loss_on, bad)
     while batch := list(islice(rows, _BATCH)):
-        found = encoder.encode_many([row for _, row in batch])
+        found = _tokens(encoder, [row for _, row in batch])
         for (place, _), one in zip(batch, found, strict=True):
             if isinstance(one, InputError):
                 bad.add(place, one.message)
             else:
                 yield place, one
+
+
+def _tokens(encoder: Encoder, rows: list[Row]) -> list[Encoded | InputError]:
+    """A batch that a library cannot take is taken row by row, to find out which it is."""
+    try:
+        return encoder.encode_many(rows)
+    except Exception as error:
+        if not of_its_input(error):
+            raise
+        if len(rows) == 1:
+            return [InputError(f"the tokenizer cannot take it: {type(error).__name__}: {error}")]
+    return [found for row in rows for found in _tokens(encoder, [row])]
 
 
 def _rows(kind: Kind, files: Files, loss_on: LossOn, bad: _Bad) -> Iterator[tuple[Place, Row]]:
