@@ -24,7 +24,7 @@ Content: TypeAlias = str | Messages
 LossOn: TypeAlias = Literal["all", "completion_only", "assistant_only"]
 
 ROLES = ("system", "developer", "user", "assistant", "tool", "function")
-_FLOAT32_MAX = 3.4028234e38
+_MARGIN_MAX = 1e30  # float32 has room for 1e38, and margins are added up
 _MEANT = {"human": "user", "gpt": "assistant", "bot": "assistant", "model": "assistant", "ai": "assistant"}
 
 
@@ -143,9 +143,9 @@ def _pair(kind: Kind, row: JsonObject, tools: list[Any] | None) -> PairRow:
     margin = row.get("margin")
     if margin is not None and (isinstance(margin, bool) or not isinstance(margin, int | float)):
         raise InputError(f'"margin" must be a number, not {_kind_of(margin)}')
-    if margin is not None and not abs(margin) <= _FLOAT32_MAX:
+    if margin is not None and not abs(margin) <= _MARGIN_MAX:
         finite = isinstance(margin, int) or math.isfinite(margin)  # of an int beyond floats nothing can be asked
-        limit = f" of at most {_FLOAT32_MAX:.1e}" if finite else ""
+        limit = f" of at most {_MARGIN_MAX:g}" if finite else ""
         raise InputError(f'"margin" must be a finite number{limit}, not {short(margin)}')
     if "prompt" in row:
         prompt = _content(row, "prompt")

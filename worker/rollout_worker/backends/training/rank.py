@@ -85,7 +85,9 @@ class Rank:
             check_vocabulary,
             files_of,
             pad_of,
+            positions_of,
             prepared,
+            read_config,
             read_tokenizer,
         )
 
@@ -93,7 +95,8 @@ class Rank:
         settings = SECTIONS[kind].model_validate(command["settings"])
         model, other, revision = command["model"], command.get("tokenizer"), settings.base_model.revision
         tokenizer = read_tokenizer(other or model, None if other else revision)
-        check_vocabulary(tokenizer, model, revision)
+        config = read_config(model, revision)
+        check_vocabulary(tokenizer, config)
         answer: dict[str, Any] = {}
         faults: list[str] = []
         for name, given in command["datasets"].items():
@@ -101,7 +104,14 @@ class Rank:
             files, cache = files_of(given, Path(given["root"])), Path(command["cache"])
             try:
                 units, report = prepared(
-                    kind, settings, files, tokenizer, path, cache, ROOM // len(command["datasets"])
+                    kind,
+                    settings,
+                    files,
+                    tokenizer,
+                    path,
+                    cache,
+                    ROOM // len(command["datasets"]),
+                    positions_of(config),
                 )
             except AttemptError as error:
                 if error.error_code != "invalid_data":
