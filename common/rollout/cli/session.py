@@ -102,7 +102,7 @@ def run_workload(workload: Workload[Any, Any], settings: BaseModel, options: Opt
         raise ConfigError(f"--name: {name!r} begins with @, which stands for other things: choose another")
     target = find_target(list(options.coordinators), options.tls_dir, chosen().wish)
     if options.dry_run:
-        return _dry_run(workload, settings, options)
+        return _dry_run(workload, settings, options, [] if target.addresses else workload.host_notes(settings))
     target = place(Path(workload.directory(settings)), target, options)
     if target.private is not None:
         if options.detach:
@@ -110,16 +110,18 @@ def run_workload(workload: Workload[Any, Any], settings: BaseModel, options: Opt
         workload.check_host(settings)
     keep_going(f"the run goes on, its results are in {workload.directory(settings)}, and the command will end with 1")
     display = display_for(json=options.json)
+    for note in workload.host_notes(settings) if target.private is not None else ():
+        display.note(noted(note))
     try:
         return event_loop.run(_Invocation(workload, settings, options, target, display).run())
     finally:
         display.close()
 
 
-def _dry_run(workload: Workload[Any, Any], settings: BaseModel, options: Options) -> int:
+def _dry_run(workload: Workload[Any, Any], settings: BaseModel, options: Options, of_host: list[str]) -> int:
     display = display_for(json=options.json)
     found = verdict(workload, settings, lambda text: display.step(text) if text else None)
-    for note in found.notes:
+    for note in (*found.notes, *map(noted, of_host)):
         display.note(note)
     fields = found.fields
     plain = {key: value for key, value in fields.items() if isinstance(value, str | int | float)}

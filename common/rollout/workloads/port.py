@@ -266,6 +266,10 @@ class Workload(ABC, Generic[Settings, Found]):
         """ConfigError when workers that this machine starts could not do the work: a package that is missing, say."""
         return
 
+    def host_notes(self, settings: Settings) -> list[str]:
+        """What the person should know of this host, where workers are started on it."""
+        return []
+
     # ---- input to items
 
     @abstractmethod

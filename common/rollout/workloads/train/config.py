@@ -251,6 +251,10 @@ class SftSection(TrainingSection):
         """Tokens of a row at most."""
         return (self.packing.max_seq_len if self.packing is not None else None) or self.max_length
 
+    @property
+    def packed(self) -> bool:
+        return self.packing is not None and self.packing.kind != "off"
+
     @model_validator(mode="after")
     def _one_length(self) -> Self:
         given = self.max_length != type(self).model_fields["max_length"].default  # a worker is told every key
@@ -259,7 +263,7 @@ class SftSection(TrainingSection):
                 "packing.max_seq_len",
                 f"is {self.packing.max_seq_len} and max_length is {self.max_length}, which is the same thing: keep one",
             )
-        if self.packing is not None and self.packing.kind != "off" and self.attention == "flash_attention_2":
+        if self.packed and self.attention == "flash_attention_2":
             raise fault_at("attention", '"flash_attention_2" cannot keep packed rows apart: use "sdpa"')
         return self
 

@@ -137,6 +137,26 @@ def faults_to_tell(
     return lines
 
 
+class BadRows:
+    """Rows that cannot be used at all, by what is wrong: `most` kinds of it are told apart."""
+
+    def __init__(self, most: int) -> None:
+        self._most = most
+        self._places: dict[str, list[Place]] = {}
+
+    def add(self, place: Place, message: str) -> None:
+        known = message in self._places or len(self._places) < self._most
+        self._places.setdefault(message if known else "other faults of rows like these", []).append(place)
+
+    @property
+    def kinds(self) -> int:
+        return len(self._places)
+
+    def lines(self, room: int) -> list[str]:
+        """A line for each kind. `room`: characters for the rows of each."""
+        return [f"{listed(places, room)}: {message}" for message, places in self._places.items()]
+
+
 def listed(places: Sequence[Place], room: int) -> str:
     """`rows.jsonl:3, 7, 12-40, more.jsonl:1 (32 rows)`; and how many more there are where `room` is too small."""
     parts: list[str] = []

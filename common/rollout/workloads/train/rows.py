@@ -95,6 +95,11 @@ def refuse_half_pairs(rows: Sequence[Row]) -> None:
         raise InputError(HALF_PAIR)
 
 
+def conversational(row: Row) -> bool:
+    """Whether it is of messages, which a chat template renders."""
+    return isinstance(row.chosen if isinstance(row, PairRow) else row.prompt, list)
+
+
 def _text(row: JsonObject, tools: list[Any] | None, loss_on: LossOn) -> TextRow:
     given = [key for key in ("text", "messages", "prompt") if key in row]
     if not given:

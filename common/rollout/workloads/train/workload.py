@@ -20,16 +20,18 @@ from rollout.workloads.commit import CommitEntry
 from rollout.workloads.json_form import JsonObject, short
 from rollout.workloads.local_model import (
     LocalModel,
+    cached_directory,
     files_json,
     find_model,
     local_directory,
     model_changes,
     names_snapshot,
     refuse_unless_whole_model,
+    taken_for_hub,
     tree_digest,
 )
 from rollout.workloads.port import Checked, Fetch, FoundSnapshot, Reading, Tree, Workload, input_section
-from rollout.workloads.train.config import ModelSection, PreferenceSection, TrainConfig, TrainingSection
+from rollout.workloads.train.config import ModelSection, PreferenceSection, SftSection, TrainConfig, TrainingSection
 from rollout.workloads.train.data import Data, read_both
 from rollout.workloads.train.lines import (
     ERRORS,
@@ -42,9 +44,10 @@ from rollout.workloads.train.lines import (
     outcome,
     refusal_of,
 )
+from rollout.workloads.train.memory import read_shapes, unadapted
 from rollout.workloads.train.model_output import draw_curves, write_model
 from rollout.workloads.train.plan import items, segments_of, steps_at_most
-from rollout.workloads.train.preview import Preview, preview
+from rollout.workloads.train.preview import Preview, preview, size
 from rollout.workloads.train.report import report_lines
 from rollout.workloads.train.retention import retention
 from rollout.workloads.train.segment import Result, Segment
@@ -127,6 +130,15 @@ class Train(Workload[TrainConfig, TrainChecked]):
                 '"rollout-engine[train]", or send the run to a cluster that has them: --coordinator HOST:PORT'
             )
 
+    def host_notes(self, settings: TrainConfig) -> list[str]:
+        if settings.algorithm.settings.device != "cuda" or any(True for g in _GPUS for _ in Path("/dev").glob(g)):
+            return []
+        key = f"algorithm.{settings.algorithm.kind}.device"
+        return [
+            f'warning: {key} = "cuda", and this host shows no GPU: remove it, or send the run to a cluster that has '
+            "one: --coordinator HOST:PORT"
+        ]
+
     def check(self, settings: TrainConfig, reading: Reading) -> TrainChecked:
         if reading.without_results:
             raise OtherRunError("its data could not be used")
@@ -172,7 +184,7 @@ class Train(Workload[TrainConfig, TrainChecked]):
             total=sum(1 for _ in segments_of(config)),
             source=data.source,
             trees=tuple(_trees(models, data, evaluation)),
-            notes=(*settings.notes, *_overlap(overlap, evaluation)),
+            notes=(*settings.notes, *_taken_for_hub(models, where), *_overlap(overlap, evaluation)),
             snapshots=(*(k for k, uri in uris.items() if names_snapshot(uri)), *(("start",) if settings.start else ())),
             steps=steps,
             rows=data.rows,
@@ -187,6 +199,10 @@ class Train(Workload[TrainConfig, TrainChecked]):
             except InputError:
                 checked.close()
                 raise
+            if counted := checked.preview.data.get("dataset"):
+                # Rows are dropped and packed: steps are of the sequences that are left.
+                checked.steps = config["steps"] = steps_at_most(settings, counted["sequences"])
+                self.settle(checked)
         return checked
 
     def plan(self, checked: TrainChecked, config: JsonObject, start: int) -> Iterator[NewItem]:
@@ -258,13 +274,17 @@ class Train(Workload[TrainConfig, TrainChecked]):
         section = settings.algorithm.settings
         every = settings.snapshots.every_steps
         shown = checked.preview
-        size = f" of about {_mib(shown.memory.host)}" if shown and shown.memory else ""
+        about = f" of about {size(shown.memory.host)}" if shown and shown.memory else ""
         share = f"{section.minibatch_size} x {section.gradient_accumulation} x {section.devices} devices"
+        packed = isinstance(section, SftSection) and section.packed
+        what = "sequences" if packed else "rows"
+        counted = section.budget.max_steps is not None or (shown and shown.data)
+        most = "" if counted else "at most "  # rows may be packed, and some left out
         lines = [
             f"{settings.algorithm.kind} of {section.base_model.uri}",
-            f"{checked.rows:,} rows; {checked.steps:,} steps of {section.step_rows} rows ({share})",
-            f"{checked.total - 1:,} segments of {every} steps, each with a snapshot{size}; the last "
-            f"{settings.snapshots.keep_last} stay",
+            f"{checked.rows:,} rows; {most}{checked.steps:,} steps of {section.step_rows} {what} ({share})",
+            f"{checked.total:,} segments: the first turns the rows into tokens, each other takes up to {every:,} steps "
+            f"and ends with a snapshot{about}; the last {settings.snapshots.keep_last} stay",
         ]
         if shown:
             lines += shown.lines()
@@ -286,7 +306,7 @@ class Train(Workload[TrainConfig, TrainChecked]):
             "rows": checked.rows,
             "steps": checked.steps,
             "step_rows": section.step_rows,
-            "segments": checked.total - 1,
+            "segments": checked.total,
             **(checked.preview.to_json() if checked.preview else {}),
             "config": _used(settings),
         }
@@ -335,6 +355,7 @@ def _find_models(section: TrainingSection, where: str, faults: _Faults) -> _Mode
     if model is None:
         return None
     _check_tokenizer(model, tokenizer, base, where, faults)
+    _check_adapter(model, section, where, faults)
     tree = tree_digest(tokenizer)[0].hex() if tokenizer is not None else ""
     if base.tokenizer is not None:
         other = tree or f"hub:{base.tokenizer}"
@@ -342,6 +363,8 @@ def _find_models(section: TrainingSection, where: str, faults: _Faults) -> _Mode
     return _Models(model, tokenizer, tree, found["reference"], template)
 
 
+_GPUS = ("nvidia[0-9]*", "kfd", "dxg")
+"""Devices by which a host shows that it has one: of NVIDIA, of AMD, of Windows."""
 _TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "tokenizer.model", "vocab.json", "spiece.model")
 
 
@@ -358,6 +381,20 @@ def _check_tokenizer(
         faults.add(place, f"{missing}: set base_model.tokenizer" if key == "uri" else missing)
     elif model.path is not None and (fault := vocabulary_fault(model.path, directory)):
         faults.add(place, fault)
+
+
+def _check_adapter(model: LocalModel, section: TrainingSection, where: str, faults: _Faults) -> None:
+    directory = model.path or cached_directory(model)
+    if section.lora is None or directory is None:
+        return
+    try:
+        config: JsonObject = json.loads((directory / "config.json").read_bytes())
+        fault = unadapted(section.lora, read_shapes(directory), config)
+    except InputError as error:
+        faults.messages.append(error.message)
+        return
+    if fault:
+        faults.add(f"{where}.lora.target_modules", fault)
 
 
 def _check_steps(section: TrainingSection, rows: int, steps: int, where: str, faults: _Faults) -> None:
@@ -378,6 +415,12 @@ def _check_steps(section: TrainingSection, rows: int, steps: int, where: str, fa
             f"is {section.optimizer.warmup_steps}, more than all {steps:,} steps of the run: the rate would never "
             "reach lr",
         )
+
+
+def _taken_for_hub(models: _Models, where: str) -> Iterator[str]:
+    for key, model in (("base_model.uri", models.model), ("reference", models.reference)):
+        if model is not None and (text := taken_for_hub(model)):
+            yield f"{where}.{key}: {text}"
 
 
 def _overlap(count: int, evaluation: Data | None) -> tuple[str, ...]:
@@ -430,7 +473,3 @@ def _settings_changed(old: JsonObject, new: JsonObject) -> list[str]:
         for key in dict.fromkeys([*after, *before])
         if before.get(key) != after.get(key) and not key.startswith(_SOURCES)
     ]
-
-
-def _mib(count: int) -> str:
-    return f"{count / (1 << 20):,.1f} MiB"

@@ -26,7 +26,7 @@ from rollout.workloads.train.config import Kind, SftSection, TrainingSection
 from rollout.workloads.train.dataset import Dataset, build
 from rollout.workloads.train.encode import Encoded, Encoder, Fault
 from rollout.workloads.train.files import values_of
-from rollout.workloads.train.report import Place, Report, faults_to_tell, listed, policies_of
+from rollout.workloads.train.report import BadRows, Place, Report, faults_to_tell, policies_of
 from rollout.workloads.train.rows import LossOn, Row, parse_row
 from rollout.workloads.train.templates import find_template
 from rollout.workloads.train.vocabulary import too_many_tokens
@@ -102,7 +102,7 @@ def prepare(
     template = find_template(tokenizer, settings.base_model.chat_template)
     encoder = Encoder(tokenizer, template, min(length, table), loss_on)
     policies = policies_of(settings.rows)
-    bad = _Bad()
+    bad = BadRows(_KINDS_MAX)
     data, report = build(_encoded(kind, files, encoder, loss_on, bad), policies, pack)
     limit = "packing.max_seq_len" if pack is not None else "max_length"
     about: dict[Fault, str] = {"too_long": f", more than {limit} = {length:,} tokens"}
@@ -137,29 +137,12 @@ def _form(settings: TrainingSection) -> tuple[LossOn, int, int | None]:
     """(what is learnt, tokens of a row at most, of a sequence that several share)"""
     if not isinstance(settings, SftSection):
         return "completion_only", settings.max_length, None
-    packed = settings.packing is not None and settings.packing.kind != "off"
-    return settings.loss_on.kind, settings.length, settings.length if packed else None
+    return settings.loss_on.kind, settings.length, settings.length if settings.packed else None
 
 
-class _Bad:
-    """Rows that cannot become tokens at all, by what is wrong."""
-
-    def __init__(self) -> None:
-        self._places: dict[str, list[Place]] = {}
-
-    def add(self, place: Place, message: str) -> None:
-        known = message in self._places or len(self._places) < _KINDS_MAX
-        self._places.setdefault(message if known else "other faults of rows like these", []).append(place)
-
-    @property
-    def kinds(self) -> int:
-        return len(self._places)
-
-    def lines(self, room: int) -> list[str]:
-        return [f"{listed(places, room)}: {message}" for message, places in self._places.items()]
-
-
-def _encoded(kind: Kind, files: Files, encoder: Encoder, loss_on: LossOn, bad: _Bad) -> Iterator[tuple[Place, Encoded]]:
+def _encoded(
+    kind: Kind, files: Files, encoder: Encoder, loss_on: LossOn, bad: BadRows
+) -> Iterator[tuple[Place, Encoded]]:
     rows = _rows(kind, files, loss_on, bad)
     while batch := list(islice(rows, _BATCH)):
         found = _tokens(encoder, [row for _, row in batch])
@@ -182,7 +165,7 @@ def _tokens(encoder: Encoder, rows: list[Row]) -> list[Encoded | InputError]:
     return [found for row in rows for found in _tokens(encoder, [row])]
 
 
-def _rows(kind: Kind, files: Files, loss_on: LossOn, bad: _Bad) -> Iterator[tuple[Place, Row]]:
+def _rows(kind: Kind, files: Files, loss_on: LossOn, bad: BadRows) -> Iterator[tuple[Place, Row]]:
     for place, value in _values(files):
         try:
             found = parse_row(kind, value, loss_on)

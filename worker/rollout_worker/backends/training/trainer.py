@@ -110,7 +110,7 @@ class Trainer:
     def _collator(self, data: Dataset) -> Collator:
         settings = self.settings
         sft = settings if isinstance(settings, SftSection) else None
-        packed = sft is not None and sft.packing is not None and sft.packing.kind != "off"
+        packed = sft is not None and sft.packed
         longest = sft.length if sft is not None else settings.max_length
         return Collator(data, self.job.pad, self.accelerator.device, packed=packed, longest=longest)
 
