@@ -88,7 +88,8 @@ def test_a_fork_with_the_same_settings_ends_in_the_same_bytes(cli: Cli) -> None:
     """In a cluster of its own, to which the snapshot is brought; the second time it is complete already."""
     words = ("train", "fork", "first", "--step", "6", "--config", configure(cli, "fork"))
     done = cli.run(*words, timeout=200)
-    assert done.code == 0 and "bringing snapshot" in done.out, done
+    assert done.code == 0 and "bringing snapshot" in done.out and "brought snapshot" in done.out, done
+    assert done.out.count("no command works there at present") == 1
     assert outcome(cli, "fork") == outcome(cli, "first")
     assert metrics(cli, "fork") == metrics(cli, "first")[6:]
     again = cli.run(*words)

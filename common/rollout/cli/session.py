@@ -22,7 +22,7 @@ from typing import Any, TypeVar
 from pydantic import BaseModel
 
 from rollout.cli.anywhere import Places, find_named, find_snapshot
-from rollout.cli.asking import reached
+from rollout.cli.asking import once, reached
 from rollout.cli.boundary import INTERRUPTED, OK
 from rollout.cli.checking import noted, verdict
 from rollout.cli.collecting import WorkloadRun, files_of
@@ -183,6 +183,7 @@ class _Invocation:
         self._options = options
         self._target = target
         self._display = display
+        self._note = once(display.note)
         self._run: WorkloadRun | None = None
         self._embedded: Embedded | None = None
         named = target.private is None
@@ -206,7 +207,8 @@ class _Invocation:
         directory = self._workload.directory(self._settings)
         with OutputDirectory.open(directory, self._options.command()) as output:
             known = output.check(await self._resume(output))
-            without_results = known is not None and failed_without_results(self._workload, output, known)
+            replaced = known if self._options.resume is None else None  # which names the one that goes on
+            without_results = replaced is not None and failed_without_results(self._workload, output, replaced)
             try:
                 checked = await self._check(output, resumed=known is not None, without_results=without_results)
             except OtherRunError as error:
@@ -276,7 +278,7 @@ class _Invocation:
         self._workload.settle(checked)
 
     def _places(self, output: Path) -> Places:
-        return Places(self._target, False, (Path(), output.parent), self._display.note)
+        return Places(self._target, False, (Path(), output.parent), self._note, takes_dir=False)
 
     async def _provide_snapshots(self, runs: Runs, run_id: str, config: JsonObject, checked: Checked) -> None:
         """The run's cluster has those that it names, and keeps them as long as the run. NotFoundError: one is gone."""
@@ -291,8 +293,9 @@ class _Invocation:
                 size = f"{done * 100 // max(total, 1)} % of {total >> 21} MiB" if total >> 21 else "less than 1 MiB"
                 self._display.step(f"bringing snapshot {name[:SHORT]}: {size}")
 
-            async with reached(target, self._display.note, patience_s=_FIRST_PATIENCE_S) as (source, _):
+            async with reached(target, self._note, patience_s=_FIRST_PATIENCE_S) as (source, _):
                 await bring_snapshot(source, snapshot, runs, run_id, output / f".{name[:SHORT]}.tar", tell)
+            self._display.note(f"brought snapshot {name[:SHORT]}")
 
     async def _check(self, output: OutputDirectory, *, resumed: bool, without_results: bool = False) -> Checked:
         loop = asyncio.get_running_loop()
@@ -479,10 +482,10 @@ class _Invocation:
         workload = self._workload
         units = summary[workload.unit]
         results = Path(workload.result_files[0]).stem
-        return (
-            f"run {short(summary['run_id'])} is complete already: {units['completed']} {results}, "
-            f"{unsuccessful(units['failed'], units['invalid'])}, in {directory}"
+        outcome = workload.outcome(summary) or (
+            f"{units['completed']} {results}, {unsuccessful(units['failed'], units['invalid'])}"
         )
+        return f"run {short(summary['run_id'])} is complete already: {outcome}, in {directory}"
 
     # ---- trouble and interruption
 

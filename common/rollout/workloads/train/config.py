@@ -397,7 +397,7 @@ class SnapshotsSection(Section):
 
 class OutputSection(Section):
     dir: str = Field(min_length=1, description="Directory of run-id, metrics.jsonl, curves.png and summary.json.")
-    model: bool = Field(default=False, description="Also write the trained model to DIR/model.")
+    model: bool = Field(default=False, description="Also write the trained model, or adapter, to DIR/model.")
 
 
 class RunSection(Section):

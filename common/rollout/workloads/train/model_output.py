@@ -10,7 +10,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from rollout.model.errors import ConfigError
+from rollout.model.errors import ConfigError, NotFoundError
 from rollout.snapshots.export import export_model
 from rollout.snapshots.tar import unpack
 from rollout.workloads.json_form import JsonObject
@@ -18,27 +18,60 @@ from rollout.workloads.port import Fetch
 from rollout.workloads.train.lines import EVALUATIONS, METRICS
 
 CURVES = "curves.png"
+BASE = "base"
+"""Of an adapter, in its directory."""
 _SHOWN = ("loss", "lr", "grad_norm", "mean_token_accuracy", "accuracy", "rewards/accuracies", "rewards/margins", "kl")
 
 
-async def write_model(fetch: Fetch, snapshot: bytes, directory: Path, base: str) -> str:
-    """The model of a snapshot into `directory`, in the place of an older one: its path. `base`: the run's model."""
-    scratch = TemporaryDirectory(dir=directory.parent, prefix=".model-")
+async def write_model(
+    fetch: Fetch, snapshot: bytes, config: JsonObject, directory: Path, *, merged: bool = False
+) -> None:
+    """The model of a snapshot into `directory`, in the place of an older one. `config`: of the snapshot's run.
+
+    Of a run that trained an adapter it is the adapter, or `merged` the whole model. Where its base is a snapshot too,
+    no library could load that by its name, so it is written beside the adapter, as `base`. NotFoundError, ConfigError,
+    ObjectCorruptError, OSError.
+    """
+    scratch = TemporaryDirectory(dir=directory.parent, prefix=f".{directory.name}-")
     try:
-        archive = Path(scratch.name) / "state.tar"
-        await fetch(snapshot, archive)
-        await asyncio.to_thread(_place, archive, snapshot, Path(scratch.name), directory, base)
+        here, model = Path(scratch.name), config["model"]
+        await _bring(fetch, snapshot, here / "state")
+        base = bytes.fromhex(model["snapshot"]) if config["algorithm"]["settings"].get("lora") else b""
+        if base:  # a whole model: nothing is trained from the snapshot of an adapter
+            try:
+                await _bring(fetch, base, here / "base-state")
+            except NotFoundError as error:
+                raise NotFoundError(
+                    f"the base of this adapter, {model['uri']} (snapshot {base.hex()[:12]}), is gone from the run's "
+                    f"cluster, and an adapter is of no use without its base: train it again ({error.message})"
+                ) from error
+        await asyncio.to_thread(_place, here, directory, "" if base else str(model["path"] or model["uri"]), merged)
     finally:
         await asyncio.to_thread(scratch.cleanup)
-    return str(directory)
 
 
-def _place(archive: Path, snapshot: bytes, scratch: Path, directory: Path, base: str) -> None:
-    unpack(archive, scratch / "state", snapshot)
-    export_model(scratch / "state", scratch / "model", base=base)
+async def _bring(fetch: Fetch, snapshot: bytes, directory: Path) -> None:
+    archive = directory.with_suffix(".tar")
+    await fetch(snapshot, archive)
+    await asyncio.to_thread(unpack, archive, directory, snapshot)
+    archive.unlink()
+
+
+def _place(scratch: Path, directory: Path, base: str, merged: bool) -> None:
+    """`base`: of an adapter; empty: what is in `base-state`."""
+    made = scratch / "model"
+    if base:
+        export_model(scratch / "state", made, base=base, merged=merged)
+    elif merged:
+        export_model(scratch / "base-state", scratch / "base")
+        export_model(scratch / "state", made, base=str(scratch / "base"), merged=True)
+    else:
+        # peft takes a path as the process that loads has it, not as the adapter's directory does.
+        export_model(scratch / "state", made, base=str(directory.absolute() / BASE))
+        export_model(scratch / "base-state", made / BASE)
     if directory.exists():
         shutil.rmtree(directory)
-    (scratch / "model").rename(directory)
+    made.rename(directory)
 
 
 def draw_curves(directory: Path) -> list[str]:

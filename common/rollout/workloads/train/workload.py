@@ -141,7 +141,7 @@ class Train(Workload[TrainConfig, TrainChecked]):
 
     def check(self, settings: TrainConfig, reading: Reading) -> TrainChecked:
         if reading.without_results:
-            raise OtherRunError("its data could not be used")
+            raise OtherRunError("nothing was trained in it")
         kind, section = settings.algorithm.kind, settings.algorithm.settings
         where, faults = f"algorithm.{kind}", _Faults()
         models = _find_models(section, where, faults)
@@ -229,8 +229,8 @@ class Train(Workload[TrainConfig, TrainChecked]):
     async def finished(self, fetch: Fetch, config: JsonObject, directory: Path, summary: JsonObject) -> list[str]:
         made = await asyncio.to_thread(draw_curves, directory)
         if config["output"]["model"] and summary["final_snapshot"]:
-            name, model = bytes.fromhex(summary["final_snapshot"]), config["model"]
-            made.append(await write_model(fetch, name, directory / "model", model["path"] or model["uri"]))
+            await write_model(fetch, bytes.fromhex(summary["final_snapshot"]), config, directory / "model")
+            made.append(str(directory / "model"))
         return made
 
     def outcome(self, summary: JsonObject) -> str:
@@ -240,11 +240,14 @@ class Train(Workload[TrainConfig, TrainChecked]):
         return "a segment that failed is final, and nothing of its run can come after it" if failed else ""
 
     def when_mended(self, summary: JsonObject) -> str:
-        return how_to_go_on(summary) if summary[self.unit]["failed"] else super().when_mended(summary)
+        if summary[self.unit]["failed"] or self.without_results(summary):
+            return how_to_go_on(summary)
+        return super().when_mended(summary)
 
     def without_results(self, summary: JsonObject) -> bool:
-        """The data could not be used: when it is mended, the same command starts another run."""
-        return bool(refusal_of(summary))
+        """It has no snapshot: what was wrong may be in its configuration or data, and nothing is lost by beginning
+        anew."""
+        return not summary.get("final_snapshot")
 
     def refusal(self, summary: JsonObject) -> str:
         return refusal_of(summary)

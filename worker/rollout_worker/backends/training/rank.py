@@ -22,6 +22,7 @@ from typing import Any, cast
 from rollout.model.errors import AttemptError, RolloutError
 from rollout.model.problems import problems
 from rollout.workloads.train.config import SECTIONS, Kind, TrainingSection
+from rollout.workloads.train.segment import stopping_after
 
 from rollout_worker.backends.training.determinism import fingerprint, make_deterministic
 from rollout_worker.backends.training.faults import is_full, of_its_input, out_of_memory, ran_out_of_memory
@@ -160,15 +161,21 @@ class Rank:
 
     def _run(self, command: dict[str, Any]) -> None:
         """The steps, each told as it ends; `staged` when the state is in memory, `done` when it is in the directory.
-        `under_way`: what takes as long as it takes, with a name where people should know."""
-        trainer = self._trainer
-        every, last = trainer.settings.eval.every_steps, min(command["first"] + command["steps"], trainer.plan.steps)
+        `under_way`: what takes as long as it takes, with a name where people should know. Every rank comes to the same
+        loss of an evaluation, and so stops at the same one."""
+        trainer, stopping, ends = self._trainer, command["stopping"], False
+        rule = trainer.settings.eval
+        every, last = rule.every_steps, min(command["first"] + command["steps"], trainer.plan.steps)
         for metrics in trainer.run(command["first"], command["steps"]):
             self._say(step=metrics, speed=trainer.speed)
             step = metrics["step"]
             if trainer.job.eval_data is not None and (step % every == 0 if every else step == last):
                 self._say(under_way="evaluating")
-                self._say(evaluation={"step": step, **trainer.evaluate()})
+                found = trainer.evaluate()
+                stopping, ends = stopping_after(stopping, step, found["loss"], rule.patience, rule.min_delta)
+                self._say(evaluation={"step": step, **found}, stopping=stopping, ends=ends)
+                if ends:
+                    break
         captured = trainer.capture(command["manifest"])
         self._say(under_way="")
         self._wait()  # of the segment before: two states at most are in memory
