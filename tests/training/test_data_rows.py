@@ -91,6 +91,8 @@ BROKEN: list[tuple[str, Any, str]] = [
     ("rm", {**PAIR, "margin": "1"}, '"margin" must be a number, not a string'),
     ("rm", {**PAIR, "margin": True}, '"margin" must be a number, not a boolean'),
     ("rm", {**PAIR, "margin": float("nan")}, '"margin" must be a finite number, not nan'),
+    ("rm", {**PAIR, "margin": -1e39}, '"margin" must be a finite number of at most 1e+30, not -1e+39'),
+    ("rm", {**PAIR, "margin": 10**400}, '"margin" must be a finite number of at most 1e+30, not 1000'),
     ("kto", {**UNPAIRED, "label": 1}, '"label" must be true or false, not a number'),
     ("kto", {**UNPAIRED, "label": "good"}, '"label" must be true or false, not a string'),
     ("kto", {**UNPAIRED, "label": None}, 'the row has no "label"'),
@@ -165,6 +167,31 @@ def test_what_is_wrong_with_a_file(tmp_path: Path, content: bytes, message: str)
     with pytest.raises(InputError) as error:
         read(path)
     assert message in error.value.message and str(path) in error.value.message
+
+
+HALF = "a\ud83dc>"
+SAYS_HALF: list[tuple[Kind, Any]] = [
+    ("sft", {"text": HALF}),
+    ("sft", {"prompt": HALF, "completion": "c"}),
+    ("sft", {"prompt": "p", "completion": HALF}),
+    ("sft", {"messages": [{"role": "user", "content": HALF}, ASSISTANT]}),
+    ("sft", {"messages": [{"role": "user", "content": [{"type": "text", "text": HALF}]}, ASSISTANT]}),
+    ("sft", {"messages": [USER, {"role": "assistant", "tool_calls": [{"function": {"name": "f", "arguments": HALF}}]}]}),
+    ("sft", {"messages": [USER, ASSISTANT], "tools": [{HALF: 1}]}),
+    *(("dpo", {**PAIR, key: HALF}) for key in PAIR),
+    ("kto", {**UNPAIRED, "completion": HALF}),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("kind", "row"), SAYS_HALF)
+def test_half_of_a_surrogate_pair_is_refused_in_every_text(tmp_path: Path, kind: Kind, row: Any) -> None:
+    path = tmp_path / "rows.jsonl"
+    whole = json.loads(json.dumps(row).replace(json.dumps(HALF), json.dumps("\U0001f600")))
+    path.write_text(f"{json.dumps({**whole, 'id': HALF})}\n{json.dumps(row)}\n")  # an id is not trained on
+    with pytest.raises(InputError) as error:
+        read(path, kind)
+    what = "the text holds half of a surrogate pair, which is no Unicode: repair the escape"
+    assert error.value.message == f"{path}:2: {what}"
 
 
 def test_whether_some_row_is_a_conversation(tmp_path: Path) -> None:

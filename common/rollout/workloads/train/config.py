@@ -170,7 +170,10 @@ class RowsSection(Section):
     stop_token_outside: Policy = Field(default="error", description="The end of the turn would not be learnt.")
     merged_at_seam: Policy = Field(default="error", description="The tokenizer joins prompt and completion.")
     two_bos: Policy = Field(default="error", description="Two beginning-of-sequence tokens at the start.")
-    too_long: Policy = Field(default="error", description="More tokens than max_length; keep: cut off at the end.")
+    too_long: Policy = Field(
+        default="error",
+        description="More tokens than max_length or than the model has learnt positions; keep: cut off at the end.",
+    )
     empty_completion: Policy = Field(default="error", description="A completion without a token.")
     identical_pair: Policy = Field(default="error", description="Chosen and rejected are the same tokens.")
 

@@ -21,7 +21,7 @@ from rollout.workloads.source import FileReport, InputReport, Line, Source, json
 from rollout.workloads.train.config import DatasetSection, Kind, SftSection, TrainingSection
 from rollout.workloads.train.files import INFO, SPLITS, table_rows
 from rollout.workloads.train.report import BadRows, Place
-from rollout.workloads.train.rows import LossOn, Row, content_of, conversational, parse_row
+from rollout.workloads.train.rows import LossOn, Row, content_of, conversational, parse_row, refuse_half_pairs
 
 _SUFFIXES = {"jsonl_path": (".jsonl", ".jsonl.gz", ".jsonl.zst", ".ndjson"), "parquet_path": (".parquet",)}
 _BATCH = 2000  # rows between two progress calls
@@ -78,6 +78,8 @@ class _Rows:
     def add(self, line: Line, value: Any) -> None:
         try:
             found = parse_row(self._kind, value, self._loss_on)
+            if b"\\u" in line.raw:  # only an escape can hold one: what is not escaped was decoded from UTF-8
+                refuse_half_pairs(found)
         except InputError as error:
             self.bad.add(_place(line), error.message)
             return

@@ -90,7 +90,13 @@ def preview(
         settings["base_model"]["chat_template"] = template
         names = {name: {"kind": data.kind, "files": _files(data), "manifest": ""} for name, data in datasets.items()}
         other = str(tokenizer) if tokenizer is not None else section.base_model.tokenizer
-        asked = {"kind": kind, "settings": settings, "datasets": names, "tokenizer": other or str(directory)}
+        asked = {
+            "kind": kind,
+            "settings": settings,
+            "datasets": names,
+            "tokenizer": other or str(directory),
+            "model": str(directory) if directory is not None else None,
+        }
         _count(found, asked, reading, conversations=any(data.conversations for data in datasets.values()))
     if directory is None:
         found.notes.append(f"parameters and memory are not known: the files of {model.uri} are not on this host")
