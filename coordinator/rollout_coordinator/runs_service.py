@@ -19,6 +19,7 @@ from rollout_coordinator.clock import Clock
 from rollout_coordinator.core.events import RunCommand, RunDelete, SubmitItems, SubmitOpen, SubmitSeal, WorkerCommand
 from rollout_coordinator.core.step import SubmitReply
 from rollout_coordinator.driver import Driver
+from rollout_coordinator.freeing import free_let_go
 from rollout_coordinator.item_views import ItemViews
 from rollout_coordinator.leadership import Gate, address_of, read
 from rollout_coordinator.ledger.port import Ledger
@@ -350,7 +351,8 @@ class RunsService(runs_pb2_grpc.RunsServicer):
             freed = 0
             if gone:
                 await self._ledger.let_go(self._gate.epoch, request.run_id, list(request.let_go))
-                freed = await self._free(gone)
+                deleted = await free_let_go(self._store, self._ledger, self._gate.epoch, self._objects.forget)
+                freed = len(gone & deleted)
                 found = await self._ledger.kept(request.run_id)
             entries = [runs_pb2.KeptEntry(seq=seq, object_id=object_id) for seq, object_id in found]
             return runs_pb2.KeptReply(epoch=self._gate.epoch, entries=entries, objects_freed=freed)

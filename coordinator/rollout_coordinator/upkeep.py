@@ -5,9 +5,10 @@ from __future__ import annotations
 import asyncio
 
 import structlog
-from rollout.model.errors import StorageError
+from rollout.model.errors import FencedError, StorageError
 from rollout.security.claims import forget_claims
 
+from rollout_coordinator.freeing import free_let_go
 from rollout_coordinator.gc import collect_garbage
 from rollout_coordinator.ledger.port import OUTPUT_ALL, Ledger
 from rollout_coordinator.wiring import Parts
@@ -25,13 +26,14 @@ KEEP_WORKERS_MS = 7 * 86_400_000
 
 
 async def maintain(p: Parts) -> None:
-    """Until cancelled: rows of deleted runs; each minute what was printed beyond the bound of all runs; each hour
-    objects that nothing refers to, workers and claims of old."""
+    """Until cancelled: rows of deleted runs, objects that were let go; each minute what was printed beyond the bound of
+    all runs; each hour objects that nothing refers to, workers and claims of old."""
     hourly_at, trim_at = p.clock.now().mono + GARBAGE_EVERY_S, 0.0
     while True:
         await asyncio.sleep(PURGE_S)
         try:
             await _purge(p.ledger)
+            await free_let_go(p.store, p.ledger, p.gate.epoch, p.objects_gate.forget)
             if p.clock.now().mono >= trim_at:
                 trim_at = p.clock.now().mono + TRIM_EVERY_S
                 for run_id, size in await p.ledger.trim_output(OUTPUT_ALL):
@@ -41,6 +43,8 @@ async def maintain(p: Parts) -> None:
                 await collect_garbage(p.store, p.ledger, GARBAGE_GRACE_S, forget=p.objects_gate.forget)
                 await forget_workers(p.ledger, p.clock.now().wall_ms)
                 await forget_claims(p.storage)
+        except FencedError:
+            return  # another one leads
         except StorageError as error:
             log.warning("maintenance_failed", error=str(error))
 

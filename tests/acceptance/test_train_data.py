@@ -81,11 +81,12 @@ def test_a_dry_run_says_what_would_be_done_and_writes_nothing(cli: Cli, model: P
     assert said.code == 0, said
     lines = [json.loads(line) for line in said.out.splitlines()]
     found = next(line for line in lines if line["event"] == "dry_run")
-    assert (found["rows"], found["steps"], found["step_rows"], found["segments"]) == (12, 2, 4, 1)
+    assert (found["rows"], found["steps"], found["step_rows"], found["segments"]) == (12, 2, 4, 2)
     assert found["data"]["dataset"]["kept"] == 12 and found["data"]["eval_dataset"]["tokens"] > 0
-    assert found["template"] == {"name": "the tokenizer's chat template"}
+    assert found["template"] == {"name": ""}, "none of the rows is a conversation"
     assert found["parameters"] > 459_392 > found["trained"] > 0 and found["snapshot_bytes"] == 12 * found["trained"]
     assert found["memory_bytes"]["total"] > found["memory_bytes"]["weights"] >= 4 * 459_392
     assert found["config"]["algorithm"]["sft"]["optimizer"]["lr"] == 1e-3
+    assert sum(line.get("message") == "counting tokens" for line in lines) <= 1
     assert any("logging_steps is left out" in line.get("message", "") for line in lines)
     assert sorted(path.name for path in cli.directory.iterdir()) == before

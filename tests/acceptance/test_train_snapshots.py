@@ -85,14 +85,19 @@ def test_what_is_kept_and_labelled_is_listed(cli: Cli) -> None:
 
 
 def test_a_fork_with_the_same_settings_ends_in_the_same_bytes(cli: Cli) -> None:
-    """In a cluster of its own, to which the snapshot is brought; the second time it is complete already."""
+    """In a cluster of its own, to which the snapshot is brought; the second time it is complete already, and its model
+    is made, which was not wanted before."""
     words = ("train", "fork", "first", "--step", "6", "--config", configure(cli, "fork"))
     done = cli.run(*words, timeout=200)
-    assert done.code == 0 and "bringing snapshot" in done.out, done
+    assert done.code == 0 and "bringing snapshot" in done.out and "brought snapshot" in done.out, done
+    assert done.out.count("no command works there at present") == 1
     assert outcome(cli, "fork") == outcome(cli, "first")
     assert metrics(cli, "fork") == metrics(cli, "first")[6:]
+    with (cli.directory / "fork.toml").open("a") as config:
+        config.write("model = true\n")
     again = cli.run(*words)
-    assert again.code == 0 and "is complete already" in again.out
+    assert again.code == 0 and "is complete already" in again.out and "made now: fork/model" in again.out, again
+    assert (cli.directory / "fork" / "model" / "model.safetensors").stat().st_size
     assert "it began with run:first, step 6, and not with run:first, step 8" in refused(
         cli, "train", "fork", "first", "--step", "8", "--config", "fork.toml"
     )

@@ -1,13 +1,18 @@
-"""Objects that results name in their data: referred to until they are let go, over SQLite and PostgreSQL."""
+"""Objects that results name in their data: referred to until they are let go, then freed, over SQLite and PostgreSQL."""
 
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import AsyncIterator
+from pathlib import Path
 
 import pytest
-from ledger_rows import RUN, Writer, result_rows
+from ledger_rows import RUN, WORKER, Writer, result_rows
 from rollout.model.errors import FencedError
+from rollout.objects.digest import object_id
+from rollout.objects.fs import FsObjectStore
 from rollout_coordinator.core.step import Writes
+from rollout_coordinator.freeing import free_let_go
 from rollout_coordinator.ledger import Ledger
 
 ONE, TWO, THREE = (bytes([n]) * 32 for n in (1, 2, 3))
@@ -28,6 +33,10 @@ async def test_they_are_listed_and_referred_to_until_they_are_let_go(writer: Wri
     await ledger.let_go(writer.fence.epoch, RUN, [2])
     assert await ledger.kept(RUN) == []
     assert await ledger.referenced([ONE, TWO, THREE]) == set()
+    rows = await ledger.to_free(10)
+    assert rows == [(1, 0, ONE, WORKER), (1, 2, TWO, WORKER), (1, 2, THREE, WORKER)]
+    await ledger.freed(writer.fence.epoch, rows[:1])
+    assert await ledger.to_free(10) == rows[1:] and await ledger.to_free(1) == rows[1:2]
 
 
 async def test_who_leads_no_longer_lets_nothing_go(writer: Writer, ledger: Ledger) -> None:
@@ -35,6 +44,35 @@ async def test_who_leads_no_longer_lets_nothing_go(writer: Writer, ledger: Ledge
     with pytest.raises(FencedError):
         await ledger.let_go(writer.fence.epoch - 1, RUN, [0, 2])
     assert len(await ledger.kept(RUN)) == 3
+    with pytest.raises(FencedError):
+        await ledger.freed(writer.fence.epoch - 1, [])
+
+
+async def test_what_was_let_go_is_deleted_unless_somebody_needs_it(
+    writer: Writer, ledger: Ledger, tmp_path: Path
+) -> None:
+    store = FsObjectStore(tmp_path / "objects")
+    await store.open()
+    loose, pinned, named = [await put(store, text) for text in (b"loose", b"pinned", b"named")]
+    await store.pin([loose, pinned, named], WORKER, 3600)  # with which their worker stored them
+    await store.pin([pinned], "another run", 3600)
+    await writer.run(2)
+    rows = dataclasses.replace(result_rows([0, 1]), keeps={0: (loose, pinned, named), 1: (named,)})
+    await writer.commit(Writes(results=[rows], let_go=[(1, 0)]))
+    forgotten: list[bytes] = []
+    assert await free_let_go(store, ledger, writer.fence.epoch, forgotten.extend) == {loose}
+    assert await store.has([loose, pinned, named]) == [False, True, True] and forgotten == [loose]
+    assert await ledger.to_free(10) == [] and await ledger.kept(RUN) == [(1, named)]
+    await store.close()
+
+
+async def put(store: FsObjectStore, data: bytes) -> bytes:
+    async def pieces() -> AsyncIterator[bytes]:
+        yield data
+
+    name = object_id(data)
+    await store.put(name, pieces(), len(data))
+    return name
 
 
 async def test_a_deleted_run_refers_to_nothing(writer: Writer, ledger: Ledger) -> None:

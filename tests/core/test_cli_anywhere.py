@@ -6,8 +6,10 @@ import json
 from pathlib import Path
 
 import pytest
-from rollout.cli.anywhere import Places, candidates_for_object, candidates_for_run
+from rollout.cli.anywhere import Places, candidates_for_object, candidates_for_run, find_run
+from rollout.cli.asking import once
 from rollout.client.private import PrivateRun, private_runs, remember_private_run
+from rollout.model.errors import NotFoundError
 from rollout.model.ids import make_ulid
 
 OBJECT = "abcdef" + "0" * 58
@@ -79,6 +81,21 @@ def test_only_clusters_that_hold_such_an_object_are_asked(here: Path, wanted: st
     found = candidates_for_object(Places(None, False, (Path(),), print), wanted)
     assert [target.private and target.private.parent.name for target in found] == ["with"]
     assert candidates_for_object(Places(None, False, (Path(),), print), "abce") == []
+
+
+@pytest.mark.parametrize("takes_dir", [True, False])
+async def test_the_advice_names_options_that_the_command_has(here: Path, takes_dir: bool) -> None:
+    with pytest.raises(NotFoundError, match="--coordinator HOST:PORT or --context NAME") as error:
+        await find_run(Places(None, False, (Path(),), print, takes_dir), "nosuch")
+    assert ("--dir" in error.value.message) == takes_dir
+
+
+def test_that_a_coordinator_is_started_for_an_answer_is_said_once_in_a_command() -> None:
+    said: list[str] = []
+    tell = once(said.append)
+    for text in ("looking in one", "starting", "looking in two", "starting"):
+        tell(text)
+    assert said == ["looking in one", "starting", "looking in two"]
 
 
 def test_clusters_that_are_gone_are_forgotten(here: Path) -> None:

@@ -61,6 +61,14 @@ def test_one_mistake(tmp_path: Path, text: str, expected: str) -> None:
     assert expected in problem(tmp_path, text)
 
 
+def test_a_file_that_is_not_there(tmp_path: Path) -> None:
+    (tmp_path / "lora.toml").touch()
+    for name, hint in (("lroa.toml", f"; did you mean {tmp_path}/lora.toml?"), ("nothere.toml", "")):
+        with pytest.raises(ConfigError) as error:
+            load_settings(WorkerSettings, tmp_path / name, environ={})
+        assert error.value.message.endswith(f"no such file{hint}")
+
+
 def test_every_mistake_is_told_in_order_of_lines(tmp_path: Path) -> None:
     text = "[worker]\nslots = 'x'\nlabels = { a = 1 }\n\n[transport]\nlisten = ''\ntls_dir = 4\n"
     lines = problem(tmp_path, text).split("\n")

@@ -18,6 +18,7 @@ from rollout.wire.v1 import runs_pb2 as pb
 from rollout.workloads.collector import Collector
 from rollout.workloads.commit import CommitEntry
 from rollout.workloads.output import OutputDirectory
+from rollout.workloads.resume import failed_without_results
 from rollout.workloads.train.lines import TrainWriter
 from rollout.workloads.train.segment import Result, Segment
 from rollout.workloads.train.workload import Train
@@ -38,7 +39,9 @@ def log() -> list[CommitEntry]:
     """Two segments of two steps, the second on another host, and a third that failed."""
     metrics = [{"step": n + 1, "loss": 1.0 / (n + 1)} for n in range(4)]
     first = Result(step=2, snapshot="aa", metrics=metrics[:2], fingerprint={"device": "A", "threads": 1}, weights="w1")
+    evaluations = {"best_evaluation": {"step": 2, "loss": 0.5}, "last_evaluation": {"step": 4, "loss": 0.75}}
     second = Result(step=4, snapshot="bb", metrics=metrics[2:], fingerprint={"device": "B", "threads": 1}, weights="w2")
+    second.stopping = evaluations
     return [
         entry(0, Result(report={"rows": 3}), Segment("prepare")),
         entry(1, first, Segment("segment", 0, 2)),
@@ -81,9 +84,30 @@ def test_a_failed_run_says_why_keeps_its_metrics_and_names_what_it_can_go_on_fro
     said = train.when_mended(summary)
     assert "the last good snapshot is bb of step 4" in said and "`rollout train fork 00000000 --step 4 " in said
     assert train.over(1) and not train.over(0)
-    assert "has no snapshot yet" in train.when_mended({**summary, "final_snapshot": ""})
     unharmed = {**summary, "segments": {**summary["segments"], "failed": 0}}
     assert "the same command goes on" in train.when_mended(unharmed), "no worker could start it"
+
+
+def test_a_run_that_failed_before_it_had_a_snapshot_is_replaced_by_the_same_command(tmp_path: Path) -> None:
+    """Whatever was wrong, such as a device that is not there: it may be mended in the configuration."""
+    summary, train = collect(tmp_path, 1, finish=True), Train()
+    assert summary["segments"]["committed"] == 1 and summary["segments"]["failed"] == 0
+    with OutputDirectory.open(tmp_path) as output:
+        assert failed_without_results(train, output, RUN)
+    assert "nothing is trained yet, and when the cause is mended, the same command starts another run" in (
+        train.when_mended(summary)
+    )
+    collect(tmp_path / "later", 2, finish=True)
+    with OutputDirectory.open(tmp_path / "later") as output:
+        assert not failed_without_results(train, output, RUN), "it has a snapshot"
+
+
+def test_what_a_run_came_to_names_its_last_and_its_best_evaluation(tmp_path: Path) -> None:
+    summary = collect(tmp_path, 4, finish=True)
+    assert summary["final_evaluation"] == {"step": 4, "loss": 0.75}
+    assert summary["best_evaluation"] == {"step": 2, "loss": 0.5}
+    assert ", eval loss 0.7500 at step 4, the best 0.5000 at step 2, snapshot bb" in Train().outcome(summary)
+    assert "the best" not in Train().outcome({**summary, "best_evaluation": summary["final_evaluation"]})
 
 
 def test_what_a_client_saved_without_what_the_writer_must_know_is_written_anew(tmp_path: Path) -> None:

@@ -30,6 +30,7 @@ from rollout_coordinator.ledger.port import (
     Fence,
     FoundRun,
     LeaseRow,
+    LetGoRow,
     NewEvent,
     NewOutput,
     OutputRow,
@@ -281,6 +282,9 @@ class StoreLedger:
 
     async def referenced(self, object_ids: list[bytes]) -> set[bytes]:
         return set()
+
+    async def to_free(self, limit: int) -> list[LetGoRow]:
+        return []  # results of the simulation name nothing
 
     async def run_objects(self, run_id: str) -> set[bytes]:
         return set()

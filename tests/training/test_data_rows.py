@@ -91,6 +91,8 @@ BROKEN: list[tuple[str, Any, str]] = [
     ("rm", {**PAIR, "margin": "1"}, '"margin" must be a number, not a string'),
     ("rm", {**PAIR, "margin": True}, '"margin" must be a number, not a boolean'),
     ("rm", {**PAIR, "margin": float("nan")}, '"margin" must be a finite number, not nan'),
+    ("rm", {**PAIR, "margin": -1e39}, '"margin" must be a finite number of at most 1e+30, not -1e+39'),
+    ("rm", {**PAIR, "margin": 10**400}, '"margin" must be a finite number of at most 1e+30, not 1000'),
     ("kto", {**UNPAIRED, "label": 1}, '"label" must be true or false, not a number'),
     ("kto", {**UNPAIRED, "label": "good"}, '"label" must be true or false, not a string'),
     ("kto", {**UNPAIRED, "label": None}, 'the row has no "label"'),
@@ -167,6 +169,39 @@ def test_what_is_wrong_with_a_file(tmp_path: Path, content: bytes, message: str)
     assert message in error.value.message and str(path) in error.value.message
 
 
+HALF = "a\ud83dc>"
+SAYS_HALF: list[tuple[Kind, Any]] = [
+    ("sft", {"text": HALF}),
+    ("sft", {"prompt": HALF, "completion": "c"}),
+    ("sft", {"prompt": "p", "completion": HALF}),
+    ("sft", {"messages": [{"role": "user", "content": HALF}, ASSISTANT]}),
+    ("sft", {"messages": [{"role": "user", "content": [{"type": "text", "text": HALF}]}, ASSISTANT]}),
+    ("sft", {"messages": [USER, {"role": "assistant", "tool_calls": [{"function": {"name": "f", "arguments": HALF}}]}]}),
+    ("sft", {"messages": [USER, ASSISTANT], "tools": [{HALF: 1}]}),
+    *(("dpo", {**PAIR, key: HALF}) for key in PAIR),
+    ("kto", {**UNPAIRED, "completion": HALF}),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("kind", "row"), SAYS_HALF)
+def test_half_of_a_surrogate_pair_is_refused_in_every_text(tmp_path: Path, kind: Kind, row: Any) -> None:
+    path = tmp_path / "rows.jsonl"
+    whole = json.loads(json.dumps(row).replace(json.dumps(HALF), json.dumps("\U0001f600")))
+    path.write_text(f"{json.dumps({**whole, 'id': HALF})}\n{json.dumps(row)}\n")  # an id is not trained on
+    with pytest.raises(InputError) as error:
+        read(path, kind)
+    what = "the text holds half of a surrogate pair, which is no Unicode: repair the escape"
+    assert error.value.message == f"{path}:2: {what}"
+
+
+def test_whether_some_row_is_a_conversation(tmp_path: Path) -> None:
+    path = tmp_path / "rows.jsonl"
+    path.write_bytes(GOOD + b"\n" + GOOD)
+    assert not read(path).conversations
+    path.write_bytes(GOOD + b"\n" + json.dumps(conversation(USER, ASSISTANT)).encode() + b"\n" + GOOD)
+    assert read(path).conversations
+
+
 def test_a_byte_order_mark_and_line_ends_of_windows_are_fine(tmp_path: Path) -> None:
     path = tmp_path / "rows.jsonl"
     path.write_bytes(b"\xef\xbb\xbf" + GOOD + b"\r\n" + GOOD)
@@ -178,17 +213,21 @@ def test_all_faults_of_all_files_at_once(tmp_path: Path) -> None:
         (tmp_path / f"{name}.jsonl").write_bytes(GOOD + b'\n{"text": 3}\n' + GOOD + b'\n{"prompt": "p"}\n')
     with pytest.raises(InputError) as error:
         read(tmp_path)
-    lines = error.value.message.split("\n")
-    places = [line.strip().removeprefix(f"{tmp_path}/").partition(": ")[0] for line in lines[1:]]
-    assert lines[0] == "4 problems:" and places == ["a.jsonl:2", "a.jsonl:4", "b.jsonl:2", "b.jsonl:4"]
-    assert "on_bad_row" not in error.value.message, "training has no such key"
+    assert error.value.message.replace(f"{tmp_path}/", "").split("\n") == [
+        "2 problems:",
+        '  a.jsonl:2, b.jsonl:2 (2 rows): "text" must be a string, not a number',
+        '  a.jsonl:4, b.jsonl:4 (2 rows): the row has "prompt" and no "completion": add it',
+    ]
 
 
-def test_only_bad_rows(tmp_path: Path) -> None:
-    (tmp_path / "a.jsonl").write_bytes(b'{"text": 3}\n{"text": 4}\n')
+def test_one_fault_of_many_rows_is_one_line(tmp_path: Path) -> None:
+    (tmp_path / "a.jsonl").write_bytes(b'{"prompt": "p"}\n' * 999 + GOOD + b'\n{"prompt": "p"}\n{"prompt":')
     with pytest.raises(InputError) as error:
         read(tmp_path / "a.jsonl")
-    assert "on_bad_row" not in error.value.message, "training has no such key"
+    head, rows, last = error.value.message.replace(f"{tmp_path}/", "").split("\n")
+    assert head == "2 problems:"
+    assert rows == '  a.jsonl:1-999, 1001 (1,000 rows): the row has "prompt" and no "completion": add it'
+    assert last.startswith("  a.jsonl:1002: malformed JSON: ")
 
 
 def test_files_patterns_and_directories_in_order(tmp_path: Path) -> None:

@@ -104,7 +104,7 @@ def test_the_same_faults_with_the_number_of_the_row(tmp_path: Path, form: str) -
 
 def test_a_label_that_is_a_number_in_a_table(tmp_path: Path) -> None:
     path = write(tmp_path, "parquet_path", [{**row, "label": int(row["label"])} for row in ROWS["kto"]])
-    with pytest.raises(InputError, match=r':1: "label" must be true or false, not a number'):
+    with pytest.raises(InputError, match=r':1-20 \(20 rows\): "label" must be true or false, not a number'):
         read("kto", "parquet_path", path)
 
 

@@ -15,9 +15,9 @@ from rollout.workloads.train.report import Place, listed, report_lines
 from rollout_worker.backends.tiny import CHAT_TEMPLATE, END, EOS, START, make_tokenizer
 from rollout_worker.backends.training import prepare as preparing
 from rollout_worker.backends.training import tokens as counting
-from rollout_worker.backends.training.prepare import Files, prepare, prepared
+from rollout_worker.backends.training.prepare import Files, Positions, positions_of, prepare, prepared
 from tokenizers.processors import TemplateProcessing
-from transformers import PreTrainedTokenizerFast
+from transformers import GPT2Config, LlamaConfig, PreTrainedTokenizerFast
 
 BOS = "<s>"
 MARKED = CHAT_TEMPLATE.replace(
@@ -56,7 +56,8 @@ class Case:
     def prepare(self, kind: Kind, tokenizer: Any, rows: list[Any], /, **more: Any) -> tuple[Dataset, dict[str, Any]]:
         self.path.write_bytes(b"".join(map(dump_line, rows)))
         files = Files("jsonl_path", (self.path,))
-        data, report = prepare(kind, settings(kind, **more), files, tokenizer)
+        positions = more.pop("positions", None)
+        data, report = prepare(kind, settings(kind, **more), files, tokenizer, positions=positions)
         return data, report.to_json()
 
 
@@ -171,6 +172,40 @@ def test_a_row_with_a_fault_is_dropped_kept_or_refused(case: Case, fault: str) -
     assert error.value.message.startswith(f"rows.jsonl:2: {fault}") and f'rows.{fault} = "drop"' in error.value.message
 
 
+def test_a_row_has_no_more_tokens_than_the_model_has_positions(case: Case, tokenizer: Any) -> None:
+    small = positions_of(GPT2Config(n_positions=12))
+    rows = [GOOD, {"prompt": "7 is", "completion": " the work" * 9}, GOOD]
+    with pytest.raises(AttemptError) as error:
+        case.prepare("sft", tokenizer, rows, positions=small)
+    what = "too_long, more tokens than the model has positions: 12 (max_position_embeddings): shorten it ("
+    assert error.value.message.startswith(f"rows.jsonl:2: {what}") and "raise" not in error.value.message
+    packing = {"kind": "best_fit", "max_seq_len": 64}
+    data, report = case.prepare("sft", tokenizer, rows, positions=small, packing=packing, rows={"too_long": "keep"})
+    assert (report["longest"], report["truncated"]) == (12, 1) and data.units == 1, "each row has positions of its own"
+    with pytest.raises(AttemptError, match=r"rows.jsonl:2: too_long, more than max_length = 9 tokens: raise"):
+        case.prepare("sft", tokenizer, rows, positions=small, max_length=9)
+
+
+def test_positions_that_are_computed_have_no_end(case: Case, tokenizer: Any) -> None:
+    made_for = positions_of(LlamaConfig(max_position_embeddings=12))
+    rows = [GOOD, {"prompt": "7 is", "completion": " the work" * 9}]
+    _, report = case.prepare("sft", tokenizer, rows, positions=made_for)
+    told = f"  the longest sequence has {report['longest']} tokens, and the model was made for 12 "
+    assert report_lines("dataset", report)[-1].startswith(told) and report["longest"] > 12
+    assert not case.prepare("sft", tokenizer, rows[:1], positions=made_for)[1]["notes"]
+
+
+@pytest.mark.parametrize(
+    ("kind", "row", "told"),
+    [("sft", GOOD, True), ("dpo", PAIR, True), ("rm", PAIR, False), ("sft", {"messages": [USER, ASSISTANT]}, False)],
+)
+def test_a_tokenizer_without_an_end_of_sequence_is_told_of(case: Case, kind: Kind, row: Any, told: bool) -> None:
+    endless = make()
+    endless.eos_token = None
+    _, report = case.prepare(kind, endless, [row])
+    assert ["does not learn to stop" in note for note in report["notes"]] == [True] * told
+
+
 def test_by_default_every_fault_is_told_at_once(case: Case, tokenizer: Any) -> None:
     empty, long = {"prompt": "7 is", "completion": ""}, {"prompt": "7 is", "completion": " 7" * 30}
     merged = {"prompt": "the coordi", "completion": "nator"}
@@ -209,6 +244,33 @@ def test_rows_that_the_template_cannot_render_are_told_together(case: Case) -> N
     with pytest.raises(AttemptError) as error:
         case.prepare("sft", tokenizer, [GOOD, *[{"messages": [USER, ASSISTANT]}] * 3])
     assert error.value.message == "rows.jsonl:2-4 (3 rows): the chat template cannot render it: no such role"
+
+
+@pytest.mark.parametrize("error", [TypeError("no text"), IndexError("beyond"), Exception("no unknown token")])
+def test_rows_that_the_tokenizer_cannot_take_are_told_together(case: Case, tokenizer: Any, error: Exception) -> None:
+    class Strict:
+        def __call__(self, texts: list[str], **options: Any) -> Any:
+            if any("odd" in text for text in texts):
+                raise error
+            return tokenizer(texts, **options)
+
+        def __getattr__(self, name: str) -> Any:
+            return getattr(tokenizer, name)
+
+    with pytest.raises(AttemptError) as failed:
+        case.prepare("sft", Strict(), [GOOD, {"text": "odd"}, {"text": "odder"}, GOOD])
+    what = f"the tokenizer cannot take it: {type(error).__name__}: {error}"
+    assert failed.value.message == f"rows.jsonl:2-3 (2 rows): {what}"
+    assert (failed.value.error_code, failed.value.retry) == ("invalid_data", False)
+
+
+def test_a_fault_of_the_host_is_no_fault_of_a_row(case: Case, tokenizer: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    def none_left(*_: Any) -> Any:
+        raise MemoryError
+
+    monkeypatch.setattr(preparing.Encoder, "encode_many", none_left)
+    with pytest.raises(MemoryError):
+        case.prepare("sft", tokenizer, [GOOD])
 
 
 def test_a_template_that_writes_the_prompt_otherwise_before_an_answer_is_a_fault(case: Case) -> None:
@@ -262,6 +324,7 @@ def test_a_dry_run_finds_the_same_faults_in_all_of_its_datasets(
             "kind": "sft",
             "settings": settings("sft").model_dump(mode="json"),
             "tokenizer": "",
+            "model": None,
             "datasets": datasets,
         }
         return counting.counted(asked)
@@ -298,6 +361,7 @@ def test_what_was_tokenised_once_is_taken_from_the_host(
                 "sft", settings("sft"), Files("jsonl_path", files.paths, files.names, "other"), tokenizer, made, cache
             ),
             lambda: prepared("sft", settings("sft"), files, make(bos=True), made, cache),
+            lambda: prepared("sft", settings("sft"), files, tokenizer, made, cache, positions=Positions(9, True)),
             lambda: prepared("sft", settings("sft"), files, make(template=MARKED), made, cache),
         ):
             with pytest.raises(AssertionError, match="tokenised again"):

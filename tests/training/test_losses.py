@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import math
-from dataclasses import replace
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any, cast
 
 import pytest
 import torch
-from rollout.workloads.train.config import Kind
+from rollout.workloads.train.aliases import KEYS, renamed
+from rollout.workloads.train.config import SECTIONS, Kind
+from rollout.workloads.train.files import without_nulls
 from rollout_worker.algorithms import dpo, ipo, kto, preference, rm
 from rollout_worker.algorithms.port import Batch, Loss, Models, token_logps
 from rollout_worker.algorithms.sft import SupervisedFineTuning
@@ -264,6 +266,25 @@ def test_values_and_gradients_are_those_of_trl(kind: str, tiny: Path, tmp_path: 
     """All rows in one batch, in their order: there TRL's pairing within a device is that of the whole step."""
     loss, largest, mean = compared(kind, tiny, tmp_path)
     assert loss < 1e-5 and largest < 1e-5 and mean < 1e-6
+
+
+@pytest.mark.engine
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize(
+    ("kind", "name"), [("sft", "SFTConfig"), ("dpo", "DPOConfig"), ("kto", "KTOConfig"), ("rm", "RewardConfig")]
+)
+def test_all_that_trl_writes_out_can_be_pasted(kind: Kind, name: str, tmp_path: Path) -> None:
+    """A configuration at its defaults, by the names that its own dataclass has."""
+    import importlib
+
+    config: Any = getattr(importlib.import_module("trl"), name)
+    own = config(output_dir=str(tmp_path / "out"), use_cpu=True, bf16=False).to_dict()
+    known = SECTIONS[kind].model_fields.keys() | KEYS.keys() | {"loss_type"}
+    assert len(own) > 100 and {field.name for field in fields(config)} | own.keys() <= known
+    found = renamed({"algorithm": {"kind": kind, kind: without_nulls(own)}}, {kind: SECTIONS[kind].model_fields})
+    assert found.faults == []
+    section = {**found.values["algorithm"][kind], "base_model": "tiny", "dataset": "rows.jsonl"}
+    assert SECTIONS[kind].model_validate(section).budget.epochs == own["num_train_epochs"]
 
 
 def prompts_are_learnt(patch: pytest.MonkeyPatch) -> None:

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import json
+import shutil
+import subprocess
 from pathlib import Path
 from typing import Any
 
 import pytest
-from rollout.model.errors import ConfigError, ObjectCorruptError
+from rollout.model.errors import ConfigError, NotFoundError, ObjectCorruptError
 from rollout.snapshots.export import export_model, rename_tensors
+from rollout.snapshots.tar import pack
+from rollout.workloads.train.model_output import write_model
 from rollout_worker.backends.tiny import make_tiny
 
 pytestmark = [
@@ -98,6 +102,74 @@ def test_an_adapter_loads_in_peft_and_in_transformers_and_merged_it_is_a_model(t
     merge(str(tmp_path / "out"), str(tiny), str(tmp_path / "whole"))  # what --merged does in a process of its own
     whole = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "whole").eval()
     assert torch.allclose(whole(IDS).logits, expected, atol=1e-3)
+
+
+class Store:
+    """The objects of a cluster: what `fetch` finds."""
+
+    def __init__(self, directory: Path) -> None:
+        self.directory = directory
+        directory.mkdir()
+
+    def put(self, state: Path) -> bytes:
+        packed = pack(state, self.directory / "new")
+        (self.directory / "new").rename(self.directory / packed.id.hex())
+        return packed.id
+
+    async def fetch(self, name: bytes, path: Path) -> None:
+        try:
+            shutil.copyfile(self.directory / name.hex(), path)
+        except FileNotFoundError:
+            raise NotFoundError("no such object") from None
+
+
+@pytest.fixture
+def on_a_snapshot(tmp_path: Path, tiny: Path) -> tuple[Store, bytes, bytes, dict[str, Any], Any]:
+    """Where its snapshots are; base, adapter, configuration of the run that trained it from `run:first`, its logits."""
+    model = transformers.AutoModelForCausalLM.from_pretrained(tiny)
+    with torch.no_grad():
+        model.lm_head.weight.mul_(2)
+    store = Store(tmp_path / "store")
+    base = store.put(snapshot(tmp_path / "base-state", tiny, model.state_dict()))
+    trained, weights, config = adapted(model, task_type="CAUSAL_LM")
+    config["base_model_name_or_path"] = "run:first"
+    adapter = store.put(snapshot(tmp_path / "adapter-state", tiny, weights, adapter_config=config))
+    run = {
+        "algorithm": {"kind": "sft", "settings": {"lora": {"r": 2}}},
+        "model": {"uri": "run:first", "path": None, "snapshot": base.hex()},
+    }
+    return store, base, adapter, run, trained(IDS).logits
+
+
+async def test_an_adapter_of_a_snapshot_comes_with_its_base(tmp_path: Path, on_a_snapshot: Any) -> None:
+    store, _, adapter, run, expected = on_a_snapshot
+    (tmp_path / "out").mkdir()  # of an earlier command
+    await write_model(store.fetch, adapter, run, tmp_path / "out")
+    assert json.loads((tmp_path / "out" / "adapter_config.json").read_text())["base_model_name_or_path"] == str(
+        tmp_path / "out" / "base"
+    )
+    for loader in (peft.AutoPeftModelForCausalLM, transformers.AutoModelForCausalLM):
+        assert torch.equal(loader.from_pretrained(tmp_path / "out").eval()(IDS).logits, expected)
+    assert transformers.AutoTokenizer.from_pretrained(tmp_path / "out" / "base")("1 and 1")["input_ids"]
+
+
+async def test_an_adapter_of_a_snapshot_is_merged_with_it(
+    tmp_path: Path, on_a_snapshot: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def here(command: list[str], **_: Any) -> subprocess.CompletedProcess[str]:
+        merge(*command[3:])  # without a process of its own, which imports torch again
+        return subprocess.CompletedProcess(command, 0, "", "")
+
+    monkeypatch.setattr("rollout.snapshots.export.subprocess.run", here)
+    store, base, adapter, run, expected = on_a_snapshot
+    await write_model(store.fetch, adapter, run, tmp_path / "out", merged=True)
+    assert not (tmp_path / "out" / "base").exists() and not (tmp_path / "out" / "adapter_config.json").exists()
+    whole = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "out").eval()
+    assert torch.allclose(whole(IDS).logits, expected, atol=1e-3)
+    (store.directory / base.hex()).unlink()
+    with pytest.raises(NotFoundError, match="the base of this adapter, run:first"):
+        await write_model(store.fetch, adapter, run, tmp_path / "again")
+    assert not (tmp_path / "again").exists() and not list(tmp_path.glob(".*"))
 
 
 def test_an_adapter_of_a_reward_model_has_its_head(tmp_path: Path, tiny: Path) -> None:

@@ -17,8 +17,9 @@ from rollout.model.item import Failure, Outcome
 from rollout.wire.v1 import runs_pb2 as pb
 from rollout.workloads.commit import CommitEntry
 from rollout.workloads.local_model import refuse_unless_whole_model
-from rollout.workloads.port import FoundSnapshot
+from rollout.workloads.port import FoundSnapshot, Totals
 from rollout.workloads.train.config import SnapshotsSection
+from rollout.workloads.train.lines import TrainWriter
 from rollout.workloads.train.plan import segments_of
 from rollout.workloads.train.retention import outdated, retention
 from rollout.workloads.train.segment import Result, Segment
@@ -81,7 +82,8 @@ def config(**settings: Any) -> dict[str, Any]:
     }
 
 
-FOUND = FoundSnapshot("ab" * 32, "0" * 26, config(), asdict(Result(step=4, stopping={"best": 1.0, "since": 0})))
+LEFT = {"step": 4, "stopping": {"best": 1.0, "since": 0}, "fingerprint": {"device": "A", "threads": 1}}
+FOUND = FoundSnapshot("ab" * 32, "0" * 26, config(), asdict(Result(**LEFT)))
 
 
 def test_a_fork_counts_on_and_its_first_segment_says_what_it_begins_with() -> None:
@@ -90,8 +92,18 @@ def test_a_fork_counts_on_and_its_first_segment_says_what_it_begins_with() -> No
     prepare, first, second = segments_of(new)
     assert prepare.op == "prepare"
     assert (first.first, first.steps, second.first, second.steps) == (4, 2, 6, 1)
-    assert first.before == {"step": 4, "snapshot": FOUND.id, "stopping": {"best": 1.0, "since": 0}}
+    assert first.before == LEFT | {"snapshot": FOUND.id}
     assert second.before == {}
+
+
+def test_a_fork_on_other_hardware_says_so_from_its_first_step_on() -> None:
+    new = config()
+    begin_with(new, FOUND)
+    writer = TrainWriter(new)
+    made = Result(step=6, fingerprint={"device": "B", "threads": 1})
+    first = CommitEntry(1, 1, 1, Outcome.DONE, made.encode(), Segment("segment", 4, 2).encode(), b"")
+    assert list(writer.lines(first)) == []
+    assert writer.summary({}, Totals())["fingerprint_changes"] == [{"after_step": 4, "changed": {"device": ["A", "B"]}}]
 
 
 def test_what_a_fork_goes_on_from_is_the_snapshot_with_its_own_data() -> None:

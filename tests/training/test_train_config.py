@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import ast
+import json
+import shutil
 import subprocess
 import sys
 from importlib.util import find_spec
@@ -16,6 +18,7 @@ from rollout.model.errors import ConfigError, InputError, RolloutError
 from rollout.workloads.port import Reading, check_only
 from rollout.workloads.resume import describe_changes
 from rollout.workloads.train import preview as previewing
+from rollout.workloads.train import workload as training
 from rollout.workloads.train.aliases import KEYS
 from rollout.workloads.train.config import SECTIONS, Kind, TrainConfig
 from rollout.workloads.train.workload import Train
@@ -125,14 +128,14 @@ def test_a_dataset_is_known_by_its_name() -> None:
 # ---- what the files say
 
 
-def written(section: str) -> TrainConfig:
+def written(section: str, tail: str = TAIL) -> TrainConfig:
     """With files that fit."""
     Path("rows.jsonl").write_text('{"prompt": "p", "completion": "c"}\n' * 4)
     Path("tiny").mkdir(exist_ok=True)
     Path("tiny/config.json").write_text('{"vocab_size": 3}')
     if not Path("tiny/tokenizer.json").exists():
         Path("tiny/tokenizer.json").write_text('{"model": {"vocab": {"a": 0, "b": 2}}, "added_tokens": []}')
-    return load(section)
+    return load(section, tail=tail)
 
 
 def check(section: str) -> str:
@@ -214,6 +217,38 @@ checked.close()
 """
 
 
+@pytest.mark.parametrize(
+    ("output", "base", "more", "fault"),
+    [
+        ("out", "x/model", "", ""),
+        ("x", "y", "", ""),
+        ("x", "x/model", "", "c.toml:12: output.model: the trained model goes to x/model, and the base model is there"),
+        ("to-x", "x/model", "", "c.toml:12: output.model: the trained model goes to to-x/model, and the base model"),
+        ("x", "to-x/model/deeper", "", "c.toml:12: output.model: the trained model goes to x/model, and the base"),
+        ("x", "y", 'base_model.tokenizer = "x/model"', "goes to x/model, and the tokenizer is there, x/model: name"),
+        ("x", "y", 'reference = "x/model"', "goes to x/model, and the reference is there, x/model: name"),
+        ("x", "y", 'eval_dataset = "x/model/rows.jsonl"', "goes to x/model, and the evaluation set is there, "),
+        ("y", "y", "", "c.toml:11: output.dir: y: the run would write into the base model, y, "),
+        ("y/run1", "y", "", "c.toml:11: output.dir: y/run1: the run would write into the base model, y, "),
+    ],
+)  # fmt: skip
+def test_nothing_is_written_where_the_run_reads(output: str, base: str, more: str, fault: str) -> None:
+    written(REST)
+    for directory in ("x/model", "x/model/deeper", "y"):
+        shutil.copytree("tiny", directory, dirs_exist_ok=True)
+    Path("to-x").symlink_to("x")
+    for rows in ("rows.jsonl", "x/model/rows.jsonl"):
+        Path(rows).write_text('{"prompt": "p", "chosen": "c", "rejected": "r"}\n' * 4)
+    section = REST.replace('base_model = "tiny"', f'base_model.uri = "{base}"') + f"minibatch_size = 2\n{more}\n"
+    settings = load(section, "dpo", f'[output]\ndir = "{output}"\nmodel = true\n')
+    if not fault:
+        check_only(Train(), settings).close()
+        return
+    with pytest.raises(InputError) as error, located(Path("c.toml"), TrainConfig):
+        check_only(Train(), settings)
+    assert fault in error.value.message and "problems" not in error.value.message
+
+
 def test_a_client_needs_none_of_the_libraries_to_check_and_submit() -> None:
     written(REST + "minibatch_size = 2\n")
     done = subprocess.run([sys.executable, "-c", WITHOUT], capture_output=True, text=True, timeout=60, check=False)
@@ -233,6 +268,86 @@ def test_a_dry_run_says_what_it_cannot_know(monkeypatch: pytest.MonkeyPatch) -> 
     )
     assert {tokens, memory} < set(workload.describe(settings, checked))
     assert not Path("out").exists()
+
+
+COUNTED = {"rows": 4, "kept": 4, "dropped": 0, "truncated": 0, "tokens": 40, "supervised_tokens": 8, "longest": 12,
+           "sequences": 2, "faults": {}}  # fmt: skip
+
+
+def test_steps_of_a_dry_run_are_of_the_sequences_that_were_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+    packed = 'minibatch_size = 1\npacking.kind = "best_fit"\n' + REST.replace("max_steps = 60", "epochs = 3")
+    settings, workload = written(packed, "[snapshots]\nevery_steps = 4\n" + TAIL), Train()
+    monkeypatch.setattr(previewing, "find_spec", lambda name: None)
+    unknown = workload.describe(settings, check_only(workload, settings))
+    assert unknown[1] == "4 rows; at most 12 steps of 1 sequences (1 x 1 x 1 devices)"
+
+    def count(found: previewing.Preview, *_: Any, **more: Any) -> None:
+        assert more == {"conversations": False}
+        found.data = {"dataset": COUNTED}
+
+    monkeypatch.setattr(previewing, "find_spec", lambda name: name)
+    monkeypatch.setattr(previewing, "_count", count)
+    checked = check_only(workload, settings)
+    found = workload.dry_run(settings, checked)
+    assert (found["steps"], found["segments"]) == (6, 3), "2 sequences 3 times, 4 steps a segment, and the first"
+    lines = workload.describe(settings, checked)
+    assert lines[1].startswith("4 rows; 6 steps of 1 sequences") and lines[2].startswith("3 segments: the first turns")
+
+
+def shaped(names: dict[str, list[int]]) -> None:
+    """The headers of a model's weights."""
+    Path("tiny").mkdir()
+    header = json.dumps({name: {"dtype": "F32", "shape": shape} for name, shape in names.items()}).encode()
+    Path("tiny/model.safetensors").write_bytes(len(header).to_bytes(8, "little") + header)
+
+
+LAYERS = {"model.embed_tokens.weight": [3, 4], "model.layers.0.self_attn.q_proj.weight": [4, 4],
+          "model.layers.0.norm.weight": [4]}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("targets", "message"),
+    [
+        ('["nope"]', "the model has no layer 'nope': its layers are q_proj"),
+        ('"q_proj"', "no name of a layer is all matched by the regular expression 'q_proj', as "),
+        ('"*_proj"', "'*_proj' is no regular expression (nothing to repeat at position 0): a list names"),
+    ],
+)
+def test_an_adapter_of_no_layer(targets: str, message: str) -> None:
+    shaped(LAYERS)
+    said = check(f"lora_target_modules = {targets}\nminibatch_size = 2\n" + REST)
+    assert said.startswith(f"c.toml:4: algorithm.sft.lora_target_modules: {message}")
+
+
+@pytest.mark.parametrize(
+    "targets", ['["q_proj", "nope"]', '["self_attn.q_proj"]', '["lm_head"]', "'.*\\.q_proj'", '"all-linear"']
+)
+def test_an_adapter_of_some_layer(targets: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    shaped(LAYERS)
+    monkeypatch.setattr(previewing, "find_spec", lambda name: None)
+    check_only(Train(), written(f"lora.target_modules = {targets}\nminibatch_size = 2\n" + REST))
+
+
+def test_a_directory_that_is_not_there_is_noted(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HF_HOME", "hub")
+    for uri, meant in (("tinny", "tiny"), ("words/nomodel", "words/model"), ("org/model", ""), ("words/else", "")):
+        Path("words/model").mkdir(parents=True, exist_ok=True)
+        Path("words/model/config.json").touch()
+        settings = written("minibatch_size = 2\n" + REST.replace('"tiny"', f'"{uri}"'))
+        told = (
+            f"algorithm.sft.base_model.uri: there is no directory {uri} here, so it is taken as a Hugging Face name; "
+            f"did you mean {meant}?"
+        )
+        assert list(check_only(Train(), settings).notes) == ([told] if meant else [])
+
+
+def test_a_host_without_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(training, "_GPUS", ("none",))
+    (said,) = Train().host_notes(load('device = "cuda"\n' + REST))
+    assert said.startswith('warning: algorithm.sft.device = "cuda", and this host shows no GPU: ')
+    monkeypatch.setattr(training, "_GPUS", ("null",))
+    assert Train().host_notes(load('device = "cuda"\n' + REST)) == []
+    assert Train().host_notes(load(REST)) == []
 
 
 def test_what_changed_since_the_run_began_is_named_by_its_key() -> None:
@@ -397,6 +512,10 @@ def test_configurations_of_its_other_trainers(kind: Kind, given: str, expected: 
         ('eval_strategy = "epoch"', "eval_strategy: is not done here: set eval_steps"),
         ('dataset_text_field = "body"', 'dataset_text_field: is not done here: call the column "text"'),
         ('packing_strategy = "wrapped"', "packing_strategy: is not done here: rows are packed by best fit"),
+        ("max_prompt_length = 512", "max_prompt_length: is not done here: prompt and answer have max_length together"),
+        ("rpo_alpha = 1.0", "rpo_alpha: is not done here: one loss is trained on"),
+        ("eval_on_start = true", "eval_on_start: is not done here: the first evaluation is after eval.every_steps"),
+        ("activation_checkpointing = true\ngradient_checkpointing = false", "is TRL's name of gradient_checkpointing"),
         ('loss_type = "dft"', "loss_type: is not done here: sft has one loss"),
         ('optim = "adafactor"', 'optim: must be "adamw", "adam" or "sgd", not "adafactor"'),
         ("gradient_accumulation_steps = 0", "gradient_accumulation_steps: must be at least 1, not 0"),
@@ -409,6 +528,18 @@ def test_configurations_of_its_other_trainers(kind: Kind, given: str, expected: 
 def test_what_is_refused_of_trl_has_its_line_and_what_to_do(line: str, message: str) -> None:
     (said,) = faults(line + "\n" + REST)
     assert said.startswith("c.toml:4: algorithm.sft.") and message in said
+
+
+def test_older_keys_of_dpo() -> None:
+    read = load("reference_free = true\nlabel_pad_token_id = -100\npadding_value = 0\n" + REST, "dpo")
+    assert read.algorithm.dpo is not None and read.algorithm.dpo.reference == "free"
+    assert [note.partition(" ")[0] for note in read.notes] == ["label_pad_token_id", "padding_value"]
+
+
+def test_the_valid_keys_are_listed_once() -> None:
+    said = faults("abc = 1\ndef = 2\nghi = 3\n" + REST)
+    assert "abc: unknown key; valid keys are base_model, " in said[0]
+    assert [line.rpartition(": ")[2] for line in said[1:]] == ["unknown key", "unknown key"]
 
 
 def test_ipo_is_an_algorithm() -> None:

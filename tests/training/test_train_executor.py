@@ -8,7 +8,7 @@ import json
 import re
 import signal
 from collections.abc import AsyncIterator, Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -19,7 +19,7 @@ from rollout.model.errors import AttemptError
 from rollout.model.item import DEFAULT_SPEC, Key, Outcome
 from rollout.snapshots.tar import Packed, pack
 from rollout.workloads.local_model import tree_digest
-from rollout.workloads.train.segment import Result, Segment
+from rollout.workloads.train.segment import Result, Segment, stopping_after
 from rollout_worker.backends.training.faults import is_full, ran_out_of_memory
 from rollout_worker.executors import train, train_ranks, train_room, trees
 from rollout_worker.executors.port import Attempt, Done, Run, UnsuitableError
@@ -33,7 +33,6 @@ CONFIG: dict[str, Any] = {
         "kind": "sft",
         "settings": {
             "devices": 1, "threads": 1, "device": "cpu", "minibatch_size": 4, "max_length": 64,
-            "eval": {"patience": 0, "min_delta": 0.0},
         },
     },
     "dataset": {"kind": "jsonl_path", "files": [], "manifest": "00" * 32},
@@ -55,6 +54,7 @@ class Fake:
     during: dict[str, Callable[[], object]] = field(default_factory=dict[str, Any])
     built: dict[str, Any] = field(default_factory=dict[str, Any])
     alive: bool = False
+    steps: int = STEPS
     patience_s: Any = None
 
     def __call__(self, *_: Any) -> Fake:
@@ -79,7 +79,7 @@ class Fake:
             path = Path(command["directory"]) / "dataset"
             path.write_bytes(b"tokens")
             return {"pad": 0, "datasets": {"dataset": {"path": str(path), "units": 40, "report": {}}}}
-        return {"fingerprint": self.fingerprint, "steps": STEPS, "parameters": 5, "trained": 5}
+        return {"fingerprint": self.fingerprint, "steps": self.steps, "parameters": 5, "trained": 5}
 
     async def command(self, patience_s: Any, /, **command: Any) -> AsyncIterator[dict[str, Any]]:
         self.asked.append(f"run {command['first']}")
@@ -228,12 +228,15 @@ async def test_what_it_says_of_itself(world: World) -> None:
 async def test_an_evaluation_is_said_and_takes_as_long_as_it_takes(world: World) -> None:
     patience: list[float | None] = []
 
+    stopping = stopping_after({}, 5, 0.125, 0, 0.0)[0]
+
     async def with_evaluation(command: dict[str, Any]) -> AsyncIterator[dict[str, Any]]:
         async for answer in steps(command):
             if "staged" in answer:
                 yield {"under_way": "evaluating"}
                 patience.append(world.ranks.patience_s())
-                yield {"evaluation": {"step": 10, "loss": 0.25}}
+                after, ends = stopping_after(stopping, 10, 0.25, 0, 0.0)
+                yield {"evaluation": {"step": 10, "loss": 0.25}, "stopping": after, "ends": ends}
                 patience.append(world.ranks.patience_s())
                 yield {"under_way": ""}
                 patience.append(world.ranks.patience_s())
@@ -245,7 +248,12 @@ async def test_an_evaluation_is_said_and_takes_as_long_as_it_takes(world: World)
     assert result.evaluations == [{"step": 10, "loss": 0.25}]
     context = world.contexts[-1]
     assert context.figures[-1]["mfu"] == 0.41 and " · MFU 41% · " in context.notes[-2] + " · "
-    assert context.notes[-1].startswith("step 10/40 · ") and context.notes[-1].endswith(" · evaluating")
+    assert context.notes[-2].startswith("step 10/40 · ") and context.notes[-2].endswith(" · evaluating")
+    assert " · eval loss 0.2500 (best 0.1250 at step 5) · " in context.notes[-1]
+    shown = {"eval_step": 10, "eval_loss": 0.25, "best_eval_step": 5, "best_eval_loss": 0.125}
+    assert shown.items() <= context.figures[-1].items()
+    await world.end(world.begin(2))
+    assert shown.items() <= world.contexts[-1].figures[0].items(), "until there is another"
 
 
 async def test_results_are_told_in_their_order_and_steps_do_not_wait_for_the_store(world: World) -> None:
@@ -396,6 +404,18 @@ async def test_a_snapshot_of_something_else_is_refused(world: World, key: str, v
     assert (refused.value.error_code, refused.value.retry) == ("snapshot_mismatch", False)
 
 
+async def test_snapshots_that_the_run_began_with_are_kept_as_long_as_it_is(world: World) -> None:
+    tables = {"model": {"uri": "run:a", "snapshot": "aa" * 32}, "reference_model": {"uri": "tiny", "snapshot": ""}}
+    started = {"start": {"uri": "run:a", "snapshot": "bb" * 32}}
+    for config, names in ((tables, ["aa"]), ({**tables, **started}, ["bb", "aa"])):
+        other = world.elsewhere()
+        other.results.clear()
+        world.use(other)  # type: ignore[attr-defined]
+        other.executor._run = replace(RUN, config={**CONFIG, **config})  # type: ignore[attr-defined]
+        done = await asyncio.wait_for(other.begin(0), 20)
+        assert [one.hex()[:2] for one in done.keeps[1:]] == names, "behind the tokens"
+
+
 async def test_what_does_not_start_on_a_worker_costs_no_attempt(world: World) -> None:
     world.ranks.fails = {"build": AttemptError("lora needs peft", code="package_missing", retry=False)}
     with pytest.raises(UnsuitableError, match="lora needs peft"):
@@ -476,11 +496,40 @@ async def test_a_segment_that_waits_for_its_turn_is_given_back_and_never_begins(
     assert world.ranks.asked.count("build") == 1, "it stands where it stood"
 
 
-async def test_after_an_early_stop_the_rest_is_skipped(world: World) -> None:
-    first = await world.end(world.begin(1))
-    first.stopped = True
-    done = await world.begin(2, of=first)
-    assert done.outcome is Outcome.SKIPPED
+async def test_after_an_early_stop_the_rest_is_skipped_there_and_elsewhere(world: World) -> None:
+    """In the middle of a segment, behind which others already wait."""
+    told: list[Any] = []
+
+    async def stops(command: dict[str, Any]) -> AsyncIterator[dict[str, Any]]:
+        told.append(command["stopping"])
+        stopping, ends = stopping_after(command["stopping"], 14, 0.5, 1, 0.0)
+        async for answer in steps(command | {"steps": 4}):
+            if "staged" in answer:
+                yield {"evaluation": {"step": 14, "loss": 0.5}, "stopping": stopping, "ends": ends}
+            yield answer
+
+    world.ranks.say = {10: stops}
+    before = await world.end(world.begin(1))
+    before.stopping = stopping_after({}, 4, 0.25, 1, 0.0)[0]
+    tasks = [world.begin(2, of=before), *(world.begin(seq, pipelined=True) for seq in (3, 4))]
+    second = await world.end(tasks[0])
+    assert told == [before.stopping] and (second.step, second.stopped, second.is_last) == (14, True, True)
+    assert [line["step"] for line in second.metrics] == [11, 12, 13, 14] and second.snapshot
+    assert [(await task).outcome for task in tasks[1:]] == [Outcome.SKIPPED, Outcome.SKIPPED]
+    assert (await world.elsewhere().begin(3, of=second)).outcome is Outcome.SKIPPED
+
+
+async def test_segments_beyond_the_end_are_skipped(world: World) -> None:
+    """There are more than steps where rows were dropped or packed."""
+
+    async def ends(command: dict[str, Any]) -> AsyncIterator[dict[str, Any]]:
+        async for answer in steps(command | {"steps": 6}):
+            yield answer
+
+    world.ranks.say, world.ranks.steps = {0: ends}, 6
+    tasks = [world.begin(1), *(world.begin(seq, pipelined=True) for seq in (2, 3))]
+    assert (await world.end(tasks[0])).step == 6
+    assert [(await task).outcome for task in tasks[1:]] == [Outcome.SKIPPED, Outcome.SKIPPED]
 
 
 def test_a_rank_that_the_kernel_ended_for_memory_says_what_to_lower(monkeypatch: pytest.MonkeyPatch) -> None:

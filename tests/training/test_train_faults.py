@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import socket
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -9,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 from rollout.model.errors import AttemptError
+from rollout_worker.backends.training.rank import Rank
 from rollout_worker.backends.training.trainer import Trainer
 from training_rig import Rig, make_small, rows_of
 
@@ -76,3 +79,27 @@ def test_a_step_of_which_nothing_is_supervised(model: Path, tmp_path: Path) -> N
     ) as failed:
         list(trainer.run(0, 1))
     assert (failed.value.error_code, failed.value.retry) == ("no_supervised_token", False)
+
+
+@pytest.mark.parametrize(
+    ("operation", "error", "code", "retry"),
+    [
+        ("prepare", TypeError("no text"), "invalid_data", False),
+        ("prepare", OSError("a disk that comes and goes"), "trainer_failed", True),
+        ("build", TypeError("no text"), "trainer_failed", True),
+    ],
+)
+def test_what_a_library_cannot_take_of_the_data_is_not_tried_again(
+    monkeypatch: pytest.MonkeyPatch, operation: str, error: Exception, code: str, retry: bool
+) -> None:
+    def fails(*_: Any) -> None:
+        raise error
+
+    monkeypatch.setattr(Rank, f"_{operation}", fails)
+    mine, other = socket.socketpair()
+    with mine, mine.makefile("r", encoding="utf-8") as answers:
+        mine.sendall(json.dumps({"number": 1, "op": operation}).encode() + b"\n")
+        mine.shutdown(socket.SHUT_WR)
+        Rank(other.detach()).main()
+        answer = json.loads(answers.readline())["error"]
+    assert (answer["code"], answer["retry"]) == (code, retry) and str(error) in answer["message"]

@@ -407,8 +407,10 @@ def test_training_stops_after_evaluations_that_are_no_better() -> None:
     """Two in a row; one that is lower by less than `min_delta` is none."""
     known: dict[str, Any] = {}
     stopped: list[bool] = []
-    for loss in (3.0, 2.0, 1.95, 1.5, 1.6, 1.45):
-        known, stop = stopping_after(known, loss, 2, 0.1)
+    for step, loss in enumerate((math.nan, 3.0, 2.0, 1.95, 1.5, 1.45, 1.6)):
+        known, stop = stopping_after(known, step, loss, 2, 0.1)
         stopped.append(stop)
-    assert stopped == [False, False, False, False, False, True]
-    assert not stopping_after({"best": 1.0, "since": 9}, 2.0, 0, 0.0)[1], "patience = 0: never"
+    assert stopped == [False, False, False, False, False, False, True]
+    assert known["best_evaluation"] == {"step": 5, "loss": 1.45}, "the lowest, by however little"
+    assert known["last_evaluation"] == {"step": 6, "loss": 1.6}
+    assert not stopping_after({"best": 1.0, "since": 9}, 9, 2.0, 0, 0.0)[1], "patience = 0: never"

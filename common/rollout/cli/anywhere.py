@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
-from rollout.cli.asking import PATIENCE_S, reached
+from rollout.cli.asking import PATIENCE_S, once, reached
 from rollout.cli.options import choose_cluster, chosen
 from rollout.cli.recent import recent_runs
 from rollout.cli.references import LAST, means, resolve_run
@@ -37,12 +37,14 @@ Tell = Callable[[str], None]
 @dataclass(frozen=True, slots=True)
 class Places:
     """Where to look. `own`: the cluster of the command, None where it has none yet. `only`: nowhere else. `near`:
-    directories in and below which private clusters may be that are not known otherwise."""
+    directories in and below which private clusters may be that are not known otherwise. `takes_dir`: the command has
+    the option --dir."""
 
     own: Target | None
     only: bool
     near: tuple[Path, ...]
     tell: Tell
+    takes_dir: bool = True
 
 
 def places(coordinator: list[str] | None, tls_dir: Path | None, tell: Tell) -> Places:
@@ -50,7 +52,7 @@ def places(coordinator: list[str] | None, tls_dir: Path | None, tell: Tell) -> P
     choose_cluster(coordinator, tls_dir)
     target = find_target(coordinator, tls_dir, chosen().wish)
     named = target.by != "" or tls_dir is not None
-    return Places(target if named else None, named, (Path(),), tell)
+    return Places(target if named else None, named, (Path(),), once(tell))
 
 
 async def find_run(where: Places, text: str) -> tuple[Target, str]:
@@ -71,7 +73,15 @@ async def find_named(where: Places, uri: str, step: int | None) -> tuple[Target,
 
 
 async def find_snapshot(where: Places, text: str) -> tuple[Target, Snapshot]:
-    """By the beginning of its id. NotFoundError; ConfigError where it may be any of several."""
+    """As `at_snapshot`."""
+    async with at_snapshot(where, text) as (target, _, found):
+        return target, found
+
+
+@asynccontextmanager
+async def at_snapshot(where: Places, text: str) -> AsyncGenerator[tuple[Target, Runs, Snapshot]]:
+    """(cluster, client, snapshot), by the beginning of its id. NotFoundError; ConfigError where it may be any of
+    several."""
     from rollout.client import snapshots
 
     wanted = text.removeprefix("snapshot:").lower()
@@ -81,8 +91,8 @@ async def find_snapshot(where: Places, text: str) -> tuple[Target, Snapshot]:
         )
     absent = f"there is no snapshot {wanted[: snapshots.SHORT]!r}, or it was pruned"
     candidates = candidates_for_object(where, wanted)
-    async with _first(candidates, where, lambda c: snapshots.find_snapshot(c, wanted), absent) as (target, _, found):
-        return target, found
+    async with _first(candidates, where, lambda c: snapshots.find_snapshot(c, wanted), absent) as found:
+        yield found
 
 
 @asynccontextmanager
@@ -136,10 +146,11 @@ async def _first(
             yield target, client, found
             return
     seen = f"; looked in {', '.join(looked)}" if looked else ""
-    raise NotFoundError(
-        f"{absent}, as far as is known here{seen}. Name its cluster: --dir OUTPUT_DIRECTORY for a run of this machine "
-        "alone, --coordinator HOST:PORT or --context NAME for another"
-    )
+    other = "--coordinator HOST:PORT or --context NAME"
+    advice = f"Name its cluster: --dir OUTPUT_DIRECTORY for a run of this machine alone, {other} for another"
+    if not where.takes_dir:
+        advice = f"Start this command where the run's output directory is, or name its cluster: {other}"
+    raise NotFoundError(f"{absent}, as far as is known here{seen}. {advice}")
 
 
 async def _known_run(client: Runs, text: str) -> str:

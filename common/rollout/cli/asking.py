@@ -138,6 +138,18 @@ async def _cut_off(lock: OwnerLock, cut: asyncio.Timeout) -> None:
             return
 
 
+def once(tell: Callable[[str], None]) -> Callable[[str], None]:
+    """`tell` that says nothing a second time: of several clusters that are asked, or one that is asked again."""
+    said: set[str] = set()
+
+    def telling(text: str) -> None:
+        if text not in said:
+            said.add(text)
+            tell(text)
+
+    return telling
+
+
 def tell(text: str) -> None:
     """For a person, beside the answer."""
     sys.stderr.write(text + "\n")

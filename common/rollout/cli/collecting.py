@@ -156,7 +156,7 @@ class WorkloadRun:
         status, summary = collecting.result()
         made: list[str] = []
         if status.state == "completed":
-            made = await self._workload.finished(self._fetch, self._config, directory, summary)
+            made = await self._workload.finished(self._fetch, self._config, directory, summary, self._display.note)
         return self._finish(directory, status, summary, made)
 
     async def _fetch(self, object_id: bytes, path: Path) -> None:

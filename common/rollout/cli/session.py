@@ -22,7 +22,7 @@ from typing import Any, TypeVar
 from pydantic import BaseModel
 
 from rollout.cli.anywhere import Places, find_named, find_snapshot
-from rollout.cli.asking import reached
+from rollout.cli.asking import once, reached
 from rollout.cli.boundary import INTERRUPTED, OK
 from rollout.cli.checking import noted, verdict
 from rollout.cli.collecting import WorkloadRun, files_of
@@ -102,7 +102,7 @@ def run_workload(workload: Workload[Any, Any], settings: BaseModel, options: Opt
         raise ConfigError(f"--name: {name!r} begins with @, which stands for other things: choose another")
     target = find_target(list(options.coordinators), options.tls_dir, chosen().wish)
     if options.dry_run:
-        return _dry_run(workload, settings, options)
+        return _dry_run(workload, settings, options, [] if target.addresses else workload.host_notes(settings))
     target = place(Path(workload.directory(settings)), target, options)
     if target.private is not None:
         if options.detach:
@@ -110,16 +110,18 @@ def run_workload(workload: Workload[Any, Any], settings: BaseModel, options: Opt
         workload.check_host(settings)
     keep_going(f"the run goes on, its results are in {workload.directory(settings)}, and the command will end with 1")
     display = display_for(json=options.json)
+    for note in workload.host_notes(settings) if target.private is not None else ():
+        display.note(noted(note))
     try:
         return event_loop.run(_Invocation(workload, settings, options, target, display).run())
     finally:
         display.close()
 
 
-def _dry_run(workload: Workload[Any, Any], settings: BaseModel, options: Options) -> int:
+def _dry_run(workload: Workload[Any, Any], settings: BaseModel, options: Options, of_host: list[str]) -> int:
     display = display_for(json=options.json)
     found = verdict(workload, settings, lambda text: display.step(text) if text else None)
-    for note in found.notes:
+    for note in (*found.notes, *map(noted, of_host)):
         display.note(note)
     fields = found.fields
     plain = {key: value for key, value in fields.items() if isinstance(value, str | int | float)}
@@ -181,6 +183,7 @@ class _Invocation:
         self._options = options
         self._target = target
         self._display = display
+        self._note = once(display.note)
         self._run: WorkloadRun | None = None
         self._embedded: Embedded | None = None
         named = target.private is None
@@ -204,7 +207,8 @@ class _Invocation:
         directory = self._workload.directory(self._settings)
         with OutputDirectory.open(directory, self._options.command()) as output:
             known = output.check(await self._resume(output))
-            without_results = known is not None and failed_without_results(self._workload, output, known)
+            replaced = known if self._options.resume is None else None  # which names the one that goes on
+            without_results = replaced is not None and failed_without_results(self._workload, output, replaced)
             try:
                 checked = await self._check(output, resumed=known is not None, without_results=without_results)
             except OtherRunError as error:
@@ -251,14 +255,30 @@ class _Invocation:
             if known is not None:
                 summary = await asyncio.to_thread(finished, workload, output, known, stored, checked)
                 if summary is not None:
-                    text, files = self._complete_text(summary, output.path), files_of(workload, output.path)
-                    self._display.event("summary", text, **summary, files=files)
-                    return OK
+                    return await self._complete(
+                        output.path, known, resumed_config(workload, stored, checked.config), summary
+                    )
         patience_s = _PATIENCE_S if known else _FIRST_PATIENCE_S
         async with self._cluster(output.path, patience_s) as runs:
             run_id = known or new_ulid()
             config = await self._unless_failed(self._agree(runs, output, run_id, stored, checked, new=known is None))
             return await self._carry_out(runs, output, run_id, config, checked, resumed=known is not None)
+
+    async def _complete(self, directory: Path, run_id: str, config: JsonObject, summary: JsonObject) -> int:
+        """Of a run that was completed and collected. An earlier command may have been ended before all was made that is
+        made then, somebody may have deleted it, or it was not wanted: then it is made now."""
+
+        async def fetch(object_id: bytes, path: Path) -> None:
+            if self._target.private is not None and state_of(directory) is None:
+                raise NotFoundError(f"its private cluster, {self._target.private}, was deleted")
+            async with reached(self._target, self._note, patience_s=_PATIENCE_S) as (runs, _):
+                await runs.download(run_id, object_id, path)
+
+        made = await self._workload.finished(fetch, config, directory, summary, self._display.note)
+        files = files_of(self._workload, directory) | {Path(path).name: path for path in made}
+        also = f"; made now: {', '.join(made)}" if made else ""
+        self._display.event("summary", self._complete_text(summary, directory) + also, **summary, files=files)
+        return OK
 
     async def _find_snapshots(self, output: OutputDirectory, checked: Checked) -> None:
         """What the configuration names of other runs, in whatever cluster it is. ConfigError, NotFoundError: before
@@ -274,7 +294,7 @@ class _Invocation:
         self._workload.settle(checked)
 
     def _places(self, output: Path) -> Places:
-        return Places(self._target, False, (Path(), output.parent), self._display.note)
+        return Places(self._target, False, (Path(), output.parent), self._note, takes_dir=False)
 
     async def _provide_snapshots(self, runs: Runs, run_id: str, config: JsonObject, checked: Checked) -> None:
         """The run's cluster has those that it names, and keeps them as long as the run. NotFoundError: one is gone."""
@@ -289,8 +309,9 @@ class _Invocation:
                 size = f"{done * 100 // max(total, 1)} % of {total >> 21} MiB" if total >> 21 else "less than 1 MiB"
                 self._display.step(f"bringing snapshot {name[:SHORT]}: {size}")
 
-            async with reached(target, self._display.note, patience_s=_FIRST_PATIENCE_S) as (source, _):
+            async with reached(target, self._note, patience_s=_FIRST_PATIENCE_S) as (source, _):
                 await bring_snapshot(source, snapshot, runs, run_id, output / f".{name[:SHORT]}.tar", tell)
+            self._display.note(f"brought snapshot {name[:SHORT]}")
 
     async def _check(self, output: OutputDirectory, *, resumed: bool, without_results: bool = False) -> Checked:
         loop = asyncio.get_running_loop()
@@ -477,10 +498,10 @@ class _Invocation:
         workload = self._workload
         units = summary[workload.unit]
         results = Path(workload.result_files[0]).stem
-        return (
-            f"run {short(summary['run_id'])} is complete already: {units['completed']} {results}, "
-            f"{unsuccessful(units['failed'], units['invalid'])}, in {directory}"
+        outcome = workload.outcome(summary) or (
+            f"{units['completed']} {results}, {unsuccessful(units['failed'], units['invalid'])}"
         )
+        return f"run {short(summary['run_id'])} is complete already: {outcome}, in {directory}"
 
     # ---- trouble and interruption
 

@@ -9,20 +9,18 @@ from collections.abc import Callable, Sequence
 from contextlib import aclosing
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from tempfile import TemporaryDirectory
 
 from rollout.client.runs import Runs
 from rollout.model.errors import ConfigError, NotFoundError
 from rollout.model.ids import short
 from rollout.model.item import Outcome
-from rollout.snapshots.export import export_model
 from rollout.snapshots.parts import Kind
-from rollout.snapshots.tar import unpack
 from rollout.wire.v1 import runs_pb2 as pb
 from rollout.workloads.commit import CommitEntry
 from rollout.workloads.json_form import JsonObject, lookup
 from rollout.workloads.port import FoundSnapshot
 from rollout.workloads.train.config import SnapshotsSection
+from rollout.workloads.train.model_output import write_model
 from rollout.workloads.train.retention import outdated
 from rollout.workloads.train.segment import Result, Segment
 
@@ -177,35 +175,30 @@ async def export_snapshot(
 ) -> None:
     """Into the new directory `directory`, as transformers and vLLM load it. `merged`: of an adapter, the whole model.
 
-    ConfigError: there is a directory already, or the base model is not here. ObjectCorruptError, OSError.
+    `progress`: of the snapshot, then, with 0 as bytes in all, of that of the base model, where it needs one.
+
+    ConfigError: there is a directory already, or the base model is not here. NotFoundError, ObjectCorruptError,
+    OSError.
     """
-    scratch = await asyncio.to_thread(_beside, directory)
-    try:
-        archive, object_id = Path(scratch.name) / "state.tar", bytes.fromhex(snapshot.id)
+    await asyncio.to_thread(_make_room, directory)
+    wanted = bytes.fromhex(snapshot.id)
+
+    async def fetch(object_id: bytes, path: Path) -> None:
+        size = snapshot.result.size if object_id == wanted else 0
 
         def tell(done: int) -> None:
             if progress is not None:
-                progress(done, snapshot.result.size)
+                progress(done, size)
 
-        await client.download(snapshot.run_id, object_id, archive, tell)
-        await asyncio.to_thread(_export, archive, snapshot, Path(scratch.name), directory, merged)
-    finally:
-        await asyncio.to_thread(scratch.cleanup)
+        await client.download(snapshot.run_id, object_id, path, tell)
+
+    await write_model(fetch, wanted, snapshot.config, directory, merged=merged)
 
 
-def _beside(directory: Path) -> TemporaryDirectory[str]:
+def _make_room(directory: Path) -> None:
     if directory.exists():
         raise ConfigError(f"{directory} is there already: name a new directory")
     directory.parent.mkdir(parents=True, exist_ok=True)
-    return TemporaryDirectory(dir=directory.parent, prefix=f".{directory.name}-")
-
-
-def _export(archive: Path, snapshot: Snapshot, scratch: Path, directory: Path, merged: bool) -> None:
-    unpack(archive, scratch / "state", bytes.fromhex(snapshot.id))
-    archive.unlink()
-    model = snapshot.config["model"]
-    export_model(scratch / "state", scratch / "model", base=str(model["path"] or model["uri"]), merged=merged)
-    (scratch / "model").rename(directory)
 
 
 async def prune_snapshots(

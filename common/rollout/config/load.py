@@ -165,13 +165,17 @@ _BARE = re.compile(r"[A-Za-z_./~][\w./~:@-]*")
 """Text whose quotes were forgotten."""
 
 
+_LIKE = 0.75
+"""How alike the name of a file must be that was meant: the endings alone make two names of files half alike."""
+
+
 def _no_file(path: Path) -> str:
     where = "" if path.is_absolute() else f" in the current directory {Path.cwd()}"
     try:
         beside = [one.name for one in path.parent.iterdir()]
     except OSError:
         return f"no such file{where}, nor the directory {path.parent}"
-    near = difflib.get_close_matches(path.name, beside, n=1)
+    near = difflib.get_close_matches(path.name, beside, n=1, cutoff=_LIKE)
     return f"no such file{where}; did you mean {path.with_name(near[0])}?" if near else f"no such file{where}"
 
 
@@ -236,6 +240,9 @@ def _report(model: type[BaseModel], source: _Source, names: Renamed, error: Vali
         if text not in texts:
             texts.append(text)
     ordered = sorted(faults.items(), key=lambda item: source.order(item[0]))
+    told: set[str] = set()
+    for _, texts in ordered:
+        texts[:] = [_told_once(text, told) for text in texts]
     return sections + [
         f"{source.where(place)}: {'.'.join(map(str, place)) + ': ' if place else ''}{_joined(texts)}"
         for place, texts in ordered
@@ -280,6 +287,9 @@ _OWNERS = {
 """Sections that tell which program a file is for: the commonest mistake is to give a file to another one."""
 
 
+_UNKNOWN = "unknown key; valid keys are "
+
+
 def _unknown_key(model: type[BaseModel], place: Place) -> str:
     section: type[BaseModel] | None = model
     for key in place[:-1]:
@@ -294,7 +304,17 @@ def _unknown_key(model: type[BaseModel], place: Place) -> str:
     elsewhere = [name for name, field in model.model_fields.items() if _has(section_of(field.annotation), key)]
     if elsewhere:
         return f"unknown key here; it belongs in [{elsewhere[0]}]"
-    return f"unknown key; valid keys are {', '.join(valid)}"
+    return f"{_UNKNOWN}{', '.join(valid)}"
+
+
+def _told_once(text: str, told: set[str]) -> str:
+    """An unknown key without the list of those that are valid, where another one has it."""
+    if not text.startswith(_UNKNOWN):
+        return text
+    if text in told:
+        return "unknown key"
+    told.add(text)
+    return text
 
 
 def _has(section: type[BaseModel] | None, key: str) -> bool:

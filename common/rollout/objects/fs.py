@@ -356,9 +356,9 @@ class FsObjectStore:
         with self._errors("objects were not pinned"):
             await asyncio.to_thread(self._table().pin, [check_id(i) for i in object_ids], holder, ttl_s)
 
-    async def unpin(self, holder: str) -> None:
+    async def unpin(self, holder: str, object_ids: list[bytes] | None = None) -> None:
         with self._errors("objects were not unpinned"):
-            await asyncio.to_thread(self._table().unpin, holder)
+            await asyncio.to_thread(self._table().unpin, holder, object_ids)
 
     async def pinned(self, object_ids: list[bytes]) -> set[bytes]:
         return await asyncio.to_thread(self._table().pinned, object_ids)

@@ -62,9 +62,14 @@ class PinTable:
                 rows,
             )
 
-    def unpin(self, holder: str) -> None:
+    def unpin(self, holder: str, object_ids: list[bytes] | None = None) -> None:
+        """All that `holder` has pinned, or these."""
         with self.exclusive():
-            self._db.execute("DELETE FROM pin WHERE holder = ? OR expires_ms <= ?", (holder, self._now_ms()))
+            if object_ids is None:
+                self._db.execute("DELETE FROM pin WHERE holder = ? OR expires_ms <= ?", (holder, self._now_ms()))
+                return
+            rows = [(holder, object_id) for object_id in object_ids]
+            self._db.executemany("DELETE FROM pin WHERE holder = ? AND object_id = ?", rows)
 
     def pinned(self, object_ids: list[bytes]) -> set[bytes]:
         with self._lock:

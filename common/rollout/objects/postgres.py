@@ -254,10 +254,14 @@ class PostgresObjectStore:
                     expires,
                 )
 
-    async def unpin(self, holder: str) -> None:
+    async def unpin(self, holder: str, object_ids: list[bytes] | None = None) -> None:
         with storage_errors("objects were not unpinned"):
             async with self._acquire() as db:
-                await db.execute("DELETE FROM object_pin WHERE holder = $1 OR expires_ms <= $2", holder, self._now_ms())
+                if object_ids is None:
+                    query, given = "holder = $1 OR expires_ms <= $2", self._now_ms()
+                else:
+                    query, given = "holder = $1 AND object_id = ANY($2::bytea[])", object_ids
+                await db.execute(f"DELETE FROM object_pin WHERE {query}", holder, given)
 
     async def pinned(self, object_ids: list[bytes]) -> set[bytes]:
         with storage_errors("objects cannot be read"):

@@ -317,12 +317,14 @@ CREATE INDEX IF NOT EXISTS event_run ON event (run_id, number);
 """
 
 KEPT_OBJECTS = """
--- Objects that results name in their data, such as snapshots: they stay as long as these rows do.
+-- Objects that results name in their data, such as snapshots: they stay until they are let go, and are freed then.
 CREATE TABLE IF NOT EXISTS kept (
     log BIGINT NOT NULL,
     seq BIGINT NOT NULL,
     object_id BYTEA NOT NULL,
+    let_go SMALLINT DEFAULT 0 NOT NULL,
     PRIMARY KEY (log, seq, object_id)
 );
+CREATE INDEX IF NOT EXISTS kept_let_go ON kept (log, seq) WHERE let_go = 1;
 CREATE INDEX IF NOT EXISTS kept_object ON kept (object_id);
 """

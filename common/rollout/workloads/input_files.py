@@ -99,6 +99,10 @@ def _expand_one(expansion: Expansion, pattern: str, written: _Written, spool: Sp
     expansion.faults.append(f"{expansion.key}: no file matches {pattern!r}{where}{why}{_near(pattern)}")
 
 
+_LIKE = 0.75
+"""How alike a file's name must be to be what was meant: endings alone make names half alike."""
+
+
 def _near(pattern: str) -> str:
     """Which file was probably meant."""
     path = Path(pattern)
@@ -106,7 +110,7 @@ def _near(pattern: str) -> str:
         return f": there is no directory {path.parent}"
     with suppress(OSError):
         beside = [one.name for one in path.parent.iterdir()]
-        if not glob.has_magic(pattern) and (near := difflib.get_close_matches(path.name, beside, n=1)):
+        if not glob.has_magic(pattern) and (near := difflib.get_close_matches(path.name, beside, n=1, cutoff=_LIKE)):
             return f"; did you mean {path.with_name(near[0])}?"
     return ": check the path"
 

@@ -30,6 +30,18 @@ def dump_line(value: Any) -> bytes:
         return json.dumps(value, separators=(",", ":")).encode() + b"\n"
 
 
+HALF_PAIR = "the text holds half of a surrogate pair, which is no Unicode: repair the escape"
+
+
+def is_unicode(value: Any) -> bool:
+    """Whether UTF-8 can hold all texts of a value: an escape may stand for half of a surrogate pair."""
+    try:
+        _line(value).encode()
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
 def timestamp(unix_ms: int) -> str:
     """RFC 3339 in UTC with milliseconds."""
     return datetime.fromtimestamp(unix_ms / 1000, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")

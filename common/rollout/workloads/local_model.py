@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import json
 import os
 import re
@@ -181,6 +182,21 @@ def local_directory(uri: str, what: str) -> Path | None:
             f"{what}: there is no directory {uri}{where}, and this is no Hugging Face name such as org/model"
         )
     return None
+
+
+def taken_for_hub(model: LocalModel) -> str:
+    """What to tell of a Hugging Face name that may be a local directory with a typing error; else empty."""
+    path = Path(model.uri)
+    if model.path is not None or model.commit or names_snapshot(model.uri) or not path.parent.is_dir():
+        return ""
+    with suppress(OSError):
+        beside = [one.name for one in path.parent.iterdir() if (one / "config.json").is_file()]
+        if near := difflib.get_close_matches(path.name, beside, n=1):
+            return (
+                f"there is no directory {path} here, so it is taken as a Hugging Face name; did you mean "
+                f"{path.with_name(near[0])}?"
+            )
+    return ""
 
 
 def cached_directory(model: LocalModel) -> Path | None:

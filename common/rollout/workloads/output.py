@@ -261,15 +261,15 @@ class OutputDirectory:
             for name in dict.fromkeys((*results, *(state["files"] if state else ()))):
                 path = self.path / name
                 if path.exists():
-                    path.replace(_free_name(path, previous))
+                    path.replace(free_name(path, previous))
             (self.path / STATE).unlink(missing_ok=True)
 
 
-def _free_name(path: Path, run_id: str) -> Path:
+def free_name(path: Path, run_id: str) -> Path:
     """Where `path` can be moved to without replacing what was moved there before."""
     numbers = chain([""], (f".{number}" for number in count(2)))
     names = (f"{path.stem}.{run_id}{number}{path.suffix}" for number in numbers)
-    return next(aside for name in names if not (aside := path.with_name(name)).exists())
+    return next(aside for name in names if not os.path.lexists(aside := path.with_name(name)))
 
 
 @dataclass(frozen=True, slots=True)

@@ -266,6 +266,10 @@ class Workload(ABC, Generic[Settings, Found]):
         """ConfigError when workers that this machine starts could not do the work: a package that is missing, say."""
         return
 
+    def host_notes(self, settings: Settings) -> list[str]:
+        """What the person should know of this host, where workers are started on it."""
+        return []
+
     # ---- input to items
 
     @abstractmethod
@@ -309,9 +313,14 @@ class Workload(ABC, Generic[Settings, Found]):
     @abstractmethod
     def writer(self, config: JsonObject) -> Writer: ...
 
-    async def finished(self, fetch: Fetch, config: JsonObject, directory: Path, summary: JsonObject) -> list[str]:
-        """Make what is made once, of a run that is completed and whose files are written; the paths. `config` is the
-        run's, with the free sections as they are now."""
+    async def finished(
+        self, fetch: Fetch, config: JsonObject, directory: Path, summary: JsonObject, tell: Callable[[str], None]
+    ) -> list[str]:
+        """Make what is made once, of a run that is completed and whose files are written, where it is not there yet;
+        the paths of what was made. Each later command calls it again: an earlier one may have been ended in its midst.
+
+        `config` is the run's, with the free sections as they are now. `tell` hears what a person should know.
+        """
         return []
 
     # ---- for people

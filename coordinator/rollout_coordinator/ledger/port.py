@@ -190,6 +190,15 @@ class EventsOf(NamedTuple):
     to_ms: int = 0
 
 
+class LetGoRow(NamedTuple):
+    """An object that a result named. `worker`: that made the result, and stored the object."""
+
+    log: int
+    seq: int
+    object_id: bytes
+    worker: str
+
+
 class Ledger(Protocol):
     async def open(self) -> None:
         """Connect and migrate. SchemaVersionError if the database is newer than this program."""
@@ -313,7 +322,15 @@ class Ledger(Protocol):
         ...
 
     async def let_go(self, epoch: int, run_id: str, seqs: list[int]) -> None:
-        """What these results name is kept no longer. FencedError: `epoch` is over."""
+        """What these results name is kept no longer, and is to be freed. FencedError: `epoch` is over."""
+        ...
+
+    async def to_free(self, limit: int) -> list[LetGoRow]:
+        """Objects that were let go and not yet freed."""
+        ...
+
+    async def freed(self, epoch: int, rows: list[LetGoRow]) -> None:
+        """These are done with. FencedError: `epoch` is over."""
         ...
 
     async def referenced(self, object_ids: list[bytes]) -> set[bytes]:

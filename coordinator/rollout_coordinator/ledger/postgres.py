@@ -27,6 +27,7 @@ from rollout_coordinator.ledger.port import (
     ItemRecord,
     ItemStateRow,
     LeaseRow,
+    LetGoRow,
     NewEvent,
     NewOutput,
     OutputRow,
@@ -424,6 +425,19 @@ class PostgresLedger:
                 history.check_epoch(await _value(db, queries.EPOCH), epoch)
                 for seq in seqs:
                     await _execute(db, queries.LET_GO_OF_RUN, run_id=run_id, seq=seq)
+        except CommitUnknown as error:
+            raise StorageUnavailableError from error
+
+    async def to_free(self, limit: int) -> list[LetGoRow]:
+        async with self._engine.read() as db:
+            return [LetGoRow(*row) for row in await _fetch(db, queries.TO_FREE, n=limit)]
+
+    async def freed(self, epoch: int, rows: list[LetGoRow]) -> None:
+        try:
+            async with self._engine.write(self._bound_ms) as db:
+                history.check_epoch(await _value(db, queries.EPOCH), epoch)
+                for one in rows:
+                    await _execute(db, queries.FREED, log=one.log, seq=one.seq, object_id=one.object_id)
         except CommitUnknown as error:
             raise StorageUnavailableError from error
 

@@ -154,13 +154,19 @@ ATTEMPTS = _bulk(
 
 KEPT_OF_RUN = """
 SELECT kept.seq, kept.object_id FROM kept JOIN log ON log.log = kept.log
- WHERE log.run_id = :run_id AND log.parent_log = 0 ORDER BY kept.seq, kept.object_id
+ WHERE log.run_id = :run_id AND log.parent_log = 0 AND kept.let_go = 0 ORDER BY kept.seq, kept.object_id
 """
 LET_GO_OF_RUN = """
-DELETE FROM kept WHERE seq = :seq
+UPDATE kept SET let_go = 1 WHERE seq = :seq
    AND log IN (SELECT log FROM log WHERE run_id = :run_id AND parent_log = 0)
 """
-LET_GO = "DELETE FROM kept WHERE log = :log AND seq = :seq"
+LET_GO = "UPDATE kept SET let_go = 1 WHERE log = :log AND seq = :seq"
+TO_FREE = """
+SELECT kept.log, kept.seq, kept.object_id, result.worker
+  FROM kept JOIN result ON result.log = kept.log AND result.seq = kept.seq
+ WHERE kept.let_go = 1 ORDER BY kept.log, kept.seq, kept.object_id LIMIT :n
+"""
+FREED = "DELETE FROM kept WHERE log = :log AND seq = :seq AND object_id = :object_id AND let_go = 1"
 KEPT = _bulk("kept", "log bigint, seq bigint, object_id bytea", ignore=True)
 
 OUTPUTS = _bulk("output", "run_id text, position bigint, size bigint, worker text, lines bytea")
@@ -459,7 +465,7 @@ SELECT DISTINCT object_id FROM item WHERE object_id IN ({ids}) AND log NOT IN (S
 UNION
 SELECT DISTINCT object_id FROM result WHERE object_id IN ({ids}) AND log NOT IN (SELECT log FROM purge)
 UNION
-SELECT DISTINCT object_id FROM kept WHERE object_id IN ({ids}) AND log NOT IN (SELECT log FROM purge)
+SELECT DISTINCT object_id FROM kept WHERE object_id IN ({ids}) AND let_go = 0 AND log NOT IN (SELECT log FROM purge)
 """
 RUN_OBJECTS = """
 SELECT DISTINCT item.object_id FROM item JOIN log ON log.log = item.log

@@ -35,6 +35,7 @@ from rollout_coordinator.ledger.port import (
     ItemRecord,
     ItemStateRow,
     LeaseRow,
+    LetGoRow,
     NewEvent,
     NewOutput,
     OutputRow,
@@ -248,6 +249,18 @@ class SqliteLedger:
             row = db.execute(queries.EPOCH).fetchone()
             history.check_epoch(row[0] if row else None, epoch)
             db.executemany(queries.LET_GO_OF_RUN, [{"run_id": run_id, "seq": seq} for seq in seqs])
+
+        await self._engine.write(write)
+
+    async def to_free(self, limit: int) -> list[LetGoRow]:
+        found = await self._engine.read(lambda db: db.execute(queries.TO_FREE, {"n": limit}).fetchall())
+        return [LetGoRow(row[0], row[1], bytes(row[2]), row[3]) for row in found]
+
+    async def freed(self, epoch: int, rows: list[LetGoRow]) -> None:
+        def write(db: sqlite3.Connection) -> None:
+            row = db.execute(queries.EPOCH).fetchone()
+            history.check_epoch(row[0] if row else None, epoch)
+            db.executemany(queries.FREED, [one._asdict() for one in rows])
 
         await self._engine.write(write)
 

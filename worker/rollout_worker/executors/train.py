@@ -25,12 +25,12 @@ from rollout.model.item import Key, Outcome
 from rollout.snapshots.parts import FORMAT, parts_of, read_manifest
 from rollout.snapshots.tar import Packed, pack, unpack
 from rollout.workloads.json_form import JsonObject, canonical
-from rollout.workloads.train.segment import Result, Segment, encode_results, stopping_after
+from rollout.workloads.train.segment import Result, Segment, encode_results
 
 from rollout_worker.backends.training.determinism import environment
 from rollout_worker.executors import train_room
 from rollout_worker.executors.port import Attempt, Context, Done, Run, UnsuitableError
-from rollout_worker.executors.train_pace import Pace, figures, line
+from rollout_worker.executors.train_pace import Pace, evaluation_figures, figures, line
 from rollout_worker.executors.train_ranks import Ranks
 from rollout_worker.executors.train_room import with_room
 from rollout_worker.executors.trees import changed_directory, host_directory, locate_model, shared_tree
@@ -188,9 +188,10 @@ class TrainExecutor:
             data[name] = {"object": object_id.hex(), "units": one["units"]}
             report[name] = one["report"]
         named = [data[name]["object"] for name in done["datasets"]]
-        if start := config.get("start"):
-            named.append(start["snapshot"])  # a segment that is begun again needs it
-        keeps = tuple(bytes.fromhex(one) for one in named)
+        # A segment that is begun again needs what the run began with, and an adapter is nothing without its base.
+        tables: list[JsonObject] = [config.get(key) or {} for key in ("start", "model", "reference_model")]
+        named += [table["snapshot"] for table in tables if table.get("snapshot")]
+        keeps = tuple(bytes.fromhex(one) for one in dict.fromkeys(named))
         result = Result(data=data, report=report)
         self._state = State(0, result, built=False)
         return Done(result.encode(), keeps=keeps)
@@ -211,7 +212,9 @@ class TrainExecutor:
             before = segment.begins_with(Result.decode(attempt.predecessor))
         else:
             stands = 0 if segment.before else segment.first  # behind the item before it, which may be the first one
-            before = segment.begins_with(here.result if here is not None and here.step == stands else None)
+            # The last segment may end before its steps do: at an early stop, or where rows were dropped or packed.
+            there = here is not None and (here.step == stands or (here.step < stands and here.result.is_last))
+            before = segment.begins_with(here.result if here is not None and there else None)
         if before is None:
             raise AttemptError("what the segment before leaves is not here", code="state_elsewhere")
         if before.stopped or (before.steps and segment.first >= before.steps):
@@ -398,6 +401,7 @@ class TrainExecutor:
             answers = ranks.command(
                 lambda: max(HUNG_S, HUNG_STEPS * (self._pace.step_s or 0.0)) if stepping else None,
                 op="run", first=segment.first, steps=segment.steps, directory=str(directory), manifest=manifest,
+                stopping=before.stopping,
             )  # fmt: skip
             try:
                 async for answer in answers:
@@ -436,16 +440,15 @@ class TrainExecutor:
             self._pace.add(int(metrics["tokens"]), time.monotonic())
             # What depends on the host's speed is shown and not kept: metrics are the same bytes wherever it ran.
             shown = self._shown = figures(metrics | answer.get("speed", {}), result.steps, self._pace)
+            shown |= evaluation_figures(result.stopping)
             context.progress(line(shown), **shown)
         elif answer.get("under_way") and self._shown:
             context.progress(f"{line(self._shown)} · {answer['under_way']}", **self._shown)
         elif "evaluation" in answer:
-            section = _settings(self._run)["eval"]
             result.evaluations.append(answer["evaluation"])
-            result.stopping, stop = stopping_after(
-                result.stopping, answer["evaluation"]["loss"], section["patience"], section["min_delta"]
-            )
-            result.stopped = result.stopped or stop
+            result.stopping, result.stopped = answer["stopping"], answer["ends"]
+            self._shown |= evaluation_figures(result.stopping)
+            context.progress(line(self._shown), **self._shown)
 
     async def _store(
         self, segment: Segment, result: Result, directory: Path, writing: asyncio.Task[JsonObject], context: Context

@@ -64,12 +64,26 @@ def figures(metrics: JsonObject, steps: int, pace: Pace) -> dict[str, Any]:
     return found
 
 
+def evaluation_figures(stopping: JsonObject) -> dict[str, Any]:
+    """What the last evaluation came to, and the best so far; empty: there was none."""
+    if not stopping:
+        return {}
+    last, best = stopping["last_evaluation"], stopping["best_evaluation"]
+    return {
+        "eval_step": last["step"], "eval_loss": _finite(last["loss"]),
+        "best_eval_step": best["step"], "best_eval_loss": _finite(best["loss"]),
+    }  # fmt: skip
+
+
 def line(shown: dict[str, Any]) -> str:
     """The same for people."""
     parts = [f"step {shown['step']}/{shown['steps']}"]
     for name, label, form in (("loss", "loss", ".4f"), ("lr", "lr", ".3g"), ("grad_norm", "grad norm", ".3g")):
         if shown.get(name) is not None:
             parts.append(f"{label} {shown[name]:{form}}")
+    if shown.get("eval_loss") is not None:
+        best = f"{shown['best_eval_loss']:.4f} at step {shown['best_eval_step']}"
+        parts.append(f"eval loss {shown['eval_loss']:.4f} (best {best})")
     if shown.get("tokens_per_s") is not None:
         parts.append(f"{shown['tokens_per_s']:,.0f} tokens/s")
     if shown.get("mfu") is not None:

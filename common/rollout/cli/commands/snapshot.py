@@ -21,6 +21,7 @@ from rollout.workloads.train.config import MAX_AGE, age_s
 if TYPE_CHECKING:
     from rollout.client import Runs
     from rollout.client.snapshots import Snapshot
+    from rollout.workloads.train.segment import Result
 
 app = new_app(help="Snapshots of training runs: list, show, export and prune them.")
 
@@ -40,7 +41,8 @@ def list_snapshots(
     """Every snapshot that is kept in a cluster, or of a run, oldest first within a run.
 
     --json: `{"snapshots": [{"id", "kind", "run_id", "run", "step", "steps", "size", "created_at", "algorithm", "label",
-    "weights_hash", "parts", "fingerprint"}]}`; keys are only ever added.
+    "evaluation", "weights_hash", "parts", "fingerprint"}]}`; keys are only ever added. `evaluation`: {step, loss} of
+    the last evaluation up to there, or null.
     """
 
     async def of_run(client: Runs, run_id: str) -> list[Snapshot]:
@@ -70,13 +72,14 @@ def list_snapshots(
     rows = [
         (
             one.short, short(one.run_id), one.run_name, one.result.algorithm, f"{one.step}/{one.result.steps}",
-            _size(one.result.size), when(one.made_ms), one.result.label,
+            _size(one.result.size), when(one.made_ms), _evaluation_loss(one.result), one.result.label,
         )
         for one in found
     ]  # fmt: skip
-    header = ("snapshot", "run", "name", "kind", "step", "size", "made", "label")
-    widths = [max(len(row[i]) for row in (header, *rows)) for i in range(len(header))]
-    for row in (header, *rows):
+    header = ("snapshot", "run", "name", "kind", "step", "size", "made", "eval loss", "label")
+    columns = [column for column in zip(header, *rows, strict=True) if column[0] != "eval loss" or any(column[1:])]
+    widths = [max(map(len, column)) for column in columns]
+    for row in zip(*columns, strict=True):
         typer.echo("  ".join(f"{cell:<{width}}" for cell, width in zip(row, widths, strict=True)).rstrip())
 
 
@@ -108,7 +111,7 @@ def show_snapshot(
             typer.echo(name)
             for key, inner in sorted(value.items()):  # pyright: ignore[reportUnknownVariableType, reportUnknownArgumentType]
                 typer.echo(f"  {key:<14} {inner}")
-        else:
+        elif value is not None:
             typer.echo(f"{name:<14} {value}")
 
 
@@ -124,8 +127,10 @@ def export(
 ) -> None:
     """Write the model of a snapshot as a directory that transformers and vLLM load.
 
-    Of a run that trained an adapter it is the adapter, as peft reads it, or with --merged the whole model; of a reward
-    model one for sequence classification with one label, whose logit is the score.
+    Of a run that trained an adapter it is the adapter, as peft reads it, or with --merged the whole model. Where that
+    run began with a snapshot (run:RUN, snapshot:ID), its model is written beside the adapter, into DIR/base, and the
+    adapter names it by its absolute path: put the new one into adapter_config.json when you move DIR. Of a reward model
+    it is one for sequence classification with one label, whose logit is the score.
     """
     told = time.monotonic()
 
@@ -133,15 +138,14 @@ def export(
         nonlocal told
         if time.monotonic() - told >= _TELL_EVERY_S:
             told = time.monotonic()
-            tell(f"fetching the snapshot: {_size(done)} of {_size(total)}")
+            of = f"the snapshot: {_size(done)} of {_size(total)}" if total else f"its base model: {_size(done)}"
+            tell(f"fetching {of}")
 
     async def write() -> Snapshot:
-        from rollout.cli.anywhere import find_snapshot, places
-        from rollout.cli.asking import PATIENCE_S, reached
+        from rollout.cli.anywhere import at_snapshot, places
         from rollout.client.snapshots import export_snapshot
 
-        target, found = await find_snapshot(places(coordinator, tls_dir, tell), snapshot)
-        async with reached(target, tell, patience_s=PATIENCE_S) as (client, _):
+        async with at_snapshot(places(coordinator, tls_dir, tell), snapshot) as (_, client, found):
             await export_snapshot(client, found, output, progress, merged=merged)
         return found
 
@@ -216,10 +220,19 @@ def _in_full(one: Snapshot) -> dict[str, Any]:
         "created_at": timestamp(one.made_ms),
         "algorithm": result.algorithm,
         "label": result.label,
+        "evaluation": result.stopping.get("last_evaluation"),
         "weights_hash": result.weights,
         "parts": result.parts,
         "fingerprint": result.fingerprint,
     }
+
+
+def _evaluation_loss(result: Result) -> str:
+    """Of the last evaluation up to there, with its step where that is an earlier one."""
+    last = result.stopping.get("last_evaluation")
+    if last is None:
+        return ""
+    return f"{last['loss']:.4f}" + (f" (step {last['step']})" if last["step"] != result.step else "")
 
 
 def _size(size: float) -> str:

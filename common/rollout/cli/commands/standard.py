@@ -29,8 +29,7 @@ With no cluster named or joined, or with --local, it starts a coordinator and wo
 runs; a line of output says which cluster it is. Interrupt or kill it at any time: the same command goes on
 where it was.
 
-Exit codes: 0 every one of the {unit} has its result, failed ones included (they are in errors.jsonl); 1 the run failed
-or was killed, or all of the {unit} failed; 2 configuration or input; 130 interrupted.
+Exit codes: {exits}; 2 configuration or input; 130 interrupted.
 
 --json prints an object a line, told apart by `event`: `cluster` {{cluster, addresses, private, why}},
 `run_opened` {{run_id, resumed, {unit}, address}}, `progress`
@@ -38,6 +37,9 @@ or was killed, or all of the {unit} failed; 2 configuration or input; 130 interr
 {{message}}, `cause` {{as in `run show --json`}}, `cause_gone` {{code}}, `dry_run` {{{unit}, workers}}, `interrupted`
 {{run_id, committed, command}}, `summary` {{the content of summary.json, and files}} and `error`
 {{error: {{code, message, faults}}}}. Keys are only ever added."""
+
+EXITS = """0 every one of the {unit} has its result, failed ones included (they are in errors.jsonl); 1 the run failed
+or was killed, or all of the {unit} failed"""
 
 
 def standard_commands(workload: Workload[Any, Any]) -> typer.Typer:
@@ -48,7 +50,10 @@ def standard_commands(workload: Workload[Any, Any]) -> typer.Typer:
     def group() -> None: ...
 
     rates = [f"{what}_per_s" for what in (workload.unit, workload.measure) if what]
-    help_text = HELP.format(details=workload.details or workload.help, unit=workload.unit, rates=", ".join(rates))
+    help_text = HELP.format(
+        details=workload.details or workload.help, unit=workload.unit, rates=", ".join(rates),
+        exits=EXITS.format(unit=workload.unit),
+    )  # fmt: skip
 
     @app.command(workload.verb, help=help_text)
     def run(

@@ -67,7 +67,9 @@ def _add(kind: Kind) -> None:
     text = HELP.format(
         details=_WHAT[kind],
         unit="segments",
-        rates="segments_per_s, note, step, steps, loss, lr,\ngrad_norm, tokens_per_s",
+        rates="segments_per_s, note, step, steps, loss, lr,\ngrad_norm, tokens_per_s, eval_loss, eval_step, "
+        "best_eval_loss, best_eval_step",
+        exits="0 all steps are done, or the run stopped early by its own rule; 1 it failed or was killed",
     )
 
     @app.command(kind, help=text)

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass
 from typing import cast
 
 from rollout.model.errors import InputError
 from rollout.workloads.infer.config import InferConfig, SamplingSection, load_schema
 from rollout.workloads.infer.request import IGNORED, RowRequest, id_key, kind_of, parse_row
-from rollout.workloads.json_form import JsonObject, short
+from rollout.workloads.json_form import HALF_PAIR, JsonObject, is_unicode, short
 from rollout.workloads.port import Reading
 from rollout.workloads.source import InputReport, Line, Source, UniqueIds, fail, json_of
 
@@ -40,16 +39,11 @@ def request_of(row: Row, sampling: SamplingSection) -> RowRequest:
     """The row's request. InputError with file and line."""
     try:
         request = parse_row(row.fields, sampling)
-        if b"\\u" in row.line.raw:  # only an escape can hold one: what is not escaped was decoded from UTF-8
-            json.dumps([request.content, request.sampling.stop], ensure_ascii=False).encode()
-    except UnicodeEncodeError:
-        fail(
-            row.line.file,
-            row.line.line,
-            "the text holds half of a surrogate pair, which is no Unicode: repair the escape",
-        )
     except InputError as error:
         fail(row.line.file, row.line.line, error.message)
+    # Only an escape can hold one: what is not escaped was decoded from UTF-8.
+    if b"\\u" in row.line.raw and not is_unicode([request.content, request.sampling.stop]):
+        fail(row.line.file, row.line.line, HALF_PAIR)
     return request
 
 

@@ -34,6 +34,20 @@ _OFF: tuple[Any, ...] = (False, "", 0, 0.0, [], {}, "no", "none")
 _LOGGED = "every step is written to metrics.jsonl, and shown"
 _LOADED = "data is read once, before the first step"
 _SAVED = "snapshots hold all of the state"
+_WORKERS_LOG = "what libraries say is in the log of the worker"
+_UPLOADED = "nothing is uploaded"
+_SUMS = "sums are kept, not outputs"
+_EXCHANGED = "gradients are exchanged as PyTorch does by default"
+_PADDED = "masks say what is padding, whatever the token"
+_LENGTHS = "prompt and answer have max_length together: set that, and leave this out"
+
+_ACCELERATOR = {
+    "split_batches": False,
+    "even_batches": True,
+    "use_seedable_sampler": True,
+    "non_blocking": False,
+}
+"""TRL's default, as a file without null has it."""
 
 KEYS: dict[str, Key] = {
     # ---- the model
@@ -52,6 +66,7 @@ KEYS: dict[str, Key] = {
     "load_in_4bit": Key(fine=_OFF, instead="quantised weights are not trained: use lora, or a smaller model"),
     "load_in_8bit": Key(fine=_OFF, instead="quantised weights are not trained: use lora, or a smaller model"),
     "use_cache": Key(note="there is no cache of keys and values in training"),
+    "reference_free": Key("reference", {True: "free", False: None}),
     # ---- the data
     "dataset_name": Key("dataset.path"),
     "dataset_train_split": Key("dataset.split"),
@@ -65,15 +80,25 @@ KEYS: dict[str, Key] = {
     "dataloader_prefetch_factor": Key(note=_LOADED),
     "dataloader_persistent_workers": Key(note=_LOADED),
     "dataloader_drop_last": Key(fine=_OFF, instead="the last step of the run may be smaller: use budget.max_steps"),
+    "dataloader_multiprocessing_context": Key(note=_LOADED),
+    "dataloader_in_order": Key(fine=(True,), note=_LOADED),
+    "length_column_name": Key(fine=("length",), note="lengths are counted"),
+    "label_names": Key(fine=_OFF, instead="columns have fixed names: see the shapes of rows"),
     "remove_unused_columns": Key(note="columns that are not needed are not read"),
     "shuffle_dataset": Key(note="every epoch has an order of its own, by seed"),
     "train_sampling_strategy": Key(fine=("random",), instead="every epoch has an order of its own, by seed"),
     "group_by_length": Key(fine=_OFF, instead='use packing.kind = "best_fit"'),
     "data_seed": Key(instead="seed is that of the order of rows too"),
     "max_seq_length": Key("max_length"),
+    "max_prompt_length": Key(instead=_LENGTHS),
+    "max_completion_length": Key(instead=_LENGTHS),
     "truncation_mode": Key(fine=("keep_start",), instead='rows are cut off at the end (rows.too_long = "keep")'),
-    "eos_token": Key(fine=_OFF, instead="the tokenizer's is used: change it in the tokenizer's files"),
-    "pad_token": Key(note="masks say what is padding, whatever the token"),
+    "eos_token": Key(
+        fine=(*_OFF, "<EOS_TOKEN>"), instead="the tokenizer's is used: change it in the tokenizer's files"
+    ),
+    "pad_token": Key(fine=("<PAD_TOKEN>",), note=_PADDED),
+    "padding_value": Key(note=_PADDED),
+    "label_pad_token_id": Key(note=_PADDED),
     "pad_to_multiple_of": Key(note="sequences are padded to the longest of their minibatch"),
     "padding_free": Key(fine=_OFF, instead='use packing.kind = "best_fit"'),
     "packing_strategy": Key(fine=("bfd",), instead="rows are packed by best fit, and none is split"),
@@ -83,6 +108,7 @@ KEYS: dict[str, Key] = {
     "assistant_only_loss": Key("loss_on.kind", {True: "assistant_only", False: None}),
     "center_rewards_coefficient": Key("centre"),
     "loss_weights": Key(fine=([], [1.0]), instead="one loss is trained on"),
+    "rpo_alpha": Key(fine=_OFF, instead="one loss is trained on"),
     "label_smoothing_factor": Key(fine=_OFF, instead="of dpo, use label_smoothing; of sft there is none"),
     "neftune_noise_alpha": Key(fine=_OFF, instead="no noise is added to embeddings: leave it out"),
     "router_aux_loss_coef": Key(fine=_OFF, instead="the balance of experts is not trained: leave it out"),
@@ -116,6 +142,7 @@ KEYS: dict[str, Key] = {
     "warmup_steps": Key("optimizer.warmup_steps"),
     "warmup_ratio": Key("optimizer.warmup_ratio"),
     "max_grad_norm": Key("optimizer.max_grad_norm"),
+    "ignore_data_skip": Key(fine=_OFF, instead="a run that goes on takes the rows that come next: leave it out"),
     # ---- the adapter
     "use_peft": Key("lora"),
     "lora_r": Key("lora.r"),
@@ -128,6 +155,9 @@ KEYS: dict[str, Key] = {
     "use_rslora": Key(fine=_OFF, instead="set lora.alpha to alpha times the root of r"),
     "use_dora": Key(fine=_OFF, instead="leave it out"),
     # ---- the machine
+    "local_rank": Key(note="a worker starts its ranks itself"),
+    "accelerator_config": Key(fine=(*_OFF, _ACCELERATOR), instead="use minibatch_size, strategy and devices"),
+    "parallelism_config": Key(fine=_OFF, instead="use strategy and devices"),
     "bf16": Key("precision", {True: "bf16", False: "fp32"}),
     "fp16": Key(fine=_OFF, instead='use precision = "bf16": it needs no scaling of the loss'),
     "tf32": Key(fine=_OFF, instead="matrices are multiplied in the precision that is set, so that results repeat"),
@@ -136,6 +166,8 @@ KEYS: dict[str, Key] = {
     "activation_checkpointing_kwargs": Key(note="the variant without re-entrance is used"),
     "activation_offloading": Key(fine=_OFF, instead="use gradient_checkpointing"),
     "use_liger_kernel": Key(fine=_OFF, instead="use compile = true"),
+    "liger_kernel_config": Key(fine=_OFF, instead="use compile = true"),
+    "torch_empty_cache_steps": Key(note="PyTorch keeps the memory that it has"),
     "torch_compile_backend": Key(fine=_OFF, instead="leave it out: the default is used"),
     "torch_compile_mode": Key(fine=_OFF, instead="leave it out: the default is used"),
     "fsdp": Key(fine=_OFF, instead='set strategy = "fsdp" and devices'),
@@ -143,8 +175,17 @@ KEYS: dict[str, Key] = {
     "deepspeed": Key(fine=_OFF, instead='set strategy = "fsdp" and devices'),
     "ddp_find_unused_parameters": Key(note="every weight is used"),
     "ddp_backend": Key(note="nccl on GPUs, gloo on the CPU"),
+    "ddp_bucket_cap_mb": Key(note=_EXCHANGED),
+    "ddp_broadcast_buffers": Key(note=_EXCHANGED),
+    "ddp_static_graph": Key(note=_EXCHANGED),
+    "ddp_timeout": Key(fine=(1800,), note=_EXCHANGED),
     "full_determinism": Key(note="training is always deterministic"),
     "disable_tqdm": Key(note="--json gives lines for programs"),
+    "debug": Key(fine=_OFF, instead="leave it out"),
+    "skip_memory_metrics": Key(fine=(True,), note=_LOGGED),
+    "log_level": Key(fine=("passive",), note=_WORKERS_LOG),
+    "log_level_replica": Key(fine=("warning",), note=_WORKERS_LOG),
+    "log_on_each_node": Key(fine=(True,), note=_WORKERS_LOG),
     # ---- evaluation
     "eval_steps": Key("eval.every_steps"),
     "eval_strategy": Key(
@@ -154,7 +195,17 @@ KEYS: dict[str, Key] = {
     "do_train": Key(note="that is what this is for"),
     "dataset_test_split": Key("eval_dataset.split"),
     "per_device_eval_batch_size": Key(note="minibatch_size is that of evaluations too"),
-    "eval_accumulation_steps": Key(note="sums are kept, not outputs"),
+    "eval_accumulation_steps": Key(note=_SUMS),
+    "eval_delay": Key(fine=_OFF, instead="evaluations begin with the first: leave it out"),
+    "eval_on_start": Key(fine=_OFF, instead="the first evaluation is after eval.every_steps: leave it out"),
+    "eval_do_concat_batches": Key(fine=(True,), note=_SUMS),
+    "eval_use_gather_object": Key(fine=_OFF, note=_SUMS),
+    "prediction_loss_only": Key(fine=_OFF, note=_SUMS),
+    "include_for_metrics": Key(fine=_OFF, instead="evaluations have the metrics of the algorithm: leave it out"),
+    "batch_eval_metrics": Key(fine=_OFF, note=_SUMS),
+    "bf16_full_eval": Key(fine=_OFF, instead="evaluations are computed as steps are: set precision"),
+    "fp16_full_eval": Key(fine=_OFF, instead="evaluations are computed as steps are: set precision"),
+    "do_predict": Key(fine=_OFF, instead="rollout infer batch writes what the model answers"),
     "load_best_model_at_end": Key(fine=_OFF, instead="use eval.patience, and export the snapshot that is best"),
     "metric_for_best_model": Key(
         fine=(
@@ -172,12 +223,20 @@ KEYS: dict[str, Key] = {
     "save_strategy": Key(fine=("steps",), instead="set save_steps: there is a snapshot after so many steps"),
     "save_only_model": Key(fine=_OFF, instead=f"{_SAVED}: rollout snapshot export writes the model alone"),
     "save_safetensors": Key(note="weights are safetensors"),
+    "save_on_each_node": Key(fine=_OFF, note="snapshots are kept by the coordinator"),
+    "enable_jit_checkpoint": Key(fine=_OFF, note="a run goes on from its last snapshot"),
+    "restore_callback_states_from_checkpoint": Key(fine=_OFF, note=_SAVED),
     "overwrite_output_dir": Key(fine=_OFF, instead="name another output.dir"),
     "resume_from_checkpoint": Key(fine=_OFF, instead="give the same command again, or --resume"),
     "logging_steps": Key(note=_LOGGED),
     "logging_strategy": Key(note=_LOGGED),
     "logging_first_step": Key(note=_LOGGED),
     "logging_dir": Key(note=_LOGGED),
+    "logging_nan_inf_filter": Key(fine=(True,), note="losses are written as they are"),
+    "project": Key(fine=("huggingface",), note=_LOGGED),
+    "trackio_space_id": Key(note=_LOGGED),
+    "trackio_bucket_id": Key(note=_LOGGED),
+    "trackio_static_space_id": Key(note=_LOGGED),
     "include_num_input_tokens_seen": Key(note="tokens are counted at every step"),
     "report_to": Key(
         fine=(
@@ -188,9 +247,12 @@ KEYS: dict[str, Key] = {
         note=_LOGGED,
     ),
     "push_to_hub": Key(fine=_OFF, instead="rollout snapshot export writes a directory that can be uploaded"),
-    "hub_model_id": Key(note="nothing is uploaded"),
-    "hub_strategy": Key(note="nothing is uploaded"),
-    "hub_private_repo": Key(note="nothing is uploaded"),
+    "hub_model_id": Key(note=_UPLOADED),
+    "hub_strategy": Key(note=_UPLOADED),
+    "hub_token": Key(fine=("<HUB_TOKEN>",), note=_UPLOADED),
+    "hub_always_push": Key(fine=_OFF, note=_UPLOADED),
+    "hub_revision": Key(note=_UPLOADED),
+    "hub_private_repo": Key(note=_UPLOADED),
 }
 """TRL's name -> what becomes of it. Of names that are ours too, with the same meaning, there is nothing to say."""
 
@@ -321,6 +383,18 @@ class _Table:
         else:
             self._fault(name, "must be true or false")
 
+    def checkpointing(self, name: str, value: Any) -> None:
+        """Newer transformers write both names, with one value."""
+        if self._given.get(KEYS[name].place) != value:
+            self._put(name, KEYS[name].place, value)
+
+    def sampling(self, name: str, value: Any) -> None:
+        text = KEYS[name].instead
+        if self._kind == "kto" and value == "sequential":  # its default: there the partner of a row is by its place
+            self._result.notes.append(f"{name} is left out: {text}")
+        else:
+            self._fault(name, f"is not done here: {text}")
+
     def adapter(self, name: str, value: Any) -> None:
         if self._given.get("use_peft") is not False:
             self._put(name, KEYS[name].place, value)
@@ -349,6 +423,8 @@ _SPECIAL: dict[str, Any] = {
     "dataset_test_split": _Table.test_split,
     "eval_steps": _Table.eval_steps,
     "use_peft": _Table.peft,
+    "train_sampling_strategy": _Table.sampling,
+    "activation_checkpointing": _Table.checkpointing,
     **dict.fromkeys(("lora_r", "lora_alpha", "lora_dropout", "lora_target_modules"), _Table.adapter),
 }
 

@@ -170,7 +170,10 @@ class RowsSection(Section):
     stop_token_outside: Policy = Field(default="error", description="The end of the turn would not be learnt.")
     merged_at_seam: Policy = Field(default="error", description="The tokenizer joins prompt and completion.")
     two_bos: Policy = Field(default="error", description="Two beginning-of-sequence tokens at the start.")
-    too_long: Policy = Field(default="error", description="More tokens than max_length; keep: cut off at the end.")
+    too_long: Policy = Field(
+        default="error",
+        description="More tokens than max_length or than the model has learnt positions; keep: cut off at the end.",
+    )
     empty_completion: Policy = Field(default="error", description="A completion without a token.")
     identical_pair: Policy = Field(default="error", description="Chosen and rejected are the same tokens.")
 
@@ -248,6 +251,10 @@ class SftSection(TrainingSection):
         """Tokens of a row at most."""
         return (self.packing.max_seq_len if self.packing is not None else None) or self.max_length
 
+    @property
+    def packed(self) -> bool:
+        return self.packing is not None and self.packing.kind != "off"
+
     @model_validator(mode="after")
     def _one_length(self) -> Self:
         given = self.max_length != type(self).model_fields["max_length"].default  # a worker is told every key
@@ -256,7 +263,7 @@ class SftSection(TrainingSection):
                 "packing.max_seq_len",
                 f"is {self.packing.max_seq_len} and max_length is {self.max_length}, which is the same thing: keep one",
             )
-        if self.packing is not None and self.packing.kind != "off" and self.attention == "flash_attention_2":
+        if self.packed and self.attention == "flash_attention_2":
             raise fault_at("attention", '"flash_attention_2" cannot keep packed rows apart: use "sdpa"')
         return self
 
@@ -390,7 +397,7 @@ class SnapshotsSection(Section):
 
 class OutputSection(Section):
     dir: str = Field(min_length=1, description="Directory of run-id, metrics.jsonl, curves.png and summary.json.")
-    model: bool = Field(default=False, description="Also write the trained model to DIR/model.")
+    model: bool = Field(default=False, description="Also write the trained model, or adapter, to DIR/model.")
 
 
 class RunSection(Section):

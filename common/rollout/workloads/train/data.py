@@ -17,20 +17,24 @@ from rollout.objects.tree import scan_directory
 from rollout.workloads.input_files import InputFile
 from rollout.workloads.json_form import JsonObject
 from rollout.workloads.port import Reading
-from rollout.workloads.source import Faults, FileReport, InputReport, Line, Source, json_of
+from rollout.workloads.source import FileReport, InputReport, Line, Source, json_of
 from rollout.workloads.train.config import DatasetSection, Kind, SftSection, TrainingSection
 from rollout.workloads.train.files import INFO, SPLITS, table_rows
-from rollout.workloads.train.rows import LossOn, Row, content_of, parse_row
+from rollout.workloads.train.report import BadRows, Place
+from rollout.workloads.train.rows import LossOn, Row, content_of, conversational, parse_row, refuse_half_pairs
 
 _SUFFIXES = {"jsonl_path": (".jsonl", ".jsonl.gz", ".jsonl.zst", ".ndjson"), "parquet_path": (".parquet",)}
 _BATCH = 2000  # rows between two progress calls
 _DIGEST = 16
+_KINDS_MAX = 50  # of faults that are told apart
+_ROOM = 300  # characters for the places of each
 
 
 @dataclass(slots=True)
 class Data:
     """A dataset that was read. `files`: (name in the tree that travels, file); `tables`: (place in the tree, name for
-    people), a file or the directory of a dataset. `rows`: what is trained on, a pair of KTO is two."""
+    people), a file or the directory of a dataset. `rows`: what is trained on, a pair of KTO is two.
+    `conversations`: some of them are messages."""
 
     kind: str
     report: InputReport
@@ -38,6 +42,7 @@ class Data:
     tables: tuple[tuple[str, str], ...]
     rows: int
     contents: set[bytes] = field(default_factory=set[bytes])
+    conversations: bool = False
     source: Source | None = None
 
     def close(self) -> None:
@@ -50,7 +55,8 @@ class Data:
 
 
 class _Rows:
-    """Checks rows, and keeps what tells one from another, if it is asked to."""
+    """Checks rows, and keeps what tells one from another, if it is asked to. `bad`: those with a fault, which are told
+    together: what is wrong with one is often wrong with all."""
 
     def __init__(self, kind: Kind, loss_on: LossOn, known: set[bytes] | None) -> None:
         self._kind: Kind = kind
@@ -58,16 +64,27 @@ class _Rows:
         self._known = known
         self.count = 0
         self.contents: set[bytes] = set()
+        self.bad = BadRows(_KINDS_MAX)
+        self.conversations = False
 
     def add_line(self, line: Line) -> None:
-        self.add(line, json_of(line))
+        try:
+            value = json_of(line)
+        except InputError as error:
+            self.bad.add(_place(line), error.message.removeprefix(f"{line.where}: "))
+            return
+        self.add(line, value)
 
     def add(self, line: Line, value: Any) -> None:
         try:
             found = parse_row(self._kind, value, self._loss_on)
+            if b"\\u" in line.raw:  # only an escape can hold one: what is not escaped was decoded from UTF-8
+                refuse_half_pairs(found)
         except InputError as error:
-            raise InputError(f"{line.where}: {error.message}", file=line.file, line=line.line) from None
+            self.bad.add(_place(line), error.message)
+            return
         self.count += len(found)
+        self.conversations = self.conversations or conversational(found[0])
         if self._known is None or self._known:
             self._keep(found)
 
@@ -75,6 +92,10 @@ class _Rows:
         digest = blake3(b"".join(map(content_of, rows))).digest(_DIGEST)
         if self._known is None or digest in self._known:
             self.contents.add(digest)
+
+
+def _place(line: Line) -> Place:
+    return Place(line.index + 1, line.file, line.line)
 
 
 def read_both(kind: Kind, section: TrainingSection, reading: Reading, where: str) -> tuple[Data, Data | None]:
@@ -120,6 +141,19 @@ def read_data(
     what is returned are those that are found again. None: all are kept.
     """
     rows = _Rows(kind, loss_on, known)
+    try:
+        data = _read(dataset, reading, rows, key)
+    except InputError as error:
+        if not rows.bad.kinds:
+            raise
+        raise InputError(problems([error.message, *rows.bad.lines(_ROOM)])) from None
+    if rows.bad.kinds:
+        data.close()
+        raise InputError(problems(rows.bad.lines(_ROOM)))
+    return data
+
+
+def _read(dataset: DatasetSection, reading: Reading, rows: _Rows, key: str) -> Data:
     if dataset.kind == "dataset_path":
         return _read_datasets(dataset, reading, rows, key)
     patterns = _patterns(dataset, f"{key}.path")
@@ -130,13 +164,11 @@ def read_data(
         finally:
             source.close()
     else:
-        source, report = reading.rows(
-            patterns, lambda line: rows.add(line, json_of(line)), skip=None, key=f"{key}.path"
-        )
+        source, report = reading.rows(patterns, rows.add_line, skip=None, key=f"{key}.path")
     files = tuple((_named(i, Path(file.name)), file.path.absolute()) for i, file in enumerate(source.files))
     tables = tuple((place, file.name) for (place, _), file in zip(files, source.files, strict=True))
     kept = source if dataset.kind == "jsonl_path" else None
-    return Data(dataset.kind, report, files, tables, rows.count, rows.contents, kept)
+    return Data(dataset.kind, report, files, tables, rows.count, rows.contents, rows.conversations, kept)
 
 
 def _named(index: int, path: Path) -> str:
@@ -183,7 +215,7 @@ def _read_datasets(dataset: DatasetSection, reading: Reading, rows: _Rows, key: 
         place = _named(i, path)
         tables.append((place, str(path)))
         files += [(f"{place}/{name}", file.absolute()) for name, file in scan_directory(path) if _travels(name)]
-    return Data("dataset_path", report, tuple(files), tuple(tables), rows.count, rows.contents)
+    return Data("dataset_path", report, tuple(files), tuple(tables), rows.count, rows.contents, rows.conversations)
 
 
 def _travels(name: str) -> bool:
@@ -216,7 +248,7 @@ def _split(path: Path, split: str | None, key: str) -> Path:
 
 
 def _read_tables(kind: str, files: Sequence[InputFile], rows: _Rows, reading: Reading) -> InputReport:
-    faults = Faults(None, skippable=False)
+    faults: list[str] = []
     reports: list[FileReport] = []
     whole, total, total_bytes = blake3(), 0, 0
     for file in files:
@@ -224,22 +256,18 @@ def _read_tables(kind: str, files: Sequence[InputFile], rows: _Rows, reading: Re
         try:
             for number, value in enumerate(table_rows(kind, file.name, file.path), 1):
                 raw = json.dumps(value, sort_keys=True, default=repr).encode()
-                line = Line(total, file.name, number, raw)
-                try:
-                    rows.add(line, value)
-                except InputError as fault:
-                    faults.of_row(line, fault)
+                rows.add(Line(total, file.name, number, raw), value)
                 digest.update(blake3(raw).digest())
                 whole.update(blake3(raw).digest())
                 count, size, total = count + 1, size + len(raw), total + 1
                 if reading.progress and total % _BATCH == 0:
                     reading.progress(total, total_bytes + size)
         except InputError as fault:
-            faults.add(fault)
+            faults.append(fault.message)
         total_bytes += size
         reports.append(FileReport(file.name, count, size, digest.hexdigest()))
-    if faults.fatal or faults.rows:
-        raise faults.error()
+    if faults:
+        raise InputError(problems(faults))
     if not total:
         raise InputError(f"the input is empty: no row in {', '.join(file.name for file in files[:3])}")
     return InputReport(total, total_bytes, tuple(reports), whole.hexdigest())

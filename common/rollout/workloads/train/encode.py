@@ -86,6 +86,8 @@ class Encoder:
         self._loss_on: LossOn = loss_on
         self._bos: int | None = tokenizer.bos_token_id
         self._special = frozenset[int](tokenizer.all_special_ids)
+        self.unended = 0
+        """Plain texts that have no end-of-sequence token behind them: the tokenizer has none."""
 
     def encode(self, row: Row) -> Encoded:
         """InputError: the template cannot render it."""
@@ -150,7 +152,10 @@ class Encoder:
 
     def _ended(self, text: str) -> str:
         eos = self._tokenizer.eos_token
-        return text if eos is None or text.endswith(eos) else text + eos
+        if eos is None:
+            self.unended += 1
+            return text
+        return text if text.endswith(eos) else text + eos
 
     def _rendered(self, messages: Messages, tools: list[Any] | None, prompt: bool) -> str:
         return self._template.rendered(self._tokenizer, messages, tools, generation_prompt=prompt)

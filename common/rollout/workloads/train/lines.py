@@ -48,7 +48,9 @@ class TrainWriter:
             yield EVALUATIONS, dump_line(evaluation)
 
     def _remember(self, result: Result, first: int) -> None:
-        before: JsonObject = self.memory.get("last", {}).get("fingerprint", {})
+        start: JsonObject = self._config.get("start") or {}  # of a fork, whose state another run left
+        last: JsonObject = self.memory.get("last") or start.get("before", {})
+        before: JsonObject = last.get("fingerprint", {})
         if before and before != result.fingerprint:
             new = result.fingerprint
             changed = {key: [before.get(key), new.get(key)] for key in sorted(before | new)}
@@ -58,6 +60,7 @@ class TrainWriter:
             "step": result.step,
             "loss": result.metrics[-1]["loss"] if result.metrics else None,
             "stopped": result.stopped,
+            "stopping": result.stopping,
             "snapshot": result.snapshot,
             "weights": result.weights,
             "fingerprint": result.fingerprint,
@@ -75,6 +78,8 @@ class TrainWriter:
                 "model_uri": self._config["model"]["uri"],
                 "steps": last.get("step", 0),
                 "final_loss": last.get("loss"),
+                "final_evaluation": last.get("stopping", {}).get("last_evaluation"),
+                "best_evaluation": last.get("stopping", {}).get("best_evaluation"),
                 "stopped_early": last.get("stopped", False),
                 "tokens": totals.units_out,
                 "final_snapshot": last.get("snapshot", ""),
@@ -99,15 +104,20 @@ def outcome(summary: JsonObject) -> str:
     parts = [f"{steps:,} steps{early} in {summary['durations']['wall_s']:.1f} s"]
     parts += [f"{summary['tokens']:,} tokens, {summary['tokens_per_s']:.0f} tokens/s"] if steps else []
     parts += [f"loss {loss:.4f}"] if loss is not None else []
+    if final := summary.get("final_evaluation"):
+        best = summary["best_evaluation"]
+        parts += [f"eval loss {final['loss']:.4f} at step {final['step']:,}"]
+        parts += [f"the best {best['loss']:.4f} at step {best['step']:,}"] if best != final else []
     parts += [f"snapshot {snapshot[:12]}"] if snapshot else []
     return ", ".join(parts)
 
 
 def how_to_go_on(summary: JsonObject) -> str:
-    """A run whose segment failed for good: nothing of it can come after, but another run can go on from before it."""
+    """A run with a segment that failed for good, or without one that trained: nothing of it can come after, but
+    another run can go on from before it, or take its place."""
     snapshot, step = summary["final_snapshot"], summary["steps"]
     if not snapshot:
-        return "it has no snapshot yet: when the cause is mended, start another run, in another output directory"
+        return "nothing is trained yet, and when the cause is mended, the same command starts another run in its place"
     run = short(summary["run_id"])
     return (
         f"the last good snapshot is {snapshot} of step {step}: when the cause is mended, go on from there with "

@@ -113,6 +113,36 @@ def _adapted(name: str, shape: tuple[int, ...], lora: LoraSection) -> bool:
     return re.fullmatch(lora.target_modules, module) is not None
 
 
+def unadapted(lora: LoraSection, shapes: Shapes, config: JsonObject) -> str:
+    """What is wrong with `target_modules` of which the model has no layer; else empty."""
+    targets = lora.target_modules
+    if targets == "all-linear" or not shapes:
+        return ""
+    layers = [name.removesuffix(".weight") for name, shape in shapes.items() if len(shape) == 2]
+    names = sorted({layer.rpartition(".")[2] for layer in layers if _DECODER.search(layer)})
+    if isinstance(targets, list):
+        last = {layer.rpartition(".")[2] for layer in layers} | {"lm_head"}  # which may share the embedding's weight
+        if any(target.rpartition(".")[2] in last for target in targets):
+            return ""
+        return f"the model has no layer {' or '.join(map(repr, targets))}: its layers are {', '.join(names)}"
+    try:
+        pattern = re.compile(targets)
+    except re.error as error:
+        return f"{targets!r} is no regular expression ({error}): a list names layers by the end of their names"
+    # Files of some models lack what their classes put before all names; of several towers, classes rename more.
+    if "text_config" in config or any(
+        pattern.fullmatch(f"{b}{a}") for a in layers for b in ("", "model.", "transformer.")
+    ):
+        return ""
+    return (
+        f"no name of a layer is all matched by the regular expression {targets!r}, as {layers[-1]!r} would be: a list "
+        f"names layers by the end of their names, such as {names[:1] or layers[-1:]}"
+    )
+
+
+_DECODER = re.compile(r"(^|\.)(layers|h)\.")
+
+
 def estimate(kind: Kind, settings: TrainingSection, shapes: Shapes, config: JsonObject) -> Memory:
     """Of the model with these weights and this config.json. Weights, gradients and optimiser are exact; activations
     are the usual formula, and libraries take some more: take the total for a rule of thumb.

@@ -4,49 +4,184 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import shutil
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
 from importlib.util import find_spec
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any
+from typing import Any, TypeVar, cast
 
-from rollout.model.errors import ConfigError
+from rollout.model.errors import ConfigError, IncompleteError, NotFoundError
+from rollout.model.ids import is_ulid, short
 from rollout.snapshots.export import export_model
 from rollout.snapshots.tar import unpack
 from rollout.workloads.json_form import JsonObject
+from rollout.workloads.output import disk_errors, free_name
 from rollout.workloads.port import Fetch
 from rollout.workloads.train.lines import EVALUATIONS, METRICS
 
+Done = TypeVar("Done")
+
 CURVES = "curves.png"
+BASE = "base"
+"""Of an adapter, in its directory."""
+_MARK = ".made-by.json"
+"""In a model: which run left it, and the files that it has. A hidden file is no part of a model."""
 _SHOWN = ("loss", "lr", "grad_norm", "mean_token_accuracy", "accuracy", "rewards/accuracies", "rewards/margins", "kl")
+T = TypeVar("T")
 
 
-async def write_model(fetch: Fetch, snapshot: bytes, directory: Path, base: str) -> str:
-    """The model of a snapshot into `directory`, in the place of an older one: its path. `base`: the run's model."""
-    scratch = TemporaryDirectory(dir=directory.parent, prefix=".model-")
+@dataclass(frozen=True, slots=True)
+class Maker:
+    """Whose model it is: the run, and the snapshot (hex) that it was made of."""
+
+    run_id: str
+    snapshot: str
+
+
+async def write_model(
+    fetch: Fetch, snapshot: bytes, config: JsonObject, directory: Path, *, merged: bool = False
+) -> None:
+    """The model of a snapshot into `directory`, which is new or empty. `config`: of the snapshot's run.
+
+    Of a run that trained an adapter it is the adapter, or `merged` the whole model. Where its base is a snapshot too,
+    no library could load that by its name, so it is written beside the adapter, as `base`. NotFoundError, ConfigError,
+    ObjectCorruptError, OSError.
+    """
+    scratch = TemporaryDirectory(dir=directory.parent, prefix=f".{directory.name}-")
     try:
-        archive = Path(scratch.name) / "state.tar"
-        await fetch(snapshot, archive)
-        await asyncio.to_thread(_place, archive, snapshot, Path(scratch.name), directory, base)
+        (await _make(fetch, snapshot, config, Path(scratch.name), directory, merged=merged)).rename(directory)
     finally:
         await asyncio.to_thread(scratch.cleanup)
-    return str(directory)
 
 
-def _place(archive: Path, snapshot: bytes, scratch: Path, directory: Path, base: str) -> None:
-    unpack(archive, scratch / "state", snapshot)
-    export_model(scratch / "state", scratch / "model", base=base)
-    if directory.exists():
-        shutil.rmtree(directory)
-    (scratch / "model").rename(directory)
+async def leave_model(
+    fetch: Fetch, maker: Maker, config: JsonObject, directory: Path, tell: Callable[[str], None]
+) -> list[str]:
+    """The model of a run into its output directory, unless it is there: its path, if it was written.
+
+    Nothing that is there is deleted: what is no whole model of this run and snapshot is moved aside, and `tell` hears
+    of it. IncompleteError: the cluster has the snapshot no more. ConfigError, StorageError.
+    """
+    scratch = directory.with_name(f".{directory.name}-{maker.run_id}")
+    with disk_errors(directory):
+        await asyncio.to_thread(shutil.rmtree, scratch, ignore_errors=True)  # a command before was killed
+        if await asyncio.to_thread(_is_whole, directory, maker):
+            return []
+        scratch.mkdir()
+        try:
+            made = await _make(fetch, bytes.fromhex(maker.snapshot), config, scratch, directory)
+            aside = await _to_its_end(_put, made, maker, directory)
+        except NotFoundError as error:
+            raise IncompleteError(
+                f"{directory} cannot be written: snapshot {maker.snapshot[:12]} of run {short(maker.run_id)}, or what "
+                f"it needs, is not there any more ({error.message}). Set output.model = false to go without, or start "
+                "another run, in another output directory"
+            ) from error
+        finally:
+            await asyncio.to_thread(shutil.rmtree, scratch, ignore_errors=True)
+    if aside is not None:
+        tell(f"note: {directory} was not the model that this run left, or not all of it: it is {aside} now")
+    return [str(directory)]
+
+
+async def _make(
+    fetch: Fetch, snapshot: bytes, config: JsonObject, here: Path, directory: Path, *, merged: bool = False
+) -> Path:
+    """Where below `here` it is, until it goes to `directory`."""
+    model = config["model"]
+    await _bring(fetch, snapshot, here / "state")
+    base = bytes.fromhex(model["snapshot"]) if config["algorithm"]["settings"].get("lora") else b""
+    if base:  # a whole model: nothing is trained from the snapshot of an adapter
+        try:
+            await _bring(fetch, base, here / "base-state")
+        except NotFoundError as error:
+            raise NotFoundError(
+                f"the base of this adapter, {model['uri']} (snapshot {base.hex()[:12]}), is gone from the run's "
+                f"cluster, and an adapter is of no use without its base: train it again ({error.message})"
+            ) from error
+    named = "" if base else str(model["path"] or model["uri"])
+    return await _to_its_end(_export, here, directory, named, merged)
+
+
+async def _bring(fetch: Fetch, snapshot: bytes, directory: Path) -> None:
+    archive = directory.with_suffix(".tar")
+    await fetch(snapshot, archive)
+    await _to_its_end(unpack, archive, directory, snapshot)
+    archive.unlink()
+
+
+async def _to_its_end(function: Callable[..., T], *arguments: Any) -> T:
+    """In a thread; a cancellation waits for it: what it writes into is deleted then."""
+    work = asyncio.ensure_future(asyncio.to_thread(function, *arguments))
+    try:
+        return await asyncio.shield(work)
+    finally:
+        await asyncio.wait([work])
+
+
+def _export(scratch: Path, directory: Path, base: str, merged: bool) -> Path:
+    """`base`: of an adapter; empty: what is in `base-state`."""
+    made = scratch / "model"
+    if base:
+        export_model(scratch / "state", made, base=base, merged=merged)
+    elif merged:
+        export_model(scratch / "base-state", scratch / "base")
+        export_model(scratch / "state", made, base=str(scratch / "base"), merged=True)
+    else:
+        # peft takes a path as the process that loads has it, not as the adapter's directory does.
+        export_model(scratch / "state", made, base=str(directory.absolute() / BASE))
+        export_model(scratch / "base-state", made / BASE)
+    return made
+
+
+def _put(made: Path, maker: Maker, directory: Path) -> Path | None:
+    """Where what was there went."""
+    (made / _MARK).write_text(json.dumps(asdict(maker) | {"files": _sizes(made)}, indent=2) + "\n", "utf-8")
+    aside: Path | None = None
+    if os.path.lexists(directory):
+        made_by = str(_mark(directory).get("run_id"))
+        aside = free_name(directory, made_by if is_ulid(made_by) else "unknown")
+        directory.rename(aside)
+    made.rename(directory)
+    return aside
+
+
+def _is_whole(directory: Path, maker: Maker) -> bool:
+    mark = _mark(directory)
+    files: JsonObject = mark.get("files", {})
+    return asdict(maker).items() <= mark.items() and files.items() <= _sizes(directory).items()
+
+
+def _mark(directory: Path) -> JsonObject:
+    """What was written into a model with it; empty: none of ours."""
+    try:
+        found: Any = json.loads((directory / _MARK).read_bytes())
+    except (OSError, ValueError):
+        return {}
+    return cast(JsonObject, found) if isinstance(found, dict) else {}
+
+
+def _sizes(directory: Path) -> dict[str, int]:
+    """In bytes, by name below `directory`."""
+    files = (path for path in sorted(directory.rglob("*")) if path.is_file())
+    return {path.relative_to(directory).as_posix(): path.stat().st_size for path in files}
 
 
 def draw_curves(directory: Path) -> list[str]:
-    """`curves.png` of the metrics in `directory`: its path, or nothing where matplotlib is not installed."""
-    if find_spec("matplotlib") is None:
+    """`curves.png` of the metrics in `directory`, unless it is there: its path, if it was drawn.
+
+    Nothing is where matplotlib is not installed.
+    """
+    curves, metrics = directory / CURVES, directory / METRICS
+    if find_spec("matplotlib") is None or not metrics.exists():
         return []
-    metrics, evaluations = _lines(directory / METRICS), _lines(directory / EVALUATIONS)
-    return [str(directory / CURVES)] if draw(metrics, evaluations, directory / CURVES) else []
+    if curves.exists() and curves.stat().st_mtime_ns >= metrics.stat().st_mtime_ns:
+        return []
+    with disk_errors(curves):
+        return [str(curves)] if draw(_lines(metrics), _lines(directory / EVALUATIONS), curves) else []
 
 
 def draw(metrics: list[JsonObject], evaluations: list[JsonObject], path: Path) -> bool:

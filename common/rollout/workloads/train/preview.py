@@ -30,7 +30,8 @@ _POLL_S = 0.5
 @dataclass(slots=True)
 class Preview:
     """`data`: the report of each dataset; empty where tokens cannot be counted here. `memory`: with sequences of
-    `length` tokens. `notes`: what is not known, and why."""
+    `length` tokens. `template`: by which conversations are rendered, where there are any. `notes`: what is not known,
+    and why."""
 
     template: str = ""
     data: JsonObject = field(default_factory=JsonObject)
@@ -45,11 +46,11 @@ class Preview:
         if self.memory is not None:
             memory = self.memory
             parts = ("weights", "gradients", "optimizer", "reference", "activations")
-            sizes = ", ".join(f"{name} {_size(getattr(memory, name))}" for name in parts if getattr(memory, name))
+            sizes = ", ".join(f"{name} {size(getattr(memory, name))}" for name in parts if getattr(memory, name))
             found += [
                 f"{memory.parameters:,} parameters, of which {memory.trained:,} are trained",
-                f"memory: about {_size(memory.total)} on each device with {self.length:,} tokens a sequence ({sizes}); "
-                f"{_size(memory.host)} of the host for snapshots",
+                f"memory: about {size(memory.total)} on each device with {self.length:,} tokens a sequence ({sizes}); "
+                f"{size(memory.host)} of the host for snapshots",
             ]
         return found + self.notes
 
@@ -89,8 +90,14 @@ def preview(
         settings["base_model"]["chat_template"] = template
         names = {name: {"kind": data.kind, "files": _files(data), "manifest": ""} for name, data in datasets.items()}
         other = str(tokenizer) if tokenizer is not None else section.base_model.tokenizer
-        asked = {"kind": kind, "settings": settings, "datasets": names, "tokenizer": other or str(directory)}
-        _count(found, asked, reading)
+        asked = {
+            "kind": kind,
+            "settings": settings,
+            "datasets": names,
+            "tokenizer": other or str(directory),
+            "model": str(directory) if directory is not None else None,
+        }
+        _count(found, asked, reading, conversations=any(data.conversations for data in datasets.values()))
     if directory is None:
         found.notes.append(f"parameters and memory are not known: the files of {model.uri} are not on this host")
     else:
@@ -111,7 +118,7 @@ def _measure(found: Preview, kind: Kind, section: TrainingSection, directory: Pa
         found.notes.append(f"parameters and memory are not known: {directory} has no safetensors files")
         return
     config: JsonObject = json.loads((directory / "config.json").read_bytes())
-    packed = isinstance(section, SftSection) and section.packing is not None and section.packing.kind != "off"
+    packed = isinstance(section, SftSection) and section.packed
     longest = max((report["longest"] for report in found.data.values()), default=0)
     if longest and not packed:
         update: JsonObject = {"max_length": longest} | ({"packing": None} if isinstance(section, SftSection) else {})
@@ -120,13 +127,14 @@ def _measure(found: Preview, kind: Kind, section: TrainingSection, directory: Pa
     found.memory = estimate(kind, section, shapes, config)
 
 
-def _count(found: Preview, asked: JsonObject, reading: Reading) -> None:
+def _count(found: Preview, asked: JsonObject, reading: Reading, *, conversations: bool) -> None:
     environment = os.environ | {"HF_HUB_OFFLINE": "1"}  # nothing is fetched to look at a configuration
     process = subprocess.Popen(
         [sys.executable, "-m", _COUNTER],
         stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=environment, text=True,
     )  # fmt: skip
     given: str | None = json.dumps(asked)
+    said = "counting tokens"
     try:
         while True:
             try:
@@ -134,7 +142,8 @@ def _count(found: Preview, asked: JsonObject, reading: Reading) -> None:
                 break
             except subprocess.TimeoutExpired:
                 given = None
-                reading.tell("counting tokens")
+                reading.tell(said)
+                said = ""  # there is no more to tell, but it may have been interrupted
     except BaseException:
         process.kill()
         process.communicate()
@@ -150,8 +159,11 @@ def _count(found: Preview, asked: JsonObject, reading: Reading) -> None:
     elif "error" in answer:
         raise InputError(answer["error"])
     else:
-        found.template, found.data = answer["template"], answer["data"]
+        found.data = answer["data"]
+        found.template = answer["template"] if conversations else ""
 
 
-def _size(count: int) -> str:
-    return f"{count / (1 << 30):,.1f} GiB" if count >= 1 << 30 else f"{count / (1 << 20):,.1f} MiB"
+def size(count: int) -> str:
+    """Of bytes, for people."""
+    unit, name = next((one for one in ((1 << 30, "GiB"), (1 << 20, "MiB")) if count >= one[0]), (1 << 10, "KiB"))
+    return f"{count / unit:,.1f} {name}"

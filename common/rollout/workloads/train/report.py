@@ -47,6 +47,8 @@ class Report:
     places: dict[Fault, list[Place]] = field(default_factory=dict[Fault, list[Place]])
     errors: dict[Fault, list[Place]] = field(default_factory=dict[Fault, list[Place]])
     """Of `places`, those of rows that are refused."""
+    notes: list[str] = field(default_factory=list[str])
+    """What people should know, and no row is to blame for."""
 
     def count(self, place: Place, encoded: Encoded) -> bool:
         """Whether the row is kept."""
@@ -84,6 +86,7 @@ class Report:
             "supervised_tokens": self.supervised,
             "longest": self.longest,
             "sequences": self.units,
+            "notes": self.notes,
             "faults": {
                 fault: {
                     "rows": self.faults[fault],
@@ -109,25 +112,49 @@ def report_lines(name: str, report: JsonObject) -> list[str]:
         if found["rows"]:
             where = ", ".join(found["first"][:5]) + (" ..." if found["rows"] > 5 else "")
             lines.append(f"  {found['rows']:,} with {fault} ({_DONE[found['policy']]}): {where}")
-    return lines
+    return lines + [f"  {note}" for note in report.get("notes", ())]  # reports of older runs have none
 
 
 _DONE = {"drop": "dropped", "keep": "kept", "error": "dropped for another fault"}
 
 
-def faults_to_tell(report: Report, about: Mapping[Fault, str], room: int) -> list[str]:
+def faults_to_tell(
+    report: Report, about: Mapping[Fault, str], room: int, remedies: Mapping[Fault, str] | None = None
+) -> list[str]:
     """A line for each fault whose policy is `error`: where the rows are, what is wrong, and what to do.
 
     `about`: more of a fault, such as the number of tokens that are allowed. `room`: characters for the rows of each.
+    `remedies`: where others help than usually do.
     """
+    helps = {**_REMEDY, **(remedies or {})}
     lines: list[str] = []
     for fault in FAULTS:
         places = report.errors.get(fault)
         if places:
             what = f"{fault}{about.get(fault, '')}"
             policy = f'or set rows.{fault} = "drop" or "keep"'
-            lines.append(f"{listed(places, room)}: {what}: {_REMEDY[fault]}, {policy}")
+            lines.append(f"{listed(places, room)}: {what}: {helps[fault]}, {policy}")
     return lines
+
+
+class BadRows:
+    """Rows that cannot be used at all, by what is wrong: `most` kinds of it are told apart."""
+
+    def __init__(self, most: int) -> None:
+        self._most = most
+        self._places: dict[str, list[Place]] = {}
+
+    def add(self, place: Place, message: str) -> None:
+        known = message in self._places or len(self._places) < self._most
+        self._places.setdefault(message if known else "other faults of rows like these", []).append(place)
+
+    @property
+    def kinds(self) -> int:
+        return len(self._places)
+
+    def lines(self, room: int) -> list[str]:
+        """A line for each kind. `room`: characters for the rows of each."""
+        return [f"{listed(places, room)}: {message}" for message, places in self._places.items()]
 
 
 def listed(places: Sequence[Place], room: int) -> str:

@@ -11,11 +11,12 @@ from __future__ import annotations
 
 import difflib
 import math
+from collections.abc import Sequence
 from dataclasses import astuple, dataclass
 from typing import Any, Literal, TypeAlias, cast
 
 from rollout.model.errors import InputError
-from rollout.workloads.json_form import JsonObject, canonical
+from rollout.workloads.json_form import HALF_PAIR, JsonObject, canonical, is_unicode, short
 from rollout.workloads.train.config import Kind
 
 Messages: TypeAlias = list[JsonObject]
@@ -23,6 +24,7 @@ Content: TypeAlias = str | Messages
 LossOn: TypeAlias = Literal["all", "completion_only", "assistant_only"]
 
 ROLES = ("system", "developer", "user", "assistant", "tool", "function")
+_MARGIN_MAX = 1e30  # float32 has room for 1e38, and margins are added up
 _MEANT = {"human": "user", "gpt": "assistant", "bot": "assistant", "model": "assistant", "ai": "assistant"}
 
 
@@ -87,6 +89,17 @@ def content_of(row: Row) -> bytes:
     return canonical(astuple(row))
 
 
+def refuse_half_pairs(rows: Sequence[Row]) -> None:
+    """InputError: a text of theirs is no Unicode, which tokenizers cannot take."""
+    if not is_unicode([astuple(row) for row in rows]):
+        raise InputError(HALF_PAIR)
+
+
+def conversational(row: Row) -> bool:
+    """Whether it is of messages, which a chat template renders."""
+    return isinstance(row.chosen if isinstance(row, PairRow) else row.prompt, list)
+
+
 def _text(row: JsonObject, tools: list[Any] | None, loss_on: LossOn) -> TextRow:
     given = [key for key in ("text", "messages", "prompt") if key in row]
     if not given:
@@ -135,8 +148,10 @@ def _pair(kind: Kind, row: JsonObject, tools: list[Any] | None) -> PairRow:
     margin = row.get("margin")
     if margin is not None and (isinstance(margin, bool) or not isinstance(margin, int | float)):
         raise InputError(f'"margin" must be a number, not {_kind_of(margin)}')
-    if margin is not None and not math.isfinite(margin):
-        raise InputError(f'"margin" must be a finite number, not {margin}')
+    if margin is not None and not abs(margin) <= _MARGIN_MAX:
+        finite = isinstance(margin, int) or math.isfinite(margin)  # of an int beyond floats nothing can be asked
+        limit = f" of at most {_MARGIN_MAX:g}" if finite else ""
+        raise InputError(f'"margin" must be a finite number{limit}, not {short(margin)}')
     if "prompt" in row:
         prompt = _content(row, "prompt")
         _alike(("prompt", prompt), ("chosen", chosen))

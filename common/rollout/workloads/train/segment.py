@@ -7,6 +7,7 @@ the one before it left. A result carries what the next segment needs, so that an
 from __future__ import annotations
 
 import json
+import math
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Literal
 
@@ -54,7 +55,7 @@ class Segment:
 @dataclass(slots=True)
 class Result:
     """Of an item of the chain. `data`: objects of the tokens, by dataset, and how many units each has. `snapshot`:
-    empty of the first item. `stopping`: best evaluation loss, and evaluations since; `stopped`: nothing is left.
+    empty of the first item. `stopping`: what `stopping_after` gave last; `stopped`: nothing is left.
     `parts`: blake3 of what the snapshot consists of, by name (`rollout.snapshots.parts`)."""
 
     step: int = 0
@@ -104,10 +105,20 @@ def decode_results(data: bytes) -> list[Result]:
         raise InputError(f"these are no results of segments: {error}") from error
 
 
-def stopping_after(stopping: JsonObject, loss: float, patience: int, min_delta: float) -> tuple[JsonObject, bool]:
-    """(best loss and evaluations since, whether training ends here) after an evaluation with this loss."""
+def stopping_after(
+    stopping: JsonObject, step: int, loss: float, patience: int, min_delta: float
+) -> tuple[JsonObject, bool]:
+    """(what is known, whether training ends here) after an evaluation at `step`.
+
+    `best`: the loss that the next one must be lower than, by `min_delta`; `since`: evaluations that were not;
+    `best_evaluation`: {step, loss} of the lowest of all, by however little; `last_evaluation`: of this one.
+    """
+    last: JsonObject = {"step": step, "loss": loss}
+    lowest: JsonObject = stopping.get("best_evaluation", last)
+    lower = math.isnan(lowest["loss"]) or loss < lowest["loss"]
+    told: JsonObject = {"best_evaluation": last if lower else lowest, "last_evaluation": last}
     best: Any = stopping.get("best")
-    if best is None or loss < best - min_delta:
-        return {"best": loss, "since": 0}, False
+    if best is None or math.isnan(best) or loss < best - min_delta:
+        return {"best": loss, "since": 0, **told}, False
     since = int(stopping["since"]) + 1
-    return {"best": best, "since": since}, bool(patience) and since >= patience
+    return {"best": best, "since": since, **told}, bool(patience) and since >= patience

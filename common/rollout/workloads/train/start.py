@@ -60,6 +60,7 @@ def begin_with(config: JsonObject, found: FoundSnapshot) -> None:
         "step": result["step"],
         "snapshot": found.id,
         "stopping": result["stopping"],
+        "fingerprint": result["fingerprint"],
     }
 
 

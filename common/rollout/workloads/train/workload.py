@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from importlib.util import find_spec
 from pathlib import Path
@@ -20,16 +20,18 @@ from rollout.workloads.commit import CommitEntry
 from rollout.workloads.json_form import JsonObject, short
 from rollout.workloads.local_model import (
     LocalModel,
+    cached_directory,
     files_json,
     find_model,
     local_directory,
     model_changes,
     names_snapshot,
     refuse_unless_whole_model,
+    taken_for_hub,
     tree_digest,
 )
 from rollout.workloads.port import Checked, Fetch, FoundSnapshot, Reading, Tree, Workload, input_section
-from rollout.workloads.train.config import ModelSection, PreferenceSection, TrainConfig, TrainingSection
+from rollout.workloads.train.config import ModelSection, PreferenceSection, SftSection, TrainConfig, TrainingSection
 from rollout.workloads.train.data import Data, read_both
 from rollout.workloads.train.lines import (
     ERRORS,
@@ -42,9 +44,11 @@ from rollout.workloads.train.lines import (
     outcome,
     refusal_of,
 )
-from rollout.workloads.train.model_output import draw_curves, write_model
+from rollout.workloads.train.memory import read_shapes, unadapted
+from rollout.workloads.train.model_output import CURVES, Maker, draw_curves, leave_model
+from rollout.workloads.train.places import MODEL, misplaced, read_of
 from rollout.workloads.train.plan import items, segments_of, steps_at_most
-from rollout.workloads.train.preview import Preview, preview
+from rollout.workloads.train.preview import Preview, preview, size
 from rollout.workloads.train.report import report_lines
 from rollout.workloads.train.retention import retention
 from rollout.workloads.train.segment import Result, Segment
@@ -72,6 +76,12 @@ class _Models:
     tokenizer_tree: str = ""
     reference: LocalModel | None = None
     template: str | None = None
+
+    def places(self) -> Iterator[tuple[str, Path]]:
+        """(what it is, where) of those that are directories here."""
+        reference = self.reference.path if self.reference is not None else None
+        named = (("base model", self.model.path), ("tokenizer", self.tokenizer), ("reference", reference))
+        return ((f"the {name}", path) for name, path in named if path is not None)
 
     def config(self, section: ModelSection) -> JsonObject:
         """`model` of a run's configuration, with the tokenizer, as workers look for it."""
@@ -104,7 +114,7 @@ class Train(Workload[TrainConfig, TrainChecked]):
     commands = "rollout.cli.commands.train:app"
     unit = "segments"
     measure = "tokens"
-    result_files = (METRICS, SUMMARY, REPORT, EVALUATIONS, ERRORS)
+    result_files = (METRICS, SUMMARY, REPORT, EVALUATIONS, ERRORS, CURVES)
     free = frozenset({"output", "workers"})
     recorded = frozenset(
         {
@@ -127,9 +137,18 @@ class Train(Workload[TrainConfig, TrainChecked]):
                 '"rollout-engine[train]", or send the run to a cluster that has them: --coordinator HOST:PORT'
             )
 
+    def host_notes(self, settings: TrainConfig) -> list[str]:
+        if settings.algorithm.settings.device != "cuda" or any(True for g in _GPUS for _ in Path("/dev").glob(g)):
+            return []
+        key = f"algorithm.{settings.algorithm.kind}.device"
+        return [
+            f'warning: {key} = "cuda", and this host shows no GPU: remove it, or send the run to a cluster that has '
+            "one: --coordinator HOST:PORT"
+        ]
+
     def check(self, settings: TrainConfig, reading: Reading) -> TrainChecked:
         if reading.without_results:
-            raise OtherRunError("its data could not be used")
+            raise OtherRunError("nothing was trained in it")
         kind, section = settings.algorithm.kind, settings.algorithm.settings
         where, faults = f"algorithm.{kind}", _Faults()
         models = _find_models(section, where, faults)
@@ -142,6 +161,9 @@ class Train(Workload[TrainConfig, TrainChecked]):
         if found is not None:
             steps = steps_at_most(settings, found[0].rows)
             _check_steps(section, found[0].rows, steps, where, faults)
+        if models is not None:
+            inputs = [*models.places(), *_read(found)]
+            faults.messages += misplaced(self.directory(settings), settings.output.model, inputs)
         if faults.messages or models is None or found is None:
             if found is not None:
                 found[0].close()
@@ -172,7 +194,7 @@ class Train(Workload[TrainConfig, TrainChecked]):
             total=sum(1 for _ in segments_of(config)),
             source=data.source,
             trees=tuple(_trees(models, data, evaluation)),
-            notes=(*settings.notes, *_overlap(overlap, evaluation)),
+            notes=(*settings.notes, *_taken_for_hub(models, where), *_overlap(overlap, evaluation)),
             snapshots=(*(k for k, uri in uris.items() if names_snapshot(uri)), *(("start",) if settings.start else ())),
             steps=steps,
             rows=data.rows,
@@ -187,6 +209,10 @@ class Train(Workload[TrainConfig, TrainChecked]):
             except InputError:
                 checked.close()
                 raise
+            if counted := checked.preview.data.get("dataset"):
+                # Rows are dropped and packed: steps are of the sequences that are left.
+                checked.steps = config["steps"] = steps_at_most(settings, counted["sequences"])
+                self.settle(checked)
         return checked
 
     def plan(self, checked: TrainChecked, config: JsonObject, start: int) -> Iterator[NewItem]:
@@ -210,11 +236,13 @@ class Train(Workload[TrainConfig, TrainChecked]):
     def writer(self, config: JsonObject) -> TrainWriter:
         return TrainWriter(config)
 
-    async def finished(self, fetch: Fetch, config: JsonObject, directory: Path, summary: JsonObject) -> list[str]:
+    async def finished(
+        self, fetch: Fetch, config: JsonObject, directory: Path, summary: JsonObject, tell: Callable[[str], None]
+    ) -> list[str]:
         made = await asyncio.to_thread(draw_curves, directory)
         if config["output"]["model"] and summary["final_snapshot"]:
-            name, model = bytes.fromhex(summary["final_snapshot"]), config["model"]
-            made.append(await write_model(fetch, name, directory / "model", model["path"] or model["uri"]))
+            maker = Maker(summary["run_id"], summary["final_snapshot"])
+            made += await leave_model(fetch, maker, config, directory / MODEL, tell)
         return made
 
     def outcome(self, summary: JsonObject) -> str:
@@ -224,11 +252,14 @@ class Train(Workload[TrainConfig, TrainChecked]):
         return "a segment that failed is final, and nothing of its run can come after it" if failed else ""
 
     def when_mended(self, summary: JsonObject) -> str:
-        return how_to_go_on(summary) if summary[self.unit]["failed"] else super().when_mended(summary)
+        if summary[self.unit]["failed"] or self.without_results(summary):
+            return how_to_go_on(summary)
+        return super().when_mended(summary)
 
     def without_results(self, summary: JsonObject) -> bool:
-        """The data could not be used: when it is mended, the same command starts another run."""
-        return bool(refusal_of(summary))
+        """It has no snapshot: what was wrong may be in its configuration or data, and nothing is lost by beginning
+        anew."""
+        return not summary.get("final_snapshot")
 
     def refusal(self, summary: JsonObject) -> str:
         return refusal_of(summary)
@@ -258,13 +289,17 @@ class Train(Workload[TrainConfig, TrainChecked]):
         section = settings.algorithm.settings
         every = settings.snapshots.every_steps
         shown = checked.preview
-        size = f" of about {_mib(shown.memory.host)}" if shown and shown.memory else ""
+        about = f" of about {size(shown.memory.host)}" if shown and shown.memory else ""
         share = f"{section.minibatch_size} x {section.gradient_accumulation} x {section.devices} devices"
+        packed = isinstance(section, SftSection) and section.packed
+        what = "sequences" if packed else "rows"
+        counted = section.budget.max_steps is not None or (shown and shown.data)
+        most = "" if counted else "at most "  # rows may be packed, and some left out
         lines = [
             f"{settings.algorithm.kind} of {section.base_model.uri}",
-            f"{checked.rows:,} rows; {checked.steps:,} steps of {section.step_rows} rows ({share})",
-            f"{checked.total - 1:,} segments of {every} steps, each with a snapshot{size}; the last "
-            f"{settings.snapshots.keep_last} stay",
+            f"{checked.rows:,} rows; {most}{checked.steps:,} steps of {section.step_rows} {what} ({share})",
+            f"{checked.total:,} segments: the first turns the rows into tokens, each other takes up to {every:,} steps "
+            f"and ends with a snapshot{about}; the last {settings.snapshots.keep_last} stay",
         ]
         if shown:
             lines += shown.lines()
@@ -286,7 +321,7 @@ class Train(Workload[TrainConfig, TrainChecked]):
             "rows": checked.rows,
             "steps": checked.steps,
             "step_rows": section.step_rows,
-            "segments": checked.total - 1,
+            "segments": checked.total,
             **(checked.preview.to_json() if checked.preview else {}),
             "config": _used(settings),
         }
@@ -335,6 +370,7 @@ def _find_models(section: TrainingSection, where: str, faults: _Faults) -> _Mode
     if model is None:
         return None
     _check_tokenizer(model, tokenizer, base, where, faults)
+    _check_adapter(model, section, where, faults)
     tree = tree_digest(tokenizer)[0].hex() if tokenizer is not None else ""
     if base.tokenizer is not None:
         other = tree or f"hub:{base.tokenizer}"
@@ -342,6 +378,8 @@ def _find_models(section: TrainingSection, where: str, faults: _Faults) -> _Mode
     return _Models(model, tokenizer, tree, found["reference"], template)
 
 
+_GPUS = ("nvidia[0-9]*", "kfd", "dxg")
+"""Devices by which a host shows that it has one: of NVIDIA, of AMD, of Windows."""
 _TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "tokenizer.model", "vocab.json", "spiece.model")
 
 
@@ -358,6 +396,20 @@ def _check_tokenizer(
         faults.add(place, f"{missing}: set base_model.tokenizer" if key == "uri" else missing)
     elif model.path is not None and (fault := vocabulary_fault(model.path, directory)):
         faults.add(place, fault)
+
+
+def _check_adapter(model: LocalModel, section: TrainingSection, where: str, faults: _Faults) -> None:
+    directory = model.path or cached_directory(model)
+    if section.lora is None or directory is None:
+        return
+    try:
+        config: JsonObject = json.loads((directory / "config.json").read_bytes())
+        fault = unadapted(section.lora, read_shapes(directory), config)
+    except InputError as error:
+        faults.messages.append(error.message)
+        return
+    if fault:
+        faults.add(f"{where}.lora.target_modules", fault)
 
 
 def _check_steps(section: TrainingSection, rows: int, steps: int, where: str, faults: _Faults) -> None:
@@ -378,6 +430,20 @@ def _check_steps(section: TrainingSection, rows: int, steps: int, where: str, fa
             f"is {section.optimizer.warmup_steps}, more than all {steps:,} steps of the run: the rate would never "
             "reach lr",
         )
+
+
+def _read(found: tuple[Data, Data | None] | None) -> Iterator[tuple[str, Path]]:
+    data, evaluation = found or (None, None)
+    if data is not None:
+        yield from read_of("the dataset", data)
+    if evaluation is not None:
+        yield from read_of("the evaluation set", evaluation)
+
+
+def _taken_for_hub(models: _Models, where: str) -> Iterator[str]:
+    for key, model in (("base_model.uri", models.model), ("reference", models.reference)):
+        if model is not None and (text := taken_for_hub(model)):
+            yield f"{where}.{key}: {text}"
 
 
 def _overlap(count: int, evaluation: Data | None) -> tuple[str, ...]:
@@ -430,7 +496,3 @@ def _settings_changed(old: JsonObject, new: JsonObject) -> list[str]:
         for key in dict.fromkeys([*after, *before])
         if before.get(key) != after.get(key) and not key.startswith(_SOURCES)
     ]
-
-
-def _mib(count: int) -> str:
-    return f"{count / (1 << 20):,.1f} MiB"

@@ -1,4 +1,5 @@
-"""Errors of libraries that have a remedy: too little memory, a disk that is full. They come under many names."""
+"""Errors of libraries by what can be done: too little memory, a disk that is full, what they cannot take. They come
+under many names."""
 
 from __future__ import annotations
 
@@ -26,6 +27,11 @@ def out_of_memory(settings: TrainingSection, error: BaseException) -> str:
         "lower minibatch_size (and raise gradient_accumulation as much), or max_length, or set "
         f"gradient_checkpointing = true ({str(error).partition(chr(10))[0][:300]})"
     )
+
+
+def of_its_input(error: BaseException) -> bool:
+    """It comes again with the same input. What `tokenizers` raises for a text is an Exception of no other class."""
+    return isinstance(error, TypeError | ValueError | LookupError) or type(error) is Exception
 
 
 def is_full(error: BaseException) -> bool:

@@ -10,7 +10,7 @@ import os
 import shutil
 from collections.abc import Iterator
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
 from importlib.metadata import version
 from itertools import islice
 from pathlib import Path
@@ -26,17 +26,19 @@ from rollout.workloads.train.config import Kind, SftSection, TrainingSection
 from rollout.workloads.train.dataset import Dataset, build
 from rollout.workloads.train.encode import Encoded, Encoder, Fault
 from rollout.workloads.train.files import values_of
-from rollout.workloads.train.report import Place, Report, faults_to_tell, listed, policies_of
+from rollout.workloads.train.report import BadRows, Place, Report, faults_to_tell, policies_of
 from rollout.workloads.train.rows import LossOn, Row, parse_row
 from rollout.workloads.train.templates import find_template
 from rollout.workloads.train.vocabulary import too_many_tokens
+
+from rollout_worker.backends.training.faults import of_its_input
 
 _BATCH = 512
 _KINDS_MAX = 6
 ROOM = 3600
 """Characters of all faults together: an error's text has 4096 at most on its way to the client."""
 _SENTENCE, _LEAST = 260, 100  # of each: for what is wrong and what to do, for where
-_SCHEMA = 1
+_SCHEMA = 2
 CACHE_MAX = 16 << 30
 """Bytes of kept tokens on one host: those that were not used for longest go first."""
 
@@ -56,6 +58,20 @@ class Files:
         return list(zip(self.names or [path.name for path in self.paths], self.paths, strict=True))
 
 
+@dataclass(frozen=True, slots=True)
+class Positions:
+    """How many positions a model says that it has. `fixed`: it has a table of them, and none behind its end."""
+
+    count: int
+    fixed: bool
+
+
+_WITH_TABLE = frozenset(
+    {"biogpt", "codegen", "ctrl", "gpt2", "gpt_bigcode", "gpt_neo", "gptj", "openai-gpt", "opt"}
+)  # fmt: skip
+"""Decoders of transformers whose positions are learnt or stand in a table. Others compute them (RoPE, ALiBi)."""
+
+
 def read_tokenizer(name: str, revision: str | None = None) -> Any:
     """AttemptError: there is none."""
     import transformers
@@ -72,57 +88,64 @@ def read_tokenizer(name: str, revision: str | None = None) -> Any:
 
 
 def prepare(
-    kind: Kind, settings: TrainingSection, files: Files, tokenizer: Any, room: int = ROOM
+    kind: Kind,
+    settings: TrainingSection,
+    files: Files,
+    tokenizer: Any,
+    room: int = ROOM,
+    positions: Positions | None = None,
 ) -> tuple[Dataset, Report]:
     """AttemptError (`invalid_data`, not retryable) with every fault of the data whose policy is `error`, in about
     `room` characters."""
     loss_on, length, pack = _form(settings)
+    table = positions.count if positions is not None and positions.fixed else length
     template = find_template(tokenizer, settings.base_model.chat_template)
-    encoder = Encoder(tokenizer, template, length, loss_on)
+    encoder = Encoder(tokenizer, template, min(length, table), loss_on)
     policies = policies_of(settings.rows)
-    bad = _Bad()
+    bad = BadRows(_KINDS_MAX)
     data, report = build(_encoded(kind, files, encoder, loss_on, bad), policies, pack)
     limit = "packing.max_seq_len" if pack is not None else "max_length"
     about: dict[Fault, str] = {"too_long": f", more than {limit} = {length:,} tokens"}
+    remedies: dict[Fault, str] = {}
+    if table < length:
+        about["too_long"] = f", more tokens than the model has positions: {table:,} (max_position_embeddings)"
+        remedies["too_long"] = "shorten it (keep: it is cut off at the end)"
     each = max(_LEAST, room // max(1, bad.kinds + len(report.errors)) - _SENTENCE)
-    told = [*bad.lines(each), *faults_to_tell(report, about, each)]
+    told = [*bad.lines(each), *faults_to_tell(report, about, each, remedies)]
     if not told and not data.units:
         told = [f"no row is left to train on: all {report.rows:,} are dropped"]
     if told:
         raise AttemptError(problems(told), code="invalid_data", retry=False)
+    report.notes += _notes(kind, encoder, report, positions)
     return data, report
+
+
+def _notes(kind: Kind, encoder: Encoder, report: Report, positions: Positions | None) -> Iterator[str]:
+    if encoder.unended and kind != "rm":
+        yield (
+            "warning: the tokenizer has no end-of-sequence token, so none is behind the texts and the model does not "
+            "learn to stop: name one as eos_token in tokenizer_config.json"
+        )
+    if positions is not None and report.longest > positions.count:
+        yield (
+            f"the longest sequence has {report.longest:,} tokens, and the model was made for {positions.count:,} "
+            "(max_position_embeddings): its positions go on, but it may be worse there"
+        )
 
 
 def _form(settings: TrainingSection) -> tuple[LossOn, int, int | None]:
     """(what is learnt, tokens of a row at most, of a sequence that several share)"""
     if not isinstance(settings, SftSection):
         return "completion_only", settings.max_length, None
-    packed = settings.packing is not None and settings.packing.kind != "off"
-    return settings.loss_on.kind, settings.length, settings.length if packed else None
+    return settings.loss_on.kind, settings.length, settings.length if settings.packed else None
 
 
-class _Bad:
-    """Rows that cannot become tokens at all, by what is wrong."""
-
-    def __init__(self) -> None:
-        self._places: dict[str, list[Place]] = {}
-
-    def add(self, place: Place, message: str) -> None:
-        known = message in self._places or len(self._places) < _KINDS_MAX
-        self._places.setdefault(message if known else "other faults of rows like these", []).append(place)
-
-    @property
-    def kinds(self) -> int:
-        return len(self._places)
-
-    def lines(self, room: int) -> list[str]:
-        return [f"{listed(places, room)}: {message}" for message, places in self._places.items()]
-
-
-def _encoded(kind: Kind, files: Files, encoder: Encoder, loss_on: LossOn, bad: _Bad) -> Iterator[tuple[Place, Encoded]]:
+def _encoded(
+    kind: Kind, files: Files, encoder: Encoder, loss_on: LossOn, bad: BadRows
+) -> Iterator[tuple[Place, Encoded]]:
     rows = _rows(kind, files, loss_on, bad)
     while batch := list(islice(rows, _BATCH)):
-        found = encoder.encode_many([row for _, row in batch])
+        found = _tokens(encoder, [row for _, row in batch])
         for (place, _), one in zip(batch, found, strict=True):
             if isinstance(one, InputError):
                 bad.add(place, one.message)
@@ -130,7 +153,19 @@ def _encoded(kind: Kind, files: Files, encoder: Encoder, loss_on: LossOn, bad: _
                 yield place, one
 
 
-def _rows(kind: Kind, files: Files, loss_on: LossOn, bad: _Bad) -> Iterator[tuple[Place, Row]]:
+def _tokens(encoder: Encoder, rows: list[Row]) -> list[Encoded | InputError]:
+    """A batch that a library cannot take is taken row by row, to find out which it is."""
+    try:
+        return encoder.encode_many(rows)
+    except Exception as error:
+        if not of_its_input(error):
+            raise
+        if len(rows) == 1:
+            return [InputError(f"the tokenizer cannot take it: {type(error).__name__}: {error}")]
+    return [found for row in rows for found in _tokens(encoder, [row])]
+
+
+def _rows(kind: Kind, files: Files, loss_on: LossOn, bad: BadRows) -> Iterator[tuple[Place, Row]]:
     for place, value in _values(files):
         try:
             found = parse_row(kind, value, loss_on)
@@ -164,13 +199,14 @@ def prepared(
     path: Path,
     cache: Path | None,
     room: int = ROOM,
+    positions: Positions | None = None,
 ) -> tuple[int, JsonObject]:
     """The dataset of `files` at `path`: (units, report). What is in `cache` is not made again. AttemptError."""
-    key = _key(kind, settings, files, tokenizer) if files.identity else None
+    key = _key(kind, settings, files, tokenizer, positions) if files.identity else None
     kept = cache / key if cache is not None and key is not None else None
     if kept is not None and (report := _taken(kept, path)) is not None:
         return report["sequences"], report
-    data, made = prepare(kind, settings, files, tokenizer, room)
+    data, made = prepare(kind, settings, files, tokenizer, room, positions)
     data.save(path)
     report = made.to_json()
     if kept is not None:
@@ -178,7 +214,9 @@ def prepared(
     return data.units, report
 
 
-def _key(kind: Kind, settings: TrainingSection, files: Files, tokenizer: Any) -> str | None:
+def _key(
+    kind: Kind, settings: TrainingSection, files: Files, tokenizer: Any, positions: Positions | None
+) -> str | None:
     """Of all that tokens depend on. None: it is a kind of tokenizer that does not say what it is."""
     fast = getattr(tokenizer, "backend_tokenizer", None)
     if fast is None:
@@ -189,7 +227,7 @@ def _key(kind: Kind, settings: TrainingSection, files: Files, tokenizer: Any) ->
         _SCHEMA, kind, files.kind, files.identity, files.names, list(_form(settings)), policies_of(settings.rows),
         template.text, template.marked_texts, own, fast.to_str(),
         [tokenizer.eos_token, tokenizer.bos_token, sorted(tokenizer.all_special_ids)],
-        version("transformers"), version("tokenizers"),
+        version("transformers"), version("tokenizers"), astuple(positions) if positions is not None else None,
     ]  # fmt: skip
     return blake3(canonical(parts)).hexdigest()
 
@@ -237,15 +275,26 @@ def files_of(given: JsonObject, root: Path) -> Files:
     return Files(given["kind"], tuple(root / place for place in places), names, given["manifest"])
 
 
-def check_vocabulary(tokenizer: Any, model: str, revision: str | None) -> None:
-    """AttemptError where the tokenizer has ids that the model has no embedding for."""
+def read_config(model: str, revision: str | None = None) -> Any:
+    """config.json of a model. AttemptError: there is none."""
     import transformers
 
     configs: Any = transformers.AutoConfig
     try:
-        config = configs.from_pretrained(model, revision=revision or "main")
+        return configs.from_pretrained(model, revision=revision or "main")
     except (OSError, ValueError) as error:
         raise AttemptError(f"the model cannot be loaded: {error}", code="model_invalid", retry=False) from error
+
+
+def positions_of(config: Any) -> Positions | None:
+    """None: the configuration does not say."""
+    text = config.get_text_config()
+    count: Any = getattr(text, "max_position_embeddings", None)
+    return Positions(count, text.model_type in _WITH_TABLE) if isinstance(count, int) and count > 0 else None
+
+
+def check_vocabulary(tokenizer: Any, config: Any) -> None:
+    """AttemptError where the tokenizer has ids that the model has no embedding for."""
     embeddings: int | None = getattr(config.get_text_config(), "vocab_size", None)
     vocabulary = max(tokenizer.get_vocab().values(), default=-1) + 1
     if embeddings is not None and vocabulary > embeddings:

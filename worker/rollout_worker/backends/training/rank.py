@@ -22,9 +22,10 @@ from typing import Any, cast
 from rollout.model.errors import AttemptError, RolloutError
 from rollout.model.problems import problems
 from rollout.workloads.train.config import SECTIONS, Kind, TrainingSection
+from rollout.workloads.train.segment import stopping_after
 
 from rollout_worker.backends.training.determinism import fingerprint, make_deterministic
-from rollout_worker.backends.training.faults import is_full, out_of_memory, ran_out_of_memory
+from rollout_worker.backends.training.faults import is_full, of_its_input, out_of_memory, ran_out_of_memory
 from rollout_worker.hosting.lifeline import ask_kernel
 
 FULL_WAIT_S = 2.0
@@ -53,7 +54,7 @@ class Rank:
                 self._fail(error.message, error.code, False)
             except Exception as error:  # noqa: BLE001 - of libraries and user code: whatever it is, it is told
                 traceback.print_exc()
-                self._fail(*self._library_fault(error))
+                self._fail(*self._library_fault(error, command["op"]))
         self._wait()
 
     def _say(self, number: int = 0, **answer: Any) -> None:
@@ -68,10 +69,12 @@ class Rank:
     def _fail(self, message: str, code: str, retry: bool, number: int = 0) -> None:
         self._say(number, error={"message": message, "code": code, "retry": retry})
 
-    def _library_fault(self, error: Exception) -> tuple[str, str, bool]:
+    def _library_fault(self, error: Exception, operation: str) -> tuple[str, str, bool]:
         """(message, code, whether another try may help)."""
         if ran_out_of_memory(error) and self._settings is not None:
             return out_of_memory(self._settings, error), "out_of_memory", False
+        if operation == "prepare" and of_its_input(error):
+            return f"the rows cannot be made tokens: {type(error).__name__}: {error}", "invalid_data", False
         code = "disk_full" if is_full(error) else "trainer_failed"
         return f"{type(error).__name__}: {error}", code, True
 
@@ -83,7 +86,9 @@ class Rank:
             check_vocabulary,
             files_of,
             pad_of,
+            positions_of,
             prepared,
+            read_config,
             read_tokenizer,
         )
 
@@ -91,7 +96,8 @@ class Rank:
         settings = SECTIONS[kind].model_validate(command["settings"])
         model, other, revision = command["model"], command.get("tokenizer"), settings.base_model.revision
         tokenizer = read_tokenizer(other or model, None if other else revision)
-        check_vocabulary(tokenizer, model, revision)
+        config = read_config(model, revision)
+        check_vocabulary(tokenizer, config)
         answer: dict[str, Any] = {}
         faults: list[str] = []
         for name, given in command["datasets"].items():
@@ -99,7 +105,14 @@ class Rank:
             files, cache = files_of(given, Path(given["root"])), Path(command["cache"])
             try:
                 units, report = prepared(
-                    kind, settings, files, tokenizer, path, cache, ROOM // len(command["datasets"])
+                    kind,
+                    settings,
+                    files,
+                    tokenizer,
+                    path,
+                    cache,
+                    ROOM // len(command["datasets"]),
+                    positions_of(config),
                 )
             except AttemptError as error:
                 if error.error_code != "invalid_data":
@@ -148,15 +161,21 @@ class Rank:
 
     def _run(self, command: dict[str, Any]) -> None:
         """The steps, each told as it ends; `staged` when the state is in memory, `done` when it is in the directory.
-        `under_way`: what takes as long as it takes, with a name where people should know."""
-        trainer = self._trainer
-        every, last = trainer.settings.eval.every_steps, min(command["first"] + command["steps"], trainer.plan.steps)
+        `under_way`: what takes as long as it takes, with a name where people should know. Every rank comes to the same
+        loss of an evaluation, and so stops at the same one."""
+        trainer, stopping, ends = self._trainer, command["stopping"], False
+        rule = trainer.settings.eval
+        every, last = rule.every_steps, min(command["first"] + command["steps"], trainer.plan.steps)
         for metrics in trainer.run(command["first"], command["steps"]):
             self._say(step=metrics, speed=trainer.speed)
             step = metrics["step"]
             if trainer.job.eval_data is not None and (step % every == 0 if every else step == last):
                 self._say(under_way="evaluating")
-                self._say(evaluation={"step": step, **trainer.evaluate()})
+                found = trainer.evaluate()
+                stopping, ends = stopping_after(stopping, step, found["loss"], rule.patience, rule.min_delta)
+                self._say(evaluation={"step": step, **found}, stopping=stopping, ends=ends)
+                if ends:
+                    break
         captured = trainer.capture(command["manifest"])
         self._say(under_way="")
         self._wait()  # of the segment before: two states at most are in memory

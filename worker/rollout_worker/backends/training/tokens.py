@@ -15,7 +15,7 @@ from rollout.model.problems import problems
 from rollout.workloads.train.config import SECTIONS, Kind
 from rollout.workloads.train.templates import find_template
 
-from rollout_worker.backends.training.prepare import files_of, prepare, read_tokenizer
+from rollout_worker.backends.training.prepare import files_of, positions_of, prepare, read_config, read_tokenizer
 
 
 def counted(asked: dict[str, Any]) -> dict[str, Any]:
@@ -26,9 +26,12 @@ def counted(asked: dict[str, Any]) -> dict[str, Any]:
     faults: list[str] = []
     try:
         tokenizer = read_tokenizer(asked["tokenizer"])
+        positions = positions_of(read_config(asked["model"])) if asked["model"] else None
         for name, given in asked["datasets"].items():
             try:
-                reports[name] = prepare(kind, settings, files_of(given, Path()), tokenizer)[1].to_json()
+                files = files_of(given, Path())
+                _, report = prepare(kind, settings, files, tokenizer, positions=positions)
+                reports[name] = report.to_json()
             except AttemptError as error:
                 if error.error_code != "invalid_data":
                     raise

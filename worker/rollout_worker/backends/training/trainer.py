@@ -48,7 +48,7 @@ from rollout_worker.backends.training.sums import Sums
 from rollout_worker.backends.training.weights import capture_weights, load_weights, shared_optimizer, whole_optimizer
 
 EXPLODED = 20.0
-"""A loss so many times the first one's size ends the run: nothing good comes after it."""
+"""A loss so many times the first one's size, of which 1 is the least, ends the run: nothing good comes after it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,7 +111,7 @@ class Trainer:
     def _collator(self, data: Dataset) -> Collator:
         settings = self.settings
         sft = settings if isinstance(settings, SftSection) else None
-        packed = sft is not None and sft.packing is not None and sft.packing.kind != "off"
+        packed = sft is not None and sft.packed
         longest = sft.length if sft is not None else settings.max_length
         return Collator(data, self.job.pad, self.accelerator.device, packed=packed, longest=longest)
 
@@ -296,7 +296,7 @@ class Trainer:
             )
         if step == 0:
             self.first_loss = abs(loss)
-        elif abs(loss) > EXPLODED * max(self.first_loss, 0.1):
+        elif abs(loss) > EXPLODED * max(self.first_loss, 1.0):
             raise AttemptError(
                 f"the loss is {loss:.4g}, more than {EXPLODED:.0f} times the first one's {self.first_loss:.4g}, "
                 f"{where}: lower optimizer.lr",

@@ -1,0 +1,41 @@
+"""Objects that results named and that were let go: freed soon after, and not only when garbage is collected."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Iterable
+
+from rollout.objects.port import ObjectStore
+
+from rollout_coordinator.ledger.port import Ledger, LetGoRow
+
+_BATCH = 500
+
+
+async def free_let_go(
+    store: ObjectStore, ledger: Ledger, epoch: int, forget: Callable[[Iterable[bytes]], None]
+) -> set[bytes]:
+    """Delete every object that was let go, unless something else refers to it or it is pinned: the deleted ones.
+
+    The pin with which its worker stored it held it until the ledger named it, and is over. Those that stay are left to
+    the collection of garbage. FencedError: `epoch` is over. StorageError.
+    """
+    deleted: set[bytes] = set()
+    while rows := await ledger.to_free(_BATCH):
+        await _unpin(store, rows)
+        ids = sorted({row.object_id for row in rows})
+        loose = set(ids) - await store.pinned(ids)
+        loose -= await ledger.referenced(sorted(loose)) if loose else set()
+        gone = {object_id for object_id in loose if await store.delete(object_id)}
+        forget(gone)
+        await ledger.freed(epoch, rows)
+        deleted |= gone
+    return deleted
+
+
+async def _unpin(store: ObjectStore, rows: list[LetGoRow]) -> None:
+    stored: dict[str, list[bytes]] = defaultdict(list)
+    for row in rows:
+        stored[row.worker].append(row.object_id)
+    for worker, ids in stored.items():
+        await store.unpin(worker, ids)
