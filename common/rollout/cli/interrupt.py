@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import signal
+import sys
 from collections.abc import Callable, Coroutine
 from typing import Any, TypeVar
 
@@ -15,7 +17,7 @@ class Interrupted(BaseException):
 
 
 class Interrupts:
-    """`at_once` runs at the second signal and must not return."""
+    """`at_once` runs at the second signal, which ends the process."""
 
     def __init__(self, at_once: Callable[[], None]) -> None:
         self._at_once = at_once
@@ -29,6 +31,8 @@ class Interrupts:
     def _signalled(self) -> None:
         if self._asked.is_set():
             self._at_once()
+            sys.stdout.flush()
+            os._exit(128 + signal.SIGINT)
         self._asked.set()
 
     async def guard(self, work: Coroutine[Any, Any, T]) -> T:

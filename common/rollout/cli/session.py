@@ -8,10 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-import os
 import shlex
-import signal
-import sys
 import threading
 from collections.abc import AsyncGenerator, Coroutine, Sequence
 from contextlib import asynccontextmanager, suppress
@@ -532,5 +529,3 @@ class _Invocation:
         if self._embedded is not None:
             self._embedded.kill()
         self._display.close()
-        sys.stdout.flush()
-        os._exit(128 + signal.SIGINT)

@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import os
-import signal
-import sys
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager, suppress
 
@@ -66,8 +63,6 @@ class Verifying:
         if self._embedded is not None:
             self._embedded.kill()
         self._display.close()
-        sys.stdout.flush()
-        os._exit(128 + signal.SIGINT)
 
     async def _work(self) -> int:
         target, run_id = await find_run(self._where, self._text)

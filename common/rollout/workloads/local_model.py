@@ -87,6 +87,21 @@ def files_json(model: LocalModel) -> JsonObject:
     }
 
 
+def with_tokenizer(
+    files: JsonObject, tokenizer: str | None, revision: str | None, path: Path | None, tree: str
+) -> JsonObject:
+    """`files_json`, and the same of a tokenizer. `path`: where it is a directory here, whose digest is `tree`."""
+    return {
+        **files,
+        "tokenizer": tokenizer,
+        "revision": revision,
+        "tokenizer_local": path is not None,
+        "tokenizer_path": str(path.absolute()) if path else None,
+        "tokenizer_tree": tree,
+        "tokenizer_manifest": None,
+    }
+
+
 def model_changes(old: JsonObject, new: JsonObject, section: str = "model") -> list[str]:
     """What differs between two of `files_json` in resolved configurations, as far as results depend on it."""
     changes = [

@@ -9,7 +9,14 @@ from blake3 import blake3
 
 from rollout.workloads.infer.config import InferConfig, ModelSection
 from rollout.workloads.json_form import JsonObject
-from rollout.workloads.local_model import LocalModel, files_json, find_model, local_directory, tree_digest
+from rollout.workloads.local_model import (
+    LocalModel,
+    files_json,
+    find_model,
+    local_directory,
+    tree_digest,
+    with_tokenizer,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,12 +50,5 @@ def resolve_model(config: InferConfig) -> ResolvedModel:
 
 def model_json(model: ModelSection, resolved: ResolvedModel) -> JsonObject:
     """[model] of the resolved configuration: `files_json`, and the same of the tokenizer."""
-    return {
-        **files_json(resolved),
-        "tokenizer": model.tokenizer,
-        "revision": model.revision,
-        "tokenizer_local": resolved.tokenizer_path is not None,
-        "tokenizer_path": str(resolved.tokenizer_path.absolute()) if resolved.tokenizer_path else None,
-        "tokenizer_tree": resolved.tokenizer_tree,
-        "tokenizer_manifest": None,
-    }
+    path, tree = resolved.tokenizer_path, resolved.tokenizer_tree
+    return with_tokenizer(files_json(resolved), model.tokenizer, model.revision, path, tree)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal, TypeAlias, cast
+from typing import Any, Literal, TypeAlias, cast, get_args
 
 from rollout.model.errors import InputError
 from rollout.workloads.json_form import JsonObject
@@ -25,15 +25,7 @@ Fault: TypeAlias = Literal[
     "empty_completion",
     "identical_pair",
 ]
-FAULTS: tuple[Fault, ...] = (
-    "no_supervised_token",
-    "stop_token_outside",
-    "merged_at_seam",
-    "two_bos",
-    "too_long",
-    "empty_completion",
-    "identical_pair",
-)
+FAULTS: tuple[Fault, ...] = get_args(Fault)
 """What may be wrong with a row, each a key of `[algorithm.KIND.rows]` and a counter of the report."""
 
 

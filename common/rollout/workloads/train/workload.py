@@ -29,6 +29,7 @@ from rollout.workloads.local_model import (
     refuse_unless_whole_model,
     taken_for_hub,
     tree_digest,
+    with_tokenizer,
 )
 from rollout.workloads.port import Checked, Fetch, FoundSnapshot, Reading, Tree, Workload, input_section
 from rollout.workloads.train.config import ModelSection, PreferenceSection, SftSection, TrainConfig, TrainingSection
@@ -85,15 +86,8 @@ class _Models:
 
     def config(self, section: ModelSection) -> JsonObject:
         """`model` of a run's configuration, with the tokenizer, as workers look for it."""
-        return {
-            **files_json(self.model),
-            "tokenizer": section.tokenizer,
-            "revision": section.revision,
-            "tokenizer_local": self.tokenizer is not None,
-            "tokenizer_path": str(self.tokenizer.absolute()) if self.tokenizer else None,
-            "tokenizer_tree": self.tokenizer_tree,
-            "tokenizer_manifest": None,
-        }
+        files = files_json(self.model)
+        return with_tokenizer(files, section.tokenizer, section.revision, self.tokenizer, self.tokenizer_tree)
 
 
 @dataclass(slots=True)
