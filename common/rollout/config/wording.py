@@ -18,8 +18,6 @@ _KINDS = {
     "string_type": "a string",
     "list_type": "a list",
     "dict_type": "a table",
-    "model_type": "a table, such as [section]",
-    "model_attributes_type": "a table, such as [section]",
     "is_instance_of": "of another type",
 }
 _BOUNDS = {
@@ -31,13 +29,19 @@ _BOUNDS = {
 _SENSITIVE = re.compile(r"(^|[._])(url|token|secret|password|key)$", re.IGNORECASE)
 
 
-def describe(error: Mapping[str, Any], name: str) -> str:
-    """One entry of `ValidationError.errors()` as a sentence. `name`: the key's, to keep secrets out of messages."""
+_SECTION = ("model_type", "model_attributes_type")
+
+
+def describe(error: Mapping[str, Any], name: str, table: str = "a table, such as [section]") -> str:
+    """One entry of `ValidationError.errors()` as a sentence. `name`: the key's, to keep secrets out of messages.
+    `table`: what a section is in the format of the file."""
     kind = str(error["type"])
     context = cast(dict[str, Any], error.get("ctx") or {})
     shown = _shown(error.get("input"), name)
     if kind == "missing":
         return "is missing: add it"
+    if kind in _SECTION:
+        return f"must be {table}, not {shown}"
     if kind in _KINDS:
         return f"must be {_KINDS[kind]}, not {shown}"
     if kind in _BOUNDS:

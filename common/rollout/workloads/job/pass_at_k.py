@@ -1,0 +1,44 @@
+"""pass@k: how likely it is that at least one of k attempts at a task passes."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Hashable, Mapping, Sequence
+from dataclasses import dataclass
+
+from rollout.workloads.job.intervals import Estimate, estimate
+
+PASS = 1.0
+"""A reward of at least this much passes."""
+
+
+@dataclass(frozen=True, slots=True)
+class PassAtK:
+    """`value`: the mean over the tasks that were tried at least `k` times; `value.tasks` says how many those are."""
+
+    k: int
+    value: Estimate
+
+
+def pass_at_k(tries: int, passed: int, k: int) -> float:
+    """The unbiased estimate 1 - C(n-c, k) / C(n, k) of `k` attempts at a task, from n `tries` of which c `passed`
+    (Chen et al. 2021, "Evaluating Large Language Models Trained on Code", arXiv:2107.03374, equation 1).
+
+    ValueError unless 0 <= passed <= tries and 1 <= k <= tries: with fewer tries than k there is no unbiased estimate.
+    """
+    if not 0 <= passed <= tries or not 1 <= k <= tries:
+        raise ValueError(f"of {tries} tries {passed} passed: there is no pass@{k}")
+    return 1 - math.comb(tries - passed, k) / math.comb(tries, k)
+
+
+def pass_at_each_k(groups: Mapping[Hashable, Sequence[float]]) -> list[PassAtK]:
+    """For k = 1 up to the most scored attempts at one task; `groups`: rewards by task. A task with fewer attempts than
+    k, after a failure of the infrastructure say, is not among its tasks, and never counted as one that fails."""
+    counts = {task: (len(rewards), sum(reward >= PASS for reward in rewards)) for task, rewards in groups.items()}
+    found = list[PassAtK]()
+    for k in range(1, max((tries for tries, _ in counts.values()), default=0) + 1):
+        values = {task: [pass_at_k(tries, passed, k)] for task, (tries, passed) in counts.items() if tries >= k}
+        value = estimate(values)
+        if value is not None:
+            found.append(PassAtK(k, value))
+    return found
