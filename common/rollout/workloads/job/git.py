@@ -30,22 +30,20 @@ class Commit:
     """`changed`: paths below the directory that differ from the commit, relative to the top of the repository."""
 
     id: str
-    top: Path
     changed: tuple[str, ...]
 
 
 def commit_of(directory: Path) -> Commit | None:
     """The commit checked out in the repository that holds `directory`; None: it is in none, or git is not installed."""
     try:
-        found = _git(directory, "rev-parse", "--verify", "--quiet", "HEAD", "--show-toplevel", check=False)
-        lines = found.stdout.splitlines()
-        if found.returncode or len(lines) != 2:
+        found = _git(directory, "rev-parse", "--verify", "--quiet", "HEAD", check=False)
+        if found.returncode:
             return None
         status = _git(directory, "status", "--porcelain", "-z", "--no-renames", "--", ".")
     except (InputError, FileNotFoundError):
         return None
     changed = tuple(entry[3:] for entry in status.stdout.split("\0") if entry)
-    return Commit(lines[0], Path(lines[1]), changed)
+    return Commit(found.stdout.strip(), changed)
 
 
 def checked_url(url: str) -> str:
@@ -150,8 +148,8 @@ def _git(
     except subprocess.TimeoutExpired as error:
         raise InputError(f"git {arguments[0]} did not end within {timeout_s:.0f} s") from error
     if check and done.returncode:
-        last = [line for line in done.stderr.splitlines() if line.strip()][-3:]
-        raise InputError(f"git {arguments[0]} failed: {' '.join(last) or f'exit code {done.returncode}'}")
+        said = [line for line in done.stderr.splitlines() if line.strip()][:3]
+        raise InputError(f"git {arguments[0]} failed: {' '.join(said) or f'exit code {done.returncode}'}")
     return done
 
 
