@@ -46,7 +46,8 @@ def describe(error: Mapping[str, Any], name: str, table: str = "a table, such as
         return f"must be {_KINDS[kind]}, not {shown}"
     if kind in _BOUNDS:
         words, key = _BOUNDS[kind]
-        return f"must be {words} {context[key]}, not {shown}"
+        bound = context[key]
+        return f"must be {words} {int(bound) if bound == int(bound) else bound}, not {shown}"
     if kind == "literal_error":
         return choices(str(context.get("expected", "")), error.get("input"), shown)
     if kind in ("string_too_short", "too_short"):

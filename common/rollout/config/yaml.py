@@ -114,8 +114,8 @@ class _Builder:
         for key_node, value_node in node.value:
             key = self._key(key_node)
             if key == "<<" and key_node.style is None:
-                for source in self._merged(value_node):
-                    values = {**self._value(source, place, opened), **values}
+                for source in reversed(list(self._merged(value_node))):  # the first one has the last word
+                    values |= self._value(source, place, opened)
             elif key is not None:
                 own.append((key, key_node, value_node))
         seen: dict[str, int] = {}

@@ -7,7 +7,7 @@ from difflib import get_close_matches
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal, Self, cast
 
-from pydantic import BeforeValidator, Field, field_validator, model_validator
+from pydantic import AfterValidator, BeforeValidator, Field, field_validator, model_validator
 
 from rollout.config.load import Located
 from rollout.config.settings import Section
@@ -19,7 +19,7 @@ from rollout.workloads.job.git import checked_url
 from rollout.workloads.job.harbor_keys import rename
 from rollout.workloads.job.names import portable_name, same_name
 from rollout.workloads.job.network import allowed_hosts
-from rollout.workloads.job.quantities import Cpus, Mebibytes, Size
+from rollout.workloads.job.quantities import Cpus, Mebibytes, mebibytes
 from rollout.workloads.job.task_toml import Tpu
 from rollout.workloads.job.templates import check_variables
 
@@ -32,6 +32,15 @@ _IMPORT_PATH = r"^[A-Za-z_][\w.]*:[A-Za-z_][\w.]*$"
 Timeout = Annotated[float, Field(ge=0, le=30 * 86400)]
 """Seconds; 0 as None: not set."""
 Multiplier = Annotated[float, Field(gt=0, le=1000)]
+
+
+def _size_text(value: str) -> str:
+    mebibytes(value)
+    return value
+
+
+SizeText = Annotated[Text, AfterValidator(_size_text)]
+"""Memory or storage with its unit, as it is written."""
 EnvVariables = dict[str, Text]
 
 
@@ -85,8 +94,10 @@ class EnvironmentSection(Env):
         default_factory=dict[str, Any], description="Settings of the provider, as it documents them."
     )
     override_cpus: Cpus | None = Field(default=None, description="Instead of the task's cpus.")
-    override_memory: Size | None = Field(default=None, description='Instead of the task\'s memory, such as "4G".')
-    override_storage: Size | None = Field(default=None, description='Instead of the task\'s storage, such as "20G".')
+    override_memory: SizeText | None = Field(default=None, description='Instead of the task\'s memory, such as "4G".')
+    override_storage: SizeText | None = Field(
+        default=None, description='Instead of the task\'s storage, such as "20G".'
+    )
     override_memory_mb: Mebibytes | None = Field(default=None, description="As override_memory, in MiB.")
     override_storage_mb: Mebibytes | None = Field(default=None, description="As override_storage, in MiB.")
     override_gpus: int | None = Field(default=None, ge=0, le=1024, description="Instead of the task's gpus.")
@@ -108,7 +119,12 @@ class EnvironmentSection(Env):
     @field_validator("type")
     @classmethod
     def _provider(cls, value: str) -> str:
-        return _PROVIDER_ALIASES.get(value, value)
+        name = _PROVIDER_ALIASES.get(value, value)
+        if name in PROVIDERS or ":" in name:
+            return name
+        near = get_close_matches(value, [*PROVIDERS, *_PROVIDER_ALIASES], n=1)
+        hint = f'did you mean "{near[0]}"?' if near else f"known are {', '.join(PROVIDERS)}, and module:Class"
+        raise ValueError(f'there is no provider "{value[:40]}"; {hint}')
 
     @field_validator("extra_allowed_hosts")
     @classmethod
@@ -124,7 +140,7 @@ class EnvironmentSection(Env):
         faults = [
             f"override_{name} and override_{name}_mb disagree: keep one"
             for name, text, number in pairs
-            if text is not None and number is not None and text != number
+            if text is not None and number is not None and mebibytes(text) != number
         ]
         if faults:
             raise ValueError("; ".join(faults))
@@ -132,11 +148,11 @@ class EnvironmentSection(Env):
 
     @property
     def memory_mb(self) -> int | None:
-        return self.override_memory if self.override_memory is not None else self.override_memory_mb
+        return self.override_memory_mb if self.override_memory is None else mebibytes(self.override_memory)
 
     @property
     def storage_mb(self) -> int | None:
-        return self.override_storage if self.override_storage is not None else self.override_storage_mb
+        return self.override_storage_mb if self.override_storage is None else mebibytes(self.override_storage)
 
 
 class VerifierSection(Env):
@@ -195,7 +211,7 @@ class AgentSection(Env):
         """An agent that is imported has the name of its class, if it has no other."""
         if isinstance(data, dict) and "name" not in data and isinstance(cast("Any", data).get("import_path"), str):
             values = cast("dict[str, Any]", data)
-            return {**values, "name": values["import_path"].rpartition(":")[2] or "agent"}
+            return {**values, "name": _class_name(values["import_path"])}
         return data  # pyright: ignore[reportUnknownVariableType]
 
     @field_validator("name", "label")
@@ -379,18 +395,23 @@ def _across(source: Located) -> Iterator[str]:
     labels: dict[str, str] = {}
     groups: dict[str, Any] = {}
     for index, agent in enumerate(_tables(values.get("agents"))):
-        label = agent.get("label") or agent.get("name", ORACLE)
+        label = agent.get("label") or agent.get("name") or _class_name(agent.get("import_path")) or ORACLE
         where = f"{source.where(('agents', index))}: agents.{index}"
         if isinstance(label, str):
             if same_name(label) in labels:
                 yield f'{where}: a second agent called "{label}": give it a label of its own, such as label: {label}-2'
             labels[same_name(label)] = label
         own = agent.get("n_concurrent")
+        where = f"{source.where(('agents', index, 'n_concurrent'))}: agents.{index}.n_concurrent"
         if isinstance(own, int) and isinstance(limit, int) and own > limit:
-            yield f"{where}.n_concurrent: {own} is more than n_concurrent_trials, which is {limit}"
+            yield f"{where}: {own} is more than n_concurrent_trials, which is {limit}"
         group = agent.get("concurrency_group")
         if isinstance(group, str) and groups.setdefault(group, own) != own:
-            yield f'{where}.n_concurrent: {own}, where another agent of the group "{group}" has {groups[group]}'
+            yield f'{where}: {own}, where another agent of the group "{group}" has {groups[group]}'
+
+
+def _class_name(import_path: Any) -> str:
+    return import_path.rpartition(":")[2].rpartition(".")[2] if isinstance(import_path, str) else ""
 
 
 def _tables(value: Any) -> list[dict[str, Any]]:
