@@ -8,8 +8,8 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 from rollout.workloads.job.aggregate import PlannedTrial
-from rollout.workloads.job.results import TrialError, TrialResult
 from rollout.workloads.job.results import Timestamps as Times
+from rollout.workloads.job.results import TrialError, TrialResult
 
 TASK = {
     "task.toml": 'version = "1.0"\n',

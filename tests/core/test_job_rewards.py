@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import math
+import re
 from pathlib import Path
+from typing import Any, get_args
 
 import pytest
+from pydantic import BaseModel
 from rollout.workloads.job.config import JobConfig
 from rollout.workloads.job.dialect import DIALECTS, HARBOR, ROLLOUT, Dialect
 from rollout.workloads.job.errors import ERRORS, HARBOR_NAMES, PolicyOverride, is_infrastructure, policy_of, types_of
 from rollout.workloads.job.rewards import BYTES_MAX, RewardError, combine, misses, read_rewards, single
+from rollout.workloads.job.task_toml import TaskToml
 
 DOCS = Path(__file__).parents[2] / "docs" / "job.md"
 BOTH = [ROLLOUT, HARBOR]
@@ -154,10 +158,25 @@ def test_the_one_number_of_a_trial(rewards: dict[str, float] | None, one: float 
 # ---- errors
 
 
-OLDER_TYPES = """environment_build_failed environment_build_timeout environment_image_pull_failed
-environment_start_failed environment_resource_allocation_failed agent_install_failed agent_install_timeout
-agent_execution_failed agent_execution_timeout verifier_failed verifier_timeout verifier_reward_missing
-verifier_reward_invalid environment_teardown_failed task_invalid task_not_found internal_error""".split()
+OLDER_TYPES = [
+    "environment_build_failed",
+    "environment_build_timeout",
+    "environment_image_pull_failed",
+    "environment_start_failed",
+    "environment_resource_allocation_failed",
+    "agent_install_failed",
+    "agent_install_timeout",
+    "agent_execution_failed",
+    "agent_execution_timeout",
+    "verifier_failed",
+    "verifier_timeout",
+    "verifier_reward_missing",
+    "verifier_reward_invalid",
+    "environment_teardown_failed",
+    "task_invalid",
+    "task_not_found",
+    "internal_error",
+]
 
 
 def test_the_table_has_every_type_of_the_format() -> None:
@@ -235,10 +254,29 @@ def test_the_docs_have_the_table_of_the_two_formats() -> None:
             assert table[key][:2] == [cell(getattr(one, key)) for one in DIALECTS.values()], key
 
 
-def test_the_docs_name_every_key() -> None:
+def keys_of(model: type[BaseModel]) -> set[str]:
+    """Of `model` and of every section in it."""
+    found = set(model.model_fields)
+    for field in model.model_fields.values():
+        for inner in sections_in(field.annotation):
+            found |= keys_of(inner)
+    return found
+
+
+def sections_in(annotation: Any) -> list[type[BaseModel]]:
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        return [annotation]
+    return [inner for part in get_args(annotation) for inner in sections_in(part)]
+
+
+OF_OTHERS = {"memory", "email", "transport", "url", "command", "args", "headers", "topology"}
+"""Old names, and keys of what providers and agents read, which their own pages describe."""
+
+
+@pytest.mark.parametrize("model", [JobConfig, TaskToml])
+def test_the_docs_name_every_key(model: type[BaseModel]) -> None:
     text = DOCS.read_text()
-    keys = [*JobConfig.model_fields]
-    assert [key for key in keys if f"`{key}" not in text] == []
+    assert sorted(key for key in keys_of(model) - OF_OTHERS if not re.search(rf"\b{key}\b", text)) == []
 
 
 def test_the_numbers_of_a_reward_are_finite_everywhere() -> None:

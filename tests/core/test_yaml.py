@@ -86,6 +86,7 @@ def test_every_duplicate_key_is_told() -> None:
         ("a: .nan\n", 1, '".nan" is no number'),
         ("a: 1e999\n", 1, '"1e999" is no number'),
         (f"a: {'9' * 5000}\n", 1, "is no number"),
+        ("a: !!int\n", 1, '"" is no number'),
         ("a: *b\n", 1, "undefined alias"),
         ("a: &a [*a]\n", 1, "an alias (*name) inside the value it stands for"),
         ("a: 1\n<<: 3\n", 2, "<< takes a mapping"),

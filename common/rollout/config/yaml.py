@@ -159,7 +159,7 @@ class _Builder:
             return None
         try:
             return self._number(node, kind, text)
-        except ValueError:
+        except (ValueError, IndexError):  # IndexError: an empty one, tagged as a number
             self._fault(node, f'"{text[:40]}" is no number that can be used here')
             return None
 
