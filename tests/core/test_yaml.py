@@ -65,6 +65,10 @@ def test_merged_keys_give_way_to_those_that_stand_there() -> None:
     assert (lines["all", "a"], lines["all", "b"], lines["all", "c"]) == (4, 1, 2)
 
 
+def test_an_anchor_may_be_set_anew() -> None:
+    assert values("a: &x 1\nb: *x\nc: &x 2\nd: *x\n") == {"a": 1, "b": 1, "c": 2, "d": 2}
+
+
 def test_every_duplicate_key_is_told() -> None:
     assert faults("a: 1\nb: {c: 1, c: 2}\na: 2\n") == [
         (2, 'the key "c" stands here and on line 2: keep one'),

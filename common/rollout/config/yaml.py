@@ -59,6 +59,7 @@ def _syntax_fault(error: Any) -> tuple[int, str]:
 def _reader() -> Any:
     reader: Any = YAML(typ="safe", pure=True)
     reader.allow_duplicate_keys = True  # the composer stops at the first; the builder tells of all
+    reader.composer.warn_double_anchors = False  # YAML 1.2 lets the later one take its place
     return reader
 
 

@@ -11,7 +11,7 @@ make up for it (Cameron, Gelbach and Miller 2008, Rev. Econ. Stat. 90, 414). And
 is a rate near 0 or 1, where a symmetric interval leaves [0, 1], and where all trials pass, where its width is 0. So
 rewards that are all 0 or 1 get Wilson's interval with the effective number of trials instead, as for proportions in
 clustered surveys (Korn and Graubard 1998, Survey Methodology 24, 193; Dean and Pagano 2015, J. Surv. Stat. Methodol. 3,
-484). The tests measure the coverage of both: 94 to 96 %. With one attempt at each of few tasks there are so few possible
+484). The tests measure the coverage of both: 94 to 96 %. With one attempt at each of few tasks there are so few
 rates that at a single true one the coverage swings between 93 and 97.5 %, as that of any interval does; on average over
 rates it is 95.0 to 95.7 % for 50 to 200 tasks, and 96.7 % for 20.
 """
