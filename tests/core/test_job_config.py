@@ -8,10 +8,13 @@ from typing import Any
 
 import pytest
 from job_files import make_task
-from rollout.config.load import load_settings
+from rollout.config.load import Located, load_settings
 from rollout.model.errors import ConfigError
-from rollout.workloads.job.config import AgentSection, JobConfig, job_name
+from rollout.workloads.job.config import AgentSection, JobConfig, RetrySection, environments, job_name
+from rollout.workloads.job.errors import PolicyOverride
 from rollout.workloads.job.load_task import load_task
+from rollout.workloads.job.retries import delay_ms, is_retried
+from rollout.workloads.job.templates import unset
 from rollout.workloads.job.timeouts import Timeouts, timeouts
 
 WHOLE = {"agents": [{"name": "oracle"}], "datasets": [{"path": "tasks"}]}
@@ -303,3 +306,48 @@ def test_an_agent_without_a_limit_has_at_most_the_jobs(tmp_path: Path) -> None:
     config = JobConfig.model_validate({**WHOLE, "timeout_multiplier": 2})
     assert timeouts(config, AgentSection(), task, task.steps[0]).agent_s is None
     assert timeouts(config, AgentSection(max_timeout_sec=10), task, task.steps[0]).agent_s == 20
+
+
+def test_variables_of_the_job_that_are_missing_are_told_with_their_lines(tmp_path: Path) -> None:
+    path = tmp_path / "job.yaml"
+    path.write_text("""agents:
+  - name: a
+    execute: x
+    env:
+      KEY: ${KEY}
+      SET: ${HOME_OF_TESTS:-there}
+verifier: {env: {V: "${V}"}}
+datasets: [{path: d}]
+""")
+    config = load_settings(JobConfig, path, environ={})
+    found = list(unset(environments(config), {}, Located.read(path).where))
+    assert [one.replace(f"{tmp_path}/", "").partition(", which")[0] for one in found] == [
+        "job.yaml:7: verifier.env: V needs V",
+        "job.yaml:5: agents.0.env: KEY needs KEY",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("retry", "type", "expected"),
+    [
+        ({}, "environment_start_failed", True),
+        ({}, "agent_execution_failed", False),
+        ({}, "something_new", True),
+        ({"exclude": ["environment_start_failed"]}, "environment_start_failed", False),
+        ({"include": ["agent_execution_failed"]}, "agent_execution_failed", True),
+        ({"include": ["agent_execution_failed"]}, "environment_start_failed", False),
+        ({"include": ["verifier_failed"], "exclude": ["verifier_failed"]}, "verifier_failed", False),
+    ],
+)
+def test_which_errors_are_tried_again(retry: dict[str, Any], type: str, expected: bool) -> None:
+    assert is_retried(type, RetrySection.model_validate(retry), {}) is expected
+
+
+def test_the_table_as_the_job_overrides_it_says_what_is_tried_again() -> None:
+    overrides = {"verifier_failed": PolicyOverride(should_retry=True)}
+    assert is_retried("verifier_failed", RetrySection(), overrides)
+
+
+def test_delays_grow_up_to_their_maximum() -> None:
+    assert [delay_ms(RetrySection(), tries) for tries in range(1, 8)] == [1000, 2000, 4000, 8000, 16000, 30000, 30000]
+    assert delay_ms(RetrySection(), 10_000) == 30_000

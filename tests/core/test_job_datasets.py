@@ -16,7 +16,6 @@ from rollout.model.errors import ConfigError, InputError
 from rollout.workloads.job.config import JobConfig
 from rollout.workloads.job.datasets import Loaded, load_datasets
 from rollout.workloads.job.git import checkout, commit_of, resolve_commit
-from rollout.workloads.job.load_task import TaskUse
 from rollout.workloads.job.registry import RegistryDataset, find_dataset
 
 pytestmark = pytest.mark.skipif(shutil.which("git") is None, reason="git is not installed")
@@ -30,14 +29,15 @@ def repository(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, str]:
     return url, commit
 
 
-def load(tmp_path: Path, *datasets: dict[str, Any], tasks: tuple[dict[str, Any], ...] = (), **use: Any) -> Loaded:
-    config = JobConfig.model_validate({"agents": [{}], "datasets": datasets, "tasks": tasks})
-    return load_datasets(config, TaskUse(**use), cache=tmp_path / "cache")
+def load(tmp_path: Path, *datasets: dict[str, Any], tasks: tuple[dict[str, Any], ...] = (), **keys: Any) -> Loaded:
+    agents = keys.pop("agents", [{"name": "nop"}])
+    config = JobConfig.model_validate({"agents": agents, "datasets": datasets, "tasks": tasks, **keys})
+    return load_datasets(config, cache=tmp_path / "cache")
 
 
-def fault(tmp_path: Path, *datasets: dict[str, Any], tasks: tuple[dict[str, Any], ...] = (), **use: Any) -> str:
+def fault(tmp_path: Path, *datasets: dict[str, Any], tasks: tuple[dict[str, Any], ...] = (), **keys: Any) -> str:
     with pytest.raises(ConfigError) as caught:
-        load(tmp_path, *datasets, tasks=tasks, **use)
+        load(tmp_path, *datasets, tasks=tasks, **keys)
     return str(caught.value).replace(f"{tmp_path}/", "")
 
 
@@ -105,6 +105,16 @@ def test_the_dialect_may_be_chosen_for_a_dataset(tmp_path: Path) -> None:
     make_task(tmp_path / "d" / "a")
     (task,) = load(tmp_path, {"path": str(tmp_path / "d"), "dialect": "harbor"}).datasets[0].tasks
     assert (task.schema_version, task.dialect.name, task.environment.memory_mb) == ("1.0", "harbor", None)
+
+
+def test_what_a_job_needs_of_its_tasks(tmp_path: Path) -> None:
+    make_task(tmp_path / "d" / "a", without=("solution/solve.sh", "tests/test.sh"))
+    section = {"path": str(tmp_path / "d")}
+    agents = [{"name": "nop"}, {"name": "oracle"}]
+    found = fault(tmp_path, section, agents=agents)
+    assert "there is no tests/test.sh" in found
+    assert "there is no solution/solve.sh" in found
+    assert names(load(tmp_path, section, verifier={"disable": True})) == [("d", ["a"])]
 
 
 # ---- git

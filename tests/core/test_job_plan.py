@@ -10,7 +10,6 @@ import pytest
 from job_files import make_task
 from rollout.workloads.job.config import JobConfig
 from rollout.workloads.job.datasets import Dataset, load_datasets
-from rollout.workloads.job.load_task import TaskUse
 from rollout.workloads.job.plan import Trial, change, plan, total
 
 AGENTS = [{"name": "a", "execute": "true"}, {"name": "b", "execute": "false"}]
@@ -33,7 +32,7 @@ class World:
         return trials
 
     def datasets(self, config: JobConfig) -> tuple[Dataset, ...]:
-        return load_datasets(config, TaskUse()).datasets
+        return load_datasets(config).datasets
 
     def ids(self, agents: Sequence[dict[str, Any]] = AGENTS, **keys: Any) -> dict[str, bytes]:
         """By the directory of the trial."""

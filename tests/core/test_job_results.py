@@ -17,6 +17,7 @@ from rollout.workloads.job.config import MetricSection
 from rollout.workloads.job.errors import PolicyOverride
 from rollout.workloads.job.metrics import check_metrics, compute
 from rollout.workloads.job.results import JobResult, Timestamps, TrialError, TrialResult, rfc3339
+from rollout.workloads.job.statistics_file import statistics_json
 
 
 def result() -> TrialResult:
@@ -231,6 +232,43 @@ def test_a_job_of_nothing_scored_divides_by_nothing() -> None:
 def test_statistics_are_of_an_agent_in_a_dataset() -> None:
     trials = [trial("t", 1.0), trial("t", 0.0, dataset="e"), trial("t", 0.0, agent="b")]
     assert list(job_statistics(trials, {})) == [("a", "d"), ("a", "e"), ("b", "d")]
+
+
+def test_stats_json_has_every_rate_with_its_denominator() -> None:
+    trials = [trial("t", 1.0), trial("t", 0.0, attempt=2), trial("u", None, "environment_start_failed")]
+    metrics = [MetricSection(type="max")]
+    found = json.loads(statistics_json("nightly", job_statistics(trials, {}, metrics)))
+    assert (found["job_name"], found["confidence"]) == ("nightly", 0.95)
+    (group,) = found["groups"]
+    assert list(group) == [
+        "agent",
+        "dataset",
+        "counts",
+        "pass_rate",
+        "mean_reward",
+        "pass_at_k",
+        "metrics",
+        "errors",
+    ]
+    assert group["counts"] == {
+        "total": 3,
+        "completed": 2,
+        "failed": 1,
+        "skipped": 0,
+        "infrastructure": 1,
+        "scored": 2,
+        "tasks": 2,
+    }
+    assert group["pass_rate"] == {
+        "mean": 0.5,
+        "low": None,
+        "high": None,
+        "standard_error": None,
+        "trials": 2,
+        "tasks": 1,
+    }
+    assert [(one["k"], one["mean"], one["tasks"]) for one in group["pass_at_k"]] == [(1, 0.5, 1), (2, 1.0, 1)]
+    assert (group["metrics"], group["errors"]) == ({"max": 1.0}, {"environment_start_failed": 1})
 
 
 # ---- metrics

@@ -10,6 +10,7 @@ from typing import Annotated, Any, ClassVar, Literal, Self, cast
 from pydantic import AfterValidator, BeforeValidator, Field, field_validator, model_validator
 
 from rollout.config.load import Located
+from rollout.config.locate import Place
 from rollout.config.settings import Section
 from rollout.config.written import Flag, Text
 from rollout.workloads.job.artifacts import ArtifactKey
@@ -379,6 +380,15 @@ class JobConfig(Section):
     def prepare(cls, source: Located) -> list[str]:
         """For `rollout.config.load`."""
         return [*rename(source), *_across(source)]
+
+
+def environments(config: JobConfig) -> Iterator[tuple[Place, dict[str, str]]]:
+    """Every `env` of the file and the section in which it stands, for `templates.unset`."""
+    yield ("environment",), config.environment.env
+    if not config.verifier.disable:
+        yield ("verifier",), config.verifier.env
+    for index, agent in enumerate(config.agents):
+        yield ("agents", index), agent.env
 
 
 def job_name(config: JobConfig, path: Path) -> str:

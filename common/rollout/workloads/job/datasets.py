@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 from pathlib import Path, PurePosixPath
@@ -10,7 +10,7 @@ from pathlib import Path, PurePosixPath
 from rollout.model.errors import ConfigError, InputError, RolloutError
 from rollout.model.problems import faults_of, problems
 from rollout.workloads.job import git
-from rollout.workloads.job.config import DatasetSection, JobConfig, TaskSection
+from rollout.workloads.job.config import ORACLE, DatasetSection, JobConfig, TaskSection
 from rollout.workloads.job.dialect import DialectName
 from rollout.workloads.job.load_task import TaskUse, load_task
 from rollout.workloads.job.names import portable_name, same_name
@@ -57,12 +57,19 @@ class _Found:
 
 
 def load_datasets(
-    config: JobConfig, use: TaskUse, *, cache: Path | None = None, progress: Callable[[str], None] = lambda text: None
+    config: JobConfig,
+    *,
+    environ: Mapping[str, str] | None = None,
+    cache: Path | None = None,
+    progress: Callable[[str], None] = lambda text: None,
 ) -> Loaded:
     """Every task that `config` names. Blocking: repositories are fetched into `cache` (`git.cache_directory`).
 
-    ConfigError with every fault of every task; `progress` hears of each repository and task before it is read.
+    ConfigError with every fault of every task. `environ`: where variables of tasks are filled in; None: elsewhere, so
+    they are not looked for. `progress` hears of each repository and task before it is read.
     """
+    oracle = any(agent.name == ORACLE for agent in config.agents)
+    use = TaskUse(verify=not config.verifier.disable, oracle=oracle, environ=environ)
     loader = _Loader(use, cache or git.cache_directory(), progress)
     datasets = list[Dataset]()
     for index, section in enumerate(config.datasets):

@@ -17,7 +17,7 @@ from rollout.workloads.job.dialect import DIALECTS, DialectName, version_of
 from rollout.workloads.job.task import Task, resolve
 from rollout.workloads.job.task_directory import CONFIG, SOLUTIONS, missing_files, scan
 from rollout.workloads.job.task_toml import TaskToml
-from rollout.workloads.job.templates import lacks, missing
+from rollout.workloads.job.templates import unset
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,7 +77,7 @@ def load_task(
         solution=next((one for one in SOLUTIONS if (directory / one).is_dir()), None),
     )
     if use.environ is not None:
-        faults += _variables(source, keys, use, use.environ)
+        faults += unset(_environments(keys, use), use.environ, source.where)
     faults += missing_files(task, verify=use.verify, oracle=use.oracle)
     if faults:
         raise ConfigError(problems(dict.fromkeys(faults)))
@@ -127,13 +127,6 @@ def _remove(values: Any, place: Place) -> None:
     for key in place[:-1]:
         values = values[key]
     del values[place[-1]]
-
-
-def _variables(source: Located, keys: TaskToml, use: TaskUse, environ: Mapping[str, str]) -> Iterator[str]:
-    for place, env in _environments(keys, use):
-        for name, names in missing(env, environ).items():
-            where = (*place, "env", name)
-            yield f"{source.where(where)}: {'.'.join(map(str, where[:-1]))}: {lacks(name, names)}"
 
 
 def _environments(keys: TaskToml, use: TaskUse) -> Iterator[tuple[Place, dict[str, str]]]:

@@ -7,7 +7,9 @@ command is started.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+
+from rollout.config.locate import Place
 
 _TEMPLATE = re.compile(r"\$\{(?:([A-Za-z_][A-Za-z0-9_]*)(?::-([^}]*))?)?[^}]*\}?")
 _WHOLE = re.compile(r"\$\{[A-Za-z_][A-Za-z0-9_]*(?::-[^}]*)?\}")
@@ -42,6 +44,17 @@ def fill_in(env: Mapping[str, str], environ: Mapping[str, str]) -> dict[str, str
     if lacking := missing(env, environ):
         raise ValueError("; ".join(lacks(name, names) for name, names in lacking.items()))
     return {name: _TEMPLATE.sub(lambda found: _filled(found, environ), value) for name, value in env.items()}
+
+
+def unset(
+    environments: Iterable[tuple[Place, Mapping[str, str]]], environ: Mapping[str, str], where: Callable[[Place], str]
+) -> Iterator[str]:
+    """A located fault for each variable that cannot be filled in. `environments`: each `env` and the section in which
+    it stands; `where`: `file:line` of a place."""
+    for place, env in environments:
+        for name, names in missing(env, environ).items():
+            key = (*place, "env", name)
+            yield f"{where(key)}: {'.'.join(map(str, key[:-1]))}: {lacks(name, names)}"
 
 
 def lacks(name: str, names: list[str]) -> str:
