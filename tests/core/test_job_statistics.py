@@ -236,6 +236,11 @@ def test_each_k_says_over_how_many_tasks_it_is() -> None:
     ]
 
 
+def test_of_large_k_the_powers_of_two_are_enough() -> None:
+    found = [one.k for one in pass_at_each_k({"t": [1.0] * 600})]
+    assert found == [*range(1, 101), 128, 256, 512]
+
+
 # ---- comparisons
 
 

@@ -337,7 +337,7 @@ class JobConfig(Section):
     )
     schema_version: Literal[1] = Field(default=1, description="Of Harbor's job files.")
     jobs_dir: str = Field(default="jobs", min_length=1, description="Directory of all jobs.")
-    n_attempts: int = Field(default=1, ge=1, le=100_000, description="Trials of every agent at every task.")
+    n_attempts: int = Field(default=1, ge=1, le=10_000, description="Trials of every agent at every task.")
     n_concurrent_trials: int = Field(default=4, ge=1, le=1_000_000, description="Trials at once.")
     timeout_multiplier: Multiplier = Field(default=1.0, description="Of every timeout of tasks and agents.")
     agent_timeout_multiplier: Multiplier | None = Field(default=None, description="Instead, while the agent works.")

@@ -5,11 +5,13 @@ from __future__ import annotations
 import math
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
 
 from rollout.workloads.job.intervals import Estimate, estimate
 
 PASS = 1.0
 """A reward of at least this much passes."""
+EVERY_K_TO = 100
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,6 +22,7 @@ class PassAtK:
     value: Estimate
 
 
+@cache
 def pass_at_k(tries: int, passed: int, k: int) -> float:
     """The unbiased estimate 1 - C(n-c, k) / C(n, k) of `k` attempts at a task, from n `tries` of which c `passed`
     (Chen et al. 2021, "Evaluating Large Language Models Trained on Code", arXiv:2107.03374, equation 1).
@@ -31,12 +34,20 @@ def pass_at_k(tries: int, passed: int, k: int) -> float:
     return 1 - math.comb(tries - passed, k) / math.comb(tries, k)
 
 
+def _sizes(most: int) -> list[int]:
+    every = list(range(1, min(most, EVERY_K_TO) + 1))
+    return every + [1 << power for power in range(EVERY_K_TO.bit_length(), most.bit_length()) if 1 << power <= most]
+
+
 def pass_at_each_k(groups: Mapping[Hashable, Sequence[float]]) -> list[PassAtK]:
-    """For k = 1 up to the most scored attempts at one task; `groups`: rewards by task. A task with fewer attempts than
-    k, after a failure of the infrastructure say, is not among its tasks, and never counted as one that fails."""
+    """For k up to the most scored attempts at one task: each k to 100, then powers of two. `groups`: rewards by task.
+
+    A task with fewer attempts than k, after a failure of the infrastructure say, is not among its tasks, and never
+    counted as one that fails.
+    """
     counts = {task: (len(rewards), sum(reward >= PASS for reward in rewards)) for task, rewards in groups.items()}
     found = list[PassAtK]()
-    for k in range(1, max((tries for tries, _ in counts.values()), default=0) + 1):
+    for k in _sizes(max((tries for tries, _ in counts.values()), default=0)):
         values = {task: [pass_at_k(tries, passed, k)] for task, (tries, passed) in counts.items() if tries >= k}
         value = estimate(values)
         if value is not None:
