@@ -163,6 +163,27 @@ def test_a_branch_or_tag_is_looked_up_and_recorded_as_its_commit(tmp_path: Path,
     assert {task.git_commit_id for task in dataset.tasks} == {commit}
 
 
+def test_a_branch_that_moves_while_a_job_is_read_is_one_commit(
+    tmp_path: Path, repository: tuple[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    url, commit = repository
+    answers = iter([commit, "f" * 40])
+    monkeypatch.setattr("rollout.workloads.job.git.resolve_commit", lambda url, reference: next(answers))
+    tasks = [{"name": name, "git_url": url, "path": f"tasks/{name}"} for name in ("one", "two")]
+    (dataset,) = load(tmp_path, {**registry(tmp_path, {"name": "tb", "tasks": tasks}), "name": "tb"}).datasets
+    assert {task.git_commit_id for task in dataset.tasks} == {commit}
+
+
+def test_a_link_in_a_repository_leads_to_no_task_outside(tmp_path: Path) -> None:
+    make_task(tmp_path / "secret" / "a")
+    (tmp_path / "near").mkdir()
+    (tmp_path / "near" / "out").symlink_to(tmp_path / "secret")
+    entry = {"name": "tb", "tasks": [{"name": "a", "path": "out/a"}]}
+    (tmp_path / "near" / "registry.json").write_text(json.dumps([entry]))
+    section = {"registry": {"path": str(tmp_path / "near" / "registry.json")}, "name": "tb"}
+    assert 'there is no directory "out/a"' in fault(tmp_path, section)
+
+
 def test_a_server_that_gives_no_single_commit_gives_all(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     url, commit = make_repository(tmp_path / "r", "one")
     make_task(tmp_path / "r" / "work" / "tasks" / "two")

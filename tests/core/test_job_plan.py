@@ -146,6 +146,24 @@ def test_agents_that_differ_in_their_label_alone_are_two(world: World) -> None:
     assert len(world.ids(agents)) == 8
 
 
+def test_a_label_that_is_the_name_says_nothing_new(world: World) -> None:
+    assert world.ids([{**AGENTS[0], "label": "a"}, AGENTS[1]]) == world.ids()
+
+
+def test_one_task_in_two_datasets_is_two(world: World) -> None:
+    datasets = [{"path": str(world.path)}, {"path": str(world.path), "name": "again"}]
+    found = world.ids(datasets=datasets)
+    assert len(found) == 16
+    assert differing(world.ids(), found) == []
+
+
+def test_ids_are_what_they_always_were(world: World) -> None:
+    """Runs that began with an earlier version go on with a later one: change this with the schema byte alone."""
+    agents = [{**AGENTS[0], "env": {"A": "b"}}]
+    first = world.trials(agents, timeout_multiplier=2, environment={"type": "process"})[0]
+    assert first.id.hex() == "897b0d2def294b3945a7a4751538e06f6fbf96c54e8272d7487e4cc8ec59ee71"
+
+
 def test_a_template_is_hashed_and_never_what_it_stands_for(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     agents = [{**AGENTS[0], "env": {"KEY": "${KEY}"}}]
     monkeypatch.setenv("KEY", "one")

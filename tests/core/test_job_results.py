@@ -312,8 +312,17 @@ def test_a_metric_of_ones_own() -> None:
     assert compute(metric, [{"reward": 1.0}, None, {"reward": 0.5}]) == {"median": 0.5, "none": 1.0}
 
 
+def truth(rewards: list[dict[str, float] | None]) -> bool:
+    return True
+
+
 @pytest.mark.parametrize(
-    ("function", "what"), [("broken", "failed: KeyError: 'oops'"), ("words", "must give a finite number")]
+    ("function", "what"),
+    [
+        ("truth", "must give a finite number"),
+        ("broken", "failed: KeyError: 'oops'"),
+        ("words", "must give a finite number"),
+    ],
 )
 def test_a_metric_of_ones_own_that_fails(function: str, what: str) -> None:
     with pytest.raises(InputError, match=what):

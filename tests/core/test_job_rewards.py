@@ -90,6 +90,7 @@ def test_true_is_one_for_harbor_and_nothing_for_the_older_format() -> None:
         b'{"reward": {"a": 1}}',
         b'{"reward": 1',
         b"[" * 5000,
+        b"{%s}" % b",".join(b'"r%d": 1' % n for n in range(1001)),
         b"\xff",
     ],
 )

@@ -114,6 +114,30 @@ def test_all_that_pass_are_not_certain_to_pass() -> None:
     assert found.low == pytest.approx(10 / (10 + 2.2621571628**2))
 
 
+def wilson(rate: float, count: float, t: float) -> tuple[float, float]:
+    """By its formula: the rates p with (rate - p)² = t² p (1 - p) / count."""
+    a, b, c = 1 + t * t / count, 2 * rate + t * t / count, rate * rate
+    root = (b * b - 4 * a * c) ** 0.5
+    return (b - root) / (2 * a), (b + root) / (2 * a)
+
+
+@pytest.mark.parametrize(
+    ("groups", "rate", "count"),
+    [
+        ({**{task: [1.0, 0.0] for task in range(9)}, 9: [1.0, 1.0]}, 0.55, 20),  # attempts differ more than by chance
+        ({task: [float(task < 6)] * 3 for task in range(10)}, 0.6, 10),  # attempts that all agree
+    ],
+)
+def test_trials_count_as_at_most_what_they_are_and_at_least_as_their_tasks(
+    groups: Groups, rate: float, count: float
+) -> None:
+    found = estimate(groups)
+    assert found is not None
+    assert found.mean == pytest.approx(rate)
+    low, high = wilson(rate, count, stats.t.ppf(0.975, 9))
+    assert (found.low, found.high) == (pytest.approx(low), pytest.approx(high))
+
+
 def test_the_interval_of_a_rate_stays_between_0_and_1() -> None:
     found = estimate({task: [float(task == 0)] for task in range(5)})
     assert found is not None
@@ -290,9 +314,13 @@ def test_the_sign_flip_test_is_that_of_scipy() -> None:
 
 def test_the_sign_flip_test_by_counting() -> None:
     assert sign_flip([1.0, 2.0, 3.0]) == (2 / 8, True)
-    assert sign_flip([0.1] * 3) == (2 / 8, True)  # sums that differ by rounding alone are ties
     assert sign_flip([0.0, 0.0]) == (1.0, True)
     assert sign_flip([1e308, 1e308]) == (0.5, True)
+
+
+@pytest.mark.parametrize("tenths", [[1, 2, -3, 6], [7, -1, 8, 2], [3, 3, -6, 9, 12]])
+def test_sums_that_differ_by_rounding_alone_are_ties(tenths: list[int]) -> None:
+    assert sign_flip([one / 10 for one in tenths]) == sign_flip([float(one) for one in tenths])
 
 
 def test_the_sampled_sign_flip_test_comes_near_the_exact_one_and_repeats() -> None:

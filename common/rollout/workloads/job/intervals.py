@@ -63,7 +63,7 @@ def estimate(groups: Mapping[Hashable, Sequence[float]], confidence: float = CON
     error = clustered_error(clusters, centre)
     quantile = t_quantile((1 + confidence) / 2, len(clusters) - 1)
     if all(value in (0.0, 1.0) for value in values):
-        low, high = _wilson(centre, error, quantile, len(values), len(clusters))
+        low, high = _wilson(centre, error, quantile, [len(cluster) for cluster in clusters])
         return Estimate(centre, low, high, error, len(values), len(clusters))
     if error == 0 or not math.isfinite(error):
         return Estimate(centre, None, None, None, len(values), len(clusters))
@@ -88,15 +88,17 @@ def clustered_error(clusters: Sequence[Sequence[float]], centre: float) -> float
     return math.sqrt(count / (count - 1) * squares) / total
 
 
-def _wilson(rate: float, error: float, quantile: float, trials: int, tasks: int) -> tuple[float, float]:
+def _wilson(rate: float, error: float, quantile: float, sizes: Sequence[int]) -> tuple[float, float]:
     """Wilson's interval with the number of independent trials that would have this standard error.
 
-    It is at least the number of tasks: attempts at a task are worth at least one (and where all trials agree they say
-    nothing of how alike they are, so they count as one). It is at most that of trials.
+    It is at most that of trials, and at least what it would be if all attempts at a task were one: (sum m)² / (sum m²)
+    for tasks with m attempts (Kish 1965, Survey Sampling, 5.4), which is the number of tasks where they have equally
+    many. That is taken, too, where the error is 0, since trials that all agree do not tell how alike they are.
     """
-    variance = error * error
-    effective = rate * (1 - rate) / variance if variance > 0 else float(tasks)
-    effective = min(max(effective, tasks), trials)
+    trials = sum(sizes)
+    least = trials * trials / sum(size * size for size in sizes)
+    effective = rate * (1 - rate) / (error * error) if error > 0 else least
+    effective = min(max(effective, least), trials)
     square = quantile * quantile
     centre = (rate + square / (2 * effective)) / (1 + square / effective)
     half = quantile / (1 + square / effective)

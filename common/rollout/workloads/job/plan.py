@@ -36,7 +36,7 @@ _OF_TRIALS = frozenset(
 )
 """Keys of job.yaml that change what a trial does."""
 _NOT_OF_ENVIRONMENTS = frozenset({"force_build", "preserve_env"})
-_NOT_OF_AGENTS = frozenset({"description", "n_concurrent", "concurrency_group"})
+_NOT_OF_AGENTS = frozenset({"label", "description", "n_concurrent", "concurrency_group"})
 
 
 @dataclass(frozen=True, slots=True)
