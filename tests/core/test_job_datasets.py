@@ -5,9 +5,13 @@ from __future__ import annotations
 import fcntl
 import json
 import shutil
+import socket
 import subprocess
 import sys
+from collections.abc import Callable, Iterator
+from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
+from threading import Thread
 from typing import Any
 
 import pytest
@@ -16,7 +20,7 @@ from rollout.model.errors import ConfigError, InputError
 from rollout.workloads.job.config import JobConfig
 from rollout.workloads.job.datasets import Loaded, load_datasets
 from rollout.workloads.job.git import checkout, commit_of, resolve_commit
-from rollout.workloads.job.registry import RegistryDataset, find_dataset
+from rollout.workloads.job.registry import RegistryDataset, fetch_registry, find_dataset
 
 pytestmark = pytest.mark.skipif(shutil.which("git") is None, reason="git is not installed")
 
@@ -323,6 +327,73 @@ def test_a_registry_that_is_no_json_or_not_there(tmp_path: Path) -> None:
     assert "registry.json: not valid JSON" in fault(tmp_path, section)
     (tmp_path / "registry.json").unlink()
     assert "registry.json: cannot be read: No such file" in fault(tmp_path, section)
+
+
+class _Answers(BaseHTTPRequestHandler):
+    """Gives the answers of its server, (status, body) each, one after another."""
+
+    def do_GET(self) -> None:
+        status, body = self.server.answers.pop(0)  # pyright: ignore[reportAttributeAccessIssue]
+        self.send_response(status)
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+    def log_message(self, format: str, *args: Any) -> None:
+        """Nothing."""
+
+
+@pytest.fixture
+def web(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., str]]:
+    """The address of a server with these answers."""
+    monkeypatch.setenv("no_proxy", "127.0.0.1")
+    servers = list[HTTPServer]()
+
+    def serve(*answers: tuple[int, bytes]) -> str:
+        server = HTTPServer(("127.0.0.1", 0), _Answers)
+        server.answers = list(answers)  # pyright: ignore[reportAttributeAccessIssue]
+        Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01}, daemon=True).start()
+        servers.append(server)
+        return f"http://127.0.0.1:{server.server_port}/registry.json"
+
+    yield serve
+    for server in servers:
+        server.shutdown()
+        server.server_close()
+
+
+def test_a_registry_on_the_web_is_asked_again_when_it_stumbles(
+    tmp_path: Path, web: Callable[..., str], repository: tuple[str, str]
+) -> None:
+    entry = {"name": "tb", "tasks": [{"name": "a", "git_url": repository[0], "path": "tasks/one"}]}
+    url = web((503, b""), (200, json.dumps([entry]).encode()))
+    assert names(load(tmp_path, {"registry": {"url": url}, "name": "tb"})) == [("tb", ["a"])]
+
+
+@pytest.mark.parametrize(
+    ("answer", "expected"),
+    [
+        ((404, b""), "the server answered 404 Not Found"),
+        ((200, b"<html>"), "registry.json: not valid JSON"),
+        ((200, b'[{"name": "tb", "tasks": [{"name": "a"}]}]'), "no git_url, and the registry is not on this machine"),
+    ],
+)
+def test_a_registry_on_the_web_that_does_not_help(
+    tmp_path: Path, web: Callable[..., str], answer: tuple[int, bytes], expected: str
+) -> None:
+    assert expected in fault(tmp_path, {"registry": {"url": web(answer)}, "name": "tb"})
+
+
+def test_a_registry_is_fetched_from_the_web_alone() -> None:
+    with pytest.raises(InputError, match="must begin with http:// or https://"):
+        fetch_registry("file:///etc/passwd")
+
+
+def test_a_registry_where_nobody_listens(web: Callable[..., str]) -> None:
+    with socket.socket() as unused:
+        unused.bind(("127.0.0.1", 0))
+        with pytest.raises(InputError, match=r"cannot be fetched: .*refused"):
+            fetch_registry(f"http://127.0.0.1:{unused.getsockname()[1]}/r.json")
 
 
 def test_without_a_version_the_highest_is_taken() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta, timezone
 from pathlib import Path
 from typing import Any
@@ -284,6 +285,13 @@ def test_simple_metrics(type: Any, expected: dict[str, float]) -> None:
 def test_metrics_of_several_rewards_have_their_names() -> None:
     rewards = [{"a": 1.0, "b": 1.0}, {"a": 0.0}, None]
     assert compute(MetricSection(type="sum", name="total"), rewards) == {"total.a": 1.0, "total.b": 1.0}
+
+
+def test_metrics_are_of_all_rewards_of_a_trial() -> None:
+    several = replace(trial("t", 1.0), rewards={"right": 1.0, "fast": 0.5})
+    found = statistics([several, trial("u", None, "agent_execution_failed")], {}, [MetricSection()])
+    assert found.metrics == {"mean.fast": 0.25, "mean.right": 0.5}
+    assert statistics([trial("t", 0.5)], {}, [MetricSection()]).metrics == {"mean": 0.5}
 
 
 def test_metrics_of_no_trials_and_of_huge_rewards() -> None:

@@ -233,6 +233,7 @@ network_mode = "public"
         ("verifier.timeout_sec = -1", "task.toml:1: verifier.timeout_sec: must be more than 0"),
         ("verifier.env = {'1A' = 'x'}", 'task.toml:1: verifier.env: "1A" is no name of a variable'),
         ("verifier.env = {A = '${B'}", 'verifier.env: A: "${B" must be like ${VAR} or ${VAR:-default}'),
+        ('verifier.env = {A = "a\\u0000"}', "verifier.env: A: the value holds a zero byte"),
         ("verifier.env = {A = 1}", "task.toml:1: verifier.env.A: must be a string, not 1"),
         ("verifier.environment_mode = 'own'", 'must be "shared" or "separate"'),
         ("verifier = {environment_mode = 'shared', environment = {}}", "disagree: leave one of them out"),

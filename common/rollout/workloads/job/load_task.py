@@ -114,7 +114,7 @@ def _validated(source: Located, strict: bool, notes: list[str]) -> TaskToml:
     except ConfigError as error:
         cause = error.__cause__
         entries = cause.errors(include_url=False) if isinstance(cause, ValidationError) else []
-        if strict or not entries or any(entry["type"] != "extra_forbidden" for entry in entries):
+        if strict or any(entry["type"] != "extra_forbidden" for entry in entries):
             raise
         for entry in entries:
             _remove(source.values, tuple(entry["loc"]))

@@ -78,8 +78,12 @@ def _may_pass(error: BaseException) -> bool:
 def _fetch(url: str) -> bytes:
     if not url.startswith(("http://", "https://")):  # urllib would open file: and ftp: too
         raise InputError(f"{url}: must begin with http:// or https://")
-    with urllib.request.urlopen(url, timeout=_TIMEOUT_S) as answer:
-        data = cast("bytes", answer.read(BYTES_MAX + 1))
+    try:
+        with urllib.request.urlopen(url, timeout=_TIMEOUT_S) as answer:
+            data = cast("bytes", answer.read(BYTES_MAX + 1))
+    except urllib.error.HTTPError as error:
+        error.close()  # it holds the connection
+        raise
     if len(data) > BYTES_MAX:
         raise InputError(f"{url}: larger than {BYTES_MAX >> 20} MiB")
     return data

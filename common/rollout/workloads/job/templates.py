@@ -65,5 +65,4 @@ def lacks(name: str, names: list[str]) -> str:
 
 
 def _filled(found: re.Match[str], environ: Mapping[str, str]) -> str:
-    value = environ.get(found[1], "")
-    return value if value or found[2] is None else found[2]
+    return environ.get(found[1]) or found[2] or ""
