@@ -217,6 +217,7 @@ def test_what_a_run_stores_is_read_again(tmp_path: Path) -> None:
         ),
         ({"agents": [{"override_setup_timeout_sec": -1}]}, "agents.0.override_setup_timeout_sec: must be at least 0"),
         ({"datasets": []}, "datasets: there are none, and no tasks"),
+        ({"datasets": [{"name": "tb"}]}, 'datasets.0: name needs a registry in which "tb" is looked up'),
         ({"datasets": [{}]}, "datasets.0: name a path, a registry with a name, or a git_url"),
         ({"datasets": [{"path": "a", "registry": {"path": "b"}}]}, "registry does not go with path"),
         ({"datasets": [{"registry": {"path": "b"}}]}, "datasets.0: registry needs the name of a dataset"),

@@ -133,7 +133,7 @@ def test_the_commit_of_a_task_in_a_repository_and_what_differs_from_it(tmp_path:
     assert loaded.notes == ()
     (tmp_path / "repo" / "d" / "a" / "instruction.md").write_text("changed")
     (note,) = load(tmp_path, {"path": str(tmp_path / "repo" / "d")}).notes
-    assert f"1 files are not as in commit {commit[:12]}" in note
+    assert f"1 path differs from commit {commit[:12]}" in note
 
 
 def test_a_directory_in_no_repository_has_no_commit(tmp_path: Path) -> None:
@@ -255,6 +255,22 @@ def test_a_repository_that_cannot_give_the_tasks(
 def test_an_address_that_would_run_something_is_refused(url: str) -> None:
     with pytest.raises(ValueError, match="is no address of a repository"):
         checkout(url, "0" * 40, Path("cache"))
+
+
+def test_a_password_in_an_address_is_in_no_message(tmp_path: Path) -> None:
+    with socket.socket() as unused:
+        unused.bind(("127.0.0.1", 0))
+        address = f"127.0.0.1:{unused.getsockname()[1]}/x.git"
+        found = fault(tmp_path, {"git_url": f"http://me:secret@{address}"})
+    assert "git ls-remote failed" in found
+    assert "secret" not in found
+
+
+def test_a_relative_path_is_a_repository_too(
+    tmp_path: Path, repository: tuple[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(Path(repository[0]).parent)
+    assert names(load(tmp_path, {"git_url": Path(repository[0]).name, "path": "tasks"})) == [("tasks", ["one", "two"])]
 
 
 def test_git_is_not_installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -242,6 +242,7 @@ network_mode = "public"
         ("environment.build_timeout_sec = 0", "environment.build_timeout_sec: must be more than 0"),
         ("environment.docker_image = ''", "environment.docker_image: must not be empty"),
         ("environment.os = 'mac'", 'environment.os: must be "linux" or "windows"'),
+        ("environment.os = 'windows'", "task.toml: environment.os: there is no provider of windows sandboxes"),
         ("environment.cpus = 'two'", 'environment.cpus: must be like "1", "0.5" or "500m", not "two"'),
         ("environment.cpus = nan", "environment.cpus: must be a number, not nan"),
         ("environment.cpus = 0", "environment.cpus: must be more than 0"),

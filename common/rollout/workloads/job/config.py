@@ -24,6 +24,7 @@ from rollout.workloads.job.quantities import Cpus, Mebibytes, mebibytes
 from rollout.workloads.job.task_toml import Tpu
 from rollout.workloads.job.templates import check_variables
 
+HARBOR_REGISTRY = "https://raw.githubusercontent.com/laude-institute/harbor/main/registry.json"
 ORACLE = "oracle"
 NOP = "nop"
 BUILT_IN_AGENTS = (ORACLE, NOP)
@@ -280,6 +281,11 @@ class DatasetSection(Section):
 
     @model_validator(mode="after")
     def _one_source(self) -> Self:
+        if self.path is None and self.registry is None and self.git_url is None and self.name is not None:
+            raise ValueError(
+                f'name needs a registry in which "{self.name}" is looked up; that of Harbor is registry: {{url: '
+                f"{HARBOR_REGISTRY}}}"
+            )
         if self.path is None and self.registry is None and self.git_url is None:
             raise ValueError("name a path, a registry with a name, or a git_url")
         if self.registry is not None and (self.path is not None or self.git_url is not None):

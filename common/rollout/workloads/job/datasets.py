@@ -124,16 +124,16 @@ class _Loader:
             return self._of_registry(section.registry.path, section.registry.url, section.name, section.version)
         if section.git_url is not None:
             commit, top = self._checkout(section.git_url, section.git_commit_id)
-            directory = inside(top, section.path or "", section.git_url)
+            directory = inside(top, section.path or "", git.shown(section.git_url))
             name = section.name or (directory.name if section.path else _repository_name(section.git_url))
             return _Found(portable(name), commit, tuple(_tasks_below(directory, commit, ours=False)))
         directory = Path(section.path or "").expanduser()
         found = git.commit_of(directory) if directory.is_dir() else None
         places = tuple(_tasks_below(directory, found.id if found else None, ours=True))
         if found and found.changed:
+            differ = "1 path differs" if len(found.changed) == 1 else f"{len(found.changed):,} paths differ"
             self.notes.append(
-                f"{directory}: {len(found.changed):,} files are not as in commit {found.id[:12]}; the checksums of the "
-                "tasks say what runs"
+                f"{directory}: {differ} from commit {found.id[:12]}; the checksums of the tasks say what runs"
             )
         return _Found(portable(section.name or directory.resolve().name), section.version or "", places)
 
@@ -165,7 +165,7 @@ class _Loader:
         name = portable(task.name)
         if task.git_url is not None:
             commit, top = self._checkout(task.git_url, task.git_commit_id)
-            return _Place(name, inside(top, task.path, task.git_url), commit, ours=False)
+            return _Place(name, inside(top, task.path, git.shown(task.git_url)), commit, ours=False)
         if beside is None:
             raise InputError("it has no git_url, and the registry is not on this machine")
         return _Place(name, inside(beside, task.path or task.name, str(beside)), None, ours=True)
@@ -173,7 +173,7 @@ class _Loader:
     def _single(self, section: TaskSection) -> _Place:
         if section.git_url is not None:
             commit, top = self._checkout(section.git_url, section.git_commit_id)
-            directory = inside(top, section.path, section.git_url)
+            directory = inside(top, section.path, git.shown(section.git_url))
             return _Place(portable(directory.name), directory, commit, ours=False)
         directory = Path(section.path).expanduser()
         found = git.commit_of(directory) if directory.is_dir() else None
@@ -185,7 +185,7 @@ class _Loader:
             git.checked_url(url)
         except ValueError as error:
             raise InputError(str(error)) from error
-        self._progress(url)
+        self._progress(git.shown(url))
         commit = self._commits.get((url, reference))
         if commit is None:
             commit = self._commits[url, reference] = git.resolve_commit(url, reference)

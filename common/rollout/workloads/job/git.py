@@ -39,7 +39,7 @@ def commit_of(directory: Path) -> Commit | None:
         found = _git(directory, "rev-parse", "--verify", "--quiet", "HEAD", check=False)
         if found.returncode:
             return None
-        status = _git(directory, "status", "--porcelain", "-z", "--no-renames", "--", ".")
+        status = _git(directory, "--no-optional-locks", "status", "--porcelain", "-z", "--no-renames", "--", ".")
     except (InputError, FileNotFoundError):
         return None
     changed = tuple(entry[3:] for entry in status.stdout.split("\0") if entry)
@@ -55,6 +55,18 @@ def checked_url(url: str) -> str:
     return url
 
 
+def shown(text: str) -> str:
+    """`text` for a message: what stands before the @ of an address may be a password."""
+    return re.sub(r"://[^/@\s]*@", "://***@", text)
+
+
+def _address(url: str) -> str:
+    """`url` as git takes it from any directory: a path, unless it names a protocol or a host."""
+    checked_url(url)
+    remote = "://" in url or re.match(r"[^/]*:", url)
+    return url if remote else str(Path(url).expanduser().resolve())
+
+
 def is_commit(text: str) -> bool:
     """Whether `text` names one commit for all time: all its hex digits in lower case."""
     return _COMMIT.fullmatch(text) is not None
@@ -68,14 +80,14 @@ def resolve_commit(url: str, reference: str | None) -> str:
     if reference is not None and is_commit(reference):
         return reference
     named = reference or "HEAD"
-    listed = _git(None, "ls-remote", "--", checked_url(url), named, f"{named}^{{}}", timeout_s=_ASK_S)
+    listed = _git(None, "ls-remote", "--", _address(url), named, f"{named}^{{}}", timeout_s=_ASK_S)
     lines = [line.partition("\t") for line in listed.stdout.splitlines()]
     commits = {name: commit for commit, _, name in lines}
     for name in (f"refs/tags/{named}^{{}}", f"refs/tags/{named}", f"refs/heads/{named}", named):
         if name in commits:
             return commits[name]
     hint = "; write all 40 digits of a commit" if re.fullmatch(r"[0-9a-fA-F]{4,64}", named) else ""
-    raise InputError(f'{url}: there is no branch or tag "{named}"{hint}')
+    raise InputError(f'{shown(url)}: there is no branch or tag "{named}"{hint}')
 
 
 def checkout(url: str, commit: str, cache: Path) -> Path:
@@ -84,7 +96,8 @@ def checkout(url: str, commit: str, cache: Path) -> Path:
     It is fetched once for each url and commit, by one process at a time, and is there whole or not at all. InputError:
     it cannot be fetched, or there is no such commit.
     """
-    place = cache / blake2b(checked_url(url).encode(), digest_size=16).hexdigest()
+    address = _address(url)
+    place = cache / blake2b(address.encode(), digest_size=16).hexdigest()
     done = place / commit
     if done.is_dir():
         return done
@@ -92,24 +105,23 @@ def checkout(url: str, commit: str, cache: Path) -> Path:
         place.mkdir(parents=True, exist_ok=True)
         with _one_at_a_time(place / ".lock"):
             if not done.is_dir():
-                _fetch(url, commit, place / ".fetching", done)
+                _fetch(address, commit, place / ".fetching", done)
     except OSError as error:
-        raise InputError(f"{url}: cannot write into {place}: {error.strerror or error}") from error
+        raise InputError(f"{shown(url)}: cannot write into {place}: {error.strerror or error}") from error
     return done
 
 
-def _fetch(url: str, commit: str, work: Path, done: Path) -> None:
+def _fetch(address: str, commit: str, work: Path, done: Path) -> None:
     shutil.rmtree(work, ignore_errors=True)  # what a process that was killed left
     work.mkdir()
-    source = str(Path(url).resolve()) if Path(url).exists() else url
     try:
         _git(work, "init", "--quiet")
-        shallow = _git(work, "fetch", "--quiet", "--depth=1", "--", source, commit, check=False, timeout_s=_FETCH_S)
+        shallow = _git(work, "fetch", "--quiet", "--depth=1", "--", address, commit, check=False, timeout_s=_FETCH_S)
         if shallow.returncode:  # a server that gives no single commit
-            _git(work, "fetch", "--quiet", "--", source, "+refs/*:refs/all/*", timeout_s=_FETCH_S)
+            _git(work, "fetch", "--quiet", "--", address, "+refs/*:refs/all/*", timeout_s=_FETCH_S)
         found = _git(work, "cat-file", "-t", commit, check=False)
         if found.stdout.strip() != "commit":
-            raise InputError(f"{url}: there is no commit {commit}")
+            raise InputError(f"{shown(address)}: there is no commit {commit}")
         _git(work, "-c", "advice.detachedHead=false", "checkout", "--quiet", "--force", commit, timeout_s=_FETCH_S)
         shutil.rmtree(work / ".git")
         work.rename(done)
@@ -149,7 +161,7 @@ def _git(
         raise InputError(f"git {arguments[0]} did not end within {timeout_s:.0f} s") from error
     if check and done.returncode:
         said = [line for line in done.stderr.splitlines() if line.strip()][:3]
-        raise InputError(f"git {arguments[0]} failed: {' '.join(said) or f'exit code {done.returncode}'}")
+        raise InputError(f"git {arguments[0]} failed: {shown(' '.join(said)) or f'exit code {done.returncode}'}")
     return done
 
 

@@ -98,6 +98,9 @@ def ascii_safe(path: Path) -> str:
 
 def missing_files(task: Task, *, verify: bool, oracle: bool) -> Iterator[str]:
     """What a task lacks, a fault each. `verify`: it is to be verified. `oracle`: its solution is to be run."""
+    if task.environment.os != "linux":
+        yield f"{task.directory / CONFIG}: environment.os: there is no provider of {task.environment.os} sandboxes"
+        return
     yield from _environment_faults(task.environment, task.directory)
     for step in task.steps:
         yield from _step_faults(step, task.directory, verify=verify, oracle=oracle)
