@@ -96,6 +96,15 @@ def test_a_dataset_that_gives_no_task(tmp_path: Path, section: dict[str, Any], e
     assert expected in fault(tmp_path, {"path": str(path), **section})
 
 
+def test_directories_that_some_systems_could_not_have(tmp_path: Path) -> None:
+    for name in ("good", "a:b", "con.x"):
+        make_task(tmp_path / "d" / name)
+    found = fault(tmp_path, {"path": str(tmp_path / "d")})
+    assert "2 problems" in found
+    assert 'datasets.0: d: "a:b" cannot be a directory on every system' in found
+    assert 'datasets.0: d: "con.x"' in found
+
+
 def test_two_datasets_of_one_name(tmp_path: Path) -> None:
     for where in ("x/d", "y/D"):
         make_task(tmp_path / where / "a")

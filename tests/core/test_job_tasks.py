@@ -276,12 +276,15 @@ def test_a_wrong_key_is_told_with_its_line(tmp_path: Path, toml: str, expected: 
 
 
 def test_unknown_keys_of_files_that_are_not_ours_are_told_and_not_used(tmp_path: Path) -> None:
-    directory = make_task(tmp_path / "t", "later = 1\n[agent]\ntimeout_sec = 5\nmood = 'good'\n")
+    directory = make_task(
+        tmp_path / "t", "later = 1\nartifacts = [{source = '/a', to = 'b'}]\n[agent]\ntimeout_sec = 5\nmood = 'good'\n"
+    )
     loaded: LoadedTask = load_task(directory, TaskUse(strict=False))
     assert loaded.task.steps[0].agent.timeout_s == 5
     assert [note.replace(f"{directory}/", "").partition("; ")[0] for note in loaded.notes] == [
         "task.toml:1: later: unknown key",
-        "task.toml:4: agent.mood: unknown key",
+        "task.toml:2: artifacts.0.to: unknown key",
+        "task.toml:5: agent.mood: unknown key",
     ]
 
 

@@ -224,11 +224,15 @@ def _tasks_below(directory: Path, commit: str | None, *, ours: bool) -> Iterator
         raise InputError(f"{directory}: there is no such directory") from error
     except OSError as error:
         raise InputError(f"{directory}: cannot be read: {error.strerror or error}") from error
-    places = [
-        _Place(portable(entry.name), entry, commit, ours)
-        for entry in entries
-        if any((entry / file).exists() for file in _MARKS)
-    ]
+    places, faults = list[_Place](), list[str]()
+    for entry in entries:
+        if any((entry / file).exists() for file in _MARKS):
+            try:
+                places.append(_Place(portable(entry.name), entry, commit, ours))
+            except InputError as error:
+                faults.append(f"{directory}: {error.message}")
+    if faults:
+        raise InputError(problems(faults))
     if not places:
         raise InputError(f"{directory} holds no tasks: none of its directories has a {CONFIG}")
     yield from places
