@@ -146,6 +146,17 @@ override_error_policy:
     assert config.override_error_policy["agent_execution_timeout"].should_retry is True
 
 
+def test_keys_of_harbor_that_change_no_result_are_read(tmp_path: Path) -> None:
+    datasets = [{"path": "tasks", "overwrite": True, "download_dir": "x"}]
+    found = changed(tmp_path, quiet=True, debug=True, environment={"stream": True}, datasets=datasets)
+    assert found == changed(tmp_path, log_level="debug")
+
+
+def test_keys_of_harbor_that_would_change_results_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="extra_instructions: unknown key"):
+        changed(tmp_path, extra_instructions=["be quick"])
+
+
 def test_what_a_run_stores_is_read_again(tmp_path: Path) -> None:
     config = changed(tmp_path, environment={"override_memory": "4G"}, retry={"max_retries": 1}, artifacts=["/a"])
     assert JobConfig.model_validate_json(config.model_dump_json()) == config

@@ -24,6 +24,10 @@ def _preserve(delete: Any) -> Any:
     return "never" if word in ("true", "yes", "on") else "always" if word in ("false", "no", "off") else delete
 
 
+def _level(debug: Any) -> Any:
+    return "debug" if debug is True else "info" if debug is False else debug
+
+
 def _empty(value: Any) -> Any:
     return [] if value is None else value
 
@@ -44,6 +48,7 @@ class Renamed:
 
 RENAMED = (
     Renamed((), "job_name", ("name",)),
+    Renamed((), "debug", ("log_level",), _level),
     Renamed(("retry",), "max_retries", ("max_attempts",), _tries),
     Renamed(("retry",), "min_wait_sec", ("initial_delay_ms",), _milliseconds),
     Renamed(("retry",), "max_wait_sec", ("max_delay_ms",), _milliseconds),
@@ -59,9 +64,23 @@ RENAMED = (
     Renamed(("datasets", "*"), "repo", ("git_url",)),
 )
 
+WITHOUT_EFFECT: tuple[tuple[tuple[str, ...], str], ...] = (
+    ((), "quiet"),
+    (("environment",), "stream"),
+    (("environment",), "suppress_override_warnings"),
+    (("datasets", "*"), "overwrite"),
+    (("datasets", "*"), "download_dir"),
+    (("tasks", "*"), "overwrite"),
+    (("tasks", "*"), "download_dir"),
+)
+"""(section, key): these say how Harbor shows and caches, and change no result, so they are read and not used."""
+
 
 def rename(source: Located) -> Iterator[str]:
     """Put what stands under Harbor's keys under ours, in place; a fault for each pair that disagrees."""
+    for section, key in WITHOUT_EFFECT:
+        for _, values in _sections(source.values, section, ()):
+            values.pop(key, None)
     for renamed in RENAMED:
         for place, section in _sections(source.values, renamed.section, ()):
             if renamed.old in section:
