@@ -6,6 +6,8 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from rollout.config.load import load_settings
 from rollout.config.settings import Section
 from rollout.config.written import Flag, Text
@@ -94,7 +96,7 @@ def test_every_duplicate_key_is_told() -> None:
         ("a: *b\n", 1, "undefined alias"),
         ("a: &a [*a]\n", 1, "an alias (*name) inside the value it stands for"),
         ("a: 1\n<<: 3\n", 2, "<< takes a mapping"),
-        (f"a: {'[' * 5000}\n", 1, "nested"),
+        (f"a: {'[' * 1500}\n", 1, "nested"),
         (f"a: {'[' * 150}{']' * 150}\n", 1, "nested more than 100 levels deep"),
     ],
 )
@@ -108,6 +110,57 @@ def test_aliases_that_stand_for_billions_of_values_are_refused() -> None:
     levels = [f"{chr(98 + n)}: &{chr(98 + n)} [{','.join([f'*{chr(97 + n)}'] * 9)}]" for n in range(12)]
     (found,) = faults("\n".join(["a: &a [x]", *levels]))
     assert "more than 200,000 values" in found[1]
+
+
+_TOKENS = [
+    "a",
+    ":",
+    " ",
+    "\n",
+    "- ",
+    "{",
+    "}",
+    "[",
+    "]",
+    ",",
+    "&x",
+    "*x",
+    "!",
+    "!!int",
+    "'",
+    '"',
+    "|",
+    "#",
+    "? ",
+    "---",
+]
+_TOKENS += [
+    "%YAML 1.1\n",
+    "<<",
+    "\t",
+    "1e5",
+    "0x",
+    "~",
+    ".inf",
+    "\\",
+    "\u2028",
+    "\ufeff",
+    "=",
+    "@",
+    "2001-01-01",
+    "\U0001f600",
+]
+
+
+@settings(max_examples=300, deadline=None, derandomize=True)
+@given(st.lists(st.sampled_from(_TOKENS), max_size=14).map("".join))
+def test_whatever_stands_in_a_file_is_read_or_told(text: str) -> None:
+    try:
+        parsed, lines = parse_yaml(text)
+    except YamlError as error:
+        assert error.faults
+    else:
+        assert set(parsed) == {place[0] for place in lines}
 
 
 class Settings(Section):

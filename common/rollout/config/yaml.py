@@ -1,9 +1,9 @@
 """YAML files, with the line of every key: the values that YAML 1.2 gives them, and nothing that runs code.
 
-YAML 1.1, which many readers still speak, makes `no`, `on` and `yes` truth values, `1:30` ninety and `2024-01-01` a
-date. Here they are text, except that a key which takes true or false (`Flag`) also takes yes, no, on and off: so do
-the readers of Go (yaml.v3) and of Python, and a file means the same to all three. A key that takes text (`Text`) takes
-numbers as they are written: `version: 1.10` is "1.10", and an environment variable may be `PORT: 8080`.
+YAML 1.1, which PyYAML speaks, makes `no`, `on` and `yes` truth values, `1:30` ninety and `2024-01-01` a date. Here they
+are text, as ruamel.yaml and Go's yaml.v3 have it; as in the latter, a key which takes true or false (`Flag`) takes yes,
+no, on and off as well, and one that takes text (`Text`) takes numbers as they are written: `version: 1.10` is "1.10",
+and an environment variable may be `PORT: 8080`.
 """
 
 from __future__ import annotations

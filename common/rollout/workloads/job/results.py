@@ -1,6 +1,6 @@
 """result.json of trials and of the job: these fields, in this order, and no others, since other programs read them.
 
-What else is known of a trial stands beside it in details.json, and of the job in stats.json.
+What else is known of a job stands beside it in stats.json (`statistics_file`).
 """
 
 from __future__ import annotations
@@ -10,8 +10,6 @@ from datetime import UTC, datetime
 from typing import Annotated
 
 from pydantic import BaseModel, ConfigDict, Field, PlainSerializer
-
-from rollout.workloads.job.rewards import Rewards
 
 ZERO_TIME = datetime(1, 1, 1, tzinfo=UTC)
 """A time that never came, in a field that takes no null: the phase was not reached."""
@@ -94,46 +92,6 @@ class TrialResult(_Result):
     error: TrialError | None
     durations: Durations
     timestamps: Timestamps
-
-
-class Usage(_Result):
-    """Tokens that the agent's model read and wrote, as far as they are known."""
-
-    input_tokens: int = Field(default=0, ge=0)
-    cached_tokens: int = Field(default=0, ge=0)
-    output_tokens: int = Field(default=0, ge=0)
-
-
-class Try(_Result):
-    """One of the tries at a trial. `error` null: the one that counts."""
-
-    number: int = Field(ge=1)
-    worker: str
-    error: TrialError | None
-    started_at: Time
-    ended_at: Time
-
-
-class StepResult(_Result):
-    """`rewards` null: its verifier failed or did not run."""
-
-    name: str
-    rewards: Rewards | None
-    error: TrialError | None = None
-
-
-class TrialDetails(_Result):
-    """details.json, beside the result.json of a trial."""
-
-    trial_id: str
-    task_checksum: str
-    schema_version: str
-    dialect: str
-    rewards: Rewards | None
-    steps: list[StepResult] = Field(default_factory=list[StepResult])
-    usage: Usage = Usage()
-    agent_version: str | None = None
-    tries: list[Try] = Field(default_factory=list[Try])
 
 
 class AgentSummary(_Result):
