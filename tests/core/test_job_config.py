@@ -146,6 +146,16 @@ override_error_policy:
     assert config.override_error_policy["agent_execution_timeout"].should_retry is True
 
 
+def test_a_key_with_nothing_after_it_is_as_if_it_were_not_there(tmp_path: Path) -> None:
+    text = "agents:\n- name: nop\n  label:\n  kwargs: {a: }\ndatasets:\n- path: d\nretry:\nmetrics:\nname:\n"
+    found = load(tmp_path, text)
+    assert (found.name, found.metrics, found.retry.max_attempts) == (None, [], 3)
+    assert found.agents[0].kwargs == {"a": None}
+    assert "agents.0.env.A: must be a string, not nothing" in fault(
+        tmp_path, "agents:\n- env:\n    A:\ndatasets:\n- path: d\n"
+    )
+
+
 def test_keys_of_harbor_that_change_no_result_are_read(tmp_path: Path) -> None:
     datasets = [{"path": "tasks", "overwrite": True, "download_dir": "x"}]
     found = changed(tmp_path, quiet=True, debug=True, environment={"stream": True}, datasets=datasets)
@@ -186,7 +196,8 @@ def test_what_a_run_stores_is_read_again(tmp_path: Path) -> None:
         ({"retry": {"multiplier": 0.5}}, "retry.multiplier: must be at least 1"),
         ({"retry": {"initial_delay_ms": -1}}, "retry.initial_delay_ms: must be at least 0"),
         ({"retry": {"max_delay_ms": -1}}, "retry.max_delay_ms: must be at least 0"),
-        ({"retry": {"include": ["oops"]}}, 'retry.include: "oops" is no type of error'),
+        ({"retry": {"include": ["oops"]}}, 'retry.include: "oops" is no type of error; see the table'),
+        ({"retry": {"include": ["verifier_timout"]}}, 'is no type of error; did you mean "verifier_timeout"?'),
         ({"retry": {"exclude": "x"}}, "retry.exclude: must be a list"),
         ({"environment": {"preserve_env": "sometimes"}}, "environment.preserve_env: must be"),
         ({"environment": {"delete": "maybe"}}, "environment.preserve_env: must be"),

@@ -89,4 +89,6 @@ def _type(value: Any) -> str:
         return "a table"
     if isinstance(value, list):
         return "a list"
+    if value is None:
+        return "nothing"
     return "a string" if isinstance(value, str) else f"a {type(value).__name__}"

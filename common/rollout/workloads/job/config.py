@@ -7,7 +7,7 @@ from difflib import get_close_matches
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal, Self, cast
 
-from pydantic import AfterValidator, BeforeValidator, Field, field_validator, model_validator
+from pydantic import AfterValidator, Field, field_validator, model_validator
 
 from rollout.config.load import Located
 from rollout.config.locate import Place
@@ -15,7 +15,7 @@ from rollout.config.settings import Section
 from rollout.config.written import Flag, Text
 from rollout.workloads.job.artifacts import ArtifactKey
 from rollout.workloads.job.dialect import DialectName
-from rollout.workloads.job.errors import PolicyOverride, types_of
+from rollout.workloads.job.errors import ERRORS, HARBOR_NAMES, PolicyOverride, types_of
 from rollout.workloads.job.git import checked_url
 from rollout.workloads.job.harbor_keys import rename
 from rollout.workloads.job.names import portable_name, same_name
@@ -83,7 +83,9 @@ def _error_types(name: str) -> tuple[str, ...]:
     try:
         return types_of(name)
     except KeyError:
-        raise ValueError(f'"{name[:60]}" is no type of error: see the table in docs/job.md') from None
+        near = get_close_matches(name, [*ERRORS, *HARBOR_NAMES], n=1)
+        hint = f'did you mean "{near[0]}"?' if near else "see the table in docs/job.md"
+        raise ValueError(f'"{name[:60]}" is no type of error; {hint}') from None
 
 
 class EnvironmentSection(Env):
@@ -330,10 +332,6 @@ class InfrastructureSection(Section):
     after_trials: int = Field(default=20, ge=1, description="Trials before that is looked at.")
 
 
-def _none_is_empty(value: Any) -> Any:
-    return [] if value is None else value
-
-
 class JobConfig(Section):
     in_yaml: ClassVar[bool] = True
 
@@ -357,13 +355,11 @@ class JobConfig(Section):
     )
     environment: EnvironmentSection = EnvironmentSection()
     verifier: VerifierSection = VerifierSection()
-    metrics: Annotated[list[MetricSection], BeforeValidator(_none_is_empty)] = Field(
+    metrics: list[MetricSection] = Field(
         default_factory=list[MetricSection], description="Beside mean reward and pass rate, which always are there."
     )
     agents: list[AgentSection] = Field(min_length=1, description="Who is evaluated.")
-    datasets: Annotated[list[DatasetSection], BeforeValidator(_none_is_empty)] = Field(
-        default_factory=list[DatasetSection], description="At what."
-    )
+    datasets: list[DatasetSection] = Field(default_factory=list[DatasetSection], description="At what.")
     tasks: list[TaskSection] = Field(default_factory=list[TaskSection], description="Single tasks beside them.")
     artifacts: list[ArtifactKey] = Field(default_factory=list[ArtifactKey], description="Files kept of every trial.")
     override_error_policy: dict[str, PolicyOverride] = Field(
@@ -385,6 +381,7 @@ class JobConfig(Section):
     @classmethod
     def prepare(cls, source: Located) -> list[str]:
         """For `rollout.config.load`."""
+        _drop_empty(source.values)
         return [*rename(source), *_across(source)]
 
 
@@ -400,6 +397,24 @@ def environments(config: JobConfig) -> Iterator[tuple[Place, dict[str, str]]]:
 def job_name(config: JobConfig, path: Path) -> str:
     """Of the job that the file `path` describes."""
     return config.name or path.stem
+
+
+_KEEPS_EMPTY = ("kwargs", "provider_config", "mounts", "env")
+"""Keys below which a key with nothing after it is a value of somebody else's, or a mistake."""
+
+
+def _drop_empty(values: Any) -> None:
+    """A key with nothing after it, as `retry:` alone, is as if it were not there."""
+    if isinstance(values, list):
+        for item in cast("list[Any]", values):
+            _drop_empty(item)
+    elif isinstance(values, dict):
+        table = cast("dict[str, Any]", values)
+        for key in [key for key, value in table.items() if value is None]:
+            del table[key]
+        for key, value in table.items():
+            if key not in _KEEPS_EMPTY:
+                _drop_empty(value)
 
 
 def _across(source: Located) -> Iterator[str]:

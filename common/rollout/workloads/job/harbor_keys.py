@@ -28,10 +28,6 @@ def _level(debug: Any) -> Any:
     return "debug" if debug is True else "info" if debug is False else debug
 
 
-def _empty(value: Any) -> Any:
-    return [] if value is None else value
-
-
 def _same(value: Any) -> Any:
     return value
 
@@ -53,8 +49,8 @@ RENAMED = (
     Renamed(("retry",), "min_wait_sec", ("initial_delay_ms",), _milliseconds),
     Renamed(("retry",), "max_wait_sec", ("max_delay_ms",), _milliseconds),
     Renamed(("retry",), "wait_multiplier", ("multiplier",)),
-    Renamed(("retry",), "include_exceptions", ("include",), _empty),
-    Renamed(("retry",), "exclude_exceptions", ("exclude",), _empty),
+    Renamed(("retry",), "include_exceptions", ("include",)),
+    Renamed(("retry",), "exclude_exceptions", ("exclude",)),
     Renamed(("environment",), "delete", ("preserve_env",), _preserve),
     Renamed(("environment",), "import_path", ("type",)),
     Renamed(("environment",), "kwargs", ("provider_config",)),
