@@ -42,7 +42,8 @@ class Flip:
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """`tasks` were scored in both and are what is compared; `only_a` and `only_b` in one alone.
+    """`tasks` were scored in both and are what is compared; `only_a` and `only_b` in one alone. The means and the
+    difference are over these tasks, each counted once, however often it was tried.
 
     `low` and `high` None: fewer than two tasks, or no variation to judge by. `p_exact`: of McNemar's exact test.
     `discordant`: tasks that A alone and B alone solved, for McNemar's tests.

@@ -20,5 +20,10 @@ def statistics_json(job_name: str, statistics: Mapping[tuple[str, str], Statisti
 
 def _group(statistics: Statistics) -> JsonObject:
     values = asdict(statistics)
-    values["pass_at_k"] = [{"k": one["k"], **one["value"]} for one in values["pass_at_k"]]
+    values["pass_at_k"] = [{"k": one.k, **_of_tasks(asdict(one.value))} for one in statistics.pass_at_k]
     return values
+
+
+def _of_tasks(estimate: JsonObject) -> JsonObject:
+    """Without the number of trials: pass@k has one value a task."""
+    return {key: value for key, value in estimate.items() if key != "trials"}
