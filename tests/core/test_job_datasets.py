@@ -16,6 +16,7 @@ from typing import Any
 
 import pytest
 from job_files import commit_all, git, make_repository, make_task
+from rollout.config.load import load_settings, located
 from rollout.model.errors import ConfigError, InputError
 from rollout.workloads.job.config import JobConfig
 from rollout.workloads.job.datasets import Loaded, load_datasets
@@ -103,6 +104,18 @@ def test_directories_that_some_systems_could_not_have(tmp_path: Path) -> None:
     assert "2 problems" in found
     assert 'datasets.0: d: "a:b" cannot be a directory on every system' in found
     assert 'datasets.0: d: "con.x"' in found
+
+
+def test_faults_of_datasets_get_their_lines_in_the_job_file(tmp_path: Path) -> None:
+    path = tmp_path / "job.yaml"
+    path.write_text("agents: [{name: nop}]\ndatasets:\n- path: none\n- path: nor-this\n")
+    with pytest.raises(ConfigError) as caught, located(path):
+        load_datasets(load_settings(JobConfig, path, environ={}))
+    assert str(caught.value).replace(f"{tmp_path}/", "") == (
+        "2 problems:\n"
+        "  job.yaml:3: datasets.0: none: there is no such directory\n"
+        "  job.yaml:4: datasets.1: nor-this: there is no such directory"
+    )
 
 
 def test_two_datasets_of_one_name(tmp_path: Path) -> None:
