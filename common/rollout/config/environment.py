@@ -125,11 +125,14 @@ def _names_of(model: type[BaseModel], prefix: str) -> Iterator[str]:
 
 def section_of(annotation: Any) -> type[BaseModel] | None:
     """The settings model in `annotation`, also inside a union."""
-    options = get_args(annotation) if get_origin(annotation) in (Union, types.UnionType) else (annotation,)
-    for option in options:
+    for option in _options(annotation):
         if isinstance(option, type) and issubclass(option, BaseModel):
             return option
     return None
+
+
+def _options(annotation: Any) -> tuple[Any, ...]:
+    return get_args(annotation) if get_origin(annotation) in (Union, types.UnionType) else (annotation,)
 
 
 def annotation_of(model: type[BaseModel], place: tuple[str | int, ...]) -> Any:
@@ -143,11 +146,21 @@ def annotation_of(model: type[BaseModel], place: tuple[str | int, ...]) -> Any:
                 return None
             current = field.annotation
             continue
-        if get_origin(current) is dict:
-            current = get_args(current)[1]
-            continue
-        return None
+        inner = _inside(current, key)
+        if inner is None:
+            return None
+        current = inner
     return current
+
+
+def _inside(annotation: Any, key: str | int) -> Any:
+    """Type of the values of a dict or list; None: `annotation` is neither."""
+    for option in _options(annotation):
+        if get_origin(option) is dict:
+            return get_args(option)[1]
+        if get_origin(option) in (list, tuple) and isinstance(key, int):
+            return get_args(option)[0]
+    return None
 
 
 def _value(annotation: Any, text: str) -> Any:

@@ -10,7 +10,7 @@ import difflib
 import os
 import re
 import tomllib
-from collections.abc import Callable, Generator, Mapping
+from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -18,7 +18,7 @@ from typing import Any, TypeVar, cast
 
 from pydantic import BaseModel, ValidationError
 
-from rollout.config.environment import section_of, strangers, variables
+from rollout.config.environment import annotation_of, section_of, strangers, variables
 from rollout.config.locate import Place, key_lines, parse, syntax_error
 from rollout.config.renamed import Renamed, Renames
 from rollout.config.settings import Section
@@ -30,13 +30,22 @@ Model = TypeVar("Model", bound=BaseModel)
 
 
 @dataclass
-class _Source:
+class Located:
     """Values and where each came from: a line of the file, a variable, or the command line."""
 
     path: str
     values: dict[str, Any]
     lines: dict[Place, int]
     origins: dict[Place, str] = field(default_factory=dict[Place, str])
+
+    @classmethod
+    def read(cls, path: Path) -> Located:
+        """As `read_values`."""
+        return cls(str(path), *read_values(path))
+
+    @property
+    def is_yaml(self) -> bool:
+        return Path(self.path).suffix.lower() in YAML
 
     def set(self, place: tuple[str, ...], value: Any, origin: str) -> None:
         table = self.values
@@ -50,6 +59,7 @@ class _Source:
         self.origins[place] = origin
 
     def where(self, place: Place) -> str:
+        """`file:line` of what stands at `place`, or of the section that it would stand in."""
         for end in range(len(place), 0, -1):
             if origin := self.origins.get(place[:end]):
                 return origin
@@ -74,8 +84,9 @@ def load_settings(
     `overrides` maps dotted keys ("workers.count") to values; a None is no override. ConfigError lists everything that
     is wrong, a line each, as `file:line: section.key: what is wrong`.
     """
-    values, lines = ({}, {}) if path is None else read_values(Path(path))
-    source = _Source("command line" if path is None else str(path), values, lines)
+    if path is not None and Path(path).suffix.lower() in YAML and not getattr(model, "in_yaml", False):
+        raise ConfigError(f"{path}: this configuration is TOML, not YAML: see the configuration reference")
+    source = Located("command line", {}, {}) if path is None else Located.read(Path(path))
     environment = os.environ if environ is None else environ
     unknown = strangers(model, environment)
     for name, place, value in variables(model, environment):
@@ -83,13 +94,24 @@ def load_settings(
     for key, value in (overrides or {}).items():
         if value is not None:
             source.set(tuple(key.split(".")), value, "command line")
+    return validated(model, source, unknown)
+
+
+def validated(model: type[Model], source: Located, others: Sequence[str] = ()) -> Model:
+    """`source` as `model`. ConfigError lists everything that is wrong with it, and the faults `others`.
+
+    A model with a class method `prepare(source: Located) -> list[str]` is asked first: it may put old names of keys
+    under the new ones, and returns faults that concern several keys, as lines, so that they are told beside the others.
+    """
+    if prepare := getattr(model, "prepare", None):
+        others = [*cast("Callable[[Located], list[str]]", prepare)(source), *others]
     names = _renamed(model, source.values)
     try:
         settings = model.model_validate(names.values, strict=True)
     except ValidationError as error:
-        raise ConfigError(problems([*_report(model, source, names, error), *unknown]), path=source.path) from error
-    if names.faults or unknown:
-        raise ConfigError(problems([*_report(model, source, names, None), *unknown]), path=source.path)
+        raise ConfigError(problems([*_report(model, source, names, error), *others]), path=source.path) from error
+    if names.faults or others:
+        raise ConfigError(problems([*_report(model, source, names, None), *others]), path=source.path)
     if isinstance(settings, Section):
         settings.remember(names.notes)
     return settings
@@ -194,15 +216,20 @@ def _toml(path: Path, text: str) -> tuple[dict[str, Any], dict[Place, int]]:
     return values, key_lines(text)
 
 
-def _no_yaml(path: Path, text: str) -> tuple[dict[str, Any], dict[Place, int]]:
-    raise ConfigError(f"{path}: this configuration is TOML, not YAML: see the configuration reference")
+def _yaml(path: Path, text: str) -> tuple[dict[str, Any], dict[Place, int]]:
+    from rollout.config.yaml import YamlError, parse_yaml  # 45 ms of every command's start, for those that need it
+
+    try:
+        return parse_yaml(text)
+    except YamlError as error:
+        raise ConfigError(problems(f"{path}:{line}: {what}" for line, what in error.faults)) from error
 
 
+YAML = (".yaml", ".yml", ".json")
+"""Endings of files that are read as YAML, of which JSON is a part; models that may be written so say `in_yaml`."""
 _FORMATS: dict[str, Callable[[Path, str], tuple[dict[str, Any], dict[Place, int]]]] = {
     ".toml": _toml,
-    # Workloads that are configured in YAML put their reader here.
-    ".yaml": _no_yaml,
-    ".yml": _no_yaml,
+    **dict.fromkeys(YAML, _yaml),
 }
 
 
@@ -219,7 +246,7 @@ def _to_add(name: object, section: type[BaseModel]) -> str:
     return f"add a line [{name}] and below it {keys}" + (f" ({meant})" if meant else "")
 
 
-def _report(model: type[BaseModel], source: _Source, names: Renamed, error: ValidationError | None) -> list[str]:
+def _report(model: type[BaseModel], source: Located, names: Renamed, error: ValidationError | None) -> list[str]:
     faults: dict[Place, list[str]] = {}
     for place, text in names.faults:
         faults.setdefault(place, []).append(text)
@@ -229,13 +256,14 @@ def _report(model: type[BaseModel], source: _Source, names: Renamed, error: Vali
         inside = entry.get("ctx", {}).get("key")
         where = (*entry["loc"], *inside.split(".")) if inside else tuple(entry["loc"])
         place = names.in_file(_known_part(names.values, where, missing=missing or bool(inside)))
-        if missing and (section := _section_at(model, place)):
+        if missing and not source.is_yaml and (section := _section_at(model, place)):
             sections.append(f"{source.where(place)}: section [{place[0]}] is missing: {_to_add(place[0], section)}")
             continue
         if entry["type"] == "extra_forbidden":
             text = _unknown_key(model, place)
         else:
-            text = describe(cast(Mapping[str, Any], entry), ".".join(map(str, place)))
+            table = "keys and values" if source.is_yaml else "a table, such as [section]"
+            text = describe(cast(Mapping[str, Any], entry), ".".join(map(str, place)), table)
         texts = faults.setdefault(place, [])
         if text not in texts:
             texts.append(text)
@@ -291,10 +319,7 @@ _UNKNOWN = "unknown key; valid keys are "
 
 
 def _unknown_key(model: type[BaseModel], place: Place) -> str:
-    section: type[BaseModel] | None = model
-    for key in place[:-1]:
-        found = section.model_fields.get(str(key)) if section else None
-        section = section_of(found.annotation) if found else None
+    section = section_of(annotation_of(model, place[:-1]))
     valid = list(section.model_fields) if section else []
     key = str(place[-1])
     if close := difflib.get_close_matches(key, valid, n=1, cutoff=0.6):

@@ -18,8 +18,6 @@ _KINDS = {
     "string_type": "a string",
     "list_type": "a list",
     "dict_type": "a table",
-    "model_type": "a table, such as [section]",
-    "model_attributes_type": "a table, such as [section]",
     "is_instance_of": "of another type",
 }
 _BOUNDS = {
@@ -31,18 +29,25 @@ _BOUNDS = {
 _SENSITIVE = re.compile(r"(^|[._])(url|token|secret|password|key)$", re.IGNORECASE)
 
 
-def describe(error: Mapping[str, Any], name: str) -> str:
-    """One entry of `ValidationError.errors()` as a sentence. `name`: the key's, to keep secrets out of messages."""
+_SECTION = ("model_type", "model_attributes_type")
+
+
+def describe(error: Mapping[str, Any], name: str, table: str = "a table, such as [section]") -> str:
+    """One entry of `ValidationError.errors()` as a sentence. `name`: the key's, to keep secrets out of messages.
+    `table`: what a section is in the format of the file."""
     kind = str(error["type"])
     context = cast(dict[str, Any], error.get("ctx") or {})
     shown = _shown(error.get("input"), name)
     if kind == "missing":
         return "is missing: add it"
+    if kind in _SECTION:
+        return f"must be {table}, not {shown}"
     if kind in _KINDS:
         return f"must be {_KINDS[kind]}, not {shown}"
     if kind in _BOUNDS:
         words, key = _BOUNDS[kind]
-        return f"must be {words} {context[key]}, not {shown}"
+        bound = context[key]
+        return f"must be {words} {int(bound) if bound == int(bound) else bound}, not {shown}"
     if kind == "literal_error":
         return choices(str(context.get("expected", "")), error.get("input"), shown)
     if kind in ("string_too_short", "too_short"):
@@ -84,4 +89,6 @@ def _type(value: Any) -> str:
         return "a table"
     if isinstance(value, list):
         return "a list"
+    if value is None:
+        return "nothing"
     return "a string" if isinstance(value, str) else f"a {type(value).__name__}"

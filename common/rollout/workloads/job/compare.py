@@ -1,0 +1,203 @@
+"""Two jobs, or two agents, at the same tasks: who is better, by how much, and whether that may be chance.
+
+They are compared task by task, since tasks differ far more than agents do: a difference of paired means has a much
+smaller variance than two means apart (Miller 2024, arXiv:2411.00640, section 4.2). Differences are B less A.
+"""
+
+from __future__ import annotations
+
+import math
+import random
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import product
+from statistics import NormalDist
+from typing import Literal
+
+from rollout.model.errors import InputError
+from rollout.workloads.job.aggregate import Overrides, PlannedTrial, scores_by_task
+from rollout.workloads.job.averages import mean
+from rollout.workloads.job.intervals import CONFIDENCE, estimate
+from rollout.workloads.job.pass_at_k import PASS
+
+TaskKey = tuple[str, str]
+"""(dataset, task)"""
+Test = Literal["mcnemar_mid_p", "sign_flip_exact", "sign_flip_sampled"]
+EXACT_MAX = 14
+"""Tasks that differ, up to which all 2^n assignments of signs are tried."""
+DRAWS = 20_000
+_SEED = 20_240_229
+_TIE = 1e-12
+
+
+@dataclass(frozen=True, slots=True)
+class Flip:
+    """A task that most attempts of one pass, and not of the other. Rates are of its scored attempts."""
+
+    dataset: str
+    task: str
+    a_pass_rate: float
+    b_pass_rate: float
+
+
+@dataclass(frozen=True, slots=True)
+class Comparison:
+    """`tasks` were scored in both and are what is compared; `only_a` and `only_b` in one alone. The means and the
+    difference are over these tasks, each counted once, however often it was tried.
+
+    `low` and `high` None: fewer than two tasks, or no variation to judge by. `p_exact`: of McNemar's exact test.
+    `discordant`: tasks that A alone and B alone solved, for McNemar's tests.
+    """
+
+    agent_a: str
+    agent_b: str
+    tasks: int
+    only_a: int
+    only_b: int
+    mean_a: float
+    mean_b: float
+    difference: float
+    low: float | None
+    high: float | None
+    p_value: float
+    test: Test
+    p_exact: float | None
+    discordant: tuple[int, int] | None
+    gained: tuple[Flip, ...]
+    lost: tuple[Flip, ...]
+
+
+def compare_jobs(
+    a: Sequence[PlannedTrial], b: Sequence[PlannedTrial], overrides_a: Overrides, overrides_b: Overrides
+) -> list[Comparison]:
+    """Each agent of both jobs with itself; of jobs with one agent each, the one with the other.
+
+    InputError: they have no agent or no scored task in common.
+    """
+    names_a = list(dict.fromkeys(trial.agent_name for trial in a))
+    names_b = list(dict.fromkeys(trial.agent_name for trial in b))
+    pairs = [(name, name) for name in names_a if name in names_b]
+    if not pairs and len(names_a) == len(names_b) == 1:
+        pairs = [(names_a[0], names_b[0])]
+    if not pairs:
+        raise InputError(
+            f"the jobs have no agent in common: one has {', '.join(names_a) or 'none'}, the other "
+            f"{', '.join(names_b) or 'none'}"
+        )
+    return [
+        compare(
+            one,
+            scores_by_task([trial for trial in a if trial.agent_name == one], overrides_a),
+            other,
+            scores_by_task([trial for trial in b if trial.agent_name == other], overrides_b),
+        )
+        for one, other in pairs
+    ]
+
+
+def compare(
+    agent_a: str,
+    a: Mapping[TaskKey, Sequence[float]],
+    agent_b: str,
+    b: Mapping[TaskKey, Sequence[float]],
+) -> Comparison:
+    """`a`, `b`: scores by task (`aggregate.scores_by_task`). InputError: no task is in both.
+
+    With one attempt at each task and rewards of 0 and 1: McNemar's mid-p test, and the interval of Bonett and Price.
+    Otherwise a sign-flip test of the mean differences of the tasks, and a t interval of these.
+    """
+    tasks = [task for task in a if a[task] and b.get(task)]
+    if not tasks:
+        raise InputError(f"{agent_a} and {agent_b} have no scored task in common")
+    means_a = [mean(a[task]) for task in tasks]
+    means_b = [mean(b[task]) for task in tasks]
+    differences = [second - first for first, second in zip(means_a, means_b, strict=True)]
+    test: Test
+    p_exact, discordant = None, None
+    if all(len(scores[task]) == 1 and scores[task][0] in (0.0, 1.0) for scores in (a, b) for task in tasks):
+        discordant = sum(one < 0 for one in differences), sum(one > 0 for one in differences)
+        p_exact, p_value = mcnemar(*discordant)
+        test = "mcnemar_mid_p"
+        low, high = bonett_price(*discordant, len(tasks)) if len(tasks) > 1 else (None, None)
+    else:
+        p_value, exact = sign_flip(differences)
+        test = "sign_flip_exact" if exact else "sign_flip_sampled"
+        # A difference of one for each task: no cluster has two. Shifted, lest all of 0 and 1 be taken for a rate.
+        shifted = estimate({task: [one + 2] for task, one in zip(tasks, differences, strict=True)})
+        low = None if shifted is None or shifted.low is None else shifted.low - 2
+        high = None if shifted is None or shifted.high is None else shifted.high - 2
+    flips = [flip for task in tasks if (flip := _flip(task, a[task], b[task]))]
+    return Comparison(
+        agent_a=agent_a,
+        agent_b=agent_b,
+        tasks=len(tasks),
+        only_a=sum(bool(scores) and not b.get(task) for task, scores in a.items()),
+        only_b=sum(bool(scores) and not a.get(task) for task, scores in b.items()),
+        mean_a=mean(means_a),
+        mean_b=mean(means_b),
+        difference=mean(differences),
+        low=low,
+        high=high,
+        p_value=p_value,
+        test=test,
+        p_exact=p_exact,
+        discordant=discordant,
+        gained=tuple(flip for flip in flips if flip.b_pass_rate > flip.a_pass_rate),
+        lost=tuple(flip for flip in flips if flip.b_pass_rate < flip.a_pass_rate),
+    )
+
+
+def _flip(task: TaskKey, a: Sequence[float], b: Sequence[float]) -> Flip | None:
+    rate_a, rate_b = (mean([float(value >= PASS) for value in scores]) for scores in (a, b))
+    return Flip(*task, rate_a, rate_b) if (rate_a > 0.5) != (rate_b > 0.5) else None
+
+
+def mcnemar(only_a: int, only_b: int) -> tuple[float, float]:
+    """(exact, mid-p) two-sided p-values of McNemar's test, of the numbers of pairs in which one alone succeeded.
+
+    The exact conditional test is conservative, the asymptotic one not safe with few pairs; the mid-p value is neither
+    (Fagerland, Lydersen and Laake 2013, BMC Med. Res. Methodol. 13, 91, equations 3 and 5).
+    """
+    pairs, fewer = only_a + only_b, min(only_a, only_b)
+    point = math.comb(pairs, fewer) / 2**pairs
+    if only_a == only_b:
+        return 1.0, 1 - point / 2 if pairs else 1.0
+    tail = sum(math.comb(pairs, k) for k in range(fewer + 1)) / 2**pairs
+    return min(1.0, 2 * tail), min(1.0, 2 * tail - point)
+
+
+def bonett_price(only_a: int, only_b: int, pairs: int, confidence: float = CONFIDENCE) -> tuple[float, float]:
+    """The interval of a difference of paired proportions, B less A, by Bonett and Price 2012 (J. Educ. Behav. Stat. 37,
+    479): Wald's with a pair more of each kind that is discordant. It keeps its coverage where Wald's has width 0."""
+    z = NormalDist().inv_cdf((1 + confidence) / 2)
+    a, b = (only_a + 1) / (pairs + 2), (only_b + 1) / (pairs + 2)
+    half = z * math.sqrt((a + b - (b - a) ** 2) / (pairs + 2))
+    return max(-1.0, b - a - half), min(1.0, b - a + half)
+
+
+def sign_flip(differences: Sequence[float]) -> tuple[float, bool]:
+    """(two-sided p-value, exact) of the hypothesis that each difference might as well have had the other sign.
+
+    All signs are tried for up to EXACT_MAX differences that are not 0. For more, DRAWS are drawn with a fixed seed, and
+    p = (1 + those as large) / (1 + draws), which is never 0 (Phipson and Smyth 2010, Stat. Appl. Genet. Mol. Biol. 9,
+    39).
+    """
+    sizes = [abs(one) for one in differences if one]
+    scale = max(sizes, default=1.0)
+    sizes = [size / scale for size in sizes]  # so that no sum overflows
+    limit = abs(math.fsum(one / scale for one in differences)) - _TIE * len(sizes)
+    if len(sizes) <= EXACT_MAX:
+        sums = [abs(math.fsum(s * size for s, size in zip(signs, sizes, strict=True))) for signs in _signs(len(sizes))]
+        return sum(one >= limit for one in sums) / len(sums), True
+    generator = random.Random(_SEED)
+    total = math.fsum(sizes)
+    larger = 0
+    for _ in range(DRAWS):
+        bits = generator.getrandbits(len(sizes))
+        flipped = sum(size for index, size in enumerate(sizes) if bits >> index & 1)
+        larger += abs(total - 2 * flipped) >= limit
+    return (1 + larger) / (1 + DRAWS), False
+
+
+def _signs(count: int) -> list[tuple[int, ...]]:
+    return list(product((1, -1), repeat=count))

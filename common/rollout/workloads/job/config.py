@@ -1,0 +1,450 @@
+"""job.yaml: every key of the format, and Harbor's names for the same as aliases (docs/job.md lists them)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from difflib import get_close_matches
+from pathlib import Path
+from typing import Annotated, Any, ClassVar, Literal, Self, cast
+
+from pydantic import AfterValidator, Field, field_validator, model_validator
+
+from rollout.config.load import Located
+from rollout.config.locate import Place
+from rollout.config.settings import Section
+from rollout.config.written import Flag, Text
+from rollout.workloads.job.artifacts import ArtifactKey
+from rollout.workloads.job.dialect import DialectName
+from rollout.workloads.job.errors import ERRORS, HARBOR_NAMES, PolicyOverride, types_of
+from rollout.workloads.job.git import checked_url
+from rollout.workloads.job.harbor_keys import rename
+from rollout.workloads.job.names import portable_name, same_name
+from rollout.workloads.job.network import allowed_hosts
+from rollout.workloads.job.quantities import Cpus, Mebibytes, mebibytes
+from rollout.workloads.job.task_toml import Tpu
+from rollout.workloads.job.templates import check_variables
+
+HARBOR_REGISTRY = "https://raw.githubusercontent.com/laude-institute/harbor/main/registry.json"
+ORACLE = "oracle"
+NOP = "nop"
+BUILT_IN_AGENTS = (ORACLE, NOP)
+PROVIDERS = ("process", "bubblewrap", "docker", "podman", "kubernetes", "modal", "command")
+_PROVIDER_ALIASES = {"k8s": "kubernetes", "bwrap": "bubblewrap"}
+_IMPORT_PATH = r"^[A-Za-z_][\w.]*:[A-Za-z_][\w.]*$"
+Timeout = Annotated[float, Field(ge=0, le=30 * 86400)]
+"""Seconds; 0 as None: not set."""
+Multiplier = Annotated[float, Field(gt=0, le=1000)]
+
+
+def _size_text(value: str) -> str:
+    mebibytes(value)
+    return value
+
+
+SizeText = Annotated[Text, AfterValidator(_size_text)]
+"""Memory or storage with its unit, as it is written."""
+EnvVariables = dict[str, Text]
+
+
+def _check_env(value: dict[str, str]) -> dict[str, str]:
+    check_variables(value)
+    return value
+
+
+class Env(Section):
+    env: EnvVariables = Field(
+        default_factory=dict[str, Text],
+        description="Variables of its commands; ${VAR} and ${VAR:-default} are filled in.",
+    )
+
+    @field_validator("env")
+    @classmethod
+    def _env(cls, value: dict[str, str]) -> dict[str, str]:
+        return _check_env(value)
+
+
+class RetrySection(Section):
+    max_attempts: int = Field(default=3, ge=1, le=100, description="Tries at a trial, the first one included.")
+    initial_delay_ms: int = Field(default=1000, ge=0, le=3_600_000, description="Before the second try.")
+    max_delay_ms: int = Field(default=30_000, ge=0, le=86_400_000, description="At most between two tries.")
+    multiplier: float = Field(default=2.0, ge=1, le=100, description="Of the delay, from one try to the next.")
+    include: list[str] = Field(
+        default_factory=list[str], description="Error types that are tried again, and no others; empty: the table's."
+    )
+    exclude: list[str] = Field(default_factory=list[str], description="Error types that are never tried again.")
+
+    @field_validator("include", "exclude")
+    @classmethod
+    def _types(cls, value: list[str]) -> list[str]:
+        return list(dict.fromkeys(found for name in value for found in _error_types(name)))
+
+
+def _error_types(name: str) -> tuple[str, ...]:
+    try:
+        return types_of(name)
+    except KeyError:
+        near = get_close_matches(name, [*ERRORS, *HARBOR_NAMES], n=1)
+        hint = f'did you mean "{near[0]}"?' if near else "see the table in docs/job.md"
+        raise ValueError(f'"{name[:60]}" is no type of error; {hint}') from None
+
+
+class EnvironmentSection(Env):
+    type: str = Field(default="docker", description="Provider of sandboxes, or module:Class of one of your own.")
+    force_build: Flag = Field(default=False, description="Build images although they are there.")
+    preserve_env: Literal["never", "always", "on_failure"] = Field(
+        default="never", description="Which sandboxes stay after their trial."
+    )
+    provider_config: dict[str, Any] = Field(
+        default_factory=dict[str, Any], description="Settings of the provider, as it documents them."
+    )
+    override_cpus: Cpus | None = Field(default=None, description="Instead of the task's cpus.")
+    override_memory: SizeText | None = Field(default=None, description='Instead of the task\'s memory, such as "4G".')
+    override_storage: SizeText | None = Field(
+        default=None, description='Instead of the task\'s storage, such as "20G".'
+    )
+    override_memory_mb: Mebibytes | None = Field(default=None, description="As override_memory, in MiB.")
+    override_storage_mb: Mebibytes | None = Field(default=None, description="As override_storage, in MiB.")
+    override_gpus: int | None = Field(default=None, ge=0, le=1024, description="Instead of the task's gpus.")
+    override_tpu: Tpu | None = Field(default=None, description="Instead of the task's tpu.")
+    cpu_enforcement_policy: Literal["auto", "limit", "request", "guarantee", "ignore"] = Field(
+        default="auto", description="What the provider makes of cpus."
+    )
+    memory_enforcement_policy: Literal["auto", "limit", "request", "guarantee", "ignore"] = Field(
+        default="auto", description="What the provider makes of memory."
+    )
+    mounts: list[dict[str, Any]] = Field(
+        default_factory=list[dict[str, Any]],
+        description="More mounts of the agent's sandbox, as Docker Compose has them.",
+    )
+    extra_allowed_hosts: list[str] = Field(
+        default_factory=list[str], description="Hosts that every sandbox may reach beside those of its task."
+    )
+
+    @field_validator("type")
+    @classmethod
+    def _provider(cls, value: str) -> str:
+        name = _PROVIDER_ALIASES.get(value, value)
+        if name in PROVIDERS or ":" in name:
+            return name
+        near = get_close_matches(value, [*PROVIDERS, *_PROVIDER_ALIASES], n=1)
+        hint = f'did you mean "{near[0]}"?' if near else f"known are {', '.join(PROVIDERS)}, and module:Class"
+        raise ValueError(f'there is no provider "{value[:40]}"; {hint}')
+
+    @field_validator("extra_allowed_hosts")
+    @classmethod
+    def _hosts(cls, value: list[str]) -> list[str]:
+        return allowed_hosts(value)
+
+    @model_validator(mode="after")
+    def _one_size(self) -> Self:
+        pairs = (
+            ("memory", self.override_memory, self.override_memory_mb),
+            ("storage", self.override_storage, self.override_storage_mb),
+        )
+        faults = [
+            f"override_{name} and override_{name}_mb disagree: keep one"
+            for name, text, number in pairs
+            if text is not None and number is not None and mebibytes(text) != number
+        ]
+        if faults:
+            raise ValueError("; ".join(faults))
+        return self
+
+    @property
+    def memory_mb(self) -> int | None:
+        return self.override_memory_mb if self.override_memory is None else mebibytes(self.override_memory)
+
+    @property
+    def storage_mb(self) -> int | None:
+        return self.override_storage_mb if self.override_storage is None else mebibytes(self.override_storage)
+
+
+class VerifierSection(Env):
+    override_timeout_sec: Timeout | None = Field(default=None, description="Instead of the task's.")
+    max_timeout_sec: Timeout | None = Field(default=None, description="At most, whatever the task says.")
+    disable: Flag = Field(default=False, description="Verify nothing: trials have no reward.")
+
+
+class MetricSection(Section):
+    type: Literal["sum", "min", "max", "mean", "custom", "uv-script"] = Field(
+        default="mean", description="Of the rewards of an agent in a dataset."
+    )
+    name: str | None = Field(default=None, min_length=1, description="In the results; default: the type.")
+    function: str | None = Field(
+        default=None, pattern=_IMPORT_PATH, description="For custom: module:function that takes the list of rewards."
+    )
+    kwargs: dict[str, Any] = Field(default_factory=dict[str, Any], description="For uv-script: script_path.")
+
+    @model_validator(mode="after")
+    def _complete(self) -> Self:
+        if (self.type == "custom") != (self.function is not None):
+            raise ValueError('type: custom and function: "module:function" go together')
+        if self.type == "uv-script" and not isinstance(self.kwargs.get("script_path"), str):
+            raise ValueError("type: uv-script needs kwargs: {script_path: FILE}")
+        return self
+
+
+class AgentSection(Env):
+    name: str = Field(
+        default=ORACLE, min_length=1, description="oracle runs the task's solution, nop does nothing; others are yours."
+    )
+    label: str | None = Field(
+        default=None, description="In results and directories; default: the name. Two agents need two labels."
+    )
+    description: str = Field(default="", description="For people.")
+    install: str = Field(default="", description="bash, run once in every sandbox before the agent.")
+    execute: str = Field(default="", description="bash, which does the task.")
+    import_path: str | None = Field(
+        default=None, pattern=_IMPORT_PATH, description="module:Class of an agent of your own."
+    )
+    model_name: str | None = Field(default=None, min_length=1, description="Model that the agent asks.")
+    base_url: str | None = Field(default=None, min_length=1, description="Endpoint of that model.")
+    n_concurrent: int | None = Field(default=None, ge=1, description="Trials of this agent at once, at most.")
+    concurrency_group: str | None = Field(
+        default=None, min_length=1, description="Agents of one group share their n_concurrent."
+    )
+    override_timeout_sec: Timeout | None = Field(default=None, description="Instead of the task's.")
+    override_setup_timeout_sec: Timeout | None = Field(default=None, description="Instead of the task's, of install.")
+    max_timeout_sec: Timeout | None = Field(default=None, description="At most, whatever the task says.")
+    skills: list[str] = Field(default_factory=list[str], description="Directories given to the agent.")
+    kwargs: dict[str, Any] = Field(default_factory=dict[str, Any], description="Arguments of the agent's class.")
+
+    @model_validator(mode="before")
+    @classmethod
+    def _named(cls, data: Any) -> Any:
+        """An agent that is imported has the name of its class, if it has no other."""
+        if isinstance(data, dict) and "name" not in data and isinstance(cast("Any", data).get("import_path"), str):
+            values = cast("dict[str, Any]", data)
+            return {**values, "name": _class_name(values["import_path"])}
+        return data  # pyright: ignore[reportUnknownVariableType]
+
+    @field_validator("name", "label")
+    @classmethod
+    def _directory(cls, value: str | None) -> str | None:
+        return None if value is None else portable_name(value)
+
+    @model_validator(mode="after")
+    def _one_way(self) -> Self:
+        if self.name in BUILT_IN_AGENTS and (self.execute or self.install or self.import_path):
+            raise ValueError(f'"{self.name}" is built in and takes no install, execute or import_path: rename yours')
+        if self.execute and self.import_path:
+            raise ValueError("execute and import_path are two ways to run an agent: keep one")
+        if self.name not in BUILT_IN_AGENTS and not self.execute and not self.import_path:
+            near = get_close_matches(self.name, BUILT_IN_AGENTS, n=1)
+            hint = f'; or did you mean "{near[0]}"?' if near else ""
+            raise ValueError(
+                f'"{self.name}" is none of the built-in agents, {" and ".join(BUILT_IN_AGENTS)}: give it execute, '
+                f"which is bash, or import_path{hint}"
+            )
+        if self.concurrency_group is not None and self.n_concurrent is None:
+            raise ValueError("concurrency_group needs n_concurrent")
+        return self
+
+    @property
+    def id(self) -> str:
+        """By which results and directories know it."""
+        return self.label or self.name
+
+    @property
+    def lane(self) -> str:
+        """Trials of one lane share one limit."""
+        return self.id if self.concurrency_group is None else f"group:{self.concurrency_group}"
+
+
+class RegistryKeys(Section):
+    path: str | None = Field(default=None, min_length=1, description="registry.json on this machine.")
+    url: str | None = Field(default=None, pattern=r"^https?://", description="registry.json on the web.")
+
+    @model_validator(mode="after")
+    def _one(self) -> Self:
+        if (self.path is None) == (self.url is None):
+            raise ValueError("name either a path or a url")
+        return self
+
+
+class DatasetSection(Section):
+    path: str | None = Field(default=None, min_length=1, description="Directory of task directories.")
+    registry: RegistryKeys | None = Field(default=None, description="Where name and version are looked up.")
+    name: str | None = Field(default=None, min_length=1, description="In the registry; with path: in the results.")
+    version: Text | None = Field(default=None, min_length=1, description="In the registry; default: the newest.")
+    git_url: str | None = Field(default=None, description="Repository in which path lies.")
+    git_commit_id: Text | None = Field(default=None, min_length=1, description="Commit, tag or branch of git_url.")
+    task_names: list[Text] = Field(default_factory=list[Text], description="Globs of the tasks to take; empty: all.")
+    exclude_task_names: list[Text] = Field(default_factory=list[Text], description="Globs of tasks to leave out.")
+    n_tasks: int | None = Field(default=None, ge=1, description="The first so many of them.")
+    dialect: DialectName | None = Field(
+        default=None, description="Format of its tasks, where it is not the one that their version decides."
+    )
+
+    @field_validator("git_url")
+    @classmethod
+    def _url(cls, value: str | None) -> str | None:
+        return None if value is None else checked_url(value)
+
+    @model_validator(mode="after")
+    def _one_source(self) -> Self:
+        if self.path is None and self.registry is None and self.git_url is None and self.name is not None:
+            raise ValueError(
+                f'name needs a registry in which "{self.name}" is looked up; that of Harbor is registry: {{url: '
+                f"{HARBOR_REGISTRY}}}"
+            )
+        if self.path is None and self.registry is None and self.git_url is None:
+            raise ValueError("name a path, a registry with a name, or a git_url")
+        if self.registry is not None and (self.path is not None or self.git_url is not None):
+            raise ValueError("registry does not go with path or git_url: make two datasets of them")
+        if self.registry is not None and self.name is None:
+            raise ValueError("registry needs the name of a dataset")
+        if self.git_commit_id is not None and self.git_url is None:
+            raise ValueError("git_commit_id needs git_url")
+        if self.version is not None and self.git_url is not None:
+            raise ValueError("version does not go with git_url: name its git_commit_id")
+        return self
+
+
+class TaskSection(Section):
+    """`tasks`: single ones, beside those of datasets; they make up a dataset called "adhoc"."""
+
+    path: str = Field(min_length=1, description="Task directory, in git_url where that is set.")
+    git_url: str | None = Field(default=None, description="Repository in which path lies.")
+    git_commit_id: Text | None = Field(default=None, min_length=1, description="Commit, tag or branch of git_url.")
+
+    @field_validator("git_url")
+    @classmethod
+    def _url(cls, value: str | None) -> str | None:
+        return None if value is None else checked_url(value)
+
+
+class BudgetSection(Section):
+    """When one of them is used up, no further trial starts."""
+
+    max_tokens: int | None = Field(default=None, ge=1, description="Tokens of all trials.")
+    max_cost_usd: float | None = Field(default=None, gt=0, description="Cost of all trials, in US dollars.")
+    max_wall_time_sec: float | None = Field(default=None, gt=0, description="Since the job began.")
+
+
+class InfrastructureSection(Section):
+    min_success_rate: float = Field(
+        default=0.5,
+        ge=0,
+        le=1,
+        description="The job stops when fewer of its trials end without such a fault; 0: never.",
+    )
+    after_trials: int = Field(default=20, ge=1, description="Trials before that is looked at.")
+
+
+class JobConfig(Section):
+    in_yaml: ClassVar[bool] = True
+
+    name: str | None = Field(
+        default=None,
+        description="Directory of the job below jobs_dir; default: the name of this file without its ending.",
+    )
+    schema_version: Literal[1] = Field(default=1, description="Of Harbor's job files.")
+    jobs_dir: str = Field(default="jobs", min_length=1, description="Directory of all jobs.")
+    n_attempts: int = Field(default=1, ge=1, le=10_000, description="Trials of every agent at every task.")
+    n_concurrent_trials: int = Field(default=4, ge=1, le=1_000_000, description="Trials at once.")
+    timeout_multiplier: Multiplier = Field(default=1.0, description="Of every timeout of tasks and agents.")
+    agent_timeout_multiplier: Multiplier | None = Field(default=None, description="Instead, while the agent works.")
+    verifier_timeout_multiplier: Multiplier | None = Field(default=None, description="Instead, for verification.")
+    agent_setup_timeout_multiplier: Multiplier | None = Field(default=None, description="Instead, for install.")
+    environment_build_timeout_multiplier: Multiplier | None = Field(default=None, description="Instead, for builds.")
+    retry: RetrySection = RetrySection()
+    log_level: Literal["debug", "info", "warn", "warning", "error"] = Field(default="info", description="Of logs.")
+    instruction_path: str = Field(
+        default="/tmp/instruction.md", pattern=r"^/", description="Where the instruction lies in the sandbox."
+    )
+    environment: EnvironmentSection = EnvironmentSection()
+    verifier: VerifierSection = VerifierSection()
+    metrics: list[MetricSection] = Field(
+        default_factory=list[MetricSection], description="Beside mean reward and pass rate, which always are there."
+    )
+    agents: list[AgentSection] = Field(min_length=1, description="Who is evaluated.")
+    datasets: list[DatasetSection] = Field(default_factory=list[DatasetSection], description="At what.")
+    tasks: list[TaskSection] = Field(default_factory=list[TaskSection], description="Single tasks beside them.")
+    artifacts: list[ArtifactKey] = Field(default_factory=list[ArtifactKey], description="Files kept of every trial.")
+    override_error_policy: dict[str, PolicyOverride] = Field(
+        default_factory=dict[str, PolicyOverride], description="What follows from an error, by its type."
+    )
+    budget: BudgetSection = BudgetSection()
+    infrastructure: InfrastructureSection = InfrastructureSection()
+
+    @field_validator("name")
+    @classmethod
+    def _directory(cls, value: str | None) -> str | None:
+        return None if value is None else portable_name(value)
+
+    @field_validator("override_error_policy")
+    @classmethod
+    def _types(cls, value: dict[str, PolicyOverride]) -> dict[str, PolicyOverride]:
+        return {found: policy for name, policy in value.items() for found in _error_types(name)}
+
+    @classmethod
+    def prepare(cls, source: Located) -> list[str]:
+        """For `rollout.config.load`."""
+        _drop_empty(source.values)
+        return [*rename(source), *_across(source)]
+
+
+def environments(config: JobConfig) -> Iterator[tuple[Place, dict[str, str]]]:
+    """Every `env` of the file and the section in which it stands, for `templates.unset`."""
+    yield ("environment",), config.environment.env
+    if not config.verifier.disable:
+        yield ("verifier",), config.verifier.env
+    for index, agent in enumerate(config.agents):
+        yield ("agents", index), agent.env
+
+
+def job_name(config: JobConfig, path: Path) -> str:
+    """Of the job that the file `path` describes."""
+    return config.name or path.stem
+
+
+_KEEPS_EMPTY = ("kwargs", "provider_config", "mounts", "env")
+"""Keys below which a key with nothing after it is a value of somebody else's, or a mistake."""
+
+
+def _drop_empty(values: Any) -> None:
+    """A key with nothing after it, as `retry:` alone, is as if it were not there."""
+    if isinstance(values, list):
+        for item in cast("list[Any]", values):
+            _drop_empty(item)
+    elif isinstance(values, dict):
+        table = cast("dict[str, Any]", values)
+        for key in [key for key, value in table.items() if value is None]:
+            del table[key]
+        for key, value in table.items():
+            if key not in _KEEPS_EMPTY:
+                _drop_empty(value)
+
+
+def _across(source: Located) -> Iterator[str]:
+    """Looked for in what was read, so that they are told although other keys are wrong."""
+    values = source.values
+    if not values.get("datasets") and not values.get("tasks"):
+        yield f"{source.where(('datasets',))}: datasets: there are none, and no tasks: add - path: DIRECTORY"
+    limit = values.get("n_concurrent_trials", 4)
+    labels: dict[str, str] = {}
+    groups: dict[str, Any] = {}
+    for index, agent in enumerate(_tables(values.get("agents"))):
+        label = agent.get("label") or agent.get("name") or _class_name(agent.get("import_path")) or ORACLE
+        where = f"{source.where(('agents', index))}: agents.{index}"
+        if isinstance(label, str):
+            if same_name(label) in labels:
+                yield f'{where}: a second agent called "{label}": give it a label of its own, such as label: {label}-2'
+            labels[same_name(label)] = label
+        own = agent.get("n_concurrent")
+        where = f"{source.where(('agents', index, 'n_concurrent'))}: agents.{index}.n_concurrent"
+        if isinstance(own, int) and isinstance(limit, int) and own > limit:
+            yield f"{where}: {own} is more than n_concurrent_trials, which is {limit}"
+        group = agent.get("concurrency_group")
+        if isinstance(group, str) and groups.setdefault(group, own) != own:
+            yield f'{where}: {own}, where another agent of the group "{group}" has {groups[group]}'
+
+
+def _class_name(import_path: Any) -> str:
+    return import_path.rpartition(":")[2].rpartition(".")[2] if isinstance(import_path, str) else ""
+
+
+def _tables(value: Any) -> list[dict[str, Any]]:
+    items = cast("list[Any]", value) if isinstance(value, list) else []
+    return [cast("dict[str, Any]", item) if isinstance(item, dict) else {} for item in items]

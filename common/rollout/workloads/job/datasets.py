@@ -1,0 +1,277 @@
+"""From the datasets of a job to its tasks: local directories, registries and git repositories, all faults at once."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from fnmatch import fnmatchcase
+from pathlib import Path, PurePosixPath
+
+from rollout.model.errors import ConfigError, InputError, RolloutError
+from rollout.model.problems import faults_of, problems
+from rollout.workloads.job import git
+from rollout.workloads.job.config import ORACLE, DatasetSection, JobConfig, TaskSection
+from rollout.workloads.job.dialect import DialectName
+from rollout.workloads.job.load_task import TaskUse, load_task
+from rollout.workloads.job.names import portable_name, same_name
+from rollout.workloads.job.registry import RegistryDataset, RegistryTask, fetch_registry, find_dataset, read_registry
+from rollout.workloads.job.task import Task
+from rollout.workloads.job.task_directory import CONFIG
+
+_MARKS = (CONFIG, "instruction.md")
+ADHOC = "adhoc"
+"""The dataset of tasks that a job names one by one."""
+
+
+@dataclass(frozen=True, slots=True)
+class Dataset:
+    name: str
+    version: str
+    tasks: tuple[Task, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Loaded:
+    """`notes`: what the person is to be told, such as unknown keys in tasks of others. `size`: bytes of all tasks."""
+
+    datasets: tuple[Dataset, ...]
+    notes: tuple[str, ...]
+    size: int
+
+
+@dataclass(frozen=True, slots=True)
+class _Place:
+    """Of a task. `ours`: it is a file that the person can mend."""
+
+    name: str
+    directory: Path
+    commit: str | None
+    ours: bool
+
+
+@dataclass(frozen=True, slots=True)
+class _Found:
+    name: str
+    version: str
+    places: tuple[_Place, ...]
+
+
+def load_datasets(
+    config: JobConfig,
+    *,
+    environ: Mapping[str, str] | None = None,
+    cache: Path | None = None,
+    progress: Callable[[str], None] = lambda text: None,
+) -> Loaded:
+    """Every task that `config` names. Blocking: repositories are fetched into `cache` (`git.cache_directory`).
+
+    ConfigError with every fault of every task. `environ`: where variables of tasks are filled in; None: elsewhere, so
+    they are not looked for. `progress` hears of each repository and task before it is read.
+    """
+    oracle = any(agent.name == ORACLE for agent in config.agents)
+    use = TaskUse(verify=not config.verifier.disable, oracle=oracle, environ=environ)
+    loader = _Loader(use, cache or git.cache_directory(), progress)
+    datasets = list[Dataset]()
+    for index, section in enumerate(config.datasets):
+        datasets += loader.dataset(f"datasets.{index}", section)
+    if config.tasks:
+        datasets += loader.adhoc(config.tasks)
+    loader.faults += _same_names(datasets)
+    if loader.faults:
+        raise ConfigError(problems(loader.faults))
+    return Loaded(tuple(datasets), tuple(loader.notes), loader.size)
+
+
+def _same_names(datasets: Sequence[Dataset]) -> Iterator[str]:
+    seen = set[str]()
+    for dataset in datasets:
+        if same_name(dataset.name) in seen:
+            yield f'datasets: two are called "{dataset.name}": give one another name, as name: beside its path'
+        seen.add(same_name(dataset.name))
+
+
+class _Loader:
+    def __init__(self, use: TaskUse, cache: Path, progress: Callable[[str], None]) -> None:
+        self._use = use
+        self._cache = cache
+        self._progress = progress
+        self._commits: dict[tuple[str, str | None], str] = {}
+        self.faults = list[str]()
+        self.notes = list[str]()
+        self.size = 0
+
+    def dataset(self, key: str, section: DatasetSection) -> list[Dataset]:
+        """One, or none where there is a fault."""
+        try:
+            found = self._find(section)
+            places = chosen(found.places, section, found.name)
+        except RolloutError as error:
+            self.faults += [f"{key}: {fault}" for fault in faults_of(error.message)]
+            return []
+        return [Dataset(found.name, found.version, self._tasks(key, places, section.dialect))]
+
+    def adhoc(self, sections: Iterable[TaskSection]) -> list[Dataset]:
+        places = list[_Place]()
+        for index, section in enumerate(sections):
+            try:
+                places.append(self._single(section))
+            except RolloutError as error:
+                self.faults.append(f"tasks.{index}: {error.message}")
+        return [Dataset(ADHOC, "", self._tasks("tasks", places, None))]
+
+    def _find(self, section: DatasetSection) -> _Found:
+        if section.registry is not None and section.name is not None:
+            return self._of_registry(section.registry.path, section.registry.url, section.name, section.version)
+        if section.git_url is not None:
+            commit, top = self._checkout(section.git_url, section.git_commit_id)
+            directory = inside(top, section.path or "", git.shown(section.git_url))
+            name = section.name or (directory.name if section.path else _repository_name(section.git_url))
+            return _Found(portable(name), commit, tuple(_tasks_below(directory, commit, ours=False)))
+        directory = Path(section.path or "").expanduser()
+        found = git.commit_of(directory) if directory.is_dir() else None
+        places = tuple(_tasks_below(directory, found.id if found else None, ours=True))
+        if found and found.changed:
+            differ = "1 path differs" if len(found.changed) == 1 else f"{len(found.changed):,} paths differ"
+            self.notes.append(
+                f"{directory}: {differ} from commit {found.id[:12]}; the checksums of the tasks say what runs"
+            )
+        return _Found(portable(section.name or directory.resolve().name), section.version or "", places)
+
+    def _of_registry(self, path: str | None, url: str | None, name: str, version: str | None) -> _Found:
+        if path is not None:
+            file = Path(path).expanduser()
+            dataset = find_dataset(read_registry(file), name, version, path)
+            beside = file.parent
+        else:
+            where = url or ""
+            self._progress(where)
+            dataset = find_dataset(fetch_registry(where), name, version, where)
+            beside = None
+        return _Found(portable(name), dataset.version, tuple(self._places(dataset, beside)))
+
+    def _places(self, dataset: RegistryDataset, beside: Path | None) -> Iterator[_Place]:
+        if not dataset.tasks:
+            raise InputError(f'the dataset "{dataset.name}" has no tasks')
+        faults = list[str]()
+        for task in dataset.tasks:
+            try:
+                yield self._place(task, beside)
+            except RolloutError as error:
+                faults.append(f'task "{task.name}": {error.message}')
+        if faults:
+            raise InputError(problems(faults))
+
+    def _place(self, task: RegistryTask, beside: Path | None) -> _Place:
+        name = portable(task.name)
+        if task.git_url is not None:
+            commit, top = self._checkout(task.git_url, task.git_commit_id)
+            return _Place(name, inside(top, task.path, git.shown(task.git_url)), commit, ours=False)
+        if beside is None:
+            raise InputError("it has no git_url, and the registry is not on this machine")
+        return _Place(name, inside(beside, task.path or task.name, str(beside)), None, ours=True)
+
+    def _single(self, section: TaskSection) -> _Place:
+        if section.git_url is not None:
+            commit, top = self._checkout(section.git_url, section.git_commit_id)
+            directory = inside(top, section.path, git.shown(section.git_url))
+            return _Place(portable(directory.name), directory, commit, ours=False)
+        directory = Path(section.path).expanduser()
+        found = git.commit_of(directory) if directory.is_dir() else None
+        return _Place(portable(directory.resolve().name), directory, found.id if found else None, ours=True)
+
+    def _checkout(self, url: str, reference: str | None) -> tuple[str, Path]:
+        """(commit, directory). A branch or tag is looked up once a job, so that all its tasks are of one commit."""
+        try:
+            git.checked_url(url)
+        except ValueError as error:
+            raise InputError(str(error)) from error
+        self._progress(git.shown(url))
+        commit = self._commits.get((url, reference))
+        if commit is None:
+            commit = self._commits[url, reference] = git.resolve_commit(url, reference)
+        return commit, git.checkout(url, commit, self._cache)
+
+    def _tasks(self, key: str, places: Sequence[_Place], dialect: DialectName | None) -> tuple[Task, ...]:
+        tasks = list[Task]()
+        seen: dict[str, _Place] = {}
+        for place in places:
+            self._progress(str(place.directory))
+            other = seen.setdefault(same_name(place.name), place)
+            if other is not place:
+                self.faults.append(
+                    f'{key}: two tasks are called "{place.name}": {other.directory} and {place.directory}'
+                )
+                continue
+            use = self._use if place.ours else replace(self._use, strict=False)
+            try:
+                loaded = load_task(place.directory, use, name=place.name, dialect=dialect, git_commit_id=place.commit)
+            except ConfigError as error:
+                self.faults += faults_of(error.message)
+                continue
+            tasks.append(loaded.task)
+            self.notes += loaded.notes
+            self.size += loaded.size
+        return tuple(tasks)
+
+
+def _tasks_below(directory: Path, commit: str | None, *, ours: bool) -> Iterator[_Place]:
+    """The directories below `directory` that hold what a task has, in order of name. InputError: there are none."""
+    if (directory / CONFIG).exists():
+        raise InputError(f"{directory} is a task; a dataset is a directory of tasks: put it under tasks: - path:")
+    try:
+        entries = sorted(entry for entry in directory.iterdir() if not entry.name.startswith("."))
+    except FileNotFoundError as error:
+        raise InputError(f"{directory}: there is no such directory") from error
+    except OSError as error:
+        raise InputError(f"{directory}: cannot be read: {error.strerror or error}") from error
+    places, faults = list[_Place](), list[str]()
+    for entry in entries:
+        if any((entry / file).exists() for file in _MARKS):
+            try:
+                places.append(_Place(portable(entry.name), entry, commit, ours))
+            except InputError as error:
+                faults.append(f"{directory}: {error.message}")
+    if faults:
+        raise InputError(problems(faults))
+    if not places:
+        raise InputError(f"{directory} holds no tasks: none of its directories has a {CONFIG}")
+    yield from places
+
+
+def chosen(places: Sequence[_Place], section: DatasetSection, name: str) -> list[_Place]:
+    """Those that the globs of `section` take, the first n of them. InputError: a glob that takes none."""
+    for pattern in section.task_names:
+        if not any(fnmatchcase(place.name, pattern) for place in places):
+            known = ", ".join(place.name for place in places[:10]) + (", ..." if len(places) > 10 else "")
+            raise InputError(f'no task of {name} is called "{pattern}"; it has {known}')
+    taken = [
+        place
+        for place in places
+        if (not section.task_names or any(fnmatchcase(place.name, glob) for glob in section.task_names))
+        and not any(fnmatchcase(place.name, glob) for glob in section.exclude_task_names)
+    ]
+    if not taken:
+        raise InputError(f"exclude_task_names leaves no task of {name}")
+    return taken[: section.n_tasks]
+
+
+def inside(top: Path, path: str, where: str) -> Path:
+    """`path` below `top`. InputError: it leads out, or there is no such directory."""
+    if PurePosixPath(path).is_absolute() or ".." in PurePosixPath(path).parts:
+        raise InputError(f'{where}: the path "{path}" leads out of it')
+    found = top / path
+    if not found.is_dir() or not found.resolve().is_relative_to(top.resolve()):
+        raise InputError(f'{where}: there is no directory "{path}"')
+    return found
+
+
+def portable(name: str) -> str:
+    """`names.portable_name`, as an InputError."""
+    try:
+        return portable_name(name)
+    except ValueError as error:
+        raise InputError(str(error)) from error
+
+
+def _repository_name(url: str) -> str:
+    return url.rstrip("/").removesuffix(".git").replace(":", "/").rpartition("/")[2]

@@ -1,0 +1,89 @@
+"""Where task directories of the two formats mean different things: one table, one row a format.
+
+Both formats are read by the same keys. What a file leaves out, and what a verifier's exit code or an agent's time-out
+means, depends on the version that task.toml names.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import Literal
+
+DialectName = Literal["rollout", "harbor"]
+NEWEST = (1, 4)
+"""The newest `schema_version` that is known."""
+_VERSION = re.compile(r"(\d{1,4})\.(\d{1,4})(?:\.\d{1,4})?")
+
+
+@dataclass(frozen=True, slots=True)
+class Dialect:
+    """A row of the table. Times in seconds, memory and storage in MiB; None: no limit, or what the provider gives."""
+
+    name: DialectName
+    exit_code_counts: bool
+    """A test script that exits with another code than 0 is `verifier_failed`, whatever reward it wrote."""
+    verifies_after_agent_error: bool
+    """The verifier runs although the agent ran out of time or exited with another code than 0."""
+    several_rewards: bool
+    """reward.json may hold an object of several named rewards; else one number, or {"reward": number}."""
+    truth_is_number: bool
+    """In reward.json, true and false are 1 and 0; else they are invalid."""
+    solution_mount: str
+    """Where the reference solution lies in the sandbox of the oracle agent."""
+    agent_timeout_s: float | None
+    install_timeout_s: float
+    cpus: float | None
+    memory_mb: int | None
+    storage_mb: int | None
+
+
+ROLLOUT = Dialect(
+    name="rollout",
+    exit_code_counts=True,
+    verifies_after_agent_error=False,
+    several_rewards=False,
+    truth_is_number=False,
+    solution_mount="/oracle",
+    agent_timeout_s=600.0,
+    install_timeout_s=300.0,
+    cpus=1.0,
+    memory_mb=2048,
+    storage_mb=10240,
+)
+HARBOR = Dialect(
+    name="harbor",
+    exit_code_counts=False,
+    verifies_after_agent_error=True,
+    several_rewards=True,
+    truth_is_number=True,
+    solution_mount="/solution",
+    agent_timeout_s=None,
+    install_timeout_s=360.0,
+    cpus=None,
+    memory_mb=None,
+    storage_mb=None,
+)
+DIALECTS: dict[DialectName, Dialect] = {dialect.name: dialect for dialect in (ROLLOUT, HARBOR)}
+
+
+def version_of(version: str | None, schema_version: str | None) -> tuple[str, Dialect]:
+    """(version, dialect) of a task.toml with these two keys.
+
+    `schema_version` is Harbor's key, and `version` its old name, which task files of Rollout have kept: up to 1.0 a
+    file that says `version` is Rollout's, and every other one is Harbor's, of the newest version where none is named.
+    ValueError: the two keys disagree, or the version is newer than NEWEST or none at all.
+    """
+    if version is not None and schema_version is not None and version != schema_version:
+        raise ValueError(f'version "{version}" and schema_version "{schema_version}" disagree: keep schema_version')
+    named = schema_version if schema_version is not None else version
+    if named is None:
+        return ".".join(map(str, NEWEST)), HARBOR
+    match = _VERSION.fullmatch(named)
+    if match is None:
+        raise ValueError(f'must be a version such as "1.0", not "{named[:40]}"')
+    number = int(match[1]), int(match[2])
+    if number > NEWEST:
+        newest = ".".join(map(str, NEWEST))
+        raise ValueError(f'"{named}" is newer than {newest}, the newest version that is known here: upgrade rollout')
+    return named, ROLLOUT if schema_version is None and number <= (1, 0) else HARBOR

@@ -1,0 +1,116 @@
+"""Keys of Harbor's job files, and under which names job.yaml has the same: one table."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any, cast
+
+from rollout.config.load import Located
+from rollout.config.locate import Place
+
+
+def _tries(retries: Any) -> Any:
+    return retries + 1 if isinstance(retries, int) and not isinstance(retries, bool) else retries
+
+
+def _milliseconds(seconds: Any) -> Any:
+    number = isinstance(seconds, int | float) and not isinstance(seconds, bool)
+    return round(seconds * 1000) if number else seconds
+
+
+def _preserve(delete: Any) -> Any:
+    word = str(delete).lower()
+    return "never" if word in ("true", "yes", "on") else "always" if word in ("false", "no", "off") else delete
+
+
+def _level(debug: Any) -> Any:
+    return "debug" if debug is True else "info" if debug is False else debug
+
+
+def _same(value: Any) -> Any:
+    return value
+
+
+@dataclass(frozen=True, slots=True)
+class Renamed:
+    """`section`: where the key stands; "*" is every item of a list."""
+
+    section: tuple[str, ...]
+    old: str
+    new: tuple[str, ...]
+    convert: Callable[[Any], Any] = _same
+
+
+RENAMED = (
+    Renamed((), "job_name", ("name",)),
+    Renamed((), "debug", ("log_level",), _level),
+    Renamed(("retry",), "max_retries", ("max_attempts",), _tries),
+    Renamed(("retry",), "min_wait_sec", ("initial_delay_ms",), _milliseconds),
+    Renamed(("retry",), "max_wait_sec", ("max_delay_ms",), _milliseconds),
+    Renamed(("retry",), "wait_multiplier", ("multiplier",)),
+    Renamed(("retry",), "include_exceptions", ("include",)),
+    Renamed(("retry",), "exclude_exceptions", ("exclude",)),
+    Renamed(("environment",), "delete", ("preserve_env",), _preserve),
+    Renamed(("environment",), "import_path", ("type",)),
+    Renamed(("environment",), "kwargs", ("provider_config",)),
+    Renamed(("datasets", "*"), "registry_path", ("registry", "path")),
+    Renamed(("datasets", "*"), "registry_url", ("registry", "url")),
+    Renamed(("datasets", "*"), "ref", ("version",)),
+    Renamed(("datasets", "*"), "repo", ("git_url",)),
+)
+
+WITHOUT_EFFECT: tuple[tuple[tuple[str, ...], str], ...] = (
+    ((), "quiet"),
+    (("environment",), "stream"),
+    (("environment",), "suppress_override_warnings"),
+    (("datasets", "*"), "overwrite"),
+    (("datasets", "*"), "download_dir"),
+    (("tasks", "*"), "overwrite"),
+    (("tasks", "*"), "download_dir"),
+)
+"""(section, key): these say how Harbor shows and caches, and change no result, so they are read and not used."""
+
+
+def rename(source: Located) -> Iterator[str]:
+    """Put what stands under Harbor's keys under ours, in place; a fault for each pair that disagrees."""
+    for section, key in WITHOUT_EFFECT:
+        for _, values in _sections(source.values, section, ()):
+            values.pop(key, None)
+    for renamed in RENAMED:
+        for place, section in _sections(source.values, renamed.section, ()):
+            if renamed.old in section:
+                yield from _move(source, place, section, renamed)
+
+
+def _sections(values: Any, section: tuple[str, ...], place: Place) -> Iterator[tuple[Place, dict[str, Any]]]:
+    if not section:
+        if isinstance(values, dict):
+            yield place, cast("dict[str, Any]", values)
+        return
+    if section[0] == "*":
+        for index, item in enumerate(cast("list[Any]", values) if isinstance(values, list) else []):
+            yield from _sections(item, section[1:], (*place, index))
+    elif isinstance(values, dict) and section[0] in values:
+        yield from _sections(cast("dict[str, Any]", values)[section[0]], section[1:], (*place, section[0]))
+
+
+def _move(source: Located, place: Place, section: dict[str, Any], renamed: Renamed) -> Iterator[str]:
+    value = renamed.convert(section.pop(renamed.old))
+    line = source.lines.get((*place, renamed.old))
+    target, at = section, place
+    for key in renamed.new[:-1]:
+        inner = target.setdefault(key, {})
+        if not isinstance(inner, dict):
+            return  # told as what it is: no keys and values
+        target, at = cast("dict[str, Any]", inner), (*at, key)
+    key = renamed.new[-1]
+    if key in target and target[key] != value:
+        new = ".".join(renamed.new)
+        where = f"{source.path}:{line}" if line else source.path
+        name = ".".join(map(str, (*place, renamed.old)))
+        yield f"{where}: {name}: another name of {new}, and both are set: keep {new}"
+        return
+    target[key] = value
+    if line:
+        source.lines.setdefault((*at, key), line)

@@ -1,0 +1,106 @@
+"""95 % intervals of a mean reward, clustered by task.
+
+Attempts at one task are alike: ten attempts at twenty tasks say far less than two hundred tasks would, and an interval
+that takes them for independent is too narrow by a factor of up to three (Miller 2024, "Adding Error Bars to Evals",
+arXiv:2411.00640, section 2.2). The tasks stand for all those that could have been asked, so they are the clusters.
+
+Cluster-robust standard errors, not a cluster bootstrap, for three reasons. They are a formula: two programs, or two
+runs of one, print the same digits without agreeing on a generator, a seed and a number of draws. With few tasks they
+cover better: the percentile bootstrap of G clusters underestimates the variance by (G - 1)/G and has no t quantile to
+make up for it (Cameron, Gelbach and Miller 2008, Rev. Econ. Stat. 90, 414). And they cost nothing. What they are bad at
+is a rate near 0 or 1, where a symmetric interval leaves [0, 1], and where all trials pass, where its width is 0. So
+rewards that are all 0 or 1 get Wilson's interval with the effective number of trials instead, as for proportions in
+clustered surveys (Korn and Graubard 1998, Survey Methodology 24, 193; Dean and Pagano 2015, J. Surv. Stat. Methodol. 3,
+484). The tests measure the coverage of both: 94 to 96 %. With one attempt at each of few tasks there are so few
+rates that at a single true one the coverage swings between 93 and 97.5 %, as that of any interval does; on average over
+rates it is 95.0 to 95.7 % for 50 to 200 tasks, and 96.7 % for 20.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Hashable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+from rollout.workloads.job.averages import mean
+from rollout.workloads.job.student import t_quantile
+
+CONFIDENCE = 0.95
+
+
+@dataclass(frozen=True, slots=True)
+class Estimate:
+    """A mean over `trials` of `tasks` tasks. `low` and `high` None: fewer than two tasks, or no variation to judge by.
+
+    `standard_error` None as well then.
+    """
+
+    mean: float
+    low: float | None
+    high: float | None
+    standard_error: float | None
+    trials: int
+    tasks: int
+
+
+def group(values: Iterable[tuple[Hashable, float]]) -> dict[Hashable, list[float]]:
+    """(task, reward) of every trial, by task."""
+    groups: dict[Hashable, list[float]] = {}
+    for task, value in values:
+        groups.setdefault(task, []).append(value)
+    return groups
+
+
+def estimate(groups: Mapping[Hashable, Sequence[float]], confidence: float = CONFIDENCE) -> Estimate | None:
+    """The mean over all trials of `groups`, rewards by task, and its interval; None: there are no trials."""
+    clusters = [list(values) for values in groups.values() if values]
+    values = [value for cluster in clusters for value in cluster]
+    if not values:
+        return None
+    centre = mean(values)
+    if len(clusters) < 2:
+        return Estimate(centre, None, None, None, len(values), len(clusters))
+    error = clustered_error(clusters, centre)
+    quantile = t_quantile((1 + confidence) / 2, len(clusters) - 1)
+    if all(value in (0.0, 1.0) for value in values):
+        low, high = _wilson(centre, error, quantile, [len(cluster) for cluster in clusters])
+        return Estimate(centre, low, high, error, len(values), len(clusters))
+    if error == 0 or not math.isfinite(error):
+        return Estimate(centre, None, None, None, len(values), len(clusters))
+    return Estimate(centre, centre - quantile * error, centre + quantile * error, error, len(values), len(clusters))
+
+
+def clustered_error(clusters: Sequence[Sequence[float]], centre: float) -> float:
+    """The cluster-robust standard error of the mean `centre` of all values:
+
+    sqrt(G/(G-1) · sum over clusters g of (sum over i in g of (x_i - centre))²) / n
+
+    with G clusters and n values: Liang and Zeger 1986, with the correction CR1 and G - 1 degrees of freedom of Cameron
+    and Miller 2015, J. Hum. Resour. 50, 317, section VI (for a mean alone their (n-1)/(n-1) is 1). With clusters of one
+    value it is the usual standard error.
+    """
+    count = len(clusters)
+    total = sum(len(cluster) for cluster in clusters)
+    try:
+        squares = math.fsum(math.fsum(value - centre for value in cluster) ** 2 for cluster in clusters)
+    except OverflowError:
+        return math.inf
+    return math.sqrt(count / (count - 1) * squares) / total
+
+
+def _wilson(rate: float, error: float, quantile: float, sizes: Sequence[int]) -> tuple[float, float]:
+    """Wilson's interval with the number of independent trials that would have this standard error.
+
+    It is at most that of trials, and at least what it would be if all attempts at a task were one: (sum m)² / (sum m²)
+    for tasks with m attempts (Kish 1965, Survey Sampling, 5.4), which is the number of tasks where they have equally
+    many. That is taken, too, where the error is 0, since trials that all agree do not tell how alike they are.
+    """
+    trials = sum(sizes)
+    least = trials * trials / sum(size * size for size in sizes)
+    effective = rate * (1 - rate) / (error * error) if error > 0 else least
+    effective = min(max(effective, least), trials)
+    square = quantile * quantile
+    centre = (rate + square / (2 * effective)) / (1 + square / effective)
+    half = quantile / (1 + square / effective)
+    half *= math.sqrt(rate * (1 - rate) / effective + square / (4 * effective * effective))
+    return max(0.0, centre - half), min(1.0, centre + half)

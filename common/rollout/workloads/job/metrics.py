@@ -1,0 +1,133 @@
+"""Metrics that a job asks for beside mean reward and pass rate, over the scored trials of an agent in a dataset."""
+
+from __future__ import annotations
+
+import importlib
+import json
+import math
+import subprocess
+import tempfile
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, cast
+
+from rollout.model.errors import ConfigError, InputError
+from rollout.workloads.job.averages import mean
+from rollout.workloads.job.config import MetricSection
+from rollout.workloads.job.rewards import Rewards
+
+_UV_S = 600.0
+_SIMPLE: dict[str, Callable[[Sequence[float]], float]] = {"sum": math.fsum, "min": min, "max": max, "mean": mean}
+
+
+def metric_name(metric: MetricSection) -> str:
+    """In results."""
+    if metric.name is not None:
+        return metric.name
+    if metric.function is not None:
+        return metric.function.rpartition(":")[2]
+    return metric.type if metric.type in _SIMPLE else Path(str(metric.kwargs["script_path"])).stem
+
+
+def check_metrics(metrics: Sequence[MetricSection]) -> None:
+    """ConfigError: a function cannot be imported, a script is not there, or two metrics have one name."""
+    seen = set[str]()
+    for index, metric in enumerate(metrics):
+        name = metric_name(metric)
+        if name in seen:
+            raise ConfigError(f'metrics.{index}: a second metric called "{name}": give it a name of its own')
+        seen.add(name)
+        if metric.function is not None:
+            _function(metric.function)
+        script = metric.kwargs.get("script_path")
+        if metric.type == "uv-script" and not Path(str(script)).is_file():
+            raise ConfigError(f"metrics.{index}.kwargs.script_path: {script}: no such file")
+
+
+def compute(metric: MetricSection, rewards: Sequence[Rewards | None]) -> dict[str, float]:
+    """The metric by name. `rewards`: of each scored trial; None: the agent failed before it was verified.
+
+    The simple ones give one number, or one for each name where trials have several rewards; a reward that a trial
+    lacks counts 0. Of no trials there is none: an empty dict. InputError: a metric of the person's own failed.
+    """
+    if not rewards:
+        return {}
+    if metric.type in _SIMPLE:
+        return _simple(metric_name(metric), _SIMPLE[metric.type], rewards)
+    if metric.function is not None:
+        return _own(metric_name(metric), _call(metric.function, rewards))
+    return _own(metric_name(metric), _uv_script(Path(str(metric.kwargs["script_path"])), rewards))
+
+
+def _simple(
+    name: str, function: Callable[[Sequence[float]], float], rewards: Sequence[Rewards | None]
+) -> dict[str, float]:
+    keys = sorted({key for reward in rewards for key in reward or {}})
+    if len(keys) <= 1:
+        return {name: _finite(name, lambda: function([next(iter((one or {}).values()), 0.0) for one in rewards]))}
+    return {
+        f"{name}.{key}": _finite(name, lambda key=key: function([(one or {}).get(key, 0.0) for one in rewards]))
+        for key in keys
+    }
+
+
+def _finite(name: str, compute: Callable[[], float]) -> float:
+    try:
+        value = compute()
+    except OverflowError:
+        value = math.inf
+    if not math.isfinite(value):
+        raise InputError(f"the metric {name} is too large to be a number: the rewards are huge")
+    return value
+
+
+def _function(path: str) -> Callable[[list[Rewards | None]], Any]:
+    module, _, name = path.partition(":")
+    try:
+        found: Any = importlib.import_module(module)
+        for part in name.split("."):
+            found = getattr(found, part)
+    except (ImportError, AttributeError) as error:
+        raise ConfigError(f"metrics: {path} cannot be imported: {error}") from error
+    if not callable(found):
+        raise ConfigError(f"metrics: {path} is no function")
+    return found
+
+
+def _call(path: str, rewards: Sequence[Rewards | None]) -> Any:
+    function = _function(path)
+    try:
+        return function([None if one is None else dict(one) for one in rewards])
+    except Exception as error:
+        raise InputError(f"the metric {path} failed: {type(error).__name__}: {error}") from error
+
+
+def _own(name: str, value: Any) -> dict[str, float]:
+    values = cast("Mapping[Any, Any]", value) if isinstance(value, Mapping) else {name: value}
+    for key, one in values.items():
+        if isinstance(one, bool) or not isinstance(one, int | float) or not math.isfinite(one):
+            raise InputError(f"the metric {name} must give a finite number or a dict of them, not {key}: {one!r:.60}")
+    return {str(key): float(one) for key, one in values.items()}
+
+
+def _uv_script(path: Path, rewards: Sequence[Rewards | None]) -> Any:
+    """As Harbor calls it: `uv run SCRIPT -i rewards.jsonl -o metric.json`, a line of JSON for each trial."""
+    with tempfile.TemporaryDirectory() as directory:
+        given, wanted = Path(directory) / "rewards.jsonl", Path(directory) / "metric.json"
+        given.write_text("".join(json.dumps(one) + "\n" for one in rewards), "utf-8")
+        command = ["uv", "run", str(path), "-i", str(given), "-o", str(wanted)]
+        try:
+            done = subprocess.run(
+                command, capture_output=True, text=True, timeout=_UV_S, stdin=subprocess.DEVNULL, check=False
+            )
+        except FileNotFoundError as error:
+            raise InputError(f"the metric {path} needs uv, which is not installed here") from error
+        except subprocess.TimeoutExpired as error:
+            raise InputError(f"the metric {path} did not end within {_UV_S:.0f} s") from error
+        if done.returncode:
+            last = done.stderr.strip().splitlines()[-1:] or [f"exit code {done.returncode}"]
+            raise InputError(f"the metric {path} failed: {last[0]}")
+        try:
+            return json.loads(wanted.read_bytes())
+        except (OSError, ValueError) as error:
+            raise InputError(f"the metric {path} left no JSON in the file after -o: {error}") from error

@@ -1,0 +1,116 @@
+"""The trials of a job: each agent at each task, as often as was asked, in one order, with ids that last.
+
+The id of a trial is a hash of everything that changes its result: the task's files, the agent's settings, those of the
+job that reach into a trial, and the number of the attempt. It does not hash what stands beside: other agents, other
+tasks, how many attempts there are, how many trials run at once. So adding any of these leaves every id as it was, and a
+changed task or agent changes its own. Settings that have their default are not hashed either: a key that a later
+version adds leaves the ids of jobs that do not use it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import PurePosixPath
+
+from blake3 import blake3
+
+from rollout.workloads.job.config import AgentSection, JobConfig
+from rollout.workloads.job.datasets import Dataset
+from rollout.workloads.job.task import Task
+from rollout.workloads.json_form import JsonObject, canonical
+
+_SCHEMA = b"\x01"
+_OF_TRIALS = frozenset(
+    {
+        "timeout_multiplier",
+        "agent_timeout_multiplier",
+        "verifier_timeout_multiplier",
+        "agent_setup_timeout_multiplier",
+        "environment_build_timeout_multiplier",
+        "instruction_path",
+        "environment",
+        "verifier",
+        "artifacts",
+    }
+)
+"""Keys of job.yaml that change what a trial does."""
+_NOT_OF_ENVIRONMENTS = frozenset({"force_build", "preserve_env"})
+_NOT_OF_AGENTS = frozenset({"label", "description", "n_concurrent", "concurrency_group"})
+
+
+@dataclass(frozen=True, slots=True)
+class Trial:
+    """`attempt` counts from 1."""
+
+    id: bytes
+    dataset: str
+    task: Task
+    agent: AgentSection
+    attempt: int
+
+    @property
+    def directory(self) -> PurePosixPath:
+        """Of its results, below that of the job."""
+        return PurePosixPath(self.dataset, self.task.name, self.agent.id, str(self.attempt))
+
+
+def plan(config: JobConfig, datasets: Sequence[Dataset]) -> Iterator[Trial]:
+    """Lazily, agent by agent in the order of the file, for each of them task by task, attempt by attempt."""
+    settings = canonical(_settings(config))
+    tasks = [(dataset.name, task, _task_identity(dataset.name, task)) for dataset in datasets for task in dataset.tasks]
+    for agent in config.agents:
+        identity = canonical(
+            {"agent": agent.id, **agent.model_dump(mode="json", exclude_defaults=True, exclude=set(_NOT_OF_AGENTS))}
+        )
+        for dataset, task, task_identity in tasks:
+            prefix = blake3(_SCHEMA)
+            for part in (settings, identity, task_identity):
+                prefix.update(len(part).to_bytes(8, "little") + part)
+            digest = prefix.digest()
+            for attempt in range(1, config.n_attempts + 1):
+                yield Trial(
+                    id=blake3(digest + attempt.to_bytes(8, "little")).digest(),
+                    dataset=dataset,
+                    task=task,
+                    agent=agent,
+                    attempt=attempt,
+                )
+
+
+def total(config: JobConfig, datasets: Sequence[Dataset]) -> int:
+    """How many trials `plan` gives."""
+    return len(config.agents) * sum(len(dataset.tasks) for dataset in datasets) * config.n_attempts
+
+
+def _settings(config: JobConfig) -> JsonObject:
+    values = config.model_dump(mode="json", exclude_defaults=True, include=set(_OF_TRIALS))
+    environment: JsonObject = values.pop("environment", {})
+    reaching = {key: value for key, value in environment.items() if key not in _NOT_OF_ENVIRONMENTS}
+    return {**values, "environment": reaching}
+
+
+def _task_identity(dataset: str, task: Task) -> bytes:
+    """What a task means follows from its files, task.toml among them, and from the dialect by which they are read."""
+    return canonical([dataset, task.name, task.checksum, task.dialect_name])
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """Between what a job has planned before and what its files say now. `kept` and `added` in the order of now."""
+
+    kept: tuple[Trial, ...]
+    added: tuple[Trial, ...]
+    gone: tuple[bytes, ...]
+
+
+def change(before: Sequence[bytes], trials: Sequence[Trial]) -> Change:
+    """What a job that goes on does: what is kept stays as it is, what was added runs, of what is gone the person is
+    told. `before`: ids of the trials that were planned."""
+    known = set(before)
+    now = {trial.id for trial in trials}
+    return Change(
+        kept=tuple(trial for trial in trials if trial.id in known),
+        added=tuple(trial for trial in trials if trial.id not in known),
+        gone=tuple(one for one in before if one not in now),
+    )

@@ -1,0 +1,29 @@
+"""stats.json, beside the result.json of a job: every rate with its denominator and its interval."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import asdict
+
+from rollout.workloads.job.aggregate import Statistics
+from rollout.workloads.job.intervals import CONFIDENCE
+from rollout.workloads.json_form import JsonObject
+
+
+def statistics_json(job_name: str, statistics: Mapping[tuple[str, str], Statistics]) -> bytes:
+    """The file. `statistics`: by agent and dataset (`aggregate.job_statistics`)."""
+    groups = [{"agent": agent, "dataset": dataset, **_group(found)} for (agent, dataset), found in statistics.items()]
+    value = {"job_name": job_name, "confidence": CONFIDENCE, "groups": groups}
+    return json.dumps(value, indent=2, ensure_ascii=False, allow_nan=False).encode() + b"\n"
+
+
+def _group(statistics: Statistics) -> JsonObject:
+    values = asdict(statistics)
+    values["pass_at_k"] = [{"k": one.k, **_of_tasks(asdict(one.value))} for one in statistics.pass_at_k]
+    return values
+
+
+def _of_tasks(estimate: JsonObject) -> JsonObject:
+    """Without the number of trials: pass@k has one value a task."""
+    return {key: value for key, value in estimate.items() if key != "trials"}

@@ -1,0 +1,261 @@
+"""A task as the rest of the program sees it: one model for both formats, with nothing left to look up or default."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, Literal
+
+from pydantic import Field
+
+from rollout.config.settings import Section
+from rollout.workloads.job.artifacts import Artifact
+from rollout.workloads.job.dialect import DIALECTS, Dialect, DialectName
+from rollout.workloads.job.network import NetworkPolicy
+from rollout.workloads.job.task_toml import (
+    CollectKeys,
+    EnvironmentKeys,
+    Healthcheck,
+    McpServer,
+    Rewards,
+    StepKeys,
+    TaskToml,
+    Tpu,
+    VerifierKeys,
+)
+
+ENVIRONMENT = "environment"
+TESTS = "tests"
+BUILD_FILES = ("Dockerfile", "docker-compose.yaml")
+"""Files from which a sandbox is built."""
+VerifierMode = Literal["shared", "separate"]
+
+
+class Environment(Section):
+    """A sandbox to be made. Values of `env` are templates (`templates.fill_in`). None: what the provider gives.
+
+    It begins with `docker_image` or is built in the directory `build`, relative to the task's: one of them is None.
+    """
+
+    docker_image: str | None
+    build: str | None
+    build_timeout_s: float
+    os: Literal["linux", "windows"]
+    cpus: float | None
+    memory_mb: int | None
+    storage_mb: int | None
+    gpus: int
+    gpu_types: tuple[str, ...]
+    tpu: Tpu | None
+    network: NetworkPolicy
+    env: dict[str, str]
+    mcp_servers: tuple[McpServer, ...]
+    skills_dir: str | None
+    workdir: str | None
+    healthcheck: Healthcheck | None
+
+
+class AgentPhase(Section):
+    """`timeout_s` None: no limit. `network`: while the agent works, which need not be the environment's."""
+
+    timeout_s: float | None
+    install_timeout_s: float
+    user: str | None
+    network: NetworkPolicy
+
+
+class VerifierPhase(Section):
+    """`environment`: the sandbox of its own in mode "separate"; None: it runs in the agent's."""
+
+    timeout_s: float
+    env: dict[str, str]
+    user: str | None
+    network: NetworkPolicy
+    mode: VerifierMode
+    environment: Environment | None
+    collect: tuple[CollectKeys, ...]
+
+
+class Step(Section):
+    """One instruction and its verification. `name` "" is that of a task without steps.
+
+    The paths are relative to the task's directory; `solution` None: there is none. `min_reward`: a step whose rewards
+    miss one of these ends the trial.
+    """
+
+    name: str
+    instruction: str
+    tests: tuple[str, ...]
+    solution: str | None
+    agent: AgentPhase
+    verifier: VerifierPhase
+    min_reward: Rewards
+    healthcheck: Healthcheck | None
+    artifacts: tuple[Artifact, ...]
+
+
+class Task(Section):
+    """`name` is the directory's, unique in its dataset; `package` the `org/name` of [task]. `checksum` is the content
+    id, in hex, of the directory; `git_commit_id` the commit it was read at, if it was in a repository."""
+
+    name: str
+    directory: Path
+    package: str | None
+    schema_version: str
+    dialect_name: DialectName
+    source: str | None
+    metadata: dict[str, Any]
+    environment: Environment
+    steps: tuple[Step, ...] = Field(min_length=1)
+    reward_strategy: Literal["mean", "final"]
+    solution_env: dict[str, str]
+    checksum: str = ""
+    git_commit_id: str | None = None
+
+    @property
+    def dialect(self) -> Dialect:
+        return DIALECTS[self.dialect_name]
+
+    @property
+    def has_steps(self) -> bool:
+        return self.steps[0].name != ""
+
+
+def resolve(
+    keys: TaskToml, *, name: str, directory: Path, version: str, dialect: Dialect, solution: str | None
+) -> Task:
+    """`keys` with the defaults of `dialect`. `solution`: the directory of the reference solution, if there is one."""
+    environment = _environment(keys.environment, dialect)
+    if keys.steps:
+        steps = tuple(_step(keys, step, environment, dialect, directory) for step in keys.steps)
+    else:
+        steps = (
+            Step(
+                name="",
+                instruction="instruction.md",
+                tests=(TESTS,),
+                solution=solution,
+                agent=_agent(keys, None, environment.network, dialect),
+                verifier=_verifier(keys, None, environment, dialect, directory),
+                min_reward={},
+                healthcheck=None,
+                artifacts=tuple(keys.artifacts),
+            ),
+        )
+    return Task(
+        name=name,
+        directory=directory,
+        package=keys.task.name if keys.task else None,
+        schema_version=version,
+        dialect_name=dialect.name,
+        source=keys.source,
+        metadata=_plain(keys.metadata),
+        environment=environment,
+        steps=steps,
+        reward_strategy=keys.multi_step_reward_strategy or "mean",
+        solution_env=keys.solution.env,
+    )
+
+
+def _environment(keys: EnvironmentKeys, dialect: Dialect) -> Environment:
+    internet = {None: "public", True: "public", False: "no-network"}[keys.allow_internet]
+    return Environment(
+        docker_image=keys.docker_image,
+        build=None if keys.docker_image else ENVIRONMENT,
+        build_timeout_s=keys.build_timeout_sec,
+        os=keys.os,
+        cpus=keys.cpus if keys.cpus is not None else dialect.cpus,
+        memory_mb=_first(keys.memory_mb, keys.memory, dialect.memory_mb),
+        storage_mb=_first(keys.storage_mb, keys.storage, dialect.storage_mb),
+        gpus=keys.gpus or 0,
+        gpu_types=tuple(keys.gpu_types or ()),
+        tpu=keys.tpu,
+        network=keys.policy or NetworkPolicy.model_validate({"mode": internet}),
+        env=keys.env,
+        mcp_servers=tuple(keys.mcp_servers),
+        skills_dir=keys.skills_dir,
+        workdir=keys.workdir,
+        healthcheck=keys.healthcheck,
+    )
+
+
+def _first(*values: int | None) -> int | None:
+    return next((value for value in values if value is not None), None)
+
+
+def _agent(keys: TaskToml, step: StepKeys | None, network: NetworkPolicy, dialect: Dialect) -> AgentPhase:
+    """Of a step, or of the task where `step` is None; what a step does not say is as the task has it."""
+    own = step.agent if step else keys.agent
+    timeout = own.timeout_sec if own.timeout_sec is not None else keys.agent.timeout_sec
+    return AgentPhase(
+        timeout_s=timeout if timeout is not None else dialect.agent_timeout_s,
+        install_timeout_s=keys.agent.install_timeout_sec or dialect.install_timeout_s,
+        user=own.user or keys.agent.user,
+        network=own.policy or keys.agent.policy or network,
+    )
+
+
+def _verifier(
+    keys: TaskToml, step: StepKeys | None, environment: Environment, dialect: Dialect, directory: Path
+) -> VerifierPhase:
+    own = step.verifier if step else keys.verifier
+    mode = _mode(own) or _mode(keys.verifier) or "shared"
+    sandbox = _verifier_environment(keys, step, environment, dialect, directory) if mode == "separate" else None
+    timeout = own.timeout_sec if "timeout_sec" in own.model_fields_set else keys.verifier.timeout_sec
+    return VerifierPhase(
+        timeout_s=timeout,
+        env={**keys.verifier.env, **own.env},
+        user=own.user or keys.verifier.user,
+        network=own.policy or keys.verifier.policy or (sandbox or environment).network,
+        mode=mode,
+        environment=sandbox,
+        collect=tuple(own.collect or keys.verifier.collect),
+    )
+
+
+def _verifier_environment(
+    keys: TaskToml, step: StepKeys | None, environment: Environment, dialect: Dialect, directory: Path
+) -> Environment:
+    """The step's before the task's before the agent's; an image that is named or built beside the tests, before the
+    agent's own."""
+    levels = [(keys.verifier, TESTS)]
+    if step:
+        levels.insert(0, (step.verifier, f"steps/{step.name}/{TESTS}"))
+    own = next((level.environment for level, _ in levels if level.environment), None)
+    sandbox = _environment(own, dialect) if own else environment
+    for level, tests in levels:
+        if level.environment and level.environment.docker_image:
+            return sandbox.model_copy(update={"docker_image": level.environment.docker_image, "build": None})
+        if any((directory / tests / file).is_file() for file in BUILD_FILES):
+            return sandbox.model_copy(update={"docker_image": None, "build": tests})
+    return sandbox.model_copy(update={"docker_image": environment.docker_image, "build": environment.build})
+
+
+def _mode(keys: VerifierKeys) -> VerifierMode | None:
+    return keys.environment_mode or ("separate" if keys.environment else None)
+
+
+def _step(keys: TaskToml, step: StepKeys, environment: Environment, dialect: Dialect, directory: Path) -> Step:
+    """The tests of the task are copied first and the step's own over them, where each of them exists."""
+    at = f"steps/{step.name}"
+    tests = tuple(path for path in (TESTS, f"{at}/{TESTS}") if (directory / path).is_dir())
+    solution = f"{at}/solution"
+    return Step(
+        name=step.name,
+        instruction=f"{at}/instruction.md",
+        tests=tests or (f"{at}/{TESTS}",),
+        solution=solution if (directory / solution).is_dir() else None,
+        agent=_agent(keys, step, environment.network, dialect),
+        verifier=_verifier(keys, step, environment, dialect, directory),
+        min_reward=step.min_reward or {},
+        healthcheck=step.healthcheck,
+        artifacts=(*keys.artifacts, *step.artifacts),
+    )
+
+
+def _plain(value: Any) -> Any:
+    """What JSON can hold: TOML's dates and times as text."""
+    if isinstance(value, dict):
+        return {str(key): _plain(one) for key, one in value.items()}  # pyright: ignore[reportUnknownVariableType, reportUnknownArgumentType]
+    if isinstance(value, list):
+        return [_plain(one) for one in value]  # pyright: ignore[reportUnknownVariableType]
+    return value if isinstance(value, str | int | float | bool) or value is None else str(value)
