@@ -1,0 +1,81 @@
+"""The one process of a provider that makes sandboxes, and clears them away when their owner ends, however it does.
+
+    python -I -m rollout_worker.sandboxes.keeper FD STATE OWNER
+
+It imports only the standard library and has one thread: a sandbox's warden is a fork of it, within a millisecond, and
+may do in the kernel what a process with threads may not. FD is a socket whose other end only the owner holds.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import select
+import signal
+import socket
+import sys
+from pathlib import Path
+from typing import Any
+
+from rollout_worker.sandboxes import kernel, warden
+from rollout_worker.sandboxes.claims import Journal
+
+
+def main() -> None:
+    fd, state, owner = sys.argv[1:4]
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):  # a terminal's Ctrl-C: the owner decides
+        signal.signal(number, signal.SIG_IGN)
+    os.umask(0o022)
+    journal = Journal(Path(state))
+    lock = journal.hold_owner(owner)
+    kernel.adopt_orphans()  # wardens' children, so that all can be waited for
+    with socket.socket(fileno=int(fd)) as sock:
+        sock.send(b"ready")
+        serve(sock, lock)
+    clear(journal, owner)
+
+
+def serve(sock: socket.socket, lock: int) -> None:
+    """Until the owner's end is closed."""
+    wake, waker = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
+    signal.set_wakeup_fd(waker, warn_on_full_buffer=False)
+    signal.signal(signal.SIGCHLD, lambda *_: None)
+    while True:
+        readable, _, _ = select.select([sock, wake], [], [])
+        if wake in readable:
+            with contextlib.suppress(BlockingIOError):
+                os.read(wake, 4096)
+            with contextlib.suppress(ChildProcessError):
+                while os.waitpid(-1, os.WNOHANG)[0]:
+                    pass
+        if sock in readable:
+            data, fds, _, _ = socket.recv_fds(sock, 16, 2)
+            if not data:
+                return
+            body, end = fds
+            if os.fork() == 0:
+                signal.set_wakeup_fd(-1)
+                for fd in (sock.detach(), lock, wake, waker):  # the lock is the keeper's own life
+                    os.close(fd)
+                config: dict[str, Any] = json.loads(warden.read_all(body))
+                os.close(body)
+                warden.main(socket.socket(fileno=end), config)
+            for fd in fds:
+                os.close(fd)
+
+
+def clear(journal: Journal, owner: str) -> None:
+    """Wardens see the end of their owner, too, and end their sandboxes: what is left then are files and groups."""
+    signal.set_wakeup_fd(-1)
+    with contextlib.suppress(ChildProcessError):
+        while True:
+            os.waitpid(-1, 0)
+    for claim in journal.of(owner):
+        with contextlib.suppress(OSError):  # the claim stays: whoever starts next tries again, and says why it fails
+            journal.clear(claim)
+    journal.drop_owner(owner)
+
+
+if __name__ == "__main__":
+    main()

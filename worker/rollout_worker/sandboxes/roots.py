@@ -1,0 +1,132 @@
+"""What a sandbox sees as its root, made in a mount namespace of its own that goes with it. Standard library only."""
+
+from __future__ import annotations
+
+import json
+import os
+import stat
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from rollout_worker.sandboxes import kernel
+
+_BUILT = 77
+"""Exit code of the one command that bubblewrap runs: the root is complete."""
+
+
+def of_host(config: dict[str, Any]) -> None:
+    """The host's root with private directories: every entry of `/` is bound into a new root. OSError.
+
+    `root`: an empty directory; `private`: pairs of a path in the sandbox and the directory behind it; `mounts`:
+    (source, target, read-only); `hidden`: a directory of the host that is covered.
+    """
+    root: str = config["root"]
+    private: list[tuple[str, str]] = sorted(config["private"])
+    kernel.mount("tmpfs", root, "tmpfs", kernel.MS_NOSUID, "mode=755,size=1m")
+    own = {target.split("/")[1] for target, _ in private if target.count("/") == 1}
+    with os.scandir("/") as entries:
+        for entry in entries:
+            if entry.name not in own:
+                _bind_entry(entry, f"{root}/{entry.name}")
+    hidden: str = config["hidden"]
+    if os.path.isdir(root + hidden):  # noqa: PTH112
+        kernel.mount("tmpfs", root + hidden, "tmpfs", kernel.MS_NOSUID | kernel.MS_NODEV, "mode=755,size=64k")
+    for target, source in private:
+        os.makedirs(root + target, exist_ok=True)  # noqa: PTH103
+        kernel.mount(source, root + target, None, kernel.MS_BIND)
+    for source, target, read_only in config["mounts"]:
+        _make_point(source, root + target)
+        bind(source, root + target, read_only=read_only)
+    kernel.pivot_root(root)
+
+
+def _bind_entry(entry: os.DirEntry[str], target: str) -> None:
+    if entry.is_symlink():
+        os.symlink(os.readlink(entry.path), target)
+        return
+    _make_point(entry.path, target)
+    kernel.mount(entry.path, target, None, kernel.MS_BIND | kernel.MS_REC)
+
+
+def _make_point(source: str, target: str) -> None:
+    if stat.S_ISDIR(os.stat(source).st_mode):  # noqa: PTH116
+        os.makedirs(target, exist_ok=True)  # noqa: PTH103
+    else:
+        os.makedirs(os.path.dirname(target), exist_ok=True)  # noqa: PTH103, PTH120
+        os.close(os.open(target, os.O_CREAT | os.O_WRONLY | os.O_CLOEXEC, 0o644))
+
+
+def bind(source: str, target: str, *, read_only: bool) -> None:
+    kernel.mount(source, target, None, kernel.MS_BIND | kernel.MS_REC)
+    if read_only:
+        # A user namespace may not take off flags that a mount had: they are given again (mount_namespaces(7)).
+        kept = os.statvfs(target).f_flag & (kernel.MS_NOSUID | kernel.MS_NODEV | kernel.MS_NOEXEC)
+        kernel.mount("none", target, None, kernel.MS_BIND | kernel.MS_REMOUNT | kernel.MS_RDONLY | kept)
+
+
+def by_bubblewrap(config: dict[str, Any], fork: Callable[[Callable[[], None]], int]) -> None:
+    """Let bubblewrap make the root, and enter it. OSError, with what bubblewrap said.
+
+    `overlays`: (lower, upper, work, where, options) are mounted first, since bubblewrap learned that only in 0.11.
+    bubblewrap is held before it runs its command, until its mount namespace is open here; so nothing needs to stay
+    alive in the sandbox to keep it.
+    """
+    for lower, upper, work, where, options in config["overlays"]:
+        data = f"lowerdir={_escape(lower)},upperdir={_escape(upper)},workdir={_escape(work)}{options}"
+        kernel.mount("overlay", where, "overlay", 0, data)
+    held, release = os.pipe()
+    told, tell = os.pipe()
+    said, say = os.pipe()
+
+    def run() -> None:
+        for fd in (release, told, said):
+            os.close(fd)
+        os.dup2(say, 2)
+        for fd in (held, tell):
+            os.set_inheritable(fd, True)
+        argv = [config["program"], "--info-fd", str(tell), "--block-fd", str(held), *config["arguments"]]
+        os.execve(argv[0], [*argv, "--", "/bin/sh", "-c", f"exit {_BUILT}"], {"PATH": "/usr/bin:/bin"})
+
+    pid = fork(run)
+    for fd in (held, tell, say):
+        os.close(fd)
+    info = _read_to_end(told)
+    mounts = -1
+    if info and "child-pid" in json.loads(info):
+        mounts = os.open(f"/proc/{_only_child(pid)}/ns/mnt", os.O_RDONLY | os.O_CLOEXEC)
+        os.write(release, b"x")
+    os.close(release)
+    words = _read_to_end(said).decode(errors="replace").strip()
+    os.close(told)
+    os.close(said)
+    code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+    if code != _BUILT or mounts < 0:
+        raise OSError(0, f"bubblewrap ended with {code}: {words or 'it said nothing'}")
+    kernel.setns(mounts, kernel.NEWNS)
+    os.close(mounts)
+    os.chdir("/")
+
+
+def _only_child(pid: int) -> int:
+    """By this process's own /proc: bubblewrap numbers it in the sandbox's namespace."""
+    try:
+        words = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
+    except FileNotFoundError:  # CONFIG_PROC_CHILDREN is not set
+        parents = {word: Path(f"/proc/{word}/stat") for word in os.listdir("/proc") if word.isdigit()}
+        words = [word for word, path in parents.items() if int(path.read_text().rpartition(")")[2].split()[1]) == pid]
+    if len(words) != 1:
+        raise OSError(0, f"bubblewrap has {len(words)} children")
+    return int(words[0])
+
+
+def _read_to_end(fd: int) -> bytes:
+    data = b""
+    while piece := os.read(fd, 1 << 16):
+        data += piece
+    return data
+
+
+def _escape(path: str) -> str:
+    """For mount options, where commas part them and colons the layers."""
+    return path.replace("\\", "\\\\").replace(":", "\\:").replace(",", "\\,")
