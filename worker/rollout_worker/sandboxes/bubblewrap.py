@@ -10,18 +10,19 @@ import hashlib
 import os
 import shutil
 import stat
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
 from rollout_worker.sandboxes import trees
 from rollout_worker.sandboxes.claims import Capacity
-from rollout_worker.sandboxes.local import Features, LocalProvider, Price
+from rollout_worker.sandboxes.local import Features, LocalProvider
+from rollout_worker.sandboxes.local_sandbox import Price
 from rollout_worker.sandboxes.port import Capabilities, Host, RootFs, Spec
 
-_DIRECTORIES = ("etc", "home", "media", "mnt", "opt", "root", "run", "srv", "usr", "var", "var/lib", "var/log")
+_DIRECTORIES = ("etc", "home", "media", "mnt", "opt", "root", "proc", "dev", "run", "srv", "var", "var/lib", "var/log")
 _OPEN_DIRECTORIES = ("tmp", "var/tmp")
-_PROGRAMS = ("bin", "sbin", "lib", "lib32", "lib64", "libx32")
+_PROGRAMS = ("usr", "bin", "sbin", "lib", "lib32", "lib64", "libx32")
 _PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 
 
@@ -41,7 +42,7 @@ class BubblewrapProvider(LocalProvider):
         super().__init__(state, capacity=capacity, price=price)
         self._program = program or shutil.which("bwrap")
         self._overlay = overlay
-        self._etc: Path | None = None
+        self._skeleton: Path | None = None
 
     def _ways(self) -> Sequence[Features]:
         if self._program is None:
@@ -52,7 +53,7 @@ class BubblewrapProvider(LocalProvider):
     def _describe(self, features: Features) -> Capabilities:
         notes = ["the kernel is shared", "the network `public` is this host's, its loopback included"]
         if not features.overlay:
-            notes.append("/usr and /etc, or an image's files, cannot be written: there are no overlay mounts")
+            notes.append("programs and /etc, or an image's files, cannot be written: there are no overlay mounts")
         if os.geteuid() != 0:
             notes.append("there is no user but root, who is the worker's user outside")
         networks: set[Literal["none", "public", "allowlist"]] = {"public"}
@@ -99,13 +100,13 @@ class BubblewrapProvider(LocalProvider):
             """Where `lower` is, under an overlay if there are any."""
             if not features.overlay:
                 return str(lower)
-            upper, work, where = box / "in" / f"{name}-upper", box / "in" / f"{name}-work", box / f"{name}-merged"
-            for directory in (upper, work, where):
+            upper, work = box / "in" / f"{name}-upper", box / "in" / f"{name}-work"
+            for directory in (upper, work):
                 directory.mkdir(mode=0o755)
             # In a user namespace the overlay's own marks must be attributes that a user may set (overlayfs.rst).
             options = "" if os.geteuid() == 0 else ",userxattr"
-            overlays.append((str(lower), str(upper), str(work), str(where), options))
-            return str(where)
+            overlays.append((str(lower), str(upper), str(work), name, options))
+            return str(self.mount_point / name)
 
         if isinstance(spec.root, RootFs):
             arguments = self._image_root(layered(spec.root.path.absolute(), "root"), spec, features)
@@ -114,7 +115,8 @@ class BubblewrapProvider(LocalProvider):
         arguments += ["--dev", "/dev", "--proc", "/proc"]
         for mount in spec.mounts:
             arguments += ["--ro-bind" if mount.read_only else "--bind", str(mount.source.absolute()), mount.target]
-        return {"bubblewrap": {"program": self._program, "arguments": arguments, "overlays": overlays}, "drop": True}
+        building = {"program": self._program, "arguments": arguments, "overlays": overlays}
+        return {"bubblewrap": {**building, "point": str(self.mount_point)}, "drop": True}
 
     def _image_root(self, where: str, spec: Spec, features: Features) -> list[str]:
         arguments = ["--bind" if features.overlay else "--ro-bind", where, "/"]
@@ -124,50 +126,51 @@ class BubblewrapProvider(LocalProvider):
             arguments += ["--dir", path]
         return arguments
 
-    def _host_root(self, root: Path, spec: Spec, features: Features, layered: Any) -> list[str]:
-        root.mkdir(mode=0o755)
-        for name in _DIRECTORIES:
-            (root / name).mkdir(mode=0o755)
-        for name in _OPEN_DIRECTORIES:
-            (root / name).mkdir()
-            (root / name).chmod(0o1777)
-        for path in spec.directories:
-            (root / path[1:]).mkdir(mode=0o755, parents=True, exist_ok=True)
+    def _host_root(self, root: Path, spec: Spec, features: Features, layered: Callable[[Path, str], str]) -> list[str]:
+        """An overlay over a skeleton with a copy of /etc, or a directory like it; the host's programs in it."""
+        if self._skeleton is None:
+            self._skeleton = make_skeleton(self.state / "cache")
+        if features.overlay:
+            arguments = ["--bind", layered(self._skeleton, "root"), "/"]
+            for path in spec.directories:
+                arguments += ["--dir", path]
+        else:
+            root.mkdir(mode=0o755)
+            lay_out_root(root)
+            for path in spec.directories:
+                (root / path[1:]).mkdir(mode=0o755, parents=True, exist_ok=True)
+            arguments = ["--bind", str(root), "/", "--ro-bind", str(self._skeleton / "etc"), "/etc"]
         kind = "--bind" if features.overlay else "--ro-bind"
-        arguments = ["--bind", str(root), "/", kind, layered(Path("/usr"), "usr"), "/usr"]
-        arguments += [kind, layered(self._host_etc(), "etc"), "/etc"]
         for name in _PROGRAMS:
             path = Path("/", name)
-            if path.is_symlink():
-                arguments += ["--symlink", str(path.readlink()), str(path)]
-            elif path.is_dir():
+            if path.is_dir() and not path.is_symlink():
                 arguments += [kind, layered(path, name), str(path)]
         return arguments
 
-    def _host_etc(self) -> Path:
-        """A copy of what everybody may read in /etc: root in a sandbox could read the rest too. Made when it changes."""
-        if self._etc is None:
-            self._etc = copy_readable(Path("/etc"), self.state / "cache")
-        return self._etc
+
+def lay_out_root(root: Path) -> None:
+    """The directories of an empty system, and links to the host's programs."""
+    for name in _DIRECTORIES:
+        (root / name).mkdir(mode=0o755)
+    for name in _OPEN_DIRECTORIES:
+        (root / name).mkdir()
+        (root / name).chmod(0o1777)
+    for name in _PROGRAMS:
+        path = Path("/", name)
+        if path.is_symlink():
+            (root / name).symlink_to(path.readlink())
+        elif path.is_dir():
+            (root / name).mkdir(mode=0o755)
 
 
-def copy_readable(source: Path, cache: Path) -> Path:
-    """A copy of files and directories that others may read, below `cache`, named by what they were."""
-    found: list[tuple[str, os.stat_result]] = []
+def make_skeleton(cache: Path) -> Path:
+    """An empty system below `cache`, with what everybody may read of /etc: root in a sandbox could read the rest too.
 
-    def look(directory: str) -> None:
-        with os.scandir(directory) as entries:
-            for entry in sorted(entries, key=lambda e: e.name):
-                status = entry.stat(follow_symlinks=False)
-                mode = status.st_mode
-                if stat.S_ISLNK(mode) or (stat.S_ISREG(mode) and mode & stat.S_IROTH):
-                    found.append((entry.path, status))
-                elif stat.S_ISDIR(mode) and mode & stat.S_IROTH and mode & stat.S_IXOTH:
-                    found.append((entry.path, status))
-                    look(entry.path)
-
-    look(str(source))
-    listing = "\n".join(f"{path} {s.st_mode} {s.st_size} {s.st_mtime_ns}" for path, s in found)
+    It is named by what it holds, made when that has changed, and shared by sandboxes, which do not write to it.
+    """
+    found = list(_readable("/etc"))
+    layout = [_DIRECTORIES, _OPEN_DIRECTORIES, [(name, Path("/", name).is_symlink()) for name in _PROGRAMS]]
+    listing = "\n".join([repr(layout), *(f"{path} {s.st_mode} {s.st_size} {s.st_mtime_ns}" for path, s in found)])
     target = cache / hashlib.sha256(listing.encode(errors="surrogateescape")).hexdigest()[:16]
     if target.is_dir():
         return target
@@ -175,13 +178,14 @@ def copy_readable(source: Path, cache: Path) -> Path:
     making = cache / f".{target.name}-{os.getpid()}"
     trees.remove(str(making))
     making.mkdir(mode=0o755)
+    lay_out_root(making)
     for path, status in found:
-        copy = making / os.path.relpath(path, source)
+        copy = making / path[1:]
         if stat.S_ISDIR(status.st_mode):
             copy.mkdir(mode=0o755)
         elif stat.S_ISREG(status.st_mode):
             shutil.copy2(path, copy, follow_symlinks=False)
-        elif path.endswith("/resolv.conf") and Path(path).is_file():  # it may lead to /run, which is not in there
+        elif path == "/etc/resolv.conf" and Path(path).is_file():  # it may lead to /run, which is not in there
             shutil.copyfile(path, copy)
         else:
             copy.symlink_to(Path(path).readlink())
@@ -190,6 +194,18 @@ def copy_readable(source: Path, cache: Path) -> Path:
     except OSError:  # another owner was faster
         trees.remove(str(making))
     return target
+
+
+def _readable(directory: str) -> Iterator[tuple[str, os.stat_result]]:
+    with os.scandir(directory) as entries:
+        for entry in sorted(entries, key=lambda e: e.name):
+            status = entry.stat(follow_symlinks=False)
+            mode = status.st_mode
+            if stat.S_ISLNK(mode) or (stat.S_ISREG(mode) and mode & stat.S_IROTH):
+                yield entry.path, status
+            elif stat.S_ISDIR(mode) and mode & stat.S_IROTH and mode & stat.S_IXOTH:
+                yield entry.path, status
+                yield from _readable(entry.path)
 
 
 def open_bubblewrap(

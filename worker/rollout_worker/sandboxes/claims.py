@@ -1,4 +1,4 @@
-"""The journal of sandboxes: a file for each, on the disk before anything of it exists. Standard library only.
+"""The journal of sandboxes: a file for each, before anything of it exists. Standard library only.
 
     STATE/lock            held while claims are counted or written
     STATE/owners/ID.lock  held by an owner's keeper for as long as it lives, so that the kernel tells who is dead
@@ -7,6 +7,9 @@
 
 A claim is also the reservation of what its sandbox declared: owners on one host that share a state directory share its
 processors and memory too.
+
+A sandbox that outlives this machine, as in a cloud, needs its claim on the disk first (`durable`). Of one that does
+not, a power cut leaves a directory only, and that is found without a claim: names hold their owner's id.
 """
 
 from __future__ import annotations
@@ -17,9 +20,10 @@ import json
 import os
 import signal
 import time
-from collections.abc import Iterator
+from collections.abc import Generator
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
 from rollout_worker.sandboxes import cgroups, kernel, trees
 
@@ -39,6 +43,8 @@ class Capacity:
 
 @dataclass(frozen=True)
 class Claim:
+    """`name`: provider, owner and a number, with hyphens between them."""
+
     name: str
     provider: str
     owner: str
@@ -59,11 +65,12 @@ class Journal:
     def __init__(self, state: Path) -> None:
         self.state = state
         self.boxes = state / "boxes"
+        self.mount_point = state / "root"
         self._claims = state / "claims"
         self._owners = state / "owners"
 
     def prepare(self) -> None:
-        for directory in (self.state, self.boxes, self._claims, self._owners):
+        for directory in (self.state, self.boxes, self._claims, self._owners, self.mount_point):
             directory.mkdir(mode=0o700, parents=True, exist_ok=True)
 
     def hold_owner(self, owner: str) -> int:
@@ -77,47 +84,69 @@ class Journal:
     def drop_owner(self, owner: str) -> None:
         (self._owners / f"{owner}.lock").unlink(missing_ok=True)
 
-    def reserve(self, claim: Claim, capacity: Capacity) -> bool:
-        """Write a claim, durably, if there is room for it beside all others."""
+    def reserve(self, claim: Claim, capacity: Capacity, *, durable: bool = True) -> bool:
+        """Write a claim, if there is room for it beside all others."""
         with self._locked():
             claims = self.all()
             cpus = sum(c.cpus for c in claims) + claim.cpus
             memory = sum(c.memory_mb for c in claims) + claim.memory_mb
             if cpus > capacity.cpus + 1e-9 or memory > capacity.memory_mb:
                 return False
-            self.write(claim)
+            self.write(claim, durable=durable)
         return True
 
-    def write(self, claim: Claim) -> None:
-        """Durably. The sandbox's name is the file's: once the directory is on the disk, whoever starts next knows it."""
+    def write(self, claim: Claim, *, durable: bool = True) -> None:
+        """`durable`: with its name, the directory's entry, on the disk when this returns."""
         temporary = self._claims / f".{claim.name}"
         fd = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
         try:
             os.write(fd, json.dumps(asdict(claim)).encode())
-            os.fsync(fd)
+            if durable:
+                os.fsync(fd)
         finally:
             os.close(fd)
         temporary.rename(self._claims / claim.name)
-        directory = os.open(self._claims, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-        try:
-            os.fsync(directory)
-        finally:
-            os.close(directory)
+        if durable:
+            directory = os.open(self._claims, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+            try:
+                os.fsync(directory)
+            finally:
+                os.close(directory)
 
     def all(self) -> list[Claim]:
-        return [claim for path in sorted(self._claims.iterdir()) if (claim := _read(path)) is not None]
+        return [claim for path in sorted(self._claims.iterdir()) if (claim := self._read(path)) is not None]
+
+    def _read(self, path: Path) -> Claim | None:
+        if path.name.startswith("."):  # not written to its end: nothing of it was made
+            return None
+        try:
+            fields: dict[str, Any] = json.loads(path.read_bytes())
+            fields["cgroups"] = tuple(fields["cgroups"])
+            return Claim(**fields)
+        except FileNotFoundError:  # cleared meanwhile
+            return None
+        except ValueError:  # the power was cut before it was on the disk: with it went all but the directory
+            return self._without_claim(path.name)
+
+    def _without_claim(self, name: str) -> Claim:
+        provider, _, rest = name.partition("-")
+        owner = rest.partition("-")[0]
+        return Claim(name, provider, owner, str(self.boxes / name), 0.0, 0)
 
     def of(self, owner: str) -> list[Claim]:
         return [claim for claim in self.all() if claim.owner == owner]
 
     def lost(self) -> list[Claim]:
-        """Claims whose owner is dead."""
+        """Claims whose owner is dead, and directories of dead owners that have none."""
         with self._locked():
-            dead = {owner: self._is_dead(owner) for owner in {claim.owner for claim in self.all()}}
-            for path in self._owners.iterdir():
-                if path.stem not in dead and self._is_dead(path.stem):
-                    path.unlink(missing_ok=True)
-            return [claim for claim in self.all() if dead.get(claim.owner)]
+            claims = self.all()
+            known = {claim.name for claim in claims}
+            claims += [self._without_claim(path.name) for path in self.boxes.iterdir() if path.name not in known]
+            owners = {claim.owner for claim in claims} | {path.stem for path in self._owners.iterdir()}
+            dead = {owner for owner in owners if self._is_dead(owner)}
+            for owner in dead:
+                self.drop_owner(owner)
+            return [claim for claim in claims if claim.owner in dead]
 
     def _is_dead(self, owner: str) -> bool:
         try:
@@ -134,9 +163,7 @@ class Journal:
 
     def clear(self, claim: Claim) -> None:
         """End and remove all that is left of a sandbox, then its claim. OSError, TimeoutError: the claim stays."""
-        cgroups.kill(claim.groups)
-        if claim.marked:
-            _kill_marked(claim.name)
+        self.end_processes(claim)
         until = time.monotonic() + _REMOVE_S
         while True:
             try:
@@ -150,6 +177,12 @@ class Journal:
         cgroups.remove(claim.groups)
         (self._claims / claim.name).unlink(missing_ok=True)
 
+    def end_processes(self, claim: Claim) -> None:
+        """Those of a namespace have ended with its warden. TimeoutError (an OSError): some do not end."""
+        cgroups.kill(claim.groups)
+        if claim.marked:
+            _kill_marked(claim.name)
+
     def reap(self) -> list[tuple[Claim, str]]:
         """Clear what dead owners left; what could not be cleared, and why. Several may reap at once."""
         failed: list[tuple[Claim, str]] = []
@@ -161,23 +194,13 @@ class Journal:
         return failed
 
     @contextlib.contextmanager
-    def _locked(self) -> Iterator[None]:
+    def _locked(self) -> Generator[None]:
         fd = os.open(self.state / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         try:
             fcntl.flock(fd, fcntl.LOCK_EX)
             yield
         finally:
             os.close(fd)
-
-
-def _read(path: Path) -> Claim | None:
-    if path.name.startswith("."):  # not written to its end: nothing of it was made
-        return None
-    try:
-        fields = json.loads(path.read_bytes())
-    except FileNotFoundError:  # cleared meanwhile
-        return None
-    return Claim(**{**fields, "cgroups": tuple(fields["cgroups"])})
 
 
 def _kill_marked(name: str) -> None:
@@ -193,7 +216,7 @@ def _kill_marked(name: str) -> None:
 
 
 def _all_processes() -> list[int]:
-    return [int(word) for word in os.listdir("/proc") if word.isdigit()]
+    return [int(path.name) for path in Path("/proc").iterdir() if path.name.isdigit()]
 
 
 def _environment(pid: int) -> list[bytes]:

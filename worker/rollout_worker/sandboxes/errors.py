@@ -36,7 +36,7 @@ class SandboxGoneError(SandboxError):
 
 
 class SandboxFileError(SandboxError):
-    """A file of the sandbox could not be read or written. `context["reason"]`: the name of the errno, or `too_large`."""
+    """A file of the sandbox could not be read or written. `context["reason"]`: an errno's name, or `too_large`."""
 
     code = "sandbox_file"
 

@@ -12,10 +12,18 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import rollout_worker
 from rollout_worker.sandboxes.errors import SandboxCreateError, SandboxGoneError
 from rollout_worker.sandboxes.warden import MESSAGE_BYTES
 
 _START_S = 30.0
+# Without site: the keeper is small, and each of its forks with it.
+_PROGRAM = """
+import sys
+sys.path.append(sys.argv.pop(1))
+from rollout_worker.sandboxes.keeper import main
+main()
+"""
 
 
 def body_of(value: Mapping[str, Any]) -> int:
@@ -52,7 +60,7 @@ class Keeper:
         """SandboxCreateError when it does not come up."""
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         ours.setblocking(False)
-        command = [sys.executable, "-I", "-m", "rollout_worker.sandboxes.keeper"]
+        command = [sys.executable, "-I", "-S", "-c", _PROGRAM, str(Path(rollout_worker.__file__).parents[1])]
         with theirs:
             self._process = await asyncio.create_subprocess_exec(
                 *command,

@@ -21,8 +21,8 @@ MNT_DETACH = 2
 _PR_SET_PDEATHSIG, _PR_SET_DUMPABLE, _PR_CAPBSET_DROP, _PR_SET_CHILD_SUBREAPER, _PR_SET_NO_NEW_PRIVS = 1, 4, 24, 36, 38
 _SIOCGIFFLAGS, _SIOCSIFFLAGS, _IFF_UP = 0x8913, 0x8914, 1
 
-# chown, dac_override, fowner, fsetid, kill, setgid, setuid, setpcap, net_bind_service, sys_chroot, audit_write, setfcap:
-# what container engines leave to root, without mknod and raw sockets.
+# chown, dac_override, fowner, fsetid, kill, setgid, setuid, setpcap, net_bind_service, sys_chroot, audit_write,
+# setfcap: what container engines leave to root, without mknod and raw sockets.
 CONTAINER_CAPABILITIES = frozenset({0, 1, 3, 4, 5, 6, 7, 8, 10, 18, 29, 31})
 
 _libc = ctypes.CDLL(None, use_errno=True)
@@ -64,7 +64,7 @@ def unmount(target: str) -> None:
 
 
 def pivot_root(root: str) -> None:
-    """Make the mount point `root` the root of this mount namespace, and let go of the old one (pivot_root(2), NOTES)."""
+    """Make the mount point `root` the root of this mount namespace; let go of the old one (pivot_root(2), NOTES)."""
     os.chdir(root)
     _checked(_libc.pivot_root(b".", b"."), f"pivot_root {root}")
     unmount(".")

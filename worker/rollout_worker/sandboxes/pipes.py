@@ -9,6 +9,7 @@ import fcntl
 import os
 import termios
 from collections.abc import AsyncIterator, Awaitable, Callable
+from typing import Any
 
 CHUNK = 1 << 18
 _F_SETPIPE_SZ = 1031  # include/uapi/linux/fcntl.h
@@ -22,14 +23,14 @@ def pipe() -> tuple[int, int]:
     return reader, writer
 
 
-async def _ready(fd: int, also: asyncio.Future[object] | None, writing: bool) -> None:
+async def _ready(fd: int, also: asyncio.Future[Any] | None, writing: bool) -> None:
     """Return once the descriptor can be used, or `also` is done."""
     loop = asyncio.get_running_loop()
     ready: asyncio.Future[None] = loop.create_future()
     add, remove = (loop.add_writer, loop.remove_writer) if writing else (loop.add_reader, loop.remove_reader)
     add(fd, lambda: ready.done() or ready.set_result(None))
     try:
-        waited: list[asyncio.Future[object] | asyncio.Future[None]] = [ready] if also is None else [ready, also]
+        waited: list[asyncio.Future[Any] | asyncio.Future[None]] = [ready] if also is None else [ready, also]
         await asyncio.wait(waited, return_when=asyncio.FIRST_COMPLETED)
     finally:
         remove(fd)
@@ -37,7 +38,7 @@ async def _ready(fd: int, also: asyncio.Future[object] | None, writing: bool) ->
 
 
 async def read_until(
-    fd: int, ended: asyncio.Future[object] | None, feed: Callable[[bytes], Awaitable[None] | None]
+    fd: int, ended: asyncio.Future[Any] | None, feed: Callable[[bytes], Awaitable[None] | None]
 ) -> bool:
     """Feed what comes, until the end (True), or until what was in the pipe when `ended` was done is read (False)."""
     os.set_blocking(fd, False)

@@ -65,7 +65,7 @@ class Limits:
 
 @dataclass(frozen=True, slots=True)
 class Network:
-    """What a sandbox reaches. `hosts` of an allowlist: names, `*.name` (not the name itself), addresses, CIDR blocks."""
+    """What a sandbox reaches. `hosts` of an allowlist: names, `*.name` (not the name itself), addresses, blocks."""
 
     mode: Literal["none", "public", "allowlist"] = "none"
     hosts: tuple[str, ...] = ()
@@ -204,7 +204,10 @@ class Sandbox(ABC):
 
     @abstractmethod
     async def read_file(self, path: str, *, max_bytes: int = 16 * MIB) -> bytes:
-        """The bytes of a regular file. SandboxFileError: ENOENT, EISDIR, EACCES, EINVAL (a pipe, a device), too_large."""
+        """The bytes of a regular file.
+
+        SandboxFileError: ENOENT, EISDIR, EACCES, EINVAL (a pipe, a device), too_large.
+        """
 
     @abstractmethod
     async def write_file(self, path: str, data: bytes, *, mode: int = 0o644) -> None:

@@ -13,7 +13,8 @@ from pathlib import Path
 from typing import Any, Literal
 
 from rollout_worker.sandboxes.claims import Capacity
-from rollout_worker.sandboxes.local import Features, LocalProvider, Price
+from rollout_worker.sandboxes.local import Features, LocalProvider
+from rollout_worker.sandboxes.local_sandbox import Price
 from rollout_worker.sandboxes.port import Capabilities, Host, Spec
 
 _HOME = "/sandbox"
@@ -81,7 +82,6 @@ class ProcessProvider(LocalProvider):
         home.mkdir(mode=0o755)
         if not features.namespaces:
             return {}
-        (box / "root").mkdir(mode=0o755)
         private = [(_HOME, str(home))]
         for number, path in enumerate(spec.directories):
             directory = box / "in" / str(number)
@@ -90,7 +90,7 @@ class ProcessProvider(LocalProvider):
             private.append((path, str(directory)))
         return {
             "host": {
-                "root": str(box / "root"),
+                "point": str(self.mount_point),
                 "private": private,
                 "mounts": [(str(m.source.absolute()), m.target, m.read_only) for m in spec.mounts],
                 "hidden": str(self.state),
@@ -108,12 +108,14 @@ def _not_private(path: str, directories: tuple[str, ...]) -> str | None:
     """Why nothing can be put at `path` without making a directory on the host; None: it can."""
     if any(path.startswith(f"{other}/") for other in directories):
         return None
-    top = "/" + path.split("/")[1]
-    if path == top and not (Path(top).exists() and not Path(top).is_dir()):
+    top = Path("/", path.split("/")[1])
+    if not os.path.lexists(top):
         return None
-    if os.path.lexists(top) and not os.path.isdir(path):
+    if path == str(top) and (top.is_dir() or top.is_symlink()):
+        return None
+    if not Path(path).is_dir():
         return f"{path} cannot be made without making it on this host"
-    if os.path.realpath(path) != path and os.path.lexists(top):
+    if Path(path).resolve() != Path(path):
         return f"{path} leads through a link on this host"
     return None
 

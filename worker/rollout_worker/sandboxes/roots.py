@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import stat
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -13,15 +15,16 @@ from rollout_worker.sandboxes import kernel
 
 _BUILT = 77
 """Exit code of the one command that bubblewrap runs: the root is complete."""
+_LOOK_S = 2.0
 
 
 def of_host(config: dict[str, Any]) -> None:
     """The host's root with private directories: every entry of `/` is bound into a new root. OSError.
 
-    `root`: an empty directory; `private`: pairs of a path in the sandbox and the directory behind it; `mounts`:
-    (source, target, read-only); `hidden`: a directory of the host that is covered.
+    `point`: an empty directory of the host that new roots are mounted at; `private`: pairs of a path in the sandbox and
+    the directory behind it; `mounts`: (source, target, read-only); `hidden`: a directory of the host that is covered.
     """
-    root: str = config["root"]
+    root: str = config["point"]
     private: list[tuple[str, str]] = sorted(config["private"])
     kernel.mount("tmpfs", root, "tmpfs", kernel.MS_NOSUID, "mode=755,size=1m")
     own = {target.split("/")[1] for target, _ in private if target.count("/") == 1}
@@ -30,10 +33,10 @@ def of_host(config: dict[str, Any]) -> None:
             if entry.name not in own:
                 _bind_entry(entry, f"{root}/{entry.name}")
     hidden: str = config["hidden"]
-    if os.path.isdir(root + hidden):  # noqa: PTH112
+    if os.path.isdir(root + hidden):
         kernel.mount("tmpfs", root + hidden, "tmpfs", kernel.MS_NOSUID | kernel.MS_NODEV, "mode=755,size=64k")
     for target, source in private:
-        os.makedirs(root + target, exist_ok=True)  # noqa: PTH103
+        os.makedirs(root + target, exist_ok=True)
         kernel.mount(source, root + target, None, kernel.MS_BIND)
     for source, target, read_only in config["mounts"]:
         _make_point(source, root + target)
@@ -50,10 +53,10 @@ def _bind_entry(entry: os.DirEntry[str], target: str) -> None:
 
 
 def _make_point(source: str, target: str) -> None:
-    if stat.S_ISDIR(os.stat(source).st_mode):  # noqa: PTH116
-        os.makedirs(target, exist_ok=True)  # noqa: PTH103
+    if stat.S_ISDIR(os.stat(source).st_mode):
+        os.makedirs(target, exist_ok=True)
     else:
-        os.makedirs(os.path.dirname(target), exist_ok=True)  # noqa: PTH103, PTH120
+        os.makedirs(os.path.dirname(target), exist_ok=True)
         os.close(os.open(target, os.O_CREAT | os.O_WRONLY | os.O_CLOEXEC, 0o644))
 
 
@@ -65,36 +68,49 @@ def bind(source: str, target: str, *, read_only: bool) -> None:
         kernel.mount("none", target, None, kernel.MS_BIND | kernel.MS_REMOUNT | kernel.MS_RDONLY | kept)
 
 
-def by_bubblewrap(config: dict[str, Any], fork: Callable[[Callable[[], None]], int]) -> None:
-    """Let bubblewrap make the root, and enter it. OSError, with what bubblewrap said.
+def by_bubblewrap(config: dict[str, Any], fork: Callable[[Callable[[], None]], int]) -> int:
+    """Let bubblewrap make the root, enter it, and return its mount namespace. OSError, with what bubblewrap said.
 
-    `overlays`: (lower, upper, work, where, options) are mounted first, since bubblewrap learned that only in 0.11.
+    `overlays`: (lower, upper, work, name, options) are mounted first, since bubblewrap learned that only in 0.11:
+    below `point`, a directory that stays. Removing one that is a mount point elsewhere would wait for the kernel.
     bubblewrap is held before it runs its command, until its mount namespace is open here; so nothing needs to stay
     alive in the sandbox to keep it.
     """
-    for lower, upper, work, where, options in config["overlays"]:
+    kernel.mount("tmpfs", config["point"], "tmpfs", kernel.MS_NOSUID | kernel.MS_NODEV, "mode=755,size=64k")
+    for lower, upper, work, name, options in config["overlays"]:
+        where = f"{config['point']}/{name}"
+        os.mkdir(where)
         data = f"lowerdir={_escape(lower)},upperdir={_escape(upper)},workdir={_escape(work)}{options}"
-        kernel.mount("overlay", where, "overlay", 0, data)
+        try:  # nothing of it is kept over a crash: no need to wait for the disk when it goes (overlayfs.rst, volatile)
+            kernel.mount("overlay", where, "overlay", 0, f"{data},volatile")
+        except OSError as error:
+            if error.errno != errno.EINVAL:
+                raise
+            kernel.mount("overlay", where, "overlay", 0, data)
     held, release = os.pipe()
     told, tell = os.pipe()
     said, say = os.pipe()
+
+    processes = os.open("/proc/self/ns/pid_for_children", os.O_RDONLY | os.O_CLOEXEC)
 
     def run() -> None:
         for fd in (release, told, said):
             os.close(fd)
         os.dup2(say, 2)
-        for fd in (held, tell):
+        for fd in (held, tell, processes):
             os.set_inheritable(fd, True)
-        argv = [config["program"], "--info-fd", str(tell), "--block-fd", str(held), *config["arguments"]]
+        # Told of the namespace that it is in already, bubblewrap mounts a /proc of that instead of the host's.
+        fds = ["--info-fd", str(tell), "--block-fd", str(held), "--pidns", str(processes)]
+        argv = [config["program"], *fds, *config["arguments"]]
         os.execve(argv[0], [*argv, "--", "/bin/sh", "-c", f"exit {_BUILT}"], {"PATH": "/usr/bin:/bin"})
 
     pid = fork(run)
-    for fd in (held, tell, say):
+    for fd in (held, tell, say, processes):
         os.close(fd)
     info = _read_to_end(told)
     mounts = -1
     if info and "child-pid" in json.loads(info):
-        mounts = os.open(f"/proc/{_only_child(pid)}/ns/mnt", os.O_RDONLY | os.O_CLOEXEC)
+        mounts = _open_mounts(pid)
         os.write(release, b"x")
     os.close(release)
     words = _read_to_end(said).decode(errors="replace").strip()
@@ -104,20 +120,33 @@ def by_bubblewrap(config: dict[str, Any], fork: Callable[[Callable[[], None]], i
     if code != _BUILT or mounts < 0:
         raise OSError(0, f"bubblewrap ended with {code}: {words or 'it said nothing'}")
     kernel.setns(mounts, kernel.NEWNS)
-    os.close(mounts)
     os.chdir("/")
+    return mounts
 
 
-def _only_child(pid: int) -> int:
-    """By this process's own /proc: bubblewrap numbers it in the sandbox's namespace."""
+def _open_mounts(pid: int) -> int:
+    """The mount namespace of bubblewrap's child that is not ours; -1: none. It tells a pid, but of the sandbox's."""
+    own = os.stat("/proc/self/ns/mnt").st_ino
+    until = time.monotonic() + _LOOK_S
+    while time.monotonic() < until:
+        for child in _children(pid):  # of a process that has ended there are none
+            try:
+                fd = os.open(f"/proc/{child}/ns/mnt", os.O_RDONLY | os.O_CLOEXEC)
+            except FileNotFoundError:  # the one that only entered the pid namespace for the other has ended
+                continue
+            if os.fstat(fd).st_ino != own:
+                return fd
+            os.close(fd)
+        time.sleep(0.0005)  # a list that is read while a child ends may lack its siblings (proc_pid_children(5))
+    return -1
+
+
+def _children(pid: int) -> list[int]:
     try:
-        words = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
+        return [int(word) for word in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
     except FileNotFoundError:  # CONFIG_PROC_CHILDREN is not set
-        parents = {word: Path(f"/proc/{word}/stat") for word in os.listdir("/proc") if word.isdigit()}
-        words = [word for word, path in parents.items() if int(path.read_text().rpartition(")")[2].split()[1]) == pid]
-    if len(words) != 1:
-        raise OSError(0, f"bubblewrap has {len(words)} children")
-    return int(words[0])
+        parents = {word: Path(f"/proc/{word}/stat").read_text() for word in os.listdir("/proc") if word.isdigit()}
+        return [int(word) for word, text in parents.items() if int(text.rpartition(")")[2].split()[1]) == pid]
 
 
 def _read_to_end(fd: int) -> bytes:

@@ -56,7 +56,7 @@ def pack(source: str, stream: BinaryIO, max_bytes: int | None = None) -> Moved:
     """Write `source` to the stream; of a link the link, but for `source` itself. OSError, TooLargeError."""
     moved = Moved()
     with tarfile.open(fileobj=stream, mode="w|", format=tarfile.PAX_FORMAT, errors="surrogateescape") as tar:
-        top = os.stat(source)  # noqa: PTH116 - this is followed
+        top = os.stat(source)
         if not stat.S_ISDIR(top.st_mode):
             if not stat.S_ISREG(top.st_mode):
                 raise OSError(errno.EINVAL, "not a regular file or a directory", source)
@@ -90,7 +90,7 @@ def _walk(top: str, moved: Moved) -> Iterator[tuple[str, str, os.stat_result]]:
     while waiting:
         inner = waiting.pop()
         try:
-            with os.scandir(os.path.join(top, inner)) as entries:  # noqa: PTH118 - undecodable names
+            with os.scandir(os.path.join(top, inner)) as entries:
                 found = sorted(entries, key=lambda entry: entry.name)
         except OSError as error:
             moved.skip(inner or ".", error.strerror or "")
@@ -117,9 +117,7 @@ def _header(name: str, status: os.stat_result, kind: bytes) -> tarfile.TarInfo:
     return header
 
 
-def _pack_file(
-    tar: tarfile.TarFile, path: str, name: str, moved: Moved, max_bytes: int | None, flags: int
-) -> None:
+def _pack_file(tar: tarfile.TarFile, path: str, name: str, moved: Moved, max_bytes: int | None, flags: int) -> None:
     fd = os.open(path, flags | os.O_NONBLOCK | os.O_CLOEXEC)  # a pipe in its place must not hold us
     try:
         status = os.fstat(fd)
@@ -165,10 +163,10 @@ def _unpack_top(tar: tarfile.TarFile, member: tarfile.TarInfo, target: str, move
     if member.name != ".":
         raise tarfile.ReadError("the stream does not begin as it should")
     if member.isdir():
-        os.makedirs(target, exist_ok=True)  # noqa: PTH103 - undecodable names
+        os.makedirs(target, exist_ok=True)
         return os.open(target, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    parent, name = os.path.split(os.path.abspath(target))  # noqa: PTH100
-    os.makedirs(parent, exist_ok=True)  # noqa: PTH103
+    parent, name = os.path.split(os.path.abspath(target))
+    os.makedirs(parent, exist_ok=True)
     fd = os.open(parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         _unpack_file(tar, member, fd, name, moved)
@@ -202,7 +200,7 @@ def _unpack_member(tar: tarfile.TarFile, member: tarfile.TarInfo, base: int, mov
 
 
 def stays_inside(link: str, depth: int) -> bool:
-    """Whether a link in a directory `depth` levels below the top cannot lead above the top, whatever links beside it do.
+    """Whether a link in a directory `depth` levels below the top cannot lead above the top, whatever others do.
 
     `..` is only allowed at the front, where it climbs directories that are none of the tree's links: `a/..` leads
     somewhere else than it seems when `a` is a link.
@@ -271,7 +269,7 @@ def remove(top: str) -> None:
     """
     try:
         if not stat.S_ISDIR(os.lstat(top).st_mode):
-            os.unlink(top)  # noqa: PTH108
+            os.unlink(top)
             return
     except FileNotFoundError:
         return
@@ -280,22 +278,22 @@ def remove(top: str) -> None:
         for path in inner:
             for deeper in _empty(path):
                 moved_up += 1
-                os.rename(deeper, f"{top}/.removed-{os.getpid()}-{moved_up}")  # noqa: PTH104
-            os.rmdir(path)  # noqa: PTH106
-    os.rmdir(top)  # noqa: PTH106
+                os.rename(deeper, f"{top}/.removed-{os.getpid()}-{moved_up}")
+            os.rmdir(path)
+    os.rmdir(top)
 
 
 def _empty(path: str) -> list[str]:
     """Remove what is not a directory; paths of what is, each made so that it can be emptied and moved."""
     if not os.access(path, os.R_OK | os.W_OK | os.X_OK):
-        os.chmod(path, 0o700)  # noqa: PTH101
+        os.chmod(path, 0o700)
     inner: list[str] = []
     with os.scandir(path) as entries:
         for entry in entries:
             if entry.is_dir(follow_symlinks=False):
                 if not os.access(entry.path, os.R_OK | os.W_OK | os.X_OK):
-                    os.chmod(entry.path, 0o700)  # noqa: PTH101
+                    os.chmod(entry.path, 0o700)
                 inner.append(entry.path)
             else:
-                os.unlink(entry.path)  # noqa: PTH108
+                os.unlink(entry.path)
     return inner

@@ -21,8 +21,9 @@ import stat
 import tarfile
 import time
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator
 from pathlib import Path
+from types import FrameType
 from typing import Any, NoReturn
 
 from rollout_worker.sandboxes import cgroups, kernel, roots, trees
@@ -46,14 +47,18 @@ def main(sock: socket.socket, config: dict[str, Any]) -> NoReturn:
         Warden(sock, config).serve()
     except CannotMakeError as error:
         sock.send(json.dumps({"error": str(error)}).encode())
-    except BaseException:  # the last line of a process: whatever it is, the owner is told
+    except BaseException:  # noqa: BLE001 - the last line of a process: whatever it is, the owner is told
         with contextlib.suppress(OSError):
             sock.send(json.dumps({"error": traceback.format_exc()}).encode()[:MESSAGE_BYTES])
     os._exit(1)
 
 
+def wake_up(number: int, frame: FrameType | None) -> None:
+    """For signals that only end a wait, by the descriptor that they are told to."""
+
+
 @contextlib.contextmanager
-def step(what: str) -> Iterator[None]:
+def step(what: str) -> Generator[None]:
     try:
         yield
     except OSError as error:
@@ -74,7 +79,7 @@ class Warden:
     def serve(self) -> None:
         wake, waker = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
         signal.set_wakeup_fd(waker, warn_on_full_buffer=False)
-        signal.signal(signal.SIGCHLD, lambda *_: None)
+        signal.signal(signal.SIGCHLD, wake_up)
         with step("join the control group"):
             self._groups = [os.open(f"{g}/cgroup.procs", os.O_WRONLY | os.O_CLOEXEC) for g in self._config["cgroups"]]
         with step("open its directory"):
@@ -130,15 +135,17 @@ class Warden:
             self._init = self._fork(lambda: _be_init(inits, ours))
         inits.close()
         with ours:
+            mounts: list[int] = []
             try:
                 if config["bubblewrap"]:
-                    roots.by_bubblewrap(config["bubblewrap"], self._fork)
+                    mounts.append(roots.by_bubblewrap(config["bubblewrap"], self._fork))
                 else:
                     roots.of_host(config["host"])
             except OSError as error:
                 raise CannotMakeError(f"its root: {error}") from error
-            mounts = os.open("/proc/self/ns/mnt", os.O_RDONLY) if config["bubblewrap"] else -1
-            socket.send_fds(ours, [b"root"], [mounts] if mounts >= 0 else [])
+            socket.send_fds(ours, [b"root"], mounts)
+            for fd in mounts:
+                os.close(fd)
             answer = ours.recv(MESSAGE_BYTES).decode()
             if answer != "ok":
                 raise CannotMakeError(answer or "its first process ended")
@@ -162,7 +169,7 @@ class Warden:
             for number in (signal.SIGCHLD, signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGPIPE):
                 signal.signal(number, signal.SIG_DFL)
             work()
-        except BaseException:  # nothing of the parent's stack may run in the child
+        except BaseException:  # noqa: BLE001 - nothing of the parent's stack may run in the child
             traceback.print_exc()
         finally:
             os._exit(_BROKEN)
@@ -311,7 +318,7 @@ def find_user(user: str | int) -> tuple[int, int, list[int]]:
 
 def _lines(path: str) -> list[str]:
     try:
-        with open(path, encoding="utf-8", errors="surrogateescape") as file:  # noqa: PTH123
+        with open(path, encoding="utf-8", errors="surrogateescape") as file:
             return file.read().splitlines()
     except FileNotFoundError:
         return []
@@ -348,7 +355,7 @@ def _descendants(top: int) -> set[int]:
     parents: dict[int, int] = {}
     for word in os.listdir("/proc"):
         if word.isdigit():
-            with contextlib.suppress(OSError), open(f"/proc/{word}/stat", "rb") as file:  # noqa: PTH123
+            with contextlib.suppress(OSError), open(f"/proc/{word}/stat", "rb") as file:
                 state, parent = file.read().rpartition(b")")[2].split()[:2]
                 if state != b"Z" or int(parent) == top:
                     parents[int(word)] = int(parent)
@@ -405,7 +412,7 @@ def _write_all(fd: int, data: bytes) -> None:
 
 
 def _write(path: str, text: str) -> None:
-    with open(path, "w", encoding="ascii") as file:  # noqa: PTH123
+    with open(path, "w", encoding="ascii") as file:
         file.write(text)
 
 
@@ -426,7 +433,7 @@ def _read(data: int, body: dict[str, Any]) -> dict[str, Any]:
 
 def _replace(data: int, body: dict[str, Any]) -> dict[str, Any]:
     path: str = body["path"]
-    os.makedirs(os.path.dirname(path) or "/", exist_ok=True)  # noqa: PTH103, PTH120
+    os.makedirs(os.path.dirname(path) or "/", exist_ok=True)
     fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NONBLOCK | os.O_CLOEXEC, body["mode"])
     if not stat.S_ISREG(os.fstat(fd).st_mode):
         raise OSError(errno.EINVAL, "not a regular file")
