@@ -44,9 +44,13 @@ class BubblewrapProvider(LocalProvider):
         self._overlay = overlay
         self._skeleton: Path | None = None
 
+    def _missing(self) -> list[str]:
+        if self._program is None or not Path(self._program).is_file():
+            where = self._program or "`bwrap` in PATH"
+            return [f"there is no {where}: install the package `bubblewrap`"]
+        return []
+
     def _ways(self) -> Sequence[Features]:
-        if self._program is None:
-            return []
         overlays = (True, False) if self._overlay else (False,)
         return [Features(namespaces=True, network=n, overlay=o) for n in (True, False) for o in overlays]
 
@@ -56,6 +60,7 @@ class BubblewrapProvider(LocalProvider):
             notes.append("programs and /etc, or an image's files, cannot be written: there are no overlay mounts")
         if os.geteuid() != 0:
             notes.append("there is no user but root, who is the worker's user outside")
+            notes.append("what belongs to this host's root, as programs do, can only be read")
         networks: set[Literal["none", "public", "allowlist"]] = {"public"}
         if features.network:
             networks |= {"none", "allowlist"}
@@ -64,7 +69,7 @@ class BubblewrapProvider(LocalProvider):
             own_processes=True,
             hides_sandboxes=True,
             hides_host=True,
-            writable_root=features.overlay,
+            writable_root=features.overlay and os.geteuid() == 0,
             users=os.geteuid() == 0,
             roots=frozenset({"host", "rootfs"}),
             networks=frozenset(networks),

@@ -143,12 +143,10 @@ def kill(groups: list[Path], wait_s: float = REMOVE_S) -> None:
     try:
         until = time.monotonic() + wait_s
         while left := processes(groups):
-            for group in groups:
-                with contextlib.suppress(OSError):
-                    (group / "cgroup.kill").write_text("1")
-            for pid in left:
-                with contextlib.suppress(ProcessLookupError):
-                    os.kill(pid, signal.SIGKILL)
+            for number in (signal.SIGSTOP, signal.SIGKILL):  # stopped first: no shell tells of its killed children
+                for pid in left:
+                    with contextlib.suppress(ProcessLookupError):
+                        os.kill(pid, number)
             if time.monotonic() > until:
                 raise TimeoutError(f"processes {sorted(left)} do not end")
             time.sleep(0.002)

@@ -28,6 +28,12 @@ class SandboxCreateError(SandboxError):
     retryable = True
 
 
+class SandboxNoRoomError(SandboxCreateError):
+    """There is no room at present for what the sandbox declares."""
+
+    code = "sandbox_no_room"
+
+
 class SandboxGoneError(SandboxError):
     """The sandbox is not there any more: what ran in it is lost, and the command did not fail by itself."""
 

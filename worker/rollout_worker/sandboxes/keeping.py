@@ -116,6 +116,7 @@ class Warden:
         self._sock = sock
         self._waiting: dict[int, asyncio.Future[dict[str, Any]]] = {}
         self._number = 0
+        self.pid = 0  # once it is made
         self._loop = asyncio.get_running_loop()
         self.made: asyncio.Future[socket.socket | None] = self._loop.create_future()
         self.gone: asyncio.Future[None] = self._loop.create_future()
@@ -142,6 +143,7 @@ class Warden:
         elif "error" in message:
             self.made.set_exception(SandboxCreateError(f"the sandbox could not be made: {message['error']}"))
         else:
+            self.pid = int(message["ready"])
             self.made.set_result(socket.socket(fileno=fds[0]) if fds else None)
 
     def _lose(self) -> None:

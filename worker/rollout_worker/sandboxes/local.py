@@ -24,6 +24,7 @@ from rollout_worker.sandboxes.claims import MARK, Capacity, Claim, Journal
 from rollout_worker.sandboxes.errors import (
     SandboxCreateError,
     SandboxError,
+    SandboxNoRoomError,
     SandboxRefusedError,
     SandboxTeardownError,
 )
@@ -144,12 +145,12 @@ class LocalProvider(Provider):
 
     async def _find_features(self) -> Features:
         """The first of the provider's ways that makes a sandbox in which a command runs."""
-        notes: list[str] = []
-        for features in self._ways():
+        notes = self._missing()
+        for features in [] if notes else self._ways():
             spec = Spec(network=Network("none" if features.network else "public"), limits=Limits(0.1, 256, 256, 64))
             claim = self._claim(spec, features)
             try:
-                sandbox = await self._make(claim, spec, features, self._describe(features), admit=False)
+                sandbox = await self._make(claim, spec, features, self._describe(features), wait=None)
                 try:
                     finished = await sandbox.exec(["/bin/sh", "-c", "exit 7"], timeout_s=10)
                 finally:
@@ -161,6 +162,10 @@ class LocalProvider(Provider):
                 return replace(features, notes=(*features.notes, *notes))
             notes.append(f"a command that was to end with 7 {finished.how}: {finished.stderr.text().strip()}")
         raise SandboxRefusedError(f"{self.name} sandboxes do not work here: {'; '.join(notes)}", reasons=notes)
+
+    def _missing(self) -> list[str]:
+        """What this provider needs and this host lacks; a sentence each."""
+        return []
 
     @abstractmethod
     def _ways(self) -> Sequence[Features]:
@@ -205,8 +210,8 @@ class LocalProvider(Provider):
             reasons.append(f"{', '.join(spec.directories)} cannot be private here: there is no mount namespace")
         if spec.mounts and not features.namespaces:
             reasons.append("mounts cannot be made here: there is no mount namespace")
-        if spec.user is not None and not self.may_be(spec.user):
-            reasons.append(f"commands cannot run as user {spec.user}: the worker is not root")
+        if spec.user is not None and not self._may_be(spec.user, capabilities):
+            reasons.append(f"commands cannot run as user {spec.user} here")
         for path in (*spec.directories, *(m.target for m in spec.mounts), *([spec.workdir] if spec.workdir else [])):
             if not path.startswith("/") or path != os.path.normpath(path) or path == "/" or "\0" in path:
                 reasons.append(f"{path!r} is not an absolute path below / without . and ..")
@@ -231,10 +236,10 @@ class LocalProvider(Provider):
 
     # Making and removing
 
-    async def create(self, spec: Spec) -> LocalSandbox:
+    async def create(self, spec: Spec, *, wait: bool = True) -> LocalSandbox:
         features, capabilities = await self._probe()
         self._check(spec, features, capabilities)
-        return await self._make(self._claim(spec, features), spec, features, capabilities, admit=True)
+        return await self._make(self._claim(spec, features), spec, features, capabilities, wait=wait)
 
     def _claim(self, spec: Spec, features: Features) -> Claim:
         self._made += 1
@@ -246,14 +251,14 @@ class LocalProvider(Provider):
         return Claim(name, self.name, self._owner, str(box), limits.cpus, limits.memory_mb, groups, marked)
 
     async def _make(
-        self, claim: Claim, spec: Spec, features: Features, capabilities: Capabilities, *, admit: bool
+        self, claim: Claim, spec: Spec, features: Features, capabilities: Capabilities, *, wait: bool | None
     ) -> LocalSandbox:
         proxy = None
         warden = None
         try:
-            if admit:  # probes are small, and must not wait for room
-                await self._reserve(claim)
-            else:
+            if wait is not None:
+                await self._reserve(claim, wait)
+            else:  # a probe: it is small, and must not wait for room
                 await in_thread(self._journal.write, claim, durable=False)
             config = await in_thread(self._lay_out, claim, spec, features)
             if not self._keeper.alive:
@@ -271,23 +276,32 @@ class LocalProvider(Provider):
             if isinstance(error, OSError):
                 raise SandboxCreateError(f"the sandbox could not be made: {error}") from error
             raise
-        sandbox = LocalSandbox(claim, spec, capabilities, self._setting(claim, spec, features), warden, proxy)
+        sandbox = LocalSandbox(
+            claim, spec, capabilities, self._setting(claim, spec, features, capabilities), warden, proxy
+        )
         self._sandboxes.add(sandbox)
         sandbox.watch()
         return sandbox
 
-    async def _reserve(self, claim: Claim) -> None:
+    async def _reserve(self, claim: Claim, wait: bool) -> None:
+        if not wait:
+            if self._turn.locked() or not await self._try_to_reserve(claim):
+                raise SandboxNoRoomError
+            return
         looked = time.monotonic()
         async with self._turn:
             while True:
                 self._freed.clear()
-                if await in_thread(self._journal.reserve, claim, self._capacity, durable=False):
+                if await self._try_to_reserve(claim):
                     return
                 if time.monotonic() - looked > _REAP_EVERY_S:
                     await self.reap()
                     looked = time.monotonic()
                 with contextlib.suppress(TimeoutError):
                     await asyncio.wait_for(self._freed.wait(), _ROOM_S)
+
+    async def _try_to_reserve(self, claim: Claim) -> bool:
+        return await in_thread(self._journal.reserve, claim, self._capacity, durable=False)
 
     def _lay_out(self, claim: Claim, spec: Spec, features: Features) -> dict[str, Any]:
         limits = spec.limits
@@ -319,14 +333,12 @@ class LocalProvider(Provider):
         """Who a worker that is not root is in its sandboxes: (user, group)."""
         return os.geteuid(), os.getegid()
 
-    def may_be(self, user: str | int) -> bool:
+    def _may_be(self, user: str | int, capabilities: Capabilities) -> bool:
         """Whether commands can run as this user."""
-        if os.geteuid() == 0:
-            return True
-        number = self._map()[0]
-        return str(user) == str(number) or (number == 0 and user == "root")
+        number = os.geteuid() if os.geteuid() == 0 else self._map()[0]
+        return capabilities.users or str(user) == str(number) or (number == 0 and user == "root")
 
-    def _setting(self, claim: Claim, spec: Spec, features: Features) -> Setting:
+    def _setting(self, claim: Claim, spec: Spec, features: Features, capabilities: Capabilities) -> Setting:
         home = self._home(Path(claim.box), features)
         environment = {"PATH": self._path(), "HOME": home, "LANG": "C.UTF-8", MARK: claim.name}
         if spec.network.mode == "allowlist":
@@ -335,7 +347,14 @@ class LocalProvider(Provider):
                 environment[name] = environment[name.upper()] = url
         environment.update(spec.env)
         rlimits = self._rlimits(spec, features)
-        return Setting(home, environment, rlimits, self._price, self.may_be, self._remove)
+        return Setting(
+            home=home,
+            environment=environment,
+            rlimits=rlimits,
+            price=self._price,
+            may_be=lambda user: self._may_be(user, capabilities),
+            remove=self._remove,
+        )
 
     def _rlimits(self, spec: Spec, features: Features) -> dict[str, int]:
         how = self.enforcement(features)

@@ -108,6 +108,11 @@ class LocalSandbox(Sandbox):
         self._watcher: asyncio.Task[None] | None = None
         self._strays: set[asyncio.Task[None]] = set()
 
+    @property
+    def warden_pid(self) -> int:
+        """The process outside that everything in the sandbox ends with."""
+        return self._warden.pid
+
     # Commands
 
     async def exec(
@@ -128,7 +133,7 @@ class LocalSandbox(Sandbox):
         argv = ["/bin/sh", "-c", command] if isinstance(command, str) else list(command)
         user = self.spec.user if user is None else user
         if user is not None and not self._setting.may_be(user):
-            why = f"commands cannot run as user {user}: the worker is not root"
+            why = f"commands cannot run as user {user} here"
             raise SandboxRefusedError(why, reasons=[why])
         body = {
             "argv": argv,

@@ -263,8 +263,11 @@ class Provider(ABC):
         """What this provider can do here. Found out once, by doing. SandboxRefusedError where it cannot work at all."""
 
     @abstractmethod
-    async def create(self, spec: Spec) -> Sandbox:
-        """A new sandbox, once there is room for what it declares. SandboxRefusedError, SandboxCreateError."""
+    async def create(self, spec: Spec, *, wait: bool = True) -> Sandbox:
+        """A new sandbox, once there is room for what it declares; `wait=False`: now, or SandboxNoRoomError.
+
+        SandboxRefusedError, SandboxCreateError.
+        """
 
     @abstractmethod
     async def open(self) -> None: ...

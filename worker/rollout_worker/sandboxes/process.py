@@ -59,7 +59,7 @@ class ProcessProvider(LocalProvider):
             hides_sandboxes=features.namespaces,
             hides_host=False,
             writable_root=False,
-            users=os.geteuid() == 0,
+            users=features.namespaces and os.geteuid() == 0,  # others cannot reach the directory of a bare one
             roots=frozenset({"host"}),
             networks=frozenset(networks),
             limits=self.enforcement(features),
@@ -106,7 +106,7 @@ class ProcessProvider(LocalProvider):
 
 def _not_private(path: str, directories: tuple[str, ...]) -> str | None:
     """Why nothing can be put at `path` without making a directory on the host; None: it can."""
-    if any(path.startswith(f"{other}/") for other in directories):
+    if not path.startswith("/") or any(path.startswith(f"{other}/") for other in directories):
         return None
     top = Path("/", path.split("/")[1])
     if not os.path.lexists(top):

@@ -163,16 +163,24 @@ def _unpack_top(tar: tarfile.TarFile, member: tarfile.TarInfo, target: str, move
     if member.name != ".":
         raise tarfile.ReadError("the stream does not begin as it should")
     if member.isdir():
-        os.makedirs(target, exist_ok=True)
+        make_directories(target)
         return os.open(target, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     parent, name = os.path.split(os.path.abspath(target))
-    os.makedirs(parent, exist_ok=True)
+    make_directories(parent)
     fd = os.open(parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         _unpack_file(tar, member, fd, name, moved)
     finally:
         os.close(fd)
     return -1
+
+
+def make_directories(path: str) -> None:
+    """OSError: ENOTDIR also when the path itself is something else."""
+    try:
+        os.makedirs(path, exist_ok=True)
+    except FileExistsError as error:
+        raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), path) from error
 
 
 def _unpack_member(tar: tarfile.TarFile, member: tarfile.TarInfo, base: int, moved: Moved, leave: bool) -> None:

@@ -15,6 +15,7 @@ import json
 import os
 import resource
 import select
+import shutil
 import signal
 import socket
 import stat
@@ -85,7 +86,7 @@ class Warden:
         with step("open its directory"):
             self._box = os.open(self._config["box"], os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         listener = self._make()
-        ready = json.dumps({"ready": True}).encode()
+        ready = json.dumps({"ready": os.getpid()}).encode()
         if listener is None:
             self._sock.send(ready)
         else:
@@ -276,6 +277,11 @@ class Warden:
         except FileNotFoundError as error:
             _say(f"cannot run this: {error.filename or body['argv'][0]}: {error.strerror}")
             os._exit(_NOT_FOUND if error.filename != body["cwd"] else _NOT_RUNNABLE)
+        except PermissionError as error:
+            # Also when a directory of PATH may not be searched: a shell says "not found" then.
+            found: str | None = shutil.which(str(body["argv"][0]), os.F_OK, str(body["env"].get("PATH", os.defpath)))
+            _say(f"cannot run this: {error}")
+            os._exit(_NOT_RUNNABLE if found else _NOT_FOUND)
         except (OSError, LookupError, ValueError) as error:
             _say(f"cannot run this: {error}")
             os._exit(_NOT_RUNNABLE)
@@ -433,7 +439,7 @@ def _read(data: int, body: dict[str, Any]) -> dict[str, Any]:
 
 def _replace(data: int, body: dict[str, Any]) -> dict[str, Any]:
     path: str = body["path"]
-    os.makedirs(os.path.dirname(path) or "/", exist_ok=True)
+    trees.make_directories(os.path.dirname(path) or "/")
     fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NONBLOCK | os.O_CLOEXEC, body["mode"])
     if not stat.S_ISREG(os.fstat(fd).st_mode):
         raise OSError(errno.EINVAL, "not a regular file")

@@ -1,0 +1,96 @@
+"""The conformance suite over the providers of this host, as whoever runs the tests, and as a user without privileges."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+import pytest_asyncio
+from rollout_worker.sandboxes import conformance
+from rollout_worker.sandboxes.conformance import CASES, PROVIDERS, Bench, Case, local_bench
+from rollout_worker.sandboxes.errors import SandboxRefusedError
+
+pytestmark = pytest.mark.asyncio(loop_scope="module")
+
+MIB = 1 << 20
+NOBODY = 65534
+
+# What is the same code for all of them is run over the least and the most isolated one.
+EVERYTHING = ("bubblewrap", "process-without-namespaces")
+ISOLATION = {c.name for c in CASES if c.check.__module__.rpartition(".")[2] in ("isolation", "life", "limits")}
+
+
+@pytest_asyncio.fixture(
+    scope="module", loop_scope="module", params=["bubblewrap", "process", "process-without-namespaces"]
+)
+async def bench(request: pytest.FixtureRequest) -> AsyncIterator[Bench]:
+    with tempfile.TemporaryDirectory(prefix="sandboxes-") as directory:
+        async with PROVIDERS[request.param](Path(directory, "state")) as provider:
+            try:
+                await provider.probe()
+            except SandboxRefusedError as error:
+                pytest.skip(str(error))
+            large = 200 if request.param == "bubblewrap" else 8
+            bench = local_bench(provider, Path(directory, "scratch"), large=large * MIB)
+            yield bench
+            await bench.forget()
+        assert list(Path(directory, "state", "boxes").iterdir()) == []
+        assert list(Path(directory, "state", "claims").iterdir()) == []
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
+async def test_conformance(bench: Bench, case: Case, request: pytest.FixtureRequest) -> None:
+    if request.node.callspec.params["bench"] not in EVERYTHING and case.name not in ISOLATION:
+        pytest.skip("the same code as of the other providers")
+    try:
+        await case.run(bench)
+    except conformance.NotApplicableError as error:
+        pytest.skip(str(error))
+
+
+# A Python that was started by another name than it has for this user cannot start itself again.
+TRIAL = "import subprocess, sys, rollout_worker.sandboxes.conformance; subprocess.run([sys.executable, '-c', ''], check=True)"
+
+
+def python_for_nobody() -> list[str]:
+    """A Python that a user without privileges can run, with our packages; skips where there is none."""
+    if os.geteuid() != 0:
+        pytest.skip("the tests run without privileges already")
+    if shutil.which("setpriv") is None:
+        pytest.skip("there is no setpriv (util-linux) to give privileges up with")
+    drop = ["setpriv", "--reuid", str(NOBODY), "--regid", str(NOBODY), "--clear-groups"]
+    for program in (sys.executable, shutil.which("python3", path="/usr/bin:/usr/local/bin")):
+        if program is None:
+            continue
+        command = [*drop, program]
+        tried = subprocess.run([*command, "-c", TRIAL], env=environment(), capture_output=True)
+        if tried.returncode == 0:
+            return command
+    pytest.skip("no Python on this machine can be run with our packages without privileges")
+
+
+def environment() -> dict[str, str]:
+    return {"PATH": os.environ["PATH"], "PYTHONPATH": os.pathsep.join(p for p in sys.path if p), "HOME": "/nonexistent"}
+
+
+@pytest.mark.parametrize("provider", ["bubblewrap", "process"])
+async def test_conformance_without_privileges(provider: str) -> None:
+    command = python_for_nobody()
+    with tempfile.TemporaryDirectory(prefix="sandboxes-") as directory:
+        os.chown(directory, NOBODY, NOBODY)
+        command += ["-m", "rollout_worker.sandboxes.conformance", provider, "--state", directory, "--json"]
+        command += ["--large-mb", "1", *(f"--case={name}" for name in sorted(ISOLATION))]
+        done = subprocess.run(command, env=environment(), capture_output=True, text=True, timeout=100)
+        if "SandboxRefusedError" in done.stderr:
+            pytest.skip(done.stderr.strip().splitlines()[-1])
+        outcomes = json.loads(done.stdout.splitlines()[-1]) if done.stdout else []
+    assert {o["name"] for o in outcomes} == ISOLATION, done.stderr
+    assert [o for o in outcomes if o["outcome"] == "failed"] == []
+    assert done.returncode == 0
