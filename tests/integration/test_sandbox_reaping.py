@@ -150,9 +150,3 @@ async def test_who_starts_next_leaves_the_living_alone(owner: Owner, request: py
         pass
     assert owner.boxes() == before
     assert len(owner.processes()) >= 4
-
-
-def test_a_terminated_owner_leaves_nothing(owner: Owner) -> None:
-    owner.process.send_signal(signal.SIGTERM)
-    owner.process.wait()
-    owner.wait_for_nothing_left()

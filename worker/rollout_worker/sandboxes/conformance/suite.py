@@ -112,7 +112,10 @@ Check = Callable[[Bench], Awaitable[None]]
 
 @dataclass(frozen=True)
 class Case:
+    """`part`: what it is about, the module that it is in."""
+
     name: str
+    part: str
     check: Check
 
     async def run(self, bench: Bench) -> None:
@@ -132,7 +135,7 @@ CASES: list[Case] = []
 
 
 def case(check: Check) -> Check:
-    CASES.append(Case(getattr(check, "__name__", "?"), check))
+    CASES.append(Case(getattr(check, "__name__", "?"), check.__module__.rpartition(".")[2], check))
     return check
 
 
@@ -141,6 +144,7 @@ def on_shared(check: Callable[[Bench, Sandbox], Awaitable[None]]) -> Check:
         await check(bench, await bench.shared())
 
     with_shared.__name__ = getattr(check, "__name__", "?")
+    with_shared.__module__ = check.__module__
     return case(with_shared)
 
 
