@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import rollout_worker
-from rollout_worker.sandboxes.errors import SandboxCreateError, SandboxGoneError
+from rollout_worker.sandboxes.errors import SandboxCreateError, SandboxError, SandboxGoneError
 from rollout_worker.sandboxes.warden import MESSAGE_BYTES
 
 _START_S = 30.0
@@ -171,6 +171,8 @@ class Warden:
                 socket.send_fds(self._sock, [message], list(fds))
             else:
                 self._sock.send(message)
+        except BlockingIOError as error:
+            raise SandboxError("the sandbox's process takes no more requests") from error
         except OSError as error:
             raise SandboxGoneError from error
         self._waiting[self._number] = answer

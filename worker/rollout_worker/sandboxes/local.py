@@ -147,7 +147,8 @@ class LocalProvider(Provider):
     async def _find_features(self) -> Features:
         """The first of the provider's ways that makes a sandbox in which a command runs."""
         notes = self._missing()
-        for features in [] if notes else self._ways():
+        ways: Sequence[Features] = () if notes else self._ways()
+        for features in ways:
             spec = Spec(network=Network("none" if features.network else "public"), limits=Limits(0.1, 256, 256, 64))
             claim = self._claim(spec, features)
             try:

@@ -46,7 +46,10 @@ class ProcessProvider(LocalProvider):
         ]
 
     def _describe(self, features: Features) -> Capabilities:
-        notes = ["files of this host can be read, and written, as the worker's user can"]
+        notes = [
+            "files of this host can be read, and written, as the worker's user can",
+            "what is written beside the private directories counts to no limit",
+        ]
         if not features.namespaces:
             notes.append("processes of this host can be seen, and signalled, as the worker's user can")
         notes.append("the network `public` is this host's, its loopback included")
@@ -73,7 +76,8 @@ class ProcessProvider(LocalProvider):
         if features.namespaces:
             reasons += [f for path in spec.directories if (f := _not_private(path, spec.directories)) is not None]
             for mount in spec.mounts:
-                if (fault := _not_private(mount.target, spec.directories)) is not None:
+                is_there = Path(mount.target).is_file() and mount.source.is_file()
+                if not is_there and (fault := _not_private(mount.target, spec.directories)) is not None:
                     reasons.append(fault)
         return reasons
 

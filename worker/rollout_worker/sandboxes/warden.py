@@ -31,6 +31,15 @@ from rollout_worker.sandboxes import cgroups, kernel, roots, trees
 
 MESSAGE_BYTES = 1 << 16
 KILL_S = 5.0
+# By the interpreter and by the keeper.
+_CHANGED_SIGNALS = (
+    signal.SIGCHLD,
+    signal.SIGINT,
+    signal.SIGTERM,
+    signal.SIGHUP,
+    signal.SIGPIPE,
+    signal.SIGXFSZ,
+)
 _NOT_RUNNABLE, _NOT_FOUND, _BROKEN = 126, 127, 125
 
 
@@ -167,7 +176,7 @@ class Warden:
             return pid
         try:
             signal.set_wakeup_fd(-1)
-            for number in (signal.SIGCHLD, signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGPIPE):
+            for number in _CHANGED_SIGNALS:
                 signal.signal(number, signal.SIG_DFL)
             work()
         except BaseException:  # noqa: BLE001 - nothing of the parent's stack may run in the child
