@@ -136,6 +136,12 @@ def test_privileges_and_devices_do_not_arrive(tmp_path: Path) -> None:
     assert [name for name, _ in moved.skipped] == ["device", "hard"]
 
 
+def test_many_empty_files_are_too_large(tmp_path: Path) -> None:
+    stream = archive(*((f"f{n}", FILE, "") for n in range(30)))
+    with pytest.raises(trees.TooLargeError):
+        trees.unpack(stream, str(tmp_path / "target"), leave=False, max_bytes=10_000)
+
+
 def test_a_file_that_shrinks_while_it_is_packed_keeps_its_place(tmp_path: Path) -> None:
     (tmp_path / "a").write_bytes(b"a" * 10)
     fd = os.open(tmp_path / "a", os.O_RDONLY)

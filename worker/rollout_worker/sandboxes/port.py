@@ -225,7 +225,8 @@ class Sandbox(ABC):
         """Copy a file to `target`, or what is in a directory into `target`, whatever the sandbox made of it.
 
         Nothing outside `target` is written. Links that would lead out of it, pipes, sockets and devices are skipped.
-        SandboxFileError, `too_large` beyond `max_bytes` of file contents: then some files may have been copied.
+        SandboxFileError, `too_large` beyond `max_bytes` of file contents and 512 for each entry: then some files may
+        have been copied.
         """
 
     @abstractmethod

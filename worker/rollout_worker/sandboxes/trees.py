@@ -18,6 +18,7 @@ from typing import BinaryIO
 
 SKIPPED_SHOWN = 1000
 _CHUNK = 1 << 18
+_MEMBER = tarfile.BLOCKSIZE  # counts for each: millions of empty files are no small tree
 _DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
@@ -140,11 +141,13 @@ def unpack(stream: BinaryIO, target: str, *, leave: bool, max_bytes: int | None 
     Files in the way are replaced, as a whole; links and files in place of directories are errors (ENOTDIR, ELOOP).
     """
     moved = Moved()
+    members = 0
     base = -1
     try:
         with tarfile.open(fileobj=stream, mode="r|", errors="surrogateescape") as tar:
             for member in tar:
-                if max_bytes is not None and moved.size + member.size > max_bytes:
+                members += 1
+                if max_bytes is not None and moved.size + member.size + members * _MEMBER > max_bytes:
                     raise TooLargeError
                 if base < 0:
                     base = _unpack_top(tar, member, target, moved)

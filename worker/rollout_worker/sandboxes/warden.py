@@ -31,6 +31,7 @@ from rollout_worker.sandboxes import cgroups, kernel, roots, trees
 
 MESSAGE_BYTES = 1 << 16
 KILL_S = 5.0
+_LIST_BYTES = 1 << 20  # of /etc/passwd and /etc/group, at most
 # By the interpreter and by the keeper.
 _CHANGED_SIGNALS = (
     signal.SIGCHLD,
@@ -332,11 +333,17 @@ def find_user(user: str | int) -> tuple[int, int, list[int]]:
 
 
 def _lines(path: str) -> list[str]:
+    """Of a file that the sandbox may have made: it could be a pipe, or endless."""
     try:
-        with open(path, encoding="utf-8", errors="surrogateescape") as file:
-            return file.read().splitlines()
+        fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     except FileNotFoundError:
         return []
+    try:
+        if not stat.S_ISREG(os.fstat(fd).st_mode):
+            return []
+        return os.read(fd, _LIST_BYTES).decode(errors="surrogateescape").splitlines()
+    finally:
+        os.close(fd)
 
 
 def _be_init(sock: socket.socket, other: socket.socket) -> NoReturn:
