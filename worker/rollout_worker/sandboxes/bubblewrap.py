@@ -59,7 +59,11 @@ class BubblewrapProvider(LocalProvider):
         return [Features(namespaces=True, network=n, overlay=o) for n in (True, False) for o in overlays]
 
     def _describe(self, features: Features) -> Capabilities:
-        notes = ["the kernel is shared", "the network `public` is this host's, its loopback included"]
+        notes = [
+            "the kernel is shared, and system calls are not filtered",
+            "programs like sudo gain nothing",
+            "the network `public` is this host's, its loopback included",
+        ]
         if not features.overlay:
             notes.append("programs and /etc, or an image's files, cannot be written: there are no overlay mounts")
         if os.geteuid() != 0:

@@ -1,7 +1,8 @@
 """Limits for all processes of a sandbox together, by control groups, versions 1 and 2. Standard library only.
 
 A group is one directory in version 2, and one in each controller's hierarchy in version 1. They are made below this
-process's own group: what holds for the worker holds for its sandboxes too.
+process's own group, so that what holds for the worker holds for its sandboxes too; in version 2, where a group with
+processes can have none with limits below it, beside that.
 """
 
 from __future__ import annotations

@@ -9,6 +9,7 @@ may do in the kernel what a process with threads may not. FD is a socket whose o
 from __future__ import annotations
 
 import contextlib
+import gc
 import json
 import os
 import select
@@ -31,6 +32,9 @@ def main() -> None:
     lock = journal.hold_owner(owner)
     kernel.adopt_orphans()  # wardens' children, so that all can be waited for
     with socket.socket(fileno=int(fd)) as sock:
+        gc.collect()
+        gc.freeze()  # what is here stays, and forks need not copy it to count references
+        gc.disable()
         sock.send(b"ready")
         wardens = serve(sock, lock)
     clear(journal, owner, wardens)

@@ -149,7 +149,7 @@ class Warden:
             mounts: list[int] = []
             try:
                 if config["bubblewrap"]:
-                    mounts.append(roots.by_bubblewrap(config["bubblewrap"], self._fork))
+                    mounts.append(roots.by_bubblewrap(config["bubblewrap"]))
                 else:
                     roots.of_host(config["host"])
             except OSError as error:

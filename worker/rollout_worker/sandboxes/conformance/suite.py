@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import os
 import signal
+import tempfile
 import time
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from dataclasses import dataclass, field, replace
@@ -81,10 +82,8 @@ class Bench:
 
     def directory(self) -> Path:
         """A new one on this host."""
-        self._count += 1
-        path = self.scratch / f"case-{self._count}"
-        path.mkdir(parents=True)
-        return path
+        self.scratch.mkdir(parents=True, exist_ok=True)
+        return Path(tempfile.mkdtemp(prefix="case-", dir=self.scratch))
 
     async def inside(self, sandbox: Sandbox) -> str:
         """A new directory in the sandbox."""
