@@ -123,9 +123,25 @@ async def test_conformance_without_privileges(provider: str) -> None:
         command += ["-m", "rollout_worker.sandboxes.conformance", provider, "--state", directory, "--json"]
         command += ["--large-mb", "1", *(f"--case={name}" for name in sorted(WITHOUT_PRIVILEGES))]
         done = subprocess.run(command, env=environment(), capture_output=True, text=True, timeout=100)
-        if "SandboxRefusedError" in done.stderr:
+        if "[sandbox_refused]" in done.stderr:
             pytest.skip(done.stderr.strip().splitlines()[-1])
         outcomes = json.loads(done.stdout.splitlines()[-1]) if done.stdout else []
     assert {o["name"] for o in outcomes} == WITHOUT_PRIVILEGES, done.stderr
     assert [o for o in outcomes if o["outcome"] == "failed"] == []
     assert done.returncode == 0
+
+
+@pytest.mark.parametrize(
+    ("arguments", "told"),
+    [
+        (["nobody"], 'provider: unknown provider "nobody"; known: bubblewrap, process'),
+        (["no.such:thing"], "provider: no.such:thing cannot be loaded: No module named 'no'"),
+        (["process", "--case", "exit_code_zer"], "there is no case exit_code_zer; did you mean exit_code_zero?"),
+    ],
+)
+async def test_the_program_refuses_what_it_does_not_know(arguments: list[str], told: str, tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "rollout_worker.sandboxes.conformance", *arguments, "--state", str(tmp_path)]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert told in done.stderr
+    assert list(tmp_path.iterdir()) == []

@@ -17,6 +17,7 @@ from contextlib import suppress
 from pathlib import Path
 
 import pytest
+from rollout.model.errors import ConfigError
 from rollout_worker.sandboxes import cgroups, trees
 from rollout_worker.sandboxes.allowlist import Allowlist
 from rollout_worker.sandboxes.bubblewrap import open_bubblewrap
@@ -29,6 +30,7 @@ from rollout_worker.sandboxes.output import Capture
 from rollout_worker.sandboxes.pool import WarmPool
 from rollout_worker.sandboxes.port import Limits, Network, RootFs, Spec
 from rollout_worker.sandboxes.process import open_process
+from rollout_worker.sandboxes.providers import open_provider
 from rollout_worker.sandboxes.proxy import Proxy
 
 # What a command printed
@@ -533,3 +535,14 @@ async def test_the_suite_finds_a_provider_that_lets_links_out(tmp_path: Path, mo
         "exit_code_zero": "passed",
         "downloads_stay_in_their_target": "failed",
     }
+
+
+def test_providers_by_name(tmp_path: Path) -> None:
+    assert {name: open_provider(name, tmp_path).name for name in ("process", "bubblewrap")} == {
+        "process": "process",
+        "bubblewrap": "bubblewrap",
+    }
+    with pytest.raises(
+        ConfigError, match=r'environment.type: unknown provider "bubblewarp"; .* did you mean "bubblewrap"'
+    ):
+        open_provider("bubblewarp", tmp_path, key="environment.type")

@@ -14,12 +14,10 @@ from rollout_worker.sandboxes.conformance.suite import (
     Bench,
     NotApplicableError,
 )
-from rollout_worker.sandboxes.port import (
-    Provider,
-)
+from rollout_worker.sandboxes.local import LocalProvider
 from rollout_worker.sandboxes.process import open_process
 
-PROVIDERS: dict[str, Callable[[Path], Provider]] = {
+PROVIDERS: dict[str, Callable[[Path], LocalProvider]] = {
     "process": open_process,
     "process-without-namespaces": lambda state: open_process(state, namespaces=False),
     "bubblewrap": open_bubblewrap,

@@ -16,6 +16,7 @@ from typing import Any
 from rollout_worker.sandboxes.errors import (
     SandboxError,
 )
+from rollout_worker.sandboxes.local import LocalProvider
 from rollout_worker.sandboxes.local_sandbox import LocalSandbox
 from rollout_worker.sandboxes.port import (
     MIB,
@@ -93,11 +94,11 @@ class Bench:
         return path
 
 
-def local_bench(provider: Provider, scratch: Path, *, large: int = 200 * MIB) -> Bench:
+def local_bench(provider: LocalProvider, scratch: Path, *, large: int = 200 * MIB) -> Bench:
     """For providers of this host."""
 
     def host_directory(sandbox: Sandbox) -> Path:
-        return Path(provider.state) / "boxes" / sandbox.name  # type: ignore[attr-defined]
+        return provider.state / "boxes" / sandbox.name
 
     def kill(sandbox: Sandbox) -> None:
         if isinstance(sandbox, LocalSandbox):
