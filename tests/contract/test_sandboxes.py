@@ -23,7 +23,12 @@ from rollout_worker.sandboxes.allowlist import Allowlist
 from rollout_worker.sandboxes.bubblewrap import open_bubblewrap
 from rollout_worker.sandboxes.claims import Capacity, Claim, Journal
 from rollout_worker.sandboxes.conformance import local_bench, run
-from rollout_worker.sandboxes.errors import SandboxGoneError, SandboxNoRoomError, SandboxRefusedError
+from rollout_worker.sandboxes.errors import (
+    SandboxCreateError,
+    SandboxGoneError,
+    SandboxNoRoomError,
+    SandboxRefusedError,
+)
 from rollout_worker.sandboxes.local import LocalProvider
 from rollout_worker.sandboxes.local_sandbox import Price
 from rollout_worker.sandboxes.output import Capture
@@ -310,6 +315,16 @@ def test_directories_without_a_readable_claim_are_reaped(journal: Journal) -> No
     assert list((journal.state / "claims").iterdir()) == []
 
 
+@pytest.mark.parametrize(("durable", "synced"), [(True, 2), (False, 0)])
+def test_a_durable_claim_is_on_the_disk_with_its_name(
+    journal: Journal, monkeypatch: pytest.MonkeyPatch, durable: bool, synced: int
+) -> None:
+    synced_fds: list[int] = []
+    monkeypatch.setattr(os, "fsync", synced_fds.append)
+    assert journal.reserve(claim(journal, "1"), ROOM, durable=durable)
+    assert len(synced_fds) == synced
+
+
 def test_what_cannot_be_removed_keeps_its_claim(journal: Journal, monkeypatch: pytest.MonkeyPatch) -> None:
     one = claim(journal, "1", "gone")
     journal.write(one)
@@ -383,6 +398,19 @@ async def test_a_bubblewrap_that_does_not_work_is_told_with_its_words(tmp_path: 
     assert list((tmp_path / "state" / "claims").iterdir()) == []
 
 
+async def test_a_place_that_cannot_hold_sandboxes_is_told(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(SandboxCreateError, match=r"file/state cannot hold sandboxes: Not a directory"):
+        await open_process(tmp_path / "file" / "state").open()
+
+
+async def test_other_systems_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with monkeypatch.context() as patch:
+        patch.setattr("sys.platform", "darwin")
+        with pytest.raises(SandboxRefusedError, match="process sandboxes need Linux; this is darwin"):
+            await open_process(tmp_path / "state").open()
+
+
 async def bubblewrap_or_skip(provider: LocalProvider) -> None:
     try:
         await provider.probe()
@@ -407,7 +435,7 @@ def small_root(root: Path) -> Path:
 
 
 async def test_a_root_of_its_own(tmp_path: Path) -> None:
-    async with open_bubblewrap(tmp_path / "state") as provider:
+    async with open_bubblewrap(tmp_path / "state, of: ü") as provider:  # overlays' options have commas and colons
         await bubblewrap_or_skip(provider)
         if not (await provider.probe()).writable_root:
             pytest.skip("there are no overlay mounts")

@@ -115,7 +115,10 @@ class LocalProvider(Provider):
         if sys.platform != "linux":
             why = f"{self.name} sandboxes need Linux; this is {sys.platform}"
             raise SandboxRefusedError(why, reasons=[why])
-        await in_thread(self._journal.prepare)
+        try:
+            await in_thread(self._journal.prepare)
+        except OSError as error:
+            raise SandboxCreateError(f"{self.state} cannot hold sandboxes: {error.strerror}") from error
         await self.reap()
         self._groups = await in_thread(cgroups.find)
         await self._keeper.start()
