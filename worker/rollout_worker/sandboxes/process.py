@@ -50,7 +50,9 @@ class ProcessProvider(LocalProvider):
             "files of this host can be read, and written, as the worker's user can",
             "what is written beside the private directories counts to no limit",
         ]
-        if not features.namespaces:
+        if features.namespaces:
+            notes.append("programs like sudo gain nothing")
+        else:
             notes.append("processes of this host can be seen, and signalled, as the worker's user can")
         notes.append("the network `public` is this host's, its loopback included")
         networks: set[Literal["none", "public", "allowlist"]] = {"public"}
@@ -93,12 +95,14 @@ class ProcessProvider(LocalProvider):
             directory.chmod(0o1777 if path in ("/tmp", "/var/tmp") else 0o755)
             private.append((path, str(directory)))
         return {
+            # Who is root could else take off what covers other sandboxes.
+            "drop": True,
             "host": {
                 "point": str(self.mount_point),
                 "private": private,
                 "mounts": [(str(m.source.absolute()), m.target, m.read_only) for m in spec.mounts],
                 "hidden": str(self.state),
-            }
+            },
         }
 
     def _home(self, box: Path, features: Features) -> str:

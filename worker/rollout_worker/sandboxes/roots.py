@@ -32,7 +32,7 @@ _HIDDEN = (
 
 
 def of_host(config: dict[str, Any]) -> None:
-    """The host's root with private directories: every entry of `/` is bound into a new root. OSError.
+    """The host's root with private directories: every entry of `/` but /proc is bound into a new root. OSError.
 
     `point`: an empty directory of the host that new roots are mounted at; `private`: pairs of a path in the sandbox and
     the directory behind it; `mounts`: (source, target, read-only); `hidden`: a directory of the host that is covered.
@@ -43,7 +43,9 @@ def of_host(config: dict[str, Any]) -> None:
     own = {target.split("/")[1] for target, _ in private if target.count("/") == 1}
     with os.scandir("/") as entries:
         for entry in entries:
-            if entry.name not in own:
+            if entry.name == "proc":
+                os.mkdir(f"{root}/proc")
+            elif entry.name not in own:
                 _bind_entry(entry, f"{root}/{entry.name}")
     hidden: str = config["hidden"]
     if os.path.isdir(root + hidden):
@@ -54,7 +56,15 @@ def of_host(config: dict[str, Any]) -> None:
     for source, target, read_only in config["mounts"]:
         _make_point(source, root + target)
         bind(source, root + target, read_only=read_only)
+
+
+def enter(root: str) -> None:
+    """Make what `of_host` built the root, once its own /proc is there.
+
+    The host's /proc must be gone then: beside it, whoever makes a user namespace may mount one that nothing covers.
+    """
     kernel.pivot_root(root)
+    guard_proc()
 
 
 def _bind_entry(entry: os.DirEntry[str], target: str) -> None:
@@ -141,8 +151,8 @@ def by_bubblewrap(config: dict[str, Any]) -> int:
 def guard_proc() -> None:
     """Take from /proc what would change or show the whole machine.
 
-    bubblewrap leaves it, as it thinks of users that are not root: files of /proc/sys belong to the user with number 0,
-    and ask for no capability. The lists are those of container engines.
+    Files of /proc/sys belong to the user with number 0, and ask for no capability; bubblewrap leaves them, as it thinks
+    of users that are not root. The lists are those of container engines.
     """
     for name in _READ_ONLY:
         if os.path.exists(name):

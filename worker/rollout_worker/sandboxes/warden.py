@@ -141,9 +141,10 @@ class Warden:
                     listener = socket.create_server(("127.0.0.1", config["proxy_port"]), backlog=128)
         with step("mounts of its own"):
             kernel.mount("none", "/", None, kernel.MS_REC | kernel.MS_PRIVATE)
+        point = "" if config["bubblewrap"] else config["host"]["point"]
         ours, inits = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with step("its first process"):
-            self._init = self._fork(lambda: _be_init(inits, ours))
+            self._init = self._fork(lambda: _be_init(inits, ours, point))
         inits.close()
         with ours:
             mounts: list[int] = []
@@ -160,6 +161,9 @@ class Warden:
             answer = ours.recv(MESSAGE_BYTES).decode()
             if answer != "ok":
                 raise CannotMakeError(answer or "its first process ended")
+            if point:
+                with step("its root"):
+                    roots.enter(point)
         return listener
 
     def _enter_user_namespace(self, inside: int, inside_group: int) -> None:
@@ -346,8 +350,8 @@ def _lines(path: str) -> list[str]:
         os.close(fd)
 
 
-def _be_init(sock: socket.socket, other: socket.socket) -> NoReturn:
-    """The sandbox's pid 1: enters its root, then waits for orphans for ever."""
+def _be_init(sock: socket.socket, other: socket.socket, point: str) -> NoReturn:
+    """The sandbox's pid 1: enters its root, or mounts /proc in the one below `point`; then waits for orphans."""
     other.close()
     kernel.die_with_parent(signal.SIGKILL)
     message, fds, _, _ = socket.recv_fds(sock, 16, 1)
@@ -357,7 +361,8 @@ def _be_init(sock: socket.socket, other: socket.socket) -> NoReturn:
         if fds:
             kernel.setns(fds[0], kernel.NEWNS)
         else:
-            kernel.mount("proc", "/proc", "proc", kernel.MS_NOSUID | kernel.MS_NODEV | kernel.MS_NOEXEC)
+            # Before the root changes: without a /proc in sight, a user namespace may not have a new one.
+            kernel.mount("proc", f"{point}/proc", "proc", kernel.MS_NOSUID | kernel.MS_NODEV | kernel.MS_NOEXEC)
         os.chdir("/")
         kernel.hide_from_tracers()
         sock.send(b"ok")

@@ -70,6 +70,8 @@ async def other_sandboxes_are_out_of_reach(bench: Bench) -> None:
         true(path.is_dir(), f"the suite was told of {path}, which does not exist")
         for place in (str(path), f"/proc/1/root{path}", f"/proc/self/root{path}"):
             same((await two.exec(["ls", place])).ok, False, f"{place} can be listed")
+        uncover = f"p={path}; while [ $p != / ]; do umount $p; p=$(dirname $p); done 2> /dev/null; ls {path}"
+        same((await two.exec(uncover)).ok, False, f"{path} can be uncovered")
 
 
 @case
@@ -95,7 +97,7 @@ MACHINE = ("kernel/core_pattern", "kernel/panic", "kernel/modprobe", "vm/overcom
 
 @case
 async def the_machine_cannot_be_changed(bench: Bench) -> None:
-    needs((await bench.capabilities()).hides_host, "the host's files are not hidden")
+    needs((await bench.capabilities()).own_processes, "processes outside are not hidden")
     look = (
         f"for f in {' '.join(MACHINE)}; do test -w /proc/sys/$f && echo $f; done; test -w /proc/sysrq-trigger && echo s"
     )
