@@ -38,6 +38,7 @@ PARTS = {
     "failover": "bench_failover",
     "map": "bench_map",
     "printing": "bench_printing",
+    "sandboxes": "bench_sandboxes",
     "worker": "bench_worker_loss",
     "train": "bench_train",
     "growth": "bench_growth",

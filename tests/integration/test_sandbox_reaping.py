@@ -1,0 +1,152 @@
+"""Owners of sandboxes that are killed: nothing of their sandboxes is left, checked in /proc, the mounts and the groups."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from rollout_worker.sandboxes import cgroups
+from rollout_worker.sandboxes.conformance import PROVIDERS
+
+PATIENCE_S = 30.0
+
+OWNER = """
+import asyncio, sys
+from pathlib import Path
+from rollout_worker.sandboxes.conformance import PROVIDERS
+from rollout_worker.sandboxes.errors import SandboxRefusedError
+from rollout_worker.sandboxes.port import Limits, Network, Spec
+
+BEAT = "while :; do sleep 0.05; echo x >> beats; done"
+
+async def main():
+    async with PROVIDERS[sys.argv[1]](Path(sys.argv[2])) as provider:
+        try:
+            found = await provider.probe()
+        except SandboxRefusedError as error:
+            print(error, flush=True)
+            return
+        network = Network("allowlist", ("example.org",)) if "allowlist" in found.networks else Network("public")
+        directories = ("/app", "/tmp") if found.private_directories else ()
+        spec = Spec(network=network, directories=directories, limits=Limits(cpus=0.2, memory_mb=100))
+        for _ in range(2):
+            sandbox = await provider.create(spec)
+            await sandbox.exec(f"(setsid sh -c '{BEAT}' > /dev/null 2>&1 &)")
+            asyncio.ensure_future(sandbox.exec(BEAT))
+        print("ready", provider.keeper_pid, flush=True)
+        await asyncio.sleep(1000)
+
+asyncio.run(main())
+"""
+
+
+class Owner:
+    """A process with two sandboxes, in which something runs that left its session."""
+
+    def __init__(self, provider: str, state: Path) -> None:
+        self.state = state
+        self.groups = cgroups.find().directories.values()
+        command = [sys.executable, "-c", OWNER, provider, str(state)]
+        self.process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+        assert self.process.stdout is not None
+        word, _, rest = self.process.stdout.readline().strip().partition(" ")
+        if word != "ready":
+            self.process.wait()
+            pytest.skip(f"{word} {rest}")
+        self.keeper = int(rest)
+        assert len(self.processes()) >= 4
+        assert len(self.boxes()) == 2
+
+    def processes(self) -> set[int]:
+        """Everything with the mark of a sandbox in its environment; the names of sandboxes are like no others."""
+        names = {b"ROLLOUT_SANDBOX=" + os.fsencode(name) for name in self.names}
+        found: set[int] = set()
+        for path in Path("/proc").iterdir():
+            if path.name.isdigit():
+                try:
+                    if names & set((path / "environ").read_bytes().split(b"\0")):
+                        found.add(int(path.name))
+                except OSError:  # it ended
+                    continue
+        return found
+
+    @property
+    def names(self) -> set[str]:
+        if not hasattr(self, "_names"):
+            self._names = {p.name for p in (self.state / "claims").iterdir()}
+        return self._names
+
+    def boxes(self) -> list[str]:
+        return sorted(p.name for p in (self.state / "boxes").iterdir())
+
+    def left(self) -> dict[str, object]:
+        """What is still there."""
+        mounts = [line for line in Path("/proc/self/mountinfo").read_text().splitlines() if str(self.state) in line]
+        claims = [p.name for p in (self.state / "claims").iterdir()]
+        groups = [
+            str(d / f"rollout-{name}") for d in self.groups for name in self.names if (d / f"rollout-{name}").exists()
+        ]
+        found = {
+            "processes": sorted(self.processes()),
+            "boxes": self.boxes(),
+            "claims": claims,
+            "groups": groups,
+            "mounts": mounts,
+        }
+        return {what: there for what, there in found.items() if there}
+
+    def kill(self) -> None:
+        self.process.kill()
+        self.process.wait()
+
+    def wait_for_nothing_left(self, *parts: str) -> None:
+        until = time.monotonic() + PATIENCE_S
+        while left := {k: v for k, v in self.left().items() if not parts or k in parts}:
+            assert time.monotonic() < until, left
+            time.sleep(0.02)
+
+
+@pytest.fixture(params=["bubblewrap", "process", "process-without-namespaces"])
+def owner(request: pytest.FixtureRequest) -> Iterator[Owner]:
+    with tempfile.TemporaryDirectory(prefix="reaped-") as directory:
+        owner = Owner(request.param, Path(directory, "state"))
+        try:
+            yield owner
+        finally:
+            owner.kill()
+            assert owner.process.stdout is not None
+            owner.process.stdout.close()
+            owner.wait_for_nothing_left()
+
+
+def test_a_killed_owner_leaves_nothing(owner: Owner) -> None:
+    owner.kill()
+    owner.wait_for_nothing_left()
+
+
+async def test_who_starts_next_reaps_what_an_owner_killed_with_its_keeper_left(
+    owner: Owner, request: pytest.FixtureRequest
+) -> None:
+    os.kill(owner.keeper, signal.SIGKILL)
+    owner.kill()
+    provider = request.node.callspec.params["owner"]
+    if provider != "process-without-namespaces":
+        owner.wait_for_nothing_left("processes", "mounts")  # the kernel ends what has a namespace
+    assert owner.left()
+    async with PROVIDERS[provider](owner.state):
+        assert owner.left() == {}
+
+
+async def test_who_starts_next_leaves_the_living_alone(owner: Owner, request: pytest.FixtureRequest) -> None:
+    before = owner.boxes()
+    async with PROVIDERS[request.node.callspec.params["owner"]](owner.state):
+        pass
+    assert owner.boxes() == before
+    assert len(owner.processes()) >= 4

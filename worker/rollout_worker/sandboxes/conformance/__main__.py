@@ -1,0 +1,90 @@
+"""The suite as a program; see the package. Exit code 0: all passed, 1: a case failed, 2: it could not begin."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import importlib
+import json
+import sys
+from collections.abc import Callable
+from dataclasses import asdict
+from difflib import get_close_matches
+from pathlib import Path
+
+from rollout.model.errors import ConfigError, RolloutError
+
+from rollout_worker.sandboxes.conformance.running import PROVIDERS, Outcome, run
+from rollout_worker.sandboxes.conformance.suite import CASES, Bench, local_bench
+from rollout_worker.sandboxes.local import LocalProvider
+from rollout_worker.sandboxes.port import MIB, Provider
+from rollout_worker.sandboxes.providers import open_provider
+
+
+def find_factory(name: str) -> Callable[[Path], Provider]:
+    """ConfigError, with what is known."""
+    if name in PROVIDERS:
+        return PROVIDERS[name]
+    module, colon, function = name.partition(":")
+    if not colon:
+        return lambda state: open_provider(name, state, key="provider")
+    try:
+        return getattr(importlib.import_module(module), function)
+    except (ImportError, AttributeError) as error:
+        raise ConfigError(f"provider: {name} cannot be loaded: {error}") from error
+
+
+def check_cases(names: list[str]) -> None:
+    known = [case.name for case in CASES]
+    for name in names:
+        if name not in known:
+            near = get_close_matches(name, known, n=1)
+            raise ConfigError(f"--case: there is no case {name}" + (f"; did you mean {near[0]}?" if near else ""))
+
+
+async def judge(arguments: argparse.Namespace) -> int:
+    check_cases(arguments.case)
+    state = Path(arguments.state)
+
+    def tell(outcome: Outcome) -> None:
+        if not arguments.json:
+            sys.stdout.write(f"{outcome.outcome:15} {outcome.name} ({outcome.seconds:.2f} s)\n")
+            if outcome.text:
+                sys.stdout.write(f"    {outcome.text.strip()}\n")
+            sys.stdout.flush()
+
+    async with find_factory(arguments.provider)(state / "state") as provider:
+        await provider.probe()
+        scratch, large = state / "scratch", arguments.large_mb * MIB
+        if isinstance(provider, LocalProvider):
+            bench = local_bench(provider, scratch, large=large)
+        else:
+            bench = Bench(provider, scratch, address=None, large=large)
+        outcomes = await run(bench, frozenset(arguments.case), tell)
+        await bench.forget()
+    if arguments.json:
+        sys.stdout.write(json.dumps([asdict(outcome) for outcome in outcomes]) + "\n")
+    return int(any(outcome.outcome == "failed" for outcome in outcomes))
+
+
+def main() -> None:
+    program = "python -m rollout_worker.sandboxes.conformance"
+    parser = argparse.ArgumentParser(prog=program, description="Run the suite over a provider of sandboxes.")
+    known = ", ".join(PROVIDERS)
+    parser.add_argument("provider", help=f"{known}, another registered name, or module:function of a directory")
+    parser.add_argument("--state", required=True, help="a directory for sandboxes and what the cases need")
+    parser.add_argument("--case", action="append", default=[], help="only this case; may be given again")
+    parser.add_argument("--large-mb", type=int, default=200, help="the largest output")
+    parser.add_argument("--json", action="store_true", help="outcomes as one line of JSON")
+    try:
+        code = asyncio.run(judge(parser.parse_args()))
+    except RolloutError as error:
+        sys.stderr.write(f"error [{error.code}]: {error}\n")
+        code = 2
+    except KeyboardInterrupt:
+        code = 130
+    sys.exit(code)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,192 @@
+"""What cases are made of: a bench with a provider, and how a case says what is wrong."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import signal
+import tempfile
+import time
+from collections.abc import AsyncGenerator, Awaitable, Callable
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from rollout_worker.sandboxes.errors import (
+    SandboxError,
+)
+from rollout_worker.sandboxes.local import LocalProvider
+from rollout_worker.sandboxes.local_sandbox import LocalSandbox
+from rollout_worker.sandboxes.port import (
+    MIB,
+    Capabilities,
+    Limits,
+    Network,
+    Provider,
+    Sandbox,
+    Spec,
+)
+
+PATIENCE_S = 60.0  # for what a case waits for; busy machines are slow
+SETTLE_S = 0.25  # in which something that still ran would have shown it
+
+
+class NotApplicableError(Exception):
+    """The provider does not claim to do what this case tests."""
+
+
+class NotConformingError(AssertionError):
+    """The provider does not do what it must."""
+
+
+@dataclass
+class Bench:
+    """A provider, opened, and what cases need beside it.
+
+    `address`: where sandboxes with network `public` find a server of this machine; None: nowhere.
+    `host_directory`: where this host has a sandbox's files, if it has.
+    `kill_from_outside`: end a sandbox as a fault would.
+    `large`: bytes of the largest output.
+    """
+
+    provider: Provider
+    scratch: Path
+    address: str | None = "127.0.0.1"
+    host_directory: Callable[[Sandbox], Path] | None = None
+    kill_from_outside: Callable[[Sandbox], None] | None = None
+    large: int = 200 * MIB
+    _shared: Sandbox | None = field(default=None, init=False)
+    _count: int = field(default=0, init=False)
+
+    async def capabilities(self) -> Capabilities:
+        return await self.provider.probe()
+
+    async def spec(self) -> Spec:
+        network = Network("none" if "none" in (await self.capabilities()).networks else "public")
+        return Spec(network=network, limits=Limits(cpus=0.5, memory_mb=512, storage_mb=2048, pids=128))
+
+    async def make(self, **changes: Any) -> Sandbox:
+        return await self.provider.create(replace(await self.spec(), **changes))
+
+    async def shared(self) -> Sandbox:
+        """One for all cases that leave nothing behind that matters."""
+        if self._shared is None:
+            self._shared = await self.make()
+        return self._shared
+
+    async def forget(self) -> None:
+        """The shared sandbox, after a case that may have broken it."""
+        if self._shared is not None:
+            await self._shared.destroy()
+            self._shared = None
+
+    def directory(self) -> Path:
+        """A new one on this host."""
+        self.scratch.mkdir(parents=True, exist_ok=True)
+        return Path(tempfile.mkdtemp(prefix="case-", dir=self.scratch))
+
+    async def inside(self, sandbox: Sandbox) -> str:
+        """A new directory in the sandbox."""
+        self._count += 1
+        path = f"{sandbox.home}/case-{self._count}"
+        (await sandbox.exec(["mkdir", "-p", path])).check()
+        return path
+
+
+def local_bench(provider: LocalProvider, scratch: Path, *, large: int = 200 * MIB) -> Bench:
+    """For providers of this host."""
+
+    def host_directory(sandbox: Sandbox) -> Path:
+        return provider.state / "boxes" / sandbox.name
+
+    def kill(sandbox: Sandbox) -> None:
+        if isinstance(sandbox, LocalSandbox):
+            os.kill(sandbox.warden_pid, signal.SIGKILL)
+
+    return Bench(provider, scratch, host_directory=host_directory, kill_from_outside=kill, large=large)
+
+
+Check = Callable[[Bench], Awaitable[None]]
+
+
+@dataclass(frozen=True)
+class Case:
+    """`part`: what it is about, the module that it is in."""
+
+    name: str
+    part: str
+    check: Check
+
+    async def run(self, bench: Bench) -> None:
+        """NotApplicableError, NotConformingError, or whatever the provider raised that it should not have."""
+        try:
+            async with asyncio.timeout(2 * PATIENCE_S):
+                await self.check(bench)
+        except NotApplicableError:
+            raise
+        except BaseException:
+            with contextlib.suppress(SandboxError):
+                await bench.forget()
+            raise
+
+
+CASES: list[Case] = []
+
+
+def case(check: Check) -> Check:
+    CASES.append(Case(getattr(check, "__name__", "?"), check.__module__.rpartition(".")[2], check))
+    return check
+
+
+def on_shared(check: Callable[[Bench, Sandbox], Awaitable[None]]) -> Check:
+    async def with_shared(bench: Bench) -> None:
+        await check(bench, await bench.shared())
+
+    with_shared.__name__ = getattr(check, "__name__", "?")
+    with_shared.__module__ = check.__module__
+    return case(with_shared)
+
+
+def same(found: object, expected: object, what: str) -> None:
+    if found != expected:
+        raise NotConformingError(f"{what}: {found!r}, not {expected!r}")
+
+
+def true(condition: object, what: str) -> None:
+    if not condition:
+        raise NotConformingError(what)
+
+
+def needs(condition: object, what: str) -> None:
+    if not condition:
+        raise NotApplicableError(what)
+
+
+@contextlib.asynccontextmanager
+async def raises(kind: type[SandboxError], **context: object) -> AsyncGenerator[None]:
+    try:
+        yield
+    except kind as error:
+        for name, value in context.items():
+            same(error.context.get(name), value, f"{name} of the {kind.__name__}")
+    else:
+        raise NotConformingError(f"no {kind.__name__} was raised")
+
+
+async def eventually(look: Callable[[], Awaitable[object]], what: str) -> None:
+    until = time.monotonic() + PATIENCE_S
+    while not await look():
+        true(time.monotonic() < until, f"not within {PATIENCE_S:.0f} s: {what}")
+        await asyncio.sleep(0.02)
+
+
+async def output_of(sandbox: Sandbox, command: str, **options: Any) -> str:
+    return (await sandbox.exec(command, **options)).check().stdout.text().strip()
+
+
+async def still_at(sandbox: Sandbox, path: str) -> None:
+    """Nothing appends to the file any more."""
+    size = len(await sandbox.read_file(path))
+    await asyncio.sleep(SETTLE_S)
+    same(len(await sandbox.read_file(path)), size, "something still runs: the file grew")

@@ -1,0 +1,60 @@
+"""What can go wrong with a sandbox, told apart by what the caller can do about it.
+
+A command that fails is no error of the sandbox: `Sandbox.exec` returns how it ended. `Finished.check` raises for
+callers that want it so.
+"""
+
+from __future__ import annotations
+
+from rollout.model.errors import RolloutError
+
+
+class SandboxError(RolloutError):
+    """Something about a sandbox went wrong."""
+
+    code = "sandbox"
+
+
+class SandboxRefusedError(SandboxError):
+    """The provider cannot keep what was asked for. `context["reasons"]`: each of them, a sentence."""
+
+    code = "sandbox_refused"
+
+
+class SandboxCreateError(SandboxError):
+    """The sandbox could not be made."""
+
+    code = "sandbox_create"
+    retryable = True
+
+
+class SandboxNoRoomError(SandboxCreateError):
+    """There is no room at present for what the sandbox declares."""
+
+    code = "sandbox_no_room"
+
+
+class SandboxGoneError(SandboxError):
+    """The sandbox is not there any more: what ran in it is lost, and the command did not fail by itself."""
+
+    code = "sandbox_gone"
+    retryable = True
+
+
+class SandboxFileError(SandboxError):
+    """A file of the sandbox could not be read or written. `context["reason"]`: an errno's name, or `too_large`."""
+
+    code = "sandbox_file"
+
+
+class SandboxTeardownError(SandboxError):
+    """Something of a sandbox is left behind. Its claim stays, so that whoever starts next tries again."""
+
+    code = "sandbox_teardown"
+    retryable = True
+
+
+class CommandFailedError(SandboxError):
+    """The command did not end with exit code 0. `context["finished"]` says how it did."""
+
+    code = "command_failed"

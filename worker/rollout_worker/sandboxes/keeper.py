@@ -1,0 +1,91 @@
+"""The one process of a provider that makes sandboxes, and clears them away when their owner ends, however it does.
+
+`main` with the arguments FD STATE OWNER.
+
+It imports only the standard library and has one thread: a sandbox's warden is a fork of it, within a millisecond, and
+may do in the kernel what a process with threads may not. FD is a socket whose other end only the owner holds.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import json
+import os
+import select
+import signal
+import socket
+import sys
+from pathlib import Path
+from typing import Any
+
+from rollout_worker.sandboxes import kernel, warden
+from rollout_worker.sandboxes.claims import Journal
+
+
+def main() -> None:
+    fd, state, owner = sys.argv[1:4]
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):  # a terminal's Ctrl-C: the owner decides
+        signal.signal(number, signal.SIG_IGN)
+    os.umask(0o022)
+    journal = Journal(Path(state))
+    lock = journal.hold_owner(owner)
+    kernel.adopt_orphans()  # wardens' children, so that all can be waited for
+    with socket.socket(fileno=int(fd)) as sock:
+        gc.collect()
+        gc.freeze()  # what is here stays, and forks need not copy it to count references
+        gc.disable()
+        sock.send(b"ready")
+        wardens = serve(sock, lock)
+    clear(journal, owner, wardens)
+
+
+def serve(sock: socket.socket, lock: int) -> set[int]:
+    """Until the owner's end is closed. Pids of wardens that have not ended."""
+    wake, waker = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
+    signal.set_wakeup_fd(waker, warn_on_full_buffer=False)
+    signal.signal(signal.SIGCHLD, warden.wake_up)
+    wardens: set[int] = set()
+    while True:
+        readable, _, _ = select.select([sock, wake], [], [])
+        if wake in readable:
+            with contextlib.suppress(BlockingIOError):
+                os.read(wake, 4096)
+            with contextlib.suppress(ChildProcessError):
+                while pid := os.waitpid(-1, os.WNOHANG)[0]:
+                    wardens.discard(pid)
+        if sock in readable:
+            data, fds, _, _ = socket.recv_fds(sock, 16, 2)
+            if not data:
+                return wardens
+            body, end = fds
+            pid = os.fork()
+            if pid == 0:
+                signal.set_wakeup_fd(-1)
+                for fd in (sock.detach(), lock, wake, waker):  # the lock is the keeper's own life
+                    os.close(fd)
+                config: dict[str, Any] = json.loads(warden.read_all(body))
+                os.close(body)
+                warden.main(socket.socket(fileno=end), config)
+            wardens.add(pid)
+            for fd in fds:
+                os.close(fd)
+
+
+def clear(journal: Journal, owner: str, wardens: set[int]) -> None:
+    """End wardens, and with them their sandboxes' processes: what is left then are files and groups."""
+    signal.set_wakeup_fd(-1)
+    for pid in wardens:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
+    claims = journal.of(owner)
+    for claim in claims:  # processes without a namespace are our children now
+        with contextlib.suppress(OSError):
+            journal.end_processes(claim)
+    with contextlib.suppress(ChildProcessError):
+        while True:
+            os.waitpid(-1, 0)
+    for claim in claims:
+        with contextlib.suppress(OSError):  # the claim stays: whoever starts next tries again, and says why it fails
+            journal.clear(claim)
+    journal.drop_owner(owner)

@@ -1,0 +1,108 @@
+"""System calls that Python has no functions for, by ctypes. Linux only, standard library only; OSError as `os` raises.
+
+Constants are the kernel's: include/uapi/linux/{sched,mount,prctl,capability,if}.h.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import fcntl
+import os
+import socket
+import struct
+from collections.abc import Iterable
+
+NEWNS, NEWUTS, NEWIPC, NEWUSER, NEWPID, NEWNET = 0x20000, 0x4000000, 0x8000000, 0x10000000, 0x20000000, 0x40000000
+
+MS_RDONLY, MS_NOSUID, MS_NODEV, MS_NOEXEC, MS_REMOUNT = 1, 2, 4, 8, 32
+MS_BIND, MS_REC, MS_PRIVATE = 4096, 16384, 1 << 18
+MNT_DETACH = 2
+
+_PR_SET_PDEATHSIG, _PR_SET_DUMPABLE, _PR_CAPBSET_DROP, _PR_SET_CHILD_SUBREAPER, _PR_SET_NO_NEW_PRIVS = 1, 4, 24, 36, 38
+_SIOCGIFFLAGS, _SIOCSIFFLAGS, _IFF_UP = 0x8913, 0x8914, 1
+
+# chown, dac_override, fowner, fsetid, kill, setgid, setuid, setpcap, net_bind_service, sys_chroot, audit_write,
+# setfcap: what container engines leave to root, without mknod and raw sockets.
+CONTAINER_CAPABILITIES = frozenset({0, 1, 3, 4, 5, 6, 7, 8, 10, 18, 29, 31})
+
+_libc = ctypes.CDLL(None, use_errno=True)
+
+
+def _checked(result: int, what: str) -> None:
+    if result != 0:
+        number = ctypes.get_errno()
+        raise OSError(number, os.strerror(number), what)
+
+
+def _prctl(option: int, value: int) -> int:
+    unused = ctypes.c_ulong(0)
+    return int(_libc.prctl(option, ctypes.c_ulong(value), unused, unused, unused))
+
+
+def unshare(flags: int) -> None:
+    _checked(_libc.unshare(flags), "unshare")
+
+
+def setns(fd: int, kind: int) -> None:
+    _checked(_libc.setns(fd, kind), "setns")
+
+
+def mount(source: str, target: str, kind: str | None = None, flags: int = 0, data: str | None = None) -> None:
+    result = _libc.mount(
+        os.fsencode(source),
+        os.fsencode(target),
+        kind.encode() if kind else None,
+        ctypes.c_ulong(flags),
+        data.encode(errors="surrogateescape") if data else None,
+    )
+    _checked(result, f"mount {target}")
+
+
+def unmount(target: str) -> None:
+    """Lazily: what is busy goes when it is not any more."""
+    _checked(_libc.umount2(os.fsencode(target), MNT_DETACH), f"unmount {target}")
+
+
+def pivot_root(root: str) -> None:
+    """Make the mount point `root` the root of this mount namespace; let go of the old one (pivot_root(2), NOTES)."""
+    os.chdir(root)
+    _checked(_libc.pivot_root(b".", b"."), f"pivot_root {root}")
+    unmount(".")
+    os.chdir("/")
+
+
+def die_with_parent(signal_number: int) -> None:
+    """Of a child, when the thread that made it ends. Not kept over changes of user."""
+    _checked(_prctl(_PR_SET_PDEATHSIG, signal_number), "PR_SET_PDEATHSIG")
+
+
+def adopt_orphans() -> None:
+    """Descendants whose parent ends become children of this process."""
+    _checked(_prctl(_PR_SET_CHILD_SUBREAPER, 1), "PR_SET_CHILD_SUBREAPER")
+
+
+def hide_from_tracers() -> None:
+    """No process of this user may trace this one or look into its /proc files; until it runs another program."""
+    _checked(_prctl(_PR_SET_DUMPABLE, 0), "PR_SET_DUMPABLE")
+
+
+def no_new_privileges() -> None:
+    _checked(_prctl(_PR_SET_NO_NEW_PRIVS, 1), "PR_SET_NO_NEW_PRIVS")
+
+
+def keep_capabilities(kept: Iterable[int]) -> None:
+    """Those that programs run by this process may have, at most (capabilities(7), bounding set)."""
+    kept = frozenset(kept)
+    for number in range(64):
+        if number not in kept and _prctl(_PR_CAPBSET_DROP, number) != 0:
+            if ctypes.get_errno() == 22:  # EINVAL: this kernel knows no more
+                return
+            _checked(-1, "PR_CAPBSET_DROP")
+
+
+def raise_loopback() -> None:
+    """Bring `lo` up in this network namespace."""
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        request = struct.pack("16sh22x", b"lo", 0)
+        (flags,) = struct.unpack_from("h", fcntl.ioctl(probe, _SIOCGIFFLAGS, request), 16)
+        fcntl.ioctl(probe, _SIOCSIFFLAGS, struct.pack("16sh22x", b"lo", flags | _IFF_UP))

@@ -1,0 +1,393 @@
+"""A sandbox of this host, as its owner sees it: commands and files by its warden, limits, and its end."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import os
+import tarfile
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, BinaryIO, Literal, ParamSpec, TypeVar
+
+import structlog
+
+from rollout_worker.sandboxes import cgroups, pipes, trees
+from rollout_worker.sandboxes.claims import Claim
+from rollout_worker.sandboxes.errors import (
+    SandboxError,
+    SandboxFileError,
+    SandboxGoneError,
+    SandboxRefusedError,
+    SandboxTeardownError,
+)
+from rollout_worker.sandboxes.keeping import Warden, body_of
+from rollout_worker.sandboxes.output import Capture
+from rollout_worker.sandboxes.port import (
+    MIB,
+    Capabilities,
+    Finished,
+    OnOutput,
+    Sandbox,
+    Spec,
+    Stream,
+    Transfer,
+)
+from rollout_worker.sandboxes.proxy import Proxy
+from rollout_worker.sandboxes.running import Running
+
+log = structlog.get_logger()
+
+END_S = 10.0
+_LOOK_S = 1.0  # at the storage of a sandbox, at most so often, and at most a twentieth of the time
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+
+async def in_thread(work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+    """Like asyncio.to_thread, but cancelled only once the work has ended: what it does is not left half done."""
+    task = asyncio.ensure_future(asyncio.to_thread(work, *args, **kwargs))
+    try:
+        return await asyncio.shield(task)
+    except asyncio.CancelledError:
+        await asyncio.wait([task])
+        raise
+
+
+@dataclass(frozen=True, slots=True)
+class Price:
+    """US dollars."""
+
+    cpu_hour: float = 0.0
+    gib_hour: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Setting:
+    """What its provider gives a sandbox: of commands, the environment and limits; what is done when it is removed."""
+
+    home: str
+    environment: Mapping[str, str]
+    rlimits: Mapping[str, int]
+    price: Price
+    may_be: Callable[[str | int], bool]
+    remove: Callable[[LocalSandbox, Claim], Awaitable[None]]
+
+
+class LocalSandbox(Sandbox):
+    """A sandbox of this host."""
+
+    def __init__(
+        self,
+        claim: Claim,
+        spec: Spec,
+        capabilities: Capabilities,
+        setting: Setting,
+        warden: Warden,
+        proxy: Proxy | None,
+    ) -> None:
+        self.name = claim.name
+        self.spec = spec
+        self.capabilities = capabilities
+        self.home = setting.home
+        self._claim = claim
+        self._setting = setting
+        self._warden = warden
+        self._proxy = proxy
+        self._box = Path(claim.box)
+        self._started = time.monotonic()
+        self._ended: float | None = None
+        self._stopped = False
+        self._destroyed: asyncio.Task[None] | None = None
+        self._outputs = 0
+        self._storage_hit = 0
+        self._watcher: asyncio.Task[None] | None = None
+        self._strays: set[asyncio.Task[None]] = set()
+
+    @property
+    def warden_pid(self) -> int:
+        """The process outside that everything in the sandbox ends with."""
+        return self._warden.pid
+
+    # Commands
+
+    async def exec(
+        self,
+        command: str | Sequence[str],
+        *,
+        stdin: bytes | AsyncIterator[bytes] | None = None,
+        env: Mapping[str, str] | None = None,
+        cwd: str | None = None,
+        user: str | int | None = None,
+        timeout_s: float | None = None,
+        on_output: OnOutput | None = None,
+        keep_bytes: int = MIB,
+        output_dir: Path | None = None,
+    ) -> Finished:
+        if self._stopped:
+            raise SandboxGoneError(f"{self.name} was stopped")
+        argv = ["/bin/sh", "-c", command] if isinstance(command, str) else list(command)
+        user = self.spec.user if user is None else user
+        if user is not None and not self._setting.may_be(user):
+            why = f"commands cannot run as user {user} here"
+            raise SandboxRefusedError(why, reasons=[why])
+        body = {
+            "argv": argv,
+            "env": {**self._setting.environment, **(env or {})},
+            "cwd": self._absolute(cwd) if cwd else self.workdir,
+            "user": user,
+            "rlimits": self._setting.rlimits,
+        }
+        self._outputs += 1
+        captures: dict[Stream, Capture] = {
+            "stdout": Capture(keep_bytes, self._output_path(output_dir, self._outputs, "stdout")),
+            "stderr": Capture(keep_bytes, self._output_path(output_dir, self._outputs, "stderr")),
+        }
+        memory_kills = cgroups.memory_kills(self._claim.groups)
+        storage_hit = self._storage_hit
+        begun = time.monotonic()
+        timed_out = False
+        try:
+            running = Running(self._warden, body, stdin, captures, on_output)
+            try:
+                await asyncio.wait_for(running.finish(), timeout_s)
+            except TimeoutError:
+                timed_out = True
+                await self.kill()
+                await running.drain()
+            except BaseException:  # cancelled, or a fault of `on_output`: nobody waits for the command any more
+                with contextlib.suppress(SandboxGoneError):
+                    await asyncio.shield(self.kill())
+                raise
+            finally:
+                self._keep_draining(running)
+        finally:
+            outputs = {name: capture.close() for name, capture in captures.items()}
+        answer = running.answer
+        limit: Literal["memory", "storage"] | None = None
+        if self._storage_hit > storage_hit:
+            limit = "storage"
+        elif cgroups.memory_kills(self._claim.groups) > memory_kills:
+            limit = "memory"
+        return Finished(
+            how="timed_out" if timed_out else "signalled" if "signal" in answer else "exited",
+            exit_code=None if timed_out else answer.get("exit"),
+            signal=None if timed_out else answer.get("signal"),
+            stdout=outputs["stdout"],
+            stderr=outputs["stderr"],
+            duration_s=time.monotonic() - begun,
+            limit=limit,
+        )
+
+    def _output_path(self, directory: Path | None, number: int, stream: str) -> Callable[[], Path]:
+        return lambda: (directory or self._box / "out") / f"{number}-{stream}"
+
+    def _keep_draining(self, running: Running) -> None:
+        """A process that a command left behind goes on printing: it must not be stopped by a full or a closed pipe."""
+        stray = asyncio.ensure_future(running.discard())
+        self._strays.add(stray)
+        stray.add_done_callback(self._strays.discard)
+
+    async def kill(self) -> None:
+        for _ in range(3):  # the process that kills is in the sandbox, where others may kill it before it does
+            answer = await self._warden.ask("kill")
+            if answer.get("exit") == 0:
+                return
+            if "exit" in answer:
+                break
+        raise SandboxError(f"processes in {self.name} do not end")
+
+    async def stop(self) -> None:
+        self._stopped = True
+        await self.kill()
+
+    # Files
+
+    def _absolute(self, path: str) -> str:
+        if "\0" in path:
+            raise SandboxFileError(f"{path!r} is no path", reason="EINVAL")
+        return os.path.normpath(os.path.join(self.workdir, path)) if not path.startswith("/") else path  # noqa: PTH118
+
+    async def read_file(self, path: str, *, max_bytes: int = 16 * MIB) -> bytes:
+        reader, writer = pipes.pipe()
+        try:
+            reading = asyncio.ensure_future(pipes.read_all(reader, max_bytes))
+            try:
+                await self._files({"what": "read", "path": path, "max_bytes": max_bytes}, writer)
+                return await reading
+            finally:
+                reading.cancel()
+                await asyncio.wait([reading])
+        finally:
+            os.close(reader)
+
+    async def write_file(self, path: str, data: bytes, *, mode: int = 0o644) -> None:
+        reader, writer = pipes.pipe()
+
+        with os.fdopen(writer, "wb", buffering=0) as file:
+
+            async def send() -> None:
+                await pipes.write_all(file.fileno(), data)
+                file.close()
+
+            sending = asyncio.ensure_future(send())
+            try:
+                await self._files({"what": "write", "path": path, "mode": mode}, reader)
+            finally:
+                sending.cancel()
+                await asyncio.wait([sending])
+
+    async def upload(self, source: Path, target: str) -> Transfer:
+        reader, writer = pipes.pipe()
+
+        def send() -> trees.Moved | None:
+            try:
+                with os.fdopen(writer, "wb") as stream:
+                    return trees.pack(str(source), stream)
+            except BrokenPipeError:  # the other side has given up, and says why
+                return None
+
+        (sent, _), fault = await self._both(send, {"what": "unpack", "path": target}, reader)
+        if fault is not None:
+            raise fault
+        return Transfer(sent.files, sent.size, tuple(sent.skipped)) if sent else Transfer(0, 0)
+
+    async def download(self, source: str, target: Path, *, max_bytes: int = 4096 * MIB) -> Transfer:
+        reader, writer = pipes.pipe()
+
+        def receive() -> trees.Moved | None:
+            with os.fdopen(reader, "rb") as stream:
+                moved = _unpack(stream, target, max_bytes)
+                while stream.read(1 << 16):  # what follows the archive's end
+                    pass
+                return moved
+
+        request = {"what": "pack", "path": source, "max_bytes": max_bytes}
+        (got, result), fault = await self._both(receive, request, writer)
+        if fault is not None:
+            raise fault
+        if got is None:
+            raise SandboxFileError(f"{source} did not arrive whole", reason="EIO")
+        skipped = [(name, why) for name, why in (result or {}).get("skipped", [])]
+        return Transfer(got.files, got.size, (*skipped, *got.skipped))
+
+    async def _both(
+        self, work: Callable[[], T], request: dict[str, Any], fd: int
+    ) -> tuple[tuple[T | None, dict[str, Any] | None], SandboxError | None]:
+        """Our half of a transfer in a thread, the sandbox's beside it. A fault of ours is raised first."""
+        ours = asyncio.ensure_future(in_thread(work))
+        fault: SandboxError | None = None
+        result: dict[str, Any] | None = None
+        try:
+            result = await self._files(request, fd)
+        except (SandboxFileError, SandboxGoneError) as error:
+            fault = error
+        finally:
+            await asyncio.wait([ours])
+        done = None
+        try:
+            done = ours.result()
+        except trees.TooLargeError as error:
+            raise SandboxFileError(f"{request['path']} is too large", reason="too_large") from error
+        except tarfile.TarError:
+            if fault is None:
+                raise
+        return (done, result), fault
+
+    async def _files(self, request: dict[str, Any], fd: int) -> dict[str, Any]:
+        """Have the warden do something with files; it gets `fd`, which is closed here. SandboxFileError."""
+        results, result_end = pipes.pipe()
+        path = request["path"]
+        try:
+            try:
+                body = body_of({"user": None, **request, "path": self._absolute(path)})
+                try:
+                    answer = self._warden.ask("files", [body, fd, result_end])
+                finally:
+                    os.close(body)
+            finally:
+                os.close(fd)
+                os.close(result_end)
+            said = await pipes.read_all(results)
+            await answer
+        finally:
+            os.close(results)
+        if not said:
+            raise SandboxFileError(f"{path}: it was interrupted, as by a kill in the sandbox", reason="EINTR")
+        result: dict[str, Any] = json.loads(said)
+        if "error" in result:
+            raise SandboxFileError(f"{path} in {self.name}: {result['text']}", reason=result["error"], path=path)
+        return result
+
+    # Its life
+
+    def watch(self) -> None:
+        self._watcher = asyncio.ensure_future(self._watch_storage())
+
+    async def _watch_storage(self) -> None:
+        """Ends what runs when there is more on the disk than the limit."""
+        wait = _LOOK_S
+        with contextlib.suppress(SandboxGoneError):
+            while True:
+                await asyncio.sleep(wait)
+                begun = time.monotonic()
+                used = await self.storage_used()
+                wait = max(_LOOK_S, 20 * (time.monotonic() - begun))
+                if used > self.spec.limits.storage_mb * MIB:
+                    self._storage_hit += 1
+                    log.info("sandbox_storage_exceeded", sandbox=self.name, used_mb=used // MIB)
+                    await self.kill()
+
+    async def storage_used(self) -> int:
+        """Bytes on the disk."""
+        reader, writer = pipes.pipe()
+        try:
+            try:
+                answer = self._warden.ask("usage", [writer])
+            finally:
+                os.close(writer)
+            said = await pipes.read_all(reader)
+            await answer
+        finally:
+            os.close(reader)
+        return int(json.loads(said)["size"]) if said else 0
+
+    async def destroy(self) -> None:
+        failed = self._destroyed is not None and self._destroyed.done() and self._destroyed.exception() is not None
+        if self._destroyed is None or failed:
+            self._destroyed = asyncio.ensure_future(self._destroy())
+        await asyncio.shield(self._destroyed)
+
+    async def _destroy(self) -> None:
+        self._ended = self._ended or time.monotonic()
+        if self._watcher is not None:
+            self._watcher.cancel()
+            await asyncio.wait([self._watcher])
+        if self._proxy is not None:
+            await self._proxy.stop()
+        ended = await self._warden.end(END_S)
+        for stray in list(self._strays):
+            stray.cancel()
+        if self._strays:
+            await asyncio.wait(list(self._strays))
+        await self._setting.remove(self, self._claim)
+        if not ended:
+            raise SandboxTeardownError(f"processes of {self.name} do not end")
+
+    def cost(self) -> float:
+        hours = ((self._ended or time.monotonic()) - self._started) / 3600
+        limits = self.spec.limits
+        return hours * (
+            limits.cpus * self._setting.price.cpu_hour + limits.memory_mb / 1024 * self._setting.price.gib_hour
+        )
+
+
+def _unpack(stream: BinaryIO, target: Path, max_bytes: int) -> trees.Moved | None:
+    try:
+        return trees.unpack(stream, str(target), leave=False, max_bytes=max_bytes)
+    except tarfile.ReadError:  # cut off: the other side failed, and says why
+        return None

@@ -1,0 +1,287 @@
+"""What every provider of sandboxes offers, and what its callers may rely on.
+
+    async with open_process(state) as provider:
+        async with await provider.create(Spec(limits=Limits(cpus=2))) as sandbox:
+            finished = await sandbox.exec("make test", timeout_s=60)
+            print(finished.exit_code, finished.stdout.text())
+
+What cannot be kept is refused (`SandboxRefusedError`) before anything is made; what is kept more loosely than by the
+kernel is said in `Sandbox.capabilities`, and `Spec.require` refuses that too.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import MappingProxyType, TracebackType
+from typing import Literal, Self
+
+from rollout_worker.sandboxes.errors import CommandFailedError
+from rollout_worker.sandboxes.output import Output
+
+TASK_DIRECTORIES = ("/app", "/tests", "/logs", "/solution", "/tmp")
+"""Where tasks of agent evaluation keep their files. `/tmp` too: trials side by side write files of one name there."""
+
+MIB = 1 << 20
+
+LimitName = Literal["cpus", "memory", "storage", "pids"]
+Stream = Literal["stdout", "stderr"]
+OnOutput = Callable[[Stream, bytes], Awaitable[None] | None]
+
+
+@dataclass(frozen=True, slots=True)
+class Host:
+    """The sandbox sees the programs and libraries of this machine."""
+
+
+@dataclass(frozen=True, slots=True)
+class RootFs:
+    """The sandbox's root is a directory: an image, unpacked. It is never written to."""
+
+    path: Path
+
+
+@dataclass(frozen=True, slots=True)
+class Image:
+    """The sandbox's root is an image, by reference (`debian:12`, `name@sha256:...`)."""
+
+    reference: str
+
+
+Root = Host | RootFs | Image
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """What all processes of a sandbox together may use; also what admission counts."""
+
+    cpus: float = 1.0
+    memory_mb: int = 2048
+    storage_mb: int = 10240
+    pids: int = 1024
+
+
+@dataclass(frozen=True, slots=True)
+class Network:
+    """What a sandbox reaches. `hosts` of an allowlist: names, `*.name` (not the name itself), addresses, blocks."""
+
+    mode: Literal["none", "public", "allowlist"] = "none"
+    hosts: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Mount:
+    """A file or directory of the host, seen in the sandbox at `target`."""
+
+    source: Path
+    target: str
+    read_only: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class Spec:
+    """What a sandbox is to be like.
+
+    `directories`: absolute paths that exist in it, writable, and that no other sandbox sees. On the host's root they
+    start empty; in an image they hold what the image has there.
+    `user`: who runs commands, by name or number as the sandbox knows it; None: the provider's default.
+    `workdir`: where commands start and relative paths begin; None: the sandbox's home directory.
+    `env`: all that commands find in their environment, beside PATH, HOME, LANG, TMPDIR and the network's proxy.
+    `require`: limits that must be kept by the kernel for the sandbox as a whole.
+    """
+
+    root: Root = field(default_factory=Host)
+    limits: Limits = field(default_factory=Limits)
+    network: Network = field(default_factory=Network)
+    directories: tuple[str, ...] = ()
+    mounts: tuple[Mount, ...] = ()
+    env: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
+    workdir: str | None = None
+    user: str | int | None = None
+    require: frozenset[LimitName] = frozenset()
+
+
+Enforcement = Literal["kernel", "process", "watched", "no"]
+"""By the kernel for the sandbox as a whole; for each process by itself; by looking now and then; not at all."""
+
+
+@dataclass(frozen=True, slots=True)
+class Capabilities:
+    """What a provider was found to do on this machine, by doing it."""
+
+    private_directories: bool
+    own_processes: bool  # neither sees nor signals processes outside
+    hides_sandboxes: bool  # files of other sandboxes are out of reach
+    hides_host: bool  # files of the host are out of reach, but for its programs and what is mounted
+    writable_root: bool  # paths beside the private directories can be written, and no one else sees it
+    users: bool  # commands can run as other users than the default
+    roots: frozenset[Literal["host", "rootfs", "image"]]
+    networks: frozenset[Literal["none", "public", "allowlist"]]
+    limits: Mapping[LimitName, Enforcement]
+    notes: tuple[str, ...] = ()  # a sentence each: what is not isolated, and why something is missing
+
+
+Ending = Literal["exited", "signalled", "timed_out"]
+
+
+@dataclass(frozen=True, slots=True)
+class Finished:
+    """How a command ended. `limit`: the limit of the sandbox that was hit meanwhile and ended processes of it."""
+
+    how: Ending
+    exit_code: int | None  # if `exited`; 127: no such command, 126: it cannot be run
+    signal: int | None  # if `signalled`
+    stdout: Output
+    stderr: Output
+    duration_s: float
+    limit: Literal["memory", "storage"] | None = None
+
+    @property
+    def ok(self) -> bool:
+        return self.how == "exited" and self.exit_code == 0
+
+    def check(self) -> Self:
+        """Itself; CommandFailedError unless the command ended with exit code 0."""
+        if self.ok:
+            return self
+        how = {
+            "exited": f"ended with exit code {self.exit_code}",
+            "signalled": f"was ended by signal {self.signal}",
+            "timed_out": f"was ended by its deadline after {self.duration_s:.1f} s",
+        }[self.how]
+        why = f" (the sandbox's {self.limit} limit was hit)" if self.limit else ""
+        last = self.stderr.text()[-2000:].strip() or self.stdout.text()[-2000:].strip()
+        raise CommandFailedError(f"the command {how}{why}" + (f": {last}" if last else ""), finished=self)
+
+
+@dataclass(frozen=True, slots=True)
+class Transfer:
+    """What an upload or a download moved. `skipped`: (path in the tree, why) of what was left out."""
+
+    files: int
+    size: int  # bytes
+    skipped: tuple[tuple[str, str], ...] = ()
+
+
+class Sandbox(ABC):
+    """A place to run commands in. Every method raises SandboxGoneError once it is no more."""
+
+    name: str
+    spec: Spec
+    capabilities: Capabilities
+    home: str
+
+    @property
+    def workdir(self) -> str:
+        return self.spec.workdir or self.home
+
+    @abstractmethod
+    async def exec(
+        self,
+        command: str | Sequence[str],
+        *,
+        stdin: bytes | AsyncIterator[bytes] | None = None,
+        env: Mapping[str, str] | None = None,
+        cwd: str | None = None,
+        user: str | int | None = None,
+        timeout_s: float | None = None,
+        on_output: OnOutput | None = None,
+        keep_bytes: int = MIB,
+        output_dir: Path | None = None,
+    ) -> Finished:
+        """Run a program with arguments, or a line for `/bin/sh -c`, until it ends itself.
+
+        After `timeout_s`, **every process in the sandbox** is killed, also those that left the command's session or
+        were started by earlier commands, and what had been printed is returned. Cancellation does the same. A command
+        that ends by itself may leave processes running; what they print later is not kept.
+
+        `on_output` gets each piece as it comes; while one is awaited, the command is not read from. Of each stream the
+        first and last `keep_bytes` are kept in memory; a longer one goes to a file too, whole up to a bound, in
+        `output_dir` or in a place that ends with the sandbox.
+        """
+
+    @abstractmethod
+    async def read_file(self, path: str, *, max_bytes: int = 16 * MIB) -> bytes:
+        """The bytes of a regular file.
+
+        SandboxFileError: ENOENT, EISDIR, EACCES, EINVAL (a pipe, a device), too_large.
+        """
+
+    @abstractmethod
+    async def write_file(self, path: str, data: bytes, *, mode: int = 0o644) -> None:
+        """Make or replace a file; directories on the way are made. SandboxFileError."""
+
+    @abstractmethod
+    async def upload(self, source: Path, target: str) -> Transfer:
+        """Copy a file to `target`, or what is in a directory into `target`. Links are copied, never followed.
+
+        SandboxFileError when something in the sandbox is in the way; OSError for what is wrong with `source`.
+        """
+
+    @abstractmethod
+    async def download(self, source: str, target: Path, *, max_bytes: int = 4096 * MIB) -> Transfer:
+        """Copy a file to `target`, or what is in a directory into `target`, whatever the sandbox made of it.
+
+        Nothing outside `target` is written. Links that would lead out of it, pipes, sockets and devices are skipped.
+        SandboxFileError, `too_large` beyond `max_bytes` of file contents and 512 for each entry: then some files may
+        have been copied.
+        """
+
+    @abstractmethod
+    async def kill(self) -> None:
+        """End every process in the sandbox. Files stay, and commands can be run again."""
+
+    @abstractmethod
+    async def stop(self) -> None:
+        """End every process, for good: commands are refused with SandboxGoneError, files can still be read."""
+
+    @abstractmethod
+    async def destroy(self) -> None:
+        """Remove it and all it holds; again is harmless. SandboxTeardownError when something is left."""
+
+    @abstractmethod
+    def cost(self) -> float:
+        """US dollars since it was created, until now or until it was destroyed."""
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.destroy()
+
+
+class Provider(ABC):
+    """Makes sandboxes. Open it first (`async with`): that reaps what earlier owners left behind."""
+
+    name: str
+
+    @abstractmethod
+    async def probe(self) -> Capabilities:
+        """What this provider can do here. Found out once, by doing. SandboxRefusedError where it cannot work at all."""
+
+    @abstractmethod
+    async def create(self, spec: Spec, *, wait: bool = True) -> Sandbox:
+        """A new sandbox, once there is room for what it declares; `wait=False`: now, or SandboxNoRoomError.
+
+        SandboxRefusedError, SandboxCreateError.
+        """
+
+    @abstractmethod
+    async def open(self) -> None: ...
+
+    @abstractmethod
+    async def close(self) -> None:
+        """Destroy every sandbox of this provider."""
+
+    async def __aenter__(self) -> Self:
+        await self.open()
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.close()

@@ -1,0 +1,201 @@
+"""What a sandbox sees as its root, made in a mount namespace of its own that goes with it. Standard library only."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import signal
+import stat
+import time
+from pathlib import Path
+from typing import Any
+
+from rollout_worker.sandboxes import kernel
+
+_BUILT = 77
+"""Exit code of the one command that bubblewrap runs: the root is complete."""
+_LOOK_S = 2.0
+_READ_ONLY = ("/proc/bus", "/proc/fs", "/proc/irq", "/proc/sys", "/proc/sysrq-trigger")
+_HIDDEN = (
+    "/proc/acpi",
+    "/proc/asound",
+    "/proc/interrupts",
+    "/proc/kcore",
+    "/proc/keys",
+    "/proc/latency_stats",
+    "/proc/sched_debug",
+    "/proc/scsi",
+    "/proc/timer_list",
+    "/proc/timer_stats",
+)
+
+
+def of_host(config: dict[str, Any]) -> None:
+    """The host's root with private directories: every entry of `/` but /proc is bound into a new root. OSError.
+
+    `point`: an empty directory of the host that new roots are mounted at; `private`: pairs of a path in the sandbox and
+    the directory behind it; `mounts`: (source, target, read-only); `hidden`: a directory of the host that is covered.
+    """
+    root: str = config["point"]
+    private: list[tuple[str, str]] = sorted(config["private"])
+    kernel.mount("tmpfs", root, "tmpfs", kernel.MS_NOSUID, "mode=755,size=1m")
+    own = {target.split("/")[1] for target, _ in private if target.count("/") == 1}
+    with os.scandir("/") as entries:
+        for entry in entries:
+            if entry.name == "proc":
+                os.mkdir(f"{root}/proc")
+            elif entry.name not in own:
+                _bind_entry(entry, f"{root}/{entry.name}")
+    hidden: str = config["hidden"]
+    if os.path.isdir(root + hidden):
+        kernel.mount("tmpfs", root + hidden, "tmpfs", kernel.MS_NOSUID | kernel.MS_NODEV, "mode=755,size=64k")
+    for target, source in private:
+        os.makedirs(root + target, exist_ok=True)
+        kernel.mount(source, root + target, None, kernel.MS_BIND)
+    for source, target, read_only in config["mounts"]:
+        _make_point(source, root + target)
+        bind(source, root + target, read_only=read_only)
+
+
+def enter(root: str) -> None:
+    """Make what `of_host` built the root, once its own /proc is there.
+
+    The host's /proc must be gone then: beside it, whoever makes a user namespace may mount one that nothing covers.
+    """
+    kernel.pivot_root(root)
+    guard_proc()
+
+
+def _bind_entry(entry: os.DirEntry[str], target: str) -> None:
+    if entry.is_symlink():
+        os.symlink(os.readlink(entry.path), target)
+        return
+    _make_point(entry.path, target)
+    kernel.mount(entry.path, target, None, kernel.MS_BIND | kernel.MS_REC)
+
+
+def _make_point(source: str, target: str) -> None:
+    if stat.S_ISDIR(os.stat(source).st_mode):
+        os.makedirs(target, exist_ok=True)
+    else:
+        os.makedirs(os.path.dirname(target), exist_ok=True)
+        os.close(os.open(target, os.O_CREAT | os.O_WRONLY | os.O_CLOEXEC, 0o644))
+
+
+def bind(source: str, target: str, *, read_only: bool) -> None:
+    kernel.mount(source, target, None, kernel.MS_BIND | kernel.MS_REC)
+    if read_only:
+        # A user namespace may not take off flags that a mount had: they are given again (mount_namespaces(7)).
+        kept = os.statvfs(target).f_flag & (kernel.MS_NOSUID | kernel.MS_NODEV | kernel.MS_NOEXEC)
+        kernel.mount("none", target, None, kernel.MS_BIND | kernel.MS_REMOUNT | kernel.MS_RDONLY | kept)
+
+
+def by_bubblewrap(config: dict[str, Any]) -> int:
+    """Let bubblewrap make the root, enter it, and return its mount namespace. OSError, with what bubblewrap said.
+
+    `overlays`: (lower, upper, work, name, options) are mounted first, since bubblewrap learned that only in 0.11:
+    below `point`, a directory that stays. Removing one that is a mount point elsewhere would wait for the kernel.
+    bubblewrap is held before it runs its command, until its mount namespace is open here; so nothing needs to stay
+    alive in the sandbox to keep it.
+    """
+    kernel.mount("tmpfs", config["point"], "tmpfs", kernel.MS_NOSUID | kernel.MS_NODEV, "mode=755,size=64k")
+    for lower, upper, work, name, options in config["overlays"]:
+        where = f"{config['point']}/{name}"
+        os.mkdir(where)
+        data = f"lowerdir={_escape(lower)},upperdir={_escape(upper)},workdir={_escape(work)}{options}"
+        try:  # nothing of it is kept over a crash: no need to wait for the disk when it goes (overlayfs.rst, volatile)
+            kernel.mount("overlay", where, "overlay", 0, f"{data},volatile")
+        except OSError as error:
+            if error.errno != errno.EINVAL:
+                raise
+            kernel.mount("overlay", where, "overlay", 0, data)
+    held, release = os.pipe()
+    told, tell = os.pipe()
+    said, say = os.pipe()
+
+    processes = os.open("/proc/self/ns/pid_for_children", os.O_RDONLY | os.O_CLOEXEC)
+
+    # Told of the namespace that it is in already, bubblewrap mounts a /proc of that instead of the host's.
+    fds = ["--info-fd", str(tell), "--block-fd", str(held), "--pidns", str(processes)]
+    argv = [config["program"], *fds, *config["arguments"], "--", "/bin/sh", "-c", f"exit {_BUILT}"]
+    for fd in (held, tell, processes):
+        os.set_inheritable(fd, True)
+    pid = os.posix_spawn(  # a fork of this process would cost three times as much
+        argv[0],
+        argv,
+        {"PATH": "/usr/bin:/bin"},
+        file_actions=[(os.POSIX_SPAWN_DUP2, say, 2)],
+        setsigdef=[signal.SIGCHLD, signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGPIPE, signal.SIGXFSZ],
+    )
+    for fd in (held, tell, say, processes):
+        os.close(fd)
+    info = _read_to_end(told)
+    mounts = -1
+    if info and "child-pid" in json.loads(info):
+        mounts = _open_mounts(pid)
+        os.write(release, b"x")
+    os.close(release)
+    words = _read_to_end(said).decode(errors="replace").strip()
+    os.close(told)
+    os.close(said)
+    code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+    if code != _BUILT or mounts < 0:
+        raise OSError(0, f"bubblewrap ended with {code}: {words or 'it said nothing'}")
+    kernel.setns(mounts, kernel.NEWNS)
+    os.chdir("/")
+    guard_proc()
+    return mounts
+
+
+def guard_proc() -> None:
+    """Take from /proc what would change or show the whole machine.
+
+    Files of /proc/sys belong to the user with number 0, and ask for no capability; bubblewrap leaves them, as it thinks
+    of users that are not root. The lists are those of container engines.
+    """
+    for name in _READ_ONLY:
+        if os.path.exists(name):
+            bind(name, name, read_only=True)
+    for name in _HIDDEN:
+        if os.path.isdir(name):
+            kernel.mount("tmpfs", name, "tmpfs", kernel.MS_RDONLY, "size=0")
+        elif os.path.exists(name):
+            kernel.mount("/dev/null", name, None, kernel.MS_BIND)
+
+
+def _open_mounts(pid: int) -> int:
+    """The mount namespace of bubblewrap's child that is not ours; -1: none. It tells a pid, but of the sandbox's."""
+    own = os.stat("/proc/self/ns/mnt").st_ino
+    until = time.monotonic() + _LOOK_S
+    while time.monotonic() < until:
+        for child in _children(pid):  # of a process that has ended there are none
+            try:
+                fd = os.open(f"/proc/{child}/ns/mnt", os.O_RDONLY | os.O_CLOEXEC)
+            except FileNotFoundError:  # the one that only entered the pid namespace for the other has ended
+                continue
+            if os.fstat(fd).st_ino != own:
+                return fd
+            os.close(fd)
+        time.sleep(0.0005)  # a list that is read while a child ends may lack its siblings (proc_pid_children(5))
+    return -1
+
+
+def _children(pid: int) -> list[int]:
+    try:
+        return [int(word) for word in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+    except FileNotFoundError:  # CONFIG_PROC_CHILDREN is not set
+        parents = {word: Path(f"/proc/{word}/stat").read_text() for word in os.listdir("/proc") if word.isdigit()}
+        return [int(word) for word, text in parents.items() if int(text.rpartition(")")[2].split()[1]) == pid]
+
+
+def _read_to_end(fd: int) -> bytes:
+    data = b""
+    while piece := os.read(fd, 1 << 16):
+        data += piece
+    return data
+
+
+def _escape(path: str) -> str:
+    """For mount options, where commas part them and colons the layers."""
+    return path.replace("\\", "\\\\").replace(":", "\\:").replace(",", "\\,")

@@ -1,0 +1,104 @@
+"""One command in a sandbox of this host: its pipes, what it prints, and its end."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import AsyncIterator, Awaitable, Mapping
+from typing import Any
+
+from rollout_worker.sandboxes import pipes
+from rollout_worker.sandboxes.keeping import Warden, body_of
+from rollout_worker.sandboxes.output import Capture
+from rollout_worker.sandboxes.port import OnOutput, Stream
+
+_DRAIN_S = 5.0
+
+
+class Running:
+    """One command: its pipes and its end."""
+
+    def __init__(
+        self,
+        warden: Warden,
+        body: Mapping[str, Any],
+        stdin: bytes | AsyncIterator[bytes] | None,
+        captures: Mapping[Stream, Capture],
+        on_output: OnOutput | None,
+    ) -> None:
+        self._captures = captures
+        self._on_output = on_output
+        self.answer: dict[str, Any] = {}
+        self._stdin = -1
+        self._outputs: dict[Stream, int] = {}
+        passed: list[int] = []
+        try:
+            passed.append(body_of(body))
+            if stdin is None:
+                passed.append(os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC))
+            else:
+                reader, self._stdin = pipes.pipe()
+                passed.append(reader)
+            for stream in captures:
+                reader, writer = pipes.pipe()
+                self._outputs[stream] = reader
+                passed.append(writer)
+            self._ended = warden.ask("exec", passed)
+        except BaseException:
+            self._close()
+            raise
+        finally:
+            for fd in passed:
+                os.close(fd)
+        self._input = asyncio.ensure_future(self._send(stdin)) if stdin is not None else None
+        self._pumps = [asyncio.ensure_future(self._pump(stream)) for stream in captures]
+
+    def _close(self) -> None:
+        for fd in (self._stdin, *self._outputs.values()):
+            if fd >= 0:
+                os.close(fd)
+        self._stdin = -1
+        self._outputs = {}
+
+    async def _send(self, source: bytes | AsyncIterator[bytes]) -> None:
+        try:
+            await pipes.write_all(self._stdin, source)
+        finally:
+            os.close(self._stdin)
+            self._stdin = -1
+
+    async def _pump(self, stream: Stream) -> None:
+        def feed(data: bytes) -> Awaitable[None] | None:
+            self._captures[stream].feed(data)
+            return self._on_output(stream, data) if self._on_output else None
+
+        await pipes.read_until(self._outputs[stream], self._ended, feed)
+
+    async def finish(self) -> None:
+        """Until the command has ended and what it printed is read. What `on_output` or stdin's source raises, too."""
+        waited: set[asyncio.Future[Any]] = {*self._pumps, self._ended}
+        if self._input is not None:
+            waited.add(self._input)
+        while not self._ended.done() or any(not pump.done() for pump in self._pumps):
+            done, waited = await asyncio.wait(waited, return_when=asyncio.FIRST_COMPLETED)
+            for one in done:
+                one.result()
+        self.answer = self._ended.result()
+
+    async def drain(self) -> None:
+        """After everything was killed."""
+        await asyncio.wait([self._ended])
+        await asyncio.wait(self._pumps, timeout=_DRAIN_S)  # `on_output` may be stuck
+        self.answer = self._ended.result()
+
+    async def discard(self) -> None:
+        """Read on and forget, until nobody can print any more."""
+        try:
+            waited = [*self._pumps, *([self._input] if self._input else [])]
+            for task in waited:
+                task.cancel()
+            await asyncio.gather(*waited, return_exceptions=True)  # the first fault was raised already
+            outputs = [pipes.read_until(fd, None, lambda _: None) for fd in self._outputs.values()]
+            await asyncio.gather(*outputs)
+        finally:
+            self._close()

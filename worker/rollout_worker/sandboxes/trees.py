@@ -1,0 +1,310 @@
+"""Files and directories through a pipe, as tar (POSIX pax): whoever packs may be hostile. Standard library only.
+
+One side runs in the sandbox, where every path is the sandbox's own; the other with the owner. The stream's first
+member, `.`, is the file or directory that was named.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import io
+import os
+import stat
+import tarfile
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import BinaryIO
+
+SKIPPED_SHOWN = 1000
+_CHUNK = 1 << 18
+_MEMBER = tarfile.BLOCKSIZE  # counts for each: millions of empty files are no small tree
+_DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+
+
+class TooLargeError(Exception):
+    """The files hold more than was allowed."""
+
+
+@dataclass
+class Moved:
+    files: int = 0
+    size: int = 0
+    skipped: list[tuple[str, str]] = field(default_factory=list[tuple[str, str]])
+
+    def skip(self, name: str, why: str) -> None:
+        if len(self.skipped) < SKIPPED_SHOWN:
+            self.skipped.append((name, why))
+
+
+class _Exactly(io.RawIOBase):
+    """A file's bytes, cut or filled up with zeros to the size in its header: it may be written to meanwhile."""
+
+    def __init__(self, fd: int, size: int) -> None:
+        self._fd = fd
+        self._left = size
+
+    def read(self, size: int = -1, /) -> bytes:
+        size = self._left if size < 0 else min(size, self._left)
+        data = os.read(self._fd, size) or bytes(size)
+        self._left -= len(data)
+        while len(data) < size and (more := self.read(size - len(data))):
+            data += more
+        return data
+
+
+def pack(source: str, stream: BinaryIO, max_bytes: int | None = None) -> Moved:
+    """Write `source` to the stream; of a link the link, but for `source` itself. OSError, TooLargeError."""
+    moved = Moved()
+    with tarfile.open(fileobj=stream, mode="w|", format=tarfile.PAX_FORMAT, errors="surrogateescape") as tar:
+        top = os.stat(source)
+        if not stat.S_ISDIR(top.st_mode):
+            if not stat.S_ISREG(top.st_mode):
+                raise OSError(errno.EINVAL, "not a regular file or a directory", source)
+            _pack_file(tar, source, ".", moved, max_bytes, os.O_RDONLY)
+            return moved
+        tar.addfile(_header(".", top, tarfile.DIRTYPE))
+        for name, path, status in _walk(source, moved):
+            if stat.S_ISREG(status.st_mode):
+                try:
+                    _pack_file(tar, path, name, moved, max_bytes, os.O_RDONLY | os.O_NOFOLLOW)
+                except PermissionError as error:
+                    moved.skip(name, error.strerror or "")
+                except OSError as error:
+                    if error.errno not in (errno.ENOENT, errno.ELOOP, errno.EINVAL):  # replaced since it was listed
+                        raise
+                    moved.skip(name, "it changed meanwhile")
+            elif stat.S_ISDIR(status.st_mode):
+                tar.addfile(_header(name, status, tarfile.DIRTYPE))
+            elif stat.S_ISLNK(status.st_mode):
+                link = _header(name, status, tarfile.SYMTYPE)
+                link.linkname = os.readlink(path)
+                tar.addfile(link)
+            else:
+                moved.skip(name, "a pipe, a socket or a device")
+    return moved
+
+
+def _walk(top: str, moved: Moved) -> Iterator[tuple[str, str, os.stat_result]]:
+    """(name in the tree, path, status) of what is below, a directory before what it holds, names in order."""
+    waiting = [""]
+    while waiting:
+        inner = waiting.pop()
+        try:
+            with os.scandir(os.path.join(top, inner)) as entries:
+                found = sorted(entries, key=lambda entry: entry.name)
+        except OSError as error:
+            moved.skip(inner or ".", error.strerror or "")
+            continue
+        deeper: list[str] = []
+        for entry in found:
+            name = f"{inner}/{entry.name}" if inner else entry.name
+            try:
+                status = entry.stat(follow_symlinks=False)
+            except OSError as error:
+                moved.skip(name, error.strerror or "")
+                continue
+            yield name, entry.path, status
+            if entry.is_dir(follow_symlinks=False):
+                deeper.append(name)
+        waiting.extend(reversed(deeper))
+
+
+def _header(name: str, status: os.stat_result, kind: bytes) -> tarfile.TarInfo:
+    header = tarfile.TarInfo(name)
+    header.type = kind
+    header.mode = stat.S_IMODE(status.st_mode) & 0o777
+    header.mtime = int(status.st_mtime)
+    return header
+
+
+def _pack_file(tar: tarfile.TarFile, path: str, name: str, moved: Moved, max_bytes: int | None, flags: int) -> None:
+    fd = os.open(path, flags | os.O_NONBLOCK | os.O_CLOEXEC)  # a pipe in its place must not hold us
+    try:
+        status = os.fstat(fd)
+        if not stat.S_ISREG(status.st_mode):
+            raise OSError(errno.EINVAL, "not a regular file", path)
+        if max_bytes is not None and moved.size + status.st_size > max_bytes:
+            raise TooLargeError
+        header = _header(name, status, tarfile.REGTYPE)
+        header.size = status.st_size
+        tar.addfile(header, _Exactly(fd, status.st_size))
+        moved.files += 1
+        moved.size += status.st_size
+    finally:
+        os.close(fd)
+
+
+def unpack(stream: BinaryIO, target: str, *, leave: bool, max_bytes: int | None = None) -> Moved:
+    """Make what the stream holds at `target`. With `leave`, links may lead out of it. OSError, TarError, TooLargeError.
+
+    Files in the way are replaced, as a whole; links and files in place of directories are errors (ENOTDIR, ELOOP).
+    """
+    moved = Moved()
+    members = 0
+    base = -1
+    try:
+        with tarfile.open(fileobj=stream, mode="r|", errors="surrogateescape") as tar:
+            for member in tar:
+                members += 1
+                if max_bytes is not None and moved.size + member.size + members * _MEMBER > max_bytes:
+                    raise TooLargeError
+                if base < 0:
+                    base = _unpack_top(tar, member, target, moved)
+                    if base < 0:
+                        return moved
+                    continue
+                _unpack_member(tar, member, base, moved, leave)
+    finally:
+        if base >= 0:
+            os.close(base)
+    return moved
+
+
+def _unpack_top(tar: tarfile.TarFile, member: tarfile.TarInfo, target: str, moved: Moved) -> int:
+    """A descriptor of the directory that the rest goes into; -1 when it was a file, and all."""
+    if member.name != ".":
+        raise tarfile.ReadError("the stream does not begin as it should")
+    if member.isdir():
+        make_directories(target)
+        return os.open(target, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    parent, name = os.path.split(os.path.abspath(target))
+    make_directories(parent)
+    fd = os.open(parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        _unpack_file(tar, member, fd, name, moved)
+    finally:
+        os.close(fd)
+    return -1
+
+
+def make_directories(path: str) -> None:
+    """OSError: ENOTDIR also when the path itself is something else."""
+    try:
+        os.makedirs(path, exist_ok=True)
+    except FileExistsError as error:
+        raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), path) from error
+
+
+def _unpack_member(tar: tarfile.TarFile, member: tarfile.TarInfo, base: int, moved: Moved, leave: bool) -> None:
+    parts = member.name.split("/")
+    if any(part in ("", ".", "..") for part in parts):
+        moved.skip(member.name, "not a path in the tree")
+        return
+    parent = _open_parent(base, parts[:-1])
+    try:
+        name = parts[-1]
+        if member.isdir():
+            _make_directory(parent, name, member.mode)
+        elif member.isreg():
+            _unpack_file(tar, member, parent, name, moved)
+        elif not member.issym():
+            moved.skip(member.name, "not a file, a directory or a symbolic link")
+        elif not leave and not stays_inside(member.linkname, len(parts) - 1):
+            moved.skip(member.name, f"a link that leads out: {member.linkname}")
+        else:
+            _remove_file(parent, name)
+            os.symlink(member.linkname, name, dir_fd=parent)
+            moved.files += 1
+    finally:
+        os.close(parent)
+
+
+def stays_inside(link: str, depth: int) -> bool:
+    """Whether a link in a directory `depth` levels below the top cannot lead above the top, whatever others do.
+
+    `..` is only allowed at the front, where it climbs directories that are none of the tree's links: `a/..` leads
+    somewhere else than it seems when `a` is a link.
+    """
+    parts = [part for part in link.split("/") if part not in ("", ".")]
+    climbs = next((n for n, part in enumerate(parts) if part != ".."), len(parts))
+    return not link.startswith("/") and climbs <= depth and ".." not in parts[climbs:]
+
+
+def _open_parent(base: int, parts: list[str]) -> int:
+    fd = os.dup(base)
+    for part in parts:
+        try:
+            with contextlib.suppress(FileExistsError):
+                os.mkdir(part, 0o755, dir_fd=fd)
+            inner = os.open(part, _DIRECTORY, dir_fd=fd)
+        finally:
+            os.close(fd)
+        fd = inner
+    return fd
+
+
+def _make_directory(parent: int, name: str, mode: int) -> None:
+    with contextlib.suppress(FileExistsError):
+        os.mkdir(name, 0o755, dir_fd=parent)
+    fd = os.open(name, _DIRECTORY, dir_fd=parent)
+    try:
+        os.fchmod(fd, (mode & 0o777) | 0o700)  # whoever made it must be able to remove it
+    finally:
+        os.close(fd)
+
+
+def _remove_file(parent: int, name: str) -> None:
+    with contextlib.suppress(FileNotFoundError):
+        os.unlink(name, dir_fd=parent)
+
+
+def _unpack_file(tar: tarfile.TarFile, member: tarfile.TarInfo, parent: int, name: str, moved: Moved) -> None:
+    content = tar.extractfile(member)
+    if content is None:
+        raise OSError(errno.EINVAL, "not a regular file", member.name)
+    _remove_file(parent, name)
+    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+    fd = os.open(name, flags, 0o600, dir_fd=parent)
+    with os.fdopen(fd, "wb") as file:
+        while data := content.read(_CHUNK):
+            moved.size += file.write(data)
+        file.flush()
+        os.fchmod(fd, (member.mode & 0o777) | 0o600)
+        os.utime(fd, (member.mtime, member.mtime))
+    moved.files += 1
+
+
+def usage(top: str) -> int:
+    """Bytes that a tree takes on its disk; of what cannot be looked at, nothing."""
+    size = 0
+    for _, _, status in _walk(top, Moved()):
+        size += status.st_blocks * 512
+    return size
+
+
+def remove(top: str) -> None:
+    """Remove a tree, however deep, also where its directories may not be read or written. OSError: something is left.
+
+    Each directory in a directory is first moved up to `top`: so no path is ever longer than the kernel takes.
+    """
+    try:
+        if not stat.S_ISDIR(os.lstat(top).st_mode):
+            os.unlink(top)
+            return
+    except FileNotFoundError:
+        return
+    moved_up = 0
+    while inner := _empty(top):
+        for path in inner:
+            for deeper in _empty(path):
+                moved_up += 1
+                os.rename(deeper, f"{top}/.removed-{os.getpid()}-{moved_up}")
+            os.rmdir(path)
+    os.rmdir(top)
+
+
+def _empty(path: str) -> list[str]:
+    """Remove what is not a directory; paths of what is, each made so that it can be emptied and moved."""
+    if not os.access(path, os.R_OK | os.W_OK | os.X_OK):
+        os.chmod(path, 0o700)
+    inner: list[str] = []
+    with os.scandir(path) as entries:
+        for entry in entries:
+            if entry.is_dir(follow_symlinks=False):
+                if not os.access(entry.path, os.R_OK | os.W_OK | os.X_OK):
+                    os.chmod(entry.path, 0o700)
+                inner.append(entry.path)
+            else:
+                os.unlink(entry.path)
+    return inner

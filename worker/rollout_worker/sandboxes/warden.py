@@ -1,0 +1,491 @@
+"""One sandbox's process outside of it: makes its namespaces, starts its commands, ends them. Standard library only.
+
+It is forked by the keeper, with no other thread, so that it may unshare and fork as it likes. Its children are
+in the sandbox's pid namespace, it is not: nothing in the sandbox can see or signal it. It takes messages from the owner
+(JSON, with descriptors) one at a time, and when the owner's end closes, it ends the sandbox.
+
+Its first child is the sandbox's pid 1, which only waits for orphans: when it ends, the kernel ends all others.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import json
+import os
+import resource
+import select
+import shutil
+import signal
+import socket
+import stat
+import tarfile
+import time
+import traceback
+from collections.abc import Callable, Generator
+from pathlib import Path
+from types import FrameType
+from typing import Any, NoReturn
+
+from rollout_worker.sandboxes import cgroups, kernel, roots, trees
+
+MESSAGE_BYTES = 1 << 16
+KILL_S = 5.0
+_LIST_BYTES = 1 << 20  # of /etc/passwd and /etc/group, at most
+# By the interpreter and by the keeper.
+_CHANGED_SIGNALS = (
+    signal.SIGCHLD,
+    signal.SIGINT,
+    signal.SIGTERM,
+    signal.SIGHUP,
+    signal.SIGPIPE,
+    signal.SIGXFSZ,
+)
+_NOT_RUNNABLE, _NOT_FOUND, _BROKEN = 126, 127, 125
+
+
+class CannotMakeError(Exception):
+    """A step of making the sandbox failed; the owner is told which."""
+
+
+def main(sock: socket.socket, config: dict[str, Any]) -> NoReturn:
+    """In a child of the keeper."""
+    try:
+        keeper = os.getppid()
+        kernel.die_with_parent(signal.SIGKILL)
+        if os.getppid() != keeper:
+            os._exit(1)
+        Warden(sock, config).serve()
+    except CannotMakeError as error:
+        sock.send(json.dumps({"error": str(error)}).encode())
+    except BaseException:  # noqa: BLE001 - the last line of a process: whatever it is, the owner is told
+        with contextlib.suppress(OSError):
+            sock.send(json.dumps({"error": traceback.format_exc()}).encode()[:MESSAGE_BYTES])
+    os._exit(1)
+
+
+def wake_up(number: int, frame: FrameType | None) -> None:
+    """For signals that only end a wait, by the descriptor that they are told to."""
+
+
+@contextlib.contextmanager
+def step(what: str) -> Generator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise CannotMakeError(f"{what}: {error.strerror or error}") from error
+
+
+class Warden:
+    def __init__(self, sock: socket.socket, config: dict[str, Any]) -> None:
+        self._sock = sock
+        self._config = config
+        self._name: str = config["name"]
+        self._apart: bool = config["namespaces"]
+        self._running: dict[int, int] = {}  # pid of a child: the request it serves
+        self._init = 0
+        self._groups: list[int] = []
+        self._box = -1
+
+    def serve(self) -> None:
+        wake, waker = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
+        signal.set_wakeup_fd(waker, warn_on_full_buffer=False)
+        signal.signal(signal.SIGCHLD, wake_up)
+        with step("join the control group"):
+            self._groups = [os.open(f"{g}/cgroup.procs", os.O_WRONLY | os.O_CLOEXEC) for g in self._config["cgroups"]]
+        with step("open its directory"):
+            self._box = os.open(self._config["box"], os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        listener = self._make()
+        ready = json.dumps({"ready": os.getpid()}).encode()
+        if listener is None:
+            self._sock.send(ready)
+        else:
+            with listener:
+                socket.send_fds(self._sock, [ready], [listener.fileno()])
+        while True:
+            readable, _, _ = select.select([self._sock, wake], [], [])
+            if wake in readable:
+                with contextlib.suppress(BlockingIOError):
+                    os.read(wake, 4096)
+                self._reap()
+            if self._sock in readable:
+                data, fds, _, _ = socket.recv_fds(self._sock, MESSAGE_BYTES, 8)
+                try:
+                    message: dict[str, Any] = json.loads(data) if data else {"op": "end"}
+                    self._take(message, fds)
+                finally:
+                    for fd in fds:
+                        os.close(fd)
+
+    # Making it
+
+    def _make(self) -> socket.socket | None:
+        if not self._apart:
+            kernel.adopt_orphans()  # what leaves its session stays a descendant of this process
+            return None
+        config = self._config
+        flags = kernel.NEWNS | kernel.NEWPID | kernel.NEWIPC | kernel.NEWUTS
+        if config["network"] != "public":
+            flags |= kernel.NEWNET
+        if config["map"]:
+            self._enter_user_namespace(*config["map"])
+        with step("namespaces of its own"):
+            kernel.unshare(flags)
+            kernel.die_with_parent(signal.SIGKILL)  # unsharing may have taken it back
+            socket.sethostname(config["hostname"])
+        listener = None
+        if config["network"] != "public":
+            with step("a network of its own"):
+                kernel.raise_loopback()
+                if config["network"] == "allowlist":
+                    listener = socket.create_server(("127.0.0.1", config["proxy_port"]), backlog=128)
+        with step("mounts of its own"):
+            kernel.mount("none", "/", None, kernel.MS_REC | kernel.MS_PRIVATE)
+        point = "" if config["bubblewrap"] else config["host"]["point"]
+        ours, inits = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        with step("its first process"):
+            self._init = self._fork(lambda: _be_init(inits, ours, point))
+        inits.close()
+        with ours:
+            mounts: list[int] = []
+            try:
+                if config["bubblewrap"]:
+                    mounts.append(roots.by_bubblewrap(config["bubblewrap"]))
+                else:
+                    roots.of_host(config["host"])
+            except OSError as error:
+                raise CannotMakeError(f"its root: {error}") from error
+            socket.send_fds(ours, [b"root"], mounts)
+            for fd in mounts:
+                os.close(fd)
+            answer = ours.recv(MESSAGE_BYTES).decode()
+            if answer != "ok":
+                raise CannotMakeError(answer or "its first process ended")
+            if point:
+                with step("its root"):
+                    roots.enter(point)
+        return listener
+
+    def _enter_user_namespace(self, inside: int, inside_group: int) -> None:
+        user, group = os.geteuid(), os.getegid()
+        with step("a user namespace"):
+            kernel.unshare(kernel.NEWUSER)
+            _write("/proc/self/setgroups", "deny")
+            _write("/proc/self/uid_map", f"{inside} {user} 1")
+            _write("/proc/self/gid_map", f"{inside_group} {group} 1")
+
+    def _fork(self, work: Callable[[], None]) -> int:
+        """A child; `work` does not return to this loop. Signals are as a new program expects them."""
+        pid = os.fork()
+        if pid:
+            return pid
+        try:
+            signal.set_wakeup_fd(-1)
+            for number in _CHANGED_SIGNALS:
+                signal.signal(number, signal.SIG_DFL)
+            work()
+        except BaseException:  # noqa: BLE001 - nothing of the parent's stack may run in the child
+            traceback.print_exc()
+        finally:
+            os._exit(_BROKEN)
+
+    # Serving
+
+    def _take(self, message: dict[str, Any], fds: list[int]) -> None:
+        op, number = message["op"], int(message.get("id", 0))
+        if op == "end":
+            self._end()
+        elif op == "exec":
+            self._running[self._fork(lambda: self._run(fds))] = number
+        elif op == "files":
+            self._running[self._fork(lambda: _serve_files(fds))] = number
+        elif op == "usage":
+            self._running[self._fork(lambda: _tell_usage(fds, self._box))] = number
+        elif op == "kill":
+            self._running[self._fork(lambda: self._kill_all())] = number
+
+    def _reap(self) -> None:
+        while True:
+            try:
+                pid, status = os.waitpid(-1, os.WNOHANG)
+            except ChildProcessError:
+                return
+            if pid == 0:
+                return
+            if pid == self._init:  # it was killed, and with it everything in the sandbox
+                self._end()
+            number = self._running.pop(pid, None)
+            if number is not None:
+                code = os.waitstatus_to_exitcode(status)
+                ending = {"exit": code} if code >= 0 else {"signal": -code}
+                with contextlib.suppress(BrokenPipeError, ConnectionResetError):
+                    self._sock.send(json.dumps({"id": number, **ending}).encode())
+
+    def _end(self) -> NoReturn:
+        """End everything and this process. The owner learns it by the end of the connection."""
+        if self._init:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(self._init, signal.SIGKILL)
+        elif not self._apart:
+            self._kill_descendants(set())
+        with contextlib.suppress(ChildProcessError):
+            while True:
+                os.waitpid(-1, 0)
+        os._exit(0)
+
+    def _kill_all(self) -> None:
+        """In a child: end every process in the sandbox but pid 1, and wait until they are gone."""
+        until = time.monotonic() + KILL_S
+        if not self._apart:
+            self._kill_descendants({os.getpid()})
+            os._exit(0)
+        kernel.hide_from_tracers()
+        while time.monotonic() < until:
+            try:
+                # One call that no fork can outrun: the kernel goes over all processes of the namespace under the lock
+                # that a fork needs, too (kill(2), pid -1).
+                os.kill(-1, signal.SIGKILL)
+            except ProcessLookupError:
+                os._exit(0)
+            time.sleep(0.001)
+        os._exit(1)
+
+    def _kill_descendants(self, spared: set[int]) -> None:
+        top = os.getpid() if not spared else os.getppid()
+        if self._config["cgroups"]:
+            with contextlib.suppress(TimeoutError):
+                cgroups.kill([Path(path) for path in self._config["cgroups"]])
+        until = time.monotonic() + KILL_S
+        while (found := _descendants(top) - spared) and time.monotonic() < until:
+            for number in (signal.SIGSTOP, signal.SIGKILL):  # stopped first: what is killed later starts nothing
+                for pid in found:
+                    with contextlib.suppress(ProcessLookupError, PermissionError):
+                        os.kill(pid, number)
+            if not spared:
+                with contextlib.suppress(ChildProcessError):
+                    while os.waitpid(-1, os.WNOHANG)[0]:
+                        pass
+            time.sleep(0.001)
+
+    def _run(self, fds: list[int]) -> NoReturn:
+        """In a child: become the command."""
+        kernel.hide_from_tracers()
+        body = json.loads(read_all(fds[0]))
+        os.setsid()
+        for target, fd in enumerate(fds[1:4]):
+            os.dup2(fd, target)
+        for fd in self._groups:
+            os.write(fd, b"0")
+        os.closerange(3, 1 << 16)
+        try:
+            for name, value in body["rlimits"].items():
+                _limit(getattr(resource, name), value)
+            if self._config["drop"]:
+                kernel.no_new_privileges()
+                kernel.keep_capabilities(kernel.CONTAINER_CAPABILITIES)
+            if body["user"] is not None:
+                _become(body["user"])
+            os.chdir(body["cwd"])
+            argv: list[str] = body["argv"]
+            os.execvpe(argv[0], argv, body["env"])
+        except FileNotFoundError as error:
+            _say(f"cannot run this: {error.filename or body['argv'][0]}: {error.strerror}")
+            os._exit(_NOT_FOUND if error.filename != body["cwd"] else _NOT_RUNNABLE)
+        except PermissionError as error:
+            # Also when a directory of PATH may not be searched: a shell says "not found" then.
+            found: str | None = shutil.which(str(body["argv"][0]), os.F_OK, str(body["env"].get("PATH", os.defpath)))
+            _say(f"cannot run this: {error}")
+            os._exit(_NOT_RUNNABLE if found else _NOT_FOUND)
+        except (OSError, LookupError, ValueError) as error:
+            _say(f"cannot run this: {error}")
+            os._exit(_NOT_RUNNABLE)
+
+
+def _say(text: str) -> None:
+    os.write(2, f"sandbox: {text}\n".encode(errors="replace"))
+
+
+def _limit(kind: int, value: int) -> None:
+    _, hard = resource.getrlimit(kind)
+    if hard != resource.RLIM_INFINITY:
+        value = min(value, hard)
+    resource.setrlimit(kind, (value, value))
+
+
+def _become(user: str | int) -> None:
+    number, group, groups = find_user(user)
+    if number != os.getuid():
+        os.setgroups(groups)
+        os.setgid(group)
+        os.setuid(number)
+
+
+def find_user(user: str | int) -> tuple[int, int, list[int]]:
+    """(uid, gid, groups) by the sandbox's own files: NSS would ask the host. LookupError."""
+    name = str(user)
+    number, group = (int(user), int(user)) if name.isdigit() else (-1, -1)
+    for line in _lines("/etc/passwd"):
+        words = line.split(":")
+        if len(words) > 3 and (words[0] == name or (words[2] == name and name.isdigit())):
+            name, number, group = words[0], int(words[2]), int(words[3])
+            break
+    if number < 0:
+        raise LookupError(f"there is no user {user} in /etc/passwd")
+    members = [line.split(":") for line in _lines("/etc/group")]
+    groups = [int(words[2]) for words in members if len(words) > 3 and name in words[3].split(",")]
+    return number, group, [group, *groups]
+
+
+def _lines(path: str) -> list[str]:
+    """Of a file that the sandbox may have made: it could be a pipe, or endless."""
+    try:
+        fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    except FileNotFoundError:
+        return []
+    try:
+        if not stat.S_ISREG(os.fstat(fd).st_mode):
+            return []
+        return os.read(fd, _LIST_BYTES).decode(errors="surrogateescape").splitlines()
+    finally:
+        os.close(fd)
+
+
+def _be_init(sock: socket.socket, other: socket.socket, point: str) -> NoReturn:
+    """The sandbox's pid 1: enters its root, or mounts /proc in the one below `point`; then waits for orphans."""
+    other.close()
+    kernel.die_with_parent(signal.SIGKILL)
+    message, fds, _, _ = socket.recv_fds(sock, 16, 1)
+    if not message:  # the warden ended before it could be the parent whose end is told
+        os._exit(1)
+    try:
+        if fds:
+            kernel.setns(fds[0], kernel.NEWNS)
+        else:
+            # Before the root changes: without a /proc in sight, a user namespace may not have a new one.
+            kernel.mount("proc", f"{point}/proc", "proc", kernel.MS_NOSUID | kernel.MS_NODEV | kernel.MS_NOEXEC)
+        os.chdir("/")
+        kernel.hide_from_tracers()
+        sock.send(b"ok")
+    except OSError as error:
+        sock.send(f"its first process: {error}".encode())
+        os._exit(1)
+    os.closerange(0, 1 << 16)
+    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGCHLD})
+    while True:
+        try:
+            os.waitpid(-1, 0)
+        except ChildProcessError:
+            signal.sigwait({signal.SIGCHLD})
+
+
+def _descendants(top: int) -> set[int]:
+    parents: dict[int, int] = {}
+    for word in os.listdir("/proc"):
+        if word.isdigit():
+            with contextlib.suppress(OSError), open(f"/proc/{word}/stat", "rb") as file:
+                state, parent = file.read().rpartition(b")")[2].split()[:2]
+                if state != b"Z" or int(parent) == top:
+                    parents[int(word)] = int(parent)
+    found: set[int] = set()
+    while more := {pid for pid, parent in parents.items() if (parent == top or parent in found) and pid not in found}:
+        found |= more
+    return found
+
+
+def _tell_usage(fds: list[int], box: int) -> NoReturn:
+    """In a child: how much the sandbox has on the disk; also what its owner outside may not list."""
+    kernel.hide_from_tracers()
+    os.fchdir(box)
+    _write_all(fds[0], json.dumps({"size": trees.usage(".")}).encode())
+    os._exit(0)
+
+
+def _serve_files(fds: list[int]) -> NoReturn:
+    """In a child: read or write files as the sandbox sees them. fds: the request, the data, the result."""
+    kernel.hide_from_tracers()
+    body = json.loads(read_all(fds[0]))
+    for target, fd in enumerate((fds[1], fds[2])):
+        os.dup2(fd, target + 10, inheritable=False)
+    os.closerange(3, 10)
+    os.closerange(12, 1 << 16)
+    result: dict[str, Any]
+    try:
+        if body["user"] is not None:
+            _become(body["user"])
+        result = _FILES[body["what"]](10, body)
+    except trees.TooLargeError:
+        result = {"error": "too_large", "text": f"more than {body['max_bytes']} bytes"}
+    except BrokenPipeError:  # the owner gave up
+        os._exit(0)
+    except OSError as error:
+        result = {"error": errno.errorcode.get(error.errno or 0, "EIO"), "text": error.strerror or str(error)}
+    except (tarfile.TarError, LookupError) as error:
+        result = {"error": "EINVAL", "text": str(error)}
+    os.close(10)
+    _write_all(11, json.dumps(result).encode())
+    os._exit(0)
+
+
+def read_all(fd: int) -> bytes:
+    with os.fdopen(fd, "rb", closefd=False) as file:
+        return file.read()
+
+
+def _write_all(fd: int, data: bytes) -> None:
+    with os.fdopen(fd, "wb", closefd=False, buffering=0) as file:
+        view = memoryview(data)
+        while view:
+            view = view[file.write(view) :]
+
+
+def _write(path: str, text: str) -> None:
+    with open(path, "w", encoding="ascii") as file:
+        file.write(text)
+
+
+def _read(data: int, body: dict[str, Any]) -> dict[str, Any]:
+    fd = os.open(body["path"], os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    status = os.fstat(fd)
+    if not stat.S_ISREG(status.st_mode):
+        number = errno.EISDIR if stat.S_ISDIR(status.st_mode) else errno.EINVAL
+        raise OSError(number, os.strerror(number))
+    left = int(body["max_bytes"])
+    while piece := os.read(fd, 1 << 18):
+        left -= len(piece)
+        if left < 0:
+            raise trees.TooLargeError
+        _write_all(data, piece)
+    return {}
+
+
+def _replace(data: int, body: dict[str, Any]) -> dict[str, Any]:
+    path: str = body["path"]
+    trees.make_directories(os.path.dirname(path) or "/")
+    fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NONBLOCK | os.O_CLOEXEC, body["mode"])
+    if not stat.S_ISREG(os.fstat(fd).st_mode):
+        raise OSError(errno.EINVAL, "not a regular file")
+    os.fchmod(fd, body["mode"])
+    while piece := os.read(data, 1 << 18):
+        _write_all(fd, piece)
+    os.close(fd)
+    return {}
+
+
+def _pack(data: int, body: dict[str, Any]) -> dict[str, Any]:
+    with os.fdopen(data, "wb", closefd=False) as stream:
+        moved = trees.pack(body["path"], stream, body["max_bytes"])
+    return {"files": moved.files, "size": moved.size, "skipped": moved.skipped}
+
+
+def _unpack(data: int, body: dict[str, Any]) -> dict[str, Any]:
+    with os.fdopen(data, "rb", closefd=False) as stream:
+        moved = trees.unpack(stream, body["path"], leave=True)
+    return {"files": moved.files, "size": moved.size, "skipped": moved.skipped}
+
+
+_FILES: dict[str, Callable[[int, dict[str, Any]], dict[str, Any]]] = {
+    "read": _read,
+    "write": _replace,
+    "pack": _pack,
+    "unpack": _unpack,
+}
