@@ -241,6 +241,24 @@ def test_a_worker_whose_parent_waits_steals() -> None:
     assert len(home.held) == 2 and len(other.held) == 3
 
 
+def test_a_child_has_not_waited_as_long_as_the_parents_beside_it() -> None:
+    """Else two workers take it from each other for ever, each before the other can begin it."""
+    w = World()
+    a, b = w.worker("A", credit=4), w.worker("B", credit=4)
+    w.open()
+    w.submit(2)
+    parents = {worker: Key(*next(iter(worker.held))[:2]) for worker in (a, b)}
+    for worker, parent in parents.items():
+        worker.start(parent)
+        w.step(WorkerWaiting(worker.session, parent, 1, 0))
+    w.pass_time(30.0)
+    w.step(WorkerSpawn(a.session, parents[a], 1, 0, [b"%032d" % 7], [b"c"], (ItemSpec(),), None, True))
+    w.pass_time(0.5)
+    assert not a.revokes and not b.revokes
+    w.pass_time(3.0)
+    assert a.revokes or b.revokes, "now its worker has sat on it"
+
+
 def test_a_parent_that_waits_has_begun_also_when_nobody_said_so() -> None:
     w = World()
     a = w.worker("A", credit=4)

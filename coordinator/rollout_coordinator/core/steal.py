@@ -107,10 +107,11 @@ def may_be_asked(state: State, victim: Worker) -> bool:
 
 
 def overloaded(state: State, victim: Worker) -> bool:
-    """More than it can start at once; or work that it has sat on for longer than a beat."""
+    """More than it can start at once; or work that it has sat on for longer than two beats."""
     if victim.in_flight - victim.waiting > max(1, most(victim) // 2):
         return True
-    oldest = next(iter(victim.batches.values()), None)
+    # Not the oldest of all: two workers in which parents wait would take a child from each other before it can begin.
+    oldest = next((batch for batch in victim.batches.values() if batch.open > len(batch.started)), None)
     return oldest is not None and state.now.mono - oldest.assigned_at > 2 * state.settings.heartbeat_interval
 
 
