@@ -181,19 +181,51 @@ class PluginError(RolloutError):
 class AttemptError(RolloutError):
     """One attempt at an item failed; `retry` says whether another may succeed.
 
+    `data` and `keeps` are evidence, as those of a result: they stay with the attempt, also where another follows.
+    `units_in` and `units_out` were used up by it. `retry_after_ms`: until the next attempt, in place of the item's
+    backoff.
+
     Raised by executors and backends. Anything else an executor raises becomes `executor_error`, retryable.
     """
 
     code = "attempt_failed"
 
-    def __init__(self, message: str | None = None, *, code: str = "attempt_failed", retry: bool = True, **context: Any):
+    def __init__(
+        self,
+        message: str | None = None,
+        *,
+        code: str = "attempt_failed",
+        retry: bool = True,
+        data: bytes = b"",
+        keeps: tuple[bytes, ...] = (),
+        units_in: int = 0,
+        units_out: int = 0,
+        retry_after_ms: int | None = None,
+        **context: Any,
+    ):
         super().__init__(message, **context)
         self.error_code = code
         self.retry = retry
+        self.data = data
+        self.keeps = keeps
+        self.units_in = units_in
+        self.units_out = units_out
+        self.retry_after_ms = retry_after_ms
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return (_rebuild_attempt, (self.message, self.error_code, self.retry, self.context))
+        named = {
+            "code": self.error_code,
+            "retry": self.retry,
+            "data": self.data,
+            "keeps": self.keeps,
+            "units_in": self.units_in,
+            "units_out": self.units_out,
+            "retry_after_ms": self.retry_after_ms,
+        }
+        return (_rebuild_attempt, (type(self), self.message, named, self.context))
 
 
-def _rebuild_attempt(message: str, code: str, retry: bool, context: dict[str, Any]) -> AttemptError:
-    return AttemptError(message, code=code, retry=retry, **context)
+def _rebuild_attempt(
+    kind: type[AttemptError], message: str, named: dict[str, Any], context: dict[str, Any]
+) -> AttemptError:
+    return kind(message, **named, **context)

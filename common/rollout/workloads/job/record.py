@@ -1,0 +1,65 @@
+"""What one try at a trial came to: the result of its item, and of a try that failed its evidence.
+
+It is the data of the item's result, whether the item is done or failed. Everything that is large is in one tar,
+`files`, laid out as the trial's directory is.
+"""
+
+from __future__ import annotations
+
+from typing import Self
+
+from pydantic import Field, ValidationError
+
+from rollout.config.settings import Section
+from rollout.model.errors import InputError
+from rollout.workloads.job.results import TrialResult
+from rollout.workloads.json_form import canonical
+
+SETUP, AGENT, VERIFIER, ARTIFACTS = "setup", "agent", "verifier", "artifacts"
+"""Directories of a trial. In each of the first three: stdout.txt and stderr.txt; `agent` and `verifier` also hold what
+was left in /logs/agent and /logs/verifier. With several steps those are below `steps/NAME/`."""
+
+
+class Usage(Section):
+    """Of a whole trial. `cost_usd` None: nobody knows a price. `models`: by name, where there are several."""
+
+    n_input_tokens: int = 0
+    n_cache_tokens: int = 0
+    n_output_tokens: int = 0
+    cost_usd: float | None = None
+    models: dict[str, Usage] = Field(default_factory=dict)
+
+
+class StepRecord(Section):
+    """Of one step of a task that has several. `error`: type and message."""
+
+    name: str
+    rewards: dict[str, float] | None
+    error: tuple[str, str] | None = None
+
+
+class TrialRecord(Section):
+    """`trial` is the id, and `files` the object of the tar, both in hex; `remarks`: what was not isolated, and such."""
+
+    trial: str
+    result: TrialResult
+    rewards: dict[str, float] | None = None
+    steps: list[StepRecord] = Field(default_factory=list[StepRecord])
+    files: str | None = None
+    usage: Usage = Usage()
+    agent_version: str = ""
+    provider: str = ""
+    environment_cost_usd: float = 0.0
+    remarks: list[str] = Field(default_factory=list[str])
+    preserved: str = ""  # name of the sandbox that was left for a person to look at
+
+    def encode(self) -> bytes:
+        return canonical(self.model_dump(mode="json", exclude_defaults=True))
+
+    @classmethod
+    def decode(cls, data: bytes) -> Self:
+        """InputError: these bytes are no record."""
+        try:
+            return cls.model_validate_json(data)
+        except (ValueError, ValidationError) as error:
+            raise InputError(f"not the record of a trial: {error}") from error

@@ -1,0 +1,53 @@
+"""What a worker is told of a trial: the payload of its item. What all trials share is in the run's configuration.
+
+{"input": {...}, "run": {...},
+ "job": JobConfig as JSON, templates of variables not filled in,
+ "trees": {checksum: checksum of every task directory of the run},
+ "executors": {"infer": {...}}}       only where an agent asks engines of this cluster
+"""
+
+from __future__ import annotations
+
+import json
+from typing import Self
+
+from pydantic import Field, ValidationError
+
+from rollout.config.settings import Section
+from rollout.model.errors import InputError
+from rollout.workloads.job.dialect import DialectName
+from rollout.workloads.json_form import canonical
+
+
+class TrialSpec(Section):
+    """`id` and `checksum` in hex; `checksum` is that of the task directory, and the id of its uploaded tree.
+
+    `agent` is the `id` of a section of `job.agents`. `regrade`: the `files` of a record (in hex) whose artifacts are
+    verified in place of an agent's work.
+    """
+
+    id: str
+    dataset: str
+    task: str
+    checksum: str
+    dialect: DialectName
+    commit: str | None = None
+    agent: str
+    attempt: int = Field(ge=1)
+    regrade: str | None = None
+
+    def encode(self) -> bytes:
+        return canonical(self.model_dump(mode="json", exclude_defaults=True))
+
+    @classmethod
+    def decode(cls, payload: bytes) -> Self:
+        """InputError: these bytes are no trial."""
+        try:
+            return cls.model_validate(json.loads(payload))
+        except (ValueError, ValidationError) as error:
+            raise InputError(f"not a trial: {error}") from error
+
+    @property
+    def label(self) -> str:
+        """For people, and the trial's directory below that of the job."""
+        return f"{self.dataset}/{self.task}/{self.agent}/{self.attempt}"

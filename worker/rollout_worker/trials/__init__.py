@@ -1,0 +1,1 @@
+"""Trials of agents at tasks: phases, agents, verification."""

@@ -1,0 +1,1 @@
+"""Agents: built in, of coding command lines, and of plugins."""

@@ -1,0 +1,104 @@
+"""What an agent is, and what its trial lets it do.
+
+An agent is a class made with `kwargs` of its section in job.yaml; `install` and `execute` are called once a trial each
+(`execute` once a step). Whatever it does in the sandbox goes through `Place.run`, so that output is kept and shown, and
+everything ends at the deadline. It counts in `place.usage` as it goes: a trial that runs out of time reports what was
+counted until then.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from rollout_worker.sandboxes.port import Finished, Sandbox
+
+
+class TrialFault(Exception):
+    """The trial ends with an error of this type, one of `rollout.workloads.job.errors.ERRORS`.
+
+    `retry_after_s`: as a service asked for it.
+    """
+
+    def __init__(self, type: str, message: str, *, retry_after_s: float | None = None) -> None:
+        super().__init__(message)
+        self.type = type
+        self.message = message
+        self.retry_after_s = retry_after_s
+
+
+@dataclass(slots=True)
+class UsageCount:
+    """Tokens and US dollars so far. None: nobody knows a price."""
+
+    input_tokens: int = 0
+    cached_tokens: int = 0
+    output_tokens: int = 0
+    cost_usd: float | None = None
+    models: dict[str, UsageCount] = field(default_factory=dict[str, "UsageCount"])
+
+
+@dataclass(frozen=True, slots=True)
+class Reply:
+    """What a model said. `finish_reason`: stop, length, ..."""
+
+    text: str
+    finish_reason: str
+    input_tokens: int
+    output_tokens: int
+
+
+class Place(Protocol):
+    """A trial, as its agent sees it."""
+
+    sandbox: Sandbox
+    usage: UsageCount
+    instruction_path: str  # where the instruction lies in the sandbox
+    workdir: str
+    user: str | int | None
+    env: Mapping[str, str]  # of the agent's section, filled in
+    model_name: str | None
+    base_url: str | None
+    image_key: str  # equal for trials whose sandboxes begin with the same files: what was installed in one is in all
+    deadline: float | None  # of the phase, time.time(); None: there is none
+
+    async def run(
+        self,
+        command: str | Sequence[str],
+        *,
+        env: Mapping[str, str] | None = None,
+        cwd: str | None = None,
+        user: str | int | None = None,
+        timeout_s: float | None = None,
+        stdin: bytes | None = None,
+        quiet: bool = False,
+    ) -> Finished:
+        """Run it in the sandbox with `env` over the agent's own, until the phase's deadline at most.
+
+        Output goes to the logs of the phase, and is shown live, unless `quiet`. A `timed_out` by `timeout_s` is
+        returned like any other ending; the deadline of the phase ends the agent itself. TrialFault: it is gone.
+        """
+        ...
+
+    async def ask(self, messages: Sequence[Mapping[str, Any]], **sampling: Any) -> Reply:
+        """One generation by an engine of this cluster (`engine` of job.yaml). Counted in `usage`. TrialFault."""
+        ...
+
+    def note(self, text: str) -> None:
+        """A sentence for the trial's record."""
+        ...
+
+
+class Agent(Protocol):
+    """`version`: empty until it is known."""
+
+    version: str
+
+    async def install(self, place: Place) -> None:
+        """TrialFault; anything else that is raised is `agent_install_failed`."""
+        ...
+
+    async def execute(self, place: Place, instruction: str) -> None:
+        """TrialFault; anything else that is raised is `agent_execution_failed`."""
+        ...
