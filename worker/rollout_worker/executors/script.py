@@ -3,7 +3,7 @@
 Keys of a payload, all optional: `sleep_ms`, `busy_ms` (holds the interpreter), `alloc_mib`, `fail_times` (attempts
 numbered up to this fail), `fail_code`, `fatal` (no retry), `fail_data` (text that a failed attempt leaves behind; a
 number: so many bytes), `fail_keep` (text of an object that it names), `fail_units` (as many in, and twice as many out),
-`retry_after_ms`, `tell_failures` (the result is how many attempts failed before), `crash` (the process kills itself; a
+`retry_after_ms`, `failures` (fails until so many attempts have failed before), `crash` (the process kills itself; a
 number: only attempts up to it), `segv`, `exit`, `hang` (ignores cancellation), `spawn` (payloads of children, whose
 results are listed; with `child_labels` and `child_lane`), `chain_append` (the predecessor's result and `data`), `size`
 (bytes of result), `print`, `print_mib` (so much output), `put` (bytes stored as an object, whose id is the result),
@@ -108,10 +108,9 @@ class ScriptExecutor:
             await asyncio.sleep(script["sleep_ms"] / 1000)
         while not there(script.get("until")):  # noqa: ASYNC110 - another process makes the file
             await asyncio.sleep(0.02)
-        if attempt.attempt <= int(script.get("fail_times", 0)) or script.get("fatal"):
+        fails = attempt.attempt <= int(script.get("fail_times", 0)) or attempt.failures < int(script.get("failures", 0))
+        if fails or script.get("fatal"):
             raise await self._failure(script, attempt, context)
-        if script.get("tell_failures"):
-            return Done(str(attempt.failures).encode(), units_in=1, units_out=1)
         if "spawn" in script:
             return await self._family(script, attempt, context)
         if "put" in script:
@@ -145,7 +144,7 @@ class ScriptExecutor:
         left, units = script.get("fail_data", ""), int(script.get("fail_units", 0))
         keeps: list[bytes] = []
         if script.get("fail_keep"):
-            keeps.append(await context.put_object(f"{script['fail_keep']} {attempt.attempt}".encode()))
+            keeps.append(await context.put_object(f"{script['fail_keep']} {attempt.failures}".encode()))
         return AttemptError(
             f"attempt {attempt.attempt} fails as told",
             code=str(script.get("fail_code", "scripted")),
