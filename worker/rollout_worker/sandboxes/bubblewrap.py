@@ -11,8 +11,9 @@ import importlib.util
 import os
 import shutil
 import stat
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, Literal
 
 from rollout_worker.sandboxes import trees
@@ -20,6 +21,7 @@ from rollout_worker.sandboxes.claims import Capacity
 from rollout_worker.sandboxes.local import Features, LocalProvider
 from rollout_worker.sandboxes.local_sandbox import Price
 from rollout_worker.sandboxes.port import Capabilities, Host, RootFs, Spec
+from rollout_worker.sandboxes.settings import Settings, settings_of
 
 _DIRECTORIES = ("etc", "home", "media", "mnt", "opt", "root", "proc", "dev", "run", "srv", "var", "var/lib", "var/log")
 _OPEN_DIRECTORIES = ("tmp", "var/tmp")
@@ -230,11 +232,13 @@ def _readable(directory: str) -> Iterator[tuple[str, os.stat_result]]:
 
 def open_bubblewrap(
     state: Path,
+    config: Mapping[str, Any] = MappingProxyType({}),
     *,
     program: str | None = None,
     overlay: bool = True,
     capacity: Capacity | None = None,
     price: Price | None = None,
 ) -> BubblewrapProvider:
-    """The provider `bubblewrap`; use it with `async with`."""
+    """The provider `bubblewrap`; use it with `async with`. ConfigError: `config` has a key, and there are none."""
+    settings_of(Settings, config, BubblewrapProvider.name)
     return BubblewrapProvider(state, program=program, overlay=overlay, capacity=capacity, price=price)
