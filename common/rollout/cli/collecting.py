@@ -229,12 +229,20 @@ class WorkloadRun:
                 one.attempt,
                 one.code or one.ending,
                 one.message,
-                worker=one.worker,
-                began_ms=one.began_ms,
-                ended_ms=one.ended_ms,
+                await self._evidence(one),
+                one.worker,
+                one.began_ms,
+                one.ended_ms,
             )
             for one in failed
         ]
+
+    async def _evidence(self, attempt: pb.AttemptStatus) -> bytes:
+        try:
+            (data,) = await self._runs.attempt_bytes(self.run_id, [attempt])
+        except NotFoundError:
+            return b""
+        return data
 
     def close(self) -> None:
         """Whatever was collected is durable. Blocking."""
