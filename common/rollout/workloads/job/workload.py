@@ -153,9 +153,10 @@ class Job(Workload[JobConfig, JobChecked]):
         self, fetch: Fetch, config: JsonObject, directory: Path, summary: JsonObject, tell: Callable[[str], None]
     ) -> list[str]:
         writer = JobWriter(config)
-        await asyncio.to_thread(writer.take_up, directory)
+        await asyncio.to_thread(writer.open, directory)
+        await asyncio.to_thread(writer.take_up)
         made = await mend(fetch, directory, tell)
-        await asyncio.to_thread(writer.refresh, directory, summary["state"])
+        await asyncio.to_thread(writer.refresh, summary["state"])
         return made
 
     def describe_change(self, section: str, old: JsonObject, new: JsonObject) -> list[str] | None:
