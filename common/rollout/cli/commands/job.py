@@ -7,6 +7,7 @@ from typing import Annotated
 
 import typer
 
+from rollout.cli.commands.job_tail import tail
 from rollout.cli.commands.standard import HELP
 from rollout.cli.options import (
     CoordinatorOption,
@@ -131,6 +132,9 @@ def resume_job(
         file, config, verb="resume", name=name, retry_errors=retry_errors, coordinator=coordinator, tls_dir=tls_dir,
         resume=None, workers=workers, dry_run=False, detach=detach, json=json,
     )  # fmt: skip
+
+
+app.command("tail")(tail)
 
 
 def _file(file: Path | None, config: Path | None) -> Path:
