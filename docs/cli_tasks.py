@@ -90,6 +90,18 @@ rollout snapshot export 8fb5aeef56d7 --output model
         ),
     ),
     Task(
+        "Make tasks for agents",
+        """
+[job.md](job.md) has the files of a task.
+
+```
+rollout task init hello/write-hello           # a small task, to be changed into yours
+rollout task check hello                      # every fault and what often goes wrong, of all tasks in a directory
+```
+""",
+        ("rollout task init", "rollout task check"),
+    ),
+    Task(
         "Watch it",
         """
 ```
