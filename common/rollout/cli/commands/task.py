@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from rollout.cli.options import JsonOption
+from rollout.cli.options import JsonLinesOption, JsonOption
 from rollout.cli.program import new_app
 from rollout.model.errors import ConfigError
 from rollout.model.problems import problems
@@ -89,6 +89,70 @@ def check(directories: DirectoriesArgument, json: JsonOption = False) -> None:
         from rollout.cli.words import counted
 
         typer.echo(f"{counted(tasks, 'task')} can be run, {counted(warnings, 'warning')}")
+
+
+@app.command("oracle")
+def oracle(
+    directories: DirectoriesArgument,
+    provider: Annotated[
+        str, typer.Option("--provider", metavar="PROVIDER", help="Of the sandboxes, as environment.type in job.yaml.")
+    ] = "bubblewrap",
+    provider_config: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--provider-config", metavar="KEY=VALUE", help="As environment.provider_config in job.yaml; repeatable."
+        ),
+    ] = None,
+    attempts: Annotated[
+        int, typer.Option("--attempts", min=1, max=1000, help="Of each agent: tests that pass now and then are found.")
+    ] = 1,
+    concurrency: Annotated[int, typer.Option("--concurrency", min=1, help="Trials at once.")] = 4,
+    output: Annotated[
+        Path | None,
+        typer.Option(
+            "--output", metavar="DIR", help="Keep the job here. Default: a temporary directory, kept if a task fails."
+        ),
+    ] = None,
+    json: JsonLinesOption = False,
+) -> None:
+    """Try tasks: their solution must pass, and an agent that does nothing must not.
+
+    The agents `oracle` and `nop` run at each task, in sandboxes, as `rollout job run` runs any agent, on a private
+    cluster of this machine. Of a task that is not good the end of the verifier's output is shown.
+
+    Exit codes: 0 every task is good; 1 one is not, or a trial could not be run; 2 faults in the tasks, before anything
+    runs; 130 interrupted.
+
+    --json prints an object a line: those of a run but `cluster`, `run_opened` and `summary`; `task` {task, dataset, ok,
+    faults: [{trial, message}], warnings, trials: [{agent, attempt, reward, rewards, error, durations}]}; at the end
+    `oracle` {tasks, failed, directory}. Keys are only ever added.
+    """
+    from rollout.cli.try_tasks import try_tasks  # brings grpc
+
+    raise typer.Exit(
+        try_tasks(
+            directories,
+            provider=provider,
+            provider_config=dict(_setting(text) for text in provider_config or ()),
+            attempts=attempts,
+            concurrency=concurrency,
+            output=output,
+            json=json,
+        )
+    )
+
+
+def _setting(text: str) -> tuple[str, Any]:
+    """KEY=VALUE, the value as JSON has it; what is none is a text."""
+    import json
+
+    key, equals, value = text.partition("=")
+    if not equals or not key.strip():
+        raise ConfigError(f"--provider-config {text}: write KEY=VALUE, such as image=host")
+    try:
+        return key.strip(), json.loads(value)
+    except ValueError:
+        return key.strip(), value.strip()
 
 
 def _print(found: CheckedTask) -> None:

@@ -50,13 +50,14 @@ def check_tasks(paths: Sequence[Path], environ: Mapping[str, str]) -> Iterator[C
     """Each task of `paths`, which are tasks or directories of tasks, one after the other; what concerns a directory of
     tasks as a whole comes as one of its own, with faults or warnings and no task."""
     for path in paths:
-        if _is_task(path):
+        if is_task(path):
             yield _checked(path, environ)
         else:
             yield from _below(path, environ)
 
 
-def _is_task(path: Path) -> bool:
+def is_task(path: Path) -> bool:
+    """Whether `path` is meant as a task, and not as a directory of tasks."""
     return any((path / mark).exists() for mark in _MARKS)
 
 
@@ -81,7 +82,7 @@ def _below(path: Path, environ: Mapping[str, str]) -> Iterator[CheckedTask]:
         why = "a file; a task is a directory" if isinstance(error, NotADirectoryError) else why
         yield CheckedTask(path, None, (f"{path}: {why}",), ())
         return
-    tasks = [entry for entry in entries if _is_task(entry)]
+    tasks = [entry for entry in entries if is_task(entry)]
     for task in tasks:
         yield _checked(task, environ)
     faults, seen = list[str](), dict[str, Path]()
