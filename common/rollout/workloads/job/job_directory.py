@@ -21,10 +21,10 @@ from rollout.workloads.job.aggregate import Overrides, PlannedTrial, is_complete
 from rollout.workloads.job.config import JobConfig
 from rollout.workloads.job.errors import is_infrastructure, policy_of
 from rollout.workloads.job.record import TrialRecord
+from rollout.workloads.job.result_files import CONFIG, RESULT, STATISTICS, SUMMARY, TRIALS
 from rollout.workloads.job.results import JobResult, TrialResult
-from rollout.workloads.output import RUN_ID, SUMMARY
+from rollout.workloads.output import RUN_ID
 
-RESULT, STATISTICS, CONFIG, TRIALS = "result.json", "stats.json", "config.json", "trials.jsonl"
 TrialKey = tuple[str, str, str, int]
 """(dataset, task, agent, attempt)"""
 Status = Literal["completed", "failed", "skipped", "pending"]
