@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from rollout.client import Runs
 
 Tell = Callable[[str], None]
-_NEAR = (".", "*", "jobs/*", "*/*")
+_NEAR = (".", "*", "*/*")
 """Where directories of jobs are looked for, beside those whose private cluster is known."""
 
 
@@ -32,18 +32,24 @@ def job_named(text: str, coordinator: list[str] | None, tls_dir: Path | None, te
     Of a run whose directory is not on this machine the files are written from the ledger of its cluster, into a
     directory that goes when this is left. ConfigError, NotFoundError.
     """
+    path = directory_of(text, tell)
+    if path is not None:
+        yield read_job_directory(path)
+        return
+    with TemporaryDirectory(prefix="rollout-job-") as scratch:
+        _fetch(text, Path(scratch), coordinator, tls_dir, tell)
+        yield read_job_directory(Path(scratch))
+
+
+def directory_of(text: str, tell: Tell) -> Path | None:
+    """The directory on this machine that `text` names, which need not be a job's; None: there is none."""
     path = Path(text).expanduser()
     if path.is_dir() and (is_job_directory(path) or _is_path(text)):
-        yield read_job_directory(path)
-    elif (found := _known(text)) is not None:
+        return path
+    if (found := _known(text)) is not None:
         tell(f"the job is in {found}")
-        yield read_job_directory(found)
-    elif _is_path(text) or path.exists():
-        yield read_job_directory(path)  # which says what is wrong
-    else:
-        with TemporaryDirectory(prefix="rollout-job-") as scratch:
-            _fetch(text, Path(scratch), coordinator, tls_dir, tell)
-            yield read_job_directory(Path(scratch))
+        return found
+    return path if _is_path(text) or path.exists() else None
 
 
 def _is_path(text: str) -> bool:
@@ -59,7 +65,10 @@ class _Found:
 
 def _known(text: str) -> Path | None:
     """The directory of the job `text`, on this machine; None: there is none. ConfigError: there are several."""
-    jobs = {one.path.resolve(): one for one in _jobs()}.values()
+    first: dict[Path, _Found] = {}
+    for one in _jobs():
+        first.setdefault(one.path.resolve(), one)
+    jobs = first.values()
     if text == LAST:
         of_run = {one.run_id: one.path for one in jobs}
         return next((of_run[run_id] for run_id in recent_runs() if run_id in of_run), None)

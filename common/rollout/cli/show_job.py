@@ -23,10 +23,12 @@ from rollout.workloads.job.overview import (
     shown_ks,
 )
 from rollout.workloads.job.pass_at_k import PASS
+from rollout.workloads.job.regrade import COMPARISON, Regraded, by_agent
 from rollout.workloads.job.results import ZERO_TIME, rfc3339
 from rollout.workloads.json_form import JsonObject
 
 FILES_SHOWN = 40
+CHANGES_SHOWN = 20
 _TESTS: dict[Test, str] = {
     "mcnemar_mid_p": "McNemar's mid-p test",
     "sign_flip_exact": "exact sign-flip test",
@@ -292,3 +294,36 @@ def _some(names: Sequence[str]) -> str:
 
 def print_written(path: Path, count: int) -> None:
     console().print(f"{visible(str(path))}: {counted(count, 'trial')}", soft_wrap=True)
+
+
+# ---- what a new verifier changed
+
+
+def print_regraded(directory: Path, found: Sequence[Regraded]) -> None:
+    say = console().print
+    say(f"{counted(len(found), 'trial')} verified again, {sum(one.changed for one in found):,} came out otherwise")
+    agents = table("agent", "scored twice", "pass rate before", "after", "mean reward before", "after")
+    for one in by_agent(found):
+        rates = [_rate(one.pass_rate_before), _rate(one.pass_rate_after)]
+        rewards = [_reward(one.mean_reward_before), _reward(one.mean_reward_after)]
+        agents.add_row(visible(one.agent), f"{one.trials:,}", *rates, *rewards)
+    print_table(agents, "")
+    changed = [one for one in found if one.changed]
+    for one in changed[:CHANGES_SHOWN]:
+        before, after = _came(one.before, one.error_before), _came(one.after, one.error_after)
+        say(f"  {visible(one.trial)}: {before} -> {after}")
+    if len(changed) > CHANGES_SHOWN:
+        say(f"  and {len(changed) - CHANGES_SHOWN:,} more in {directory / COMPARISON}")
+    say(f"results: {visible(str(directory))}", soft_wrap=True)
+
+
+def _rate(value: float | None) -> str:
+    return "-" if value is None else f"{value * 100:.1f} %"
+
+
+def _reward(value: float | None) -> str:
+    return "-" if value is None else f"{value:.3g}"
+
+
+def _came(score: float | None, error: str | None) -> str:
+    return " ".join(part for part in (_reward(score) if score is not None else "", error or "") if part) or "not scored"

@@ -89,7 +89,8 @@ def try_tasks(
         job = read_job_directory(directory / NAME)
         found = verdicts(job)
         if job.state != "completed":
-            raise IncompleteError(f"not every trial ended: the job is {job.state or 'not over'}; its files are in {job.path}")
+            why = job.state or "not over"
+            raise IncompleteError(f"not every trial ended: the job is {why}; its files are in {job.path}")
         code = _tell(job, found, json=json)
         keep = output is not None or code != OK
         return code
@@ -103,6 +104,9 @@ def try_tasks(
 
 def _tell(job: JobDirectory, found: Sequence[Verdict], *, json: bool) -> int:
     bad = sum(not one.ok for one in found)
+    remarks = dict.fromkeys(remark for trial in job.trials if trial.record for remark in trial.record.remarks)
+    for remark in () if json else remarks:
+        typer.echo(f"note: {visible(remark)}")
     for one in found:
         if json:
             print_json({"event": "task", **one.to_json()})
@@ -111,9 +115,11 @@ def _tell(job: JobDirectory, found: Sequence[Verdict], *, json: bool) -> int:
     if json:
         print_json({"event": "oracle", "tasks": len(found), "failed": bad, "directory": str(job.path) if bad else None})
     elif bad:
-        typer.echo(f"{bad:,} of {counted(len(found), 'task')} not good; everything their trials left is in {job.path}")
+        are = "is" if bad == 1 else "are"
+        typer.echo(f"{bad:,} of {counted(len(found), 'task')} {are} not good; what their trials left is in {job.path}")
     else:
-        typer.echo(f"{counted(len(found), 'task')} good: {ORACLE} passes, {NOP} does not")
+        are = "is" if len(found) == 1 else "are"
+        typer.echo(f"{counted(len(found), 'task')} {are} good: {ORACLE} passes, {NOP} does not")
     return FAILED if bad else OK
 
 

@@ -1,4 +1,4 @@
-"""`rollout job show|export|compare`: what is done with the results of jobs."""
+"""`rollout job show|export|compare|regrade`: what is done with the results of jobs."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import typer
 
 from rollout.cli.asking import tell
 from rollout.cli.completion import complete_run
-from rollout.cli.options import CoordinatorOption, JsonOption, TlsDirOption
+from rollout.cli.options import CoordinatorOption, JsonLinesOption, JsonOption, TlsDirOption, WorkersOption
 from rollout.model.errors import ConfigError
 
 _JOB_HELP = (
@@ -27,6 +27,7 @@ def add_to(app: typer.Typer) -> None:
     app.command("show")(show)
     app.command("export")(export)
     app.command("compare")(compare)
+    app.command("regrade")(regrade)
 
 
 def show(
@@ -174,3 +175,47 @@ def compare(
                     print_json({"job_a": first.name, "job_b": second.name, **compared_json(one)})
                 else:
                     print_compared(one, first.name, second.name)
+
+
+def regrade(
+    job: JobArgument,
+    config: Annotated[
+        Path | None,
+        typer.Option("--config", metavar="FILE", help="job.yaml with other settings or tasks. Default: the job's own."),
+    ] = None,
+    tasks: Annotated[
+        list[str] | None,
+        typer.Option("--tasks", metavar="GLOB", help="Of these tasks alone, as TASK or DATASET/TASK; repeatable."),
+    ] = None,
+    coordinator: CoordinatorOption = None,
+    tls_dir: TlsDirOption = None,
+    workers: WorkersOption = None,
+    json: JsonLinesOption = False,
+) -> None:
+    """Verify what the agents of a job left once more, with the tests as they are now; no agent works again.
+
+    Each trial whose agent came to its end gets a new sandbox with the artifacts that were kept of it, and the tests of
+    its task. The results go to DIR/regrade-1, regrade-2 and so on, which are directories of jobs as any other, and what
+    changed to regrade.json there; the job itself stays as it was. The same command goes on with one that did not end.
+
+    Exit codes: 0 every trial was verified again, whatever came out; 1 one was not; 2 configuration or input, also when
+    nothing was kept; 130 interrupted.
+
+    --json prints an object a line: those of `rollout job run`, and at the end `regraded` {directory, regraded, changed,
+    agents: [{agent, trials, pass_rate_before, pass_rate_after, mean_reward_before, mean_reward_after}], trials:
+    [{trial, agent, before, after, error_before, error_after}]}. Keys are only ever added.
+    """
+    from rollout.cli.find_job import directory_of
+    from rollout.cli.regrading import Regrading  # brings grpc
+
+    directory = directory_of(job, tell)
+    if directory is None:
+        raise ConfigError(
+            f"no directory of a job {job!r} is on this machine: name it, or write it from the ledger of its cluster: "
+            f"rollout run results {job} --output DIR"
+        )
+    working = Regrading(
+        directory, config, tuple(tasks or ()), coordinators=tuple(coordinator or ()), tls_dir=tls_dir, workers=workers,
+        json=json,
+    )  # fmt: skip
+    raise typer.Exit(working.run())

@@ -175,8 +175,13 @@ def number(value: Estimate | None) -> str:
     """`0.667 [0.431, 0.845]`."""
     if value is None:
         return "-"
-    interval = "" if value.low is None or value.high is None else f" [{value.low:.3g}, {value.high:.3g}]"
-    return f"{value.mean:.3g}{interval}"
+    interval = "" if value.low is None or value.high is None else f" [{_plain(value.low)}, {_plain(value.high)}]"
+    return f"{_plain(value.mean)}{interval}"
+
+
+def _plain(value: float) -> str:
+    """Three digits; what is left of a subtraction is 0."""
+    return f"{value if abs(value) > 1e-12 else 0.0:.3g}"
 
 
 def dollars(value: float) -> str:

@@ -6,15 +6,20 @@ import json
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from fnmatch import fnmatchcase
+from pathlib import Path
+from typing import Any, cast
 
 from rollout.model.errors import ConfigError
 from rollout.workloads.job.averages import mean
 from rollout.workloads.job.errors import ERRORS
 from rollout.workloads.job.job_directory import JobDirectory, KeptTrial
 from rollout.workloads.job.pass_at_k import PASS
+from rollout.workloads.job.record import ARTIFACTS
+from rollout.workloads.job.result_files import TRIES
 from rollout.workloads.json_form import JsonObject
 
 COMPARISON = "regrade.json"
+_MANIFEST = "manifest.json"
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,11 +43,13 @@ def choose(job: JobDirectory, globs: Sequence[str] = ()) -> Chosen:
     left_out: dict[str, int] = {}
     chosen: list[KeptTrial] = []
     for trial in wanted:
-        if why := _why_not(trial):
+        if why := _why_not(trial) or _not_kept(job.path / trial.label):
             left_out[why] = left_out.get(why, 0) + 1
         else:
             chosen.append(trial)
-    notes = tuple(f"{count:,} trials are left out: {why}" for why, count in left_out.items())
+    notes = tuple(
+        f"{count:,} {'trial is' if count == 1 else 'trials are'} left out: {why}" for why, count in left_out.items()
+    )
     if not chosen:
         raise ConfigError("\n".join([f"no trial of {job.name} can be verified again", *notes]))
     return Chosen(tuple(chosen), notes)
@@ -65,6 +72,24 @@ def _why_not(trial: KeptTrial) -> str:
     if trial.record is None or trial.record.files is None:
         return "nothing was kept of them"
     return ""
+
+
+def _not_kept(directory: Path) -> str:
+    """Why what was kept of the trial in `directory` is not what its agent left; empty: it is."""
+    manifests = [path for path in sorted(directory.rglob(f"{ARTIFACTS}/{_MANIFEST}")) if TRIES not in path.parts]
+    rows: list[Any] = []
+    for path in manifests:
+        try:
+            rows += cast("list[Any]", json.loads(path.read_bytes()))
+        except (OSError, ValueError):
+            return f"{path.name} cannot be read"
+    if not rows:
+        return (
+            "they kept no artifacts: declare those that the tests look at, with artifacts = [...] in task.toml or "
+            "artifacts: in job.yaml, and run them again"
+        )
+    lost = next((row for row in rows if row["status"] not in ("ok", "missing")), None)
+    return "" if lost is None else f"the artifact {lost['source']} was not kept ({lost['status']})"
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,9 +13,8 @@ from rollout.model.item import NewItem
 from rollout.workloads.job.config import JobConfig
 from rollout.workloads.job.datasets import load_datasets
 from rollout.workloads.job.job_directory import JobDirectory, KeptTrial
-from rollout.workloads.job.plan import Trial, plan
+from rollout.workloads.job.plan import plan
 from rollout.workloads.job.run_config import digest_of, item_of, job_json, run_config
-from rollout.workloads.job.trial import TrialSpec
 from rollout.workloads.job.workload import Job, JobChecked
 from rollout.workloads.json_form import JsonObject
 from rollout.workloads.port import Reading, Tree
@@ -39,7 +38,7 @@ def regrade_settings(job: JobDirectory, given: JobConfig | None, name: str) -> J
 
 
 class Regrade(Job):
-    """`chosen`: the trials that are verified again, by their label; `archives`: a file for the object of each, in hex."""
+    """`chosen`: the trials that are verified again, by label; `archives`: the directory with a file for each object."""
 
     def __init__(self, chosen: Mapping[str, KeptTrial], archives: Path) -> None:
         super().__init__()
@@ -55,7 +54,7 @@ class Regrade(Job):
             if (found := files.get(trial.label)) is not None
         )
         if not trials:
-            raise ConfigError("none of the trials is of a task that is there: name the job's tasks with --config job.yaml")
+            raise ConfigError("no trial is of a task that is there now: name the job's tasks with --config job.yaml")
         config = run_config(settings, trials)
         config["output"] = {
             "planned": [(trial.id.hex(), trial.label) for trial in trials],
@@ -65,7 +64,7 @@ class Regrade(Job):
         config |= {"used": {}, _ARCHIVES: ""}
         directories = {trial.task.checksum: trial.task.directory for trial in trials}
         gone = sorted(set(files) - {trial.label for trial in trials})
-        notes = [f"{len(gone):,} trials are of tasks that are gone: {', '.join(gone[:3])}"] if gone else []
+        notes = [f"{len(gone):,} left out, of tasks that are not there now: {', '.join(gone[:3])}"] if gone else []
         return JobChecked(
             config=config,
             total=len(trials),
@@ -89,8 +88,5 @@ class Regrade(Job):
 
     def plan(self, checked: JobChecked, config: JsonObject, start: int) -> Iterator[NewItem]:
         for trial in checked.left[start:]:
-            item = item_of(trial, checked.job)
             record = self._chosen[trial.label].record
-            files = record.files if record is not None else None
-            spec = TrialSpec.decode(item.payload).model_copy(update={"regrade": files})
-            yield NewItem(item.id, spec.encode(), item.spec)
+            yield item_of(trial, checked.job, record.files if record is not None else None)
