@@ -7,8 +7,10 @@ from typing import Annotated
 
 import typer
 
+from rollout.cli.commands import job_tools
 from rollout.cli.commands.job_tail import tail
 from rollout.cli.commands.standard import HELP
+from rollout.cli.groups import CommandGroup
 from rollout.cli.options import (
     CoordinatorOption,
     DetachOption,
@@ -23,7 +25,7 @@ from rollout.model.errors import ConfigError
 from rollout.workloads.job.config import JobConfig, job_name
 from rollout.workloads.job.errors import types_of
 
-app = typer.Typer(no_args_is_help=True, rich_markup_mode=None)
+app = typer.Typer(cls=CommandGroup, no_args_is_help=True, rich_markup_mode=None)
 
 FileArgument = Annotated[Path | None, typer.Argument(metavar="[FILE]", help="The job: job.yaml.", show_default=False)]
 ConfigOption = Annotated[
@@ -135,6 +137,7 @@ def resume_job(
 
 
 app.command("tail")(tail)
+job_tools.add_to(app)
 
 
 def _file(file: Path | None, config: Path | None) -> Path:

@@ -2,22 +2,29 @@
 
 from __future__ import annotations
 
+import asyncio
 import json as json_module
 import re
 import sys
 from collections.abc import Iterable
+from contextlib import suppress
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from rollout.cli.commands.events import follow_or_ask, rfc3339
+from rollout.cli.anywhere import Places, cluster_of, find_run, places
+from rollout.cli.asking import OwnerEndedError, once, reached, tell
+from rollout.cli.commands.events import FOLLOW_PATIENCE_S, rfc3339
+from rollout.cli.commands.job_tools import JobArgument
 from rollout.cli.commands.logs import Line, Reader, printed
-from rollout.cli.commands.run import RunArgument
+from rollout.cli.find_job import directory_of
 from rollout.cli.options import CoordinatorOption, JsonOption, TlsDirOption
-from rollout.cli.references import resolve_run
+from rollout.client.target import Target
 from rollout.config.visible import visible
+from rollout.workloads.json_form import JsonObject
+from rollout.workloads.output import RUN_ID
 
 if TYPE_CHECKING:
     from rollout.client import Runs
@@ -37,7 +44,7 @@ class TrialLine:
 
 
 def tail(
-    run: RunArgument,
+    run: JobArgument,
     trial: Annotated[
         str,
         typer.Argument(
@@ -65,14 +72,29 @@ def tail(
     """
     reader = Reader()
 
-    async def show(client: Runs, *, follow: bool) -> None:
-        run_id = await resolve_run(client, run)
+    async def show(client: Runs, run_id: str, *, follow: bool) -> None:
         async for line in printed(client, run_id, reader, follow=follow):
             for told in of_trials([line], trial):
                 sys.stdout.write((_json(told, run_id) if json else _text(told)) + "\n")
                 sys.stdout.flush()
 
-    follow_or_ask(coordinator, tls_dir, show, follow=follow)
+    async def working() -> None:
+        target, run_id = await _find(run, places(coordinator, tls_dir, tell))
+        while True:
+            with suppress(OwnerEndedError):
+                async with reached(target, once(tell), patience_s=FOLLOW_PATIENCE_S) as (client, idle):
+                    return await show(client, run_id, follow=follow and not idle)
+
+    asyncio.run(working())
+
+
+async def _find(text: str, where: Places) -> tuple[Target, str]:
+    """The cluster and the id of the run that `text` names, by the directory of its job or as other runs."""
+    path = directory_of(text, lambda _: None)
+    run_id = "" if path is None else (path / RUN_ID).read_text("ascii", "replace").strip()
+    if path is not None and not where.only and (target := cluster_of(path, run_id)) is not None:
+        return target, run_id
+    return await find_run(where, run_id or text)
 
 
 def of_trials(lines: Iterable[Line], wanted: str) -> Iterable[TrialLine]:
@@ -97,7 +119,7 @@ def _text(told: TrialLine) -> str:
 
 def _json(told: TrialLine, run_id: str) -> str:
     line = told.line
-    value = {
+    value: JsonObject = {
         "time": rfc3339(line.at_ms) if line.at_ms else None,
         "run_id": run_id,
         "trial": told.trial,
