@@ -149,7 +149,7 @@ override_error_policy:
 def test_a_key_with_nothing_after_it_is_as_if_it_were_not_there(tmp_path: Path) -> None:
     text = "agents:\n- name: nop\n  label:\n  kwargs: {a: }\ndatasets:\n- path: d\nretry:\nmetrics:\nname:\n"
     found = load(tmp_path, text)
-    assert (found.name, found.metrics, found.retry.max_attempts) == (None, [], 3)
+    assert (found.name, found.metrics, found.retry.max_attempts) == ("job", [], 3)
     assert found.agents[0].kwargs == {"a": None}
     assert "agents.0.env.A: must be a string, not nothing" in fault(
         tmp_path, "agents:\n- env:\n    A:\ndatasets:\n- path: d\n"
