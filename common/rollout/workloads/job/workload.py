@@ -30,6 +30,7 @@ from rollout.workloads.job.run_config import (
     item_of,
     job_json,
     lanes,
+    policies,
     run_config,
     set_trials,
 )
@@ -155,6 +156,7 @@ class Job(Workload[JobConfig, JobChecked]):
         return replace(
             super().spec(run_id, config),
             lanes=lanes(job),
+            policies=policies(job, config["used"]),
             pause_timeout_ms=PAUSE_TIMEOUT_MS,
         )
 
