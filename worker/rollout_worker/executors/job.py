@@ -28,6 +28,7 @@ from rollout_worker.sandboxes import trees
 from rollout_worker.sandboxes.errors import SandboxError
 from rollout_worker.sandboxes.port import Provider
 from rollout_worker.sandboxes.providers import open_provider
+from rollout_worker.trials.environment import Images
 from rollout_worker.trials.lanes import Lanes
 from rollout_worker.trials.masking import Masks
 from rollout_worker.trials.outcome import count, record_of
@@ -50,6 +51,7 @@ class JobExecutor:
         self._run: Run | None = None
         self._job: JobConfig | None = None
         self._provider: Provider | None = None
+        self._state = Path()
         self._lanes = Lanes()
         self._tasks: dict[tuple[str, ...], Task] = {}
         self._trials: set[asyncio.Task[None]] = set()
@@ -76,7 +78,8 @@ class JobExecutor:
         job = JobConfig.model_validate(run.config["job"])
         state = await _state_directory(run, context)
         try:
-            provider = open_provider(job.environment.type, state, key="environment.type")
+            environment = job.environment
+            provider = open_provider(environment.type, state, environment.provider_config, key="environment.type")
         except ConfigError as error:
             raise AttemptError(f"this worker: {error.message}", code="provider_missing", retry=False) from error
         try:
@@ -85,7 +88,7 @@ class JobExecutor:
         except SandboxError as error:
             await provider.close()
             raise AttemptError(error.message, code=error.code, retry=error.retryable) from error
-        self._run, self._job, self._provider = run, job, provider
+        self._run, self._job, self._provider, self._state = run, job, provider, state
         _log.info("sandboxes_ready", provider=provider.name, run_id=run.run_id, notes=list(capabilities.notes))
 
     async def close(self) -> None:
@@ -171,6 +174,7 @@ class JobExecutor:
             files=files,
             masks=masks,
             live=Live(spec.label, _printer(attempt)),
+            images=Images(self._state, self._job.environment.force_build, self._job.environment.provider_config),
             lanes=self._lanes,
             ask=ask,
             progress=lambda phase: context.progress(phase, trial=spec.label, phase=phase, agent=spec.agent),
