@@ -70,6 +70,8 @@ async def make_sandbox(told: Told, wish: Wish, *, room_s: float | None = None) -
             await replay(prepared, wish.environment, directory, sandbox, left_s)
         workdir = workdir or sandbox.workdir
         await _lay_out(sandbox, workdir, wish)
+        for user in {user for user in wish.users if user is not None}:
+            await _check_user(sandbox, user)
     except BaseException:
         await asyncio.shield(sandbox.destroy())
         raise
@@ -108,6 +110,15 @@ async def _lay_out(sandbox: Sandbox, workdir: str, wish: Wish) -> None:
             "environment_start_failed",
             f"directories cannot be made in it: {finished.stderr.text()[-500:].strip() or finished.how}",
         )
+
+
+async def _check_user(sandbox: Sandbox, user: str) -> None:
+    """One that is not there would else look like a command that failed."""
+    with faults("environment_start_failed", f"its user {user} was tried"):
+        tried = await sandbox.exec(["/bin/sh", "-c", "exit 0"], cwd="/", user=user, timeout_s=_SETUP_S)
+    if not tried.ok:
+        said = tried.stderr.text().strip()[-300:]
+        raise TrialFault("environment_start_failed", f"no command can run as user {user} in it: {said}")
 
 
 def admin(sandbox: Sandbox) -> str | None:

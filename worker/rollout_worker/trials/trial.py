@@ -17,11 +17,11 @@ from rollout.workloads.job.task import Step
 
 from rollout_worker.sandboxes.errors import SandboxError, SandboxTeardownError
 from rollout_worker.sandboxes.port import Sandbox
-from rollout_worker.trials.clean import empty, preload_of, restore_preload
+from rollout_worker.trials.clean import empty, mend, preload_of, restore_preload
 from rollout_worker.trials.faults import faults
 from rollout_worker.trials.gathering import bring_artifacts, bring_logs, put_artifacts, read_manifest
 from rollout_worker.trials.health import until_healthy
-from rollout_worker.trials.making import Made, Wish, make_sandbox
+from rollout_worker.trials.making import LOGS, Made, Wish, make_sandbox
 from rollout_worker.trials.outcome import Outcome, StepOutcome
 from rollout_worker.trials.place import TrialPlace
 from rollout_worker.trials.port import Agent, TrialFault
@@ -208,6 +208,7 @@ class Trial:
         told = self._told
         with faults("environment_lost", "the agent was ended"):
             await sandbox.kill()
+            await mend(sandbox, self._workdir, *LOGS)
             if isinstance(self._agent, Oracle):
                 await empty(sandbox, self._agent.mount)
             if await restore_preload(sandbox, self._preload):
@@ -331,4 +332,4 @@ class Trial:
         try:
             yield streams
         finally:
-            streams.close()
+            self.outcome.remarks += streams.close()
