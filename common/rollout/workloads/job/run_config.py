@@ -10,6 +10,7 @@ from blake3 import blake3
 from rollout.model.item import ItemSpec, NewItem
 from rollout.model.run import Lane, Order, Policy
 from rollout.workloads.job.config import JobConfig
+from rollout.workloads.job.engine import ResolvedEngine
 from rollout.workloads.job.errors import ERRORS, is_infrastructure, policy_of
 from rollout.workloads.job.plan import Trial
 from rollout.workloads.job.trial import TrialSpec
@@ -41,10 +42,12 @@ def set_trials(config: JsonObject, trials: Sequence[Trial]) -> None:
     config["trees"] = {trial.task.checksum: trial.task.checksum for trial in trials}
 
 
-def run_config(job: JobConfig, trials: Sequence[Trial]) -> JsonObject:
+def run_config(job: JobConfig, trials: Sequence[Trial], engine: ResolvedEngine | None = None) -> JsonObject:
+    """`engine`: what agents ask."""
     config: JsonObject = {
         "run": {"name": job.name or "", "order": str(Order.ARRIVAL), "max_in_flight": job.n_concurrent_trials},
         "job": job_json(job),
+        **({"executors": {"infer": engine.config}} if engine is not None else {}),
     }
     set_trials(config, trials)
     return config
