@@ -470,3 +470,12 @@ def test_bundled_datasets_are_whole_and_in_the_docs(tmp_path: Path) -> None:
 def test_a_bundled_dataset_that_there_is_not(tmp_path: Path) -> None:
     expected = 'datasets.0: there is no bundled dataset "terminal"; there are bundled:harbor and bundled:rollout'
     assert expected in fault(tmp_path, {"path": "bundled:terminal"})
+
+
+def test_no_file_of_a_bundled_task_is_left_out_of_the_repository() -> None:
+    """A directory called build/ or data/ would be: .gitignore, which also decides what is in the package."""
+    top = Path(__file__).parents[2]
+    ignored = git(
+        top, "ls-files", "--others", "--ignored", "--exclude-standard", "common/rollout/workloads/job/bundled"
+    )
+    assert ignored == ""
