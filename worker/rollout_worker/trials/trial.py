@@ -1,0 +1,328 @@
+"""One trial, phase after phase: environment setup, agent install, agent execution, verification, teardown."""
+
+from __future__ import annotations
+
+import asyncio
+import traceback
+from collections.abc import AsyncGenerator, Generator
+from contextlib import asynccontextmanager, contextmanager
+
+import structlog
+from rollout.workloads.job.errors import INTERNAL_ERROR, policy_of
+from rollout.workloads.job.network import NetworkPolicy
+from rollout.workloads.job.record import AGENT, ARTIFACTS, SETUP, VERIFIER
+from rollout.workloads.job.retries import is_retried
+from rollout.workloads.job.rewards import Rewards, misses
+from rollout.workloads.job.task import Step
+
+from rollout_worker.sandboxes.errors import SandboxError, SandboxTeardownError
+from rollout_worker.sandboxes.port import Sandbox
+from rollout_worker.trials.clean import empty, preload_of, restore_preload
+from rollout_worker.trials.faults import faults
+from rollout_worker.trials.gathering import bring_artifacts, bring_logs, put_artifacts, read_manifest
+from rollout_worker.trials.health import until_healthy
+from rollout_worker.trials.making import Made, Wish, make_sandbox
+from rollout_worker.trials.outcome import Outcome, StepOutcome
+from rollout_worker.trials.place import TrialPlace
+from rollout_worker.trials.port import Agent, TrialFault
+from rollout_worker.trials.scripted import Oracle
+from rollout_worker.trials.streams import Streams
+from rollout_worker.trials.told import Told
+from rollout_worker.trials.verifying import forget, verify
+
+log = structlog.get_logger()
+
+LATE_S = 5.0
+"""After its deadline an agent that does not end by itself is ended."""
+
+
+class Trial:
+    """Run once. What it came to is in `outcome`, however it ends."""
+
+    def __init__(self, told: Told, agent: Agent) -> None:
+        self.outcome = Outcome()
+        self._told = told
+        self._agent = agent
+        self._preload: bytes | None = None
+        self._made: Made | None = None
+
+    async def run(self) -> None:
+        """Nothing is left of it afterwards, also when it is cancelled."""
+        try:
+            await self._phases()
+        except TrialFault as fault:
+            self.outcome.error = fault
+        except Exception as error:
+            log.exception("trial_broke", trial=self._told.spec.label)
+            told = traceback.format_exc()
+            self.outcome.error = TrialFault(INTERNAL_ERROR, f"{type(error).__name__}: {error}")
+            (self._told.files / "exception.txt").write_text(self._told.masks.text(told))
+        finally:
+            self.outcome.agent_version = self._agent.version
+            await asyncio.shield(self._tear_down())
+
+    async def _phases(self) -> None:
+        await self._set_up()
+        assert self._made is not None
+        place = TrialPlace(self._told, self._made.sandbox, self.outcome.usage, None, self._made.prepared.key)
+        if self._told.regrade is None:
+            await self._install(place)
+        for index, step in enumerate(self._told.task.steps):
+            done = StepOutcome(step.name)
+            self.outcome.steps.append(done)
+            if not await self._step(index, step, done, place):
+                break
+
+    # ---- environment setup
+
+    async def _set_up(self) -> None:
+        told, task = self._told, self._told.task
+        told.progress("environment setup")
+        with self.outcome.times.phase("environment_setup"), self._streams(None, SETUP) as streams:
+            policies, users = list[NetworkPolicy](), list[str | None]()
+            if told.regrade is None and told.section.install:
+                policies.append(task.environment.network)
+            for step in task.steps:
+                policies.append(step.agent.network)
+                users.append(step.agent.user)
+                if step.verifier.environment is None and not told.job.verifier.disable:
+                    policies.append(step.verifier.network)
+                    users.append(step.verifier.user)
+            build_s = told.timeouts(task.steps[0]).build_s
+            wish = Wish(task.environment, policies, told.environs.sandbox, users, build_s)
+            self._made = await make_sandbox(told, wish)
+            sandbox = self._made.sandbox
+            self.outcome.remarks += self._made.prepared.remarks
+            if task.environment.healthcheck is not None:
+                told.progress("waiting for its health")
+                await until_healthy(task.environment.healthcheck, sandbox, streams)
+            with faults("environment_start_failed", "it was set up"):
+                self._preload = await preload_of(sandbox)
+
+    # ---- the agent
+
+    async def _install(self, place: TrialPlace) -> None:
+        step = self._told.task.steps[0]
+        self._told.progress("agent install")
+        limit = self._told.timeouts(step).install_s
+        with self.outcome.times.phase("agent_setup"), self._streams(None, SETUP) as streams:
+            place.begin(streams, limit, "agent_install_timeout", step.agent.user)
+            async with self._ends(place, limit, "agent_install_failed"):
+                await self._agent.install(place)
+
+    async def _execute(self, step: Step, place: TrialPlace) -> None:
+        told = self._told
+        instruction = await asyncio.to_thread((told.task.directory / step.instruction).read_bytes)
+        with faults("environment_start_failed", "the instruction was written"):
+            await place.sandbox.write_file(told.job.instruction_path, instruction)
+        if step.healthcheck is not None:
+            with self._streams(step, SETUP) as streams:
+                await until_healthy(step.healthcheck, place.sandbox, streams)
+        if isinstance(self._agent, Oracle):
+            self._agent.solution = None if step.solution is None else told.task.directory / step.solution
+        lane = told.section.lane
+        if told.lanes.left(lane) > 0:
+            told.progress("waiting, since its service asked for a pause")
+            await told.lanes.wait(lane)
+        told.progress("agent execution")
+        limit = told.timeouts(step).agent_s
+        with self.outcome.times.phase("agent_execution"), self._streams(step, AGENT) as streams:
+            place.begin(streams, limit, "agent_execution_timeout", step.agent.user)
+            try:
+                async with self._ends(place, limit, "agent_execution_failed"):
+                    await self._agent.execute(place, instruction.decode(errors="replace"))
+            except TrialFault as fault:
+                if fault.type in ("api_rate_limited", "api_overloaded"):
+                    wait = told.lanes.refused(lane, fault.retry_after_s)
+                    log.info("lane_paused", lane=lane, seconds=wait, why=fault.type)
+                raise
+            told.lanes.passed(lane)
+
+    @asynccontextmanager
+    async def _ends(self, place: TrialPlace, limit: float | None, type: str) -> AsyncGenerator[None]:
+        """The agent ends at its deadline; what it raises is a TrialFault, of `type` where it says no other."""
+        place.limits_hit.clear()
+        deadline = asyncio.timeout(None if limit is None else limit + LATE_S)
+        try:
+            async with deadline:
+                with faults(type, "the agent worked"):
+                    yield
+        except TimeoutError as error:
+            raise (place.overdue() if deadline.expired() else TrialFault(type, f"TimeoutError: {error}")) from error
+        except TrialFault as fault:
+            if fault.type == type and "memory" in place.limits_hit:
+                raise TrialFault(
+                    "environment_out_of_memory", f"the sandbox's memory limit was hit: {fault.message}"
+                ) from fault
+            raise
+        except Exception as error:
+            log.warning("agent_broke", trial=self._told.spec.label, exc_info=True)
+            raise TrialFault(type, f"{error.__class__.__name__}: {error}") from error
+        finally:
+            place.end()
+            self.outcome.remarks += place.notes
+            place.notes.clear()
+
+    # ---- a step
+
+    async def _step(self, index: int, step: Step, done: StepOutcome, place: TrialPlace) -> bool:
+        """Whether another step may follow."""
+        told = self._told
+        if told.regrade is None:
+            try:
+                await self._execute(step, place)
+            except TrialFault as fault:
+                done.error = fault
+                if policy_of(fault.type).phase not in ("execute", "install"):
+                    raise
+            await self._end_agent(step, place.sandbox)
+        if told.job.verifier.disable:
+            return done.error is None
+        if not self._is_graded(done.error, place):
+            return False
+        try:
+            done.verified = True
+            with self.outcome.times.phase("verifier"):
+                done.rewards = await self._verify(index, step, place.sandbox)
+        except TrialFault as fault:
+            if done.error is not None:
+                fault.message += f"; before that, {done.error.type}: {done.error.message}"
+            done.error = fault
+            if policy_of(fault.type).blame != "verifier":
+                raise
+        return misses(done.rewards, step.min_reward) is None
+
+    def _is_graded(self, error: TrialFault | None, place: TrialPlace) -> bool:
+        if error is None:
+            return True
+        told = self._told
+        if "storage" in place.limits_hit:  # everything that runs there would be ended
+            return False
+        if not told.is_last_try and is_retried(error.type, told.job.retry, told.job.override_error_policy):
+            return False
+        policy = policy_of(error.type, told.job.override_error_policy)
+        return policy.graded and told.task.dialect.verifies_after_agent_error
+
+    async def _end_agent(self, step: Step, sandbox: Sandbox) -> None:
+        """It is dead from here on: what it left is looked at, and never runs again."""
+        told = self._told
+        with faults("environment_lost", "the agent was ended"):
+            await sandbox.kill()
+            if isinstance(self._agent, Oracle):
+                await empty(sandbox, self._agent.mount)
+            if await restore_preload(sandbox, self._preload):
+                self.outcome.remarks.append("the agent had changed what every program loads first: it was put back")
+        if not told.job.verifier.disable:
+            await self._collect(step, sandbox)
+        with faults("environment_lost", "its logs were copied"):
+            self.outcome.remarks += await bring_logs(sandbox, "/logs/agent", told.directory(step, AGENT), told.masks)
+            artifacts = [*step.artifacts, *told.job.artifacts]
+            brought = await bring_artifacts(sandbox, artifacts, told.directory(step, ARTIFACTS))
+            self.outcome.remarks += [f"artifact {one.source}: {one.message}" for one in brought if one.status != "ok"]
+
+    async def _collect(self, step: Step, sandbox: Sandbox) -> None:
+        with self._streams(step, VERIFIER) as streams:
+            for collect in step.verifier.collect:
+                if collect.service != "main":
+                    self.outcome.remarks.append(f"collect: there is no service {collect.service} here")
+                    continue
+                with faults("environment_lost", "artifacts were collected"):
+                    finished = await sandbox.exec(
+                        collect.command, user=collect.user, timeout_s=collect.timeout_sec, on_output=streams.feed
+                    )
+                    await sandbox.kill()
+                if not finished.ok:
+                    self.outcome.remarks.append(f"collect: {collect.command[:80]}: {finished.how} {finished.exit_code}")
+
+    # ---- verification
+
+    async def _verify(self, index: int, step: Step, sandbox: Sandbox) -> Rewards:
+        told, remarks = self._told, self.outcome.remarks
+        env = told.environs.verifiers[index]
+        told.progress("verification")
+        with self._streams(step, VERIFIER) as streams:
+            if step.verifier.environment is not None:
+                return await self._verify_apart(index, step, streams)
+            if told.regrade is not None:
+                await self._put_back(step, sandbox)
+            rewards = await verify(
+                told, step, sandbox, env, streams, remarks, worked_in=told.regrade is None or index > 0
+            )
+        if index + 1 < len(told.task.steps):
+            with faults("environment_lost", "it was cleaned for the next step"):
+                await forget(sandbox, "/logs/agent", "/logs/artifacts")
+        return rewards
+
+    async def _verify_apart(self, index: int, step: Step, streams: Streams) -> Rewards:
+        """In a sandbox that has seen no agent, with nothing of the other one but the artifacts."""
+        told = self._told
+        environment = step.verifier.environment
+        assert environment is not None
+        if self._is_over(index):
+            await self._destroy()  # its room may be what the next one waits for
+        wish = Wish(
+            environment,
+            [step.verifier.network],
+            told.environs.verifier_sandboxes[index],
+            [step.verifier.user],
+            told.timeouts(step).build_s,
+        )
+        made = await make_sandbox(told, wish, room_s=None if self._made is None else wish.build_s)
+        try:
+            self.outcome.remarks += made.prepared.remarks
+            if environment.healthcheck is not None:
+                await until_healthy(environment.healthcheck, made.sandbox, streams)
+            await self._put_back(step, made.sandbox)
+            env = told.environs.verifiers[index]
+            return await verify(told, step, made.sandbox, env, streams, self.outcome.remarks, worked_in=False)
+        finally:
+            await asyncio.shield(self._end(made.sandbox))
+
+    def _is_over(self, index: int) -> bool:
+        """Whether the agent's sandbox is of no more use."""
+        return index + 1 == len(self._told.task.steps) and self._told.job.environment.preserve_env == "never"
+
+    async def _put_back(self, step: Step, sandbox: Sandbox) -> None:
+        told = self._told
+        directory = told.directory(step, ARTIFACTS)
+        if told.regrade is not None:
+            earlier = told.regrade / directory.relative_to(told.files)
+            brought = await asyncio.to_thread(read_manifest, earlier)
+            directory = earlier
+        else:
+            try:
+                brought = await asyncio.to_thread(read_manifest, directory)
+            except TrialFault:
+                brought = []
+        with faults("verifier_tests_copy_failed", "artifacts were copied"):
+            await put_artifacts(sandbox, brought, directory)
+
+    # ---- teardown
+
+    async def _tear_down(self) -> None:
+        await self._destroy()
+
+    async def _destroy(self) -> None:
+        made, self._made = self._made, None
+        if made is not None:
+            await self._end(made.sandbox)
+
+    async def _end(self, sandbox: Sandbox) -> None:
+        try:
+            await sandbox.destroy()
+        except SandboxTeardownError as error:
+            if self.outcome.error is None:
+                self.outcome.error = TrialFault("environment_teardown_failed", error.message)
+        except SandboxError as error:
+            log.warning("sandbox_not_destroyed", sandbox=sandbox.name, error=error.message)
+        self.outcome.environment_cost_usd += sandbox.cost()
+
+    @contextmanager
+    def _streams(self, step: Step | None, phase: str) -> Generator[Streams]:
+        told = self._told
+        directory = told.files / phase if step is None else told.directory(step, phase)
+        streams = Streams(directory, phase, told.live, told.masks)
+        try:
+            yield streams
+        finally:
+            streams.close()
