@@ -15,17 +15,26 @@ from rollout.cli.progress import Display, Rates, Snapshot, eta
 from rollout.cli.show import cannot_start, cause_json, figures_of, waiting
 from rollout.cli.words import first_line, when
 from rollout.client import Page, Runs
-from rollout.model.errors import IncompleteError, InputChangedError, InputError, OutputChangedError, StateError
+from rollout.model.errors import (
+    IncompleteError,
+    InputChangedError,
+    InputError,
+    NotFoundError,
+    OutputChangedError,
+    StateError,
+)
 from rollout.model.ids import short
 from rollout.model.item import NewItem
 from rollout.wire.v1 import runs_pb2 as pb
 from rollout.workloads.collector import Attempts, Collector
 from rollout.workloads.json_form import JsonObject
-from rollout.workloads.port import Checked, Workload
+from rollout.workloads.port import Checked, FailedTry, Workload
 
 _AGAIN = {"paused": "resume", "interrupted": "continue", "failed": "continue", "killed": "continue"}
 _ENDED_BY_IT = {"interrupted": "was interrupted", "failed": "failed", "killed": "was killed", "paused": "is paused"}
 ERRORS = "errors.jsonl"
+_FOLLOWED = "another run takes its place"
+_FAILED_TRIES = ("failed", "timeout", "worker_lost")
 REWRITES_MAX = 3
 """Times that files which somebody changes are written anew before the run is given up."""
 IDLE_S = 30.0
@@ -89,6 +98,7 @@ class WorkloadRun:
         self._collector = collector
         self._display = display
         self._rates = Rates()
+        self._over = False
         self._busy_at = time.monotonic()
         self._idle_told = False
         self._causes_told: dict[tuple[str, str, str], tuple[int, bool]] = {}
@@ -156,11 +166,44 @@ class WorkloadRun:
         status, summary = collecting.result()
         made: list[str] = []
         if status.state == "completed":
-            made = await self._workload.finished(self._fetch, self._config, directory, summary, self._display.note)
+            made = await self._workload.finished(self.fetch, self._config, directory, summary, self._display.note)
         return self._finish(directory, status, summary, made)
 
-    async def _fetch(self, object_id: bytes, path: Path) -> None:
+    async def end(self) -> bool:
+        """No further unit of it is started, those that run are finished, and all results are in the files. False: the
+        cluster does not know it any more."""
+        try:
+            status = await self._runs.get(self.run_id)
+            if status.state == "running":
+                status = await self._runs.command(self.run_id, "pause", reason=_FOLLOWED, own=True)
+            await self._follow(until_quiet=True)
+            if status.state in ("paused", "interrupted"):
+                with suppress(StateError):  # its last unit ended meanwhile, and so it did
+                    await self._runs.command(self.run_id, "kill", reason=_FOLLOWED, own=True)
+        except NotFoundError:
+            return False
+        await to_its_end(self._collector.flush)
+        return True
+
+    async def fetch(self, object_id: bytes, path: Path) -> None:
         await self._runs.download(self.run_id, object_id, path)
+
+    async def failed_tries(self, seq: int) -> list[FailedTry]:
+        reply = await self._runs.item(self.run_id, [seq])
+        failed = [one for one in reply.attempts if one.ending in _FAILED_TRIES and one.began_ms]
+        if reply.item.state == "failed":
+            failed = failed[:-1]  # that ended it
+        return [
+            FailedTry(
+                one.attempt,
+                one.code or one.ending,
+                one.message,
+                worker=one.worker,
+                began_ms=one.began_ms,
+                ended_ms=one.ended_ms,
+            )
+            for one in failed
+        ]
 
     def close(self) -> None:
         """Whatever was collected is durable. Blocking."""
@@ -168,6 +211,8 @@ class WorkloadRun:
             # A file that was changed meanwhile is the next command's to write anew.
             with suppress(OutputChangedError):
                 self._collector.flush()
+                if not self._over:
+                    self._collector.refresh("interrupted")
         finally:
             self._collector.close()
 
@@ -199,7 +244,7 @@ class WorkloadRun:
         while True:
             try:
                 status = await self._follow()
-                return status, await to_its_end(
+                summary = await to_its_end(
                     self._collector.finish,
                     status.state,
                     started_ms=status.created_ms,
@@ -207,6 +252,9 @@ class WorkloadRun:
                     attempts=Attempts(status.attempts, status.retried, status.worker_lost),
                     reason=status.reason,
                 )
+                await to_its_end(self._collector.refresh, status.state)
+                self._over = True
+                return status, summary
             except OutputChangedError as error:
                 rewritten += 1
                 if rewritten > REWRITES_MAX:
@@ -214,23 +262,31 @@ class WorkloadRun:
                 self._display.note(f"note: {error.message}; it is written anew from the ledger")
                 await to_its_end(self._collector.restart)
 
-    async def _follow(self) -> pb.RunStatus:
+    async def _follow(self, *, until_quiet: bool = False) -> pb.RunStatus:
+        """To its end, or until it is paused and nothing of it runs any more."""
         pages = self._runs.watch(self.run_id, self._collector.cursor, payloads=True)
         async with aclosing(pages):
             async for page in pages:
                 await self._take(page)
-                if page.status is not None and page.last:
+                if page.status is not None and (page.last or (until_quiet and self._is_quiet(page.status))):
                     return page.status
         raise StateError(f"run {short(self.run_id)}: the commit log ended before the run")
 
+    def _is_quiet(self, status: pb.RunStatus) -> bool:
+        stands = status.state in ("paused", "interrupted") and not status.pausing
+        return stands and self._collector.cursor >= status.cursor
+
     async def _take(self, page: Page) -> None:
         if page.entries:
+            for told in await self._collector.place(page.entries, self):
+                self._display.note(f"warning: {told}")
             await to_its_end(self._collector.add, page.entries)
             for entry in page.entries:
                 for name, message, fields in self._workload.remarks(entry):
                     self._display.event(name, message, **fields)
         if page.status is not None:
             await to_its_end(self._collector.flush)
+            await to_its_end(self._collector.refresh)
             self._display.progress(self._snapshot(page.status))
             self._tell_causes(page.status)
             self._tell_gone(page.status)
@@ -310,15 +366,13 @@ class WorkloadRun:
         if refusal:
             ended = f"run {short(self.run_id)} has ended; when this is mended, the same command starts another one"
             raise InputError(f"{refusal}\n{ended}")
-        units = summary[self._workload.unit]
         if status.state == "completed" and not self._collector.complete:
             raise IncompleteError(
                 f"run {short(self.run_id)} is completed with {self._collector.cursor} of the {self.total} "
                 f"{self._workload.unit} of the input: it was sealed when the input was another. Name another output "
                 "directory to start a new run"
             )
-        completed = status.state == "completed" and (units["completed"] > 0 or units["committed"] == 0)
-        return OK if completed else FAILED
+        return OK if status.state == "completed" and self._workload.succeeded(summary) else FAILED
 
     def _text(self, summary: JsonObject, files: dict[str, str]) -> str:
         unit, measure, totals = self._workload.unit, self._workload.measure, self._collector.totals

@@ -248,9 +248,14 @@ class _Invocation:
             keep_names(stored, checked.config, checked.snapshots)
             workload.settle(checked)
         if stored is not None:
-            await self._compare(stored, checked, output)
+            if not checked.follows:
+                await self._compare(stored, checked, output)
             if known is not None:
                 summary = await asyncio.to_thread(finished, workload, output, known, stored, checked)
+                if summary is not None and not checked.follows:
+                    checked.follows = workload.unfinished(summary)
+                if checked.follows:
+                    return await self._follow(output, known, stored, checked, summary)
                 if summary is not None:
                     return await self._complete(
                         output.path, known, resumed_config(workload, stored, checked.config), summary
@@ -260,6 +265,48 @@ class _Invocation:
             run_id = known or new_ulid()
             config = await self._unless_failed(self._agree(runs, output, run_id, stored, checked, new=known is None))
             return await self._carry_out(runs, output, run_id, config, checked, resumed=known is not None)
+
+    async def _follow(
+        self, output: OutputDirectory, known: str, stored: JsonObject, checked: Checked, summary: JsonObject | None
+    ) -> int:
+        """Another run takes the place of `known` in its directory, once all that that came to is in the files.
+        `summary`: of a run that is over and all of it in the files."""
+        workload, seen = self._workload, short(known)
+        config = resumed_config(workload, stored, checked.config)
+
+        async def follow() -> str:
+            return await asyncio.to_thread(workload.follow, checked, stored, output.path)
+
+        if summary is not None:
+            why, told = checked.follows, await follow()
+            if not checked.follows:
+                self._display.note(f"note: {told}")
+                return await self._complete(output.path, known, config, summary)
+            self._display.note(f"run {seen} is over, and {why}: {told}")
+        async with self._cluster(output.path, _PATIENCE_S) as runs:
+            if summary is None:
+                self._display.note(f"run {seen} goes no further, since {checked.follows}")
+                await self._unless_failed(self._end(runs, output, known, config, checked))
+                self._display.note(await follow())
+            run_id = new_ulid()
+            self._known, self._name = run_id, self._options.name or output.path.resolve().name
+            output.hand_over(run_id, checked.config, checked.keep)
+            return await self._carry_out(runs, output, run_id, checked.config, checked, resumed=False)
+
+    async def _end(
+        self, runs: Runs, output: OutputDirectory, run_id: str, config: JsonObject, checked: Checked
+    ) -> None:
+        """What runs of it is finished, nothing more starts, and all that it came to is in the files."""
+        collector = await asyncio.to_thread(open_collector, self._workload, output, run_id, config, checked)
+        run = WorkloadRun(self._workload, runs, run_id, config, checked, collector, self._display)
+        try:
+            if not await run.end() and collector.faults:
+                raise ConfigError(
+                    "\n".join([self._gone(run_id, output.path), *collector.faults])
+                    + "\nTo start a new run, name another output directory"
+                )
+        finally:
+            await asyncio.shield(asyncio.to_thread(run.close))
 
     async def _complete(self, directory: Path, run_id: str, config: JsonObject, summary: JsonObject) -> int:
         """Of a run that was completed and collected. An earlier command may have been ended before all was made that is

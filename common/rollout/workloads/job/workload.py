@@ -1,0 +1,234 @@
+"""The workload `job`: agents at tasks, a trial an item."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from rollout.model.item import NewItem
+from rollout.model.run import RunSpec
+from rollout.workloads.job.config import JobConfig
+from rollout.workloads.job.datasets import Loaded, load_datasets
+from rollout.workloads.job.follow import Left, followed
+from rollout.workloads.job.kept import read_kept
+from rollout.workloads.job.mending import mend
+from rollout.workloads.job.plan import Trial, plan
+from rollout.workloads.job.record import TrialRecord
+from rollout.workloads.job.result_files import CONFIG, ERRORS, RESULT, STATISTICS, SUMMARY, TRIALS
+from rollout.workloads.job.run_config import (
+    PAUSE_TIMEOUT_MS,
+    digest_of,
+    item_of,
+    job_json,
+    lanes,
+    run_config,
+    set_trials,
+)
+from rollout.workloads.job.trial import TrialSpec
+from rollout.workloads.job.writer import JobWriter
+from rollout.workloads.json_form import JsonObject
+from rollout.workloads.output import saved_state, saved_summary
+from rollout.workloads.port import Checked, Fetch, Reading, Tree, Workload
+
+_OF_NO_RUN = frozenset({"name", "jobs_dir", "log_level", "metrics"})
+"""Keys of job.yaml that change neither what a trial does nor how trials are run: only files that are reckoned anew."""
+_OF_NO_AGENT = frozenset({"description"})
+
+
+@dataclass(kw_only=True)
+class JobChecked(Checked):
+    """`trials`: all of the job. `left`: those of them that the run consists of."""
+
+    job: JobConfig
+    loaded: Loaded
+    trials: tuple[Trial, ...]
+    left: tuple[Trial, ...]
+
+
+class Job(Workload[JobConfig, JobChecked]):
+    """`retry_errors`: types of errors; trials that ended with one of them run once more."""
+
+    name = "job"
+    help = "Evaluate agents: each agent at each task, as often as you like, in sandboxes, verified, resumable."
+    settings = JobConfig
+    sections = frozenset(JobConfig.model_fields)
+    commands = "rollout.cli.commands.job:app"
+    unit = "trials"
+    result_files = (RESULT, TRIALS, ERRORS, STATISTICS, CONFIG, SUMMARY)
+
+    def __init__(self, retry_errors: Sequence[str] = ()) -> None:
+        self._retry_errors = frozenset(retry_errors)
+
+    def directory(self, settings: JobConfig) -> Path:
+        return Path(settings.jobs_dir) / (settings.name or "job")
+
+    def check(self, settings: JobConfig, reading: Reading) -> JobChecked:
+        loaded = load_datasets(settings, progress=lambda what: reading.tell(f"reading tasks: {what}"))
+        trials = tuple(plan(settings, loaded.datasets))
+        config = run_config(settings, trials)
+        planned = [(trial.id.hex(), trial.label) for trial in trials]
+        config["output"] = {"planned": planned, "job": job_json(settings), "kept": ""}
+        config["used"] = {}
+        directories = {trial.task.checksum: trial.task.directory for trial in trials}
+        checked = JobChecked(
+            config=config,
+            total=len(trials),
+            trees=tuple(_trees(directories)),
+            keep={
+                "plan": digest_of(trial.id for trial in trials),
+                "job": _of_runs(settings),
+                "trials": len(trials),
+                "kept": "",
+                "used": {},
+            },
+            notes=loaded.notes,
+            job=settings,
+            loaded=loaded,
+            trials=trials,
+            left=trials,
+        )
+        if reading.resumed and reading.kept:
+            self._compare(checked, reading)
+        return checked
+
+    def _compare(self, checked: JobChecked, reading: Reading) -> None:
+        """With the run of the directory."""
+        before, now, directory = reading.kept, checked.keep, reading.exclude
+        over = _is_over(directory)
+        if self._retry_errors:
+            checked.follows = f"trials that ended with {' or '.join(sorted(self._retry_errors))} run once more"
+        elif before["plan"] != now["plan"]:
+            checked.follows = "the job plans other trials than before"
+        elif before["job"] != now["job"] and not over:
+            checked.follows = f"the job is to be run otherwise: {_differences(before['job'], now['job'])}"
+        if checked.follows:
+            checked.total = before["trials"]
+            return
+        kept = read_kept(directory, before["kept"])
+        checked.left = tuple(trial for trial in checked.trials if trial.id.hex() not in kept)
+        set_trials(checked.config, checked.left)
+        checked.config["used"] = before["used"]
+        checked.config["output"]["kept"] = before["kept"]
+        checked.total, checked.keep = len(checked.left), before
+
+    def plan(self, checked: JobChecked, config: JsonObject, start: int) -> Iterator[NewItem]:
+        return (item_of(trial, checked.job) for trial in checked.left[start:])
+
+    def spec(self, run_id: str, config: JsonObject) -> RunSpec:
+        job = JobConfig.model_validate(config["job"], strict=False)
+        return replace(
+            super().spec(run_id, config),
+            lanes=lanes(job),
+            pause_timeout_ms=PAUSE_TIMEOUT_MS,
+        )
+
+    def follow(self, checked: JobChecked, config: JsonObject, directory: Path) -> str:
+        left: Left = followed(checked.trials, checked.job, config, directory, self._retry_errors)
+        if left.nothing_new:
+            checked.follows = ""
+            return left.told
+        checked.left, checked.total = left.trials, len(left.trials)
+        set_trials(checked.config, left.trials)
+        checked.config["used"] = left.used
+        checked.config["output"]["kept"] = left.kept
+        checked.keep |= {"trials": checked.total, "kept": left.kept, "used": left.used}
+        needed = set(checked.config["trees"])
+        checked.trees = tuple(tree for tree in checked.trees if tree.key.partition(".")[2] in needed)
+        return left.told
+
+    def unfinished(self, summary: JsonObject) -> str:
+        skipped = summary[self.unit]["skipped"]
+        return f"{skipped} trials were skipped" if skipped else ""
+
+    def writer(self, config: JsonObject) -> JobWriter:
+        return JobWriter(config)
+
+    async def finished(
+        self, fetch: Fetch, config: JsonObject, directory: Path, summary: JsonObject, tell: Callable[[str], None]
+    ) -> list[str]:
+        writer = JobWriter(config)
+        await asyncio.to_thread(writer.take_up, directory)
+        made = await mend(fetch, directory, tell)
+        await asyncio.to_thread(writer.refresh, directory, summary["state"])
+        return made
+
+    def describe_change(self, section: str, old: JsonObject, new: JsonObject) -> list[str] | None:
+        if section == "job":
+            before, after = (_of_runs(JobConfig.model_validate(one, strict=False)) for one in (old, new))
+            return [] if before == after else [f"job: {_differences(before, after)}"]
+        return [] if section in ("used", "run") else None
+
+    # ---- for people
+
+    def succeeded(self, summary: JsonObject) -> bool:
+        """Trials that failed are reported; a job that was stopped because too many did so by no fault of an agent did
+        not do its work."""
+        return not (summary[self.unit]["skipped"] and "infrastructure" in summary.get("reason", ""))
+
+    def outcome(self, summary: JsonObject) -> str:
+        job = summary["job"]
+        infrastructure = f" ({job['infrastructure']} of infrastructure)" if job["infrastructure"] else ""
+        skipped = f", {job['skipped']} skipped" if job["skipped"] else ""
+        cost = f", ${job['cost_usd']:.2f}" if job["cost_usd"] else ""
+        return (
+            f"{job['completed']} of {job['trials']} trials completed, {job['failed']} failed{infrastructure}{skipped}; "
+            f"pass rate {job['pass_rate']:.1%}, mean reward {job['mean_reward']:.3f}{cost}"
+        )
+
+    def describe(self, settings: JobConfig, checked: JobChecked) -> list[str]:
+        tasks = sum(len(dataset.tasks) for dataset in checked.loaded.datasets)
+        lines = [
+            f"{len(settings.agents)} agents x {tasks} tasks x {settings.n_attempts} attempts = "
+            f"{len(checked.trials):,} trials, {settings.n_concurrent_trials} at once",
+            f"agents: {', '.join(agent.id for agent in settings.agents)}",
+        ]
+        lines += [f"dataset {one.name}: {len(one.tasks)} tasks" for one in checked.loaded.datasets]
+        lines += [
+            f"sandboxes: {settings.environment.type}",
+            f"writes {RESULT}, {STATISTICS}, {TRIALS} and a directory for each trial to {self.directory(settings)}",
+        ]
+        return lines
+
+    def dry_run(self, settings: JobConfig, checked: JobChecked) -> JsonObject:
+        return {
+            "trials": len(checked.trials),
+            "agents": len(settings.agents),
+            "tasks": sum(len(dataset.tasks) for dataset in checked.loaded.datasets),
+            "attempts": settings.n_attempts,
+            "provider": settings.environment.type,
+        }
+
+    def item_input(self, payload: bytes) -> tuple[Any, str]:
+        return json.loads(TrialSpec.decode(payload).encode()), ""
+
+    def item_output(self, data: bytes) -> Any:
+        return json.loads(TrialRecord.decode(data).encode())
+
+
+def _trees(directories: dict[str, Path]) -> Iterator[Tree]:
+    """Task directories by their checksum, which is the id of their tree."""
+    for checksum, directory in directories.items():
+        yield Tree(f"trees.{checksum}", directory, always=True)
+
+
+def _of_runs(job: JobConfig) -> JsonObject:
+    """What of a job another run is needed for, where it changes while trials are to run."""
+    values = {key: value for key, value in job_json(job).items() if key not in _OF_NO_RUN}
+    values["agents"] = [{k: v for k, v in agent.items() if k not in _OF_NO_AGENT} for agent in values["agents"]]
+    # Which trials there are, the plan says.
+    return {key: value for key, value in values.items() if key not in ("n_attempts", "datasets", "tasks")}
+
+
+def _differences(old: JsonObject, new: JsonObject) -> str:
+    changed = [key for key in dict.fromkeys([*new, *old]) if old.get(key) != new.get(key)]
+    return ", ".join(changed)
+
+
+def _is_over(directory: Path) -> bool:
+    state = saved_state(directory)
+    summary = saved_summary(directory, state) if state is not None else None
+    return summary is not None and summary.get("state") == "completed"
