@@ -574,3 +574,12 @@ def test_providers_by_name(tmp_path: Path) -> None:
         ConfigError, match=r'environment.type: unknown provider "bubblewarp"; .* did you mean "bubblewrap"'
     ):
         open_provider("bubblewarp", tmp_path, key="environment.type")
+    with pytest.raises(ConfigError, match=r"provider_config\.memory: unknown key; the provider process has none"):
+        open_provider("process", tmp_path, {"memory": 1})
+
+
+def test_a_provider_of_a_module(tmp_path: Path) -> None:
+    assert open_provider("rollout_worker.sandboxes.process:open_process", tmp_path).name == "process"
+    for name in ("no.such:Thing", "os:no_such", "os:"):
+        with pytest.raises(ConfigError, match=f"environment.type: {name} cannot be loaded"):
+            open_provider(name, tmp_path, key="environment.type")
