@@ -105,6 +105,7 @@ class LocalSandbox(Sandbox):
         self._destroyed: asyncio.Task[None] | None = None
         self._outputs = 0
         self._storage_hit = 0
+        self._killing = asyncio.Lock()
         self._watcher: asyncio.Task[None] | None = None
         self._strays: set[asyncio.Task[None]] = set()
 
@@ -193,12 +194,13 @@ class LocalSandbox(Sandbox):
         stray.add_done_callback(self._strays.discard)
 
     async def kill(self) -> None:
-        for _ in range(3):  # the process that kills is in the sandbox, where others may kill it before it does
-            answer = await self._warden.ask("kill")
-            if answer.get("exit") == 0:
-                return
-            if "exit" in answer:
-                break
+        async with self._killing:  # two at once would end each other
+            for _ in range(3):  # the process that kills is in the sandbox, where others may kill it before it does
+                answer = await self._warden.ask("kill")
+                if answer.get("exit") == 0:
+                    return
+                if "exit" in answer:
+                    break
         raise SandboxError(f"processes in {self.name} do not end")
 
     async def stop(self) -> None:
