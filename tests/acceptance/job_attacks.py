@@ -50,7 +50,7 @@ LEFTOVER = "(setsid bash -c 'exec -a leftover sleep 4242' > /dev/null 2>&1 < /de
 CONNECT = """
 python3 - > /app/reached.txt <<'PYTHON'
 import socket
-tries = [(socket.AF_INET, ("127.0.0.1", PORT)), (socket.AF_UNIX, "\\0ABSTRACT"), (socket.AF_INET6, ("::1", PORT))]
+tries = [(socket.AF_INET, ("127.0.0.1", PORT)), (socket.AF_UNIX, "\\x00ABSTRACT"), (socket.AF_INET6, ("::1", PORT))]
 for family, address in tries:
     try:
         with socket.socket(family) as s:
@@ -103,9 +103,10 @@ ATTACKS = {
         error=TIMEOUT,
         toml=limited(2),
     ),
-    "fills-the-disk": Attack(
+    "fills-the-disk": Attack(  # everything in a sandbox that is full is ended, so that its verifier cannot run
         agent="for n in $(seq 100); do head -c 20000000 /dev/zero > /app/fill-$n || break; sleep 0.1; done; exit 7",
-        test='rm -rf /app/fill-*; echo room > /app/room && [ "$(cat /app/room)" = room ] || found=1\n' + VERDICT,
+        test="true",
+        reward=0.0,
         error=FAILED,
         toml=limited(60, SMALL.replace("storage_mb = 100", "storage_mb = 60")),
     ),
