@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from rollout.model.item import AttemptEnd, Blob, Failure, Outcome
 
-from rollout_coordinator.core import attempts, chains, items, logs, policies, queues, row_failures, runs
+from rollout_coordinator.core import attempts, chains, items, kept, logs, policies, queues, row_failures, runs
 from rollout_coordinator.core.reasons import first_line
 from rollout_coordinator.core.state import AttemptBatch, LaneState, Log, Run, SpecInfo, State, touch
 from rollout_coordinator.core.step import AttemptRow, Emit, ResultRows, RunMoved
@@ -42,9 +42,11 @@ def accept_rows(state: State, log: Log, rows: ResultRows) -> None:
         log.run.last_failure = (rows.seq[last], first_line(rows.failures[last].message)[:REASON_MAX])
     state.totals["accepted"] += len(rows.seq)
     state.step.writes.results.append(rows)
-    if rows.keeps and log.parent is None and any(policy.name == "keep_objects" for policy in log.run.policies):
-        kept: list[list[int]] = log.extra.get("kept", [])
-        log.extra["kept"] = sorted([*kept, *([rows.seq[index], rows.accepted_ms] for index in rows.keeps)])
+    for index in rows.keeps:
+        if rows.outcome[index] is Outcome.DONE:
+            kept.note_result(log, rows.seq[index], rows.accepted_ms)
+        else:
+            kept.note_failure(log, rows.seq[index])
     touch(state, log)
     state.notes.accepted[log.id] = log
     if log.by_arrival:
@@ -220,8 +222,9 @@ def close_behind(state: State, log: Log, infos: list[SpecInfo], members: list[in
             log.counts[Outcome.SKIPPED] += 1
             state.step.writes.prune.append((log.id, later, seq))
     for info in infos:
-        queue = log.queues.get(info.index)
-        if queue is not None and queue.size:
+        for queue in log.queues.get(info.index, {}).values():
+            if not queue.size:
+                continue
             verdict = verdict_on(log, info.index)
             assert verdict is not None
             close_pending(state, log, info.index, queues.take_all(state, queue), *verdict)

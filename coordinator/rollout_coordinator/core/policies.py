@@ -6,7 +6,8 @@
 - `end_run {on: failed|done, state: failed|completed?}`: the first such result ends the run.
 - `keep_objects {last: N?, max_age_s: S?, from: SEQ?}`: at each result that names objects, those that results from SEQ
   on name are let go unless they are among the last N, and those that are S seconds older. What results before SEQ name
-  stays, and what the newest names.
+  stays, and what the newest names. What failures name counts for nothing, and goes with the first result behind it that
+  is let go.
 - `append {on: failed|done, times: N?, limit: M?}`: each such result of an item appends a copy of it at the end of a
   sealed run, up to N copies of copies and M items in all.
 
@@ -22,6 +23,7 @@ from rollout.model.errors import InputError
 from rollout.model.item import Outcome
 from rollout.model.run import Policy, RunSpec
 
+from rollout_coordinator.core.kept import failures_between
 from rollout_coordinator.core.state import Log, Run, SpecInfo
 
 
@@ -152,6 +154,7 @@ def _keep_objects(policy: Policy, options: dict[str, str]) -> Decide:
         if not gone:
             return None
         log.extra["kept"] = [entry for entry in kept if entry[0] not in gone]
+        gone.update(failures_between(log, first, max(gone)))
         return LetGo(tuple(sorted(gone)))
 
     return decide

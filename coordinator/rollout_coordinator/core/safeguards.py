@@ -54,6 +54,8 @@ class Safeguards:
     """An item that must not run twice does not after its worker was lost."""
     lost_work_runs_again: bool = True
     """The work of a dead worker runs elsewhere."""
+    retried_elsewhere: bool = True
+    """An item that failed on one worker is tried on another before it comes back to that."""
     hello_returns_missing: bool = True
     """An assignment that never arrived runs all the same."""
     stall_moves_deadlines: bool = True

@@ -45,6 +45,8 @@ class History(NamedTuple):
     losses: int = 0
     not_before: float = 0.0  # monotonic, unlike the row's: a wall clock that jumps delays no retry
     to: str = ""  # incarnation that asked for it by stealing
+    failed_on: str = ""  # incarnation that had the last attempt which failed: the next goes to another, if it can
+    failed_by: str = ""  # error code of that attempt
 
 
 FRESH = History()
@@ -116,6 +118,7 @@ class SpecQueue:
     chain: Chain | None
     chunks: deque[Chunk] = field(default_factory=deque[Chunk])
     retry: list[tuple[int, bytes, Blob, History]] = field(default_factory=_list)  # heap by seq: items tried before
+    shuns: str = ""  # its items failed last on this worker: they are for another, if there is one
     size: int = 0
     queued: bool = False  # in the heap of its requirements, or in the `blocked` list of what it waits for
     place: str | None = None  # where the locality of its requirements has it
@@ -189,7 +192,7 @@ class Log:
         self.flight: dict[int, AttemptBatch] = {}
         self.accepted = Ranges()
         # pending items: in queues, in memory up to `window_end`; the rest is in the ledger
-        self.queues: dict[int, SpecQueue] = {}
+        self.queues: dict[int, dict[str, SpecQueue]] = {}  # by spec, then by the worker that its items shun
         self.window = self.window_bytes = self.window_end = 0
         self.loading = 0  # load id of the LoadPending under way
         self.returned: dict[int, History] = {}  # to be pending again; their payloads are in the ledger
@@ -213,6 +216,10 @@ class Log:
     @property
     def pending(self) -> int:
         return self.submitted - sum(self.counts) - len(self.flight)
+
+    def all_queues(self) -> Iterator[SpecQueue]:
+        for of_spec in self.queues.values():
+            yield from of_spec.values()
 
     def row(self, extra: str) -> LogRow:
         parent = self.parent or (0, 0)
@@ -302,8 +309,8 @@ class AttemptBatch:
     """Attempts with equal number, history, log and spec that a worker got in one frame."""
 
     __slots__ = (
-        "assigned_at", "assignment", "attempt", "failures", "id", "info", "item_bytes", "log", "losses",
-        "maybe_started", "open", "predecessor", "seqs", "started", "started_at", "waiting", "worker",
+        "assigned_at", "assignment", "attempt", "failed_by", "failed_on", "failures", "id", "info", "item_bytes",
+        "log", "losses", "maybe_started", "open", "predecessor", "seqs", "started", "started_at", "waiting", "worker",
     )  # fmt: skip
 
     def __init__(
@@ -318,6 +325,7 @@ class AttemptBatch:
         self.started_at: dict[int, float] = {}  # only where the spec has a timeout
         self.waiting: set[int] = set()  # parents that wait for their children
         self.predecessor: tuple[int, int] | None = None  # pipelined: (seq, attempt) it stands on
+        self.failed_on = self.failed_by = ""  # as of their History
         self.maybe_started = False  # known from the ledger only: it may have started
 
 
@@ -490,7 +498,8 @@ class State:
     asking: dict[str, Worker] = field(default_factory=_dict)  # may be given more
     resting: dict[str, Worker] = field(default_factory=_dict)  # may be given more, but not of these:
     rested_for: Set[Requirements] = frozenset()
-    chains_due: float = NEVER  # monotonic: until then a chain waits for the worker that had its last item
+    asides_due: float = NEVER
+    """Monotonic: until then a chain waits for the worker that had its last item, or a retry for another worker."""
     # of child_items
     reading: dict[int, Log] = field(default_factory=_dict)  # child logs of which a reader may have something to read
     # of runs

@@ -13,7 +13,6 @@ from itertools import groupby
 from rollout.model.item import Blob
 from rollout.model.run import RunState
 
-from rollout_coordinator.core.attempts import longest_backoff_ms
 from rollout_coordinator.core.capacity import fits, idle
 from rollout_coordinator.core.commit import close_pending, verdict_on
 from rollout_coordinator.core.events import Loaded, PendingItem
@@ -96,7 +95,9 @@ def pending_loaded(state: State, log: Log, event: Loaded, submitted: int) -> Non
         if seq < log.window_end or seq in log.flight or seq in log.loaded_ahead or is_accepted(log, seq):
             continue
         if item.attempts or item.not_before_ms:
-            history = History(item.attempts, item.failures, item.losses, not_before(state, log, item))
+            history = History(
+                item.attempts, item.failures, item.losses, not_before(state, item), "", item.failed_on, item.failed_by
+            )
             admit(state, log, item, history)
         else:
             fresh.append(item)
@@ -112,12 +113,10 @@ def pending_loaded(state: State, log: Log, event: Loaded, submitted: int) -> Non
     state.notes.window[log.id] = log
 
 
-def not_before(state: State, log: Log, item: PendingItem) -> float:
+def not_before(state: State, item: PendingItem) -> float:
     """When a row that is read may be tried again. It has a time of the wall clock, which may have jumped since (or was
     another host's): it never waits for longer than its delay was."""
-    rest = max(0, item.not_before_ms - state.now.wall_ms)
-    longest = longest_backoff_ms(state, log.run.specs[item.spec].spec, max(0, item.failures - 1))
-    return state.now.mono + min(rest, longest) / 1000
+    return state.now.mono + min(max(0, item.not_before_ms - state.now.wall_ms), item.delay_ms) / 1000
 
 
 def place(state: State, log: Log, spec: int, seqs: list[int], ids: list[bytes], payloads: list[Blob]) -> None:
