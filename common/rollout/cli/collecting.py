@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from rollout.cli.boundary import FAILED, OK
+from rollout.cli.interrupt import Interrupted
 from rollout.cli.progress import Display, Rates, Snapshot, eta
 from rollout.cli.show import cannot_start, cause_json, figures_of, waiting
 from rollout.cli.words import first_line, when
@@ -25,6 +26,7 @@ from rollout.model.errors import (
 )
 from rollout.model.ids import short
 from rollout.model.item import NewItem
+from rollout.model.run import ENDED
 from rollout.wire.v1 import runs_pb2 as pb
 from rollout.workloads.collector import Attempts, Collector
 from rollout.workloads.json_form import JsonObject
@@ -99,6 +101,9 @@ class WorkloadRun:
         self._display = display
         self._rates = Rates()
         self._over = False
+        self._asked = asyncio.Event()
+        self._collecting = False
+        self._last: pb.RunStatus | None = None
         self._busy_at = time.monotonic()
         self._idle_told = False
         self._causes_told: dict[tuple[str, str, str], tuple[int, bool]] = {}
@@ -139,11 +144,12 @@ class WorkloadRun:
         """The exit code, when everything is in the files. `failure` ends it early, with its error. `detach`: the
         command that collects later; then this one is over when everything is submitted."""
         submitting = asyncio.create_task(self._submit())
-        jobs: list[asyncio.Future[Any]] = [submitting]
+        jobs: list[asyncio.Future[Any]] = [submitting, asyncio.create_task(self._pause_when_asked())]
         collecting: asyncio.Task[tuple[pb.RunStatus, JsonObject]] | None = None
         if not detach:
             collecting = asyncio.create_task(self._collect())
             jobs.append(collecting)
+            self._collecting = True
         waiting = set(jobs)
         try:
             while waiting:
@@ -153,8 +159,8 @@ class WorkloadRun:
                 for job in done:
                     job.result()
                 waiting -= done
-                if collecting is not None and collecting.done():
-                    break  # a run that was killed takes no more rows
+                if submitting.done() if collecting is None else collecting.done():
+                    break  # also of a run that was killed, which takes no more rows
         finally:
             for job in jobs:
                 job.cancel()
@@ -168,6 +174,31 @@ class WorkloadRun:
         if status.state == "completed":
             made = await self._workload.finished(self.fetch, self._config, directory, summary, self._display.note)
         return self._finish(directory, status, summary, made)
+
+    @property
+    def finishing(self) -> bool:
+        """Nothing more is started, and what runs is waited for."""
+        return self._asked.is_set()
+
+    def finish_running(self) -> bool:
+        """Start nothing more, wait for what runs, and raise Interrupted then. False: the workload does not do so, or
+        there is nothing to wait for."""
+        if not self._workload.finishes_running or not self._collecting or self._over:
+            return False
+        unit, running = self._workload.unit, self._last.running if self._last is not None else 0
+        those = f"the {running} that run" if running else "those that run"
+        self._display.event(
+            "finishing",
+            f"no further one of the {unit} is started; waiting for {those}. Ctrl-C once more abandons them",
+            running=running,
+        )
+        self._asked.set()
+        return True
+
+    async def _pause_when_asked(self) -> None:
+        await self._asked.wait()
+        with suppress(StateError):  # it has ended, or is paused
+            await self._runs.command(self.run_id, "pause", reason="interrupted", own=True)
 
     async def end(self) -> bool:
         """No further unit of it is started, those that run are finished, and all results are in the files. False: the
@@ -198,12 +229,20 @@ class WorkloadRun:
                 one.attempt,
                 one.code or one.ending,
                 one.message,
-                worker=one.worker,
-                began_ms=one.began_ms,
-                ended_ms=one.ended_ms,
+                await self._evidence(one),
+                one.worker,
+                one.began_ms,
+                one.ended_ms,
             )
             for one in failed
         ]
+
+    async def _evidence(self, attempt: pb.AttemptStatus) -> bytes:
+        try:
+            (data,) = await self._runs.attempt_bytes(self.run_id, [attempt])
+        except NotFoundError:
+            return b""
+        return data
 
     def close(self) -> None:
         """Whatever was collected is durable. Blocking."""
@@ -244,6 +283,8 @@ class WorkloadRun:
         while True:
             try:
                 status = await self._follow()
+                if status.state not in ENDED:
+                    raise Interrupted
                 summary = await to_its_end(
                     self._collector.finish,
                     status.state,
@@ -263,12 +304,14 @@ class WorkloadRun:
                 await to_its_end(self._collector.restart)
 
     async def _follow(self, *, until_quiet: bool = False) -> pb.RunStatus:
-        """To its end, or until it is paused and nothing of it runs any more."""
+        """To its end, or until it is paused and nothing of it runs any more, where that is what was asked for."""
         pages = self._runs.watch(self.run_id, self._collector.cursor, payloads=True)
         async with aclosing(pages):
             async for page in pages:
                 await self._take(page)
-                if page.status is not None and (page.last or (until_quiet and self._is_quiet(page.status))):
+                if page.status is not None and (
+                    page.last or ((until_quiet or self.finishing) and self._is_quiet(page.status))
+                ):
                     return page.status
         raise StateError(f"run {short(self.run_id)}: the commit log ended before the run")
 
@@ -285,6 +328,7 @@ class WorkloadRun:
                 for name, message, fields in self._workload.remarks(entry):
                     self._display.event(name, message, **fields)
         if page.status is not None:
+            self._last = page.status
             await to_its_end(self._collector.flush)
             await to_its_end(self._collector.refresh)
             self._display.progress(self._snapshot(page.status))

@@ -192,7 +192,7 @@ class _Invocation:
         self._sources: dict[str, tuple[Target, Snapshot]] = {}
 
     async def run(self) -> int:
-        interrupts = Interrupts(self._at_once)
+        interrupts = Interrupts(self._at_once, lambda: self._run is not None and self._run.finish_running())
         interrupts.install()
         try:
             return await interrupts.guard(self._work())
@@ -565,9 +565,11 @@ class _Invocation:
         directory = self._workload.directory(self._settings)
         lines = [f"interrupted: {committed} of {run.total} {unit} are in {directory}; nothing is lost"]
         if self._target.private is None:
+            how = "is paused" if run.finishing else "goes on"
             submitted = "" if run.submitted >= run.total else f" ({run.submitted} of {run.total} {unit} are submitted)"
             run_id = short(run.run_id)
-            lines.append(f"run {run_id} goes on at the cluster{submitted}; stop it with: rollout run pause {run_id}")
+            stop = "" if run.finishing else f"; stop it with: rollout run pause {run_id}"
+            lines.append(f"run {run_id} {how} at the cluster{submitted}{stop}")
         lines.append(f"continue with: {command}")
         self._display.event("interrupted", "\n".join(lines), run_id=run.run_id, committed=committed, command=command)
 

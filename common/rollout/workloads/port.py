@@ -296,6 +296,8 @@ class Workload(ABC, Generic[Settings, Found]):
     """What its units are called in progress and summaries, plural."""
     measure: ClassVar[str] = ""
     """What `units_out` of an entry counts, such as tokens; empty: nothing that a person wants to see."""
+    finishes_running: ClassVar[bool] = False
+    """The first Ctrl-C starts no further unit and waits for those that run, which are long and dear."""
     result_files: ClassVar[tuple[str, ...]]
     """Every file that a run may write into its output directory, the most important first, `summary.json` included."""
 

@@ -54,6 +54,8 @@ def followed(
         said.append(_counted(len(changed), "changed and run anew", changed) + "; what they were is kept beside them")
     retried = [label for label, trial in now.items() if trial.id.hex() in again]
     said += [_counted(len(retried), "run once more", retried)] if retried else []
+    if retry and not retried:
+        said.append(f"none ended with {' or '.join(sorted(retry))}")
     waiting = len(left) - len(added) - len(changed) - len(retried)
     said += [_counted(waiting, "had no result yet")] if waiting else []
     said += [_counted(len(gone), "are gone, and their directories stay", gone)] if gone else []

@@ -48,6 +48,16 @@ class JobChecked(Checked):
     trials: tuple[Trial, ...]
     left: tuple[Trial, ...]
 
+    def take(self, left: tuple[Trial, ...], kept: str, used: JsonObject) -> None:
+        """The run consists of these. `kept`: the file of the others. `used`: what they used up of the budget."""
+        self.left, self.total = left, len(left)
+        set_trials(self.config, left)
+        self.config["used"] = used
+        self.config["output"]["kept"] = kept
+        self.keep |= {"trials": self.total, "kept": kept, "used": used}
+        needed = self.config["trees"]
+        self.trees = tuple(tree for tree in self.trees if tree.key.partition(".")[2] in needed)
+
 
 class Job(Workload[JobConfig, JobChecked]):
     """`retry_errors`: types of errors; trials that ended with one of them run once more."""
@@ -58,6 +68,7 @@ class Job(Workload[JobConfig, JobChecked]):
     sections = frozenset(JobConfig.model_fields)
     commands = "rollout.cli.commands.job:app"
     unit = "trials"
+    finishes_running = True
     result_files = (RESULT, TRIALS, ERRORS, STATISTICS, CONFIG, SUMMARY)
 
     def __init__(self, retry_errors: Sequence[str] = ()) -> None:
@@ -109,11 +120,8 @@ class Job(Workload[JobConfig, JobChecked]):
             checked.total = before["trials"]
             return
         kept = read_kept(directory, before["kept"])
-        checked.left = tuple(trial for trial in checked.trials if trial.id.hex() not in kept)
-        set_trials(checked.config, checked.left)
-        checked.config["used"] = before["used"]
-        checked.config["output"]["kept"] = before["kept"]
-        checked.total, checked.keep = len(checked.left), before
+        left = tuple(trial for trial in checked.trials if trial.id.hex() not in kept)
+        checked.take(left, before["kept"], before["used"])
 
     def plan(self, checked: JobChecked, config: JsonObject, start: int) -> Iterator[NewItem]:
         return (item_of(trial, checked.job) for trial in checked.left[start:])
@@ -131,13 +139,7 @@ class Job(Workload[JobConfig, JobChecked]):
         if left.nothing_new:
             checked.follows = ""
             return left.told
-        checked.left, checked.total = left.trials, len(left.trials)
-        set_trials(checked.config, left.trials)
-        checked.config["used"] = left.used
-        checked.config["output"]["kept"] = left.kept
-        checked.keep |= {"trials": checked.total, "kept": left.kept, "used": left.used}
-        needed = set(checked.config["trees"])
-        checked.trees = tuple(tree for tree in checked.trees if tree.key.partition(".")[2] in needed)
+        checked.take(left.trials, left.kept, left.used)
         return left.told
 
     def unfinished(self, summary: JsonObject) -> str:

@@ -54,7 +54,6 @@ class JobWriter:
     def begin(self, directory: Path) -> Iterator[tuple[str, bytes]]:
         forget_others(directory, self._kept)
         kept = self._planned_of(read_kept(directory, self._kept))
-        self._placed.clear()
         self._remember(kept)
         for lines in kept.values():
             for name, line in lines.items():
