@@ -16,7 +16,7 @@ from pathlib import Path
 import psutil
 from acceptance_cli import Cli, until
 from cluster import Cluster, Node
-from job_rig import SMALL, counts, outcomes, sandbox_processes, write_job, write_task
+from job_rig import SCRIPT, SMALL, counts, outcomes, sandbox_processes, write_job, write_task
 from rollout_worker.sandboxes import cgroups
 
 SETUP, INSTALL, EXECUTE, VERIFY, TEARDOWN = PHASES = ("setup", "install", "execute", "verify", "teardown")
@@ -43,13 +43,13 @@ class Scene:
     number: int = 0
     record: list[str] = field(default_factory=list[str])
 
-    def strike(self, victim: str, phase: str, delay_s: float = 0.0) -> None:
+    def strike(self, victim: str, phase: str, provider: str, delay_s: float = 0.0) -> None:
         """A job whose first trials are struck in `phase`: all of it must be as if nothing had happened."""
         self.number += 1
         name = f"job-{self.number}"
         gate = self.cli.directory / f"gate-{self.number}"
         gate.mkdir()
-        job = self._job(name, gate)
+        job = self._job(name, gate, provider)
         process = self.cli.start("job", "run", job, *self.cluster.operator())
         waits_at = VERIFY if phase == TEARDOWN else phase
         self._open(gate, PHASES[: PHASES.index(waits_at)])
@@ -68,12 +68,12 @@ class Scene:
         if victim != CHILD:
             struck.node.start()
         out, err = process.communicate(timeout=90)
-        self.record.append(f"{victim} at {phase}: {time.monotonic() - killed:.1f} s to the end")
+        self.record.append(f"{victim} at {phase}, {provider}: {time.monotonic() - killed:.1f} s to the end")
         assert process.returncode == 0, (victim, phase, out, err)
         before.wait_for_nothing(max(killed + REAPED_S, time.monotonic()))
         self._counted_once(name)
 
-    def _job(self, name: str, gate: Path) -> str:
+    def _job(self, name: str, gate: Path, provider: str) -> str:
         health = GATE.format(phase=SETUP).replace('"', "'")
         check = f'[environment.healthcheck]\ncommand = "{health}"\ntimeout_sec = 60\n'
         write_task(
@@ -81,15 +81,15 @@ class Scene:
             GATE.format(phase=EXECUTE),
             f"{GATE.format(phase=VERIFY)}; echo 0.75 > /logs/verifier/reward.txt",
             SMALL + check,
-            environment__install_sh=GATE.format(phase=INSTALL),
         )
         return write_job(
             self.cli,
             f"{name}.yaml",
             name=name,
+            agents=[SCRIPT | {"install": GATE.format(phase=INSTALL)}],
             n_attempts=ATTEMPTS,
             n_concurrent_trials=2,
-            environment={"mounts": [{"type": "bind", "source": str(gate), "target": "/gate"}]},
+            environment={"type": provider, "mounts": [{"type": "bind", "source": str(gate), "target": "/gate"}]},
             datasets=[{"path": name}],
             retry={"max_attempts": 3, "initial_delay_ms": 100},
         )

@@ -5,6 +5,7 @@ In the normal lane a phase or two; `make test-slow` strikes everyone in every ph
 
 from __future__ import annotations
 
+import shutil
 import sys
 from collections.abc import Iterator
 
@@ -12,6 +13,7 @@ import pytest
 from acceptance_cli import Cli, until
 from cluster import Cluster
 from job_kills import CHILD, EXECUTE, PHASES, QUICK, TEARDOWN, VERIFY, VICTIMS, WORKER, Scene
+from job_rig import PROVIDERS
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="sandboxes need Linux")
 
@@ -30,19 +32,24 @@ def scene(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Scene]:
     until(lambda: not cli.left_behind(), "every process to end")
 
 
+@pytest.mark.skipif(shutil.which("bwrap") is None, reason="bubblewrap is not installed")
 def test_a_worker_that_is_killed_while_agents_work(scene: Scene) -> None:
-    scene.strike(WORKER, EXECUTE)
+    scene.strike(WORKER, EXECUTE, "bubblewrap")
 
 
 def test_the_process_of_the_trials_that_is_killed_in_verification(scene: Scene) -> None:
-    scene.strike(CHILD, VERIFY)
+    scene.strike(CHILD, VERIFY, "process")
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(600)
+@pytest.mark.parametrize("provider", PROVIDERS)
 @pytest.mark.parametrize("victim", VICTIMS)
-def test_everyone_in_every_phase(scene: Scene, victim: str) -> None:
+def test_everyone_in_every_phase(scene: Scene, victim: str, provider: str) -> None:
+    if provider == "bubblewrap" and shutil.which("bwrap") is None:
+        pytest.skip("bubblewrap is not installed")
     for phase in PHASES:
         for delay_s in (0.0, 0.02, 0.05, 0.1, 0.2) if phase == TEARDOWN else (0.0,):
-            scene.strike(victim, phase, delay_s)
+            scene.strike(victim, phase, provider, delay_s)
     print("\n".join(scene.record))
+    scene.record.clear()
