@@ -28,6 +28,7 @@ from rollout_worker.sandboxes import trees
 from rollout_worker.sandboxes.errors import SandboxError
 from rollout_worker.sandboxes.port import Provider
 from rollout_worker.sandboxes.providers import open_provider
+from rollout_worker.trials.environment import Images
 from rollout_worker.trials.lanes import Lanes
 from rollout_worker.trials.masking import Masks
 from rollout_worker.trials.outcome import count, record_of
@@ -47,9 +48,10 @@ class JobExecutor:
     placement: ClassVar[Literal["engine", "slot"]] = "engine"
 
     def __init__(self) -> None:
-        self._run: Run | None = None
         self._job: JobConfig | None = None
         self._provider: Provider | None = None
+        self._lacking: UnsuitableError | None = None
+        self._state = Path()
         self._lanes = Lanes()
         self._tasks: dict[tuple[str, ...], Task] = {}
         self._trials: set[asyncio.Task[None]] = set()
@@ -72,20 +74,26 @@ class JobExecutor:
         return 0
 
     async def start(self, run: Run, context: Context) -> None:
-        """Open the provider, which reaps what a killed process left. UnsuitableError: it does not work here."""
-        job = JobConfig.model_validate(run.config["job"])
-        state = await _state_directory(run, context)
+        """Open the provider, which reaps what a killed process left."""
+        self._job = job = JobConfig.model_validate(run.config["job"])
+        self._state = await _state_directory(run, context)
+        environment = job.environment
         try:
-            provider = open_provider(job.environment.type, state, key="environment.type")
-        except ConfigError as error:
-            raise AttemptError(f"this worker: {error.message}", code="provider_missing", retry=False) from error
+            provider = open_provider(environment.type, self._state, environment.provider_config, key="environment.type")
+            await self._open(provider, run)
+        except (ConfigError, SandboxError) as error:
+            # Another worker may have what this one lacks, so every trial goes back by itself.
+            self._lacking = UnsuitableError(error.message, code=error.code, retry=error.retryable)
+            _log.warning("sandboxes_missing", provider=environment.type, run_id=run.run_id, why=error.message)
+
+    async def _open(self, provider: Provider, run: Run) -> None:
         try:
             await provider.open()
             capabilities = await provider.probe()
-        except SandboxError as error:
+        except BaseException:
             await provider.close()
-            raise AttemptError(error.message, code=error.code, retry=error.retryable) from error
-        self._run, self._job, self._provider = run, job, provider
+            raise
+        self._provider = provider
         _log.info("sandboxes_ready", provider=provider.name, run_id=run.run_id, notes=list(capabilities.notes))
 
     async def close(self) -> None:
@@ -98,6 +106,8 @@ class JobExecutor:
     # ---- one trial
 
     async def run(self, attempt: Attempt, context: Context) -> Done:
+        if self._lacking is not None:
+            raise self._lacking
         try:
             spec = TrialSpec.decode(attempt.payload)
         except InputError as error:
@@ -171,6 +181,7 @@ class JobExecutor:
             files=files,
             masks=masks,
             live=Live(spec.label, _printer(attempt)),
+            images=Images(self._state, self._job.environment.force_build, self._job.environment.provider_config),
             lanes=self._lanes,
             ask=ask,
             progress=lambda phase: context.progress(phase, trial=spec.label, phase=phase, agent=spec.agent),

@@ -32,6 +32,19 @@ exit 0
 """
 
 
+_MEND = """
+for path in {paths}; do [ -d "$path" ] || {{ rm -rf "$path"; mkdir -p "$path"; }}; done
+[ -w /tmp ] && chmod 1777 /tmp
+exit 0
+"""
+
+
+async def mend(sandbox: Sandbox, *paths: str) -> None:
+    """Make directories that commands need anew where an agent has removed them. SandboxError."""
+    script = _MEND.format(paths=" ".join(map(shlex.quote, ("/tmp", *paths))))
+    await sandbox.exec(script, cwd="/", user=admin(sandbox), timeout_s=_CLEAN_S)
+
+
 async def empty(sandbox: Sandbox, *paths: str, open_to_all: bool = False) -> None:
     """Make each of `paths` a new, empty directory of root's. TrialFault: the agent has made that impossible.
 

@@ -127,10 +127,10 @@ def declared(artifacts: Sequence[Artifact], workdir: str) -> Iterator[Artifact]:
         yield artifact.model_copy(update={"source": os.path.normpath(Path(workdir, artifact.source))})
 
 
-async def bring_artifacts(sandbox: Sandbox, artifacts: Sequence[Artifact], target: Path) -> list[Brought]:
+async def bring_artifacts(sandbox: Sandbox, workdir: str, artifacts: Sequence[Artifact], target: Path) -> list[Brought]:
     """Copy each to its destination below `target`, and say in manifest.json where it came from. SandboxError."""
     brought, room = list[Brought](), ARTIFACT_BYTES
-    for artifact in declared(artifacts, sandbox.workdir):
+    for artifact in declared(artifacts, workdir):
         one, size = await _bring(sandbox, artifact, target, room)
         room -= size
         if not (artifact.source == ARTIFACTS_DIRECTORY and one.status == "missing"):

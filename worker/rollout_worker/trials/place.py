@@ -7,8 +7,9 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from rollout_worker.sandboxes.port import Finished, Sandbox
+from rollout_worker.sandboxes.port import Finished
 from rollout_worker.trials.faults import faults
+from rollout_worker.trials.making import Made
 from rollout_worker.trials.port import Reply, TrialFault, UsageCount
 from rollout_worker.trials.streams import Streams
 from rollout_worker.trials.told import Told
@@ -21,16 +22,16 @@ _NO_TIME_S = 0.001
 class TrialPlace:
     """One a trial; `begin` and `end` enclose a phase."""
 
-    def __init__(self, told: Told, sandbox: Sandbox, usage: UsageCount, user: str | None, image_key: str) -> None:
-        self.sandbox = sandbox
+    def __init__(self, told: Told, made: Made, usage: UsageCount) -> None:
+        self.sandbox = made.sandbox
         self.usage = usage
         self.instruction_path = told.job.instruction_path
-        self.workdir = sandbox.workdir
-        self.user: str | int | None = user
+        self.workdir = made.workdir
+        self.user: str | int | None = None
         self.env: Mapping[str, str] = told.environs.agent
         self.model_name = told.section.model_name
         self.base_url = told.section.base_url
-        self.image_key = image_key
+        self.image_key = made.image_key
         self.deadline: float | None = None
         self.limits_hit: set[str] = set()
         self.notes: list[str] = []

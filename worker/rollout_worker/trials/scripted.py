@@ -79,6 +79,7 @@ def _check(finished: Finished, what: str, type: str) -> None:
         if finished.how == "exited"
         else f"was ended by signal {finished.signal}"
     )
-    why = f" (the sandbox's {finished.limit} limit was hit)" if finished.limit else ""
+    if finished.limit:
+        ending += f" (the sandbox's {finished.limit} limit was hit)"
     last = finished.stderr.text()[-500:].strip() or finished.stdout.text()[-500:].strip()
-    raise TrialFault(type, f"{what} {ending}{why}" + (f": {last}" if last else ""))
+    raise TrialFault(type, f"{what} {ending}" + (f": {last}" if last else ""))

@@ -14,6 +14,7 @@ from rollout.workloads.job.timeouts import Timeouts, timeouts
 from rollout.workloads.job.trial import TrialSpec
 
 from rollout_worker.sandboxes.port import Provider
+from rollout_worker.trials.environment import Images
 from rollout_worker.trials.lanes import Lanes
 from rollout_worker.trials.masking import Masks
 from rollout_worker.trials.port import Reply
@@ -82,6 +83,7 @@ class Told:
     files: Path
     masks: Masks
     live: Live
+    images: Images
     lanes: Lanes
     ask: Ask
     progress: Callable[[str], None]

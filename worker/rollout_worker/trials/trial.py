@@ -17,11 +17,11 @@ from rollout.workloads.job.task import Step
 
 from rollout_worker.sandboxes.errors import SandboxError, SandboxTeardownError
 from rollout_worker.sandboxes.port import Sandbox
-from rollout_worker.trials.clean import empty, preload_of, restore_preload
+from rollout_worker.trials.clean import empty, mend, preload_of, restore_preload
 from rollout_worker.trials.faults import faults
 from rollout_worker.trials.gathering import bring_artifacts, bring_logs, put_artifacts, read_manifest
 from rollout_worker.trials.health import until_healthy
-from rollout_worker.trials.making import Made, Wish, make_sandbox
+from rollout_worker.trials.making import LOGS, Made, Wish, make_sandbox
 from rollout_worker.trials.outcome import Outcome, StepOutcome
 from rollout_worker.trials.place import TrialPlace
 from rollout_worker.trials.port import Agent, TrialFault
@@ -43,6 +43,7 @@ class Trial:
         self.outcome = Outcome()
         self._told = told
         self._agent = agent
+        self._workdir = ""
         self._preload: bytes | None = None
         self._made: Made | None = None
 
@@ -63,8 +64,7 @@ class Trial:
 
     async def _phases(self) -> None:
         await self._set_up()
-        assert self._made is not None
-        place = TrialPlace(self._told, self._made.sandbox, self.outcome.usage, None, self._made.prepared.key)
+        place = TrialPlace(self._told, self._made_there(), self.outcome.usage)
         if self._told.regrade is None:
             await self._install(place)
         for index, step in enumerate(self._told.task.steps):
@@ -91,11 +91,11 @@ class Trial:
             build_s = told.timeouts(task.steps[0]).build_s
             wish = Wish(task.environment, policies, told.environs.sandbox, users, build_s)
             self._made = await make_sandbox(told, wish)
-            sandbox = self._made.sandbox
-            self.outcome.remarks += self._made.prepared.remarks
+            sandbox, self._workdir = self._made.sandbox, self._made.workdir
+            self.outcome.remarks += self._made.remarks
             if task.environment.healthcheck is not None:
                 told.progress("waiting for its health")
-                await until_healthy(task.environment.healthcheck, sandbox, streams)
+                await until_healthy(task.environment.healthcheck, self._made, streams)
             with faults("environment_start_failed", "it was set up"):
                 self._preload = await preload_of(sandbox)
 
@@ -117,7 +117,7 @@ class Trial:
             await place.sandbox.write_file(told.job.instruction_path, instruction)
         if step.healthcheck is not None:
             with self._streams(step, SETUP) as streams:
-                await until_healthy(step.healthcheck, place.sandbox, streams)
+                await until_healthy(step.healthcheck, self._made_there(), streams)
         if isinstance(self._agent, Oracle):
             self._agent.solution = None if step.solution is None else told.task.directory / step.solution
         lane = told.section.lane
@@ -183,7 +183,7 @@ class Trial:
         try:
             done.verified = True
             with self.outcome.times.phase("verifier"):
-                done.rewards = await self._verify(index, step, place.sandbox)
+                done.rewards = await self._verify(index, step, self._made_there())
         except TrialFault as fault:
             if done.error is not None:
                 fault.message += f"; before that, {done.error.type}: {done.error.message}"
@@ -208,6 +208,7 @@ class Trial:
         told = self._told
         with faults("environment_lost", "the agent was ended"):
             await sandbox.kill()
+            await mend(sandbox, self._workdir, *LOGS)
             if isinstance(self._agent, Oracle):
                 await empty(sandbox, self._agent.mount)
             if await restore_preload(sandbox, self._preload):
@@ -217,7 +218,7 @@ class Trial:
         with faults("environment_lost", "its logs were copied"):
             self.outcome.remarks += await bring_logs(sandbox, "/logs/agent", told.directory(step, AGENT), told.masks)
             artifacts = [*step.artifacts, *told.job.artifacts]
-            brought = await bring_artifacts(sandbox, artifacts, told.directory(step, ARTIFACTS))
+            brought = await bring_artifacts(sandbox, self._workdir, artifacts, told.directory(step, ARTIFACTS))
             self.outcome.remarks += [f"artifact {one.source}: {one.message}" for one in brought if one.status != "ok"]
 
     async def _collect(self, step: Step, sandbox: Sandbox) -> None:
@@ -228,7 +229,11 @@ class Trial:
                     continue
                 with faults("environment_lost", "artifacts were collected"):
                     finished = await sandbox.exec(
-                        collect.command, user=collect.user, timeout_s=collect.timeout_sec, on_output=streams.feed
+                        collect.command,
+                        cwd=self._workdir,
+                        user=collect.user,
+                        timeout_s=collect.timeout_sec,
+                        on_output=streams.feed,
                     )
                     await sandbox.kill()
                 if not finished.ok:
@@ -236,7 +241,7 @@ class Trial:
 
     # ---- verification
 
-    async def _verify(self, index: int, step: Step, sandbox: Sandbox) -> Rewards:
+    async def _verify(self, index: int, step: Step, made: Made) -> Rewards:
         told, remarks = self._told, self.outcome.remarks
         env = told.environs.verifiers[index]
         told.progress("verification")
@@ -244,13 +249,11 @@ class Trial:
             if step.verifier.environment is not None:
                 return await self._verify_apart(index, step, streams)
             if told.regrade is not None:
-                await self._put_back(step, sandbox)
-            rewards = await verify(
-                told, step, sandbox, env, streams, remarks, worked_in=told.regrade is None or index > 0
-            )
+                await self._put_back(step, made.sandbox)
+            rewards = await verify(told, step, made, env, streams, remarks, worked_in=told.regrade is None or index > 0)
         if index + 1 < len(told.task.steps):
             with faults("environment_lost", "it was cleaned for the next step"):
-                await forget(sandbox, "/logs/agent", "/logs/artifacts")
+                await forget(made.sandbox, "/logs/agent", "/logs/artifacts")
         return rewards
 
     async def _verify_apart(self, index: int, step: Step, streams: Streams) -> Rewards:
@@ -269,12 +272,12 @@ class Trial:
         )
         made = await make_sandbox(told, wish, room_s=None if self._made is None else wish.build_s)
         try:
-            self.outcome.remarks += made.prepared.remarks
+            self.outcome.remarks += made.remarks
             if environment.healthcheck is not None:
-                await until_healthy(environment.healthcheck, made.sandbox, streams)
+                await until_healthy(environment.healthcheck, made, streams)
             await self._put_back(step, made.sandbox)
             env = told.environs.verifiers[index]
-            return await verify(told, step, made.sandbox, env, streams, self.outcome.remarks, worked_in=False)
+            return await verify(told, step, made, env, streams, self.outcome.remarks, worked_in=False)
         finally:
             await asyncio.shield(self._end(made.sandbox))
 
@@ -296,6 +299,10 @@ class Trial:
                 brought = []
         with faults("verifier_tests_copy_failed", "artifacts were copied"):
             await put_artifacts(sandbox, brought, directory)
+
+    def _made_there(self) -> Made:
+        assert self._made is not None
+        return self._made
 
     # ---- teardown
 
@@ -325,4 +332,4 @@ class Trial:
         try:
             yield streams
         finally:
-            streams.close()
+            self.outcome.remarks += streams.close()

@@ -12,6 +12,7 @@ from rollout_worker.sandboxes.port import Finished, Sandbox
 from rollout_worker.trials.clean import TESTS, VERIFIER_LOGS, empty
 from rollout_worker.trials.faults import faults
 from rollout_worker.trials.gathering import bring_logs
+from rollout_worker.trials.making import Made
 from rollout_worker.trials.port import TrialFault
 from rollout_worker.trials.scripted import script
 from rollout_worker.trials.streams import Streams
@@ -23,7 +24,7 @@ _SHOWN = 500
 async def verify(
     told: Told,
     step: Step,
-    sandbox: Sandbox,
+    made: Made,
     env: Mapping[str, str],
     streams: Streams,
     remarks: list[str],
@@ -36,7 +37,7 @@ async def verify(
 
     TrialFault with the type of what went wrong.
     """
-    user = step.verifier.user
+    sandbox, user = made.sandbox, step.verifier.user
     with faults("verifier_tests_copy_failed", "the tests were copied"):
         await sandbox.kill()
         if worked_in:
@@ -51,7 +52,7 @@ async def verify(
     limit = told.timeouts(step).verifier_s
     with faults("verifier_failed", "the tests ran"):
         finished = await sandbox.exec(
-            script(f"{TESTS}/test.sh"), env=env, user=user, timeout_s=limit, on_output=streams.feed, cwd=sandbox.workdir
+            script(f"{TESTS}/test.sh"), env=env, user=user, timeout_s=limit, on_output=streams.feed, cwd=made.workdir
         )
         await sandbox.kill()  # what it left running writes no reward any more
         try:
