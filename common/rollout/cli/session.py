@@ -92,8 +92,12 @@ class Options:
         return shlex.join(words)
 
 
-def run_workload(workload: Workload[Any, Any], settings: BaseModel, options: Options) -> int:
-    """The exit code. ConfigError and InputError, with all faults, before anything is started or written."""
+def run_workload(
+    workload: Workload[Any, Any], settings: BaseModel, options: Options, display: Display | None = None
+) -> int:
+    """The exit code. ConfigError and InputError, with all faults, before anything is started or written.
+
+    `display`: in place of the one for standard output."""
     name = options.name or getattr(getattr(settings, "run", None), "name", "")
     if name.startswith("@"):
         raise ConfigError(f"--name: {name!r} begins with @, which stands for other things: choose another")
@@ -106,7 +110,7 @@ def run_workload(workload: Workload[Any, Any], settings: BaseModel, options: Opt
             raise ConfigError("--detach needs a cluster that stays: name it with --coordinator HOST:PORT")
         workload.check_host(settings)
     keep_going(f"the run goes on, its results are in {workload.directory(settings)}, and the command will end with 1")
-    display = display_for(json=options.json)
+    display = display or display_for(json=options.json)
     for note in workload.host_notes(settings) if target.private is not None else ():
         display.note(noted(note))
     try:

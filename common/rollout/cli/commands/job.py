@@ -7,7 +7,10 @@ from typing import Annotated
 
 import typer
 
+from rollout.cli.commands import job_tools
+from rollout.cli.commands.job_tail import tail
 from rollout.cli.commands.standard import HELP
+from rollout.cli.groups import CommandGroup
 from rollout.cli.options import (
     CoordinatorOption,
     DetachOption,
@@ -19,10 +22,10 @@ from rollout.cli.options import (
 )
 from rollout.config.load import load_settings, located
 from rollout.model.errors import ConfigError
-from rollout.workloads.job.config import JobConfig, job_name
+from rollout.workloads.job.config import JobConfig
 from rollout.workloads.job.errors import types_of
 
-app = typer.Typer(no_args_is_help=True, rich_markup_mode=None)
+app = typer.Typer(cls=CommandGroup, no_args_is_help=True, rich_markup_mode=None)
 
 FileArgument = Annotated[Path | None, typer.Argument(metavar="[FILE]", help="The job: job.yaml.", show_default=False)]
 ConfigOption = Annotated[
@@ -77,7 +80,6 @@ def _run(
 
     path = _file(file, config)
     settings = load_settings(JobConfig, path, {"name": name or None})
-    settings = settings.model_copy(update={"name": job_name(settings, path)})
     workload = Job(_types(retry_errors))
     directory = workload.directory(settings)
     if verb == "resume" and not (directory / "run-id").exists():
@@ -131,6 +133,10 @@ def resume_job(
         file, config, verb="resume", name=name, retry_errors=retry_errors, coordinator=coordinator, tls_dir=tls_dir,
         resume=None, workers=workers, dry_run=False, detach=detach, json=json,
     )  # fmt: skip
+
+
+app.command("tail")(tail)
+job_tools.add_to(app)
 
 
 def _file(file: Path | None, config: Path | None) -> Path:

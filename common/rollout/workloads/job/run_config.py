@@ -78,7 +78,8 @@ def policies(job: JobConfig, tokens: int = 0, micro_dollars: int = 0) -> tuple[P
     return tuple(found)
 
 
-def item_of(trial: Trial, job: JobConfig) -> NewItem:
+def item_of(trial: Trial, job: JobConfig, regrade: str | None = None) -> NewItem:
+    """`regrade`: as in `TrialSpec`."""
     spec = TrialSpec(
         id=trial.id.hex(),
         dataset=trial.dataset,
@@ -88,6 +89,7 @@ def item_of(trial: Trial, job: JobConfig) -> NewItem:
         commit=trial.task.git_commit_id,
         agent=trial.agent.id,
         attempt=trial.attempt,
+        regrade=regrade,
     )
     return NewItem(trial.id, spec.encode(), _spec(job, trial.agent.lane))
 
