@@ -119,6 +119,8 @@ class Shell:
 
 def _within(said: bytes, mark: str) -> Answer:
     begin, end = f"\n{mark}<\n".encode(), re.compile(rb"\n" + mark.encode() + rb">(\d+)\n")
+    if begin.replace(b"\n", b"\r\n") in said:
+        raise DroppedError("its lines came with carriage returns: exec must not give commands a terminal")
     start = said.find(begin)
     found = None if start < 0 else end.search(said, start)
     if found is None:

@@ -229,12 +229,17 @@ what is left."""
 def kill_marked(mark: str) -> str:
     """End the processes that carry the mark in their environment, and all that descend from these."""
     return f"""
-n=0
+m={quote(mark)} n=0
+marked() {{
+  if printf 'x\\0y\\0' | grep -q -z -x y 2> /dev/null; then
+    grep -l -z -x -F -- "$m" /proc/[0-9]*/environ 2> /dev/null
+  else
+    for f in /proc/[0-9]*/environ; do ! tr '\\0' '\\n' < "$f" 2> /dev/null | grep -q -x -F -- "$m" || echo "$f"; done
+  fi
+}}
 while :; do
   found=" "
-  for f in $(grep -l -F -- {quote(mark)} /proc/[0-9]*/environ 2> /dev/null); do
-    f=${{f#/proc/}}; found="$found${{f%/environ}} "
-  done
+  for f in $(marked); do f=${{f#/proc/}}; found="$found${{f%/environ}} "; done
   [ "$found" != " " ] || exit 0
   grown=1
   while [ -n "$grown" ]; do
