@@ -77,6 +77,8 @@ class ProcessProvider(LocalProvider):
         reasons: list[str] = []
         if not isinstance(spec.root, Host):
             reasons.append("`process` sandboxes have this host's root only")
+        elif spec.root.written is not None:
+            reasons.append("`process` sandboxes cannot have what another sandbox wrote: there are no overlay mounts")
         if features.namespaces:
             reasons += [f for path in spec.directories if (f := _not_private(path, spec.directories)) is not None]
             for mount in spec.mounts:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from difflib import get_close_matches
-from typing import Any, TypeVar
+from typing import Any, Literal, TypeVar
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 from rollout.config.load import problems
@@ -15,9 +15,12 @@ KEY = "provider_config"
 
 
 class Settings(BaseModel):
-    """Keys of one provider; this one has none."""
+    """Keys of one provider; these all have."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
+
+    image: Literal["auto", "host", "pull", "build"] = "auto"
+    """How a task's image is had; see `images.prepare`."""
 
 
 S = TypeVar("S", bound=Settings)
