@@ -33,21 +33,19 @@ from rollout_worker.sandboxes.errors import (
 )
 from rollout_worker.sandboxes.port import (
     Capabilities,
-    Enforcement,
     Host,
     Image,
-    LimitName,
     Limits,
     Network,
     Spec,
 )
 from rollout_worker.sandboxes.reach import DroppedError, Reach, Shell
+from rollout_worker.sandboxes.remote_probe import LIMITS, changes_users, limits_of, text_of
 from rollout_worker.sandboxes.remote_provider import RemoteProvider
 from rollout_worker.sandboxes.remote_sandbox import KillHow, Remote, RemoteSandbox, enter
-from rollout_worker.sandboxes.settings import Settings, settings_of
+from rollout_worker.sandboxes.settings import ImageSettings, settings_of
 from rollout_worker.sandboxes.templates import check_template, filled, placeholders, words
 
-_LIMITS: tuple[LimitName, ...] = ("cpus", "memory", "storage", "pids")
 _OF_SPEC = ("name", "image", "cpus", "memory_mb", "storage_mb", "pids", "network")
 _KNOWN = {
     "prepare_command": ("image",),
@@ -61,10 +59,9 @@ _FIRST_NAMESPACE = "pid:[4026531836]"
 """Of every machine: include/linux/proc_ns.h, PROC_PID_INIT_INO."""
 _BYTES_IN_TEXT = 20 << 10  # a word of a command line is at most 128 KiB (execve(2)), and each byte may become four
 _END_S = 2.0
-_NOBODY = 65534
 
 
-class CommandSettings(Settings):
+class CommandSettings(ImageSettings):
     create_command: str = Field(description="Makes a sandbox; the last line that it prints is the sandbox's id.")
     exec_command: str = Field(description="Runs {command} in the sandbox {sandbox_id}.")
     destroy_command: str = Field(description="Removes the sandbox {sandbox_id}; one that is not there is no fault.")
@@ -74,7 +71,7 @@ class CommandSettings(Settings):
     download_command: str | None = Field(
         default=None, description="Copies {paths}, words REMOTE:LOCAL; without it files come through exec_command."
     )
-    image: str | None = Field(default=None, description="The {image} of tasks that name none.")
+    default_image: str | None = Field(default=None, description="The {image} of tasks that name none.")
     env: dict[str, str] = Field(default_factory=dict[str, str], description="For these commands, beside the worker's.")
     working_dir: str | None = Field(default=None, description="Where these commands run; default: the worker's.")
     timeout_secs: float = Field(default=3600, gt=0, description="For one of prepare, create and destroy.")
@@ -166,9 +163,9 @@ class CommandProvider(RemoteProvider):
 
     async def _find(self) -> Capabilities:
         network = Network("none" if "network" in self._uses else "public")
-        root = Host() if "image" not in self._uses or self._settings.image else None
+        root = Host() if "image" not in self._uses or self._settings.default_image else None
         if root is None:
-            why = "{image} is filled in by tasks only: give `image` in provider_config too, for those that name none"
+            why = "create_command has {image}: give `default_image` in provider_config, to try it out with"
             raise SandboxRefusedError(f"command sandboxes cannot be tried out: {why}", reasons=[why])
         spec = Spec(network=network, limits=Limits(1, 512, 1024, 256))
         try:
@@ -196,7 +193,7 @@ class CommandProvider(RemoteProvider):
 
     async def _compare(self, one: RemoteSandbox, two: RemoteSandbox) -> Capabilities:
         notes: list[str] = []
-        mine = [await _text(s, "readlink /proc/self/ns/pid || echo -") for s in (one, two)]
+        mine = [await text_of(s, "readlink /proc/self/ns/pid || echo -") for s in (one, two)]
         own = mine[0] != mine[1] and not {"-", _FIRST_NAMESPACE, await asyncio.to_thread(_namespace)} & set(mine)
         self._kill = "all" if own else "marked"
         if not own:
@@ -207,17 +204,17 @@ class CommandProvider(RemoteProvider):
         private = await self._is_private(one, two, "/rollout-probe")
         secret = one.out / "secret"
         secret.write_text("of the host")
-        hides_host = await _text(one, f"cat {quote(str(secret))} 2> /dev/null || echo -") == "-"
+        hides_host = await text_of(one, f"cat {quote(str(secret))} 2> /dev/null || echo -") == "-"
         await one.write_file(f"{one.home}/rollout-probe", b"x")
         path = quote(f"{one.home}/rollout-probe")
-        hides_sandboxes = await _text(two, f"test -e {path} && echo seen || echo -") == "-"
-        only_loopback = await _text(one, "tail -n +3 /proc/net/dev | cut -d: -f1 | tr -d ' \\n'") == "lo"
+        hides_sandboxes = await text_of(two, f"test -e {path} && echo seen || echo -") == "-"
+        only_loopback = await text_of(one, "tail -n +3 /proc/net/dev | cut -d: -f1 | tr -d ' \\n'") == "lo"
         networks: set[Literal["none", "public", "allowlist"]] = {"none"} if only_loopback else {"public"}
         if "network" in self._uses:
             networks.add("public")
         notes.append("allowlists of hosts cannot be enforced")
         roots: set[Literal["host", "rootfs", "image"]] = {"image"} if "image" in self._uses else set()
-        if "image" not in self._uses or self._settings.image:
+        if "image" not in self._uses or self._settings.default_image:
             roots.add("host")
         return Capabilities(
             private_directories=private,
@@ -225,10 +222,10 @@ class CommandProvider(RemoteProvider):
             hides_sandboxes=hides_sandboxes,
             hides_host=hides_host,
             writable_root=private and await self._is_private(one, two, "/usr/rollout-probe"),
-            users=await self._changes_users(one),
+            users=await changes_users(one),
             roots=frozenset(roots),
             networks=frozenset(networks),
-            limits=await self._limits(one),
+            limits=await limits_of(one),
             mounts=False,
             ends_daemons=own,
             notes=tuple(notes),
@@ -246,28 +243,6 @@ class CommandProvider(RemoteProvider):
         finally:
             await one.exec(["rmdir", path])
 
-    async def _changes_users(self, sandbox: RemoteSandbox) -> bool:
-        with contextlib.suppress(SandboxRefusedError):
-            finished = await sandbox.exec("id -u", user=_NOBODY)
-            return finished.ok and finished.stdout.text().strip() == str(_NOBODY)
-        return False
-
-    async def _limits(self, sandbox: RemoteSandbox) -> dict[LimitName, Enforcement]:
-        """Those that the control group of the sandbox, as it sees that, has at what was declared."""
-        found: dict[LimitName, Enforcement] = dict.fromkeys(_LIMITS, "no")
-        declared = sandbox.spec.limits
-        script = "cd /sys/fs/cgroup 2> /dev/null; cat {} 2> /dev/null || echo -"
-        memory = await _text(sandbox, script.format("memory.max"))
-        if memory.isdigit() and int(memory) <= declared.memory_mb << 20:
-            found["memory"] = "kernel"
-        quota, _, period = (await _text(sandbox, script.format("cpu.max"))).partition(" ")
-        if quota.isdigit() and int(quota) <= declared.cpus * int(period) * 1.01:
-            found["cpus"] = "kernel"
-        pids = await _text(sandbox, script.format("pids.max"))
-        if pids.isdigit() and int(pids) <= declared.pids:
-            found["pids"] = "kernel"
-        return found
-
     def _refusals(self, spec: Spec) -> list[str]:
         reasons: list[str] = []
         if isinstance(spec.root, Image):
@@ -275,14 +250,14 @@ class CommandProvider(RemoteProvider):
                 reasons.append(f"create_command has no {{image}}, so that {spec.root.reference} is not what it runs")
         elif not isinstance(spec.root, Host):
             reasons.append("a root file system of this host is not where the commands make sandboxes: name an image")
-        elif "image" in self._uses and self._settings.image is None:
-            reasons.append("there is no image: set docker_image of the task, or `image` in provider_config")
+        elif "image" in self._uses and self._settings.default_image is None:
+            reasons.append("there is no image: set docker_image of the task, or `default_image` in provider_config")
         return reasons
 
     # Making and removing
 
     async def _start(self, claim: Claim, spec: Spec, found: Capabilities, *, wait: bool) -> RemoteSandbox:
-        image = spec.root.reference if isinstance(spec.root, Image) else self._settings.image or ""
+        image = spec.root.reference if isinstance(spec.root, Image) else self._settings.default_image or ""
         limits = spec.limits
         values = words(
             {
@@ -309,7 +284,7 @@ class CommandProvider(RemoteProvider):
             shell_again = Shell(claim.name, reach)
             with contextlib.suppress(SandboxError, DroppedError, TimeoutError):
                 kill = (
-                    f"old='{old}' verify=0\n{scripts.KILL_ALL}"
+                    f"old='{old}' ours= verify=0\n{scripts.KILL_ALL}"
                     if self._kill == "all"
                     else scripts.kill_marked(sandbox.mark)
                 )
@@ -374,7 +349,7 @@ _UNKNOWN = Capabilities(
     users=False,
     roots=frozenset(),
     networks=frozenset(),
-    limits=dict.fromkeys(_LIMITS, "no"),
+    limits=dict.fromkeys(LIMITS, "no"),
     mounts=False,
     ends_daemons=False,
 )
@@ -395,10 +370,6 @@ def _ids(claim: Claim, sandbox_id: str) -> dict[str, str]:
 
 def _last(said: bytes) -> str:
     return said[-1000:].decode(errors="replace").strip()
-
-
-async def _text(sandbox: RemoteSandbox, command: str) -> str:
-    return (await sandbox.exec(command, timeout_s=60)).stdout.text().strip()
 
 
 def open_command(state: Path, config: Mapping[str, Any] = MappingProxyType({})) -> CommandProvider:

@@ -10,11 +10,12 @@ from typing import Literal
 from rollout_worker.sandboxes import scripts
 from rollout_worker.sandboxes.output import Capture
 from rollout_worker.sandboxes.port import Ending, OnOutput, Stream
-from rollout_worker.sandboxes.reach import Shell
+from rollout_worker.sandboxes.reach import DroppedError, Shell
 from rollout_worker.sandboxes.remote_files import Files
 
 _AHEAD = 4  # pieces of standard input that may wait in the sandbox to be read
 _KILL = 9
+_LEAST_S = 0.1
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,6 +40,7 @@ class Detached:
         self._captures = captures
         self._on_output = on_output
         self._read = {"stdout": 0, "stderr": 0}
+        self._wait_s = shell.reach.wait_s
 
     async def start(self, files: Files, text: str, user: str, mark: str, *, fed: bool) -> None:
         data = text.encode(errors="surrogateescape")
@@ -62,7 +64,7 @@ class Detached:
     async def finish(self) -> Status:
         """Until it has ended and what it printed until then is read."""
         while True:
-            status, sizes = await self._poll(self._shell.reach.wait_s)
+            status, sizes = await self._poll(self._wait_s)
             if status is not None:
                 await self._rest(sizes)
                 return status
@@ -83,7 +85,12 @@ class Detached:
     async def _poll(self, wait_s: float) -> tuple[Status | None, tuple[int, int]]:
         out, err = self._read["stdout"], self._read["stderr"]
         most = self._shell.reach.bytes_out
-        said = await self._shell.check(scripts.poll(self._directory, out, err, wait_s, most))
+        try:
+            said = (await self._shell.once(scripts.poll(self._directory, out, err, wait_s, most))).out
+            self._wait_s = min(2 * self._wait_s, self._shell.reach.wait_s)
+        except DroppedError:  # perhaps since nothing moved for so long
+            self._wait_s = max(self._wait_s / 2, _LEAST_S)
+            said = await self._shell.check(scripts.poll(self._directory, out, err, 0, most))
         head, _, data = said.partition(b"\n")
         sizes_and_counts, status = head.split()[:4], head.split()[4:]
         size_out, size_err, count_out, _ = map(int, sizes_and_counts)

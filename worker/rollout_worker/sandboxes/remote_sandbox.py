@@ -80,6 +80,7 @@ class Remote:
 
     `base`: a directory in it for supervisors and files on their way. `out`: a directory here for long output.
     `old`: processes that were there from the beginning, and stay when all others are killed; numbers, with spaces.
+    None: there is but the first, which is ours.
     `keep_env`: commands find what the sandbox's image set. `usd_per_hour`: its price.
     """
 
@@ -87,7 +88,7 @@ class Remote:
     base: str
     out: Path
     kill: KillHow
-    old: str
+    old: str | None
     keep_env: bool
     usd_per_hour: float
     remove: Callable[[], Awaitable[None]]
@@ -231,7 +232,8 @@ class RemoteSandbox(Sandbox):
                 return
             raise SandboxError(f"processes in {self.name} do not end: {answer.out.decode().strip()}")
         left = b""
-        script = f"old='{self._remote.old}'\n{scripts.KILL_ALL}"
+        old = self._remote.old
+        script = f"old='{old or ''}' ours={'1' if old is None else ''}\n{scripts.KILL_ALL}"
         for _ in range(10):
             with contextlib.suppress(DroppedError):  # whoever waits for the call inside is killed too
                 await self._shell.once(f"verify=0\n{script}")

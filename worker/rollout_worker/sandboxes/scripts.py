@@ -198,12 +198,13 @@ for f in /proc/[0-9]*; do
   case $spared in *" $p "*) continue;; esac
   st=; { read -r st < "$f/stat"; } 2> /dev/null
   [ -n "$st" ] || continue
+  [ -z "$ours" ] || case $st in *"(sleep) "?" 1 "*) continue;; esac
   set -- ${st##*\) }
   if [ "$1" != Z ] && [ "$1" != X ]; then left="$left $p"; fi
 done
 """
 
-LIST = f'spared=" "\n{_ANCESTORS}{_LOOK_AROUND}'
+LIST = f'spared=" " ours=\n{_ANCESTORS}{_LOOK_AROUND}'
 """Sets `left` to the processes of the pid namespace but its first, this one and its ancestors."""
 
 KILL_ALL = rf"""
@@ -223,7 +224,7 @@ while :; do
 done
 """
 """End every process that LIST finds, but those in `old`; all at once where there are no old ones. With verify=1: tell
-what is left."""
+what is left. With ours=1, the first process is one of ours, which keeps a `sleep`."""
 
 
 def kill_marked(mark: str) -> str:
