@@ -103,7 +103,7 @@ def test_all_faults_of_all_tasks_are_told_at_once(tmp_path: Path, call: Call) ->
 
 
 def test_check_is_an_object_a_task_for_programs(tmp_path: Path, call: Call) -> None:
-    make_task(tmp_path / "d/a", **{"tests__test.sh": "echo 1"})
+    make_task(tmp_path / "d/a", files={"tests/test.sh": "echo 1"})
     (found,) = [json.loads(line) for line in call("task", "check", "d", "--json")[1].splitlines()]
     assert (found["name"], found["ok"], found["format"], found["faults"]) == ("a", True, "rollout", [])
     assert len(found["warnings"]) == 1 and len(found["checksum"]) == 64
@@ -157,8 +157,8 @@ def test_sources_of_a_dockerfile() -> None:
 
 
 def test_what_a_dockerfile_copies_and_is_not_there(tmp_path: Path) -> None:
-    files = {"environment__Dockerfile": DOCKERFILE, "environment__here.txt": "x"}
-    found = warnings(make_task(tmp_path / "t", **files))
+    files = {"environment/Dockerfile": DOCKERFILE, "environment/here.txt": "x"}
+    found = warnings(make_task(tmp_path / "t", files=files))
     assert [warning.partition(": the build")[0] for warning in found] == [
         "environment/Dockerfile:3: COPY gone.txt: it is not beside the Dockerfile",
         "environment/Dockerfile:3: COPY also.txt: it is not beside the Dockerfile",
@@ -175,19 +175,19 @@ REWARD = "> /logs/verifier/reward.txt\n"
 @pytest.mark.parametrize(
     ("toml", "name", "text", "said"),
     [
-        ("", "tests__test.sh", "true\n", "tests: no file there names reward.txt or reward.json"),
-        ("", "tests__test.sh", f"set -eu\nx\nif [ $? -eq 0 ]; then echo 1 {REWARD}fi\n", "tests/test.sh:3: is never"),
-        (OURS, "tests__test.sh", f"x=1\necho 1 {REWARD}exit $x\n", "tests/test.sh:3: in this task's format"),
-        ("", "tests__test.sh", f"if true; then\necho 1 {REWARD}", "tests/test.sh:3: syntax error"),
-        ("", "solution__solve.sh", "cd /app\r\nls\r\n", "solution/solve.sh:1: ends with a carriage return"),
-        ("", "environment__test.sh", "echo 1 > /logs/verifier/reward.txt\n", "environment/test.sh: the same file as"),
+        ("", "tests/test.sh", "true\n", "tests: no file there names reward.txt or reward.json"),
+        ("", "tests/test.sh", f"set -eu\nx\nif [ $? -eq 0 ]; then echo 1 {REWARD}fi\n", "tests/test.sh:3: is never"),
+        (OURS, "tests/test.sh", f"x=1\necho 1 {REWARD}exit $x\n", "tests/test.sh:3: in this task's format"),
+        ("", "tests/test.sh", f"if true; then\necho 1 {REWARD}", "tests/test.sh:3: syntax error"),
+        ("", "solution/solve.sh", "cd /app\r\nls\r\n", "solution/solve.sh:1: ends with a carriage return"),
+        ("", "environment/test.sh", "echo 1 > /logs/verifier/reward.txt\n", "environment/test.sh: the same file as"),
         ('environment.docker_image = "x"', "a", "", "environment/Dockerfile: not built, since"),
         ('environment.env = {A = "${B}"}', "a", "", "task.toml: environment.env: A needs B, which is not set here"),
     ],
 )
 def test_what_often_goes_wrong_is_a_warning(tmp_path: Path, toml: str, name: str, text: str, said: str) -> None:
     task = make_task(tmp_path / "t", toml)
-    (task / name.replace("__", "/")).write_bytes(text.encode())
+    (task / name).write_bytes(text.encode())
     (found,) = warnings(task)
     assert found.startswith(said)
 
@@ -195,28 +195,28 @@ def test_what_often_goes_wrong_is_a_warning(tmp_path: Path, toml: str, name: str
 @pytest.mark.parametrize(
     ("toml", "name", "text"),
     [
-        ("", "tests__test.sh", f"set -e\nif test -f x; then echo 1 {REWARD}fi\n"),
-        ("", "tests__test.sh", f"false\nif [ $? -eq 0 ]; then echo 1 {REWARD}fi\nexit $?\n"),  # no exit code counts
-        ("", "tests__test.sh", "#!/usr/bin/env python3\nopen('/logs/verifier/reward.txt', 'w').write('1')\nif (\n"),
-        ("", "tests__check.py", "reward.json"),
-        (OURS, "tests__test.sh", f"echo 1 {REWARD}exit 0\n"),
+        ("", "tests/test.sh", f"set -e\nif test -f x; then echo 1 {REWARD}fi\n"),
+        ("", "tests/test.sh", f"false\nif [ $? -eq 0 ]; then echo 1 {REWARD}fi\nexit $?\n"),  # no exit code counts
+        ("", "tests/test.sh", "#!/usr/bin/env python3\nopen('/logs/verifier/reward.txt', 'w').write('1')\nif (\n"),
+        ("", "tests/check.py", "reward.json"),
+        (OURS, "tests/test.sh", f"echo 1 {REWARD}exit 0\n"),
         ('environment.env = {A = "${B:-c}"}', "a", ""),
     ],
 )
 def test_what_may_be_right_is_none(tmp_path: Path, toml: str, name: str, text: str) -> None:
-    assert warnings(make_task(tmp_path / "t", toml, **{name: text})) == []
+    assert warnings(make_task(tmp_path / "t", toml, files={name: text})) == []
 
 
 def test_each_step_has_its_own_tests_and_solution(tmp_path: Path) -> None:
     files = {
-        "steps__one__instruction.md": "x",
-        "steps__one__tests__test.sh": "true\n",
-        "steps__one__solution__solve.sh": "x",
-        "steps__two__instruction.md": "x",
-        "steps__two__tests__test.sh": f"echo 1 {REWARD}",
+        "steps/one/instruction.md": "x",
+        "steps/one/tests/test.sh": "true\n",
+        "steps/one/solution/solve.sh": "x",
+        "steps/two/instruction.md": "x",
+        "steps/two/tests/test.sh": f"echo 1 {REWARD}",
     }
     toml = '[[steps]]\nname = "one"\n[[steps]]\nname = "two"\n'
-    without, solution = warnings(make_task(tmp_path / "t", toml, without=("tests/test.sh",), **files))[::-1]
+    without, solution = warnings(make_task(tmp_path / "t", toml, without=("tests/test.sh",), files=files))[::-1]
     assert solution.endswith("there is no steps/two/solution/solve.sh: nothing shows that the task can be done")
     assert without.startswith("steps/one/tests: no file there names reward.txt")
 
