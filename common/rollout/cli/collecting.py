@@ -30,13 +30,14 @@ from rollout.model.run import ENDED
 from rollout.wire.v1 import runs_pb2 as pb
 from rollout.workloads.collector import Attempts, Collector
 from rollout.workloads.json_form import JsonObject
-from rollout.workloads.port import Checked, FailedTry, Workload
+from rollout.workloads.port import Board, Checked, FailedTry, Running, Workload
 
 _AGAIN = {"paused": "resume", "interrupted": "continue", "failed": "continue", "killed": "continue"}
 _ENDED_BY_IT = {"interrupted": "was interrupted", "failed": "failed", "killed": "was killed", "paused": "is paused"}
 ERRORS = "errors.jsonl"
 _FOLLOWED = "another run takes its place"
 _FAILED_TRIES = ("failed", "timeout", "worker_lost")
+_SHOWN_RUNNING = 200
 REWRITES_MAX = 3
 """Times that files which somebody changes are written anew before the run is given up."""
 IDLE_S = 30.0
@@ -331,7 +332,7 @@ class WorkloadRun:
             self._last = page.status
             await to_its_end(self._collector.flush)
             await to_its_end(self._collector.refresh)
-            self._display.progress(self._snapshot(page.status))
+            self._display.progress(self._snapshot(page.status, await self._board(page.status)))
             self._tell_causes(page.status)
             self._tell_gone(page.status)
             self._tell_idle(page.status)
@@ -379,7 +380,23 @@ class WorkloadRun:
             "`rollout workers` lists those that are connected, `rollout-worker run` starts one"
         )
 
-    def _snapshot(self, status: pb.RunStatus) -> Snapshot:
+    async def _board(self, status: pb.RunStatus) -> Board | None:
+        """What the workload shows of the run, if it does."""
+        if not self._collector.shows:
+            return None
+        running: list[Running] = []
+        if status.running:
+            pages = self._runs.items(self.run_id, "running", limit=_SHOWN_RUNNING)
+            async with aclosing(pages):
+                async for page in pages:
+                    running += [
+                        Running(one.seq, max(0.0, time.time() - one.at_ms / 1000), one.message, one.attempts)
+                        for one in page.items
+                        if one.state == "running"
+                    ]
+        return self._collector.board(running, status.running)
+
+    def _snapshot(self, status: pb.RunStatus, board: Board | None = None) -> Snapshot:
         final = status.done + status.failed + status.cancelled + status.skipped
         per_s, measure_per_s = self._rates.add(final, status.units_out)
         state = "pausing" if status.pausing and status.state == "paused" else status.state
@@ -400,6 +417,7 @@ class WorkloadRun:
             measure=self._workload.measure,
             note=status.note,
             figures=figures_of(status),
+            board=board,
         )
 
     def _finish(self, directory: Path, status: pb.RunStatus, summary: JsonObject, made: list[str]) -> int:

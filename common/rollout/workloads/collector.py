@@ -13,7 +13,7 @@ from rollout.model.errors import ProtocolError
 from rollout.workloads.commit import CommitEntry
 from rollout.workloads.json_form import JsonObject, timestamp
 from rollout.workloads.output import OutputDirectory, ResultFiles
-from rollout.workloads.port import Ledger, Placing, Remembering, Totals, Writer
+from rollout.workloads.port import Board, Ledger, Placing, Remembering, Running, Showing, Totals, Writer
 
 _SAVE_ROWS = 2000
 _COUNTS = {field.name for field in fields(Totals)}
@@ -54,22 +54,23 @@ class Collector:
         self._total = total
         self._unit = unit
         self._measure = measure
-        self._directory = output.path
         self._files = ResultFiles(output.path, run_id, writer.files)
         self._unsaved = 0
         self.faults = self._files.begin()
         self.cursor = 0
         self.totals = Totals()
+        if isinstance(writer, Placing):
+            writer.open(output.path)
         counts = {key: value for key, value in self._files.totals.items() if key != _MEMORY}
         remembers = isinstance(writer, Remembering)
         if counts.keys() == _COUNTS and remembers == (_MEMORY in self._files.totals):
             self.cursor, self.totals = self._files.cursor, Totals(**counts)
             if isinstance(writer, Remembering):
                 writer.memory = self._files.totals[_MEMORY]
+            if isinstance(writer, Placing):
+                writer.take_up()
         elif self._files.cursor:  # written by another version, which counted other things
             self.restart()
-        if isinstance(writer, Placing) and self._files.begun and not self.faults:
-            writer.take_up(output.path)
 
     @property
     def complete(self) -> bool:
@@ -95,7 +96,7 @@ class Collector:
     def _begin(self) -> None:
         """What stands before the lines of the first entry is there."""
         if isinstance(self._writer, Placing):
-            for name, lines in self._writer.begin(self._directory):
+            for name, lines in self._writer.begin():
                 self._files.append(name, lines)
 
     async def place(self, entries: Sequence[CommitEntry], ledger: Ledger) -> list[str]:
@@ -103,11 +104,11 @@ class Collector:
         writer = self._writer
         if not isinstance(writer, Placing):
             return []
-        slots, directory = asyncio.Semaphore(_PLACED_AT_ONCE), self._directory
+        slots = asyncio.Semaphore(_PLACED_AT_ONCE)
 
         async def one(entry: CommitEntry) -> str:
             async with slots:
-                return await writer.place(entry, ledger, directory)
+                return await writer.place(entry, ledger)
 
         placing = [asyncio.ensure_future(one(entry)) for entry in entries if entry.position >= self.cursor]
         try:
@@ -120,7 +121,16 @@ class Collector:
     def refresh(self, state: str = "") -> None:
         """Bring up to date what the writer reckons over all entries. Blocking. `state`: of a run that has ended."""
         if isinstance(self._writer, Placing):
-            self._writer.refresh(self._directory, state)
+            self._writer.refresh(state)
+
+    @property
+    def shows(self) -> bool:
+        """Whether the writer has a board."""
+        return isinstance(self._writer, Showing)
+
+    def board(self, running: Sequence[Running], n_running: int) -> Board | None:
+        """As `Showing`; None: the writer has none."""
+        return self._writer.board(running, n_running) if isinstance(self._writer, Showing) else None
 
     def add(self, entries: Iterable[CommitEntry]) -> None:
         """Entries in commit order; those before the cursor are known and skipped. ProtocolError on a gap."""

@@ -115,6 +115,14 @@ def saved_summary(directory: Path, state: JsonObject) -> JsonObject | None:
     return json.loads(data) if blake3(data).hexdigest() == state.get("summary") else None
 
 
+def claimed(directory: Path) -> JsonObject | None:
+    """What OutputDirectory.claim saved last in `directory`: run_id, config, kept. None: nothing."""
+    try:
+        return unseal((directory / RUN_CONFIG).read_bytes())
+    except OSError:
+        return None
+
+
 class OutputDirectory:
     """One process at a time holds a directory; it belongs to the run named in its `run-id`.
 
@@ -208,10 +216,7 @@ class OutputDirectory:
 
     @property
     def _stored(self) -> JsonObject | None:
-        try:
-            stored = unseal((self.path / RUN_CONFIG).read_bytes())
-        except OSError:
-            return None
+        stored = claimed(self.path)
         return stored if stored and stored.get("run_id") == self.run_id else None
 
     @property
@@ -260,7 +265,7 @@ class OutputDirectory:
 
     def _finish_handing_over(self) -> None:
         with suppress(OSError):
-            stored = unseal((self.path / RUN_CONFIG).read_bytes())
+            stored = claimed(self.path)
             own = (self.path / RUN_ID).read_bytes().decode("ascii", "replace").strip()
             if own and stored and stored.get(_REPLACES) == own:
                 write_atomically(self.path / RUN_ID, f"{stored['run_id']}\n".encode())

@@ -253,21 +253,57 @@ class Placing(Protocol):
     """A writer that has files of its own, beside those whose lines it gives: a directory for each entry, say, and what
     is reckoned over all entries so far. All are below `directory`, that of the output."""
 
-    def begin(self, directory: Path) -> Iterable[tuple[str, bytes]]:
+    def open(self, directory: Path) -> None:
+        """First. Blocking."""
+        ...
+
+    def begin(self) -> Iterable[tuple[str, bytes]]:
         """The files are empty: lines that stand before those of the first entry, as `lines` has them."""
         ...
 
-    def take_up(self, directory: Path) -> None:
-        """The files are as an earlier command left them."""
+    def take_up(self) -> None:
+        """The files are as an earlier command left them. Blocking."""
         ...
 
-    async def place(self, entry: CommitEntry, ledger: Ledger, directory: Path) -> str:
+    async def place(self, entry: CommitEntry, ledger: Ledger) -> str:
         """Bring what belongs to `entry`, before `lines` is asked for it. It may come again, for an entry whose lines
         were not written, or are written anew. What a person should know; empty: nothing."""
         ...
 
-    def refresh(self, directory: Path, state: str = "") -> None:
+    def refresh(self, state: str = "") -> None:
         """Bring what depends on all entries up to date, now and then. `state`: of a run that has ended. Blocking."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Running:
+    """A unit that runs. `note`: what it said last of how far it is. `tries`: this one included."""
+
+    seq: int
+    seconds: float
+    note: str
+    tries: int
+
+
+@dataclass(frozen=True, slots=True)
+class Board:
+    """A table of how far a run is, beside its bar: `heads`, `rows`, and `running`, a line each, of `n_running` in all.
+    `line`: what else there is to say. `fields`: all of it for programs."""
+
+    heads: tuple[str, ...]
+    rows: tuple[tuple[str, ...], ...]
+    running: tuple[tuple[str, ...], ...]
+    n_running: int
+    line: str
+    fields: JsonObject
+
+
+@runtime_checkable
+class Showing(Protocol):
+    """A writer that knows what a person wants to see of the run while it goes on."""
+
+    def board(self, running: Sequence[Running], n_running: int) -> Board:
+        """`running`: the first of the `n_running` units that run."""
         ...
 
 

@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 
 from rollout.cli.commands import job_tools
+from rollout.cli.commands.job_tail import tail
 from rollout.cli.commands.standard import HELP
 from rollout.cli.groups import CommandGroup
 from rollout.cli.options import (
@@ -21,7 +22,7 @@ from rollout.cli.options import (
 )
 from rollout.config.load import load_settings, located
 from rollout.model.errors import ConfigError
-from rollout.workloads.job.config import JobConfig, job_name
+from rollout.workloads.job.config import JobConfig
 from rollout.workloads.job.errors import types_of
 
 app = typer.Typer(cls=CommandGroup, no_args_is_help=True, rich_markup_mode=None)
@@ -79,7 +80,6 @@ def _run(
 
     path = _file(file, config)
     settings = load_settings(JobConfig, path, {"name": name or None})
-    settings = settings.model_copy(update={"name": job_name(settings, path)})
     workload = Job(_types(retry_errors))
     directory = workload.directory(settings)
     if verb == "resume" and not (directory / "run-id").exists():
@@ -135,6 +135,7 @@ def resume_job(
     )  # fmt: skip
 
 
+app.command("tail")(tail)
 job_tools.add_to(app)
 
 

@@ -9,7 +9,7 @@ from typing import Annotated, Any, ClassVar, Literal, Self, cast
 
 from pydantic import AfterValidator, Field, field_validator, model_validator
 
-from rollout.config.load import Located
+from rollout.config.load import YAML, Located
 from rollout.config.locate import Place
 from rollout.config.settings import Section
 from rollout.config.written import Flag, Text
@@ -382,7 +382,10 @@ class JobConfig(Section):
     def prepare(cls, source: Located) -> list[str]:
         """For `rollout.config.load`."""
         _drop_empty(source.values)
-        return [*rename(source), *_across(source)]
+        faults = [*rename(source), *_across(source)]
+        if Path(source.path).suffix.lower() in YAML:
+            source.values.setdefault("name", Path(source.path).stem)
+        return faults
 
 
 def environments(config: JobConfig) -> Iterator[tuple[Place, dict[str, str]]]:
@@ -392,11 +395,6 @@ def environments(config: JobConfig) -> Iterator[tuple[Place, dict[str, str]]]:
         yield ("verifier",), config.verifier.env
     for index, agent in enumerate(config.agents):
         yield ("agents", index), agent.env
-
-
-def job_name(config: JobConfig, path: Path) -> str:
-    """Of the job that the file `path` describes."""
-    return config.name or path.stem
 
 
 _KEEPS_EMPTY = ("kwargs", "provider_config", "mounts", "env")

@@ -8,7 +8,7 @@ from math import fsum
 from pathlib import Path
 
 from rollout.workloads.job.config import JobConfig
-from rollout.workloads.job.kept import read_kept, read_lines, write_kept
+from rollout.workloads.job.kept import Kept, read_kept, read_lines, write_kept
 from rollout.workloads.job.placing import aside
 from rollout.workloads.job.plan import Trial
 from rollout.workloads.job.record import record_from
@@ -20,61 +20,65 @@ _SHOWN = 3
 
 
 @dataclass(frozen=True, slots=True)
-class Left:
-    """`trials`: those that are to run. `kept`: name of the file of the others. `used`: of the budget. `nothing_new`:
-    the run that is over is all there is to be had, and stays the directory's."""
+class Following:
+    """What another run of a job does. `left`: trials that are to run. `final`: lines of those that have ended, of the
+    job and such as it had before. `moved`: (label, id) of those whose directory makes room. `used`: of the budget.
+    `same_plan`: all trials of the job are those of before. `told`: for people."""
 
-    trials: tuple[Trial, ...]
-    kept: str
+    left: tuple[Trial, ...]
+    final: Kept
+    moved: tuple[tuple[str, str], ...]
     used: JsonObject
+    same_plan: bool
     told: str
-    nothing_new: bool
 
 
-def followed(
+def following(
     trials: Sequence[Trial], job: JobConfig, config: JsonObject, directory: Path, retry: frozenset[str]
-) -> Left:
-    """`config`: that of the run that is over, whose lines are in `directory`. Blocking."""
+) -> Following:
+    """`config`: that of the run before, whose lines are in `directory`. Blocking; writes nothing."""
     output: JsonObject = config["output"]
     before: dict[str, str] = {label: trial for trial, label in output["planned"]}
     now = {trial.label: trial for trial in trials}
     final = {**read_kept(directory, output["kept"]), **read_lines(directory)}
     final = {trial: lines for trial, lines in final.items() if TRIALS in lines}
-    again = {trial for trial, lines in final.items() if _error_of(lines) in retry}
-    changed = [label for label, trial in now.items() if label in before and before[label] != trial.id.hex()]
+    used = _used(final.values())
+    changed = [label for label, trial in now.items() if before.get(label, trial.id.hex()) != trial.id.hex()]
     known = set(before.values()) | set(final)
     added = [label for label, trial in now.items() if trial.id.hex() not in known and label not in changed]
+    again = [label for label, trial in now.items() if _error_of(final.get(trial.id.hex())) in retry]
+    moved = (*((label, before[label]) for label in changed), *((label, now[label].id.hex()) for label in again))
+    for _, trial in moved:
+        final.pop(trial, None)
+    left = tuple(trial for trial in trials if trial.id.hex() not in final)
+    waiting = len(left) - len(added) - len(changed) - len(again)
     gone = [label for label in before if label not in now]
-    kept = {trial: lines for trial, lines in final.items() if trial not in again}
-    used = _used(final.values())
-    left = tuple(trial for trial in trials if trial.id.hex() not in kept)
-    said = [_counted(len(trials) - len(left), "stay as they are")]
-    said += [_counted(len(added), "are new", added)] if added else []
-    if changed:
-        said.append(_counted(len(changed), "changed and run anew", changed) + "; what they were is kept beside them")
-    retried = [label for label, trial in now.items() if trial.id.hex() in again]
-    said += [_counted(len(retried), "run once more", retried)] if retried else []
-    if retry and not retried:
+    said = [
+        _counted(len(trials) - len(left), "as they are"),
+        _counted(len(added), "new", added),
+        _counted(len(changed), "changed, what they were is kept beside them", changed),
+        _counted(len(again), "once more", again),
+        _counted(waiting, "without a result yet"),
+        _counted(len(gone), "gone, their directories stay", gone),
+    ]
+    if retry and not again:
         said.append(f"none ended with {' or '.join(sorted(retry))}")
-    waiting = len(left) - len(added) - len(changed) - len(retried)
-    said += [_counted(waiting, "had no result yet")] if waiting else []
-    said += [_counted(len(gone), "are gone, and their directories stay", gone)] if gone else []
     if left and (over := _used_up(job, used)):
         said.append(f"nothing more starts: {over}")
         left = ()
-    unchanged = digest_of(trial.id for trial in trials) == digest_of(bytes.fromhex(one) for one, _ in output["planned"])
-    if unchanged and not left:
-        return Left((), output["kept"], used, "; ".join(said), nothing_new=True)
-    for label in changed:
-        kept.pop(before[label], None)
-        aside(directory, label, before[label])
-    for label in retried:
-        aside(directory, label, now[label].id.hex())
-    return Left(left, write_kept(directory, kept), used, "; ".join(said), nothing_new=False)
+    same = digest_of(trial.id for trial in trials) == digest_of(bytes.fromhex(trial) for trial, _ in output["planned"])
+    return Following(left, final, moved, used, same, "trials: " + "; ".join(text for text in said if text))
 
 
-def _error_of(lines: dict[str, JsonObject]) -> str:
-    error = lines[TRIALS]["record"]["result"].get("error")
+def carry_over(following: Following, directory: Path) -> str:
+    """Make `directory` ready for that run; the name of the file of trials that stay. Blocking."""
+    for label, trial in following.moved:
+        aside(directory, label, trial)
+    return write_kept(directory, following.final)
+
+
+def _error_of(lines: dict[str, JsonObject] | None) -> str:
+    error = lines[TRIALS]["record"]["result"].get("error") if lines else None
     return error["type"] if error else ""
 
 
@@ -96,4 +100,4 @@ def _used_up(job: JobConfig, used: JsonObject) -> str:
 
 def _counted(count: int, what: str, labels: Sequence[str] = ()) -> str:
     shown = ", ".join(labels[:_SHOWN]) + (", ..." if len(labels) > _SHOWN else "")
-    return f"{count:,} trials {what}" + (f" ({shown})" if shown else "")
+    return f"{count:,} {what}" + (f" ({shown})" if shown else "") if count else ""

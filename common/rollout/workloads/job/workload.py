@@ -4,16 +4,21 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Callable, Iterator, Sequence
+import os
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from rollout.model.errors import ConfigError
 from rollout.model.item import NewItem
+from rollout.model.problems import faults_of, problems
 from rollout.model.run import RunSpec
-from rollout.workloads.job.config import JobConfig
+from rollout.workloads.commit import CommitEntry
+from rollout.workloads.job.config import JobConfig, environments
 from rollout.workloads.job.datasets import Loaded, load_datasets
-from rollout.workloads.job.follow import Left, followed
+from rollout.workloads.job.follow import carry_over, following
 from rollout.workloads.job.kept import read_kept
 from rollout.workloads.job.mending import mend
 from rollout.workloads.job.plan import Trial, plan
@@ -28,10 +33,11 @@ from rollout.workloads.job.run_config import (
     run_config,
     set_trials,
 )
+from rollout.workloads.job.templates import unset
 from rollout.workloads.job.trial import TrialSpec
 from rollout.workloads.job.writer import JobWriter
 from rollout.workloads.json_form import JsonObject
-from rollout.workloads.output import saved_state, saved_summary
+from rollout.workloads.output import claimed, saved_state, saved_summary
 from rollout.workloads.port import Checked, Fetch, Reading, Tree, Workload
 
 _OF_NO_RUN = frozenset({"name", "jobs_dir", "log_level", "metrics"})
@@ -73,12 +79,30 @@ class Job(Workload[JobConfig, JobChecked]):
 
     def __init__(self, retry_errors: Sequence[str] = ()) -> None:
         self._retry_errors = frozenset(retry_errors)
+        self._environ: Mapping[str, str] | None = None  # of the workers, where they are started here
+        self._told: set[str] = set()
 
     def directory(self, settings: JobConfig) -> Path:
         return Path(settings.jobs_dir) / (settings.name or "job")
 
+    def check_host(self, settings: JobConfig) -> None:
+        self._environ = os.environ
+
+    def _unset(self, settings: JobConfig) -> Iterator[str]:
+        if self._environ is not None:
+            for fault in unset(environments(settings), self._environ, lambda place: ""):
+                yield fault.removeprefix(": ")
+
     def check(self, settings: JobConfig, reading: Reading) -> JobChecked:
-        loaded = load_datasets(settings, progress=lambda what: reading.tell(f"reading tasks: {what}"))
+        faults = [*self._unset(settings)]
+        try:
+            loaded = load_datasets(
+                settings, environ=self._environ, progress=lambda what: reading.tell(f"reading tasks: {what}")
+            )
+        except ConfigError as error:
+            raise ConfigError(problems([*faults, *faults_of(error.message)])) from error
+        if faults:
+            raise ConfigError(problems(faults))
         trials = tuple(plan(settings, loaded.datasets))
         config = run_config(settings, trials)
         planned = [(trial.id.hex(), trial.label) for trial in trials]
@@ -96,7 +120,7 @@ class Job(Workload[JobConfig, JobChecked]):
                 "kept": "",
                 "used": {},
             },
-            notes=loaded.notes,
+            notes=(*loaded.notes, *_written_secrets(settings)),
             job=settings,
             loaded=loaded,
             trials=trials,
@@ -135,12 +159,12 @@ class Job(Workload[JobConfig, JobChecked]):
         )
 
     def follow(self, checked: JobChecked, config: JsonObject, directory: Path) -> str:
-        left: Left = followed(checked.trials, checked.job, config, directory, self._retry_errors)
-        if left.nothing_new:
-            checked.follows = ""
-            return left.told
-        checked.take(left.trials, left.kept, left.used)
-        return left.told
+        found = following(checked.trials, checked.job, config, directory, self._retry_errors)
+        if found.same_plan and not found.left:
+            checked.follows = ""  # the run that is over is all there is to be had
+        else:
+            checked.take(found.left, carry_over(found, directory), found.used)
+        return found.told
 
     def unfinished(self, summary: JsonObject) -> str:
         skipped = summary[self.unit]["skipped"]
@@ -153,9 +177,10 @@ class Job(Workload[JobConfig, JobChecked]):
         self, fetch: Fetch, config: JsonObject, directory: Path, summary: JsonObject, tell: Callable[[str], None]
     ) -> list[str]:
         writer = JobWriter(config)
-        await asyncio.to_thread(writer.take_up, directory)
+        await asyncio.to_thread(writer.open, directory)
+        await asyncio.to_thread(writer.take_up)
         made = await mend(fetch, directory, tell)
-        await asyncio.to_thread(writer.refresh, directory, summary["state"])
+        await asyncio.to_thread(writer.refresh, summary["state"])
         return made
 
     def describe_change(self, section: str, old: JsonObject, new: JsonObject) -> list[str] | None:
@@ -181,6 +206,17 @@ class Job(Workload[JobConfig, JobChecked]):
             f"pass rate {job['pass_rate']:.1%}, mean reward {job['mean_reward']:.3f}{cost}"
         )
 
+    def remarks(self, entry: CommitEntry) -> Iterator[tuple[str, str, JsonObject]]:
+        """What is not as the task wants it, such as an image that was not built, once each."""
+        if not entry.data:
+            return
+        record = TrialRecord.decode(entry.data)
+        for text in record.remarks:
+            if text not in self._told:
+                self._told.add(text)
+                label = TrialSpec.decode(entry.payload).label
+                yield "remark", f"note: {label}: {text}", {"trial": label, "text": text}
+
     def describe(self, settings: JobConfig, checked: JobChecked) -> list[str]:
         tasks = sum(len(dataset.tasks) for dataset in checked.loaded.datasets)
         lines = [
@@ -190,10 +226,20 @@ class Job(Workload[JobConfig, JobChecked]):
         ]
         lines += [f"dataset {one.name}: {len(one.tasks)} tasks" for one in checked.loaded.datasets]
         lines += [
-            f"sandboxes: {settings.environment.type}",
+            f"sandboxes: {settings.environment.type}{_ISOLATION.get(settings.environment.type, '')}",
+            *self._preview(settings, checked),
             f"writes {RESULT}, {STATISTICS}, {TRIALS} and a directory for each trial to {self.directory(settings)}",
         ]
         return lines
+
+    def _preview(self, settings: JobConfig, checked: JobChecked) -> list[str]:
+        """What the command would do with the job that its directory holds already."""
+        directory = self.directory(settings)
+        stored = claimed(directory)
+        if stored is None:
+            return []
+        found = following(checked.trials, settings, stored["config"], directory, self._retry_errors)
+        return [f"{directory} is there already; {found.told}"]
 
     def dry_run(self, settings: JobConfig, checked: JobChecked) -> JsonObject:
         return {
@@ -209,6 +255,19 @@ class Job(Workload[JobConfig, JobChecked]):
 
     def item_output(self, data: bytes) -> Any:
         return json.loads(TrialRecord.decode(data).encode())
+
+
+_ISOLATION = {"process": ": trials see the files of the worker's host, so only for agents that you trust"}
+_SECRET = re.compile(r"(?i)(KEY|TOKEN|SECRET|PASSWORD|PASSWD|CREDENTIALS?)$")
+
+
+def _written_secrets(settings: JobConfig) -> Iterator[str]:
+    """A secret belongs into the environment of the workers: what a file holds is stored with the job."""
+    for place, env in environments(settings):
+        for name, value in env.items():
+            if _SECRET.search(name) and value and "${" not in value:
+                where = ".".join(map(str, (*place, "env")))
+                yield f"warning: {where}: the value of {name} is stored with the job: write ${{{name}}} in its place"
 
 
 def _trees(directories: dict[str, Path]) -> Iterator[Tree]:

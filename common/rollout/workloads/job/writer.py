@@ -5,13 +5,14 @@ from __future__ import annotations
 import json
 import threading
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 
 from rollout.model.item import Outcome
 from rollout.workloads.commit import CommitEntry
 from rollout.workloads.job.aggregate import PlannedTrial, job_result, job_statistics
+from rollout.workloads.job.board import make_board
 from rollout.workloads.job.config import JobConfig
 from rollout.workloads.job.kept import FILES, Kept, forget_others, read_kept, read_lines
 from rollout.workloads.job.outcome import record_of, try_record
@@ -23,15 +24,15 @@ from rollout.workloads.job.statistics_file import statistics_json
 from rollout.workloads.job.trial import TrialSpec
 from rollout.workloads.json_form import JsonObject, dump_line, timestamp
 from rollout.workloads.output import write_atomically
-from rollout.workloads.port import FailedTry, Ledger, Totals
+from rollout.workloads.port import Board, FailedTry, Ledger, Running, Totals
 
 _EVERY_S = 5.0
 _CANCELLED = ("killed", "interrupted")
 
 
 class JobWriter:
-    """`Placing`. `config`: of the run, with `output`: `planned`, all trials of the job as [id, label], and `kept`, the
-    file of those of runs before, and `job`, its settings as they are now."""
+    """`Placing` and `Showing`. `config`: of the run, with `output`: `planned`, all trials of the job as [id, label],
+    `kept`, the file of those of runs before, and `job`, its settings as they are now."""
 
     files: tuple[str, ...] = FILES
 
@@ -42,27 +43,33 @@ class JobWriter:
         self.records: dict[str, TrialRecord] = {}
         """By id, in hex: of the trials that have ended, of this run and those before."""
         self._planned: list[tuple[str, str]] = [(trial, label) for trial, label in output.get("planned", ())]
-        self._kept: str = output.get("kept", "")
+        self._kept_name: str = output.get("kept", "")
+        self._kept: Kept = {}
+        self._directory = Path()
         self._seen: dict[str, str] = {}  # of entries, where no plan is known
         self._placed: dict[int, Placed] = {}
         self._lock = threading.Lock()
         self._refreshed = 0.0
-        self._written: dict[str, bytes] = {}
 
     # ---- as the collector goes on
 
-    def begin(self, directory: Path) -> Iterator[tuple[str, bytes]]:
-        forget_others(directory, self._kept)
-        kept = self._planned_of(read_kept(directory, self._kept))
-        self._remember(kept)
-        for lines in kept.values():
+    def open(self, directory: Path) -> None:
+        self._directory = directory
+        kept = read_kept(directory, self._kept_name)
+        self._kept = {trial: kept[trial] for trial, _ in self._planned if trial in kept}
+        self._remember(self._kept)
+
+    def begin(self) -> Iterator[tuple[str, bytes]]:
+        forget_others(self._directory, self._kept_name)
+        self._remember(self._kept)
+        for lines in self._kept.values():
             for name, line in lines.items():
                 yield name, dump_line(line)
 
-    def take_up(self, directory: Path) -> None:
-        self._remember(read_lines(directory))
+    def take_up(self) -> None:
+        self._remember(read_lines(self._directory))
 
-    async def place(self, entry: CommitEntry, ledger: Ledger, directory: Path) -> str:
+    async def place(self, entry: CommitEntry, ledger: Ledger) -> str:
         spec = TrialSpec.decode(entry.payload)
         record = record_of(entry, spec)
         if record is None:
@@ -71,7 +78,7 @@ class JobWriter:
         if entry.tries > 1:
             before = await ledger.failed_tries(entry.seq)
         parts = [Part(f"{TRIES}/{number}", try_record(one, spec)) for number, one in enumerate(before, 1)]
-        placed, told = await place(directory, spec.label, [*parts, Part("", record)], ledger.fetch)
+        placed, told = await place(self._directory, spec.label, [*parts, Part("", record)], ledger.fetch)
         self._placed[entry.seq] = placed
         return told
 
@@ -91,18 +98,16 @@ class JobWriter:
         if placed is not None:
             yield PLACED, dump_line({"trial": spec.id, **placed.to_json()})
 
-    def refresh(self, directory: Path, state: str = "") -> None:
+    def refresh(self, state: str = "") -> None:
         now = time.monotonic()
         if not state and now - self._refreshed < _EVERY_S:
             return
-        self._refreshed = now
         for name, data in self.reckoned(cancelled=state in _CANCELLED, ended=bool(state)):
+            path = self._directory / name
             # What is there and right stays: its time says when something changed last.
-            if self._written.get(name) != data or state:
-                path = directory / name
-                if not path.exists() or path.read_bytes() != data:
-                    write_atomically(path, data)
-                self._written[name] = data
+            if not path.exists() or path.read_bytes() != data:
+                write_atomically(path, data)
+        self._refreshed = time.monotonic()
 
     def summary(self, summary: JsonObject, totals: Totals) -> JsonObject:
         trials = self.planned_trials()
@@ -126,6 +131,14 @@ class JobWriter:
                 "cost_usd": result.total_cost,
             },
         }
+
+    # ---- for people, as it goes on
+
+    def board(self, running: Sequence[Running], n_running: int) -> Board:
+        labels = [label for trial, label in self._planned if trial not in self._kept]
+        with self._lock:
+            records = dict(self.records)
+        return make_board(self._planned, labels, records, self.job, running, n_running)
 
     # ---- over all trials
 
@@ -169,10 +182,6 @@ class JobWriter:
             now = datetime.now(UTC)
             return now, now
         return min(one.started_at for one in times), max(one.ended_at for one in times)
-
-    def _planned_of(self, kept: Kept) -> Kept:
-        """Those of the job, in its order."""
-        return {trial: kept[trial] for trial, _ in self._planned if trial in kept}
 
     def _remember(self, kept: Kept) -> None:
         with self._lock:
