@@ -91,6 +91,7 @@ def make_job(
     planned = [[one.trial, _spec(one).label] for one in records] + [["00" * 32, label] for label in skipped]
     writer = JobWriter({"job": settings, "output": {"planned": planned, "job": settings, "kept": ""}})
     path.mkdir(parents=True)
+    writer.open(path)
     for name in writer.files:
         (path / name).touch()
     for seq, one in enumerate(records):
@@ -101,7 +102,7 @@ def make_job(
         for name, data in {"result.json": one.result.to_json(), **(files or {})}.items():
             (directory / name).parent.mkdir(parents=True, exist_ok=True)
             (directory / name).write_bytes(data)
-    writer.refresh(path, state or "completed")
+    writer.refresh(state or "completed")
     (path / "run-id").write_text(run_id)
     if state:
         write_atomically(path / "summary.json", json.dumps({"run_id": run_id, "state": state}).encode())
