@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import traceback
-from collections.abc import AsyncGenerator, Generator
+from collections.abc import AsyncGenerator, Callable, Generator
 from contextlib import asynccontextmanager, contextmanager
 
 import structlog
@@ -17,15 +17,16 @@ from rollout.workloads.job.task import Step
 
 from rollout_worker.sandboxes.errors import SandboxError, SandboxTeardownError
 from rollout_worker.sandboxes.port import Sandbox
+from rollout_worker.trials.agents.plain import NopAgent
 from rollout_worker.trials.clean import empty, mend, preload_of, restore_preload
 from rollout_worker.trials.faults import faults
 from rollout_worker.trials.gathering import bring_artifacts, bring_logs, put_artifacts, read_manifest
 from rollout_worker.trials.health import until_healthy
 from rollout_worker.trials.making import LOGS, Made, Wish, make_sandbox
+from rollout_worker.trials.oracle import Oracle
 from rollout_worker.trials.outcome import Outcome, StepOutcome
 from rollout_worker.trials.place import TrialPlace
 from rollout_worker.trials.port import Agent, TrialFault
-from rollout_worker.trials.scripted import Oracle
 from rollout_worker.trials.streams import Streams
 from rollout_worker.trials.told import Told
 from rollout_worker.trials.verifying import forget, verify
@@ -39,10 +40,12 @@ LATE_S = 5.0
 class Trial:
     """Run once. What it came to is in `outcome`, however it ends."""
 
-    def __init__(self, told: Told, agent: Agent) -> None:
+    def __init__(self, told: Told, make_agent: Callable[[], Agent]) -> None:
+        """`make_agent` may raise TrialFault."""
         self.outcome = Outcome()
         self._told = told
-        self._agent = agent
+        self._make_agent = make_agent
+        self._agent: Agent = NopAgent()
         self._workdir = ""
         self._preload: bytes | None = None
         self._made: Made | None = None
@@ -63,6 +66,8 @@ class Trial:
             await asyncio.shield(self._tear_down())
 
     async def _phases(self) -> None:
+        if self._told.regrade is None:
+            self._agent = self._make_agent()
         await self._set_up()
         place = TrialPlace(self._told, self._made_there(), self.outcome.usage)
         if self._told.regrade is None:

@@ -9,12 +9,12 @@ from rollout.workloads.job.task import Step
 
 from rollout_worker.sandboxes.errors import SandboxError, SandboxFileError, SandboxGoneError
 from rollout_worker.sandboxes.port import Finished, Sandbox
+from rollout_worker.trials.agents.plain import script
 from rollout_worker.trials.clean import TESTS, VERIFIER_LOGS, empty
 from rollout_worker.trials.faults import faults
 from rollout_worker.trials.gathering import bring_logs
 from rollout_worker.trials.making import Made
 from rollout_worker.trials.port import TrialFault
-from rollout_worker.trials.scripted import script
 from rollout_worker.trials.streams import Streams
 from rollout_worker.trials.told import Told
 
