@@ -31,7 +31,7 @@ def test_the_oracle_and_an_agent_that_does_nothing(cli: Cli, provider: str) -> N
         environment={"type": provider},
         agents=BOTH,
         datasets=[{"path": "bundled:rollout"}, {"path": "bundled:harbor"}],
-        n_concurrent_trials=8,
+        n_concurrent_trials=4,
     )
     done = cli.run("job", "run", job, timeout=120)
     assert done.code == 0, done

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import shutil
 import sys
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
 from acceptance_cli import Cli
+from cluster import free_port
 from job_rig import DOCKERFILE, REWARD_1, SMALL, job_result, trials, write_job, write_task
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="sandboxes need Linux")
@@ -39,15 +41,12 @@ def fault(name: str) -> str:
 WAYS = {
     "environment_build_failed": Way(dockerfile=DOCKERFILE + "RUN echo no compiler >&2; exit 3\n", says="no compiler"),
     "environment_build_timeout": Way(
-        dockerfile=DOCKERFILE + "RUN sleep 600\n", toml=SMALL + "build_timeout_sec = 1\n", says="1"
-    ),
-    "environment_image_pull_failed": Way(
-        dockerfile=None, toml=SMALL + 'docker_image = "127.0.0.1:1/there/is:none"\n', says="127.0.0.1:1/there/is:none"
+        dockerfile=DOCKERFILE + "RUN sleep 600\n", toml=SMALL + "build_timeout_sec = 1\n", says="build_timeout_sec"
     ),
     "environment_start_failed": Way(
         toml='[agent]\nnetwork_mode = "no-network"\n' + SMALL + 'network_mode = "public"\n', says="network"
     ),
-    "environment_resource_allocation_failed": Way(toml=SMALL.replace("0.25", "100000"), says="100000"),
+    "environment_resource_allocation_failed": Way(toml=SMALL.replace("0.25", "60000"), says="60000"),
     "environment_healthcheck_failed": Way(
         toml=SMALL + '[environment.healthcheck]\ncommand = "echo not yet; exit 1"\ninterval_sec = 0.05\nretries = 2\n',
         says="not yet",
@@ -97,7 +96,7 @@ def test_every_way_to_fail_has_its_type(cli: Cli) -> None:
         write_task(cli.directory / "rewards" / name, "true", test)
     job = write_job(
         cli,
-        environment={"type": "faulty_sandboxes:FaultyProvider", "provider_config": {}},
+        environment={"type": "faulty_sandboxes:FaultyProvider", "provider_config": {"image": "host"}},
         datasets=[{"path": "ways"}, {"path": "rewards"}],
         n_concurrent_trials=8,
     )
@@ -117,3 +116,15 @@ def test_every_way_to_fail_has_its_type(cli: Cli) -> None:
     result = job_result(cli.directory / "jobs" / "job")
     valid = [reward for reward, _ in expected.values() if reward is not None]
     assert (result["completed_trials"], result["failed_trials"]) == (len(valid), len(expected) - len(valid))
+
+
+@pytest.mark.skipif(shutil.which("bwrap") is None, reason="bubblewrap is not installed")
+def test_an_image_that_does_not_exist(cli: Cli) -> None:
+    image = f"127.0.0.1:{free_port()}/there/is:none"
+    write_task(cli.directory / "tasks" / "pull", toml=f'{SMALL}docker_image = "{image}"\n', dockerfile=None)
+    environment = {"type": "bubblewrap", "provider_config": {"image": "pull"}}
+    done = cli.run("job", "run", write_job(cli, environment=environment, datasets=[{"path": "tasks"}]))
+    assert done.code == 0, done
+    ((_, trial),) = trials(cli.directory / "jobs" / "job")
+    assert trial.outcome == (None, "environment_image_pull_failed"), trial
+    assert image.partition("/")[0] in trial.result["error"]["message"]
