@@ -28,6 +28,6 @@ async def test_a_run_ends_with_what_it_has_begun_when_its_units_are_used_up(roug
     assert by_seq[0].outcome is Outcome.DONE, "it ran when the rest was skipped"
     failure = by_seq[1].failure
     assert failure is not None and (by_seq[1].outcome, failure.code) == (Outcome.SKIPPED, "rest_skipped")
-    assert status.done + status.skipped == 62 and 5 <= status.done <= 9
+    assert status.done + status.skipped == 62 and status.done >= 5 and status.skipped >= 30
     events = [one.event for one in (await rough.client.events(run_id)).events]
     assert events.count("rest_skipped") == 1
