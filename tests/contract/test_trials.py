@@ -41,10 +41,10 @@ class Bench:
         self._directory = directory
         self._made = 0
 
-    def task(self, agent: str, test: str = HALF, toml: str = SMALL, **files: str) -> Path:
+    def task(self, agent: str, test: str = HALF, toml: str = SMALL) -> Path:
         self._made += 1
         named = {"instruction.md": agent, "tests/test.sh": test}
-        return make_task(self._directory / f"task-{self._made}", toml, files=named, **files)
+        return make_task(self._directory / f"task-{self._made}", toml, files=named)
 
     async def trial(self, agent: str, test: str = HALF, toml: str = SMALL, **settings: Any) -> TrialRecord:
         return await self.trials.trial(self.task(agent, test, toml), **settings)

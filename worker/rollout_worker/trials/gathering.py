@@ -198,7 +198,7 @@ def _look_over(path: Path, exclude: Sequence[str]) -> tuple[tuple[str, ...], lis
 
 
 def read_manifest(directory: Path) -> list[Brought]:
-    """What `bring_artifacts` brought there and could. Blocking. TrialFault: it cannot be read."""
+    """What `bring_artifacts` said of each artifact. Blocking. TrialFault: it cannot be read."""
     try:
         rows: Any = json.loads((directory / MANIFEST).read_bytes())
         found = [
@@ -215,7 +215,7 @@ def read_manifest(directory: Path) -> list[Brought]:
         return []
     except (ValueError, KeyError, TypeError) as error:
         raise TrialFault("task_invalid", f"{directory / MANIFEST} cannot be read: {error}") from error
-    return [one for one in found if one.status == OK and _is_inside(one.destination)]
+    return [one for one in found if _is_inside(one.destination)]
 
 
 def _is_inside(destination: str) -> bool:
@@ -225,6 +225,8 @@ def _is_inside(destination: str) -> bool:
 async def put_artifacts(sandbox: Sandbox, brought: Sequence[Brought], directory: Path) -> None:
     """Copy artifacts to the places in a sandbox that they came from in another. SandboxError, OSError."""
     for one in brought:
+        if one.status != OK:
+            continue
         path = directory / one.destination
         for name in one.executable:
             await asyncio.to_thread((path / name).chmod, 0o755)

@@ -61,7 +61,7 @@ async def put_back(told: Told, step: Step, sandbox: Sandbox) -> None:
     if told.regrade is not None:
         directory = told.regrade / directory.relative_to(told.files)
     brought = await asyncio.to_thread(read_manifest, directory)
-    if not brought and told.regrade is not None:
+    if not brought and told.regrade is not None:  # what was declared and never made, the tests are to see
         raise TrialFault(
             "task_invalid",
             "the earlier trial kept no artifacts, so there is nothing to verify anew: declare those that the tests "
