@@ -419,3 +419,66 @@ async def test_a_sandbox_is_kept_for_a_person_when_its_trial_did_not_pass(tmp_pa
         record = await trials.attempt(task)
         assert trials.boxes() == []
     assert (Path(record.preserved.partition(":")[2]) / "app" / "x").read_text() == "mine\n"
+
+
+# Agents that are code
+
+
+def obedient(**kwargs: Any) -> dict[str, Any]:
+    return {"name": "obedient", "import_path": "trial_agents:Obedient", "kwargs": kwargs}
+
+
+@pytest.fixture
+async def task(tmp_path: Path) -> Path:
+    return make_task(tmp_path / "t", SMALL, files={"instruction.md": "do it", "tests/test.sh": HALF})
+
+
+AGENTS: dict[str, tuple[dict[str, Any], str, float | None]] = {
+    "hangs": ({"hangs": True}, "agent_execution_timeout", 0.5),
+    "breaks": ({"raises": "RuntimeError"}, "agent_execution_failed", 0.5),
+    "refuses": ({"raises": "agent_refused"}, "agent_refused", 0.5),
+    "may not ask": ({"raises": "agent_authentication_failed"}, "agent_authentication_failed", None),
+    "unheard of": ({"raises": "of_a_later_version"}, "of_a_later_version", None),
+}
+
+
+@pytest.mark.parametrize("case", AGENTS)
+async def test_what_agents_used_is_counted_however_they_end(task: Path, tmp_path: Path, case: str) -> None:
+    kwargs, error, reward = AGENTS[case]
+    config = job("process", {**obedient(**kwargs), "override_timeout_sec": 0.2})
+    async with rig(config, tmp_path / "rig", task) as trials:
+        record = await trials.trial(task)
+    assert record.result.error is not None
+    assert (record.result.error.type, record.result.reward) == (error, reward)
+    usage = record.usage
+    assert (usage.n_input_tokens, usage.n_output_tokens, usage.cost_usd, record.result.cost) == (100, 10, 0.25, 0.25)
+    assert (record.agent_version, "counted" in record.remarks) == ("1.2", True)
+
+
+async def test_a_service_that_asks_for_a_pause_holds_back_all_trials_of_its_agents(
+    task: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("trial_agents.Obedient.made", 0)
+    limited = obedient(raises="api_rate_limited", retry_after_s=1.5, once=True)
+    async with rig(job("process", limited, {"name": "nop"}), tmp_path / "rig", task) as trials:
+        with pytest.raises(AttemptError) as raised:
+            await trials.attempt(task)
+        assert (raised.value.error_code, raised.value.retry, raised.value.retry_after_ms) == (
+            "api_rate_limited",
+            True,
+            1500,
+        )
+        assert (raised.value.units_in, raised.value.units_out) == (110, 250_000)
+        refused = TrialRecord.decode(raised.value.data)
+        others = [await trials.attempt(task, agent="nop"), await trials.attempt(task, number=2)]
+    ended = refused.result.timestamps.agent_execution_ended_at
+    waited = [(one.result.timestamps.agent_execution_started_at - ended).total_seconds() for one in others]
+    assert waited[0] < 1.4 <= waited[1]
+
+
+async def test_an_agent_that_cannot_be_imported_is_tried_elsewhere(task: Path, tmp_path: Path) -> None:
+    config = job("process", {"name": "gone", "import_path": "no_such_module:Agent"})
+    async with rig(config, tmp_path / "rig", task) as trials:
+        with pytest.raises(AttemptError) as raised:
+            await trials.attempt(task)
+    assert (raised.value.error_code, raised.value.retry) == ("agent_install_failed", True)
