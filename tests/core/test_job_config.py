@@ -147,7 +147,7 @@ override_error_policy:
 
 
 def test_a_key_with_nothing_after_it_is_as_if_it_were_not_there(tmp_path: Path) -> None:
-    text = "agents:\n- name: nop\n  label:\n  kwargs: {a: }\ndatasets:\n- path: d\nretry:\nmetrics:\nname:\n"
+    text = "agents:\n- name: mine\n  execute: x\n  label:\n  kwargs: {a: }\ndatasets:\n- path: d\nretry:\nmetrics:\nname:\n"
     found = load(tmp_path, text)
     assert (found.name, found.metrics, found.retry.max_attempts) == ("job", [], 3)
     assert found.agents[0].kwargs == {"a": None}
@@ -225,7 +225,10 @@ def test_what_a_run_stores_is_read_again(tmp_path: Path) -> None:
         ({"metrics": [{"type": "custom"}]}, 'metrics.0: type: custom and function: "module:function" go together'),
         ({"metrics": [{"type": "uv-script"}]}, "metrics.0: type: uv-script needs kwargs"),
         ({"agents": []}, "agents: must not be empty"),
-        ({"agents": [{"name": "orcale"}]}, '"orcale" is none of the built-in agents, oracle and nop'),
+        (
+            {"agents": [{"name": "orcale"}]},
+            '"orcale" is no agent: give it execute, which is bash, or import_path; or did you mean "oracle"',
+        ),
         ({"agents": [{"name": "oracle", "execute": "x"}]}, '"oracle" is built in and takes no install'),
         ({"agents": [{"name": "a", "execute": "x", "import_path": "m:C"}]}, "two ways to run an agent"),
         ({"agents": [{"name": "a", "import_path": "m.C"}]}, "agents.0.import_path: must match"),

@@ -13,7 +13,7 @@ import structlog
 from blake3 import blake3
 from rollout.model.errors import AttemptError, ConfigError, InputError, NotFoundError
 from rollout.snapshots.tar import pack, unpack
-from rollout.workloads.job.config import NOP, ORACLE, AgentSection, JobConfig
+from rollout.workloads.job.config import ORACLE, AgentSection, JobConfig
 from rollout.workloads.job.load_task import TaskUse, load_task
 from rollout.workloads.job.record import TrialRecord
 from rollout.workloads.job.retries import delay_ms, is_retried
@@ -28,17 +28,21 @@ from rollout_worker.sandboxes import trees
 from rollout_worker.sandboxes.errors import SandboxError
 from rollout_worker.sandboxes.port import Provider
 from rollout_worker.sandboxes.providers import open_provider
+from rollout_worker.trials.agents import make_agent
+from rollout_worker.trials.agents.cluster_engine import ClusterEngine
+from rollout_worker.trials.environment import Images
 from rollout_worker.trials.lanes import Lanes
 from rollout_worker.trials.masking import Masks
+from rollout_worker.trials.oracle import Oracle
 from rollout_worker.trials.outcome import count, record_of
-from rollout_worker.trials.port import Agent, Reply, TrialFault
-from rollout_worker.trials.scripted import Bash, Nop, Oracle
+from rollout_worker.trials.port import Agent, Reply, TrialFault, UsageCount
 from rollout_worker.trials.streams import Live
-from rollout_worker.trials.told import Environs, Told, environs
+from rollout_worker.trials.told import Engine, Told, environs
 from rollout_worker.trials.trial import Trial
 
 _log = structlog.get_logger()
 
+CANCEL_S = 10.0
 MARK = "\x1e"
 """As `processes.output` reads it: what follows on this stream was printed by the attempt that is named."""
 
@@ -47,9 +51,10 @@ class JobExecutor:
     placement: ClassVar[Literal["engine", "slot"]] = "engine"
 
     def __init__(self) -> None:
-        self._run: Run | None = None
         self._job: JobConfig | None = None
         self._provider: Provider | None = None
+        self._lacking: UnsuitableError | None = None
+        self._state = Path()
         self._lanes = Lanes()
         self._tasks: dict[tuple[str, ...], Task] = {}
         self._trials: set[asyncio.Task[None]] = set()
@@ -72,20 +77,26 @@ class JobExecutor:
         return 0
 
     async def start(self, run: Run, context: Context) -> None:
-        """Open the provider, which reaps what a killed process left. UnsuitableError: it does not work here."""
-        job = JobConfig.model_validate(run.config["job"])
-        state = await _state_directory(run, context)
+        """Open the provider, which reaps what a killed process left."""
+        self._job = job = JobConfig.model_validate(run.config["job"])
+        self._state = await _state_directory(run, context)
+        environment = job.environment
         try:
-            provider = open_provider(job.environment.type, state, key="environment.type")
-        except ConfigError as error:
-            raise AttemptError(f"this worker: {error.message}", code="provider_missing", retry=False) from error
+            provider = open_provider(environment.type, self._state, environment.provider_config, key="environment.type")
+            await self._open(provider, run)
+        except (ConfigError, SandboxError) as error:
+            # Another worker may have what this one lacks, so every trial goes back by itself.
+            self._lacking = UnsuitableError(error.message, code=error.code, retry=error.retryable)
+            _log.warning("sandboxes_missing", provider=environment.type, run_id=run.run_id, why=error.message)
+
+    async def _open(self, provider: Provider, run: Run) -> None:
         try:
             await provider.open()
             capabilities = await provider.probe()
-        except SandboxError as error:
+        except BaseException:
             await provider.close()
-            raise AttemptError(error.message, code=error.code, retry=error.retryable) from error
-        self._run, self._job, self._provider = run, job, provider
+            raise
+        self._provider = provider
         _log.info("sandboxes_ready", provider=provider.name, run_id=run.run_id, notes=list(capabilities.notes))
 
     async def close(self) -> None:
@@ -98,20 +109,23 @@ class JobExecutor:
     # ---- one trial
 
     async def run(self, attempt: Attempt, context: Context) -> Done:
+        if self._lacking is not None:
+            raise self._lacking
         try:
             spec = TrialSpec.decode(attempt.payload)
         except InputError as error:
             raise AttemptError(error.message, code="bad_payload", retry=False) from error
-        told, agent = await self._prepare(spec, attempt, context)
-        trial = Trial(told, agent)
+        told = await self._prepare(spec, attempt, context)
+        trial = Trial(told, lambda: _agent(told))
         running = asyncio.ensure_future(trial.run())
         self._trials.add(running)
         running.add_done_callback(self._trials.discard)
         try:
             await asyncio.shield(running)
         except asyncio.CancelledError:
-            running.cancel()
-            await asyncio.wait([running])
+            while not running.done():  # an agent may take one for something else
+                running.cancel()
+                await asyncio.wait([running], timeout=CANCEL_S)
             raise
         told.progress("storing its files")
         files = await self._store(told, context)
@@ -143,7 +157,7 @@ class JobExecutor:
             retry_after_ms=delay if asked is None else max(delay, round(asked * 1000)),
         )
 
-    async def _prepare(self, spec: TrialSpec, attempt: Attempt, context: Context) -> tuple[Told, Agent]:
+    async def _prepare(self, spec: TrialSpec, attempt: Attempt, context: Context) -> Told:
         assert self._job is not None and self._provider is not None
         section = next((one for one in self._job.agents if one.id == spec.agent), None)
         if section is None:
@@ -157,11 +171,14 @@ class JobExecutor:
         files = context.scratch / "files"
         files.mkdir(parents=True, exist_ok=True)
         masks = Masks(variables.hidden)
+        engines = self._job.engine
 
-        async def ask(number: int, messages: Sequence[Mapping[str, Any]], sampling: Mapping[str, Any]) -> Reply:
-            raise TrialFault("internal_error", "engines of the cluster cannot be asked yet")
+        def engine(usage: UsageCount) -> Engine:
+            if engines is None:
+                return NoEngine()
+            return ClusterEngine(attempt.id, attempt.attempt, context, usage)
 
-        told = Told(
+        return Told(
             spec=spec,
             job=self._job,
             section=section,
@@ -171,13 +188,13 @@ class JobExecutor:
             files=files,
             masks=masks,
             live=Live(spec.label, _printer(attempt)),
+            images=Images(self._state, self._job.environment.force_build, self._job.environment.provider_config),
             lanes=self._lanes,
-            ask=ask,
+            engine=engine,
             progress=lambda phase: context.progress(phase, trial=spec.label, phase=phase, agent=spec.agent),
             is_last_try=attempt.attempt >= attempt.spec.max_attempts,
             regrade=await self._earlier(spec, context),
         )
-        return told, _agent(section, task, variables)
 
     async def _task(self, spec: TrialSpec, section: AgentSection, context: Context) -> Task:
         """Its directory is shared with every process of the host. AttemptError: it is none that can be run."""
@@ -215,12 +232,19 @@ class JobExecutor:
         return await with_room("the files of a trial cannot be stored", lambda: context.put_object(archive), context)
 
 
-def _agent(section: AgentSection, task: Task, variables: Environs) -> Agent:
-    if section.name == ORACLE:
-        return Oracle(task.dialect.solution_mount, variables.solution)
-    if section.name == NOP:
-        return Nop()
-    return Bash(section.install, section.execute)
+def _agent(told: Told) -> Agent:
+    """TrialFault."""
+    section = told.section
+    if section.name == ORACLE and not section.own:
+        return Oracle(told.task.dialect.solution_mount, told.environs.solution)
+    return make_agent(section)
+
+
+class NoEngine:
+    """Of a job whose file has no engine."""
+
+    async def ask(self, messages: Sequence[Mapping[str, Any]], **sampling: Any) -> Reply:
+        raise TrialFault("agent_model_not_found", "the agent asks for an engine, and the job file has no key engine")
 
 
 def _printer(attempt: Attempt):

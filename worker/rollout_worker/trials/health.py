@@ -7,8 +7,8 @@ import time
 
 from rollout.workloads.job.task_toml import Healthcheck
 
-from rollout_worker.sandboxes.port import Sandbox
 from rollout_worker.trials.faults import faults
+from rollout_worker.trials.making import Made
 from rollout_worker.trials.port import TrialFault
 from rollout_worker.trials.streams import Streams
 
@@ -17,14 +17,14 @@ _GRACE_S = 10.0
 _LIMITED = 'if command -v timeout >/dev/null 2>&1; then exec timeout "$1" sh -c "$0"; else exec sh -c "$0"; fi'
 
 
-async def until_healthy(check: Healthcheck, sandbox: Sandbox, streams: Streams) -> None:
+async def until_healthy(check: Healthcheck, made: Made, streams: Streams) -> None:
     """TrialFault: it failed `retries` times running, not counted within the start period."""
     began, failed = time.monotonic(), 0
     command = ["/bin/sh", "-c", _LIMITED, check.command, f"{check.timeout_sec:g}"]
     while True:
         starting = time.monotonic() - began < check.start_period_sec
         with faults("environment_healthcheck_failed", "its health was checked"):
-            finished = await sandbox.exec(command, timeout_s=check.timeout_sec + _GRACE_S)
+            finished = await made.sandbox.exec(command, cwd=made.workdir, timeout_s=check.timeout_sec + _GRACE_S)
         if finished.ok:
             return
         last = finished.stderr.text()[-500:].strip() or finished.stdout.text()[-500:].strip()

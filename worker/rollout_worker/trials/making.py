@@ -4,20 +4,21 @@ from __future__ import annotations
 
 import asyncio
 import shlex
-from collections.abc import AsyncGenerator, Mapping, Sequence
-from contextlib import asynccontextmanager
+import time
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from rollout.workloads.job.config import EnvironmentSection
 from rollout.workloads.job.network import NetworkPolicy
 from rollout.workloads.job.task import Environment
 
 from rollout_worker.sandboxes.errors import SandboxCreateError, SandboxError, SandboxRefusedError
 from rollout_worker.sandboxes.port import Capabilities, Host, Sandbox, Spec
-from rollout_worker.trials.environment import Prepared, prepare
+from rollout_worker.trials.environment import prepare, replay, workdir_of
 from rollout_worker.trials.faults import faults
 from rollout_worker.trials.port import TrialFault
 from rollout_worker.trials.told import Told
-from rollout_worker.trials.wanted import network_of, spec_of, unmet
+from rollout_worker.trials.wanted import limits_of, network_of, spec_of, unmet
 
 LOGS = ("/logs/agent", "/logs/verifier", "/logs/artifacts")
 _SETUP_S = 60.0
@@ -37,31 +38,50 @@ class Wish:
 
 @dataclass(frozen=True, slots=True)
 class Made:
+    """`workdir`: where commands run. `image_key`: equal for sandboxes that begin with the same files. `remarks`: what
+    is not as the task wants it, a sentence each."""
+
     sandbox: Sandbox
-    prepared: Prepared
+    workdir: str
+    image_key: str
+    remarks: tuple[str, ...]
 
 
 async def make_sandbox(told: Told, wish: Wish, *, room_s: float | None = None) -> Made:
     """Ready, with the directories of a task. `room_s`: how long it may wait for room. TrialFault."""
-    job, provider = told.job.environment, told.provider
-    began = asyncio.get_running_loop().time()
-    async with _built_in(wish.build_s):
-        prepared = await prepare(wish.environment, told.task.directory, provider)
-    left = wish.build_s - (asyncio.get_running_loop().time() - began)
+    job, provider, directory = told.job.environment, told.provider, told.task.directory
+    began = time.monotonic()
+    with faults("environment_start_failed", "the provider was asked what it can do"):
+        capabilities = await provider.probe()
+    with faults("environment_build_failed", "the environment was built"):
+        prepared = await prepare(_with_overrides(wish.environment, job), directory, provider, told.images, wish.build_s)
+    left_s = wish.build_s - (time.monotonic() - began)
     network = network_of(wish.policies, job.extra_allowed_hosts)
-    spec = spec_of(wish.environment, job, prepared, network, wish.env, told.task.dialect.solution_mount)
-    capabilities = await provider.probe()
+    workdir = workdir_of(wish.environment, prepared, is_host=not capabilities.writable_root)
+    mount = told.task.dialect.solution_mount
+    spec = spec_of(wish.environment, job, prepared, network, wish.env, mount, workdir)
     if (fault := unmet(wish.environment, job, spec, capabilities)) is not None:
         raise fault
     _check_paths(told, spec, capabilities)
     _check_users(wish, capabilities)
     sandbox = await _create(told, spec, room_s)
     try:
-        await _lay_out(sandbox, prepared, wish, left)
+        with faults("environment_build_failed", "the environment was built"):
+            await replay(prepared, wish.environment, directory, sandbox, left_s)
+        workdir = workdir or sandbox.workdir
+        await _lay_out(sandbox, workdir, wish)
+        for user in {user for user in wish.users if user is not None}:
+            await _check_user(sandbox, user)
     except BaseException:
         await asyncio.shield(sandbox.destroy())
         raise
-    return Made(sandbox, prepared)
+    return Made(sandbox, workdir, prepared.image_key, prepared.remarks)
+
+
+def _with_overrides(environment: Environment, job: EnvironmentSection) -> Environment:
+    limits = limits_of(environment, job)
+    changes = {"cpus": limits.cpus, "memory_mb": limits.memory_mb, "storage_mb": limits.storage_mb}
+    return environment.model_copy(update=changes)
 
 
 async def _create(told: Told, spec: Spec, room_s: float | None) -> Sandbox:
@@ -76,39 +96,29 @@ async def _create(told: Told, spec: Spec, room_s: float | None) -> Sandbox:
         raise TrialFault("environment_start_failed", error.message) from error
 
 
-async def _lay_out(sandbox: Sandbox, prepared: Prepared, wish: Wish, left_s: float) -> None:
-    wanted = [*LOGS, sandbox.workdir]
+async def _lay_out(sandbox: Sandbox, workdir: str, wish: Wish) -> None:
+    wanted = [*LOGS, workdir]
     script = f"mkdir -p {' '.join(map(shlex.quote, wanted))}"
     if any(wish.users):
         # Who is not root must be able to leave something there; of an image, its workdir is as its maker wanted it.
-        open_to_all = wanted if isinstance(prepared.root, Host) else LOGS
+        open_to_all = wanted if isinstance(sandbox.spec.root, Host) and workdir != "/" else LOGS
         script += f" && chmod 0777 {' '.join(map(shlex.quote, open_to_all))}"
     with faults("environment_start_failed", "its directories were made"):
         finished = await sandbox.exec(script, cwd="/", user=admin(sandbox), timeout_s=_SETUP_S)
-        if not finished.ok:
-            raise TrialFault(
-                "environment_start_failed",
-                f"directories cannot be made in it: {finished.stderr.text()[-500:].strip() or finished.how}",
-            )
-    if prepared.replay is None:
-        return
-    async with _built_in(left_s, wish.build_s):
-        await prepared.replay(sandbox)
+    if not finished.ok:
+        raise TrialFault(
+            "environment_start_failed",
+            f"directories cannot be made in it: {finished.stderr.text()[-500:].strip() or finished.how}",
+        )
 
 
-@asynccontextmanager
-async def _built_in(seconds: float, allowed: float | None = None) -> AsyncGenerator[None]:
-    """`allowed`: what `seconds` is left of."""
-    limit = asyncio.timeout(max(0.0, seconds))
-    try:
-        async with limit:
-            with faults("environment_build_failed", "the environment was built"):
-                yield
-    except TimeoutError as error:
-        if not limit.expired():
-            raise
-        message = f"it was not built after {allowed or seconds:g} s"
-        raise TrialFault("environment_build_timeout", message) from error
+async def _check_user(sandbox: Sandbox, user: str) -> None:
+    """One that is not there would else look like a command that failed."""
+    with faults("environment_start_failed", f"its user {user} was tried"):
+        tried = await sandbox.exec(["/bin/sh", "-c", "exit 0"], cwd="/", user=user, timeout_s=_SETUP_S)
+    if not tried.ok:
+        said = tried.stderr.text().strip()[-300:]
+        raise TrialFault("environment_start_failed", f"no command can run as user {user} in it: {said}")
 
 
 def admin(sandbox: Sandbox) -> str | None:

@@ -3,36 +3,48 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 SHOWN = "***"
 LENGTH_MIN = 6
 """Shorter values are shown: they are found in too much that is no secret."""
 _PIECE = 1 << 20
+_SECRET = re.compile(r"KEY|TOKEN|SECRET|PASSWORD|PASSWD|CREDENTIAL", re.IGNORECASE)
+
+
+def secrets_of(env: Mapping[str, str]) -> list[str]:
+    """Values of those variables whose names say that they are secrets."""
+    return [value for name, value in env.items() if _SECRET.search(name)]
 
 
 class Masks:
-    """Hides values in text and in bytes."""
+    """Hides values in text and in bytes; more of them may come to be known."""
 
-    def __init__(self, values: Iterable[str]) -> None:
-        wanted = {value for value in values if len(value) >= LENGTH_MIN}
+    def __init__(self, values: Iterable[str] = ()) -> None:
+        self.values: tuple[bytes, ...] = ()  # the longest first
+        self.pattern: re.Pattern[bytes] | None = None
+        self.hide(values)
+
+    def hide(self, values: Iterable[str]) -> None:
         # Also without the newline that a shell's $(...) takes away.
-        wanted |= {value.strip() for value in wanted if len(value.strip()) >= LENGTH_MIN}
-        self._values = tuple(sorted((value.encode() for value in wanted), key=lambda value: (-len(value), value)))
-        self._pattern = re.compile(b"|".join(map(re.escape, self._values))) if self._values else None
+        found = {one.encode(errors="surrogateescape") for value in values for one in (value, value.strip())}
+        wanted = {value for value in found if len(value) >= LENGTH_MIN} | set(self.values)
+        if len(wanted) > len(self.values):
+            self.values = tuple(sorted(wanted, key=lambda value: (-len(value), value)))
+            self.pattern = re.compile(b"|".join(map(re.escape, self.values)))
 
     def text(self, text: str) -> str:
-        if self._pattern is None:
+        if self.pattern is None:
             return text
-        return self._pattern.sub(SHOWN.encode(), text.encode(errors="surrogateescape")).decode(errors="surrogateescape")
+        return self.pattern.sub(SHOWN.encode(), text.encode(errors="surrogateescape")).decode(errors="surrogateescape")
 
     def stream(self) -> MaskedStream:
-        return MaskedStream(self._pattern, self._values)
+        return MaskedStream(self)
 
     def file(self, path: Path) -> None:
         """Rewrite `path` where it holds one of the values. Blocking. OSError."""
-        if self._pattern is None:
+        if self.pattern is None:
             return
         masked = path.with_name(f"{path.name[:100]}.masked")
         stream, changed = self.stream(), False
@@ -51,21 +63,21 @@ class Masks:
 class MaskedStream:
     """Bytes that come in pieces: a value that is cut in two by their ends is found too."""
 
-    def __init__(self, pattern: re.Pattern[bytes] | None, values: tuple[bytes, ...]) -> None:
-        self._pattern = pattern
-        self._values = values  # the longest first
+    def __init__(self, masks: Masks) -> None:
+        self._masks = masks
         self._held: bytes = b""
         self.masked = 0
 
     def feed(self, data: bytes) -> bytes:
         """What can be shown by now: the end of it is held back where it may be the beginning of a value."""
-        if self._pattern is None:
+        pattern = self._masks.pattern
+        if pattern is None:
             return data
         data = self._held + data
         self._held = b""
         shown = bytearray()
         at = 0
-        for found in self._pattern.finditer(data):
+        for found in pattern.finditer(data):
             if self._begins(data[found.start() :]):
                 shown += data[at : found.start()]
                 self._held = data[found.start() :]
@@ -82,17 +94,17 @@ class MaskedStream:
         """What was held back."""
         held = self._held
         self._held = b""
-        if self._pattern is None:
+        if self._masks.pattern is None:
             return held
-        shown, masked = self._pattern.subn(SHOWN.encode(), held)
+        shown, masked = self._masks.pattern.subn(SHOWN.encode(), held)
         self.masked += masked
         return shown
 
     def _begins(self, rest: bytes) -> bool:
         """Whether a value begins with all of `rest`, and goes on."""
-        return any(len(value) > len(rest) and value.startswith(rest) for value in self._values)
+        return any(len(value) > len(rest) and value.startswith(rest) for value in self._masks.values)
 
     def _beginning(self, rest: bytes) -> int:
         """Length of the longest end of `rest` with which a value begins."""
-        longest = len(self._values[0]) - 1
+        longest = len(self._masks.values[0]) - 1
         return next((n for n in range(min(longest, len(rest)), 0, -1) if self._begins(rest[len(rest) - n :])), 0)

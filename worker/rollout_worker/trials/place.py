@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-import asyncio
 import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from rollout_worker.sandboxes.port import Finished, Sandbox
+from rollout_worker.sandboxes.port import Finished
 from rollout_worker.trials.faults import faults
+from rollout_worker.trials.making import Made
+from rollout_worker.trials.masking import secrets_of
 from rollout_worker.trials.port import Reply, TrialFault, UsageCount
 from rollout_worker.trials.streams import Streams
 from rollout_worker.trials.told import Told
@@ -21,16 +22,16 @@ _NO_TIME_S = 0.001
 class TrialPlace:
     """One a trial; `begin` and `end` enclose a phase."""
 
-    def __init__(self, told: Told, sandbox: Sandbox, usage: UsageCount, user: str | None, image_key: str) -> None:
-        self.sandbox = sandbox
+    def __init__(self, told: Told, made: Made, usage: UsageCount) -> None:
+        self.sandbox = made.sandbox
         self.usage = usage
         self.instruction_path = told.job.instruction_path
-        self.workdir = sandbox.workdir
-        self.user: str | int | None = user
+        self.workdir = made.workdir
+        self.user: str | int | None = None
         self.env: Mapping[str, str] = told.environs.agent
         self.model_name = told.section.model_name
         self.base_url = told.section.base_url
-        self.image_key = image_key
+        self.image_key = made.image_key
         self.deadline: float | None = None
         self.limits_hit: set[str] = set()
         self.notes: list[str] = []
@@ -38,8 +39,7 @@ class TrialPlace:
         self._timeout_s: float | None = None
         self._streams: Streams | None = None
         self._at_deadline = ""
-        self._asked = 0
-        self._asking = asyncio.Lock()
+        self._engine = told.engine(usage)
 
     def begin(self, streams: Streams, timeout_s: float | None, at_deadline: str, user: str | None) -> None:
         """`at_deadline`: the type of error when the phase takes longer than `timeout_s`."""
@@ -64,6 +64,7 @@ class TrialPlace:
         stdin: bytes | None = None,
         quiet: bool = False,
     ) -> Finished:
+        self._told.masks.hide(secrets_of(env or {}))  # what an agent was given by the worker itself
         left = None if self.deadline is None else max(_NO_TIME_S, self.deadline - time.time())
         most = min((limit for limit in (left, timeout_s) if limit is not None), default=None)
         with faults("environment_lost", "the agent's command ran"):
@@ -89,12 +90,7 @@ class TrialPlace:
         return env
 
     async def ask(self, messages: Sequence[Mapping[str, Any]], **sampling: Any) -> Reply:
-        async with self._asking:  # one after another: the answers are found by their number
-            reply = await self._told.ask(self._asked, messages, sampling)
-            self._asked += 1
-        self.usage.input_tokens += reply.input_tokens
-        self.usage.output_tokens += reply.output_tokens
-        return reply
+        return await self._engine.ask(messages, **sampling)
 
     def note(self, text: str) -> None:
         self.notes.append(text)

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from rollout.workloads.job.config import AgentSection, JobConfig
 from rollout.workloads.job.task import Step, Task
@@ -14,18 +14,22 @@ from rollout.workloads.job.timeouts import Timeouts, timeouts
 from rollout.workloads.job.trial import TrialSpec
 
 from rollout_worker.sandboxes.port import Provider
+from rollout_worker.trials.environment import Images
 from rollout_worker.trials.lanes import Lanes
-from rollout_worker.trials.masking import Masks
-from rollout_worker.trials.port import Reply
+from rollout_worker.trials.masking import Masks, secrets_of
+from rollout_worker.trials.port import Reply, UsageCount
 from rollout_worker.trials.streams import Live
 
-Ask = Callable[[int, Sequence[Mapping[str, Any]], Mapping[str, Any]], Awaitable[Reply]]
-"""(generations so far, messages, sampling): one generation by an engine of the cluster."""
+
+class Engine(Protocol):
+    """Of one trial: generations by the engines of this cluster, counted where it was told to."""
+
+    async def ask(self, messages: Sequence[Mapping[str, Any]], **sampling: Any) -> Reply: ...
 
 
 @dataclass(frozen=True, slots=True)
 class Environs:
-    """Variables of each part, filled in. `hidden`: what was filled in, which is not to be shown."""
+    """Variables of each part, filled in. `hidden`: what was filled in, and what is a secret by its name."""
 
     sandbox: Mapping[str, str]
     agent: Mapping[str, str]
@@ -56,6 +60,7 @@ def environs(job: JobConfig, section: AgentSection, task: Task, environ: Mapping
             lacking.append(str(error))
     if lacking:
         raise ValueError("; ".join(dict.fromkeys(lacking)))
+    hidden = [secret for env in filled.values() for secret in secrets_of(env)]
     named = {name for env in templates.values() for name in variables(env)}
     steps = range(len(task.steps))
     return Environs(
@@ -64,7 +69,7 @@ def environs(job: JobConfig, section: AgentSection, task: Task, environ: Mapping
         solution=filled["solution"],
         verifiers=[filled[f"verifier {index}"] for index in steps],
         verifier_sandboxes=[filled[f"separate {index}"] for index in steps],
-        hidden=frozenset(environ[name] for name in named if environ.get(name)),
+        hidden=frozenset([*hidden, *(environ[name] for name in named if environ.get(name))]),
     )
 
 
@@ -82,8 +87,9 @@ class Told:
     files: Path
     masks: Masks
     live: Live
+    images: Images
     lanes: Lanes
-    ask: Ask
+    engine: Callable[[UsageCount], Engine]
     progress: Callable[[str], None]
     is_last_try: bool = True
     regrade: Path | None = None

@@ -10,6 +10,7 @@ from rollout.workloads.job.config import EnvironmentSection
 from rollout.workloads.job.network import NetworkPolicy
 from rollout.workloads.job.task import Environment
 
+from rollout_worker.sandboxes.images.prepare import Prepared
 from rollout_worker.sandboxes.port import (
     TASK_DIRECTORIES,
     Capabilities,
@@ -20,7 +21,6 @@ from rollout_worker.sandboxes.port import (
     Network,
     Spec,
 )
-from rollout_worker.trials.environment import Prepared
 from rollout_worker.trials.port import TrialFault
 
 SOLUTION_DIRECTORIES = ("/solution", "/oracle")
@@ -61,14 +61,14 @@ def network_of(policies: Sequence[NetworkPolicy], extra_hosts: Sequence[str]) ->
 
 def directories_of(prepared: Prepared, solution_mount: str, workdir: str | None) -> tuple[str, ...]:
     """What a task finds empty and no other sandbox sees; in an image they hold what the image has there."""
-    wanted = [*TASK_DIRECTORIES, solution_mount]
-    if isinstance(prepared.root, Host) and workdir is not None and not _is_below(workdir, wanted):
-        wanted.append(workdir)
+    wanted = [*TASK_DIRECTORIES, solution_mount, *prepared.directories]
+    if isinstance(prepared.root, Host) and workdir != "/" and not _is_below(workdir, wanted):
+        wanted.append(str(workdir))
     return tuple(dict.fromkeys(wanted))
 
 
-def _is_below(path: str, directories: Sequence[str]) -> bool:
-    return any(path == directory or path.startswith(f"{directory}/") for directory in directories)
+def _is_below(path: str | None, directories: Sequence[str]) -> bool:
+    return path is None or any(path == directory or path.startswith(f"{directory}/") for directory in directories)
 
 
 def spec_of(
@@ -78,9 +78,9 @@ def spec_of(
     network: Network,
     env: Mapping[str, str],
     solution_mount: str,
+    workdir: str | None,
 ) -> Spec:
     """TrialFault: no sandbox can be asked for so."""
-    workdir = environment.workdir or prepared.workdir
     require: set[LimitName] = set()
     if job.cpu_enforcement_policy in ("limit", "guarantee"):
         require.add("cpus")
@@ -93,7 +93,8 @@ def spec_of(
         directories=directories_of(prepared, solution_mount, workdir),
         mounts=tuple(_mounts(job.mounts)),
         env={**prepared.env, **env},
-        workdir=workdir,
+        workdir=None if workdir == "/" else workdir,  # that is no directory of a sandbox's own
+        user=prepared.user,
         require=frozenset(require),
     )
 
