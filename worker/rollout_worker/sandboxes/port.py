@@ -126,6 +126,7 @@ class Capabilities:
     roots: frozenset[Literal["host", "rootfs", "image"]]
     networks: frozenset[Literal["none", "public", "allowlist"]]
     limits: Mapping[LimitName, Enforcement]
+    left_behind: bool = True  # what a command leaves running may go on to print
     notes: tuple[str, ...] = ()  # a sentence each: what is not isolated, and why something is missing
 
 
