@@ -75,6 +75,7 @@ class Attempt:
     parent: Key | None = None
     predecessor: bytes | None = None  # result of the chain's previous item
     isolate: bool = False
+    failures: int = 0  # attempts at it that failed before; at `spec.max_attempts - 1` this one is the last
 
 
 @dataclass(slots=True)

@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any, Self, cast
 from urllib.parse import urlsplit
 
 from tenacity import AsyncRetrying, retry_if_exception, stop_after_attempt
-from tenacity.wait import wait_base, wait_random_exponential
+from tenacity.wait import wait_base, wait_exponential, wait_random
 
 from rollout_worker.sandboxes.errors import ImageError, ImageNotFoundError, ImagePullError
 from rollout_worker.sandboxes.images.reference import Reference
@@ -226,7 +226,7 @@ class Registry:
 class _Asked(wait_base):
     """As long as the registry asked for, if it did."""
 
-    _usual = wait_random_exponential(multiplier=0.5, max=10.0)
+    _usual = wait_exponential(multiplier=0.5, max=10.0) + wait_random(0, 1)
 
     def __call__(self, retry_state: Any) -> float:
         error = retry_state.outcome.exception()
