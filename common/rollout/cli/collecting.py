@@ -107,6 +107,7 @@ class WorkloadRun:
         self._last: pb.RunStatus | None = None
         self._busy_at = time.monotonic()
         self._idle_told = False
+        self._skipping_told = False
         self._causes_told: dict[tuple[str, str, str], tuple[int, bool]] = {}
 
     @property
@@ -333,9 +334,16 @@ class WorkloadRun:
             await to_its_end(self._collector.flush)
             await to_its_end(self._collector.refresh)
             self._display.progress(self._snapshot(page.status, await self._board(page.status)))
+            self._tell_skipping(page.status)
             self._tell_causes(page.status)
             self._tell_gone(page.status)
             self._tell_idle(page.status)
+
+    def _tell_skipping(self, status: pb.RunStatus) -> None:
+        if status.skips_rest and not self._skipping_told:
+            self._skipping_told = True
+            message = f"what has not begun is skipped: {first_line(status.reason)}; {status.running} still running"
+            self._display.event("rest_skipped", message, reason=status.reason)
 
     def _tell_causes(self, status: pb.RunStatus) -> None:
         """Once each, and again when it has reached more workers, or all."""

@@ -247,10 +247,10 @@ class _Invocation:
         await name_trees(checked.config, [one for one in checked.trees if one.always], self._display.step)
         stored = output.stored_config
         if known is None:
-            await self._find_snapshots(output, checked)
+            await self._find_snapshots(output, checked, checked.snapshots)
         elif stored is not None:
-            keep_names(stored, checked.config, checked.snapshots)
-            workload.settle(checked)
+            new = keep_names(stored, checked.config, checked.snapshots)
+            await self._find_snapshots(output, checked, new if checked.follows else ())
         if stored is not None:
             if not checked.follows:
                 await self._compare(stored, checked, output)
@@ -294,6 +294,8 @@ class _Invocation:
                 self._display.note(await follow())
             run_id = new_ulid()
             self._known, self._name = run_id, self._options.name or output.path.resolve().name
+            if self._target.private is None:
+                await name_trees(checked.config, [one for one in checked.trees if not one.always], self._display.step)
             output.hand_over(run_id, checked.config, checked.keep)
             return await self._carry_out(runs, output, run_id, checked.config, checked, resumed=False)
 
@@ -328,11 +330,11 @@ class _Invocation:
         self._display.event("summary", self._complete_text(summary, directory) + also, **summary, files=files)
         return OK
 
-    async def _find_snapshots(self, output: OutputDirectory, checked: Checked) -> None:
-        """What the configuration names of other runs, in whatever cluster it is. ConfigError, NotFoundError: before
-        anything is started."""
+    async def _find_snapshots(self, output: OutputDirectory, checked: Checked, keys: Sequence[str]) -> None:
+        """What `keys` of the configuration name of other runs, in whatever cluster it is. ConfigError, NotFoundError:
+        before anything is started."""
         where = self._places(output.path)
-        for key in checked.snapshots:
+        for key in keys:
             table = lookup(checked.config, key)
             target, snapshot = await find_named(where, table["uri"], table.get("step"))
             self._workload.found(checked, key, snapshot.as_found())

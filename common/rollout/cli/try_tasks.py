@@ -18,8 +18,9 @@ from rollout.cli.show import print_json
 from rollout.cli.words import counted
 from rollout.config.visible import visible
 from rollout.model.errors import IncompleteError
+from rollout.workloads.job.agent_kinds import NOP, ORACLE
 from rollout.workloads.job.check_tasks import is_task
-from rollout.workloads.job.config import NOP, ORACLE, JobConfig
+from rollout.workloads.job.config import JobConfig
 from rollout.workloads.job.job_directory import JobDirectory, KeptTrial, read_job_directory
 from rollout.workloads.job.overview import seconds
 from rollout.workloads.job.verdict import Verdict, tail, verdicts

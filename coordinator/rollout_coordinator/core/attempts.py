@@ -8,7 +8,7 @@ from zlib import crc32
 from rollout.model.item import AttemptEnd
 from rollout.model.run import ENDED
 
-from rollout_coordinator.core import chains, items, kept, queues
+from rollout_coordinator.core import chains, items, kept, queues, rest
 from rollout_coordinator.core.events import Keys
 from rollout_coordinator.core.state import AttemptBatch, History, Log, Run, SpecInfo, State, Worker, touch
 from rollout_coordinator.core.step import NO_EVIDENCE, AttemptRow, Evidence, SendCancel
@@ -27,6 +27,9 @@ _CAUSE = {
 }
 _TRIED = frozenset({"result", "retry", "worker_lost"})
 """Causes that only an attempt which began has, also where its start was not told."""
+
+_FINAL = frozenset({"result", "close"})
+"""Those after which the item has a result."""
 
 # ---- which are open
 
@@ -216,6 +219,8 @@ def end(state: State, batch: AttemptBatch, seqs: list[int], cause: str) -> None:
     state.notes.capacity_freed(worker)
     if worker.given_back and not log.children.keys().isdisjoint(seqs):
         worker.given_back.clear()  # a parent: what it held there is free
+    if run.limits is not None and cause in _FINAL:
+        rest.count_over(log, batch.failed_by, n)
     if info.lane.blocked:
         queues.unblock(info.lane.blocked)
     if info.spec.chain:
@@ -258,6 +263,10 @@ def end_attempt(
         counted = counted_in(log)
         counted.units_in += left.units_in
         counted.units_out += left.units_out
+    if log.run.limits is not None:
+        rest.count_units(log, left.units_in, left.units_out)
+        rest.count_failed(log, batch.failed_by, failed_by)
+        state.notes.limited[log.run.id] = log.run
     if left.keeps:
         kept.note_failure(log, seq)
     end(state, batch, [seq], _CAUSE[how])

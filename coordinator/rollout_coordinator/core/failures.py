@@ -7,6 +7,7 @@ from collections.abc import Callable
 from rollout.model.item import AttemptEnd, Failure, Outcome
 from rollout.model.run import ENDED
 
+from rollout_coordinator.core import rest
 from rollout_coordinator.core.attempts import end_attempt, open_seqs
 from rollout_coordinator.core.commit import close_in_flight
 from rollout_coordinator.core.state import AttemptBatch, State, Worker
@@ -24,7 +25,11 @@ def retry_or_fail(
         if final is None:
             end_attempt(state, batch, seq, AttemptEnd.WORKER_LOST, failure.code, failure.message, left=left)
         return final
-    if not failure.retryable or (batch.failures + 1 >= spec.max_attempts and state.safe.attempts_limited):
+    if (
+        not failure.retryable
+        or rest.why(batch.log)
+        or (batch.failures + 1 >= spec.max_attempts and state.safe.attempts_limited)
+    ):
         return failure
     how = AttemptEnd.TIMEOUT if failure.code == "timeout" else AttemptEnd.FAILED
     delay = failure.retry_after_ms

@@ -180,6 +180,14 @@ def put_back(state: State, log: Log, seq: int, history: History) -> None:
     state.notes.dispatch = True
 
 
+def forget_delays(state: State, log: Log) -> None:
+    """Its retries are pending now, whatever they wait for: they are not to be tried again."""
+    mine = [retry for retry in state.retries if retry[2] == log.id]
+    state.retries = [retry for retry in state.retries if retry[2] != log.id]
+    heapq.heapify(state.retries)
+    log.returned.update(seq_and_history for *_, seq_and_history in mine)
+
+
 def fire_timers(state: State) -> None:
     """Retries whose delay is over are pending again; queues blocked for their items' `not_before` are seen again, and
     those for which the worker did not come in time that they were set aside for."""

@@ -92,6 +92,8 @@ class Safeguards:
     """Work that has begun is not asked back."""
     adopted_not_stolen: bool = True
     """What a new leader knows from the ledger only may have begun."""
+    rest_taken_back: bool = True
+    """What a worker has not begun when the rest of its run is skipped is not begun any more."""
     one_steal_a_victim: bool = True
     """A second revoke is not sent while the first is unanswered."""
     present_parent_spawns: bool = True

@@ -18,6 +18,7 @@ from rollout.model.run import Order, RunSpec, RunState
 from rollout.model.worker import Credit, Inventory, WorkerState
 
 from rollout_coordinator.core.events import Event, Keys, Now, SubmitItems, SubmitSeal, WorkerSpawn
+from rollout_coordinator.core.limits import Limits
 from rollout_coordinator.core.ranges import Ranges
 from rollout_coordinator.core.reasons import Reasons
 from rollout_coordinator.core.safeguards import Safeguards
@@ -246,9 +247,10 @@ class Reader:
 class Run:
     __slots__ = (
         "by_group", "by_spec", "causes", "created_ms", "ended_by", "ended_ms", "failures", "failures_told",
-        "failures_untold", "id", "in_flight", "lanes", "last_failure", "left_at", "logs", "pausing_until_ms",
-        "policies", "priority", "reason", "requirements", "root", "running", "samples", "spec", "specs", "state",
-        "stop_submitting", "survivors", "told", "tracked", "updated_ms", "waiting", "warm", "weight", "window",
+        "failures_untold", "id", "in_flight", "lanes", "last_failure", "left_at", "limits", "logs", "looked_at",
+        "pausing_until_ms", "policies", "priority", "reason", "requirements", "root", "running", "samples", "spec",
+        "specs", "state", "stop_submitting", "survivors", "told", "tracked", "updated_ms", "waiting", "warm", "weight",
+        "window",
     )  # fmt: skip
 
     def __init__(self, spec: RunSpec, state: RunState, created_ms: int) -> None:
@@ -274,6 +276,8 @@ class Run:
         self.in_flight = self.running = self.waiting = 0  # in_flight without those that wait for children
         self.window = 0  # of all its logs
         self.policies: list[Any] = []
+        self.limits: Limits | None = None  # of the policy `skip_rest`
+        self.looked_at = 0.0  # up to then its running time is counted (monotonic); only where that is limited
         self.tracked = False  # outcomes are kept until the cursor passes them
         self.warm: dict[str, str] = {}  # affinity key -> worker that last got it
         self.failures_told: set[tuple[str, str]] = set()  # causes of which an event was made
@@ -417,14 +421,15 @@ class Notes:
     """
 
     __slots__ = (
-        "accepted", "causes", "children", "dispatch", "freed", "idle", "lanes", "left", "logs", "over", "redeliver",
-        "runs", "unblocked", "window",
+        "accepted", "causes", "children", "dispatch", "freed", "idle", "lanes", "left", "limited", "logs", "over",
+        "redeliver", "runs", "unblocked", "window",
     )  # fmt: skip
 
     def __init__(self) -> None:
         self.redeliver: list[Event] = []  # the ledger told what these waited for
         self.unblocked: list[Log] = []  # submissions to them need not wait any more
         self.accepted: dict[int, Log] = {}  # have new results: the cursor may move
+        self.limited: dict[str, Run] = {}  # may have reached a limit of theirs
         self.children: dict[int, Log] = {}  # child logs with something for the parent that reads them
         self.freed: dict[str, Worker] = {}  # may be given more
         self.left: dict[str, Worker] = {}  # get nothing more
@@ -440,8 +445,9 @@ class Notes:
     def clear(self) -> None:
         """All were handed up."""
         self.dispatch = self.causes = False
-        for notes in (self.accepted, self.children, self.freed, self.left, self.window, self.idle, self.over):
+        for notes in (self.accepted, self.limited, self.children, self.freed, self.left, self.window, self.idle):
             notes.clear()
+        self.over.clear()
         for rows in (self.logs, self.runs, self.lanes):
             rows.clear()
 

@@ -13,6 +13,7 @@ from rollout.model.item import AttemptEnd
 from rollout.model.run import RunState
 from rollout.model.worker import WorkerState
 
+from rollout_coordinator.core import rest
 from rollout_coordinator.core.attempts import Held, current, end_attempt, keys_of, open_seqs
 from rollout_coordinator.core.capacity import fits, limit_of, parents_full, strict_room, takes
 from rollout_coordinator.core.events import WorkerConfirm
@@ -100,6 +101,21 @@ def seek(state: State) -> None:
         state.next_revoke += 1
         thief.incoming += sum(len(k.seq) for k in keys)
         state.step.sends.append(SendRevoke(victim.session, victim.revoke.id, keys))
+
+
+def take_back_skipped(state: State) -> None:
+    """Of runs whose rest is skipped, what has not begun at its worker either: it is skipped once it is back."""
+    skipping = [run for run in state.runs.values() if run.in_flight and rest.why(run.root)]
+    for run in skipping if state.safe.rest_taken_back else ():
+        for worker in state.workers.values():
+            if run.id not in worker.by_run or not may_be_asked(state, worker):
+                continue
+            batches = [b for b in worker.batches.values() if b.log is run.root and may_be_stolen(state, b)]
+            held: Held = [(b, [seq for seq in open_seqs(b) if seq not in b.started]) for b in batches]
+            if any(seqs for _, seqs in held):
+                worker.revoke = Revoke(state.next_revoke, "", keys_of(held))
+                state.next_revoke += 1
+                state.step.sends.append(SendRevoke(worker.session, worker.revoke.id, worker.revoke.keys))
 
 
 def may_be_asked(state: State, victim: Worker) -> bool:

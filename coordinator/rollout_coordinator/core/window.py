@@ -18,6 +18,7 @@ from rollout_coordinator.core.commit import close_pending, verdict_on
 from rollout_coordinator.core.events import Loaded, PendingItem
 from rollout_coordinator.core.items import is_accepted
 from rollout_coordinator.core.queues import add_fresh, add_tried, arrived, put_back
+from rollout_coordinator.core.rest import count_over
 from rollout_coordinator.core.state import History, Log, State
 from rollout_coordinator.core.step import LoadItems, LoadPending
 
@@ -137,6 +138,7 @@ def admit(state: State, log: Log, item: PendingItem, history: History) -> None:
     verdict = verdict_on(log, item.spec)
     if verdict is not None:
         arrived(state, history)
+        count_over(log, history.failed_by, 1)
         close_pending(state, log, item.spec, [item.seq], *verdict)
     elif history.not_before > state.now.mono:
         log.loaded_ahead.add(item.seq)

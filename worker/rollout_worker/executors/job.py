@@ -42,6 +42,7 @@ from rollout_worker.trials.trial import Trial
 
 _log = structlog.get_logger()
 
+CANCEL_S = 10.0
 MARK = "\x1e"
 """As `processes.output` reads it: what follows on this stream was printed by the attempt that is named."""
 
@@ -122,8 +123,9 @@ class JobExecutor:
         try:
             await asyncio.shield(running)
         except asyncio.CancelledError:
-            running.cancel()
-            await asyncio.wait([running])
+            while not running.done():  # an agent may take one for something else
+                running.cancel()
+                await asyncio.wait([running], timeout=CANCEL_S)
             raise
         told.progress("storing its files")
         files = await self._store(told, context)

@@ -23,6 +23,8 @@ from rollout_worker.trials.port import TrialFault
 
 ARTIFACTS_DIRECTORY = "/logs/artifacts"
 MANIFEST = "manifest.json"
+OK, MISSING, FAILED, TOO_LARGE = "ok", "missing", "failed", "too_large"
+"""What became of an artifact."""
 LOG_BYTES = 64 * MIB
 ARTIFACT_BYTES = 1024 * MIB
 _KEPT_OF_LOG = 4 * MIB
@@ -97,7 +99,7 @@ def without_links(directory: Path) -> list[str]:
 
 @dataclass(frozen=True, slots=True)
 class Brought:
-    """An artifact: `status` is ok, missing, too_large or failed. Paths in the manifest are relative to it."""
+    """An artifact: Paths in the manifest are relative to it."""
 
     source: str
     destination: str
@@ -133,9 +135,9 @@ async def bring_artifacts(sandbox: Sandbox, workdir: str, artifacts: Sequence[Ar
     for artifact in declared(artifacts, workdir):
         one, size = await _bring(sandbox, artifact, target, room)
         room -= size
-        if not (artifact.source == ARTIFACTS_DIRECTORY and one.status == "missing"):
+        if not (artifact.source == ARTIFACTS_DIRECTORY and one.status == MISSING):
             brought.append(one)
-    if any(one.status != "ok" or one.is_directory or one.destination for one in brought):
+    if brought:
         await asyncio.to_thread(_write_manifest, target, brought)
     return brought
 
@@ -148,9 +150,9 @@ def _write_manifest(target: Path, brought: Sequence[Brought]) -> None:
 
 async def _bring(sandbox: Sandbox, artifact: Artifact, target: Path, room: int) -> tuple[Brought, int]:
     destination = artifact.destination or artifact.source.lstrip("/")
-    missing = Brought(artifact.source, destination, "missing")
+    missing = Brought(artifact.source, destination, MISSING)
     if artifact.service not in (None, MAIN_SERVICE):
-        return replace(missing, status="failed", message=f"there is no service {artifact.service} here"), 0
+        return replace(missing, status=FAILED, message=f"there is no service {artifact.service} here"), 0
     path = target / destination
     await asyncio.to_thread(_make_way, target, path)
     try:
@@ -158,14 +160,14 @@ async def _bring(sandbox: Sandbox, artifact: Artifact, target: Path, room: int) 
     except SandboxFileError as error:
         await asyncio.to_thread(trees.remove, str(path))
         reason = str(error.context.get("reason", ""))
-        status = {"ENOENT": "missing", "ENOTDIR": "missing", "too_large": "too_large"}.get(reason, "failed")
+        status = {"ENOENT": MISSING, "ENOTDIR": MISSING, "too_large": TOO_LARGE}.get(reason, FAILED)
         return replace(missing, status=status, message=error.message), 0
     executable, removed = await asyncio.to_thread(_look_over, path, artifact.exclude)
     left_out = [*(name for name, _ in moved.skipped), *removed]
     if artifact.source == ARTIFACTS_DIRECTORY and not moved.files:
         return missing, 0
     message = f"left out: {', '.join(left_out[:5])}" if left_out else ""
-    found = replace(missing, status="ok", is_directory=path.is_dir(), executable=executable, message=message)
+    found = replace(missing, status=OK, is_directory=path.is_dir(), executable=executable, message=message)
     return found, moved.size
 
 
@@ -196,7 +198,7 @@ def _look_over(path: Path, exclude: Sequence[str]) -> tuple[tuple[str, ...], lis
 
 
 def read_manifest(directory: Path) -> list[Brought]:
-    """What `bring_artifacts` wrote there. TrialFault: there is nothing to verify."""
+    """What `bring_artifacts` said of each artifact. Blocking. TrialFault: it cannot be read."""
     try:
         rows: Any = json.loads((directory / MANIFEST).read_bytes())
         found = [
@@ -210,16 +212,10 @@ def read_manifest(directory: Path) -> list[Brought]:
             for row in cast("list[dict[str, Any]]", rows)
         ]
     except FileNotFoundError:
-        found = []
+        return []
     except (ValueError, KeyError, TypeError) as error:
-        raise TrialFault("task_invalid", f"the earlier trial's {MANIFEST} cannot be read: {error}") from error
-    if not found:  # what was declared and never made is seen by the tests, too
-        raise TrialFault(
-            "task_invalid",
-            "the earlier trial kept no artifacts, so there is nothing to verify anew: declare those that the tests "
-            "look at (artifacts = [...] in task.toml, or artifacts: in the job file) and run the trial again",
-        )
-    return [one for one in found if one.status == "ok" and _is_inside(one.destination)]
+        raise TrialFault("task_invalid", f"{directory / MANIFEST} cannot be read: {error}") from error
+    return [one for one in found if _is_inside(one.destination)]
 
 
 def _is_inside(destination: str) -> bool:
@@ -229,7 +225,7 @@ def _is_inside(destination: str) -> bool:
 async def put_artifacts(sandbox: Sandbox, brought: Sequence[Brought], directory: Path) -> None:
     """Copy artifacts to the places in a sandbox that they came from in another. SandboxError, OSError."""
     for one in brought:
-        if one.status != "ok":
+        if one.status != OK:
             continue
         path = directory / one.destination
         for name in one.executable:

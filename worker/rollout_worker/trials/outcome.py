@@ -20,12 +20,9 @@ MESSAGE_MAX = 4000
 
 @dataclass(slots=True)
 class StepOutcome:
-    """`verified`: the verifier began, so that rewards None is its failure."""
-
     name: str
     rewards: Rewards | None = None
     error: TrialFault | None = None
-    verified: bool = False
 
 
 @dataclass(slots=True)

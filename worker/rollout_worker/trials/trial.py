@@ -10,26 +10,29 @@ from contextlib import asynccontextmanager, contextmanager
 import structlog
 from rollout.workloads.job.errors import INTERNAL_ERROR, policy_of
 from rollout.workloads.job.network import NetworkPolicy
+from rollout.workloads.job.pass_at_k import PASS
 from rollout.workloads.job.record import AGENT, ARTIFACTS, SETUP, VERIFIER
 from rollout.workloads.job.retries import is_retried
-from rollout.workloads.job.rewards import Rewards, misses
+from rollout.workloads.job.rewards import Rewards, misses, single
 from rollout.workloads.job.task import Step
 
-from rollout_worker.sandboxes.errors import SandboxError, SandboxTeardownError
 from rollout_worker.sandboxes.port import Sandbox
 from rollout_worker.trials.agents.plain import NopAgent
-from rollout_worker.trials.clean import empty, mend, preload_of, restore_preload
+from rollout_worker.trials.clean import mend, preload_of, restore_preload
+from rollout_worker.trials.ending import end
 from rollout_worker.trials.faults import faults
-from rollout_worker.trials.gathering import bring_artifacts, bring_logs, put_artifacts, read_manifest
+from rollout_worker.trials.gathering import OK, bring_artifacts, bring_logs
 from rollout_worker.trials.health import until_healthy
 from rollout_worker.trials.making import LOGS, Made, Wish, make_sandbox
 from rollout_worker.trials.oracle import Oracle
-from rollout_worker.trials.outcome import Outcome, StepOutcome
+from rollout_worker.trials.outcome import Outcome, StepOutcome, count
 from rollout_worker.trials.place import TrialPlace
 from rollout_worker.trials.port import Agent, TrialFault
+from rollout_worker.trials.preserving import preserve
 from rollout_worker.trials.streams import Streams
 from rollout_worker.trials.told import Told
 from rollout_worker.trials.verifying import forget, verify
+from rollout_worker.trials.verifying_apart import put_back, verify_apart
 
 log = structlog.get_logger()
 
@@ -52,27 +55,34 @@ class Trial:
 
     async def run(self) -> None:
         """Nothing is left of it afterwards, also when it is cancelled."""
+        cancelled = True
         try:
             await self._phases()
+            cancelled = False
         except TrialFault as fault:
+            cancelled = False
             self.outcome.error = fault
         except Exception as error:
+            cancelled = False
             log.exception("trial_broke", trial=self._told.spec.label)
             told = traceback.format_exc()
             self.outcome.error = TrialFault(INTERNAL_ERROR, f"{type(error).__name__}: {error}")
             (self._told.files / "exception.txt").write_text(self._told.masks.text(told))
         finally:
             self.outcome.agent_version = self._agent.version
-            await asyncio.shield(self._tear_down())
+            await asyncio.shield(self._tear_down(cancelled=cancelled))
 
     async def _phases(self) -> None:
-        if self._told.regrade is None:
+        told = self._told
+        place = None
+        if told.regrade is None:
             self._agent = self._make_agent()
-        await self._set_up()
-        place = TrialPlace(self._told, self._made_there(), self.outcome.usage)
-        if self._told.regrade is None:
+            await self._set_up()
+            place = TrialPlace(told, self._made_there(), self.outcome.usage)
             await self._install(place)
-        for index, step in enumerate(self._told.task.steps):
+        elif any(step.verifier.environment is None for step in told.task.steps):
+            await self._set_up()
+        for index, step in enumerate(told.task.steps):
             done = StepOutcome(step.name)
             self.outcome.steps.append(done)
             if not await self._step(index, step, done, place):
@@ -170,10 +180,10 @@ class Trial:
 
     # ---- a step
 
-    async def _step(self, index: int, step: Step, done: StepOutcome, place: TrialPlace) -> bool:
-        """Whether another step may follow."""
+    async def _step(self, index: int, step: Step, done: StepOutcome, place: TrialPlace | None) -> bool:
+        """Whether another step may follow. `place` None: no agent works."""
         told = self._told
-        if told.regrade is None:
+        if place is not None:
             try:
                 await self._execute(step, place)
             except TrialFault as fault:
@@ -183,12 +193,11 @@ class Trial:
             await self._end_agent(step, place.sandbox)
         if told.job.verifier.disable:
             return done.error is None
-        if not self._is_graded(done.error, place):
+        if place is not None and not self._is_graded(done.error, place):
             return False
         try:
-            done.verified = True
             with self.outcome.times.phase("verifier"):
-                done.rewards = await self._verify(index, step, self._made_there())
+                done.rewards = await self._verify(index, step)
         except TrialFault as fault:
             if done.error is not None:
                 fault.message += f"; before that, {done.error.type}: {done.error.message}"
@@ -213,21 +222,20 @@ class Trial:
         told = self._told
         with faults("environment_lost", "the agent was ended"):
             await sandbox.kill()
-            await mend(sandbox, self._workdir, *LOGS)
-            if isinstance(self._agent, Oracle):
-                await empty(sandbox, self._agent.mount)
             if await restore_preload(sandbox, self._preload):
                 self.outcome.remarks.append("the agent had changed what every program loads first: it was put back")
-        if not told.job.verifier.disable:
+        if step.verifier.collect and not told.job.verifier.disable:
             await self._collect(step, sandbox)
         with faults("environment_lost", "its logs were copied"):
             self.outcome.remarks += await bring_logs(sandbox, "/logs/agent", told.directory(step, AGENT), told.masks)
             artifacts = [*step.artifacts, *told.job.artifacts]
             brought = await bring_artifacts(sandbox, self._workdir, artifacts, told.directory(step, ARTIFACTS))
-            self.outcome.remarks += [f"artifact {one.source}: {one.message}" for one in brought if one.status != "ok"]
+            self.outcome.remarks += [f"artifact {one.source}: {one.message}" for one in brought if one.status != OK]
 
     async def _collect(self, step: Step, sandbox: Sandbox) -> None:
         with self._streams(step, VERIFIER) as streams:
+            with faults("environment_lost", "artifacts were collected"):
+                await mend(sandbox, self._workdir, *LOGS)
             for collect in step.verifier.collect:
                 if collect.service != "main":
                     self.outcome.remarks.append(f"collect: there is no service {collect.service} here")
@@ -246,64 +254,31 @@ class Trial:
 
     # ---- verification
 
-    async def _verify(self, index: int, step: Step, made: Made) -> Rewards:
-        told, remarks = self._told, self.outcome.remarks
-        env = told.environs.verifiers[index]
+    async def _verify(self, index: int, step: Step) -> Rewards:
+        told, outcome = self._told, self.outcome
         told.progress("verification")
         with self._streams(step, VERIFIER) as streams:
-            if step.verifier.environment is not None:
-                return await self._verify_apart(index, step, streams)
+            if (environment := step.verifier.environment) is not None:
+                if self._is_over(index):
+                    await self._destroy()  # its room may be what the next one waits for
+                room_s = None if self._made is None else told.timeouts(step).build_s
+                return await verify_apart(told, index, environment, outcome, streams, room_s=room_s)
+            made, env = self._made_there(), told.environs.verifiers[index]
             if told.regrade is not None:
-                await self._put_back(step, made.sandbox)
-            rewards = await verify(told, step, made, env, streams, remarks, worked_in=told.regrade is None or index > 0)
+                await put_back(told, step, made.sandbox)
+            removed = self._removed() if index or told.regrade is None else None
+            rewards = await verify(told, step, made, env, streams, outcome.remarks, removed=removed)
         if index + 1 < len(told.task.steps):
             with faults("environment_lost", "it was cleaned for the next step"):
                 await forget(made.sandbox, "/logs/agent", "/logs/artifacts")
         return rewards
 
-    async def _verify_apart(self, index: int, step: Step, streams: Streams) -> Rewards:
-        """In a sandbox that has seen no agent, with nothing of the other one but the artifacts."""
-        told = self._told
-        environment = step.verifier.environment
-        assert environment is not None
-        if self._is_over(index):
-            await self._destroy()  # its room may be what the next one waits for
-        wish = Wish(
-            environment,
-            [step.verifier.network],
-            told.environs.verifier_sandboxes[index],
-            [step.verifier.user],
-            told.timeouts(step).build_s,
-        )
-        made = await make_sandbox(told, wish, room_s=None if self._made is None else wish.build_s)
-        try:
-            self.outcome.remarks += made.remarks
-            if environment.healthcheck is not None:
-                await until_healthy(environment.healthcheck, made, streams)
-            await self._put_back(step, made.sandbox)
-            env = told.environs.verifiers[index]
-            return await verify(told, step, made, env, streams, self.outcome.remarks, worked_in=False)
-        finally:
-            await asyncio.shield(self._end(made.sandbox))
+    def _removed(self) -> list[str]:
+        return [self._agent.mount] if isinstance(self._agent, Oracle) else []
 
     def _is_over(self, index: int) -> bool:
         """Whether the agent's sandbox is of no more use."""
         return index + 1 == len(self._told.task.steps) and self._told.job.environment.preserve_env == "never"
-
-    async def _put_back(self, step: Step, sandbox: Sandbox) -> None:
-        told = self._told
-        directory = told.directory(step, ARTIFACTS)
-        if told.regrade is not None:
-            earlier = told.regrade / directory.relative_to(told.files)
-            brought = await asyncio.to_thread(read_manifest, earlier)
-            directory = earlier
-        else:
-            try:
-                brought = await asyncio.to_thread(read_manifest, directory)
-            except TrialFault:
-                brought = []
-        with faults("verifier_tests_copy_failed", "artifacts were copied"):
-            await put_artifacts(sandbox, brought, directory)
 
     def _made_there(self) -> Made:
         assert self._made is not None
@@ -311,23 +286,26 @@ class Trial:
 
     # ---- teardown
 
-    async def _tear_down(self) -> None:
+    async def _tear_down(self, *, cancelled: bool) -> None:
+        if self._made is not None and not cancelled and self._is_preserved():
+            self._told.progress("keeping its sandbox")
+            state = self._told.images.state
+            self.outcome.preserved, remarks = await preserve(self._made.sandbox, self._workdir, state)
+            self.outcome.remarks += remarks
         await self._destroy()
+
+    def _is_preserved(self) -> bool:
+        policy = self._told.job.environment.preserve_env
+        if policy != "on_failure":
+            return policy == "always"
+        counted = count(self._told, self.outcome)
+        reward = single(counted.rewards)
+        return counted.error is not None or (reward is not None and reward < PASS)
 
     async def _destroy(self) -> None:
         made, self._made = self._made, None
         if made is not None:
-            await self._end(made.sandbox)
-
-    async def _end(self, sandbox: Sandbox) -> None:
-        try:
-            await sandbox.destroy()
-        except SandboxTeardownError as error:
-            if self.outcome.error is None:
-                self.outcome.error = TrialFault("environment_teardown_failed", error.message)
-        except SandboxError as error:
-            log.warning("sandbox_not_destroyed", sandbox=sandbox.name, error=error.message)
-        self.outcome.environment_cost_usd += sandbox.cost()
+            await end(made.sandbox, self.outcome)
 
     @contextmanager
     def _streams(self, step: Step | None, phase: str) -> Generator[Streams]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from rollout.workloads.job.rewards import BYTES_MAX, REWARD_JSON, REWARD_TEXT, RewardError, Rewards, read_rewards
 from rollout.workloads.job.task import Step
@@ -10,10 +10,10 @@ from rollout.workloads.job.task import Step
 from rollout_worker.sandboxes.errors import SandboxError, SandboxFileError, SandboxGoneError
 from rollout_worker.sandboxes.port import Finished, Sandbox
 from rollout_worker.trials.agents.plain import script
-from rollout_worker.trials.clean import TESTS, VERIFIER_LOGS, empty
+from rollout_worker.trials.clean import TESTS, VERIFIER_LOGS, clean
 from rollout_worker.trials.faults import faults
 from rollout_worker.trials.gathering import bring_logs
-from rollout_worker.trials.making import Made
+from rollout_worker.trials.making import LOGS, Made
 from rollout_worker.trials.port import TrialFault
 from rollout_worker.trials.streams import Streams
 from rollout_worker.trials.told import Told
@@ -29,20 +29,21 @@ async def verify(
     streams: Streams,
     remarks: list[str],
     *,
-    worked_in: bool,
+    removed: Sequence[str] | None,
 ) -> Rewards:
-    """The rewards of `step`. Whatever ran in the sandbox before is dead, and all that the tests need is brought by us.
+    """The rewards of `step`. Nothing runs in the sandbox any more, and all that the tests need is brought by us.
 
-    `worked_in`: an agent had the sandbox, and what is at /tests is not the image's.
+    `removed`: of a sandbox in which an agent worked, what is taken away beside what it left in places of the verifier.
 
     TrialFault with the type of what went wrong.
     """
     sandbox, user = made.sandbox, step.verifier.user
     with faults("verifier_tests_copy_failed", "the tests were copied"):
-        await sandbox.kill()
-        if worked_in:
-            await empty(sandbox, TESTS)
-        await empty(sandbox, VERIFIER_LOGS, open_to_all=user is not None)
+        opened = () if user is None else (VERIFIER_LOGS,)
+        if removed is None:
+            await clean(sandbox, VERIFIER_LOGS, opened=opened)
+        else:
+            await clean(sandbox, TESTS, VERIFIER_LOGS, mended=(made.workdir, *LOGS), opened=opened, removed=removed)
         for tests in step.tests:
             try:
                 await sandbox.upload(told.task.directory / tests, TESTS)
@@ -106,4 +107,4 @@ async def _logs(told: Told, step: Step, sandbox: Sandbox) -> list[str]:
 async def forget(sandbox: Sandbox, *others: str) -> None:
     """The next step's agent finds neither tests nor what they left. SandboxError, TrialFault."""
     await sandbox.kill()
-    await empty(sandbox, TESTS, VERIFIER_LOGS, *others)
+    await clean(sandbox, TESTS, VERIFIER_LOGS, *others)

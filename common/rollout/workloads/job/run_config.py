@@ -10,6 +10,7 @@ from blake3 import blake3
 from rollout.model.item import ItemSpec, NewItem
 from rollout.model.run import Lane, Order, Policy
 from rollout.workloads.job.config import JobConfig
+from rollout.workloads.job.engine import ResolvedEngine
 from rollout.workloads.job.errors import ERRORS, is_infrastructure, policy_of
 from rollout.workloads.job.plan import Trial
 from rollout.workloads.job.trial import TrialSpec
@@ -19,8 +20,8 @@ MICRO = 1_000_000
 """Cost is counted in millionths of a US dollar."""
 PAUSE_TIMEOUT_MS = 30 * 86_400_000
 """A trial that runs when nothing more is to start is waited for, whatever it takes."""
-_RETRIED_BY_THE_ENGINE = ("worker_lost", "executor_error", "timeout")
-"""Failures that no executor raised: of workers and processes."""
+_OF_NO_EXECUTOR = ("worker_lost", "executor_error", "timeout")
+"""Codes of failures that no executor raised: of workers and processes."""
 
 
 def job_json(job: JobConfig) -> JsonObject:
@@ -41,10 +42,12 @@ def set_trials(config: JsonObject, trials: Sequence[Trial]) -> None:
     config["trees"] = {trial.task.checksum: trial.task.checksum for trial in trials}
 
 
-def run_config(job: JobConfig, trials: Sequence[Trial]) -> JsonObject:
+def run_config(job: JobConfig, trials: Sequence[Trial], engine: ResolvedEngine | None = None) -> JsonObject:
+    """`engine`: what agents ask."""
     config: JsonObject = {
         "run": {"name": job.name or "", "order": str(Order.ARRIVAL), "max_in_flight": job.n_concurrent_trials},
         "job": job_json(job),
+        **({"executors": {"infer": engine.config}} if engine is not None else {}),
     }
     set_trials(config, trials)
     return config
@@ -55,27 +58,25 @@ def lanes(job: JobConfig) -> tuple[Lane, ...]:
     return tuple(Lane(*pair) for pair in {agent.lane: agent.n_concurrent or 0 for agent in job.agents}.items())
 
 
-def policies(job: JobConfig, tokens: int = 0, micro_dollars: int = 0) -> tuple[Policy, ...]:
-    """When no further trial starts. `tokens`, `micro_dollars`: what earlier runs of the job used up of its budget."""
+def policies(job: JobConfig, used: JsonObject) -> tuple[Policy, ...]:
+    """When no further trial starts. `used`: what earlier runs of the job used up of its budget."""
     budget, infrastructure = job.budget, job.infrastructure
     limits: list[tuple[str, str]] = []
     if budget.max_tokens is not None:
-        limits.append(("units_in", str(max(1, budget.max_tokens - tokens))))
+        limits += [("units_in", str(max(1, budget.max_tokens - used.get("tokens", 0)))), ("unit_in", "tokens")]
     if budget.max_cost_usd is not None:
-        limits.append(("units_out", str(max(1, ceil(budget.max_cost_usd * MICRO) - micro_dollars))))
+        left = ceil(budget.max_cost_usd * MICRO) - used.get("micro_dollars", 0)
+        limits += [("units_out", str(max(1, left))), ("unit_out", "millionths of a US dollar")]
     if budget.max_wall_time_sec is not None:
         limits.append(("wall_s", str(ceil(budget.max_wall_time_sec))))
-    found = [Policy("skip_rest", tuple(limits))] if limits else []
     if infrastructure.min_success_rate > 0:
-        overrides = job.override_error_policy
-        codes = [name for name in ERRORS if is_infrastructure(policy_of(name, overrides))]
-        rate = (
-            ("codes", ",".join([*codes, *_RETRIED_BY_THE_ENGINE])),
+        codes = [name for name in ERRORS if is_infrastructure(policy_of(name, job.override_error_policy))]
+        limits += [
+            ("codes", ",".join([*codes, *_OF_NO_EXECUTOR])),
             ("min_percent", str(ceil(infrastructure.min_success_rate * 100))),
             ("after", str(infrastructure.after_trials)),
-        )
-        found.append(Policy("skip_rest", rate))
-    return tuple(found)
+        ]
+    return (Policy("skip_rest", tuple(limits)),) if limits else ()
 
 
 def item_of(trial: Trial, job: JobConfig, regrade: str | None = None) -> NewItem:

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from rollout.workloads.job.config import NOP, ORACLE
+from rollout.workloads.job.agent_kinds import NOP, ORACLE
 from rollout.workloads.job.errors import policy_of
 from rollout.workloads.job.job_directory import JobDirectory, KeptTrial
 from rollout.workloads.job.pass_at_k import PASS

@@ -16,8 +16,9 @@ from rollout.model.item import NewItem
 from rollout.model.problems import faults_of, problems
 from rollout.model.run import RunSpec
 from rollout.workloads.commit import CommitEntry
-from rollout.workloads.job.config import JobConfig, environments
+from rollout.workloads.job.config import JobConfig, asks_engine, environments
 from rollout.workloads.job.datasets import Loaded, load_datasets
+from rollout.workloads.job.engine import SECTION, check_engine_host, check_engine_snapshot, resolve_engine
 from rollout.workloads.job.follow import carry_over, following
 from rollout.workloads.job.kept import read_kept
 from rollout.workloads.job.mending import mend
@@ -30,15 +31,16 @@ from rollout.workloads.job.run_config import (
     item_of,
     job_json,
     lanes,
+    policies,
     run_config,
     set_trials,
 )
 from rollout.workloads.job.templates import unset
 from rollout.workloads.job.trial import TrialSpec
 from rollout.workloads.job.writer import JobWriter
-from rollout.workloads.json_form import JsonObject
+from rollout.workloads.json_form import JsonObject, lookup
 from rollout.workloads.output import claimed, saved_state, saved_summary
-from rollout.workloads.port import Checked, Fetch, Reading, Tree, Workload
+from rollout.workloads.port import Checked, Fetch, FoundSnapshot, Reading, Tree, Workload
 
 _OF_NO_RUN = frozenset({"name", "jobs_dir", "log_level", "metrics"})
 """Keys of job.yaml that change neither what a trial does nor how trials are run: only files that are reckoned anew."""
@@ -54,6 +56,14 @@ class JobChecked(Checked):
     trials: tuple[Trial, ...]
     left: tuple[Trial, ...]
 
+    def plan(self, model: str) -> None:
+        """All trials of the job. `model`: content id of the model of its engine; "" where that is not known yet."""
+        self.trials = tuple(plan(self.job, self.loaded.datasets, model))
+        planned = [(trial.id.hex(), trial.label) for trial in self.trials]
+        self.config["output"] = {"planned": planned, "job": job_json(self.job)}
+        self.keep |= {"plan": digest_of(trial.id for trial in self.trials), "model": model, "uri": _uri(self.job)}
+        self.take(self.trials, "", {})
+
     def take(self, left: tuple[Trial, ...], kept: str, used: JsonObject) -> None:
         """The run consists of these. `kept`: the file of the others. `used`: what they used up of the budget."""
         self.left, self.total = left, len(left)
@@ -62,7 +72,9 @@ class JobChecked(Checked):
         self.config["output"]["kept"] = kept
         self.keep |= {"trials": self.total, "kept": kept, "used": used}
         needed = self.config["trees"]
-        self.trees = tuple(tree for tree in self.trees if tree.key.partition(".")[2] in needed)
+        self.trees = tuple(
+            tree for tree in self.trees if not tree.key.startswith(_TREES) or tree.key.removeprefix(_TREES) in needed
+        )
 
 
 class Job(Workload[JobConfig, JobChecked]):
@@ -87,6 +99,8 @@ class Job(Workload[JobConfig, JobChecked]):
 
     def check_host(self, settings: JobConfig) -> None:
         self._environ = os.environ
+        if settings.engine is not None:
+            check_engine_host(settings.engine)
 
     def _unset(self, settings: JobConfig) -> Iterator[str]:
         if self._environ is not None:
@@ -94,7 +108,12 @@ class Job(Workload[JobConfig, JobChecked]):
                 yield fault.removeprefix(": ")
 
     def check(self, settings: JobConfig, reading: Reading) -> JobChecked:
-        faults = [*self._unset(settings)]
+        faults, engine = [*self._unset(settings)], None
+        try:
+            if settings.engine is not None and any(asks_engine(agent, settings) for agent in settings.agents):
+                engine = resolve_engine(settings.engine)
+        except ConfigError as error:
+            faults += faults_of(error.message)
         try:
             loaded = load_datasets(
                 settings, environ=self._environ, progress=lambda what: reading.tell(f"reading tasks: {what}")
@@ -103,29 +122,21 @@ class Job(Workload[JobConfig, JobChecked]):
             raise ConfigError(problems([*faults, *faults_of(error.message)])) from error
         if faults:
             raise ConfigError(problems(faults))
-        trials = tuple(plan(settings, loaded.datasets))
-        config = run_config(settings, trials)
-        planned = [(trial.id.hex(), trial.label) for trial in trials]
-        config["output"] = {"planned": planned, "job": job_json(settings), "kept": ""}
-        config["used"] = {}
-        directories = {trial.task.checksum: trial.task.directory for trial in trials}
+        asked = engine.content_id if engine is not None else ""
+        directories = {task.checksum: task.directory for dataset in loaded.datasets for task in dataset.tasks}
         checked = JobChecked(
-            config=config,
-            total=len(trials),
-            trees=tuple(_trees(directories)),
-            keep={
-                "plan": digest_of(trial.id for trial in trials),
-                "job": _of_runs(settings),
-                "trials": len(trials),
-                "kept": "",
-                "used": {},
-            },
-            notes=(*loaded.notes, *_written_secrets(settings)),
+            config=run_config(settings, (), engine),
+            total=0,
+            trees=(*_trees(directories), *(engine.trees if engine is not None else ())),
+            keep={"job": _of_runs(settings)},
+            notes=(*loaded.notes, *(engine.notes if engine is not None else ()), *_written_secrets(settings)),
+            snapshots=engine.snapshots if engine is not None else (),
             job=settings,
             loaded=loaded,
-            trials=trials,
-            left=trials,
+            trials=(),
+            left=(),
         )
+        checked.plan(asked or _model_before(settings, reading))
         if reading.resumed and reading.kept:
             self._compare(checked, reading)
         return checked
@@ -141,11 +152,22 @@ class Job(Workload[JobConfig, JobChecked]):
         elif before["job"] != now["job"] and not over:
             checked.follows = f"the job is to be run otherwise: {_differences(before['job'], now['job'])}"
         if checked.follows:
-            checked.total = before["trials"]
+            checked.total = before["trials"]  # until it is known what is left
             return
         kept = read_kept(directory, before["kept"])
         left = tuple(trial for trial in checked.trials if trial.id.hex() not in kept)
         checked.take(left, before["kept"], before["used"])
+
+    def found(self, checked: JobChecked, key: str, snapshot: FoundSnapshot) -> None:
+        check_engine_snapshot(snapshot)
+        super().found(checked, key, snapshot)
+
+    def settle(self, checked: JobChecked) -> None:
+        model = lookup(checked.config, f"{SECTION}.model.content_id") or ""
+        if model != checked.keep.get("model", ""):
+            recorded = checked.total
+            checked.plan(model)
+            checked.total = recorded if checked.follows else checked.total
 
     def plan(self, checked: JobChecked, config: JsonObject, start: int) -> Iterator[NewItem]:
         return (item_of(trial, checked.job) for trial in checked.left[start:])
@@ -155,6 +177,7 @@ class Job(Workload[JobConfig, JobChecked]):
         return replace(
             super().spec(run_id, config),
             lanes=lanes(job),
+            policies=policies(job, config["used"]),
             pause_timeout_ms=PAUSE_TIMEOUT_MS,
         )
 
@@ -187,7 +210,7 @@ class Job(Workload[JobConfig, JobChecked]):
         if section == "job":
             before, after = (_of_runs(JobConfig.model_validate(one, strict=False)) for one in (old, new))
             return [] if before == after else [f"job: {_differences(before, after)}"]
-        return [] if section in ("used", "run") else None
+        return [] if section in ("used", "run", "executors") else None
 
     # ---- for people
 
@@ -257,6 +280,18 @@ class Job(Workload[JobConfig, JobChecked]):
         return json.loads(TrialRecord.decode(data).encode())
 
 
+_TREES = "trees."
+
+
+def _uri(settings: JobConfig) -> str:
+    return settings.engine.model.uri if settings.engine is not None else ""
+
+
+def _model_before(settings: JobConfig, reading: Reading) -> str:
+    """Of an engine whose model is a snapshot, a run that goes on keeps the one that it began with."""
+    return reading.kept.get("model", "") if reading.kept.get("uri") == _uri(settings) else ""
+
+
 _ISOLATION = {"process": ": trials see the files of the worker's host, so only for agents that you trust"}
 _SECRET = re.compile(r"(?i)(KEY|TOKEN|SECRET|PASSWORD|PASSWD|CREDENTIALS?)$")
 
@@ -273,7 +308,7 @@ def _written_secrets(settings: JobConfig) -> Iterator[str]:
 def _trees(directories: dict[str, Path]) -> Iterator[Tree]:
     """Task directories by their checksum, which is the id of their tree."""
     for checksum, directory in directories.items():
-        yield Tree(f"trees.{checksum}", directory, always=True)
+        yield Tree(f"{_TREES}{checksum}", directory, always=True)
 
 
 def _of_runs(job: JobConfig) -> JsonObject:
