@@ -22,7 +22,7 @@ from rollout_worker.sandboxes.errors import SandboxCreateError, SandboxTeardownE
 from rollout_worker.sandboxes.local import Features, LocalProvider
 from rollout_worker.sandboxes.local_sandbox import LocalSandbox, Price, in_thread
 from rollout_worker.sandboxes.port import Capabilities, Host, Image, KeepsWritten, RootFs, Sandbox, Spec
-from rollout_worker.sandboxes.settings import Settings, settings_of
+from rollout_worker.sandboxes.settings import ImageSettings, settings_of
 
 _DIRECTORIES = ("etc", "home", "media", "mnt", "opt", "root", "proc", "dev", "run", "srv", "var", "var/lib", "var/log")
 _OPEN_DIRECTORIES = ("tmp", "var/tmp")
@@ -268,6 +268,6 @@ def open_bubblewrap(
     capacity: Capacity | None = None,
     price: Price | None = None,
 ) -> BubblewrapProvider:
-    """The provider `bubblewrap`; use it with `async with`. ConfigError: `config` has a key, and there are none."""
-    settings_of(Settings, config, BubblewrapProvider.name)
+    """The provider `bubblewrap`; use it with `async with`. ConfigError: of `config`."""
+    settings_of(ImageSettings, config, BubblewrapProvider.name)
     return BubblewrapProvider(state, program=program, overlay=overlay, capacity=capacity, price=price)
