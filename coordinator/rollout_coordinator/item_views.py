@@ -190,7 +190,7 @@ def status_of(row: ItemStateRow, held: HeldView | None) -> pb.ItemStatus:
         if held is not None:
             status.state = RUNNING if held.began_ms else "assigned"
             status.attempts += held.began_ms > 0
-            status.worker, status.at_ms = held.worker, held.began_ms
+            status.worker, status.at_ms, status.message = held.worker, held.began_ms, held.note
     return status
 
 

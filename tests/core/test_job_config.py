@@ -10,7 +10,7 @@ import pytest
 from job_files import make_task
 from rollout.config.load import Located, load_settings
 from rollout.model.errors import ConfigError
-from rollout.workloads.job.config import AgentSection, JobConfig, RetrySection, environments, job_name
+from rollout.workloads.job.config import AgentSection, JobConfig, RetrySection, environments
 from rollout.workloads.job.errors import PolicyOverride
 from rollout.workloads.job.load_task import load_task
 from rollout.workloads.job.retries import delay_ms, is_retried
@@ -45,7 +45,7 @@ def test_the_defaults(tmp_path: Path) -> None:
     environment = config.environment
     assert (environment.type, environment.force_build, environment.preserve_env) == ("docker", False, "never")
     assert (config.verifier.disable, config.metrics, config.log_level) == (False, [], "info")
-    assert job_name(config, Path("somewhere/nightly.yaml")) == "nightly"
+    assert config.name == "job"  # that of the file
 
 
 def test_every_key_of_the_format(tmp_path: Path) -> None:
@@ -147,9 +147,9 @@ override_error_policy:
 
 
 def test_a_key_with_nothing_after_it_is_as_if_it_were_not_there(tmp_path: Path) -> None:
-    text = "agents:\n- name: nop\n  label:\n  kwargs: {a: }\ndatasets:\n- path: d\nretry:\nmetrics:\nname:\n"
+    text = "agents:\n- name: mine\n  execute: x\n  label:\n  kwargs: {a: }\ndatasets:\n- path: d\nretry:\nmetrics:\nname:\n"
     found = load(tmp_path, text)
-    assert (found.name, found.metrics, found.retry.max_attempts) == (None, [], 3)
+    assert (found.name, found.metrics, found.retry.max_attempts) == ("job", [], 3)
     assert found.agents[0].kwargs == {"a": None}
     assert "agents.0.env.A: must be a string, not nothing" in fault(
         tmp_path, "agents:\n- env:\n    A:\ndatasets:\n- path: d\n"
@@ -225,7 +225,10 @@ def test_what_a_run_stores_is_read_again(tmp_path: Path) -> None:
         ({"metrics": [{"type": "custom"}]}, 'metrics.0: type: custom and function: "module:function" go together'),
         ({"metrics": [{"type": "uv-script"}]}, "metrics.0: type: uv-script needs kwargs"),
         ({"agents": []}, "agents: must not be empty"),
-        ({"agents": [{"name": "orcale"}]}, '"orcale" is none of the built-in agents, oracle and nop'),
+        (
+            {"agents": [{"name": "orcale"}]},
+            '"orcale" is no agent: give it execute, which is bash, or import_path; or did you mean "oracle"',
+        ),
         ({"agents": [{"name": "oracle", "execute": "x"}]}, '"oracle" is built in and takes no install'),
         ({"agents": [{"name": "a", "execute": "x", "import_path": "m:C"}]}, "two ways to run an agent"),
         ({"agents": [{"name": "a", "import_path": "m.C"}]}, "agents.0.import_path: must match"),

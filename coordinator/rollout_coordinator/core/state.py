@@ -314,7 +314,8 @@ class AttemptBatch:
 
     __slots__ = (
         "assigned_at", "assignment", "attempt", "failed_by", "failed_on", "failures", "id", "info", "item_bytes",
-        "log", "losses", "maybe_started", "open", "predecessor", "seqs", "started", "started_at", "waiting", "worker",
+        "log", "losses", "maybe_started", "notes", "open", "predecessor", "seqs", "started", "started_at", "waiting",
+        "worker",
     )  # fmt: skip
 
     def __init__(
@@ -328,6 +329,7 @@ class AttemptBatch:
         self.started: dict[int, int] = {}  # seq -> since when, Unix milliseconds
         self.started_at: dict[int, float] = {}  # only where the spec has a timeout
         self.waiting: set[int] = set()  # parents that wait for their children
+        self.notes: dict[int, str] = {}  # seq -> what it said last of how far it is
         self.predecessor: tuple[int, int] | None = None  # pipelined: (seq, attempt) it stands on
         self.failed_on = self.failed_by = ""  # as of their History
         self.maybe_started = False  # known from the ledger only: it may have started

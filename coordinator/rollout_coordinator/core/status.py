@@ -108,7 +108,10 @@ def worker_detail(state: State, worker: Worker, limit: int) -> WorkerDetail:
 
 
 def held_view(batch: AttemptBatch, seq: int) -> HeldView:
-    return HeldView(batch.log.run.id, place(batch.log, seq), batch.attempt, batch.worker.id, batch.started.get(seq, 0))
+    return HeldView(
+        batch.log.run.id, place(batch.log, seq), batch.attempt, batch.worker.id, batch.started.get(seq, 0),
+        batch.notes.get(seq, ""),
+    )  # fmt: skip
 
 
 def place(log: Log, seq: int) -> tuple[int, ...]:

@@ -98,13 +98,14 @@ class RunWorkerView:
 @dataclass(slots=True)
 class HeldView:
     """An attempt in flight. `place`: seq in the root log, then the ordinal of the child, and so on. `began_ms`: since
-    when it runs, Unix milliseconds; 0: it waits at its worker."""
+    when it runs, Unix milliseconds; 0: it waits at its worker. `note`: what it said last of how far it is."""
 
     run_id: str
     place: tuple[int, ...]
     attempt: int
     worker: str
     began_ms: int
+    note: str = ""
 
 
 @dataclass(slots=True)

@@ -22,7 +22,7 @@ _log = structlog.get_logger()
 
 
 class InferExecutor:
-    placement: ClassVar[Literal["engine", "slot"]] = "engine"
+    placement: ClassVar[Literal["engine", "shared", "slot"]] = "engine"
 
     def __init__(self) -> None:
         self._backend: Backend | None = None
@@ -75,14 +75,15 @@ class InferExecutor:
             raise AttemptError("the engine is not started", code="engine_not_started")
         refuse_invalid(attempt.payload)
         try:
-            request = parse_row(decode_payload(attempt.payload).row, self._defaults(attempt.run))
+            payload = decode_payload(attempt.payload)
+            request = parse_row(payload.row, self._defaults(attempt.run))
         except InputError as error:
             raise AttemptError(error.message, code="bad_request", retry=False) from error
         self._calls += 1
         completion = await self._backend.generate(engine_request(request, attempt, self._calls))
         if not completion.choices:
             raise AttemptError("the backend returned no completion", code="empty_completion")
-        data = encode_result(row_result(completion))
+        data = encode_result(row_result(completion, payload.tag))
         units_out = sum(choice.tokens for choice in completion.choices)
         return Done(data, units_in=completion.prompt_tokens, units_out=units_out)
 
@@ -155,8 +156,8 @@ def to_sampling(section: SamplingSection, seed: int) -> Sampling:
     )
 
 
-def row_result(completion: Completion) -> RowResult:
+def row_result(completion: Completion, tag: str = "") -> RowResult:
     choices = tuple(
         ChoiceResult(choice.text, choice.finish_reason, choice.tokens, choice.logprobs) for choice in completion.choices
     )
-    return RowResult(choices, completion.prompt_tokens)
+    return RowResult(choices, completion.prompt_tokens, tag)

@@ -146,16 +146,21 @@ class InferConfig(Section):
 
     @model_validator(mode="after")
     def _across(self) -> Self:
-        if self.backend.tensor_parallel_size > 1 and self.backend.kind != "vllm":
-            raise ValueError('backend.tensor_parallel_size needs backend.kind = "vllm"')
-        if self.backend.device == "cpu" and self.backend.tensor_parallel_size > 1:
-            raise ValueError('backend.tensor_parallel_size needs GPUs but backend.device is "cpu"')
-        if self.backend.max_model_len is not None and self.sampling.max_tokens >= self.backend.max_model_len:
-            raise ValueError(
-                f"sampling.max_tokens ({self.sampling.max_tokens}) leaves no room for a prompt in "
-                f"backend.max_model_len ({self.backend.max_model_len})"
-            )
+        check_together(self.backend, self.sampling)
         return self
+
+
+def check_together(backend: BackendSection, sampling: SamplingSection) -> None:
+    """ValueError: the two do not go together."""
+    if backend.tensor_parallel_size > 1 and backend.kind != "vllm":
+        raise ValueError('backend.tensor_parallel_size needs backend.kind = "vllm"')
+    if backend.device == "cpu" and backend.tensor_parallel_size > 1:
+        raise ValueError('backend.tensor_parallel_size needs GPUs but backend.device is "cpu"')
+    if backend.max_model_len is not None and sampling.max_tokens >= backend.max_model_len:
+        raise ValueError(
+            f"sampling.max_tokens ({sampling.max_tokens}) leaves no room for a prompt in "
+            f"backend.max_model_len ({backend.max_model_len})"
+        )
 
 
 def load_schema(value: dict[str, Any] | str | None, what: str = "sampling.json_schema") -> dict[str, Any] | None:

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Protocol
 
 from blake3 import blake3
 
-from rollout.workloads.infer.config import InferConfig, ModelSection
+from rollout.workloads.infer.config import BackendSection, ModelSection
 from rollout.workloads.json_form import JsonObject
 from rollout.workloads.local_model import (
     LocalModel,
@@ -27,7 +28,17 @@ class ResolvedModel(LocalModel):
     tokenizer_tree: str = ""
 
 
-def resolve_model(config: InferConfig) -> ResolvedModel:
+class NamesModel(Protocol):
+    """A configuration that says which model is asked, and by what."""
+
+    @property
+    def model(self) -> ModelSection: ...
+
+    @property
+    def backend(self) -> BackendSection: ...
+
+
+def resolve_model(config: NamesModel) -> ResolvedModel:
     """ConfigError when a local directory is missing or holds no model."""
     model = config.model
     if config.backend.kind == "mock":

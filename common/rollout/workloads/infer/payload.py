@@ -12,12 +12,16 @@ from rollout.workloads.json_form import JsonObject, canonical
 
 @dataclass(frozen=True, slots=True)
 class Payload:
-    """A row as written, with extra fields, and where it came from. Of a row that cannot be used any JSON value."""
+    """A row as written, with extra fields, and where it came from. Of a row that cannot be used any JSON value.
+
+    `tag` comes back with the result: whoever asks for several generations at one place knows which one it is.
+    """
 
     row: Any
     index: int
     file: str
     line: int
+    tag: str = ""
 
 
 _encode = json.JSONEncoder(separators=(",", ":"), ensure_ascii=False).encode
@@ -26,6 +30,8 @@ _encode = json.JSONEncoder(separators=(",", ":"), ensure_ascii=False).encode
 def encode_payload(payload: Payload) -> bytes:
     # Not sorted: extra fields come back in the order they were written in.
     fields = {"row": payload.row, "index": payload.index, "file": payload.file, "line": payload.line}
+    if payload.tag:
+        fields["tag"] = payload.tag
     return _encode(fields).encode("utf-8", "surrogatepass")
 
 
@@ -33,7 +39,7 @@ def decode_payload(data: bytes) -> Payload:
     """InputError if it is no payload of this workload."""
     try:
         fields = json.loads(data.decode("utf-8", "surrogatepass"))
-        return Payload(fields["row"], fields["index"], fields["file"], fields["line"])
+        return Payload(fields["row"], fields["index"], fields["file"], fields["line"], fields.get("tag", ""))
     except (ValueError, KeyError, TypeError) as error:
         raise InputError(f"this is no payload of the infer workload: {error}") from error
 
@@ -50,6 +56,7 @@ class ChoiceResult:
 class RowResult:
     choices: tuple[ChoiceResult, ...]
     prompt_tokens: int
+    tag: str = ""  # of the payload
 
 
 def encode_result(result: RowResult) -> bytes:
@@ -59,7 +66,8 @@ def encode_result(result: RowResult) -> bytes:
         if choice.logprobs is not None:
             fields["logprobs"] = choice.logprobs
         choices.append(fields)
-    return canonical({"choices": choices, "prompt_tokens": result.prompt_tokens})
+    tag = {"tag": result.tag} if result.tag else {}
+    return canonical({"choices": choices, "prompt_tokens": result.prompt_tokens, **tag})
 
 
 def decode_result(data: bytes) -> RowResult:
@@ -70,6 +78,6 @@ def decode_result(data: bytes) -> RowResult:
             ChoiceResult(choice["text"], choice["finish_reason"], choice["tokens"], choice.get("logprobs"))
             for choice in cast(list[dict[str, Any]], fields["choices"])
         )
-        return RowResult(choices, fields["prompt_tokens"])
+        return RowResult(choices, fields["prompt_tokens"], fields.get("tag", ""))
     except (ValueError, KeyError, TypeError) as error:
         raise InputError(f"this is no result of the infer workload: {error}") from error

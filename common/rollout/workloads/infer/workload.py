@@ -37,6 +37,16 @@ class InferChecked(Checked):
     report: InputReport
 
 
+def check_package(kind: str, key: str, what: str) -> None:
+    """ConfigError: this host lacks the engine of that kind. `key`: where it was named; `what`: is sent elsewhere."""
+    package = _PACKAGE.get(kind)
+    if package and find_spec(package) is None:
+        raise ConfigError(
+            f'{key}: "{kind}" needs the Python package {package}, which this host lacks: pip install '
+            f'"rollout-engine[{kind}]", or send the {what} to a cluster that has it: --coordinator HOST:PORT'
+        )
+
+
 class Infer(Workload[InferConfig, InferChecked]):
     name = "infer"
     help = "Batch inference over JSONL: resumable, every row exactly once, in input order."
@@ -62,13 +72,7 @@ class Infer(Workload[InferConfig, InferChecked]):
         return settings.workers.count
 
     def check_host(self, settings: InferConfig) -> None:
-        kind = settings.backend.kind
-        package = _PACKAGE.get(kind)
-        if package and find_spec(package) is None:
-            raise ConfigError(
-                f'backend.kind: "{kind}" needs the Python package {package}, which this host lacks: pip install '
-                f'"rollout-engine[{kind}]", or send the batch to a cluster that has it: --coordinator HOST:PORT'
-            )
+        check_package(settings.backend.kind, "backend.kind", "batch")
 
     def check(self, settings: InferConfig, reading: Reading) -> InferChecked:
         """Of the backend only its name: a batch may be sent to workers that have what this host lacks."""

@@ -9,12 +9,22 @@ from typing import Annotated, Any, ClassVar, Literal, Self, cast
 
 from pydantic import AfterValidator, Field, field_validator, model_validator
 
-from rollout.config.load import Located
+from rollout.config.load import YAML, Located
 from rollout.config.locate import Place
 from rollout.config.settings import Section
 from rollout.config.written import Flag, Text
+from rollout.workloads.job.agent_kinds import (
+    ENGINE,
+    KINDS,
+    ORACLE,
+    SHELL_LOOP,
+    kind_of,
+    kwargs_faults,
+    unknown_agent,
+)
 from rollout.workloads.job.artifacts import ArtifactKey
 from rollout.workloads.job.dialect import DialectName
+from rollout.workloads.job.engine import EngineSection
 from rollout.workloads.job.errors import ERRORS, HARBOR_NAMES, PolicyOverride, types_of
 from rollout.workloads.job.git import checked_url
 from rollout.workloads.job.harbor_keys import rename
@@ -25,9 +35,8 @@ from rollout.workloads.job.task_toml import Tpu
 from rollout.workloads.job.templates import check_variables
 
 HARBOR_REGISTRY = "https://raw.githubusercontent.com/laude-institute/harbor/main/registry.json"
-ORACLE = "oracle"
-NOP = "nop"
-BUILT_IN_AGENTS = (ORACLE, NOP)
+BUILT_IN_AGENTS = tuple(KINDS)
+"""Names of agents that need neither `execute` nor `import_path`; installed packages may bring more."""
 PROVIDERS = ("process", "bubblewrap", "docker", "podman", "kubernetes", "modal", "command")
 _PROVIDER_ALIASES = {"k8s": "kubernetes", "bwrap": "bubblewrap"}
 _IMPORT_PATH = r"^[A-Za-z_][\w.]*:[A-Za-z_][\w.]*$"
@@ -225,17 +234,15 @@ class AgentSection(Env):
 
     @model_validator(mode="after")
     def _one_way(self) -> Self:
-        if self.name in BUILT_IN_AGENTS and (self.execute or self.install or self.import_path):
+        kind = KINDS.get(self.name)
+        if kind is not None and kind.reserved and (self.execute or self.install or self.import_path):
             raise ValueError(f'"{self.name}" is built in and takes no install, execute or import_path: rename yours')
         if self.execute and self.import_path:
             raise ValueError("execute and import_path are two ways to run an agent: keep one")
-        if self.name not in BUILT_IN_AGENTS and not self.execute and not self.import_path:
-            near = get_close_matches(self.name, BUILT_IN_AGENTS, n=1)
-            hint = f'; or did you mean "{near[0]}"?' if near else ""
-            raise ValueError(
-                f'"{self.name}" is none of the built-in agents, {" and ".join(BUILT_IN_AGENTS)}: give it execute, '
-                f"which is bash, or import_path{hint}"
-            )
+        if self.install and not self.execute:
+            raise ValueError("install goes with execute: an agent of another kind installs itself")
+        if not self.execute and not self.import_path and (fault := unknown_agent(self.name)):
+            raise ValueError(fault)
         if self.concurrency_group is not None and self.n_concurrent is None:
             raise ValueError("concurrency_group needs n_concurrent")
         return self
@@ -244,6 +251,11 @@ class AgentSection(Env):
     def id(self) -> str:
         """By which results and directories know it."""
         return self.label or self.name
+
+    @property
+    def own(self) -> bool:
+        """Whether the job says what it does, by bash or a class: then its name is a name and nothing else."""
+        return bool(self.execute or self.import_path)
 
     @property
     def lane(self) -> str:
@@ -263,7 +275,9 @@ class RegistryKeys(Section):
 
 
 class DatasetSection(Section):
-    path: str | None = Field(default=None, min_length=1, description="Directory of task directories.")
+    path: str | None = Field(
+        default=None, min_length=1, description="Directory of task directories, or bundled:rollout or bundled:harbor."
+    )
     registry: RegistryKeys | None = Field(default=None, description="Where name and version are looked up.")
     name: str | None = Field(default=None, min_length=1, description="In the registry; with path: in the results.")
     version: Text | None = Field(default=None, min_length=1, description="In the registry; default: the newest.")
@@ -359,6 +373,9 @@ class JobConfig(Section):
         default_factory=list[MetricSection], description="Beside mean reward and pass rate, which always are there."
     )
     agents: list[AgentSection] = Field(min_length=1, description="Who is evaluated.")
+    engine: EngineSection | None = Field(
+        default=None, description="A model on engines of this cluster, which agents without base_url ask."
+    )
     datasets: list[DatasetSection] = Field(default_factory=list[DatasetSection], description="At what.")
     tasks: list[TaskSection] = Field(default_factory=list[TaskSection], description="Single tasks beside them.")
     artifacts: list[ArtifactKey] = Field(default_factory=list[ArtifactKey], description="Files kept of every trial.")
@@ -382,7 +399,10 @@ class JobConfig(Section):
     def prepare(cls, source: Located) -> list[str]:
         """For `rollout.config.load`."""
         _drop_empty(source.values)
-        return [*rename(source), *_across(source)]
+        faults = [*rename(source), *_across(source)]
+        if Path(source.path).suffix.lower() in YAML:
+            source.values.setdefault("name", Path(source.path).stem)
+        return faults
 
 
 def environments(config: JobConfig) -> Iterator[tuple[Place, dict[str, str]]]:
@@ -394,9 +414,11 @@ def environments(config: JobConfig) -> Iterator[tuple[Place, dict[str, str]]]:
         yield ("agents", index), agent.env
 
 
-def job_name(config: JobConfig, path: Path) -> str:
-    """Of the job that the file `path` describes."""
-    return config.name or path.stem
+def asks_engine(agent: AgentSection, config: JobConfig) -> bool:
+    """Whether it may ask the engines of this cluster: agents that are bash or a coding CLI cannot."""
+    loop = agent.import_path is not None or kind_of(agent.name) in (None, KINDS[SHELL_LOOP])
+    named = agent.model_name in (None, ENGINE)
+    return config.engine is not None and agent.base_url is None and not agent.execute and loop and named
 
 
 _KEEPS_EMPTY = ("kwargs", "provider_config", "mounts", "env")
@@ -436,9 +458,49 @@ def _across(source: Located) -> Iterator[str]:
         where = f"{source.where(('agents', index, 'n_concurrent'))}: agents.{index}.n_concurrent"
         if isinstance(own, int) and isinstance(limit, int) and own > limit:
             yield f"{where}: {own} is more than n_concurrent_trials, which is {limit}"
+        yield from _of_kind(source, index, agent)
         group = agent.get("concurrency_group")
         if isinstance(group, str) and groups.setdefault(group, own) != own:
             yield f'{where}: {own}, where another agent of the group "{group}" has {groups[group]}'
+
+
+def _of_kind(source: Located, index: int, agent: dict[str, Any]) -> Iterator[str]:
+    """Faults of an agent that comes with Rollout. Its `kwargs` are left as they are sent: numbers as they were
+    written."""
+    kind = kind_of(str(agent.get("name", ORACLE)))
+    engine = bool(source.values.get("engine"))
+    if agent.get("model_name") == ENGINE and agent.get("base_url") is None and not engine:
+        where = source.where(("agents", index, "model_name"))
+        yield f"{where}: agents.{index}.model_name: {ENGINE} is the model of the key engine, which is not here: add it"
+    if kind is None or agent.get("execute") or agent.get("import_path"):
+        return
+    here = f"{source.where(('agents', index))}: agents.{index}"
+    if kind.name == SHELL_LOOP:
+        yield from (f"{here}: {fault}" for fault in _loop_faults(agent, engine))
+    elif agent.get("model_name") == ENGINE:
+        yield f"{here}: {kind.name} asks models over HTTP, not the engines of this cluster: only {SHELL_LOOP} does"
+    elif kind.needs_model and not agent.get("model_name"):
+        yield f"{here}: {kind.name} needs a model_name, such as {kind.model_example}"
+    given = agent.get("kwargs", {})
+    if not isinstance(given, dict):
+        return  # told as what it is
+    kwargs = cast("dict[str, Any]", given)
+    faults = list(kwargs_faults(kind, kwargs))
+    for place, text in faults:
+        key = ("agents", index, "kwargs", *place)
+        yield f"{source.where(key)}: {'.'.join(map(str, key))}: {text}"
+    if not faults and kwargs:
+        agent["kwargs"] = kind.kwargs.model_validate(kwargs, strict=True).model_dump(mode="json", exclude_unset=True)
+
+
+def _loop_faults(agent: dict[str, Any], engine: bool) -> Iterator[str]:
+    if agent.get("base_url") is not None:
+        if agent.get("model_name") is None:
+            yield f"{SHELL_LOOP} needs a model_name beside its base_url"
+    elif not engine:
+        yield f"{SHELL_LOOP} needs a base_url and a model_name, or the key engine, a model on this cluster's workers"
+    elif agent.get("model_name") not in (None, ENGINE):
+        yield f"{SHELL_LOOP} has a model_name and no base_url: add base_url, or write model_name: {ENGINE}"
 
 
 def _class_name(import_path: Any) -> str:

@@ -15,7 +15,7 @@ from pathlib import PurePosixPath
 
 from blake3 import blake3
 
-from rollout.workloads.job.config import AgentSection, JobConfig
+from rollout.workloads.job.config import AgentSection, JobConfig, asks_engine
 from rollout.workloads.job.datasets import Dataset
 from rollout.workloads.job.task import Task
 from rollout.workloads.json_form import JsonObject, canonical
@@ -54,15 +54,21 @@ class Trial:
         """Of its results, below that of the job."""
         return PurePosixPath(self.dataset, self.task.name, self.agent.id, str(self.attempt))
 
+    @property
+    def label(self) -> str:
+        """For people; as that of its `TrialSpec`."""
+        return str(self.directory)
 
-def plan(config: JobConfig, datasets: Sequence[Dataset]) -> Iterator[Trial]:
-    """Lazily, agent by agent in the order of the file, for each of them task by task, attempt by attempt."""
+
+def plan(config: JobConfig, datasets: Sequence[Dataset], model: str = "") -> Iterator[Trial]:
+    """Lazily, agent by agent in the order of the file, for each of them task by task, attempt by attempt.
+
+    `model`: the content id of the model of `engine`, a part of the identity of the trials that ask it.
+    """
     settings = canonical(_settings(config))
     tasks = [(dataset.name, task, _task_identity(dataset.name, task)) for dataset in datasets for task in dataset.tasks]
     for agent in config.agents:
-        identity = canonical(
-            {"agent": agent.id, **agent.model_dump(mode="json", exclude_defaults=True, exclude=set(_NOT_OF_AGENTS))}
-        )
+        identity = canonical(_agent_identity(config, agent, model))
         for dataset, task, task_identity in tasks:
             prefix = blake3(_SCHEMA)
             for part in (settings, identity, task_identity):
@@ -88,6 +94,14 @@ def _settings(config: JobConfig) -> JsonObject:
     environment: JsonObject = values.pop("environment", {})
     reaching = {key: value for key, value in environment.items() if key not in _NOT_OF_ENVIRONMENTS}
     return {**values, "environment": reaching}
+
+
+def _agent_identity(config: JobConfig, agent: AgentSection, model: str) -> JsonObject:
+    settings = agent.model_dump(mode="json", exclude_defaults=True, exclude=set(_NOT_OF_AGENTS))
+    engine: JsonObject = {}
+    if config.engine is not None and asks_engine(agent, config):
+        engine = {"engine": config.engine.identity(), "model": model}
+    return {"agent": agent.id, **settings, **engine}
 
 
 def _task_identity(dataset: str, task: Task) -> bytes:

@@ -1,0 +1,115 @@
+"""`engine` of job.yaml: a model that engines of the cluster serve, whose generations are items of executor `infer`."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Self, cast
+
+from pydantic import Field, field_validator, model_validator
+
+from rollout.config.adapters import find_adapter
+from rollout.config.settings import Section
+from rollout.model.errors import ConfigError
+from rollout.model.problems import problems
+from rollout.workloads.infer.config import BackendSection, ModelSection, SamplingSection, check_together, load_schema
+from rollout.workloads.infer.model import model_json, resolve_model
+from rollout.workloads.infer.request import sampling_json
+from rollout.workloads.infer.workload import Infer, check_package
+from rollout.workloads.json_form import JsonObject
+from rollout.workloads.local_model import names_snapshot, refuse_unless_whole_model, taken_for_hub
+from rollout.workloads.port import FoundSnapshot, Tree
+
+SECTION = "executors.infer"
+"""Where executor `infer` is told of it, in the configuration of a run."""
+ANSWER_TOKENS = 4096
+_KEYS = ("model.", "backend.", "sampling.")
+
+
+def _with_room(values: Any) -> Any:
+    """An answer of an agent is longer than a row of a batch."""
+    if isinstance(values, dict) and "max_tokens" not in values:
+        return {"max_tokens": ANSWER_TOKENS, **cast("dict[str, Any]", values)}
+    return values  # pyright: ignore[reportUnknownVariableType]
+
+
+class EngineSection(Section):
+    model: ModelSection
+    backend: BackendSection = BackendSection()
+    sampling: SamplingSection = Field(
+        default=SamplingSection(max_tokens=ANSWER_TOKENS), description="Of every answer, where its agent says nothing."
+    )
+
+    @field_validator("sampling", mode="before")
+    @classmethod
+    def _sampling(cls, value: Any) -> Any:
+        return _with_room(value)
+
+    @model_validator(mode="after")
+    def _together(self) -> Self:
+        check_together(self.backend, self.sampling)
+        if self.sampling.n != 1:
+            raise ValueError(f"sampling.n must be 1, not {self.sampling.n}: an agent asks for one answer at a time")
+        return self
+
+    def identity(self) -> JsonObject:
+        """What of it changes what agents are answered."""
+        values = self.model_dump(mode="json", exclude_defaults=True)
+        how = {key.removeprefix("backend.") for key in Infer.recorded if key.startswith("backend.")}
+        values["backend"] = {key: value for key, value in values.get("backend", {}).items() if key not in how}
+        return values
+
+
+@dataclass(frozen=True, slots=True)
+class ResolvedEngine:
+    """`config` is the section `executors.infer` of the run's configuration; `trees` and `snapshots` as of `Checked`;
+    `content_id` changes with the model's files; of a snapshot it is empty until a cluster has said which one it is.
+    `notes`: what the person is to be told."""
+
+    config: JsonObject
+    content_id: str
+    trees: tuple[Tree, ...]
+    snapshots: tuple[str, ...]
+    notes: tuple[str, ...] = ()
+
+
+def resolve_engine(engine: EngineSection) -> ResolvedEngine:
+    """ConfigError with everything that is wrong: no such backend, model directory or schema."""
+    faults: list[str] = []
+    try:
+        find_adapter("rollout.backends", engine.backend.kind, "engine.backend.kind")
+    except ConfigError as error:
+        faults.append(error.message)
+    try:
+        model = resolve_model(engine)
+        schema = load_schema(engine.sampling.json_schema)
+    except ConfigError as error:
+        raise ConfigError(problems([*faults, _below(error.message)])) from error
+    if faults:
+        raise ConfigError(problems(faults))
+    sampling = engine.sampling if schema is None else engine.sampling.model_copy(update={"json_schema": schema})
+    directories = (("manifest", model.path), ("tokenizer_manifest", model.tokenizer_path))
+    return ResolvedEngine(
+        config={
+            "model": model_json(engine.model, model),
+            "sampling": sampling_json(sampling),
+            "backend": engine.backend.model_dump(mode="json"),
+        },
+        content_id=model.content_id,
+        trees=tuple(Tree(f"{SECTION}.model.{key}", path) for key, path in directories if path is not None),
+        snapshots=(f"{SECTION}.model",) if names_snapshot(engine.model.uri) else (),
+        notes=(f"engine.model.uri: {hint}",) if (hint := taken_for_hub(model)) else (),
+    )
+
+
+def check_engine_host(engine: EngineSection) -> None:
+    """ConfigError: this host, on which the workers will be, lacks the engine's package."""
+    check_package(engine.backend.kind, "engine.backend.kind", "job")
+
+
+def check_engine_snapshot(snapshot: FoundSnapshot) -> None:
+    """ConfigError: the snapshot that `engine.model.uri` names holds no language model that is whole."""
+    refuse_unless_whole_model(snapshot.config, "engine.model.uri")
+
+
+def _below(message: str) -> str:
+    return f"engine.{message}" if message.startswith(_KEYS) else message

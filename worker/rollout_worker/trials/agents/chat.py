@@ -1,0 +1,172 @@
+"""A model behind an OpenAI-compatible endpoint: one answer at a time, with patience, and typed faults."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Any, Self, cast
+
+import httpx2
+from tenacity import (
+    AsyncRetrying,
+    RetryCallState,
+    retry_if_exception,
+    stop_after_attempt,
+    wait_exponential,
+    wait_random,
+)
+from tenacity.stop import stop_base
+
+from rollout_worker.trials.agents.api_faults import ApiFault, fault_of
+from rollout_worker.trials.port import TrialFault
+
+REFUSAL = "refusal"
+"""The `finish_reason` of an answer whose text says that the model will not answer."""
+_PATIENCE_S = 60.0
+"""Where a service asks for more, another try at the trial asks again: that holds no sandbox meanwhile."""
+_backoff = wait_exponential(multiplier=0.5, max=20) + wait_random(0, 0.5)
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """`cached_tokens` are of `input_tokens`. `cost_usd`: as the service says it. `counted`: it said its tokens."""
+
+    text: str
+    finish_reason: str
+    input_tokens: int = 0
+    cached_tokens: int = 0
+    output_tokens: int = 0
+    reasoning: str = ""
+    cost_usd: float | None = None
+    counted: bool = True
+
+
+class _ApiError(Exception):
+    def __init__(self, fault: ApiFault) -> None:
+        super().__init__(fault.message)
+        self.fault = fault
+
+
+class ChatEndpoint:
+    """`base_url` with or without a slash at its end. `retries`: further tries at a request, where that may help."""
+
+    def __init__(self, base_url: str, model: str, *, key: str = "", retries: int = 4, timeout_s: float = 600.0) -> None:
+        self._url = f"{base_url.rstrip('/')}/chat/completions"
+        self._model = model
+        self._key = key
+        self._retries = retries
+        headers = {"authorization": f"Bearer {key}"} if key else {}
+        timeout = httpx2.Timeout(timeout_s, connect=min(timeout_s, 30.0))
+        self._client = httpx2.AsyncClient(headers=headers, timeout=timeout)
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self._client.aclose()
+
+    async def ask(
+        self, messages: Sequence[Mapping[str, Any]], parameters: Mapping[str, Any], *, deadline: float | None = None
+    ) -> Answer:
+        """The answer. TrialFault once no further try is left, helps, or ends before `deadline` (time.time())."""
+
+        body = {"model": self._model, "messages": list(messages), **parameters}
+        tries = AsyncRetrying(
+            retry=retry_if_exception(_may_help),
+            wait=_wait,
+            stop=stop_after_attempt(self._retries + 1) | _TooLate(deadline),
+            reraise=True,
+        )
+        try:
+            return await tries(self._once, body)
+        except _ApiError as error:
+            fault = error.fault
+            raise TrialFault(fault.type, fault.message, retry_after_s=fault.retry_after_s) from error
+
+    async def _once(self, body: dict[str, Any]) -> Answer:
+        try:
+            response = await self._client.post(self._url, json=body)
+        except httpx2.TimeoutException as error:
+            raise _ApiError(ApiFault("api_unreachable", f"{self._url}: no answer in time", again=True)) from error
+        except (httpx2.InvalidURL, httpx2.UnsupportedProtocol) as error:
+            raise _ApiError(ApiFault("api_bad_request", f"base_url: {error}")) from error
+        except httpx2.TransportError as error:
+            why = str(error) or type(error).__name__
+            raise _ApiError(ApiFault("api_unreachable", f"{self._url}: {why}", again=True)) from error
+        if response.status_code != 200:
+            fault = fault_of(response.status_code, response.headers, response.content, self._url)
+            raise _ApiError(self._without_key(fault))
+        return _answer(response.content, self._url)
+
+    def _without_key(self, fault: ApiFault) -> ApiFault:
+        message = fault.message.replace(self._key, "***") if self._key else fault.message
+        return ApiFault(fault.type, message, fault.again, fault.retry_after_s)
+
+
+class _TooLate(stop_base):
+    """The next try would begin after the deadline (time.time())."""
+
+    def __init__(self, deadline: float | None) -> None:
+        self._deadline = deadline
+
+    def __call__(self, retry_state: RetryCallState) -> bool:
+        return self._deadline is not None and time.time() + retry_state.upcoming_sleep >= self._deadline
+
+
+def _may_help(error: BaseException) -> bool:
+    return isinstance(error, _ApiError) and error.fault.again and (error.fault.retry_after_s or 0.0) <= _PATIENCE_S
+
+
+def _wait(state: RetryCallState) -> float:
+    error = state.outcome.exception() if state.outcome is not None else None
+    asked = error.fault.retry_after_s if isinstance(error, _ApiError) else None
+    return _backoff(state) if asked is None else asked
+
+
+def _answer(body: bytes, url: str) -> Answer:
+    broken = ApiFault("api_unreachable", f"{url}: the answer is no chat completion: {body[:200]!r}", again=True)
+    try:
+        value: Any = json.loads(body)
+        choices = cast("dict[str, Any]", value).get("choices")
+        choice = cast("dict[str, Any]", choices[0]) if choices else None
+    except (ValueError, AttributeError, LookupError, TypeError) as error:
+        raise _ApiError(broken) from error
+    fields = cast("dict[str, Any]", value)
+    if choice is None:
+        # Some gateways answer 200 with an error inside.
+        raise _ApiError(fault_of(500, {}, body, url) if "error" in fields else broken)
+    message = _table(choice.get("message"))
+    refusal = _text(message.get("refusal"))
+    usage = _table(fields.get("usage"))
+    cost = usage.get("cost")
+    return Answer(
+        text=refusal or _text(message.get("content")),
+        finish_reason=REFUSAL if refusal else str(choice.get("finish_reason") or "stop"),
+        input_tokens=_count(usage.get("prompt_tokens")),
+        cached_tokens=_count(_table(usage.get("prompt_tokens_details")).get("cached_tokens")),
+        output_tokens=_count(usage.get("completion_tokens")),
+        reasoning=_text(message.get("reasoning_content") or message.get("reasoning")),
+        cost_usd=float(cost) if isinstance(cost, int | float) and not isinstance(cost, bool) else None,
+        counted=bool(usage),
+    )
+
+
+def _table(value: Any) -> dict[str, Any]:
+    return cast("dict[str, Any]", value) if isinstance(value, dict) else {}
+
+
+def _count(value: Any) -> int:
+    return value if isinstance(value, int) and value > 0 else 0
+
+
+def _text(content: Any) -> str:
+    """A string, or a list of parts of which some are text."""
+    if isinstance(content, list):
+        return "".join(str(_table(part).get("text") or "") for part in cast("list[Any]", content))
+    # A half of a surrogate pair, which JSON can hold, is no text that could be sent back.
+    return content.encode("utf-8", "replace").decode() if isinstance(content, str) else ""

@@ -1,0 +1,272 @@
+"""Tokens, cost and errors in what coding command lines print. One function for each, from a file of lines to a count.
+
+A program that was killed has printed only a part: what its messages said is counted then, where the sum at the end is
+missing. Lines that are none of the format are passed over: they are what a command printed, or a warning.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+from typing import Any, cast
+
+from rollout_worker.trials.port import UsageCount
+
+
+@dataclass(slots=True)
+class Read:
+    """`lines`: what it printed, or its file. `usage` and `error` are filled in; `error`: what it said went wrong."""
+
+    lines: Iterable[str]
+    usage: UsageCount = field(default_factory=UsageCount)
+    error: str = ""
+    refused: bool = False
+
+    def events(self) -> Iterator[dict[str, Any]]:
+        for line in self.lines:
+            if line.lstrip().startswith("{"):
+                try:
+                    value: Any = json.loads(line)
+                except ValueError:
+                    continue
+                if isinstance(value, dict):
+                    yield cast("dict[str, Any]", value)
+
+
+def table(value: Any) -> dict[str, Any]:
+    return cast("dict[str, Any]", value) if isinstance(value, dict) else {}
+
+
+def count(value: Any) -> int:
+    return int(value) if isinstance(value, int | float) and not isinstance(value, bool) and 0 <= value < 1e15 else 0
+
+
+def dollars(value: Any) -> float | None:
+    return float(value) if isinstance(value, int | float) and not isinstance(value, bool) and 0 <= value < 1e9 else None
+
+
+def _sum(usage: UsageCount, one: UsageCount) -> None:
+    usage.input_tokens += one.input_tokens
+    usage.cached_tokens += one.cached_tokens
+    usage.output_tokens += one.output_tokens
+    if one.cost_usd is not None:
+        usage.cost_usd = (usage.cost_usd or 0.0) + one.cost_usd
+
+
+def _anthropic(usage: dict[str, Any]) -> UsageCount:
+    """Anthropic counts what was read from and written to the cache beside `input_tokens`."""
+    read = count(usage.get("cache_read_input_tokens"))
+    written = count(usage.get("cache_creation_input_tokens"))
+    return UsageCount(count(usage.get("input_tokens")) + read + written, read, count(usage.get("output_tokens")))
+
+
+def claude_code(read: Read) -> None:
+    """`--output-format stream-json`: `assistant` events carry the usage of a message so far (the last of an id counts),
+    the `result` carries the sum by model."""
+    messages: dict[str, UsageCount] = {}
+    for event in read.events():
+        if event.get("type") == "assistant":
+            message = table(event.get("message"))
+            messages[str(message.get("id"))] = _anthropic(table(message.get("usage")))
+            read.refused = message.get("stop_reason") == "refusal"
+        elif event.get("type") == "result":
+            by_model = table(event.get("modelUsage"))
+            messages = {}
+            for name, value in by_model.items():
+                fields = table(value)
+                cached = count(fields.get("cacheReadInputTokens"))
+                written = count(fields.get("cacheCreationInputTokens"))
+                one = UsageCount(
+                    count(fields.get("inputTokens")) + cached + written, cached, count(fields.get("outputTokens")),
+                    dollars(fields.get("costUSD")),
+                )  # fmt: skip
+                read.usage.models[name] = messages[name] = one
+            if not by_model:
+                messages[""] = _anthropic(table(event.get("usage")))
+            for one in messages.values():
+                _sum(read.usage, one)
+            messages = {}
+            if (cost := dollars(event.get("total_cost_usd"))) is not None:
+                read.usage.cost_usd = cost
+            if event.get("is_error"):
+                read.error = str(event.get("result") or event.get("errors") or event.get("subtype") or "error")
+    for one in messages.values():
+        _sum(read.usage, one)
+
+
+def codex(read: Read) -> None:
+    """`exec --json`: each `turn.completed` carries the usage of its turn, cached tokens within the input.
+
+    `error` events also tell of what is tried again.
+    """
+    for event in read.events():
+        if event.get("type") == "turn.completed":
+            read.error = ""  # what went wrong on the way did not stay so
+            usage = table(event.get("usage"))
+            _sum(
+                read.usage,
+                UsageCount(
+                    count(usage.get("input_tokens")), count(usage.get("cached_input_tokens")),
+                    count(usage.get("output_tokens")),
+                ),
+            )  # fmt: skip
+        elif event.get("type") == "turn.failed":
+            read.error = str(table(event.get("error")).get("message") or "the turn failed")
+        elif event.get("type") == "error":
+            read.error = str(event.get("message") or "error")
+
+
+def gemini_cli(read: Read) -> None:
+    """`--output-format stream-json`: the `result` carries `stats`, by model where the version does so."""
+    for event in read.events():
+        if event.get("type") == "error":
+            read.error = str(event.get("message") or table(event.get("error")).get("message") or "error")
+        if event.get("type") != "result":
+            continue
+        if error := table(event.get("error")):
+            read.error = str(error.get("message") or error.get("type") or "error")
+        stats = table(event.get("stats"))
+        one = UsageCount(count(stats.get("input_tokens")), count(stats.get("cached")), 0)
+        # The total holds the thoughts too, which are billed as output and stand nowhere else.
+        one.output_tokens = max(count(stats.get("output_tokens")), count(stats.get("total_tokens")) - one.input_tokens)
+        _sum(read.usage, one)
+        for name, value in table(stats.get("models")).items():
+            fields = table(value)
+            inputs = count(fields.get("input_tokens"))
+            outputs = max(count(fields.get("output_tokens")), count(fields.get("total_tokens")) - inputs)
+            read.usage.models[name] = UsageCount(inputs, count(fields.get("cached")), outputs)
+
+
+def qwen_code(read: Read) -> None:
+    """`--output-format stream-json`, which follows Claude Code's, but counts cached tokens within the input."""
+    messages: dict[str, UsageCount] = {}
+
+    def of(usage: dict[str, Any]) -> UsageCount:
+        return UsageCount(
+            count(usage.get("input_tokens")), count(usage.get("cache_read_input_tokens")),
+            count(usage.get("output_tokens")),
+        )  # fmt: skip
+
+    for event in read.events():
+        if event.get("type") == "assistant":
+            message = table(event.get("message"))
+            messages[str(message.get("id"))] = of(table(message.get("usage")))
+        elif event.get("type") == "result":
+            messages = {"": of(table(event.get("usage")))}
+            if event.get("is_error"):
+                read.error = str(table(event.get("error")).get("message") or event.get("result") or "error")
+    for one in messages.values():
+        _sum(read.usage, one)
+
+
+def opencode(read: Read) -> None:
+    """`run --format json`: each `step_finish` carries tokens and cost of its step, cached ones beside the input.
+
+    The cost is 0 where it knows no price.
+    """
+    for event in read.events():
+        part = table(event.get("part"))
+        if event.get("type") == "step_finish":
+            tokens = table(part.get("tokens"))
+            cache = table(tokens.get("cache"))
+            cached = count(cache.get("read"))
+            _sum(
+                read.usage,
+                UsageCount(
+                    count(tokens.get("input")) + cached + count(cache.get("write")), cached,
+                    count(tokens.get("output")) + count(tokens.get("reasoning")), dollars(part.get("cost")) or None,
+                ),
+            )  # fmt: skip
+        elif event.get("type") == "error":
+            error = table(event.get("error"))
+            read.error = str(table(error.get("data")).get("message") or error.get("name") or "error")
+
+
+_AIDER = re.compile(
+    r"Tokens: (?P<sent>[\d.,]+[kM]?) sent(?:, (?P<write>[\d.,]+[kM]?) cache write)?"
+    r"(?:, (?P<hit>[\d.,]+[kM]?) cache hit)?, (?P<received>[\d.,]+[kM]?) received\."
+)
+_AIDER_COST = re.compile(r"Cost: \$[\d.]+ message, \$(?P<session>[\d.]+) session\.")
+_UNITS = {"k": 1_000, "M": 1_000_000}
+
+
+def _aider_number(text: str | None) -> int:
+    """Aider rounds: 1.2k."""
+    if not text:
+        return 0
+    unit = _UNITS.get(text[-1], 1)
+    return round(float(text.rstrip("kM").replace(",", "")) * unit)
+
+
+def aider(read: Read) -> None:
+    """A line of tokens after each message, and the cost of the session so far, which may stand on the next line."""
+    for line in read.lines:
+        if found := _AIDER.search(line):
+            hit = _aider_number(found["hit"])
+            _sum(read.usage, UsageCount(_aider_number(found["sent"]), hit, _aider_number(found["received"])))
+        if found := _AIDER_COST.search(line):
+            read.usage.cost_usd = float(found["session"])
+        if "litellm." in line and "Error" in line:
+            read.error = line.strip()[:1000]
+
+
+def goose(read: Read) -> None:
+    """`--output-format stream-json`: the `complete` event carries the sum; before 1.37 only a total, which is counted
+    as input. Cached tokens are within the input."""
+    for event in read.events():
+        if event.get("type") == "complete":
+            outputs = count(event.get("output_tokens"))
+            inputs = count(event.get("input_tokens")) or max(0, count(event.get("total_tokens")) - outputs)
+            cached = count(event.get("cache_read_input_tokens"))
+            _sum(read.usage, UsageCount(inputs, cached, outputs, dollars(event.get("cost_usd"))))
+        elif event.get("type") == "error":
+            read.error = str(event.get("error") or event.get("message") or "error")
+
+
+def mini_swe_agent(read: Read) -> None:
+    """Its trajectory file, written after each step: the service's usage of every answer, and the cost."""
+    try:
+        value = table(json.loads("".join(read.lines)))
+    except ValueError:
+        return
+    messages = cast("list[Any]", value.get("messages")) if isinstance(value.get("messages"), list) else []
+    for message in messages:
+        usage = table(table(table(table(message).get("extra")).get("response")).get("usage"))
+        details = table(usage.get("prompt_tokens_details") or usage.get("input_tokens_details"))
+        inputs = count(usage.get("prompt_tokens")) or count(usage.get("input_tokens"))
+        outputs = count(usage.get("completion_tokens")) or count(usage.get("output_tokens"))
+        _sum(read.usage, UsageCount(inputs, count(details.get("cached_tokens")), outputs))
+    info = table(value.get("info"))
+    if cost := dollars(table(info.get("model_stats")).get("instance_cost")):
+        read.usage.cost_usd = cost
+    status = str(info.get("exit_status") or "")
+    if status and status not in ("Submitted", "LimitsExceeded", "TimeExceeded"):
+        read.error = f"{status}: {str(info.get('submission') or '')[:500]}".rstrip(": ")
+
+
+def openhands(read: Read) -> None:
+    """`--headless --json`: events; what a version says of its tokens is an `accumulated_token_usage` of the whole
+    conversation, the last of which counts. Most print none."""
+    last: dict[str, Any] = {}
+    for event in read.events():
+        last = _find(event, "accumulated_token_usage") or last
+        if (cost := dollars(event.get("accumulated_cost"))) is not None:
+            read.usage.cost_usd = cost
+        if event.get("kind") in ("ConversationErrorEvent", "AgentErrorEvent"):
+            read.error = str(event.get("detail") or event.get("error") or event.get("code") or "error")
+    read.usage.input_tokens = count(last.get("prompt_tokens"))
+    read.usage.cached_tokens = count(last.get("cache_read_tokens"))
+    read.usage.output_tokens = count(last.get("completion_tokens"))
+
+
+def _find(value: Any, key: str) -> dict[str, Any]:
+    """The first table under `key`, however deep."""
+    fields = table(value)
+    if key in fields:
+        return table(fields[key])
+    for inner in fields.values():
+        if isinstance(inner, dict) and (found := _find(inner, key)):
+            return found
+    return {}
