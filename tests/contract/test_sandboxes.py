@@ -506,6 +506,14 @@ async def test_cancelled_creation_leaves_nothing(tmp_path: Path) -> None:
         assert list((tmp_path / "s" / "boxes").iterdir()) == []
 
 
+async def test_kills_at_once_do_not_end_each_other(tmp_path: Path) -> None:
+    """As that of a caller and that of a limit that is watched."""
+    async with open_process(tmp_path / "s") as provider, await provider.create(Spec(network=Network("public"))) as box:
+        for _ in range(10):
+            await box.exec("(setsid sleep 100 > /dev/null 2>&1 &)")
+            await asyncio.gather(*(box.kill() for _ in range(4)))
+
+
 async def test_cost_counts_until_it_is_destroyed(tmp_path: Path) -> None:
     price = Price(cpu_hour=3600.0, gib_hour=7200.0)
     async with open_process(tmp_path / "s", namespaces=False, price=price) as provider:

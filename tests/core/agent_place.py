@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import AsyncGenerator, Mapping, Sequence
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, closing, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -103,15 +103,11 @@ class Service:
         self.url = ""
 
     async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        try:
-            while await self._one(reader, writer):
-                pass
-        except (asyncio.IncompleteReadError, ConnectionError):
-            pass
-        finally:
-            writer.close()
+        with suppress(asyncio.IncompleteReadError, ConnectionError), closing(writer):
+            while True:
+                await self._one(reader, writer)
 
-    async def _one(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> bool:
+    async def _one(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         head = (await reader.readuntil(b"\r\n\r\n")).decode().split("\r\n")
         headers = {name.lower(): value for name, _, value in (line.partition(": ") for line in head[1:] if line)}
         body = json.loads(await reader.readexactly(int(headers["content-length"])))
@@ -125,7 +121,6 @@ class Service:
         lines += [f"{name}: {value}" for name, value in answer.headers.items()]
         writer.write("\r\n".join([*lines, "", ""]).encode() + data)
         await writer.drain()
-        return True
 
 
 @asynccontextmanager
@@ -138,10 +133,8 @@ async def service(*answers: Answered | dict[str, Any] | str) -> AsyncGenerator[S
         task = asyncio.current_task()
         assert task is not None
         tasks.add(task)
-        try:
+        with suppress(asyncio.CancelledError):
             await serving.serve(reader, writer)
-        except asyncio.CancelledError:
-            pass
 
     server = await asyncio.start_server(serve, "127.0.0.1", 0)
     serving.url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}/v1"

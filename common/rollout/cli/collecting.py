@@ -13,6 +13,7 @@ from typing import Any, TypeVar
 from rollout.cli.boundary import FAILED, OK
 from rollout.cli.interrupt import Interrupted
 from rollout.cli.progress import Display, Rates, Snapshot, eta
+from rollout.cli.run_ledger import RunLedger
 from rollout.cli.show import cannot_start, cause_json, figures_of, waiting
 from rollout.cli.words import first_line, when
 from rollout.client import Page, Runs
@@ -30,13 +31,12 @@ from rollout.model.run import ENDED
 from rollout.wire.v1 import runs_pb2 as pb
 from rollout.workloads.collector import Attempts, Collector
 from rollout.workloads.json_form import JsonObject
-from rollout.workloads.port import Board, Checked, FailedTry, Running, Workload
+from rollout.workloads.port import Board, Checked, Running, Workload
 
 _AGAIN = {"paused": "resume", "interrupted": "continue", "failed": "continue", "killed": "continue"}
 _ENDED_BY_IT = {"interrupted": "was interrupted", "failed": "failed", "killed": "was killed", "paused": "is paused"}
 ERRORS = "errors.jsonl"
 _FOLLOWED = "another run takes its place"
-_FAILED_TRIES = ("failed", "timeout", "worker_lost")
 _SHOWN_RUNNING = 200
 REWRITES_MAX = 3
 """Times that files which somebody changes are written anew before the run is given up."""
@@ -95,6 +95,7 @@ class WorkloadRun:
         self.submitted = 0
         self._workload = workload
         self._runs = runs
+        self._ledger = RunLedger(runs, run_id)
         self._config = config
         self._checked = checked
         self._spec = replace(workload.spec(run_id, config), name=name)
@@ -174,7 +175,9 @@ class WorkloadRun:
         status, summary = collecting.result()
         made: list[str] = []
         if status.state == "completed":
-            made = await self._workload.finished(self.fetch, self._config, directory, summary, self._display.note)
+            made = await self._workload.finished(
+                self._ledger.fetch, self._config, directory, summary, self._display.note
+            )
         return self._finish(directory, status, summary, made)
 
     @property
@@ -217,34 +220,6 @@ class WorkloadRun:
             return False
         await to_its_end(self._collector.flush)
         return True
-
-    async def fetch(self, object_id: bytes, path: Path) -> None:
-        await self._runs.download(self.run_id, object_id, path)
-
-    async def failed_tries(self, seq: int) -> list[FailedTry]:
-        reply = await self._runs.item(self.run_id, [seq])
-        failed = [one for one in reply.attempts if one.ending in _FAILED_TRIES and one.began_ms]
-        if reply.item.state == "failed":
-            failed = failed[:-1]  # that ended it
-        return [
-            FailedTry(
-                one.attempt,
-                one.code or one.ending,
-                one.message,
-                await self._evidence(one),
-                one.worker,
-                one.began_ms,
-                one.ended_ms,
-            )
-            for one in failed
-        ]
-
-    async def _evidence(self, attempt: pb.AttemptStatus) -> bytes:
-        try:
-            (data,) = await self._runs.attempt_bytes(self.run_id, [attempt])
-        except NotFoundError:
-            return b""
-        return data
 
     def close(self) -> None:
         """Whatever was collected is durable. Blocking."""
@@ -323,7 +298,7 @@ class WorkloadRun:
 
     async def _take(self, page: Page) -> None:
         if page.entries:
-            for told in await self._collector.place(page.entries, self):
+            for told in await self._collector.place(page.entries, self._ledger):
                 self._display.note(f"warning: {told}")
             await to_its_end(self._collector.add, page.entries)
             for entry in page.entries:

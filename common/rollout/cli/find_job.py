@@ -36,7 +36,7 @@ def job_named(text: str, coordinator: list[str] | None, tls_dir: Path | None, te
     if path is not None:
         yield read_job_directory(path)
         return
-    with TemporaryDirectory(prefix="rollout-job-") as scratch:
+    with TemporaryDirectory(prefix=".rollout-job-") as scratch:
         _fetch(text, Path(scratch), coordinator, tls_dir, tell)
         yield read_job_directory(Path(scratch))
 
@@ -92,7 +92,8 @@ def _jobs() -> Iterator[_Found]:
     for pattern in _NEAR:
         with suppress(OSError):
             for path in sorted(Path().glob(f"{pattern}/{RUN_ID}")):
-                yield from _job_at(path.parent, "")
+                if not any(part.startswith(".") for part in path.parts[:-1]):
+                    yield from _job_at(path.parent, "")
     for run in reversed(private_runs()):
         output = run.state.parent if run.state.name == STATE_DIR else run.state
         yield from _job_at(output, run.name)
@@ -125,6 +126,10 @@ def _fetch(text: str, directory: Path, coordinator: list[str] | None, tls_dir: P
         status = await client.get(run_id)
         if status.spec.workload != "job":
             raise ConfigError(f"run {short(run_id)} is no job: it is of the workload {status.spec.workload}")
-        await ResultsOf(client, run_id, directory, Quiet(), []).write()
+        await ResultsOf(client, run_id, directory, Quiet(), [], place=False).write()
 
     work_at_run(coordinator, tls_dir, text, write, tell)
+    tell(
+        "the job's directory is not on this machine: these are its results as the ledger has them; what its trials "
+        f"left comes with: rollout run results {text} --output DIR"
+    )

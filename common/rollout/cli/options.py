@@ -90,12 +90,6 @@ def choose_cluster(coordinators: list[str] | None, tls_dir: Path | None) -> None
     _chosen.set((root, replace(known, coordinators=tuple(coordinators or ()), tls_dir=tls_dir)))
 
 
-def choose_local() -> None:
-    """The command that runs works on this machine, as with `--local`."""
-    root, known = _chosen.get((None, Chosen()))
-    _chosen.set((root, replace(known, wish=Wish(local=True))))
-
-
 def same_cluster(command: str) -> str:
     """`command` with the options that name the cluster of the command that runs, as a message quotes it."""
     named = chosen()

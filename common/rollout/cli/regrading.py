@@ -10,8 +10,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from rollout.cli.anywhere import cluster_of
-from rollout.cli.asking import reached, tell
+from rollout.cli.anywhere import Places, at_run, cluster_of
+from rollout.cli.asking import once, tell
 from rollout.cli.boundary import FAILED, INTERRUPTED, OK
 from rollout.cli.session import Options, run_workload
 from rollout.cli.show import print_json
@@ -23,6 +23,7 @@ from rollout.workloads.job.config import JobConfig
 from rollout.workloads.job.job_directory import KeptTrial, read_job_directory
 from rollout.workloads.job.regrade import COMPARISON, Regraded, choose, comparison_file, comparison_json, regraded
 from rollout.workloads.job.regrade_workload import Regrade, regrade_settings
+from rollout.workloads.job.workload import JobChecked
 from rollout.workloads.json_form import lookup
 from rollout.workloads.output import RUN_CONFIG, disk_errors, unseal, write_atomically
 from rollout.workloads.port import check_only
@@ -30,7 +31,6 @@ from rollout.workloads.port import check_only
 _ARCHIVES = ".archives"
 """In the directory of the run, until it is completed: what the agents left, a file for each trial."""
 _NAME = re.compile(r"regrade-([1-9]\d{0,8})")
-_PATIENCE_S = 30.0
 _TELL_EVERY = 100
 
 
@@ -57,7 +57,7 @@ class Regrading:
 
     def _verify_again(self, given: JobConfig | None, chosen: Mapping[str, KeptTrial]) -> int:
         job = self._job
-        checked = check_only(Regrade(chosen, Path()), regrade_settings(job, given, "regrade"))
+        checked = self._checked(Regrade(chosen, Path()), regrade_settings(job, given, "regrade"))
         directory = job.path / _name(job.path, lookup(checked.config, "input.digest"))
         archives = directory / _ARCHIVES
         with disk_errors(archives):
@@ -77,6 +77,17 @@ class Regrading:
         shutil.rmtree(archives, ignore_errors=True)
         return OK
 
+    def _checked(self, workload: Regrade, settings: JobConfig) -> JobChecked:
+        try:
+            return check_only(workload, settings)
+        except ConfigError as error:
+            if self._config is not None:
+                raise
+            raise ConfigError(
+                f"{error.message}\nthe tasks are those that the job named, as seen from where it was started: give "
+                "this command there, or other tasks with --config job.yaml"
+            ) from error
+
     def _words(self) -> tuple[str, ...]:
         words = ["rollout", "job", "regrade", str(self._job.path)]
         words += ["--config", str(self._config)] if self._config is not None else []
@@ -92,11 +103,9 @@ class Regrading:
 
     async def _fetch(self, lacking: Mapping[str, KeptTrial], archives: Path) -> None:
         """Objects by their id in hex, each of a trial, from the cluster of the job. NotFoundError: one is gone."""
-        target = cluster_of(self._job.path, self._job.run_id)
-        if target is None:
-            path = self._job.path
-            raise ConfigError(f"{path} does not say on which cluster the job ran, which keeps what its agents left")
-        async with reached(target, tell, patience_s=_PATIENCE_S) as (runs, _):
+        own = cluster_of(self._job.path, self._job.run_id)
+        where = Places(own, False, (Path(),), once(tell), takes_dir=False)
+        async with at_run(where, self._job.run_id) as (_, runs, _):
             for count, (name, trial) in enumerate(lacking.items()):
                 if count % _TELL_EVERY == 0:
                     tell(f"fetching what agents left: {count:,} of {len(lacking):,} archives")

@@ -36,7 +36,7 @@ from rollout.client.origin import authority_of, keep_origin, origin_of
 from rollout.client.private import STATE_DIR, PrivateRun, remember_command, remember_private_run, state_of
 from rollout.client.runs import Runs, new_ulid
 from rollout.client.snapshots import SHORT, Snapshot, bring_snapshot, keep_names, pin_snapshot
-from rollout.client.target import Target, connected, find_target, private_target
+from rollout.client.target import Target, Wish, connected, find_target, private_target
 from rollout.client.trees import name_trees, upload_trees
 from rollout.model.errors import ConfigError, InputError, NotFoundError, OtherRunError
 from rollout.model.ids import is_ulid, short
@@ -64,7 +64,7 @@ _NOTHING_SENT = "interrupted before anything was submitted"
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Options:
     """What every workload's command takes. `words`: the command as it was typed, without these: `rollout infer batch
-    --config FILE`."""
+    --config FILE`. `local`: on this machine alone, whatever cluster is named."""
 
     words: tuple[str, ...]
     name: str = ""
@@ -75,6 +75,7 @@ class Options:
     dry_run: bool = False
     detach: bool = False
     json: bool = False
+    local: bool = False
 
     def command(self, known: Sequence[str] = (), *, go_on: bool = False) -> str:
         """What to type to go on; `known`: every coordinator, of which the one that was named may be down by then."""
@@ -101,7 +102,8 @@ def run_workload(
     name = options.name or getattr(getattr(settings, "run", None), "name", "")
     if name.startswith("@"):
         raise ConfigError(f"--name: {name!r} begins with @, which stands for other things: choose another")
-    target = find_target(list(options.coordinators), options.tls_dir, chosen().wish)
+    wish = Wish(local=True) if options.local else chosen().wish
+    target = find_target(list(options.coordinators), options.tls_dir, wish)
     if options.dry_run:
         return _dry_run(workload, settings, options, [] if target.addresses else workload.host_notes(settings))
     target = place(Path(workload.directory(settings)), target, options)

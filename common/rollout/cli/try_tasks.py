@@ -5,13 +5,13 @@ from __future__ import annotations
 import shutil
 import tempfile
 from collections.abc import Mapping, Sequence
+from json import dumps
 from pathlib import Path
 from typing import Any
 
 import typer
 
 from rollout.cli.boundary import FAILED, INTERRUPTED, OK
-from rollout.cli.options import choose_local
 from rollout.cli.progress import Display, Snapshot, display_for
 from rollout.cli.session import Options, run_workload
 from rollout.cli.show import print_json
@@ -82,9 +82,12 @@ def try_tasks(
                 "datasets": [{"path": str(path)} for path in paths if not is_task(path)],
             }
         )
-        choose_local()
-        words = ("rollout", "task", "oracle", *map(str, paths), "--provider", provider, "--output", str(directory))
-        code = run_workload(load("job"), settings, Options(words=words, json=json), _Brief(display_for(json=json)))
+        words = ["rollout", "task", "oracle", *map(str, paths), "--provider", provider, "--output", str(directory)]
+        for key, value in provider_config.items():
+            words += ["--provider-config", f"{key}={value if isinstance(value, str) else dumps(value)}"]
+        words += ["--attempts", str(attempts), "--concurrency", str(concurrency)]
+        options = Options(words=tuple(words), json=json, local=True)
+        code = run_workload(load("job"), settings, options, _Brief(display_for(json=json)))
         if code == INTERRUPTED:
             return code
         job = read_job_directory(directory / NAME)

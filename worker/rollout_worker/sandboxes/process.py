@@ -17,7 +17,7 @@ from rollout_worker.sandboxes.claims import Capacity
 from rollout_worker.sandboxes.local import Features, LocalProvider
 from rollout_worker.sandboxes.local_sandbox import Price
 from rollout_worker.sandboxes.port import Capabilities, Host, Spec
-from rollout_worker.sandboxes.settings import Settings, settings_of
+from rollout_worker.sandboxes.settings import ImageSettings, settings_of
 
 _HOME = "/sandbox"
 
@@ -140,6 +140,6 @@ def open_process(
     capacity: Capacity | None = None,
     price: Price | None = None,
 ) -> ProcessProvider:
-    """The provider `process`; use it with `async with`. ConfigError: `config` has a key, and there are none."""
-    settings_of(Settings, config, ProcessProvider.name)
+    """The provider `process`; use it with `async with`. ConfigError: of `config`."""
+    settings_of(ImageSettings, config, ProcessProvider.name)
     return ProcessProvider(state, namespaces=namespaces, capacity=capacity, price=price)

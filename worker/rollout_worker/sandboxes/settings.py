@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from difflib import get_close_matches
 from typing import Any, Literal, TypeVar
 
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from rollout.config.load import problems
 from rollout.config.wording import describe
 from rollout.model.errors import ConfigError
@@ -15,12 +15,17 @@ KEY = "provider_config"
 
 
 class Settings(BaseModel):
-    """Keys of one provider; these all have."""
+    """Keys of one provider; this one has none."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
 
-    image: Literal["auto", "host", "pull", "build"] = "auto"
-    """How a task's image is had; see `images.prepare`."""
+
+class ImageSettings(Settings):
+    """Keys of providers that `images.prepare` makes images for."""
+
+    image: Literal["auto", "host", "pull", "build"] = Field(
+        default="auto", description="How the image of a task is had."
+    )
 
 
 S = TypeVar("S", bound=Settings)

@@ -275,7 +275,9 @@ class RegistryKeys(Section):
 
 
 class DatasetSection(Section):
-    path: str | None = Field(default=None, min_length=1, description="Directory of task directories.")
+    path: str | None = Field(
+        default=None, min_length=1, description="Directory of task directories, or bundled:rollout or bundled:harbor."
+    )
     registry: RegistryKeys | None = Field(default=None, description="Where name and version are looked up.")
     name: str | None = Field(default=None, min_length=1, description="In the registry; with path: in the results.")
     version: Text | None = Field(default=None, min_length=1, description="In the registry; default: the newest.")
