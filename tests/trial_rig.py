@@ -125,10 +125,10 @@ class Rig:
 
     async def until(self, phase: str) -> None:
         """Until the next trial is there."""
-        self._told.clear()
-        while all(note != phase for note, _ in self.contexts[-1].told):
-            await self._told.wait()
+        self.contexts.clear()
+        while not any(note == phase for context in self.contexts for note, _ in context.told):
             self._told.clear()
+            await self._told.wait()
 
     @property
     def provider(self) -> Provider:

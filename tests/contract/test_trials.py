@@ -387,7 +387,6 @@ async def test_a_trial_without_artifacts_cannot_be_verified_anew(bench: Bench) -
 
 async def test_a_trial_that_is_cancelled_leaves_nothing(each: Bench) -> None:
     attempt = asyncio.ensure_future(each.trials.attempt(each.task("echo begun; sleep 60")))
-    await each.trials.until("environment setup")
     await each.trials.until("agent execution")
     assert len(each.trials.boxes()) == 1
     attempt.cancel()
