@@ -19,6 +19,8 @@ from rollout.workloads.job.record import TrialRecord
 from rollout.workloads.job.trial import TrialSpec
 from rollout_worker.executors.job import JobExecutor
 from rollout_worker.executors.port import Attempt, Child, Run
+from rollout_worker.sandboxes.local import LocalProvider
+from rollout_worker.sandboxes.local_sandbox import LocalSandbox
 from rollout_worker.sandboxes.port import Provider
 
 
@@ -135,6 +137,12 @@ class Rig:
         provider = self.executor._provider  # pyright: ignore[reportPrivateUsage]
         assert provider is not None
         return provider
+
+    def sandboxes(self) -> list[LocalSandbox]:
+        """That are there now."""
+        provider = self.provider
+        assert isinstance(provider, LocalProvider)
+        return list(provider._sandboxes)  # pyright: ignore[reportPrivateUsage]
 
     def boxes(self) -> list[str]:
         """Of sandboxes that are there."""

@@ -97,7 +97,7 @@ class Shown:
     def __init__(self, directory: Path) -> None:
         self.lines: list[str] = []
         self.now = 0.0
-        self._streams = Streams(directory, "agent", Live("d/t/a/1", self.lines.append, lambda: self.now), Masks())
+        self._streams = Streams(directory, "agent", Live("d/t/a/1", self.lines.append, 8, lambda: self.now), Masks())
 
     def feed(self, *pieces: bytes) -> list[str]:
         for piece in pieces:
@@ -123,9 +123,9 @@ def test_lines_are_whole_and_hold_no_control_characters(tmp_path: Path) -> None:
 
 def test_a_flood_is_counted_and_goes_on_once_there_is_room(tmp_path: Path) -> None:
     shown = Shown(tmp_path)
-    assert len(shown.feed(b"y\n" * 500 + b"half")) == BURST_LINES
+    assert len(shown.feed(b"y\n" * 500 + b"half")) == BURST_LINES / 8
     assert shown.feed(b" a line\nnext\n") == []
-    shown.now += 1.0
+    shown.now += 2.0
     assert shown.feed(b"again\n") == ["... 402 lines are not shown", "again"]
     shown.close()
 

@@ -187,7 +187,7 @@ class JobExecutor:
             environs=variables,
             files=files,
             masks=masks,
-            live=Live(spec.label, _printer(attempt)),
+            live=Live(spec.label, _printer(attempt), self._job.n_concurrent_trials),
             images=Images(self._state, self._job.environment.force_build, self._job.environment.provider_config),
             lanes=self._lanes,
             engine=engine,
