@@ -79,7 +79,8 @@ class CodingCliAgent(Agent):
 
     async def _is_there(self, place: Place) -> bool:
         """Whether it runs, in the version that is wanted, which is kept then."""
-        finished = await place.run(f"{self._path()}; {self._cli.program} --version </dev/null", quiet=True)
+        command = f"{self._path()}; {self._cli.program} {shlex.join(self._cli.version_args)} </dev/null"
+        finished = await place.run(command, quiet=True)
         found = _VERSION.search(finished.stdout.text()) if finished.ok else None
         wanted = self._kwargs.version
         if found is None or (wanted is not None and found[0] != wanted.removeprefix("v")):
