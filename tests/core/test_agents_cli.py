@@ -27,7 +27,7 @@ from rollout_worker.trials.port import TrialFault
 VERSION = "1.2.3"
 INSTRUCTION = 'Say done.\nIt\'s "two" lines, $HOME.'
 FAKE = r"""#!/bin/sh
-case " $* " in *" --version "* | *" --help "*) echo "the program {version} (x)"; exit ;; esac
+case " $* " in *" --version "* | *" --help "*) echo "the program {version}. (x)"; exit ;; esac
 printf '%s\n' "$@" > /app/args
 cat > /app/stdin
 env > /app/env

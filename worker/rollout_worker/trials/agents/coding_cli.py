@@ -28,7 +28,7 @@ from rollout_worker.trials.port import Agent, Place, TrialFault, UsageCount
 LOGS = "/logs/agent"
 _PACKED = "/tmp/.rollout-agent.tar"
 _STATUS = "/tmp/.rollout-agent-status"
-_VERSION = re.compile(r"\d+(?:\.\d+)+[\w.+-]*")
+_VERSION = re.compile(r"\d+(?:\.\d+)+(?:[\w.+-]*\w)?")
 _NO_KEY = "none"
 """What stands for the key of a `base_url` that needs none: the programs refuse to start without."""
 
