@@ -90,6 +90,35 @@ rollout snapshot export 8fb5aeef56d7 --output model
         ),
     ),
     Task(
+        "Look at evaluations",
+        """
+Of jobs: [job.md](job.md). A job is named by its directory, or as its run.
+
+```
+rollout job show nightly                      # agents, rates with intervals, pass@k, errors
+rollout job show nightly --failed
+rollout job show nightly hello/one/mine/2     # all of one trial
+rollout job export nightly --output nightly.html
+rollout job compare nightly today
+rollout job regrade nightly --tasks 'hello/*' # with the tests as they are now
+```
+""",
+        ("rollout job show", "rollout job export", "rollout job compare", "rollout job regrade"),
+    ),
+    Task(
+        "Make tasks for agents",
+        """
+[job.md](job.md) has the files of a task.
+
+```
+rollout task init hello/write-hello           # a small task, to be changed into yours
+rollout task check hello                      # every fault and what often goes wrong, of all tasks in a directory
+rollout task oracle hello                     # solutions pass, and an agent that does nothing does not
+```
+""",
+        ("rollout task init", "rollout task check", "rollout task oracle"),
+    ),
+    Task(
         "Watch it",
         """
 ```

@@ -16,10 +16,11 @@ from rollout.wire.v1 import runs_pb2 as pb
 from rollout_coordinator.core.step import WorkerRow
 from rollout_coordinator.core.views import HeldView, RunView
 from rollout_coordinator.driver import Driver
-from rollout_coordinator.ledger.port import ItemRecord, ItemStateRow, Ledger, Seqs, Which
+from rollout_coordinator.ledger.port import EndedAttempt, ItemRecord, ItemStateRow, Ledger, Seqs, Which
 from rollout_coordinator.run_views import RunViews
 
 PAGE_MAX = 1000
+PAGE_BYTES = 512 << 10
 ATTEMPTS_MAX = 100
 FAILURES_MAX = 100
 HELD_MAX = 100
@@ -92,6 +93,20 @@ class ItemViews:
         children = await self._ledger.child_log(log, seq)
         if children is not None:
             reply.children, reply.children_final = children.submitted, children.cursor
+        return reply
+
+    async def attempts(self, request: pb.AttemptsRequest) -> pb.AttemptsReply:
+        """NotFoundError."""
+        view = await self._views.get(request.run_id)
+        log = await self._log(view, request.parent)
+        limit = min(request.limit or PAGE_MAX, PAGE_MAX)
+        found = await self._ledger.attempts(log, (request.after_seq, request.after_attempt), limit, PAGE_BYTES)
+        reply = pb.AttemptsReply(end=not found)
+        hosts = await self._hosts(one.ended.worker for one in found)
+        for one in found:
+            status = attempt_status(one.ended)
+            status.host = hosts.get(one.ended.worker, "")
+            reply.attempts.add(seq=one.seq, attempt=status)
         return reply
 
     async def _log(self, view: RunView, place: Sequence[int]) -> int:
@@ -175,44 +190,51 @@ def status_of(row: ItemStateRow, held: HeldView | None) -> pb.ItemStatus:
         if held is not None:
             status.state = RUNNING if held.began_ms else "assigned"
             status.attempts += held.began_ms > 0
-            status.worker, status.at_ms = held.worker, held.began_ms
+            status.worker, status.at_ms, status.message = held.worker, held.began_ms, held.note
     return status
 
 
 def attempts_of(record: ItemRecord, held: HeldView | None) -> list[pb.AttemptStatus]:
     """In order: those that ended without ending the item, then the one that did, or that is in flight."""
-    found = [
-        pb.AttemptStatus(
-            attempt=one.attempt,
-            worker=one.worker,
-            began_ms=one.began_ms,
-            ended_ms=one.at_ms,
-            ending=one.ending,
-            code=one.code,
-            message=one.message,
-        )
-        for one in record.ended
-    ]
+    found = list(map(attempt_status, record.ended))
     state = record.state
     if held is not None:
         ending = RUNNING if held.began_ms else "assigned"
         found.append(pb.AttemptStatus(attempt=held.attempt, worker=held.worker, began_ms=held.began_ms, ending=ending))
     elif record.attempt and record.attempt not in (one.attempt for one in record.ended):
-        found.append(
-            pb.AttemptStatus(
-                attempt=record.attempt,
-                worker=state.worker,
-                began_ms=state.at_ms - state.duration_ms,
-                ended_ms=state.at_ms,
-                ending=_ENDINGS.get(state.state, state.state),
-                code=state.code,
-                message=state.message,
-            )
+        last = EndedAttempt(
+            record.attempt,
+            state.worker,
+            _ENDINGS.get(state.state, state.state),
+            state.code,
+            state.message,
+            state.at_ms - state.duration_ms,
+            state.at_ms,
+            record.units_in,
+            record.units_out,
+            record.result or b"",
         )
+        found.append(attempt_status(last))
     return found
 
 
-def _put_blob(blob: Blob, reply: pb.ItemReply, field: str) -> None:
+def attempt_status(ended: EndedAttempt) -> pb.AttemptStatus:
+    status = pb.AttemptStatus(
+        attempt=ended.attempt,
+        worker=ended.worker,
+        began_ms=ended.began_ms,
+        ended_ms=ended.at_ms,
+        ending=ended.ending,
+        code=ended.code,
+        message=ended.message,
+        units_in=max(0, ended.units_in),
+        units_out=max(0, ended.units_out),
+    )
+    _put_blob(ended.data, status, "data")
+    return status
+
+
+def _put_blob(blob: Blob, reply: pb.ItemReply | pb.AttemptStatus, field: str) -> None:
     if isinstance(blob, ObjectSlice):
         getattr(reply, f"{field}_ref").CopyFrom(ref_to_wire(blob))
     else:

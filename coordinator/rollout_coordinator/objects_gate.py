@@ -66,7 +66,8 @@ class ObjectsGate:
             )
 
     async def check_results(self, event: WorkerResults) -> None:
-        """Turn each result whose object is missing into a retryable failure, in place."""
+        """Turn each result whose object is missing into a retryable failure, in place. What failed by itself has failed
+        as it did, without its evidence."""
         ids = {object_id for group in event.groups for _, object_id in _named(group)}
         if not ids:
             return
@@ -76,12 +77,14 @@ class ObjectsGate:
         log.warning("object_missing", session=event.session, objects=len(missing), first=min(missing).hex())
         for group in event.groups:
             for index, object_id in list(_named(group)):
-                if object_id in missing:
+                if object_id not in missing:
+                    continue
+                group.data[index] = b""
+                group.keeps.pop(index, None)
+                if index not in group.failures:
                     outcomes = group.outcome or [Outcome.DONE] * len(group.seq)
                     outcomes[index] = Outcome.FAILED
                     group.outcome = outcomes
-                    group.data[index] = b""
-                    group.keeps.pop(index, None)
                     group.failures[index] = Failure(
                         OBJECT_MISSING, f"The result's object {object_id.hex()} was never stored.", retryable=True
                     )

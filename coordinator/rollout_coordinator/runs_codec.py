@@ -52,6 +52,7 @@ def status_to_wire(view: RunView) -> runs_pb2.RunStatus:
         units_rate=view.units_rate,
         note=view.note,
         figures=view.figures,
+        skips_rest=view.skips_rest,
     )
     status.spec.priority = view.priority
     for log, seq, attempt, _ in view.survivors:

@@ -280,6 +280,14 @@ class RunsService(runs_pb2_grpc.RunsServicer):
             return reply
         raise AssertionError
 
+    async def Attempts(self, request: runs_pb2.AttemptsRequest, context: Any) -> runs_pb2.AttemptsReply:
+        async with self._gate.answering(context), self._gate.waiting():
+            self._admit(request, context)
+            reply = await self._items.attempts(request)
+            reply.epoch, reply.objects_addr = self._gate.epoch, self.objects_addr
+            return reply
+        raise AssertionError
+
     async def _reply(self, run_id: str) -> runs_pb2.RunReply:
         view = await self._views.get(run_id)
         return runs_pb2.RunReply(
@@ -347,14 +355,15 @@ class RunsService(runs_pb2_grpc.RunsServicer):
             self._admit(request, context)
             await self._views.get(request.run_id)
             found = await self._ledger.kept(request.run_id)
-            gone = {object_id for seq, object_id in found if seq in set(request.let_go)}
+            let_go = set(request.let_go)
+            gone = {one.object_id for one in found if one.seq in let_go}
             freed = 0
             if gone:
                 await self._ledger.let_go(self._gate.epoch, request.run_id, list(request.let_go))
                 deleted = await free_let_go(self._store, self._ledger, self._gate.epoch, self._objects.forget)
                 freed = len(gone & deleted)
                 found = await self._ledger.kept(request.run_id)
-            entries = [runs_pb2.KeptEntry(seq=seq, object_id=object_id) for seq, object_id in found]
+            entries = [runs_pb2.KeptEntry(**one._asdict()) for one in found]
             return runs_pb2.KeptReply(epoch=self._gate.epoch, entries=entries, objects_freed=freed)
         raise AssertionError
 

@@ -26,10 +26,10 @@ async def keep(writer: Writer) -> None:
 
 async def test_they_are_listed_and_referred_to_until_they_are_let_go(writer: Writer, ledger: Ledger) -> None:
     await keep(writer)
-    assert await ledger.kept(RUN) == [(0, ONE), (2, TWO), (2, THREE)]
+    assert await ledger.kept(RUN) == [(0, ONE, 0), (2, TWO, 0), (2, THREE, 0)]
     assert await ledger.referenced([ONE, TWO, THREE]) == {ONE, TWO, THREE}
     await writer.commit(Writes(let_go=[(1, 0)]))
-    assert await ledger.kept(RUN) == [(2, TWO), (2, THREE)]
+    assert await ledger.kept(RUN) == [(2, TWO, 0), (2, THREE, 0)]
     await ledger.let_go(writer.fence.epoch, RUN, [2])
     assert await ledger.kept(RUN) == []
     assert await ledger.referenced([ONE, TWO, THREE]) == set()
@@ -62,7 +62,7 @@ async def test_what_was_let_go_is_deleted_unless_somebody_needs_it(
     forgotten: list[bytes] = []
     assert await free_let_go(store, ledger, writer.fence.epoch, forgotten.extend) == {loose}
     assert await store.has([loose, pinned, named]) == [False, True, True] and forgotten == [loose]
-    assert await ledger.to_free(10) == [] and await ledger.kept(RUN) == [(1, named)]
+    assert await ledger.to_free(10) == [] and await ledger.kept(RUN) == [(1, named, 0)]
     await store.close()
 
 

@@ -506,6 +506,14 @@ async def test_cancelled_creation_leaves_nothing(tmp_path: Path) -> None:
         assert list((tmp_path / "s" / "boxes").iterdir()) == []
 
 
+async def test_kills_at_once_do_not_end_each_other(tmp_path: Path) -> None:
+    """As that of a caller and that of a limit that is watched."""
+    async with open_process(tmp_path / "s") as provider, await provider.create(Spec(network=Network("public"))) as box:
+        for _ in range(10):
+            await box.exec("(setsid sleep 100 > /dev/null 2>&1 &)")
+            await asyncio.gather(*(box.kill() for _ in range(4)))
+
+
 async def test_cost_counts_until_it_is_destroyed(tmp_path: Path) -> None:
     price = Price(cpu_hour=3600.0, gib_hour=7200.0)
     async with open_process(tmp_path / "s", namespaces=False, price=price) as provider:
@@ -574,3 +582,12 @@ def test_providers_by_name(tmp_path: Path) -> None:
         ConfigError, match=r'environment.type: unknown provider "bubblewarp"; .* did you mean "bubblewrap"'
     ):
         open_provider("bubblewarp", tmp_path, key="environment.type")
+    with pytest.raises(ConfigError, match=r"provider_config\.memory: unknown key; the provider process has none"):
+        open_provider("process", tmp_path, {"memory": 1})
+
+
+def test_a_provider_of_a_module(tmp_path: Path) -> None:
+    assert open_provider("rollout_worker.sandboxes.process:open_process", tmp_path).name == "process"
+    for name in ("no.such:Thing", "os:no_such", "os:"):
+        with pytest.raises(ConfigError, match=f"environment.type: {name} cannot be loaded"):
+            open_provider(name, tmp_path, key="environment.type")

@@ -71,13 +71,16 @@ class FakeLedger:
             assert (a.log, a.seq, a.attempt) not in self.attempts
             self.attempts[a.log, a.seq, a.attempt] = a
             self.top[a.log, a.seq] = max(self.top.get((a.log, a.seq), 0), a.attempt)
+            if a.left.keeps:
+                self.kept[a.log, a.seq] = (*self.kept.get((a.log, a.seq), ()), *a.left.keeps)
         for r in w.results:
             table = self.results.setdefault(r.log, {})
             for i, seq in enumerate(r.seq):
                 assert seq not in table, f"second result for {r.log}/{seq}"
                 assert seq < len(self.items[r.log])
                 table[seq] = (r.attempt[i], r.outcome[i], r.data[i], r.failures.get(i))
-            self.kept |= {(r.log, r.seq[i]): objects for i, objects in r.keeps.items()}
+            for i, objects in r.keeps.items():
+                self.kept[r.log, r.seq[i]] = (*self.kept.get((r.log, r.seq[i]), ()), *objects)
         for log, seq in w.let_go:
             del self.kept[log, seq]
         for log, seq, _ in w.prune:
@@ -131,19 +134,24 @@ class FakeLedger:
 
     # ---- reads
 
-    def history(self, log: int, seq: int) -> tuple[int, int, int, int]:
+    def history(self, log: int, seq: int) -> tuple[tuple[int, int, int, int, int], tuple[str, str]]:
         rows = [a for k, a in self.attempts.items() if k[0] == log and k[1] == seq]
-        return (
+        failed = sorted((a.attempt, a.worker, a.code) for a in rows if a.end in ("failed", "timeout"))
+        numbers = (
             max([a.attempt for a in rows], default=0),
-            sum(a.end in ("failed", "timeout") for a in rows),
+            len(failed),
             sum(a.end == "worker_lost" for a in rows),
             max([a.not_before_ms for a in rows], default=0),
+            max([a.not_before_ms - a.at_ms for a in rows if a.not_before_ms], default=0),
         )
+        return numbers, failed[-1][1:] if failed else ("", "")
 
     def item(self, log: int, seq: int) -> PendingItem:
         item, payload, spec = self.items[log][seq]
-        tried = self.history(log, seq) if (log, seq) in self.top else (0, 0, 0, 0)
-        return PendingItem(seq, item, spec, payload, *tried)
+        if (log, seq) not in self.top:
+            return PendingItem(seq, item, spec, payload)
+        numbers, last = self.history(log, seq)
+        return PendingItem(seq, item, spec, payload, *numbers, *last)
 
     def answer(self, load: Any) -> Any:
         if isinstance(load, LoadRun):
@@ -183,10 +191,10 @@ class FakeLedger:
             for keys in row.keys:
                 for seq, attempt in zip(keys.seq, keys.attempt, strict=True):
                     if keys.log in logs and self.is_open(keys.log, seq, attempt):
-                        _, failures, losses, _ = self.history(keys.log, seq)
+                        (_, failures, losses, _, _), last = self.history(keys.log, seq)
                         spec = self.items[keys.log][seq][2]
                         snap.open_attempts.append(
-                            OpenAttempt(keys.log, seq, attempt, row.worker, row.batch, spec, failures, losses)
+                            OpenAttempt(keys.log, seq, attempt, row.worker, row.batch, spec, failures, losses, *last)
                         )
         return snap
 

@@ -56,6 +56,7 @@ class FakeWorker:
         self.alive = True
         self.predecessors: dict[ItemKey, tuple[int, int, Any]] = {}
         self.isolated: set[ItemKey] = set()
+        self.failures: dict[ItemKey, int] = {}
         self.draining = False
         self.silent = False
         self.deaf = False  # what it is told to stop, it has not stopped
@@ -98,13 +99,14 @@ class FakeWorker:
     def finish(
         self, *which: ItemKey, failure: Failure | None = None, data: bytes | None = None,
         attempt: int | None = None, outcome: Outcome | None = None, keeps: tuple[bytes, ...] = (),
+        units: tuple[int, int] = (0, 0),
     ) -> st.Step:  # fmt: skip
         keys = {k: self.held.pop(k, attempt or 1) if attempt is None else attempt for k in which or tuple(self.held)}
-        return self.send(keys, failure, data, outcome, keeps)
+        return self.send(keys, failure, data, outcome, keeps, units)
 
     def send(
         self, keys: dict[ItemKey, int], failure: Failure | None = None, data: bytes | None = None,
-        outcome: Outcome | None = None, keeps: tuple[bytes, ...] = (),
+        outcome: Outcome | None = None, keeps: tuple[bytes, ...] = (), units: tuple[int, int] = (0, 0),
     ) -> st.Step:  # fmt: skip
         groups: list[ResultGroup] = []
         for one in self.keys(keys):
@@ -119,6 +121,8 @@ class FakeWorker:
                     [data if data is not None else b"r%d" % s for s in one.seq],
                     dict.fromkeys(range(n), failure) if failure else {},
                     [5] * n,
+                    [units[0]] * n if units[0] else None,
+                    [units[1]] * n if units[1] else None,
                     keeps=dict.fromkeys(range(n), keeps) if keeps else {},
                 )
             )
@@ -171,6 +175,7 @@ class FakeWorker:
                 for i, seq, attempt, data in g.predecessors:
                     self.predecessors[g.log, g.seq[i]] = (seq, attempt, data)
                 self.isolated |= {(g.log, g.seq[i]) for i in g.isolate}
+                self.failures |= {(g.log, g.seq[i]): n for i, n in g.failures.items()}
         elif isinstance(send, st.SendWelcome):
             self.forget(send.drop)
             self.forget(send.accepted)

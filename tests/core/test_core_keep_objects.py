@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from core_world import FakeWorker, World
 from rollout.model.errors import InputError
-from rollout.model.item import Blob, Failure, ItemSpec, Outcome
+from rollout.model.item import Blob, Failure, Outcome
 from rollout.model.run import Policy
 from rollout_coordinator.core import step as st
 from rollout_coordinator.core.events import ResultGroup, WorkerResults
@@ -96,11 +96,16 @@ def test_a_rule_is_needed() -> None:
         World().open(policies=(Policy("keep_objects", (("from", "1"),)),))
 
 
-def test_what_a_failed_result_names_is_not_kept() -> None:
-    w = World()
-    w.open()
-    a = w.worker("A")
-    w.submit(2, specs=ItemSpec(max_attempts=1))
-    a.finish((w.root(), 0), keeps=(b"a" * 32,), failure=Failure("broken", "it broke"))
-    a.finish((w.root(), 1), keeps=(b"b" * 32,))
-    assert w.ledger.kept == {(w.root(), 1): (b"b" * 32,)}
+def test_what_failures_name_is_kept_and_goes_with_the_first_result_behind_it_that_goes(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    run = Kept(monkeypatch, last=1)
+    log, broken = run.world.root(), Failure("broken", "it broke", retry_after_ms=0)
+    run.worker.finish((log, 0), keeps=(b"a" * 32,), failure=broken)
+    run.worker.finish((log, 0), keeps=(b"b" * 32,), failure=Failure("broken", "it broke", retryable=False))
+    run.finish(1)
+    assert run.world.ledger.kept[log, 0] == (b"a" * 32, b"b" * 32) and run.gone == []
+    run.world.restart()
+    run.worker.hello()
+    run.finish(2)
+    assert run.gone == [0, 1]

@@ -10,7 +10,7 @@ import pytest
 from job_files import make_task
 from rollout.config.load import Located, load_settings
 from rollout.model.errors import ConfigError
-from rollout.workloads.job.config import AgentSection, JobConfig, RetrySection, environments, job_name
+from rollout.workloads.job.config import AgentSection, JobConfig, RetrySection, environments
 from rollout.workloads.job.errors import PolicyOverride
 from rollout.workloads.job.load_task import load_task
 from rollout.workloads.job.retries import delay_ms, is_retried
@@ -45,7 +45,7 @@ def test_the_defaults(tmp_path: Path) -> None:
     environment = config.environment
     assert (environment.type, environment.force_build, environment.preserve_env) == ("docker", False, "never")
     assert (config.verifier.disable, config.metrics, config.log_level) == (False, [], "info")
-    assert job_name(config, Path("somewhere/nightly.yaml")) == "nightly"
+    assert config.name == "job"  # that of the file
 
 
 def test_every_key_of_the_format(tmp_path: Path) -> None:
@@ -149,7 +149,7 @@ override_error_policy:
 def test_a_key_with_nothing_after_it_is_as_if_it_were_not_there(tmp_path: Path) -> None:
     text = "agents:\n- name: mine\n  execute: x\n  label:\n  kwargs: {a: }\ndatasets:\n- path: d\nretry:\nmetrics:\nname:\n"
     found = load(tmp_path, text)
-    assert (found.name, found.metrics, found.retry.max_attempts) == (None, [], 3)
+    assert (found.name, found.metrics, found.retry.max_attempts) == ("job", [], 3)
     assert found.agents[0].kwargs == {"a": None}
     assert "agents.0.env.A: must be a string, not nothing" in fault(
         tmp_path, "agents:\n- env:\n    A:\ndatasets:\n- path: d\n"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import fcntl
 import json
+import re
 import shutil
 import socket
 import subprocess
@@ -447,3 +448,34 @@ def test_single_tasks_are_a_dataset_of_their_own(tmp_path: Path, repository: tup
     loaded = load(tmp_path, tasks=({"path": str(near)}, {"path": "tasks/one", "git_url": url}))
     assert names(loaded) == [("adhoc", ["near", "one"])]
     assert loaded.datasets[0].tasks[1].git_commit_id == commit
+
+
+# ---- those that come with the package
+
+
+def test_bundled_datasets_are_whole_and_in_the_docs(tmp_path: Path) -> None:
+    """With the reward of an agent that does nothing where it is not 0. Their keys are checked as a user's are."""
+    oracle = [{"name": "oracle"}]
+    loaded = load(tmp_path, {"path": "bundled:rollout"}, {"path": "bundled:harbor"}, agents=oracle)
+    dialects = [(dataset.name, {task.dialect.name for task in dataset.tasks}) for dataset in loaded.datasets]
+    assert dialects == [("rollout", {"rollout"}), ("harbor", {"harbor"})]
+    tasks = [task for dataset in loaded.datasets for task in dataset.tasks]
+    assert {task.git_commit_id for task in tasks} == {None}
+    rows = {f"| `{task.name}` | | {task.metadata.get('nop_reward', '')} |".replace("|  |", "| |") for task in tasks}
+    text = (Path(__file__).parents[2] / "docs" / "job.md").read_text()
+    written = {re.sub(r"(?<=` \|).*(?=\|.*\|$)", " ", line) for line in text.splitlines()}
+    assert rows - written == set()
+
+
+def test_a_bundled_dataset_that_there_is_not(tmp_path: Path) -> None:
+    expected = 'datasets.0: there is no bundled dataset "terminal"; there are bundled:harbor and bundled:rollout'
+    assert expected in fault(tmp_path, {"path": "bundled:terminal"})
+
+
+def test_no_file_of_a_bundled_task_is_left_out_of_the_repository() -> None:
+    """A directory called build/ or data/ would be: .gitignore, which also decides what is in the package."""
+    top = Path(__file__).parents[2]
+    ignored = git(
+        top, "ls-files", "--others", "--ignored", "--exclude-standard", "common/rollout/workloads/job/bundled"
+    )
+    assert ignored == ""

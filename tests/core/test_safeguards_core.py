@@ -8,11 +8,13 @@ from dataclasses import fields, replace
 
 import pytest
 import test_core_causes as causes
+import test_core_evidence as evidence
 import test_core_guards as guards
 import test_core_guards_commit as commit
 import test_core_guards_dispatch as dispatch
 import test_core_items as items
 import test_core_quarantine as quarantine
+import test_core_rest as rest
 import test_core_scenarios as scenarios
 import test_core_scenarios_children as children
 import test_core_scenarios_dispatch as sharing
@@ -48,6 +50,7 @@ CAUGHT_BY: dict[str, Callable[[], object]] = {
     "losses_limited": scenarios.test_a_killer_item_is_isolated_and_becomes_a_dead_letter,
     "lost_is_final": guards.test_what_must_not_run_twice_does_not_after_a_loss,
     "lost_work_runs_again": scenarios.test_a_silent_worker_fails_once_and_its_items_run_elsewhere,
+    "retried_elsewhere": evidence.test_the_next_attempt_goes_to_another_worker_that_has_room,
     "hello_returns_missing": guards.test_what_must_not_run_twice_does_not_after_a_hello_without_it,
     "stall_moves_deadlines": guards.test_a_coordinator_that_was_stopped_fails_nobody,
     "deadlines_only_grow": guards.test_a_beat_handled_late_does_not_shorten_a_deadline,
@@ -66,6 +69,7 @@ CAUGHT_BY: dict[str, Callable[[], object]] = {
     "pipelined_needs_final": dispatch.test_a_pipelined_result_before_its_predecessors_is_dropped,
     "begun_not_stolen": dispatch.test_what_has_begun_is_not_asked_back,
     "adopted_not_stolen": dispatch.test_what_is_known_from_the_ledger_only_is_not_asked_back,
+    "rest_taken_back": rest.test_what_a_worker_has_not_begun_is_skipped_and_what_runs_goes_on,
     "one_steal_a_victim": dispatch.test_a_victim_is_asked_once_at_a_time,
     "present_parent_spawns": commit.test_an_attempt_that_was_taken_away_makes_no_children,
     "children_end_with_parent": children.test_a_parent_that_is_done_ends_its_children,

@@ -143,12 +143,20 @@ class Tables:
             return PendingItem(seq, item, spec, payload)
         failures, losses = self.counted(log, seq)
         not_before = max(a.not_before_ms for a in history.values())
-        return PendingItem(seq, item, spec, payload, max(history), failures, losses, not_before)
+        delay = max((a.not_before_ms - a.at_ms for a in history.values() if a.not_before_ms), default=0)
+        last = self.last_failure(log, seq)
+        return PendingItem(seq, item, spec, payload, max(history), failures, losses, not_before, delay, *last)
 
     def counted(self, log: int, seq: int) -> tuple[int, int]:
         history = self.attempts.get((log, seq), {}).values()
         failures = sum(a.end in ("failed", "timeout") for a in history)
         return failures, sum(a.end == "worker_lost" for a in history)
+
+    def last_failure(self, log: int, seq: int) -> tuple[str, str]:
+        """(worker, code)"""
+        history = self.attempts.get((log, seq), {})
+        failed = [a for _, a in sorted(history.items()) if a.end in ("failed", "timeout")]
+        return (failed[-1].worker, failed[-1].code) if failed else ("", "")
 
     def arrival(self, log: LogRow) -> bool:
         return not log.parent_log and self.runs[log.run_id].spec.order is Order.ARRIVAL
@@ -201,7 +209,9 @@ class Tables:
             spec = self.items[log][seq][2]
             failures, losses = self.counted(log, seq)
             snapshot.open_attempts.append(
-                OpenAttempt(log, seq, given.attempt, given.worker, batch, spec, failures, losses)
+                OpenAttempt(
+                    log, seq, given.attempt, given.worker, batch, spec, failures, losses, *self.last_failure(log, seq)
+                )
             )
         return snapshot
 

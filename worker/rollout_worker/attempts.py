@@ -85,7 +85,7 @@ class Plan:
     """Where attempts of a run and an executor execute: those with equal `key` share child processes."""
 
     run: Run
-    kind: str  # engine | slot
+    kind: str  # engine | shared | slot
     key: str
     environment: tuple[tuple[str, str], ...] = ()
     devices: int = 0  # accelerators that each of its processes has to itself
@@ -97,8 +97,8 @@ class Held:
     """An assigned attempt that has no result yet."""
 
     __slots__ = (
-        "assigned", "attempt", "child", "id", "isolate", "key", "kill_at", "log", "parent", "payload", "plan",
-        "predecessor", "seq", "spec", "started", "state", "stop_reason",
+        "assigned", "attempt", "child", "failures", "id", "isolate", "key", "kill_at", "log", "parent", "payload",
+        "plan", "predecessor", "seq", "spec", "started", "state", "stop_reason",
     )  # fmt: skip
 
     def __init__(
@@ -116,6 +116,7 @@ class Held:
         self.parent = parent
         self.predecessor: Blob | None = None
         self.isolate = False
+        self.failures = 0  # attempts at it that failed before
         self.state: State = State.QUEUED
         self.child = 0
         self.assigned = 0  # grows by one: the order in which they came
@@ -228,6 +229,10 @@ def held_from_wire(group: work_pb2.AssignGroup, plan_of: Callable[[ItemSpec], Pl
         if at >= count:
             raise ProtocolError(f"AssignGroup: isolate names entry {at}, there are {count}")
         held[at].isolate = True
+    for at, failures in group.failures.items():
+        if at >= count:
+            raise ProtocolError(f"AssignGroup: failures of entry {at}, there are {count}")
+        held[at].failures = failures
     return held
 
 
@@ -261,6 +266,7 @@ def held_to_wire(held: Sequence[Held], known_runs: dict[str, None]) -> list[work
             specs=specs,
             spec_index=index,
             isolate=[i for i, h in enumerate(members) if h.isolate],
+            failures={i: h.failures for i, h in enumerate(members) if h.failures},
         )
         if first.parent is not None:
             group.parent_log, group.parent_seq = first.parent

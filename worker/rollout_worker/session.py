@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from functools import partial
 from typing import Any, ClassVar
@@ -297,7 +297,7 @@ class Session:
 
     def _takes(self, child: Child) -> int:
         """Attempts at once: of that process, or of all the slots."""
-        return child.width if child.plan.kind == "engine" else self._settings.slots
+        return child.width if child.plan.kind != "slot" else self._settings.slots
 
     def _accepted(self, accepted: work_pb2.Accepted, now: float) -> None:
         sent: float | None = None
@@ -652,11 +652,18 @@ class Session:
             self._input_or_output_failed(event.key, event.failure)
 
     def _input_or_output_failed(self, key: AttemptKey, failure: Failure) -> None:
-        held = self.held.get(key)
-        if held is not None:
-            held.move("finish")
-            self._forget(held)
+        held, result = self.held.get(key), self._storing.get(key)
+        if held is None:
+            return
+        held.move("finish")
+        self._forget(held)
+        if result is None or result.failure is None:
             self._finish(failed(held, failure))
+            return
+        # It failed before, and how counts more than that its evidence is lost.
+        lost = f"{result.failure.message}; what it left behind could not be stored: {failure.message}"
+        result.data, result.failure = b"", replace(result.failure, message=lost)
+        self._finish(result)
 
     # ---- parents
 

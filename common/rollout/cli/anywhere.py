@@ -222,15 +222,15 @@ def _known(where: Places) -> Iterator[_Known]:
     for directory in where.near:
         for output in (directory, *_outputs_below(directory)):
             if (run_id := _read(output / RUN_ID).decode("ascii", "replace").strip()) and (
-                target := _at(output, run_id)
+                target := cluster_of(output, run_id)
             ):
                 yield _Known(run_id, _names(output), target)
     for run in reversed(private_runs()):
         yield _Known(run.run_id, (run.name,), private_target(run.state))
 
 
-def _at(output: Path, run_id: str) -> Target | None:
-    """The cluster of the run of an output directory."""
+def cluster_of(output: Path, run_id: str) -> Target | None:
+    """The cluster of the run of an output directory; None: it is not known."""
     if (state := state_of(output)) is not None:
         return private_target(state)
     origin = origin_of(output, run_id)

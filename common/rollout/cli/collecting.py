@@ -11,21 +11,33 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from rollout.cli.boundary import FAILED, OK
+from rollout.cli.interrupt import Interrupted
 from rollout.cli.progress import Display, Rates, Snapshot, eta
+from rollout.cli.run_ledger import RunLedger
 from rollout.cli.show import cannot_start, cause_json, figures_of, waiting
 from rollout.cli.words import first_line, when
 from rollout.client import Page, Runs
-from rollout.model.errors import IncompleteError, InputChangedError, InputError, OutputChangedError, StateError
+from rollout.model.errors import (
+    IncompleteError,
+    InputChangedError,
+    InputError,
+    NotFoundError,
+    OutputChangedError,
+    StateError,
+)
 from rollout.model.ids import short
 from rollout.model.item import NewItem
+from rollout.model.run import ENDED
 from rollout.wire.v1 import runs_pb2 as pb
 from rollout.workloads.collector import Attempts, Collector
 from rollout.workloads.json_form import JsonObject
-from rollout.workloads.port import Checked, Workload
+from rollout.workloads.port import Board, Checked, Running, Workload
 
 _AGAIN = {"paused": "resume", "interrupted": "continue", "failed": "continue", "killed": "continue"}
 _ENDED_BY_IT = {"interrupted": "was interrupted", "failed": "failed", "killed": "was killed", "paused": "is paused"}
 ERRORS = "errors.jsonl"
+_FOLLOWED = "another run takes its place"
+_SHOWN_RUNNING = 200
 REWRITES_MAX = 3
 """Times that files which somebody changes are written anew before the run is given up."""
 IDLE_S = 30.0
@@ -83,14 +95,20 @@ class WorkloadRun:
         self.submitted = 0
         self._workload = workload
         self._runs = runs
+        self._ledger = RunLedger(runs, run_id)
         self._config = config
         self._checked = checked
         self._spec = replace(workload.spec(run_id, config), name=name)
         self._collector = collector
         self._display = display
         self._rates = Rates()
+        self._over = False
+        self._asked = asyncio.Event()
+        self._collecting = False
+        self._last: pb.RunStatus | None = None
         self._busy_at = time.monotonic()
         self._idle_told = False
+        self._skipping_told = False
         self._causes_told: dict[tuple[str, str, str], tuple[int, bool]] = {}
 
     @property
@@ -129,11 +147,12 @@ class WorkloadRun:
         """The exit code, when everything is in the files. `failure` ends it early, with its error. `detach`: the
         command that collects later; then this one is over when everything is submitted."""
         submitting = asyncio.create_task(self._submit())
-        jobs: list[asyncio.Future[Any]] = [submitting]
+        jobs: list[asyncio.Future[Any]] = [submitting, asyncio.create_task(self._pause_when_asked())]
         collecting: asyncio.Task[tuple[pb.RunStatus, JsonObject]] | None = None
         if not detach:
             collecting = asyncio.create_task(self._collect())
             jobs.append(collecting)
+            self._collecting = True
         waiting = set(jobs)
         try:
             while waiting:
@@ -143,8 +162,8 @@ class WorkloadRun:
                 for job in done:
                     job.result()
                 waiting -= done
-                if collecting is not None and collecting.done():
-                    break  # a run that was killed takes no more rows
+                if submitting.done() if collecting is None else collecting.done():
+                    break  # also of a run that was killed, which takes no more rows
         finally:
             for job in jobs:
                 job.cancel()
@@ -156,11 +175,51 @@ class WorkloadRun:
         status, summary = collecting.result()
         made: list[str] = []
         if status.state == "completed":
-            made = await self._workload.finished(self._fetch, self._config, directory, summary, self._display.note)
+            made = await self._workload.finished(
+                self._ledger.fetch, self._config, directory, summary, self._display.note
+            )
         return self._finish(directory, status, summary, made)
 
-    async def _fetch(self, object_id: bytes, path: Path) -> None:
-        await self._runs.download(self.run_id, object_id, path)
+    @property
+    def finishing(self) -> bool:
+        """Nothing more is started, and what runs is waited for."""
+        return self._asked.is_set()
+
+    def finish_running(self) -> bool:
+        """Start nothing more, wait for what runs, and raise Interrupted then. False: the workload does not do so, or
+        there is nothing to wait for."""
+        if not self._workload.finishes_running or not self._collecting or self._over:
+            return False
+        unit, running = self._workload.unit, self._last.running if self._last is not None else 0
+        those = f"the {running} that run" if running else "those that run"
+        self._display.event(
+            "finishing",
+            f"no further one of the {unit} is started; waiting for {those}. Ctrl-C once more abandons them",
+            running=running,
+        )
+        self._asked.set()
+        return True
+
+    async def _pause_when_asked(self) -> None:
+        await self._asked.wait()
+        with suppress(StateError):  # it has ended, or is paused
+            await self._runs.command(self.run_id, "pause", reason="interrupted", own=True)
+
+    async def end(self) -> bool:
+        """No further unit of it is started, those that run are finished, and all results are in the files. False: the
+        cluster does not know it any more."""
+        try:
+            status = await self._runs.get(self.run_id)
+            if status.state == "running":
+                status = await self._runs.command(self.run_id, "pause", reason=_FOLLOWED, own=True)
+            await self._follow(until_quiet=True)
+            if status.state in ("paused", "interrupted"):
+                with suppress(StateError):  # its last unit ended meanwhile, and so it did
+                    await self._runs.command(self.run_id, "kill", reason=_FOLLOWED, own=True)
+        except NotFoundError:
+            return False
+        await to_its_end(self._collector.flush)
+        return True
 
     def close(self) -> None:
         """Whatever was collected is durable. Blocking."""
@@ -168,6 +227,8 @@ class WorkloadRun:
             # A file that was changed meanwhile is the next command's to write anew.
             with suppress(OutputChangedError):
                 self._collector.flush()
+                if not self._over:
+                    self._collector.refresh("interrupted")
         finally:
             self._collector.close()
 
@@ -199,7 +260,9 @@ class WorkloadRun:
         while True:
             try:
                 status = await self._follow()
-                return status, await to_its_end(
+                if status.state not in ENDED:
+                    raise Interrupted
+                summary = await to_its_end(
                     self._collector.finish,
                     status.state,
                     started_ms=status.created_ms,
@@ -207,6 +270,9 @@ class WorkloadRun:
                     attempts=Attempts(status.attempts, status.retried, status.worker_lost),
                     reason=status.reason,
                 )
+                await to_its_end(self._collector.refresh, status.state)
+                self._over = True
+                return status, summary
             except OutputChangedError as error:
                 rewritten += 1
                 if rewritten > REWRITES_MAX:
@@ -214,27 +280,45 @@ class WorkloadRun:
                 self._display.note(f"note: {error.message}; it is written anew from the ledger")
                 await to_its_end(self._collector.restart)
 
-    async def _follow(self) -> pb.RunStatus:
+    async def _follow(self, *, until_quiet: bool = False) -> pb.RunStatus:
+        """To its end, or until it is paused and nothing of it runs any more, where that is what was asked for."""
         pages = self._runs.watch(self.run_id, self._collector.cursor, payloads=True)
         async with aclosing(pages):
             async for page in pages:
                 await self._take(page)
-                if page.status is not None and page.last:
+                if page.status is not None and (
+                    page.last or ((until_quiet or self.finishing) and self._is_quiet(page.status))
+                ):
                     return page.status
         raise StateError(f"run {short(self.run_id)}: the commit log ended before the run")
 
+    def _is_quiet(self, status: pb.RunStatus) -> bool:
+        stands = status.state in ("paused", "interrupted") and not status.pausing
+        return stands and self._collector.cursor >= status.cursor
+
     async def _take(self, page: Page) -> None:
         if page.entries:
+            for told in await self._collector.place(page.entries, self._ledger):
+                self._display.note(f"warning: {told}")
             await to_its_end(self._collector.add, page.entries)
             for entry in page.entries:
                 for name, message, fields in self._workload.remarks(entry):
                     self._display.event(name, message, **fields)
         if page.status is not None:
+            self._last = page.status
             await to_its_end(self._collector.flush)
-            self._display.progress(self._snapshot(page.status))
+            await to_its_end(self._collector.refresh)
+            self._display.progress(self._snapshot(page.status, await self._board(page.status)))
+            self._tell_skipping(page.status)
             self._tell_causes(page.status)
             self._tell_gone(page.status)
             self._tell_idle(page.status)
+
+    def _tell_skipping(self, status: pb.RunStatus) -> None:
+        if status.skips_rest and not self._skipping_told:
+            self._skipping_told = True
+            message = f"what has not begun is skipped: {first_line(status.reason)}; {status.running} still running"
+            self._display.event("rest_skipped", message, reason=status.reason)
 
     def _tell_causes(self, status: pb.RunStatus) -> None:
         """Once each, and again when it has reached more workers, or all."""
@@ -279,7 +363,23 @@ class WorkloadRun:
             "`rollout workers` lists those that are connected, `rollout-worker run` starts one"
         )
 
-    def _snapshot(self, status: pb.RunStatus) -> Snapshot:
+    async def _board(self, status: pb.RunStatus) -> Board | None:
+        """What the workload shows of the run, if it does."""
+        if not self._collector.shows:
+            return None
+        running: list[Running] = []
+        if status.running:
+            pages = self._runs.items(self.run_id, "running", limit=_SHOWN_RUNNING)
+            async with aclosing(pages):
+                async for page in pages:
+                    running += [
+                        Running(one.seq, max(0.0, time.time() - one.at_ms / 1000), one.message, one.attempts)
+                        for one in page.items
+                        if one.state == "running"
+                    ]
+        return self._collector.board(running, status.running)
+
+    def _snapshot(self, status: pb.RunStatus, board: Board | None = None) -> Snapshot:
         final = status.done + status.failed + status.cancelled + status.skipped
         per_s, measure_per_s = self._rates.add(final, status.units_out)
         state = "pausing" if status.pausing and status.state == "paused" else status.state
@@ -300,6 +400,7 @@ class WorkloadRun:
             measure=self._workload.measure,
             note=status.note,
             figures=figures_of(status),
+            board=board,
         )
 
     def _finish(self, directory: Path, status: pb.RunStatus, summary: JsonObject, made: list[str]) -> int:
@@ -310,15 +411,13 @@ class WorkloadRun:
         if refusal:
             ended = f"run {short(self.run_id)} has ended; when this is mended, the same command starts another one"
             raise InputError(f"{refusal}\n{ended}")
-        units = summary[self._workload.unit]
         if status.state == "completed" and not self._collector.complete:
             raise IncompleteError(
                 f"run {short(self.run_id)} is completed with {self._collector.cursor} of the {self.total} "
                 f"{self._workload.unit} of the input: it was sealed when the input was another. Name another output "
                 "directory to start a new run"
             )
-        completed = status.state == "completed" and (units["completed"] > 0 or units["committed"] == 0)
-        return OK if completed else FAILED
+        return OK if status.state == "completed" and self._workload.succeeded(summary) else FAILED
 
     def _text(self, summary: JsonObject, files: dict[str, str]) -> str:
         unit, measure, totals = self._workload.unit, self._workload.measure, self._collector.totals

@@ -1,4 +1,4 @@
-"""Ctrl-C once: stop cleanly. Twice: at once. SIGTERM counts as Ctrl-C."""
+"""Ctrl-C once: stop cleanly, or finish what runs. Twice: at once. SIGTERM counts as Ctrl-C."""
 
 from __future__ import annotations
 
@@ -17,10 +17,13 @@ class Interrupted(BaseException):
 
 
 class Interrupts:
-    """`at_once` runs at the second signal, which ends the process."""
+    """`at_once` runs at the second signal, which ends the process. `gently` is asked at the first: True, if the work
+    will end by itself and raise Interrupted; else it is cancelled."""
 
-    def __init__(self, at_once: Callable[[], None]) -> None:
+    def __init__(self, at_once: Callable[[], None], gently: Callable[[], bool] = lambda: False) -> None:
         self._at_once = at_once
+        self._gently = gently
+        self._seen = False
         self._asked = asyncio.Event()
 
     def install(self) -> None:
@@ -29,11 +32,13 @@ class Interrupts:
             loop.add_signal_handler(number, self._signalled)
 
     def _signalled(self) -> None:
-        if self._asked.is_set():
+        if self._seen:
             self._at_once()
             sys.stdout.flush()
             os._exit(128 + signal.SIGINT)
-        self._asked.set()
+        self._seen = True
+        if not self._gently():
+            self._asked.set()
 
     async def guard(self, work: Coroutine[Any, Any, T]) -> T:
         """`work`'s result; on a signal it is cancelled, has cleaned up when Interrupted is raised."""

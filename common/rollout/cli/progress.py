@@ -6,18 +6,20 @@ import sys
 import time
 from abc import ABC, abstractmethod
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, TextIO
 
-from rich.console import Console
+from rich.console import Console, Group, RenderableType
+from rich.live import Live
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, Task, TextColumn
-from rich.table import Column
+from rich.table import Column, Table
 from rich.text import Text
 
 from rollout.cli.show import print_json
 from rollout.cli.words import counted, duration, unsuccessful
 from rollout.config.visible import visible
+from rollout.workloads.port import Board
 
 _WINDOW_S = 30.0
 _PLAIN_EVERY_S = 5.0
@@ -48,12 +50,14 @@ class Snapshot:
     note: str = ""
     """What is under way says of itself, and the same as `figures`; `step` and `steps` of them are shown as the bar."""
     figures: Mapping[str, Any] = field(default_factory=dict[str, Any])
+    board: Board | None = None
+    """What the workload wants shown beside; then what single attempts say is in it."""
 
     @property
     def extent(self) -> tuple[str, int, int]:
         """What is counted, how many are done, how many there are."""
         step, steps = self.figures.get("step"), self.figures.get("steps")
-        if isinstance(step, int) and isinstance(steps, int) and 0 <= step <= steps and steps > 0:
+        if self.board is None and isinstance(step, int) and isinstance(steps, int) and 0 <= step <= steps and steps > 0:
             return "steps", step, steps
         return self.unit, self.done + self.failed, self.total
 
@@ -74,7 +78,7 @@ class Snapshot:
             "eta_s": self.eta_s,
             "state": self.state,
             **({"note": self.note} if self.note else {}),
-            **self.figures,
+            **(self.figures if self.board is None else self.board.fields),
         }
 
 
@@ -181,12 +185,19 @@ class TerminalDisplay(Display):
             _Count(),
             TextColumn("{task.fields[details]}"),
             console=self._console,
-            transient=True,
-            redirect_stdout=False,
-            redirect_stderr=False,
         )
         self._task = self._progress.add_task("", total=None, details="", visible=False)
+        self._board: Board | None = None
+        self._live = Live(
+            console=self._console, get_renderable=self._render, transient=True, redirect_stdout=False,
+            redirect_stderr=False, refresh_per_second=4,
+        )  # fmt: skip
         self._started = False
+
+    def _render(self) -> RenderableType:
+        if self._board is None:
+            return self._progress
+        return Group(*board_tables(self._board, self._console.height), self._progress)
 
     def note(self, message: str) -> None:
         self._console.print(visible(message), markup=False, soft_wrap=True)
@@ -201,6 +212,7 @@ class TerminalDisplay(Display):
 
     def progress(self, snapshot: Snapshot) -> None:
         self._start()
+        self._board = snapshot.board
         unit, done, total = snapshot.extent
         room = self._console.width - len(f"{unit}  {total}/{total}  ") - _BAR_MIN
         self._progress.update(
@@ -214,13 +226,39 @@ class TerminalDisplay(Display):
 
     def close(self) -> None:
         if self._started:
-            self._progress.stop()
+            self._live.stop()
             self._started = False
 
     def _start(self) -> None:
         if not self._started:
-            self._progress.start()
+            self._live.start()
             self._started = True
+
+
+_LINES_BESIDES = 5
+"""Of a board: its heads, the line that says how many more there are, the bar, and what a person has typed."""
+
+
+def board_tables(board: Board, height: int) -> Iterator[RenderableType]:
+    """As much of it as fits a terminal of so many lines."""
+    table = Table(box=None, pad_edge=False)
+    for number, head in enumerate(board.heads):
+        table.add_column(head, justify="right" if number else "left", header_style="bold")
+    room = max(1, height - _LINES_BESIDES)
+    for row in board.rows[:room]:
+        table.add_row(*map(visible, row))
+    yield table
+    room -= len(board.rows)
+    shown = board.running[: max(0, room)]
+    if shown:
+        running = Table(box=None, show_header=False, pad_edge=False)
+        for row in shown:
+            running.add_row(*map(visible, row))
+        yield running
+    if more := board.n_running - len(shown):
+        yield Text(f"and {more:,} more running" if shown else f"{more:,} running")
+    if board.line:
+        yield Text(board.line)
 
 
 def details(snapshot: Snapshot, room: int | None = None) -> str:
@@ -228,14 +266,15 @@ def details(snapshot: Snapshot, room: int | None = None) -> str:
     failed = unsuccessful(snapshot.failed, snapshot.invalid)
     if snapshot.state not in ("running", "pausing", "completed"):
         return f"{snapshot.state}, {failed}"  # nothing moves: no rate, no end, and nobody at it
-    if snapshot.note:
+    if snapshot.note and snapshot.board is None:
         return _noted(snapshot, failed if snapshot.failed else "", room)
     rate = f"{snapshot.per_s:.1f} {snapshot.unit}/s"
     measured = f"{snapshot.measure_per_s:.0f} {snapshot.measure}/s" if snapshot.measure else ""
     eta = "" if snapshot.eta_s is None else f"ETA {duration(snapshot.eta_s)}"
     state = f"pausing, {snapshot.running} still running" if snapshot.state == "pausing" else ""
     workers = "no workers" if not snapshot.workers else counted(snapshot.workers, "worker")
-    parts = [part for part in (state, rate, measured, eta, failed, workers) if part]
+    line = "" if snapshot.board is None or room is not None else snapshot.board.line
+    parts = [part for part in (state, rate, measured, eta, failed, workers, line) if part]
     for least in (measured, workers, rate, failed):
         if room is not None and len(", ".join(parts)) > room and least in parts:
             parts.remove(least)

@@ -15,6 +15,7 @@ from pydantic import BaseModel, ValidationError
 from rollout.cli.boundary import FAILED, OK
 from rollout.cli.collecting import REWRITES_MAX, files_of, to_its_end
 from rollout.cli.progress import Display
+from rollout.cli.run_ledger import RunLedger
 from rollout.cli.words import unsuccessful
 from rollout.client import Runs
 from rollout.config.wording import describe
@@ -33,10 +34,21 @@ OUTPUT = "output"
 
 
 class ResultsOf:
-    """One run's files in one directory. `options`: `KEY=VALUE` of the workload's section [output]."""
+    """One run's files in one directory. `options`: `KEY=VALUE` of the workload's section [output]. `place`: also what
+    is kept of each unit beside its lines."""
 
-    def __init__(self, runs: Runs, run_id: str, directory: Path, display: Display, options: Sequence[str]) -> None:
+    def __init__(
+        self,
+        runs: Runs,
+        run_id: str,
+        directory: Path,
+        display: Display,
+        options: Sequence[str],
+        *,
+        place: bool = True,
+    ) -> None:
         self._runs = runs
+        self._place = place
         self._run_id = run_id
         self._directory = directory
         self._display = display
@@ -95,6 +107,7 @@ class ResultsOf:
                     attempts=Attempts(status.attempts, status.retried, status.worker_lost),
                     reason=status.reason,
                 )
+                await to_its_end(collector.refresh, status.state)
                 break
             except OutputChangedError as error:
                 rewritten += 1
@@ -118,6 +131,9 @@ class ResultsOf:
             async for page in pages:
                 entries = [entry for entry in page.entries if entry.position < end]
                 if entries:
+                    if self._place:
+                        for told in await collector.place(entries, RunLedger(self._runs, self._run_id)):
+                            self._display.note(f"warning: {told}")
                     await to_its_end(collector.add, entries)
                     self._display.step(f"writing results: {collector.cursor:,} of {end:,} {unit}")
                 if collector.cursor >= end:

@@ -36,7 +36,7 @@ from rollout.client.origin import authority_of, keep_origin, origin_of
 from rollout.client.private import STATE_DIR, PrivateRun, remember_command, remember_private_run, state_of
 from rollout.client.runs import Runs, new_ulid
 from rollout.client.snapshots import SHORT, Snapshot, bring_snapshot, keep_names, pin_snapshot
-from rollout.client.target import Target, connected, find_target, private_target
+from rollout.client.target import Target, Wish, connected, find_target, private_target
 from rollout.client.trees import name_trees, upload_trees
 from rollout.model.errors import ConfigError, InputError, NotFoundError, OtherRunError
 from rollout.model.ids import is_ulid, short
@@ -64,7 +64,7 @@ _NOTHING_SENT = "interrupted before anything was submitted"
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Options:
     """What every workload's command takes. `words`: the command as it was typed, without these: `rollout infer batch
-    --config FILE`."""
+    --config FILE`. `local`: on this machine alone, whatever cluster is named."""
 
     words: tuple[str, ...]
     name: str = ""
@@ -75,6 +75,7 @@ class Options:
     dry_run: bool = False
     detach: bool = False
     json: bool = False
+    local: bool = False
 
     def command(self, known: Sequence[str] = (), *, go_on: bool = False) -> str:
         """What to type to go on; `known`: every coordinator, of which the one that was named may be down by then."""
@@ -92,12 +93,17 @@ class Options:
         return shlex.join(words)
 
 
-def run_workload(workload: Workload[Any, Any], settings: BaseModel, options: Options) -> int:
-    """The exit code. ConfigError and InputError, with all faults, before anything is started or written."""
+def run_workload(
+    workload: Workload[Any, Any], settings: BaseModel, options: Options, display: Display | None = None
+) -> int:
+    """The exit code. ConfigError and InputError, with all faults, before anything is started or written.
+
+    `display`: in place of the one for standard output."""
     name = options.name or getattr(getattr(settings, "run", None), "name", "")
     if name.startswith("@"):
         raise ConfigError(f"--name: {name!r} begins with @, which stands for other things: choose another")
-    target = find_target(list(options.coordinators), options.tls_dir, chosen().wish)
+    wish = Wish(local=True) if options.local else chosen().wish
+    target = find_target(list(options.coordinators), options.tls_dir, wish)
     if options.dry_run:
         return _dry_run(workload, settings, options, [] if target.addresses else workload.host_notes(settings))
     target = place(Path(workload.directory(settings)), target, options)
@@ -106,7 +112,7 @@ def run_workload(workload: Workload[Any, Any], settings: BaseModel, options: Opt
             raise ConfigError("--detach needs a cluster that stays: name it with --coordinator HOST:PORT")
         workload.check_host(settings)
     keep_going(f"the run goes on, its results are in {workload.directory(settings)}, and the command will end with 1")
-    display = display_for(json=options.json)
+    display = display or display_for(json=options.json)
     for note in workload.host_notes(settings) if target.private is not None else ():
         display.note(noted(note))
     try:
@@ -192,7 +198,7 @@ class _Invocation:
         self._sources: dict[str, tuple[Target, Snapshot]] = {}
 
     async def run(self) -> int:
-        interrupts = Interrupts(self._at_once)
+        interrupts = Interrupts(self._at_once, lambda: self._run is not None and self._run.finish_running())
         interrupts.install()
         try:
             return await interrupts.guard(self._work())
@@ -243,14 +249,19 @@ class _Invocation:
         await name_trees(checked.config, [one for one in checked.trees if one.always], self._display.step)
         stored = output.stored_config
         if known is None:
-            await self._find_snapshots(output, checked)
+            await self._find_snapshots(output, checked, checked.snapshots)
         elif stored is not None:
-            keep_names(stored, checked.config, checked.snapshots)
-            workload.settle(checked)
+            new = keep_names(stored, checked.config, checked.snapshots)
+            await self._find_snapshots(output, checked, new if checked.follows else ())
         if stored is not None:
-            await self._compare(stored, checked, output)
+            if not checked.follows:
+                await self._compare(stored, checked, output)
             if known is not None:
                 summary = await asyncio.to_thread(finished, workload, output, known, stored, checked)
+                if summary is not None and not checked.follows:
+                    checked.follows = workload.unfinished(summary)
+                if checked.follows:
+                    return await self._follow(output, known, stored, checked, summary)
                 if summary is not None:
                     return await self._complete(
                         output.path, known, resumed_config(workload, stored, checked.config), summary
@@ -260,6 +271,50 @@ class _Invocation:
             run_id = known or new_ulid()
             config = await self._unless_failed(self._agree(runs, output, run_id, stored, checked, new=known is None))
             return await self._carry_out(runs, output, run_id, config, checked, resumed=known is not None)
+
+    async def _follow(
+        self, output: OutputDirectory, known: str, stored: JsonObject, checked: Checked, summary: JsonObject | None
+    ) -> int:
+        """Another run takes the place of `known` in its directory, once all that that came to is in the files.
+        `summary`: of a run that is over and all of it in the files."""
+        workload, seen = self._workload, short(known)
+        config = resumed_config(workload, stored, checked.config)
+
+        async def follow() -> str:
+            return await asyncio.to_thread(workload.follow, checked, stored, output.path)
+
+        if summary is not None:
+            why, told = checked.follows, await follow()
+            if not checked.follows:
+                self._display.note(f"note: {told}")
+                return await self._complete(output.path, known, config, summary)
+            self._display.note(f"run {seen} is over, and {why}: {told}")
+        async with self._cluster(output.path, _PATIENCE_S) as runs:
+            if summary is None:
+                self._display.note(f"run {seen} goes no further, since {checked.follows}")
+                await self._unless_failed(self._end(runs, output, known, config, checked))
+                self._display.note(await follow())
+            run_id = new_ulid()
+            self._known, self._name = run_id, self._options.name or output.path.resolve().name
+            if self._target.private is None:
+                await name_trees(checked.config, [one for one in checked.trees if not one.always], self._display.step)
+            output.hand_over(run_id, checked.config, checked.keep)
+            return await self._carry_out(runs, output, run_id, checked.config, checked, resumed=False)
+
+    async def _end(
+        self, runs: Runs, output: OutputDirectory, run_id: str, config: JsonObject, checked: Checked
+    ) -> None:
+        """What runs of it is finished, nothing more starts, and all that it came to is in the files."""
+        collector = await asyncio.to_thread(open_collector, self._workload, output, run_id, config, checked)
+        run = WorkloadRun(self._workload, runs, run_id, config, checked, collector, self._display)
+        try:
+            if not await run.end() and collector.faults:
+                raise ConfigError(
+                    "\n".join([self._gone(run_id, output.path), *collector.faults])
+                    + "\nTo start a new run, name another output directory"
+                )
+        finally:
+            await asyncio.shield(asyncio.to_thread(run.close))
 
     async def _complete(self, directory: Path, run_id: str, config: JsonObject, summary: JsonObject) -> int:
         """Of a run that was completed and collected. An earlier command may have been ended before all was made that is
@@ -277,11 +332,11 @@ class _Invocation:
         self._display.event("summary", self._complete_text(summary, directory) + also, **summary, files=files)
         return OK
 
-    async def _find_snapshots(self, output: OutputDirectory, checked: Checked) -> None:
-        """What the configuration names of other runs, in whatever cluster it is. ConfigError, NotFoundError: before
-        anything is started."""
+    async def _find_snapshots(self, output: OutputDirectory, checked: Checked, keys: Sequence[str]) -> None:
+        """What `keys` of the configuration name of other runs, in whatever cluster it is. ConfigError, NotFoundError:
+        before anything is started."""
         where = self._places(output.path)
-        for key in checked.snapshots:
+        for key in keys:
             table = lookup(checked.config, key)
             target, snapshot = await find_named(where, table["uri"], table.get("step"))
             self._workload.found(checked, key, snapshot.as_found())
@@ -518,9 +573,11 @@ class _Invocation:
         directory = self._workload.directory(self._settings)
         lines = [f"interrupted: {committed} of {run.total} {unit} are in {directory}; nothing is lost"]
         if self._target.private is None:
+            how = "is paused" if run.finishing else "goes on"
             submitted = "" if run.submitted >= run.total else f" ({run.submitted} of {run.total} {unit} are submitted)"
             run_id = short(run.run_id)
-            lines.append(f"run {run_id} goes on at the cluster{submitted}; stop it with: rollout run pause {run_id}")
+            stop = "" if run.finishing else f"; stop it with: rollout run pause {run_id}"
+            lines.append(f"run {run_id} {how} at the cluster{submitted}{stop}")
         lines.append(f"continue with: {command}")
         self._display.event("interrupted", "\n".join(lines), run_id=run.run_id, committed=committed, command=command)
 

@@ -7,7 +7,8 @@ created_at, updated_at, ended_at` (RFC 3339, or null), `pausing`, `survivors` (`
 (over the last half minute), `elapsed_s`, `eta_s` (null: it cannot be said), `causes` (why workers cannot start what it
 needs: `[{run_id, executor, code, message, workers, hosts, times, first_at, last_at, everywhere}]`), `note` (what is
 under way says of how far it is) and `figures`, the same for programs: of a training run `step, steps, loss, lr,
-grad_norm, tokens_per_s, eta_s`.
+grad_norm, tokens_per_s, eta_s`. `skips_rest`: what has not begun is skipped, for `reason`, and the run ends with what
+runs.
 
 `invalid` says how many of `failed` are rows that cannot be used, which the run went on without (`on_bad_row = "skip"`).
 `attempts` counts those that began and have ended, `retried` those of them that came to nothing and did not end their
@@ -108,6 +109,7 @@ def run_json(status: pb.RunStatus) -> dict[str, Any]:
         "eta_s": eta_s(status),
         "note": status.note,
         "figures": figures_of(status),
+        "skips_rest": status.skips_rest,
     }
 
 

@@ -44,15 +44,15 @@ async def entries_of(batch: pb.CommitBatch, read: Read) -> list[CommitEntry]:
     if len(tries) != count:
         raise ProtocolError("the columns of a commit batch differ in length")
     failures = failures_from_wire(batch.errors)
-    resolved = await _resolve([*data, *payloads], read)
+    found = await resolved([*data, *payloads], read)
     return [
         CommitEntry(
             position=batch.from_cursor + index,
             seq=batch.seq[index],
             attempt=batch.attempt[index],
             outcome=Outcome(batch.outcome[index]),
-            data=resolved[index],
-            payload=resolved[count + index],
+            data=found[index],
+            payload=found[count + index],
             id=ids[index],
             failure=failures.get(index),
             duration_ms=batch.duration_ms[index],
@@ -66,7 +66,8 @@ async def entries_of(batch: pb.CommitBatch, read: Read) -> list[CommitEntry]:
     ]
 
 
-async def _resolve(blobs: Sequence[Blob], read: Read) -> list[bytes]:
+async def resolved(blobs: Sequence[Blob], read: Read) -> list[bytes]:
+    """The bytes of each. NotFoundError when an object is gone."""
     spans: dict[bytes, tuple[int, int]] = {}
     for blob in blobs:
         if isinstance(blob, ObjectSlice):
@@ -84,13 +85,13 @@ async def _resolve(blobs: Sequence[Blob], read: Read) -> list[bytes]:
     together = {key: (low, high) for key, (low, high) in spans.items() if high - low <= _SPAN_MAX}
     parts = await asyncio.gather(*(one(key, low, high - low) for key, (low, high) in together.items()))
     packs = dict(zip(together, parts, strict=True))
-    resolved: list[bytes] = []
+    found: list[bytes] = []
     for blob in blobs:
         if isinstance(blob, bytes):
-            resolved.append(blob)
+            found.append(blob)
         elif (pack := packs.get(blob.object_id)) is not None:
             start = blob.offset - together[blob.object_id][0]
-            resolved.append(pack[start : start + blob.length])
+            found.append(pack[start : start + blob.length])
         else:
-            resolved.append(await one(*blob))
-    return resolved
+            found.append(await one(*blob))
+    return found

@@ -18,7 +18,7 @@ import grpc.aio
 
 from rollout.client.batches import Batch, batches
 from rollout.client.connection import EOF, Connection, Patience, unless_replaced
-from rollout.client.pages import entries_of
+from rollout.client.pages import entries_of, resolved
 from rollout.client.submit import Submission
 from rollout.model.address import parse_address
 from rollout.model.errors import ConfigError, ProtocolError, RolloutError, UnavailableError
@@ -32,7 +32,7 @@ from rollout.security import files
 from rollout.security.credentials import Credentials
 from rollout.security.roles import Role
 from rollout.wire.channel import open_channel
-from rollout.wire.codec import run_spec_to_wire
+from rollout.wire.codec import ref_from_wire, run_spec_to_wire
 from rollout.wire.v1 import history_pb2
 from rollout.wire.v1 import runs_pb2 as pb
 from rollout.workloads.commit import CommitEntry
@@ -62,6 +62,15 @@ class Page:
     @property
     def last(self) -> bool:
         return self.status is not None and self.status.state in _ENDED
+
+
+@dataclass(frozen=True, slots=True)
+class EndedAttempt:
+    """An attempt that began and came to nothing. `data`: what it left behind when it failed."""
+
+    seq: int
+    status: pb.AttemptStatus
+    data: bytes
 
 
 class Runs:
@@ -329,6 +338,37 @@ class Runs:
 
             return await read(reply.payload, "payload_ref"), await read(reply.result, "result_ref")
 
+    async def attempt_bytes(self, run_id: str, attempts: Sequence[pb.AttemptStatus]) -> Sequence[bytes]:
+        """What each left behind, or of the one that ended its item: the result. NotFoundError when an object is
+        gone."""
+        blobs = [ref_from_wire(one.data_ref) if one.HasField("data_ref") else one.data for one in attempts]
+        async with self.objects(run_id) as objects:
+            return await resolved(blobs, objects.get)
+
+    async def attempts(
+        self, run_id: str, *, parent: Sequence[int] = ()
+    ) -> AsyncGenerator[Sequence[EndedAttempt], None]:
+        """Pages of the attempts that began and came to nothing, of all items of a run or of all children of the item at
+        `parent`, by seq and number. Their data is resolved. NotFoundError."""
+        after = (0, 0)
+        while True:
+            request = pb.AttemptsRequest(
+                run_id=run_id, parent=parent, after_seq=after[0], after_attempt=after[1], limit=_PAGE_ITEMS
+            )
+
+            async def call(stub: Any, request: pb.AttemptsRequest = request) -> pb.AttemptsReply:
+                request.epoch = self._connection.epoch
+                return await stub.Attempts(request, timeout=_CALL_S)
+
+            page = await self._connection.unary(call)
+            self._note_objects(page.objects_addr)
+            if page.end:
+                return
+            data = await self.attempt_bytes(run_id, [one.attempt for one in page.attempts])
+            yield [EndedAttempt(one.seq, one.attempt, left) for one, left in zip(page.attempts, data, strict=True)]
+            last = page.attempts[-1]
+            after = (last.seq, last.attempt.attempt)
+
     async def list(self, states: Sequence[str] = (), limit: int = 100) -> Sequence[pb.RunStatus]:
         """Newest first."""
 
@@ -372,8 +412,9 @@ class Runs:
         return await self._connection.unary(call)
 
     async def kept(self, run_id: str, let_go: Sequence[int] = ()) -> pb.KeptReply:
-        """The objects that results of the run name in their data, such as snapshots; `let_go`: those of these items are
-        kept no longer, and freed unless something else refers to them or they are pinned. NotFoundError."""
+        """The objects that results of the run name in their data, such as snapshots, and attempts that failed in what
+        they left behind (`attempt` > 0). `let_go`: those of these items are kept no longer, and freed unless something
+        else refers to them or they are pinned. NotFoundError."""
 
         async def call(stub: Any) -> pb.KeptReply:
             request = pb.KeptRequest(epoch=self._connection.epoch, run_id=run_id, let_go=let_go)

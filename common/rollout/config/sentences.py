@@ -159,6 +159,7 @@ SENTENCES: dict[str, Sentence] = {
         "[, {failed} failed; `rollout run items {run_id} --failed` lists them]"
         "[; {most_common_count} of them like this: {most_common}][; one of them like this: {such_as}]"
     ),
+    "rest_skipped": _said(f"{_RUN} skips what has not begun: {{reason}}"),
     "run_failed": _said(f"{_RUN} failed: {{reason}}{_COUNTS}"),
     "run_killed": _said(f"{_RUN} was killed[ by the {{by}}][: {{reason}}]{_COUNTS}"),
     "run_interrupted": _said(f"{_RUN} was interrupted: {{survivors:item}} did not stop in time"),

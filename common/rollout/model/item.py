@@ -105,9 +105,13 @@ class NewItem:
 
 @dataclass(frozen=True, slots=True)
 class Failure:
-    """Why an attempt failed: `code` is stable, `message` for people."""
+    """Why an attempt failed: `code` is stable, `message` for people.
+
+    `retry_after_ms`: until the next attempt, in place of the item's backoff. No result remembers it.
+    """
 
     code: str
     message: str
     retryable: bool = True
     worker_lost: bool = False
+    retry_after_ms: int | None = None

@@ -8,6 +8,7 @@ from rollout.model.errors import SchemaVersionError
 from rollout.storage.schema import (
     ATTEMPTS_BEGAN,
     ENDED_BY,
+    EVIDENCE,
     INVALID_ROWS,
     KEPT_OBJECTS,
     OUTPUT_AND_EVENTS,
@@ -36,6 +37,7 @@ MIGRATIONS: tuple[Migration, ...] = (
     Migration(4, "what children of a run printed, and what happened", OUTPUT_AND_EVENTS),
     Migration(5, "how many rows could not be used, and events by run", INVALID_ROWS),
     Migration(6, "objects that results name", KEPT_OBJECTS),
+    Migration(7, "what attempts left behind that failed", EVIDENCE),
 )
 
 

@@ -328,3 +328,16 @@ CREATE TABLE IF NOT EXISTS kept (
 CREATE INDEX IF NOT EXISTS kept_let_go ON kept (log, seq) WHERE let_go = 1;
 CREATE INDEX IF NOT EXISTS kept_object ON kept (object_id);
 """
+
+EVIDENCE = """
+-- What an attempt left behind that failed: inline, or the slice of an object.
+ALTER TABLE attempt ADD COLUMN data BYTEA;
+ALTER TABLE attempt ADD COLUMN object_id BYTEA;
+ALTER TABLE attempt ADD COLUMN object_offset BIGINT;
+ALTER TABLE attempt ADD COLUMN object_length BIGINT;
+ALTER TABLE attempt ADD COLUMN units_in BIGINT DEFAULT 0 NOT NULL;
+ALTER TABLE attempt ADD COLUMN units_out BIGINT DEFAULT 0 NOT NULL;
+CREATE INDEX IF NOT EXISTS attempt_object ON attempt (object_id) WHERE object_id IS NOT NULL;
+-- The attempt that left the object behind; 0: the result of the item names it.
+ALTER TABLE kept ADD COLUMN attempt BIGINT DEFAULT 0 NOT NULL;
+"""

@@ -23,6 +23,7 @@ from rollout.wire.v1 import common_pb2, runs_pb2, work_pb2
 ID_BYTES = 32
 ERROR_TEXT_MAX = 4096
 ERROR_CODE_MAX = 128
+RETRY_AFTER_MAX_MS = 24 * 3600 * 1000
 INT_MAX = (1 << 63) - 1  # both databases store signed 64 bit
 UNITS_MAX = (1 << 32) - 1
 """Units (tokens) of one result: their sum over a run still fits."""
@@ -252,12 +253,14 @@ def text_for_wire(text: str, limit: int = ERROR_TEXT_MAX) -> str:
 
 
 def failure_to_wire(index: int, failure: Failure) -> common_pb2.ErrorInfo:
+    delay = failure.retry_after_ms
     return common_pb2.ErrorInfo(
         index=index,
         code=text_for_wire(failure.code, ERROR_CODE_MAX) or "attempt_failed",
         message=text_for_wire(failure.message),
         retryable=failure.retryable,
         worker_lost=failure.worker_lost,
+        retry_after_ms=None if delay is None else min(max(0, int(delay)), RETRY_AFTER_MAX_MS),
     )
 
 
@@ -269,8 +272,9 @@ def failures_from_wire(errors: Iterable[common_pb2.ErrorInfo]) -> dict[int, Fail
             raise ProtocolError(f"errors: entry {error.index} is named twice")
         if not error.code:
             raise ProtocolError(f"errors: entry {error.index} has no code")
+        delay = min(error.retry_after_ms, RETRY_AFTER_MAX_MS) if error.HasField("retry_after_ms") else None
         found[error.index] = Failure(
-            error.code[:ERROR_CODE_MAX], error.message[:ERROR_TEXT_MAX], error.retryable, error.worker_lost
+            error.code[:ERROR_CODE_MAX], error.message[:ERROR_TEXT_MAX], error.retryable, error.worker_lost, delay
         )
     return found
 

@@ -5,17 +5,19 @@ What it wrote it believes only as long as it is there: `rollout.workloads.output
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import asyncio
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, fields
 
 from rollout.model.errors import ProtocolError
 from rollout.workloads.commit import CommitEntry
 from rollout.workloads.json_form import JsonObject, timestamp
 from rollout.workloads.output import OutputDirectory, ResultFiles
-from rollout.workloads.port import Remembering, Totals, Writer
+from rollout.workloads.port import Board, Ledger, Placing, Remembering, Running, Showing, Totals, Writer
 
 _SAVE_ROWS = 2000
 _COUNTS = {field.name for field in fields(Totals)}
+_PLACED_AT_ONCE = 8
 _MEMORY = "memory"
 """Of the writer, saved beside the counts."""
 
@@ -57,12 +59,16 @@ class Collector:
         self.faults = self._files.begin()
         self.cursor = 0
         self.totals = Totals()
+        if isinstance(writer, Placing):
+            writer.open(output.path)
         counts = {key: value for key, value in self._files.totals.items() if key != _MEMORY}
         remembers = isinstance(writer, Remembering)
         if counts.keys() == _COUNTS and remembers == (_MEMORY in self._files.totals):
             self.cursor, self.totals = self._files.cursor, Totals(**counts)
             if isinstance(writer, Remembering):
                 writer.memory = self._files.totals[_MEMORY]
+            if isinstance(writer, Placing):
+                writer.take_up()
         elif self._files.cursor:  # written by another version, which counted other things
             self.restart()
 
@@ -85,6 +91,46 @@ class Collector:
         if isinstance(self._writer, Remembering):
             self._writer.memory = {}
         self._files.restart()
+        self._begin()
+
+    def _begin(self) -> None:
+        """What stands before the lines of the first entry is there."""
+        if isinstance(self._writer, Placing):
+            for name, lines in self._writer.begin():
+                self._files.append(name, lines)
+
+    async def place(self, entries: Sequence[CommitEntry], ledger: Ledger) -> list[str]:
+        """What the writer brings for `entries`, which `add` gets next; what a person should know of it."""
+        writer = self._writer
+        if not isinstance(writer, Placing):
+            return []
+        slots = asyncio.Semaphore(_PLACED_AT_ONCE)
+
+        async def one(entry: CommitEntry) -> str:
+            async with slots:
+                return await writer.place(entry, ledger)
+
+        placing = [asyncio.ensure_future(one(entry)) for entry in entries if entry.position >= self.cursor]
+        try:
+            return [text for text in await asyncio.gather(*placing) if text]
+        finally:
+            for task in placing:
+                task.cancel()
+            await asyncio.gather(*placing, return_exceptions=True)
+
+    def refresh(self, state: str = "") -> None:
+        """Bring up to date what the writer reckons over all entries. Blocking. `state`: of a run that has ended."""
+        if isinstance(self._writer, Placing):
+            self._writer.refresh(state)
+
+    @property
+    def shows(self) -> bool:
+        """Whether the writer has a board."""
+        return isinstance(self._writer, Showing)
+
+    def board(self, running: Sequence[Running], n_running: int) -> Board | None:
+        """As `Showing`; None: the writer has none."""
+        return self._writer.board(running, n_running) if isinstance(self._writer, Showing) else None
 
     def add(self, entries: Iterable[CommitEntry]) -> None:
         """Entries in commit order; those before the cursor are known and skipped. ProtocolError on a gap."""
@@ -93,6 +139,8 @@ class Collector:
                 continue
             if entry.position > self.cursor:
                 raise ProtocolError(f"the commit log jumps from {self.cursor} to {entry.position}")
+            if not self._files.begun:
+                self.restart()
             lines = list(self._writer.lines(entry))  # all or none: what is appended is written by the next flush
             for name, line in lines:
                 self._files.append(name, line)
@@ -115,6 +163,8 @@ class Collector:
 
         Times in Unix milliseconds; 0: taken from the results.
         """
+        if not self._files.begun:
+            self.restart()
         summary = self._writer.summary(self._summary(state, started_ms, ended_ms, attempts), self.totals)
         if reason:
             summary.setdefault("reason", reason)

@@ -42,6 +42,7 @@ SUMMARY = "summary.json"
 RESULT_FILES = ("completions.jsonl", "results.jsonl", "errors.jsonl", "openai.jsonl", SUMMARY)
 """What the workloads of this package write."""
 _LOCK = ".lock"
+_REPLACES = "replaces"
 _FULL = (errno.ENOSPC, errno.EDQUOT)
 _PIECE = 4 << 20
 _FALSE_ALARMS = 3
@@ -114,6 +115,14 @@ def saved_summary(directory: Path, state: JsonObject) -> JsonObject | None:
     return json.loads(data) if blake3(data).hexdigest() == state.get("summary") else None
 
 
+def claimed(directory: Path) -> JsonObject | None:
+    """What OutputDirectory.claim saved last in `directory`: run_id, config, kept. None: nothing."""
+    try:
+        return unseal((directory / RUN_CONFIG).read_bytes())
+    except OSError:
+        return None
+
+
 class OutputDirectory:
     """One process at a time holds a directory; it belongs to the run named in its `run-id`.
 
@@ -155,7 +164,9 @@ class OutputDirectory:
         lock.truncate(0)
         lock.write(f"pid {os.getpid()} on {socket.gethostname()}{f': {command}' if command else ''}\n")
         lock.flush()
-        return cls(path, lock, made=made)
+        output = cls(path, lock, made=made)
+        output._finish_handing_over()
+        return output
 
     def close(self) -> None:
         """A directory that `open` made and nobody claimed is gone afterwards, unless there is something in it."""
@@ -205,10 +216,7 @@ class OutputDirectory:
 
     @property
     def _stored(self) -> JsonObject | None:
-        try:
-            stored = unseal((self.path / RUN_CONFIG).read_bytes())
-        except OSError:
-            return None
+        stored = claimed(self.path)
         return stored if stored and stored.get("run_id") == self.run_id else None
 
     @property
@@ -242,10 +250,25 @@ class OutputDirectory:
         if self.run_id is None:
             self._move_aside(own, results)
         stored = {"run_id": run_id, "config": config, "kept": kept or {}}
-        if self._stored != stored or self.run_id is None:
+        before = self._stored
+        if before is None or {**before, **stored} != before or self.run_id is None:
             write_atomically(self.path / RUN_CONFIG, seal(stored))
         if self.run_id is None:
             write_atomically(self.path / RUN_ID, f"{run_id}\n".encode())
+
+    def hand_over(self, run_id: str, config: JsonObject, kept: JsonObject | None = None) -> None:
+        """The directory and all that is in it are `run_id`'s, and no more the present run's. Killed at any point, it is
+        one or the other's."""
+        stored = {"run_id": run_id, "config": config, "kept": kept or {}, _REPLACES: self.run_id}
+        write_atomically(self.path / RUN_CONFIG, seal(stored))
+        self._finish_handing_over()
+
+    def _finish_handing_over(self) -> None:
+        with suppress(OSError):
+            stored = claimed(self.path)
+            own = (self.path / RUN_ID).read_bytes().decode("ascii", "replace").strip()
+            if own and stored and stored.get(_REPLACES) == own:
+                write_atomically(self.path / RUN_ID, f"{stored['run_id']}\n".encode())
 
     def leave(self) -> None:
         """The directory is no run's any more: another may claim it."""
@@ -477,6 +500,11 @@ class ResultFiles:
         for file in self._files.values():
             file.begin_anew()
         self._begun = True
+
+    @property
+    def begun(self) -> bool:
+        """Lines can follow those that are there: `begin` went on, or `restart` emptied everything."""
+        return self._begun
 
     @property
     def summary(self) -> JsonObject | None:

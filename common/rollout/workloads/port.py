@@ -136,6 +136,8 @@ class Checked:
     `total`: units in the input; the run completes with as many. `source`: where `plan` reads them again.
     `trees`: what workers need of this machine's disk. `keep`: what the check of a later command wants to know of the
     run (`Reading.kept`); it stays in the output directory. `notes`: what the person is to be told.
+    `follows`: why the run of the output directory is not the one that is asked for, for people: it is ended, and
+    `Workload.follow` says what is left for another run in its place; empty: it is that run.
     `snapshots`: keys of tables of the configuration whose `uri` names a snapshot (and whose `step` may say which of a
     run's); `Workload.found` puts `snapshot` and `content_id` there once a cluster has said which one that is.
     """
@@ -147,6 +149,7 @@ class Checked:
     keep: JsonObject = field(default_factory=JsonObject)
     notes: tuple[str, ...] = ()
     snapshots: tuple[str, ...] = ()
+    follows: str = ""
 
     def lines(self, start: int) -> Iterator[Line]:
         """The lines of the input from unit `start` on, once more. InputChangedError where they are others now."""
@@ -219,6 +222,91 @@ class Remembering(Protocol):
 Fetch = Callable[[bytes, Path], Awaitable[None]]
 """Bring an object to a file. NotFoundError, OSError."""
 
+
+@dataclass(frozen=True, slots=True)
+class FailedTry:
+    """An attempt that did not end its item. `data`: what its executor left of it, as that of a result."""
+
+    attempt: int
+    code: str
+    message: str
+    data: bytes = b""
+    worker: str = ""
+    began_ms: int = 0
+    ended_ms: int = 0
+
+
+class Ledger(Protocol):
+    """What is asked of the cluster of a run beside its commit log."""
+
+    async def fetch(self, object_id: bytes, path: Path) -> None:
+        """As `Fetch`."""
+        ...
+
+    async def failed_tries(self, seq: int) -> list[FailedTry]:
+        """At the item `seq`, in order. NotFoundError."""
+        ...
+
+
+@runtime_checkable
+class Placing(Protocol):
+    """A writer that has files of its own, beside those whose lines it gives: a directory for each entry, say, and what
+    is reckoned over all entries so far. All are below `directory`, that of the output."""
+
+    def open(self, directory: Path) -> None:
+        """First. Blocking."""
+        ...
+
+    def begin(self) -> Iterable[tuple[str, bytes]]:
+        """The files are empty: lines that stand before those of the first entry, as `lines` has them."""
+        ...
+
+    def take_up(self) -> None:
+        """The files are as an earlier command left them. Blocking."""
+        ...
+
+    async def place(self, entry: CommitEntry, ledger: Ledger) -> str:
+        """Bring what belongs to `entry`, before `lines` is asked for it. It may come again, for an entry whose lines
+        were not written, or are written anew. What a person should know; empty: nothing."""
+        ...
+
+    def refresh(self, state: str = "") -> None:
+        """Bring what depends on all entries up to date, now and then. `state`: of a run that has ended. Blocking."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Running:
+    """A unit that runs. `note`: what it said last of how far it is. `tries`: this one included."""
+
+    seq: int
+    seconds: float
+    note: str
+    tries: int
+
+
+@dataclass(frozen=True, slots=True)
+class Board:
+    """A table of how far a run is, beside its bar: `heads`, `rows`, and `running`, a line each, of `n_running` in all.
+    `line`: what else there is to say. `fields`: all of it for programs."""
+
+    heads: tuple[str, ...]
+    rows: tuple[tuple[str, ...], ...]
+    running: tuple[tuple[str, ...], ...]
+    n_running: int
+    line: str
+    fields: JsonObject
+
+
+@runtime_checkable
+class Showing(Protocol):
+    """A writer that knows what a person wants to see of the run while it goes on."""
+
+    def board(self, running: Sequence[Running], n_running: int) -> Board:
+        """`running`: the first of the `n_running` units that run."""
+        ...
+
+
 Settings = TypeVar("Settings", bound=BaseModel)
 Found = TypeVar("Found", bound=Checked)
 
@@ -244,6 +332,8 @@ class Workload(ABC, Generic[Settings, Found]):
     """What its units are called in progress and summaries, plural."""
     measure: ClassVar[str] = ""
     """What `units_out` of an entry counts, such as tokens; empty: nothing that a person wants to see."""
+    finishes_running: ClassVar[bool] = False
+    """The first Ctrl-C starts no further unit and waits for those that run, which are long and dear."""
     result_files: ClassVar[tuple[str, ...]]
     """Every file that a run may write into its output directory, the most important first, `summary.json` included."""
 
@@ -313,6 +403,17 @@ class Workload(ABC, Generic[Settings, Found]):
     @abstractmethod
     def writer(self, config: JsonObject) -> Writer: ...
 
+    def follow(self, checked: Found, config: JsonObject, directory: Path) -> str:
+        """The run of `directory` is over, and what it came to is in the files: `checked`, which `follows` it, becomes
+        what is left for another, whose `total` may be 0. What the person is to be told. `config`: that of the run that
+        is over. Blocking; what it writes counts once the other run has the directory."""
+        raise NotImplementedError
+
+    def unfinished(self, summary: JsonObject) -> str:
+        """Why a run that was completed with this summary is followed by another when the same command is given again,
+        for people; empty: it is not."""
+        return ""
+
     async def finished(
         self, fetch: Fetch, config: JsonObject, directory: Path, summary: JsonObject, tell: Callable[[str], None]
     ) -> list[str]:
@@ -360,6 +461,11 @@ class Workload(ABC, Generic[Settings, Found]):
         """What is wrong with the input or the configuration, of a run that failed because of it: the command ends as
         if its check had found it. Empty: that is not why."""
         return ""
+
+    def succeeded(self, summary: JsonObject) -> bool:
+        """Whether a run that was completed with this summary did its work."""
+        units = summary[self.unit]
+        return units["completed"] > 0 or units["committed"] == 0
 
     def remarks(self, entry: CommitEntry) -> Iterable[tuple[str, str, JsonObject]]:
         """(event, text, its fields) of what a person should hear of an entry of the commit log as it comes."""

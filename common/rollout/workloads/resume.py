@@ -76,7 +76,7 @@ def collected(workload: AnyWorkload, output: OutputDirectory) -> bool:
     state = saved_state(output.path)
     if state is None:  # perhaps only the state is gone
         return any((output.path / name).exists() for name in workload.result_files)
-    return state["cursor"] > 0
+    return state["run_id"] == output.run_id and state["cursor"] > 0
 
 
 def failed_without_results(workload: AnyWorkload, output: OutputDirectory, run_id: str) -> bool:

@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterable
 from zlib import crc32
 
-from rollout.model.item import AttemptEnd, ItemSpec
+from rollout.model.item import AttemptEnd
 from rollout.model.run import ENDED
 
-from rollout_coordinator.core import chains, items, queues
+from rollout_coordinator.core import chains, items, kept, queues, rest
 from rollout_coordinator.core.events import Keys
 from rollout_coordinator.core.state import AttemptBatch, History, Log, Run, SpecInfo, State, Worker, touch
-from rollout_coordinator.core.step import AttemptRow, SendCancel
+from rollout_coordinator.core.step import NO_EVIDENCE, AttemptRow, Evidence, SendCancel
 
 Held = list[tuple[AttemptBatch, list[int]]]
 """Attempts, by batch."""
@@ -27,6 +27,9 @@ _CAUSE = {
 }
 _TRIED = frozenset({"result", "retry", "worker_lost"})
 """Causes that only an attempt which began has, also where its start was not told."""
+
+_FINAL = frozenset({"result", "close"})
+"""Those after which the item has a result."""
 
 # ---- which are open
 
@@ -216,6 +219,8 @@ def end(state: State, batch: AttemptBatch, seqs: list[int], cause: str) -> None:
     state.notes.capacity_freed(worker)
     if worker.given_back and not log.children.keys().isdisjoint(seqs):
         worker.given_back.clear()  # a parent: what it held there is free
+    if run.limits is not None and cause in _FINAL:
+        rest.count_over(log, batch.failed_by, n)
     if info.lane.blocked:
         queues.unblock(info.lane.blocked)
     if info.spec.chain:
@@ -225,18 +230,22 @@ def end(state: State, batch: AttemptBatch, seqs: list[int], cause: str) -> None:
 
 
 def end_attempt(
-    state: State, batch: AttemptBatch, seq: int, how: AttemptEnd, code: str, message: str, to: str = ""
-) -> None:
-    """The attempt ended and its item did not: evidence is written and the item is pending again."""
+    state: State, batch: AttemptBatch, seq: int, how: AttemptEnd, code: str, message: str, to: str = "",
+    left: Evidence = NO_EVIDENCE, retry_after_ms: int | None = None,
+) -> None:  # fmt: skip
+    """The attempt ended and its item did not: evidence is written and the item is pending again. `retry_after_ms`: when
+    it failed, in place of its backoff."""
     if batch.log.flight.get(seq) is not batch:
         return  # it went with its predecessor, earlier in the same message
     if batch.log.run.state in ENDED:  # a survivor: however it ended, nothing comes of it
         how, code, to = AttemptEnd.RELEASED, "run_ended", ""
     failures, losses, delay_ms = batch.failures, batch.losses, 0
+    failed_on, failed_by = batch.failed_on, batch.failed_by
     log = batch.log
     if how in (AttemptEnd.FAILED, AttemptEnd.TIMEOUT):
-        delay_ms = backoff_ms(state, batch, seq)
+        delay_ms = backoff_ms(state, batch, seq) if retry_after_ms is None else retry_after_ms
         failures += 1
+        failed_on, failed_by = batch.worker.id, code
     elif how is AttemptEnd.WORKER_LOST:
         losses += 1
         log.worker_lost += 1
@@ -248,10 +257,22 @@ def end_attempt(
         counted_in(log).retried += 1
         state.totals["retried"] += 1
     state.step.writes.attempts.append(
-        AttemptRow(log.id, seq, batch.attempt, batch.worker.id, how, code, message, wall, not_before_ms, began_ms)
+        AttemptRow(log.id, seq, batch.attempt, batch.worker.id, how, code, message, wall, not_before_ms, began_ms, left)
     )
+    if left.units_in or left.units_out:
+        counted = counted_in(log)
+        counted.units_in += left.units_in
+        counted.units_out += left.units_out
+    if log.run.limits is not None:
+        rest.count_units(log, left.units_in, left.units_out)
+        rest.count_failed(log, batch.failed_by, failed_by)
+        state.notes.limited[log.run.id] = log.run
+    if left.keeps:
+        kept.note_failure(log, seq)
     end(state, batch, [seq], _CAUSE[how])
-    queues.put_back(state, log, seq, History(batch.attempt, failures, losses, state.now.mono + delay_ms / 1000, to))
+    at = state.now.mono + delay_ms / 1000
+    history = History(batch.attempt, failures, losses, at, to, "" if to == failed_on else failed_on, failed_by)
+    queues.put_back(state, log, seq, history)
     if batch.info.spec.chain:
         drop_dependents(state, batch, seq)
 
@@ -266,9 +287,7 @@ def drop_dependents(state: State, batch: AttemptBatch, seq: int) -> None:
 def backoff_ms(state: State, batch: AttemptBatch, seq: int) -> int:
     """Exponential in the number of failures; the jitter is a hash of the attempt, so that a replay agrees."""
     spread = crc32(f"{batch.log.run.id}/{batch.log.id}/{seq}/{batch.attempt}".encode()) / 0xFFFFFFFF
-    return int(longest_backoff_ms(state, batch.info.spec, batch.failures) * (0.5 + 0.5 * spread))
-
-
-def longest_backoff_ms(state: State, spec: ItemSpec, failures: int) -> int:
-    """Before its jitter: the delay of a retry after one failure more than `failures`."""
-    return int(min(spec.retry_backoff_ms * 2 ** min(failures, 30), state.settings.retry_backoff_cap * 1000))
+    longest = min(
+        batch.info.spec.retry_backoff_ms * 2 ** min(batch.failures, 30), state.settings.retry_backoff_cap * 1000
+    )
+    return int(int(longest) * (0.5 + 0.5 * spread))

@@ -113,7 +113,7 @@ def _hopeless(state: State, run: Run) -> str:
             continue
         if log.returned or log.loading_returned or log.loading:
             return ""  # nobody knows what is on its way from the ledger
-        begins = (q for q in log.queues.values() if q.size and not _waits_for_earlier(state, q))
+        begins = (q for q in log.all_queues() if q.size and not _waits_for_earlier(state, q))
         needed.update(dict.fromkeys(queue.info.requirements for queue in begins))
     workers = list(_ready(state))
     parents_wait = any(batch.waiting for log in run.logs.values() for batch in log.flight.values())

@@ -62,12 +62,12 @@ def may_run(state: State, queue: SpecQueue, worker: Worker) -> str:
         look_back(state, log, chain, queue.head())
         if not chain.known:
             return "block"
-    if chain.last_worker and chain.last_worker != worker.id:
+    if chain.last_worker and chain.last_worker not in (worker.id, queue.shuns):
         last = state.workers.get(chain.last_worker)
         until = chain.free_at + state.settings.chain_grace
         here = last is not None and last.session and last.state.value == "ready" and fits(last, queue.info.requirements)
         if here and state.now.mono < until:
-            state.chains_due = min(state.chains_due, until)
+            state.asides_due = min(state.asides_due, until)
             state.wake_by(until)
             return "aside"
     return "go"

@@ -9,9 +9,10 @@ the others.
 
 from __future__ import annotations
 
+from rollout.model import events as names
 from rollout.model.item import AttemptEnd, Blob, Failure, Outcome
 
-from rollout_coordinator.core import attempts, chains, items, logs, policies, queues, row_failures, runs
+from rollout_coordinator.core import attempts, chains, items, kept, logs, policies, queues, rest, row_failures, runs
 from rollout_coordinator.core.reasons import first_line
 from rollout_coordinator.core.state import AttemptBatch, LaneState, Log, Run, SpecInfo, State, touch
 from rollout_coordinator.core.step import AttemptRow, Emit, ResultRows, RunMoved
@@ -40,11 +41,16 @@ def accept_rows(state: State, log: Log, rows: ResultRows) -> None:
         log.run.failures.add(rows)
         last = max(rows.failures)
         log.run.last_failure = (rows.seq[last], first_line(rows.failures[last].message)[:REASON_MAX])
+    if log.run.limits is not None:
+        rest.count_results(log, rows)
+        state.notes.limited[log.run.id] = log.run
     state.totals["accepted"] += len(rows.seq)
     state.step.writes.results.append(rows)
-    if rows.keeps and log.parent is None and any(policy.name == "keep_objects" for policy in log.run.policies):
-        kept: list[list[int]] = log.extra.get("kept", [])
-        log.extra["kept"] = sorted([*kept, *([rows.seq[index], rows.accepted_ms] for index in rows.keeps)])
+    for index in rows.keeps:
+        if rows.outcome[index] is Outcome.DONE:
+            kept.note_result(log, rows.seq[index], rows.accepted_ms)
+        else:
+            kept.note_failure(log, rows.seq[index])
     touch(state, log)
     state.notes.accepted[log.id] = log
     if log.by_arrival:
@@ -167,7 +173,7 @@ def commit_one(state: State, log: Log, seq: int) -> None:
     if info.spec.group:
         decide_group(state, log, seq, outcome, info.spec.group)
     for policy in log.run.policies:
-        decision = policy.decide(log, seq, outcome, info)
+        decision = policy.decide(log, seq, outcome, info) if policy.decide is not None else None
         if isinstance(decision, policies.PruneLane):
             prune(state, log, info.lane, seq)
         elif isinstance(decision, policies.EndRun) and runs.live(log.run):
@@ -186,10 +192,27 @@ def finish_if_complete(state: State, run: Run) -> None:
     if safe.committed_before_complete and root.cursor < root.submitted:
         return
     if not policies.wants_more(run):
-        runs.end(state, run, "complete", "")
+        runs.end(state, run, "complete", rest.why(root))
 
 
 # ---- what a result decides about others
+
+
+def keep_within(state: State, run: Run) -> None:
+    """Where it has reached a limit, what is pending of the run's own items is skipped, now or when it comes from the
+    ledger, or from a worker that had not begun it. What runs goes on."""
+    log = run.root
+    reason = rest.reached(log)
+    if not reason:
+        return
+    rest.decide(log, reason)
+    touch(state, log)
+    state.step.sends.append(
+        Emit(names.REST_SKIPPED, "warning", {"run_id": run.id, "name": run.spec.name, "reason": reason})
+    )
+    queues.forget_delays(state, log)
+    close_behind(state, log, run.specs, [], -1, flight=False)
+    state.notes.accepted[log.id] = state.notes.window[log.id] = log
 
 
 def decide_group(state: State, log: Log, seq: int, outcome: Outcome, group: str) -> None:
@@ -220,8 +243,11 @@ def close_behind(state: State, log: Log, infos: list[SpecInfo], members: list[in
             log.counts[Outcome.SKIPPED] += 1
             state.step.writes.prune.append((log.id, later, seq))
     for info in infos:
-        queue = log.queues.get(info.index)
-        if queue is not None and queue.size:
+        for queue in log.queues.get(info.index, {}).values():
+            if not queue.size:
+                continue
+            for *_, history in queue.retry:
+                rest.count_over(log, history.failed_by, 1)
             verdict = verdict_on(log, info.index)
             assert verdict is not None
             close_pending(state, log, info.index, queues.take_all(state, queue), *verdict)
@@ -239,7 +265,9 @@ def close_behind(state: State, log: Log, infos: list[SpecInfo], members: list[in
 
 
 def verdict_on(log: Log, spec: int) -> tuple[Outcome, Failure] | None:
-    """How items of this spec end without running: their lane is pruned, or their group is won."""
+    """How items of this spec end without running: their lane is pruned, their group is won, or all is skipped."""
+    if log.parent is None and (reason := rest.why(log)):
+        return Outcome.SKIPPED, Failure("rest_skipped", f"not begun before the rest was skipped: {reason}", False)
     info = log.run.specs[spec]
     if info.lane.pruned_at >= 0:
         return Outcome.SKIPPED, pruned(info.lane)

@@ -19,6 +19,7 @@ from rollout_coordinator.core import (
     queues,
     rates,
     replay,
+    rest,
     results,
     runs,
     status,
@@ -102,6 +103,7 @@ class Core:
         scanned = workers.scan(state)
         if scanned:
             rates.sample(state)
+            rest.look(state)
         causes.try_again(state)
         if scanned or state.notes.causes:
             causes.end_hopeless(state)
@@ -130,10 +132,13 @@ class Core:
     def _hand_up_notes(self, scanned: bool) -> None:
         """What happened in this step, to the modules that act on it: one kind after the other, each from below."""
         state, notes = self._state, self._state.notes
-        while notes.accepted:  # a policy may end items, which moves cursors again
+        while notes.accepted or notes.limited:  # a policy may end items, which moves cursors again
             moved, notes.accepted = notes.accepted, {}
+            limited, notes.limited = notes.limited, {}
             for log in moved.values():
                 commit.advance(state, log)
+            for run in limited.values():
+                commit.keep_within(state, run)
             for log in moved.values():
                 if log.parent is None:
                     submit.serve_appends(state, log.run)
@@ -143,6 +148,7 @@ class Core:
         if notes.dispatch:
             dispatch.dispatch(state)
         if notes.dispatch or scanned:
+            steal.take_back_skipped(state)
             steal.seek(state)
         for log in notes.window.values():
             window.refill(state, log)

@@ -53,7 +53,7 @@ class Frame:
 
 def dispatch(state: State) -> None:
     """Hand out what can be handed out."""
-    state.chains_due = NEVER
+    state.asides_due = NEVER
     if not state.asking and not state.resting:
         return
     states = {RunState.RUNNING} if state.safe.running_runs_only else set(RunState)
@@ -220,7 +220,8 @@ def take_first(
     most = allowed(state, queue, worker, soft)
     if most < 0:  # not to this worker, now
         block(queue, skipped.aside)
-        skipped.first_aside = min(skipped.first_aside, queue.head())
+        if queue.shuns != worker.id:  # a retry holds nothing back where it is not to be
+            skipped.first_aside = min(skipped.first_aside, queue.head())
         return None
     if most == 0:  # blocked
         return None
@@ -256,12 +257,33 @@ def allowed(state: State, queue: SpecQueue, worker: Worker, soft: bool) -> int:
         if verdict == "block":
             block(queue, queue.chain.blocked)
             return 0
-        if verdict == "aside":
+        if verdict == "aside" or better_elsewhere(state, queue, worker):
             return -1
         return 1
+    if better_elsewhere(state, queue, worker):
+        return -1
     if soft and wanted_elsewhere(state, queue, worker):
         return -1
     return most
+
+
+def better_elsewhere(state: State, queue: SpecQueue, worker: Worker) -> bool:
+    """The head failed last on this worker, and there is another for it, which has room or may have it soon."""
+    if queue.shuns != worker.id or not queue.size or not state.safe.retried_elsewhere:
+        return False
+    until = queue.retry[0][3].not_before + state.settings.another_worker_grace
+    if state.now.mono >= until or not any(
+        other is not worker
+        and other.session
+        and other.state is WorkerState.READY
+        and not other.fenced
+        and takes(other, queue.info.requirements)
+        for other in state.workers.values()
+    ):
+        return False
+    state.asides_due = min(state.asides_due, until)
+    state.wake_by(until)
+    return True
 
 
 def wanted_elsewhere(state: State, queue: SpecQueue, worker: Worker) -> bool:
@@ -292,6 +314,8 @@ def take(state: State, frame: Frame, queue: SpecQueue, n: int) -> int:
         heapq.heappop(queue.retry)
         arrived(state, history)
         give(state, frame, queue, [seq], [item], [payload], history, len(payload))
+        if queue.shuns and not queue.size:
+            queue.log.queues[queue.info.index].pop(queue.shuns, None)
         return 1
     assert chunk is not None
     first, last = chunk.pos, min(chunk.pos + n, len(chunk.seqs))
@@ -342,6 +366,7 @@ def give(
         seqs,
         state.now.mono,
     )
+    batch.failed_on, batch.failed_by = history.failed_on, history.failed_by
     open_batch(state, batch, size)
     count(queue, -n, -size)
     state.notes.window[log.id] = log
@@ -358,6 +383,8 @@ def give(
     group.specs += [info.spec] * n
     if history.losses >= state.settings.isolate_after_losses:
         group.isolate.append(at)
+    if history.failures:
+        group.failures.update(dict.fromkeys(range(at, at + n), history.failures))
     if queue.chain is not None:
         if before is not None:
             group.predecessors.append((at, *before))

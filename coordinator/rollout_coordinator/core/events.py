@@ -251,6 +251,9 @@ class PendingItem:
     failures: int = 0
     losses: int = 0
     not_before_ms: int = 0
+    delay_ms: int = 0  # the longest that any of its attempts was delayed
+    failed_on: str = ""  # worker of the last attempt that failed
+    failed_by: str = ""  # its error code
 
 
 @dataclass(slots=True)

@@ -7,23 +7,33 @@ from collections.abc import Callable
 from rollout.model.item import AttemptEnd, Failure, Outcome
 from rollout.model.run import ENDED
 
+from rollout_coordinator.core import rest
 from rollout_coordinator.core.attempts import end_attempt, open_seqs
 from rollout_coordinator.core.commit import close_in_flight
 from rollout_coordinator.core.state import AttemptBatch, State, Worker
+from rollout_coordinator.core.step import NO_EVIDENCE, Evidence
 
 
-def retry_or_fail(state: State, batch: AttemptBatch, seq: int, failure: Failure) -> Failure | None:
-    """The failure that ends the item, or None when the attempt ended here and the item goes on."""
+def retry_or_fail(
+    state: State, batch: AttemptBatch, seq: int, failure: Failure, left: Evidence = NO_EVIDENCE
+) -> Failure | None:
+    """The failure that ends the item, or None when the attempt ended here and the item goes on. `left`: its
+    evidence."""
     spec = batch.info.spec
     if failure.worker_lost:
         final = loss_is_final(state, batch)
         if final is None:
-            end_attempt(state, batch, seq, AttemptEnd.WORKER_LOST, failure.code, failure.message)
+            end_attempt(state, batch, seq, AttemptEnd.WORKER_LOST, failure.code, failure.message, left=left)
         return final
-    if not failure.retryable or (batch.failures + 1 >= spec.max_attempts and state.safe.attempts_limited):
+    if (
+        not failure.retryable
+        or rest.why(batch.log)
+        or (batch.failures + 1 >= spec.max_attempts and state.safe.attempts_limited)
+    ):
         return failure
     how = AttemptEnd.TIMEOUT if failure.code == "timeout" else AttemptEnd.FAILED
-    end_attempt(state, batch, seq, how, failure.code, failure.message)
+    delay = failure.retry_after_ms
+    end_attempt(state, batch, seq, how, failure.code, failure.message, left=left, retry_after_ms=delay)
     return None
 
 

@@ -22,7 +22,7 @@ def track_locality(run: Run, requirements: Requirements) -> None:
     if requirements.locality is None:
         requirements.locality = Locality()
         for log in run.logs.values():
-            for queue in log.queues.values():
+            for queue in log.all_queues():
                 index_queue(queue)
 
 
@@ -109,8 +109,9 @@ def home_of(queue: SpecQueue) -> str:
 
 
 def free(queue: SpecQueue, worker: Worker) -> bool:
-    """Nothing speaks against its head going to the worker: it was not stolen for another, no horizon is near."""
-    if queue.log.run.tracked and queue.log.parent is None:
+    """Nothing speaks against its head going to the worker: it was not stolen for another nor failed here, no horizon is
+    near."""
+    if queue.shuns == worker.id or (queue.log.run.tracked and queue.log.parent is None):
         return False
     if not queue.retry or queue.retry[0][0] != queue.head():
         return True

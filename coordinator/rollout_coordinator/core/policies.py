@@ -6,11 +6,17 @@
 - `end_run {on: failed|done, state: failed|completed?}`: the first such result ends the run.
 - `keep_objects {last: N?, max_age_s: S?, from: SEQ?}`: at each result that names objects, those that results from SEQ
   on name are let go unless they are among the last N, and those that are S seconds older. What results before SEQ name
-  stays, and what the newest names.
+  stays, and what the newest names. What failures name counts for nothing, and goes with the first result behind it that
+  is let go.
+- `skip_rest {units_in: N?, units_out: N?, wall_s: S?, codes: A,B?, min_percent: P?, after: N?}`: what has not begun is
+  skipped, and the run completes with what has, once results and failed attempts have used so many units, it has run for
+  S seconds, or of at least N items fewer than P percent do not fail with one of these codes. `unit_in` and `unit_out`:
+  what the units are called.
 - `append {on: failed|done, times: N?, limit: M?}`: each such result of an item appends a copy of it at the end of a
   sealed run, up to N copies of copies and M items in all.
 
-A policy only decides; `commit.py` acts. What it has to remember it keeps in `Log.extra`, which is in the log's row.
+`skip_rest` alone is no matter of the order of results (`rest.py`). A policy only decides; `commit.py` acts. What it has
+to remember it keeps in `Log.extra`, which is in the log's row.
 """
 
 from __future__ import annotations
@@ -22,6 +28,8 @@ from rollout.model.errors import InputError
 from rollout.model.item import Outcome
 from rollout.model.run import Policy, RunSpec
 
+from rollout_coordinator.core.kept import failures_between
+from rollout_coordinator.core.limits import Limits
 from rollout_coordinator.core.state import Log, Run, SpecInfo
 
 
@@ -54,6 +62,7 @@ _OPTIONS = {
     "stop_early": ("failures", "successes"),
     "end_run": ("on", "state"),
     "keep_objects": ("last", "max_age_s", "from"),
+    "skip_rest": ("units_in", "units_out", "wall_s", "codes", "min_percent", "after", "unit_in", "unit_out"),
     "append": ("on", "times", "limit"),
 }
 
@@ -61,8 +70,9 @@ _OPTIONS = {
 @dataclass(slots=True)
 class Compiled:
     name: str
-    decide: Decide
+    decide: Decide | None  # None: it asks for no result by itself
     options: dict[str, str] = field(default_factory=dict[str, str])
+    limits: Limits | None = None
 
 
 def number(policy: Policy, options: dict[str, str], key: str, default: int = 0) -> int:
@@ -84,8 +94,31 @@ def compile_policies(spec: RunSpec) -> list[Compiled]:
                 raise InputError(
                     f"policy {policy.name} has no option {key!r}; it takes {', '.join(_OPTIONS[policy.name])}"
                 )
-        out.append(Compiled(policy.name, _MAKERS[policy.name](policy, options), options))
+        if policy.name == "skip_rest":
+            out.append(Compiled(policy.name, None, options, _limits(policy, options)))
+        else:
+            out.append(Compiled(policy.name, _MAKERS[policy.name](policy, options), options))
+    if sum(one.limits is not None for one in out) > 1:
+        raise InputError("policy skip_rest is there twice: give all limits in one")
     return out
+
+
+def _limits(policy: Policy, options: dict[str, str]) -> Limits:
+    codes = frozenset(code.strip() for code in options.get("codes", "").split(",") if code.strip())
+    limits = Limits(
+        number(policy, options, "units_in"),
+        number(policy, options, "units_out"),
+        1000 * number(policy, options, "wall_s"),
+        codes,
+        number(policy, options, "min_percent"),
+        max(1, number(policy, options, "after", 1)),
+        (options.get("unit_in", "units in"), options.get("unit_out", "units out")),
+    )
+    if bool(codes) != bool(limits.min_percent) or limits.min_percent > 100:
+        raise InputError("policy skip_rest: `codes` and `min_percent`, from 1 to 100, go together")
+    if not (limits.units_in or limits.units_out or limits.wall_ms or codes):
+        raise InputError("policy skip_rest: give `units_in`, `units_out`, `wall_s`, or `codes` with `min_percent`")
+    return limits
 
 
 def _prune_lane(policy: Policy, options: dict[str, str]) -> Decide:
@@ -152,6 +185,7 @@ def _keep_objects(policy: Policy, options: dict[str, str]) -> Decide:
         if not gone:
             return None
         log.extra["kept"] = [entry for entry in kept if entry[0] not in gone]
+        gone.update(failures_between(log, first, max(gone)))
         return LetGo(tuple(sorted(gone)))
 
     return decide

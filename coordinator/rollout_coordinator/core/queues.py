@@ -15,12 +15,16 @@ from rollout_coordinator.core.state import NEVER, Chain, Chunk, History, Log, Sp
 # ---- what dispatch sees
 
 
-def queue_of(log: Log, spec: int) -> SpecQueue:
-    queue = log.queues.get(spec)
+def queue_of(log: Log, spec: int, shuns: str = "") -> SpecQueue:
+    """`shuns`: the worker on which its items failed last. They stand apart, so that it goes on with the others."""
+    of_spec = log.queues.get(spec)
+    if of_spec is None:
+        of_spec = log.queues[spec] = {}
+    queue = of_spec.get(shuns)
     if queue is None:
         info = log.run.specs[spec]
         chain = chain_of(log, info.spec.chain) if info.spec.chain else None
-        queue = log.queues[spec] = SpecQueue(log, info, chain)
+        queue = of_spec[shuns] = SpecQueue(log, info, chain, shuns=shuns)
     return queue
 
 
@@ -95,7 +99,7 @@ def add_fresh(state: State, log: Log, spec: int, seqs: list[int], ids: list[byte
 
 def add_tried(state: State, log: Log, spec: int, seq: int, item: bytes, payload: Blob, history: History) -> None:
     """An item that was tried before."""
-    queue = queue_of(log, spec)
+    queue = queue_of(log, spec, history.failed_on)
     heapq.heappush(queue.retry, (seq, item, payload, history))
     count(queue, 1, len(payload))
     unblock(log.blocked)  # its queue may be blocked for a head far behind this item
@@ -138,7 +142,7 @@ def forget_pending(state: State, log: Log) -> None:
     """Forget all pending items of the log; the ledger has them."""
     for history in (*log.returned.values(), *log.loading_returned.values()):
         arrived(state, history)
-    for queue in log.queues.values():
+    for queue in log.all_queues():
         take_all(state, queue)
     log.returned.clear()
     log.loading_returned.clear()
@@ -176,9 +180,17 @@ def put_back(state: State, log: Log, seq: int, history: History) -> None:
     state.notes.dispatch = True
 
 
+def forget_delays(state: State, log: Log) -> None:
+    """Its retries are pending now, whatever they wait for: they are not to be tried again."""
+    mine = [retry for retry in state.retries if retry[2] == log.id]
+    state.retries = [retry for retry in state.retries if retry[2] != log.id]
+    heapq.heapify(state.retries)
+    log.returned.update(seq_and_history for *_, seq_and_history in mine)
+
+
 def fire_timers(state: State) -> None:
     """Retries whose delay is over are pending again; queues blocked for their items' `not_before` are seen again, and
-    chains whose worker did not come in time."""
+    those for which the worker did not come in time that they were set aside for."""
     while state.timers and state.timers[0][0] <= state.now.wall_ms:
         _, _, log_id, queue = heapq.heappop(state.timers)
         log = state.logs.get(log_id)
@@ -192,10 +204,10 @@ def fire_timers(state: State) -> None:
             log.returned[seq] = history
             state.notes.window[log.id] = log
             state.notes.dispatch = True
-    if state.chains_due <= state.now.mono:
+    if state.asides_due <= state.now.mono:
         state.notes.dispatch = True
-    elif state.chains_due != NEVER:
-        state.wake_by(state.chains_due)
+    elif state.asides_due != NEVER:
+        state.wake_by(state.asides_due)
     if state.retries:
         state.wake_by(state.retries[0][0])
     if state.timers:

@@ -127,13 +127,14 @@ def restore_log(state: State, run: Run, row: LogRow, accepted: list[tuple[int, i
 
 def restore_attempts(state: State, snapshot: Snapshot, now: Now) -> None:
     assignments: dict[int, Assignment] = {}
-    batches: dict[tuple[int, int, int, int, int, int, str, int], list[int]] = {}
+    batches: dict[tuple[int, int, int, int, int, int, str, str, str, int], list[int]] = {}
     for one in snapshot.open_attempts:
         if one.log in state.logs:
             alone = one.seq if state.logs[one.log].run.specs[one.spec].spec.chain else -1
-            key = (one.batch, one.log, one.spec, one.attempt, one.failures, one.losses, one.worker, alone)
+            last = one.failed_on, one.failed_by
+            key = (one.batch, one.log, one.spec, one.attempt, one.failures, one.losses, one.worker, *last, alone)
             batches.setdefault(key, []).append(one.seq)
-    for (number, log_id, spec, attempt, failures, losses, incarnation, _), seqs in batches.items():
+    for (number, log_id, spec, attempt, failures, losses, incarnation, on, by, _), seqs in batches.items():
         worker = state.workers.get(incarnation)
         if worker is None:
             worker = state.workers[incarnation] = Worker(incarnation, ANY_HOST, UNKNOWN, WorkerState.READY, now)
@@ -144,6 +145,7 @@ def restore_attempts(state: State, snapshot: Snapshot, now: Now) -> None:
         batch = AttemptBatch(
             next(state.numbers), log, info, worker, assignment, attempt, failures, losses, seqs, now.mono
         )
+        batch.failed_on, batch.failed_by = on, by
         batch.maybe_started = state.safe.adopted_may_have_begun
         if info.spec.timeout_ms:
             batch.started_at = dict.fromkeys(seqs, now.mono)

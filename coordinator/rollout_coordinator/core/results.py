@@ -13,7 +13,7 @@ from rollout.model.run import ENDED
 from rollout_coordinator.core import attempts, chains, commit, failures
 from rollout_coordinator.core.events import Keys, ResultGroup, WorkerReleased, WorkerResults, WorkerStarted
 from rollout_coordinator.core.state import AttemptBatch, Log, Requirements, State, Worker, touch
-from rollout_coordinator.core.step import ResultRows, SendAccepted
+from rollout_coordinator.core.step import Evidence, ResultRows, SendAccepted
 from rollout_coordinator.core.workers import quarantine, worker_of_session
 
 RELEASE_ENDS = {"pause": AttemptEnd.PAUSED}
@@ -176,7 +176,11 @@ def outcome_of(
     if outcome is not Outcome.FAILED:
         return outcome, failure
     failure = failure or Failure("unknown", "The worker reported a failure without saying why.")
-    last = failures.retry_or_fail(state, batch, seq, failure)
+    units_in, units_out = group.units_in, group.units_out
+    left = Evidence(
+        group.data[i], group.keeps.get(i, ()), units_in[i] if units_in else 0, units_out[i] if units_out else 0
+    )
+    last = failures.retry_or_fail(state, batch, seq, failure, left)
     return (None, None) if last is None else (Outcome.FAILED, last)
 
 
@@ -203,7 +207,7 @@ def insert(
     rows = ResultRows(
         log.id, pick(group.seq), pick(group.attempt), outcomes, [group.data[i] for i in at], final,
         pick(group.duration_ms), pick(group.units_in), pick(group.units_out), worker.id, state.now.wall_ms,
-        keeps={place: group.keeps[i] for place, i in enumerate(at) if i in group.keeps and place not in final},
+        keeps={place: group.keeps[i] for place, i in enumerate(at) if i in group.keeps},
     )  # fmt: skip
     _accept(state, worker, log, rows)
 

@@ -35,7 +35,9 @@ def make_run(state: State, spec: RunSpec, run_state: RunState, created_ms: int) 
     for lane in spec.lanes:
         run.lanes[lane.name] = LaneState(lane.name, lane.max_in_flight)
     run.policies = policies.compile_policies(spec)
-    run.tracked = bool(run.policies)
+    run.tracked = any(policy.decide for policy in run.policies)
+    run.limits = next((policy.limits for policy in run.policies if policy.limits), None)
+    run.looked_at = state.now.mono
     set_priority(run, spec.priority)
     state.runs[run.id] = run
     return run

@@ -54,6 +54,8 @@ class Safeguards:
     """An item that must not run twice does not after its worker was lost."""
     lost_work_runs_again: bool = True
     """The work of a dead worker runs elsewhere."""
+    retried_elsewhere: bool = True
+    """An item that failed on one worker is tried on another before it comes back to that."""
     hello_returns_missing: bool = True
     """An assignment that never arrived runs all the same."""
     stall_moves_deadlines: bool = True
@@ -90,6 +92,8 @@ class Safeguards:
     """Work that has begun is not asked back."""
     adopted_not_stolen: bool = True
     """What a new leader knows from the ledger only may have begun."""
+    rest_taken_back: bool = True
+    """What a worker has not begun when the rest of its run is skipped is not begun any more."""
     one_steal_a_victim: bool = True
     """A second revoke is not sent while the first is unanswered."""
     present_parent_spawns: bool = True

@@ -27,6 +27,7 @@ class CoreSettings:
     steal_max: int = 32
     waiting_max: int = 1024  # parents of a run that may wait at one worker before it gets no more of the root log
     chain_grace: float = 2.0  # wait this long for the worker that ran a chain's previous item
+    another_worker_grace: float = 10.0  # wait this long for a worker other than that on which an attempt failed
     retry_backoff_cap: float = 300.0
     isolate_after_losses: int = 2
     ended_on_disk: bool = False  # the driver answers LoadRun: ended runs need not be kept, those of others are found

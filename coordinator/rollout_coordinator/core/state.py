@@ -18,6 +18,7 @@ from rollout.model.run import Order, RunSpec, RunState
 from rollout.model.worker import Credit, Inventory, WorkerState
 
 from rollout_coordinator.core.events import Event, Keys, Now, SubmitItems, SubmitSeal, WorkerSpawn
+from rollout_coordinator.core.limits import Limits
 from rollout_coordinator.core.ranges import Ranges
 from rollout_coordinator.core.reasons import Reasons
 from rollout_coordinator.core.safeguards import Safeguards
@@ -45,6 +46,8 @@ class History(NamedTuple):
     losses: int = 0
     not_before: float = 0.0  # monotonic, unlike the row's: a wall clock that jumps delays no retry
     to: str = ""  # incarnation that asked for it by stealing
+    failed_on: str = ""  # incarnation that had the last attempt which failed: the next goes to another, if it can
+    failed_by: str = ""  # error code of that attempt
 
 
 FRESH = History()
@@ -116,6 +119,7 @@ class SpecQueue:
     chain: Chain | None
     chunks: deque[Chunk] = field(default_factory=deque[Chunk])
     retry: list[tuple[int, bytes, Blob, History]] = field(default_factory=_list)  # heap by seq: items tried before
+    shuns: str = ""  # its items failed last on this worker: they are for another, if there is one
     size: int = 0
     queued: bool = False  # in the heap of its requirements, or in the `blocked` list of what it waits for
     place: str | None = None  # where the locality of its requirements has it
@@ -189,7 +193,7 @@ class Log:
         self.flight: dict[int, AttemptBatch] = {}
         self.accepted = Ranges()
         # pending items: in queues, in memory up to `window_end`; the rest is in the ledger
-        self.queues: dict[int, SpecQueue] = {}
+        self.queues: dict[int, dict[str, SpecQueue]] = {}  # by spec, then by the worker that its items shun
         self.window = self.window_bytes = self.window_end = 0
         self.loading = 0  # load id of the LoadPending under way
         self.returned: dict[int, History] = {}  # to be pending again; their payloads are in the ledger
@@ -213,6 +217,10 @@ class Log:
     @property
     def pending(self) -> int:
         return self.submitted - sum(self.counts) - len(self.flight)
+
+    def all_queues(self) -> Iterator[SpecQueue]:
+        for of_spec in self.queues.values():
+            yield from of_spec.values()
 
     def row(self, extra: str) -> LogRow:
         parent = self.parent or (0, 0)
@@ -239,9 +247,10 @@ class Reader:
 class Run:
     __slots__ = (
         "by_group", "by_spec", "causes", "created_ms", "ended_by", "ended_ms", "failures", "failures_told",
-        "failures_untold", "id", "in_flight", "lanes", "last_failure", "left_at", "logs", "pausing_until_ms",
-        "policies", "priority", "reason", "requirements", "root", "running", "samples", "spec", "specs", "state",
-        "stop_submitting", "survivors", "told", "tracked", "updated_ms", "waiting", "warm", "weight", "window",
+        "failures_untold", "id", "in_flight", "lanes", "last_failure", "left_at", "limits", "logs", "looked_at",
+        "pausing_until_ms", "policies", "priority", "reason", "requirements", "root", "running", "samples", "spec",
+        "specs", "state", "stop_submitting", "survivors", "told", "tracked", "updated_ms", "waiting", "warm", "weight",
+        "window",
     )  # fmt: skip
 
     def __init__(self, spec: RunSpec, state: RunState, created_ms: int) -> None:
@@ -267,6 +276,8 @@ class Run:
         self.in_flight = self.running = self.waiting = 0  # in_flight without those that wait for children
         self.window = 0  # of all its logs
         self.policies: list[Any] = []
+        self.limits: Limits | None = None  # of the policy `skip_rest`
+        self.looked_at = 0.0  # up to then its running time is counted (monotonic); only where that is limited
         self.tracked = False  # outcomes are kept until the cursor passes them
         self.warm: dict[str, str] = {}  # affinity key -> worker that last got it
         self.failures_told: set[tuple[str, str]] = set()  # causes of which an event was made
@@ -302,8 +313,9 @@ class AttemptBatch:
     """Attempts with equal number, history, log and spec that a worker got in one frame."""
 
     __slots__ = (
-        "assigned_at", "assignment", "attempt", "failures", "id", "info", "item_bytes", "log", "losses",
-        "maybe_started", "open", "predecessor", "seqs", "started", "started_at", "waiting", "worker",
+        "assigned_at", "assignment", "attempt", "failed_by", "failed_on", "failures", "id", "info", "item_bytes",
+        "log", "losses", "maybe_started", "notes", "open", "predecessor", "seqs", "started", "started_at", "waiting",
+        "worker",
     )  # fmt: skip
 
     def __init__(
@@ -317,7 +329,9 @@ class AttemptBatch:
         self.started: dict[int, int] = {}  # seq -> since when, Unix milliseconds
         self.started_at: dict[int, float] = {}  # only where the spec has a timeout
         self.waiting: set[int] = set()  # parents that wait for their children
+        self.notes: dict[int, str] = {}  # seq -> what it said last of how far it is
         self.predecessor: tuple[int, int] | None = None  # pipelined: (seq, attempt) it stands on
+        self.failed_on = self.failed_by = ""  # as of their History
         self.maybe_started = False  # known from the ledger only: it may have started
 
 
@@ -407,14 +421,15 @@ class Notes:
     """
 
     __slots__ = (
-        "accepted", "causes", "children", "dispatch", "freed", "idle", "lanes", "left", "logs", "over", "redeliver",
-        "runs", "unblocked", "window",
+        "accepted", "causes", "children", "dispatch", "freed", "idle", "lanes", "left", "limited", "logs", "over",
+        "redeliver", "runs", "unblocked", "window",
     )  # fmt: skip
 
     def __init__(self) -> None:
         self.redeliver: list[Event] = []  # the ledger told what these waited for
         self.unblocked: list[Log] = []  # submissions to them need not wait any more
         self.accepted: dict[int, Log] = {}  # have new results: the cursor may move
+        self.limited: dict[str, Run] = {}  # may have reached a limit of theirs
         self.children: dict[int, Log] = {}  # child logs with something for the parent that reads them
         self.freed: dict[str, Worker] = {}  # may be given more
         self.left: dict[str, Worker] = {}  # get nothing more
@@ -430,8 +445,9 @@ class Notes:
     def clear(self) -> None:
         """All were handed up."""
         self.dispatch = self.causes = False
-        for notes in (self.accepted, self.children, self.freed, self.left, self.window, self.idle, self.over):
+        for notes in (self.accepted, self.limited, self.children, self.freed, self.left, self.window, self.idle):
             notes.clear()
+        self.over.clear()
         for rows in (self.logs, self.runs, self.lanes):
             rows.clear()
 
@@ -490,7 +506,8 @@ class State:
     asking: dict[str, Worker] = field(default_factory=_dict)  # may be given more
     resting: dict[str, Worker] = field(default_factory=_dict)  # may be given more, but not of these:
     rested_for: Set[Requirements] = frozenset()
-    chains_due: float = NEVER  # monotonic: until then a chain waits for the worker that had its last item
+    asides_due: float = NEVER
+    """Monotonic: until then a chain waits for the worker that had its last item, or a retry for another worker."""
     # of child_items
     reading: dict[int, Log] = field(default_factory=_dict)  # child logs of which a reader may have something to read
     # of runs

@@ -8,7 +8,7 @@ from itertools import chain, islice
 
 from rollout.model.run import RunState
 
-from rollout_coordinator.core import causes
+from rollout_coordinator.core import causes, rest
 from rollout_coordinator.core.attempts import open_seqs
 from rollout_coordinator.core.events import Now
 from rollout_coordinator.core.items import is_accepted
@@ -43,7 +43,7 @@ def run_view(state: State, run: Run, *, with_waits: bool = False) -> RunView:
     ]
     told = run.told if _stands(run) else None
     return RunView(
-        spec=run.spec, state=run.state, reason=run.reason, root_log=root.id, priority=run.priority,
+        spec=run.spec, state=run.state, reason=run.reason or rest.why(root), root_log=root.id, priority=run.priority,
         submitted=root.submitted, sealed=root.sealed, cursor=root.cursor, done=done, failed=failed,
         cancelled=cancelled, skipped=skipped, in_flight=run.in_flight + run.waiting, running=run.running,
         attempts=sum(log.attempts for log in logs), retried=sum(log.retried for log in logs),
@@ -54,6 +54,7 @@ def run_view(state: State, run: Run, *, with_waits: bool = False) -> RunView:
         survivors=run.survivors, lanes=lanes, ended_by=run.ended_by, rate=rate, units_rate=units_rate,
         invalid=root.invalid, causes=causes.of_run(state, run), waits=waits(state, run) if with_waits else [],
         note=told.note if told is not None else "", figures=told.figures if told is not None else b"",
+        skips_rest=live(run) and bool(rest.why(root)),
     )  # fmt: skip
 
 
@@ -107,7 +108,10 @@ def worker_detail(state: State, worker: Worker, limit: int) -> WorkerDetail:
 
 
 def held_view(batch: AttemptBatch, seq: int) -> HeldView:
-    return HeldView(batch.log.run.id, place(batch.log, seq), batch.attempt, batch.worker.id, batch.started.get(seq, 0))
+    return HeldView(
+        batch.log.run.id, place(batch.log, seq), batch.attempt, batch.worker.id, batch.started.get(seq, 0),
+        batch.notes.get(seq, ""),
+    )  # fmt: skip
 
 
 def place(log: Log, seq: int) -> tuple[int, ...]:

@@ -13,6 +13,7 @@ from rollout.model.item import AttemptEnd
 from rollout.model.run import RunState
 from rollout.model.worker import WorkerState
 
+from rollout_coordinator.core import rest
 from rollout_coordinator.core.attempts import Held, current, end_attempt, keys_of, open_seqs
 from rollout_coordinator.core.capacity import fits, limit_of, parents_full, strict_room, takes
 from rollout_coordinator.core.events import WorkerConfirm
@@ -27,6 +28,7 @@ class Offer(NamedTuple):
     run: Run
     requirements: Requirements
     root: bool  # of the run's root log: what may begin parents
+    shuns: str = ""  # a worker that they are not for: they failed there
 
 
 def backlog(worker: Worker) -> int:
@@ -70,7 +72,7 @@ class VictimSearch:
         while self._seen < len(self._victims):
             place, victim = self._seen, self._victims[self._seen]
             self._seen += 1
-            has = dict.fromkeys([offer_of(g) for g in victim.batches.values() if may_be_stolen(state, g)])
+            has = dict.fromkeys([offer_of(state, g) for g in victim.batches.values() if may_be_stolen(state, g)])
             for offer in has:
                 self._offers.setdefault(offer, deque()).append(place)
             if any(most_for(state, thief, offer) > 0 for offer in has):
@@ -101,6 +103,21 @@ def seek(state: State) -> None:
         state.step.sends.append(SendRevoke(victim.session, victim.revoke.id, keys))
 
 
+def take_back_skipped(state: State) -> None:
+    """Of runs whose rest is skipped, what has not begun at its worker either: it is skipped once it is back."""
+    skipping = [run for run in state.runs.values() if run.in_flight and rest.why(run.root)]
+    for run in skipping if state.safe.rest_taken_back else ():
+        for worker in state.workers.values():
+            if run.id not in worker.by_run or not may_be_asked(state, worker):
+                continue
+            batches = [b for b in worker.batches.values() if b.log is run.root and may_be_stolen(state, b)]
+            held: Held = [(b, [seq for seq in open_seqs(b) if seq not in b.started]) for b in batches]
+            if any(seqs for _, seqs in held):
+                worker.revoke = Revoke(state.next_revoke, "", keys_of(held))
+                state.next_revoke += 1
+                state.step.sends.append(SendRevoke(worker.session, worker.revoke.id, worker.revoke.keys))
+
+
 def may_be_asked(state: State, victim: Worker) -> bool:
     """It has a stream, and no revoke is under way there."""
     return bool(victim.session) and (victim.revoke is None or not state.safe.one_steal_a_victim)
@@ -124,14 +141,16 @@ def may_be_stolen(state: State, batch: AttemptBatch) -> bool:
     return batch.open > len(batch.started) or not state.safe.begun_not_stolen
 
 
-def offer_of(batch: AttemptBatch) -> Offer:
-    return Offer(batch.log.run, batch.info.requirements, batch.log.parent is None)
+def offer_of(state: State, batch: AttemptBatch) -> Offer:
+    waits = state.now.mono - batch.assigned_at < state.settings.another_worker_grace and state.safe.retried_elsewhere
+    shuns = batch.failed_on if waits else ""
+    return Offer(batch.log.run, batch.info.requirements, batch.log.parent is None, shuns)
 
 
 def most_for(state: State, thief: Worker, offer: Offer) -> int:
     """How many of such items the thief may have."""
-    run, requirements, root = offer
-    if not takes(thief, requirements) or (root and parents_full(state, thief, run)):
+    run, requirements, root, shuns = offer
+    if shuns == thief.id or not takes(thief, requirements) or (root and parents_full(state, thief, run)):
         return 0
     limit = limit_of(thief, run) - thief.holds.get(run.id, 0)
     return min(limit, strict_room(thief, requirements)) if requirements.strict else limit
@@ -142,7 +161,7 @@ def items_to_steal(state: State, thief: Worker, victim: Worker) -> Held:
     want = min(-(-backlog(victim) // 2), state.settings.steal_max)
     out: Held = []
     for batch in reversed(list(victim.batches.values())):
-        limit = min(want, most_for(state, thief, offer_of(batch))) if may_be_stolen(state, batch) else 0
+        limit = min(want, most_for(state, thief, offer_of(state, batch))) if may_be_stolen(state, batch) else 0
         if limit > 0:
             begun = batch.started if state.safe.begun_not_stolen else ()
             seqs = [seq for seq in open_seqs(batch) if seq not in begun][-limit:]

@@ -9,7 +9,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 from rollout.model.errors import RolloutError
 from rollout.model.item import AttemptEnd, Blob, Failure, ItemSpec, Key, Outcome
@@ -125,6 +125,21 @@ class AssignmentRow:
     keys: list[Keys]
 
 
+class Evidence(NamedTuple):
+    """What an attempt that failed left behind, as a result would have it."""
+
+    data: Blob = b""
+    keeps: tuple[bytes, ...] = ()  # objects that `data` names
+    units_in: int = 0
+    units_out: int = 0
+
+    def __bool__(self) -> bool:
+        return bool(len(self.data) or self.keeps or self.units_in or self.units_out)
+
+
+NO_EVIDENCE = Evidence()
+
+
 @dataclass(slots=True)
 class AttemptRow:
     """How an attempt ended that did not end its item; evidence, and the counters of retries."""
@@ -139,6 +154,7 @@ class AttemptRow:
     at_ms: int
     not_before_ms: int = 0
     began_ms: int = 0  # 0: it never began
+    left: Evidence = NO_EVIDENCE
 
 
 @dataclass(slots=True)
@@ -194,6 +210,7 @@ class AssignGroup:
     specs: list[ItemSpec]
     isolate: list[int]
     predecessors: list[tuple[int, int, int, Blob]]  # (index, seq, attempt, data)
+    failures: dict[int, int] = field(default_factory=_dict)  # by index: attempts that failed before, if any
 
 
 @dataclass(slots=True)
@@ -396,6 +413,8 @@ class OpenAttempt:
     spec: int
     failures: int
     losses: int
+    failed_on: str = ""  # worker of the last attempt that failed
+    failed_by: str = ""  # its error code
 
 
 @dataclass(slots=True)

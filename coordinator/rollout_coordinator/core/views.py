@@ -78,6 +78,7 @@ class RunView:
     units_rate: float = 0.0  # units out
     note: str = ""  # what an attempt in flight said last of how far it is
     figures: bytes = b""
+    skips_rest: bool = False  # what has not begun is skipped, for `reason`
     causes: list[CauseView] = field(default_factory=list[CauseView])  # of a live run
     waits: list[WaitView] = field(default_factory=list[WaitView])  # of a running run
     ended_by: str = ""  # who ended it by a command
@@ -97,13 +98,14 @@ class RunWorkerView:
 @dataclass(slots=True)
 class HeldView:
     """An attempt in flight. `place`: seq in the root log, then the ordinal of the child, and so on. `began_ms`: since
-    when it runs, Unix milliseconds; 0: it waits at its worker."""
+    when it runs, Unix milliseconds; 0: it waits at its worker. `note`: what it said last of how far it is."""
 
     run_id: str
     place: tuple[int, ...]
     attempt: int
     worker: str
     began_ms: int
+    note: str = ""
 
 
 @dataclass(slots=True)

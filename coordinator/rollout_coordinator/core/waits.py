@@ -34,7 +34,7 @@ def waits(state: State, run: Run) -> list[WaitView]:
     never: dict[Requirements, Reason | None] = {}
     busy: dict[tuple[Requirements, bool], Reason | None] = {}
     for log in run.logs.values():
-        for queue in log.queues.values():
+        for queue in log.all_queues():
             if not queue.size or log.closed:
                 continue
             requirements = queue.info.requirements

@@ -13,12 +13,12 @@ from itertools import groupby
 from rollout.model.item import Blob
 from rollout.model.run import RunState
 
-from rollout_coordinator.core.attempts import longest_backoff_ms
 from rollout_coordinator.core.capacity import fits, idle
 from rollout_coordinator.core.commit import close_pending, verdict_on
 from rollout_coordinator.core.events import Loaded, PendingItem
 from rollout_coordinator.core.items import is_accepted
 from rollout_coordinator.core.queues import add_fresh, add_tried, arrived, put_back
+from rollout_coordinator.core.rest import count_over
 from rollout_coordinator.core.state import History, Log, State
 from rollout_coordinator.core.step import LoadItems, LoadPending
 
@@ -96,7 +96,9 @@ def pending_loaded(state: State, log: Log, event: Loaded, submitted: int) -> Non
         if seq < log.window_end or seq in log.flight or seq in log.loaded_ahead or is_accepted(log, seq):
             continue
         if item.attempts or item.not_before_ms:
-            history = History(item.attempts, item.failures, item.losses, not_before(state, log, item))
+            history = History(
+                item.attempts, item.failures, item.losses, not_before(state, item), "", item.failed_on, item.failed_by
+            )
             admit(state, log, item, history)
         else:
             fresh.append(item)
@@ -112,12 +114,10 @@ def pending_loaded(state: State, log: Log, event: Loaded, submitted: int) -> Non
     state.notes.window[log.id] = log
 
 
-def not_before(state: State, log: Log, item: PendingItem) -> float:
+def not_before(state: State, item: PendingItem) -> float:
     """When a row that is read may be tried again. It has a time of the wall clock, which may have jumped since (or was
     another host's): it never waits for longer than its delay was."""
-    rest = max(0, item.not_before_ms - state.now.wall_ms)
-    longest = longest_backoff_ms(state, log.run.specs[item.spec].spec, max(0, item.failures - 1))
-    return state.now.mono + min(rest, longest) / 1000
+    return state.now.mono + min(max(0, item.not_before_ms - state.now.wall_ms), item.delay_ms) / 1000
 
 
 def place(state: State, log: Log, spec: int, seqs: list[int], ids: list[bytes], payloads: list[Blob]) -> None:
@@ -138,6 +138,7 @@ def admit(state: State, log: Log, item: PendingItem, history: History) -> None:
     verdict = verdict_on(log, item.spec)
     if verdict is not None:
         arrived(state, history)
+        count_over(log, history.failed_by, 1)
         close_pending(state, log, item.spec, [item.seq], *verdict)
     elif history.not_before > state.now.mono:
         log.loaded_ahead.add(item.seq)

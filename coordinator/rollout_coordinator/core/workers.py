@@ -123,6 +123,7 @@ def progress(state: State, event: WorkerProgress) -> None:
     for keys in event.keys:
         for batch, seq in current(state, worker, keys):
             run = batch.log.run
+            batch.notes[seq] = event.note[:NOTE_MAX]
             run.told = Told(
                 batch, seq, event.note[:NOTE_MAX], event.figures if len(event.figures) <= FIGURES_MAX else b""
             )

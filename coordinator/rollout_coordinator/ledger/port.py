@@ -100,6 +100,14 @@ class EndedAttempt:
     message: str
     began_ms: int
     at_ms: int
+    units_in: int = 0
+    units_out: int = 0
+    data: Blob = b""  # what it left behind
+
+
+class AttemptAt(NamedTuple):
+    seq: int
+    ended: EndedAttempt
 
 
 @dataclass(slots=True)
@@ -109,6 +117,8 @@ class ItemRecord:
     payload: Blob
     result: Blob | None
     attempt: int  # that made the result; 0: none did
+    units_in: int  # of that
+    units_out: int
     ended: list[EndedAttempt]  # the newest, in order
 
 
@@ -190,8 +200,16 @@ class EventsOf(NamedTuple):
     to_ms: int = 0
 
 
+class KeptRow(NamedTuple):
+    """An object that is kept. `attempt`: that failed and left it behind; 0: the item's result names it."""
+
+    seq: int
+    object_id: bytes
+    attempt: int = 0
+
+
 class LetGoRow(NamedTuple):
-    """An object that a result named. `worker`: that made the result, and stored the object."""
+    """An object that was named. `worker`: that made the result, or the attempt which failed, and stored the object."""
 
     log: int
     seq: int
@@ -309,6 +327,10 @@ class Ledger(Protocol):
         """A row with at most `attempts` of its attempts that ended without ending it."""
         ...
 
+    async def attempts(self, log: int, after: tuple[int, int], limit: int, max_bytes: int) -> list[AttemptAt]:
+        """Attempts that began and came to nothing, in order, behind (seq, attempt); at least one, if there is any."""
+        ...
+
     async def child_log(self, log: int, seq: int) -> ChildLog | None:
         """The log of a row's children."""
         ...
@@ -317,12 +339,13 @@ class Ledger(Protocol):
         """Rows that failed for good and attempts that failed or were lost, the newest first."""
         ...
 
-    async def kept(self, run_id: str) -> list[tuple[int, bytes]]:
-        """(seq, object) for each object that a result of the run's own items names, in that order."""
+    async def kept(self, run_id: str) -> list[KeptRow]:
+        """Each object that a result of the run's own items names, or a failed attempt at one, by seq and object."""
         ...
 
     async def let_go(self, epoch: int, run_id: str, seqs: list[int]) -> None:
-        """What these results name is kept no longer, and is to be freed. FencedError: `epoch` is over."""
+        """What the results of these items name, and attempts at them, is kept no longer, and is to be freed.
+        FencedError: `epoch` is over."""
         ...
 
     async def to_free(self, limit: int) -> list[LetGoRow]:
@@ -334,9 +357,9 @@ class Ledger(Protocol):
         ...
 
     async def referenced(self, object_ids: list[bytes]) -> set[bytes]:
-        """Which of these objects any payload or result of any run refers to (for garbage collection)."""
+        """Which of these objects a payload, result or failed attempt of any run refers to (for garbage collection)."""
         ...
 
     async def run_objects(self, run_id: str) -> set[bytes]:
-        """Objects that a run's payloads and results refer to."""
+        """Objects that a run's payloads, results and failed attempts refer to."""
         ...

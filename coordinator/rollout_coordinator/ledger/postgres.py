@@ -17,6 +17,7 @@ from rollout_coordinator.core.step import LoadIds, LoadItems, LoadPending, LoadR
 from rollout_coordinator.core.views import RunView
 from rollout_coordinator.ledger import history, queries, reads, rows
 from rollout_coordinator.ledger.port import (
+    AttemptAt,
     ChildLog,
     CommitPage,
     EventRow,
@@ -26,6 +27,7 @@ from rollout_coordinator.ledger.port import (
     FoundRun,
     ItemRecord,
     ItemStateRow,
+    KeptRow,
     LeaseRow,
     LetGoRow,
     NewEvent,
@@ -402,6 +404,11 @@ class PostgresLedger:
             ended = await _fetch(db, queries.ATTEMPTS_AT, log=log, seq=seq, n=attempts)
         return reads.item_record(found[0], ended) if found else None
 
+    async def attempts(self, log: int, after: tuple[int, int], limit: int, max_bytes: int) -> list[AttemptAt]:
+        async with self._engine.read() as db:
+            found = await _fetch(db, queries.ATTEMPTS_AFTER, log=log, seq=after[0], attempt=after[1], n=limit)
+        return reads.attempts_page(found, max_bytes)
+
     async def child_log(self, log: int, seq: int) -> ChildLog | None:
         async with self._engine.read() as db:
             found = await _fetch(db, queries.CHILD_LOG, log=log, seq=seq)
@@ -415,9 +422,9 @@ class PostgresLedger:
             ]
         return reads.last_failures(found, limit)
 
-    async def kept(self, run_id: str) -> list[tuple[int, bytes]]:
+    async def kept(self, run_id: str) -> list[KeptRow]:
         async with self._engine.read() as db:
-            return [(row[0], row[1]) for row in await _fetch(db, queries.KEPT_OF_RUN, run_id=run_id)]
+            return [KeptRow(*row) for row in await _fetch(db, queries.KEPT_OF_RUN, run_id=run_id)]
 
     async def let_go(self, epoch: int, run_id: str, seqs: list[int]) -> None:
         try:

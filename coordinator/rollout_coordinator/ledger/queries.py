@@ -148,12 +148,13 @@ ASSIGNMENTS = _bulk("assignment", "batch bigint, worker text, at_ms bigint, n bi
 ATTEMPTS = _bulk(
     "attempt",
     "log bigint, seq bigint, attempt bigint, worker text, ending text, code text, message text, at_ms bigint,"
-    "not_before_ms bigint, began_ms bigint",
+    "not_before_ms bigint, began_ms bigint, units_in bigint, units_out bigint, data bytea, object_id bytea,"
+    "object_offset bigint, object_length bigint",
     ignore=True,
 )
 
 KEPT_OF_RUN = """
-SELECT kept.seq, kept.object_id FROM kept JOIN log ON log.log = kept.log
+SELECT kept.seq, kept.object_id, kept.attempt FROM kept JOIN log ON log.log = kept.log
  WHERE log.run_id = :run_id AND log.parent_log = 0 AND kept.let_go = 0 ORDER BY kept.seq, kept.object_id
 """
 LET_GO_OF_RUN = """
@@ -162,12 +163,18 @@ UPDATE kept SET let_go = 1 WHERE seq = :seq
 """
 LET_GO = "UPDATE kept SET let_go = 1 WHERE log = :log AND seq = :seq"
 TO_FREE = """
-SELECT kept.log, kept.seq, kept.object_id, result.worker
-  FROM kept JOIN result ON result.log = kept.log AND result.seq = kept.seq
+SELECT kept.log, kept.seq, kept.object_id, COALESCE(attempt.worker, result.worker, '')
+  FROM kept LEFT JOIN result ON result.log = kept.log AND result.seq = kept.seq
+  LEFT JOIN attempt ON attempt.log = kept.log AND attempt.seq = kept.seq AND attempt.attempt = kept.attempt
  WHERE kept.let_go = 1 ORDER BY kept.log, kept.seq, kept.object_id LIMIT :n
 """
 FREED = "DELETE FROM kept WHERE log = :log AND seq = :seq AND object_id = :object_id AND let_go = 1"
-KEPT = _bulk("kept", "log bigint, seq bigint, object_id bytea", ignore=True)
+# What is named again is kept again.
+KEPT = _bulk(
+    "kept",
+    "log bigint, seq bigint, object_id bytea, attempt bigint, let_go smallint",
+    key=("log", "seq", "object_id"),
+)
 
 OUTPUTS = _bulk("output", "run_id text, position bigint, size bigint, worker text, lines bytea")
 EVENTS = _bulk("event", "number bigint, at_ms bigint, event text, level text, run_id text, fields text")
@@ -273,8 +280,13 @@ SELECT given.n, item.spec,
        (SELECT COUNT(*) FROM attempt
          WHERE attempt.log = given.log AND attempt.seq = given.seq AND ending IN {FAILURES}),
        (SELECT COUNT(*) FROM attempt
-         WHERE attempt.log = given.log AND attempt.seq = given.seq AND ending = {LOST})
+         WHERE attempt.log = given.log AND attempt.seq = given.seq AND ending = {LOST}),
+       COALESCE(last.worker, ''), COALESCE(last.code, '')
   FROM {{given}} AS given CROSS JOIN item
+  LEFT JOIN attempt AS last
+    ON given.attempt > 1 AND last.log = given.log AND last.seq = given.seq AND last.attempt = (
+       SELECT MAX(attempt.attempt) FROM attempt
+        WHERE attempt.log = given.log AND attempt.seq = given.seq AND attempt.ending IN {FAILURES})
  WHERE item.log = given.log AND item.seq = given.seq
    AND NOT EXISTS (SELECT 1 FROM attempt
                     WHERE attempt.log = given.log AND attempt.seq = given.seq AND attempt.attempt = given.attempt)
@@ -305,13 +317,23 @@ SELECT item.seq, item.id, item.spec, item.payload, item.object_id, item.object_o
   FROM item WHERE item.log = :log AND item.seq IN ({seqs}) ORDER BY item.seq
 """
 
-# History of the attempts that ended without ending their item.
-_HISTORY = f"""
-SELECT seq, MAX(attempt), SUM(CASE WHEN ending IN {FAILURES} THEN 1 ELSE 0 END),
-       SUM(CASE WHEN ending = {LOST} THEN 1 ELSE 0 END), MAX(not_before_ms)
-  FROM attempt WHERE log = :log AND """
-HISTORY_BETWEEN = _HISTORY + "seq >= :from_seq AND seq <= :to_seq GROUP BY seq"
-HISTORY_AT = _HISTORY + "seq IN ({seqs}) GROUP BY seq"
+
+# History of the attempts that ended without ending their item, with where and by what the last failed.
+def _history(chosen: str) -> str:
+    return f"""
+SELECT tried.seq, attempts, failures, losses, tried.not_before_ms, delay_ms, COALESCE(last.worker, ''),
+       COALESCE(last.code, '')
+  FROM (SELECT seq, MAX(attempt) AS attempts, SUM(CASE WHEN ending IN {FAILURES} THEN 1 ELSE 0 END) AS failures,
+               SUM(CASE WHEN ending = {LOST} THEN 1 ELSE 0 END) AS losses, MAX(not_before_ms) AS not_before_ms,
+               MAX(CASE WHEN not_before_ms > 0 THEN not_before_ms - at_ms ELSE 0 END) AS delay_ms,
+               MAX(CASE WHEN ending IN {FAILURES} THEN attempt END) AS failed
+          FROM attempt WHERE log = :log AND {chosen} GROUP BY seq) AS tried
+  LEFT JOIN attempt AS last ON last.log = :log AND last.seq = tried.seq AND last.attempt = tried.failed
+"""
+
+
+HISTORY_BETWEEN = _history("seq >= :from_seq AND seq <= :to_seq")
+HISTORY_AT = _history("seq IN ({seqs})")
 
 _RESULT = """result.seq, result.attempt, result.outcome, result.data, result.object_id, result.object_offset,
        result.object_length, result.code, result.message, result.flags"""
@@ -408,16 +430,23 @@ STATES_AT = (
 ITEM_AT = (
     _STATE
     + """, item.spec, item.payload, item.object_id, item.object_offset, item.object_length,
-       result.data, result.object_id, result.object_offset, result.object_length, result.attempt
+       result.data, result.object_id, result.object_offset, result.object_length, result.attempt, result.units_in,
+       result.units_out
   FROM item JOIN log ON log.log = item.log
   LEFT JOIN result ON result.log = item.log AND result.seq = item.seq
  WHERE item.log = :log AND item.seq = :seq
 """
 )
+_ENDED = """
+attempt, worker, ending, code, SUBSTR(message, 1, 4000), began_ms, at_ms, units_in, units_out, data, object_id,
+       object_offset, object_length"""
 # The newest, for there can be many that were given back unstarted.
-ATTEMPTS_AT = """
-SELECT attempt, worker, ending, code, SUBSTR(message, 1, 4000), began_ms, at_ms
-  FROM attempt WHERE log = :log AND seq = :seq ORDER BY attempt DESC LIMIT :n
+ATTEMPTS_AT = f"SELECT {_ENDED} FROM attempt WHERE log = :log AND seq = :seq ORDER BY attempt DESC LIMIT :n"
+# Those that began and came to nothing, of all rows.
+ATTEMPTS_AFTER = f"""
+SELECT {_ENDED}, seq FROM attempt
+ WHERE log = :log AND began_ms > 0 AND seq >= :seq AND (seq > :seq OR attempt > :attempt)
+ ORDER BY seq, attempt LIMIT :n
 """
 CHILD_LOG = "SELECT log, submitted, cursor FROM log WHERE parent_log = :log AND parent_seq = :seq AND parent_log > 0"
 _FAILURE = "seq, attempt, code, SUBSTR(message, 1, 4000), worker,"
@@ -465,6 +494,8 @@ SELECT DISTINCT object_id FROM item WHERE object_id IN ({ids}) AND log NOT IN (S
 UNION
 SELECT DISTINCT object_id FROM result WHERE object_id IN ({ids}) AND log NOT IN (SELECT log FROM purge)
 UNION
+SELECT DISTINCT object_id FROM attempt WHERE object_id IN ({ids}) AND log NOT IN (SELECT log FROM purge)
+UNION
 SELECT DISTINCT object_id FROM kept WHERE object_id IN ({ids}) AND let_go = 0 AND log NOT IN (SELECT log FROM purge)
 """
 RUN_OBJECTS = """
@@ -473,6 +504,9 @@ SELECT DISTINCT item.object_id FROM item JOIN log ON log.log = item.log
 UNION
 SELECT DISTINCT result.object_id FROM result JOIN log ON log.log = result.log
  WHERE log.run_id = :run_id AND result.object_id IS NOT NULL
+UNION
+SELECT DISTINCT attempt.object_id FROM attempt JOIN log ON log.log = attempt.log
+ WHERE log.run_id = :run_id AND attempt.object_id IS NOT NULL
 UNION
 SELECT DISTINCT kept.object_id FROM kept JOIN log ON log.log = kept.log WHERE log.run_id = :run_id
 """

@@ -13,6 +13,7 @@ from rollout_coordinator.core.events import Keys, Loaded, PendingItem, ResultsLo
 from rollout_coordinator.core.step import LoadPending, LoadResults, OpenAttempt, Snapshot
 from rollout_coordinator.ledger import queries, rows
 from rollout_coordinator.ledger.port import (
+    AttemptAt,
     CommitPage,
     EndedAttempt,
     FailureRow,
@@ -39,11 +40,12 @@ def pending_item(row: Row) -> PendingItem:
 
 def add_history(items: list[PendingItem], history: Iterable[Row]) -> None:
     by_seq = {item.seq: item for item in items}
-    for seq, attempts, failures, losses, not_before_ms in history:
+    for seq, attempts, failures, losses, not_before_ms, delay_ms, worker, code in history:
         item = by_seq.get(seq)
         if item is not None:
             item.attempts, item.failures, item.losses = int(attempts), int(failures), int(losses)
-            item.not_before_ms = int(not_before_ms)
+            item.not_before_ms, item.delay_ms = int(not_before_ms), int(delay_ms)
+            item.failed_on, item.failed_by = worker, code
 
 
 class PendingBuilder:
@@ -156,11 +158,30 @@ def item_state(row: Row) -> ItemStateRow:
 
 def item_record(row: Row, attempts: Iterable[Row]) -> ItemRecord:
     """From ITEM_AT and ATTEMPTS_AT."""
-    ended = [EndedAttempt(*one) for one in attempts]
+    ended = list(map(ended_attempt, attempts))
     result = None if row[2] is None else rows.blob(row[15], row[16], row[17], row[18])
     return ItemRecord(
-        item_state(row), row[10], rows.blob(row[11], row[12], row[13], row[14]), result, row[19] or 0, ended[::-1]
-    )
+        item_state(row), row[10], rows.blob(row[11], row[12], row[13], row[14]), result, row[19] or 0, row[20] or 0,
+        row[21] or 0, ended[::-1],
+    )  # fmt: skip
+
+
+def ended_attempt(row: Row) -> EndedAttempt:
+    """From ATTEMPTS_AT and ATTEMPTS_AFTER."""
+    attempt, worker, ending, code, message, began_ms, at_ms, units_in, units_out, *data = row[:13]
+    return EndedAttempt(attempt, worker, ending, code, message, began_ms, at_ms, units_in, units_out, rows.blob(*data))
+
+
+def attempts_page(found: Iterable[Row], max_bytes: int) -> list[AttemptAt]:
+    """From ATTEMPTS_AFTER: as many as fit, at least one."""
+    page: list[AttemptAt] = []
+    for row in found:
+        one = ended_attempt(row)
+        max_bytes -= size(one.data) + 4 * len(one.message)
+        if max_bytes < 0 and page:
+            break
+        page.append(AttemptAt(row[13], one))
+    return page
 
 
 def last_failures(found: Iterable[Row], limit: int) -> list[FailureRow]:
@@ -250,9 +271,11 @@ class Replay:
 
     def open(self, at: int, found: Iterable[Row]) -> None:
         """From OPEN_ATTEMPTS, for the chunk that began at `at`."""
-        for n, spec, failures, losses in found:
+        for n, spec, failures, losses, failed_on, failed_by in found:
             log, seq, attempt, worker, batch = self._given[at + int(n)]
-            self.snapshot.open_attempts.append(OpenAttempt(log, seq, attempt, worker, batch, spec, failures, losses))
+            self.snapshot.open_attempts.append(
+                OpenAttempt(log, seq, attempt, worker, batch, spec, failures, losses, failed_on, failed_by)
+            )
 
     def finish(self) -> list[int]:
         """Batches with no open attempt, which nobody else will retire."""

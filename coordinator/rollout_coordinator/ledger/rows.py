@@ -265,7 +265,8 @@ def worker_row(row: Row) -> WorkerRow:
 def attempt_columns(row: AttemptRow) -> Row:
     return (
         row.log, row.seq, row.attempt, clean(row.worker), AttemptEnd(row.end).value, clean(row.code),
-        clean(row.message), row.at_ms, row.not_before_ms, row.began_ms,
+        clean(row.message), row.at_ms, row.not_before_ms, row.began_ms, clamp(row.left.units_in),
+        clamp(row.left.units_out), *blob_columns(row.left.data),
     )  # fmt: skip
 
 

@@ -25,6 +25,7 @@ from rollout_coordinator.core.step import (
 from rollout_coordinator.core.views import RunView
 from rollout_coordinator.ledger import history, queries, reads, rows
 from rollout_coordinator.ledger.port import (
+    AttemptAt,
     ChildLog,
     CommitPage,
     EventRow,
@@ -34,6 +35,7 @@ from rollout_coordinator.ledger.port import (
     FoundRun,
     ItemRecord,
     ItemStateRow,
+    KeptRow,
     LeaseRow,
     LetGoRow,
     NewEvent,
@@ -228,6 +230,12 @@ class SqliteLedger:
 
         return await self._engine.read(read)
 
+    async def attempts(self, log: int, after: tuple[int, int], limit: int, max_bytes: int) -> list[AttemptAt]:
+        named = {"log": log, "seq": after[0], "attempt": after[1], "n": limit}
+        return await self._engine.read(
+            lambda db: reads.attempts_page(db.execute(queries.ATTEMPTS_AFTER, named), max_bytes)
+        )
+
     async def child_log(self, log: int, seq: int) -> ChildLog | None:
         named = {"log": log, "seq": seq}
         row = await self._engine.read(lambda db: db.execute(queries.CHILD_LOG, named).fetchone())
@@ -240,9 +248,9 @@ class SqliteLedger:
         )
         return reads.last_failures(found, limit)
 
-    async def kept(self, run_id: str) -> list[tuple[int, bytes]]:
+    async def kept(self, run_id: str) -> list[KeptRow]:
         found = await self._engine.read(lambda db: db.execute(queries.KEPT_OF_RUN, {"run_id": run_id}).fetchall())
-        return [(row[0], bytes(row[1])) for row in found]
+        return [KeptRow(row[0], bytes(row[1]), row[2]) for row in found]
 
     async def let_go(self, epoch: int, run_id: str, seqs: list[int]) -> None:
         def write(db: sqlite3.Connection) -> None:

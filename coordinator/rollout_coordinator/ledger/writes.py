@@ -34,16 +34,29 @@ def bulks(writes: Writes) -> Iterator[tuple[Bulk, list[Sequence[Any]]]]:
             (a.batch, rows.clean(a.worker), a.at_ms, sum(len(k.seq) for k in a.keys), rows.pack_keys(a.keys))
             for a in writes.assignments if a.batch not in retired
         )),
-        (queries.ATTEMPTS, map(rows.attempt_columns, writes.attempts)),
-        (queries.KEPT, (
-            (group.log, group.seq[index], object_id)
-            for group in writes.results if group.keeps for index, ids in group.keeps.items() for object_id in ids
+        (queries.ATTEMPTS.only(_PLAIN), (
+            rows.attempt_columns(a)[: len(_PLAIN)] for a in writes.attempts if not a.left
         )),
+        (queries.ATTEMPTS, (rows.attempt_columns(a) for a in writes.attempts if a.left)),
+        (queries.KEPT, _kept(writes)),
     ]  # fmt: skip
     yield from _turned(before)
     yield from _joined(queries.ITEMS, map(item_columns, writes.items))
     yield from _joined(queries.RESULTS, map(result_columns, writes.results))
     yield from _turned(after)
+
+
+_PLAIN = queries.ATTEMPTS.columns[: queries.ATTEMPTS.columns.index("units_in")]
+"""Columns of an attempt that left nothing behind."""
+
+
+def _kept(writes: Writes) -> list[Sequence[Any]]:
+    """Each object of an item once: of its result, if that names it too."""
+    named = {(a.log, a.seq, object_id): a.attempt for a in writes.attempts for object_id in a.left.keeps}
+    for group in writes.results:
+        for index, ids in group.keeps.items():
+            named.update(dict.fromkeys(((group.log, group.seq[index], object_id) for object_id in ids), 0))
+    return [(*key, attempt, 0) for key, attempt in named.items()]
 
 
 def _turned(parts: list[tuple[Bulk, Iterable[Sequence[Any]]]]) -> Iterator[tuple[Bulk, list[Sequence[Any]]]]:

@@ -75,6 +75,7 @@ class Attempt:
     parent: Key | None = None
     predecessor: bytes | None = None  # result of the chain's previous item
     isolate: bool = False
+    failures: int = 0  # attempts at it that failed before; at `spec.max_attempts - 1` this one is the last
 
 
 @dataclass(slots=True)
@@ -151,8 +152,10 @@ class Context(Protocol):
 
 
 class Executor(Protocol):
-    placement: ClassVar[Literal["engine", "slot"]]
-    """engine: one child per engine_key, many attempts at once. slot: one attempt at a time in a child from the pool."""
+    placement: ClassVar[Literal["engine", "shared", "slot"]]
+    """engine: one child per engine_key, many attempts at once; a worker has few of them, since each holds a model.
+    shared: as engine, but it holds none, and stands beside engines. slot: one attempt at a time in a child from the
+    pool."""
 
     @property
     def concurrency(self) -> int:

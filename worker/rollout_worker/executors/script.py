@@ -1,20 +1,20 @@
 """The workload `script`: each item says in JSON how it behaves. For tests, demos and benchmarks of the engine itself.
 
 Keys of a payload, all optional: `sleep_ms`, `busy_ms` (holds the interpreter), `alloc_mib`, `fail_times` (attempts
-numbered up to this fail), `fail_code`, `fatal` (no retry), `crash` (the process kills itself; a number: only attempts
-up to it), `segv`, `exit`, `hang` (ignores cancellation), `spawn` (payloads of children, whose results are listed; with
-`child_labels` and `child_lane`),
-`chain_append` (the predecessor's result and `data`), `size` (bytes of result), `print`,
-`print_mib` (so much output), `put` (bytes stored as an
-object, whose id is the result), `echo`, `data`, `plugin` with `method` and `payload` (the result is its answer as
-JSON), `environ` (names of variables: the result is the hash of each value, null where it is not set), `leak` (a
-variable whose value is printed and quoted in a failure). `until`: goes on once that file exists. `effects`: appends a
-line when it starts, ends and is cancelled to that file, as something outside that cannot be taken back; `alone`: locks
-that file while it runs, and where another process holds the lock, adds a line `beside` to the effects and fails. The
-kernel lets go of the lock of a process that is killed, once it has ended. `crash_after`:
-like `crash`, but after the children were spawned and before anything is returned. A payload that begins with b"noop"
-returns at once. `start_needs` (a file), `start_error`, `start_print` and `start_crash` of the run's configuration say
-how a start ends.
+numbered up to this fail), `fail_code`, `fatal` (no retry), `fail_data` (text that a failed attempt leaves behind; a
+number: so many bytes), `fail_keep` (text of an object that it names), `fail_units` (as many in, and twice as many out),
+`retry_after_ms`, `failures` (fails until so many attempts have failed before), `crash` (the process kills itself; a
+number: only attempts up to it), `segv`, `exit`, `hang` (ignores cancellation), `spawn` (payloads of children, whose
+results are listed; with `child_labels` and `child_lane`), `chain_append` (the predecessor's result and `data`), `size`
+(bytes of result), `print`, `print_mib` (so much output), `put` (bytes stored as an object, whose id is the result),
+`echo`, `data`, `plugin` with `method` and `payload` (the result is its answer as JSON), `environ` (names of variables:
+the result is the hash of each value, null where it is not set), `leak` (a variable whose value is printed and quoted in
+a failure). `until`: goes on once that file exists. `effects`: appends a line when it starts, ends and is cancelled to
+that file, as something outside that cannot be taken back; `alone`: locks that file while it runs, and where another
+process holds the lock, adds a line `beside` to the effects and fails. The kernel lets go of the lock of a process that
+is killed, once it has ended. `crash_after`: like `crash`, but after the children were spawned and before anything is
+returned. A payload that begins with b"noop" returns at once. `start_needs` (a file), `start_error`, `start_print` and
+`start_crash` of the run's configuration say how a start ends.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ def check_needs(name: str | None) -> None:
 
 
 class ScriptExecutor:
-    placement: ClassVar[Literal["engine", "slot"]] = "slot"
+    placement: ClassVar[Literal["engine", "shared", "slot"]] = "slot"
 
     @property
     def concurrency(self) -> int:
@@ -108,9 +108,9 @@ class ScriptExecutor:
             await asyncio.sleep(script["sleep_ms"] / 1000)
         while not there(script.get("until")):  # noqa: ASYNC110 - another process makes the file
             await asyncio.sleep(0.02)
-        if attempt.attempt <= int(script.get("fail_times", 0)) or script.get("fatal"):
-            code = str(script.get("fail_code", "scripted"))
-            raise AttemptError(f"attempt {attempt.attempt} fails as told", code=code, retry=not script.get("fatal"))
+        fails = attempt.attempt <= int(script.get("fail_times", 0)) or attempt.failures < int(script.get("failures", 0))
+        if fails or script.get("fatal"):
+            raise await self._failure(script, attempt, context)
         if "spawn" in script:
             return await self._family(script, attempt, context)
         if "put" in script:
@@ -139,6 +139,22 @@ class ScriptExecutor:
             return Done(attempt.payload)
         outcome = Outcome.SKIPPED if script.get("skip") else Outcome.DONE
         return Done(str(script.get("data", "")).encode(), units_in=1, units_out=1, outcome=outcome)
+
+    async def _failure(self, script: dict[str, Any], attempt: Attempt, context: Context) -> AttemptError:
+        left, units = script.get("fail_data", ""), int(script.get("fail_units", 0))
+        keeps: list[bytes] = []
+        if script.get("fail_keep"):
+            keeps.append(await context.put_object(f"{script['fail_keep']} {attempt.failures}".encode()))
+        return AttemptError(
+            f"attempt {attempt.attempt} fails as told",
+            code=str(script.get("fail_code", "scripted")),
+            retry=not script.get("fatal"),
+            data=b"x" * left if isinstance(left, int) else str(left).encode(),
+            keeps=tuple(keeps),
+            units_in=units,
+            units_out=2 * units,
+            retry_after_ms=script.get("retry_after_ms"),
+        )
 
     async def _misbehave(self, script: dict[str, Any], attempt: Attempt) -> None:
         crash = script.get("crash", False)

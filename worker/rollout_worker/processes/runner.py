@@ -31,7 +31,7 @@ from rollout.config.settings import LoggingSection
 from rollout.model.errors import AttemptError, RolloutError
 from rollout.model.item import Blob, Failure, Key, ObjectSlice, Outcome
 from rollout.objects.cache import read_cached
-from rollout.wire.codec import spec_columns_from_wire, split_ids, unpack_blobs
+from rollout.wire.codec import ID_BYTES, INT_MAX, UNITS_MAX, spec_columns_from_wire, split_ids, unpack_blobs
 from rollout.wire.v1 import common_pb2, work_pb2
 
 from rollout_worker.attempts import OUT_OF_MEMORY, Finished, group_to_wire, run_from_wire
@@ -41,6 +41,7 @@ from rollout_worker.pipe import Kind, Pipe
 from rollout_worker.processes.context import AttemptContext, Requests, hindrance
 
 CANCELLED = Failure("cancelled", "cancelled", True)
+NOTHING = Done(b"")
 GATHER_S = 0.03
 """A frame each for results of a millisecond would cost the worker as much as the work."""
 GROUP = "rollout.executors"
@@ -109,14 +110,14 @@ class Runner:
             self._pipe.send(Kind.FAILED, json.dumps(body).encode())
             await self._stop.wait()
             return 1
-        self._width = max(1, self._executor.concurrency) if self._executor.placement == "engine" else 1
+        self._width = max(1, self._executor.concurrency) if self._executor.placement != "slot" else 1
         self._ahead = max(0, int(getattr(self._executor, "ahead", 0)))
         self._take_unbegun = getattr(self._executor, "take_back", None)
         self._run_many = getattr(self._executor, "run_many", None)
         gc.collect()
         gc.freeze()
         # What a slot takes ahead it takes from what it was given: long rows must not wait here while others are free.
-        ahead = self._ahead if self._executor.placement == "engine" else 0
+        ahead = self._ahead if self._executor.placement != "slot" else 0
         self._gathers = self._ahead > ahead
         self._pipe.send(Kind.READY, json.dumps({"width": self._width, "ahead": ahead}).encode())
         await self._stop.wait()
@@ -202,6 +203,8 @@ class Runner:
             attempts[before.index].predecessor = before.data
         for i in group.isolate:
             attempts[i].isolate = True
+        for i, failures in group.failures.items():
+            attempts[i].failures = failures
         if self._run_many is not None:
             attempts = self._fast(attempts)
         self._pending.extend(attempts)
@@ -247,6 +250,7 @@ class Runner:
     async def _attempt(self, attempt: Attempt, context: AttemptContext) -> None:
         assert self._executor is not None
         started = time.monotonic()
+        left = NOTHING
         try:
             if (unread := _unread(attempt)) is not None:
                 attempt.payload = await context.get_object(unread)
@@ -258,6 +262,8 @@ class Runner:
         except UnsuitableError as error:
             self._pipe.send(Kind.HINDERED, hindrance(attempt, failure_of(error), returned=True))
             done = None  # that is all that is said of it
+        except AttemptError as error:
+            done, left = failure_of(error), evidence_of(error)
         except Exception as error:  # noqa: BLE001 - user code: whatever it raises fails its attempt, typed
             done = failure_of(error)
         await context.close()
@@ -269,7 +275,7 @@ class Runner:
         else:
             self._leaving.discard(attempt.key)
         if done is not None:
-            self._report(attempt, done, round((time.monotonic() - started) * 1000))
+            self._report(attempt, done, round((time.monotonic() - started) * 1000), left)
         self._pump()
 
     def _ended(self, attempt: Attempt, task: asyncio.Task[None]) -> None:
@@ -331,7 +337,8 @@ class Runner:
                 returned.attempt.append(number)
         self._pipe.send(Kind.RETURNED, returned.SerializeToString())
 
-    def _report(self, attempt: Attempt, done: Done | Failure, duration_ms: int) -> None:
+    def _report(self, attempt: Attempt, done: Done | Failure, duration_ms: int, left: Done = NOTHING) -> None:
+        """`left`: evidence of an attempt that failed."""
         log, seq = attempt.key
         if isinstance(done, Done):
             if done.seconds is not None:
@@ -341,7 +348,10 @@ class Runner:
                 done.units_out, done.keeps,
             )  # fmt: skip
         else:
-            result = Finished(log, seq, attempt.attempt, "", b"", int(Outcome.FAILED), done, duration_ms)
+            result = Finished(
+                log, seq, attempt.attempt, "", left.data, int(Outcome.FAILED), done, duration_ms, left.units_in,
+                left.units_out, left.keeps,
+            )  # fmt: skip
         self._finished.append(result)
         if not self._flush_due:
             self._flush_due = True
@@ -375,10 +385,39 @@ def failure_of(error: Exception) -> Failure:
         text = f"{limit >> 20} MiB, " if limit != resource.RLIM_INFINITY else ""
         return Failure(OUT_OF_MEMORY, redact_text(f"an allocation failed ({text}MemoryError: {error})")[:2000], True)
     if isinstance(error, AttemptError):
-        return Failure(error.error_code, redact_text(error.message), error.retry)
+        message, wrong = redact_text(error.message), _malformed(error)
+        if wrong:
+            message = f"{message}; the executor left evidence of it that is none: {', '.join(wrong)}"
+        delay = None if "retry_after_ms" in wrong else error.retry_after_ms
+        return Failure(error.error_code, message, error.retry, retry_after_ms=delay)
     if isinstance(error, RolloutError):
         return Failure(error.code, redact_text(error.message), True)
     return Failure("executor_error", redact_text(f"{type(error).__name__}: {error}")[:2000], True)
+
+
+def evidence_of(error: AttemptError) -> Done:
+    """What stays with a failed attempt; `failure_of` says what is left out, since user code set it."""
+    if _malformed(error):
+        return NOTHING
+    return Done(error.data, error.units_in, error.units_out, Outcome.FAILED, error.keeps)
+
+
+def _is_id(value: Any) -> bool:
+    return isinstance(value, bytes) and len(value) == ID_BYTES
+
+
+def _malformed(error: AttemptError) -> list[str]:
+    def is_count(value: Any, most: int) -> bool:
+        return isinstance(value, int) and 0 <= value <= most
+
+    fine = {
+        "data": isinstance(cast(Any, error.data), bytes),
+        "keeps": isinstance(cast(Any, error.keeps), tuple) and all(map(_is_id, error.keeps)),
+        "units_in": is_count(error.units_in, UNITS_MAX),
+        "units_out": is_count(error.units_out, UNITS_MAX),
+        "retry_after_ms": error.retry_after_ms is None or is_count(error.retry_after_ms, INT_MAX),
+    }
+    return [name for name, is_fine in fine.items() if not is_fine]
 
 
 _LASTING = (

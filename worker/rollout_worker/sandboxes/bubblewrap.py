@@ -11,23 +11,31 @@ import importlib.util
 import os
 import shutil
 import stat
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, Literal
 
 from rollout_worker.sandboxes import trees
 from rollout_worker.sandboxes.claims import Capacity
+from rollout_worker.sandboxes.errors import SandboxCreateError, SandboxTeardownError
+from rollout_worker.sandboxes.images.rootfs import fetch
+from rollout_worker.sandboxes.images.store import Store
 from rollout_worker.sandboxes.local import Features, LocalProvider
-from rollout_worker.sandboxes.local_sandbox import Price
-from rollout_worker.sandboxes.port import Capabilities, Host, RootFs, Spec
+from rollout_worker.sandboxes.local_sandbox import LocalSandbox, Price, in_thread
+from rollout_worker.sandboxes.port import Capabilities, Host, Image, KeepsWritten, RootFs, Sandbox, Spec
+from rollout_worker.sandboxes.settings import ImageSettings, settings_of
 
 _DIRECTORIES = ("etc", "home", "media", "mnt", "opt", "root", "proc", "dev", "run", "srv", "var", "var/lib", "var/log")
 _OPEN_DIRECTORIES = ("tmp", "var/tmp")
 _PROGRAMS = ("usr", "bin", "sbin", "lib", "lib32", "lib64", "libx32")
+_UPPER = "-upper"
+_FETCH_S = 600.0
 _PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 
 
-class BubblewrapProvider(LocalProvider):
+class BubblewrapProvider(LocalProvider, KeepsWritten):
     name = "bubblewrap"
 
     def __init__(
@@ -79,18 +87,28 @@ class BubblewrapProvider(LocalProvider):
             hides_host=True,
             writable_root=features.overlay and os.geteuid() == 0,
             users=os.geteuid() == 0,
-            roots=frozenset({"host", "rootfs"}),
+            roots=frozenset({"host", "rootfs", "image"}),
             networks=frozenset(networks),
             limits=self.enforcement(features),
             notes=(*notes, *features.notes),
         )
 
+    async def create(self, spec: Spec, *, wait: bool = True) -> LocalSandbox:
+        """An image is fetched first, unless it is there. ImagePullError, ImageError."""
+        if isinstance(spec.root, Image):
+            made, _ = await fetch(spec.root.reference, Store(self.state), _FETCH_S, anew=False)
+            config = {"env": {**made.env, **spec.env}, "workdir": spec.workdir or made.workdir}
+            spec = replace(spec, root=RootFs(made.path / "root"), user=spec.user or made.user, **config)
+        return await super().create(spec, wait=wait)
+
     def _refusals(self, spec: Spec, features: Features) -> list[str]:
         root = spec.root
+        if not isinstance(root, Image) and root.written is not None and not features.overlay:
+            return ["what another sandbox wrote cannot be laid over the root here: there are no overlay mounts"]
         if isinstance(root, Host):
             return []
-        if not isinstance(root, RootFs):
-            return ["`bubblewrap` sandboxes have this host's root or an unpacked one: unpack the image first"]
+        if isinstance(root, Image):
+            return []  # it was replaced by what was fetched
         if not (root.path / "bin" / "sh").exists() and not (root.path / "bin" / "sh").is_symlink():
             return [f"there is no /bin/sh in {root.path}"]
         if not features.overlay and spec.directories:
@@ -107,18 +125,22 @@ class BubblewrapProvider(LocalProvider):
         return _PATH
 
     def _prepare(self, box: Path, spec: Spec, features: Features) -> dict[str, Any]:
-        overlays: list[tuple[str, str, str, str, str]] = []
+        overlays: list[tuple[list[str], str, str, str, str]] = []
+        written = None if isinstance(spec.root, Image) else spec.root.written
 
         def layered(lower: Path, name: str) -> str:
             """Where `lower` is, under an overlay if there are any."""
             if not features.overlay:
                 return str(lower)
-            upper, work = box / "in" / f"{name}-upper", box / "in" / f"{name}-work"
+            lowers = [str(lower)]
+            if written is not None and (written / name).is_dir():
+                lowers.insert(0, str(written.absolute() / name))
+            upper, work = box / "in" / f"{name}{_UPPER}", box / "in" / f"{name}-work"
             for directory in (upper, work):
                 directory.mkdir(mode=0o755)
             # In a user namespace the overlay's own marks must be attributes that a user may set (overlayfs.rst).
             options = "" if os.geteuid() == 0 else ",userxattr"
-            overlays.append((str(lower), str(upper), str(work), name, options))
+            overlays.append((lowers, str(upper), str(work), name, options))
             return str(self.mount_point / name)
 
         if isinstance(spec.root, RootFs):
@@ -130,6 +152,21 @@ class BubblewrapProvider(LocalProvider):
             arguments += ["--ro-bind" if mount.read_only else "--bind", str(mount.source.absolute()), mount.target]
         building = {"program": self._program, "arguments": arguments, "overlays": overlays}
         return {"bubblewrap": {**building, "point": str(self.mount_point)}, "drop": True}
+
+    async def can_keep_written(self) -> bool:
+        return (await self._probe())[0].overlay
+
+    async def keep_written(self, sandbox: Sandbox, target: Path) -> None:
+        assert isinstance(sandbox, LocalSandbox)
+        if not await sandbox.end():  # the overlays are unmounted with its last process
+            raise SandboxTeardownError(f"processes of {sandbox.name} do not end")
+        try:
+            await in_thread(_move_written, self.state / "boxes" / sandbox.name / "in", target)
+        except OSError as error:
+            raise SandboxCreateError(
+                f"what {sandbox.name} wrote cannot be moved to {target}, which must be on the same file system: "
+                f"{error.strerror}"
+            ) from error
 
     def _image_root(self, where: str, spec: Spec, features: Features) -> list[str]:
         arguments = ["--bind" if features.overlay else "--ro-bind", where, "/"]
@@ -159,6 +196,12 @@ class BubblewrapProvider(LocalProvider):
             if path.is_dir() and not path.is_symlink():
                 arguments += [kind, layered(path, name), str(path)]
         return arguments
+
+
+def _move_written(box: Path, target: Path) -> None:
+    target.mkdir(mode=0o755, exist_ok=True)
+    for upper in sorted(box.glob(f"*{_UPPER}")):
+        upper.rename(target / upper.name.removesuffix(_UPPER))
 
 
 def _installed_program() -> str | None:
@@ -230,11 +273,13 @@ def _readable(directory: str) -> Iterator[tuple[str, os.stat_result]]:
 
 def open_bubblewrap(
     state: Path,
+    config: Mapping[str, Any] = MappingProxyType({}),
     *,
     program: str | None = None,
     overlay: bool = True,
     capacity: Capacity | None = None,
     price: Price | None = None,
 ) -> BubblewrapProvider:
-    """The provider `bubblewrap`; use it with `async with`."""
+    """The provider `bubblewrap`; use it with `async with`. ConfigError: of `config`."""
+    settings_of(ImageSettings, config, BubblewrapProvider.name)
     return BubblewrapProvider(state, program=program, overlay=overlay, capacity=capacity, price=price)

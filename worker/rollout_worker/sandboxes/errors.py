@@ -58,3 +58,35 @@ class CommandFailedError(SandboxError):
     """The command did not end with exit code 0. `context["finished"]` says how it did."""
 
     code = "command_failed"
+
+
+class ImageError(SandboxError):
+    """What a sandbox is to begin with could not be had."""
+
+    code = "image"
+
+
+class ImageBuildError(ImageError):
+    """An image could not be built. The message has the end of what the build printed."""
+
+    code = "image_build"
+
+
+class ImageBuildTimeoutError(ImageBuildError):
+    """The build of an image did not end in time."""
+
+    code = "image_build_timeout"
+
+
+class ImagePullError(ImageError):
+    """An image could not be fetched. `context["retry_after_s"]`: as the registry asked for it."""
+
+    code = "image_pull"
+    retryable = True
+
+
+class ImageNotFoundError(ImagePullError):
+    """There is no such image, or this machine may not have it: trying again does not help."""
+
+    code = "image_not_found"
+    retryable = False

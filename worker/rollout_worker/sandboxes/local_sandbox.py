@@ -42,6 +42,7 @@ from rollout_worker.sandboxes.running import Running
 log = structlog.get_logger()
 
 END_S = 10.0
+_KILLS = 20
 _LOOK_S = 1.0  # at the storage of a sandbox, at most so often, and at most a twentieth of the time
 
 P = ParamSpec("P")
@@ -102,6 +103,7 @@ class LocalSandbox(Sandbox):
         self._started = time.monotonic()
         self._ended: float | None = None
         self._stopped = False
+        self._killing = asyncio.Lock()
         self._destroyed: asyncio.Task[None] | None = None
         self._outputs = 0
         self._storage_hit = 0
@@ -193,12 +195,13 @@ class LocalSandbox(Sandbox):
         stray.add_done_callback(self._strays.discard)
 
     async def kill(self) -> None:
-        for _ in range(3):  # the process that kills is in the sandbox, where others may kill it before it does
-            answer = await self._warden.ask("kill")
-            if answer.get("exit") == 0:
-                return
-            if "exit" in answer:
-                break
+        async with self._killing:  # two at once would end each other
+            for _ in range(_KILLS):  # the process that kills is in the sandbox, where others may kill it before it does
+                answer = await self._warden.ask("kill")
+                if answer.get("exit") == 0:
+                    return
+                if "exit" in answer:
+                    break
         raise SandboxError(f"processes in {self.name} do not end")
 
     async def stop(self) -> None:
@@ -355,6 +358,11 @@ class LocalSandbox(Sandbox):
         finally:
             os.close(reader)
         return int(json.loads(said)["size"]) if said else 0
+
+    async def end(self) -> bool:
+        """End every process for good, as well as its mounts; files stay until it is destroyed. Whether they ended."""
+        self._stopped = True
+        return await self._warden.end(END_S)
 
     async def destroy(self) -> None:
         failed = self._destroyed is not None and self._destroyed.done() and self._destroyed.exception() is not None

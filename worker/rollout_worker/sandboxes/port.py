@@ -33,14 +33,20 @@ OnOutput = Callable[[Stream, bytes], Awaitable[None] | None]
 
 @dataclass(frozen=True, slots=True)
 class Host:
-    """The sandbox sees the programs and libraries of this machine."""
+    """The sandbox sees the programs and libraries of this machine.
+
+    `written`: over them, what an earlier sandbox wrote, as `KeepsWritten.keep_written` has put it there.
+    """
+
+    written: Path | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class RootFs:
-    """The sandbox's root is a directory: an image, unpacked. It is never written to."""
+    """The sandbox's root is a directory: an image, unpacked. It is never written to. `written`: as for `Host`."""
 
     path: Path
+    written: Path | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,6 +126,9 @@ class Capabilities:
     roots: frozenset[Literal["host", "rootfs", "image"]]
     networks: frozenset[Literal["none", "public", "allowlist"]]
     limits: Mapping[LimitName, Enforcement]
+    mounts: bool = True  # files of this host can be mounted
+    ends_daemons: bool = True  # a deadline also ends what left its session, its parent and its environment
+    left_behind: bool = True  # what a command leaves running may go on to print
     notes: tuple[str, ...] = ()  # a sentence each: what is not isolated, and why something is missing
 
 
@@ -285,3 +294,43 @@ class Provider(ABC):
         self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
     ) -> None:
         await self.close()
+
+
+@dataclass(frozen=True, slots=True)
+class BuiltImage:
+    """An image that an engine has. `key`: equal for images with the same files."""
+
+    reference: str
+    key: str
+    env: Mapping[str, str]
+    workdir: str | None
+    user: str | None
+
+
+class MakesImages(ABC):
+    """A provider whose engine builds and pulls images itself."""
+
+    @abstractmethod
+    async def build_image(self, context: Path, *, timeout_s: float, anew: bool) -> BuiltImage:
+        """From the Dockerfile in `context`, unless an image of the same content is there. `anew`: also then.
+
+        ImageBuildError, ImageBuildTimeoutError, ImagePullError.
+        """
+
+    @abstractmethod
+    async def pull_image(self, reference: str, *, timeout_s: float, anew: bool) -> BuiltImage:
+        """Unless it is there. ImagePullError, ImageNotFoundError."""
+
+
+class KeepsWritten(ABC):
+    """A provider whose sandboxes can begin with what another one wrote."""
+
+    @abstractmethod
+    async def can_keep_written(self) -> bool: ...
+
+    @abstractmethod
+    async def keep_written(self, sandbox: Sandbox, target: Path) -> None:
+        """End the sandbox, and move what was written in it to `target`, a new directory on the same file system.
+
+        SandboxTeardownError: processes do not end; SandboxCreateError: it cannot be moved.
+        """

@@ -8,14 +8,16 @@ descent, and what needs more is refused. Files of the host are protected by the 
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, Literal
 
 from rollout_worker.sandboxes.claims import Capacity
 from rollout_worker.sandboxes.local import Features, LocalProvider
 from rollout_worker.sandboxes.local_sandbox import Price
 from rollout_worker.sandboxes.port import Capabilities, Host, Spec
+from rollout_worker.sandboxes.settings import ImageSettings, settings_of
 
 _HOME = "/sandbox"
 
@@ -75,6 +77,8 @@ class ProcessProvider(LocalProvider):
         reasons: list[str] = []
         if not isinstance(spec.root, Host):
             reasons.append("`process` sandboxes have this host's root only")
+        elif spec.root.written is not None:
+            reasons.append("`process` sandboxes cannot have what another sandbox wrote: there are no overlay mounts")
         if features.namespaces:
             reasons += [f for path in spec.directories if (f := _not_private(path, spec.directories)) is not None]
             for mount in spec.mounts:
@@ -129,7 +133,13 @@ def _not_private(path: str, directories: tuple[str, ...]) -> str | None:
 
 
 def open_process(
-    state: Path, *, namespaces: bool = True, capacity: Capacity | None = None, price: Price | None = None
+    state: Path,
+    config: Mapping[str, Any] = MappingProxyType({}),
+    *,
+    namespaces: bool = True,
+    capacity: Capacity | None = None,
+    price: Price | None = None,
 ) -> ProcessProvider:
-    """The provider `process`; use it with `async with`."""
+    """The provider `process`; use it with `async with`. ConfigError: of `config`."""
+    settings_of(ImageSettings, config, ProcessProvider.name)
     return ProcessProvider(state, namespaces=namespaces, capacity=capacity, price=price)

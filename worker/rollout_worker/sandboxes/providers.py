@@ -2,20 +2,45 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import importlib
+from collections.abc import Callable, Mapping
 from pathlib import Path
+from types import MappingProxyType
+from typing import Any, cast
 
 from rollout.config.adapters import find_adapter
+from rollout.model.errors import ConfigError
 
 from rollout_worker.sandboxes.port import Provider
 
 GROUP = "rollout.sandboxes"
 
+Factory = Callable[[Path, Mapping[str, Any]], Provider]
 
-def open_provider(name: str, state: Path, *, key: str = "sandboxes") -> Provider:
-    """The provider of that name, with its defaults; use it with `async with`. ConfigError: no package has it.
+_NONE: Mapping[str, Any] = MappingProxyType({})
 
-    `state`: where providers of this host keep claims and sandboxes. `key`: what the name was given for, in an error.
+
+def open_provider(name: str, state: Path, config: Mapping[str, Any] = _NONE, *, key: str = "sandboxes") -> Provider:
+    """The provider of that name; use it with `async with`.
+
+    `name`: a registered one, or `module:Class` of anything that takes (state, config) and returns a provider.
+    `state`: where providers of this host keep claims and sandboxes.
+    `config`: the provider's own settings.
+    `key`: what the name was given for, in an error.
+    ConfigError: nobody has it, or a setting is wrong; a line each, with all of them.
     """
-    factory: Callable[[Path], Provider] = find_adapter(GROUP, name, key, what="provider").load()
-    return factory(state)
+    factory: Factory = _named(name, key) if ":" in name else find_adapter(GROUP, name, key, what="provider").load()
+    return factory(state, config)
+
+
+def _named(name: str, key: str) -> Factory:
+    module, _, attribute = name.partition(":")
+    try:
+        found: Any = importlib.import_module(module)
+        for part in attribute.split("."):
+            found = getattr(found, part)
+    except (ImportError, AttributeError, ValueError) as error:
+        raise ConfigError(f"{key}: {name} cannot be loaded: {error}") from error
+    if not callable(found):
+        raise ConfigError(f"{key}: {name} is no class and no function that makes a provider")
+    return cast(Factory, found)

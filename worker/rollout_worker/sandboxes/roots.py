@@ -94,16 +94,18 @@ def bind(source: str, target: str, *, read_only: bool) -> None:
 def by_bubblewrap(config: dict[str, Any]) -> int:
     """Let bubblewrap make the root, enter it, and return its mount namespace. OSError, with what bubblewrap said.
 
-    `overlays`: (lower, upper, work, name, options) are mounted first, since bubblewrap learned that only in 0.11:
-    below `point`, a directory that stays. Removing one that is a mount point elsewhere would wait for the kernel.
+    `overlays`: (lowers with the topmost first, upper, work, name, options) are mounted first, since bubblewrap learned
+    that only in 0.11: below `point`, a directory that stays. Removing one that is a mount point elsewhere would wait
+    for the kernel.
     bubblewrap is held before it runs its command, until its mount namespace is open here; so nothing needs to stay
     alive in the sandbox to keep it.
     """
     kernel.mount("tmpfs", config["point"], "tmpfs", kernel.MS_NOSUID | kernel.MS_NODEV, "mode=755,size=64k")
-    for lower, upper, work, name, options in config["overlays"]:
+    for lowers, upper, work, name, options in config["overlays"]:
         where = f"{config['point']}/{name}"
         os.mkdir(where)
-        data = f"lowerdir={_escape(lower)},upperdir={_escape(upper)},workdir={_escape(work)}{options}"
+        lower = ":".join(_escape(path) for path in lowers)
+        data = f"lowerdir={lower},upperdir={_escape(upper)},workdir={_escape(work)}{options}"
         try:  # nothing of it is kept over a crash: no need to wait for the disk when it goes (overlayfs.rst, volatile)
             kernel.mount("overlay", where, "overlay", 0, f"{data},volatile")
         except OSError as error:

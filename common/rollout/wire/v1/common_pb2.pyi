@@ -105,18 +105,20 @@ class AttemptKeys(_message.Message):
     def __init__(self, log: _Optional[int] = ..., seq: _Optional[_Iterable[int]] = ..., attempt: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class ErrorInfo(_message.Message):
-    __slots__ = ("index", "code", "message", "retryable", "worker_lost")
+    __slots__ = ("index", "code", "message", "retryable", "worker_lost", "retry_after_ms")
     INDEX_FIELD_NUMBER: _ClassVar[int]
     CODE_FIELD_NUMBER: _ClassVar[int]
     MESSAGE_FIELD_NUMBER: _ClassVar[int]
     RETRYABLE_FIELD_NUMBER: _ClassVar[int]
     WORKER_LOST_FIELD_NUMBER: _ClassVar[int]
+    RETRY_AFTER_MS_FIELD_NUMBER: _ClassVar[int]
     index: int
     code: str
     message: str
     retryable: bool
     worker_lost: bool
-    def __init__(self, index: _Optional[int] = ..., code: _Optional[str] = ..., message: _Optional[str] = ..., retryable: bool = ..., worker_lost: bool = ...) -> None: ...
+    retry_after_ms: int
+    def __init__(self, index: _Optional[int] = ..., code: _Optional[str] = ..., message: _Optional[str] = ..., retryable: bool = ..., worker_lost: bool = ..., retry_after_ms: _Optional[int] = ...) -> None: ...
 
 class ItemBatch(_message.Message):
     __slots__ = ("first_seq", "ids", "length", "data", "refs", "specs", "spec_index")

@@ -98,7 +98,7 @@ class SubmitDown(_message.Message):
     def __init__(self, epoch: _Optional[int] = ..., durable: _Optional[int] = ..., sealed: bool = ..., status: _Optional[_Union[RunStatus, _Mapping]] = ..., objects_addr: _Optional[str] = ..., coordinators: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class RunStatus(_message.Message):
-    __slots__ = ("spec", "state", "reason", "submitted", "sealed", "cursor", "done", "failed", "cancelled", "skipped", "in_flight", "running", "attempts", "retried", "worker_lost", "stale", "units_in", "units_out", "created_ms", "updated_ms", "ended_ms", "survivors", "lanes", "root_log", "workers", "pausing", "waits", "causes", "rate", "units_rate", "ended_by", "invalid", "note", "figures")
+    __slots__ = ("spec", "state", "reason", "submitted", "sealed", "cursor", "done", "failed", "cancelled", "skipped", "in_flight", "running", "attempts", "retried", "worker_lost", "stale", "units_in", "units_out", "created_ms", "updated_ms", "ended_ms", "survivors", "lanes", "root_log", "workers", "pausing", "waits", "causes", "rate", "units_rate", "ended_by", "invalid", "note", "figures", "skips_rest")
     SPEC_FIELD_NUMBER: _ClassVar[int]
     STATE_FIELD_NUMBER: _ClassVar[int]
     REASON_FIELD_NUMBER: _ClassVar[int]
@@ -133,6 +133,7 @@ class RunStatus(_message.Message):
     INVALID_FIELD_NUMBER: _ClassVar[int]
     NOTE_FIELD_NUMBER: _ClassVar[int]
     FIGURES_FIELD_NUMBER: _ClassVar[int]
+    SKIPS_REST_FIELD_NUMBER: _ClassVar[int]
     spec: RunSpec
     state: str
     reason: str
@@ -167,7 +168,8 @@ class RunStatus(_message.Message):
     invalid: int
     note: str
     figures: bytes
-    def __init__(self, spec: _Optional[_Union[RunSpec, _Mapping]] = ..., state: _Optional[str] = ..., reason: _Optional[str] = ..., submitted: _Optional[int] = ..., sealed: bool = ..., cursor: _Optional[int] = ..., done: _Optional[int] = ..., failed: _Optional[int] = ..., cancelled: _Optional[int] = ..., skipped: _Optional[int] = ..., in_flight: _Optional[int] = ..., running: _Optional[int] = ..., attempts: _Optional[int] = ..., retried: _Optional[int] = ..., worker_lost: _Optional[int] = ..., stale: _Optional[int] = ..., units_in: _Optional[int] = ..., units_out: _Optional[int] = ..., created_ms: _Optional[int] = ..., updated_ms: _Optional[int] = ..., ended_ms: _Optional[int] = ..., survivors: _Optional[_Iterable[_Union[_common_pb2.AttemptKeys, _Mapping]]] = ..., lanes: _Optional[_Iterable[_Union[LaneStatus, _Mapping]]] = ..., root_log: _Optional[int] = ..., workers: _Optional[int] = ..., pausing: bool = ..., waits: _Optional[_Iterable[_Union[Wait, _Mapping]]] = ..., causes: _Optional[_Iterable[_Union[Cause, _Mapping]]] = ..., rate: _Optional[float] = ..., units_rate: _Optional[float] = ..., ended_by: _Optional[str] = ..., invalid: _Optional[int] = ..., note: _Optional[str] = ..., figures: _Optional[bytes] = ...) -> None: ...
+    skips_rest: bool
+    def __init__(self, spec: _Optional[_Union[RunSpec, _Mapping]] = ..., state: _Optional[str] = ..., reason: _Optional[str] = ..., submitted: _Optional[int] = ..., sealed: bool = ..., cursor: _Optional[int] = ..., done: _Optional[int] = ..., failed: _Optional[int] = ..., cancelled: _Optional[int] = ..., skipped: _Optional[int] = ..., in_flight: _Optional[int] = ..., running: _Optional[int] = ..., attempts: _Optional[int] = ..., retried: _Optional[int] = ..., worker_lost: _Optional[int] = ..., stale: _Optional[int] = ..., units_in: _Optional[int] = ..., units_out: _Optional[int] = ..., created_ms: _Optional[int] = ..., updated_ms: _Optional[int] = ..., ended_ms: _Optional[int] = ..., survivors: _Optional[_Iterable[_Union[_common_pb2.AttemptKeys, _Mapping]]] = ..., lanes: _Optional[_Iterable[_Union[LaneStatus, _Mapping]]] = ..., root_log: _Optional[int] = ..., workers: _Optional[int] = ..., pausing: bool = ..., waits: _Optional[_Iterable[_Union[Wait, _Mapping]]] = ..., causes: _Optional[_Iterable[_Union[Cause, _Mapping]]] = ..., rate: _Optional[float] = ..., units_rate: _Optional[float] = ..., ended_by: _Optional[str] = ..., invalid: _Optional[int] = ..., note: _Optional[str] = ..., figures: _Optional[bytes] = ..., skips_rest: bool = ...) -> None: ...
 
 class Wait(_message.Message):
     __slots__ = ("reason", "message", "items", "impossible")
@@ -550,7 +552,7 @@ class ItemRequest(_message.Message):
     def __init__(self, epoch: _Optional[int] = ..., run_id: _Optional[str] = ..., place: _Optional[_Iterable[int]] = ..., attempts: _Optional[int] = ...) -> None: ...
 
 class AttemptStatus(_message.Message):
-    __slots__ = ("attempt", "worker", "host", "began_ms", "ended_ms", "ending", "code", "message")
+    __slots__ = ("attempt", "worker", "host", "began_ms", "ended_ms", "ending", "code", "message", "data", "data_ref", "units_in", "units_out")
     ATTEMPT_FIELD_NUMBER: _ClassVar[int]
     WORKER_FIELD_NUMBER: _ClassVar[int]
     HOST_FIELD_NUMBER: _ClassVar[int]
@@ -559,6 +561,10 @@ class AttemptStatus(_message.Message):
     ENDING_FIELD_NUMBER: _ClassVar[int]
     CODE_FIELD_NUMBER: _ClassVar[int]
     MESSAGE_FIELD_NUMBER: _ClassVar[int]
+    DATA_FIELD_NUMBER: _ClassVar[int]
+    DATA_REF_FIELD_NUMBER: _ClassVar[int]
+    UNITS_IN_FIELD_NUMBER: _ClassVar[int]
+    UNITS_OUT_FIELD_NUMBER: _ClassVar[int]
     attempt: int
     worker: str
     host: str
@@ -567,7 +573,11 @@ class AttemptStatus(_message.Message):
     ending: str
     code: str
     message: str
-    def __init__(self, attempt: _Optional[int] = ..., worker: _Optional[str] = ..., host: _Optional[str] = ..., began_ms: _Optional[int] = ..., ended_ms: _Optional[int] = ..., ending: _Optional[str] = ..., code: _Optional[str] = ..., message: _Optional[str] = ...) -> None: ...
+    data: bytes
+    data_ref: _common_pb2.ObjectRef
+    units_in: int
+    units_out: int
+    def __init__(self, attempt: _Optional[int] = ..., worker: _Optional[str] = ..., host: _Optional[str] = ..., began_ms: _Optional[int] = ..., ended_ms: _Optional[int] = ..., ending: _Optional[str] = ..., code: _Optional[str] = ..., message: _Optional[str] = ..., data: _Optional[bytes] = ..., data_ref: _Optional[_Union[_common_pb2.ObjectRef, _Mapping]] = ..., units_in: _Optional[int] = ..., units_out: _Optional[int] = ...) -> None: ...
 
 class ItemReply(_message.Message):
     __slots__ = ("epoch", "item", "payload", "payload_ref", "result", "result_ref", "has_result", "attempts", "children", "children_final", "objects_addr")
@@ -594,6 +604,42 @@ class ItemReply(_message.Message):
     children_final: int
     objects_addr: str
     def __init__(self, epoch: _Optional[int] = ..., item: _Optional[_Union[ItemStatus, _Mapping]] = ..., payload: _Optional[bytes] = ..., payload_ref: _Optional[_Union[_common_pb2.ObjectRef, _Mapping]] = ..., result: _Optional[bytes] = ..., result_ref: _Optional[_Union[_common_pb2.ObjectRef, _Mapping]] = ..., has_result: bool = ..., attempts: _Optional[_Iterable[_Union[AttemptStatus, _Mapping]]] = ..., children: _Optional[int] = ..., children_final: _Optional[int] = ..., objects_addr: _Optional[str] = ...) -> None: ...
+
+class AttemptsRequest(_message.Message):
+    __slots__ = ("epoch", "run_id", "parent", "after_seq", "after_attempt", "limit")
+    EPOCH_FIELD_NUMBER: _ClassVar[int]
+    RUN_ID_FIELD_NUMBER: _ClassVar[int]
+    PARENT_FIELD_NUMBER: _ClassVar[int]
+    AFTER_SEQ_FIELD_NUMBER: _ClassVar[int]
+    AFTER_ATTEMPT_FIELD_NUMBER: _ClassVar[int]
+    LIMIT_FIELD_NUMBER: _ClassVar[int]
+    epoch: int
+    run_id: str
+    parent: _containers.RepeatedScalarFieldContainer[int]
+    after_seq: int
+    after_attempt: int
+    limit: int
+    def __init__(self, epoch: _Optional[int] = ..., run_id: _Optional[str] = ..., parent: _Optional[_Iterable[int]] = ..., after_seq: _Optional[int] = ..., after_attempt: _Optional[int] = ..., limit: _Optional[int] = ...) -> None: ...
+
+class ItemAttempt(_message.Message):
+    __slots__ = ("seq", "attempt")
+    SEQ_FIELD_NUMBER: _ClassVar[int]
+    ATTEMPT_FIELD_NUMBER: _ClassVar[int]
+    seq: int
+    attempt: AttemptStatus
+    def __init__(self, seq: _Optional[int] = ..., attempt: _Optional[_Union[AttemptStatus, _Mapping]] = ...) -> None: ...
+
+class AttemptsReply(_message.Message):
+    __slots__ = ("epoch", "attempts", "end", "objects_addr")
+    EPOCH_FIELD_NUMBER: _ClassVar[int]
+    ATTEMPTS_FIELD_NUMBER: _ClassVar[int]
+    END_FIELD_NUMBER: _ClassVar[int]
+    OBJECTS_ADDR_FIELD_NUMBER: _ClassVar[int]
+    epoch: int
+    attempts: _containers.RepeatedCompositeFieldContainer[ItemAttempt]
+    end: bool
+    objects_addr: str
+    def __init__(self, epoch: _Optional[int] = ..., attempts: _Optional[_Iterable[_Union[ItemAttempt, _Mapping]]] = ..., end: bool = ..., objects_addr: _Optional[str] = ...) -> None: ...
 
 class FindRequest(_message.Message):
     __slots__ = ("epoch", "text", "complete", "limit")
@@ -664,12 +710,14 @@ class KeptRequest(_message.Message):
     def __init__(self, epoch: _Optional[int] = ..., run_id: _Optional[str] = ..., let_go: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class KeptEntry(_message.Message):
-    __slots__ = ("seq", "object_id")
+    __slots__ = ("seq", "object_id", "attempt")
     SEQ_FIELD_NUMBER: _ClassVar[int]
     OBJECT_ID_FIELD_NUMBER: _ClassVar[int]
+    ATTEMPT_FIELD_NUMBER: _ClassVar[int]
     seq: int
     object_id: bytes
-    def __init__(self, seq: _Optional[int] = ..., object_id: _Optional[bytes] = ...) -> None: ...
+    attempt: int
+    def __init__(self, seq: _Optional[int] = ..., object_id: _Optional[bytes] = ..., attempt: _Optional[int] = ...) -> None: ...
 
 class KeptReply(_message.Message):
     __slots__ = ("epoch", "entries", "objects_freed")

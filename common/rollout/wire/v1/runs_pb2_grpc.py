@@ -84,6 +84,11 @@ class RunsStub(object):
                 request_serializer=rollout_dot_wire_dot_v1_dot_runs__pb2.ItemRequest.SerializeToString,
                 response_deserializer=rollout_dot_wire_dot_v1_dot_runs__pb2.ItemReply.FromString,
                 _registered_method=True)
+        self.Attempts = channel.unary_unary(
+                '/rollout.wire.v1.Runs/Attempts',
+                request_serializer=rollout_dot_wire_dot_v1_dot_runs__pb2.AttemptsRequest.SerializeToString,
+                response_deserializer=rollout_dot_wire_dot_v1_dot_runs__pb2.AttemptsReply.FromString,
+                _registered_method=True)
         self.Find = channel.unary_unary(
                 '/rollout.wire.v1.Runs/Find',
                 request_serializer=rollout_dot_wire_dot_v1_dot_runs__pb2.FindRequest.SerializeToString,
@@ -162,6 +167,12 @@ class RunsServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def Attempts(self, request, context):
+        """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def Find(self, request, context):
         """Which runs a person means by a part of an id, or by a name.
         """
@@ -227,6 +238,11 @@ def add_RunsServicer_to_server(servicer, server):
                     servicer.Item,
                     request_deserializer=rollout_dot_wire_dot_v1_dot_runs__pb2.ItemRequest.FromString,
                     response_serializer=rollout_dot_wire_dot_v1_dot_runs__pb2.ItemReply.SerializeToString,
+            ),
+            'Attempts': grpc.unary_unary_rpc_method_handler(
+                    servicer.Attempts,
+                    request_deserializer=rollout_dot_wire_dot_v1_dot_runs__pb2.AttemptsRequest.FromString,
+                    response_serializer=rollout_dot_wire_dot_v1_dot_runs__pb2.AttemptsReply.SerializeToString,
             ),
             'Find': grpc.unary_unary_rpc_method_handler(
                     servicer.Find,
@@ -509,6 +525,33 @@ class Runs(object):
             '/rollout.wire.v1.Runs/Item',
             rollout_dot_wire_dot_v1_dot_runs__pb2.ItemRequest.SerializeToString,
             rollout_dot_wire_dot_v1_dot_runs__pb2.ItemReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Attempts(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/rollout.wire.v1.Runs/Attempts',
+            rollout_dot_wire_dot_v1_dot_runs__pb2.AttemptsRequest.SerializeToString,
+            rollout_dot_wire_dot_v1_dot_runs__pb2.AttemptsReply.FromString,
             options,
             channel_credentials,
             insecure,

@@ -247,7 +247,14 @@ class RunContext(_message.Message):
     def __init__(self, run_id: _Optional[str] = ..., workload: _Optional[str] = ..., config: _Optional[bytes] = ..., name: _Optional[str] = ...) -> None: ...
 
 class AssignGroup(_message.Message):
-    __slots__ = ("log", "run", "parent_log", "parent_seq", "seq", "attempt", "ids", "length", "data", "refs", "specs", "spec_index", "predecessors", "isolate")
+    __slots__ = ("log", "run", "parent_log", "parent_seq", "seq", "attempt", "ids", "length", "data", "refs", "specs", "spec_index", "predecessors", "isolate", "failures")
+    class FailuresEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: int
+        value: int
+        def __init__(self, key: _Optional[int] = ..., value: _Optional[int] = ...) -> None: ...
     LOG_FIELD_NUMBER: _ClassVar[int]
     RUN_FIELD_NUMBER: _ClassVar[int]
     PARENT_LOG_FIELD_NUMBER: _ClassVar[int]
@@ -262,6 +269,7 @@ class AssignGroup(_message.Message):
     SPEC_INDEX_FIELD_NUMBER: _ClassVar[int]
     PREDECESSORS_FIELD_NUMBER: _ClassVar[int]
     ISOLATE_FIELD_NUMBER: _ClassVar[int]
+    FAILURES_FIELD_NUMBER: _ClassVar[int]
     log: int
     run: RunContext
     parent_log: int
@@ -276,7 +284,8 @@ class AssignGroup(_message.Message):
     spec_index: _containers.RepeatedScalarFieldContainer[int]
     predecessors: _containers.RepeatedCompositeFieldContainer[Predecessor]
     isolate: _containers.RepeatedScalarFieldContainer[int]
-    def __init__(self, log: _Optional[int] = ..., run: _Optional[_Union[RunContext, _Mapping]] = ..., parent_log: _Optional[int] = ..., parent_seq: _Optional[int] = ..., seq: _Optional[_Iterable[int]] = ..., attempt: _Optional[_Iterable[int]] = ..., ids: _Optional[bytes] = ..., length: _Optional[_Iterable[int]] = ..., data: _Optional[bytes] = ..., refs: _Optional[_Iterable[_Union[_common_pb2.IndexedRef, _Mapping]]] = ..., specs: _Optional[_Iterable[_Union[_common_pb2.ItemSpec, _Mapping]]] = ..., spec_index: _Optional[_Iterable[int]] = ..., predecessors: _Optional[_Iterable[_Union[Predecessor, _Mapping]]] = ..., isolate: _Optional[_Iterable[int]] = ...) -> None: ...
+    failures: _containers.ScalarMap[int, int]
+    def __init__(self, log: _Optional[int] = ..., run: _Optional[_Union[RunContext, _Mapping]] = ..., parent_log: _Optional[int] = ..., parent_seq: _Optional[int] = ..., seq: _Optional[_Iterable[int]] = ..., attempt: _Optional[_Iterable[int]] = ..., ids: _Optional[bytes] = ..., length: _Optional[_Iterable[int]] = ..., data: _Optional[bytes] = ..., refs: _Optional[_Iterable[_Union[_common_pb2.IndexedRef, _Mapping]]] = ..., specs: _Optional[_Iterable[_Union[_common_pb2.ItemSpec, _Mapping]]] = ..., spec_index: _Optional[_Iterable[int]] = ..., predecessors: _Optional[_Iterable[_Union[Predecessor, _Mapping]]] = ..., isolate: _Optional[_Iterable[int]] = ..., failures: _Optional[_Mapping[int, int]] = ...) -> None: ...
 
 class Predecessor(_message.Message):
     __slots__ = ("index", "seq", "data", "ref", "attempt")

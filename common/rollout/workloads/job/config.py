@@ -9,7 +9,7 @@ from typing import Annotated, Any, ClassVar, Literal, Self, cast
 
 from pydantic import AfterValidator, Field, field_validator, model_validator
 
-from rollout.config.load import Located
+from rollout.config.load import YAML, Located
 from rollout.config.locate import Place
 from rollout.config.settings import Section
 from rollout.config.written import Flag, Text
@@ -275,7 +275,9 @@ class RegistryKeys(Section):
 
 
 class DatasetSection(Section):
-    path: str | None = Field(default=None, min_length=1, description="Directory of task directories.")
+    path: str | None = Field(
+        default=None, min_length=1, description="Directory of task directories, or bundled:rollout or bundled:harbor."
+    )
     registry: RegistryKeys | None = Field(default=None, description="Where name and version are looked up.")
     name: str | None = Field(default=None, min_length=1, description="In the registry; with path: in the results.")
     version: Text | None = Field(default=None, min_length=1, description="In the registry; default: the newest.")
@@ -397,7 +399,10 @@ class JobConfig(Section):
     def prepare(cls, source: Located) -> list[str]:
         """For `rollout.config.load`."""
         _drop_empty(source.values)
-        return [*rename(source), *_across(source)]
+        faults = [*rename(source), *_across(source)]
+        if Path(source.path).suffix.lower() in YAML:
+            source.values.setdefault("name", Path(source.path).stem)
+        return faults
 
 
 def environments(config: JobConfig) -> Iterator[tuple[Place, dict[str, str]]]:
@@ -414,11 +419,6 @@ def asks_engine(agent: AgentSection, config: JobConfig) -> bool:
     loop = agent.import_path is not None or kind_of(agent.name) in (None, KINDS[SHELL_LOOP])
     named = agent.model_name in (None, ENGINE)
     return config.engine is not None and agent.base_url is None and not agent.execute and loop and named
-
-
-def job_name(config: JobConfig, path: Path) -> str:
-    """Of the job that the file `path` describes."""
-    return config.name or path.stem
 
 
 _KEEPS_EMPTY = ("kwargs", "provider_config", "mounts", "env")

@@ -21,6 +21,9 @@ from rollout.workloads.job.task_directory import CONFIG
 _MARKS = (CONFIG, "instruction.md")
 ADHOC = "adhoc"
 """The dataset of tasks that a job names one by one."""
+BUNDLED = "bundled:"
+"""Before the name of a dataset that is part of this package: `path: bundled:harbor`."""
+_BUNDLED_AT = Path(__file__).with_name("bundled")
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,7 +130,10 @@ class _Loader:
             directory = inside(top, section.path or "", git.shown(section.git_url))
             name = section.name or (directory.name if section.path else _repository_name(section.git_url))
             return _Found(portable(name), commit, tuple(_tasks_below(directory, commit, ours=False)))
-        directory = Path(section.path or "").expanduser()
+        path = section.path or ""
+        if path.startswith(BUNDLED):  # whatever repository this package lies in, it is not theirs
+            return _Found(portable(section.name or path.removeprefix(BUNDLED)), "", tuple(_bundled(path)))
+        directory = Path(path).expanduser()
         found = git.commit_of(directory) if directory.is_dir() else None
         places = tuple(_tasks_below(directory, found.id if found else None, ours=True))
         if found and found.changed:
@@ -236,6 +242,16 @@ def _tasks_below(directory: Path, commit: str | None, *, ours: bool) -> Iterator
     if not places:
         raise InputError(f"{directory} holds no tasks: none of its directories has a {CONFIG}")
     yield from places
+
+
+def _bundled(path: str) -> Iterator[_Place]:
+    """The tasks of a dataset of this package. InputError: there is none of that name."""
+    known = sorted(entry.name for entry in _BUNDLED_AT.iterdir())
+    name = path.removeprefix(BUNDLED)
+    if name not in known:
+        listed = " and ".join(f"{BUNDLED}{one}" for one in known)
+        raise InputError(f'there is no bundled dataset "{name}"; there are {listed}')
+    return _tasks_below(_BUNDLED_AT / name, None, ours=True)
 
 
 def chosen(places: Sequence[_Place], section: DatasetSection, name: str) -> list[_Place]:

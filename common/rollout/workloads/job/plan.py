@@ -54,6 +54,11 @@ class Trial:
         """Of its results, below that of the job."""
         return PurePosixPath(self.dataset, self.task.name, self.agent.id, str(self.attempt))
 
+    @property
+    def label(self) -> str:
+        """For people; as that of its `TrialSpec`."""
+        return str(self.directory)
+
 
 def plan(config: JobConfig, datasets: Sequence[Dataset], model: str = "") -> Iterator[Trial]:
     """Lazily, agent by agent in the order of the file, for each of them task by task, attempt by attempt.

@@ -13,7 +13,7 @@ from pydantic import Field, ValidationError
 from rollout.config.settings import Section
 from rollout.model.errors import InputError
 from rollout.workloads.job.results import TrialResult
-from rollout.workloads.json_form import canonical
+from rollout.workloads.json_form import JsonObject, canonical
 
 SETUP, AGENT, VERIFIER, ARTIFACTS = "setup", "agent", "verifier", "artifacts"
 """Directories of a trial. In each of the first three: stdout.txt and stderr.txt; `agent` and `verifier` also hold what
@@ -63,3 +63,13 @@ class TrialRecord(Section):
             return cls.model_validate_json(data)
         except (ValueError, ValidationError) as error:
             raise InputError(f"not the record of a trial: {error}") from error
+
+
+def record_json(record: TrialRecord) -> JsonObject:
+    """As a part of a line."""
+    return record.model_dump(mode="json", exclude_defaults=True)
+
+
+def record_from(value: JsonObject) -> TrialRecord:
+    """What `record_json` made."""
+    return TrialRecord.model_validate(value, strict=False)

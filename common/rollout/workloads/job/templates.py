@@ -46,6 +46,11 @@ def fill_in(env: Mapping[str, str], environ: Mapping[str, str]) -> dict[str, str
     return {name: _TEMPLATE.sub(lambda found: _filled(found, environ), value) for name, value in env.items()}
 
 
+def variables(env: Mapping[str, str]) -> set[str]:
+    """The names of all variables from which `env` is filled in."""
+    return {found[1] for value in env.values() for found in _TEMPLATE.finditer(value) if found[1]}
+
+
 def unset(
     environments: Iterable[tuple[Place, Mapping[str, str]]], environ: Mapping[str, str], where: Callable[[Place], str]
 ) -> Iterator[str]:

@@ -4,34 +4,34 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import importlib
 import json
 import sys
-from collections.abc import Callable
 from dataclasses import asdict
 from difflib import get_close_matches
 from pathlib import Path
+from typing import Any, cast
 
 from rollout.model.errors import ConfigError, RolloutError
 
 from rollout_worker.sandboxes.conformance.running import PROVIDERS, Outcome, run
-from rollout_worker.sandboxes.conformance.suite import CASES, Bench, local_bench
+from rollout_worker.sandboxes.conformance.suite import CASES, Bench, engine_bench, local_bench
+from rollout_worker.sandboxes.engine_provider import EngineProvider
 from rollout_worker.sandboxes.local import LocalProvider
 from rollout_worker.sandboxes.port import MIB, Provider
 from rollout_worker.sandboxes.providers import open_provider
 
 
-def find_factory(name: str) -> Callable[[Path], Provider]:
+def find_provider(name: str, state: Path, config: str | None) -> Provider:
     """ConfigError, with what is known."""
-    if name in PROVIDERS:
-        return PROVIDERS[name]
-    module, colon, function = name.partition(":")
-    if not colon:
-        return lambda state: open_provider(name, state, key="provider")
+    if name in PROVIDERS and config is None:
+        return PROVIDERS[name](state)
     try:
-        return getattr(importlib.import_module(module), function)
-    except (ImportError, AttributeError) as error:
-        raise ConfigError(f"provider: {name} cannot be loaded: {error}") from error
+        settings = json.loads(config or "{}")
+    except ValueError as error:
+        raise ConfigError(f"--config: this is no JSON: {error}") from error
+    if not isinstance(settings, dict):
+        raise ConfigError("--config: settings are an object, in braces")
+    return open_provider(name, state, cast("dict[str, Any]", settings), key="provider")
 
 
 def check_cases(names: list[str]) -> None:
@@ -53,11 +53,13 @@ async def judge(arguments: argparse.Namespace) -> int:
                 sys.stdout.write(f"    {outcome.text.strip()}\n")
             sys.stdout.flush()
 
-    async with find_factory(arguments.provider)(state / "state") as provider:
+    async with find_provider(arguments.provider, state / "state", arguments.config) as provider:
         await provider.probe()
         scratch, large = state / "scratch", arguments.large_mb * MIB
         if isinstance(provider, LocalProvider):
             bench = local_bench(provider, scratch, large=large)
+        elif isinstance(provider, EngineProvider):
+            bench = engine_bench(provider, scratch, large=large)
         else:
             bench = Bench(provider, scratch, address=None, large=large)
         outcomes = await run(bench, frozenset(arguments.case), tell)
@@ -71,7 +73,10 @@ def main() -> None:
     program = "python -m rollout_worker.sandboxes.conformance"
     parser = argparse.ArgumentParser(prog=program, description="Run the suite over a provider of sandboxes.")
     known = ", ".join(PROVIDERS)
-    parser.add_argument("provider", help=f"{known}, another registered name, or module:function of a directory")
+    parser.add_argument(
+        "provider", help=f"{known}, another registered name, or module:Class of a directory and settings"
+    )
+    parser.add_argument("--config", help="the provider's own settings, as JSON")
     parser.add_argument("--state", required=True, help="a directory for sandboxes and what the cases need")
     parser.add_argument("--case", action="append", default=[], help="only this case; may be given again")
     parser.add_argument("--large-mb", type=int, default=200, help="the largest output")

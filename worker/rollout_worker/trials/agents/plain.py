@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from rollout_worker.sandboxes.port import Finished
 from rollout_worker.trials.port import Agent, Place, TrialFault
+
+_WITH_BASH = 'if command -v bash >/dev/null 2>&1; then exec bash "$0"; else exec sh "$0"; fi'
+_SHOWN = 500
 
 
 class BashAgent(Agent):
-    """`install` and `execute` of the job, each given to bash on its standard input's place: as a script file."""
+    """`install` and `execute` of the job, each a file in the sandbox that bash runs."""
 
     version = ""
 
@@ -15,11 +19,11 @@ class BashAgent(Agent):
         self._execute = execute
 
     async def install(self, place: Place) -> None:
-        if self._install:
-            await _run(place, self._install, "install", "agent_install_failed")
+        if self._install.strip():
+            await _run(place, self._install, "install.sh", "agent_install_failed")
 
     async def execute(self, place: Place, instruction: str) -> None:
-        await _run(place, self._execute, "execute", "agent_execution_failed")
+        await _run(place, self._execute, "execute.sh", "agent_execution_failed")
 
 
 class NopAgent(Agent):
@@ -30,9 +34,28 @@ class NopAgent(Agent):
     async def execute(self, place: Place, instruction: str) -> None: ...
 
 
-async def _run(place: Place, script: str, name: str, fault: str) -> None:
-    finished = await place.run(["bash", "-c", script, name])
-    if not finished.ok:
-        how = f"exit code {finished.exit_code}" if finished.how == "exited" else f"{finished.how}"
-        last = (finished.stderr.text().strip() or finished.stdout.text().strip())[-500:]
-        raise TrialFault(fault, f"{name} ended with {how}" + (f": {last}" if last else ""))
+async def _run(place: Place, text: str, name: str, fault: str) -> None:
+    path = f"/tmp/rollout-{name}"
+    await place.sandbox.write_file(path, text.encode(), mode=0o755)
+    check(await place.run(script(path)), name, fault)
+
+
+def script(path: str) -> list[str]:
+    """The command that runs a script with bash, or with sh where there is no bash."""
+    return ["/bin/sh", "-c", _WITH_BASH, path]
+
+
+def check(finished: Finished, what: str, fault: str) -> None:
+    """TrialFault of the type `fault` unless it ended with exit code 0."""
+    if finished.ok:
+        return
+    how = (
+        f"ended with exit code {finished.exit_code}"
+        if finished.how == "exited"
+        else "ran out of time"
+        if finished.how == "timed_out"
+        else f"was ended by signal {finished.signal}"
+    )
+    limit = f" (the sandbox's {finished.limit} limit was hit)" if finished.limit else ""
+    last = finished.stderr.text()[-_SHOWN:].strip() or finished.stdout.text()[-_SHOWN:].strip()
+    raise TrialFault(fault, f"{what} {how}{limit}" + (f": {last}" if last else ""))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import subprocess
+from collections.abc import Mapping
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
@@ -20,12 +21,19 @@ TASK = {
 }
 
 
-def make_task(directory: Path, toml: str | None = None, *, without: tuple[str, ...] = (), **files: str) -> Path:
-    """A task that is whole, with another task.toml, without some files, and with others (`a__b` is a/b)."""
+def make_task(
+    directory: Path,
+    toml: str | None = None,
+    *,
+    without: tuple[str, ...] = (),
+    files: Mapping[str, str] | None = None,
+    **more: str,
+) -> Path:
+    """A task that is whole, with another task.toml, without some files, and with others (in `more`, `a__b` is a/b)."""
     wanted = {name: text for name, text in TASK.items() if name not in without}
     if toml is not None:
         wanted["task.toml"] = toml
-    wanted |= {name.replace("__", "/"): text for name, text in files.items()}
+    wanted |= {**(files or {}), **{name.replace("__", "/"): text for name, text in more.items()}}
     for name, text in wanted.items():
         path = directory / name
         path.parent.mkdir(parents=True, exist_ok=True)

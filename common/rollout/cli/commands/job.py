@@ -1,0 +1,161 @@
+"""`rollout job`: evaluations of agents, each described by a job.yaml; and what is done with their runs."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from rollout.cli.commands import job_tools
+from rollout.cli.commands.job_tail import tail
+from rollout.cli.commands.standard import HELP
+from rollout.cli.groups import CommandGroup
+from rollout.cli.options import (
+    CoordinatorOption,
+    DetachOption,
+    DryRunOption,
+    JsonLinesOption,
+    ResumeOption,
+    TlsDirOption,
+    WorkersOption,
+)
+from rollout.config.load import load_settings, located
+from rollout.model.errors import ConfigError
+from rollout.workloads.job.config import JobConfig
+from rollout.workloads.job.errors import types_of
+
+app = typer.Typer(cls=CommandGroup, no_args_is_help=True, rich_markup_mode=None)
+
+FileArgument = Annotated[Path | None, typer.Argument(metavar="[FILE]", help="The job: job.yaml.", show_default=False)]
+ConfigOption = Annotated[
+    Path | None, typer.Option("--config", metavar="FILE", help="The same, as other workloads have it.")
+]
+NameOption = Annotated[
+    str, typer.Option("--name", help="Name of the job, and of its directory below jobs_dir, instead of the file's.")
+]
+RetryErrorsOption = Annotated[
+    str,
+    typer.Option(
+        "--retry-errors",
+        metavar="TYPE[,TYPE]",
+        help="Trials that ended with one of these types of errors run once more.",
+    ),
+]
+
+_RUN = HELP.format(
+    details="""Run every agent of a job at every task, and write what they came to below jobs_dir.
+
+What is there already stays: the same command goes on, also when attempts, agents or tasks were added to the file, and
+runs what is new or was changed; it says which. With --retry-errors trials that ended with such an error run once more.
+The first Ctrl-C starts no further trial and waits for those that run; the second abandons them.""",
+    unit="trials",
+    rates="trials_per_s, agents, trials_running, cost_usd, tokens",
+    exits="0 every trial is final, failed ones included; 1 the job itself was stopped: too many trials failed by no "
+    "fault\nof an agent, or no worker could run one",
+)
+
+
+@app.callback(help="Evaluate agents at tasks: in sandboxes, verified, and resumable.")
+def group() -> None: ...
+
+
+def _run(
+    file: Path | None,
+    config: Path | None,
+    *,
+    verb: str,
+    name: str,
+    retry_errors: str,
+    coordinator: list[str] | None,
+    tls_dir: Path | None,
+    resume: str | None,
+    workers: int | None,
+    dry_run: bool,
+    detach: bool,
+    json: bool,
+) -> None:
+    from rollout.cli.session import Options, run_workload  # brings grpc
+    from rollout.workloads.job.workload import Job
+
+    path = _file(file, config)
+    settings = load_settings(JobConfig, path, {"name": name or None})
+    workload = Job(_types(retry_errors))
+    directory = workload.directory(settings)
+    if verb == "resume" and not (directory / "run-id").exists():
+        raise ConfigError(f"{directory} holds no job to go on with: `rollout job run {path}` starts it")
+    words = ("rollout", "job", "run", str(path), *(("--name", name) if name else ()))
+    options = Options(
+        words=words, coordinators=tuple(coordinator or ()), tls_dir=tls_dir, resume=resume, workers=workers,
+        dry_run=dry_run, detach=detach, json=json,
+    )  # fmt: skip
+    with located(path, JobConfig):
+        raise typer.Exit(run_workload(workload, settings, options))
+
+
+@app.command("run", help=_RUN)
+def run(
+    file: FileArgument = None,
+    config: ConfigOption = None,
+    name: NameOption = "",
+    retry_errors: RetryErrorsOption = "",
+    coordinator: CoordinatorOption = None,
+    tls_dir: TlsDirOption = None,
+    resume: ResumeOption = None,
+    workers: WorkersOption = None,
+    dry_run: DryRunOption = False,
+    detach: DetachOption = False,
+    json: JsonLinesOption = False,
+) -> None:
+    _run(
+        file, config, verb="run", name=name, retry_errors=retry_errors, coordinator=coordinator, tls_dir=tls_dir,
+        resume=resume, workers=workers, dry_run=dry_run, detach=detach, json=json,
+    )  # fmt: skip
+
+
+@app.command("resume")
+def resume_job(
+    file: FileArgument = None,
+    config: ConfigOption = None,
+    name: NameOption = "",
+    retry_errors: RetryErrorsOption = "",
+    coordinator: CoordinatorOption = None,
+    tls_dir: TlsDirOption = None,
+    workers: WorkersOption = None,
+    detach: DetachOption = False,
+    json: JsonLinesOption = False,
+) -> None:
+    """Go on with a job, as `rollout job run` does, and refuse to start one that was never begun.
+
+    Options, output and exit codes are those of `rollout job run`.
+    """
+    _run(
+        file, config, verb="resume", name=name, retry_errors=retry_errors, coordinator=coordinator, tls_dir=tls_dir,
+        resume=None, workers=workers, dry_run=False, detach=detach, json=json,
+    )  # fmt: skip
+
+
+app.command("tail")(tail)
+job_tools.add_to(app)
+
+
+def _file(file: Path | None, config: Path | None) -> Path:
+    if (file is None) == (config is None):
+        raise ConfigError(
+            "name the job's file, as `rollout job run job.yaml`"
+            if file is None
+            else "FILE and --config name the job twice: give one of them"
+        )
+    return file or config or Path()
+
+
+def _types(text: str) -> list[str]:
+    found: list[str] = []
+    for name in [part.strip() for part in text.split(",") if part.strip()]:
+        try:
+            found += types_of(name)
+        except KeyError:
+            raise ConfigError(
+                f'--retry-errors: "{name[:60]}" is no type of error; `errors.jsonl` and docs/job.md have them'
+            ) from None
+    return found

@@ -1,0 +1,133 @@
+"""`rollout job tail`: what agents and verifiers print, as they print it."""
+
+from __future__ import annotations
+
+import asyncio
+import json as json_module
+import re
+import sys
+from collections.abc import Iterable
+from contextlib import suppress
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from rollout.cli.anywhere import Places, cluster_of, find_run, places
+from rollout.cli.asking import OwnerEndedError, once, reached, tell
+from rollout.cli.commands.events import FOLLOW_PATIENCE_S, rfc3339
+from rollout.cli.commands.job_tools import JobArgument
+from rollout.cli.commands.logs import Line, Reader, printed
+from rollout.cli.find_job import directory_of
+from rollout.cli.options import CoordinatorOption, JsonOption, TlsDirOption
+from rollout.client.target import Target
+from rollout.config.visible import visible
+from rollout.workloads.json_form import JsonObject
+from rollout.workloads.output import RUN_ID
+
+if TYPE_CHECKING:
+    from rollout.client import Runs
+
+_PREFIX = re.compile(r"\[(.+?/[0-9]+) ([a-z][^\]]*)\] ?(.*)", re.DOTALL)
+_WILD = frozenset("*?[")
+
+
+@dataclass(frozen=True, slots=True)
+class TrialLine:
+    """`text` is "" and `left_out` is (lines, bytes) where something is missing."""
+
+    trial: str
+    phase: str
+    text: str
+    line: Line
+
+
+def tail(
+    run: JobArgument,
+    trial: Annotated[
+        str,
+        typer.Argument(
+            metavar="[TRIAL]",
+            help="Only trials whose label (dataset/task/agent/attempt) this glob fits, or of which it is a part: "
+            "hello/*/mine/*, or mine.",
+            show_default=False,
+        ),
+    ] = "",
+    coordinator: CoordinatorOption = None,
+    tls_dir: TlsDirOption = None,
+    follow: Annotated[
+        bool, typer.Option("--follow/--no-follow", help="Go on as more comes, until the run has ended.")
+    ] = True,
+    json: JsonOption = False,
+) -> None:
+    """What the trials of a run print while they run: install, agent and verifier, with the trial and its phase before
+    each line.
+
+    It shows what is kept of the run so far, and then what comes. Of each trial some lines a second come through, and a
+    line says how many did not; all of it is in the directory of the trial once it has ended.
+
+    --json: an object a line, `{time, run_id, trial, phase, text, worker_id, attempt}`, and where lines are missing
+    `{..., left_out: {lines, bytes}}`. Keys are only ever added.
+    """
+    reader = Reader()
+
+    async def show(client: Runs, run_id: str, *, follow: bool) -> None:
+        async for line in printed(client, run_id, reader, follow=follow):
+            for told in of_trials([line], trial):
+                sys.stdout.write((_json(told, run_id) if json else _text(told)) + "\n")
+                sys.stdout.flush()
+
+    async def working() -> None:
+        target, run_id = await _find(run, places(coordinator, tls_dir, tell))
+        while True:
+            with suppress(OwnerEndedError):
+                async with reached(target, once(tell), patience_s=FOLLOW_PATIENCE_S) as (client, idle):
+                    return await show(client, run_id, follow=follow and not idle)
+
+    asyncio.run(working())
+
+
+async def _find(text: str, where: Places) -> tuple[Target, str]:
+    """The cluster and the id of the run that `text` names, by the directory of its job or as other runs."""
+    path = directory_of(text, lambda _: None)
+    run_id = "" if path is None else (path / RUN_ID).read_text("ascii", "replace").strip()
+    if path is not None and not where.only and (target := cluster_of(path, run_id)) is not None:
+        return target, run_id
+    return await find_run(where, run_id or text)
+
+
+def of_trials(lines: Iterable[Line], wanted: str) -> Iterable[TrialLine]:
+    """Those of `lines` that trials printed whose label `wanted` fits; "": all, and where some are missing."""
+    for line in lines:
+        if line.left_out is not None:
+            if not wanted:
+                yield TrialLine("", "", "", line)
+        elif (found := _PREFIX.fullmatch(line.text)) and fits(found[1], wanted):
+            yield TrialLine(found[1], found[2], found[3], line)
+
+
+def fits(label: str, wanted: str) -> bool:
+    return fnmatchcase(label, wanted) if _WILD & set(wanted) else wanted in label
+
+
+def _text(told: TrialLine) -> str:
+    if told.line.left_out is not None:
+        return f"[{told.line.left_out[0]} lines, {told.line.left_out[1]} bytes left out here: too much was printed]"
+    return visible(f"[{told.trial} {told.phase}] {told.text}")
+
+
+def _json(told: TrialLine, run_id: str) -> str:
+    line = told.line
+    value: JsonObject = {
+        "time": rfc3339(line.at_ms) if line.at_ms else None,
+        "run_id": run_id,
+        "trial": told.trial,
+        "phase": told.phase,
+        "text": told.text,
+        "worker_id": line.worker or None,
+        "attempt": line.attempt,
+    }
+    if line.left_out is not None:
+        value["left_out"] = {"lines": line.left_out[0], "bytes": line.left_out[1]}
+    return json_module.dumps(value, ensure_ascii=False)

@@ -1,0 +1,221 @@
+"""`rollout job show|export|compare|regrade`: what is done with the results of jobs."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from rollout.cli.asking import tell
+from rollout.cli.completion import complete_run
+from rollout.cli.options import CoordinatorOption, JsonLinesOption, JsonOption, TlsDirOption, WorkersOption
+from rollout.model.errors import ConfigError
+
+_JOB_HELP = (
+    "The job's directory, or its run: a short id, an id or a unique beginning of either, its name, or @last. The files "
+    "of a run that is not of this machine are read from its cluster."
+)
+JobArgument = Annotated[
+    str, typer.Argument(metavar="RUN_ID|DIR", help=_JOB_HELP, autocompletion=complete_run, show_default=False)
+]
+FORMATS = (".csv", ".jsonl", ".parquet", ".html")
+
+
+def add_to(app: typer.Typer) -> None:
+    """Put these commands into the group `rollout job`."""
+    app.command("show")(show)
+    app.command("export")(export)
+    app.command("compare")(compare)
+    app.command("regrade")(regrade)
+
+
+def show(
+    job: JobArgument,
+    trial: Annotated[
+        str | None,
+        typer.Argument(
+            metavar="TRIAL",
+            help="All of this one: dataset/task/agent/attempt, or a part of that which only one trial has.",
+            show_default=False,
+        ),
+    ] = None,
+    failed: Annotated[bool, typer.Option("--failed", help="The trials that failed, a line each.")] = False,
+    coordinator: CoordinatorOption = None,
+    tls_dir: TlsDirOption = None,
+    json: JsonOption = False,
+) -> None:
+    """What a job came to: agents with their rates, pass@k, errors, the slowest trials. With TRIAL: all of one trial.
+
+    Rates have intervals of 95 %, clustered by task, and are over the scored trials (docs/job.md says which those are).
+
+    --json: `{job, run_id, directory, state, agents: [{agent, dataset, counts, pass_rate, mean_reward,
+    pass_at_k, metrics, errors, cost_usd, tokens, versions}], groups (the same by dataset, where there are several),
+    errors: [{type, count, agents, example}], slowest, notes}`; with TRIAL `{job, trial, status, infrastructure, score,
+    result, record, directory, files}`; with --failed a row of `job export` a line. Keys are only ever added.
+    """
+    from rollout.cli import show_job
+    from rollout.cli.find_job import job_named
+    from rollout.cli.show import print_json
+    from rollout.workloads.job.overview import overview, overview_json
+    from rollout.workloads.job.table import rows
+
+    if failed and trial is not None:
+        raise ConfigError("--failed and TRIAL say different things: give one of them")
+    with job_named(job, coordinator, tls_dir, tell) as found:
+        if trial is not None:
+            one = found.find(trial)
+            if json:
+                print_json(show_job.trial_json(found, one))
+            else:
+                show_job.print_trial(found, one)
+        elif failed:
+            chosen = [one for one in found.trials if found.status(one) == "failed"]
+            if json:
+                for row in rows(found, chosen):
+                    print_json(row)
+            else:
+                show_job.print_trials(found, chosen, "no trial failed")
+        elif json:
+            print_json(overview_json(found, overview(found)))
+        else:
+            show_job.print_overview(found, overview(found))
+
+
+def export(
+    job: JobArgument,
+    output: Annotated[
+        Path,
+        typer.Option("--output", metavar="FILE", help="Its ending says the format: .csv, .jsonl, .parquet or .html."),
+    ],
+    coordinator: CoordinatorOption = None,
+    tls_dir: TlsDirOption = None,
+    json: JsonOption = False,
+) -> None:
+    """Write the trials of a job as a table, a row each, or a report of the job as one HTML file.
+
+    The columns are in docs/job.md, the same in .csv, .jsonl and .parquet (which needs pyarrow). The HTML file needs no
+    network and no script. A file that is there already is replaced.
+
+    --json: `{job, file, trials, notes}`.
+    """
+    from rollout.cli.find_job import job_named
+    from rollout.cli.show import print_json
+    from rollout.cli.show_job import print_written
+    from rollout.workloads.job import table
+    from rollout.workloads.output import write_atomically
+
+    ending = output.suffix.lower()
+    if ending not in FORMATS:
+        raise ConfigError(f"--output {output}: the ending must be one of {', '.join(FORMATS)}")
+    if not output.parent.is_dir():
+        raise ConfigError(f"--output: there is no directory {output.parent}")
+    if output.is_dir():
+        raise ConfigError(f"--output: {output} is a directory: name a file")
+    with job_named(job, coordinator, tls_dir, tell) as found:
+        for note in found.notes:
+            tell(f"warning: {note}")
+        if ending == ".html":
+            from rollout.workloads.job.html import html_file
+
+            data = html_file(found, output)
+        else:
+            writers = {".csv": table.csv_file, ".jsonl": table.jsonl_file, ".parquet": table.parquet_file}
+            data = writers[ending](table.rows(found))
+        write_atomically(output, data)
+        if json:
+            trials = len(found.trials)
+            print_json({"job": found.name, "file": str(output), "trials": trials, "notes": list(found.notes)})
+        else:
+            print_written(output, len(found.trials))
+
+
+def compare(
+    a: JobArgument,
+    b: Annotated[
+        str | None,
+        typer.Argument(
+            metavar="[RUN_ID|DIR]", help="The other job. Default: the same, with two agents.", show_default=False
+        ),
+    ] = None,
+    agent: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--agent", metavar="AGENT", help="Of both jobs; given twice: that of the first and of the second."
+        ),
+    ] = None,
+    coordinator: CoordinatorOption = None,
+    tls_dir: TlsDirOption = None,
+    json: JsonOption = False,
+) -> None:
+    """Compare two jobs, or two agents of one job, task by task: who is better, by how much, and may it be chance.
+
+    Each agent of both jobs is compared with itself; --agent X --agent Y compares X of the first with Y of the second.
+    Differences are B less A, over the tasks that were scored in both, each counted once however often it was tried.
+
+    --json: an object a line, `{job_a, job_b, agent_a, agent_b, tasks, mean_a, mean_b, difference, low, high, p_value,
+    test, p_exact, discordant, gained, lost, tasks_only_a, tasks_only_b, only_a, only_b, moved}`; `test` is
+    mcnemar_mid_p, sign_flip_exact or sign_flip_sampled. Keys are only ever added.
+    """
+    from contextlib import nullcontext
+
+    from rollout.cli.find_job import job_named
+    from rollout.cli.show import print_json
+    from rollout.cli.show_job import print_compared
+    from rollout.workloads.job.compare_directories import compare_directories, compared_json
+
+    with job_named(a, coordinator, tls_dir, tell) as first:
+        other = nullcontext(first) if b is None else job_named(b, coordinator, tls_dir, tell)
+        with other as second:
+            for note in dict.fromkeys((*first.notes, *second.notes)):
+                tell(f"warning: {note}")
+            found = compare_directories(first, second, agent or [])
+            for one in found:
+                if json:
+                    print_json({"job_a": first.name, "job_b": second.name, **compared_json(one)})
+                else:
+                    print_compared(one, first.name, second.name)
+
+
+def regrade(
+    job: JobArgument,
+    config: Annotated[
+        Path | None,
+        typer.Option("--config", metavar="FILE", help="job.yaml with other settings or tasks. Default: the job's own."),
+    ] = None,
+    tasks: Annotated[
+        list[str] | None,
+        typer.Option("--tasks", metavar="GLOB", help="Of these tasks alone, as TASK or DATASET/TASK; repeatable."),
+    ] = None,
+    coordinator: CoordinatorOption = None,
+    tls_dir: TlsDirOption = None,
+    workers: WorkersOption = None,
+    json: JsonLinesOption = False,
+) -> None:
+    """Verify what the agents of a job left once more, with the tests as they are now; no agent works again.
+
+    Each trial whose agent came to its end gets a new sandbox with the artifacts that were kept of it, and the tests of
+    its task. The results go to DIR/regrade-1, regrade-2 and so on, which are directories of jobs as any other, and what
+    changed to regrade.json there; the job itself stays as it was. The same command goes on with one that did not end.
+
+    Exit codes: 0 every trial was verified again, whatever came out; 1 one was not; 2 configuration or input, also when
+    nothing was kept; 130 interrupted.
+
+    --json prints an object a line: those of `rollout job run`, and at the end `regraded` {directory, regraded, changed,
+    agents: [{agent, trials, pass_rate_before, pass_rate_after, mean_reward_before, mean_reward_after}], trials:
+    [{trial, agent, before, after, error_before, error_after}]}. Keys are only ever added.
+    """
+    from rollout.cli.find_job import directory_of
+    from rollout.cli.regrading import Regrading  # brings grpc
+
+    directory = directory_of(job, tell)
+    if directory is None:
+        raise ConfigError(
+            f"no directory of a job {job!r} is on this machine: name it, or write it from the ledger of its cluster: "
+            f"rollout run results {job} --output DIR"
+        )
+    working = Regrading(
+        directory, config, tuple(tasks or ()), coordinators=tuple(coordinator or ()), tls_dir=tls_dir, workers=workers,
+        json=json,
+    )  # fmt: skip
+    raise typer.Exit(working.run())

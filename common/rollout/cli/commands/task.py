@@ -1,0 +1,176 @@
+"""`rollout task ...`: task directories are made, checked and tried."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+import typer
+
+from rollout.cli.options import JsonLinesOption, JsonOption
+from rollout.cli.program import new_app
+from rollout.model.errors import ConfigError
+from rollout.model.problems import problems
+
+if TYPE_CHECKING:
+    from rollout.workloads.job.check_tasks import CheckedTask
+
+app = new_app(help="Tasks of agent evaluation: make, check and try task directories.")
+
+DirectoriesArgument = Annotated[
+    list[Path], typer.Argument(metavar="DIR...", help="Tasks, or directories of tasks.", show_default=False)
+]
+
+
+@app.command("init")
+def init(
+    directory: Annotated[
+        Path, typer.Argument(metavar="DIR", help="A new directory; its name is the task's.", show_default=False)
+    ],
+    format: Annotated[
+        Literal["rollout", "harbor"],
+        typer.Option("--format", help="Which format task.toml has; docs/job.md tells them apart."),
+    ] = "rollout",
+    name: Annotated[
+        str | None, typer.Option("--name", metavar="ORG/NAME", help="Name of the package, in [task] of task.toml.")
+    ] = None,
+    json: JsonOption = False,
+) -> None:
+    """Make a small task that passes `task check` and its own oracle, to be changed into yours.
+
+    DIR must not be there yet, or be empty: nothing is ever overwritten. --json: `{directory, format, files}`.
+    """
+    import re
+
+    from rollout.cli.show import print_json
+    from rollout.workloads.job.new_task import PACKAGE, write_task
+
+    if name is not None and not re.fullmatch(PACKAGE, name):
+        raise ConfigError(f"--name: {name!r} must be like org/name: letters, digits, dots, - and _ around one slash")
+    files = write_task(directory, format, name)
+    if json:
+        print_json({"directory": str(directory), "format": format, "files": [str(path) for path in files]})
+        return
+    for path in files:
+        typer.echo(path)
+    typer.echo(f"check it with: rollout task check {directory}\ntry it with: rollout task oracle {directory}")
+
+
+@app.command("check")
+def check(directories: DirectoriesArgument, json: JsonOption = False) -> None:
+    """Find everything that is wrong with tasks, without running anything.
+
+    Faults are told all at once, most with file and line; an unknown key with the nearest that there is. Warnings are
+    about what often goes wrong and would be seen only when trials fail: a verifier that writes no reward, a Dockerfile
+    that copies what is not there, a script that bash cannot read, no solution. They do not change the exit code.
+
+    Exit codes: 0 every task can be run; 2 some cannot.
+
+    --json: an object a line, `{name, directory, ok, format, schema_version, steps, checksum, files, size, faults,
+    warnings}`. Keys are only ever added.
+    """
+    from rollout.cli.show import print_json
+    from rollout.workloads.job.check_tasks import check_tasks
+
+    faults: list[str] = []
+    warnings = tasks = 0
+    for found in check_tasks(directories, os.environ):
+        faults += found.faults
+        warnings += len(found.warnings)
+        tasks += found.loaded is not None
+        if json:
+            print_json(found.to_json())
+        else:
+            _print(found)
+    if faults:
+        raise ConfigError(problems(faults))
+    if not json:
+        from rollout.cli.words import counted
+
+        typer.echo(f"{counted(tasks, 'task')} can be run, {counted(warnings, 'warning')}")
+
+
+@app.command("oracle")
+def oracle(
+    directories: DirectoriesArgument,
+    provider: Annotated[
+        str, typer.Option("--provider", metavar="PROVIDER", help="Of the sandboxes, as environment.type in job.yaml.")
+    ] = "bubblewrap",
+    provider_config: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--provider-config", metavar="KEY=VALUE", help="As environment.provider_config in job.yaml; repeatable."
+        ),
+    ] = None,
+    attempts: Annotated[
+        int, typer.Option("--attempts", min=1, max=1000, help="Of each agent: tests that pass now and then are found.")
+    ] = 1,
+    concurrency: Annotated[int, typer.Option("--concurrency", min=1, help="Trials at once.")] = 4,
+    output: Annotated[
+        Path | None,
+        typer.Option(
+            "--output", metavar="DIR", help="Keep the job here. Default: a temporary directory, kept if a task fails."
+        ),
+    ] = None,
+    json: JsonLinesOption = False,
+) -> None:
+    """Try tasks: their solution must pass, and an agent that does nothing must not.
+
+    The agents `oracle` and `nop` run at each task, in sandboxes, as `rollout job run` runs any agent, on a private
+    cluster of this machine. Of a task that is not good the end of the verifier's output is shown.
+
+    Exit codes: 0 every task is good; 1 one is not, or a trial could not be run; 2 faults in the tasks, before anything
+    runs; 130 interrupted.
+
+    --json prints an object a line: those of a run but `cluster`, `run_opened` and `summary`; `task` {task, dataset, ok,
+    faults: [{trial, message}], warnings, trials: [{agent, attempt, reward, rewards, error, durations}]}; at the end
+    `oracle` {tasks, failed, directory}. Keys are only ever added.
+    """
+    from rollout.cli.try_tasks import try_tasks  # brings grpc
+
+    raise typer.Exit(
+        try_tasks(
+            directories,
+            provider=provider,
+            provider_config=dict(_setting(text) for text in provider_config or ()),
+            attempts=attempts,
+            concurrency=concurrency,
+            output=output,
+            json=json,
+        )
+    )
+
+
+def _setting(text: str) -> tuple[str, Any]:
+    """KEY=VALUE, the value as JSON has it; what is none is a text."""
+    import json
+
+    key, equals, value = text.partition("=")
+    if not equals or not key.strip():
+        raise ConfigError(f"--provider-config {text}: write KEY=VALUE, such as image=host")
+    try:
+        return key.strip(), json.loads(value)
+    except ValueError:
+        return key.strip(), value.strip()
+
+
+def _print(found: CheckedTask) -> None:
+    from rollout.cli.words import counted
+    from rollout.config.visible import visible
+
+    if found.loaded is not None:
+        task = found.loaded.task
+        steps = f", {counted(len(task.steps), 'step')}" if task.has_steps else ""
+        files = f"{counted(found.loaded.count, 'file')}, {_size(found.loaded.size)}"
+        typer.echo(visible(f"{found.directory}: ok, {task.dialect_name} {task.schema_version}{steps}, {files}"))
+    for warning in found.warnings:
+        typer.echo(visible(f"warning: {warning}"))
+
+
+def _size(size: float) -> str:
+    for unit in ("B", "KiB", "MiB"):
+        if size < 1024:
+            return f"{size:.0f} {unit}"
+        size /= 1024
+    return f"{size:.1f} GiB"

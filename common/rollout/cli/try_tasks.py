@@ -1,0 +1,156 @@
+"""`rollout task oracle`: a job of two agents on a private cluster, and what it says of its tasks."""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+from collections.abc import Mapping, Sequence
+from json import dumps
+from pathlib import Path
+from typing import Any
+
+import typer
+
+from rollout.cli.boundary import FAILED, INTERRUPTED, OK
+from rollout.cli.progress import Display, Snapshot, display_for
+from rollout.cli.session import Options, run_workload
+from rollout.cli.show import print_json
+from rollout.cli.words import counted
+from rollout.config.visible import visible
+from rollout.model.errors import IncompleteError
+from rollout.workloads.job.agent_kinds import NOP, ORACLE
+from rollout.workloads.job.check_tasks import is_task
+from rollout.workloads.job.config import JobConfig
+from rollout.workloads.job.job_directory import JobDirectory, KeptTrial, read_job_directory
+from rollout.workloads.job.overview import seconds
+from rollout.workloads.job.verdict import Verdict, tail, verdicts
+from rollout.workloads.registered import load
+
+NAME = "oracle"
+"""Of the job."""
+_KEPT_TO_ITSELF = frozenset({"cluster", "run_opened", "summary"})
+"""Events of a job that matter to nobody whose job is made for the moment."""
+
+
+class _Brief(Display):
+    """The progress and the notes of a job, without what it says of its run and its files."""
+
+    def __init__(self, inner: Display) -> None:
+        self._inner = inner
+
+    def note(self, message: str) -> None:
+        self._inner.note(message)
+
+    def event(self, name: str, message: str, /, **fields: Any) -> None:
+        if name not in _KEPT_TO_ITSELF:
+            self._inner.event(name, message, **fields)
+
+    def progress(self, snapshot: Snapshot) -> None:
+        self._inner.progress(snapshot)
+
+    def step(self, message: str) -> None:
+        self._inner.step(message)
+
+    def close(self) -> None:
+        self._inner.close()
+
+
+def try_tasks(
+    paths: Sequence[Path],
+    *,
+    provider: str,
+    provider_config: Mapping[str, Any],
+    attempts: int,
+    concurrency: int,
+    output: Path | None,
+    json: bool,
+) -> int:
+    """The exit code: 0 every task is good, 1 one is not. ConfigError with all faults of the tasks, before anything
+    runs. `output` None: a directory that goes when every task is good."""
+    directory = output or Path(tempfile.mkdtemp(prefix="rollout-oracle-"))
+    keep = True
+    try:
+        settings = JobConfig.model_validate(
+            {
+                "name": NAME,
+                "jobs_dir": str(directory),
+                "n_attempts": attempts,
+                "n_concurrent_trials": concurrency,
+                "agents": [{"name": ORACLE}, {"name": NOP}],
+                "environment": {"type": provider, "provider_config": dict(provider_config)},
+                "tasks": [{"path": str(path)} for path in paths if is_task(path)],
+                "datasets": [{"path": str(path)} for path in paths if not is_task(path)],
+            }
+        )
+        words = ["rollout", "task", "oracle", *map(str, paths), "--provider", provider, "--output", str(directory)]
+        for key, value in provider_config.items():
+            words += ["--provider-config", f"{key}={value if isinstance(value, str) else dumps(value)}"]
+        words += ["--attempts", str(attempts), "--concurrency", str(concurrency)]
+        options = Options(words=tuple(words), json=json, local=True)
+        code = run_workload(load("job"), settings, options, _Brief(display_for(json=json)))
+        if code == INTERRUPTED:
+            return code
+        job = read_job_directory(directory / NAME)
+        found = verdicts(job)
+        if job.state != "completed":
+            why = job.state or "not over"
+            raise IncompleteError(f"not every trial ended: the job is {why}; its files are in {job.path}")
+        code = _tell(job, found, json=json)
+        keep = output is not None or code != OK
+        return code
+    except BaseException:
+        keep = (directory / NAME).exists()
+        raise
+    finally:
+        if not keep:
+            shutil.rmtree(directory, ignore_errors=True)
+
+
+def _tell(job: JobDirectory, found: Sequence[Verdict], *, json: bool) -> int:
+    bad = sum(not one.ok for one in found)
+    remarks = dict.fromkeys(remark for trial in job.trials if trial.record for remark in trial.record.remarks)
+    for remark in () if json else remarks:
+        typer.echo(f"note: {visible(remark)}")
+    for one in found:
+        if json:
+            print_json({"event": "task", **one.to_json()})
+        else:
+            _print(job, one)
+    if json:
+        print_json({"event": "oracle", "tasks": len(found), "failed": bad, "directory": str(job.path) if bad else None})
+    elif bad:
+        are = "is" if bad == 1 else "are"
+        typer.echo(f"{bad:,} of {counted(len(found), 'task')} {are} not good; what their trials left is in {job.path}")
+    else:
+        are = "is" if len(found) == 1 else "are"
+        typer.echo(f"{counted(len(found), 'task')} {are} good: {ORACLE} passes, {NOP} does not")
+    return FAILED if bad else OK
+
+
+def _print(job: JobDirectory, verdict: Verdict) -> None:
+    say = typer.echo
+    trials = ", ".join(_trial(trial) for trial in verdict.trials)
+    say(f"{visible(f'{verdict.dataset}/{verdict.task}')}: {'ok' if verdict.ok else 'NOT GOOD'}: {visible(trials)}")
+    for warning in verdict.warnings:
+        say(f"  warning: {visible(warning)}")
+    for complaint in verdict.complaints:
+        say(f"  {visible(complaint.message)}")
+        for path, lines in tail(job, complaint.trial):
+            say(f"  {visible(str(path))}, the end of it:")
+            for line in lines:
+                say(f"    {visible(line)}")
+
+
+def _trial(trial: KeptTrial) -> str:
+    """`oracle 1 in 0.4 s`"""
+    result = trial.result
+    if result is None:
+        return f"{trial.agent} did not run"
+    rewards = trial.record.rewards if trial.record is not None else None
+    if rewards is not None and len(rewards) > 1:
+        came = " ".join(f"{name} {value:g}" for name, value in rewards.items())
+    elif result.reward is not None:
+        came = f"{result.reward:g}"
+    else:
+        came = result.error.type if result.error is not None else "not verified"
+    return f"{trial.agent} {came} in {seconds(result.durations.total_sec)}"

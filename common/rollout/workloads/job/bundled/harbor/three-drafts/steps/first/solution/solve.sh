@@ -1,0 +1,2 @@
+#!/bin/bash
+echo "draft 1" >> /app/draft.txt

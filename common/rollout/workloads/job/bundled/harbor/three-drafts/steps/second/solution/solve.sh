@@ -1,0 +1,2 @@
+#!/bin/bash
+echo "draft 2" >> /app/draft.txt

@@ -1,0 +1,2 @@
+#!/bin/bash
+echo "draft 3" >> /app/draft.txt

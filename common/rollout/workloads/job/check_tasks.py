@@ -1,0 +1,101 @@
+"""Task directories looked at before anything runs: every fault and warning of each."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from rollout.model.errors import ConfigError
+from rollout.model.problems import faults_of
+from rollout.workloads.job.load_task import LoadedTask, TaskUse, load_task
+from rollout.workloads.job.names import portable_name, same_name
+from rollout.workloads.job.task_directory import CONFIG
+from rollout.workloads.job.task_review import review
+from rollout.workloads.json_form import JsonObject
+
+_MARKS = (CONFIG, "instruction.md")
+_PARTS = ("environment", "tests")
+
+
+@dataclass(frozen=True, slots=True)
+class CheckedTask:
+    """`loaded` None: it has `faults`."""
+
+    directory: Path
+    loaded: LoadedTask | None
+    faults: tuple[str, ...]
+    warnings: tuple[str, ...]
+
+    def to_json(self) -> JsonObject:
+        """An object of `rollout task check --json`."""
+        loaded = self.loaded
+        task = None if loaded is None else loaded.task
+        return {
+            "name": self.directory.resolve().name,
+            "directory": str(self.directory),
+            "ok": not self.faults,
+            "format": task and task.dialect_name,
+            "schema_version": task and task.schema_version,
+            "steps": task and len(task.steps),
+            "checksum": task and task.checksum,
+            "files": loaded and loaded.count,
+            "size": loaded and loaded.size,
+            "faults": list(self.faults),
+            "warnings": list(self.warnings),
+        }
+
+
+def check_tasks(paths: Sequence[Path], environ: Mapping[str, str]) -> Iterator[CheckedTask]:
+    """Each task of `paths`, which are tasks or directories of tasks, one after the other; what concerns a directory of
+    tasks as a whole comes as one of its own, with faults or warnings and no task."""
+    for path in paths:
+        if is_task(path):
+            yield _checked(path, environ)
+        else:
+            yield from _below(path, environ)
+
+
+def is_task(path: Path) -> bool:
+    """Whether `path` is meant as a task, and not as a directory of tasks."""
+    return any((path / mark).exists() for mark in _MARKS)
+
+
+def _checked(path: Path, environ: Mapping[str, str]) -> CheckedTask:
+    faults: list[str] = []
+    try:
+        portable_name(path.resolve().name)
+    except ValueError as error:
+        faults.append(f"{path}: {error}")
+    try:
+        loaded = load_task(path, TaskUse())
+    except ConfigError as error:
+        return CheckedTask(path, None, (*faults, *faults_of(error.message)), ())
+    return CheckedTask(path, None if faults else loaded, tuple(faults), (*loaded.notes, *review(loaded.task, environ)))
+
+
+def _below(path: Path, environ: Mapping[str, str]) -> Iterator[CheckedTask]:
+    try:
+        entries = sorted(entry for entry in path.iterdir() if not entry.name.startswith(".") and entry.is_dir())
+    except OSError as error:
+        why = "no such directory" if isinstance(error, FileNotFoundError) else error.strerror or str(error)
+        why = "a file; a task is a directory" if isinstance(error, NotADirectoryError) else why
+        yield CheckedTask(path, None, (f"{path}: {why}",), ())
+        return
+    tasks = [entry for entry in entries if is_task(entry)]
+    for task in tasks:
+        yield _checked(task, environ)
+    faults, seen = list[str](), dict[str, Path]()
+    for task in tasks:
+        other = seen.setdefault(same_name(task.name), task)
+        if other is not task:
+            faults.append(f"{path}: {other.name} and {task.name} are one name to some file systems: rename one")
+    if not tasks:
+        faults.append(f"{path}: neither a task nor a directory of tasks: there is no {CONFIG} in it or one level below")
+    warnings = [
+        f"{entry}: looks like a task, and has no {CONFIG} and no instruction.md: it is not taken for one"
+        for entry in entries
+        if entry not in tasks and all((entry / part).is_dir() for part in _PARTS)
+    ]
+    if faults or warnings:
+        yield CheckedTask(path, None, tuple(faults), tuple(warnings))

@@ -1,0 +1,80 @@
+"""The report of a job as one HTML file: it needs no network and no script, and is printed as well as it is read."""
+
+from __future__ import annotations
+
+import os
+from functools import cache
+from importlib.resources import files
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote
+
+from jinja2 import Environment, StrictUndefined, Template
+
+from rollout.workloads.job import overview as words
+from rollout.workloads.job.intervals import Estimate
+from rollout.workloads.job.job_directory import JobDirectory, KeptTrial
+from rollout.workloads.job.overview import Overview, overview, shown_ks
+
+_TEMPLATE = "report.html.j2"
+_MESSAGE_MAX = 2_000
+
+
+@cache
+def _template() -> Template:
+    environment = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
+    filters: dict[str, Any] = environment.filters
+    filters.update(percent=words.percent, number=words.number, dollars=words.dollars, seconds=words.seconds, span=_span)
+    return environment.from_string((files("rollout.workloads.job") / _TEMPLATE).read_text("utf-8"))
+
+
+def html_file(job: JobDirectory, output: Path) -> bytes:
+    """The file that will lie at `output`: links to the trials' directories are relative to it."""
+    found = overview(job)
+    page = _template().render(
+        job=job,
+        overview=found,
+        groups=found.groups or found.agents,
+        ks=_ks(found),
+        trials=[_trial(job, trial, output) for trial in job.trials],
+        has_tokens=any(one.tokens.n_input or one.tokens.n_output for one in found.agents),
+        has_cost=any(one.cost_usd for one in found.agents),
+        metrics=list(dict.fromkeys(name for one in (*found.agents, *found.groups) for name in one.metrics)),
+    )
+    return page.encode("utf-8", "backslashreplace")
+
+
+def _ks(found: Overview) -> list[int]:
+    """The k of the table of pass@k: those of every agent."""
+    return sorted({one.k for agent in found.agents for one in shown_ks(agent.statistics.pass_at_k)})
+
+
+def _span(value: Estimate | None) -> dict[str, float] | None:
+    """Where an interval in [0, 1] stands on a scale of 100; None: there is none to draw."""
+    if value is None or value.low is None or value.high is None:
+        return None
+    low, high = max(0.0, value.low) * 100, min(1.0, value.high) * 100
+    return {"low": low, "width": max(high - low, 0.5), "mean": min(max(value.mean, 0.0), 1.0) * 100}
+
+
+def _trial(job: JobDirectory, trial: KeptTrial, output: Path) -> dict[str, Any]:
+    error = trial.result.error if trial.result is not None else None
+    return {
+        "kept": trial,
+        "status": job.status(trial),
+        "infrastructure": job.infrastructure(trial),
+        "score": job.score(trial),
+        "rewards": trial.record.rewards if trial.record is not None else None,
+        "error": error.type if error else "",
+        "message": error.message[:_MESSAGE_MAX] if error else "",
+        "remarks": trial.record.remarks if trial.record is not None else [],
+        "link": _link(job.path / trial.label, output),
+    }
+
+
+def _link(directory: Path, output: Path) -> str:
+    """Of a directory, as the page at `output` names it; empty where there is none."""
+    if not directory.is_dir():
+        return ""
+    relative = os.path.relpath(directory.resolve(), output.parent.resolve())
+    return quote(Path(relative).as_posix(), safe="/", errors="surrogateescape") + "/"

@@ -1,0 +1,60 @@
+"""What a trial came to, from its entry of the commit log, whoever ended it."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime, timedelta
+
+from rollout.model.item import Outcome
+from rollout.workloads.commit import CommitEntry
+from rollout.workloads.job.errors import ERRORS, INTERNAL_ERROR
+from rollout.workloads.job.record import TrialRecord
+from rollout.workloads.job.results import Timestamps, TrialError, TrialResult
+from rollout.workloads.job.trial import TrialSpec
+from rollout.workloads.port import FailedTry, unsuccessful
+
+WORKER_LOST = "environment_lost"
+"""Type of the error of a trial whose workers were lost: with them went its sandbox."""
+
+
+def record_of(entry: CommitEntry, spec: TrialSpec) -> TrialRecord | None:
+    """None: the trial did not run. InputError: what its executor left is no record."""
+    if entry.outcome in (Outcome.CANCELLED, Outcome.SKIPPED):
+        return None
+    if entry.data:
+        return TrialRecord.decode(entry.data)
+    why = unsuccessful(entry, "trial")
+    lost = entry.failure is not None and entry.failure.worker_lost
+    ended_ms = entry.accepted_ms
+    return _without_record(spec, WORKER_LOST if lost else why.code, why.message, ended_ms - entry.duration_ms, ended_ms)
+
+
+def try_record(failed: FailedTry, spec: TrialSpec) -> TrialRecord:
+    """Of a try that was followed by another."""
+    if failed.data:
+        return TrialRecord.decode(failed.data)
+    code = WORKER_LOST if failed.code == "worker_lost" else failed.code
+    return _without_record(spec, code, failed.message, failed.began_ms, failed.ended_ms)
+
+
+def _without_record(spec: TrialSpec, code: str, message: str, began_ms: int, ended_ms: int) -> TrialRecord:
+    """The executor had no chance to say anything: its process or its worker was lost, or it has a fault."""
+    known = code in ERRORS
+    error = TrialError(type=code if known else INTERNAL_ERROR, message=message if known else f"{code}: {message}")
+    times = Timestamps(started_at=_moment(began_ms), ended_at=_moment(ended_ms))
+    result = TrialResult(
+        task_name=spec.task,
+        dataset_name=spec.dataset,
+        agent_name=spec.agent,
+        attempt=spec.attempt,
+        task_git_commit_id=spec.commit,
+        reward=None,
+        cost=0.0,
+        error=error,
+        durations=times.durations(),
+        timestamps=times,
+    )
+    return TrialRecord(trial=spec.id, result=result)
+
+
+def _moment(unix_ms: int) -> datetime:
+    return datetime(1970, 1, 1, tzinfo=UTC) + timedelta(milliseconds=max(0, unix_ms))

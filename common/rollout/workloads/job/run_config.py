@@ -1,0 +1,101 @@
+"""A job as a run: its configuration, lanes and items, and when nothing more of it starts."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from math import ceil
+
+from blake3 import blake3
+
+from rollout.model.item import ItemSpec, NewItem
+from rollout.model.run import Lane, Order, Policy
+from rollout.workloads.job.config import JobConfig
+from rollout.workloads.job.engine import ResolvedEngine
+from rollout.workloads.job.errors import ERRORS, is_infrastructure, policy_of
+from rollout.workloads.job.plan import Trial
+from rollout.workloads.job.trial import TrialSpec
+from rollout.workloads.json_form import JsonObject
+
+MICRO = 1_000_000
+"""Cost is counted in millionths of a US dollar."""
+PAUSE_TIMEOUT_MS = 30 * 86_400_000
+"""A trial that runs when nothing more is to start is waited for, whatever it takes."""
+_OF_NO_EXECUTOR = ("worker_lost", "executor_error", "timeout")
+"""Codes of failures that no executor raised: of workers and processes."""
+
+
+def job_json(job: JobConfig) -> JsonObject:
+    return job.model_dump(mode="json")
+
+
+def digest_of(ids: Iterable[bytes]) -> str:
+    """Of trials in their order."""
+    digest = blake3()
+    for one in ids:
+        digest.update(one)
+    return digest.hexdigest()
+
+
+def set_trials(config: JsonObject, trials: Sequence[Trial]) -> None:
+    """What a run's configuration says of the trials that it consists of."""
+    config["input"] = {"digest": digest_of(trial.id for trial in trials), "trials": len(trials)}
+    config["trees"] = {trial.task.checksum: trial.task.checksum for trial in trials}
+
+
+def run_config(job: JobConfig, trials: Sequence[Trial], engine: ResolvedEngine | None = None) -> JsonObject:
+    """`engine`: what agents ask."""
+    config: JsonObject = {
+        "run": {"name": job.name or "", "order": str(Order.ARRIVAL), "max_in_flight": job.n_concurrent_trials},
+        "job": job_json(job),
+        **({"executors": {"infer": engine.config}} if engine is not None else {}),
+    }
+    set_trials(config, trials)
+    return config
+
+
+def lanes(job: JobConfig) -> tuple[Lane, ...]:
+    """One for each agent, or group of agents, with its limit."""
+    return tuple(Lane(*pair) for pair in {agent.lane: agent.n_concurrent or 0 for agent in job.agents}.items())
+
+
+def policies(job: JobConfig, used: JsonObject) -> tuple[Policy, ...]:
+    """When no further trial starts. `used`: what earlier runs of the job used up of its budget."""
+    budget, infrastructure = job.budget, job.infrastructure
+    limits: list[tuple[str, str]] = []
+    if budget.max_tokens is not None:
+        limits += [("units_in", str(max(1, budget.max_tokens - used.get("tokens", 0)))), ("unit_in", "tokens")]
+    if budget.max_cost_usd is not None:
+        left = ceil(budget.max_cost_usd * MICRO) - used.get("micro_dollars", 0)
+        limits += [("units_out", str(max(1, left))), ("unit_out", "millionths of a US dollar")]
+    if budget.max_wall_time_sec is not None:
+        limits.append(("wall_s", str(max(1, ceil(budget.max_wall_time_sec - used.get("seconds", 0))))))
+    if infrastructure.min_success_rate > 0:
+        codes = [name for name in ERRORS if is_infrastructure(policy_of(name, job.override_error_policy))]
+        limits += [
+            ("codes", ",".join([*codes, *_OF_NO_EXECUTOR])),
+            ("min_percent", str(ceil(infrastructure.min_success_rate * 100))),
+            ("after", str(infrastructure.after_trials)),
+        ]
+    return (Policy("skip_rest", tuple(limits)),) if limits else ()
+
+
+def item_of(trial: Trial, job: JobConfig, regrade: str | None = None) -> NewItem:
+    """`regrade`: as in `TrialSpec`."""
+    spec = TrialSpec(
+        id=trial.id.hex(),
+        dataset=trial.dataset,
+        task=trial.task.name,
+        checksum=trial.task.checksum,
+        dialect=trial.task.dialect_name,
+        commit=trial.task.git_commit_id,
+        agent=trial.agent.id,
+        attempt=trial.attempt,
+        regrade=regrade,
+    )
+    return NewItem(trial.id, spec.encode(), _spec(job, trial.agent.lane))
+
+
+def _spec(job: JobConfig, lane: str) -> ItemSpec:
+    return ItemSpec(
+        lane=lane, max_attempts=job.retry.max_attempts, retry_backoff_ms=min(job.retry.initial_delay_ms, 60_000)
+    )

@@ -1,0 +1,173 @@
+"""The trials of a job as a table, a row each: CSV, JSON Lines and Parquet of the same columns."""
+
+from __future__ import annotations
+
+import csv
+import importlib
+import io
+import json
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from rollout.model.errors import ConfigError
+from rollout.workloads.job.job_directory import JobDirectory, KeptTrial
+from rollout.workloads.job.pass_at_k import PASS
+from rollout.workloads.job.results import ZERO_TIME, rfc3339
+from rollout.workloads.json_form import JsonObject
+
+Type = Literal["text", "integer", "number", "truth"]
+
+
+@dataclass(frozen=True, slots=True)
+class Column:
+    """A value may be missing (null; empty in CSV) where `of` says None."""
+
+    name: str
+    type: Type
+    meaning: str
+    of: Callable[[JobDirectory, KeptTrial], Any]
+
+
+def _of_result(read: Callable[[Any], Any]) -> Callable[[JobDirectory, KeptTrial], Any]:
+    return lambda job, trial: None if trial.result is None else read(trial.result)
+
+
+def _of_record(read: Callable[[Any], Any]) -> Callable[[JobDirectory, KeptTrial], Any]:
+    return lambda job, trial: None if trial.record is None else read(trial.record)
+
+
+def _passed(job: JobDirectory, trial: KeptTrial) -> bool | None:
+    score = job.score(trial)
+    return None if score is None else score >= PASS
+
+
+def _time(moment: Any) -> str | None:
+    return None if moment is None or moment == ZERO_TIME else rfc3339(moment)
+
+
+COLUMNS: tuple[Column, ...] = (
+    Column("job", "text", "Name of the job.", lambda job, trial: job.name),
+    Column("trial", "text", "Id of the trial, in hex.", _of_record(lambda record: record.trial)),
+    Column("dataset", "text", "Name of the dataset.", lambda job, trial: trial.dataset),
+    Column("task", "text", "Name of the task.", lambda job, trial: trial.task),
+    Column("agent", "text", "Its label.", lambda job, trial: trial.agent),
+    Column("attempt", "integer", "From 1.", lambda job, trial: trial.attempt),
+    Column("status", "text", "completed, failed, skipped or pending.", lambda job, trial: job.status(trial)),
+    Column(
+        "infrastructure",
+        "truth",
+        "It failed by no fault of the agent.",
+        lambda job, trial: job.infrastructure(trial),
+    ),
+    Column("score", "number", "What rates are made of; missing: not scored.", lambda job, trial: job.score(trial)),
+    Column("passed", "truth", "The score is at least 1.", _passed),
+    Column("reward", "number", "As in result.json.", _of_result(lambda result: result.reward)),
+    Column(
+        "rewards",
+        "text",
+        "All rewards by name, as JSON.",
+        _of_record(lambda record: None if record.rewards is None else json.dumps(record.rewards, ensure_ascii=False)),
+    ),
+    Column("error_type", "text", "As in result.json.", _of_result(lambda result: result.error and result.error.type)),
+    Column(
+        "error_message", "text", "As in result.json.", _of_result(lambda result: result.error and result.error.message)
+    ),
+    Column("cost_usd", "number", "As in result.json.", _of_result(lambda result: result.cost)),
+    Column(
+        "n_input_tokens",
+        "integer",
+        "Tokens that went in, cached ones included.",
+        _of_record(lambda record: record.usage.n_input_tokens),
+    ),
+    Column(
+        "n_cache_tokens",
+        "integer",
+        "Of them, those that were cached.",
+        _of_record(lambda record: record.usage.n_cache_tokens),
+    ),
+    Column(
+        "n_output_tokens", "integer", "Tokens that came out.", _of_record(lambda record: record.usage.n_output_tokens)
+    ),
+    Column("total_sec", "number", "Of the trial.", _of_result(lambda result: result.durations.total_sec)),
+    Column(
+        "environment_setup_sec",
+        "number",
+        "To make the sandbox.",
+        _of_result(lambda result: result.durations.environment_setup_sec),
+    ),
+    Column(
+        "agent_setup_sec",
+        "number",
+        "To install the agent.",
+        _of_result(lambda result: result.durations.agent_setup_sec),
+    ),
+    Column(
+        "agent_execution_sec",
+        "number",
+        "Of the agent's work.",
+        _of_result(lambda result: result.durations.agent_execution_sec),
+    ),
+    Column(
+        "verifier_sec",
+        "number",
+        "Of the verification; missing: it was not reached.",
+        _of_result(lambda result: result.durations.verifier_sec),
+    ),
+    Column("started_at", "text", "RFC 3339, UTC.", _of_result(lambda result: _time(result.timestamps.started_at))),
+    Column("ended_at", "text", "RFC 3339, UTC.", _of_result(lambda result: _time(result.timestamps.ended_at))),
+    Column(
+        "task_git_commit_id",
+        "text",
+        "At which the task was read.",
+        _of_result(lambda result: result.task_git_commit_id),
+    ),
+    Column("agent_version", "text", "As the agent told it.", _of_record(lambda record: record.agent_version or None)),
+    Column("provider", "text", "Of the sandbox.", _of_record(lambda record: record.provider or None)),
+    Column("environment_cost_usd", "number", "Of the sandbox.", _of_record(lambda record: record.environment_cost_usd)),
+    Column("tries", "integer", "How often it was begun.", lambda job, trial: trial.tries or None),
+    Column("worker", "text", "Of the last try.", lambda job, trial: trial.worker or None),
+    Column("remarks", "text", "One a line.", _of_record(lambda record: "\n".join(record.remarks) or None)),
+    Column("directory", "text", "Of the trial, below that of the job.", lambda job, trial: trial.label),
+)
+
+
+def rows(job: JobDirectory, trials: Iterable[KeptTrial] | None = None) -> list[JsonObject]:
+    """A row a trial, in the order of the job; `trials`: of these alone."""
+    chosen = job.trials if trials is None else trials
+    return [{column.name: column.of(job, trial) for column in COLUMNS} for trial in chosen]
+
+
+def csv_file(rows: Sequence[JsonObject]) -> bytes:
+    """RFC 4180, UTF-8, with a header; true and false as such, nothing for what is missing."""
+    text = io.StringIO()
+    writer = csv.writer(text)
+    writer.writerow([column.name for column in COLUMNS])
+    for row in rows:
+        writer.writerow([_cell(row[column.name]) for column in COLUMNS])
+    return text.getvalue().encode()
+
+
+def _cell(value: Any) -> Any:
+    return str(value).lower() if isinstance(value, bool) else value
+
+
+def jsonl_file(rows: Sequence[JsonObject]) -> bytes:
+    return "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows).encode()
+
+
+def parquet_file(rows: Sequence[JsonObject]) -> bytes:
+    """ConfigError: pyarrow is not installed."""
+    try:
+        pa: Any = importlib.import_module("pyarrow")
+        parquet: Any = importlib.import_module("pyarrow.parquet")
+    except ImportError as error:
+        raise ConfigError(
+            "a .parquet file needs pyarrow, which is not installed: pip install rollout-engine[parquet], or write "
+            ".csv or .jsonl"
+        ) from error
+    types = {"text": pa.string(), "integer": pa.int64(), "number": pa.float64(), "truth": pa.bool_()}
+    schema = pa.schema([(column.name, types[column.type]) for column in COLUMNS])
+    sink = pa.BufferOutputStream()
+    parquet.write_table(pa.Table.from_pylist(list(rows), schema=schema), sink)
+    return sink.getvalue().to_pybytes()

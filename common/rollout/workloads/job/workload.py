@@ -1,0 +1,337 @@
+"""The workload `job`: agents at tasks, a trial an item."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from rollout.model.errors import ConfigError
+from rollout.model.item import NewItem
+from rollout.model.problems import faults_of, problems
+from rollout.model.run import RunSpec
+from rollout.workloads.commit import CommitEntry
+from rollout.workloads.job.config import JobConfig, asks_engine, environments
+from rollout.workloads.job.datasets import Loaded, load_datasets
+from rollout.workloads.job.engine import SECTION, check_engine_host, check_engine_snapshot, resolve_engine
+from rollout.workloads.job.follow import carry_over, following
+from rollout.workloads.job.kept import read_kept
+from rollout.workloads.job.mending import mend
+from rollout.workloads.job.plan import Trial, plan
+from rollout.workloads.job.record import TrialRecord
+from rollout.workloads.job.result_files import CONFIG, ERRORS, RESULT, STATISTICS, SUMMARY, TRIALS
+from rollout.workloads.job.run_config import (
+    PAUSE_TIMEOUT_MS,
+    digest_of,
+    item_of,
+    job_json,
+    lanes,
+    policies,
+    run_config,
+    set_trials,
+)
+from rollout.workloads.job.templates import unset
+from rollout.workloads.job.trial import TrialSpec
+from rollout.workloads.job.writer import JobWriter
+from rollout.workloads.json_form import JsonObject, lookup
+from rollout.workloads.output import claimed, saved_state, saved_summary
+from rollout.workloads.port import Checked, Fetch, FoundSnapshot, Reading, Tree, Workload
+
+_OF_NO_RUN = frozenset({"name", "jobs_dir", "log_level", "metrics"})
+"""Keys of job.yaml that change neither what a trial does nor how trials are run: only files that are reckoned anew."""
+_OF_NO_AGENT = frozenset({"description"})
+
+
+@dataclass(kw_only=True)
+class JobChecked(Checked):
+    """`trials`: all of the job. `left`: those of them that the run consists of."""
+
+    job: JobConfig
+    loaded: Loaded
+    trials: tuple[Trial, ...]
+    left: tuple[Trial, ...]
+
+    def plan(self, model: str) -> None:
+        """All trials of the job. `model`: content id of the model of its engine; "" where that is not known yet."""
+        self.trials = tuple(plan(self.job, self.loaded.datasets, model))
+        planned = [(trial.id.hex(), trial.label) for trial in self.trials]
+        self.config["output"] = {"planned": planned, "job": job_json(self.job)}
+        self.keep |= {"plan": digest_of(trial.id for trial in self.trials), "model": model, "uri": _uri(self.job)}
+        self.take(self.trials, "", {})
+
+    def take(self, left: tuple[Trial, ...], kept: str, used: JsonObject) -> None:
+        """The run consists of these. `kept`: the file of the others. `used`: what they used up of the budget."""
+        self.left, self.total = left, len(left)
+        set_trials(self.config, left)
+        self.config["used"] = used
+        self.config["output"]["kept"] = kept
+        self.keep |= {"trials": self.total, "kept": kept, "used": used}
+        needed = self.config["trees"]
+        self.trees = tuple(
+            tree for tree in self.trees if not tree.key.startswith(_TREES) or tree.key.removeprefix(_TREES) in needed
+        )
+
+
+class Job(Workload[JobConfig, JobChecked]):
+    """`retry_errors`: types of errors; trials that ended with one of them run once more."""
+
+    name = "job"
+    help = "Evaluate agents: each agent at each task, as often as you like, in sandboxes, verified, resumable."
+    settings = JobConfig
+    sections = frozenset(JobConfig.model_fields)
+    commands = "rollout.cli.commands.job:app"
+    unit = "trials"
+    finishes_running = True
+    result_files = (RESULT, TRIALS, ERRORS, STATISTICS, CONFIG, SUMMARY)
+
+    def __init__(self, retry_errors: Sequence[str] = ()) -> None:
+        self._retry_errors = frozenset(retry_errors)
+        self._environ: Mapping[str, str] | None = None  # of the workers, where they are started here
+        self._told: set[str] = set()
+
+    def directory(self, settings: JobConfig) -> Path:
+        return Path(settings.jobs_dir) / (settings.name or "job")
+
+    def check_host(self, settings: JobConfig) -> None:
+        self._environ = os.environ
+        if settings.engine is not None:
+            check_engine_host(settings.engine)
+
+    def _unset(self, settings: JobConfig) -> Iterator[str]:
+        if self._environ is not None:
+            for fault in unset(environments(settings), self._environ, lambda place: ""):
+                yield fault.removeprefix(": ")
+
+    def check(self, settings: JobConfig, reading: Reading) -> JobChecked:
+        faults, engine = [*self._unset(settings)], None
+        try:
+            if settings.engine is not None and any(asks_engine(agent, settings) for agent in settings.agents):
+                engine = resolve_engine(settings.engine)
+        except ConfigError as error:
+            faults += faults_of(error.message)
+        try:
+            loaded = load_datasets(
+                settings, environ=self._environ, progress=lambda what: reading.tell(f"reading tasks: {what}")
+            )
+        except ConfigError as error:
+            raise ConfigError(problems([*faults, *faults_of(error.message)])) from error
+        if faults:
+            raise ConfigError(problems(faults))
+        asked = engine.content_id if engine is not None else ""
+        directories = {task.checksum: task.directory for dataset in loaded.datasets for task in dataset.tasks}
+        checked = JobChecked(
+            config=run_config(settings, (), engine),
+            total=0,
+            trees=(*_trees(directories), *(engine.trees if engine is not None else ())),
+            keep={"job": _of_runs(settings)},
+            notes=(*loaded.notes, *(engine.notes if engine is not None else ()), *_written_secrets(settings)),
+            snapshots=engine.snapshots if engine is not None else (),
+            job=settings,
+            loaded=loaded,
+            trials=(),
+            left=(),
+        )
+        checked.plan(asked or _model_before(settings, reading))
+        if reading.resumed and reading.kept:
+            self._compare(checked, reading)
+        return checked
+
+    def _compare(self, checked: JobChecked, reading: Reading) -> None:
+        """With the run of the directory."""
+        before, now, directory = reading.kept, checked.keep, reading.exclude
+        over = _is_over(directory)
+        if self._retry_errors:
+            checked.follows = f"trials that ended with {' or '.join(sorted(self._retry_errors))} run once more"
+        elif before["plan"] != now["plan"]:
+            checked.follows = "the job plans other trials than before"
+        elif before["job"] != now["job"] and not over:
+            checked.follows = f"the job is to be run otherwise: {_differences(before['job'], now['job'])}"
+        if checked.follows:
+            checked.total = before["trials"]  # until it is known what is left
+            return
+        kept = read_kept(directory, before["kept"])
+        left = tuple(trial for trial in checked.trials if trial.id.hex() not in kept)
+        checked.take(left, before["kept"], before["used"])
+
+    def found(self, checked: JobChecked, key: str, snapshot: FoundSnapshot) -> None:
+        check_engine_snapshot(snapshot)
+        super().found(checked, key, snapshot)
+
+    def settle(self, checked: JobChecked) -> None:
+        model = lookup(checked.config, f"{SECTION}.model.content_id") or ""
+        if model != checked.keep.get("model", ""):
+            recorded = checked.total
+            checked.plan(model)
+            checked.total = recorded if checked.follows else checked.total
+
+    def plan(self, checked: JobChecked, config: JsonObject, start: int) -> Iterator[NewItem]:
+        return (item_of(trial, checked.job) for trial in checked.left[start:])
+
+    def spec(self, run_id: str, config: JsonObject) -> RunSpec:
+        job = JobConfig.model_validate(config["job"], strict=False)
+        return replace(
+            super().spec(run_id, config),
+            lanes=lanes(job),
+            policies=policies(job, config["used"]),
+            pause_timeout_ms=PAUSE_TIMEOUT_MS,
+        )
+
+    def follow(self, checked: JobChecked, config: JsonObject, directory: Path) -> str:
+        found = following(checked.trials, checked.job, config, directory, self._retry_errors)
+        if found.same_plan and not found.left:
+            checked.follows = ""  # the run that is over is all there is to be had
+        else:
+            checked.take(found.left, carry_over(found, directory), found.used)
+        return found.told
+
+    def unfinished(self, summary: JsonObject) -> str:
+        skipped = summary[self.unit]["skipped"]
+        return f"{skipped} trials were skipped" if skipped else ""
+
+    def writer(self, config: JsonObject) -> JobWriter:
+        return JobWriter(config)
+
+    async def finished(
+        self, fetch: Fetch, config: JsonObject, directory: Path, summary: JsonObject, tell: Callable[[str], None]
+    ) -> list[str]:
+        writer = JobWriter(config)
+        await asyncio.to_thread(writer.open, directory)
+        await asyncio.to_thread(writer.take_up)
+        made = await mend(fetch, directory, tell)
+        await asyncio.to_thread(writer.refresh, summary["state"])
+        return made
+
+    def describe_change(self, section: str, old: JsonObject, new: JsonObject) -> list[str] | None:
+        """The trials are compared, and what else another run is needed for, by `check`: here only which there are."""
+        return None if section in ("input", "trees") else []
+
+    # ---- for people
+
+    def succeeded(self, summary: JsonObject) -> bool:
+        """Trials that failed are reported; a job that was stopped because too many did so by no fault of an agent did
+        not do its work."""
+        return not (summary[self.unit]["skipped"] and _RATE_REASON in summary.get("reason", ""))
+
+    def outcome(self, summary: JsonObject) -> str:
+        job = summary["job"]
+        errors = ", ".join(f"{count} {name}" for name, count in job["errors"].items())
+        infrastructure = f" ({job['infrastructure']} of infrastructure)" if job["infrastructure"] else ""
+        skipped = f", {job['skipped']} skipped" if job["skipped"] else ""
+        cost = f", ${job['cost_usd']:.2f}" if job["cost_usd"] else ""
+        return (
+            f"{job['completed']} of {job['trials']} trials completed, {job['failed']} failed{infrastructure}{skipped}; "
+            f"pass rate {job['pass_rate']:.1%}, mean reward {job['mean_reward']:.3f}{cost}"
+            + (f"\nerrors: {errors}" if errors else "")
+            + ("" if self.succeeded(summary) else f"\n{_STOPPED}")
+        )
+
+    def remarks(self, entry: CommitEntry) -> Iterator[tuple[str, str, JsonObject]]:
+        """What is not as the task wants it, such as an image that was not built, once each."""
+        if not entry.data:
+            return
+        record = TrialRecord.decode(entry.data)
+        for text in record.remarks:
+            if text not in self._told:
+                self._told.add(text)
+                label = TrialSpec.decode(entry.payload).label
+                yield "remark", f"note: {label}: {text}", {"trial": label, "text": text}
+
+    def describe(self, settings: JobConfig, checked: JobChecked) -> list[str]:
+        tasks = sum(len(dataset.tasks) for dataset in checked.loaded.datasets)
+        lines = [
+            f"{len(settings.agents)} agents x {tasks} tasks x {settings.n_attempts} attempts = "
+            f"{len(checked.trials):,} trials, {settings.n_concurrent_trials} at once",
+            f"agents: {', '.join(agent.id for agent in settings.agents)}",
+        ]
+        lines += [f"dataset {one.name}: {len(one.tasks)} tasks" for one in checked.loaded.datasets]
+        lines += [
+            f"sandboxes: {settings.environment.type}{_ISOLATION.get(settings.environment.type, '')}",
+            *self._preview(settings, checked),
+            f"writes {RESULT}, {STATISTICS}, {TRIALS} and a directory for each trial to {self.directory(settings)}",
+        ]
+        return lines
+
+    def _preview(self, settings: JobConfig, checked: JobChecked) -> list[str]:
+        """What the command would do with the job that its directory holds already."""
+        directory = self.directory(settings)
+        stored = claimed(directory)
+        if stored is None:
+            return []
+        found = following(checked.trials, settings, stored["config"], directory, self._retry_errors)
+        return [f"{directory} is there already; {found.told}"]
+
+    def dry_run(self, settings: JobConfig, checked: JobChecked) -> JsonObject:
+        return {
+            "trials": len(checked.trials),
+            "agents": len(settings.agents),
+            "tasks": sum(len(dataset.tasks) for dataset in checked.loaded.datasets),
+            "attempts": settings.n_attempts,
+            "provider": settings.environment.type,
+        }
+
+    def item_input(self, payload: bytes) -> tuple[Any, str]:
+        return json.loads(TrialSpec.decode(payload).encode()), ""
+
+    def item_output(self, data: bytes) -> Any:
+        return json.loads(TrialRecord.decode(data).encode())
+
+
+_STOPPED = (
+    "the job was stopped: too many trials fail by no fault of an agent (infrastructure.min_success_rate). When that is "
+    "mended, the same command runs the trials that were skipped, and --retry-errors TYPE those that failed"
+)
+_TREES = "trees."
+_RATE_REASON = "% did not"
+"""In the reason of the engine's policy `skip_rest`, where it was the rate of success that stopped the run."""
+
+
+def _uri(settings: JobConfig) -> str:
+    return settings.engine.model.uri if settings.engine is not None else ""
+
+
+def _model_before(settings: JobConfig, reading: Reading) -> str:
+    """Of an engine whose model is a snapshot, a run that goes on keeps the one that it began with."""
+    return reading.kept.get("model", "") if reading.kept.get("uri") == _uri(settings) else ""
+
+
+_ISOLATION = {"process": ": trials see the files of the worker's host, so only for agents that you trust"}
+_SECRET = re.compile(r"(?i)(KEY|TOKEN|SECRET|PASSWORD|PASSWD|CREDENTIALS?)$")
+
+
+def _written_secrets(settings: JobConfig) -> Iterator[str]:
+    """A secret belongs into the environment of the workers: what a file holds is stored with the job."""
+    for place, env in environments(settings):
+        for name, value in env.items():
+            if _SECRET.search(name) and value and "${" not in value:
+                where = ".".join(map(str, (*place, "env")))
+                yield f"warning: {where}: the value of {name} is stored with the job: write ${{{name}}} in its place"
+
+
+def _trees(directories: dict[str, Path]) -> Iterator[Tree]:
+    """Task directories by their checksum, which is the id of their tree."""
+    for checksum, directory in directories.items():
+        yield Tree(f"{_TREES}{checksum}", directory, always=True)
+
+
+def _of_runs(job: JobConfig) -> JsonObject:
+    """What of a job another run is needed for, where it changes while trials are to run."""
+    values = {key: value for key, value in job_json(job).items() if key not in _OF_NO_RUN}
+    values["agents"] = [{k: v for k, v in agent.items() if k not in _OF_NO_AGENT} for agent in values["agents"]]
+    # Which trials there are, the plan says.
+    return {key: value for key, value in values.items() if key not in ("n_attempts", "datasets", "tasks")}
+
+
+def _differences(old: JsonObject, new: JsonObject) -> str:
+    changed = [key for key in dict.fromkeys([*new, *old]) if old.get(key) != new.get(key)]
+    return ", ".join(changed)
+
+
+def _is_over(directory: Path) -> bool:
+    state = saved_state(directory)
+    summary = saved_summary(directory, state) if state is not None else None
+    return summary is not None and summary.get("state") == "completed"

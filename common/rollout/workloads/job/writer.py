@@ -1,0 +1,218 @@
+"""From the commit log of a job to its files: lines, trial directories, and what is reckoned over all trials."""
+
+from __future__ import annotations
+
+import json
+import threading
+import time
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
+from datetime import UTC, datetime
+from pathlib import Path
+
+from rollout.model.item import Outcome
+from rollout.workloads.commit import CommitEntry
+from rollout.workloads.job.aggregate import PlannedTrial, job_result, job_statistics
+from rollout.workloads.job.board import make_board
+from rollout.workloads.job.config import JobConfig
+from rollout.workloads.job.kept import FILES, Kept, forget_others, read_kept, read_lines
+from rollout.workloads.job.outcome import record_of, try_record
+from rollout.workloads.job.placing import Part, Placed, place
+from rollout.workloads.job.record import TrialRecord, record_from, record_json
+from rollout.workloads.job.result_files import CONFIG, ERRORS, PLACED, RESULT, STATISTICS, TRIALS, TRIES
+from rollout.workloads.job.results import rfc3339
+from rollout.workloads.job.statistics_file import statistics_json
+from rollout.workloads.job.trial import TrialSpec
+from rollout.workloads.json_form import JsonObject, dump_line, timestamp
+from rollout.workloads.output import write_atomically
+from rollout.workloads.port import Board, FailedTry, Ledger, Running, Totals
+
+_EVERY_S = 5.0
+_CANCELLED = ("killed", "interrupted")
+
+
+class JobWriter:
+    """`Placing` and `Showing`. `config`: of the run, with `output`: `planned`, all trials of the job as [id, label],
+    `kept`, the file of those of runs before, and `job`, its settings as they are now."""
+
+    files: tuple[str, ...] = FILES
+
+    def __init__(self, config: JsonObject) -> None:
+        output: JsonObject = config.get("output", {})
+        # The settings as they are now, if they are known: metrics may be others than when the run was made.
+        self.job = JobConfig.model_validate(output.get("job") or config["job"], strict=False)
+        self.records: dict[str, TrialRecord] = {}
+        """By id, in hex: of the trials that have ended, of this run and those before."""
+        self._planned: list[tuple[str, str]] = [(trial, label) for trial, label in output.get("planned", ())]
+        self._kept_name: str = output.get("kept", "")
+        self._kept: Kept = {}
+        self._directory = Path()
+        self._seen: dict[str, str] = {}  # of entries, where no plan is known
+        self._placed: dict[int, Placed] = {}
+        self._lock = threading.Lock()
+        self._refreshed = 0.0
+
+    # ---- as the collector goes on
+
+    def open(self, directory: Path) -> None:
+        self._directory = directory
+        kept = read_kept(directory, self._kept_name)
+        self._kept = {trial: kept[trial] for trial, _ in self._planned if trial in kept}
+        self._remember(self._kept)
+
+    def begin(self) -> Iterator[tuple[str, bytes]]:
+        forget_others(self._directory, self._kept_name)
+        self._remember(self._kept)
+        for lines in self._kept.values():
+            for name, line in lines.items():
+                yield name, dump_line(line)
+
+    def take_up(self) -> None:
+        self._remember(read_lines(self._directory))
+
+    async def place(self, entry: CommitEntry, ledger: Ledger) -> str:
+        spec = TrialSpec.decode(entry.payload)
+        record = record_of(entry, spec)
+        if record is None:
+            return ""
+        before: list[FailedTry] = []
+        if entry.tries > 1:
+            before = await ledger.failed_tries(entry.seq)
+        parts = [Part(f"{TRIES}/{number}", try_record(one, spec)) for number, one in enumerate(before, 1)]
+        placed, told = await place(self._directory, spec.label, [*parts, Part("", record)], ledger.fetch)
+        self._placed[entry.seq] = placed
+        return told
+
+    def lines(self, entry: CommitEntry) -> Iterator[tuple[str, bytes]]:
+        spec = TrialSpec.decode(entry.payload)
+        record = record_of(entry, spec)
+        with self._lock:
+            self._seen[spec.id] = spec.label
+            if record is not None:
+                self.records[spec.id] = record
+        if record is None:
+            return
+        yield TRIALS, dump_line(_trial_line(spec, record, entry))
+        if entry.outcome is Outcome.FAILED:
+            yield ERRORS, dump_line(_error_line(spec, record, entry))
+        placed = self._placed.pop(entry.seq, None)
+        if placed is not None:
+            yield PLACED, dump_line({"trial": spec.id, **placed.to_json()})
+
+    def refresh(self, state: str = "") -> None:
+        now = time.monotonic()
+        if not state and now - self._refreshed < _EVERY_S:
+            return
+        for name, data in self.reckoned(cancelled=state in _CANCELLED, ended=bool(state)):
+            path = self._directory / name
+            # What is there and right stays: its time says when something changed last.
+            if not path.exists() or path.read_bytes() != data:
+                write_atomically(path, data)
+        self._refreshed = time.monotonic()
+
+    def summary(self, summary: JsonObject, totals: Totals) -> JsonObject:
+        trials = self.planned_trials()
+        began, ended = self._times(trials)
+        result = job_result(
+            "", trials, started_at=began, ended_at=ended, cancelled=False, overrides=self.job.override_error_policy
+        )
+        statistics = job_statistics(trials, self.job.override_error_policy).values()
+        errors = Counter[str]()
+        for found in statistics:
+            errors.update(found.errors)
+        return {
+            **summary,
+            "job": {
+                "trials": result.total_trials,
+                "completed": result.completed_trials,
+                "failed": result.failed_trials,
+                "infrastructure": sum(found.counts.infrastructure for found in statistics),
+                "skipped": result.skipped_trials,
+                "pass_rate": result.pass_rate,
+                "mean_reward": result.mean_reward,
+                "cost_usd": result.total_cost,
+                "errors": dict(errors.most_common()),
+            },
+        }
+
+    # ---- for people, as it goes on
+
+    def board(self, running: Sequence[Running], n_running: int) -> Board:
+        labels = [label for trial, label in self._planned if trial not in self._kept]
+        with self._lock:
+            records = dict(self.records)
+        return make_board(self._planned, labels, records, self.job, running, n_running)
+
+    # ---- over all trials
+
+    def planned_trials(self) -> list[PlannedTrial]:
+        """All of the job, in its order, with what they came to so far."""
+        with self._lock:
+            records = dict(self.records)
+            planned = self._planned or list(self._seen.items())
+        found: list[PlannedTrial] = []
+        for trial, label in planned:
+            dataset, task, agent, attempt = label.split("/")
+            record = records.get(trial)
+            found.append(
+                PlannedTrial(
+                    task_name=task,
+                    dataset_name=dataset,
+                    agent_name=agent,
+                    attempt=int(attempt),
+                    result=None if record is None else record.result,
+                    rewards=None if record is None else record.rewards,
+                )
+            )
+        return found
+
+    def reckoned(self, *, cancelled: bool = False, ended: bool = True) -> Iterator[tuple[str, bytes]]:
+        """(name, content) of result.json, stats.json and config.json."""
+        trials, overrides, name = self.planned_trials(), self.job.override_error_policy, self.job.name or ""
+        began, last = self._times(trials)
+        until = last if ended else datetime.now(UTC)
+        result = job_result(
+            name, trials, started_at=began, ended_at=max(until, began), cancelled=cancelled, overrides=overrides
+        )
+        yield CONFIG, json.dumps(self.job.model_dump(mode="json"), indent=2, ensure_ascii=False).encode() + b"\n"
+        yield STATISTICS, statistics_json(name, job_statistics(trials, overrides, self.job.metrics))
+        yield RESULT, result.to_json()
+
+    def _times(self, trials: Iterable[PlannedTrial]) -> tuple[datetime, datetime]:
+        """When the first trial began, and the last ended."""
+        times = [trial.result.timestamps for trial in trials if trial.result is not None]
+        if not times:
+            now = datetime.now(UTC)
+            return now, now
+        return min(one.started_at for one in times), max(one.ended_at for one in times)
+
+    def _remember(self, kept: Kept) -> None:
+        with self._lock:
+            self.records = {
+                trial: record_from(lines[TRIALS]["record"]) for trial, lines in kept.items() if TRIALS in lines
+            }
+            self._seen = {trial: lines[TRIALS]["label"] for trial, lines in kept.items() if TRIALS in lines}
+
+
+def _trial_line(spec: TrialSpec, record: TrialRecord, entry: CommitEntry) -> JsonObject:
+    return {
+        "trial": spec.id,
+        "label": spec.label,
+        "outcome": entry.outcome.name.lower(),
+        "tries": entry.tries,
+        "worker": entry.worker,
+        "ended_at": timestamp(entry.accepted_ms),
+        "record": record_json(record),
+    }
+
+
+def _error_line(spec: TrialSpec, record: TrialRecord, entry: CommitEntry) -> JsonObject:
+    error = record.result.error
+    return {
+        "trial": spec.id,
+        "label": spec.label,
+        "type": error.type if error is not None else "",
+        "message": error.message if error is not None else "",
+        "tries": entry.tries,
+        "began_at": rfc3339(record.result.timestamps.started_at),
+    }

@@ -1,0 +1,18 @@
+"""What a run may use up or go through before what has not begun of it is skipped."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """Of the policy `skip_rest`. 0, or no codes: no such limit."""
+
+    units_in: int = 0
+    units_out: int = 0
+    wall_ms: int = 0
+    codes: frozenset[str] = frozenset()
+    min_percent: int = 0  # of items that must not fail with one of the codes
+    after: int = 1  # items before that is looked at
+    named: tuple[str, str] = ("units in", "units out")  # for people

@@ -1,0 +1,125 @@
+"""The policy `skip_rest`: what it counts of a run's root log, and when what has not begun is skipped.
+
+It counts results as they are accepted, and failed attempts, so that it need not wait for a result of an item that is
+tried again and again. What it counts is in `Log.extra`, and so in the log's row.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from rollout.model.item import Outcome
+from rollout.model.run import ENDED, RunState
+
+from rollout_coordinator.core.limits import Limits
+from rollout_coordinator.core.state import Log, State, touch
+from rollout_coordinator.core.step import ResultRows
+
+KEY = "rest"
+_NAMED_MAX = 3
+WRITTEN_EVERY_MS = 10_000
+"""So much running time at most is forgotten when the coordinator dies."""
+
+
+def why(log: Log) -> str:
+    """Why what has not begun is skipped; empty: it is not."""
+    return log.extra.get(KEY, {}).get("why", "")
+
+
+def decide(log: Log, reason: str) -> None:
+    _counts(log)["why"] = reason
+
+
+# ---- counting
+
+
+def count_results(log: Log, rows: ResultRows) -> None:
+    """Accepted results: DONE is good, and so is a failure with none of the codes."""
+    limits = _watched(log)
+    if limits is None:
+        return
+    count_units(log, sum(rows.units_in), sum(rows.units_out))
+    bad = sum(
+        1 for i, failure in rows.failures.items()
+        if rows.outcome[i] is Outcome.FAILED and failure.code in limits.codes
+    )  # fmt: skip
+    ended = sum(1 for outcome in rows.outcome if outcome in (Outcome.DONE, Outcome.FAILED))
+    _add(log, "bad", bad)
+    _add(log, "good", ended - bad)
+
+
+def count_units(log: Log, units_in: int, units_out: int) -> None:
+    """Of the log's own items: children may count something else."""
+    if _watched(log) is not None:
+        _add(log, "units_in", units_in)
+        _add(log, "units_out", units_out)
+
+
+def count_failed(log: Log, before: str, code: str) -> None:
+    """An attempt failed with `code` and its item goes on; the last failure before had the code `before`. An item counts
+    against the run as long as its last failure does."""
+    limits = _watched(log)
+    if limits is not None:
+        _add(log, "again", (code in limits.codes) - (before in limits.codes))
+
+
+def count_over(log: Log, code: str, n: int) -> None:
+    """`n` items have a result, and are not tried again; their last failed attempt, if one did, had this code."""
+    limits = _watched(log)
+    if limits is not None and code in limits.codes:
+        _add(log, "again", -n)
+
+
+# ---- deciding
+
+
+def reached(log: Log) -> str:
+    """Which limit the run has reached, for people; empty: none, or one before."""
+    limits = _watched(log)
+    if limits is None or log.run.state in ENDED or why(log):
+        return ""
+    counts = _counts(log)
+    used = counts.get("units_in", 0), counts.get("units_out", 0)
+    for name, amount, most in zip(limits.named, used, (limits.units_in, limits.units_out), strict=True):
+        if most and amount >= most:
+            return f"{amount:,} {name} were used, of at most {most:,}"
+    if limits.wall_ms and counts.get("ran_ms", 0) >= limits.wall_ms:
+        return f"it has run for {limits.wall_ms // 1000:,} s, the longest it may"
+    bad = counts.get("bad", 0) + counts.get("again", 0)
+    of = bad + counts.get("good", 0)
+    if limits.codes and of >= limits.after and 100 * (of - bad) < limits.min_percent * of:
+        codes = " or ".join(sorted(limits.codes)) if len(limits.codes) <= _NAMED_MAX else "codes that are limited"
+        return f"{bad:,} of the {of:,} items so far failed with {codes}: fewer than {limits.min_percent} % did not"
+    return ""
+
+
+def look(state: State) -> None:
+    """Running time goes on, for runs that are limited by it. Called at every scan."""
+    for run in state.runs.values():
+        limits = run.limits
+        if limits is None or not limits.wall_ms:
+            continue
+        ran_ms = int((state.now.mono - run.looked_at) * 1000)
+        run.looked_at += ran_ms / 1000
+        if run.state is not RunState.RUNNING or why(run.root):
+            continue
+        before = _counts(run.root).get("ran_ms", 0)
+        _add(run.root, "ran_ms", ran_ms)
+        if (before + ran_ms) // WRITTEN_EVERY_MS > before // WRITTEN_EVERY_MS:
+            touch(state, run.root)
+        if before + ran_ms >= limits.wall_ms:
+            state.notes.limited[run.id] = run
+
+
+def _watched(log: Log) -> Limits | None:
+    return log.run.limits if log.parent is None else None
+
+
+def _counts(log: Log) -> dict[str, Any]:
+    return log.extra.setdefault(KEY, {})
+
+
+def _add(log: Log, name: str, n: int) -> None:
+    if n:
+        counts = _counts(log)
+        counts[name] = counts.get(name, 0) + n

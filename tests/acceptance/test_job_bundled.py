@@ -1,0 +1,152 @@
+"""The tasks that come with the package, and jobs that go on: the rewards that are known, from `rollout job run`."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import signal
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from acceptance_cli import Cli, until
+from job_rig import PROVIDERS, counts, job_result, outcomes, sandbox_processes, trials, write_job, write_task
+from rollout.workloads.job import datasets
+
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="sandboxes need Linux")
+
+BUNDLED = Path(datasets.__file__).with_name("bundled")
+NOP = {"convert-dates": 0.2, "mend-the-median": 0.25, "several-rewards": 0.5}
+"""Of an agent that does nothing, where it is not 0."""
+BOTH = [{"name": "oracle"}, {"name": "nop"}]
+
+
+@pytest.mark.parametrize("provider", PROVIDERS)
+def test_the_oracle_and_an_agent_that_does_nothing(cli: Cli, provider: str) -> None:
+    if provider == "bubblewrap" and shutil.which("bwrap") is None:
+        pytest.skip("bubblewrap is not installed")
+    job = write_job(
+        cli,
+        environment={"type": provider},
+        agents=BOTH,
+        datasets=[{"path": "bundled:rollout"}, {"path": "bundled:harbor"}],
+        n_concurrent_trials=4,
+    )
+    done = cli.run("job", "run", job, timeout=120)
+    assert done.code == 0, done
+    expected: dict[str, tuple[float | None, str | None]] = {}
+    for task in BUNDLED.glob("*/*"):
+        place = f"{task.parent.name}/{task.name}"
+        expected |= {f"{place}/oracle/1": (1.0, None), f"{place}/nop/1": (NOP.get(task.name, 0.0), None)}
+    directory = cli.directory / "jobs" / "job"
+    found = dict(trials(directory))
+    assert {name: trial.outcome for name, trial in found.items()} == expected, "\n".join(
+        f"{name}: {trial}" for name, trial in found.items() if trial.outcome != expected.get(name)
+    )
+    result = job_result(directory)
+    assert counts(directory) == {"total": len(expected), "completed": len(expected), "failed": 0, "skipped": 0}
+    assert [(name, agent["pass_rate"]) for name, agent in result["agents"].items()] == [("oracle", 1.0), ("nop", 0.0)]
+    assert result["agents"]["nop"]["mean_reward"] == pytest.approx(sum(NOP.values()) / (len(expected) / 2))
+    assert not sandbox_processes(cli)
+
+
+CLOCK, SEVERAL = "against-the-clock", "several-rewards"
+HALF = """
+mkdir -p /app/sums
+for n in 0 1 2 3; do sha256sum < /app/parts/part-$n | cut -d ' ' -f 1 > /app/sums/part-$n; done
+sleep 600
+"""
+
+
+def begun(job: Path) -> dict[str, str]:
+    """When each trial began: one that ran again began anew."""
+    return {name: trial.result["timestamps"]["started_at"] for name, trial in trials(job)}
+
+
+def test_a_job_that_is_given_more_runs_that_alone(cli: Cli) -> None:
+    for task in (CLOCK, SEVERAL):
+        shutil.copytree(BUNDLED / "harbor" / task, cli.directory / "tasks" / task)
+    keys: dict[str, Any] = {"datasets": [{"path": "tasks"}], "agents": [{"name": "oracle"}]}
+    directory = cli.directory / "jobs" / "job"
+
+    def ran() -> dict[str, str]:
+        done = cli.run("job", "run", write_job(cli, **keys), timeout=120)
+        assert done.code == 0, done
+        return begun(directory)
+
+    first = ran()
+    assert sorted(first) == [f"tasks/{CLOCK}/oracle/1", f"tasks/{SEVERAL}/oracle/1"]
+    assert ran() == first
+    # Attempts and an agent, who runs out of time with four of ten parts done, and with nothing done at the other.
+    keys["n_attempts"] = 2
+    keys["agents"] = [{"name": "oracle"}, {"name": "half", "execute": HALF, "override_timeout_sec": 1}]
+    more = ran()
+    assert {name: more[name] for name in first} == first
+    assert outcomes(directory) == {
+        **{f"tasks/{task}/oracle/{n}": (1.0, None) for task in (CLOCK, SEVERAL) for n in (1, 2)},
+        **{f"tasks/{CLOCK}/half/{n}": (0.4, "agent_execution_timeout") for n in (1, 2)},
+        **{f"tasks/{SEVERAL}/half/{n}": (0.5, "agent_execution_timeout") for n in (1, 2)},
+    }
+    assert counts(directory) == {"total": 8, "completed": 8, "failed": 0, "skipped": 0}
+    # A task that changed runs anew, and what it came to before is kept.
+    test = cli.directory / "tasks" / SEVERAL / "tests" / "test.sh"
+    test.write_text(test.read_text() + "echo 0.125 > /logs/verifier/reward.txt; rm /logs/verifier/reward.json\n")
+    changed = ran()
+    assert {name: changed[name] for name in more if CLOCK in name} == {n: t for n, t in more.items() if CLOCK in n}
+    rewards = {
+        name: reward for name, (reward, _) in outcomes(directory).items() if SEVERAL in name and "before" not in name
+    }
+    assert rewards == {f"tasks/{SEVERAL}/{agent}/{n}": 0.125 for agent in ("oracle", "half") for n in (1, 2)}
+    kept = sorted(directory.glob(f"tasks/{SEVERAL}/*/*.before-*"))
+    assert [path.name[:9] for path in kept] == ["1.before-", "2.before-"] * 2
+    assert [json.loads((path / "result.json").read_text())["reward"] for path in kept] == [0.5, 0.5, 1.0, 1.0]
+    assert counts(directory) == {"total": 8, "completed": 8, "failed": 0, "skipped": 0}
+
+
+def test_an_interrupted_job_goes_on_where_it_stopped(cli: Cli) -> None:
+    """The first Ctrl-C lets what runs end, the second does not; the same command then runs what is missing."""
+    gate = cli.directory / "gate"
+    gate.mkdir()
+    for name in ("a", "b", "c", "d"):
+        wait = f"touch /gate/{name}.reached; while [ ! -e /gate/{name}.go ]; do sleep 0.05; done"
+        write_task(cli.directory / "tasks" / name, wait)
+    mounts = [{"type": "bind", "source": str(gate), "target": "/gate"}]
+    job = write_job(cli, environment={"mounts": mounts}, datasets=[{"path": "tasks"}], n_concurrent_trials=2)
+    directory = cli.directory / "jobs" / "job"
+
+    def reached(name: str) -> bool:
+        return (gate / f"{name}.reached").exists()
+
+    (gate / "a.go").touch()
+    process = cli.start("job", "run", job)
+    until(lambda: reached("b") and reached("c"), "two trials to run")
+    until(lambda: bool(begun(directory)), "the first result")
+    process.send_signal(signal.SIGINT)
+    (gate / "b.go").touch()
+    (gate / "c.go").touch()
+    out, err = process.communicate(timeout=60)
+    assert process.returncode == 130, (out, err)
+    assert f"rollout job run {job}" in out + err, (out, err)
+    first = begun(directory)
+    assert sorted(first) == [f"tasks/{name}/script/1" for name in ("a", "b", "c")], (first, out, err)
+    assert not reached("d")
+    assert job_result(directory)["cancelled"] is True
+    assert counts(directory) == {"total": 4, "completed": 3, "failed": 0, "skipped": 1}
+    process = cli.start("job", "run", job)
+    until(lambda: reached("d"), "the last trial")
+    process.send_signal(signal.SIGINT)
+    until(lambda: process.poll() is not None or bool(sandbox_processes(cli)), "the trial's processes")
+    process.send_signal(signal.SIGINT)
+    out, err = process.communicate(timeout=60)
+    assert process.returncode == 130, (out, err)
+    until(lambda: not sandbox_processes(cli), "what was abandoned to end", timeout=15)
+    assert begun(directory) == first
+    (gate / "d.go").touch()
+    done = cli.run("job", "run", job)
+    assert done.code == 0, done
+    last = begun(directory)
+    assert {name: last[name] for name in first} == first
+    assert set(outcomes(directory).values()) == {(1.0, None)}
+    assert job_result(directory)["cancelled"] is False
+    assert counts(directory) == {"total": 4, "completed": 4, "failed": 0, "skipped": 0}

@@ -1,0 +1,120 @@
+"""One command in a container: its input, what it prints, and its end."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Mapping
+
+from rollout_worker.sandboxes.engine_api import AttachedStream, Engine
+from rollout_worker.sandboxes.output import Capture
+from rollout_worker.sandboxes.port import OnOutput, Stream
+
+_STREAMS: Mapping[int, Stream] = {1: "stdout", 2: "stderr"}
+_QUIET_S = 0.1
+_CHUNK = 1 << 16
+
+
+MARK = b"+\n"
+"""What a command prints first, so that it is known to have begun: what an engine says then was said by itself."""
+
+
+class Command:
+    """Runs it: `await command.finish()`. `begun`: it printed its mark, which is no output."""
+
+    def __init__(
+        self,
+        engine: Engine,
+        exec_id: str,
+        stdin: bytes | AsyncIterator[bytes] | None,
+        captures: Mapping[Stream, Capture],
+        on_output: OnOutput | None,
+    ) -> None:
+        self._engine = engine
+        self._id = exec_id
+        self._stdin = stdin
+        self._captures = captures
+        self._on_output = on_output
+        self._reading: asyncio.Task[None] | None = None
+        self._last = 0.0
+        self._head = b""
+        self._mark = asyncio.Event()
+
+    @property
+    def begun(self) -> bool:
+        return self._mark.is_set()
+
+    async def finish(self) -> int | None:
+        """Its exit code, once it has ended and what it printed is read; None: nobody knows. EngineError: no start."""
+        async with self._engine.attached(self._id) as stream:
+            self._reading = asyncio.ensure_future(self._read(stream))
+            tasks: set[asyncio.Task[None]] = {self._reading}
+            if self._stdin is not None:
+                tasks.add(asyncio.ensure_future(self._send(stream, self._stdin)))
+            # What a command leaves behind may hold its streams open: only the engine tells of its end.
+            looking = asyncio.ensure_future(self._engine.exit_code(self._id))
+            try:
+                while not self._reading.done() and not looking.done():
+                    done, _ = await asyncio.wait({*tasks, looking}, return_when=asyncio.FIRST_COMPLETED)
+                    for one in done - {looking}:
+                        one.result()  # what `on_output` or stdin's source raised
+                        tasks.discard(one)  # pyright: ignore[reportArgumentType]
+                if not self._reading.done():
+                    await self._read_rest()
+            finally:
+                for task in (*tasks, looking):
+                    task.cancel()
+                await asyncio.wait({*tasks, looking})
+        return await self._engine.exit_code(self._id)  # it may have closed what it prints to, and go on
+
+    async def _read_rest(self) -> None:
+        """Of what it printed itself; those that it left behind may go on for ever."""
+        assert self._reading is not None
+        loop = asyncio.get_running_loop()
+        until = loop.time() + 10 * _QUIET_S
+        while not self._reading.done() and loop.time() < until:
+            seen = self._last
+            await asyncio.wait([self._reading], timeout=_QUIET_S)
+            if self._last == seen:
+                break
+        if self._reading.done():
+            self._reading.result()
+
+    async def _read(self, stream: AttachedStream) -> None:
+        while (piece := await stream.read()) is not None:
+            self._last = asyncio.get_running_loop().time()
+            name = _STREAMS.get(piece[0])
+            data = piece[1]
+            if name == "stdout" and not self.begun:
+                data = self._unmarked(data)
+            if name is None or not data:
+                continue
+            self._captures[name].feed(data)
+            # What an engine says of itself is kept, but nobody's output.
+            told: Awaitable[None] | None = self._on_output(name, data) if self._on_output and self.begun else None
+            if told is not None:
+                await told
+
+    def _unmarked(self, data: bytes) -> bytes:
+        self._head += data
+        if len(self._head) < len(MARK):
+            return b""
+        if self._head.startswith(MARK):
+            self._mark.set()
+        head, self._head = self._head, b""
+        return head.removeprefix(MARK) if self.begun else head
+
+    async def _send(self, stream: AttachedStream, source: bytes | AsyncIterator[bytes]) -> None:
+        await self._mark.wait()  # a command that cannot be started takes nothing of it
+        async for piece in _pieces(source):
+            if not await stream.write(piece):
+                return
+        stream.end_input()
+
+
+async def _pieces(source: bytes | AsyncIterator[bytes]) -> AsyncIterator[bytes]:
+    if isinstance(source, bytes):
+        for at in range(0, len(source), _CHUNK):
+            yield source[at : at + _CHUNK]
+    else:
+        async for piece in source:
+            yield piece

@@ -1,0 +1,325 @@
+"""Files of a container, by the engine's archives: also of one that does not run."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import posixpath
+import stat
+import tarfile
+import tempfile
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import BinaryIO, cast
+
+from rollout_worker.sandboxes import trees
+from rollout_worker.sandboxes.engine_api import (
+    Engine,
+    EngineError,
+    EngineUnreachableError,
+    PathStatus,
+    as_sandbox_error,
+)
+from rollout_worker.sandboxes.errors import SandboxError, SandboxFileError
+from rollout_worker.sandboxes.port import Transfer
+
+_LINKS = 40  # as the kernel allows in one path
+_CHUNK = 1 << 20
+_MEMBER = tarfile.BLOCKSIZE
+
+
+class EngineFiles:
+    """Every method takes absolute paths, and raises SandboxFileError or what `as_sandbox_error` makes."""
+
+    def __init__(self, engine: Engine, name: str) -> None:
+        self._engine = engine
+        self._name = name
+
+    async def read(self, path: str, max_bytes: int) -> bytes:
+        if self._engine.globs and set(path) & set("\\*?["):
+            return await self._read_by_command(path, max_bytes)
+        path, status = await self._real(path)
+        if status.kind == "directory":
+            raise self._fault(path, "EISDIR")
+        if status.kind != "file":
+            raise self._fault(path, "EINVAL")
+        if status.size > max_bytes:
+            raise self._fault(path, "too_large")
+        with tempfile.TemporaryFile() as file:
+            await self._get(path, cast("BinaryIO", file), max_bytes + (64 << 10))
+            return await asyncio.to_thread(_content, cast("BinaryIO", file), max_bytes)
+
+    async def _read_by_command(self, path: str, max_bytes: int) -> bytes:
+        script = 'test -f "$1" && exec head -c "$2" -- "$1"'
+        try:
+            code, data = await self._engine.run(self._name, script, path, str(max_bytes + 1))
+        except (EngineError, EngineUnreachableError) as error:
+            raise as_sandbox_error(self._name, error) from error
+        if code != 0:
+            raise self._fault(path, "ENOENT")
+        if len(data) > max_bytes:
+            raise self._fault(path, "too_large")
+        return data
+
+    async def write(self, path: str, data: bytes, mode: int) -> None:
+        with tempfile.TemporaryFile() as file:
+            file.write(data)
+            await self._place(cast("BinaryIO", file), len(data), path, mode)
+
+    async def _place(self, content: BinaryIO, size: int, path: str, mode: int) -> None:
+        parent, name = posixpath.split(posixpath.normpath(path))
+        base, missing = await self._base(parent)
+        if not missing:
+            found = await self._status(posixpath.join(base, name))
+            if found is not None and found.kind == "directory":
+                raise self._fault(path, "EISDIR")
+        with tempfile.TemporaryFile() as archive:
+            with tarfile.open(fileobj=archive, mode="w", format=tarfile.GNU_FORMAT, errors="surrogateescape") as tar:
+                _add_directories(tar, base, missing)
+                header = tarfile.TarInfo(_within(base, *missing, name))
+                header.size, header.mode = size, mode
+                content.seek(0)
+                tar.addfile(header, content)
+            await self._put(cast("BinaryIO", archive), path)
+
+    async def upload(self, source: Path, target: str) -> Transfer:
+        if not await asyncio.to_thread(source.is_dir):
+            with source.open("rb") as file:
+                status = os.fstat(file.fileno())
+                if not stat.S_ISREG(status.st_mode):
+                    raise OSError(22, "not a regular file or a directory", str(source))
+                await self._place(cast("BinaryIO", file), status.st_size, target, stat.S_IMODE(status.st_mode) & 0o777)
+                return Transfer(1, status.st_size)
+        base, missing = await self._base(posixpath.normpath(target))
+        with tempfile.TemporaryFile() as packed, tempfile.TemporaryFile() as archive:
+            moved = await asyncio.to_thread(trees.pack, str(source), cast("BinaryIO", packed))
+            names = await asyncio.to_thread(_below, cast("BinaryIO", packed), cast("BinaryIO", archive), base, missing)
+            if not missing:
+                await self._check_in_the_way(base, names)
+            await self._put(cast("BinaryIO", archive), target)
+        return Transfer(moved.files, moved.size, tuple(moved.skipped))
+
+    async def _check_in_the_way(self, base: str, names: dict[str, bool]) -> None:
+        """Nothing is written through a link, or over something of another kind. `names`: whether it is a directory."""
+        there: set[str] = set()
+        for name, is_directory in names.items():
+            parent = posixpath.dirname(name)
+            if parent and parent not in there:
+                continue
+            found = await self._status(posixpath.join(base, name))
+            if found is None:
+                continue
+            if is_directory and found.kind != "directory":
+                raise self._fault(posixpath.join(base, name), "ELOOP" if found.kind == "link" else "ENOTDIR")
+            if not is_directory and found.kind == "directory":
+                raise self._fault(posixpath.join(base, name), "EISDIR")
+            if found.kind == "directory":
+                there.add(name)
+
+    async def download(self, source: str, target: Path, max_bytes: int) -> Transfer:
+        source, status = await self._real(source)
+        if status.kind not in ("directory", "file"):
+            raise self._fault(source, "EINVAL")
+        if status.kind == "file" and status.size > max_bytes:
+            raise self._fault(source, "too_large")
+        with tempfile.TemporaryFile() as raw, tempfile.TemporaryFile() as plain:
+            # Headers and names may take more than 512 bytes an entry here, but not without end.
+            await self._get(source, cast("BinaryIO", raw), 4 * max_bytes + (1 << 20))
+            try:
+                return await asyncio.to_thread(
+                    _unpack, cast("BinaryIO", raw), cast("BinaryIO", plain), target, max_bytes
+                )
+            except trees.TooLargeError as error:
+                raise self._fault(source, "too_large") from error
+            except tarfile.TarError as error:
+                raise SandboxFileError(
+                    f"{source} in {self._name} did not arrive whole: {error}", reason="EIO"
+                ) from error
+
+    # Paths
+
+    async def _status(self, path: str) -> PathStatus | None:
+        try:
+            return await self._engine.status(self._name, path)
+        except EngineError as error:
+            if error.status == 404 and await self._is_there():
+                return None
+            if await self._holds('test -L "$1" && ! test -e "$1"', path):  # engines have no word for it
+                raise self._fault(path, "ELOOP") from error
+            raise self._told(path, error) from error
+        except EngineUnreachableError as error:
+            raise as_sandbox_error(self._name, error) from error
+
+    async def _is_there(self) -> bool:
+        try:
+            await self._engine.show(self._name)
+        except (EngineError, EngineUnreachableError) as error:
+            raise as_sandbox_error(self._name, error) from error
+        return True
+
+    async def _real(self, path: str) -> tuple[str, PathStatus]:
+        """Where the path leads, past links."""
+        asked = path
+        for _ in range(_LINKS):
+            found = await self._status(path)
+            if found is None:
+                raise self._fault(asked, await self._why_missing(asked, path))
+            if found.kind != "link":
+                return path, found
+            if not found.link:
+                raise self._fault(asked, "ELOOP")
+            path = posixpath.normpath(posixpath.join(posixpath.dirname(path), found.link))
+        raise self._fault(asked, "ELOOP")
+
+    async def _why_missing(self, asked: str, path: str) -> str:
+        parent, found = posixpath.dirname(path), None
+        while parent != "/" and (found := await self._status(parent)) is None:
+            parent = posixpath.dirname(parent)
+        if found is not None and found.kind in ("file", "other"):
+            return "ENOTDIR"
+        # In /dev, /proc or another file system that archives do not show?
+        return "EINVAL" if await self._holds('test -e "$1"', asked) else "ENOENT"
+
+    async def _holds(self, script: str, path: str) -> bool:
+        try:
+            code, _ = await self._engine.run(self._name, script, path)
+        except EngineError:  # it does not run
+            return False
+        except EngineUnreachableError as error:
+            raise as_sandbox_error(self._name, error) from error
+        return code == 0
+
+    async def _base(self, directory: str) -> tuple[str, list[str]]:
+        """(the last directory on the way that is there, names of those that are missing)."""
+        missing: list[str] = []
+        path = directory
+        while True:
+            found = await self._status(path)
+            if found is not None and found.kind == "link":
+                path, found = await self._real(path)
+            if found is not None:
+                if found.kind != "directory":
+                    raise self._fault(directory, "ENOTDIR")
+                return path, missing
+            missing.insert(0, posixpath.basename(path))
+            path = posixpath.dirname(path)
+
+    # Moving
+
+    async def _get(self, path: str, target: BinaryIO, most: int) -> None:
+        try:
+            async with self._engine.get_archive(self._name, path) as pieces:
+                size = 0
+                async for piece in pieces:
+                    size += len(piece)
+                    if size > most:
+                        raise self._fault(path, "too_large")
+                    await asyncio.to_thread(target.write, piece)
+        except EngineError as error:
+            raise self._told(path, error) from error
+        except EngineUnreachableError as error:
+            raise as_sandbox_error(self._name, error) from error
+        target.seek(0)
+
+    async def _put(self, archive: BinaryIO, path: str) -> None:
+        archive.seek(0)
+        try:  # at the root: an engine refuses links that lead out of where it unpacks
+            await self._engine.put_archive(self._name, "/", _pieces(archive))
+        except EngineError as error:
+            raise self._told(path, error) from error
+        except EngineUnreachableError as error:
+            raise as_sandbox_error(self._name, error) from error
+
+    def _told(self, path: str, error: EngineError) -> SandboxError:
+        reason = {400: "EINVAL", 403: "EROFS", 404: "ENOENT"}.get(error.status, "EIO")
+        if error.status == 404 and "container" in error.message.lower():
+            return as_sandbox_error(self._name, error)
+        return SandboxFileError(f"{path} in {self._name}: {error.message}", reason=reason, path=path)
+
+    def _fault(self, path: str, reason: str) -> SandboxFileError:
+        return SandboxFileError(f"{path} in {self._name}: {reason}", reason=reason, path=path)
+
+
+async def _pieces(file: BinaryIO) -> AsyncIterator[bytes]:
+    while data := await asyncio.to_thread(file.read, _CHUNK):
+        yield data
+
+
+def _within(*parts: str) -> str:
+    """As the name of a member of an archive that is unpacked at the root."""
+    return posixpath.join(*parts).lstrip("/")
+
+
+def _add_directories(tar: tarfile.TarFile, base: str, missing: list[str]) -> None:
+    for depth in range(len(missing)):
+        tar.addfile(_directory(_within(base, *missing[: depth + 1])))
+
+
+def _directory(name: str) -> tarfile.TarInfo:
+    header = tarfile.TarInfo(name)
+    header.type, header.mode = tarfile.DIRTYPE, 0o755
+    return header
+
+
+def _content(archive: BinaryIO, max_bytes: int) -> bytes:
+    with tarfile.open(fileobj=archive, mode="r:") as tar:
+        member = tar.next()
+        content = tar.extractfile(member) if member is not None and member.isreg() else None
+        return content.read(max_bytes) if content is not None else b""
+
+
+def _below(packed: BinaryIO, archive: BinaryIO, base: str, missing: list[str]) -> dict[str, bool]:
+    """As `trees.pack` made it, below `base` and directories that are yet to be made; without its top. (name, is a
+    directory)."""
+    packed.seek(0)
+    names: dict[str, bool] = {}
+    with (
+        tarfile.open(fileobj=packed, mode="r:", errors="surrogateescape") as tar,
+        tarfile.open(fileobj=archive, mode="w", format=tarfile.GNU_FORMAT, errors="surrogateescape") as out,
+    ):
+        _add_directories(out, base, missing)
+        for member in tar:
+            if member.name == ".":
+                continue
+            names[member.name] = member.isdir()
+            content = tar.extractfile(member) if member.isreg() else None
+            member.name = _within(base, *missing, member.name)
+            member.pax_headers = {}
+            out.addfile(member, content)
+    return names
+
+
+def _unpack(raw: BinaryIO, plain: BinaryIO, target: Path, max_bytes: int) -> Transfer:
+    """An engine's archive, in the form that `trees` takes: names below the top, hard links as files."""
+    with (
+        tarfile.open(fileobj=raw, mode="r:", errors="surrogateescape") as tar,
+        tarfile.open(fileobj=plain, mode="w", format=tarfile.GNU_FORMAT, errors="surrogateescape") as out,
+    ):
+        size = 0
+        for members, member in enumerate(tar, 1):
+            if member.islnk():
+                member = _linked(tar, member)
+            size += member.size
+            if size + members * _MEMBER > max_bytes + _MEMBER:
+                raise trees.TooLargeError
+            content = tar.extractfile(member) if member.isreg() else None
+            name = member.name.rstrip("/").partition("/")[2] or "."
+            member = _renamed(member, name)
+            out.addfile(member, content)
+    plain.seek(0)
+    moved = trees.unpack(plain, str(target), leave=False, max_bytes=max_bytes)
+    return Transfer(moved.files, moved.size, tuple(moved.skipped))
+
+
+def _linked(tar: tarfile.TarFile, member: tarfile.TarInfo) -> tarfile.TarInfo:
+    """The file that a hard link leads to, with the link's name."""
+    try:
+        return _renamed(tar.getmember(member.linkname), member.name)
+    except KeyError as error:
+        raise tarfile.ReadError(f"{member.name} is a hard link to nothing") from error
+
+
+def _renamed(member: tarfile.TarInfo, name: str) -> tarfile.TarInfo:
+    member = member.replace(name=name, deep=True)
+    member.pax_headers = {}
+    return member

@@ -1,0 +1,313 @@
+"""A sandbox that is a container, as its owner sees it."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import posixpath
+import re
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+import structlog
+
+from rollout_worker.sandboxes.engine_api import Engine, EngineError, EngineUnreachableError, as_sandbox_error
+from rollout_worker.sandboxes.engine_exec import Command
+from rollout_worker.sandboxes.engine_files import EngineFiles
+from rollout_worker.sandboxes.errors import SandboxError, SandboxFileError, SandboxGoneError
+from rollout_worker.sandboxes.local_sandbox import Price
+from rollout_worker.sandboxes.output import Capture
+from rollout_worker.sandboxes.port import MIB, Capabilities, Finished, OnOutput, Sandbox, Spec, Stream, Transfer
+
+log = structlog.get_logger()
+
+# The engine starts a command before it is in its directory, and tells of a wrong one in many ways.
+_ENTER = 'echo +; cd -- "$1" || exit 126; shift; exec "$@"'
+_OOM_KILLS = (
+    "for f in /sys/fs/cgroup/memory.events /sys/fs/cgroup/memory/memory.oom_control; do"
+    " [ -r $f ] && sed -n 's/^oom_kill //p' $f && exit; done; echo 0"
+)
+_DRAIN_S = 5.0
+_LOOK_S = 2.0
+_NO_START = 126
+
+
+@dataclass(frozen=True, slots=True)
+class Made:
+    """What its provider knows of a container. `user`: who runs commands by default; `out`: for long output, here.
+
+    `begin`: what is done once it runs, at first and after each kill; `remove`: what is done at its end.
+    """
+
+    home: str
+    user: str
+    out: Path
+    price: Price
+    begin: Callable[[EngineSandbox], Awaitable[None]]
+    remove: Callable[[EngineSandbox], Awaitable[None]]
+
+
+class EngineSandbox(Sandbox):
+    """The container has the sandbox's name."""
+
+    def __init__(self, name: str, spec: Spec, capabilities: Capabilities, engine: Engine, made: Made) -> None:
+        self.name = name
+        self.spec = spec
+        self.capabilities = capabilities
+        self.home = made.home
+        self._engine = engine
+        self._made = made
+        self._files = EngineFiles(engine, name)
+        self._killing = asyncio.Lock()
+        self._kills = 0
+        self._oom_kills = 0
+        self._storage_hit = 0
+        self._stopped = False
+        self._gone = False
+        self._outputs = 0
+        self._started = time.monotonic()
+        self._ended: float | None = None
+        self._running: set[asyncio.Task[int | None]] = set()
+        self._watcher: asyncio.Task[None] | None = None
+        self._destroyed: asyncio.Task[None] | None = None
+
+    # Commands
+
+    async def exec(
+        self,
+        command: str | Sequence[str],
+        *,
+        stdin: bytes | AsyncIterator[bytes] | None = None,
+        env: Mapping[str, str] | None = None,
+        cwd: str | None = None,
+        user: str | int | None = None,
+        timeout_s: float | None = None,
+        on_output: OnOutput | None = None,
+        keep_bytes: int = MIB,
+        output_dir: Path | None = None,
+    ) -> Finished:
+        self._check_usable()
+        argv = ["/bin/sh", "-c", command] if isinstance(command, str) else list(command)
+        where = self._absolute(cwd) if cwd else self.workdir
+        who = next((str(one) for one in (user, self.spec.user) if one is not None), self._made.user)
+        self._outputs += 1
+        captures: dict[Stream, Capture] = {
+            "stdout": Capture(keep_bytes, self._output_path(output_dir, self._outputs, "stdout")),
+            "stderr": Capture(keep_bytes, self._output_path(output_dir, self._outputs, "stderr")),
+        }
+        begun = time.monotonic()
+        storage_hit, kills = self._storage_hit, self._kills
+        timed_out = False
+        running = asyncio.ensure_future(self._run(argv, where, who, env or {}, stdin, captures, on_output))
+        self._running.add(running)
+        try:
+            done, _ = await asyncio.wait([running], timeout=timeout_s)
+            if not done:
+                timed_out = True
+                await self.kill()
+                await asyncio.wait([running], timeout=_DRAIN_S)  # `on_output` may be stuck
+            code = None if timed_out else running.result()
+        except asyncio.CancelledError:
+            if self._gone and running.cancelled():
+                raise SandboxGoneError(f"{self.name} was destroyed") from None
+            with contextlib.suppress(SandboxError):
+                await asyncio.shield(self.kill())
+            raise
+        except SandboxError:
+            raise
+        except BaseException:  # a fault of `on_output` or of stdin's source: nobody waits for the command any more
+            with contextlib.suppress(SandboxError):
+                await asyncio.shield(self.kill())
+            raise
+        finally:
+            running.cancel()
+            await asyncio.gather(running, return_exceptions=True)
+            self._running.discard(running)
+            outputs = {name: capture.close() for name, capture in captures.items()}
+        limit: Literal["memory", "storage"] | None = None
+        if self._storage_hit > storage_hit:
+            limit = "storage"
+        elif code != 0 and not timed_out and await self._memory_was_hit():
+            limit = "memory"
+        if not timed_out and code is None:
+            await self._check_lives()
+        signal = None
+        if not timed_out:  # the engine tells of a signal as shells do
+            signal = 9 if code is None or self._kills > kills else code - 128 if 128 < code <= 128 + 64 else None
+        return Finished(
+            how="timed_out" if timed_out else "exited" if signal is None else "signalled",
+            exit_code=code if signal is None else None,
+            signal=signal,
+            stdout=outputs["stdout"],
+            stderr=outputs["stderr"],
+            duration_s=time.monotonic() - begun,
+            limit=limit,
+        )
+
+    async def _run(
+        self,
+        argv: list[str],
+        where: str,
+        who: str,
+        env: Mapping[str, str],
+        stdin: bytes | AsyncIterator[bytes] | None,
+        captures: Mapping[Stream, Capture],
+        on_output: OnOutput | None,
+    ) -> int | None:
+        words = ["/bin/sh", "-c", _ENTER, "sh", where, *argv]
+        try:
+            command, code = await self._once(words, who, env, stdin, captures, on_output)
+            if not command.begun and await self._engine.is_full(self.name):
+                # Nothing can be started in it any more: there must be room for those who look after it.
+                log.warning("sandbox_full", sandbox=self.name)
+                await self.kill()
+                command, code = await self._once(words, who, env, stdin, captures, on_output)
+        except EngineUnreachableError as error:
+            raise as_sandbox_error(self.name, error) from error
+        except EngineError as error:
+            await self._check_lives()
+            captures["stderr"].feed(f"{error.message}\n".encode())  # a user that is not there, say
+            return _NO_START
+        if code is None or code > 128:
+            await self._check_lives()
+        return code if command.begun or code is None else _NO_START
+
+    async def _once(
+        self,
+        words: list[str],
+        who: str,
+        env: Mapping[str, str],
+        stdin: bytes | AsyncIterator[bytes] | None,
+        captures: Mapping[Stream, Capture],
+        on_output: OnOutput | None,
+    ) -> tuple[Command, int | None]:
+        made = await self._engine.exec(self.name, words, env=env, user=who, stdin=stdin is not None)
+        command = Command(self._engine, made, stdin, captures, on_output)
+        return command, await command.finish()
+
+    async def _memory_was_hit(self) -> bool:
+        before = self._oom_kills
+        with contextlib.suppress(SandboxError):
+            self._oom_kills = await self._count_oom_kills()
+        return self._oom_kills > before
+
+    async def _count_oom_kills(self) -> int:
+        try:
+            _, said = await self._engine.run(self.name, _OOM_KILLS)
+        except (EngineError, EngineUnreachableError) as error:
+            raise as_sandbox_error(self.name, error) from error
+        found = re.search(rb"\d+", said)
+        return int(found[0]) if found else 0
+
+    def _output_path(self, directory: Path | None, number: int, stream: str) -> Callable[[], Path]:
+        return lambda: (directory or self._made.out) / f"{number}-{stream}"
+
+    def _check_usable(self) -> None:
+        if self._gone or self._stopped:
+            raise SandboxGoneError(f"{self.name} was {'destroyed' if self._gone else 'stopped'}")
+
+    async def _check_lives(self) -> None:
+        """SandboxGoneError: the container does not run any more, and not since we wanted it so."""
+        async with self._killing:
+            self._check_usable()
+            try:
+                shown = await self._engine.show(self.name)
+            except (EngineError, EngineUnreachableError) as error:
+                raise as_sandbox_error(self.name, error) from error
+            if not shown["State"]["Running"]:
+                raise SandboxGoneError(f"{self.name} is gone: its container ended by itself")
+
+    async def kill(self) -> None:
+        """The container is ended and started again: so the kernel ends everything in it."""
+        async with self._killing:
+            if self._gone:
+                raise SandboxGoneError(f"{self.name} was destroyed")
+            try:
+                shown = await self._engine.show(self.name)
+                if not self._stopped and not shown["State"]["Running"]:
+                    raise SandboxGoneError(f"{self.name} is gone: its container ended by itself")
+                self._kills += 1
+                await self._engine.kill(self.name)
+                if not self._stopped:
+                    await self._engine.start(self.name)
+                    self._oom_kills = 0
+                    await self._made.begin(self)
+            except (EngineError, EngineUnreachableError) as error:
+                raise as_sandbox_error(self.name, error) from error
+
+    async def stop(self) -> None:
+        self._stopped = True
+        await self.kill()
+
+    # Files
+
+    def _absolute(self, path: str) -> str:
+        if "\0" in path:
+            raise SandboxFileError(f"{path!r} is no path", reason="EINVAL")
+        return posixpath.normpath(posixpath.join(self.workdir, path)) if not path.startswith("/") else path
+
+    def _at(self, path: str) -> str:
+        if self._gone:
+            raise SandboxGoneError(f"{self.name} was destroyed")
+        return posixpath.normpath(self._absolute(path))
+
+    async def read_file(self, path: str, *, max_bytes: int = 16 * MIB) -> bytes:
+        return await self._files.read(self._at(path), max_bytes)
+
+    async def write_file(self, path: str, data: bytes, *, mode: int = 0o644) -> None:
+        await self._files.write(self._at(path), data, mode)
+
+    async def upload(self, source: Path, target: str) -> Transfer:
+        return await self._files.upload(source, self._at(target))
+
+    async def download(self, source: str, target: Path, *, max_bytes: int = 4096 * MIB) -> Transfer:
+        return await self._files.download(self._at(source), target, max_bytes)
+
+    # Its life
+
+    def watch(self) -> None:
+        self._watcher = asyncio.ensure_future(self._watch_storage())
+
+    async def _watch_storage(self) -> None:
+        """Ends what runs when more was written than the limit."""
+        wait = _LOOK_S
+        while True:
+            await asyncio.sleep(wait)
+            if not self._running:
+                continue
+            begun = time.monotonic()
+            try:
+                used = await self._engine.size(self.name)
+                if used > self.spec.limits.storage_mb * MIB:
+                    self._storage_hit += 1
+                    log.info("sandbox_storage_exceeded", sandbox=self.name, used_mb=used // MIB)
+                    await self.kill()
+            except (EngineError, EngineUnreachableError, SandboxError) as error:
+                log.warning("sandbox_storage_unknown", sandbox=self.name, error=str(error))
+            wait = max(_LOOK_S, 20 * (time.monotonic() - begun))
+
+    async def destroy(self) -> None:
+        failed = self._destroyed is not None and self._destroyed.done() and self._destroyed.exception() is not None
+        if self._destroyed is None or failed:
+            self._destroyed = asyncio.ensure_future(self._destroy())
+        await asyncio.shield(self._destroyed)
+
+    async def _destroy(self) -> None:
+        self._ended = self._ended or time.monotonic()
+        if self._watcher is not None:
+            self._watcher.cancel()
+            await asyncio.wait([self._watcher])
+        async with self._killing:
+            self._gone = True
+        await self._made.remove(self)
+        if self._running:
+            await asyncio.wait(list(self._running), timeout=_DRAIN_S)
+
+    def cost(self) -> float:
+        hours = ((self._ended or time.monotonic()) - self._started) / 3600
+        limits = self.spec.limits
+        price = self._made.price
+        return hours * (limits.cpus * price.cpu_hour + limits.memory_mb / 1024 * price.gib_hour)

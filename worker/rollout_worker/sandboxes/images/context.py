@@ -1,0 +1,160 @@
+"""The build context: the directory beside a Dockerfile, less what `.dockerignore` names."""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import os
+import shutil
+import stat
+import tarfile
+from collections.abc import Iterator
+from pathlib import Path, PurePosixPath
+
+import pathspec
+
+from rollout_worker.sandboxes.errors import ImageBuildError
+
+DOCKERFILE = "Dockerfile"
+
+
+def read_dockerfile(directory: Path) -> str:
+    """ImageBuildError where there is none."""
+    path = directory / DOCKERFILE
+    try:
+        return path.read_text(encoding="utf-8")
+    except FileNotFoundError:
+        if (directory / "docker-compose.yaml").is_file():
+            why = (
+                f"{directory} is built by docker-compose.yaml, which is not supported: add a Dockerfile for one sandbox"
+            )
+        else:
+            why = f"there is no {path}"
+        raise ImageBuildError(why) from None
+    except (OSError, UnicodeDecodeError) as error:
+        raise ImageBuildError(f"{path} cannot be read: {error}") from error
+
+
+def files(directory: Path) -> Iterator[tuple[str, os.stat_result]]:
+    """(path in the context, status) of all that is in it, directories too, in order."""
+    ignored = _ignored(directory)
+    waiting = [""]
+    while waiting:
+        inner = waiting.pop()
+        with os.scandir(directory / inner) as entries:
+            found = sorted(entries, key=lambda entry: entry.name)
+        for entry in found:
+            name = f"{inner}/{entry.name}" if inner else entry.name
+            is_directory = entry.is_dir(follow_symlinks=False)
+            if is_directory:
+                waiting.append(name)  # also an ignored one: `!` may take back what is in it
+            if not ignored.match_file(name):
+                yield name, entry.stat(follow_symlinks=False)
+
+
+def _ignored(directory: Path) -> pathspec.GitIgnoreSpec:
+    """Patterns of Docker are those of git, but all begin at the top."""
+    path = directory / ".dockerignore"
+    lines = path.read_text(encoding="utf-8", errors="replace").splitlines() if path.is_file() else []
+    patterns: list[str] = []
+    for line in lines:
+        line = line.strip()
+        if not line or line.startswith("#"):
+            continue
+        sign = "!" if line.startswith("!") else ""
+        pattern = os.path.normpath(line[len(sign) :].strip().lstrip("/"))
+        patterns.append(f"{sign}/{pattern}")
+    return pathspec.GitIgnoreSpec.from_lines(patterns)
+
+
+def content_id(directory: Path, *more: str) -> str:
+    """In hex: of all files, their modes and links, and of `more`."""
+    total = hashlib.sha256()
+    for word in more:
+        total.update(f"{len(word)}:{word}".encode())
+    everything = dict(files(directory))
+    for name in (DOCKERFILE, ".dockerignore"):  # they count also where they are ignored
+        if (directory / name).is_file():
+            everything[name] = (directory / name).stat()
+    for name, status in sorted(everything.items()):
+        total.update(f"\0{name}\0{status.st_mode:o}\0".encode(errors="surrogateescape"))
+        if stat.S_ISREG(status.st_mode):
+            with (directory / name).open("rb") as file:
+                total.update(hashlib.file_digest(file, "sha256").digest())
+        elif stat.S_ISLNK(status.st_mode):
+            total.update(os.fsencode((directory / name).readlink()))
+    return total.hexdigest()
+
+
+def pack(directory: Path) -> bytes:
+    """The context as a tar, as engines take it; the Dockerfile is in it in any case."""
+    stream = io.BytesIO()
+    with tarfile.open(fileobj=stream, mode="w", format=tarfile.PAX_FORMAT) as tar:
+        names = dict.fromkeys([*(name for name, _ in files(directory)), DOCKERFILE])
+        for name in names:
+            tar.add(directory / name, arcname=name, recursive=False, filter=_of_root)
+    return stream.getvalue()
+
+
+def _of_root(member: tarfile.TarInfo) -> tarfile.TarInfo | None:
+    member.uid = member.gid = 0
+    member.uname = member.gname = ""
+    return member if member.isfile() or member.isdir() or member.issym() else None
+
+
+def gather(directory: Path, source: str, target: Path, *, extract: bool) -> list[str]:
+    """Copy what COPY's `source` names into `target`; names of what is there now, of a directory those of its content.
+
+    ImageBuildError: it names nothing in the context.
+    """
+    pattern = os.path.normpath(f"/{source}").lstrip("/")  # `..` ends at the context
+    there = dict(files(directory))
+    tops = [pattern] if pattern in there or not pattern else [n for n in there if _matches(n, pattern)]
+    if not tops:
+        raise ImageBuildError(f"{source} is not in the build context {directory}")
+    made: list[str] = []
+    for top in tops:
+        status = there.get(top)
+        if status is None or stat.S_ISDIR(status.st_mode):
+            prefix = f"{top}/" if top else ""
+            below = [(n.removeprefix(prefix), s) for n, s in there.items() if n.startswith(prefix)]
+            for name, one in sorted(below):
+                _place(directory / prefix / name, one, target / name)
+                made.append(name)
+        elif extract and is_archive(directory / top):
+            with tarfile.open(directory / top) as tar:
+                tar.extractall(target, filter="tar")
+                made += [member.name for member in tar.getmembers()]
+        else:
+            if stat.S_ISLNK(status.st_mode):  # of what is named, the file; of what is in a directory, the link
+                real = (directory / top).resolve()
+                if not real.is_relative_to(directory.resolve()) or not real.is_file():
+                    raise ImageBuildError(f"{source} is a link to something that is no file in the build context")
+                status = real.stat()
+                _place(real, status, target / Path(top).name)
+            else:
+                _place(directory / top, status, target / Path(top).name)
+            made.append(Path(top).name)
+    return made
+
+
+def _matches(name: str, pattern: str) -> bool:
+    """As Go's filepath.Match: no wildcard goes beyond a slash."""
+    return name.count("/") == pattern.count("/") and PurePosixPath(name).match(pattern)
+
+
+def is_archive(path: Path) -> bool:
+    """ADD unpacks these."""
+    return path.is_file() and not path.is_symlink() and tarfile.is_tarfile(path)
+
+
+def _place(source: Path, status: os.stat_result, target: Path) -> None:
+    if stat.S_ISDIR(status.st_mode):
+        target.mkdir(parents=True, exist_ok=True)
+        target.chmod(stat.S_IMODE(status.st_mode) | 0o700)
+        return
+    target.parent.mkdir(parents=True, exist_ok=True)
+    if stat.S_ISLNK(status.st_mode):
+        target.symlink_to(source.readlink())
+    elif stat.S_ISREG(status.st_mode):
+        shutil.copy2(source, target)

@@ -1,0 +1,161 @@
+"""Images that were made here, each in a directory named by its content; shared by the processes of this host.
+
+STATE/images/KEY/          what was made, and image.json
+STATE/images/KEY.lock      held by whoever makes it
+STATE/images/.making-KEY   not yet whole
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import fcntl
+import json
+import os
+import time
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+import structlog
+
+from rollout_worker.sandboxes import trees
+from rollout_worker.sandboxes.errors import ImageError
+
+log = structlog.get_logger()
+
+KEEP_BYTES = 50 << 30
+KEEP_S = 48 * 3600.0
+"""What was asked for in this time is not removed: a trial may still run on it."""
+_RECORD = "image.json"
+_BEGUN = time.time()
+_LOOK_S = 0.1
+
+
+@dataclass(frozen=True, slots=True)
+class Made:
+    """`remarks`: what was found out while it was made, a sentence each."""
+
+    path: Path
+    env: Mapping[str, str] = field(default_factory=dict[str, str])
+    workdir: str | None = None
+    user: str | None = None
+    remarks: tuple[str, ...] = ()
+
+
+Make = Callable[[Path], Awaitable[Made]]
+"""Fills a directory that is empty; the `path` of what it returns is ignored."""
+
+
+class Store:
+    """All of it survives a crash: what is not whole has another name."""
+
+    def __init__(self, state: Path, *, keep_bytes: int = KEEP_BYTES, keep_s: float = KEEP_S) -> None:
+        self.directory = state.absolute() / "images"
+        self._keep_bytes = keep_bytes
+        self._keep_s = keep_s
+
+    def find(self, key: str) -> Made | None:
+        """What there is under this key; it is then kept for a while."""
+        path = self.directory / key
+        try:
+            record: dict[str, Any] = json.loads((path / _RECORD).read_bytes())
+            os.utime(path / _RECORD)
+        except (FileNotFoundError, NotADirectoryError):
+            return None
+        return Made(path, record["env"], record["workdir"], record["user"], tuple(record["remarks"]))
+
+    async def get(self, key: str, make: Make, *, anew: bool = False) -> Made:
+        """What there is, or else what `make` makes; one process makes it, others wait for that.
+
+        `anew`: make it though it is there, unless it was made since this process began.
+        ImageError: no room on the disk, or what `make` raises.
+        """
+        if not anew and (found := await asyncio.to_thread(self.find, key)) is not None:
+            return found
+        try:
+            await asyncio.to_thread(self.directory.mkdir, 0o700, True, True)
+            async with self._alone(key):
+                found = await asyncio.to_thread(self.find, key)
+                if found is not None and (not anew or self._is_of_this_run(key)):
+                    return found
+                return await self._make(key, make)
+        except OSError as error:
+            where = f" ({error.filename})" if error.filename else ""
+            raise ImageError(
+                f"the image cannot be kept in {self.directory}: {error.strerror or error}{where}; make room there"
+            ) from error
+
+    def _is_of_this_run(self, key: str) -> bool:
+        return (self.directory / key).stat().st_ctime > _BEGUN
+
+    async def _make(self, key: str, make: Make) -> Made:
+        making = self.directory / f".making-{key}"
+        try:
+            await asyncio.to_thread(trees.remove, str(making))
+            making.mkdir(mode=0o755)
+            made = await make(making)
+            await asyncio.to_thread(self._finish, key, making, made)
+        except BaseException:
+            await asyncio.shield(asyncio.to_thread(_remove_quietly, making))
+            raise
+        found = self.find(key)
+        assert found is not None
+        with contextlib.suppress(OSError):  # room is made for what comes next; this one is there
+            await asyncio.to_thread(self.prune)
+        return found
+
+    def _finish(self, key: str, making: Path, made: Made) -> None:
+        record = asdict(made)
+        record["size"] = trees.usage(str(making))
+        del record["path"]
+        (making / _RECORD).write_text(json.dumps(record), encoding="utf-8")
+        target = self.directory / key
+        if target.exists():  # made anew: sandboxes that run have the old one still open
+            old = self.directory / f".old-{key}-{time.time_ns()}"
+            target.rename(old)
+        making.rename(target)
+
+    @contextlib.asynccontextmanager
+    async def _alone(self, key: str) -> AsyncGenerator[None]:
+        fd = os.open(self.directory / f"{key}.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        try:
+            while True:
+                try:
+                    fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                    break
+                except BlockingIOError:
+                    await asyncio.sleep(_LOOK_S)
+            yield
+        finally:
+            os.close(fd)
+
+    def prune(self) -> None:
+        """Remove what was not asked for of late, the longest unused first, until the rest is small enough."""
+        now = time.time()
+        entries: list[tuple[float, int, Path]] = []
+        for path in self.directory.iterdir():
+            if path.name.startswith((".old-", ".gone-")):
+                if now - path.stat().st_ctime > self._keep_s or path.name.startswith(".gone-"):
+                    _remove_quietly(path)
+            elif path.is_dir() and not path.name.startswith("."):
+                size = int(json.loads((path / _RECORD).read_bytes())["size"])
+                entries.append(((path / _RECORD).stat().st_mtime, size, path))
+        total = sum(size for _, size, _ in entries)
+        for used, size, path in sorted(entries):
+            if total <= self._keep_bytes:
+                return
+            if now - used > self._keep_s:
+                log.info("image_pruned", image=path.name, size_mb=size >> 20)
+                gone = path.with_name(f".gone-{path.name}-{time.time_ns()}")
+                path.rename(gone)
+                _remove_quietly(gone)
+                total -= size
+
+
+def _remove_quietly(path: Path) -> None:
+    try:
+        trees.remove(str(path))
+    except OSError as error:
+        log.warning("image_not_removed", path=str(path), error=str(error))

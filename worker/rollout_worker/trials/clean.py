@@ -1,0 +1,106 @@
+"""Between agent and verifier: the agent is dead, and nothing that it may have planted is found by the verifier.
+
+What is removed by the sandbox's own programs, which an agent that is root can have changed, is looked at afterwards by
+the provider, which runs none of them. That an agent changed the programs that a verifier in the same sandbox uses
+cannot be found out: a separate verifier is for that.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import shlex
+from collections.abc import Sequence
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+from rollout_worker.sandboxes.errors import SandboxFileError
+from rollout_worker.sandboxes.port import MIB, Sandbox
+from rollout_worker.trials.making import admin
+from rollout_worker.trials.port import TrialFault
+
+TESTS, VERIFIER_LOGS = "/tests", "/logs/verifier"
+PRELOAD = "/etc/ld.so.preload"
+_CLEAN_S = 300.0
+_MEND = """
+for path in {paths}; do [ -d "$path" ] || {{ rm -rf "$path"; mkdir -p "$path"; }}; done
+[ -w /tmp ] && chmod 1777 /tmp
+"""
+_EMPTY = """
+[ -L /logs ] && rm -f /logs
+for path in {paths}; do
+  rm -rf "$path" 2>/dev/null || {{ chmod -R u+rwX "$path"; rm -rf "$path"; }} 2>/dev/null
+  [ -d "$path" ] && [ ! -L "$path" ] || {{ rm -f "$path" 2>/dev/null; mkdir -p "$path"; }}
+  chmod 0755 "$path"; chown 0:0 "$path" 2>/dev/null
+done
+chmod 0755 /logs
+"""
+
+
+async def mend(sandbox: Sandbox, *paths: str) -> None:
+    """Make directories that commands need anew where an agent has removed them. SandboxError."""
+    await _run(sandbox, _MEND.format(paths=_quoted("/tmp", *paths)))
+
+
+async def clean(
+    sandbox: Sandbox, *paths: str, mended: Sequence[str] = (), opened: Sequence[str] = (), removed: Sequence[str] = ()
+) -> None:
+    """Make each of `paths` a new, empty directory of root's, those of `opened` one that everybody may write to.
+
+    `mended`: as for `mend`. `removed`: what was ours, and is not looked for afterwards. TrialFault: the agent has made
+    it impossible. SandboxError.
+    """
+    script = _EMPTY.format(paths=_quoted(*paths, *removed))
+    if mended:
+        script += _MEND.format(paths=_quoted("/tmp", *mended))
+    if opened:
+        script += f"chmod 0777 {_quoted(*opened)}\n"
+    await _run(sandbox, script)
+    for path in paths:
+        if left := await _what_is_left(sandbox, path):
+            raise TrialFault("agent_execution_failed", f"what the agent left in {path} cannot be removed: {left}")
+
+
+async def _run(sandbox: Sandbox, script: str) -> None:
+    await sandbox.exec(f"{script}exit 0", cwd="/", user=admin(sandbox), timeout_s=_CLEAN_S)
+
+
+def _quoted(*paths: str) -> str:
+    return " ".join(map(shlex.quote, paths))
+
+
+async def _what_is_left(sandbox: Sandbox, path: str) -> str:
+    with TemporaryDirectory(prefix="rollout-look-") as scratch:
+        target = Path(scratch) / "found"
+        try:
+            moved = await sandbox.download(path, target, max_bytes=MIB)
+        except SandboxFileError as error:
+            return str(error.context.get("reason", error.message))
+        if moved.skipped:
+            return ", ".join(name for name, _ in moved.skipped[:3])
+        return await asyncio.to_thread(_names, target)
+
+
+def _names(target: Path) -> str:
+    if not target.is_dir():
+        return "a file"
+    return ", ".join(sorted(one.name for one in target.iterdir())[:3])
+
+
+async def preload_of(sandbox: Sandbox) -> bytes | None:
+    """What names the libraries that every program in the sandbox loads first; None: there is no such file, or it is
+    not the sandbox's own. SandboxError.
+    """
+    if not sandbox.capabilities.writable_root:
+        return None
+    try:
+        return await sandbox.read_file(PRELOAD, max_bytes=MIB)
+    except SandboxFileError as error:
+        return None if error.context.get("reason") == "ENOENT" else b""
+
+
+async def restore_preload(sandbox: Sandbox, before: bytes | None) -> bool:
+    """Whether the agent had changed it. SandboxError."""
+    if await preload_of(sandbox) != before:
+        await sandbox.write_file(PRELOAD, before or b"")
+        return True
+    return False

@@ -1,0 +1,91 @@
+"""What a sandbox of a task begins with, as a trial needs it: image, directory of commands, variables, user."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from rollout.workloads.job.task import Environment
+
+from rollout_worker.sandboxes.errors import ImageBuildError, ImageBuildTimeoutError, ImageError, ImagePullError
+from rollout_worker.sandboxes.images import prepare as images
+from rollout_worker.sandboxes.images.prepare import Prepared
+from rollout_worker.sandboxes.port import Host, Image, Provider, Sandbox
+from rollout_worker.trials.port import TrialFault
+
+WORKDIR = "/app"
+_LATE_S = 30.0
+"""What is to end by itself after its time gets so much longer."""
+
+
+@dataclass(frozen=True, slots=True)
+class Images:
+    """Where images are kept on this host, and how a job wants them: keys of `environment` in its file."""
+
+    state: Path
+    force_build: bool
+    provider_config: Mapping[str, Any]
+
+
+async def prepare(
+    environment: Environment, task_directory: Path, provider: Provider, how: Images, build_s: float
+) -> Prepared:
+    """Built, fetched or planned. TrialFault: it cannot be had; SandboxError."""
+    try:
+        async with asyncio.timeout(build_s + _LATE_S):
+            return await images.prepare(
+                environment,
+                task_directory,
+                provider,
+                how.state,
+                force_build=how.force_build,
+                timeout_s=build_s,
+                choice=how.provider_config.get("image", "auto"),
+            )
+    except TimeoutError as error:
+        raise _too_long(build_s) from error
+    except ImageError as error:
+        raise _fault(error) from error
+
+
+async def replay(
+    prepared: Prepared, environment: Environment, task_directory: Path, sandbox: Sandbox, left_s: float
+) -> None:
+    """What is still to be done in a new sandbox. TrialFault, SandboxError."""
+    if not prepared.replay:
+        return
+    try:
+        async with asyncio.timeout(max(0.0, left_s) + _LATE_S):
+            await images.replay(prepared, sandbox, task_directory / (environment.build or ""), max(0.0, left_s))
+    except TimeoutError as error:
+        raise _too_long(left_s) from error
+    except ImageError as error:
+        raise _fault(error) from error
+
+
+def _too_long(seconds: float) -> TrialFault:
+    return TrialFault("environment_build_timeout", f"the environment was not ready after {seconds:g} s")
+
+
+def _fault(error: ImageError) -> TrialFault:
+    if isinstance(error, ImageBuildTimeoutError):
+        return TrialFault("environment_build_timeout", error.message)
+    if isinstance(error, ImagePullError):
+        after = error.context.get("retry_after_s")
+        return TrialFault("environment_image_pull_failed", error.message, retry_after_s=after)
+    type = "environment_build_failed" if isinstance(error, ImageBuildError) else "environment_start_failed"
+    return TrialFault(type, error.message)
+
+
+def workdir_of(environment: Environment, prepared: Prepared, *, is_host: bool) -> str | None:
+    """Where commands run; None: the image knows. `is_host`: what is written outside of private directories is written
+    on the host, so its root is no place to work."""
+    named = environment.workdir or prepared.workdir
+    if isinstance(prepared.root, Image):
+        return named
+    if named is None or (named == "/" and is_host and isinstance(prepared.root, Host)):
+        return WORKDIR
+    return named

@@ -1,0 +1,41 @@
+"""Who was told by a service to slow down: other trials that ask the same service wait before their agent starts."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable
+
+FIRST_S, MOST_S = 5.0, 300.0
+"""Where a service does not say how long to wait: twice as long after each refusal, until one trial gets through."""
+ASKED_MOST_S = 3600.0
+
+
+class Lanes:
+    """Of one process. A lane is a group of agents with one provider behind them."""
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._until: dict[str, float] = {}
+        self._next: dict[str, float] = {}
+
+    def refused(self, lane: str, retry_after_s: float | None) -> float:
+        """Seconds for which no agent of the lane starts."""
+        if retry_after_s is None:
+            wait = self._next.get(lane, FIRST_S)
+            self._next[lane] = min(MOST_S, 2 * wait)
+        else:
+            wait = min(max(0.0, retry_after_s), ASKED_MOST_S)
+        self._until[lane] = max(self._until.get(lane, 0.0), self._clock() + wait)
+        return wait
+
+    def passed(self, lane: str) -> None:
+        self._next.pop(lane, None)
+
+    def left(self, lane: str) -> float:
+        """Seconds still to wait."""
+        return max(0.0, self._until.get(lane, 0.0) - self._clock())
+
+    async def wait(self, lane: str) -> None:
+        while (left := self.left(lane)) > 0:  # noqa: ASYNC110 - for a time, which may have grown meanwhile
+            await asyncio.sleep(left)

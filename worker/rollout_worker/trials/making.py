@@ -1,0 +1,150 @@
+"""Environment setup: a sandbox that a task can begin in."""
+
+from __future__ import annotations
+
+import asyncio
+import shlex
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from rollout.workloads.job.config import EnvironmentSection
+from rollout.workloads.job.network import NetworkPolicy
+from rollout.workloads.job.task import Environment
+
+from rollout_worker.sandboxes.errors import SandboxCreateError, SandboxError, SandboxRefusedError
+from rollout_worker.sandboxes.port import Capabilities, Host, Sandbox, Spec
+from rollout_worker.trials.environment import prepare, replay, workdir_of
+from rollout_worker.trials.faults import faults
+from rollout_worker.trials.port import TrialFault
+from rollout_worker.trials.told import Told
+from rollout_worker.trials.wanted import limits_of, network_of, spec_of, unmet
+
+LOGS = ("/logs/agent", "/logs/verifier", "/logs/artifacts")
+_SETUP_S = 60.0
+
+
+@dataclass(frozen=True, slots=True)
+class Wish:
+    """A sandbox that is wanted: `policies` of all phases that run in it, `users` of all commands (None: the default),
+    `build_s`: how long what it begins with may take."""
+
+    environment: Environment
+    policies: Sequence[NetworkPolicy]
+    env: Mapping[str, str]
+    users: Sequence[str | None]
+    build_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Made:
+    """`workdir`: where commands run. `image_key`: equal for sandboxes that begin with the same files. `remarks`: what
+    is not as the task wants it, a sentence each."""
+
+    sandbox: Sandbox
+    workdir: str
+    image_key: str
+    remarks: tuple[str, ...]
+
+
+async def make_sandbox(told: Told, wish: Wish, *, room_s: float | None = None) -> Made:
+    """Ready, with the directories of a task. `room_s`: how long it may wait for room. TrialFault."""
+    job, provider, directory = told.job.environment, told.provider, told.task.directory
+    began = time.monotonic()
+    with faults("environment_start_failed", "the provider was asked what it can do"):
+        capabilities = await provider.probe()
+    with faults("environment_build_failed", "the environment was built"):
+        prepared = await prepare(_with_overrides(wish.environment, job), directory, provider, told.images, wish.build_s)
+    left_s = wish.build_s - (time.monotonic() - began)
+    network = network_of(wish.policies, job.extra_allowed_hosts)
+    workdir = workdir_of(wish.environment, prepared, is_host=not capabilities.writable_root)
+    mount = told.task.dialect.solution_mount
+    spec = spec_of(wish.environment, job, prepared, network, wish.env, mount, workdir)
+    if (fault := unmet(wish.environment, job, spec, capabilities)) is not None:
+        raise fault
+    _check_paths(told, spec, capabilities)
+    _check_users(wish, capabilities)
+    sandbox = await _create(told, spec, room_s)
+    try:
+        with faults("environment_build_failed", "the environment was built"):
+            await replay(prepared, wish.environment, directory, sandbox, left_s)
+        workdir = workdir or sandbox.workdir
+        await _lay_out(sandbox, workdir, wish)
+        for user in {user for user in wish.users if user is not None}:
+            await _check_user(sandbox, user)
+    except BaseException:
+        await asyncio.shield(sandbox.destroy())
+        raise
+    return Made(sandbox, workdir, prepared.image_key, prepared.remarks)
+
+
+def _with_overrides(environment: Environment, job: EnvironmentSection) -> Environment:
+    limits = limits_of(environment, job)
+    changes = {"cpus": limits.cpus, "memory_mb": limits.memory_mb, "storage_mb": limits.storage_mb}
+    return environment.model_copy(update=changes)
+
+
+async def _create(told: Told, spec: Spec, room_s: float | None) -> Sandbox:
+    try:
+        async with asyncio.timeout(room_s):
+            return await told.provider.create(spec)
+    except TimeoutError as error:
+        raise TrialFault("environment_start_failed", f"there was no room for it after {room_s:g} s") from error
+    except SandboxRefusedError as error:
+        raise TrialFault("environment_resource_allocation_failed", error.message) from error
+    except (SandboxCreateError, SandboxError) as error:
+        raise TrialFault("environment_start_failed", error.message) from error
+
+
+async def _lay_out(sandbox: Sandbox, workdir: str, wish: Wish) -> None:
+    wanted = [*LOGS, workdir]
+    script = f"mkdir -p {' '.join(map(shlex.quote, wanted))}"
+    if any(wish.users):
+        # Who is not root must be able to leave something there; of an image, its workdir is as its maker wanted it.
+        open_to_all = wanted if isinstance(sandbox.spec.root, Host) and workdir != "/" else LOGS
+        script += f" && chmod 0777 {' '.join(map(shlex.quote, open_to_all))}"
+    with faults("environment_start_failed", "its directories were made"):
+        finished = await sandbox.exec(script, cwd="/", user=admin(sandbox), timeout_s=_SETUP_S)
+    if not finished.ok:
+        raise TrialFault(
+            "environment_start_failed",
+            f"directories cannot be made in it: {finished.stderr.text()[-500:].strip() or finished.how}",
+        )
+
+
+async def _check_user(sandbox: Sandbox, user: str) -> None:
+    """One that is not there would else look like a command that failed."""
+    with faults("environment_start_failed", f"its user {user} was tried"):
+        tried = await sandbox.exec(["/bin/sh", "-c", "exit 0"], cwd="/", user=user, timeout_s=_SETUP_S)
+    if not tried.ok:
+        said = tried.stderr.text().strip()[-300:]
+        raise TrialFault("environment_start_failed", f"no command can run as user {user} in it: {said}")
+
+
+def admin(sandbox: Sandbox) -> str | None:
+    """Who may do everything in the sandbox."""
+    return "root" if sandbox.capabilities.users else None
+
+
+def _check_paths(told: Told, spec: Spec, capabilities: Capabilities) -> None:
+    """Nothing may be written to the host itself where a sandbox shares its root."""
+    if capabilities.writable_root or not isinstance(spec.root, Host):
+        return
+    path = told.job.instruction_path
+    if not any(path.startswith(f"{directory}/") for directory in spec.directories):
+        raise TrialFault(
+            "environment_start_failed",
+            f"instruction_path {path} is in none of the directories that are the sandbox's own: "
+            f"{', '.join(spec.directories)}",
+        )
+
+
+def _check_users(wish: Wish, capabilities: Capabilities) -> None:
+    if capabilities.users:
+        return
+    others = sorted({user for user in wish.users if user is not None and user not in ("root", "0")})
+    if others:
+        raise TrialFault(
+            "environment_start_failed",
+            f"the task wants commands run as {', '.join(others)}, and this provider knows one user only here",
+        )

@@ -1,0 +1,110 @@
+"""Values that a trial was given by name are not shown: `***` stands for them in output, log files and records."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+
+SHOWN = "***"
+LENGTH_MIN = 6
+"""Shorter values are shown: they are found in too much that is no secret."""
+_PIECE = 1 << 20
+_SECRET = re.compile(r"KEY|TOKEN|SECRET|PASSWORD|PASSWD|CREDENTIAL", re.IGNORECASE)
+
+
+def secrets_of(env: Mapping[str, str]) -> list[str]:
+    """Values of those variables whose names say that they are secrets."""
+    return [value for name, value in env.items() if _SECRET.search(name)]
+
+
+class Masks:
+    """Hides values in text and in bytes; more of them may come to be known."""
+
+    def __init__(self, values: Iterable[str] = ()) -> None:
+        self.values: tuple[bytes, ...] = ()  # the longest first
+        self.pattern: re.Pattern[bytes] | None = None
+        self.hide(values)
+
+    def hide(self, values: Iterable[str]) -> None:
+        # Also without the newline that a shell's $(...) takes away.
+        found = {one.encode(errors="surrogateescape") for value in values for one in (value, value.strip())}
+        wanted = {value for value in found if len(value) >= LENGTH_MIN} | set(self.values)
+        if len(wanted) > len(self.values):
+            self.values = tuple(sorted(wanted, key=lambda value: (-len(value), value)))
+            self.pattern = re.compile(b"|".join(map(re.escape, self.values)))
+
+    def text(self, text: str) -> str:
+        if self.pattern is None:
+            return text
+        return self.pattern.sub(SHOWN.encode(), text.encode(errors="surrogateescape")).decode(errors="surrogateescape")
+
+    def stream(self) -> MaskedStream:
+        return MaskedStream(self)
+
+    def file(self, path: Path) -> None:
+        """Rewrite `path` where it holds one of the values. Blocking. OSError."""
+        if self.pattern is None:
+            return
+        masked = path.with_name(f"{path.name[:100]}.masked")
+        stream, changed = self.stream(), False
+        try:
+            with path.open("rb") as source, masked.open("wb") as target:
+                while piece := source.read(_PIECE):
+                    target.write(stream.feed(piece))
+                target.write(stream.close())
+                changed = stream.masked > 0
+            if changed:
+                masked.replace(path)
+        finally:
+            masked.unlink(missing_ok=True)
+
+
+class MaskedStream:
+    """Bytes that come in pieces: a value that is cut in two by their ends is found too."""
+
+    def __init__(self, masks: Masks) -> None:
+        self._masks = masks
+        self._held: bytes = b""
+        self.masked = 0
+
+    def feed(self, data: bytes) -> bytes:
+        """What can be shown by now: the end of it is held back where it may be the beginning of a value."""
+        pattern = self._masks.pattern
+        if pattern is None:
+            return data
+        data = self._held + data
+        self._held = b""
+        shown = bytearray()
+        at = 0
+        for found in pattern.finditer(data):
+            if self._begins(data[found.start() :]):
+                shown += data[at : found.start()]
+                self._held = data[found.start() :]
+                return bytes(shown)
+            shown += data[at : found.start()] + SHOWN.encode()
+            self.masked += 1
+            at = found.end()
+        hold = self._beginning(data[at:])
+        shown += data[at : len(data) - hold]
+        self._held = data[len(data) - hold :]
+        return bytes(shown)
+
+    def close(self) -> bytes:
+        """What was held back."""
+        held = self._held
+        self._held = b""
+        if self._masks.pattern is None:
+            return held
+        shown, masked = self._masks.pattern.subn(SHOWN.encode(), held)
+        self.masked += masked
+        return shown
+
+    def _begins(self, rest: bytes) -> bool:
+        """Whether a value begins with all of `rest`, and goes on."""
+        return any(len(value) > len(rest) and value.startswith(rest) for value in self._masks.values)
+
+    def _beginning(self, rest: bytes) -> int:
+        """Length of the longest end of `rest` with which a value begins."""
+        longest = len(self._masks.values[0]) - 1
+        return next((n for n in range(min(longest, len(rest)), 0, -1) if self._begins(rest[len(rest) - n :])), 0)

@@ -1,0 +1,122 @@
+"""What a trial came to: from rewards and errors to the record, and whether it counts."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from rollout.workloads.job.errors import policy_of
+from rollout.workloads.job.record import StepRecord, TrialRecord, Usage
+from rollout.workloads.job.results import TrialError, TrialResult
+from rollout.workloads.job.rewards import REWARD, Rewards, combine, single
+
+from rollout_worker.trials.masking import Masks
+from rollout_worker.trials.port import TrialFault, UsageCount
+from rollout_worker.trials.times import Times
+from rollout_worker.trials.told import Told
+
+MESSAGE_MAX = 4000
+
+
+@dataclass(slots=True)
+class StepOutcome:
+    name: str
+    rewards: Rewards | None = None
+    error: TrialFault | None = None
+
+
+@dataclass(slots=True)
+class Outcome:
+    """`error` is the trial's own; those of steps that do not end it are in `steps`."""
+
+    times: Times = field(default_factory=Times)
+    usage: UsageCount = field(default_factory=UsageCount)
+    steps: list[StepOutcome] = field(default_factory=list[StepOutcome])
+    error: TrialFault | None = None
+    remarks: list[str] = field(default_factory=list[str])
+    agent_version: str = ""
+    environment_cost_usd: float = 0.0
+    preserved: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Counted:
+    """`error` None: there was none. `is_valid`: the rewards are the agent's score, or it was not to be verified."""
+
+    rewards: Rewards | None
+    error: TrialFault | None
+    is_valid: bool
+
+
+def count(told: Told, outcome: Outcome) -> Counted:
+    """What the trial's error and rewards come to, by the table of errors."""
+    rewards = combine([step.rewards for step in outcome.steps], told.task.reward_strategy) if outcome.steps else None
+    error = outcome.error or _error_of_steps(outcome.steps, rewards)
+    if error is None:
+        return Counted(rewards, None, True)
+    policy = policy_of(error.type, told.job.override_error_policy)
+    if policy.valid_reward and rewards is None and not told.job.verifier.disable:
+        rewards = {REWARD: 0.0}
+    return Counted(rewards, error, policy.valid_reward)
+
+
+def _error_of_steps(steps: Sequence[StepOutcome], rewards: Rewards | None) -> TrialFault | None:
+    """The first; that of a verifier only where the whole trial is left without rewards."""
+    errors = [step.error for step in steps if step.error is not None]
+    if rewards is None:
+        return errors[-1] if errors else None
+    return next((error for error in errors if policy_of(error.type).blame != "verifier"), None)
+
+
+def record_of(told: Told, outcome: Outcome, counted: Counted, files: bytes | None) -> TrialRecord:
+    durations, timestamps = outcome.times.result()
+    usage = usage_of(outcome.usage)
+    cost = outcome.environment_cost_usd + (usage.cost_usd or 0.0)
+    error = counted.error
+    result = TrialResult(
+        task_name=told.spec.task,
+        dataset_name=told.spec.dataset,
+        agent_name=told.section.id,
+        attempt=told.spec.attempt,
+        task_git_commit_id=told.spec.commit,
+        reward=single(counted.rewards) if counted.is_valid else None,
+        cost=max(0.0, cost),
+        error=None if error is None else TrialError(type=error.type, message=_message(error, told.masks)),
+        durations=durations,
+        timestamps=timestamps,
+    )
+    steps = [
+        StepRecord(
+            name=step.name,
+            rewards=step.rewards,
+            error=None if step.error is None else (step.error.type, _message(step.error, told.masks)),
+        )
+        for step in outcome.steps
+    ]
+    return TrialRecord(
+        trial=told.spec.id,
+        result=result,
+        rewards=counted.rewards,
+        steps=steps if told.task.has_steps else [],
+        files=None if files is None else files.hex(),
+        usage=usage,
+        agent_version=outcome.agent_version,
+        provider=told.provider.name,
+        environment_cost_usd=outcome.environment_cost_usd,
+        remarks=[told.masks.text(remark) for remark in dict.fromkeys(outcome.remarks)],
+        preserved=outcome.preserved,
+    )
+
+
+def _message(error: TrialFault, masks: Masks) -> str:
+    return masks.text(error.message)[:MESSAGE_MAX]
+
+
+def usage_of(count: UsageCount) -> Usage:
+    return Usage(
+        n_input_tokens=count.input_tokens,
+        n_cache_tokens=count.cached_tokens,
+        n_output_tokens=count.output_tokens,
+        cost_usd=count.cost_usd,
+        models={name: usage_of(one) for name, one in count.models.items()},
+    )

@@ -1,0 +1,36 @@
+"""Sandboxes that are left for a person to look at: all that they held of their own, as a directory of their host."""
+
+from __future__ import annotations
+
+import socket
+from pathlib import Path
+
+from rollout_worker.sandboxes.errors import SandboxError, SandboxFileError
+from rollout_worker.sandboxes.port import MIB, Sandbox
+
+BYTES_MAX = 4096 * MIB
+
+
+async def preserve(sandbox: Sandbox, workdir: str, state: Path) -> tuple[str, list[str]]:
+    """(host:directory, what to remark). Everything in it is ended. Nobody removes the directory but a person."""
+    target = state / "preserved" / sandbox.name
+    remarks = list[str]()
+    room = BYTES_MAX
+    try:
+        await sandbox.stop()
+        wanted = [*sandbox.spec.directories, sandbox.home]
+        if workdir != "/":
+            wanted.append(workdir)
+        for path in dict.fromkeys(wanted):
+            if any(path.startswith(f"{other}/") for other in sandbox.spec.directories):
+                continue  # it is in that one
+            place = target / path.lstrip("/")
+            place.parent.mkdir(parents=True, exist_ok=True)
+            try:
+                room -= (await sandbox.download(path, place, max_bytes=room)).size
+            except SandboxFileError as error:
+                if error.context.get("reason") != "ENOENT":
+                    remarks.append(f"{path} was not preserved whole: {error.message}")
+    except (SandboxError, OSError) as error:
+        remarks.append(f"the sandbox was not preserved whole: {error}")
+    return f"{socket.gethostname()}:{target}", remarks

@@ -1,0 +1,43 @@
+"""When each phase of a trial began and ended, and how long it took."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Generator
+from contextlib import contextmanager
+from datetime import UTC, datetime
+from typing import Any, Literal
+
+from rollout.workloads.job.results import Durations, Timestamps
+
+TimedPhase = Literal["environment_setup", "agent_setup", "agent_execution", "verifier"]
+
+
+class Times:
+    """Of one trial. A phase that is entered again, for another step, began when it first did and takes the sum."""
+
+    def __init__(self) -> None:
+        self._started = datetime.now(UTC)
+        self._began = time.monotonic()
+        self._moments: dict[str, datetime] = {}
+        self._seconds: dict[str, float] = {}
+
+    @contextmanager
+    def phase(self, name: TimedPhase) -> Generator[None]:
+        began = time.monotonic()
+        self._moments.setdefault(f"{name}_started_at", datetime.now(UTC))
+        try:
+            yield
+        finally:
+            self._moments[f"{name}_ended_at"] = datetime.now(UTC)
+            self._seconds[name] = self._seconds.get(name, 0.0) + time.monotonic() - began
+
+    def result(self) -> tuple[Durations, Timestamps]:
+        """Until now."""
+        moments: dict[str, Any] = self._moments
+        seconds = {f"{name}_sec": round(seconds, 6) for name, seconds in self._seconds.items()}
+        total = round(time.monotonic() - self._began, 6)
+        return (
+            Durations(total_sec=total, **seconds),
+            Timestamps(started_at=self._started, ended_at=datetime.now(UTC), **moments),
+        )

@@ -1,0 +1,110 @@
+"""Verification: the tests are run where the agent worked, or in a sandbox of their own, and leave the rewards."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from rollout.workloads.job.rewards import BYTES_MAX, REWARD_JSON, REWARD_TEXT, RewardError, Rewards, read_rewards
+from rollout.workloads.job.task import Step
+
+from rollout_worker.sandboxes.errors import SandboxError, SandboxFileError, SandboxGoneError
+from rollout_worker.sandboxes.port import Finished, Sandbox
+from rollout_worker.trials.agents.plain import script
+from rollout_worker.trials.clean import TESTS, VERIFIER_LOGS, clean
+from rollout_worker.trials.faults import faults
+from rollout_worker.trials.gathering import bring_logs
+from rollout_worker.trials.making import LOGS, Made
+from rollout_worker.trials.port import TrialFault
+from rollout_worker.trials.streams import Streams
+from rollout_worker.trials.told import Told
+
+_SHOWN = 500
+
+
+async def verify(
+    told: Told,
+    step: Step,
+    made: Made,
+    env: Mapping[str, str],
+    streams: Streams,
+    remarks: list[str],
+    *,
+    removed: Sequence[str] | None,
+) -> Rewards:
+    """The rewards of `step`. Nothing runs in the sandbox any more, and all that the tests need is brought by us.
+
+    `removed`: of a sandbox in which an agent worked, what is taken away beside what it left in places of the verifier.
+
+    TrialFault with the type of what went wrong.
+    """
+    sandbox, user = made.sandbox, step.verifier.user
+    with faults("verifier_tests_copy_failed", "the tests were copied"):
+        opened = () if user is None else (VERIFIER_LOGS,)
+        if removed is None:
+            await clean(sandbox, VERIFIER_LOGS, opened=opened)
+        else:
+            await clean(sandbox, TESTS, VERIFIER_LOGS, mended=(made.workdir, *LOGS), opened=opened, removed=removed)
+        for tests in step.tests:
+            try:
+                await sandbox.upload(told.task.directory / tests, TESTS)
+            except OSError as error:
+                raise TrialFault("verifier_tests_copy_failed", f"the tests cannot be read: {error}") from error
+
+    limit = told.timeouts(step).verifier_s
+    with faults("verifier_failed", "the tests ran"):
+        finished = await sandbox.exec(
+            script(f"{TESTS}/test.sh"), env=env, user=user, timeout_s=limit, on_output=streams.feed, cwd=made.workdir
+        )
+        await sandbox.kill()  # what it left running writes no reward any more
+        try:
+            return await _judge(told, finished, limit, sandbox)
+        finally:
+            remarks += await _logs(told, step, sandbox)
+
+
+async def _judge(told: Told, finished: Finished, limit: float, sandbox: Sandbox) -> Rewards:
+    dialect = told.task.dialect
+    last = finished.stderr.text()[-_SHOWN:].strip() or finished.stdout.text()[-_SHOWN:].strip()
+    said = f": {last}" if last else ""
+    if finished.how == "timed_out":
+        raise TrialFault("verifier_timeout", f"the tests had not ended after {limit:g} s{said}")
+    if not finished.ok and finished.limit == "memory":
+        raise TrialFault("environment_out_of_memory", f"the tests hit the sandbox's memory limit{said}")
+    if finished.how == "signalled":
+        why = f" (the sandbox's {finished.limit} limit was hit)" if finished.limit else ""
+        raise TrialFault("verifier_failed", f"the tests were ended by signal {finished.signal}{why}{said}")
+    if finished.exit_code and dialect.exit_code_counts:
+        raise TrialFault("verifier_failed", f"the tests ended with exit code {finished.exit_code}{said}")
+    try:
+        return read_rewards(await _file(sandbox, REWARD_JSON), await _file(sandbox, REWARD_TEXT), dialect)
+    except RewardError as error:
+        ending = f"; the tests ended with exit code {finished.exit_code}{said}" if finished.exit_code else ""
+        raise TrialFault(error.type, error.message + ending) from error
+
+
+async def _file(sandbox: Sandbox, name: str) -> bytes | None:
+    """RewardError: something is there that is no file of a usable size."""
+    try:
+        return await sandbox.read_file(f"{VERIFIER_LOGS}/{name}", max_bytes=BYTES_MAX)
+    except SandboxFileError as error:
+        reason = error.context.get("reason")
+        if reason == "ENOENT":
+            return None
+        what = f"is larger than {BYTES_MAX >> 20} MiB" if reason == "too_large" else f"cannot be read ({reason})"
+        raise RewardError("verifier_reward_invalid", f"{name} {what}") from error
+
+
+async def _logs(told: Told, step: Step, sandbox: Sandbox) -> list[str]:
+    """What could not be kept. The reward stands without them."""
+    try:
+        return await bring_logs(sandbox, VERIFIER_LOGS, told.directory(step, "verifier"), told.masks)
+    except SandboxGoneError:
+        return [f"{VERIFIER_LOGS} was not kept: the sandbox was lost"]
+    except (SandboxError, OSError) as error:
+        return [f"{VERIFIER_LOGS} was not kept: {error}"]
+
+
+async def forget(sandbox: Sandbox, *others: str) -> None:
+    """The next step's agent finds neither tests nor what they left. SandboxError, TrialFault."""
+    await sandbox.kill()
+    await clean(sandbox, TESTS, VERIFIER_LOGS, *others)

@@ -1,0 +1,71 @@
+"""Verification in a sandbox that has seen no agent, with nothing of the agent's but the artifacts."""
+
+from __future__ import annotations
+
+import asyncio
+
+from rollout.workloads.job.record import ARTIFACTS
+from rollout.workloads.job.rewards import Rewards
+from rollout.workloads.job.task import Environment, Step
+
+from rollout_worker.sandboxes.port import Sandbox
+from rollout_worker.trials.ending import end
+from rollout_worker.trials.faults import faults
+from rollout_worker.trials.gathering import put_artifacts, read_manifest
+from rollout_worker.trials.health import until_healthy
+from rollout_worker.trials.making import Wish, make_sandbox
+from rollout_worker.trials.outcome import Outcome
+from rollout_worker.trials.port import TrialFault
+from rollout_worker.trials.streams import Streams
+from rollout_worker.trials.told import Told
+from rollout_worker.trials.verifying import verify
+
+
+async def verify_apart(
+    told: Told,
+    index: int,
+    environment: Environment,
+    outcome: Outcome,
+    streams: Streams,
+    *,
+    room_s: float | None,
+) -> Rewards:
+    """Of the step `index`. `room_s`: how long it may wait for room, where the trial has another sandbox meanwhile.
+    TrialFault."""
+    step = told.task.steps[index]
+    wish = Wish(
+        environment,
+        [step.verifier.network],
+        told.environs.verifier_sandboxes[index],
+        [step.verifier.user],
+        told.timeouts(step).build_s,
+    )
+    made = await make_sandbox(told, wish, room_s=room_s)
+    try:
+        outcome.remarks += made.remarks
+        if environment.healthcheck is not None:
+            await until_healthy(environment.healthcheck, made, streams)
+        await put_back(told, step, made.sandbox)
+        env = told.environs.verifiers[index]
+        return await verify(told, step, made, env, streams, outcome.remarks, removed=None)
+    finally:
+        await asyncio.shield(end(made.sandbox, outcome))
+
+
+async def put_back(told: Told, step: Step, sandbox: Sandbox) -> None:
+    """The artifacts of this trial, or of the earlier one that is verified anew, where they were in its sandbox.
+
+    TrialFault.
+    """
+    directory = told.directory(step, ARTIFACTS)
+    if told.regrade is not None:
+        directory = told.regrade / directory.relative_to(told.files)
+    brought = await asyncio.to_thread(read_manifest, directory)
+    if not brought and told.regrade is not None:  # what was declared and never made, the tests are to see
+        raise TrialFault(
+            "task_invalid",
+            "the earlier trial kept no artifacts, so there is nothing to verify anew: declare those that the tests "
+            "look at (artifacts = [...] in task.toml, or artifacts: in the job file) and run the trial again",
+        )
+    with faults("verifier_tests_copy_failed", "artifacts were copied"):
+        await put_artifacts(sandbox, brought, directory)
