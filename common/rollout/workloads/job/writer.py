@@ -17,7 +17,7 @@ from rollout.workloads.job.board import make_board
 from rollout.workloads.job.config import JobConfig
 from rollout.workloads.job.kept import FILES, Kept, forget_others, read_kept, read_lines
 from rollout.workloads.job.outcome import record_of, try_record
-from rollout.workloads.job.placing import Part, Placed, place
+from rollout.workloads.job.placing import Part, Placed, clear, place
 from rollout.workloads.job.record import TrialRecord, record_from, record_json
 from rollout.workloads.job.result_files import CONFIG, ERRORS, PLACED, RESULT, STATISTICS, TRIALS, TRIES
 from rollout.workloads.job.results import rfc3339
@@ -56,6 +56,7 @@ class JobWriter:
 
     def open(self, directory: Path) -> None:
         self._directory = directory
+        clear(directory)
         kept = read_kept(directory, self._kept_name)
         self._kept = {trial: kept[trial] for trial, _ in self._planned if trial in kept}
         self._remember(self._kept)
