@@ -27,7 +27,6 @@ from rollout_worker.sandboxes.errors import (
     SandboxError,
     SandboxGoneError,
     SandboxNoRoomError,
-    SandboxRefusedError,
     SandboxTeardownError,
 )
 from rollout_worker.sandboxes.kubernetes_pod import (
