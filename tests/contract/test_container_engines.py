@@ -300,7 +300,7 @@ async def test_a_build_has_its_time(provider: DockerProvider, engine: ContainerE
 async def test_an_image_that_is_not_there_is_pulled_or_told(provider: DockerProvider, engine: ContainerEngine) -> None:
     assert (await provider.pull_image("other", timeout_s=9, anew=False)).reference == "other"
     engine.faults = {("POST", "/images/create"): 404}
-    with pytest.raises(ImageNotFoundError, match=r"nothing cannot be pulled.*check its name"):
+    with pytest.raises(ImageNotFoundError, match=r"nothing:1 cannot be pulled.*check its name"):
         await provider.pull_image("nothing:1", timeout_s=9, anew=False)
 
 
