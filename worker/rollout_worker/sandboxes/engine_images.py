@@ -33,6 +33,7 @@ class EngineImages:
         self._engine = engine
         self._alone: dict[str, asyncio.Lock] = {}
         self._fresh: set[str] = set()
+        self.last: str | None = None  # that was asked for and is there
 
     async def inspect(self, reference: str) -> dict[str, Any] | None:
         """None: it is not there."""
@@ -58,6 +59,7 @@ class EngineImages:
                 there = await self.inspect(name)
         if there is None:
             raise ImageBuildError(f"the image {name} is gone as soon as it was built: does something prune images?")
+        self.last = name
         return _built(name, there)
 
     async def _build(self, directory: Path, name: str, content: str, timeout_s: float, anew: bool) -> None:
@@ -101,6 +103,7 @@ class EngineImages:
                 there = await self.inspect(reference)
         if there is None:
             raise ImagePullError(f"the engine pulled {reference}, but does not have it")
+        self.last = reference
         return _built(reference, there)
 
     async def _pull(self, reference: str, timeout_s: float) -> None:
