@@ -48,7 +48,7 @@ MARK = "\x1e"
 
 
 class JobExecutor:
-    placement: ClassVar[Literal["engine", "slot"]] = "engine"
+    placement: ClassVar[Literal["engine", "shared", "slot"]] = "shared"
 
     def __init__(self) -> None:
         self._job: JobConfig | None = None

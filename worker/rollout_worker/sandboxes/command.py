@@ -126,25 +126,31 @@ class TemplateReach(Reach):
 
 async def run_template(settings: CommandSettings, command: str, data: bytes = b"") -> tuple[int, bytes, bytes]:
     """(exit code, stdout, stderr). Cancelled, it is killed, with what it started in its session."""
-    process = await asyncio.create_subprocess_exec(
-        "/bin/sh",
-        "-c",
-        command,
-        stdin=asyncio.subprocess.PIPE,
-        stdout=asyncio.subprocess.PIPE,
-        stderr=asyncio.subprocess.PIPE,
-        cwd=settings.working_dir,
-        env={**os.environ, **settings.env},
-        start_new_session=True,
+    starting = asyncio.ensure_future(
+        asyncio.create_subprocess_exec(
+            "/bin/sh",
+            "-c",
+            command,
+            stdin=asyncio.subprocess.PIPE,
+            stdout=asyncio.subprocess.PIPE,
+            stderr=asyncio.subprocess.PIPE,
+            cwd=settings.working_dir,
+            env={**os.environ, **settings.env},
+            start_new_session=True,
+        )
     )
-    try:
+    try:  # cancelled halfway, it would wait for whoever holds the pipes
+        process = await asyncio.shield(starting)
         out, said = await process.communicate(data)
         return process.returncode or 0, out, said
     finally:
-        if process.returncode is None:
+        if starting.cancelled() or (starting.done() and starting.exception() is not None):
+            pass
+        elif (process := await starting).returncode is None:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGKILL)
-            await process.wait()
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(process.wait(), _END_S)
 
 
 class CommandProvider(RemoteProvider):

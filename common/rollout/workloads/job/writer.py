@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import threading
 import time
+from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
@@ -115,20 +116,22 @@ class JobWriter:
         result = job_result(
             "", trials, started_at=began, ended_at=ended, cancelled=False, overrides=self.job.override_error_policy
         )
-        infrastructure = sum(
-            found.counts.infrastructure for found in job_statistics(trials, self.job.override_error_policy).values()
-        )
+        statistics = job_statistics(trials, self.job.override_error_policy).values()
+        errors = Counter[str]()
+        for found in statistics:
+            errors.update(found.errors)
         return {
             **summary,
             "job": {
                 "trials": result.total_trials,
                 "completed": result.completed_trials,
                 "failed": result.failed_trials,
-                "infrastructure": infrastructure,
+                "infrastructure": sum(found.counts.infrastructure for found in statistics),
                 "skipped": result.skipped_trials,
                 "pass_rate": result.pass_rate,
                 "mean_reward": result.mean_reward,
                 "cost_usd": result.total_cost,
+                "errors": dict(errors.most_common()),
             },
         }
 

@@ -27,6 +27,7 @@ from rollout_worker.trials.port import Agent, Place, TrialFault, UsageCount
 
 LOGS = "/logs/agent"
 _PACKED = "/tmp/.rollout-agent.tar"
+_STATUS = "/tmp/.rollout-agent-status"
 _VERSION = re.compile(r"\d+(?:\.\d+)+[\w.+-]*")
 _NO_KEY = "none"
 """What stands for the key of a `base_url` that needs none: the programs refuse to start without."""
@@ -139,7 +140,7 @@ class CodingCliAgent(Agent):
         log = f"{LOGS}/{self._cli.name}.txt"
         file = f"{self._prefix}/instruction.md"
         try:
-            await place.sandbox.write_file(file, instruction.encode(), mode=0o644)
+            await place.sandbox.write_file(file, instruction.encode())
             finished: Finished | None = None
             try:
                 finished = await place.run(["/bin/sh", "-c", self._script(place, file, log)], env=env)
@@ -167,8 +168,15 @@ class CodingCliAgent(Agent):
             line += f" <{file}"
         else:
             line += f' "$(cat {file})" </dev/null' if cli.instruction == "argument" else f" {file} </dev/null"
-        status = f"{self._prefix}/status"
-        return f"{self._path()}\nrm -f {status}\n{{ {line}; echo $? >{status}; }} | tee {log}\nexit $(cat {status})\n"
+        lines = (
+            self._path(),
+            cli.prepare,
+            f"mkdir -p {LOGS}",
+            f"rm -f {_STATUS}",
+            f"{{ {line}; echo $? >{_STATUS}; }} | tee {log}",
+            f"exit $(cat {_STATUS})",
+        )
+        return "\n".join(one for one in lines if one)
 
     def _asked(self, place: Place) -> Asked:
         name = place.model_name or ""
@@ -193,6 +201,8 @@ class CodingCliAgent(Agent):
             if not key:
                 raise TrialFault("agent_authentication_failed", f"{given} is set neither in env nor on this worker")
             env[names[0]] = key
+        elif other := next((place.env[name] for name in self._cli.also_keys if place.env.get(name)), ""):
+            env[names[0]] = other
         elif not any(place.env.get(name) for name in names):
             if not asked.base_url:
                 need = f"env: {{{names[0]}: ${{{names[0]}}}}}"
