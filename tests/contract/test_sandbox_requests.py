@@ -7,9 +7,13 @@ from typing import Any
 
 import pytest
 from rollout.model.errors import ConfigError
+from rollout_worker.sandboxes.command import CommandSettings
+from rollout_worker.sandboxes.kubernetes import KubernetesSettings
 from rollout_worker.sandboxes.kubernetes_pod import PodOptions, pod, state_of
+from rollout_worker.sandboxes.modal import ModalSettings
 from rollout_worker.sandboxes.port import Limits
 from rollout_worker.sandboxes.providers import open_provider
+from rollout_worker.sandboxes.settings import Settings
 from rollout_worker.sandboxes.templates import check_template, filled, words
 
 
@@ -86,3 +90,11 @@ def condition(kind: str, status: str, **details: str) -> dict[str, Any]:
 def test_what_a_pod_is(status: dict[str, Any], what: str, why: str) -> None:
     found = state_of({"metadata": {}, "status": status})
     assert (found.what, found.why[: len(why)]) == (what, why)
+
+
+@pytest.mark.parametrize("kind", [CommandSettings, KubernetesSettings, ModalSettings])
+def test_every_key_is_documented(kind: type[Settings]) -> None:
+    name = kind.__name__.removesuffix("Settings").lower()
+    page = (Path(__file__).parents[2] / "docs" / "sandboxes.md").read_text()
+    section = page.partition(f"### {name}\n")[2].partition("\n##")[0]
+    assert [key for key in kind.model_fields if f"`{key}`" not in section] == []
