@@ -491,6 +491,8 @@ def test_the_board_has_agents_and_what_runs(here: Here) -> None:
     here.keys |= {"agents": [{"name": "a", "execute": "true"}, {"name": "nop"}]}
     workload, checked = here.check()
     writer = workload.writer(checked.config)
+    here.job.mkdir(parents=True)
+    writer.open(here.job)
     items = list(workload.plan(checked, checked.config, 0))
     ended = record("one", "a", reward=1.0, cost=0.5, usage={"n_input_tokens": 7, "n_output_tokens": 3})
     list(writer.lines(entry(0, items[0].payload, ended.model_copy(update={"trial": items[0].id.hex()}))))
