@@ -19,6 +19,9 @@ from rollout.workloads.job.record import TrialRecord
 from rollout.workloads.job.trial import TrialSpec
 from rollout_worker.executors.job import JobExecutor
 from rollout_worker.executors.port import Attempt, Child, Run
+from rollout_worker.sandboxes.local import LocalProvider
+from rollout_worker.sandboxes.local_sandbox import LocalSandbox
+from rollout_worker.sandboxes.port import Provider
 
 
 class Objects:
@@ -55,23 +58,17 @@ class Objects:
 class FakeContext:
     """Of one attempt."""
 
-    def __init__(self, objects: Objects, scratch: Path) -> None:
+    def __init__(self, objects: Objects, scratch: Path, told: asyncio.Event) -> None:
         self._objects = objects
+        self._told = told
         self.scratch = scratch
         self.told: list[tuple[str, dict[str, Any]]] = []
         self.hindrances: list[str] = []
-        self.phase = asyncio.Event()
         scratch.mkdir(parents=True, exist_ok=True)
 
     def progress(self, note: str, **figures: float | str | None) -> None:
         self.told.append((note, figures))
-        self.phase.set()
-
-    async def until(self, phase: str) -> None:
-        """Until that was told."""
-        while all(note != phase for note, _ in self.told):
-            self.phase.clear()
-            await self.phase.wait()
+        self._told.set()
 
     def hindered(self, message: str, *, code: str = "") -> None:
         if message:
@@ -106,6 +103,7 @@ class Rig:
         self.objects = Objects(directory)
         self.executor = JobExecutor()
         self.contexts: list[FakeContext] = []
+        self._told = asyncio.Event()
         self._trees: dict[str, str] = {}
         self._number = 0
 
@@ -123,9 +121,28 @@ class Rig:
 
     def context(self) -> FakeContext:
         self._number += 1
-        context = FakeContext(self.objects, self.directory / "scratch" / str(self._number))
+        context = FakeContext(self.objects, self.directory / "scratch" / str(self._number), self._told)
         self.contexts.append(context)
         return context
+
+    async def until(self, phase: str) -> None:
+        """Until the next trial is there."""
+        self.contexts.clear()
+        while not any(note == phase for context in self.contexts for note, _ in context.told):
+            self._told.clear()
+            await self._told.wait()
+
+    @property
+    def provider(self) -> Provider:
+        provider = self.executor._provider  # pyright: ignore[reportPrivateUsage]
+        assert provider is not None
+        return provider
+
+    def sandboxes(self) -> list[LocalSandbox]:
+        """That are there now."""
+        provider = self.provider
+        assert isinstance(provider, LocalProvider)
+        return list(provider._sandboxes)  # pyright: ignore[reportPrivateUsage]
 
     def boxes(self) -> list[str]:
         """Of sandboxes that are there."""

@@ -12,8 +12,8 @@ from collections.abc import Iterator
 import pytest
 from acceptance_cli import Cli, until
 from cluster import Cluster
-from job_kills import CHILD, EXECUTE, PHASES, QUICK, TEARDOWN, VERIFY, VICTIMS, WORKER, Scene
-from job_rig import PROVIDERS
+from job_kills import CHILD, EXECUTE, PHASES, QUICK, REAPED_S, TEARDOWN, VERIFY, VICTIMS, WORKER, Scene
+from job_rig import PROVIDERS, counts, outcomes, sandbox_processes, write_job, write_task
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="sandboxes need Linux")
 
@@ -39,6 +39,28 @@ def test_a_worker_that_is_killed_while_agents_work(scene: Scene) -> None:
 
 def test_the_process_of_the_trials_that_is_killed_in_verification(scene: Scene) -> None:
     scene.strike(CHILD, VERIFY, "process")
+
+
+@pytest.mark.slow
+def test_a_command_that_is_killed_with_its_private_cluster_goes_on(cli: Cli) -> None:
+    gate = cli.directory / "gate"
+    gate.mkdir()
+    write_task(cli.directory / "tasks" / "a", "true")
+    write_task(cli.directory / "tasks" / "b", "touch /gate/reached; while [ ! -e /gate/go ]; do sleep 0.02; done")
+    mounts = [{"type": "bind", "source": str(gate), "target": "/gate"}]
+    job = write_job(cli, environment={"mounts": mounts}, datasets=[{"path": "tasks"}])
+    directory = cli.directory / "jobs" / "job"
+    process = cli.start("job", "run", job)
+    until(lambda: (gate / "reached").exists() and len(outcomes(directory)) == 1, "one trial of two to be done")
+    process.kill()
+    process.communicate()
+    until(lambda: not sandbox_processes(cli), "what ran in sandboxes to end", timeout=REAPED_S)
+    (gate / "go").touch()
+    done = cli.run("job", "run", job)
+    assert done.code == 0, done
+    assert outcomes(directory) == {f"tasks/{task}/script/1": (1.0, None) for task in ("a", "b")}
+    assert counts(directory) == {"total": 2, "completed": 2, "failed": 0, "skipped": 0}
+    until(lambda: not cli.left_behind(), "every process to end")
 
 
 @pytest.mark.slow

@@ -260,3 +260,25 @@ def test_work_that_waits_for_room_says_so_and_when_it_goes_on() -> None:
         "worker A waits for room: full at step 20",
         "the run goes on: there is room again",
     ]
+
+
+async def test_that_the_rest_is_skipped_is_told_once_with_why() -> None:
+    told: list[tuple[str, str]] = []
+    status = pb.RunStatus(state="running", skips_rest=True, reason="5 tokens were used, of at most 5", running=3)
+
+    class Display:
+        def event(self, name: str, message: str, **_: Any) -> None:
+            told.append((name, message))
+
+        def progress(self, _: Snapshot) -> None: ...
+
+    class Statuses:
+        async def watch(self, *_: Any, **__: Any) -> AsyncGenerator[Page]:
+            yield Page([], status)
+            yield Page([], status)
+            yield Page([], pb.RunStatus(state="completed"))
+
+    collector = SimpleNamespace(cursor=0, flush=lambda: None)
+    await run_of(Statuses(), collector, Display())._follow()
+    why = "5 tokens were used, of at most 5; 3 still running"
+    assert told == [("rest_skipped", f"what has not begun is skipped: {why}")]

@@ -126,25 +126,31 @@ class TemplateReach(Reach):
 
 async def run_template(settings: CommandSettings, command: str, data: bytes = b"") -> tuple[int, bytes, bytes]:
     """(exit code, stdout, stderr). Cancelled, it is killed, with what it started in its session."""
-    process = await asyncio.create_subprocess_exec(
-        "/bin/sh",
-        "-c",
-        command,
-        stdin=asyncio.subprocess.PIPE,
-        stdout=asyncio.subprocess.PIPE,
-        stderr=asyncio.subprocess.PIPE,
-        cwd=settings.working_dir,
-        env={**os.environ, **settings.env},
-        start_new_session=True,
+    starting = asyncio.ensure_future(
+        asyncio.create_subprocess_exec(
+            "/bin/sh",
+            "-c",
+            command,
+            stdin=asyncio.subprocess.PIPE,
+            stdout=asyncio.subprocess.PIPE,
+            stderr=asyncio.subprocess.PIPE,
+            cwd=settings.working_dir,
+            env={**os.environ, **settings.env},
+            start_new_session=True,
+        )
     )
-    try:
+    try:  # cancelled halfway, it would wait for whoever holds the pipes
+        process = await asyncio.shield(starting)
         out, said = await process.communicate(data)
         return process.returncode or 0, out, said
     finally:
-        if process.returncode is None:
+        if starting.cancelled() or (starting.done() and starting.exception() is not None):
+            pass
+        elif (process := await starting).returncode is None:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGKILL)
-            await process.wait()
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(process.wait(), _END_S)
 
 
 class CommandProvider(RemoteProvider):
@@ -234,14 +240,13 @@ class CommandProvider(RemoteProvider):
     async def _is_private(self, one: RemoteSandbox, two: RemoteSandbox, path: str) -> bool:
         """Whether a directory there can be made, and nobody else sees it."""
         path = f"{path}-{secrets.token_hex(4)}"
-        if (await one.exec(["mkdir", path])).exit_code != 0:
+        if (await one.shell.run(f"mkdir {path} 2> /dev/null")).code != 0:
             return False
         try:
-            return (
-                not await asyncio.to_thread(Path(path).exists) and (await two.exec(["test", "-e", path])).exit_code == 1
-            )
+            here = await asyncio.to_thread(Path(path).exists)
+            return not here and (await two.shell.run(f"test -e {path}")).code == 1
         finally:
-            await one.exec(["rmdir", path])
+            await one.shell.run(f"rmdir {path}")
 
     def _refusals(self, spec: Spec) -> list[str]:
         reasons: list[str] = []

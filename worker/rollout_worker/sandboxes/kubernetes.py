@@ -7,10 +7,7 @@ kills nothing. Pods of owners that died are found by their labels, and each ends
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import importlib.util
-import os
-import secrets
 import time
 from collections.abc import Mapping
 from pathlib import Path
@@ -20,6 +17,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from pydantic import Field
 from rollout.model.errors import ConfigError
 
+from rollout_worker.sandboxes.allowlist import names_among
 from rollout_worker.sandboxes.claims import Claim
 from rollout_worker.sandboxes.errors import (
     ImagePullError,
@@ -27,7 +25,6 @@ from rollout_worker.sandboxes.errors import (
     SandboxError,
     SandboxGoneError,
     SandboxNoRoomError,
-    SandboxRefusedError,
     SandboxTeardownError,
 )
 from rollout_worker.sandboxes.kubernetes_pod import (
@@ -35,7 +32,6 @@ from rollout_worker.sandboxes.kubernetes_pod import (
     STATE_LABEL,
     PodOptions,
     PodState,
-    names_among,
     network_policy,
     pod,
     state_of,
@@ -128,7 +124,7 @@ class KubernetesProvider(RemoteProvider):
         self._state_id = ""
 
     async def _connect(self) -> None:
-        self._state_id = await in_thread(_state_id, self._journal.state)
+        self._state_id = await self._identity()
         await self._api.open()
 
     async def _disconnect(self) -> None:
@@ -303,16 +299,6 @@ _UNKNOWN = Capabilities(
     mounts=False,
 )
 """While they are tried out."""
-
-
-def _state_id(state: Path) -> str:
-    """Made once for a state directory, so that two hosts never take each other's pods for lost."""
-    path = state / "id"
-    with contextlib.suppress(FileExistsError):
-        fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-        with os.fdopen(fd, "w") as file:
-            file.write(secrets.token_hex(8))
-    return path.read_text()
 
 
 def open_kubernetes(state: Path, config: Mapping[str, Any] = MappingProxyType({})) -> KubernetesProvider:

@@ -86,17 +86,6 @@ def network_policy(name: str, labels: Mapping[str, str], hosts: Sequence[str]) -
     }
 
 
-def names_among(hosts: Sequence[str]) -> list[str]:
-    """Those that are neither an address nor a block."""
-    found: list[str] = []
-    for host in hosts:
-        try:
-            ipaddress.ip_network(host, strict=False)
-        except ValueError:
-            found.append(host)
-    return found
-
-
 @dataclass(frozen=True, slots=True)
 class PodState:
     """`waiting`: not yet; `no_room`: no node takes it at present; `pull`: its image cannot be had; `broken`: it does
@@ -112,7 +101,8 @@ def state_of(pod: Json) -> PodState:
     phase = status.get("phase", "Pending")
     conditions = {c["type"]: c for c in cast("list[Json]", status.get("conditions") or [])}
     containers = cast("list[Json]", status.get("containerStatuses") or [])
-    container = cast("Json", (containers[0] if containers else {}).get("state") or {})
+    first: Json = containers[0] if containers else {}
+    container = cast("Json", first.get("state") or {})
     if phase in ("Failed", "Succeeded"):
         ended = cast("Json", container.get("terminated") or {})
         reason = status.get("reason") or ended.get("reason") or phase

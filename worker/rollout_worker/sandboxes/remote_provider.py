@@ -7,6 +7,7 @@ import contextlib
 import os
 import secrets
 from abc import abstractmethod
+from collections.abc import AsyncGenerator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -93,6 +94,10 @@ class RemoteProvider(Provider):
     async def _connect(self) -> None: ...
 
     async def _disconnect(self) -> None: ...
+
+    async def _identity(self) -> str:
+        """Of this state directory, made once: hosts never take each other's sandboxes for lost."""
+        return await in_thread(_identity, self._journal.state / "id")
 
     # What there is
 
@@ -202,9 +207,16 @@ class RemoteProvider(Provider):
         """Whatever there is of the claim's sandbox; nothing is well too. SandboxTeardownError."""
 
     @contextlib.asynccontextmanager
-    async def _trial(self, spec: Spec, found: Capabilities):
+    async def _trial(self, spec: Spec, found: Capabilities) -> AsyncGenerator[RemoteSandbox]:
+        """A sandbox to find out with."""
         sandbox = await self._make(spec, found)
         try:
             yield sandbox
         finally:
             await sandbox.destroy()
+
+
+def _identity(path: Path) -> str:
+    with contextlib.suppress(FileExistsError), path.open("x") as file:
+        file.write(secrets.token_hex(8))
+    return path.read_text()

@@ -139,6 +139,8 @@ async def bring_artifacts(sandbox: Sandbox, workdir: str, artifacts: Sequence[Ar
             brought.append(one)
     if brought:
         await asyncio.to_thread(_write_manifest, target, brought)
+    else:
+        await asyncio.to_thread(shutil.rmtree, target, True)  # what was made on the way
     return brought
 
 
@@ -197,9 +199,8 @@ def _look_over(path: Path, exclude: Sequence[str]) -> tuple[tuple[str, ...], lis
     return tuple(executable), removed
 
 
-def read_manifest(directory: Path) -> list[Brought] | None:
-    """What `bring_artifacts` brought there and could; None: nothing was declared. Blocking. TrialFault: it cannot be
-    read."""
+def read_manifest(directory: Path) -> list[Brought]:
+    """What `bring_artifacts` said of each artifact. Blocking. TrialFault: it cannot be read."""
     try:
         rows: Any = json.loads((directory / MANIFEST).read_bytes())
         found = [
@@ -213,12 +214,10 @@ def read_manifest(directory: Path) -> list[Brought] | None:
             for row in cast("list[dict[str, Any]]", rows)
         ]
     except FileNotFoundError:
-        return None
+        return []
     except (ValueError, KeyError, TypeError) as error:
         raise TrialFault("task_invalid", f"{directory / MANIFEST} cannot be read: {error}") from error
-    if not found:
-        return None
-    return [one for one in found if one.status == OK and _is_inside(one.destination)]
+    return [one for one in found if _is_inside(one.destination)]
 
 
 def _is_inside(destination: str) -> bool:
@@ -228,6 +227,8 @@ def _is_inside(destination: str) -> bool:
 async def put_artifacts(sandbox: Sandbox, brought: Sequence[Brought], directory: Path) -> None:
     """Copy artifacts to the places in a sandbox that they came from in another. SandboxError, OSError."""
     for one in brought:
+        if one.status != OK:
+            continue
         path = directory / one.destination
         for name in one.executable:
             await asyncio.to_thread((path / name).chmod, 0o755)

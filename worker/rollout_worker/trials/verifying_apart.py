@@ -61,11 +61,11 @@ async def put_back(told: Told, step: Step, sandbox: Sandbox) -> None:
     if told.regrade is not None:
         directory = told.regrade / directory.relative_to(told.files)
     brought = await asyncio.to_thread(read_manifest, directory)
-    if brought is None and told.regrade is not None:
+    if not brought and told.regrade is not None:  # what was declared and never made, the tests are to see
         raise TrialFault(
             "task_invalid",
             "the earlier trial kept no artifacts, so there is nothing to verify anew: declare those that the tests "
             "look at (artifacts = [...] in task.toml, or artifacts: in the job file) and run the trial again",
         )
     with faults("verifier_tests_copy_failed", "artifacts were copied"):
-        await put_artifacts(sandbox, brought or [], directory)
+        await put_artifacts(sandbox, brought, directory)
