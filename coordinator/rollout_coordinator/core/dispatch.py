@@ -184,10 +184,13 @@ def take_from_run(state: State, frame: Frame, run: Run, n: int, soft: bool) -> t
                 first = some
         if first is None:
             break
-        if no_roots and first.heap[0][1] == ROOT_RANK:
-            skipped.roots.append(heapq.heappop(first.heap)[-1])
-            continue
-        got = take_first(state, frame, first, n - taken, soft, skipped)
+        most = n - taken
+        if first.heap[0][1] == ROOT_RANK:
+            most = min(most, room_for_roots(state, run))
+            if no_roots or most <= 0:
+                skipped.roots.append(heapq.heappop(first.heap)[-1])
+                continue
+        got = take_first(state, frame, first, most, soft, skipped)
         if got == 0:
             break
         taken += got or 0
@@ -195,6 +198,14 @@ def take_from_run(state: State, frame: Frame, run: Run, n: int, soft: bool) -> t
     unblock(skipped.aside)
     unblock(skipped.roots)
     return taken, left
+
+
+def room_for_roots(state: State, run: Run) -> int:
+    """The run's cap for items of its own: those that wait for their children count, since they hold what they have (a
+    sandbox, say), and could not go on if others took their place. Their children may use it."""
+    if not run.spec.max_in_flight or not state.safe.run_cap:
+        return UNLIMITED
+    return run.spec.max_in_flight - run.in_flight - run.waiting
 
 
 def take_first(
