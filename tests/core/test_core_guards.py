@@ -294,3 +294,20 @@ def test_a_lane_keeps_its_cap_when_a_parent_goes_on() -> None:
     assert not a.resumed, "the other has its place now"
     a.finish((w.root(), 1))
     assert a.resumed == [parent]
+
+
+def test_the_cap_of_a_run_counts_parents_that_wait_and_leaves_room_for_their_children() -> None:
+    w = World()
+    a = w.worker("A", credit=8)
+    w.open(max_in_flight=2)
+    w.submit(4)
+    parents = [Key(w.root(), seq) for seq in (0, 1)]
+    for parent in parents:
+        w.step(WorkerSpawn(a.session, parent, 1, 0, [b"c" * 32], [b"x"], (ItemSpec(),), None, True))
+        w.step(WorkerWaiting(a.session, parent, 1, 0))
+    assert [key for key in a.held if key[0] == w.root()] == parents, "others would hold what these wait to go on with"
+    for child in [key for key in a.held if key[0] != w.root()]:
+        a.finish(child)
+    assert sorted(a.resumed) == parents
+    a.finish(parents[0])
+    assert (w.root(), 2) in a.held and (w.root(), 3) not in a.held
