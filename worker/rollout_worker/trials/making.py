@@ -56,6 +56,7 @@ async def make_sandbox(told: Told, wish: Wish, *, room_s: float | None = None) -
         capabilities = await provider.probe()
     with faults("environment_build_failed", "the environment was built"):
         prepared = await prepare(_with_overrides(wish.environment, job), directory, provider, told.images, wish.build_s)
+        capabilities = await provider.probe()  # engines are tried out with the first image that they have
     left_s = wish.build_s - (time.monotonic() - began)
     network = network_of(wish.policies, job.extra_allowed_hosts)
     workdir = workdir_of(wish.environment, prepared, is_host=not capabilities.writable_root)
