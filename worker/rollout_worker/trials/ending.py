@@ -21,5 +21,5 @@ async def end(sandbox: Sandbox, outcome: Outcome) -> None:
         if outcome.error is None:
             outcome.error = TrialFault("environment_teardown_failed", error.message)
     except SandboxError as error:  # it was lost before: there is nothing to remove
-        log.warning("sandbox_not_destroyed", sandbox=sandbox.name, error=error.message)
+        log.warning("sandbox_not_removed", sandbox=sandbox.name, error=error.message)
     outcome.environment_cost_usd += sandbox.cost()
