@@ -64,6 +64,8 @@ class Command:
                 for task in (*tasks, looking):
                     task.cancel()
                 await asyncio.wait({*tasks, looking})
+                if not looking.cancelled():
+                    looking.exception()  # it is asked again, and then it matters
         return await self._engine.exit_code(self._id)  # it may have closed what it prints to, and go on
 
     async def _read_rest(self) -> None:

@@ -99,7 +99,7 @@ class EngineSandbox(Sandbox):
             "stderr": Capture(keep_bytes, self._output_path(output_dir, self._outputs, "stderr")),
         }
         begun = time.monotonic()
-        storage_hit, kills = self._storage_hit, self._kills
+        storage_hit = self._storage_hit
         timed_out = False
         running = asyncio.ensure_future(self._run(argv, where, who, env or {}, stdin, captures, on_output))
         self._running.add(running)
@@ -136,7 +136,7 @@ class EngineSandbox(Sandbox):
             await self._check_lives()
         signal = None
         if not timed_out:  # the engine tells of a signal as shells do
-            signal = 9 if code is None or self._kills > kills else code - 128 if 128 < code <= 128 + 64 else None
+            signal = 9 if code is None else code - 128 if 128 < code <= 128 + 64 else None
         return Finished(
             how="timed_out" if timed_out else "exited" if signal is None else "signalled",
             exit_code=code if signal is None else None,
@@ -184,9 +184,12 @@ class EngineSandbox(Sandbox):
         captures: Mapping[Stream, Capture],
         on_output: OnOutput | None,
     ) -> tuple[Command, int | None]:
+        """The command, and its exit code; None: it was killed."""
+        kills = self._kills
         made = await self._engine.exec(self.name, words, env=env, user=who, stdin=stdin is not None)
         command = Command(self._engine, made, stdin, captures, on_output)
-        return command, await command.finish()
+        code = await command.finish()
+        return command, code if self._kills == kills else None
 
     async def _memory_was_hit(self) -> bool:
         before = self._oom_kills
