@@ -149,7 +149,7 @@ class ContainerEngine:
         return web.json_response({"StatusCode": 137})
 
     async def _stats_container(self, request: web.Request, one: Container) -> web.StreamResponse:
-        return web.json_response({"pids_stats": {"current": self.pids, "limit": 100}})
+        return web.json_response({"pids_stats": {"current": self.pids}})
 
     async def _json_container(self, request: web.Request, one: Container) -> web.StreamResponse:
         size = sum(path.stat().st_size for path in one.root.rglob("*") if path.is_file())

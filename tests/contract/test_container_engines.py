@@ -81,7 +81,7 @@ async def test_a_container_too_full_for_a_command_is_emptied_first(
     finished = await sandbox.exec("true")
     assert (finished.exit_code, finished.stderr.text()) == (126, "runtime: no more processes\n")
     assert engine.containers[sandbox.name].starts == 1
-    engine.cannot_start, engine.pids = 1, 100
+    engine.cannot_start, engine.pids = 1, SPEC.limits.pids
     assert (await sandbox.exec("echo hello", stdin=b"x")).stdout.text() == "hello\n"
     assert engine.containers[sandbox.name].starts == 2
 

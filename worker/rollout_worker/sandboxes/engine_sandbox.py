@@ -33,6 +33,7 @@ _OOM_KILLS = (
 _DRAIN_S = 5.0
 _LOOK_S = 2.0
 _NO_START = 126
+_LOOKS, _LOOK_AGAIN_S = 4, 0.1
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,7 +161,7 @@ class EngineSandbox(Sandbox):
         words = ["/bin/sh", "-c", _ENTER, "sh", where, *argv]
         try:
             command, code = await self._once(words, who, env, stdin, captures, on_output)
-            if not command.begun and await self._engine.is_full(self.name):
+            if not command.begun and await self._engine.is_full(self.name, self.spec.limits.pids):
                 # Nothing can be started in it any more: there must be room for those who look after it.
                 log.warning("sandbox_full", sandbox=self.name)
                 await self.kill()
@@ -172,8 +173,14 @@ class EngineSandbox(Sandbox):
             captures["stderr"].feed(f"{error.message}\n".encode())  # a user that is not there, say
             return _NO_START
         if code is None or code > 128:
-            await self._check_lives()
-        return code if command.begun or code is None else _NO_START
+            # With its container, a command is killed: an engine may tell of the command first.
+            for _ in range(_LOOKS if code in (None, 128 + 9) else 1):
+                await self._check_lives()
+                await asyncio.sleep(_LOOK_AGAIN_S)
+        if command.begun or code is None:
+            return code
+        captures["stderr"].feed(command.said)
+        return _NO_START
 
     async def _once(
         self,
