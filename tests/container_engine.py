@@ -59,6 +59,7 @@ class ContainerEngine:
     build_s: float = 0.0
     pull: dict[str, Any] = field(default_factory=dict)
     asked: list[str] = field(default_factory=list)
+    frame: int = 1 << 16  # bytes of output at a time
     pids: int = 1  # that run in each container
     cannot_start: int = 0  # commands from now on that are not started
 
@@ -198,7 +199,7 @@ class ContainerEngine:
         feeding = asyncio.ensure_future(_feed(inside, one.process, one.config["AttachStdin"]))
 
         async def pump(kind: int, stream: asyncio.StreamReader) -> None:
-            while data := await stream.read(1 << 16):
+            while data := await stream.read(self.frame):
                 transport.write(struct.pack(">BxxxL", kind, len(data)) + data)
 
         assert one.process.stdout is not None

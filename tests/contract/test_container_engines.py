@@ -60,12 +60,16 @@ async def sandbox(provider: DockerProvider) -> AsyncIterator[EngineSandbox]:
 # Commands
 
 
-async def test_what_a_command_prints_and_how_it_ends(sandbox: EngineSandbox) -> None:
+@pytest.mark.parametrize("frame", [1, 1 << 16])
+async def test_what_a_command_prints_and_how_it_ends(
+    sandbox: EngineSandbox, engine: ContainerEngine, frame: int
+) -> None:
+    engine.frame = frame
     finished = await sandbox.exec("echo out; echo err >&2; exit 3", env={"B": "2"})
     assert (finished.how, finished.exit_code) == ("exited", 3)
     assert (finished.stdout.text(), finished.stderr.text()) == ("out\n", "err\n")
     assert (await sandbox.exec("kill -SEGV $$")).signal == 11
-    assert (await sandbox.exec(["cat"], stdin=b"x" * 200_000)).stdout.size == 200_000
+    assert (await sandbox.exec(["cat"], stdin=b"x" * 2_000)).stdout.size == 2_000
     assert (await sandbox.exec(["no-such-program"])).exit_code == 127
 
 

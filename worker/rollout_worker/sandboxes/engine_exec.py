@@ -93,7 +93,8 @@ class Command:
             if name is None:
                 continue
             if not self.begun and (name != "stdout" or not self._begins(data)):
-                self.said += data[: _SAID_BYTES - len(self.said)]
+                if name != "stdout" or not MARK.startswith(self._head):
+                    self.said += data[: _SAID_BYTES - len(self.said)]
                 continue
             if self.said or self._head:  # an engine may pass on the streams in another order than they were written
                 early, data, self._head, self.said = self.said, self._head[len(MARK) :], b"", b""
