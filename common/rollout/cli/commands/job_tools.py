@@ -49,7 +49,7 @@ def show(
 
     Rates have intervals of 95 %, clustered by task, and are over the scored trials (docs/job.md says which those are).
 
-    --json: `{job, run_id, directory, state, agents: [{agent, dataset, counts, pass_rate, mean_reward,
+    --json: `{job, run_id, directory, state, reason, agents: [{agent, dataset, counts, pass_rate, mean_reward,
     pass_at_k, metrics, errors, cost_usd, tokens, versions}], groups (the same by dataset, where there are several),
     errors: [{type, count, agents, example}], slowest, notes}`; with TRIAL `{job, trial, status, infrastructure, score,
     result, record, directory, files}`; with --failed a row of `job export` a line. Keys are only ever added.
