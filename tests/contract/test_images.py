@@ -339,6 +339,13 @@ async def test_private_directories_are_filled_in_each_process_sandbox(task: Task
     assert not Path("/work-of-task").exists()
 
 
+async def test_an_images_user_is_told_of_where_there_are_no_users(task: Task) -> None:
+    async with open_process(task.state, namespaces=False) as provider:
+        prepared = await task.prepare(task.write("FROM x\nUSER me\n"), provider)
+    assert prepared.user is None
+    assert prepared.remarks[-1].startswith("commands do not run as the image's user me")
+
+
 @pytest.mark.parametrize("choice", ["pull", "build"])
 async def test_process_sandboxes_have_no_image(task: Task, process: Provider, choice: str) -> None:
     with pytest.raises(ImageError, match="needs bubblewrap, docker or podman"):

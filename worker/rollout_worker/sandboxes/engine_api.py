@@ -93,7 +93,7 @@ class Engine:
             async with asyncio.timeout(patience_s):
                 yield self.docker
         except aiodocker.DockerError as error:
-            raise EngineError(int(error.status), str(error.message)) from error
+            raise EngineError(int(error.status), _message(str(error.message).encode())) from error
         except (aiohttp.ClientError, ConnectionError, FileNotFoundError) as error:
             raise EngineUnreachableError(f"{self.url}: {error}") from error
         except TimeoutError as error:
@@ -324,6 +324,9 @@ class AttachedStream:
 
     async def write(self, data: bytes) -> bool:
         """Whether anybody takes it."""
+        transport = self._transport()
+        if transport is None or transport.is_closing():
+            return False
         try:
             await self._stream.write_in(data)
         except (OSError, AssertionError, self._broken):
@@ -331,11 +334,14 @@ class AttachedStream:
         return True
 
     def end_input(self) -> None:
-        """aiodocker can only close both directions."""
-        answer = self._stream._resp  # pyright: ignore[reportPrivateUsage]
-        transport = answer.connection.transport if answer is not None and answer.connection is not None else None
+        transport = self._transport()
         if transport is not None and not transport.is_closing():
             transport.write_eof()
+
+    def _transport(self) -> asyncio.Transport | None:
+        """aiodocker can only close both directions, and writes to what is closed."""
+        answer = self._stream._resp  # pyright: ignore[reportPrivateUsage]
+        return answer.connection.transport if answer is not None and answer.connection is not None else None
 
 
 async def _pieces(answer: aiohttp.ClientResponse) -> AsyncIterator[bytes]:

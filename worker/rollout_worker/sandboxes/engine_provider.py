@@ -103,6 +103,7 @@ class EngineProvider(Provider, MakesImages):
         self._freed = asyncio.Event()
         self._probing = asyncio.Lock()
         self._found: Found | None = None
+        self._tried = False
         self._sandboxes: set[EngineSandbox] = set()
         self._proxies: dict[str, Proxy] = {}
 
@@ -175,8 +176,9 @@ class EngineProvider(Provider, MakesImages):
 
     async def _probe(self) -> Found:
         async with self._probing:
-            if self._found is None:
-                self._found = await self._find()
+            if self._found is not None and (self._tried or self._images.last is None):
+                return self._found
+            self._found = await self._find()  # again, once there is an image to try it out with
             return self._found
 
     async def _find(self) -> Found:
@@ -228,8 +230,9 @@ class EngineProvider(Provider, MakesImages):
         """By doing, where there is an image to do it with: whether containers' networks can be reached from here, and
         whether what a command leaves behind can go on to print."""
         image = await self._any_image()
+        self._tried = image is not None
         if image is None:
-            notes.append("allowlists need an image to be tried with: set default_image under provider_config")
+            notes.append("allowlists cannot be tried out before there is an image: set default_image")
             return False, False
         spec = Spec(root=Image(image), limits=Limits(min(0.5, capacity.cpus), 128, 256, 64))
         capabilities = Capabilities(
@@ -265,7 +268,7 @@ class EngineProvider(Provider, MakesImages):
         if self._settings.default_image:
             await self._images.pull(self._settings.default_image, 600.0, anew=False)
             return self._settings.default_image
-        return None
+        return self._images.last
 
     def _check(self, spec: Spec, found: Found) -> None:
         capabilities = found.capabilities
