@@ -7,11 +7,13 @@ import json
 from collections.abc import Callable
 from html.parser import HTMLParser
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from job_directories import RUN_ID, make_job, record, used
 from rollout.cli.__main__ import app
+from rollout.cli.commands import job_tools
 from rollout.cli.program import command_of
 from rollout.model.errors import ConfigError, InputError
 from rollout.workloads.job.compare_directories import compare_directories
@@ -217,6 +219,17 @@ def test_a_name_that_two_jobs_have_is_refused(tmp_path: Path, call: Call) -> Non
     mixed(tmp_path / "y/nightly")
     with pytest.raises(ConfigError, match=r'2 jobs are called "nightly".*x/nightly, y/nightly'):
         call("job", "show", "nightly")
+
+
+def test_a_shell_is_offered_jobs_and_their_trials(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / ".state"))
+    monkeypatch.setattr(job_tools, "complete_run", lambda *_: [("nightly", "of the cluster"), ("night-2", "running")])
+    mixed(tmp_path / "jobs/nightly")
+    context: Any = SimpleNamespace(params={"job": "nightly"})
+    assert job_tools.complete_job(context, "nig") == [("nightly", "jobs/nightly"), ("night-2", "running")]
+    assert job_tools.complete_trial(context, "d/t2") == ["d/t2/a/1", "d/t2/a/2", "d/t2/b/1"]
+    assert job_tools.complete_trial(SimpleNamespace(params={"job": "gone"}), "") == []  # pyright: ignore
 
 
 # ---- export
