@@ -375,6 +375,16 @@ def test_two_agents_of_one_job_or_of_two(tmp_path: Path) -> None:
     assert found.comparison.difference == -1.0
 
 
+def test_each_agent_with_itself_and_the_only_ones_with_each_other(tmp_path: Path) -> None:
+    first = [record("t", agent="x", reward=0.0), record("t", agent="y", reward=1.0)]
+    second = [record("t", agent="y", reward=1.0), record("t", agent="x", reward=1.0)]
+    found = [one.comparison for one in compared(tmp_path / "1", first, second)]
+    assert [(one.agent_a, one.agent_b, one.difference) for one in found] == [("x", "x", 1.0), ("y", "y", 0.0)]
+    old, new = [record("t", agent="old", reward=0.0)], [record("t", agent="new", reward=1.0)]
+    (only,) = compared(tmp_path / "2", old, new)
+    assert (only.comparison.agent_a, only.comparison.agent_b, only.comparison.difference) == ("old", "new", 1.0)
+
+
 @pytest.mark.parametrize(
     ("agents", "said"),
     [
