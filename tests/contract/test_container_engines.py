@@ -74,6 +74,18 @@ async def test_a_command_that_cannot_begin_is_no_lost_sandbox(sandbox: EngineSan
     assert (finished.exit_code, finished.stderr.text()) == (126, "unable to find user no-such-user\n")
 
 
+async def test_a_container_too_full_for_a_command_is_emptied_first(
+    sandbox: EngineSandbox, engine: ContainerEngine
+) -> None:
+    engine.cannot_start = 1
+    finished = await sandbox.exec("true")
+    assert (finished.exit_code, finished.stderr.text()) == (126, "runtime: no more processes\n")
+    assert engine.containers[sandbox.name].starts == 1
+    engine.cannot_start, engine.pids = 1, SPEC.limits.pids
+    assert (await sandbox.exec("echo hello", stdin=b"x")).stdout.text() == "hello\n"
+    assert engine.containers[sandbox.name].starts == 2
+
+
 async def test_a_deadline_restarts_the_container_and_keeps_what_was_printed(
     sandbox: EngineSandbox, engine: ContainerEngine
 ) -> None:
