@@ -17,7 +17,7 @@ PIP := PIP_DISABLE_PIP_VERSION_CHECK=1
 export OMP_NUM_THREADS ?= 1
 export TOKENIZERS_PARALLELISM ?= false
 
-.PHONY: help install demo test lint style types types-of-tests test-vllm smoke test-slow chaos mutants bench bench-vllm peers protos clean
+.PHONY: help install demo test lint style types types-of-tests test-vllm test-podman smoke test-slow chaos mutants bench bench-vllm peers protos clean
 
 help:  ## This list.
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/' | expand -t 16
@@ -40,7 +40,7 @@ demo: $(VENV)/.base  ## A tiny model learns on the engine while its worker and t
 	$(BIN)/python smoke/demo.py
 
 test: $(VENV)/.dev lint  ## Unit, contract, integration and acceptance tests.
-	$(BIN)/python -m pytest -n $(TEST_PROCESSES) --dist loadfile --no-loadscope-reorder -m "not slow and not vllm" $(PYTEST_ARGS)
+	$(BIN)/python -m pytest -n $(TEST_PROCESSES) --dist loadfile --no-loadscope-reorder -m "not slow and not vllm and not podman" $(PYTEST_ARGS)
 
 lint: $(VENV)/.dev  ## Style, types, import contracts, generated stubs, deployment files.
 	$(MAKE) --no-print-directory -j2 style types types-of-tests
@@ -71,6 +71,9 @@ $(VENV_VLLM)/.done: pyproject.toml
 
 test-vllm: $(VENV_VLLM)/.done  ## The same acceptance on real vLLM, on the CPU.
 	HF_HUB_OFFLINE=1 VLLM_CPU_KVCACHE_SPACE=1 $(VENV_VLLM)/bin/python -m pytest -m vllm $(PYTEST_ARGS)
+
+test-podman: $(VENV)/.dev  ## Sandboxes on real container engines: podman (as root), and Docker where one answers.
+	$(BIN)/python -m pytest -m podman $(PYTEST_ARGS)
 
 smoke: $(VENV)/.dev  ## Three workers with plugins, a steal, two kills; then every node in a network namespace, links cut.
 	BIN=$(BIN) smoke/three_nodes.sh

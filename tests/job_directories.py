@@ -34,9 +34,13 @@ def record(
     seconds: float = 10.0,
     cost: float = 0.0,
     commit: str | None = None,
+    verified: bool | None = None,
     **more: Any,
 ) -> TrialRecord:
-    """Of a trial whose agent worked for `seconds`; `more`: of the record."""
+    """Of a trial whose agent worked for `seconds`; `verified`: the verifier began; `more`: of the record."""
+    if verified is None:
+        verified = reward is not None or (error or "").startswith("verifier")
+    end = START + timedelta(seconds=3 + seconds)
     times = Timestamps(
         started_at=START,
         environment_setup_started_at=START,
@@ -45,7 +49,9 @@ def record(
         agent_setup_ended_at=START + timedelta(seconds=2),
         agent_execution_started_at=START + timedelta(seconds=2),
         agent_execution_ended_at=START + timedelta(seconds=2 + seconds),
-        ended_at=START + timedelta(seconds=3 + seconds),
+        verifier_started_at=end if verified else None,
+        verifier_ended_at=end if verified else None,
+        ended_at=end,
     )
     result = TrialResult(
         task_name=task,

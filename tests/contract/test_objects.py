@@ -22,7 +22,7 @@ from rollout.model.errors import (
     StorageFullError,
     StorageUnavailableError,
 )
-from rollout.model.item import Blob, ObjectSlice, Outcome
+from rollout.model.item import Blob, Failure, ObjectSlice, Outcome
 from rollout.objects import ObjectStore, backend_name, open_store
 from rollout.objects import fs as fs_module
 from rollout.objects.digest import CHUNK, object_id
@@ -164,13 +164,19 @@ class StoreContract:
 
     async def test_a_result_that_names_what_was_never_stored_is_tried_again(self, store: ObjectStore) -> None:
         there, lost = await put(store, b"there"), b"l" * 32
-        data: list[Blob] = [ObjectSlice(lost, 0, 1), b"inline", b"inline"]
-        group = ResultGroup(1, [0, 1, 2], [1] * 3, None, data, {}, [0] * 3, keeps={1: (there, lost), 2: (there,)})
+        data: list[Blob] = [ObjectSlice(lost, 0, 1), b"inline", b"inline", b"evidence"]
+        outcome = [Outcome.DONE] * 3 + [Outcome.FAILED]
+        keeps = {1: (there, lost), 2: (there,), 3: (lost,)}
+        own = {3: Failure("own", "it broke", False)}
+        group = ResultGroup(1, [0, 1, 2, 3], [1] * 4, outcome, data, own, [0] * 4, keeps=keeps)
         await ObjectsGate(store).check_results(WorkerResults("S", [group]))
-        assert group.outcome == [Outcome.FAILED, Outcome.FAILED, Outcome.DONE] and group.keeps == {2: (there,)}
-        assert {i: (f.code, f.retryable) for i, f in group.failures.items()} == dict.fromkeys(
-            (0, 1), ("object_missing", True)
-        )
+        assert [int(one) for one in group.outcome or ()] == [2, 2, 1, 2] and group.keeps == {2: (there,)}
+        assert {i: (f.code, f.retryable) for i, f in group.failures.items()} == {
+            0: ("object_missing", True),
+            1: ("object_missing", True),
+            3: ("own", False),
+        }
+        assert group.data[3] == b"", "an attempt that failed has failed as it did, without its evidence"
 
 
 class TestFs(StoreContract):

@@ -582,7 +582,7 @@ def test_providers_by_name(tmp_path: Path) -> None:
         ConfigError, match=r'environment.type: unknown provider "bubblewarp"; .* did you mean "bubblewrap"'
     ):
         open_provider("bubblewarp", tmp_path, key="environment.type")
-    with pytest.raises(ConfigError, match=r"provider_config\.memory: unknown key; the provider process has none"):
+    with pytest.raises(ConfigError, match=r"provider_config\.memory: unknown key; valid keys of process are image"):
         open_provider("process", tmp_path, {"memory": 1})
 
 

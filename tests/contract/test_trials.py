@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
+import signal
 import tempfile
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -387,13 +389,23 @@ async def test_a_trial_without_artifacts_cannot_be_verified_anew(bench: Bench) -
 
 async def test_a_trial_that_is_cancelled_leaves_nothing(each: Bench) -> None:
     attempt = asyncio.ensure_future(each.trials.attempt(each.task("echo begun; sleep 60")))
-    await each.trials.until("environment setup")
     await each.trials.until("agent execution")
     assert len(each.trials.boxes()) == 1
     attempt.cancel()
     with pytest.raises(asyncio.CancelledError):
         await attempt
     assert each.trials.boxes() == []
+
+
+async def test_a_sandbox_that_is_lost_is_no_fault_of_the_agent(bench: Bench) -> None:
+    attempt = asyncio.ensure_future(bench.trials.attempt(bench.task("touch begun; sleep 60")))
+    await bench.trials.until("agent execution")
+    (sandbox,) = bench.trials.sandboxes()
+    os.kill(sandbox.warden_pid, signal.SIGKILL)
+    with pytest.raises(AttemptError) as raised:
+        await attempt
+    assert (raised.value.error_code, raised.value.retry) == ("environment_lost", True)
+    assert bench.trials.boxes() == []
 
 
 async def test_a_worker_that_lacks_a_variable_gives_the_trial_back(
@@ -419,3 +431,91 @@ async def test_a_sandbox_is_kept_for_a_person_when_its_trial_did_not_pass(tmp_pa
         record = await trials.attempt(task)
         assert trials.boxes() == []
     assert (Path(record.preserved.partition(":")[2]) / "app" / "x").read_text() == "mine\n"
+
+
+# Agents that are code
+
+
+def obedient(**kwargs: Any) -> dict[str, Any]:
+    return {"name": "obedient", "import_path": "trial_agents:Obedient", "kwargs": kwargs}
+
+
+@pytest.fixture
+async def task(tmp_path: Path) -> Path:
+    return make_task(tmp_path / "t", SMALL, files={"instruction.md": "do it", "tests/test.sh": HALF})
+
+
+AGENTS: dict[str, tuple[dict[str, Any], str, float | None]] = {
+    "hangs": ({"hangs": True}, "agent_execution_timeout", 0.5),
+    "breaks": ({"raises": "RuntimeError"}, "agent_execution_failed", 0.5),
+    "refuses": ({"raises": "agent_refused"}, "agent_refused", 0.5),
+    "may not ask": ({"raises": "agent_authentication_failed"}, "agent_authentication_failed", None),
+    "unheard of": ({"raises": "of_a_later_version"}, "of_a_later_version", None),
+}
+
+
+@pytest.mark.parametrize("case", AGENTS)
+async def test_what_agents_used_is_counted_however_they_end(task: Path, tmp_path: Path, case: str) -> None:
+    kwargs, error, reward = AGENTS[case]
+    config = job("process", {**obedient(**kwargs), "override_timeout_sec": 0.2})
+    async with rig(config, tmp_path / "rig", task) as trials:
+        record = await trials.trial(task)
+    assert record.result.error is not None
+    assert (record.result.error.type, record.result.reward) == (error, reward)
+    usage = record.usage
+    assert (usage.n_input_tokens, usage.n_output_tokens, usage.cost_usd, record.result.cost) == (100, 10, 0.25, 0.25)
+    assert (record.agent_version, "counted" in record.remarks) == ("1.2", True)
+
+
+async def test_a_service_that_asks_for_a_pause_holds_back_all_trials_of_its_agents(
+    task: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("trial_agents.Obedient.made", 0)
+    limited = obedient(raises="api_rate_limited", retry_after_s=1.5, once=True)
+    async with rig(job("process", limited, {"name": "nop"}), tmp_path / "rig", task) as trials:
+        with pytest.raises(AttemptError) as raised:
+            await trials.attempt(task)
+        assert (raised.value.error_code, raised.value.retry, raised.value.retry_after_ms) == (
+            "api_rate_limited",
+            True,
+            1500,
+        )
+        assert (raised.value.units_in, raised.value.units_out) == (110, 250_000)
+        refused = TrialRecord.decode(raised.value.data)
+        others = [await trials.attempt(task, agent="nop"), await trials.attempt(task, number=2)]
+    ended = refused.result.timestamps.agent_execution_ended_at
+    waited = [(one.result.timestamps.agent_execution_started_at - ended).total_seconds() for one in others]
+    assert waited[0] < 1.4 <= waited[1]
+
+
+async def test_an_agent_that_cannot_be_imported_is_tried_elsewhere(task: Path, tmp_path: Path) -> None:
+    config = job("process", {"name": "gone", "import_path": "no_such_module:Agent"})
+    async with rig(config, tmp_path / "rig", task) as trials:
+        with pytest.raises(AttemptError) as raised:
+            await trials.attempt(task)
+    assert (raised.value.error_code, raised.value.retry) == ("agent_install_failed", True)
+
+
+INSTALLS = {
+    "fails": ({"install": "echo no >&2; exit 4"}, "agent_install_failed"),
+    "does not end": ({"install": "sleep 60", "override_setup_timeout_sec": 0.2}, "agent_install_timeout"),
+}
+
+
+@pytest.mark.parametrize("case", INSTALLS)
+async def test_an_agent_that_cannot_be_installed_is_tried_again(task: Path, tmp_path: Path, case: str) -> None:
+    keys, error = INSTALLS[case]
+    async with rig(job("process", {"name": "mine", "execute": "true", **keys}), tmp_path / "rig", task) as trials:
+        with pytest.raises(AttemptError) as raised:
+            await trials.attempt(task)
+    assert (raised.value.error_code, raised.value.retry) == (error, True)
+
+
+async def test_a_job_that_verifies_nothing_has_no_rewards(task: Path, tmp_path: Path) -> None:
+    config = job("process", {"name": "mine", "execute": "exit 1"}, {"name": "nop"}, verifier={"disable": True})
+    async with rig(config, tmp_path / "rig", task) as trials:
+        idle = await trials.attempt(task, agent="nop")
+        failed = await trials.attempt(task, agent="mine")
+    assert (idle.rewards, idle.result.error, idle.result.durations.verifier_sec) == (None, None, None)
+    assert failed.result.error is not None
+    assert (failed.rewards, failed.result.error.type) == (None, "agent_execution_failed")

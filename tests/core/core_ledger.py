@@ -134,22 +134,24 @@ class FakeLedger:
 
     # ---- reads
 
-    def history(self, log: int, seq: int) -> tuple[int, int, int, int, int, str, str]:
+    def history(self, log: int, seq: int) -> tuple[tuple[int, int, int, int, int], tuple[str, str]]:
         rows = [a for k, a in self.attempts.items() if k[0] == log and k[1] == seq]
         failed = sorted((a.attempt, a.worker, a.code) for a in rows if a.end in ("failed", "timeout"))
-        return (
+        numbers = (
             max([a.attempt for a in rows], default=0),
             len(failed),
             sum(a.end == "worker_lost" for a in rows),
             max([a.not_before_ms for a in rows], default=0),
             max([a.not_before_ms - a.at_ms for a in rows if a.not_before_ms], default=0),
-            *(failed[-1][1:] if failed else ("", "")),
         )
+        return numbers, failed[-1][1:] if failed else ("", "")
 
     def item(self, log: int, seq: int) -> PendingItem:
         item, payload, spec = self.items[log][seq]
-        tried = self.history(log, seq) if (log, seq) in self.top else ()
-        return PendingItem(seq, item, spec, payload, *tried)
+        if (log, seq) not in self.top:
+            return PendingItem(seq, item, spec, payload)
+        numbers, last = self.history(log, seq)
+        return PendingItem(seq, item, spec, payload, *numbers, *last)
 
     def answer(self, load: Any) -> Any:
         if isinstance(load, LoadRun):
@@ -189,7 +191,7 @@ class FakeLedger:
             for keys in row.keys:
                 for seq, attempt in zip(keys.seq, keys.attempt, strict=True):
                     if keys.log in logs and self.is_open(keys.log, seq, attempt):
-                        _, failures, losses, _, _, *last = self.history(keys.log, seq)
+                        (_, failures, losses, _, _), last = self.history(keys.log, seq)
                         spec = self.items[keys.log][seq][2]
                         snap.open_attempts.append(
                             OpenAttempt(keys.log, seq, attempt, row.worker, row.batch, spec, failures, losses, *last)

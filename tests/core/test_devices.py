@@ -36,7 +36,8 @@ def engine_on(count: int) -> ItemSpec:
 
 def plan_run(run: Run) -> Plan:
     name, _, count = run.executor.partition("-")
-    return Plan(run, "engine" if name == "engine" else "slot", run.executor, devices=int(count or 0))
+    kind = name if name in ("engine", "shared") else "slot"
+    return Plan(run, kind, run.executor, devices=0 if kind == "shared" else int(count or 0))
 
 
 def worker(devices: tuple[str, ...] = FOUR, slots: int = 4, engines: int = 4) -> Worker:
@@ -152,6 +153,16 @@ def test_children_of_a_parent_that_waits_on_the_only_device_run_beside_it() -> N
     w.ready()
     w.do(ev.ChildWaits(1, work_pb2.Waiting(log=LOG, seq=0, attempt=1)))
     assert delivered(w.assign([1], spec=gpus(1))) == {1: [1]}
+
+
+def test_what_holds_no_model_takes_no_engines_place() -> None:
+    """Trials wait in their process for what an engine of the same worker says."""
+    w = worker(engines=1)
+    w.assign([0], spec=ItemSpec(executor="shared-1"))
+    w.ready(4)
+    waits(w, 1, 0)
+    assert list(starts(w.assign([1], spec=engine_on(1)))) == [2]
+    assert list(starts(w.assign([2], spec=ItemSpec(executor="shared-2")))) == [3]
 
 
 def waits(w: Worker, child: int, seq: int) -> list[ev.Action]:

@@ -192,11 +192,7 @@ def test_show_of_a_trial_has_all_of_it(tmp_path: Path, call: Call) -> None:
     one = record("t", reward=1.0, cost=0.25, remarks=["the host's \x1b[31m files"], usage=used(1200, 7, 0.25))
     make_job(tmp_path / "job", [one], files={"agent/stdout.txt": b"x"})
     _, text = call("job", "show", "./job", "t")
-    assert (
-        r"remark         the host's \x1b[31m files" in text
-        and "1,200 in" in text
-        and "verifier     not reached" in text
-    )
+    assert r"remark         the host's \x1b[31m files" in text and "1,200 in" in text and "install" in text
     found = json.loads(call("job", "show", "./job", "d/t/a/1", "--json")[1])
     assert found["files"] == ["job/d/t/a/1/agent/stdout.txt", "job/d/t/a/1/result.json"]
     assert (found["result"]["cost"], found["record"]["usage"]["n_input_tokens"]) == (0.25, 1200)
@@ -341,8 +337,8 @@ def test_what_agents_say_is_text_on_the_page(tmp_path: Path) -> None:
 
 
 def compared(tmp_path: Path, a: list[TrialRecord], b: list[TrialRecord], *agents: str) -> list[Any]:
-    jobs = [read_job_directory(make_job(tmp_path / name, records)) for name, records in (("a", a), ("b", b))]
-    return compare_directories(*jobs, agents)
+    one, other = (read_job_directory(make_job(tmp_path / name, of)) for name, of in (("a", a), ("b", b)))
+    return compare_directories(one, other, agents)
 
 
 def test_jobs_are_paired_by_task_and_what_is_in_one_alone_is_told(tmp_path: Path) -> None:
@@ -411,7 +407,8 @@ def kept(task: str, **options: Any) -> TrialRecord:
 def test_trials_whose_agent_came_to_its_end_are_verified_again(tmp_path: Path) -> None:
     records = [
         kept("ok", reward=1.0),
-        kept("late", error="agent_execution_timeout"),
+        kept("late", error="agent_execution_timeout", verified=True),
+        kept("never", error="agent_execution_timeout"),
         kept("broken", error="verifier_failed"),
         kept("unstarted", error="environment_start_failed"),
         kept("unknown", error="new_kind"),
@@ -420,6 +417,7 @@ def test_trials_whose_agent_came_to_its_end_are_verified_again(tmp_path: Path) -
     chosen = choose(read_job_directory(make_job(tmp_path / "job", records, skipped=("d/x/a/1",), files=MANIFEST)))
     assert [trial.task for trial in chosen.trials] == ["ok", "late", "broken"]
     assert chosen.notes == (
+        "1 trial is left out: agent_execution_timeout, after which a task of this format is not verified",
         "1 trial is left out: environment_start_failed: no agent worked to its end",
         "1 trial is left out: new_kind: no agent worked to its end",
         "1 trial is left out: nothing was kept of them",
@@ -458,8 +456,8 @@ def test_what_a_new_verifier_changed(tmp_path: Path) -> None:
         kept("t4", reward=0.0),
     ]
     after = [kept("t1", reward=1.0), kept("t2", reward=1.0), kept("t3", reward=1.0)]
-    jobs = [read_job_directory(make_job(tmp_path / name, of)) for name, of in (("a", before), ("b", after))]
-    found = regraded(*jobs)
+    first, second = (read_job_directory(make_job(tmp_path / name, of)) for name, of in (("a", before), ("b", after)))
+    found = regraded(first, second)
     assert [(one.trial, one.before, one.after) for one in found if one.changed] == [
         ("d/t2/a/1", 0.0, 1.0),
         ("d/t3/a/1", None, 1.0),

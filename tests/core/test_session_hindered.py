@@ -130,6 +130,20 @@ def test_a_result_that_waits_for_the_store_is_kept_until_it_is_back() -> None:
     assert result.failure is None and result.data == ObjectSlice(bytes(32), 0, 5000)
 
 
+def test_a_failure_whose_evidence_cannot_be_stored_has_failed_as_it_did() -> None:
+    w = Worker()
+    w.assign([0])
+    w.ready()
+    broken = Failure("broken", "it broke", retryable=False, retry_after_ms=9)
+    (store,) = of(w.end(1, 0, data=b"x" * 5000, failure=broken), ev.Store)
+    assert len(store.data) == 5000
+    w.do(ev.StoreFailed(FIRST, Failure("object_store", "no such bucket", True)))
+    (result,) = w.session.unacknowledged.values()
+    assert result.failure is not None
+    assert (result.data, result.failure.code, result.failure.retryable) == (b"", "broken", False)
+    assert result.failure.message == "it broke; what it left behind could not be stored: no such bucket"
+
+
 @pytest.mark.parametrize("under_way", [False, True])
 def test_a_result_that_nobody_wants_any_more_does_not_wait_for_the_store(under_way: bool) -> None:
     w = storing()

@@ -85,7 +85,7 @@ class Plan:
     """Where attempts of a run and an executor execute: those with equal `key` share child processes."""
 
     run: Run
-    kind: str  # engine | slot
+    kind: str  # engine | shared | slot
     key: str
     environment: tuple[tuple[str, str], ...] = ()
     devices: int = 0  # accelerators that each of its processes has to itself

@@ -64,7 +64,7 @@ class Causes:
         cause = self._causes.get(key)
         if cause is not None:
             for held in waiting:
-                asked = None if held.plan.kind == "engine" else limits(held.spec)
+                asked = None if held.plan.kind != "slot" else limits(held.spec)
                 cause.concerned.add((held.plan.run.run_id, held.plan.run.executor, asked))
 
     def is_of_store(self, key: str) -> bool:

@@ -28,6 +28,8 @@ need the places under caps and in the credit that the attempts take."""
 SLOT_IDLE_S, SLOT_SLICE_S = 0.5, 3.0
 """A slot's process that has been idle so long, or that others have waited for so long, makes room for another: to start
 one costs more than a short row, so runs that share a slot take turns and do not swap at every row."""
+SHARED_MAX = 8
+"""Processes at once that many attempts share and that hold no model."""
 UNLOAD_S = 5.0
 """An engine that has been idle this long gives its devices to what waits for them: it takes long to load again."""
 
@@ -215,6 +217,10 @@ class Placement:
     def of_kind(self, kind: str) -> list[Child]:
         return [c for c in self.children.values() if c.plan.kind == kind]
 
+    def _most(self, kind: str) -> int:
+        """Processes at once of a kind of which each key has one."""
+        return self.max_engines if kind == "engine" else SHARED_MAX
+
     def backoff(self, key: str) -> Backoff:
         return self.backoffs.setdefault(key, Backoff())
 
@@ -257,7 +263,7 @@ class Placement:
     def _free_child(self, key: str, *, alone: bool, skip: set[int]) -> Child | None:
         # One whose parent attempts wait for children dies with their memory: last, when no other may be started.
         plan = self.plans[key]
-        shared = plan.kind == "engine" or self._slot_room() <= 0 or plan.devices > self.pool.free
+        shared = plan.kind != "slot" or self._slot_room() <= 0 or plan.devices > self.pool.free
         # Processes that were made while parents waited stay; no more of them than there are slots work at once.
         full = plan.kind == "slot" and sum(1 for c in self.of_kind("slot") if c.active) >= self.slots
         best: Child | None = None
@@ -315,10 +321,10 @@ class Placement:
         if now < self.backoff(key).until:
             self._claim = "" if self._claim == key else self._claim
             return
-        if plan.kind == "engine":
+        if plan.kind != "slot":
             if mine:
                 return  # it starts, is full, alone or retiring
-            wanted, room = 1, self.max_engines - len(self.of_kind("engine"))
+            wanted, room = 1, self._most(plan.kind) - len(self.of_kind(plan.kind))
         else:
             room = self._slot_room()
             if room <= 0 and not mine and self._parents_only():
@@ -356,7 +362,7 @@ class Placement:
         others = len(self.pool.devices) - sum(len(self.pool.of(c.id)) for c in parents)
         if plan.devices > others:
             return True
-        return plan.kind == "engine" and sum(1 for c in parents if c.plan.kind == "engine") >= self.max_engines
+        return plan.kind != "slot" and sum(1 for c in parents if c.plan.kind == plan.kind) >= self._most(plan.kind)
 
     def _supplied(self, plan: Plan) -> int:
         """How many processes there are devices for."""
@@ -402,7 +408,7 @@ class Placement:
         others = [c for c in self.of_kind(kind) if c.plan.key != key]
         if any(c.state is ChildState.STOPPING for c in others):
             return
-        limit, grace = (FAIR_S, 0.0) if kind == "engine" else (SLOT_SLICE_S, SLOT_IDLE_S)
+        limit, grace = (SLOT_SLICE_S, SLOT_IDLE_S) if kind == "slot" else (FAIR_S, 0.0)
         due = now - self._blocked_since.setdefault(key, now) >= limit
         up = [c for c in others if c.state is ChildState.UP]
         idle = [c for c in up if not c.in_hand and (due or now - c.moved_at >= grace)]

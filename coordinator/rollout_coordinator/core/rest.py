@@ -16,6 +16,7 @@ from rollout_coordinator.core.state import Log, State, touch
 from rollout_coordinator.core.step import ResultRows
 
 KEY = "rest"
+_NAMED_MAX = 3
 WRITTEN_EVERY_MS = 10_000
 """So much running time at most is forgotten when the coordinator dies."""
 
@@ -87,10 +88,8 @@ def reached(log: Log) -> str:
     bad = counts.get("bad", 0) + counts.get("again", 0)
     of = bad + counts.get("good", 0)
     if limits.codes and of >= limits.after and 100 * (of - bad) < limits.min_percent * of:
-        return (
-            f"{bad:,} of the {of:,} items so far failed with {' or '.join(sorted(limits.codes))}: "
-            f"fewer than {limits.min_percent} % did not"
-        )
+        codes = " or ".join(sorted(limits.codes)) if len(limits.codes) <= _NAMED_MAX else "codes that are limited"
+        return f"{bad:,} of the {of:,} items so far failed with {codes}: fewer than {limits.min_percent} % did not"
     return ""
 
 

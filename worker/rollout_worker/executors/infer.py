@@ -22,7 +22,7 @@ _log = structlog.get_logger()
 
 
 class InferExecutor:
-    placement: ClassVar[Literal["engine", "slot"]] = "engine"
+    placement: ClassVar[Literal["engine", "shared", "slot"]] = "engine"
 
     def __init__(self) -> None:
         self._backend: Backend | None = None

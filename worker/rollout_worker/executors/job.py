@@ -48,7 +48,7 @@ MARK = "\x1e"
 
 
 class JobExecutor:
-    placement: ClassVar[Literal["engine", "slot"]] = "engine"
+    placement: ClassVar[Literal["engine", "shared", "slot"]] = "shared"
 
     def __init__(self) -> None:
         self._job: JobConfig | None = None
@@ -187,7 +187,7 @@ class JobExecutor:
             environs=variables,
             files=files,
             masks=masks,
-            live=Live(spec.label, _printer(attempt)),
+            live=Live(spec.label, _printer(attempt), self._job.n_concurrent_trials),
             images=Images(self._state, self._job.environment.force_build, self._job.environment.provider_config),
             lanes=self._lanes,
             engine=engine,

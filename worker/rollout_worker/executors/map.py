@@ -65,7 +65,7 @@ Ended = Callable[[int, str], None]
 
 
 class MapExecutor:
-    placement: ClassVar[Literal["engine", "slot"]] = "slot"
+    placement: ClassVar[Literal["engine", "shared", "slot"]] = "slot"
     concurrency = 1
     ahead = AHEAD
 

@@ -152,8 +152,10 @@ class Context(Protocol):
 
 
 class Executor(Protocol):
-    placement: ClassVar[Literal["engine", "slot"]]
-    """engine: one child per engine_key, many attempts at once. slot: one attempt at a time in a child from the pool."""
+    placement: ClassVar[Literal["engine", "shared", "slot"]]
+    """engine: one child per engine_key, many attempts at once; a worker has few of them, since each holds a model.
+    shared: as engine, but it holds none, and stands beside engines. slot: one attempt at a time in a child from the
+    pool."""
 
     @property
     def concurrency(self) -> int:

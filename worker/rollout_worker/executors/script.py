@@ -48,7 +48,7 @@ def check_needs(name: str | None) -> None:
 
 
 class ScriptExecutor:
-    placement: ClassVar[Literal["engine", "slot"]] = "slot"
+    placement: ClassVar[Literal["engine", "shared", "slot"]] = "slot"
 
     @property
     def concurrency(self) -> int:

@@ -50,7 +50,7 @@ class State:
 
 
 class TrainExecutor:
-    placement: ClassVar[Literal["engine", "slot"]] = "engine"
+    placement: ClassVar[Literal["engine", "shared", "slot"]] = "engine"
     concurrency = 1
     ahead = 1
 

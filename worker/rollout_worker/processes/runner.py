@@ -110,14 +110,14 @@ class Runner:
             self._pipe.send(Kind.FAILED, json.dumps(body).encode())
             await self._stop.wait()
             return 1
-        self._width = max(1, self._executor.concurrency) if self._executor.placement == "engine" else 1
+        self._width = max(1, self._executor.concurrency) if self._executor.placement != "slot" else 1
         self._ahead = max(0, int(getattr(self._executor, "ahead", 0)))
         self._take_unbegun = getattr(self._executor, "take_back", None)
         self._run_many = getattr(self._executor, "run_many", None)
         gc.collect()
         gc.freeze()
         # What a slot takes ahead it takes from what it was given: long rows must not wait here while others are free.
-        ahead = self._ahead if self._executor.placement == "engine" else 0
+        ahead = self._ahead if self._executor.placement != "slot" else 0
         self._gathers = self._ahead > ahead
         self._pipe.send(Kind.READY, json.dumps({"width": self._width, "ahead": ahead}).encode())
         await self._stop.wait()

@@ -61,6 +61,11 @@ class Allowlist:
         return as_address(host) is None and self.allows_name(host) and not special
 
 
+def names_among(hosts: Iterable[str]) -> list[str]:
+    """Those that are neither addresses nor blocks."""
+    return [host for host in hosts if _block(host) is None]
+
+
 def as_address(host: str) -> Address | None:
     try:
         return ipaddress.ip_address(host.strip("[]"))

@@ -12,6 +12,7 @@ import os
 import shutil
 import stat
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Literal
@@ -19,6 +20,8 @@ from typing import Any, Literal
 from rollout_worker.sandboxes import trees
 from rollout_worker.sandboxes.claims import Capacity
 from rollout_worker.sandboxes.errors import SandboxCreateError, SandboxTeardownError
+from rollout_worker.sandboxes.images.rootfs import fetch
+from rollout_worker.sandboxes.images.store import Store
 from rollout_worker.sandboxes.local import Features, LocalProvider
 from rollout_worker.sandboxes.local_sandbox import LocalSandbox, Price, in_thread
 from rollout_worker.sandboxes.port import Capabilities, Host, Image, KeepsWritten, RootFs, Sandbox, Spec
@@ -28,6 +31,7 @@ _DIRECTORIES = ("etc", "home", "media", "mnt", "opt", "root", "proc", "dev", "ru
 _OPEN_DIRECTORIES = ("tmp", "var/tmp")
 _PROGRAMS = ("usr", "bin", "sbin", "lib", "lib32", "lib64", "libx32")
 _UPPER = "-upper"
+_FETCH_S = 600.0
 _PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 
 
@@ -83,11 +87,19 @@ class BubblewrapProvider(LocalProvider, KeepsWritten):
             hides_host=True,
             writable_root=features.overlay and os.geteuid() == 0,
             users=os.geteuid() == 0,
-            roots=frozenset({"host", "rootfs"}),
+            roots=frozenset({"host", "rootfs", "image"}),
             networks=frozenset(networks),
             limits=self.enforcement(features),
             notes=(*notes, *features.notes),
         )
+
+    async def create(self, spec: Spec, *, wait: bool = True) -> LocalSandbox:
+        """An image is fetched first, unless it is there. ImagePullError, ImageError."""
+        if isinstance(spec.root, Image):
+            made, _ = await fetch(spec.root.reference, Store(self.state), _FETCH_S, anew=False)
+            config = {"env": {**made.env, **spec.env}, "workdir": spec.workdir or made.workdir}
+            spec = replace(spec, root=RootFs(made.path / "root"), user=spec.user or made.user, **config)
+        return await super().create(spec, wait=wait)
 
     def _refusals(self, spec: Spec, features: Features) -> list[str]:
         root = spec.root
@@ -95,8 +107,8 @@ class BubblewrapProvider(LocalProvider, KeepsWritten):
             return ["what another sandbox wrote cannot be laid over the root here: there are no overlay mounts"]
         if isinstance(root, Host):
             return []
-        if not isinstance(root, RootFs):
-            return ["`bubblewrap` sandboxes have this host's root or an unpacked one: unpack the image first"]
+        if isinstance(root, Image):
+            return []  # it was replaced by what was fetched
         if not (root.path / "bin" / "sh").exists() and not (root.path / "bin" / "sh").is_symlink():
             return [f"there is no /bin/sh in {root.path}"]
         if not features.overlay and spec.directories:

@@ -143,12 +143,13 @@ class Journal:
             known = {claim.name for claim in claims}
             claims += [self._without_claim(path.name) for path in self.boxes.iterdir() if path.name not in known]
             owners = {claim.owner for claim in claims} | {path.stem for path in self._owners.iterdir()}
-            dead = {owner for owner in owners if self._is_dead(owner)}
+            dead = {owner for owner in owners if self.is_dead(owner)}
             for owner in dead:
                 self.drop_owner(owner)
             return [claim for claim in claims if claim.owner in dead]
 
-    def _is_dead(self, owner: str) -> bool:
+    def is_dead(self, owner: str) -> bool:
+        """Whether no process holds the owner's lock."""
         try:
             fd = os.open(self._owners / f"{owner}.lock", os.O_RDWR | os.O_CLOEXEC)
         except FileNotFoundError:

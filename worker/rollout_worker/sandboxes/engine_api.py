@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 
 _CHUNK = 1 << 18
 _FIRST_LOOK_S, _LONGEST_LOOK_S = 0.02, 1.0
+_RUNTIME_PIDS = 12  # threads of what starts a command, before it is that
 _ANSWER_S = 120.0
 """For an answer to anything but builds, pulls, and commands."""
 
@@ -49,8 +50,10 @@ class PathStatus:
 class Engine:
     """A connection to an engine, once it is open."""
 
-    def __init__(self, url: str) -> None:
+    def __init__(self, url: str, *, globs: bool = False) -> None:
+        """`globs`: it takes paths of archives for patterns, and finds none that has something of one."""
         self.url = url
+        self.globs = globs
         self._docker: aiodocker.Docker | None = None
 
     async def open(self) -> None:
@@ -90,7 +93,7 @@ class Engine:
             async with asyncio.timeout(patience_s):
                 yield self.docker
         except aiodocker.DockerError as error:
-            raise EngineError(int(error.status), str(error.message)) from error
+            raise EngineError(int(error.status), _message(str(error.message).encode())) from error
         except (aiohttp.ClientError, ConnectionError, FileNotFoundError) as error:
             raise EngineUnreachableError(f"{self.url}: {error}") from error
         except TimeoutError as error:
@@ -162,6 +165,13 @@ class Engine:
             containers: Any = docker.containers
             found = await containers.list(all=1, filters=filters)
             return [(str(c["Names"][0]).lstrip("/"), dict(c["Labels"] or {})) for c in found]
+
+    async def is_full(self, container: str) -> bool:
+        """Whether so many processes run in it that the engine may not be able to start one more."""
+        async with self.asking() as docker:
+            found: list[dict[str, Any]] = await _container(docker, container).stats(stream=False)
+        pids: dict[str, Any] = (found[0] if found else {}).get("pids_stats") or {}
+        return int(pids.get("current") or 0) + _RUNTIME_PIDS >= int(pids.get("limit") or 1 << 62)
 
     async def has_network(self, name: str) -> bool:
         try:
@@ -239,7 +249,8 @@ class Engine:
     async def status(self, container: str, path: str) -> PathStatus:
         """EngineError 404: there is nothing."""
         async with self._archive("HEAD", container, path) as answer:
-            said = json.loads(base64.b64decode(answer.headers["X-Docker-Container-Path-Stat"]))
+            header = answer.headers["X-Docker-Container-Path-Stat"]
+            said = json.loads(base64.b64decode(header.replace("-", "+").replace("_", "/")))  # podman's is for URLs
             mode = int(said["mode"])  # of Go's os.FileMode
             kind = "other"
             if mode & (1 << 31):
@@ -313,6 +324,9 @@ class AttachedStream:
 
     async def write(self, data: bytes) -> bool:
         """Whether anybody takes it."""
+        transport = self._transport()
+        if transport is None or transport.is_closing():
+            return False
         try:
             await self._stream.write_in(data)
         except (OSError, AssertionError, self._broken):
@@ -320,11 +334,14 @@ class AttachedStream:
         return True
 
     def end_input(self) -> None:
-        """aiodocker can only close both directions."""
-        answer = self._stream._resp  # pyright: ignore[reportPrivateUsage]
-        transport = answer.connection.transport if answer is not None and answer.connection is not None else None
+        transport = self._transport()
         if transport is not None and not transport.is_closing():
             transport.write_eof()
+
+    def _transport(self) -> asyncio.Transport | None:
+        """aiodocker can only close both directions, and writes to what is closed."""
+        answer = self._stream._resp  # pyright: ignore[reportPrivateUsage]
+        return answer.connection.transport if answer is not None and answer.connection is not None else None
 
 
 async def _pieces(answer: aiohttp.ClientResponse) -> AsyncIterator[bytes]:

@@ -14,8 +14,12 @@ _QUIET_S = 0.1
 _CHUNK = 1 << 16
 
 
+MARK = b"+\n"
+"""What a command prints first, so that it is known to have begun: what an engine says then was said by itself."""
+
+
 class Command:
-    """Runs it: `await command.finish()`; after a kill, `await command.drain()`."""
+    """Runs it: `await command.finish()`. `begun`: it printed its mark, which is no output."""
 
     def __init__(
         self,
@@ -32,6 +36,12 @@ class Command:
         self._on_output = on_output
         self._reading: asyncio.Task[None] | None = None
         self._last = 0.0
+        self._head = b""
+        self._mark = asyncio.Event()
+
+    @property
+    def begun(self) -> bool:
+        return self._mark.is_set()
 
     async def finish(self) -> int | None:
         """Its exit code, once it has ended and what it printed is read; None: nobody knows. EngineError: no start."""
@@ -53,7 +63,7 @@ class Command:
             finally:
                 for task in (*tasks, looking):
                     task.cancel()
-                await asyncio.gather(*tasks, looking, return_exceptions=True)
+                await asyncio.wait({*tasks, looking})
         return await self._engine.exit_code(self._id)  # it may have closed what it prints to, and go on
 
     async def _read_rest(self) -> None:
@@ -73,14 +83,28 @@ class Command:
         while (piece := await stream.read()) is not None:
             self._last = asyncio.get_running_loop().time()
             name = _STREAMS.get(piece[0])
-            if name is None or not piece[1]:
+            data = piece[1]
+            if name == "stdout" and not self.begun:
+                data = self._unmarked(data)
+            if name is None or not data:
                 continue
-            self._captures[name].feed(piece[1])
-            told: Awaitable[None] | None = self._on_output(name, piece[1]) if self._on_output else None
+            self._captures[name].feed(data)
+            # What an engine says of itself is kept, but nobody's output.
+            told: Awaitable[None] | None = self._on_output(name, data) if self._on_output and self.begun else None
             if told is not None:
                 await told
 
+    def _unmarked(self, data: bytes) -> bytes:
+        self._head += data
+        if len(self._head) < len(MARK):
+            return b""
+        if self._head.startswith(MARK):
+            self._mark.set()
+        head, self._head = self._head, b""
+        return head.removeprefix(MARK) if self.begun else head
+
     async def _send(self, stream: AttachedStream, source: bytes | AsyncIterator[bytes]) -> None:
+        await self._mark.wait()  # a command that cannot be started takes nothing of it
         async for piece in _pieces(source):
             if not await stream.write(piece):
                 return

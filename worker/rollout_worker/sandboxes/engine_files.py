@@ -36,6 +36,8 @@ class EngineFiles:
         self._name = name
 
     async def read(self, path: str, max_bytes: int) -> bytes:
+        if self._engine.globs and set(path) & set("\\*?["):
+            return await self._read_by_command(path, max_bytes)
         path, status = await self._real(path)
         if status.kind == "directory":
             raise self._fault(path, "EISDIR")
@@ -46,6 +48,18 @@ class EngineFiles:
         with tempfile.TemporaryFile() as file:
             await self._get(path, cast("BinaryIO", file), max_bytes + (64 << 10))
             return await asyncio.to_thread(_content, cast("BinaryIO", file), max_bytes)
+
+    async def _read_by_command(self, path: str, max_bytes: int) -> bytes:
+        script = 'test -f "$1" && exec head -c "$2" -- "$1"'
+        try:
+            code, data = await self._engine.run(self._name, script, path, str(max_bytes + 1))
+        except (EngineError, EngineUnreachableError) as error:
+            raise as_sandbox_error(self._name, error) from error
+        if code != 0:
+            raise self._fault(path, "ENOENT")
+        if len(data) > max_bytes:
+            raise self._fault(path, "too_large")
+        return data
 
     async def write(self, path: str, data: bytes, mode: int) -> None:
         with tempfile.TemporaryFile() as file:
@@ -61,13 +75,12 @@ class EngineFiles:
                 raise self._fault(path, "EISDIR")
         with tempfile.TemporaryFile() as archive:
             with tarfile.open(fileobj=archive, mode="w", format=tarfile.GNU_FORMAT, errors="surrogateescape") as tar:
-                for depth in range(len(missing)):
-                    tar.addfile(_directory("/".join(missing[: depth + 1])))
-                header = tarfile.TarInfo("/".join([*missing, name]))
+                _add_directories(tar, base, missing)
+                header = tarfile.TarInfo(_within(base, *missing, name))
                 header.size, header.mode = size, mode
                 content.seek(0)
                 tar.addfile(header, content)
-            await self._put(base, cast("BinaryIO", archive), path)
+            await self._put(cast("BinaryIO", archive), path)
 
     async def upload(self, source: Path, target: str) -> Transfer:
         if not await asyncio.to_thread(source.is_dir):
@@ -80,10 +93,10 @@ class EngineFiles:
         base, missing = await self._base(posixpath.normpath(target))
         with tempfile.TemporaryFile() as packed, tempfile.TemporaryFile() as archive:
             moved = await asyncio.to_thread(trees.pack, str(source), cast("BinaryIO", packed))
-            names = await asyncio.to_thread(_below, cast("BinaryIO", packed), cast("BinaryIO", archive), missing)
+            names = await asyncio.to_thread(_below, cast("BinaryIO", packed), cast("BinaryIO", archive), base, missing)
             if not missing:
                 await self._check_in_the_way(base, names)
-            await self._put(base, cast("BinaryIO", archive), target)
+            await self._put(cast("BinaryIO", archive), target)
         return Transfer(moved.files, moved.size, tuple(moved.skipped))
 
     async def _check_in_the_way(self, base: str, names: dict[str, bool]) -> None:
@@ -131,6 +144,8 @@ class EngineFiles:
         except EngineError as error:
             if error.status == 404 and await self._is_there():
                 return None
+            if await self._holds('test -L "$1" && ! test -e "$1"', path):  # engines have no word for it
+                raise self._fault(path, "ELOOP") from error
             raise self._told(path, error) from error
         except EngineUnreachableError as error:
             raise as_sandbox_error(self._name, error) from error
@@ -148,7 +163,7 @@ class EngineFiles:
         for _ in range(_LINKS):
             found = await self._status(path)
             if found is None:
-                raise self._fault(asked, await self._why_missing(path))
+                raise self._fault(asked, await self._why_missing(asked, path))
             if found.kind != "link":
                 return path, found
             if not found.link:
@@ -156,14 +171,23 @@ class EngineFiles:
             path = posixpath.normpath(posixpath.join(posixpath.dirname(path), found.link))
         raise self._fault(asked, "ELOOP")
 
-    async def _why_missing(self, path: str) -> str:
-        parent = posixpath.dirname(path)
-        while parent != "/":
-            found = await self._status(parent)
-            if found is not None:
-                return "ENOTDIR" if found.kind in ("file", "other") else "ENOENT"
+    async def _why_missing(self, asked: str, path: str) -> str:
+        parent, found = posixpath.dirname(path), None
+        while parent != "/" and (found := await self._status(parent)) is None:
             parent = posixpath.dirname(parent)
-        return "ENOENT"
+        if found is not None and found.kind in ("file", "other"):
+            return "ENOTDIR"
+        # In /dev, /proc or another file system that archives do not show?
+        return "EINVAL" if await self._holds('test -e "$1"', asked) else "ENOENT"
+
+    async def _holds(self, script: str, path: str) -> bool:
+        try:
+            code, _ = await self._engine.run(self._name, script, path)
+        except EngineError:  # it does not run
+            return False
+        except EngineUnreachableError as error:
+            raise as_sandbox_error(self._name, error) from error
+        return code == 0
 
     async def _base(self, directory: str) -> tuple[str, list[str]]:
         """(the last directory on the way that is there, names of those that are missing)."""
@@ -197,10 +221,10 @@ class EngineFiles:
             raise as_sandbox_error(self._name, error) from error
         target.seek(0)
 
-    async def _put(self, base: str, archive: BinaryIO, path: str) -> None:
+    async def _put(self, archive: BinaryIO, path: str) -> None:
         archive.seek(0)
-        try:
-            await self._engine.put_archive(self._name, base, _pieces(archive))
+        try:  # at the root: an engine refuses links that lead out of where it unpacks
+            await self._engine.put_archive(self._name, "/", _pieces(archive))
         except EngineError as error:
             raise self._told(path, error) from error
         except EngineUnreachableError as error:
@@ -221,6 +245,16 @@ async def _pieces(file: BinaryIO) -> AsyncIterator[bytes]:
         yield data
 
 
+def _within(*parts: str) -> str:
+    """As the name of a member of an archive that is unpacked at the root."""
+    return posixpath.join(*parts).lstrip("/")
+
+
+def _add_directories(tar: tarfile.TarFile, base: str, missing: list[str]) -> None:
+    for depth in range(len(missing)):
+        tar.addfile(_directory(_within(base, *missing[: depth + 1])))
+
+
 def _directory(name: str) -> tarfile.TarInfo:
     header = tarfile.TarInfo(name)
     header.type, header.mode = tarfile.DIRTYPE, 0o755
@@ -234,23 +268,22 @@ def _content(archive: BinaryIO, max_bytes: int) -> bytes:
         return content.read(max_bytes) if content is not None else b""
 
 
-def _below(packed: BinaryIO, archive: BinaryIO, missing: list[str]) -> dict[str, bool]:
-    """As `trees.pack` made it, below directories that are yet to be made; without its top. (name, is a directory)."""
+def _below(packed: BinaryIO, archive: BinaryIO, base: str, missing: list[str]) -> dict[str, bool]:
+    """As `trees.pack` made it, below `base` and directories that are yet to be made; without its top. (name, is a
+    directory)."""
     packed.seek(0)
     names: dict[str, bool] = {}
-    prefix = "/".join(missing)
     with (
         tarfile.open(fileobj=packed, mode="r:", errors="surrogateescape") as tar,
         tarfile.open(fileobj=archive, mode="w", format=tarfile.GNU_FORMAT, errors="surrogateescape") as out,
     ):
-        for depth in range(len(missing)):
-            out.addfile(_directory("/".join(missing[: depth + 1])))
+        _add_directories(out, base, missing)
         for member in tar:
             if member.name == ".":
                 continue
             names[member.name] = member.isdir()
             content = tar.extractfile(member) if member.isreg() else None
-            member.name = f"{prefix}/{member.name}" if prefix else member.name
+            member.name = _within(base, *missing, member.name)
             member.pax_headers = {}
             out.addfile(member, content)
     return names

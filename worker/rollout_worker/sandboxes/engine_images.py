@@ -17,6 +17,8 @@ from rollout_worker.sandboxes.errors import (
 )
 from rollout_worker.sandboxes.images import context
 from rollout_worker.sandboxes.images.builder import made_with
+from rollout_worker.sandboxes.images.reference import parse
+from rollout_worker.sandboxes.images.registry import login_of
 from rollout_worker.sandboxes.port import BuiltImage
 
 LABEL = "rollout.content"
@@ -31,6 +33,7 @@ class EngineImages:
         self._engine = engine
         self._alone: dict[str, asyncio.Lock] = {}
         self._fresh: set[str] = set()
+        self.last: str | None = None  # that was asked for and is there
 
     async def inspect(self, reference: str) -> dict[str, Any] | None:
         """None: it is not there."""
@@ -56,6 +59,7 @@ class EngineImages:
                 there = await self.inspect(name)
         if there is None:
             raise ImageBuildError(f"the image {name} is gone as soon as it was built: does something prune images?")
+        self.last = name
         return _built(name, there)
 
     async def _build(self, directory: Path, name: str, content: str, timeout_s: float, anew: bool) -> None:
@@ -99,13 +103,16 @@ class EngineImages:
                 there = await self.inspect(reference)
         if there is None:
             raise ImagePullError(f"the engine pulled {reference}, but does not have it")
+        self.last = reference
         return _built(reference, there)
 
     async def _pull(self, reference: str, timeout_s: float) -> None:
         try:
             async with asyncio.timeout(timeout_s), self._engine.asking(None) as docker:
                 name, tag = _with_tag(reference)
-                async for piece in docker.images.pull(name, tag=tag, stream=True):
+                # aiodocker takes a login only for what names its registry or owner.
+                auth = login_of(parse(reference).registry) if "/" in name else None
+                async for piece in docker.images.pull(name, auth=auth, tag=tag, stream=True):
                     if "error" in piece:
                         raise EngineError(500, str(piece["error"]))
         except TimeoutError as error:

@@ -97,12 +97,13 @@ class EngineProvider(Provider, MakesImages):
         self._lock = -1
         self._made = 0
         self._state_id = ""
-        self._engine = Engine(self._urls[0])
+        self._engine = self._engine_at(self._urls[0])
         self._images = EngineImages(self._engine)
         self._turn = asyncio.Lock()
         self._freed = asyncio.Event()
         self._probing = asyncio.Lock()
         self._found: Found | None = None
+        self._tried = False
         self._sandboxes: set[EngineSandbox] = set()
         self._proxies: dict[str, Proxy] = {}
 
@@ -131,7 +132,7 @@ class EngineProvider(Provider, MakesImages):
             if (path := _missing_socket(url)) is not None:
                 faults.append(f"there is no socket {path}")
                 continue
-            self._engine = Engine(url)
+            self._engine = self._engine_at(url)
             self._images = EngineImages(self._engine)
             try:
                 await self._engine.open()
@@ -175,8 +176,9 @@ class EngineProvider(Provider, MakesImages):
 
     async def _probe(self) -> Found:
         async with self._probing:
-            if self._found is None:
-                self._found = await self._find()
+            if self._found is not None and (self._tried or self._images.last is None):
+                return self._found
+            self._found = await self._find()  # again, once there is an image to try it out with
             return self._found
 
     async def _find(self) -> Found:
@@ -198,7 +200,7 @@ class EngineProvider(Provider, MakesImages):
         if not public:
             notes.append(f"the engine has no network {self._settings.network}: set network under provider_config")
         capacity = Capacity(float(info.get("NCPU") or 1), int(info.get("MemTotal") or 0) * 9 // 10 >> 20)
-        reached = await self._reaches(notes, limits, capacity)
+        reached, left_behind = await self._try_out(notes, limits, capacity)
         networks: set[Literal["none", "public", "allowlist"]] = {"none"}
         if public:
             networks.add("public")
@@ -217,16 +219,21 @@ class EngineProvider(Provider, MakesImages):
             roots=frozenset(roots),
             networks=frozenset(networks),
             limits=limits,
+            left_behind=left_behind,
             notes=tuple(notes),
         )
         return Found(capabilities, capacity, reached)
 
-    async def _reaches(self, notes: list[str], limits: dict[LimitName, Enforcement], capacity: Capacity) -> bool:
-        """By doing, where there is an image to do it with: whether containers' networks can be reached from here."""
+    async def _try_out(
+        self, notes: list[str], limits: dict[LimitName, Enforcement], capacity: Capacity
+    ) -> tuple[bool, bool]:
+        """By doing, where there is an image to do it with: whether containers' networks can be reached from here, and
+        whether what a command leaves behind can go on to print."""
         image = await self._any_image()
+        self._tried = image is not None
         if image is None:
-            notes.append("allowlists need an image to be tried with: set default_image under provider_config")
-            return False
+            notes.append("allowlists cannot be tried out before there is an image: set default_image")
+            return False, False
         spec = Spec(root=Image(image), limits=Limits(min(0.5, capacity.cpus), 128, 256, 64))
         capabilities = Capabilities(
             private_directories=True,
@@ -245,21 +252,23 @@ class EngineProvider(Provider, MakesImages):
             raise SandboxRefusedError(
                 f"{self.name} sandboxes do not work here: {error.message}", reasons=[error.message]
             ) from error
-        try:
+        async with sandbox:
+            left_behind = await _lets_print(sandbox)
+            if not left_behind:
+                notes.append("what a command leaves running is ended when it prints: let it print to a file")
             pid = int((await self._engine.show(sandbox.name))["State"]["Pid"])
-            (await in_thread(listen_in, pid, PROXY_PORT)).close()
-        except OSError as error:
-            notes.append(f"allowlists cannot be enforced: containers' networks are out of reach: {error.strerror}")
-            return False
-        finally:
-            await sandbox.destroy()
-        return True
+            try:
+                (await in_thread(listen_in, pid, PROXY_PORT)).close()
+            except OSError as error:
+                notes.append(f"allowlists cannot be enforced: containers' networks are out of reach: {error.strerror}")
+                return False, left_behind
+        return True, left_behind
 
     async def _any_image(self) -> str | None:
         if self._settings.default_image:
             await self._images.pull(self._settings.default_image, 600.0, anew=False)
             return self._settings.default_image
-        return None
+        return self._images.last
 
     def _check(self, spec: Spec, found: Found) -> None:
         capabilities = found.capabilities
@@ -424,6 +433,9 @@ class EngineProvider(Provider, MakesImages):
             },
         }
 
+    def _engine_at(self, url: str) -> Engine:
+        return Engine(url)
+
     def _ulimits(self) -> list[dict[str, Any]]:
         """More of them, as an engine may need."""
         return []
@@ -463,6 +475,15 @@ class EngineProvider(Provider, MakesImages):
             raise SandboxTeardownError(f"{claim.name} is not removed: {error}") from error
         finally:
             self._freed.set()
+
+
+async def _lets_print(sandbox: EngineSandbox) -> bool:
+    script = "(while sleep 0.1; do echo x; echo x >> /tmp/left; done) & echo started"
+    await sandbox.exec(script, cwd="/", user=0)
+    await asyncio.sleep(0.6)
+    before = (await sandbox.exec("cat /tmp/left", cwd="/", user=0)).stdout.size
+    await asyncio.sleep(0.6)
+    return (await sandbox.exec("cat /tmp/left", cwd="/", user=0)).stdout.size > before
 
 
 def _missing_socket(url: str) -> str | None:

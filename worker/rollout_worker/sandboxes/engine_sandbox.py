@@ -25,7 +25,7 @@ from rollout_worker.sandboxes.port import MIB, Capabilities, Finished, OnOutput,
 log = structlog.get_logger()
 
 # The engine starts a command before it is in its directory, and tells of a wrong one in many ways.
-_ENTER = 'cd -- "$1" || exit 126; shift; exec "$@"'
+_ENTER = 'echo +; cd -- "$1" || exit 126; shift; exec "$@"'
 _OOM_KILLS = (
     "for f in /sys/fs/cgroup/memory.events /sys/fs/cgroup/memory/memory.oom_control; do"
     " [ -r $f ] && sed -n 's/^oom_kill //p' $f && exit; done; echo 0"
@@ -159,8 +159,12 @@ class EngineSandbox(Sandbox):
     ) -> int | None:
         words = ["/bin/sh", "-c", _ENTER, "sh", where, *argv]
         try:
-            made = await self._engine.exec(self.name, words, env=env, user=who, stdin=stdin is not None)
-            code = await Command(self._engine, made, stdin, captures, on_output).finish()
+            command, code = await self._once(words, who, env, stdin, captures, on_output)
+            if not command.begun and await self._engine.is_full(self.name):
+                # Nothing can be started in it any more: there must be room for those who look after it.
+                log.warning("sandbox_full", sandbox=self.name)
+                await self.kill()
+                command, code = await self._once(words, who, env, stdin, captures, on_output)
         except EngineUnreachableError as error:
             raise as_sandbox_error(self.name, error) from error
         except EngineError as error:
@@ -169,7 +173,20 @@ class EngineSandbox(Sandbox):
             return _NO_START
         if code is None or code > 128:
             await self._check_lives()
-        return code
+        return code if command.begun or code is None else _NO_START
+
+    async def _once(
+        self,
+        words: list[str],
+        who: str,
+        env: Mapping[str, str],
+        stdin: bytes | AsyncIterator[bytes] | None,
+        captures: Mapping[Stream, Capture],
+        on_output: OnOutput | None,
+    ) -> tuple[Command, int | None]:
+        made = await self._engine.exec(self.name, words, env=env, user=who, stdin=stdin is not None)
+        command = Command(self._engine, made, stdin, captures, on_output)
+        return command, await command.finish()
 
     async def _memory_was_hit(self) -> bool:
         before = self._oom_kills

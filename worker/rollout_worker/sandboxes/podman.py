@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import os
+import resource
 from collections.abc import Mapping
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
+from rollout_worker.sandboxes.engine_api import Engine
 from rollout_worker.sandboxes.engine_provider import EngineProvider, EngineSettings
 from rollout_worker.sandboxes.local_sandbox import Price
 from rollout_worker.sandboxes.settings import settings_of
@@ -15,6 +17,31 @@ from rollout_worker.sandboxes.settings import settings_of
 
 class PodmanProvider(EngineProvider):
     name = "podman"
+
+    def _engine_at(self, url: str) -> Engine:
+        return Engine(url, globs=True)
+
+    def _ulimits(self) -> list[dict[str, Any]]:
+        """podman asks for more than a service without CAP_SYS_RESOURCE may give: no more than this process has.
+
+        It lowers its own limit of processes to the largest pid.
+        """
+        found: list[dict[str, Any]] = []
+        for name, kind, most in (
+            ("nofile", resource.RLIMIT_NOFILE, resource.RLIM_INFINITY),
+            ("nproc", resource.RLIMIT_NPROC, _largest_pid()),
+        ):
+            hard = min((n for n in (resource.getrlimit(kind)[1], most) if n != resource.RLIM_INFINITY), default=None)
+            if hard is not None:
+                found.append({"Name": name, "Soft": hard, "Hard": hard})
+        return found
+
+
+def _largest_pid() -> int:
+    try:
+        return int(Path("/proc/sys/kernel/pid_max").read_text())
+    except OSError:  # no Linux: podman runs in a machine of its own
+        return resource.RLIM_INFINITY
 
 
 def open_podman(

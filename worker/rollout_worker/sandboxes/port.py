@@ -126,6 +126,9 @@ class Capabilities:
     roots: frozenset[Literal["host", "rootfs", "image"]]
     networks: frozenset[Literal["none", "public", "allowlist"]]
     limits: Mapping[LimitName, Enforcement]
+    mounts: bool = True  # files of this host can be mounted
+    ends_daemons: bool = True  # a deadline also ends what left its session, its parent and its environment
+    left_behind: bool = True  # what a command leaves running may go on to print
     notes: tuple[str, ...] = ()  # a sentence each: what is not isolated, and why something is missing
 
 

@@ -53,10 +53,10 @@ class _Exactly(io.RawIOBase):
         return data
 
 
-def pack(source: str, stream: BinaryIO, max_bytes: int | None = None) -> Moved:
+def pack(source: str, stream: BinaryIO, max_bytes: int | None = None, form: int = tarfile.PAX_FORMAT) -> Moved:
     """Write `source` to the stream; of a link the link, but for `source` itself. OSError, TooLargeError."""
     moved = Moved()
-    with tarfile.open(fileobj=stream, mode="w|", format=tarfile.PAX_FORMAT, errors="surrogateescape") as tar:
+    with tarfile.open(fileobj=stream, mode="w|", format=form, errors="surrogateescape") as tar:
         top = os.stat(source)
         if not stat.S_ISDIR(top.st_mode):
             if not stat.S_ISREG(top.st_mode):

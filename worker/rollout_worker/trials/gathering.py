@@ -139,6 +139,8 @@ async def bring_artifacts(sandbox: Sandbox, workdir: str, artifacts: Sequence[Ar
             brought.append(one)
     if brought:
         await asyncio.to_thread(_write_manifest, target, brought)
+    else:
+        await asyncio.to_thread(shutil.rmtree, target, True)  # what was made on the way
     return brought
 
 

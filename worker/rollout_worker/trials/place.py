@@ -33,6 +33,7 @@ class TrialPlace:
         self.base_url = told.section.base_url
         self.image_key = made.image_key
         self.deadline: float | None = None
+        self.commands = 0  # that run now
         self.limits_hit: set[str] = set()
         self.notes: list[str] = []
         self._told = told
@@ -67,21 +68,37 @@ class TrialPlace:
         self._told.masks.hide(secrets_of(env or {}))  # what an agent was given by the worker itself
         left = None if self.deadline is None else max(_NO_TIME_S, self.deadline - time.time())
         most = min((limit for limit in (left, timeout_s) if limit is not None), default=None)
-        with faults("environment_lost", "the agent's command ran"):
-            finished = await self.sandbox.exec(
-                command,
-                env={**self._told_env(), **self.env, **(env or {})},
-                cwd=cwd or self.workdir,
-                user=self.user if user is None else user,
-                timeout_s=most,
-                stdin=stdin,
-                on_output=None if quiet or self._streams is None else self._streams.feed,
-            )
+        self.commands += 1
+        try:
+            finished = await self._exec(command, env, cwd, user, most, stdin, quiet)
+        finally:
+            self.commands -= 1
         if finished.limit is not None:
             self.limits_hit.add(finished.limit)
         if finished.how == "timed_out" and most == left:
             raise self.overdue()
         return finished
+
+    async def _exec(
+        self,
+        command: str | Sequence[str],
+        env: Mapping[str, str] | None,
+        cwd: str | None,
+        user: str | int | None,
+        timeout_s: float | None,
+        stdin: bytes | None,
+        quiet: bool,
+    ) -> Finished:
+        with faults("environment_lost", "the agent's command ran"):
+            return await self.sandbox.exec(
+                command,
+                env={**self._told_env(), **self.env, **(env or {})},
+                cwd=cwd or self.workdir,
+                user=self.user if user is None else user,
+                timeout_s=timeout_s,
+                stdin=stdin,
+                on_output=None if quiet or self._streams is None else self._streams.feed,
+            )
 
     def _told_env(self) -> dict[str, str]:
         env = {INSTRUCTION: self.instruction_path}

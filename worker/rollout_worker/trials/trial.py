@@ -21,7 +21,7 @@ from rollout_worker.trials.agents.plain import NopAgent
 from rollout_worker.trials.clean import mend, preload_of, restore_preload
 from rollout_worker.trials.ending import end
 from rollout_worker.trials.faults import faults
-from rollout_worker.trials.gathering import OK, bring_artifacts, bring_logs
+from rollout_worker.trials.gathering import FAILED, TOO_LARGE, bring_artifacts, bring_logs
 from rollout_worker.trials.health import until_healthy
 from rollout_worker.trials.making import LOGS, Made, Wish, make_sandbox
 from rollout_worker.trials.oracle import Oracle
@@ -37,7 +37,7 @@ from rollout_worker.trials.verifying_apart import put_back, verify_apart
 log = structlog.get_logger()
 
 LATE_S = 5.0
-"""After its deadline an agent that does not end by itself is ended."""
+"""A command that runs at the deadline ends with it, and what it printed is kept; then its agent has so much time."""
 
 
 class Trial:
@@ -107,12 +107,22 @@ class Trial:
             wish = Wish(task.environment, policies, told.environs.sandbox, users, build_s)
             self._made = await make_sandbox(told, wish)
             sandbox, self._workdir = self._made.sandbox, self._made.workdir
-            self.outcome.remarks += self._made.remarks
+            self.outcome.remarks += [*self._made.remarks, *self._unused()]
             if task.environment.healthcheck is not None:
                 told.progress("waiting for its health")
                 await until_healthy(task.environment.healthcheck, self._made, streams)
             with faults("environment_start_failed", "it was set up"):
                 self._preload = await preload_of(sandbox)
+
+    def _unused(self) -> list[str]:
+        """What the task or the job wants an agent to be given, and no agent here takes."""
+        environment, section = self._told.task.environment, self._told.section
+        wanted = {
+            "mcp_servers of the task": environment.mcp_servers,
+            "skills_dir of the task": environment.skills_dir,
+            "skills of the agent": section.skills,
+        }
+        return [f"{name}: agents are not given these here" for name, value in wanted.items() if value]
 
     # ---- the agent
 
@@ -158,6 +168,13 @@ class Trial:
         """The agent ends at its deadline; what it raises is a TrialFault, of `type` where it says no other."""
         place.limits_hit.clear()
         deadline = asyncio.timeout(None if limit is None else limit + LATE_S)
+
+        def at_limit() -> None:
+            if not place.commands and not deadline.expired():
+                deadline.reschedule(loop.time())
+
+        loop = asyncio.get_running_loop()
+        timer = None if limit is None else loop.call_later(limit, at_limit)
         try:
             async with deadline:
                 with faults(type, "the agent worked"):
@@ -174,6 +191,8 @@ class Trial:
             log.warning("agent_broke", trial=self._told.spec.label, exc_info=True)
             raise TrialFault(type, f"{error.__class__.__name__}: {error}") from error
         finally:
+            if timer is not None:
+                timer.cancel()
             place.end()
             self.outcome.remarks += place.notes
             place.notes.clear()
@@ -230,7 +249,8 @@ class Trial:
             self.outcome.remarks += await bring_logs(sandbox, "/logs/agent", told.directory(step, AGENT), told.masks)
             artifacts = [*step.artifacts, *told.job.artifacts]
             brought = await bring_artifacts(sandbox, self._workdir, artifacts, told.directory(step, ARTIFACTS))
-            self.outcome.remarks += [f"artifact {one.source}: {one.message}" for one in brought if one.status != OK]
+            failed = [one for one in brought if one.status in (FAILED, TOO_LARGE)]  # one that is missing is no fault
+            self.outcome.remarks += [f"artifact {one.source}: {one.message}" for one in failed]
 
     async def _collect(self, step: Step, sandbox: Sandbox) -> None:
         with self._streams(step, VERIFIER) as streams:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from math import fsum
 from pathlib import Path
@@ -40,9 +40,10 @@ def following(
     output: JsonObject = config["output"]
     before: dict[str, str] = {label: trial for trial, label in output["planned"]}
     now = {trial.label: trial for trial in trials}
-    final = {**read_kept(directory, output["kept"]), **read_lines(directory)}
+    kept = read_kept(directory, output["kept"])
+    final = {**kept, **read_lines(directory)}
     final = {trial: lines for trial, lines in final.items() if TRIALS in lines}
-    used = _used(final.values())
+    used = _used(final, kept, config)
     changed = [label for label, trial in now.items() if before.get(label, trial.id.hex()) != trial.id.hex()]
     known = set(before.values()) | set(final)
     added = [label for label, trial in now.items() if trial.id.hex() not in known and label not in changed]
@@ -82,10 +83,23 @@ def _error_of(lines: dict[str, JsonObject] | None) -> str:
     return error["type"] if error else ""
 
 
-def _used(final: Iterable[dict[str, JsonObject]]) -> JsonObject:
-    records = [record_from(lines[TRIALS]["record"]) for lines in final]
-    tokens = sum(record.usage.n_input_tokens + record.usage.n_output_tokens for record in records)
-    return {"tokens": tokens, "micro_dollars": round(fsum(record.result.cost for record in records) * MICRO)}
+def _used(final: Kept, before: Kept, config: JsonObject) -> JsonObject:
+    """`before`: what of it was there before the run of `config`."""
+    records = {trial: record_from(lines[TRIALS]["record"]) for trial, lines in final.items()}
+    tokens = sum(record.usage.n_input_tokens + record.usage.n_output_tokens for record in records.values())
+    cost = fsum(record.result.cost for record in records.values())
+    times = [record.result.timestamps for trial, record in records.items() if trial not in before]
+    seconds = 0.0
+    if times:
+        seconds = (max(one.ended_at for one in times) - min(one.started_at for one in times)).total_seconds()
+    limit = config["job"]["budget"]["max_wall_time_sec"]
+    if limit is not None:  # trials that ran when it was reached were finished
+        seconds = min(seconds, max(0.0, limit - config["used"].get("seconds", 0)))
+    return {
+        "tokens": tokens,
+        "micro_dollars": round(cost * MICRO),
+        "seconds": round(config["used"].get("seconds", 0) + seconds, 3),
+    }
 
 
 def _used_up(job: JobConfig, used: JsonObject) -> str:
@@ -95,6 +109,8 @@ def _used_up(job: JobConfig, used: JsonObject) -> str:
     if budget.max_cost_usd is not None and used["micro_dollars"] >= budget.max_cost_usd * MICRO:
         spent = used["micro_dollars"] / MICRO
         return f"budget.max_cost_usd is {budget.max_cost_usd:g}, and ${spent:.2f} are spent: raise it"
+    if budget.max_wall_time_sec is not None and used["seconds"] > budget.max_wall_time_sec - 1:
+        return f"budget.max_wall_time_sec is {budget.max_wall_time_sec:g}, and the job has run as long: raise it"
     return ""
 
 

@@ -69,6 +69,8 @@ def _why_not(trial: KeptTrial) -> str:
         after_agent = policy is not None and policy.phase in ("verify", "teardown")
         if policy is None or not (after_agent or policy.graded):
             return f"{error.type}: no agent worked to its end"
+        if not after_agent and trial.result.timestamps.verifier_started_at is None:
+            return f"{error.type}, after which a task of this format is not verified"
     if trial.record is None or trial.record.files is None:
         return "nothing was kept of them"
     return ""
@@ -105,7 +107,8 @@ class Regraded:
 
     @property
     def changed(self) -> bool:
-        return (self.before, self.error_before) != (self.after, self.error_after)
+        """An error of the agent alone is no change: no agent works again."""
+        return self.before != self.after or (self.before is None and self.error_before != self.error_after)
 
 
 @dataclass(frozen=True, slots=True)

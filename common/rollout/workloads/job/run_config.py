@@ -68,7 +68,7 @@ def policies(job: JobConfig, used: JsonObject) -> tuple[Policy, ...]:
         left = ceil(budget.max_cost_usd * MICRO) - used.get("micro_dollars", 0)
         limits += [("units_out", str(max(1, left))), ("unit_out", "millionths of a US dollar")]
     if budget.max_wall_time_sec is not None:
-        limits.append(("wall_s", str(ceil(budget.max_wall_time_sec))))
+        limits.append(("wall_s", str(max(1, ceil(budget.max_wall_time_sec - used.get("seconds", 0))))))
     if infrastructure.min_success_rate > 0:
         codes = [name for name in ERRORS if is_infrastructure(policy_of(name, job.override_error_policy))]
         limits += [

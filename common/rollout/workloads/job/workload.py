@@ -207,26 +207,27 @@ class Job(Workload[JobConfig, JobChecked]):
         return made
 
     def describe_change(self, section: str, old: JsonObject, new: JsonObject) -> list[str] | None:
-        if section == "job":
-            before, after = (_of_runs(JobConfig.model_validate(one, strict=False)) for one in (old, new))
-            return [] if before == after else [f"job: {_differences(before, after)}"]
-        return [] if section in ("used", "run", "executors") else None
+        """The trials are compared, and what else another run is needed for, by `check`: here only which there are."""
+        return None if section in ("input", "trees") else []
 
     # ---- for people
 
     def succeeded(self, summary: JsonObject) -> bool:
         """Trials that failed are reported; a job that was stopped because too many did so by no fault of an agent did
         not do its work."""
-        return not (summary[self.unit]["skipped"] and "infrastructure" in summary.get("reason", ""))
+        return not (summary[self.unit]["skipped"] and _RATE_REASON in summary.get("reason", ""))
 
     def outcome(self, summary: JsonObject) -> str:
         job = summary["job"]
+        errors = ", ".join(f"{count} {name}" for name, count in job["errors"].items())
         infrastructure = f" ({job['infrastructure']} of infrastructure)" if job["infrastructure"] else ""
         skipped = f", {job['skipped']} skipped" if job["skipped"] else ""
         cost = f", ${job['cost_usd']:.2f}" if job["cost_usd"] else ""
         return (
             f"{job['completed']} of {job['trials']} trials completed, {job['failed']} failed{infrastructure}{skipped}; "
             f"pass rate {job['pass_rate']:.1%}, mean reward {job['mean_reward']:.3f}{cost}"
+            + (f"\nerrors: {errors}" if errors else "")
+            + ("" if self.succeeded(summary) else f"\n{_STOPPED}")
         )
 
     def remarks(self, entry: CommitEntry) -> Iterator[tuple[str, str, JsonObject]]:
@@ -280,7 +281,13 @@ class Job(Workload[JobConfig, JobChecked]):
         return json.loads(TrialRecord.decode(data).encode())
 
 
+_STOPPED = (
+    "the job was stopped: too many trials fail by no fault of an agent (infrastructure.min_success_rate). When that is "
+    "mended, the same command runs the trials that were skipped, and --retry-errors TYPE those that failed"
+)
 _TREES = "trees."
+_RATE_REASON = "% did not"
+"""In the reason of the engine's policy `skip_rest`, where it was the rate of success that stopped the run."""
 
 
 def _uri(settings: JobConfig) -> str:

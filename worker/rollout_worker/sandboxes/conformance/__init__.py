@@ -23,6 +23,7 @@ from rollout_worker.sandboxes.conformance.suite import (
     Case,
     NotApplicableError,
     NotConformingError,
+    engine_bench,
     local_bench,
 )
 
@@ -36,6 +37,7 @@ __all__ = [
     "Outcome",
     "commands",
     "deadlines",
+    "engine_bench",
     "files",
     "isolation",
     "life",

@@ -14,7 +14,8 @@ from typing import Any, cast
 from rollout.model.errors import ConfigError, RolloutError
 
 from rollout_worker.sandboxes.conformance.running import PROVIDERS, Outcome, run
-from rollout_worker.sandboxes.conformance.suite import CASES, Bench, local_bench
+from rollout_worker.sandboxes.conformance.suite import CASES, Bench, engine_bench, local_bench
+from rollout_worker.sandboxes.engine_provider import EngineProvider
 from rollout_worker.sandboxes.local import LocalProvider
 from rollout_worker.sandboxes.port import MIB, Provider
 from rollout_worker.sandboxes.providers import open_provider
@@ -57,6 +58,8 @@ async def judge(arguments: argparse.Namespace) -> int:
         scratch, large = state / "scratch", arguments.large_mb * MIB
         if isinstance(provider, LocalProvider):
             bench = local_bench(provider, scratch, large=large)
+        elif isinstance(provider, EngineProvider):
+            bench = engine_bench(provider, scratch, large=large)
         else:
             bench = Bench(provider, scratch, address=None, large=large)
         outcomes = await run(bench, frozenset(arguments.case), tell)

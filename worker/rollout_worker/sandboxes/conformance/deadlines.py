@@ -48,6 +48,7 @@ async def a_deadline_ends_what_ignores_sigterm(bench: Bench, sandbox: Sandbox) -
 
 @on_shared
 async def a_deadline_ends_daemons(bench: Bench, sandbox: Sandbox) -> None:
+    needs(sandbox.capabilities.ends_daemons, "daemons are not found again")
     place = await bench.inside(sandbox)
     beat = f"while :; do echo x >> {place}/beats; sleep 0.02; done"
     # In a session of its own, its parents gone, without our environment, its streams closed.

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from rollout_worker.sandboxes.engine_provider import EngineProvider
 from rollout_worker.sandboxes.errors import (
     SandboxError,
 )
@@ -47,6 +48,7 @@ class Bench:
     `address`: where sandboxes with network `public` find a server of this machine; None: nowhere.
     `host_directory`: where this host has a sandbox's files, if it has.
     `kill_from_outside`: end a sandbox as a fault would.
+    `proxied_here`: the proxy of an allowlist is in this process.
     `large`: bytes of the largest output.
     """
 
@@ -55,6 +57,7 @@ class Bench:
     address: str | None = "127.0.0.1"
     host_directory: Callable[[Sandbox], Path] | None = None
     kill_from_outside: Callable[[Sandbox], None] | None = None
+    proxied_here: bool = False
     large: int = 200 * MIB
     _shared: Sandbox | None = field(default=None, init=False)
     _count: int = field(default=0, init=False)
@@ -104,7 +107,19 @@ def local_bench(provider: LocalProvider, scratch: Path, *, large: int = 200 * MI
         if isinstance(sandbox, LocalSandbox):
             os.kill(sandbox.warden_pid, signal.SIGKILL)
 
-    return Bench(provider, scratch, host_directory=host_directory, kill_from_outside=kill, large=large)
+    return Bench(
+        provider, scratch, host_directory=host_directory, kill_from_outside=kill, proxied_here=True, large=large
+    )
+
+
+def engine_bench(provider: EngineProvider, scratch: Path, *, large: int = 200 * MIB) -> Bench:
+    """For container engines of this host."""
+    killing: set[asyncio.Task[None]] = set()
+
+    def kill(sandbox: Sandbox) -> None:
+        killing.add(asyncio.ensure_future(provider.engine.kill(sandbox.name)))
+
+    return Bench(provider, scratch, address=None, kill_from_outside=kill, proxied_here=True, large=large)
 
 
 Check = Callable[[Bench], Awaitable[None]]

@@ -10,7 +10,6 @@ import stat
 import tarfile
 from collections.abc import Iterator
 from pathlib import Path, PurePosixPath
-from typing import Any
 
 import pathspec
 
@@ -53,7 +52,7 @@ def files(directory: Path) -> Iterator[tuple[str, os.stat_result]]:
                 yield name, entry.stat(follow_symlinks=False)
 
 
-def _ignored(directory: Path) -> pathspec.PathSpec[Any]:
+def _ignored(directory: Path) -> pathspec.GitIgnoreSpec:
     """Patterns of Docker are those of git, but all begin at the top."""
     path = directory / ".dockerignore"
     lines = path.read_text(encoding="utf-8", errors="replace").splitlines() if path.is_file() else []
@@ -65,7 +64,7 @@ def _ignored(directory: Path) -> pathspec.PathSpec[Any]:
         sign = "!" if line.startswith("!") else ""
         pattern = os.path.normpath(line[len(sign) :].strip().lstrip("/"))
         patterns.append(f"{sign}/{pattern}")
-    return pathspec.PathSpec.from_lines("gitwildmatch", patterns)
+    return pathspec.GitIgnoreSpec.from_lines(patterns)
 
 
 def content_id(directory: Path, *more: str) -> str:

@@ -158,7 +158,7 @@ class _Unpacker:
             os.close(there)
 
     def _parent(self, base: int, parts: list[str], *, make: bool = True) -> int:
-        """A descriptor of a directory below `base`. A link on the way is replaced, or with `make=False` an error.
+        """A descriptor of a directory below `base`; with `make`, it is made.
 
         A layer that writes through a link of an earlier one, as `lib/x` where lib leads to usr/lib, means the place
         that the link leads to: such are followed, as long as they stay within.
@@ -178,6 +178,10 @@ class _Unpacker:
                 inner = os.open(part, _DIRECTORY, dir_fd=fd)
             except OSError as error:
                 if error.errno == errno.ENOENT and make:
+                    os.mkdir(part, 0o755, dir_fd=fd)
+                    inner = os.open(part, _DIRECTORY, dir_fd=fd)
+                elif error.errno == errno.ENOTDIR and make and _link_at(fd, part) is None:
+                    os.unlink(part, dir_fd=fd)  # a file of an earlier layer
                     os.mkdir(part, 0o755, dir_fd=fd)
                     inner = os.open(part, _DIRECTORY, dir_fd=fd)
                 elif error.errno in (errno.ELOOP, errno.ENOTDIR) and (link := _link_at(fd, part)) is not None:

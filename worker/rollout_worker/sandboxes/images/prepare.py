@@ -107,6 +107,23 @@ async def prepare(
     ImageBuildError, ImageBuildTimeoutError, ImagePullError, ImageNotFoundError, ImageError (no room, or `choice` is
     nothing for this provider); SandboxRefusedError of `probe`.
     """
+    capabilities = await provider.probe()
+    prepared = await _prepare(environment, task_directory, provider, state, force_build, timeout_s, choice)
+    if capabilities.users or prepared.user in (None, "root", "0"):
+        return prepared
+    remark = f"commands do not run as the image's user {prepared.user}: sandboxes here have one user only"
+    return replace(prepared, user=None, remarks=(*prepared.remarks, remark))
+
+
+async def _prepare(
+    environment: Environment,
+    task_directory: Path,
+    provider: Provider,
+    state: Path,
+    force_build: bool,
+    timeout_s: float,
+    choice: ImageChoice,
+) -> Prepared:
     roots = (await provider.probe()).roots
     directory = task_directory / environment.build if environment.build is not None else None
     usual = Limits()

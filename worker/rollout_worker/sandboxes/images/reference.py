@@ -9,6 +9,7 @@ from rollout_worker.sandboxes.errors import ImageNotFoundError
 
 _DEFAULT = "docker.io"
 _REPOSITORY = re.compile(r"[a-z0-9]+(?:(?:[._]|__|-+)[a-z0-9]+)*(?:/[a-z0-9]+(?:(?:[._]|__|-+)[a-z0-9]+)*)*")
+_REGISTRY = re.compile(r"(?:[A-Za-z0-9](?:[A-Za-z0-9.-]*[A-Za-z0-9])?|\[[0-9a-f:]+\])(?::\d+)?")
 _TAG = re.compile(r"\w[\w.-]{0,127}", re.ASCII)
 _DIGEST = re.compile(r"sha256:[0-9a-f]{64}")
 
@@ -41,7 +42,7 @@ def parse(text: str) -> Reference:
     if registry in (_DEFAULT, "index.docker.io"):
         registry = _DEFAULT
         repository = repository if "/" in repository else f"library/{repository}"
-    fine = _REPOSITORY.fullmatch(repository) and (not colon or _TAG.fullmatch(tag))
+    fine = _REGISTRY.fullmatch(registry) and _REPOSITORY.fullmatch(repository) and (not colon or _TAG.fullmatch(tag))
     if not fine or (at and not _DIGEST.fullmatch(digest)):
         raise ImageNotFoundError(
             f"{text!r} is no name of an image: write [registry/]repository[:tag] or ...@sha256:..."

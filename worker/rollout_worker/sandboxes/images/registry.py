@@ -202,7 +202,8 @@ class Registry:
     async def _authorize(self, challenge: str) -> str | None:
         """What to send as Authorization, for a challenge (RFC 9110, 11.6.1)."""
         kind, _, rest = challenge.partition(" ")
-        login = _login(self._reference.registry)
+        found_login = login_of(self._reference.registry)
+        login = f"Basic {found_login}" if found_login else None
         if kind.lower() == "basic":
             return login
         words = dict(_CHALLENGE.findall(rest))
@@ -256,8 +257,8 @@ def _may_have_login(realm: str, base: str) -> bool:
     return urlsplit(realm).scheme == "https" or (base.startswith("http:") and _is_here(urlsplit(realm).netloc))
 
 
-def _login(registry: str) -> str | None:
-    """Of `docker login` and `podman login`, where it is in the file itself."""
+def login_of(registry: str) -> str | None:
+    """Of `docker login` and `podman login`, where it is in the file itself: `user:password`, as base64."""
     names = {"docker.io": ("https://index.docker.io/v1/", "docker.io")}.get(registry, (registry, f"https://{registry}"))
     places = [
         Path(os.environ["REGISTRY_AUTH_FILE"]) if "REGISTRY_AUTH_FILE" in os.environ else None,
@@ -275,5 +276,5 @@ def _login(registry: str) -> str | None:
             auths: dict[str, Any] = found.get("auths") or {}
             entry: dict[str, Any] = auths.get(name) or {}
             if entry.get("auth"):
-                return f"Basic {entry['auth']}"
+                return str(entry["auth"])
     return None

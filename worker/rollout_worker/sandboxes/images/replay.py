@@ -51,7 +51,8 @@ def _late(line: int, timeout_s: float) -> ImageBuildTimeoutError:
 
 async def _one(step: Step, sandbox: Sandbox, directory: Path, left: float) -> None:
     if isinstance(step, Run):
-        done = await sandbox.exec(step.argv, env=step.env, cwd=step.cwd, user=step.user, timeout_s=left)
+        who = step.user if sandbox.capabilities.users else None  # `prepare` has told of it
+        done = await sandbox.exec(step.argv, env=step.env, cwd=step.cwd, user=who, timeout_s=left)
         _check(done, step.line, f"RUN {step.text}", left)
     elif isinstance(step, Directory):
         done = await sandbox.exec(["mkdir", "-p", step.path], cwd="/", user=_root(sandbox), timeout_s=left)

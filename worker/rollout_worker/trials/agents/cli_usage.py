@@ -97,9 +97,13 @@ def claude_code(read: Read) -> None:
 
 
 def codex(read: Read) -> None:
-    """`exec --json`: each `turn.completed` carries the usage of its turn, cached tokens within the input."""
+    """`exec --json`: each `turn.completed` carries the usage of its turn, cached tokens within the input.
+
+    `error` events also tell of what is tried again.
+    """
     for event in read.events():
         if event.get("type") == "turn.completed":
+            read.error = ""  # what went wrong on the way did not stay so
             usage = table(event.get("usage"))
             _sum(
                 read.usage,
@@ -158,7 +162,10 @@ def qwen_code(read: Read) -> None:
 
 
 def opencode(read: Read) -> None:
-    """`run --format json`: each `step_finish` carries tokens and cost of its step, cached ones beside the input."""
+    """`run --format json`: each `step_finish` carries tokens and cost of its step, cached ones beside the input.
+
+    The cost is 0 where it knows no price.
+    """
     for event in read.events():
         part = table(event.get("part"))
         if event.get("type") == "step_finish":
@@ -169,7 +176,7 @@ def opencode(read: Read) -> None:
                 read.usage,
                 UsageCount(
                     count(tokens.get("input")) + cached + count(cache.get("write")), cached,
-                    count(tokens.get("output")) + count(tokens.get("reasoning")), dollars(part.get("cost")),
+                    count(tokens.get("output")) + count(tokens.get("reasoning")), dollars(part.get("cost")) or None,
                 ),
             )  # fmt: skip
         elif event.get("type") == "error":

@@ -27,7 +27,8 @@ from rollout_worker.trials.port import Agent, Place, TrialFault, UsageCount
 
 LOGS = "/logs/agent"
 _PACKED = "/tmp/.rollout-agent.tar"
-_VERSION = re.compile(r"\d+(?:\.\d+)+[\w.+-]*")
+_STATUS = "/tmp/.rollout-agent-status"
+_VERSION = re.compile(r"\d+(?:\.\d+)+(?:[\w.+-]*\w)?")
 _NO_KEY = "none"
 """What stands for the key of a `base_url` that needs none: the programs refuse to start without."""
 
@@ -78,7 +79,8 @@ class CodingCliAgent(Agent):
 
     async def _is_there(self, place: Place) -> bool:
         """Whether it runs, in the version that is wanted, which is kept then."""
-        finished = await place.run(f"{self._path()}; {self._cli.program} --version </dev/null", quiet=True)
+        command = f"{self._path()}; {self._cli.program} {shlex.join(self._cli.version_args)} </dev/null"
+        finished = await place.run(command, quiet=True)
         found = _VERSION.search(finished.stdout.text()) if finished.ok else None
         wanted = self._kwargs.version
         if found is None or (wanted is not None and found[0] != wanted.removeprefix("v")):
@@ -139,7 +141,7 @@ class CodingCliAgent(Agent):
         log = f"{LOGS}/{self._cli.name}.txt"
         file = f"{self._prefix}/instruction.md"
         try:
-            await place.sandbox.write_file(file, instruction.encode(), mode=0o644)
+            await place.sandbox.write_file(file, instruction.encode())
             finished: Finished | None = None
             try:
                 finished = await place.run(["/bin/sh", "-c", self._script(place, file, log)], env=env)
@@ -167,8 +169,15 @@ class CodingCliAgent(Agent):
             line += f" <{file}"
         else:
             line += f' "$(cat {file})" </dev/null' if cli.instruction == "argument" else f" {file} </dev/null"
-        status = f"{self._prefix}/status"
-        return f"{self._path()}\nrm -f {status}\n{{ {line}; echo $? >{status}; }} | tee {log}\nexit $(cat {status})\n"
+        lines = (
+            self._path(),
+            cli.prepare,
+            f"mkdir -p {LOGS}",
+            f"rm -f {_STATUS}",
+            f"{{ {line}; echo $? >{_STATUS}; }} | tee {log}",
+            f"exit $(cat {_STATUS})",
+        )
+        return "\n".join(one for one in lines if one)
 
     def _asked(self, place: Place) -> Asked:
         name = place.model_name or ""
@@ -193,6 +202,8 @@ class CodingCliAgent(Agent):
             if not key:
                 raise TrialFault("agent_authentication_failed", f"{given} is set neither in env nor on this worker")
             env[names[0]] = key
+        elif other := next((place.env[name] for name in self._cli.also_keys if place.env.get(name)), ""):
+            env[names[0]] = other
         elif not any(place.env.get(name) for name in names):
             if not asked.base_url:
                 need = f"env: {{{names[0]}: ${{{names[0]}}}}}"

@@ -47,8 +47,11 @@ def _nothing(asked: Asked) -> Mapping[str, str]:
 class CodingCli:
     """`package` is of the registry `source`; a script's is its address. `{model}` and `{base_url}` of the arguments are
     filled in, those of `model_args` and `base_url_args` only where there is one. The instruction goes to standard
-    input, or behind the arguments, after `before_instruction`. `keys`: variables by provider, "" for any. `output`: a
-    file in /logs/agent that the program itself writes, where it does not print what it used."""
+    input, or behind the arguments, after `before_instruction`. `keys`: variables by provider, "" for any; `also_keys`:
+    others in which people have the same key, copied into the first. `prepare`: a line of shell
+    before it. `output`: a file in /logs/agent that the program itself writes, where it does not print what it used.
+    `version_args`: with which it prints its version first.
+    """
 
     name: str
     source: Literal["npm", "pypi", "script"]
@@ -62,9 +65,12 @@ class CodingCli:
     base_url_args: Sequence[str] = ()
     own_providers: Sequence[str] = ()
     keys: Mapping[str, tuple[str, ...]] = field(default_factory=lambda: _OF_PROVIDERS)
+    also_keys: Sequence[str] = ()
     env: Mapping[str, str] = field(default_factory=dict[str, str])
     more_env: Callable[[Asked], Mapping[str, str]] = _nothing
+    prepare: str = ""
     output: str = ""
+    version_args: Sequence[str] = ("--version",)
     python: str = "3.12"
 
 
@@ -125,14 +131,22 @@ _ALL = (
         name="codex", source="npm", package="@openai/codex", program="codex",
         args=("exec", "--json", "--dangerously-bypass-approvals-and-sandbox", "--skip-git-repo-check"),
         model_args=("--model", "{model}"), own_providers=("openai",),
-        base_url_args=("-c", 'openai_base_url="{base_url}"'), before_instruction=("-",),
-        keys={"": ("CODEX_API_KEY", "OPENAI_API_KEY")}, read=cli_usage.codex,
+        # A provider of its own: with `openai_base_url` it tries web sockets first, five times.
+        base_url_args=(
+            "-c", 'model_provider="rollout"', "-c",
+            'model_providers.rollout={{name="rollout",base_url="{base_url}",env_key="CODEX_API_KEY",'
+            'wire_api="responses"}}',
+        ),
+        before_instruction=("-",), keys={"": ("CODEX_API_KEY",)}, also_keys=("OPENAI_API_KEY",), read=cli_usage.codex,
     ),
     CodingCli(
         name="gemini-cli", source="npm", package="@google/gemini-cli", program="gemini",
         args=("--yolo", "--skip-trust", "--output-format", "stream-json"), model_args=("--model", "{model}"),
         own_providers=("google", "gemini"), keys={"": ("GEMINI_API_KEY", "GOOGLE_API_KEY")},
+        # Told nothing, it takes a base_url for a gateway of Google's.
         env={"GEMINI_CLI_TRUST_WORKSPACE": "true"},
+        prepare="""[ -e ~/.gemini/settings.json ] || { mkdir -p ~/.gemini
+  echo '{"security":{"auth":{"selectedType":"gemini-api-key"}}}' >~/.gemini/settings.json; }""",
         more_env=_with_base_url(GOOGLE_GEMINI_BASE_URL="{base_url}"), read=cli_usage.gemini_cli,
     ),
     CodingCli(
@@ -152,6 +166,7 @@ _ALL = (
         args=(
             "--yes-always", "--no-pretty", "--no-stream", "--no-check-update", "--no-show-release-notes",
             "--no-show-model-warnings", "--no-gitignore", "--analytics-disable", "--no-suggest-shell-commands",
+            "--chat-history-file", "/logs/agent/aider.chat.history.md", "--input-history-file", "/dev/null",
         ),
         before_instruction=("--message-file",), model_args=("--model", "{model}"), more_env=_litellm,
         read=cli_usage.aider,
@@ -168,8 +183,8 @@ _ALL = (
         args=("--yolo", "--exit-immediately", "--cost-limit", "0", "--output", "{output}", "-c", "mini"),
         model_args=("--model", "{model}"), base_url_args=("-c", "model.model_kwargs.api_base={base_url}"),
         before_instruction=("--task",),
-        env={"MSWEA_CONFIGURED": "true", "MSWEA_SILENT_STARTUP": "1", "MSWEA_COST_TRACKING": "ignore_errors"},
-        output="mini-swe-agent.traj.json", read=cli_usage.mini_swe_agent,
+        env={"MSWEA_CONFIGURED": "true", "MSWEA_COST_TRACKING": "ignore_errors"},
+        output="mini-swe-agent.traj.json", version_args=("--help",), read=cli_usage.mini_swe_agent,
     ),
     CodingCli(
         name="openhands", source="pypi", package="openhands", program="openhands", instruction="file",

@@ -18,7 +18,7 @@ import structlog
 
 log = structlog.get_logger()
 
-KEPT = 24
+KEPT = 16
 """Files, the newest by use."""
 
 

@@ -16,9 +16,9 @@ NODE_VERSION = "22.21.1"
 NODE_MAJOR = 20
 
 _BEGIN = r"""set -eu
-export PREFIX={prefix}
-mkdir -p "$PREFIX/bin" "$PREFIX/home"
-export HOME="$PREFIX/home" PATH="$PREFIX/bin:$PATH"
+export AGENT={prefix}
+mkdir -p "$AGENT/bin"
+export PATH="$AGENT/bin:$PATH"
 has() { command -v "$1" >/dev/null 2>&1; }
 as_root() {
   [ "$(id -u)" = 0 ] || { echo "this image lacks $1, and only root can install it: add it to the image" >&2; exit 1; }
@@ -41,40 +41,42 @@ if ! node_is_new; then
   if [ -f /etc/alpine-release ]; then as_root nodejs npm
   else
     case "$(uname -m)" in x86_64) arch=x64 ;; aarch64 | arm64) arch=arm64 ;; *) arch="$(uname -m)" ;; esac
-    fetch "https://nodejs.org/dist/v{node}/node-v{node}-linux-$arch.tar.gz" "$PREFIX/node.tar.gz"
-    mkdir -p "$PREFIX/node"
-    tar -xzf "$PREFIX/node.tar.gz" -C "$PREFIX/node" --strip-components=1
-    rm "$PREFIX/node.tar.gz"
-    for one in node npm npx; do ln -sf "../node/bin/$one" "$PREFIX/bin/$one"; done
+    fetch "https://nodejs.org/dist/v{node}/node-v{node}-linux-$arch.tar.gz" "$AGENT/node.tar.gz"
+    mkdir -p "$AGENT/node"
+    tar -xzf "$AGENT/node.tar.gz" -C "$AGENT/node" --strip-components=1
+    rm "$AGENT/node.tar.gz"
+    for one in node npm npx; do ln -sf "../node/bin/$one" "$AGENT/bin/$one"; done
   fi
 fi
-npm install --global --prefix "$PREFIX" --no-fund --no-audit --no-update-notifier --loglevel=error {package}
-rm -rf "$HOME/.npm"
+# --prefix would look for the image's own settings, such as a registry, below the prefix.
+export NPM_CONFIG_GLOBALCONFIG="$(npm config get globalconfig)"
+npm install --global --prefix "$AGENT" --cache "$AGENT/cache" --no-fund --no-audit --no-update-notifier \
+  --loglevel=error {package}
+rm -rf "$AGENT/cache"
 """
 
-_PYPI = r"""if has uv || {{ fetch https://astral.sh/uv/install.sh "$PREFIX/uv.sh" &&
-    UV_INSTALL_DIR="$PREFIX/bin" UV_NO_MODIFY_PATH=1 sh "$PREFIX/uv.sh" --quiet; }}; then
-  export UV_TOOL_DIR="$PREFIX/tools" UV_TOOL_BIN_DIR="$PREFIX/bin" UV_PYTHON_INSTALL_DIR="$PREFIX/python"
-  UV_CACHE_DIR="$PREFIX/cache" uv tool install --quiet --python {python} {package}
+_PYPI = r"""if has uv || {{ fetch https://astral.sh/uv/install.sh "$AGENT/uv.sh" &&
+    UV_INSTALL_DIR="$AGENT/bin" UV_NO_MODIFY_PATH=1 sh "$AGENT/uv.sh" --quiet; }}; then
+  export UV_TOOL_DIR="$AGENT/tools" UV_TOOL_BIN_DIR="$AGENT/bin" UV_PYTHON_INSTALL_DIR="$AGENT/python"
+  UV_CACHE_DIR="$AGENT/cache" uv tool install --quiet --python {python} {package}
 else
   has python3 || as_root python3 python3-venv
-  python3 -m venv "$PREFIX/venv"
-  "$PREFIX/venv/bin/pip" install --quiet --no-cache-dir --disable-pip-version-check {package}
-  ln -sf "../venv/bin/{program}" "$PREFIX/bin/{program}"
+  python3 -m venv "$AGENT/venv"
+  "$AGENT/venv/bin/pip" install --quiet --no-cache-dir --disable-pip-version-check {package}
+  ln -sf "../venv/bin/{program}" "$AGENT/bin/{program}"
 fi
-rm -rf "$PREFIX/cache" "$PREFIX/uv.sh"
+rm -rf "$AGENT/cache" "$AGENT/uv.sh"
 """
 
 _SCRIPT = r"""has curl || as_root curl ca-certificates
 has bzip2 || as_root bzip2
-fetch {package} "$PREFIX/install.sh"
-{version}GOOSE_BIN_DIR="$PREFIX/bin" CONFIGURE=false bash "$PREFIX/install.sh"
-rm "$PREFIX/install.sh"
+fetch {package} "$AGENT/install.sh"
+{version}GOOSE_BIN_DIR="$AGENT/bin" CONFIGURE=false bash "$AGENT/install.sh"
+rm "$AGENT/install.sh"
 """
 
-_END = r"""chmod -R a+rX "$PREFIX"
-chmod a+rwx "$PREFIX" "$PREFIX/home"
-"$PREFIX/bin/{program}" --version
+_END = r"""chmod -R a+rX "$AGENT"
+"$AGENT/bin/{program}" {version} </dev/null
 """
 
 
@@ -86,7 +88,7 @@ def prefix_of(cli: CodingCli) -> str:
 def install_script(cli: CodingCli, version: str | None) -> str:
     """None: the newest. It ends by printing the version."""
     begin = _BEGIN.replace("{prefix}", shlex.quote(prefix_of(cli)))
-    end = _END.replace("{program}", cli.program)
+    end = _END.replace("{program}", cli.program).replace("{version}", shlex.join(cli.version_args))
     return begin + _middle(cli, version) + end
 
 

@@ -1,0 +1,408 @@
+"""What sandboxes begin with: Dockerfiles, registries, layers, and what each provider makes of them."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import AsyncIterator
+from dataclasses import dataclass, replace
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+import pytest_asyncio
+from image_registry import Registry, digest, layer, registry
+from rollout_worker.sandboxes.bubblewrap import open_bubblewrap
+from rollout_worker.sandboxes.errors import (
+    ImageBuildError,
+    ImageBuildTimeoutError,
+    ImageError,
+    ImageNotFoundError,
+    ImagePullError,
+    SandboxRefusedError,
+)
+from rollout_worker.sandboxes.images import builder, rootfs
+from rollout_worker.sandboxes.images import prepare as preparing
+from rollout_worker.sandboxes.images.prepare import Prepared, prepare, replay
+from rollout_worker.sandboxes.images.registry import RegistryUnreachableError
+from rollout_worker.sandboxes.images.store import Made, Store
+from rollout_worker.sandboxes.port import TASK_DIRECTORIES, Host, Image, Limits, Network, Provider, RootFs, Spec
+from rollout_worker.sandboxes.process import open_process
+from small_root import SHELL, small_root
+
+pytestmark = pytest.mark.asyncio(loop_scope="module")
+
+
+@cache
+def shell_root() -> bytes:
+    return small_root(SHELL)
+
+
+# Registries
+
+
+@pytest_asyncio.fixture(loop_scope="module")
+async def here() -> AsyncIterator[Registry]:
+    async with registry() as one:
+        yield one
+
+
+async def fetched(name: str, tmp_path: Path, *, anew: bool = False) -> Path:
+    made, _ = await rootfs.fetch(name, Store(tmp_path), 20, anew=anew)
+    return made.path / "root"
+
+
+@pytest.mark.parametrize("packed", ["gzip", "zstd", "plain"])
+async def test_an_image_is_fetched_and_unpacked(here: Registry, tmp_path: Path, packed: str) -> None:
+    config = {"Env": ["A=1"], "WorkingDir": "/w", "User": "me:us"}
+    name = here.add(
+        "a/b:1", layer(("x", b"1"), ("y", b"1")), layer((".wh.x", b""), ("z", b"2")), packed=packed, config=config
+    )
+    made, _ = await rootfs.fetch(name, Store(tmp_path), 20, anew=False)
+    assert sorted(path.name for path in (made.path / "root").iterdir()) == ["y", "z"]
+    assert (made.env, made.workdir, made.user) == ({"A": "1"}, "/w", "me")
+
+
+async def test_what_was_fetched_is_not_asked_for_again(here: Registry, tmp_path: Path) -> None:
+    name = here.add("a:1", layer(("x", b"1")))
+    results = await asyncio.gather(*(fetched(name, tmp_path) for _ in range(5)))
+    assert len(set(results)) == 1
+    assert sum("/blobs/" in path for path in here.asked) == 2
+    count = len(here.asked)
+    assert await fetched(name, tmp_path) == results[0]
+    assert len(here.asked) == count
+
+
+async def test_a_token_is_asked_for_where_one_is_wanted(here: Registry, tmp_path: Path) -> None:
+    here.token = "secret"
+    assert (await fetched(here.add("a:1", layer(("x", b"1"))), tmp_path) / "x").read_bytes() == b"1"
+
+
+async def test_a_registry_that_is_busy_or_breaks_off_is_asked_again(here: Registry, tmp_path: Path) -> None:
+    name = here.add("a:1", layer(("x", os.urandom(5000))))
+    here.answers, here.cut = [503, 429], 1000
+    assert (await fetched(name, tmp_path) / "x").stat().st_size == 5000
+
+
+@pytest.mark.parametrize(
+    ("status", "kind", "told"),
+    [
+        (404, ImageNotFoundError, "there is no such image"),
+        (403, ImageNotFoundError, "docker login"),
+        (429, ImagePullError, "too many requests"),
+        (500, ImagePullError, "answered 500"),
+    ],
+)
+async def test_what_a_registry_refuses(
+    here: Registry, tmp_path: Path, status: int, kind: type[ImagePullError], told: str
+) -> None:
+    name = here.add("a:1", layer(("x", b"1")))
+    here.answers = [status] * 10
+    with pytest.raises(kind, match=told) as raised:
+        await fetched(name, tmp_path)
+    assert raised.value.retryable is (kind is ImagePullError)
+    assert [path.name for path in (tmp_path / "images").glob("*") if path.suffix != ".lock"] == []
+
+
+async def test_a_layer_with_another_digest_is_refused(here: Registry, tmp_path: Path) -> None:
+    name = here.add("a:1", layer(("x", b"1")), packed="plain")
+    right = layer(("x", b"1"))
+    here.blobs[digest(right)] = layer(("x", b"2"))
+    with pytest.raises(ImagePullError, match="came damaged: its digest is another"):
+        await fetched(name, tmp_path)
+
+
+async def test_nobody_at_the_registrys_address(here: Registry, tmp_path: Path) -> None:
+    with pytest.raises(RegistryUnreachableError, match="cannot be reached"):
+        await fetched("127.0.0.1:9/x:1", tmp_path)
+
+
+# What is kept
+
+
+async def make_nothing(path: Path) -> Made:
+    (path / "data").write_bytes(b"x" * 5000)
+    return Made(path)
+
+
+async def test_a_make_that_fails_leaves_nothing_and_is_tried_again(tmp_path: Path) -> None:
+    store = Store(tmp_path)
+
+    async def fail(path: Path) -> Made:
+        (path / "half").write_text("x")
+        raise ImagePullError("not now")
+
+    with pytest.raises(ImagePullError):
+        await store.get("key", fail)
+    assert store.find("key") is None
+    made = await store.get("key", make_nothing)
+    assert sorted(path.name for path in made.path.iterdir()) == ["data", "image.json"]
+
+
+async def test_what_was_not_used_of_late_makes_room(tmp_path: Path) -> None:
+    old, new = Store(tmp_path), Store(tmp_path, keep_bytes=10_000, keep_s=3600)
+    for key in ("old", "used"):
+        made = await old.get(key, make_nothing)
+        os.utime(made.path / "image.json", (0, 0))
+    assert old.find("used") is not None
+    await new.get("new", make_nothing)
+    assert [old.find(key) is not None for key in ("old", "used", "new")] == [False, True, True]
+
+
+async def test_a_disk_that_takes_no_more_is_told(tmp_path: Path) -> None:
+    async def fill(path: Path) -> Made:
+        raise OSError(28, "No space left on device", str(path))
+
+    with pytest.raises(ImageError, match=r"No space left on device.*make room"):
+        await Store(tmp_path).get("key", fill)
+
+
+# What providers make of it
+
+
+@dataclass(frozen=True)
+class Environment:
+    docker_image: str | None = None
+    build: str | None = None
+    cpus: float | None = 0.5
+    memory_mb: int | None = 256
+    storage_mb: int | None = None
+
+
+@dataclass
+class Task:
+    """A task's directory, with a Dockerfile."""
+
+    directory: Path
+    state: Path
+
+    def write(self, text: str, **files: str) -> Environment:
+        place = self.directory / "environment"
+        place.mkdir(parents=True, exist_ok=True)
+        for name, data in {"Dockerfile": text, **files}.items():
+            (place / name).write_text(data)
+        return Environment(build="environment")
+
+    async def prepare(self, environment: Environment, provider: Provider, **options: Any) -> Prepared:
+        options = {"force_build": False, "timeout_s": 30.0, "choice": "auto", **options}
+        return await prepare(environment, self.directory, provider, self.state, **options)
+
+    async def output(self, prepared: Prepared, provider: Provider, command: str) -> str:
+        spec = Spec(
+            root=prepared.root,
+            limits=Limits(0.5, 256),
+            workdir=prepared.workdir,
+            env=prepared.env,
+            user=prepared.user,
+            directories=(*TASK_DIRECTORIES, *prepared.directories),
+        )
+        async with await provider.create(spec) as sandbox:
+            await replay(prepared, sandbox, self.directory / "environment", 30)
+            return (await sandbox.exec(command)).check().stdout.text()
+
+
+@pytest.fixture(scope="module")
+def state(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("state")
+
+
+@pytest.fixture
+def task(tmp_path: Path, state: Path, monkeypatch: pytest.MonkeyPatch) -> Task:
+    async def none() -> None:
+        return None
+
+    monkeypatch.setattr(preparing, "find_program", none)  # whatever this machine has
+    monkeypatch.setattr(rootfs, "_unreachable", {"nowhere.test": (1e12, "nowhere.test cannot be reached")})
+    return Task(tmp_path / "task", state)
+
+
+async def opened(provider: Provider) -> Provider:
+    await provider.open()
+    try:
+        await provider.probe()
+    except SandboxRefusedError as error:
+        await provider.close()
+        pytest.skip(error.message)
+    return provider
+
+
+@pytest_asyncio.fixture(loop_scope="module", scope="module")
+async def bubblewrap(state: Path) -> AsyncIterator[Provider]:
+    provider = await opened(open_bubblewrap(state))
+    yield provider
+    await provider.close()
+
+
+@pytest_asyncio.fixture(loop_scope="module", scope="module")
+async def process(state: Path) -> AsyncIterator[Provider]:
+    provider = await opened(open_process(state))
+    yield provider
+    await provider.close()
+
+
+HOSTED = (
+    "FROM nowhere.test/x\nENV A=1\nWORKDIR /app\nCOPY data .\nCOPY --chmod=700 data /opt/run/\n"
+    "RUN echo $A > /usr/made && cat data >> /usr/made\n"
+)
+
+
+async def test_the_hosts_programs_are_used_where_no_image_can_be_had_and_that_is_told(
+    task: Task, bubblewrap: Provider
+) -> None:
+    prepared = await task.prepare(task.write(HOSTED, data="x\n"), bubblewrap)
+    assert "the image nowhere.test/x is not used" in prepared.remarks[0]
+    assert "nowhere.test cannot be reached" in prepared.remarks[0]
+    assert (prepared.workdir, prepared.env, prepared.replay) == ("/app", {"A": "1"}, ())
+    assert await task.output(prepared, bubblewrap, "cat /usr/made data; stat -c %a /opt/run/data") == "1\nx\nx\n700\n"
+    assert not Path("/usr/made").exists()
+
+
+async def test_a_build_is_done_once_and_again_when_a_file_changed(task: Task, bubblewrap: Provider) -> None:
+    environment = task.write("FROM nowhere.test/x\nCOPY data /\nRUN date +%N > /when\n", data="x")
+    first, same = [await task.prepare(environment, bubblewrap) for _ in range(2)]
+    changed = await task.prepare(
+        task.write("FROM nowhere.test/x\nCOPY data /\nRUN date +%N > /when\n", data="y"), bubblewrap
+    )
+    times = [await task.output(one, bubblewrap, "cat /when") for one in (first, same, changed)]
+    assert times[0] == times[1] != times[2]
+    assert first.image_key == same.image_key != changed.image_key
+
+
+async def test_a_run_that_fails_fails_the_build_with_what_it_printed(task: Task, bubblewrap: Provider) -> None:
+    environment = task.write("FROM nowhere.test/x\nRUN echo about to fail; exit 3\n")
+    with pytest.raises(ImageBuildError, match=r"line 2: RUN .*ended with 3: about to fail"):
+        await task.prepare(environment, bubblewrap)
+
+
+async def test_a_build_has_its_time(task: Task, bubblewrap: Provider) -> None:
+    environment = task.write("FROM nowhere.test/x\nRUN sleep 1000\n")
+    with pytest.raises(ImageBuildTimeoutError, match=r"line 2.*build_timeout_sec"):
+        await task.prepare(environment, bubblewrap, timeout_s=0.3)
+
+
+async def test_without_overlays_the_build_is_done_in_each_sandbox(task: Task) -> None:
+    provider = await opened(open_bubblewrap(task.state, overlay=False))
+    try:
+        prepared = await task.prepare(task.write("FROM nowhere.test/x\nWORKDIR /app\nRUN echo made > it\n"), provider)
+        assert prepared.replay
+        assert await task.output(prepared, provider, "cat it") == "made\n"
+    finally:
+        await provider.close()
+
+
+async def test_an_image_of_a_registry_is_the_root(task: Task, bubblewrap: Provider, here: Registry) -> None:
+    config = {"Env": ["PATH=/bin", "FROM_IMAGE=1"], "WorkingDir": "/root"}
+    name = here.add("small:1", shell_root(), layer(("etc/only-here", b"of the image\n")), config=config, packed="plain")
+    prepared = await task.prepare(Environment(docker_image=name), bubblewrap)
+    assert isinstance(prepared.root, RootFs)
+    assert prepared.remarks == ()
+    assert (
+        await task.output(prepared, bubblewrap, "cat /etc/only-here; echo $FROM_IMAGE; pwd")
+        == "of the image\n1\n/root\n"
+    )
+
+
+async def test_a_dockerfile_is_built_upon_a_fetched_base(task: Task, bubblewrap: Provider, here: Registry) -> None:
+    name = here.add("small:1", shell_root(), config={"Env": ["PATH=/bin"]}, packed="plain")
+    environment = task.write(f"FROM {name}\nENV PATH=/opt:$PATH\nRUN rm /etc/group && echo made > /made\n")
+    prepared = await task.prepare(environment, bubblewrap)
+    assert prepared.env["PATH"] == "/opt:/bin"
+    assert await task.output(prepared, bubblewrap, "cat /made; test -e /etc/group || echo gone") == "made\ngone\n"
+    base = await task.prepare(Environment(docker_image=name), bubblewrap)
+    assert await task.output(base, bubblewrap, "test -e /made || echo clean") == "clean\n"
+
+
+async def test_an_image_root_is_fetched_by_the_provider_itself(
+    task: Task, bubblewrap: Provider, here: Registry
+) -> None:
+    name = here.add("small:1", shell_root(), packed="plain")
+    async with await bubblewrap.create(
+        Spec(root=Image(name), limits=Limits(0.5, 256), network=Network("public"))
+    ) as sandbox:
+        assert (await sandbox.exec("ls /")).check().stdout.text().split()[0] == "bin"
+
+
+async def test_a_dockerfile_that_would_change_this_host_needs_leave(task: Task, process: Provider) -> None:
+    environment = task.write("FROM x\nWORKDIR /app\nCOPY data /app/\nRUN true\nCOPY data /opt/data\n", data="x")
+    with pytest.raises(ImageBuildError, match=r"would change this host.*line 4: RUN true; line 5: a copy to /opt/data"):
+        await task.prepare(environment, process)
+    assert (await task.prepare(environment, process, choice="host")).replay
+
+
+async def test_private_directories_are_filled_in_each_process_sandbox(task: Task, process: Provider) -> None:
+    environment = task.write("FROM x\nWORKDIR /work-of-task\nCOPY data deep/\nENV A=1\n", data="x\n")
+    prepared = await task.prepare(environment, process)
+    assert "its files can be read" in prepared.remarks[0]
+    assert prepared.directories == ("/work-of-task",)
+    assert await task.output(prepared, process, "pwd; cat deep/data; echo $A") == "/work-of-task\nx\n1\n"
+    assert not Path("/work-of-task").exists()
+
+
+async def test_an_images_user_is_told_of_where_there_are_no_users(task: Task) -> None:
+    async with open_process(task.state, namespaces=False) as provider:
+        prepared = await task.prepare(task.write("FROM x\nUSER me\n"), provider)
+    assert prepared.user is None
+    assert prepared.remarks[-1].startswith("commands do not run as the image's user me")
+
+
+@pytest.mark.parametrize("choice", ["pull", "build"])
+async def test_process_sandboxes_have_no_image(task: Task, process: Provider, choice: str) -> None:
+    with pytest.raises(ImageError, match="needs bubblewrap, docker or podman"):
+        await task.prepare(Environment(docker_image="x"), process, choice=choice)
+
+
+async def test_what_was_asked_for_is_not_replaced(task: Task, bubblewrap: Provider) -> None:
+    with pytest.raises(RegistryUnreachableError):
+        await task.prepare(Environment(docker_image="nowhere.test/x"), bubblewrap, choice="pull")
+    with pytest.raises(ImageBuildError, match="neither docker nor podman"):
+        await task.prepare(task.write("FROM x\n"), bubblewrap, choice="build")
+    with pytest.raises(ImageError, match="nothing to build"):
+        await task.prepare(Environment(docker_image="x"), bubblewrap, choice="build")
+
+
+async def test_a_program_that_builds_is_used_and_its_image_unpacked(
+    task: Task, bubblewrap: Provider, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    program = tmp_path / "engine"
+    (tmp_path / "root.tar").write_bytes(shell_root())
+    program.write_text(
+        f'#!/bin/sh\necho "$@" >> {tmp_path}/said\ncase $1 in\n'
+        f"export) cp {tmp_path}/root.tar $3;;\n"
+        'image) echo \'[{"Config": {"Env": ["PATH=/bin", "BUILT=1"], "WorkingDir": "/tmp"}}]\';;\nesac\n'
+    )
+    program.chmod(0o755)
+
+    async def found() -> builder.ImageProgram:
+        return builder.ImageProgram(str(program))
+
+    monkeypatch.setattr(preparing, "find_program", found)
+    environment = task.write("FROM nowhere.test/x\n")
+    prepared = await task.prepare(environment, bubblewrap, choice="build")
+    assert await task.output(prepared, bubblewrap, "echo $BUILT; pwd") == "1\n/tmp\n"
+    said = [line.split()[0] for line in (tmp_path / "said").read_text().splitlines()]
+    assert said == ["build", "image", "create", "export", "rm", "rmi"]
+    assert (await task.prepare(environment, bubblewrap, choice="build")).root == prepared.root
+    assert len((tmp_path / "said").read_text().splitlines()) == 6
+
+
+async def test_a_failing_build_program_is_told_with_what_it_printed(
+    task: Task, bubblewrap: Provider, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    program = tmp_path / "engine"
+    program.write_text("#!/bin/sh\necho no such stage; exit 7\n")
+    program.chmod(0o755)
+
+    async def found() -> builder.ImageProgram:
+        return builder.ImageProgram(str(program))
+
+    monkeypatch.setattr(preparing, "find_program", found)
+    with pytest.raises(ImageBuildError, match="build ended with 7: no such stage"):
+        await task.prepare(task.write("FROM nowhere.test/failing\n"), bubblewrap, choice="build")
+
+
+async def test_what_another_sandbox_wrote_cannot_be_had_where_nothing_is_laid_over(
+    process: Provider, tmp_path: Path
+) -> None:
+    with pytest.raises(SandboxRefusedError, match="no overlay mounts"):
+        await process.create(replace(Spec(), root=Host(tmp_path)))

@@ -1,0 +1,309 @@
+"""Sandboxes that are pods of a Kubernetes cluster.
+
+Commands run detached under a supervisor in the pod: an exec's connection drops when nothing moves on it, and its end
+kills nothing. Pods of owners that died are found by their labels, and each ends by itself after `max_lifetime_secs`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import importlib.util
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any, Literal
+
+from pydantic import Field
+from rollout.model.errors import ConfigError
+
+from rollout_worker.sandboxes.allowlist import names_among
+from rollout_worker.sandboxes.claims import Claim
+from rollout_worker.sandboxes.errors import (
+    ImagePullError,
+    SandboxCreateError,
+    SandboxError,
+    SandboxGoneError,
+    SandboxNoRoomError,
+    SandboxTeardownError,
+)
+from rollout_worker.sandboxes.kubernetes_pod import (
+    OWNER_LABEL,
+    STATE_LABEL,
+    PodOptions,
+    PodState,
+    network_policy,
+    pod,
+    state_of,
+)
+from rollout_worker.sandboxes.local_sandbox import in_thread
+from rollout_worker.sandboxes.port import Capabilities, Host, Image, Limits, Network, Spec
+from rollout_worker.sandboxes.reach import DroppedError, Reach, Shell
+from rollout_worker.sandboxes.remote_probe import CONNECT, LIMITS, changes_users, limits_of
+from rollout_worker.sandboxes.remote_provider import RemoteProvider
+from rollout_worker.sandboxes.remote_sandbox import Remote, RemoteSandbox, enter
+from rollout_worker.sandboxes.settings import ImageSettings, settings_of
+
+if TYPE_CHECKING:
+    from rollout_worker.sandboxes.kubernetes_api import Api
+
+_PROBE_IMAGE = "debian:12-slim"
+_LOOK_S = (0.2, 2.0)  # first and longest time until a pod is looked at again
+_CALL_S = 90.0
+_GONE_S = 60.0
+_CLOSED_S = 30.0
+
+
+class KubernetesSettings(ImageSettings):
+    kubeconfig: str | None = Field(
+        default=None, description="A file; default: $KUBECONFIG, the service account of this pod, ~/.kube/config."
+    )
+    context: str | None = Field(default=None, description="Of the kubeconfig; default: its current one.")
+    namespace: str | None = Field(default=None, description="Where pods are made; default: the context's.")
+    default_image: str | None = Field(default=None, description="Of tasks that name none, and of what is tried out.")
+    max_lifetime_secs: int = Field(default=6 * 3600, ge=60, description="A pod ends itself after that.")
+    pending_timeout_secs: float = Field(default=600, gt=0, description="For a pod to be scheduled and to start.")
+    labels: dict[str, str] = Field(default_factory=dict[str, str], description="More labels of pods.")
+    node_selector: dict[str, str] = Field(default_factory=dict[str, str], description="Of nodes that pods may run on.")
+    tolerations: list[dict[str, Any]] = Field(
+        default_factory=list[dict[str, Any]], description="Of pods, as in their manifests."
+    )
+    runtime_class: str | None = Field(default=None, description="Such as gvisor, where the cluster has it.")
+    image_pull_secrets: list[str] = Field(default_factory=list[str], description="Names of secrets for the registry.")
+    max_sandboxes: int = Field(default=256, ge=1, description="At one time, of one worker.")
+    usd_per_cpu_hour: float = Field(default=0, ge=0, description="The price of a processor.")
+    usd_per_gib_hour: float = Field(default=0, ge=0, description="The price of a GiB of memory.")
+
+
+class PodReach(Reach):
+    bytes_out = 2 << 20
+
+    def __init__(self, api: Api, name: str) -> None:
+        self._api = api
+        self._name = name
+
+    async def call(self, script: str, data: bytes) -> bytes:
+        from rollout_worker.sandboxes.kubernetes_api import StreamError
+
+        try:
+            return await self._api.exec(self._name, script, data, _CALL_S)
+        except StreamError as error:
+            await self._check(error)
+            raise DroppedError(str(error)) from error
+
+    async def _check(self, error: Exception) -> None:
+        """SandboxGoneError: it was no mere connection."""
+        try:
+            found = await self._api.get(self._api.pods, self._name)
+        except SandboxError:
+            return
+        if found is None:
+            raise SandboxGoneError(f"pod {self._name} is not there any more") from error
+        state = state_of(found)
+        if state.what != "ready":
+            raise SandboxGoneError(f"pod {self._name} is gone: {state.why}") from error
+
+
+class KubernetesProvider(RemoteProvider):
+    name = "kubernetes"
+
+    def __init__(self, state: Path, settings: KubernetesSettings) -> None:
+        super().__init__(state, max_sandboxes=settings.max_sandboxes)
+        from rollout_worker.sandboxes.kubernetes_api import Api
+
+        self._settings = settings
+        self._api = Api(settings.kubeconfig, settings.context, settings.namespace)
+        self._options = PodOptions(
+            lifetime_s=settings.max_lifetime_secs,
+            labels=settings.labels,
+            node_selector=settings.node_selector,
+            tolerations=settings.tolerations,
+            runtime_class=settings.runtime_class,
+            pull_secrets=settings.image_pull_secrets,
+        )
+        self._state_id = ""
+
+    async def _connect(self) -> None:
+        self._state_id = await self._identity()
+        await self._api.open()
+
+    async def _disconnect(self) -> None:
+        await self._api.close()
+
+    async def reap(self) -> None:
+        """Also pods whose claims were lost with the disk of a host that came back."""
+        await super().reap()
+        selector = f"{STATE_LABEL}={self._state_id}"
+        for path in (self._api.pods, self._api.policies):
+            for found in await self._api.list(path, selector):
+                meta = found["metadata"]
+                owner = meta["labels"].get(OWNER_LABEL, "")
+                if owner != self._owner and await in_thread(self._journal.is_dead, owner):
+                    await self._api.delete(path, meta["name"])
+
+    # What there is
+
+    async def _find(self) -> Capabilities:
+        notes = [
+            "beyond its storage a pod is evicted, and the sandbox is gone",
+            "the number of processes is the node's",
+        ]
+        networks: set[Literal["none", "public", "allowlist"]] = {"public"}
+        roots: set[Literal["host", "rootfs", "image"]] = {"image"}
+        if self._settings.default_image is not None:
+            roots.add("host")
+        root = Image(self._settings.default_image or _PROBE_IMAGE)
+        limits = Limits(0.1, 128, 256, 64)
+        async with self._trial(Spec(root=root, network=Network("public"), limits=limits), _UNKNOWN) as sandbox:
+            users = await changes_users(sandbox)
+            kept = await limits_of(sandbox)
+            connects = await sandbox.exec(_REACHES_API, timeout_s=60)
+        if connects.exit_code == 77:
+            notes.append("networks cannot be closed: the image has no bash, nc or python3 to find out whether they are")
+        elif connects.exit_code != 0:
+            notes.append("networks cannot be closed: pods reach nothing by which it could be found out")
+        else:
+            try:
+                async with self._trial(Spec(root=root, network=Network("none"), limits=limits), _UNKNOWN):
+                    networks |= {"none", "allowlist"}
+                    notes.append("allowlists hold addresses and blocks, no names")
+            except SandboxCreateError as error:
+                notes.append(f"networks cannot be closed: {error.message}")
+        return Capabilities(
+            private_directories=True,
+            own_processes=True,
+            hides_sandboxes=True,
+            hides_host=True,
+            writable_root=True,
+            users=users,
+            roots=frozenset(roots),
+            networks=frozenset(networks),
+            limits=kept,
+            mounts=False,
+            notes=tuple(notes),
+        )
+
+    def _refusals(self, spec: Spec) -> list[str]:
+        reasons: list[str] = []
+        if not isinstance(spec.root, Image) and not (isinstance(spec.root, Host) and self._settings.default_image):
+            reasons.append(
+                "pods run images of a registry: set docker_image of the task (a Dockerfile must be built and pushed "
+                "first), or `default_image` in provider_config"
+            )
+        if spec.network.mode == "allowlist" and (names := names_among(spec.network.hosts)):
+            reasons.append(f"network policies know addresses and blocks, not names: {', '.join(names)}")
+        return reasons
+
+    # Making and removing
+
+    async def _start(self, claim: Claim, spec: Spec, found: Capabilities, *, wait: bool) -> RemoteSandbox:
+        image = spec.root.reference if isinstance(spec.root, Image) else self._settings.default_image or ""
+        labels = {STATE_LABEL: self._state_id, OWNER_LABEL: self._owner, "app.kubernetes.io/managed-by": "rollout"}
+        if spec.network.mode != "public":  # before the pod, so that there is no moment without it
+            hosts = spec.network.hosts if spec.network.mode == "allowlist" else ()
+            await self._api.create(self._api.policies, network_policy(claim.name, labels, hosts))
+        await self._api.create(self._api.pods, pod(claim.name, image, spec.limits, labels, self._options))
+        await self._ready(claim.name, image, wait=wait)
+        shell = Shell(claim.name, PodReach(self._api, claim.name))
+        try:
+            home, base, _ = await enter(shell, spec, home_is_here=False)
+            if spec.network.mode != "public":
+                await self._closed(shell, claim.name)
+        except SandboxGoneError as error:
+            raise SandboxCreateError(f"{claim.name} was lost as it started: {error.message}") from error
+
+        async def remove() -> None:
+            await self._end(claim, sandbox)
+
+        price = spec.limits.cpus * self._settings.usd_per_cpu_hour
+        price += spec.limits.memory_mb / 1024 * self._settings.usd_per_gib_hour
+        remote = Remote(
+            home=home,
+            base=base,
+            out=Path(claim.box),
+            kill="all",
+            old=None,
+            keep_env=True,
+            usd_per_hour=price,
+            remove=remove,
+        )
+        sandbox = RemoteSandbox(claim.name, spec, found, shell, remote)
+        return sandbox
+
+    async def _ready(self, name: str, image: str, *, wait: bool) -> None:
+        until = time.monotonic() + self._settings.pending_timeout_secs
+        pause, longest = _LOOK_S
+        state = PodState("waiting")
+        while time.monotonic() < until:
+            found = await self._api.get(self._api.pods, name)
+            state = PodState("gone", "it was deleted") if found is None else state_of(found)
+            if state.what == "ready":
+                return
+            if state.what == "pull":
+                raise ImagePullError(f"the image {image} cannot be had: {state.why}")
+            if state.what in ("broken", "gone"):
+                raise SandboxCreateError(f"pod {name} did not start: {state.why}")
+            if state.what == "no_room" and not wait:
+                raise SandboxNoRoomError(f"no node has room for {name}: {state.why}")
+            await asyncio.sleep(pause)
+            pause = min(1.5 * pause, longest)
+        told = f"after {self._settings.pending_timeout_secs:g} s pod {name} does not run: {state.why}"
+        raise SandboxNoRoomError(told) if state.what == "no_room" else SandboxCreateError(told)
+
+    async def _closed(self, shell: Shell, name: str) -> None:
+        """A policy is enforced by the cluster's network plugin, a while after it was made, or never."""
+        until = time.monotonic() + _CLOSED_S
+        while True:
+            answer = await shell.run(_REACHES_API)
+            if answer.code == 77:
+                raise SandboxCreateError(f"whether the network of {name} is closed cannot be found out in its image")
+            if answer.code != 0:
+                return
+            if time.monotonic() > until:
+                raise SandboxCreateError(
+                    f"{name} still reaches the cluster's API server {_CLOSED_S:g} s after a network policy forbade it: "
+                    "the cluster's network plugin does not enforce policies"
+                )
+            await asyncio.sleep(0.5)
+
+    async def _remove(self, claim: Claim) -> None:
+        try:
+            await self._api.delete(self._api.pods, claim.name)
+            until = time.monotonic() + _GONE_S
+            pause, longest = _LOOK_S
+            while await self._api.get(self._api.pods, claim.name) is not None:
+                if time.monotonic() > until:
+                    raise SandboxTeardownError(f"pod {claim.name} is still there {_GONE_S:g} s after it was deleted")
+                await asyncio.sleep(pause)
+                pause = min(1.5 * pause, longest)
+            await self._api.delete(self._api.policies, claim.name)
+        except SandboxTeardownError:
+            raise
+        except SandboxError as error:
+            raise SandboxTeardownError(f"{claim.name} is not removed: {error.message}") from error
+
+
+_REACHES_API = f'{CONNECT}\nconnects "$KUBERNETES_SERVICE_HOST" "${{KUBERNETES_SERVICE_PORT:-443}}"'
+"""Exit code 0: the cluster's API server, which every pod can reach that may reach anything, is reached."""
+
+_UNKNOWN = Capabilities(
+    private_directories=True,
+    own_processes=True,
+    hides_sandboxes=True,
+    hides_host=True,
+    writable_root=True,
+    users=False,
+    roots=frozenset(),
+    networks=frozenset(),
+    limits=dict.fromkeys(LIMITS, "no"),
+    mounts=False,
+)
+"""While they are tried out."""
+
+
+def open_kubernetes(state: Path, config: Mapping[str, Any] = MappingProxyType({})) -> KubernetesProvider:
+    """The provider `kubernetes`; use it with `async with`. ConfigError: a setting is wrong, or the extra is missing."""
+    settings = settings_of(KubernetesSettings, config, KubernetesProvider.name)
+    if importlib.util.find_spec("kubernetes_asyncio") is None:
+        raise ConfigError("the provider kubernetes needs more: pip install 'rollout-engine[kubernetes]'")
+    return KubernetesProvider(state, settings)

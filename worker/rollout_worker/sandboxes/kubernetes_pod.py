@@ -1,0 +1,128 @@
+"""Pods as sandboxes: what is asked of the API server, and what its answers mean. Plain values, nothing is called."""
+
+from __future__ import annotations
+
+import ipaddress
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal, cast
+
+from rollout_worker.sandboxes.port import Limits
+
+CONTAINER = "sandbox"
+STATE_LABEL, OWNER_LABEL, NAME_LABEL = "rollout/state", "rollout/owner", "rollout/sandbox"
+_WAIT = "trap '' TERM; while :; do sleep 3600 & wait; done"
+"""The first process: it has nothing to do but to reap those that lost their parents."""
+
+_PULL = ("ImagePullBackOff", "InvalidImageName", "ErrImageNeverPull", "ImageInspectError")
+_BROKEN = ("CreateContainerConfigError", "CreateContainerError", "RunContainerError", "CrashLoopBackOff")
+
+Json = Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class PodOptions:
+    """Of a provider's settings, what goes into every pod."""
+
+    lifetime_s: int
+    labels: Mapping[str, str] = field(default_factory=dict[str, str])
+    node_selector: Mapping[str, str] = field(default_factory=dict[str, str])
+    tolerations: Sequence[Json] = ()
+    runtime_class: str | None = None
+    pull_secrets: Sequence[str] = ()
+
+
+def pod(name: str, image: str, limits: Limits, labels: Mapping[str, str], options: PodOptions) -> dict[str, Any]:
+    """The manifest. It ends itself after `lifetime_s`, whoever forgets it; nothing in it can speak to the API."""
+    amounts = {
+        "cpu": f"{round(limits.cpus * 1000)}m",
+        "memory": f"{limits.memory_mb}Mi",
+        "ephemeral-storage": f"{limits.storage_mb}Mi",
+    }
+    spec: dict[str, Any] = {
+        "restartPolicy": "Never",
+        "activeDeadlineSeconds": options.lifetime_s,
+        "automountServiceAccountToken": False,
+        "enableServiceLinks": False,
+        "terminationGracePeriodSeconds": 0,
+        "containers": [
+            {
+                "name": CONTAINER,
+                "image": image,
+                "command": ["/bin/sh", "-c", _WAIT],
+                "resources": {"limits": amounts, "requests": amounts},
+            }
+        ],
+    }
+    if options.node_selector:
+        spec["nodeSelector"] = dict(options.node_selector)
+    if options.tolerations:
+        spec["tolerations"] = list(options.tolerations)
+    if options.runtime_class is not None:
+        spec["runtimeClassName"] = options.runtime_class
+    if options.pull_secrets:
+        spec["imagePullSecrets"] = [{"name": secret} for secret in options.pull_secrets]
+    return {
+        "apiVersion": "v1",
+        "kind": "Pod",
+        "metadata": {"name": name, "labels": {**options.labels, **labels, NAME_LABEL: name}},
+        "spec": spec,
+    }
+
+
+def network_policy(name: str, labels: Mapping[str, str], hosts: Sequence[str]) -> dict[str, Any]:
+    """Nothing comes in; nothing goes out but to `hosts`, addresses and blocks."""
+    out = [{"to": [{"ipBlock": {"cidr": str(ipaddress.ip_network(host, strict=False))}} for host in hosts]}]
+    return {
+        "apiVersion": "networking.k8s.io/v1",
+        "kind": "NetworkPolicy",
+        "metadata": {"name": name, "labels": dict(labels)},
+        "spec": {
+            "podSelector": {"matchLabels": {NAME_LABEL: name}},
+            "policyTypes": ["Ingress", "Egress"],
+            "ingress": [],
+            "egress": out if hosts else [],
+        },
+    }
+
+
+@dataclass(frozen=True, slots=True)
+class PodState:
+    """`waiting`: not yet; `no_room`: no node takes it at present; `pull`: its image cannot be had; `broken`: it does
+    not start; `gone`: it was, and is no more."""
+
+    what: Literal["ready", "waiting", "no_room", "pull", "broken", "gone"]
+    why: str = ""
+
+
+def state_of(pod: Json) -> PodState:
+    """Of a pod as the API server gives it."""
+    status = cast("Json", pod.get("status") or {})
+    phase = status.get("phase", "Pending")
+    conditions = {c["type"]: c for c in cast("list[Json]", status.get("conditions") or [])}
+    containers = cast("list[Json]", status.get("containerStatuses") or [])
+    first: Json = containers[0] if containers else {}
+    container = cast("Json", first.get("state") or {})
+    if phase in ("Failed", "Succeeded"):
+        ended = cast("Json", container.get("terminated") or {})
+        reason = status.get("reason") or ended.get("reason") or phase
+        why = ": ".join(str(w) for w in (reason, status.get("message") or ended.get("message")) if w)
+        if reason in ("StartError", "ContainerCannotRun"):
+            return PodState("broken", f"{why} (sandboxes need /bin/sh in their image)")
+        return PodState("gone", why)
+    if (disruption := conditions.get("DisruptionTarget")) and disruption.get("status") == "True":
+        return PodState("gone", f"{disruption.get('reason', 'disrupted')}: {disruption.get('message', '')}")
+    if cast("Json", pod["metadata"]).get("deletionTimestamp"):
+        return PodState("gone", "it is being deleted")
+    if phase == "Running" and "running" in container:
+        return PodState("ready")
+    waiting = cast("Json", container.get("waiting") or {})
+    why = ": ".join(str(w) for w in (waiting.get("reason"), waiting.get("message")) if w)
+    if waiting.get("reason") in _PULL:
+        return PodState("pull", why)
+    if waiting.get("reason") in _BROKEN:
+        return PodState("broken", why)
+    scheduled = conditions.get("PodScheduled")
+    if scheduled and scheduled.get("status") == "False" and scheduled.get("reason") == "Unschedulable":
+        return PodState("no_room", str(scheduled.get("message", "")))
+    return PodState("waiting", why or str(phase))

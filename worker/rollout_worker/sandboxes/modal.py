@@ -1,0 +1,304 @@
+"""Sandboxes of the service Modal, by its Python client.
+
+Its exec reports a time-out as exit code -1 or 137, as it does other ends. Nothing here looks at that: commands run
+detached under a supervisor of ours, whose status file says how they ended.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import importlib
+import ipaddress
+from collections.abc import Mapping
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any, Literal
+
+from pydantic import Field
+from rollout.model.errors import ConfigError
+
+from rollout_worker.sandboxes.allowlist import names_among
+from rollout_worker.sandboxes.claims import Claim
+from rollout_worker.sandboxes.errors import (
+    ImagePullError,
+    SandboxCreateError,
+    SandboxGoneError,
+    SandboxNoRoomError,
+    SandboxRefusedError,
+    SandboxTeardownError,
+)
+from rollout_worker.sandboxes.local_sandbox import in_thread
+from rollout_worker.sandboxes.port import Capabilities, Host, Image, Limits, Network, Spec
+from rollout_worker.sandboxes.reach import DroppedError, Reach, Shell
+from rollout_worker.sandboxes.remote_probe import CONNECT, changes_users, limits_of
+from rollout_worker.sandboxes.remote_provider import RemoteProvider
+from rollout_worker.sandboxes.remote_sandbox import Remote, RemoteSandbox, enter
+from rollout_worker.sandboxes.settings import ImageSettings, settings_of
+
+USD_PER_CORE_HOUR = 0.00003942 * 3600
+USD_PER_GIB_HOUR = 0.00000672 * 3600
+"""Of sandboxes, as https://modal.com/pricing had them in November 2026. What a sandbox declares is what it is billed
+for, as it can use no more; regions and contracts change the price."""
+
+_PROBE_IMAGE = "debian:12-slim"
+_WAIT = "trap '' TERM; while :; do sleep 3600 & wait; done"
+_CALL_S = 90
+_PIECE = 1 << 20  # the client's buffer holds 2 MiB
+_END_S = 60.0
+_CLOSED = f"{CONNECT}\nconnects 1.1.1.1 443"
+_TAG_STATE, _TAG_OWNER = "rollout-state", "rollout-owner"
+
+
+class ModalSettings(ImageSettings):
+    app_name: str = Field(default="rollout", min_length=1, description="App of Modal; it is made if there is none.")
+    default_image: str | None = Field(default=None, description="Of tasks that name none, and of what is tried out.")
+    registry_secret: str | None = Field(default=None, description="Name of a Modal secret for a private registry.")
+    environment: str | None = Field(default=None, description="Environment of Modal; default: the profile's.")
+    region: str | None = Field(default=None, description="Where sandboxes run; default: anywhere.")
+    max_lifetime_secs: int = Field(default=6 * 3600, ge=60, le=86400, description="A sandbox ends itself after that.")
+    max_sandboxes: int = Field(default=100, ge=1, description="At one time, of one worker.")
+    usd_per_core_hour: float = Field(default=USD_PER_CORE_HOUR, ge=0, description="The price of a core.")
+    usd_per_gib_hour: float = Field(default=USD_PER_GIB_HOUR, ge=0, description="The price of a GiB of memory.")
+
+
+class ModalReach(Reach):
+    wait_s = 20.0
+
+    def __init__(self, modal: Any, sandbox: Any) -> None:
+        self._modal = modal
+        self._sandbox = sandbox
+
+    async def call(self, script: str, data: bytes) -> bytes:
+        text = script.encode(errors="surrogateescape")  # as input: arguments may take 64 KiB
+        words = ("/bin/sh", "-c", f's=$(head -c {len(text)}); printf R; eval "$s"')
+        out = bytearray()
+        try:
+            async with asyncio.timeout(_CALL_S):
+                process = await self._sandbox.exec.aio(*words, text=False, timeout=_CALL_S)
+                await _send(process.stdin, text)
+                waits = bool(data)
+                async for piece in process.stdout:
+                    out += piece
+                    if waits and out:
+                        waits = False
+                        await _send(process.stdin, data)
+        except (self._modal.exception.Error, TimeoutError, OSError) as error:
+            await self._check(error)
+            raise DroppedError(f"{type(error).__name__}: {error}") from error
+        if not out:
+            await self._check(None)
+            raise DroppedError("it printed nothing")
+        return bytes(out[1:])
+
+    async def _check(self, error: Exception | None) -> None:
+        """SandboxGoneError: it was no mere connection."""
+        known = self._modal.exception
+        if isinstance(error, known.SandboxTerminatedError | known.SandboxTimeoutError | known.NotFoundError):
+            raise SandboxGoneError(f"the sandbox is gone: {type(error).__name__}: {error}") from error
+        try:
+            code = await self._sandbox.poll.aio()
+        except (known.Error, OSError):
+            return
+        if code is not None:
+            raise SandboxGoneError(f"the sandbox ended by itself, or by its lifetime, with {code}") from error
+
+    async def fetch(self, path: str, target: Path) -> bool:
+        try:
+            await self._sandbox.filesystem.copy_to_local.aio(path, str(target))
+        except (self._modal.exception.Error, OSError):  # what it cannot do, calls can
+            return False
+        return True
+
+
+async def _send(stdin: Any, data: bytes) -> None:
+    for start in range(0, len(data), _PIECE):
+        stdin.write(data[start : start + _PIECE])
+        await stdin.drain.aio()
+
+
+class ModalProvider(RemoteProvider):
+    name = "modal"
+
+    def __init__(self, state: Path, settings: ModalSettings, modal: Any) -> None:
+        super().__init__(state, max_sandboxes=settings.max_sandboxes)
+        self._settings = settings
+        self._modal = modal
+        self._app: Any = None
+        self._state_id = ""
+
+    async def _connect(self) -> None:
+        self._state_id = await self._identity()
+        try:
+            self._app = await self._modal.App.lookup.aio(
+                self._settings.app_name, create_if_missing=True, environment_name=self._settings.environment
+            )
+        except (self._modal.exception.Error, OSError) as error:
+            why = f"Modal cannot be used: {error} (a token is made with `modal token new`)"
+            raise SandboxRefusedError(why, reasons=[why]) from error
+
+    async def reap(self) -> None:
+        """Also sandboxes whose claims were lost with the disk of a host that came back."""
+        await super().reap()
+        try:
+            found = self._modal.Sandbox.list.aio(app_id=self._app.app_id, tags={_TAG_STATE: self._state_id})
+            async for sandbox in found:
+                owner = (await sandbox.get_tags.aio()).get(_TAG_OWNER, "")
+                if owner != self._owner and await in_thread(self._journal.is_dead, owner):
+                    await sandbox.terminate.aio()
+        except self._modal.exception.Error as error:
+            raise SandboxCreateError(f"sandboxes of Modal cannot be listed: {error}") from error
+
+    # What there is
+
+    async def _find(self) -> Capabilities:
+        notes = ["storage and the number of processes are the service's"]
+        root = Image(self._settings.default_image or _PROBE_IMAGE)
+        limits = Limits(0.125, 128, 512, 64)
+        networks: set[Literal["none", "public", "allowlist"]] = {"public"}
+        async with self._trial(Spec(root=root, network=Network("public"), limits=limits), _UNKNOWN) as sandbox:
+            users = await changes_users(sandbox)
+            kept = await limits_of(sandbox)
+            reached = (await sandbox.exec(_CLOSED, timeout_s=60)).exit_code
+        if reached == 0:
+            async with self._trial(Spec(root=root, network=Network("none"), limits=limits), _UNKNOWN) as sandbox:
+                closed = (await sandbox.exec(_CLOSED, timeout_s=60)).exit_code not in (0, 77)
+            if closed:
+                networks |= {"none", "allowlist"}
+                notes.append("names of an allowlist are let through by the server name of TLS, on port 443 only")
+            else:
+                notes.append("networks cannot be closed: a sandbox with block_network still reached 1.1.1.1")
+        else:
+            notes.append(
+                "networks cannot be closed: the image has no bash, nc or python3 to find out whether they are"
+                if reached == 77
+                else "networks cannot be closed: an open one does not reach 1.1.1.1, so nothing can be compared"
+            )
+        roots: set[Literal["host", "rootfs", "image"]] = {"image"}
+        if self._settings.default_image is not None:
+            roots.add("host")
+        return Capabilities(
+            private_directories=True,
+            own_processes=True,
+            hides_sandboxes=True,
+            hides_host=True,
+            writable_root=True,
+            users=users,
+            roots=frozenset(roots),
+            networks=frozenset(networks),
+            limits=kept,
+            mounts=False,
+            notes=tuple(notes),
+        )
+
+    def _refusals(self, spec: Spec) -> list[str]:
+        reasons: list[str] = []
+        if not isinstance(spec.root, Image) and not (isinstance(spec.root, Host) and self._settings.default_image):
+            reasons.append(
+                "Modal runs images of a registry: set docker_image of the task, or `default_image` in provider_config"
+            )
+        return reasons
+
+    # Making and removing
+
+    async def _start(self, claim: Claim, spec: Spec, found: Capabilities, *, wait: bool) -> RemoteSandbox:
+        known = self._modal.exception
+        image = spec.root.reference if isinstance(spec.root, Image) else self._settings.default_image or ""
+        limits = spec.limits
+        try:
+            secret = self._settings.registry_secret
+            kept = None if secret is None else self._modal.Secret.from_name(secret)
+            made = await self._modal.Sandbox.create.aio(
+                "/bin/sh",
+                "-c",
+                _WAIT,
+                app=self._app,
+                name=claim.name,
+                tags={_TAG_STATE: self._state_id, _TAG_OWNER: self._owner},
+                image=self._modal.Image.from_registry(image, secret=kept).entrypoint([]),
+                timeout=self._settings.max_lifetime_secs,
+                cpu=(limits.cpus, limits.cpus),
+                memory=(limits.memory_mb, limits.memory_mb),
+                region=self._settings.region,
+                **_network(spec.network),
+            )
+        except (known.RemoteError, known.ImageBuildError) as error:
+            raise ImagePullError(f"the image {image} cannot be had: {error}") from error
+        except known.ResourceExhaustedError as error:
+            raise SandboxNoRoomError(f"Modal has no room: {error}") from error
+        except (known.AuthError, known.InvalidError, known.PermissionDeniedError) as error:
+            raise SandboxRefusedError(f"Modal refuses {claim.name}: {error}", reasons=[str(error)]) from error
+        except (known.Error, OSError) as error:
+            raise SandboxCreateError(f"{claim.name} could not be made: {error}") from error
+        shell = Shell(claim.name, ModalReach(self._modal, made))
+        try:
+            home, base, old = await enter(shell, spec, home_is_here=False)
+        except SandboxGoneError as error:
+            raise SandboxCreateError(f"{claim.name} was lost as it started: {error.message}") from error
+
+        async def remove() -> None:
+            await self._end(claim, sandbox)
+
+        price = limits.cpus * self._settings.usd_per_core_hour
+        price += limits.memory_mb / 1024 * self._settings.usd_per_gib_hour
+        remote = Remote(
+            home=home,
+            base=base,
+            out=Path(claim.box),
+            kill="all",
+            old=old,
+            keep_env=True,
+            usd_per_hour=price,
+            remove=remove,
+        )
+        sandbox = RemoteSandbox(claim.name, spec, found, shell, remote)
+        return sandbox
+
+    async def _remove(self, claim: Claim) -> None:
+        known = self._modal.exception
+        try:
+            async with asyncio.timeout(_END_S):
+                with contextlib.suppress(known.NotFoundError):
+                    sandbox = await self._modal.Sandbox.from_name.aio(
+                        self._settings.app_name, claim.name, environment_name=self._settings.environment
+                    )
+                    await sandbox.terminate.aio(wait=True)
+        except (known.SandboxTerminatedError, known.SandboxTimeoutError):
+            return
+        except (known.Error, TimeoutError, OSError) as error:
+            raise SandboxTeardownError(f"{claim.name} is not removed: {type(error).__name__}: {error}") from error
+
+
+def _network(network: Network) -> dict[str, Any]:
+    if network.mode == "none":
+        return {"block_network": True}
+    if network.mode == "public":
+        return {}
+    names = names_among(network.hosts)
+    blocks = [str(ipaddress.ip_network(host, strict=False)) for host in network.hosts if host not in names]
+    return {"outbound_cidr_allowlist": blocks, "outbound_domain_allowlist": names}
+
+
+_UNKNOWN = Capabilities(
+    private_directories=True,
+    own_processes=True,
+    hides_sandboxes=True,
+    hides_host=True,
+    writable_root=True,
+    users=False,
+    roots=frozenset(),
+    networks=frozenset(),
+    limits={"cpus": "no", "memory": "no", "storage": "no", "pids": "no"},
+    mounts=False,
+)
+"""While they are tried out."""
+
+
+def open_modal(state: Path, config: Mapping[str, Any] = MappingProxyType({})) -> ModalProvider:
+    """The provider `modal`; use it with `async with`. ConfigError: a setting is wrong, or the extra is missing."""
+    settings = settings_of(ModalSettings, config, ModalProvider.name)
+    try:
+        modal = importlib.import_module("modal")
+    except ImportError as error:
+        raise ConfigError("the provider modal needs more: pip install 'rollout-engine[modal]'") from error
+    return ModalProvider(state, settings, modal)

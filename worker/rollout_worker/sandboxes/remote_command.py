@@ -1,0 +1,131 @@
+"""One command that runs detached in a sandbox which is reached by exec only."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import AsyncIterator, Mapping
+from dataclasses import dataclass
+from typing import Literal
+
+from rollout_worker.sandboxes import scripts
+from rollout_worker.sandboxes.output import Capture
+from rollout_worker.sandboxes.port import Ending, OnOutput, Stream
+from rollout_worker.sandboxes.reach import DroppedError, Shell
+from rollout_worker.sandboxes.remote_files import Files
+
+_AHEAD = 4  # pieces of standard input that may wait in the sandbox to be read
+_KILL = 9
+_LEAST_S = 0.1
+
+
+@dataclass(frozen=True, slots=True)
+class Status:
+    how: Ending
+    code: int
+    limit: Literal["memory"] | None
+
+
+class Detached:
+    """Output is asked for by offset, so that an answer that was lost is asked for again: nothing is lost or doubled."""
+
+    def __init__(
+        self,
+        shell: Shell,
+        directory: str,
+        captures: Mapping[Stream, Capture],
+        on_output: OnOutput | None,
+    ) -> None:
+        self._shell = shell
+        self._directory = directory
+        self._captures = captures
+        self._on_output = on_output
+        self._read = {"stdout": 0, "stderr": 0}
+        self._wait_s = shell.reach.wait_s
+
+    async def start(self, files: Files, text: str, user: str, mark: str, *, fed: bool) -> None:
+        data = text.encode(errors="surrogateescape")
+        inline = len(data) <= self._shell.reach.bytes_in
+        if not inline:
+            await files.put(f"{self._directory}/command", io.BytesIO(data))
+        script = scripts.start(self._directory, user, mark, fed=fed, inline=inline)
+        await self._shell.check(script, data if inline else b"")
+
+    async def send(self, source: bytes | AsyncIterator[bytes]) -> None:
+        """Standard input, in pieces, never far ahead of whoever reads it."""
+        number = 0
+        most = self._shell.reach.bytes_in
+        async for data in _pieces(source, most):
+            script = scripts.feed(self._directory, number, len(data), _AHEAD)
+            while await self._shell.check(script, data) == b"later":
+                pass
+            number += 1
+        await self._shell.check(scripts.end_feed(self._directory, number))
+
+    async def finish(self) -> Status:
+        """Until it has ended and what it printed until then is read."""
+        while True:
+            status, sizes = await self._poll(self._wait_s)
+            if status is not None:
+                await self._rest(sizes)
+                return status
+
+    async def drain(self) -> None:
+        """What it had printed, once everything is killed."""
+        _, sizes = await self._poll(0)
+        await self._rest(sizes)
+
+    async def _rest(self, sizes: tuple[int, int]) -> None:
+        """Not more than that: what it left running may go on to print."""
+        while self._read["stdout"] < sizes[0] or self._read["stderr"] < sizes[1]:
+            before = dict(self._read)
+            await self._poll(0)
+            if self._read == before:  # somebody in the sandbox cut the file
+                return
+
+    async def _poll(self, wait_s: float) -> tuple[Status | None, tuple[int, int]]:
+        out, err = self._read["stdout"], self._read["stderr"]
+        most = self._shell.reach.bytes_out
+        try:
+            said = (await self._shell.once(scripts.poll(self._directory, out, err, wait_s, most))).out
+            self._wait_s = min(2 * self._wait_s, self._shell.reach.wait_s)
+        except DroppedError:  # perhaps since nothing moved for so long
+            self._wait_s = max(self._wait_s / 2, _LEAST_S)
+            said = await self._shell.check(scripts.poll(self._directory, out, err, 0, most))
+        head, _, data = said.partition(b"\n")
+        sizes_and_counts, status = head.split()[:4], head.split()[4:]
+        size_out, size_err, count_out, _ = map(int, sizes_and_counts)
+        await self._feed("stdout", data[:count_out])
+        await self._feed("stderr", data[count_out:])
+        return _status(status), (size_out, size_err)
+
+    async def _feed(self, stream: Stream, data: bytes) -> None:
+        if not data:
+            return
+        self._read[stream] += len(data)
+        self._captures[stream].feed(data)
+        if self._on_output is not None:
+            fed = self._on_output(stream, data)
+            if fed is not None:
+                await fed
+
+
+def _status(words: list[bytes]) -> Status | None:
+    if not words:
+        return None
+    if words[0] == b"lost":  # its supervisor was killed, as by the deadline of another command
+        return Status("signalled", _KILL, None)
+    code = int(words[0])
+    limit = "memory" if b"memory" in words[2:] else None
+    if words[1] == b"signalled":
+        return Status("signalled", code - 128, limit)
+    return Status("exited", code, limit)
+
+
+async def _pieces(source: bytes | AsyncIterator[bytes], most: int) -> AsyncIterator[bytes]:
+    if isinstance(source, bytes):
+        for start in range(0, len(source), most):
+            yield source[start : start + most]
+        return
+    async for data in source:
+        for start in range(0, len(data), most):
+            yield data[start : start + most]
