@@ -261,6 +261,7 @@ def step(rewards: Rewards | None, error: str = "") -> StepOutcome:
         ([step({"reward": 1.0}), step(None, "verifier_timeout")], "", {"reward": 1.0}, None, True),
         ([step({"reward": 1.0}), step(None)], "environment_lost", {"reward": 1.0}, "environment_lost", False),
         ([step({"reward": 1.0})], "environment_teardown_failed", {"reward": 1.0}, "environment_teardown_failed", True),
+        ([step(None, "verifier_failed")], "environment_teardown_failed", None, "verifier_failed", False),
         ([], "environment_build_failed", None, "environment_build_failed", False),
         ([], "of_a_later_version", None, "of_a_later_version", False),
     ],

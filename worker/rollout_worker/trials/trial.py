@@ -290,7 +290,7 @@ class Trial:
             rewards = await verify(told, step, made, env, streams, outcome.remarks, removed=removed)
         if index + 1 < len(told.task.steps):
             with faults("environment_lost", "it was cleaned for the next step"):
-                await forget(made.sandbox, "/logs/agent", "/logs/artifacts")
+                await forget(made.sandbox, told.task.steps[index + 1].agent.user)
         return rewards
 
     def _removed(self) -> list[str]:
