@@ -90,6 +90,21 @@ rollout snapshot export 8fb5aeef56d7 --output model
         ),
     ),
     Task(
+        "Evaluate agents",
+        """
+[job.md](job.md) has job.yaml, tasks and the files of a job. The same command goes on where it was, also after attempts,
+agents or tasks were added.
+
+```
+rollout job run job.yaml --dry-run
+rollout job run job.yaml
+rollout job run job.yaml --retry-errors environment_start_failed,agent_install_failed
+rollout job tail nightly 'hello/*/mine/*'     # what agents and verifiers print
+```
+""",
+        ("rollout job run", "rollout job resume", "rollout job tail"),
+    ),
+    Task(
         "Look at evaluations",
         """
 Of jobs: [job.md](job.md). A job is named by its directory, or as its run.

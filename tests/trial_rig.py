@@ -19,6 +19,8 @@ from rollout.workloads.job.record import TrialRecord
 from rollout.workloads.job.trial import TrialSpec
 from rollout_worker.executors.job import JobExecutor
 from rollout_worker.executors.port import Attempt, Child, Run
+from rollout_worker.sandboxes.local import LocalProvider
+from rollout_worker.sandboxes.local_sandbox import LocalSandbox
 from rollout_worker.sandboxes.port import Provider
 
 
@@ -125,16 +127,22 @@ class Rig:
 
     async def until(self, phase: str) -> None:
         """Until the next trial is there."""
-        self._told.clear()
-        while all(note != phase for note, _ in self.contexts[-1].told):
-            await self._told.wait()
+        self.contexts.clear()
+        while not any(note == phase for context in self.contexts for note, _ in context.told):
             self._told.clear()
+            await self._told.wait()
 
     @property
     def provider(self) -> Provider:
         provider = self.executor._provider  # pyright: ignore[reportPrivateUsage]
         assert provider is not None
         return provider
+
+    def sandboxes(self) -> list[LocalSandbox]:
+        """That are there now."""
+        provider = self.provider
+        assert isinstance(provider, LocalProvider)
+        return list(provider._sandboxes)  # pyright: ignore[reportPrivateUsage]
 
     def boxes(self) -> list[str]:
         """Of sandboxes that are there."""

@@ -8,8 +8,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
-from acceptance_cli import Cli
-from cluster import free_port
+from acceptance_cli import Cli, until
+from cluster import Cluster, free_port
 from job_rig import DOCKERFILE, REWARD_1, SMALL, job_result, trials, write_job, write_task
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="sandboxes need Linux")
@@ -38,7 +38,7 @@ def fault(name: str) -> str:
     return f'{SMALL}env = {{ FAULT = "{name}" }}\n'
 
 
-WAYS = {
+WAYS: dict[str, Way] = {
     "environment_build_failed": Way(dockerfile=DOCKERFILE + "RUN echo no compiler >&2; exit 3\n", says="no compiler"),
     "environment_build_timeout": Way(
         dockerfile=DOCKERFILE + "RUN sleep 600\n", toml=SMALL + "build_timeout_sec = 1\n", says="build_timeout_sec"
@@ -70,8 +70,9 @@ WAYS = {
     "verifier_reward_missing": Way(test="true", says="reward.txt"),
     "verifier_reward_invalid": Way(test="echo nan > /logs/verifier/reward.txt", says="nan"),
 }
-"""By type. The others: `task_invalid` and `task_not_found` in tests/core (a job is refused before it runs) and below,
-`cancelled` in the acceptance of jobs, those of models (`api_...`, `agent_...`) and of budgets beside the agents."""
+"""By type. Others are made in the tests below (`environment_image_pull_failed`, `task_not_found`), in
+tests/contract/test_trials.py (`task_invalid`, `environment_out_of_memory`, `cancelled`) and, for what services of models
+answer (`api_...`, `agent_...`), in tests/core/test_agents.py."""
 
 REWARDS = {
     "negative": ("echo -3.5 > /logs/verifier/reward.txt", -3.5, None),
@@ -128,3 +129,29 @@ def test_an_image_that_does_not_exist(cli: Cli) -> None:
     ((_, trial),) = trials(cli.directory / "jobs" / "job")
     assert trial.outcome == (None, "environment_image_pull_failed"), trial
     assert image.partition("/")[0] in trial.result["error"]["message"]
+
+
+def test_a_task_whose_files_were_lost(cli: Cli, tmp_path: Path) -> None:
+    """From the object store, between the command and the worker. The other task runs."""
+    write_task(cli.directory / "tasks" / "lost", "true # a lost one")
+    write_task(cli.directory / "tasks" / "there", "true")
+    with Cluster(tmp_path / "nodes") as cluster:
+        coordinator = cluster.add_coordinator()
+        coordinator.wait_event("coordinator_ready")
+        process = cli.start("job", "run", write_job(cli, datasets=[{"path": "tasks"}]), *cluster.operator())
+        shown = ["run", "show", "job", "--json", *cluster.operator()]
+        until(lambda: '"sealed": true' in cli.run(*shown).out or process.poll() is not None, "the job to be submitted")
+        store = coordinator.directory / "data" / "object-store"
+        (lost,) = [path for path in store.rglob("*") if is_of(path, b"a lost one")]
+        lost.unlink()
+        cluster.add_worker()
+        out, err = process.communicate(timeout=60)
+        assert process.returncode == 0, (out, err)
+    assert {n: t.outcome for n, t in trials(cli.directory / "jobs" / "job")} == {
+        "tasks/lost/script/1": (None, "task_not_found"),
+        "tasks/there/script/1": (1.0, None),
+    }
+
+
+def is_of(path: Path, word: bytes) -> bool:
+    return path.is_file() and word in path.read_bytes()

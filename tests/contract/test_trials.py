@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
+import signal
 import tempfile
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -342,6 +344,19 @@ async def test_steps_run_one_after_another_until_one_misses_its_minimum(bench: B
     assert kept["steps/three/agent/stdout.txt"] == ""  # no tests, and nothing of the steps before
 
 
+async def test_an_agent_that_is_not_root_can_leave_logs_in_every_step(bench: Bench) -> None:
+    agent = "id -un > /logs/agent/who; echo x > /logs/artifacts/x; touch /app/here"
+    files = {f"steps/{name}/instruction.md": agent for name in ("one", "two")}
+    steps = '[agent]\nuser = "nobody"\n[[steps]]\nname = "one"\n[[steps]]\nname = "two"\n'
+    without = ("tests/test.sh", "solution/solve.sh")
+    files["tests/test.sh"] = "[ -O /tests ] && " + HALF
+    task = make_task(bench.task("").with_name("users"), steps, without=without, files=files)
+    record = await bench.trials.attempt(task)
+    kept = bench.trials.files(record)
+    assert (record.rewards, record.steps[1].error) == ({"reward": 0.5}, None)
+    assert [kept[f"steps/{name}/agent/who"] for name in ("one", "two")] == ["nobody\n", "nobody\n"]
+
+
 APART = """
 artifacts = ["out", {source = "/app/notes/a.txt", destination = "kept/a.txt"}]
 [verifier]
@@ -387,13 +402,23 @@ async def test_a_trial_without_artifacts_cannot_be_verified_anew(bench: Bench) -
 
 async def test_a_trial_that_is_cancelled_leaves_nothing(each: Bench) -> None:
     attempt = asyncio.ensure_future(each.trials.attempt(each.task("echo begun; sleep 60")))
-    await each.trials.until("environment setup")
     await each.trials.until("agent execution")
     assert len(each.trials.boxes()) == 1
     attempt.cancel()
     with pytest.raises(asyncio.CancelledError):
         await attempt
     assert each.trials.boxes() == []
+
+
+async def test_a_sandbox_that_is_lost_is_no_fault_of_the_agent(bench: Bench) -> None:
+    attempt = asyncio.ensure_future(bench.trials.attempt(bench.task("touch begun; sleep 60")))
+    await bench.trials.until("agent execution")
+    (sandbox,) = bench.trials.sandboxes()
+    os.kill(sandbox.warden_pid, signal.SIGKILL)
+    with pytest.raises(AttemptError) as raised:
+        await attempt
+    assert (raised.value.error_code, raised.value.retry) == ("environment_lost", True)
+    assert bench.trials.boxes() == []
 
 
 async def test_a_worker_that_lacks_a_variable_gives_the_trial_back(
@@ -482,3 +507,28 @@ async def test_an_agent_that_cannot_be_imported_is_tried_elsewhere(task: Path, t
         with pytest.raises(AttemptError) as raised:
             await trials.attempt(task)
     assert (raised.value.error_code, raised.value.retry) == ("agent_install_failed", True)
+
+
+INSTALLS = {
+    "fails": ({"install": "echo no >&2; exit 4"}, "agent_install_failed"),
+    "does not end": ({"install": "sleep 60", "override_setup_timeout_sec": 0.2}, "agent_install_timeout"),
+}
+
+
+@pytest.mark.parametrize("case", INSTALLS)
+async def test_an_agent_that_cannot_be_installed_is_tried_again(task: Path, tmp_path: Path, case: str) -> None:
+    keys, error = INSTALLS[case]
+    async with rig(job("process", {"name": "mine", "execute": "true", **keys}), tmp_path / "rig", task) as trials:
+        with pytest.raises(AttemptError) as raised:
+            await trials.attempt(task)
+    assert (raised.value.error_code, raised.value.retry) == (error, True)
+
+
+async def test_a_job_that_verifies_nothing_has_no_rewards(task: Path, tmp_path: Path) -> None:
+    config = job("process", {"name": "mine", "execute": "exit 1"}, {"name": "nop"}, verifier={"disable": True})
+    async with rig(config, tmp_path / "rig", task) as trials:
+        idle = await trials.attempt(task, agent="nop")
+        failed = await trials.attempt(task, agent="mine")
+    assert (idle.rewards, idle.result.error, idle.result.durations.verifier_sec) == (None, None, None)
+    assert failed.result.error is not None
+    assert (failed.rewards, failed.result.error.type) == (None, "agent_execution_failed")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 import time
 from email.utils import formatdate
 from pathlib import Path
@@ -11,13 +12,16 @@ from typing import Any
 
 import pytest
 from agent_place import Answered, TestPlace, completion, place, service
-from rollout.workloads.job.config import AgentSection
+from rollout.config.load import load_settings
+from rollout.workloads.job.agent_kinds import KINDS
+from rollout.workloads.job.config import AgentSection, JobConfig
 from rollout_worker.trials.agents import make_agent
 from rollout_worker.trials.agents.chat import ChatEndpoint
 from rollout_worker.trials.agents.shell_loop import says_done
 from rollout_worker.trials.port import Place, Reply, TrialFault
 
 DONE = "TASK_COMPLETE"
+PAGE = (Path(__file__).parents[2] / "docs" / "agents.md").read_text()
 
 
 class Own:
@@ -357,3 +361,33 @@ async def test_tokens_that_nobody_counts_are_told_once(tmp_path: Path) -> None:
         assert (
             json.loads(await here.sandbox.read_file("/logs/agent/trajectory.json"))["final_metrics"]["total_steps"] == 5
         )
+
+
+# The page of the docs
+
+
+def test_the_page_names_every_agent_and_kwarg() -> None:
+    for kind in KINDS.values():
+        assert f"`{kind.name}`" in PAGE
+        for key in kind.kwargs.model_fields:
+            assert f"`{key}`" in PAGE, f"{kind.name}: {key}"
+
+
+def test_the_examples_of_the_page_are_jobs(tmp_path: Path) -> None:
+    examples = re.findall(r"```yaml\n(.*?)```", PAGE, re.DOTALL)
+    assert len(examples) == 4
+    for example in examples:
+        path = tmp_path / "job.yaml"
+        path.write_text(example + ("" if "agents:" in example else "agents: [{name: shell-loop}]\n"))
+        with path.open("a") as file:
+            file.write("" if "datasets:" in example else "datasets: [{path: d}]\n")
+        load_settings(JobConfig, path, environ={})
+
+
+async def test_the_agent_of_the_page_works(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "my_agents.py").write_text(re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)[0])
+    monkeypatch.syspath_prepend(str(tmp_path))
+    section = AgentSection(import_path="my_agents:Careful", kwargs={"tries": 2})
+    async with place(tmp_path, answers=[Reply("false", "stop", 1, 1), Reply("echo x > f", "stop", 1, 1)]) as here:
+        await run(section, here)
+        assert await here.sandbox.read_file("/app/f") == b"x\n"

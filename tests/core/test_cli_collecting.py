@@ -33,10 +33,24 @@ def run_of(runs: Any, collector: Any, display: Any) -> WorkloadRun:
     return WorkloadRun(Infer(), runs, "R", {}, cast(Any, Checked(config={}, total=1)), collector, display)
 
 
-class Slow:
-    """A collector that is in the middle of writing until it is let go; two writers at once are an error."""
+class Lines:
+    """A collector whose workload has nothing but lines of files."""
 
     cursor = 0
+    shows = False
+
+    async def place(self, entries: list[Any], ledger: object) -> list[str]:
+        return []
+
+    def flush(self) -> None:
+        return
+
+    def refresh(self, state: str = "") -> None:
+        return
+
+
+class Slow(Lines):
+    """A collector that is in the middle of writing until it is let go; two writers at once are an error."""
 
     def __init__(self, fault: Exception | None) -> None:
         self.fault = fault
@@ -117,8 +131,7 @@ async def test_a_run_that_nobody_works_at_says_where_to_look(monkeypatch: pytest
         said.append(f"{snapshot.running} running")
 
     display = SimpleNamespace(note=said.append, progress=progress)
-    collector = SimpleNamespace(cursor=0, flush=lambda: None, finish=lambda *_, **__: {})
-    run = run_of(Idle(), collector, display)
+    run = run_of(Idle(), Edited(0), display)
     assert (await run._collect())[0].state == "completed"  # pyright: ignore[reportPrivateUsage]
     told = ["note" if "`rollout workers`" in line else line[0] for line in said]
     assert told == ["1", "0", "note", "0", "1", "0", "note", "0"], said
@@ -138,7 +151,7 @@ class Twice:
         yield Page([], status=pb.RunStatus(state="completed"))
 
 
-class Edited:
+class Edited(Lines):
     """A collector whose file somebody edits `times` times before the end."""
 
     def __init__(self, times: int) -> None:
@@ -146,9 +159,6 @@ class Edited:
 
     def add(self, entries: list[Any]) -> None:
         self.cursor += len(entries)
-
-    def flush(self) -> None:
-        return
 
     def restart(self) -> None:
         self.cursor = 0
@@ -250,3 +260,25 @@ def test_work_that_waits_for_room_says_so_and_when_it_goes_on() -> None:
         "worker A waits for room: full at step 20",
         "the run goes on: there is room again",
     ]
+
+
+async def test_that_the_rest_is_skipped_is_told_once_with_why() -> None:
+    told: list[tuple[str, str]] = []
+    status = pb.RunStatus(state="running", skips_rest=True, reason="5 tokens were used, of at most 5", running=3)
+
+    class Display:
+        def event(self, name: str, message: str, **_: Any) -> None:
+            told.append((name, message))
+
+        def progress(self, _: Snapshot) -> None: ...
+
+    class Statuses:
+        async def watch(self, *_: Any, **__: Any) -> AsyncGenerator[Page]:
+            yield Page([], status)
+            yield Page([], status)
+            yield Page([], pb.RunStatus(state="completed"))
+
+    collector = SimpleNamespace(cursor=0, flush=lambda: None)
+    await run_of(Statuses(), collector, Display())._follow()
+    why = "5 tokens were used, of at most 5; 3 still running"
+    assert told == [("rest_skipped", f"what has not begun is skipped: {why}")]

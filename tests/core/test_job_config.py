@@ -230,6 +230,51 @@ def test_what_a_run_stores_is_read_again(tmp_path: Path) -> None:
             '"orcale" is no agent: give it execute, which is bash, or import_path; or did you mean "oracle"',
         ),
         ({"agents": [{"name": "oracle", "execute": "x"}]}, '"oracle" is built in and takes no install'),
+        ({"agents": [{"name": "claude-cod"}]}, 'agents.0: "claude-cod" is no agent: give it execute, which is bash'),
+        ({"agents": [{"name": "claude-cod"}]}, 'or did you mean "claude-code"?'),
+        ({"agents": [{"name": "codex", "install": "x"}]}, "install goes with execute"),
+        ({"agents": [{"name": "aider"}]}, "agents.0: aider needs a model_name, such as openai/gpt-5"),
+        (
+            {"agents": [{"name": "codex", "kwargs": {"verson": "1"}}]},
+            'agents.0.kwargs.verson: unknown key; did you mean "version"?',
+        ),
+        (
+            {"agents": [{"name": "codex", "kwargs": {"version": "1 2"}}]},
+            'agents.0.kwargs.version: "1 2" is no version, such as 1.2.3',
+        ),
+        ({"agents": [{"name": "codex", "kwargs": {"x": 1}}]}, "unknown key; codex takes version, bundle, cache"),
+        ({"agents": [{"name": "nop", "kwargs": {"x": 1}}]}, "agents.0.kwargs.x: nop takes no kwargs: remove it"),
+        (
+            {"agents": [{"name": "codex", "kwargs": {"price": {"input": 1, "output": 1, "cashed": 1}}}]},
+            'agents.0.kwargs.price.cashed: unknown key; did you mean "cached"?',
+        ),
+        (
+            {"agents": [{"name": "shell-loop", "base_url": "http://x", "model_name": "m", "kwargs": {"max_turns": 0}}]},
+            "agents.0.kwargs.max_turns: must be at least 1, not 0",
+        ),
+        (
+            {"agents": [{"name": "shell-loop", "base_url": "http://x"}]},
+            "shell-loop needs a model_name beside its base_url",
+        ),
+        ({"agents": [{"name": "shell-loop"}]}, "shell-loop needs a base_url and a model_name, or the key engine"),
+        (
+            {"agents": [{"name": "shell-loop", "model_name": "gpt"}], "engine": {"model": {"uri": "m"}}},
+            "has a model_name and no base_url: add base_url, or write model_name: engine",
+        ),
+        (
+            {"agents": [{"name": "a", "execute": "x", "model_name": "engine"}]},
+            "model of the key engine, which is not here",
+        ),
+        (
+            {"agents": [{"name": "codex", "model_name": "engine"}], "engine": {"model": {"uri": "m"}}},
+            "codex asks models over HTTP, not the engines of this cluster: only shell-loop does",
+        ),
+        ({"engine": {"model": {}}}, "engine.model.uri: is missing"),
+        ({"engine": {"model": {"uri": "m"}, "sampling": {"n": 2}}}, "sampling.n must be 1, not 2"),
+        (
+            {"engine": {"model": {"uri": "m"}, "backend": {"knd": "mock"}}},
+            'engine.backend.knd: unknown key; did you mean "kind"?',
+        ),
         ({"agents": [{"name": "a", "execute": "x", "import_path": "m:C"}]}, "two ways to run an agent"),
         ({"agents": [{"name": "a", "import_path": "m.C"}]}, "agents.0.import_path: must match"),
         ({"agents": [{"name": "a:b", "execute": "x"}]}, 'agents.0.name: "a:b" cannot be a directory'),
@@ -377,3 +422,27 @@ def test_the_table_as_the_job_overrides_it_says_what_is_tried_again() -> None:
 def test_delays_grow_up_to_their_maximum() -> None:
     assert [delay_ms(RetrySection(), tries) for tries in range(1, 8)] == [1000, 2000, 4000, 8000, 16000, 30000, 30000]
     assert delay_ms(RetrySection(), 10_000) == 30_000
+
+
+def test_agents_that_come_with_it(tmp_path: Path) -> None:
+    text = """agents:
+- name: claude-code
+  kwargs: {version: 2.10}
+- name: qwen-coder
+  model_name: qwen3-coder
+- name: codex
+  label: mine
+  execute: my own bash under a name that is known
+  kwargs: {anything: 1}
+- name: shell-loop
+engine:
+  model: {uri: m}
+  backend: {kind: mock}
+datasets:
+- path: d
+"""
+    config = load(tmp_path, text)
+    assert config.agents[0].kwargs == {"version": "2.10"}
+    assert config.agents[2].kwargs == {"anything": 1}
+    assert config.engine is not None
+    assert config.engine.sampling.max_tokens == 4096

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from rollout.cli.recent import recent_runs
 from rollout.cli.references import LAST, means
 from rollout.client.private import STATE_DIR, private_runs
-from rollout.model.errors import ConfigError
+from rollout.model.errors import ConfigError, NotFoundError
 from rollout.model.ids import is_ulid, short
 from rollout.workloads.job.job_directory import JobDirectory, is_job_directory, read_job_directory
 from rollout.workloads.output import RUN_ID
@@ -88,6 +88,14 @@ def _known(text: str) -> Path | None:
     return by_id[0].path if by_id else None
 
 
+def known_jobs() -> dict[str, Path]:
+    """By name, of those on this machine that a name alone finds; the nearest of several."""
+    found: dict[str, Path] = {}
+    for one in _jobs():
+        found.setdefault(one.name, one.path)
+    return found
+
+
 def _jobs() -> Iterator[_Found]:
     for pattern in _NEAR:
         with suppress(OSError):
@@ -128,7 +136,10 @@ def _fetch(text: str, directory: Path, coordinator: list[str] | None, tls_dir: P
             raise ConfigError(f"run {short(run_id)} is no job: it is of the workload {status.spec.workload}")
         await ResultsOf(client, run_id, directory, Quiet(), [], place=False).write()
 
-    work_at_run(coordinator, tls_dir, text, write, tell)
+    try:
+        work_at_run(coordinator, tls_dir, text, write, tell)
+    except NotFoundError as error:
+        raise NotFoundError(f"{text!r} is no directory of a job here, and {error.message}") from error
     tell(
         "the job's directory is not on this machine: these are its results as the ledger has them; what its trials "
         f"left comes with: rollout run results {text} --output DIR"

@@ -231,7 +231,7 @@ class TerminalDisplay(Display):
 
     def _start(self) -> None:
         if not self._started:
-            self._live.start()
+            self._live.start(refresh=True)
             self._started = True
 
 

@@ -44,10 +44,11 @@ def print_overview(job: JobDirectory, found: Overview) -> None:
     if not job.trials:
         return
     say()
-    _print_agents(found.agents, datasets=False)
+    left = "skipped" if job.state else "pending"
+    _print_agents(found.agents, left, datasets=False)
     if found.groups:
         say()
-        _print_agents(found.groups, datasets=True)
+        _print_agents(found.groups, left, datasets=True)
     _print_pass_at_k(found.agents)
     _print_metrics([*found.groups, *found.agents])
     if found.errors:
@@ -73,15 +74,17 @@ def _counts(job: JobDirectory) -> str:
         f"{counted(result.total_trials, 'trial')}: {result.completed_trials:,} completed, {result.failed_trials:,} "
         f"failed, {result.skipped_trials:,} skipped, in {seconds(result.total_duration_sec)}"
     )
-    return f"{text}; {job.state}" if job.state != "completed" else text
+    why = f" ({first_line(job.reason)})" if job.reason else ""
+    return f"{text}; {job.state}{why}" if job.state != "completed" or job.reason else text
 
 
-def _print_agents(agents: Sequence[AgentOverview], *, datasets: bool) -> None:
+def _print_agents(agents: Sequence[AgentOverview], left: str, *, datasets: bool) -> None:
+    """`left`: what trials without a result are called."""
     tokens = any(one.tokens.n_input or one.tokens.n_output for one in agents)
     named = ("agent", "dataset") if datasets else ("agent",)
     more = ("cost", "tokens in", "cached", "out") if tokens else ("cost",)
     interval = f"pass rate [{CONFIDENCE:.0%}]"
-    found = table(*named, "n", "completed", "failed", "infra", "skipped", interval, "mean reward", *more)
+    found = table(*named, "n", "completed", "failed", "infra", left, interval, "mean reward", *more)
     for one in agents:
         counts, used = one.statistics.counts, one.tokens
         found.add_row(

@@ -11,7 +11,7 @@ from typing import Any, ClassVar, Literal
 
 import structlog
 from blake3 import blake3
-from rollout.model.errors import AttemptError, ConfigError, InputError, NotFoundError
+from rollout.model.errors import AttemptError, ConfigError, InputError
 from rollout.snapshots.tar import pack, unpack
 from rollout.workloads.job.config import ORACLE, AgentSection, JobConfig
 from rollout.workloads.job.load_task import TaskUse, load_task
@@ -187,7 +187,7 @@ class JobExecutor:
             environs=variables,
             files=files,
             masks=masks,
-            live=Live(spec.label, _printer(attempt)),
+            live=Live(spec.label, _printer(attempt), self._job.n_concurrent_trials),
             images=Images(self._state, self._job.environment.force_build, self._job.environment.provider_config),
             lanes=self._lanes,
             engine=engine,
@@ -207,8 +207,11 @@ class JobExecutor:
                 loaded = await asyncio.to_thread(
                     load_task, directory, use, name=spec.task, dialect=spec.dialect, git_commit_id=spec.commit
                 )
-            except NotFoundError as error:
-                raise AttemptError(error.message, code="task_not_found", retry=False) from error
+            except AttemptError as error:
+                if error.error_code != "not_found":  # of the object store, by way of the worker
+                    raise
+                message = f"its files cannot be had from the store: {error.message}"
+                raise AttemptError(message, code="task_not_found", retry=False) from error
             except ConfigError as error:
                 raise AttemptError(error.message, code="task_invalid", retry=False) from error
             self._tasks[key] = loaded.task

@@ -240,14 +240,13 @@ class CommandProvider(RemoteProvider):
     async def _is_private(self, one: RemoteSandbox, two: RemoteSandbox, path: str) -> bool:
         """Whether a directory there can be made, and nobody else sees it."""
         path = f"{path}-{secrets.token_hex(4)}"
-        if (await one.exec(["mkdir", path])).exit_code != 0:
+        if (await one.shell.run(f"mkdir {path} 2> /dev/null")).code != 0:
             return False
         try:
-            return (
-                not await asyncio.to_thread(Path(path).exists) and (await two.exec(["test", "-e", path])).exit_code == 1
-            )
+            here = await asyncio.to_thread(Path(path).exists)
+            return not here and (await two.shell.run(f"test -e {path}")).code == 1
         finally:
-            await one.exec(["rmdir", path])
+            await one.shell.run(f"rmdir {path}")
 
     def _refusals(self, spec: Spec) -> list[str]:
         reasons: list[str] = []

@@ -13,7 +13,7 @@ import aiohttp
 from kubernetes_asyncio import client, config
 from kubernetes_asyncio.client import ApiException
 from kubernetes_asyncio.stream import WsApiClient
-from tenacity import AsyncRetrying, retry_if_exception, stop_after_delay, wait_exponential_jitter
+from tenacity import AsyncRetrying, retry_if_exception, stop_after_delay, wait_random_exponential
 
 from rollout_worker.sandboxes.errors import SandboxCreateError, SandboxError, SandboxRefusedError
 from rollout_worker.sandboxes.kubernetes_pod import CONTAINER
@@ -181,7 +181,7 @@ async def _again(work: Callable[[], Awaitable[T]]) -> T:
     retrying = AsyncRetrying(
         retry=retry_if_exception(_may_pass),
         stop=stop_after_delay(_RETRY_S),
-        wait=wait_exponential_jitter(0.2, 5.0),
+        wait=wait_random_exponential(multiplier=0.2, max=5.0),
         reraise=True,
     )
     try:

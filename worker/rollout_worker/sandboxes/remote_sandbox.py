@@ -155,11 +155,13 @@ class RemoteSandbox(Sandbox):
         status = None
         try:
             try:
-                status = await asyncio.wait_for(self._run(detached, text, who, stdin), timeout_s)
+                await self._begin(detached, text, who, fed=stdin is not None)
+                begun = time.monotonic()  # what it takes to get there is not the command's time
+                status = await asyncio.wait_for(_end_of(detached, stdin), timeout_s)
             except TimeoutError:
                 await self.kill()
                 await detached.drain()
-            except SandboxGoneError:
+            except (SandboxGoneError, SandboxRefusedError):
                 raise
             except BaseException:  # cancelled, or a fault of `on_output`: nobody waits for the command any more
                 with contextlib.suppress(SandboxGoneError):
@@ -179,30 +181,14 @@ class RemoteSandbox(Sandbox):
             limit=None if status is None else status.limit,
         )
 
-    async def _run(
-        self, detached: Detached, text: str, user: str | int | None, stdin: bytes | AsyncIterator[bytes] | None
-    ) -> Status:
+    async def _begin(self, detached: Detached, text: str, user: str | int | None, *, fed: bool) -> None:
         try:
-            who = "" if user is None else str(user)
-            await detached.start(self._files, text, who, self._mark, fed=stdin is not None)
+            await detached.start(self._files, text, "" if user is None else str(user), self._mark, fed=fed)
         except SandboxFileError as error:
             if error.context["reason"] != "ENOUSER":
                 raise
             why = f"commands cannot run as user {user} in {self.name}"
             raise SandboxRefusedError(why, reasons=[why]) from None
-        if stdin is None:
-            return await detached.finish()
-        sending = asyncio.ensure_future(detached.send(stdin))
-        ending = asyncio.ensure_future(detached.finish())
-        try:
-            await asyncio.wait([sending, ending], return_when=asyncio.FIRST_COMPLETED)
-            if sending.done():
-                sending.result()
-            return await ending
-        finally:
-            for task in (sending, ending):
-                task.cancel()
-            await asyncio.wait([sending, ending])
 
     def _text(self, command: str | Sequence[str], env: Mapping[str, str], cwd: str | None) -> str:
         argv = ["/bin/sh", "-c", command] if isinstance(command, str) else list(command)
@@ -286,3 +272,19 @@ class RemoteSandbox(Sandbox):
 
     def cost(self) -> float:
         return ((self._ended or time.monotonic()) - self._begun) / 3600 * self._remote.usd_per_hour
+
+
+async def _end_of(detached: Detached, stdin: bytes | AsyncIterator[bytes] | None) -> Status:
+    if stdin is None:
+        return await detached.finish()
+    sending = asyncio.ensure_future(detached.send(stdin))
+    ending = asyncio.ensure_future(detached.finish())
+    try:
+        await asyncio.wait([sending, ending], return_when=asyncio.FIRST_COMPLETED)
+        if sending.done():
+            sending.result()
+        return await ending
+    finally:
+        for task in (sending, ending):
+            task.cancel()
+        await asyncio.wait([sending, ending])

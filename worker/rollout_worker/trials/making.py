@@ -6,13 +6,14 @@ import asyncio
 import shlex
 import time
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 
 from rollout.workloads.job.config import EnvironmentSection
 from rollout.workloads.job.network import NetworkPolicy
 from rollout.workloads.job.task import Environment
 
-from rollout_worker.sandboxes.errors import SandboxCreateError, SandboxError, SandboxRefusedError
+from rollout_worker.sandboxes.errors import SandboxError, SandboxNoRoomError, SandboxRefusedError
 from rollout_worker.sandboxes.port import Capabilities, Host, Sandbox, Spec
 from rollout_worker.trials.environment import prepare, replay, workdir_of
 from rollout_worker.trials.faults import faults
@@ -87,13 +88,16 @@ def _with_overrides(environment: Environment, job: EnvironmentSection) -> Enviro
 
 async def _create(told: Told, spec: Spec, room_s: float | None) -> Sandbox:
     try:
+        with suppress(SandboxNoRoomError):
+            return await told.provider.create(spec, wait=False)
+        told.progress("waiting for room for its sandbox")
         async with asyncio.timeout(room_s):
             return await told.provider.create(spec)
     except TimeoutError as error:
         raise TrialFault("environment_start_failed", f"there was no room for it after {room_s:g} s") from error
     except SandboxRefusedError as error:
         raise TrialFault("environment_resource_allocation_failed", error.message) from error
-    except (SandboxCreateError, SandboxError) as error:
+    except SandboxError as error:
         raise TrialFault("environment_start_failed", error.message) from error
 
 

@@ -15,9 +15,10 @@ HEAD_BYTES = 4 << 20
 TAIL_BYTES = 1 << 20
 """Of each stream of a phase its file keeps so much of the beginning and of the end."""
 LINE_MAX = 2000
-LINES_A_SECOND = 25
-BURST_LINES, AGAIN_LINES = 100, 20
-"""Of one trial, live, at once: others share the way out. After too many, lines are shown again with so much room."""
+LINES_A_SECOND, BURST_LINES = 100, 800
+"""Live, of all trials of a process, which share the way out of it; and at once, after a silence."""
+AGAIN = 0.2
+"""After too many lines, they are shown again when there is room for so much of a burst."""
 _UNPRINTABLE = re.compile(r"\x1b\[[0-9;?]*[ -/]*[@-~]|\x1b\][^\x07\x1b]*(?:\x07|\x1b\\)?|[\x00-\x08\x0b-\x1f\x7f-\x9f]")
 
 
@@ -65,21 +66,24 @@ class BoundedFile:
 class Live:
     """Lines of one trial for whoever follows it, with whose they are before each; as many as others leave room for."""
 
-    def __init__(self, label: str, show: Callable[[str], None], clock: Callable[[], float] = time.monotonic) -> None:
-        """`show` gets a line without its end."""
+    def __init__(
+        self, label: str, show: Callable[[str], None], trials: int = 1, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        """`show` gets a line without its end. `trials`: how many share what can be shown."""
         self._label = label
         self._show = show
         self._clock = clock
-        self._room = float(BURST_LINES)
+        self._rate, self._burst = LINES_A_SECOND / trials, max(10.0, BURST_LINES / trials)
+        self._room = self._burst
         self._at = clock()
         self._dropped = 0
 
     def room(self) -> int:
         """Lines that may be shown now."""
         now = self._clock()
-        self._room = min(BURST_LINES, self._room + (now - self._at) * LINES_A_SECOND)
+        self._room = min(self._burst, self._room + (now - self._at) * self._rate)
         self._at = now
-        if self._dropped and self._room < AGAIN_LINES:
+        if self._dropped and self._room < AGAIN * self._burst:
             return 0
         return int(self._room)
 

@@ -107,12 +107,22 @@ class Trial:
             wish = Wish(task.environment, policies, told.environs.sandbox, users, build_s)
             self._made = await make_sandbox(told, wish)
             sandbox, self._workdir = self._made.sandbox, self._made.workdir
-            self.outcome.remarks += self._made.remarks
+            self.outcome.remarks += [*self._made.remarks, *self._unused()]
             if task.environment.healthcheck is not None:
                 told.progress("waiting for its health")
                 await until_healthy(task.environment.healthcheck, self._made, streams)
             with faults("environment_start_failed", "it was set up"):
                 self._preload = await preload_of(sandbox)
+
+    def _unused(self) -> list[str]:
+        """What the task or the job wants an agent to be given, and no agent here takes."""
+        environment, section = self._told.task.environment, self._told.section
+        wanted = {
+            "mcp_servers of the task": environment.mcp_servers,
+            "skills_dir of the task": environment.skills_dir,
+            "skills of the agent": section.skills,
+        }
+        return [f"{name}: agents are not given these here" for name, value in wanted.items() if value]
 
     # ---- the agent
 
@@ -280,7 +290,7 @@ class Trial:
             rewards = await verify(told, step, made, env, streams, outcome.remarks, removed=removed)
         if index + 1 < len(told.task.steps):
             with faults("environment_lost", "it was cleaned for the next step"):
-                await forget(made.sandbox, "/logs/agent", "/logs/artifacts")
+                await forget(made.sandbox, told.task.steps[index + 1].agent.user)
         return rewards
 
     def _removed(self) -> list[str]:

@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
-from math import fsum
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 
-from rollout.workloads.job.aggregate import is_completed, score
-from rollout.workloads.job.averages import mean
-from rollout.workloads.job.config import JobConfig
+from rollout.workloads.job.aggregate import Overrides, is_completed, score
 from rollout.workloads.job.pass_at_k import PASS
 from rollout.workloads.job.record import TrialRecord
 from rollout.workloads.json_form import JsonObject
@@ -20,69 +17,79 @@ HEADS = ("agent", "trials", "done", "passed", "failed", "running", "pending", "m
 
 @dataclass(slots=True)
 class _Agent:
-    """`failed`: without a valid reward."""
+    """`failed`: without a valid reward. `running` None: not known, since more run than were asked for."""
 
     trials: int = 0
     done: int = 0
+    passed: int = 0
     failed: int = 0
     running: int | None = 0
-    """None: not known, since more run than were asked for."""
-    scores: list[float] = field(default_factory=list[float])
+    scored: int = 0
+    rewards: float = 0.0
 
     def to_json(self) -> JsonObject:
         return {
             "trials": self.trials,
             "done": self.done,
-            "passed": sum(value >= PASS for value in self.scores),
+            "passed": self.passed,
             "failed": self.failed,
             "running": self.running,
             "pending": None if self.running is None else max(0, self.trials - self.done - self.running),
-            "mean_reward": mean(self.scores) if self.scores else None,
+            "mean_reward": self.rewards / self.scored if self.scored else None,
         }
 
 
-def make_board(
-    planned: Sequence[tuple[str, str]],
-    of_run: Sequence[str],
-    records: Mapping[str, TrialRecord],
-    job: JobConfig,
-    running: Sequence[Running],
-    n_running: int,
-) -> Board:
-    """`planned`: id and label of all trials. `of_run`: labels by seq. `running`: the first of `n_running`."""
-    agents: dict[str, _Agent] = {}
-    for trial, label in planned:
-        agent = agents.setdefault(label.split("/")[2], _Agent())
-        agent.trials += 1
-        if (record := records.get(trial)) is None:
-            continue
+class Tally:
+    """Counts over the trials of a job, as they end. `labels`: of all of them."""
+
+    def __init__(self, labels: Iterable[str], overrides: Overrides) -> None:
+        self._overrides = overrides
+        self._agents: dict[str, _Agent] = {}
+        self._tokens = 0
+        self._cost = 0.0
+        for label in labels:
+            self._agents.setdefault(_agent_of(label), _Agent()).trials += 1
+
+    def add(self, record: TrialRecord) -> None:
+        result = record.result
+        agent = self._agents.setdefault(result.agent_name, _Agent())
         agent.done += 1
-        agent.failed += not is_completed(record.result, job.override_error_policy)
-        if (value := score(record.result, job.override_error_policy)) is not None:
-            agent.scores.append(value)
-    shown = [(of_run[one.seq], one) for one in running if one.seq < len(of_run)]
-    among = Counter(label.split("/")[2] for label, _ in shown)
-    for name, agent in agents.items():
-        agent.running = among[name] if len(running) >= n_running else None
-    usage = [record.usage for record in records.values()]
-    tokens = sum(one.n_input_tokens + one.n_output_tokens for one in usage)
-    cost = fsum(record.result.cost for record in records.values())
-    return Board(
-        heads=HEADS,
-        rows=tuple(_row(name, agent.to_json()) for name, agent in agents.items()),
-        running=tuple(_running_row(label, one) for label, one in shown),
-        n_running=n_running,
-        line=", ".join([*([f"{tokens:,} tokens"] if tokens else []), *([f"${cost:.2f}"] if cost else [])]),
-        fields={
-            "agents": {name: agent.to_json() for name, agent in agents.items()},
-            "trials_running": [
-                {"trial": label, "phase": one.note, "seconds": round(one.seconds, 1), "try": one.tries}
-                for label, one in shown
-            ],
-            "tokens": tokens,
-            "cost_usd": cost,
-        },
-    )
+        agent.failed += not is_completed(result, self._overrides)
+        if (value := score(result, self._overrides)) is not None:
+            agent.scored += 1
+            agent.rewards += value
+            agent.passed += value >= PASS
+        self._tokens += record.usage.n_input_tokens + record.usage.n_output_tokens
+        self._cost += result.cost
+
+    def board(self, of_run: Sequence[str], running: Sequence[Running], n_running: int) -> Board:
+        """`of_run`: labels by seq. `running`: the first of `n_running`."""
+        shown = [(of_run[one.seq], one) for one in running if one.seq < len(of_run)]
+        among = Counter(_agent_of(label) for label, _ in shown)
+        for name, agent in self._agents.items():
+            agent.running = among[name] if len(running) >= n_running else None
+        agents = {name: agent.to_json() for name, agent in self._agents.items()}
+        tokens, cost = self._tokens, self._cost
+        return Board(
+            heads=HEADS,
+            rows=tuple(_row(name, counts) for name, counts in agents.items()),
+            running=tuple(_running_row(label, one) for label, one in shown),
+            n_running=n_running,
+            line=", ".join([*([f"{tokens:,} tokens"] if tokens else []), *([f"${cost:.2f}"] if cost else [])]),
+            fields={
+                "agents": agents,
+                "trials_running": [
+                    {"trial": label, "phase": one.note, "seconds": round(one.seconds, 1), "try": one.tries}
+                    for label, one in shown
+                ],
+                "tokens": tokens,
+                "cost_usd": cost,
+            },
+        )
+
+
+def _agent_of(label: str) -> str:
+    return label.split("/")[2]
 
 
 def _row(name: str, counts: JsonObject) -> tuple[str, ...]:

@@ -24,7 +24,7 @@ from rollout.workloads.json_form import JsonObject
 from rollout.workloads.output import disk_errors
 from rollout.workloads.port import Fetch
 
-_SCRATCH = ".placing"
+_SCRATCH = ".placing-"
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,19 +72,16 @@ async def place(job: Path, directory: str, parts: Sequence[Part], fetch: Fetch) 
     StorageError, StorageFullError.
     """
     told: list[str] = []
-    scratch = job / _SCRATCH
-    with disk_errors(scratch):
-        await asyncio.to_thread(scratch.mkdir, exist_ok=True)
-        made = await asyncio.to_thread(TemporaryDirectory[str], dir=scratch)
-    try:
-        content = Path(made.name) / "content"
-        for part in parts:
-            if why := await _make(part, content / part.at, Path(made.name) / "tar", fetch):
-                told.append(f"{directory}/{part.at}".rstrip("/") + f": {why}")
-        with disk_errors(job / directory):
+    with disk_errors(job / directory):
+        made = await asyncio.to_thread(TemporaryDirectory[str], prefix=_SCRATCH, dir=job)
+        try:
+            content = Path(made.name) / "content"
+            for part in parts:
+                if why := await _make(part, content / part.at, Path(made.name) / "tar", fetch):
+                    told.append(f"{directory}/{part.at}".rstrip("/") + f": {why}")
             files = await asyncio.to_thread(_move, content, job / directory)
-    finally:
-        await asyncio.to_thread(made.cleanup)
+        finally:
+            await asyncio.to_thread(made.cleanup)
     return Placed(directory, tuple(parts), files), "; ".join(told)
 
 
@@ -105,6 +102,12 @@ async def _make(part: Part, directory: Path, archive: Path, fetch: Fetch) -> str
         (directory / ERROR_TEXT).write_text(text, "utf-8", "backslashreplace")
     (directory / RESULT).write_bytes(result.to_json())
     return why
+
+
+def clear(job: Path) -> None:
+    """Remove what a process that was killed left. Blocking."""
+    for path in job.glob(f"{_SCRATCH}*"):
+        shutil.rmtree(path, ignore_errors=True)
 
 
 def unpack(archive: Path, directory: Path) -> None:

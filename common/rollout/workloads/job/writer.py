@@ -13,11 +13,11 @@ from pathlib import Path
 from rollout.model.item import Outcome
 from rollout.workloads.commit import CommitEntry
 from rollout.workloads.job.aggregate import PlannedTrial, job_result, job_statistics
-from rollout.workloads.job.board import make_board
+from rollout.workloads.job.board import Tally
 from rollout.workloads.job.config import JobConfig
 from rollout.workloads.job.kept import FILES, Kept, forget_others, read_kept, read_lines
 from rollout.workloads.job.outcome import record_of, try_record
-from rollout.workloads.job.placing import Part, Placed, place
+from rollout.workloads.job.placing import Part, Placed, clear, place
 from rollout.workloads.job.record import TrialRecord, record_from, record_json
 from rollout.workloads.job.result_files import CONFIG, ERRORS, PLACED, RESULT, STATISTICS, TRIALS, TRIES
 from rollout.workloads.job.results import rfc3339
@@ -28,6 +28,8 @@ from rollout.workloads.output import write_atomically
 from rollout.workloads.port import Board, FailedTry, Ledger, Running, Totals
 
 _EVERY_S = 5.0
+_SHARE = 20
+"""What is reckoned over all trials takes a twentieth of the time at most, however many there are."""
 _CANCELLED = ("killed", "interrupted")
 
 
@@ -50,14 +52,18 @@ class JobWriter:
         self._seen: dict[str, str] = {}  # of entries, where no plan is known
         self._placed: dict[int, Placed] = {}
         self._lock = threading.Lock()
-        self._refreshed = 0.0
+        self._tally = Tally((), self.job.override_error_policy)
+        self._of_run: list[str] = []
+        self._next = 0.0
 
     # ---- as the collector goes on
 
     def open(self, directory: Path) -> None:
         self._directory = directory
+        clear(directory)
         kept = read_kept(directory, self._kept_name)
         self._kept = {trial: kept[trial] for trial, _ in self._planned if trial in kept}
+        self._of_run = [label for trial, label in self._planned if trial not in self._kept]
         self._remember(self._kept)
 
     def begin(self) -> Iterator[tuple[str, bytes]]:
@@ -90,6 +96,7 @@ class JobWriter:
             self._seen[spec.id] = spec.label
             if record is not None:
                 self.records[spec.id] = record
+                self._tally.add(record)
         if record is None:
             return
         yield TRIALS, dump_line(_trial_line(spec, record, entry))
@@ -101,14 +108,15 @@ class JobWriter:
 
     def refresh(self, state: str = "") -> None:
         now = time.monotonic()
-        if not state and now - self._refreshed < _EVERY_S:
+        if not state and now < self._next:
             return
         for name, data in self.reckoned(cancelled=state in _CANCELLED, ended=bool(state)):
             path = self._directory / name
             # What is there and right stays: its time says when something changed last.
             if not path.exists() or path.read_bytes() != data:
                 write_atomically(path, data)
-        self._refreshed = time.monotonic()
+        ended = time.monotonic()
+        self._next = ended + max(_EVERY_S, _SHARE * (ended - now))
 
     def summary(self, summary: JsonObject, totals: Totals) -> JsonObject:
         trials = self.planned_trials()
@@ -138,10 +146,8 @@ class JobWriter:
     # ---- for people, as it goes on
 
     def board(self, running: Sequence[Running], n_running: int) -> Board:
-        labels = [label for trial, label in self._planned if trial not in self._kept]
         with self._lock:
-            records = dict(self.records)
-        return make_board(self._planned, labels, records, self.job, running, n_running)
+            return self._tally.board(self._of_run, running, n_running)
 
     # ---- over all trials
 
@@ -192,6 +198,11 @@ class JobWriter:
                 trial: record_from(lines[TRIALS]["record"]) for trial, lines in kept.items() if TRIALS in lines
             }
             self._seen = {trial: lines[TRIALS]["label"] for trial, lines in kept.items() if TRIALS in lines}
+            self._tally = Tally((label for _, label in self._planned), self.job.override_error_policy)
+            planned = {trial for trial, _ in self._planned}
+            for trial, record in self.records.items():
+                if trial in planned:
+                    self._tally.add(record)
 
 
 def _trial_line(spec: TrialSpec, record: TrialRecord, entry: CommitEntry) -> JsonObject:

@@ -28,7 +28,7 @@ from rollout_worker.trials.port import Agent, Place, TrialFault, UsageCount
 LOGS = "/logs/agent"
 _PACKED = "/tmp/.rollout-agent.tar"
 _STATUS = "/tmp/.rollout-agent-status"
-_VERSION = re.compile(r"\d+(?:\.\d+)+[\w.+-]*")
+_VERSION = re.compile(r"\d+(?:\.\d+)+(?:[\w.+-]*\w)?")
 _NO_KEY = "none"
 """What stands for the key of a `base_url` that needs none: the programs refuse to start without."""
 
@@ -79,7 +79,8 @@ class CodingCliAgent(Agent):
 
     async def _is_there(self, place: Place) -> bool:
         """Whether it runs, in the version that is wanted, which is kept then."""
-        finished = await place.run(f"{self._path()}; {self._cli.program} --version </dev/null", quiet=True)
+        command = f"{self._path()}; {self._cli.program} {shlex.join(self._cli.version_args)} </dev/null"
+        finished = await place.run(command, quiet=True)
         found = _VERSION.search(finished.stdout.text()) if finished.ok else None
         wanted = self._kwargs.version
         if found is None or (wanted is not None and found[0] != wanted.removeprefix("v")):

@@ -50,6 +50,7 @@ class CodingCli:
     input, or behind the arguments, after `before_instruction`. `keys`: variables by provider, "" for any; `also_keys`:
     others in which people have the same key, copied into the first. `prepare`: a line of shell
     before it. `output`: a file in /logs/agent that the program itself writes, where it does not print what it used.
+    `version_args`: with which it prints its version first.
     """
 
     name: str
@@ -69,6 +70,7 @@ class CodingCli:
     more_env: Callable[[Asked], Mapping[str, str]] = _nothing
     prepare: str = ""
     output: str = ""
+    version_args: Sequence[str] = ("--version",)
     python: str = "3.12"
 
 
@@ -164,6 +166,7 @@ _ALL = (
         args=(
             "--yes-always", "--no-pretty", "--no-stream", "--no-check-update", "--no-show-release-notes",
             "--no-show-model-warnings", "--no-gitignore", "--analytics-disable", "--no-suggest-shell-commands",
+            "--chat-history-file", "/logs/agent/aider.chat.history.md", "--input-history-file", "/dev/null",
         ),
         before_instruction=("--message-file",), model_args=("--model", "{model}"), more_env=_litellm,
         read=cli_usage.aider,
@@ -180,8 +183,8 @@ _ALL = (
         args=("--yolo", "--exit-immediately", "--cost-limit", "0", "--output", "{output}", "-c", "mini"),
         model_args=("--model", "{model}"), base_url_args=("-c", "model.model_kwargs.api_base={base_url}"),
         before_instruction=("--task",),
-        env={"MSWEA_CONFIGURED": "true", "MSWEA_SILENT_STARTUP": "1", "MSWEA_COST_TRACKING": "ignore_errors"},
-        output="mini-swe-agent.traj.json", read=cli_usage.mini_swe_agent,
+        env={"MSWEA_CONFIGURED": "true", "MSWEA_COST_TRACKING": "ignore_errors"},
+        output="mini-swe-agent.traj.json", version_args=("--help",), read=cli_usage.mini_swe_agent,
     ),
     CodingCli(
         name="openhands", source="pypi", package="openhands", program="openhands", instruction="file",

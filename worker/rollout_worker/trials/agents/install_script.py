@@ -76,7 +76,7 @@ rm "$AGENT/install.sh"
 """
 
 _END = r"""chmod -R a+rX "$AGENT"
-"$AGENT/bin/{program}" --version
+"$AGENT/bin/{program}" {version} </dev/null
 """
 
 
@@ -88,7 +88,7 @@ def prefix_of(cli: CodingCli) -> str:
 def install_script(cli: CodingCli, version: str | None) -> str:
     """None: the newest. It ends by printing the version."""
     begin = _BEGIN.replace("{prefix}", shlex.quote(prefix_of(cli)))
-    end = _END.replace("{program}", cli.program)
+    end = _END.replace("{program}", cli.program).replace("{version}", shlex.join(cli.version_args))
     return begin + _middle(cli, version) + end
 
 

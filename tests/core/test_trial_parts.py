@@ -1,0 +1,276 @@
+"""The pure parts of trials: what is hidden, what is kept of output, what is asked for, and what a trial comes to."""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+from job_files import make_task
+from rollout.workloads.job.artifacts import Artifact
+from rollout.workloads.job.config import JobConfig
+from rollout.workloads.job.load_task import load_task
+from rollout.workloads.job.network import NetworkPolicy
+from rollout.workloads.job.rewards import Rewards
+from rollout_worker.sandboxes.images.prepare import Prepared
+from rollout_worker.sandboxes.port import Host, Limits, Network, RootFs
+from rollout_worker.trials.environment import workdir_of
+from rollout_worker.trials.gathering import declared, read_manifest, without_links
+from rollout_worker.trials.lanes import FIRST_S, Lanes
+from rollout_worker.trials.masking import Masks, secrets_of
+from rollout_worker.trials.outcome import Outcome, StepOutcome, count
+from rollout_worker.trials.port import TrialFault
+from rollout_worker.trials.streams import BURST_LINES, BoundedFile, Live, Streams
+from rollout_worker.trials.told import environs
+from rollout_worker.trials.wanted import limits_of, network_of
+
+# What is hidden
+
+
+def masked(masks: Masks, *pieces: bytes) -> bytes:
+    stream = masks.stream()
+    return b"".join([*(stream.feed(piece) for piece in pieces), stream.close()])
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_values_are_hidden_however_they_are_cut(seed: int) -> None:
+    chance = random.Random(seed)
+    masks = Masks(["abcabc1", "abcabc12345", "ababab", "bcabca"])
+    data = bytes(chance.choice(b"abc12345") for _ in range(400)) + b"abcabc12345"
+    cuts = sorted(chance.sample(range(len(data)), 60))
+    pieces = [data[a:b] for a, b in zip([0, *cuts], [*cuts, len(data)], strict=True)]
+    assert masked(masks, *pieces) == masked(masks, data)
+    assert not [value for value in masks.values if value in masked(masks, data)]
+
+
+def test_what_only_begins_like_a_secret_is_shown(tmp_path: Path) -> None:
+    masks = Masks(["secret-one"])
+    assert masked(masks, b"secret", b"-o", b"ther secret-on", b"e") == b"secret-other ***"
+    assert masked(masks, b"secret-on") == b"secret-on"
+    assert masks.text("with secret-one") == "with ***"
+    (tmp_path / "log").write_bytes(b"x" * 3_000_000 + b"secret-one")
+    masks.file(tmp_path / "log")
+    assert (tmp_path / "log").read_bytes()[-6:] == b"xxx***"
+    assert [path.name for path in tmp_path.iterdir()] == ["log"]
+
+
+def test_short_values_are_shown_and_later_ones_hidden_too() -> None:
+    masks = Masks(["short"])
+    stream = masks.stream()
+    assert stream.feed(b"short") == b"short"
+    masks.hide(["longer-value\n"])
+    assert stream.feed(b"longer-value") == b""
+    assert stream.close() == b"***"
+    assert secrets_of({"OPENAI_API_KEY": "a", "PATH": "b", "db_password": "c"}) == ["a", "c"]
+
+
+# What is kept and shown of output
+
+
+def written(path: Path, *pieces: bytes) -> bytes:
+    file = BoundedFile(path, head=10, tail=5)
+    for piece in pieces:
+        file.write(piece)
+    file.close()
+    return path.read_bytes()
+
+
+def test_a_file_keeps_beginning_and_end(tmp_path: Path) -> None:
+    assert written(tmp_path / "short", b"12345", b"6789") == b"123456789"
+    assert written(tmp_path / "full", b"0123456789", b"abcde") == b"0123456789abcde"
+    data = b"0123456789" + b"x" * 100 + b"abcde"
+    cut = b"0123456789\n[... 100 bytes left out ...]\nabcde"
+    assert written(tmp_path / "long", data) == cut
+    assert written(tmp_path / "pieces", *(data[n : n + 1] for n in range(len(data)))) == cut
+
+
+def test_a_full_disk_is_remarked_and_no_fault_of_what_prints(tmp_path: Path) -> None:
+    (tmp_path / "stdout.txt").symlink_to("/dev/full")
+    streams = Streams(tmp_path, "agent", Live("t", lambda line: None), Masks())
+    streams.feed("stdout", b"hello\n")
+    assert streams.close() == ["stdout was not kept whole: No space left on device"]
+
+
+class Shown:
+    def __init__(self, directory: Path) -> None:
+        self.lines: list[str] = []
+        self.now = 0.0
+        self._streams = Streams(directory, "agent", Live("d/t/a/1", self.lines.append, 8, lambda: self.now), Masks())
+
+    def feed(self, *pieces: bytes) -> list[str]:
+        for piece in pieces:
+            self._streams.feed("stdout", piece)
+        shown = [line.partition("] ")[2] for line in self.lines]
+        self.lines.clear()
+        return shown
+
+    def close(self) -> list[str]:
+        self._streams.close()
+        return self.feed()
+
+
+def test_lines_are_whole_and_hold_no_control_characters(tmp_path: Path) -> None:
+    shown = Shown(tmp_path)
+    assert shown.feed(b"on", b"e\ntw") == ["one"]
+    assert shown.feed(b"o\n\n  \n10%\r20%\r\nlast") == ["two", "20%"]
+    assert shown.feed(b" \x1b[1mbold\x1b[0m \x1e1.2.3 \xff\n") == ["last bold 1.2.3 �"]
+    assert shown.feed(b"x" * 10_000 + b"\n") == ["x" * 2000 + " (cut)"]
+    assert shown.feed(b"no end") == []
+    assert shown.close() == ["no end"]
+
+
+def test_a_flood_is_counted_and_goes_on_once_there_is_room(tmp_path: Path) -> None:
+    shown = Shown(tmp_path)
+    assert len(shown.feed(b"y\n" * 500 + b"half")) == BURST_LINES / 8
+    assert shown.feed(b" a line\nnext\n") == []
+    shown.now += 2.0
+    assert shown.feed(b"again\n") == ["... 402 lines are not shown", "again"]
+    shown.close()
+
+
+def test_what_is_shown_says_whose_it_is(tmp_path: Path) -> None:
+    lines: list[str] = []
+    streams = Streams(tmp_path, "verifier", Live("d/t/a/1", lines.append), Masks())
+    streams.feed("stderr", b"hello\n")
+    assert lines == ["[d/t/a/1 verifier] hello"]
+    streams.close()
+
+
+# Pauses
+
+
+def test_a_lane_pauses_as_long_as_it_was_told_or_ever_longer() -> None:
+    now = 100.0
+    lanes = Lanes(lambda: now)
+    assert (lanes.refused("a", 7), lanes.left("a"), lanes.left("b")) == (7, 7, 0)
+    assert lanes.refused("a", 1) == 1
+    assert lanes.left("a") == 7
+    now += 8
+    assert lanes.left("a") == 0
+    assert [lanes.refused("a", None) for _ in range(3)] == [FIRST_S, 2 * FIRST_S, 4 * FIRST_S]
+    lanes.passed("a")
+    assert lanes.refused("a", None) == FIRST_S
+
+
+# What is asked for
+
+
+def config(**keys: Any) -> JobConfig:
+    return JobConfig.model_validate({"agents": [{"name": "nop"}], "datasets": [{"path": "d"}], **keys})
+
+
+def test_limits_are_the_jobs_or_the_tasks_or_the_providers(tmp_path: Path) -> None:
+    environment = load_task(make_task(tmp_path, "[environment]\ncpus = 2.5\nmemory_mb = 300\n")).task.environment
+    usual = Limits()
+    assert limits_of(environment, config().environment) == Limits(2.5, 300, usual.storage_mb)
+    job = config(environment={"override_memory": "1G", "override_storage_mb": 7, "cpu_enforcement_policy": "ignore"})
+    assert limits_of(environment, job.environment) == Limits(usual.cpus, 1024, 7)
+
+
+@pytest.mark.parametrize(
+    ("mode", "hosts", "extra", "network"),
+    [
+        ("public", (), ("x.org",), Network("public")),
+        ("no-network", (), (), Network("none")),
+        ("no-network", (), ("x.org",), Network("allowlist", ("x.org",))),
+        ("allowlist", ("a.org",), ("x.org", "a.org"), Network("allowlist", ("a.org", "x.org"))),
+    ],
+)
+def test_the_network_of_a_sandbox(mode: Any, hosts: tuple[str, ...], extra: tuple[str, ...], network: Network) -> None:
+    policy = NetworkPolicy(mode=mode, allowed_hosts=hosts)
+    assert network_of([policy, policy], extra) == network
+
+
+def test_one_sandbox_has_one_network() -> None:
+    with pytest.raises(TrialFault, match=r"no-network, public.*environment_mode"):
+        network_of([NetworkPolicy(), NetworkPolicy(mode="no-network")], ())
+
+
+@pytest.mark.parametrize(
+    ("root", "image_says", "is_host", "workdir"),
+    [
+        (Host(), None, True, "/app"),
+        (Host(), "/", True, "/app"),
+        (Host(), "/", False, "/"),
+        (Host(), "/srv", True, "/srv"),
+        (RootFs(Path("/x")), None, False, "/app"),
+    ],
+)
+def test_where_commands_run(
+    tmp_path: Path, root: Host | RootFs, image_says: str | None, is_host: bool, workdir: str
+) -> None:
+    environment = load_task(make_task(tmp_path)).task.environment
+    prepared = Prepared(root, image_says, {}, None, (), "key")
+    assert workdir_of(environment, prepared, is_host=is_host) == workdir
+
+
+def test_variables_are_filled_in_and_every_one_that_lacks_is_told(tmp_path: Path) -> None:
+    toml = '[verifier.env]\nJUDGE = "${JUDGE_KEY}"\n[environment.env]\nMODE = "${MODE:-fast}"\n'
+    task = load_task(make_task(tmp_path, toml)).task
+    job = config(agents=[{"name": "a", "execute": "x", "env": {"KEY": "k-${USER_KEY}", "API_TOKEN": "literal-token"}}])
+    found = environs(job, job.agents[0], task, {"JUDGE_KEY": "judge", "USER_KEY": "user"})
+    assert (found.sandbox, found.agent["KEY"], found.verifiers) == ({"MODE": "fast"}, "k-user", [{"JUDGE": "judge"}])
+    assert found.hidden == {"judge", "user", "k-user", "literal-token"}
+    with pytest.raises(ValueError, match=r"KEY needs USER_KEY.*JUDGE needs JUDGE_KEY"):
+        environs(job, job.agents[0], task, {})
+
+
+# Artifacts
+
+
+def test_sources_of_artifacts_are_absolute_and_the_usual_place_is_one() -> None:
+    artifacts = [Artifact(source="out/a"), Artifact(source="/x//y/")]
+    assert [one.source for one in declared(artifacts, "/app")] == ["/logs/artifacts", "/app/out/a", "/x/y"]
+
+
+def test_a_manifest_that_an_agent_may_have_made_leads_nowhere_else(tmp_path: Path) -> None:
+    rows = '{"source": "/a", "status": "ok", "type": "file", "destination": '
+    (tmp_path / "manifest.json").write_text(f'[{rows}"../../x"}}, {rows}"/etc"}}, {rows}"a"}}]')
+    assert [one.destination for one in read_manifest(tmp_path)] == ["a"]
+    (tmp_path / "manifest.json").write_text("[7]")
+    with pytest.raises(TrialFault, match="cannot be read"):
+        read_manifest(tmp_path)
+
+
+def test_links_are_not_kept(tmp_path: Path) -> None:
+    (tmp_path / "a").mkdir()
+    (tmp_path / "a" / "file").write_text("x")
+    (tmp_path / "a" / "up").symlink_to("..")
+    (tmp_path / "loop").symlink_to("loop")
+    assert sorted(without_links(tmp_path)) == ["a/up", "loop"]
+    assert sorted(str(path.relative_to(tmp_path)) for path in tmp_path.rglob("*")) == ["a", "a/file"]
+
+
+# What a trial comes to
+
+
+def step(rewards: Rewards | None, error: str = "") -> StepOutcome:
+    return StepOutcome("", rewards, TrialFault(error, "why") if error else None)
+
+
+@pytest.mark.parametrize(
+    ("steps", "error", "rewards", "type", "valid"),
+    [
+        ([step({"reward": 0.5})], "", {"reward": 0.5}, None, True),
+        ([step({"reward": 0.5}, "agent_execution_timeout")], "", {"reward": 0.5}, "agent_execution_timeout", True),
+        ([step(None, "agent_execution_failed")], "", {"reward": 0.0}, "agent_execution_failed", True),
+        ([step({"reward": 1.0}, "api_overloaded")], "", {"reward": 1.0}, "api_overloaded", False),
+        ([step(None, "verifier_timeout")], "", None, "verifier_timeout", False),
+        ([step({"reward": 1.0}), step(None, "verifier_timeout")], "", {"reward": 1.0}, None, True),
+        ([step({"reward": 1.0}), step(None)], "environment_lost", {"reward": 1.0}, "environment_lost", False),
+        ([step({"reward": 1.0})], "environment_teardown_failed", {"reward": 1.0}, "environment_teardown_failed", True),
+        ([step(None, "verifier_failed")], "environment_teardown_failed", None, "verifier_failed", False),
+        ([], "environment_build_failed", None, "environment_build_failed", False),
+        ([], "of_a_later_version", None, "of_a_later_version", False),
+    ],
+)
+def test_whether_a_trial_counts(
+    steps: list[StepOutcome], error: str, rewards: Rewards | None, type: str | None, valid: bool
+) -> None:
+    outcome = Outcome(steps=steps, error=TrialFault(error, "why") if error else None)
+    told = SimpleNamespace(job=config(), task=SimpleNamespace(reward_strategy="mean"))
+    counted = count(cast("Any", told), outcome)
+    found = None if counted.error is None else counted.error.type
+    assert (counted.rewards, found, counted.is_valid) == (rewards, type, valid)
