@@ -26,7 +26,7 @@ def keys(model: type[BaseModel], at: Place = ()) -> Iterator[tuple[Place, Any]]:
     for name, field in model.model_fields.items():
         place = (*at, name)
         inner, in_list, table = shape(field.annotation)
-        yield place, "of no such type" if table or in_list or inner else {"no": ["such", "type"]}
+        yield place, True if table or in_list or inner else {"no": ["such", "type"]}
         if inner is not None:
             yield from keys(inner, (*place, 0) if in_list else place)
 

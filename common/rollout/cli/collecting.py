@@ -37,6 +37,8 @@ _AGAIN = {"paused": "resume", "interrupted": "continue", "failed": "continue", "
 _ENDED_BY_IT = {"interrupted": "was interrupted", "failed": "failed", "killed": "was killed", "paused": "is paused"}
 ERRORS = "errors.jsonl"
 _FOLLOWED = "another run takes its place"
+_AT_ONCE = 100
+"""Entries that are written together: what was brought for them comes again when the command is killed meanwhile."""
 _SHOWN_RUNNING = 200
 REWRITES_MAX = 3
 """Times that files which somebody changes are written anew before the run is given up."""
@@ -297,11 +299,12 @@ class WorkloadRun:
         return stands and self._collector.cursor >= status.cursor
 
     async def _take(self, page: Page) -> None:
-        if page.entries:
-            for told in await self._collector.place(page.entries, self._ledger):
+        for start in range(0, len(page.entries), _AT_ONCE):
+            entries = page.entries[start : start + _AT_ONCE]
+            for told in await self._collector.place(entries, self._ledger):
                 self._display.note(f"warning: {told}")
-            await to_its_end(self._collector.add, page.entries)
-            for entry in page.entries:
+            await to_its_end(self._collector.add, entries)
+            for entry in entries:
                 for name, message, fields in self._workload.remarks(entry):
                     self._display.event(name, message, **fields)
         if page.status is not None:

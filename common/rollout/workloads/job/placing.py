@@ -72,17 +72,16 @@ async def place(job: Path, directory: str, parts: Sequence[Part], fetch: Fetch) 
     StorageError, StorageFullError.
     """
     told: list[str] = []
-    with disk_errors(job):
+    with disk_errors(job / directory):
         made = await asyncio.to_thread(TemporaryDirectory[str], prefix=_SCRATCH, dir=job)
-    try:
-        content = Path(made.name) / "content"
-        for part in parts:
-            if why := await _make(part, content / part.at, Path(made.name) / "tar", fetch):
-                told.append(f"{directory}/{part.at}".rstrip("/") + f": {why}")
-        with disk_errors(job / directory):
+        try:
+            content = Path(made.name) / "content"
+            for part in parts:
+                if why := await _make(part, content / part.at, Path(made.name) / "tar", fetch):
+                    told.append(f"{directory}/{part.at}".rstrip("/") + f": {why}")
             files = await asyncio.to_thread(_move, content, job / directory)
-    finally:
-        await asyncio.to_thread(made.cleanup)
+        finally:
+            await asyncio.to_thread(made.cleanup)
     return Placed(directory, tuple(parts), files), "; ".join(told)
 
 

@@ -95,7 +95,7 @@ class Job(Workload[JobConfig, JobChecked]):
         self._told: set[str] = set()
 
     def directory(self, settings: JobConfig) -> Path:
-        return Path(settings.jobs_dir) / (settings.name or "job")
+        return Path(settings.jobs_dir).expanduser() / (settings.name or "job")
 
     def check_host(self, settings: JobConfig) -> None:
         self._environ = os.environ
