@@ -278,7 +278,6 @@ async def test_that_the_rest_is_skipped_is_told_once_with_why() -> None:
             yield Page([], status)
             yield Page([], pb.RunStatus(state="completed"))
 
-    collector = SimpleNamespace(cursor=0, flush=lambda: None)
-    await run_of(Statuses(), collector, Display())._follow()
+    await run_of(Statuses(), Lines(), Display())._follow()
     why = "5 tokens were used, of at most 5; 3 still running"
     assert told == [("rest_skipped", f"what has not begun is skipped: {why}")]
