@@ -59,6 +59,9 @@ class ContainerEngine:
     build_s: float = 0.0
     pull: dict[str, Any] = field(default_factory=dict)
     asked: list[str] = field(default_factory=list)
+    frame: int = 1 << 16  # bytes of output at a time
+    pids: int = 1  # that run in each container
+    cannot_start: int = 0  # commands from now on that are not started
 
     @property
     def url(self) -> str:
@@ -147,7 +150,7 @@ class ContainerEngine:
         return web.json_response({"StatusCode": 137})
 
     async def _stats_container(self, request: web.Request, one: Container) -> web.StreamResponse:
-        return web.json_response({"pids_stats": {"current": 1, "limit": 100}})
+        return web.json_response({"pids_stats": {"current": self.pids}})
 
     async def _json_container(self, request: web.Request, one: Container) -> web.StreamResponse:
         size = sum(path.stat().st_size for path in one.root.rglob("*") if path.is_file())
@@ -180,8 +183,12 @@ class ContainerEngine:
         inside = os.dup(transport.get_extra_info("socket").fileno())
         transport.pause_reading()
         environment = dict(pair.split("=", 1) for pair in [*one.container.config["Env"], *(one.config["Env"] or [])])
+        command = one.config["Cmd"]
+        if self.cannot_start:
+            self.cannot_start -= 1
+            command = ["/bin/sh", "-c", "echo runtime: no more processes >&2; exit 125"]
         one.process = await asyncio.create_subprocess_exec(
-            *one.config["Cmd"],
+            *command,
             stdin=asyncio.subprocess.PIPE,
             stdout=asyncio.subprocess.PIPE,
             stderr=asyncio.subprocess.PIPE,
@@ -192,7 +199,7 @@ class ContainerEngine:
         feeding = asyncio.ensure_future(_feed(inside, one.process, one.config["AttachStdin"]))
 
         async def pump(kind: int, stream: asyncio.StreamReader) -> None:
-            while data := await stream.read(1 << 16):
+            while data := await stream.read(self.frame):
                 transport.write(struct.pack(">BxxxL", kind, len(data)) + data)
 
         assert one.process.stdout is not None

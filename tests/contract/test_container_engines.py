@@ -60,18 +60,34 @@ async def sandbox(provider: DockerProvider) -> AsyncIterator[EngineSandbox]:
 # Commands
 
 
-async def test_what_a_command_prints_and_how_it_ends(sandbox: EngineSandbox) -> None:
+@pytest.mark.parametrize("frame", [1, 1 << 16])
+async def test_what_a_command_prints_and_how_it_ends(
+    sandbox: EngineSandbox, engine: ContainerEngine, frame: int
+) -> None:
+    engine.frame = frame
     finished = await sandbox.exec("echo out; echo err >&2; exit 3", env={"B": "2"})
     assert (finished.how, finished.exit_code) == ("exited", 3)
     assert (finished.stdout.text(), finished.stderr.text()) == ("out\n", "err\n")
     assert (await sandbox.exec("kill -SEGV $$")).signal == 11
-    assert (await sandbox.exec(["cat"], stdin=b"x" * 200_000)).stdout.size == 200_000
+    assert (await sandbox.exec(["cat"], stdin=b"x" * 2_000)).stdout.size == 2_000
     assert (await sandbox.exec(["no-such-program"])).exit_code == 127
 
 
 async def test_a_command_that_cannot_begin_is_no_lost_sandbox(sandbox: EngineSandbox) -> None:
     finished = await sandbox.exec("true", user="no-such-user")
     assert (finished.exit_code, finished.stderr.text()) == (126, "unable to find user no-such-user\n")
+
+
+async def test_a_container_too_full_for_a_command_is_emptied_first(
+    sandbox: EngineSandbox, engine: ContainerEngine
+) -> None:
+    engine.cannot_start = 1
+    finished = await sandbox.exec("true")
+    assert (finished.exit_code, finished.stderr.text()) == (126, "runtime: no more processes\n")
+    assert engine.containers[sandbox.name].starts == 1
+    engine.cannot_start, engine.pids = 1, SPEC.limits.pids
+    assert (await sandbox.exec("echo hello", stdin=b"x")).stdout.text() == "hello\n"
+    assert engine.containers[sandbox.name].starts == 2
 
 
 async def test_a_deadline_restarts_the_container_and_keeps_what_was_printed(

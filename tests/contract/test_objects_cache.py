@@ -7,6 +7,7 @@ import multiprocessing
 import os
 import stat
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -19,7 +20,7 @@ from rollout.model.errors import (
     StorageFullError,
 )
 from rollout.model.item import INLINE_MAX, ObjectSlice
-from rollout.objects.cache import ObjectCache, read_cached
+from rollout.objects.cache import ObjectCache, locked, read_cached
 from rollout.objects.digest import object_id
 from rollout.objects.pack import Packer
 from rollout.objects.tree import Tree, TreeFile, describe, materialise, upload
@@ -370,3 +371,15 @@ async def test_a_directory_is_not_uploaded_as_something_else_than_it_was(tmp_pat
     assert await upload(tmp_path, memory, expected=began) == began
     (tmp_path / "code.py").write_text("edited")
     assert await upload(tmp_path, memory, expected=began) == began  # it is there
+
+
+async def test_those_who_wait_for_a_lock_leave_its_holder_threads(tmp_path: Path) -> None:
+    """As many trials of one task do on a host with few processors, at the first of which its files are laid out."""
+    asyncio.get_running_loop().set_default_executor(ThreadPoolExecutor(2))
+
+    async def work() -> None:
+        async with locked(tmp_path / "lock"):
+            await asyncio.to_thread(sum, (1, 2))
+
+    async with asyncio.timeout(20):
+        await asyncio.gather(*(work() for _ in range(5)))

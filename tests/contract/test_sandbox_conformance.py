@@ -134,7 +134,7 @@ async def test_conformance_without_privileges(provider: str) -> None:
 @pytest.mark.parametrize(
     ("arguments", "told"),
     [
-        (["nobody"], 'provider: unknown provider "nobody"; known: bubblewrap, command'),
+        (["nobody"], 'provider: unknown provider "nobody"; known: bubblewrap, '),
         (["no.such:thing"], "provider: no.such:thing cannot be loaded: No module named 'no'"),
         (["process", "--case", "exit_code_zer"], "there is no case exit_code_zer; did you mean exit_code_zero?"),
     ],

@@ -344,6 +344,19 @@ async def test_steps_run_one_after_another_until_one_misses_its_minimum(bench: B
     assert kept["steps/three/agent/stdout.txt"] == ""  # no tests, and nothing of the steps before
 
 
+async def test_an_agent_that_is_not_root_can_leave_logs_in_every_step(bench: Bench) -> None:
+    agent = "id -un > /logs/agent/who; echo x > /logs/artifacts/x; touch /app/here"
+    files = {f"steps/{name}/instruction.md": agent for name in ("one", "two")}
+    steps = '[agent]\nuser = "nobody"\n[[steps]]\nname = "one"\n[[steps]]\nname = "two"\n'
+    without = ("tests/test.sh", "solution/solve.sh")
+    files["tests/test.sh"] = "[ -O /tests ] && " + HALF
+    task = make_task(bench.task("").with_name("users"), steps, without=without, files=files)
+    record = await bench.trials.attempt(task)
+    kept = bench.trials.files(record)
+    assert (record.rewards, record.steps[1].error) == ({"reward": 0.5}, None)
+    assert [kept[f"steps/{name}/agent/who"] for name in ("one", "two")] == ["nobody\n", "nobody\n"]
+
+
 APART = """
 artifacts = ["out", {source = "/app/notes/a.txt", destination = "kept/a.txt"}]
 [verifier]

@@ -9,13 +9,10 @@ from itertools import product
 from typing import Any
 
 import pytest
-from job_files import trial
-from rollout.model.errors import InputError
 from rollout.workloads.job.compare import (
     EXACT_MAX,
     bonett_price,
     compare,
-    compare_jobs,
     mcnemar,
     sign_flip,
 )
@@ -367,22 +364,3 @@ def test_several_attempts_of_0_and_1_are_not_compared_as_if_they_were_one() -> N
     found = compare("x", a, "y", b)
     assert (found.test, found.p_exact, found.difference) == ("sign_flip_exact", None, 0.5)
     assert len(found.gained) == 6  # half of the attempts are not most of them
-
-
-def test_agents_are_compared_with_themselves() -> None:
-    first = [trial("t", 0.0, agent="x"), trial("t", 1.0, agent="y"), trial("u", None, "environment_start_failed")]
-    second = [trial("t", 1.0, agent="y"), trial("t", 1.0, agent="x")]
-    found = compare_jobs(first, second, {}, {})
-    assert [(one.agent_a, one.agent_b, one.difference) for one in found] == [("x", "x", 1.0), ("y", "y", 0.0)]
-
-
-def test_jobs_of_one_agent_each_are_compared_whatever_its_name() -> None:
-    (found,) = compare_jobs([trial("t", 0.0, agent="old")], [trial("t", 1.0, agent="new")], {}, {})
-    assert (found.agent_a, found.agent_b, found.difference) == ("old", "new", 1.0)
-
-
-def test_what_cannot_be_compared() -> None:
-    with pytest.raises(InputError, match="no agent in common: one has x, the other y, z"):
-        compare_jobs([trial("t", 0.0, agent="x")], [trial("t", 1.0, agent=agent) for agent in "yz"], {}, {})
-    with pytest.raises(InputError, match="no scored task in common"):
-        compare_jobs([trial("t", 0.0)], [trial("u", 1.0)], {}, {})

@@ -7,11 +7,13 @@ import json
 from collections.abc import Callable
 from html.parser import HTMLParser
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from job_directories import RUN_ID, make_job, record, used
 from rollout.cli.__main__ import app
+from rollout.cli.commands import job_tools
 from rollout.cli.program import command_of
 from rollout.model.errors import ConfigError, InputError
 from rollout.workloads.job.compare_directories import compare_directories
@@ -219,6 +221,17 @@ def test_a_name_that_two_jobs_have_is_refused(tmp_path: Path, call: Call) -> Non
         call("job", "show", "nightly")
 
 
+def test_a_shell_is_offered_jobs_and_their_trials(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / ".state"))
+    monkeypatch.setattr(job_tools, "complete_run", lambda *_: [("nightly", "of the cluster"), ("night-2", "running")])
+    mixed(tmp_path / "jobs/nightly")
+    context: Any = SimpleNamespace(params={"job": "nightly"})
+    assert job_tools.complete_job(context, "nig") == [("nightly", "jobs/nightly"), ("night-2", "running")]
+    assert job_tools.complete_trial(context, "d/t2") == ["d/t2/a/1", "d/t2/a/2", "d/t2/b/1"]
+    assert job_tools.complete_trial(SimpleNamespace(params={"job": "gone"}), "") == []  # pyright: ignore
+
+
 # ---- export
 
 
@@ -360,6 +373,16 @@ def test_two_agents_of_one_job_or_of_two(tmp_path: Path) -> None:
     other = read_job_directory(make_job(tmp_path / "b", records))
     (found,) = compare_directories(job, other, ("y", "x"))
     assert found.comparison.difference == -1.0
+
+
+def test_each_agent_with_itself_and_the_only_ones_with_each_other(tmp_path: Path) -> None:
+    first = [record("t", agent="x", reward=0.0), record("t", agent="y", reward=1.0)]
+    second = [record("t", agent="y", reward=1.0), record("t", agent="x", reward=1.0)]
+    found = [one.comparison for one in compared(tmp_path / "1", first, second)]
+    assert [(one.agent_a, one.agent_b, one.difference) for one in found] == [("x", "x", 1.0), ("y", "y", 0.0)]
+    old, new = [record("t", agent="old", reward=0.0)], [record("t", agent="new", reward=1.0)]
+    (only,) = compared(tmp_path / "2", old, new)
+    assert (only.comparison.agent_a, only.comparison.agent_b, only.comparison.difference) == ("old", "new", 1.0)
 
 
 @pytest.mark.parametrize(

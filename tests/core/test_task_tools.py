@@ -258,6 +258,17 @@ def test_a_task_is_good_when_its_solution_passes_and_doing_nothing_does_not(
     assert all(one.message.startswith(said) for one, said in zip(found.complaints, complaints, strict=True))
 
 
+@pytest.mark.parametrize(("arguments", "said"), [(("d", "--provider", "none"), "no provider"), (("gone",), "gone")])
+def test_a_directory_that_was_there_before_outlives_a_command_that_is_refused(
+    tmp_path: Path, call: Call, arguments: tuple[str, ...], said: str
+) -> None:
+    write_task(tmp_path / "d", "rollout")
+    write_task(tmp_path / "mine", "rollout")
+    with pytest.raises(ConfigError, match=said):
+        call("task", "oracle", *arguments, "--output", "mine")
+    assert (tmp_path / "mine/task.toml").is_file()
+
+
 def test_a_trial_that_did_not_run_shows_nothing(tmp_path: Path) -> None:
     agents = [{"name": "oracle"}, {"name": "nop"}]
     path = make_job(tmp_path / "job", [], skipped=("d/t/oracle/1", "d/t/nop/1"), agents=agents)

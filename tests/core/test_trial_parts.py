@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import random
 from pathlib import Path
 from types import SimpleNamespace
@@ -24,6 +25,7 @@ from rollout_worker.trials.outcome import Outcome, StepOutcome, count
 from rollout_worker.trials.port import TrialFault
 from rollout_worker.trials.streams import BURST_LINES, BoundedFile, Live, Streams
 from rollout_worker.trials.told import environs
+from rollout_worker.trials.unhurried import to_the_end
 from rollout_worker.trials.wanted import limits_of, network_of
 
 # What is hidden
@@ -261,6 +263,7 @@ def step(rewards: Rewards | None, error: str = "") -> StepOutcome:
         ([step({"reward": 1.0}), step(None, "verifier_timeout")], "", {"reward": 1.0}, None, True),
         ([step({"reward": 1.0}), step(None)], "environment_lost", {"reward": 1.0}, "environment_lost", False),
         ([step({"reward": 1.0})], "environment_teardown_failed", {"reward": 1.0}, "environment_teardown_failed", True),
+        ([step(None, "verifier_failed")], "environment_teardown_failed", None, "verifier_failed", False),
         ([], "environment_build_failed", None, "environment_build_failed", False),
         ([], "of_a_later_version", None, "of_a_later_version", False),
     ],
@@ -273,3 +276,25 @@ def test_whether_a_trial_counts(
     counted = count(cast("Any", told), outcome)
     found = None if counted.error is None else counted.error.type
     assert (counted.rewards, found, counted.is_valid) == (rewards, type, valid)
+
+
+# Cleaning up
+
+
+async def test_what_cleans_up_ends_although_its_task_is_cancelled_again() -> None:
+    may_end, done = asyncio.Event(), list[str]()
+
+    async def clean_up() -> None:
+        await may_end.wait()
+        done.append("clean")
+
+    task = asyncio.ensure_future(to_the_end(clean_up()))
+    for _ in range(3):
+        await asyncio.sleep(0)
+        task.cancel()
+    await asyncio.sleep(0)
+    assert not task.done()
+    may_end.set()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    assert done == ["clean"]

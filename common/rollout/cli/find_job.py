@@ -88,6 +88,14 @@ def _known(text: str) -> Path | None:
     return by_id[0].path if by_id else None
 
 
+def known_jobs() -> dict[str, Path]:
+    """By name, of those on this machine that a name alone finds; the nearest of several."""
+    found: dict[str, Path] = {}
+    for one in _jobs():
+        found.setdefault(one.name, one.path)
+    return found
+
+
 def _jobs() -> Iterator[_Found]:
     for pattern in _NEAR:
         with suppress(OSError):

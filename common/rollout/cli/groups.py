@@ -49,6 +49,17 @@ INSTEAD = {
         "rollout logs RUN --worker WORKER": ("log", "logs"),
         "rollout-worker run": ("add", "start"),
     },
+    "rollout job": {
+        "rollout job show": ("describe", "get", "info", "results", "status"),
+        "rollout job export": ("download", "report", "table"),
+        "rollout job compare": ("diff", "versus"),
+        "rollout job regrade": ("rescore", "verify"),
+    },
+    "rollout task": {
+        "rollout task init": ("create", "new"),
+        "rollout task check": ("lint", "validate"),
+        "rollout task oracle": ("run", "solve", "test", "try"),
+    },
     "rollout context": {
         "rollout context list": ("current", "get", "ls", "show"),
         "rollout context use": ("set", "switch"),

@@ -74,7 +74,8 @@ def _counts(job: JobDirectory) -> str:
         f"{counted(result.total_trials, 'trial')}: {result.completed_trials:,} completed, {result.failed_trials:,} "
         f"failed, {result.skipped_trials:,} skipped, in {seconds(result.total_duration_sec)}"
     )
-    return f"{text}; {job.state}" if job.state != "completed" else text
+    why = f" ({first_line(job.reason)})" if job.reason else ""
+    return f"{text}; {job.state}{why}" if job.state != "completed" or job.reason else text
 
 
 def _print_agents(agents: Sequence[AgentOverview], left: str, *, datasets: bool) -> None:

@@ -16,6 +16,7 @@ from rollout.cli.progress import Display, Snapshot, display_for
 from rollout.cli.session import Options, run_workload
 from rollout.cli.show import print_json
 from rollout.cli.words import counted
+from rollout.config.load import load_settings
 from rollout.config.visible import visible
 from rollout.model.errors import IncompleteError
 from rollout.workloads.job.agent_kinds import NOP, ORACLE
@@ -24,6 +25,7 @@ from rollout.workloads.job.config import JobConfig
 from rollout.workloads.job.job_directory import JobDirectory, KeptTrial, read_job_directory
 from rollout.workloads.job.overview import seconds
 from rollout.workloads.job.verdict import Verdict, tail, verdicts
+from rollout.workloads.output import RUN_ID
 from rollout.workloads.registered import load
 
 NAME = "oracle"
@@ -66,51 +68,47 @@ def try_tasks(
     json: bool,
 ) -> int:
     """The exit code: 0 every task is good, 1 one is not. ConfigError with all faults of the tasks, before anything
-    runs. `output` None: a directory that goes when every task is good."""
-    directory = output or Path(tempfile.mkdtemp(prefix="rollout-oracle-"))
-    keep = True
+    runs. `output` None: a directory that goes when every task is good, or nothing was run."""
+    keys = {
+        "name": NAME,
+        "n_attempts": attempts,
+        "n_concurrent_trials": concurrency,
+        "agents": [{"name": ORACLE}, {"name": NOP}],
+        "environment.type": provider,
+        "environment.provider_config": dict(provider_config),
+        "tasks": [{"path": str(path)} for path in paths if is_task(path)],
+        "datasets": [{"path": str(path)} for path in paths if not is_task(path)],
+    }
+    words = ["rollout", "task", "oracle", *map(str, paths), "--provider", provider]
+    for key, value in provider_config.items():
+        words += ["--provider-config", f"{key}={value if isinstance(value, str) else dumps(value)}"]
+    words += ["--attempts", str(attempts), "--concurrency", str(concurrency)]
+    if output is not None:
+        return _try(keys, words, output, json=json)
+    directory, code = Path(tempfile.mkdtemp(prefix="rollout-oracle-")), FAILED
     try:
-        settings = JobConfig.model_validate(
-            {
-                "name": NAME,
-                "jobs_dir": str(directory),
-                "n_attempts": attempts,
-                "n_concurrent_trials": concurrency,
-                "agents": [{"name": ORACLE}, {"name": NOP}],
-                "environment": {"type": provider, "provider_config": dict(provider_config)},
-                "tasks": [{"path": str(path)} for path in paths if is_task(path)],
-                "datasets": [{"path": str(path)} for path in paths if not is_task(path)],
-            }
-        )
-        words = ["rollout", "task", "oracle", *map(str, paths), "--provider", provider, "--output", str(directory)]
-        for key, value in provider_config.items():
-            words += ["--provider-config", f"{key}={value if isinstance(value, str) else dumps(value)}"]
-        words += ["--attempts", str(attempts), "--concurrency", str(concurrency)]
-        options = Options(words=tuple(words), json=json, local=True)
-        code = run_workload(load("job"), settings, options, _Brief(display_for(json=json)))
-        if code == INTERRUPTED:
-            return code
-        job = read_job_directory(directory / NAME)
-        found = verdicts(job)
-        if job.state != "completed":
-            why = job.state or "not over"
-            raise IncompleteError(f"not every trial ended: the job is {why}; its files are in {job.path}")
-        code = _tell(job, found, json=json)
-        keep = output is not None or code != OK
+        code = _try(keys, words, directory, json=json)
         return code
-    except BaseException:
-        keep = (directory / NAME).exists()
-        raise
     finally:
-        if not keep:
+        if code == OK or not (directory / NAME / RUN_ID).exists():
             shutil.rmtree(directory, ignore_errors=True)
+
+
+def _try(keys: Mapping[str, Any], words: Sequence[str], directory: Path, *, json: bool) -> int:
+    settings = load_settings(JobConfig, None, {**keys, "jobs_dir": str(directory)}, environ={})
+    options = Options(words=(*words, "--output", str(directory)), json=json, local=True)
+    code = run_workload(load("job"), settings, options, _Brief(display_for(json=json)))
+    if code == INTERRUPTED:
+        return code
+    job = read_job_directory(directory / NAME)
+    if job.state != "completed":
+        why = f"{job.state}: {job.reason}" if job.reason else job.state or "not over"
+        raise IncompleteError(f"not every trial was run ({why})\nwhat there is lies in {job.path}")
+    return _tell(job, verdicts(job), json=json)
 
 
 def _tell(job: JobDirectory, found: Sequence[Verdict], *, json: bool) -> int:
     bad = sum(not one.ok for one in found)
-    remarks = dict.fromkeys(remark for trial in job.trials if trial.record for remark in trial.record.remarks)
-    for remark in () if json else remarks:
-        typer.echo(f"note: {visible(remark)}")
     for one in found:
         if json:
             print_json({"event": "task", **one.to_json()})

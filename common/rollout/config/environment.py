@@ -28,6 +28,10 @@ OTHERS = {
     "ROLLOUT_PARENT_FD": "Of our own processes, set by those that start them.",
     "ROLLOUT_PLUGIN_SOCKET": "Of a sidecar plugin: the socket to serve, set by its worker.",
     "ROLLOUT_ENGINE_OWNER": "Of an engine's processes, set by their worker.",
+    "ROLLOUT_SANDBOX": "Of processes in a sandbox: its name, by which they are found when it is removed.",
+    "ROLLOUT_DEADLINE": "Of an agent: when it is ended, in Unix seconds.",
+    "ROLLOUT_TIMEOUT_SEC": "Of an agent: how long it has, in seconds.",
+    "ROLLOUT_INSTRUCTION_PATH": "Of an agent: the file with its instruction.",
 }
 """Variables that are no key of a configuration file, and what they mean."""
 

@@ -224,6 +224,25 @@ SENTENCES: dict[str, Sentence] = {
     ),
     "engine_step_failed": _trouble("the engine failed at {rows:row}: {error}", "code"),
     "engine_dead": _said("the engine of {model} is dead: {error}"),
+    # ---- sandboxes and trials
+    "sandboxes_ready": _said("sandboxes of {provider} are ready, for run {run_id}[: {notes:,}]", "sandboxes_missing"),
+    "sandboxes_missing": _trouble("{provider} sandboxes cannot be had here, for run {run_id}: {why}", "provider"),
+    "sandbox_not_removed": _said("something of the sandbox {sandbox} is left: {error}"),
+    "sandbox_not_reaped": _trouble("the sandbox {sandbox} that somebody left is not removed: {error}", "sandbox"),
+    "sandbox_not_warmed": _trouble("no sandbox can be kept ready: {error}"),
+    "sandbox_full": _said("the sandbox {sandbox} has more on the disk than it may: what runs in it is ended"),
+    "sandbox_storage_exceeded": _said(
+        "the sandbox {sandbox} has {used_mb} MiB on the disk, more than it may: what runs in it is ended"
+    ),
+    "sandbox_storage_unknown": _trouble("what the sandbox {sandbox} has on the disk is not known: {error}", "sandbox"),
+    "sandbox_connection_refused": _said("a connection of a sandbox was refused: {reason}"),
+    "image_not_refreshed": _trouble("image {image} is used as it was fetched before: {reason}", "image"),
+    "image_not_removed": _trouble("{path}, an image that is not used, is not removed: {error}", "path"),
+    "image_pruned": _said("image {image}, {size_mb} MiB, was not used for long and is removed"),
+    "agent_installation_kept": _said("the installation of an agent is kept in {path}, {bytes:bytes}"),
+    "agent_broke": _said("the agent of trial {trial} raised an error of its own"),
+    "trial_broke": _said("trial {trial} ended with a fault of this program"),
+    "lane_paused": _said("agents of {lane} wait {seconds:s}, since their service asked for it ({why})"),
     # ---- plugins
     "plugin_loaded": _said("plugin {plugin} is loaded ({mode})", "plugin_load_error"),
     "plugin_load_error": _trouble("plugin {plugin} cannot be loaded: {error}", "plugin"),

@@ -19,6 +19,8 @@ from rollout.objects.fs import storage_errors
 _IN_USE_S = 60.0
 """An object used this recently is not evicted: its path may just have been given to somebody."""
 _SCAN_EVERY = 64
+_LOOK_S = 0.05
+"""At most between two looks at a lock that somebody else holds."""
 
 
 class ObjectCache:
@@ -180,31 +182,46 @@ def read_cached(directory: Path, blobs: Sequence[Blob]) -> list[Blob]:
 
 @asynccontextmanager
 async def locked(path: Path) -> AsyncGenerator[None]:
-    """One holder at a time among the host's processes and this process's tasks; the kernel frees a dead one's."""
+    """One holder at a time among the host's processes and this process's tasks; the kernel frees a dead one's.
 
-    def acquire() -> BinaryIO:
+    Who waits looks again and again: threads that wait for a lock would be those that its holder needs to go on.
+    """
+
+    def acquire() -> BinaryIO | None:
         path.parent.mkdir(parents=True, exist_ok=True)
-        while True:
-            file = path.open("ab")
-            try:
-                fcntl.flock(file, fcntl.LOCK_EX)
-                if path.exists() and path.stat().st_ino == os.fstat(file.fileno()).st_ino:
-                    return file
-            except FileNotFoundError:  # removed by an eviction between open and lock: take the new one
-                pass
-            except BaseException:
-                file.close()
-                raise
+        file = path.open("ab")
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            if path.stat().st_ino == os.fstat(file.fileno()).st_ino:
+                return file
+        except (BlockingIOError, FileNotFoundError):  # held; or removed by an eviction between open and lock
+            pass
+        except BaseException:
             file.close()
+            raise
+        file.close()
+        return None
 
-    # Not cancellable half-way: a lock taken by a thread nobody waits for would be held for ever.
-    pending = asyncio.ensure_future(asyncio.to_thread(acquire))
-    try:
-        file = await asyncio.shield(pending)
-    except asyncio.CancelledError:
-        pending.add_done_callback(lambda done: None if done.cancelled() or done.exception() else done.result().close())
-        raise
+    wait_s = 0.001
+    while (file := await _whole(acquire)) is None:
+        await asyncio.sleep(wait_s)
+        wait_s = min(2 * wait_s, _LOOK_S)
     try:
         yield
     finally:
+        file.close()
+
+
+async def _whole(acquire: Callable[[], BinaryIO | None]) -> BinaryIO | None:
+    """Not cancellable half-way: a lock taken by a thread nobody waits for would be held for ever."""
+    pending = asyncio.ensure_future(asyncio.to_thread(acquire))
+    try:
+        return await asyncio.shield(pending)
+    except asyncio.CancelledError:
+        pending.add_done_callback(_let_go)
+        raise
+
+
+def _let_go(done: asyncio.Task[BinaryIO | None]) -> None:
+    if not done.cancelled() and done.exception() is None and (file := done.result()) is not None:
         file.close()

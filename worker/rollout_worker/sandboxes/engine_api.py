@@ -166,12 +166,12 @@ class Engine:
             found = await containers.list(all=1, filters=filters)
             return [(str(c["Names"][0]).lstrip("/"), dict(c["Labels"] or {})) for c in found]
 
-    async def is_full(self, container: str) -> bool:
-        """Whether so many processes run in it that the engine may not be able to start one more."""
+    async def is_full(self, container: str, most: int) -> bool:
+        """Whether so many processes run in it, of `most`, that the engine may not be able to start one more."""
         async with self.asking() as docker:
             found: list[dict[str, Any]] = await _container(docker, container).stats(stream=False)
         pids: dict[str, Any] = (found[0] if found else {}).get("pids_stats") or {}
-        return int(pids.get("current") or 0) + _RUNTIME_PIDS >= int(pids.get("limit") or 1 << 62)
+        return int(pids.get("current") or 0) + _RUNTIME_PIDS >= most  # podman does not tell the limit
 
     async def has_network(self, name: str) -> bool:
         try:

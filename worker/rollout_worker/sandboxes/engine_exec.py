@@ -12,6 +12,7 @@ from rollout_worker.sandboxes.port import OnOutput, Stream
 _STREAMS: Mapping[int, Stream] = {1: "stdout", 2: "stderr"}
 _QUIET_S = 0.1
 _CHUNK = 1 << 16
+_SAID_BYTES = 1 << 16
 
 
 MARK = b"+\n"
@@ -19,7 +20,10 @@ MARK = b"+\n"
 
 
 class Command:
-    """Runs it: `await command.finish()`. `begun`: it printed its mark, which is no output."""
+    """Runs it: `await command.finish()`. `begun`: it printed its mark, which is no output.
+
+    `said`: of a command that never began, what the engine printed instead.
+    """
 
     def __init__(
         self,
@@ -37,6 +41,7 @@ class Command:
         self._reading: asyncio.Task[None] | None = None
         self._last = 0.0
         self._head = b""
+        self.said = b""
         self._mark = asyncio.Event()
 
     @property
@@ -64,6 +69,8 @@ class Command:
                 for task in (*tasks, looking):
                     task.cancel()
                 await asyncio.wait({*tasks, looking})
+                if not looking.cancelled():
+                    looking.exception()  # it is asked again, and then it matters
         return await self._engine.exit_code(self._id)  # it may have closed what it prints to, and go on
 
     async def _read_rest(self) -> None:
@@ -82,26 +89,33 @@ class Command:
     async def _read(self, stream: AttachedStream) -> None:
         while (piece := await stream.read()) is not None:
             self._last = asyncio.get_running_loop().time()
-            name = _STREAMS.get(piece[0])
-            data = piece[1]
-            if name == "stdout" and not self.begun:
-                data = self._unmarked(data)
-            if name is None or not data:
+            name, data = _STREAMS.get(piece[0]), piece[1]
+            if name is None:
                 continue
-            self._captures[name].feed(data)
-            # What an engine says of itself is kept, but nobody's output.
-            told: Awaitable[None] | None = self._on_output(name, data) if self._on_output and self.begun else None
-            if told is not None:
-                await told
+            if not self.begun and (name != "stdout" or not self._begins(data)):
+                if name != "stdout" or not MARK.startswith(self._head):
+                    self.said += data[: _SAID_BYTES - len(self.said)]
+                continue
+            if self.said or self._head:  # an engine may pass on the streams in another order than they were written
+                early, data, self._head, self.said = self.said, self._head[len(MARK) :], b"", b""
+                await self._take("stderr", early)
+            await self._take(name, data)
 
-    def _unmarked(self, data: bytes) -> bytes:
+    def _begins(self, data: bytes) -> bool:
+        """Whether the mark is complete with this. `_head` has then what came with it."""
         self._head += data
-        if len(self._head) < len(MARK):
-            return b""
-        if self._head.startswith(MARK):
-            self._mark.set()
-        head, self._head = self._head, b""
-        return head.removeprefix(MARK) if self.begun else head
+        if not self._head.startswith(MARK):
+            return False
+        self._mark.set()
+        return True
+
+    async def _take(self, name: Stream, data: bytes) -> None:
+        if not data:
+            return
+        self._captures[name].feed(data)
+        told: Awaitable[None] | None = self._on_output(name, data) if self._on_output else None
+        if told is not None:
+            await told
 
     async def _send(self, stream: AttachedStream, source: bytes | AsyncIterator[bytes]) -> None:
         await self._mark.wait()  # a command that cannot be started takes nothing of it

@@ -33,6 +33,7 @@ _OOM_KILLS = (
 _DRAIN_S = 5.0
 _LOOK_S = 2.0
 _NO_START = 126
+_LOOKS, _LOOK_AGAIN_S = 4, 0.1
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,7 +100,7 @@ class EngineSandbox(Sandbox):
             "stderr": Capture(keep_bytes, self._output_path(output_dir, self._outputs, "stderr")),
         }
         begun = time.monotonic()
-        storage_hit, kills = self._storage_hit, self._kills
+        storage_hit = self._storage_hit
         timed_out = False
         running = asyncio.ensure_future(self._run(argv, where, who, env or {}, stdin, captures, on_output))
         self._running.add(running)
@@ -136,7 +137,7 @@ class EngineSandbox(Sandbox):
             await self._check_lives()
         signal = None
         if not timed_out:  # the engine tells of a signal as shells do
-            signal = 9 if code is None or self._kills > kills else code - 128 if 128 < code <= 128 + 64 else None
+            signal = 9 if code is None else code - 128 if 128 < code <= 128 + 64 else None
         return Finished(
             how="timed_out" if timed_out else "exited" if signal is None else "signalled",
             exit_code=code if signal is None else None,
@@ -160,7 +161,7 @@ class EngineSandbox(Sandbox):
         words = ["/bin/sh", "-c", _ENTER, "sh", where, *argv]
         try:
             command, code = await self._once(words, who, env, stdin, captures, on_output)
-            if not command.begun and await self._engine.is_full(self.name):
+            if not command.begun and await self._engine.is_full(self.name, self.spec.limits.pids):
                 # Nothing can be started in it any more: there must be room for those who look after it.
                 log.warning("sandbox_full", sandbox=self.name)
                 await self.kill()
@@ -172,8 +173,14 @@ class EngineSandbox(Sandbox):
             captures["stderr"].feed(f"{error.message}\n".encode())  # a user that is not there, say
             return _NO_START
         if code is None or code > 128:
-            await self._check_lives()
-        return code if command.begun or code is None else _NO_START
+            # With its container, a command is killed: an engine may tell of the command first.
+            for _ in range(_LOOKS if code in (None, 128 + 9) else 1):
+                await self._check_lives()
+                await asyncio.sleep(_LOOK_AGAIN_S)
+        if command.begun or code is None:
+            return code
+        captures["stderr"].feed(command.said)
+        return _NO_START
 
     async def _once(
         self,
@@ -184,9 +191,12 @@ class EngineSandbox(Sandbox):
         captures: Mapping[Stream, Capture],
         on_output: OnOutput | None,
     ) -> tuple[Command, int | None]:
+        """The command, and its exit code; None: it was killed."""
+        kills = self._kills
         made = await self._engine.exec(self.name, words, env=env, user=who, stdin=stdin is not None)
         command = Command(self._engine, made, stdin, captures, on_output)
-        return command, await command.finish()
+        code = await command.finish()
+        return command, code if self._kills == kills else None
 
     async def _memory_was_hit(self) -> bool:
         before = self._oom_kills

@@ -6,7 +6,7 @@ import structlog
 
 from rollout_worker.sandboxes.errors import SandboxError, SandboxTeardownError
 from rollout_worker.sandboxes.port import Sandbox
-from rollout_worker.trials.outcome import Outcome
+from rollout_worker.trials.outcome import TEARDOWN, Outcome
 from rollout_worker.trials.port import TrialFault
 
 log = structlog.get_logger()
@@ -19,7 +19,7 @@ async def end(sandbox: Sandbox, outcome: Outcome) -> None:
     except SandboxTeardownError as error:
         log.warning("sandbox_not_removed", sandbox=sandbox.name, error=error.message)
         if outcome.error is None:
-            outcome.error = TrialFault("environment_teardown_failed", error.message)
+            outcome.error = TrialFault(TEARDOWN, error.message)
     except SandboxError as error:  # it was lost before: there is nothing to remove
-        log.warning("sandbox_not_destroyed", sandbox=sandbox.name, error=error.message)
+        log.warning("sandbox_not_removed", sandbox=sandbox.name, error=error.message)
     outcome.environment_cost_usd += sandbox.cost()

@@ -19,6 +19,7 @@ from rollout_worker.trials.environment import prepare, replay, workdir_of
 from rollout_worker.trials.faults import faults
 from rollout_worker.trials.port import TrialFault
 from rollout_worker.trials.told import Told
+from rollout_worker.trials.unhurried import to_the_end
 from rollout_worker.trials.wanted import limits_of, network_of, spec_of, unmet
 
 LOGS = ("/logs/agent", "/logs/verifier", "/logs/artifacts")
@@ -75,7 +76,7 @@ async def make_sandbox(told: Told, wish: Wish, *, room_s: float | None = None) -
         for user in {user for user in wish.users if user is not None}:
             await _check_user(sandbox, user)
     except BaseException:
-        await asyncio.shield(sandbox.destroy())
+        await to_the_end(sandbox.destroy())
         raise
     return Made(sandbox, workdir, prepared.image_key, prepared.remarks)
 

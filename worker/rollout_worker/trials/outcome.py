@@ -16,6 +16,7 @@ from rollout_worker.trials.times import Times
 from rollout_worker.trials.told import Told
 
 MESSAGE_MAX = 4000
+TEARDOWN = "environment_teardown_failed"
 
 
 @dataclass(slots=True)
@@ -51,7 +52,9 @@ class Counted:
 def count(told: Told, outcome: Outcome) -> Counted:
     """What the trial's error and rewards come to, by the table of errors."""
     rewards = combine([step.rewards for step in outcome.steps], told.task.reward_strategy) if outcome.steps else None
-    error = outcome.error or _error_of_steps(outcome.steps, rewards)
+    error = outcome.error
+    if error is None or error.type == TEARDOWN:  # what is left behind does not cover why there is no reward
+        error = _error_of_steps(outcome.steps, rewards) or error
     if error is None:
         return Counted(rewards, None, True)
     policy = policy_of(error.type, told.job.override_error_policy)

@@ -65,6 +65,8 @@ class TrialPlace:
         stdin: bytes | None = None,
         quiet: bool = False,
     ) -> Finished:
+        if self._streams is None:
+            raise TrialFault("agent_execution_failed", "the agent's time is over: what it began may not go on")
         self._told.masks.hide(secrets_of(env or {}))  # what an agent was given by the worker itself
         left = None if self.deadline is None else max(_NO_TIME_S, self.deadline - time.time())
         most = min((limit for limit in (left, timeout_s) if limit is not None), default=None)

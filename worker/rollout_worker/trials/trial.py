@@ -31,6 +31,7 @@ from rollout_worker.trials.port import Agent, TrialFault
 from rollout_worker.trials.preserving import preserve
 from rollout_worker.trials.streams import Streams
 from rollout_worker.trials.told import Told
+from rollout_worker.trials.unhurried import to_the_end
 from rollout_worker.trials.verifying import forget, verify
 from rollout_worker.trials.verifying_apart import put_back, verify_apart
 
@@ -70,7 +71,7 @@ class Trial:
             (self._told.files / "exception.txt").write_text(self._told.masks.text(told))
         finally:
             self.outcome.agent_version = self._agent.version
-            await asyncio.shield(self._tear_down(cancelled=cancelled))
+            await to_the_end(self._tear_down(cancelled=cancelled))
 
     async def _phases(self) -> None:
         told = self._told
@@ -290,7 +291,7 @@ class Trial:
             rewards = await verify(told, step, made, env, streams, outcome.remarks, removed=removed)
         if index + 1 < len(told.task.steps):
             with faults("environment_lost", "it was cleaned for the next step"):
-                await forget(made.sandbox, "/logs/agent", "/logs/artifacts")
+                await forget(made.sandbox, told.task.steps[index + 1].agent.user)
         return rewards
 
     def _removed(self) -> list[str]:

@@ -104,7 +104,10 @@ async def _logs(told: Told, step: Step, sandbox: Sandbox) -> list[str]:
         return [f"{VERIFIER_LOGS} was not kept: {error}"]
 
 
-async def forget(sandbox: Sandbox, *others: str) -> None:
-    """The next step's agent finds neither tests nor what they left. SandboxError, TrialFault."""
-    await sandbox.kill()
-    await clean(sandbox, TESTS, VERIFIER_LOGS, *others)
+async def forget(sandbox: Sandbox, user: str | None) -> None:
+    """The agent of the next step, `user`, finds neither tests nor what they left, and logs of its own.
+
+    SandboxError, TrialFault.
+    """
+    own = [path for path in LOGS if path != VERIFIER_LOGS]
+    await clean(sandbox, TESTS, VERIFIER_LOGS, *own, opened=own if user is not None else ())

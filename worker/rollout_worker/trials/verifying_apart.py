@@ -18,6 +18,7 @@ from rollout_worker.trials.outcome import Outcome
 from rollout_worker.trials.port import TrialFault
 from rollout_worker.trials.streams import Streams
 from rollout_worker.trials.told import Told
+from rollout_worker.trials.unhurried import to_the_end
 from rollout_worker.trials.verifying import verify
 
 
@@ -49,7 +50,7 @@ async def verify_apart(
         env = told.environs.verifiers[index]
         return await verify(told, step, made, env, streams, outcome.remarks, removed=None)
     finally:
-        await asyncio.shield(end(made.sandbox, outcome))
+        await to_the_end(end(made.sandbox, outcome))
 
 
 async def put_back(told: Told, step: Step, sandbox: Sandbox) -> None:

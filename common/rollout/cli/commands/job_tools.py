@@ -2,22 +2,46 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from rollout.cli.asking import tell
-from rollout.cli.completion import complete_run
+from rollout.cli.completion import Offer, complete_run
 from rollout.cli.options import CoordinatorOption, JsonLinesOption, JsonOption, TlsDirOption, WorkersOption
-from rollout.model.errors import ConfigError
+from rollout.model.errors import ConfigError, RolloutError
 
 _JOB_HELP = (
     "The job's directory, or its run: a short id, an id or a unique beginning of either, its name, or @last. The files "
     "of a run that is not of this machine are read from its cluster."
 )
+
+
+def complete_job(context: typer.Context, incomplete: str) -> list[Offer]:
+    """Jobs on this machine by name, then runs of the cluster."""
+    from rollout.cli.find_job import known_jobs
+
+    jobs = {name: str(path) for name, path in known_jobs().items() if name.startswith(incomplete)}
+    return [*jobs.items(), *(offer for offer in complete_run(context, incomplete) if offer[0] not in jobs)]
+
+
+def complete_trial(context: typer.Context, incomplete: str) -> list[str]:
+    """Trials of the job that stands before, where it is on this machine."""
+    from rollout.cli.find_job import directory_of
+    from rollout.workloads.job.job_directory import read_job_directory
+
+    with suppress(RolloutError):
+        directory = directory_of(str(context.params.get("job", "")), lambda text: None)
+        if directory is not None:
+            trials = read_job_directory(directory).trials
+            return [trial.label for trial in trials if trial.label.startswith(incomplete)]
+    return []
+
+
 JobArgument = Annotated[
-    str, typer.Argument(metavar="RUN_ID|DIR", help=_JOB_HELP, autocompletion=complete_run, show_default=False)
+    str, typer.Argument(metavar="RUN_ID|DIR", help=_JOB_HELP, autocompletion=complete_job, show_default=False)
 ]
 FORMATS = (".csv", ".jsonl", ".parquet", ".html")
 
@@ -37,6 +61,7 @@ def show(
         typer.Argument(
             metavar="TRIAL",
             help="All of this one: dataset/task/agent/attempt, or a part of that which only one trial has.",
+            autocompletion=complete_trial,
             show_default=False,
         ),
     ] = None,
@@ -49,7 +74,7 @@ def show(
 
     Rates have intervals of 95 %, clustered by task, and are over the scored trials (docs/job.md says which those are).
 
-    --json: `{job, run_id, directory, state, agents: [{agent, dataset, counts, pass_rate, mean_reward,
+    --json: `{job, run_id, directory, state, reason, agents: [{agent, dataset, counts, pass_rate, mean_reward,
     pass_at_k, metrics, errors, cost_usd, tokens, versions}], groups (the same by dataset, where there are several),
     errors: [{type, count, agents, example}], slowest, notes}`; with TRIAL `{job, trial, status, infrastructure, score,
     result, record, directory, files}`; with --failed a row of `job export` a line. Keys are only ever added.
@@ -135,7 +160,10 @@ def compare(
     b: Annotated[
         str | None,
         typer.Argument(
-            metavar="[RUN_ID|DIR]", help="The other job. Default: the same, with two agents.", show_default=False
+            metavar="[RUN_ID|DIR]",
+            help="The other job. Default: the same, with two agents.",
+            autocompletion=complete_job,
+            show_default=False,
         ),
     ] = None,
     agent: Annotated[

@@ -15,7 +15,6 @@ from statistics import NormalDist
 from typing import Literal
 
 from rollout.model.errors import InputError
-from rollout.workloads.job.aggregate import Overrides, PlannedTrial, scores_by_task
 from rollout.workloads.job.averages import mean
 from rollout.workloads.job.intervals import CONFIDENCE, estimate
 from rollout.workloads.job.pass_at_k import PASS
@@ -65,34 +64,6 @@ class Comparison:
     discordant: tuple[int, int] | None
     gained: tuple[Flip, ...]
     lost: tuple[Flip, ...]
-
-
-def compare_jobs(
-    a: Sequence[PlannedTrial], b: Sequence[PlannedTrial], overrides_a: Overrides, overrides_b: Overrides
-) -> list[Comparison]:
-    """Each agent of both jobs with itself; of jobs with one agent each, the one with the other.
-
-    InputError: they have no agent or no scored task in common.
-    """
-    names_a = list(dict.fromkeys(trial.agent_name for trial in a))
-    names_b = list(dict.fromkeys(trial.agent_name for trial in b))
-    pairs = [(name, name) for name in names_a if name in names_b]
-    if not pairs and len(names_a) == len(names_b) == 1:
-        pairs = [(names_a[0], names_b[0])]
-    if not pairs:
-        raise InputError(
-            f"the jobs have no agent in common: one has {', '.join(names_a) or 'none'}, the other "
-            f"{', '.join(names_b) or 'none'}"
-        )
-    return [
-        compare(
-            one,
-            scores_by_task([trial for trial in a if trial.agent_name == one], overrides_a),
-            other,
-            scores_by_task([trial for trial in b if trial.agent_name == other], overrides_b),
-        )
-        for one, other in pairs
-    ]
 
 
 def compare(

@@ -62,13 +62,15 @@ class KeptTrial:
 
 @dataclass(frozen=True, slots=True)
 class JobDirectory:
-    """`trials` in the order of the job. `state`: of its run when it ended, such as completed or killed; "": it has not.
-    `metrics`: by agent and dataset, as stats.json has them. `notes`: what could not be read, and what that means."""
+    """`trials` in the order of the job. `state`: of its run when it ended, such as completed or killed, and the
+    `reason`; "": it has not. `metrics`: by agent and dataset, as stats.json has them. `notes`: what could not be read,
+    and what that means."""
 
     path: Path
     name: str
     run_id: str
     state: str
+    reason: str
     config: JobConfig | None
     result: JobResult | None
     trials: tuple[KeptTrial, ...]
@@ -137,12 +139,14 @@ def read_job_directory(path: Path) -> JobDirectory:
             "a job is <jobs_dir>/<name>"
         )
     reader, run_id = _Reader(path), _text(path / RUN_ID)
+    state, reason = reader.state(run_id)
     result = reader.model(path / RESULT, JobResult)
     return JobDirectory(
         path=path,
         name=result.job_name if result is not None else path.resolve().name,
         run_id=run_id,
-        state=reader.state(run_id),
+        state=state,
+        reason=reason,
         config=reader.model(path / CONFIG, JobConfig),
         result=result,
         trials=tuple(reader.trials(result)),
@@ -223,16 +227,16 @@ class _Reader:
         except OSError as error:
             self._damaged(path, f"cannot be read: {error.strerror or error}")
 
-    def state(self, run_id: str) -> str:
-        """Of the run `run_id` where it has ended."""
+    def state(self, run_id: str) -> tuple[str, str]:
+        """Of the run `run_id` where it has ended, and why."""
         try:
             summary: Any = json.loads((self._path / SUMMARY).read_bytes())
-            return str(summary["state"]) if summary["run_id"] == run_id else ""
+            return (str(summary["state"]), str(summary.get("reason", ""))) if summary["run_id"] == run_id else ("", "")
         except FileNotFoundError:
-            return ""
+            return "", ""
         except (OSError, ValueError, KeyError, TypeError) as error:
             self._damaged(self._path / SUMMARY, f"not as it was written ({type(error).__name__})")
-            return ""
+            return "", ""
 
     def metrics(self) -> dict[tuple[str, str], dict[str, float]]:
         path = self._path / STATISTICS

@@ -131,6 +131,7 @@ def overview_json(job: JobDirectory, found: Overview) -> JsonObject:
         "run_id": job.run_id or None,
         "directory": str(job.path),
         "state": job.state or None,
+        "reason": job.reason or None,
         "agents": [_agent_json(one) for one in found.agents],
         "groups": [_agent_json(one) for one in found.groups],
         "errors": [asdict(one) for one in found.errors],

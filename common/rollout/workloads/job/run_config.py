@@ -9,7 +9,7 @@ from blake3 import blake3
 
 from rollout.model.item import ItemSpec, NewItem
 from rollout.model.run import Lane, Order, Policy
-from rollout.workloads.job.config import JobConfig
+from rollout.workloads.job.config import JobConfig, asks_engine
 from rollout.workloads.job.engine import ResolvedEngine
 from rollout.workloads.job.errors import ERRORS, is_infrastructure, policy_of
 from rollout.workloads.job.plan import Trial
@@ -44,8 +44,11 @@ def set_trials(config: JsonObject, trials: Sequence[Trial]) -> None:
 
 def run_config(job: JobConfig, trials: Sequence[Trial], engine: ResolvedEngine | None = None) -> JsonObject:
     """`engine`: what agents ask."""
+    # A trial that waits for an answer gives up its place. Another would take it and wait for room for its sandbox,
+    # which the first one has: neither could go on. So the only limit then is the room that workers have for sandboxes.
+    limit = job.n_concurrent_trials if engine is None else 0
     config: JsonObject = {
-        "run": {"name": job.name or "", "order": str(Order.ARRIVAL), "max_in_flight": job.n_concurrent_trials},
+        "run": {"name": job.name or "", "order": str(Order.ARRIVAL), "max_in_flight": limit},
         "job": job_json(job),
         **({"executors": {"infer": engine.config}} if engine is not None else {}),
     }
@@ -55,7 +58,8 @@ def run_config(job: JobConfig, trials: Sequence[Trial], engine: ResolvedEngine |
 
 def lanes(job: JobConfig) -> tuple[Lane, ...]:
     """One for each agent, or group of agents, with its limit."""
-    return tuple(Lane(*pair) for pair in {agent.lane: agent.n_concurrent or 0 for agent in job.agents}.items())
+    limits = {agent.lane: 0 if asks_engine(agent, job) else agent.n_concurrent or 0 for agent in job.agents}
+    return tuple(Lane(*pair) for pair in limits.items())
 
 
 def policies(job: JobConfig, used: JsonObject) -> tuple[Policy, ...]:

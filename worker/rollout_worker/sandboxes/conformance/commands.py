@@ -99,12 +99,12 @@ async def stdin_that_nobody_reads(bench: Bench, sandbox: Sandbox) -> None:
 
 @case
 async def environment_is_what_was_given(bench: Bench) -> None:
-    os.environ["ROLLOUT_CONFORMANCE_SECRET"] = "not for sandboxes"
+    os.environ["CONFORMANCE_SECRET"] = "not for sandboxes"
     try:
         async with await bench.make(env={"GIVEN": "spec", "OTHER": "spec"}) as sandbox:
             found = await output_of(sandbox, "env", env={"OTHER": "exec", "SPACED": "a b\tc"})
     finally:
-        del os.environ["ROLLOUT_CONFORMANCE_SECRET"]
+        del os.environ["CONFORMANCE_SECRET"]
     lines = found.splitlines()
     true({"GIVEN=spec", "OTHER=exec", "SPACED=a b\tc"} <= set(lines), f"variables are missing: {lines}")
     true("not for sandboxes" not in found, "a variable of the worker is in the sandbox")
