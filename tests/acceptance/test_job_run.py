@@ -26,7 +26,7 @@ def mounted(cli: Cli) -> dict[str, Any]:
 
 def test_a_trial_that_failed_runs_once_more_and_changed_files_are_written_anew(cli: Cli) -> None:
     flag = mendable(cli)
-    write_task(cli.directory / "tasks" / "good", "echo from the agent; touch done")
+    write_task(cli.directory / "tasks" / "good", "echo from the agent; sleep 3; touch done")  # workers ship each second
     write_task(cli.directory / "tasks" / "odd", test="test -e /flag/mended && echo 1 > /logs/verifier/reward.txt")
     job = write_job(cli, datasets=[{"path": "tasks"}], environment=mounted(cli))
     first = cli.run("job", "run", job)
