@@ -44,11 +44,8 @@ def set_trials(config: JsonObject, trials: Sequence[Trial]) -> None:
 
 def run_config(job: JobConfig, trials: Sequence[Trial], engine: ResolvedEngine | None = None) -> JsonObject:
     """`engine`: what agents ask."""
-    # A trial that waits for an answer gives up its place. Another would take it and wait for room for its sandbox,
-    # which the first one has: neither could go on. So the only limit then is the room that workers have for sandboxes.
-    limit = job.n_concurrent_trials if engine is None else 0
     config: JsonObject = {
-        "run": {"name": job.name or "", "order": str(Order.ARRIVAL), "max_in_flight": limit},
+        "run": {"name": job.name or "", "order": str(Order.ARRIVAL), "max_in_flight": job.n_concurrent_trials},
         "job": job_json(job),
         **({"executors": {"infer": engine.config}} if engine is not None else {}),
     }
@@ -57,7 +54,11 @@ def run_config(job: JobConfig, trials: Sequence[Trial], engine: ResolvedEngine |
 
 
 def lanes(job: JobConfig) -> tuple[Lane, ...]:
-    """One for each agent, or group of agents, with its limit."""
+    """One for each agent, or group of agents, with its limit.
+
+    An agent that asks engines of the cluster has none: while its trial waits for an answer, another would take its
+    place in the lane and wait for room for its sandbox, which the first one has, and neither could go on.
+    """
     limits = {agent.lane: 0 if asks_engine(agent, job) else agent.n_concurrent or 0 for agent in job.agents}
     return tuple(Lane(*pair) for pair in limits.items())
 
