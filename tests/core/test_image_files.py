@@ -9,8 +9,10 @@ from pathlib import Path
 import pytest
 from image_registry import layer
 from rollout.model.errors import ConfigError
+from rollout.workloads.job import dockerfile
+from rollout.workloads.job.dockerfile import DockerfileError
 from rollout_worker.sandboxes.errors import ImageBuildError, ImageNotFoundError
-from rollout_worker.sandboxes.images import context, dockerfile, layers, recipe, reference
+from rollout_worker.sandboxes.images import context, layers, recipe, reference
 from rollout_worker.sandboxes.process import open_process
 
 
@@ -65,7 +67,7 @@ def test_here_documents_are_files_or_scripts() -> None:
 
 
 def test_all_that_cannot_be_carried_out_is_told_at_once() -> None:
-    with pytest.raises(ImageBuildError) as raised:
+    with pytest.raises(DockerfileError) as raised:
         read(
             "FROM a AS one\nRUN x\nFROM b\nCOPY --from=one /x /y\nADD https://x.test/y /y\nRUN --mount=type=bind z\n"
             "COPY only\n"
@@ -87,7 +89,7 @@ def test_all_that_cannot_be_carried_out_is_told_at_once() -> None:
     ],
 )
 def test_what_is_no_dockerfile(text: str, told: str) -> None:
-    with pytest.raises(ImageBuildError, match=told):
+    with pytest.raises(DockerfileError, match=told):
         read(text)
 
 

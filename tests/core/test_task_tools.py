@@ -14,8 +14,8 @@ from rollout.cli.__main__ import app
 from rollout.cli.program import command_of
 from rollout.model.errors import ConfigError
 from rollout.workloads.job.check_tasks import CheckedTask, check_tasks
+from rollout.workloads.job.copied_files import copied
 from rollout.workloads.job.dialect import DialectName
-from rollout.workloads.job.dockerfile import copied
 from rollout.workloads.job.job_directory import read_job_directory
 from rollout.workloads.job.load_task import TaskUse, load_task
 from rollout.workloads.job.new_task import write_task

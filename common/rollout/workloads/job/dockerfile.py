@@ -1,86 +1,229 @@
-"""What a Dockerfile copies out of its build context, as far as its text tells."""
+"""Dockerfiles, read as BuildKit reads them: continued lines, comments, here-documents, variables.
+
+https://docs.docker.com/reference/dockerfile/. Own code, since the libraries that there are know no here-documents
+(dockerfile-parse) or bring the runtime of another language into a process that forks (dockerfile).
+"""
 
 from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from pathlib import Path, PurePosixPath
-from typing import Any, cast
+from typing import cast
 
-_HEREDOC = re.compile(r"<<-?\s*([\"']?)([A-Za-z_]\w*)\1")
-_FLAG = re.compile(r"--[a-z-]+(=\S*)?\s+")
-_REMOTE = re.compile(r"(https?|git|ssh)://|git@", re.IGNORECASE)
-_ESCAPE = re.compile(r"^#\s*escape\s*=\s*`", re.IGNORECASE | re.MULTILINE)
+from rollout.model.errors import InputError
+
+_DIRECTIVE = re.compile(r"#\s*(\w+)\s*=\s*(\S+)\s*$")
+_HEREDOC = re.compile(r"""(?<!<)<<(-?)(["']?)([A-Za-z_][\w.]*)\2""")
+_FLAG = re.compile(r"--([a-z-]+)(?:=(\S*))?\s*")
+_WITH_HEREDOC = ("RUN", "COPY", "ADD")
+_KNOWN = [
+    "ADD",
+    "ARG",
+    "CMD",
+    "COPY",
+    "ENTRYPOINT",
+    "ENV",
+    "EXPOSE",
+    "FROM",
+    "HEALTHCHECK",
+    "LABEL",
+    "MAINTAINER",
+    "ONBUILD",
+    "RUN",
+    "SHELL",
+    "STOPSIGNAL",
+    "USER",
+    "VOLUME",
+    "WORKDIR",
+]
+
+
+class DockerfileError(InputError):
+    """The text is no Dockerfile, or asks for what cannot be done."""
 
 
 @dataclass(frozen=True, slots=True)
-class Copied:
-    """A source of a COPY or ADD, as it is written, and the line on which the instruction begins."""
+class Heredoc:
+    name: str
+    text: str
+    expand: bool
 
+
+@dataclass(frozen=True, slots=True)
+class Instruction:
+    """One instruction. `words`: its arguments, if they were a JSON list. `line` counts from 1."""
+
+    name: str
+    value: str
     line: int
-    instruction: str
-    source: str
+    flags: tuple[tuple[str, str], ...] = ()
+    words: tuple[str, ...] | None = None
+    heredocs: tuple[Heredoc, ...] = ()
+
+    def flag(self, name: str) -> str | None:
+        return next((value for key, value in self.flags if key == name), None)
 
 
-def copied(text: str) -> Iterator[Copied]:
-    """Every source in the build context. What depends on variables, other stages or the network is left out."""
-    for line, instruction in _instructions(text):
-        word, _, rest = instruction.partition(" ")
-        if word.upper() not in ("COPY", "ADD"):
+def parse(text: str) -> tuple[Instruction, ...]:
+    """DockerfileError: with the line of what is no Dockerfile."""
+    lines = text.removeprefix("\ufeff").splitlines()
+    escape = _escape(lines)
+    found: list[Instruction] = []
+    at = 0
+    while at < len(lines):
+        begun = at
+        joined, at = _join(lines, at, escape)
+        if not joined.strip():
             continue
-        rest = rest.strip()
-        elsewhere = False
-        while flag := _FLAG.match(rest):
-            elsewhere |= flag[0].startswith("--from=")
-            rest = rest[flag.end() :]
-        if elsewhere:
+        name, rest = [*joined.split(None, 1), ""][:2]
+        name = name.upper()
+        if name not in _KNOWN:
+            raise DockerfileError(f"Dockerfile, line {begun + 1}: there is no instruction {name}")
+        heredocs, at = _heredocs(rest, lines, at, begun + 1) if name in _WITH_HEREDOC else ((), at)
+        flags, value = _flags(rest.strip())
+        found.append(Instruction(name, value, begun + 1, flags, _words(value), heredocs))
+    if not any(one.name == "FROM" for one in found):
+        raise DockerfileError("the Dockerfile has no FROM")
+    early = next(one for one in found if one.name != "ARG")
+    if early.name != "FROM":
+        raise DockerfileError(f"Dockerfile, line {early.line}: {early.name} stands before FROM")
+    return tuple(found)
+
+
+def _escape(lines: list[str]) -> str:
+    for line in lines:
+        directive = _DIRECTIVE.match(line.strip())
+        if directive is None:
+            break
+        if directive[1].lower() == "escape":
+            return directive[2]
+    return "\\"
+
+
+def _join(lines: list[str], at: int, escape: str) -> tuple[str, int]:
+    """The logical line that begins at `at`, and where the next one does. Comments and empty lines in it are left out.
+
+    Before its first word they are no part of it: the line is then empty.
+    """
+    joined = ""
+    while at < len(lines):
+        line = lines[at]
+        at += 1
+        if line.lstrip().startswith("#") or (joined and not line.strip()):
+            if not joined:
+                return "", at
             continue
-        for source in _sources(rest):
-            if "$" not in source and not _HEREDOC.match(source) and not _REMOTE.match(source):
-                yield Copied(line, word.upper(), source)
+        stripped = line.rstrip()
+        if not stripped.endswith(escape) or not stripped:
+            return joined + line, at
+        joined += stripped[: -len(escape)]
+    return joined, at
 
 
-def missing_source(source: str, context: Path) -> str:
-    """Why `source` is not in the build context `context`; empty: it is there."""
-    path = PurePosixPath(source.lstrip("/"))
-    if ".." in path.parts:
-        return "leads out of the directory of the Dockerfile, which is all that a build sees"
-    if any(letter in source for letter in "*?["):
-        return "" if any(context.glob(str(path))) else "matches no file beside the Dockerfile"
-    return "" if (context / path).exists() else "is not beside the Dockerfile"
+def _heredocs(rest: str, lines: list[str], at: int, begun: int) -> tuple[tuple[Heredoc, ...], int]:
+    found: list[Heredoc] = []
+    for match in _HEREDOC.finditer(rest):
+        tabs, quote, name = match[1], match[2], match[3]
+        body: list[str] = []
+        while True:
+            if at >= len(lines):
+                raise DockerfileError(f"Dockerfile, line {begun}: the here-document {name} does not end")
+            line = lines[at].lstrip("\t") if tabs else lines[at]
+            at += 1
+            if line == name:
+                break
+            body.append(line)
+        found.append(Heredoc(name, "".join(f"{line}\n" for line in body), not quote))
+    return tuple(found), at
 
 
-def _instructions(text: str) -> Iterator[tuple[int, str]]:
-    """(line, instruction on one line), without comments and the texts of heredocs."""
-    escape = "`" if _ESCAPE.search(text.partition("\n\n")[0]) else "\\"
-    begun, parts = 0, list[str]()
-    waiting: list[str] = []
-    for number, line in enumerate(text.splitlines(), 1):
-        if waiting:
-            if line.strip() == waiting[0]:
-                waiting.pop(0)
+def _flags(rest: str) -> tuple[tuple[tuple[str, str], ...], str]:
+    flags: list[tuple[str, str]] = []
+    while match := _FLAG.match(rest):
+        flags.append((match[1], match[2] or ""))
+        rest = rest[match.end() :]
+    return tuple(flags), rest
+
+
+def _words(value: str) -> tuple[str, ...] | None:
+    if not value.startswith("["):
+        return None
+    try:
+        found: object = json.loads(value)
+    except ValueError:
+        return None
+    words = cast("list[object]", found) if isinstance(found, list) else [None]
+    return tuple(str(word) for word in words) if all(isinstance(word, str) for word in words) else None
+
+
+# Variables
+
+_VARIABLE = re.compile(r"\$(?:(\w+)|\{(\w+)(?:(:?[-+?])((?:[^{}]|\$\{[^{}]*\})*))?\})")
+
+
+def expand(text: str, values: Mapping[str, str]) -> str:
+    """`text` with `$NAME`, `${NAME}`, `${NAME:-default}` and `${NAME:+other}` filled in; quotes stay as they are."""
+
+    def fill(match: re.Match[str]) -> str:
+        name, how, other = match[1] or match[2], match[3] or "", match[4] or ""
+        value = values.get(name)
+        there = bool(value) if how.startswith(":") else value is not None
+        if how.endswith("-"):
+            return (value or "") if there else expand(other, values)
+        if how.endswith("+"):
+            return expand(other, values) if there else ""
+        if how.endswith("?") and not there:
+            raise DockerfileError(f"{name} is not set: {other}")
+        return value or ""
+
+    return _VARIABLE.sub(fill, text)
+
+
+def split(text: str, values: Mapping[str, str] | None = None) -> list[str]:
+    """Words as a Dockerfile has them: parted by blanks; quotes and backslashes taken off; variables filled in."""
+    words: list[str] = []
+    _each(text, values or {}, values is not None, words.append)
+    return words
+
+
+def unquote(text: str, values: Mapping[str, str]) -> str:
+    """The whole text as one word."""
+    words: list[str] = []
+    _each(text, values, True, words.append, blanks="")
+    return "".join(words)
+
+
+def _each(text: str, values: Mapping[str, str], filled: bool, take: Callable[[str], None], blanks: str = " \t") -> None:
+    word: list[str] = []
+    begun = False
+    quote = ""
+    at = 0
+    while at < len(text):
+        char = text[at]
+        if char == "\\" and quote != "'" and at + 1 < len(text) and (not quote or text[at + 1] in '"\\$'):
+            word.append(text[at + 1])
+            begun = True
+            at += 2
             continue
-        stripped = line.strip()
-        if not stripped or stripped.startswith("#"):
+        if char in ("'", '"') and (not quote or quote == char):
+            quote = "" if quote else char
+            begun = True
+        elif char == "$" and filled and quote != "'" and (match := _VARIABLE.match(text, at)):
+            word.append(expand(match[0], values))
+            begun = True
+            at = match.end()
             continue
-        begun = begun or number
-        if stripped.endswith(escape):
-            parts.append(stripped[:-1])
-            continue
-        whole = " ".join([*parts, stripped]).strip()
-        yield begun, re.sub(r"\s+", " ", whole) if "[" not in whole else whole
-        waiting = [found[2] for found in _HEREDOC.finditer(whole)]
-        begun, parts = 0, []
-
-
-def _sources(rest: str) -> list[str]:
-    """All words but the last, which is the destination."""
-    if rest.startswith("["):
-        try:
-            words: Any = json.loads(rest)
-        except ValueError:
-            return []
-        return [one for one in cast("list[Any]", words)[:-1] if isinstance(one, str)]
-    return rest.split()[:-1]
+        elif char in blanks and not quote:
+            if begun:
+                take("".join(word))
+            word, begun = [], False
+        else:
+            word.append(char)
+            begun = True
+        at += 1
+    if quote:
+        raise DockerfileError(f"a quote is not closed: {text}")
+    if begun:
+        take("".join(word))

@@ -10,7 +10,8 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from rollout.objects.digest import hash_file
-from rollout.workloads.job.dockerfile import copied, missing_source
+from rollout.workloads.job.copied_files import copied, missing_source
+from rollout.workloads.job.dockerfile import DockerfileError
 from rollout.workloads.job.rewards import REWARD_JSON, REWARD_TEXT
 from rollout.workloads.job.task import ENVIRONMENT, Step, Task
 from rollout.workloads.job.task_directory import CONFIG, SOLUTIONS
@@ -63,7 +64,12 @@ def _image(task: Task) -> Iterator[str]:
             "of them"
         )
         return
-    for one in copied(text):
+    try:
+        sources = list(copied(text))
+    except DockerfileError as error:
+        yield f"{dockerfile}: {error.message.removeprefix('the Dockerfile ')}: the build will fail"
+        return
+    for one in sources:
         if why := missing_source(one.source, dockerfile.parent):
             yield f"{dockerfile}:{one.line}: {one.instruction} {one.source}: it {why}: the build will fail"
 

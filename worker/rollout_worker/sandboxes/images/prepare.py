@@ -24,8 +24,11 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Literal, Protocol
 
+from rollout.workloads.job import dockerfile
+from rollout.workloads.job.dockerfile import DockerfileError
+
 from rollout_worker.sandboxes.errors import ImageBuildError, ImageError, SandboxError
-from rollout_worker.sandboxes.images import context, dockerfile, recipe
+from rollout_worker.sandboxes.images import context, recipe
 from rollout_worker.sandboxes.images.builder import ImageProgram, find_program
 from rollout_worker.sandboxes.images.registry import RegistryUnreachableError
 from rollout_worker.sandboxes.images.replay import carry_out
@@ -108,7 +111,10 @@ async def prepare(
     nothing for this provider); SandboxRefusedError of `probe`.
     """
     capabilities = await provider.probe()
-    prepared = await _prepare(environment, task_directory, provider, state, force_build, timeout_s, choice)
+    try:
+        prepared = await _prepare(environment, task_directory, provider, state, force_build, timeout_s, choice)
+    except DockerfileError as error:
+        raise ImageBuildError(error.message) from error
     if capabilities.users or prepared.user in (None, "root", "0"):
         return prepared
     remark = f"commands do not run as the image's user {prepared.user}: sandboxes here have one user only"

@@ -6,8 +6,7 @@ import posixpath
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from rollout_worker.sandboxes.errors import ImageBuildError
-from rollout_worker.sandboxes.images.dockerfile import Heredoc, Instruction, expand, split, unquote
+from rollout.workloads.job.dockerfile import DockerfileError, Heredoc, Instruction, expand, split, unquote
 
 _SHELL = ("/bin/sh", "-c")
 _SILENT = ("CMD", "EXPOSE", "LABEL", "MAINTAINER", "STOPSIGNAL")
@@ -81,7 +80,7 @@ class Recipe:
 def read(instructions: Sequence[Instruction], inherited: Mapping[str, str], *, workdir: str = "/") -> Recipe:
     """The recipe of the last stage, with those stages it is based upon. `inherited`: variables of its base.
 
-    ImageBuildError for what cannot be carried out, all of it at once.
+    DockerfileError for what cannot be carried out, all of it at once.
     """
     before = [one for one in instructions[: _first_from(instructions)] if one.name == "ARG"]
     globals_: dict[str, str] = {}
@@ -97,7 +96,7 @@ def read(instructions: Sequence[Instruction], inherited: Mapping[str, str], *, w
         for one in stage.instructions:
             reader.take(one)
     if reader.faults:
-        raise ImageBuildError("the Dockerfile cannot be carried out here: " + "; ".join(reader.faults))
+        raise DockerfileError("the Dockerfile cannot be carried out here: " + "; ".join(reader.faults))
     env = {name: value for name, value in reader.env.items() if inherited.get(name) != value}
     return Recipe(
         chain[0].base, tuple(reader.steps), env, reader.workdir, reader.user, tuple(dict.fromkeys(reader.remarks))
@@ -129,7 +128,7 @@ def _stages(instructions: Sequence[Instruction], values: Mapping[str, str]) -> l
             continue
         words = split(one.value, values)
         if len(words) not in (1, 3) or (len(words) == 3 and words[1].upper() != "AS") or not words[0]:
-            raise ImageBuildError(f"Dockerfile, line {one.line}: FROM names no image: {one.value}")
+            raise DockerfileError(f"Dockerfile, line {one.line}: FROM names no image: {one.value}")
         stages.append(_Stage(len(stages), words[0], words[2].lower() if len(words) == 3 else ""))
     return stages
 
@@ -143,7 +142,7 @@ def _assignments(one: Instruction, values: Mapping[str, str]) -> list[tuple[str,
     first = one.value.split(None, 1)
     if one.name == "ENV" and first and "=" not in first[0]:
         if len(first) < 2:
-            raise ImageBuildError(f"Dockerfile, line {one.line}: ENV {one.value} has no value")
+            raise DockerfileError(f"Dockerfile, line {one.line}: ENV {one.value} has no value")
         return [(first[0], unquote(first[1], values))]
     pairs: list[tuple[str, str | None]] = []
     for word in split(one.value, values):

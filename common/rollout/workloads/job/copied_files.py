@@ -1,0 +1,44 @@
+"""What a Dockerfile copies out of its build context, as far as its text tells."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path, PurePosixPath
+
+from rollout.workloads.job.dockerfile import parse, split
+
+_REMOTE = re.compile(r"(https?|git|ssh)://|git@", re.IGNORECASE)
+
+
+@dataclass(frozen=True, slots=True)
+class Copied:
+    """A source of a COPY or ADD, as it is written, and the line on which the instruction begins."""
+
+    line: int
+    instruction: str
+    source: str
+
+
+def copied(text: str) -> Iterator[Copied]:
+    """Every source in the build context. What depends on variables, other stages or the network is left out.
+
+    DockerfileError.
+    """
+    for one in parse(text):
+        if one.name not in ("COPY", "ADD") or one.flag("from") is not None:
+            continue
+        for source in list(one.words or split(one.value))[:-1]:
+            if "$" not in source and not source.startswith("<<") and not _REMOTE.match(source):
+                yield Copied(one.line, one.name, source)
+
+
+def missing_source(source: str, context: Path) -> str:
+    """Why `source` is not in the build context `context`; empty: it is there."""
+    path = PurePosixPath(source.lstrip("/"))
+    if ".." in path.parts:
+        return "leads out of the directory of the Dockerfile, which is all that a build sees"
+    if any(letter in source for letter in "*?["):
+        return "" if any(context.glob(str(path))) else "matches no file beside the Dockerfile"
+    return "" if (context / path).exists() else "is not beside the Dockerfile"
