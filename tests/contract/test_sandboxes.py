@@ -453,6 +453,13 @@ async def test_a_root_of_its_own(tmp_path: Path) -> None:
 OPEN = Network("public")
 
 
+async def test_names_are_told_of_directories_only(tmp_path: Path) -> None:
+    async with open_process(tmp_path) as provider, await provider.create(Spec(network=OPEN)) as sandbox:
+        await sandbox.exec("mkdir empty full; mkfifo full/pipe; ln -s nowhere full/link; touch file")
+        found = await sandbox.names("empty", "full", "file", "missing")
+    assert {path: sorted(names) for path, names in found.items()} == {"empty": [], "full": ["link", "pipe"]}
+
+
 async def test_sandboxes_wait_for_room_in_order(tmp_path: Path) -> None:
     async with open_process(tmp_path / "s", namespaces=False, capacity=Capacity(2.0, 4096)) as provider:
         spec = Spec(network=OPEN, limits=Limits(cpus=1.0, memory_mb=100))

@@ -188,6 +188,11 @@ async def test_what_makes_clearing_impossible_is_the_agents_failure(bench: Bench
     assert "reward.json" in record.result.error.message
 
 
+async def test_a_reward_that_is_a_link_is_followed_in_the_sandbox(bench: Bench) -> None:
+    record = await bench.trial("true", "echo 0.25 > /app/reward; ln -s /app/reward /logs/verifier/reward.txt")
+    assert record.rewards == {"reward": 0.25}
+
+
 async def test_libraries_that_every_program_would_load_are_put_back(bench: Bench) -> None:
     record = await bench.trial("echo /app/mine.so > /etc/ld.so.preload", "cat /etc/ld.so.preload; " + HALF)
     assert bench.trials.files(record)["verifier/stdout.txt"] == ""

@@ -278,6 +278,11 @@ class LocalSandbox(Sandbox):
         skipped = [(name, why) for name, why in (result or {}).get("skipped", [])]
         return Transfer(got.files, got.size, (*skipped, *got.skipped))
 
+    async def names(self, *paths: str) -> dict[str, list[str]]:
+        nothing = os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)
+        found = await self._files({"what": "names", "path": "/", "paths": [*map(self._absolute, paths)]}, nothing)
+        return {path: names for path, names in zip(paths, found["names"], strict=True) if names is not None}
+
     async def _both(
         self, work: Callable[[], T], request: dict[str, Any], fd: int
     ) -> tuple[tuple[T | None, dict[str, Any] | None], SandboxError | None]:

@@ -55,8 +55,10 @@ async def clean(
     if opened:
         script += f"chmod 0777 {_quoted(*opened)}\n"
     await _run(sandbox, script)
+    names = await sandbox.names(*paths) or {}
     for path in paths:
-        if left := await _what_is_left(sandbox, path):
+        left = ", ".join(names[path]) if path in names else await _what_is_left(sandbox, path)
+        if left:
             raise TrialFault("agent_execution_failed", f"what the agent left in {path} cannot be removed: {left}")
 
 
