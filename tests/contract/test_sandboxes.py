@@ -376,7 +376,8 @@ def test_a_group_that_gives_no_controllers_is_no_place(tmp_path: Path) -> None:
 
 def test_memory_kills_are_counted(tmp_path: Path) -> None:
     (tmp_path / "memory.events").write_text("low 0\noom 3\noom_kill 2\n")
-    assert cgroups.memory_kills([tmp_path / "none", tmp_path]) == 2
+    assert cgroups.memory_kills(cgroups.memory_events([tmp_path / "none", tmp_path])) == 2
+    assert cgroups.memory_kills(cgroups.memory_events([tmp_path / "none"])) == 0
 
 
 # Providers
