@@ -44,7 +44,7 @@ async def prepare(
     if key in how.planned:
         return how.planned[key]
     prepared = await _prepare(environment, task_directory, provider, how, build_s)
-    if (await provider.probe()).roots == {"host"}:  # nothing is made of it that could go
+    if (await provider.probe()).roots.isdisjoint(("rootfs", "image")):  # nothing was made that could go
         how.planned[key] = prepared
     return prepared
 
