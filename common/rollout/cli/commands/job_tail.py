@@ -10,6 +10,7 @@ from collections.abc import Iterable
 from contextlib import suppress
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -23,6 +24,7 @@ from rollout.cli.find_job import directory_of
 from rollout.cli.options import CoordinatorOption, JsonOption, TlsDirOption
 from rollout.client.target import Target
 from rollout.config.visible import visible
+from rollout.model.errors import ConfigError
 from rollout.workloads.json_form import JsonObject
 from rollout.workloads.output import RUN_ID
 
@@ -91,10 +93,21 @@ def tail(
 async def _find(text: str, where: Places) -> tuple[Target, str]:
     """The cluster and the id of the run that `text` names, by the directory of its job or as other runs."""
     path = directory_of(text, lambda _: None)
-    run_id = "" if path is None else (path / RUN_ID).read_text("ascii", "replace").strip()
+    run_id = "" if path is None else _run_of(path)
     if path is not None and not where.only and (target := cluster_of(path, run_id)) is not None:
         return target, run_id
     return await find_run(where, run_id or text)
+
+
+def _run_of(path: Path) -> str:
+    """ConfigError: none is there, or none yet."""
+    try:
+        return (path / RUN_ID).read_text("ascii", "replace").strip()
+    except (FileNotFoundError, NotADirectoryError):
+        raise ConfigError(
+            f"{path}: no run of a job has begun there yet (it has no {RUN_ID}). If one is just starting, give this "
+            "command again in a few seconds; the directory of a job is <jobs_dir>/<name>"
+        ) from None
 
 
 def of_trials(lines: Iterable[Line], wanted: str) -> Iterable[TrialLine]:
