@@ -139,7 +139,11 @@ def rows(job: JobDirectory, trials: Iterable[KeptTrial] | None = None) -> list[J
 
 
 def csv_file(rows: Sequence[JsonObject]) -> bytes:
-    """RFC 4180, UTF-8, with a header; true and false as such, nothing for what is missing."""
+    """RFC 4180, UTF-8, with a header; true and false as such, nothing for what is missing.
+
+    A text that a spreadsheet would take for a formula has an apostrophe before it: what a model or a task made up is
+    not to be reckoned by the program that opens the file.
+    """
     text = io.StringIO()
     writer = csv.writer(text)
     writer.writerow([column.name for column in COLUMNS])
@@ -148,7 +152,12 @@ def csv_file(rows: Sequence[JsonObject]) -> bytes:
     return text.getvalue().encode()
 
 
+_FORMULA = ("=", "+", "-", "@", "\t", "\r")
+
+
 def _cell(value: Any) -> Any:
+    if isinstance(value, str) and value.startswith(_FORMULA):
+        return f"'{value}"
     return str(value).lower() if isinstance(value, bool) else value
 
 
