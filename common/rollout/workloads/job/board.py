@@ -96,7 +96,7 @@ def _row(name: str, counts: JsonObject) -> tuple[str, ...]:
     reward = counts["mean_reward"]
     keys = ("trials", "done", "passed", "failed", "running", "pending")
     numbers = ["" if counts[key] is None else f"{counts[key]:,}" for key in keys]
-    return (name, *numbers, "" if reward is None else f"{reward:.3f}")
+    return (name, *numbers, "" if reward is None else f"{reward:.4g}")
 
 
 def _running_row(label: str, one: Running) -> tuple[str, ...]:

@@ -226,7 +226,7 @@ class Job(Workload[JobConfig, JobChecked]):
         cost = f", ${job['cost_usd']:.2f}" if job["cost_usd"] else ""
         return (
             f"{job['completed']} of {job['trials']} trials completed, {job['failed']} failed{infrastructure}{skipped}; "
-            f"pass rate {job['pass_rate']:.1%}, mean reward {job['mean_reward']:.3f}{cost}"
+            f"pass rate {job['pass_rate']:.1%}, mean reward {job['mean_reward']:.4g}{cost}"
             + (f"\nerrors: {errors}" if errors else "")
             + ("" if self.succeeded(summary) else f"\n{_STOPPED}")
         )
