@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 from job_directories import record
 from job_files import make_task
-from rollout.cli.commands.job_tail import fits, of_trials
+from rollout.cli.commands.job_tail import _text, fits, of_trials, tail
 from rollout.cli.commands.logs import Line
 from rollout.cli.interrupt import Interrupted, Interrupts
 from rollout.config.load import load_settings
@@ -481,6 +481,9 @@ def test_a_job_that_was_stopped_by_its_infrastructure_is_no_success(here: Here) 
     job = Job()
     assert not job.succeeded(stopped) and "the same command runs the trials" in job.outcome(stopped)
     assert job.succeeded(summary(3, "100 tokens were used, of at most 90")) and job.succeeded(summary(0))
+    large = summary(0)
+    large["job"]["mean_reward"] = 1.7e308
+    assert "mean reward 1.7e+308" in job.outcome(large)
     assert job.unfinished(stopped) == "3 trials were skipped" and job.unfinished(summary(0)) == ""
 
 
@@ -497,7 +500,7 @@ def test_the_board_has_agents_and_what_runs(here: Here) -> None:
     ended = record("one", "a", reward=1.0, cost=0.5, usage={"n_input_tokens": 7, "n_output_tokens": 3})
     list(writer.lines(entry(0, items[0].payload, ended.model_copy(update={"trial": items[0].id.hex()}))))
     board = writer.board([Running(1, 62.4, "verification", 2)], 1)
-    assert board.rows == (("a", "2", "1", "1", "0", "1", "0", "1.000"), ("nop", "2", "0", "0", "0", "0", "2", ""))
+    assert board.rows == (("a", "2", "1", "1", "0", "1", "0", "1"), ("nop", "2", "0", "0", "0", "0", "2", ""))
     assert board.running == (("d/two/a/1", "verification", "62 s", "try 2"),)
     assert board.line == "10 tokens, $0.50"
     assert board.fields["trials_running"] == [
@@ -521,9 +524,16 @@ def test_tail_shows_lines_of_the_trials_that_are_wanted() -> None:
         ("d/two/b/12", "verifier", "ok"),
     ]
     assert [one.trial for one in of_trials(lines, "d/*/b/*")] == ["d/two/b/12"]
+    turned = next(iter(of_trials([line("[d/one/a/1 agent] a\u202eb\u2066c")], "")))
+    assert _text(turned) == r"[d/one/a/1 agent] a\u202eb\u2066c"
     assert fits("d/two/b/12", "two/b") and not fits("d/two/b/12", "one") and not fits("d/two/b/12", "two*")
     gap = [line("", left_out=(3, 40))]
     assert [one.line.left_out for one in of_trials(gap, "")] == [(3, 40)] and list(of_trials(gap, "a")) == []
+
+
+def test_tail_says_that_a_job_has_not_begun(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="no run of a job has begun there yet"):
+        tail(str(tmp_path))
 
 
 async def test_the_first_interrupt_may_let_work_end_by_itself() -> None:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import csv
+import io
 import json
+import os
 from collections.abc import Callable
 from html.parser import HTMLParser
 from pathlib import Path
@@ -22,7 +24,7 @@ from rollout.workloads.job.job_directory import read_job_directory
 from rollout.workloads.job.overview import overview
 from rollout.workloads.job.record import TrialRecord
 from rollout.workloads.job.regrade import by_agent, choose, regraded
-from rollout.workloads.job.table import COLUMNS, rows
+from rollout.workloads.job.table import COLUMNS, csv_file, rows
 
 ROOT = Path(__file__).resolve().parents[2]
 Call = Callable[..., tuple[int, str]]
@@ -54,6 +56,15 @@ MIXED = [
 
 def mixed(path: Path, **options: Any) -> Path:
     return make_job(path, MIXED, skipped=("d/t2/b/1",), **options)
+
+
+def test_a_text_in_csv_is_no_formula_and_a_number_stays_one(tmp_path: Path) -> None:
+    (row,) = rows(read_job_directory(make_job(tmp_path / "job", [record("t", reward=-1.0)])))
+    texts = ["=1+1", "+1", "-1", "@a", "\tx", "\rx", "a=b"]
+    written = csv_file([row | {"error_message": text} for text in texts]).decode()
+    cells = list(csv.DictReader(io.StringIO(written, newline="")))
+    assert [one["error_message"] for one in cells] == [*("'" + text for text in texts[:-1]), "a=b"]
+    assert {one["reward"] for one in cells} == {"-1.0"}
 
 
 # ---- the directory
@@ -109,6 +120,17 @@ def test_what_is_damaged_is_told_and_the_rest_is_read(tmp_path: Path) -> None:
     found = {trial.label: trial for trial in job.trials}
     assert found["d/t1/a/1"].result is not None and found["d/t1/a/1"].record is None
     assert found["d/t1/b/2"].result is None
+
+
+def test_a_pipe_in_the_place_of_a_file_is_not_waited_for(tmp_path: Path) -> None:
+    path = mixed(tmp_path / "job")
+    for name in ("trials.jsonl", "config.json", "result.json", "stats.json", "summary.json", "run-id"):
+        (path / name).unlink()
+        os.mkfifo(path / name)
+    job = read_job_directory(path)
+    damaged = [Path(note.partition(":")[0]).name for note in job.notes]
+    assert damaged == ["summary.json", "result.json", "config.json", "trials.jsonl", "stats.json"]
+    assert len(job.trials) == len(MIXED)
 
 
 def test_a_result_in_the_directory_of_another_trial_is_left_out(tmp_path: Path) -> None:

@@ -7,6 +7,7 @@ and left out.
 
 from __future__ import annotations
 
+import errno
 import json
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
@@ -171,7 +172,7 @@ class _Reader:
     def model(self, path: Path, model: type[Model]) -> Model | None:
         """What the file holds; None: it is not there, or damaged, which is noted."""
         try:
-            return model.model_validate_json(path.read_bytes())
+            return model.model_validate_json(_regular(path).read_bytes())
         except FileNotFoundError:
             return None
         except OSError as error:
@@ -213,7 +214,7 @@ class _Reader:
         """Of trials.jsonl; where two are about one trial the later one holds."""
         path = self._path / TRIALS
         try:
-            with path.open("rb") as file:
+            with _regular(path).open("rb") as file:
                 for number, line in enumerate(file, 1):
                     if not line.endswith(b"\n"):
                         return  # it is being written
@@ -230,7 +231,7 @@ class _Reader:
     def state(self, run_id: str) -> tuple[str, str]:
         """Of the run `run_id` where it has ended, and why."""
         try:
-            summary: Any = json.loads((self._path / SUMMARY).read_bytes())
+            summary: Any = json.loads(_regular(self._path / SUMMARY).read_bytes())
             return (str(summary["state"]), str(summary.get("reason", ""))) if summary["run_id"] == run_id else ("", "")
         except FileNotFoundError:
             return "", ""
@@ -241,7 +242,7 @@ class _Reader:
     def metrics(self) -> dict[tuple[str, str], dict[str, float]]:
         path = self._path / STATISTICS
         try:
-            value: Any = json.loads(path.read_bytes())
+            value: Any = json.loads(_regular(path).read_bytes())
             groups = cast("list[dict[str, Any]]", value["groups"])
             return {(str(one["agent"]), str(one["dataset"])): dict(one["metrics"]) for one in groups if one["metrics"]}
         except FileNotFoundError:
@@ -263,8 +264,15 @@ def _result_files(path: Path) -> Iterator[Path]:
             yield found
 
 
+def _regular(path: Path) -> Path:
+    """OSError: something else is there, such as a pipe, that nobody may ever write to."""
+    if path.exists() and not path.is_file():
+        raise OSError(errno.EINVAL, "it is no regular file", str(path))
+    return path
+
+
 def _text(path: Path) -> str:
     try:
-        return path.read_text("ascii").strip()
+        return _regular(path).read_text("ascii").strip()
     except (OSError, ValueError):
         return ""
