@@ -52,16 +52,23 @@ async def prepare(
 
 
 async def replay(
-    prepared: Prepared, environment: Environment, task_directory: Path, sandbox: Sandbox, left_s: float
+    prepared: Prepared,
+    environment: Environment,
+    task_directory: Path,
+    sandbox: Sandbox,
+    left_s: float,
+    *,
+    build_s: float,
 ) -> None:
-    """What is still to be done in a new sandbox. TrialFault, SandboxError."""
+    """What is still to be done in a new sandbox, in what is left of `build_s`. TrialFault, SandboxError."""
     if not prepared.replay:
         return
     try:
         async with asyncio.timeout(max(0.0, left_s) + _LATE_S):
-            await images.replay(prepared, sandbox, task_directory / (environment.build or ""), max(0.0, left_s))
+            directory = task_directory / (environment.build or "")
+            await images.replay(prepared, sandbox, directory, max(0.0, left_s), build_s=build_s)
     except TimeoutError as error:
-        raise _too_long(left_s) from error
+        raise _too_long(build_s) from error
     except ImageError as error:
         raise _fault(error) from error
 

@@ -70,7 +70,7 @@ async def make_sandbox(told: Told, wish: Wish, *, room_s: float | None = None) -
     sandbox = await _create(told, spec, room_s)
     try:
         with faults("environment_build_failed", "the environment was built"):
-            await replay(prepared, wish.environment, directory, sandbox, left_s)
+            await replay(prepared, wish.environment, directory, sandbox, left_s, build_s=wish.build_s)
         workdir = workdir or sandbox.workdir
         await _lay_out(sandbox, workdir, wish)
         for user in {user for user in wish.users if user is not None}:

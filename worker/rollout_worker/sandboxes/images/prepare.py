@@ -153,9 +153,14 @@ async def _prepare(
     return await work.locally(choice)
 
 
-async def replay(prepared: Prepared, sandbox: Sandbox, context_directory: Path, timeout_s: float) -> None:
-    """Do in a new sandbox what is left to do of its image. ImageBuildError, ImageBuildTimeoutError."""
-    await carry_out(prepared.replay, sandbox, context_directory, timeout_s)
+async def replay(
+    prepared: Prepared, sandbox: Sandbox, context_directory: Path, timeout_s: float, *, build_s: float | None = None
+) -> None:
+    """Do in a new sandbox what is left to do of its image, in the `timeout_s` that are left of `build_s`.
+
+    ImageBuildError, ImageBuildTimeoutError.
+    """
+    await carry_out(prepared.replay, sandbox, context_directory, timeout_s, build_s=build_s)
 
 
 def host_remark(provider: str, image: str, why: str = "") -> str:
@@ -310,7 +315,7 @@ class _Work:
             )
             sandbox = await self.provider.create(spec)
             try:
-                await carry_out(prepared.replay, sandbox, directory, timeout_s)
+                await carry_out(prepared.replay, sandbox, directory, timeout_s, build_s=self.timeout_s)
                 await provider.keep_written(sandbox, path / "written")
             finally:
                 await sandbox.destroy()
