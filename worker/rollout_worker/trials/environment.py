@@ -15,6 +15,7 @@ from rollout_worker.sandboxes.images import prepare as images
 from rollout_worker.sandboxes.images.prepare import Prepared
 from rollout_worker.sandboxes.port import Host, Image, Provider, Sandbox
 from rollout_worker.trials.port import TrialFault
+from rollout_worker.trials.waits import Waits
 
 WORKDIR = "/app"
 _LATE_S = 30.0
@@ -31,11 +32,11 @@ class Images:
 
 
 async def prepare(
-    environment: Environment, task_directory: Path, provider: Provider, how: Images, build_s: float
+    environment: Environment, task_directory: Path, provider: Provider, how: Images, build_s: float, waits: Waits
 ) -> Prepared:
     """Built, fetched or planned. TrialFault: it cannot be had; SandboxError."""
     try:
-        async with asyncio.timeout(build_s + _LATE_S):
+        async with asyncio.timeout(build_s + _LATE_S) as waits.deadline:
             return await images.prepare(
                 environment,
                 task_directory,
@@ -44,11 +45,14 @@ async def prepare(
                 force_build=how.force_build,
                 timeout_s=build_s,
                 choice=how.provider_config.get("image", "auto"),
+                pause=waits,
             )
     except TimeoutError as error:
         raise _too_long(build_s) from error
     except ImageError as error:
         raise _fault(error) from error
+    finally:
+        waits.deadline = None
 
 
 async def replay(
