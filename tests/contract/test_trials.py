@@ -12,6 +12,7 @@ import os
 import signal
 import tempfile
 from collections.abc import AsyncIterator
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +24,8 @@ from rollout.workloads.job.load_task import load_task
 from rollout.workloads.job.record import TrialRecord
 from rollout_worker.executors.port import UnsuitableError
 from rollout_worker.sandboxes.errors import SandboxRefusedError
+from rollout_worker.sandboxes.local import LocalProvider
+from rollout_worker.sandboxes.port import Limits, Spec
 from rollout_worker.sandboxes.process import open_process
 from rollout_worker.trials.environment import Images, prepare
 from trial_rig import Rig, job, rig
@@ -414,6 +417,30 @@ async def test_a_trial_without_artifacts_cannot_be_verified_anew(bench: Bench) -
 
 
 # The life of a trial
+
+
+async def test_waiting_for_room_is_no_part_of_the_setup_and_is_told(bench: Bench) -> None:
+    provider = bench.trials.provider
+    assert isinstance(provider, LocalProvider)
+    cpus = provider.capacity.cpus
+    toml = f"[environment]\ncpus = {cpus}\nmemory_mb = 256\nstorage_mb = 100\nbuild_timeout_sec = 0.9\n"
+    async with await provider.create(Spec(limits=Limits(cpus=cpus, memory_mb=256))):
+        trial = asyncio.create_task(bench.trial("true", toml=toml))
+        await bench.trials.until("waiting for room")
+        granted = datetime.now(UTC) + timedelta(seconds=1)
+        await asyncio.sleep(1)  # longer than its image may take
+    record = await trial
+    assert record.result.error is None and record.result.durations.environment_setup_sec is not None
+    assert record.result.timestamps.environment_setup_started_at >= granted - timedelta(seconds=0.5)
+    assert record.result.durations.total_sec >= record.result.durations.environment_setup_sec + 1
+    assert [note for note, _ in bench.trials.contexts[-1].told][:4] == [
+        "environment setup",
+        "waiting for room",
+        "environment setup",
+        "agent install",
+    ]
+    (told,) = [remark for remark in record.remarks if "room" in remark]
+    assert told.startswith(f"this host has room for 1 of these trials at once: {cpus:g} cpus")
 
 
 async def test_a_trial_that_is_cancelled_leaves_nothing(each: Bench) -> None:

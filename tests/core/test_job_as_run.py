@@ -220,8 +220,22 @@ def test_variables_that_workers_of_this_machine_lack_are_told_with_all_else(
 def test_a_secret_that_is_written_out_is_warned_of(here: Here) -> None:
     here.keys["agents"][0]["env"] = {"API_KEY": "s3cret", "OTHER_TOKEN": "${T}", "PLAIN": "x"}
     _, checked = here.check()
-    told = [note for note in checked.notes if note.startswith("warning")]
+    told = [note for note in checked.notes if "is stored with the job" in note]
     assert told == ["warning: agents.0.env: the value of API_KEY is stored with the job: write ${API_KEY} in its place"]
+
+
+def test_process_sandboxes_are_warned_of_once_as_what_they_are_here(
+    here: Here, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    here.keys["environment"] = {"type": "process"}
+    settings = JobConfig.model_validate(here.keys)
+    monkeypatch.setattr("os.geteuid", lambda: 0)
+    workload = Job()
+    (told,) = workload.host_notes(settings)
+    assert told.startswith("warning: ") and "can read and write this machine's files as root" in told
+    assert workload.check(settings, Reading(exclude=here.job)).notes == ()
+    (elsewhere,) = Job().check(settings, Reading(exclude=here.job)).notes
+    assert "the files of their worker's machine" in elsewhere
 
 
 # ---- the files
@@ -466,7 +480,7 @@ def test_a_dry_run_says_what_it_would_do_with_what_is_there_and_changes_nothing(
     lines = workload.describe(JobConfig.model_validate(here.keys), checked)
     assert lines[0] == "1 agents x 2 tasks x 2 attempts = 4 trials, 4 at once"
     assert f"{here.job} is there already; trials: 2 as they are; 2 new (d/one/a/2, d/two/a/2)" in lines
-    assert "process: trials see the files of the worker's host" in lines[3]
+    assert "process: agents and tests can read and write the files" in lines[3]
     assert before == {path: path.stat().st_mtime_ns for path in here.job.rglob("*")}
 
 

@@ -24,9 +24,28 @@ from rollout_worker.trials.masking import Masks, secrets_of
 from rollout_worker.trials.outcome import Outcome, StepOutcome, count
 from rollout_worker.trials.port import TrialFault
 from rollout_worker.trials.streams import BURST_LINES, BoundedFile, Live, Streams
+from rollout_worker.trials.times import Times
 from rollout_worker.trials.told import environs
 from rollout_worker.trials.unhurried import to_the_end
+from rollout_worker.trials.waits import Waits
 from rollout_worker.trials.wanted import limits_of, network_of
+
+# What is waited for
+
+
+async def test_a_deadline_stands_still_and_a_phase_begins_later_while_others_are_waited_for() -> None:
+    times, told = Times(), list[str]()
+    waits = Waits(times, told.append, "set-up")
+    with times.phase("environment_setup"):
+        async with asyncio.timeout(0.2) as waits.deadline:
+            with waits("waiting for room"):
+                await asyncio.sleep(0.4)
+    durations, moments = times.result()
+    assert told == ["waiting for room", "set-up"]
+    assert durations.environment_setup_sec is not None and durations.environment_setup_sec < 0.3
+    assert moments.environment_setup_started_at is not None
+    assert (moments.environment_setup_started_at - moments.started_at).total_seconds() >= 0.4
+
 
 # What is hidden
 

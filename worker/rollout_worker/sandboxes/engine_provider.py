@@ -108,6 +108,12 @@ class EngineProvider(Provider, MakesImages):
         self._proxies: dict[str, Proxy] = {}
 
     @property
+    def capacity(self) -> Capacity:
+        """What its machine has, once it was probed."""
+        assert self._found is not None
+        return self._found.capacity
+
+    @property
     def engine(self) -> Engine:
         return self._engine
 

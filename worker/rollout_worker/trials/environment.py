@@ -15,6 +15,7 @@ from rollout_worker.sandboxes.images import prepare as images
 from rollout_worker.sandboxes.images.prepare import Prepared
 from rollout_worker.sandboxes.port import Host, Image, Provider, Sandbox
 from rollout_worker.trials.port import TrialFault
+from rollout_worker.trials.waits import Waits
 
 WORKDIR = "/app"
 _LATE_S = 30.0
@@ -37,7 +38,7 @@ class Images:
 
 
 async def prepare(
-    environment: Environment, task_directory: Path, provider: Provider, how: Images, build_s: float
+    environment: Environment, task_directory: Path, provider: Provider, how: Images, build_s: float, waits: Waits
 ) -> Prepared:
     """Built, fetched or planned. TrialFault: it cannot be had; SandboxError."""
     key = task_directory, environment.docker_image, environment.build
@@ -53,7 +54,7 @@ async def _prepare(
     environment: Environment, task_directory: Path, provider: Provider, how: Images, build_s: float
 ) -> Prepared:
     try:
-        async with asyncio.timeout(build_s + _LATE_S):
+        async with asyncio.timeout(build_s + _LATE_S) as waits.deadline:
             return await images.prepare(
                 environment,
                 task_directory,
@@ -62,24 +63,34 @@ async def _prepare(
                 force_build=how.force_build,
                 timeout_s=build_s,
                 choice=how.provider_config.get("image", "auto"),
+                pause=waits,
             )
     except TimeoutError as error:
         raise _too_long(build_s) from error
     except ImageError as error:
         raise _fault(error) from error
+    finally:
+        waits.deadline = None
 
 
 async def replay(
-    prepared: Prepared, environment: Environment, task_directory: Path, sandbox: Sandbox, left_s: float
+    prepared: Prepared,
+    environment: Environment,
+    task_directory: Path,
+    sandbox: Sandbox,
+    left_s: float,
+    *,
+    build_s: float,
 ) -> None:
-    """What is still to be done in a new sandbox. TrialFault, SandboxError."""
+    """What is still to be done in a new sandbox, in what is left of `build_s`. TrialFault, SandboxError."""
     if not prepared.replay:
         return
     try:
         async with asyncio.timeout(max(0.0, left_s) + _LATE_S):
-            await images.replay(prepared, sandbox, task_directory / (environment.build or ""), max(0.0, left_s))
+            directory = task_directory / (environment.build or "")
+            await images.replay(prepared, sandbox, directory, max(0.0, left_s), build_s=build_s)
     except TimeoutError as error:
-        raise _too_long(left_s) from error
+        raise _too_long(build_s) from error
     except ImageError as error:
         raise _fault(error) from error
 

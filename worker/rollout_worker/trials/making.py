@@ -6,20 +6,24 @@ import asyncio
 import shlex
 import time
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
+from typing import Protocol, runtime_checkable
 
 from rollout.workloads.job.config import EnvironmentSection
 from rollout.workloads.job.network import NetworkPolicy
 from rollout.workloads.job.task import Environment
 
-from rollout_worker.sandboxes.errors import SandboxError, SandboxNoRoomError, SandboxRefusedError
+from rollout_worker.sandboxes.claims import Capacity
+from rollout_worker.sandboxes.errors import SandboxError, SandboxRefusedError
+from rollout_worker.sandboxes.images.prepare import create
 from rollout_worker.sandboxes.port import Capabilities, Host, Sandbox, Spec
 from rollout_worker.trials.environment import prepare, replay, workdir_of
 from rollout_worker.trials.faults import faults
 from rollout_worker.trials.port import TrialFault
+from rollout_worker.trials.times import Times
 from rollout_worker.trials.told import Told
 from rollout_worker.trials.unhurried import to_the_end
+from rollout_worker.trials.waits import Waits
 from rollout_worker.trials.wanted import limits_of, network_of, spec_of, unmet
 
 LOGS = ("/logs/agent", "/logs/verifier", "/logs/artifacts")
@@ -29,13 +33,14 @@ _SETUP_S = 60.0
 @dataclass(frozen=True, slots=True)
 class Wish:
     """A sandbox that is wanted: `policies` of all phases that run in it, `users` of all commands (None: the default),
-    `build_s`: how long what it begins with may take."""
+    `build_s`: how long what it begins with may take, `phase`: in which it is made, as people are told."""
 
     environment: Environment
     policies: Sequence[NetworkPolicy]
     env: Mapping[str, str]
     users: Sequence[str | None]
     build_s: float
+    phase: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,16 +54,20 @@ class Made:
     remarks: tuple[str, ...]
 
 
-async def make_sandbox(told: Told, wish: Wish, *, room_s: float | None = None) -> Made:
-    """Ready, with the directories of a task. `room_s`: how long it may wait for room. TrialFault."""
+async def make_sandbox(told: Told, wish: Wish, times: Times, *, room_s: float | None = None) -> Made:
+    """Ready, with the directories of a task. What it waits for others is told to `times`.
+
+    `room_s`: how long it may wait for room. TrialFault.
+    """
     job, provider, directory = told.job.environment, told.provider, told.task.directory
-    began = time.monotonic()
+    began, waits = time.monotonic(), Waits(times, told.progress, wish.phase)
     with faults("environment_start_failed", "the provider was asked what it can do"):
         capabilities = await provider.probe()
     with faults("environment_build_failed", "the environment was built"):
-        prepared = await prepare(_with_overrides(wish.environment, job), directory, provider, told.images, wish.build_s)
+        wanted = _with_overrides(wish.environment, job)
+        prepared = await prepare(wanted, directory, provider, told.images, wish.build_s, waits)
         capabilities = await provider.probe()  # engines are tried out with the first image that they have
-    left_s = wish.build_s - (time.monotonic() - began)
+    left_s = wish.build_s - (time.monotonic() - began) + waits.seconds
     network = network_of(wish.policies, job.extra_allowed_hosts)
     workdir = workdir_of(wish.environment, prepared, is_host=not capabilities.writable_root)
     mount = told.task.dialect.solution_mount
@@ -67,10 +76,10 @@ async def make_sandbox(told: Told, wish: Wish, *, room_s: float | None = None) -
         raise fault
     _check_paths(told, spec, capabilities)
     _check_users(wish, capabilities)
-    sandbox = await _create(told, spec, room_s)
+    sandbox = await _create(told, spec, room_s, waits)
     try:
         with faults("environment_build_failed", "the environment was built"):
-            await replay(prepared, wish.environment, directory, sandbox, left_s)
+            await replay(prepared, wish.environment, directory, sandbox, left_s, build_s=wish.build_s)
         workdir = workdir or sandbox.workdir
         await _lay_out(sandbox, workdir, wish)
         for user in {user for user in wish.users if user is not None}:
@@ -78,7 +87,10 @@ async def make_sandbox(told: Told, wish: Wish, *, room_s: float | None = None) -
     except BaseException:
         await to_the_end(sandbox.destroy())
         raise
-    return Made(sandbox, workdir, prepared.image_key, prepared.remarks)
+    remarks = prepared.remarks
+    if waits.seconds and (crowded := _crowded(told, spec)):
+        remarks = (*remarks, crowded)
+    return Made(sandbox, workdir, prepared.image_key, remarks)
 
 
 def _with_overrides(environment: Environment, job: EnvironmentSection) -> Environment:
@@ -87,13 +99,34 @@ def _with_overrides(environment: Environment, job: EnvironmentSection) -> Enviro
     return environment.model_copy(update=changes)
 
 
-async def _create(told: Told, spec: Spec, room_s: float | None) -> Sandbox:
+@runtime_checkable
+class _OnHost(Protocol):
+    """A provider whose sandboxes share what one machine has."""
+
+    @property
+    def capacity(self) -> Capacity: ...
+
+
+def _crowded(told: Told, spec: Spec) -> str:
+    """Where this host cannot hold as many sandboxes as the job wants trials at once."""
+    if not isinstance(told.provider, _OnHost):
+        return ""
+    has, one, wanted = told.provider.capacity, spec.limits, told.job.n_concurrent_trials
+    by_cpus, by_memory = int((has.cpus + 1e-9) / one.cpus), has.memory_mb // one.memory_mb
+    if min(by_cpus, by_memory) >= wanted:
+        return ""
+    has_of = f"{has.cpus:g} cpus" if by_cpus <= by_memory else f"{has.memory_mb} MiB of memory"
+    needs = f"{one.cpus:g}" if by_cpus <= by_memory else f"{one.memory_mb} MiB"
+    return (
+        f"this host has room for {min(by_cpus, by_memory)} of these trials at once: {has_of}, and each declares "
+        f"{needs}; n_concurrent_trials is {wanted}, and the others wait"
+    )
+
+
+async def _create(told: Told, spec: Spec, room_s: float | None, waits: Waits) -> Sandbox:
     try:
-        with suppress(SandboxNoRoomError):
-            return await told.provider.create(spec, wait=False)
-        told.progress("waiting for room for its sandbox")
         async with asyncio.timeout(room_s):
-            return await told.provider.create(spec)
+            return await create(told.provider, spec, waits)
     except TimeoutError as error:
         raise TrialFault("environment_start_failed", f"there was no room for it after {room_s:g} s") from error
     except SandboxRefusedError as error:

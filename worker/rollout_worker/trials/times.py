@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Generator
 from contextlib import contextmanager
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from typing import Any, Literal
 
 from rollout.workloads.job.results import Durations, Timestamps
@@ -14,23 +14,32 @@ TimedPhase = Literal["environment_setup", "agent_setup", "agent_execution", "ver
 
 
 class Times:
-    """Of one trial. A phase that is entered again, for another step, began when it first did and takes the sum."""
+    """Of one trial. A phase that is entered again, for another step, began when it first did and takes the sum; what is
+    waited for others in it is no part of it, so it begins so much later."""
 
     def __init__(self) -> None:
         self._started = datetime.now(UTC)
         self._began = time.monotonic()
         self._moments: dict[str, datetime] = {}
         self._seconds: dict[str, float] = {}
+        self._waited = 0.0
+
+    def waited(self, seconds: float) -> None:
+        """In the phase that goes on, for others."""
+        self._waited += seconds
 
     @contextmanager
     def phase(self, name: TimedPhase) -> Generator[None]:
-        began = time.monotonic()
+        began, self._waited = time.monotonic(), 0.0
+        is_first = f"{name}_started_at" not in self._moments
         self._moments.setdefault(f"{name}_started_at", datetime.now(UTC))
         try:
             yield
         finally:
             self._moments[f"{name}_ended_at"] = datetime.now(UTC)
-            self._seconds[name] = self._seconds.get(name, 0.0) + time.monotonic() - began
+            self._seconds[name] = self._seconds.get(name, 0.0) + time.monotonic() - began - self._waited
+            if is_first:
+                self._moments[f"{name}_started_at"] += timedelta(seconds=self._waited)
 
     def result(self) -> tuple[Durations, Timestamps]:
         """Until now."""

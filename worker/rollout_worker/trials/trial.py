@@ -113,8 +113,8 @@ class Trial:
                     policies.append(step.verifier.network)
                     users.append(step.verifier.user)
             build_s = told.timeouts(task.steps[0]).build_s
-            wish = Wish(task.environment, policies, told.environs.sandbox, users, build_s)
-            self._made = await make_sandbox(told, wish)
+            wish = Wish(task.environment, policies, told.environs.sandbox, users, build_s, "environment setup")
+            self._made = await make_sandbox(told, wish, self.outcome.times)
             sandbox, self._workdir = self._made.sandbox, self._made.workdir
             self.outcome.remarks += [*self._made.remarks, *self._unused()]
             if task.environment.healthcheck is not None:

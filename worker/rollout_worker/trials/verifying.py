@@ -11,7 +11,7 @@ from rollout.workloads.job.task import Step
 
 from rollout_worker.sandboxes.errors import SandboxError, SandboxFileError, SandboxGoneError
 from rollout_worker.sandboxes.port import Finished, Sandbox
-from rollout_worker.trials.agents.plain import script
+from rollout_worker.trials.agents.plain import last_words, script
 from rollout_worker.trials.clean import TESTS, VERIFIER_LOGS, clean
 from rollout_worker.trials.faults import faults
 from rollout_worker.trials.gathering import bring_logs
@@ -65,7 +65,7 @@ async def verify(
 
 async def _judge(told: Told, finished: Finished, limit: float, files: _RewardFiles) -> Rewards:
     dialect = told.task.dialect
-    last = finished.stderr.text()[-_SHOWN:].strip() or finished.stdout.text()[-_SHOWN:].strip()
+    last = last_words(finished, _SHOWN)
     said = f": {last}" if last else ""
     if finished.how == "timed_out":
         raise TrialFault("verifier_timeout", f"the tests had not ended after {limit:g} s{said}")

@@ -40,8 +40,9 @@ async def verify_apart(
         told.environs.verifier_sandboxes[index],
         [step.verifier.user],
         told.timeouts(step).build_s,
+        "verification",
     )
-    made = await make_sandbox(told, wish, room_s=room_s)
+    made = await make_sandbox(told, wish, outcome.times, room_s=room_s)
     try:
         outcome.remarks += made.remarks
         if environment.healthcheck is not None:

@@ -42,6 +42,12 @@ def _passed(job: JobDirectory, trial: KeptTrial) -> bool | None:
     return None if score is None else score >= PASS
 
 
+def _cost(job: JobDirectory, trial: KeptTrial) -> float | None:
+    """result.json, as its format wants, has 0 for the part that is not known."""
+    unknown = trial.record is not None and trial.record.usage.cost_usd is None
+    return None if unknown or trial.result is None else trial.result.cost
+
+
 def _time(moment: Any) -> str | None:
     return None if moment is None or moment == ZERO_TIME else rfc3339(moment)
 
@@ -73,7 +79,7 @@ COLUMNS: tuple[Column, ...] = (
     Column(
         "error_message", "text", "As in result.json.", _of_result(lambda result: result.error and result.error.message)
     ),
-    Column("cost_usd", "number", "As in result.json.", _of_result(lambda result: result.cost)),
+    Column("cost_usd", "number", "Of agent and sandbox; missing: nobody knows the agent's.", _cost),
     Column(
         "n_input_tokens",
         "integer",

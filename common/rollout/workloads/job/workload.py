@@ -93,6 +93,7 @@ class Job(Workload[JobConfig, JobChecked]):
     def __init__(self, retry_errors: Sequence[str] = ()) -> None:
         self._retry_errors = frozenset(retry_errors)
         self._environ: Mapping[str, str] | None = None  # of the workers, where they are started here
+        self._is_here = False  # workers are started here
         self._told: set[str] = set()
 
     def directory(self, settings: JobConfig) -> Path:
@@ -102,6 +103,14 @@ class Job(Workload[JobConfig, JobChecked]):
         self._environ = os.environ
         if settings.engine is not None:
             check_engine_host(settings.engine)
+
+    def host_notes(self, settings: JobConfig) -> list[str]:
+        self._is_here = True  # so that `check` does not say the same of other machines
+        return list(_openness(settings, "this machine's files" + (" as root" if os.geteuid() == 0 else ", as you can")))
+
+    def _of_elsewhere(self, settings: JobConfig) -> Iterator[str]:
+        if not self._is_here:
+            yield from _openness(settings, "the files of their worker's machine")
 
     def _unset(self, settings: JobConfig) -> Iterator[str]:
         if self._environ is not None:
@@ -130,7 +139,12 @@ class Job(Workload[JobConfig, JobChecked]):
             total=0,
             trees=(*_trees(directories), *(engine.trees if engine is not None else ())),
             keep={"job": _of_runs(settings)},
-            notes=(*loaded.notes, *(engine.notes if engine is not None else ()), *_written_secrets(settings)),
+            notes=(
+                *loaded.notes,
+                *(engine.notes if engine is not None else ()),
+                *_written_secrets(settings),
+                *self._of_elsewhere(settings),
+            ),
             snapshots=engine.snapshots if engine is not None else (),
             job=settings,
             loaded=loaded,
@@ -308,7 +322,16 @@ def _formats(dataset: Dataset) -> str:
     return ", ".join(f"{count} of format {name}" for name, count in sorted(counts.items()))
 
 
-_ISOLATION = {"process": ": trials see the files of the worker's host, so only for agents that you trust"}
+def _openness(settings: JobConfig, files: str) -> Iterator[str]:
+    """Sandboxes of this type keep nothing apart, and a job may bring tasks and agents of anybody."""
+    if settings.environment.type == "process":
+        yield (
+            f"warning: environment.type process: agents and tests can read and write {files}: only for tasks and "
+            "agents that you trust; bubblewrap, docker and podman keep them apart"
+        )
+
+
+_ISOLATION = {"process": ": agents and tests can read and write the files of the worker's machine"}
 _SECRET = re.compile(r"(?i)(KEY|TOKEN|SECRET|PASSWORD|PASSWD|CREDENTIALS?)$")
 
 

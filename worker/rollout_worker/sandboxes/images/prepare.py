@@ -20,6 +20,7 @@ import asyncio
 import hashlib
 import os
 import time
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Literal, Protocol
@@ -27,13 +28,13 @@ from typing import Literal, Protocol
 from rollout.workloads.job import dockerfile
 from rollout.workloads.job.dockerfile import DockerfileError
 
-from rollout_worker.sandboxes.errors import ImageBuildError, ImageError, SandboxError
+from rollout_worker.sandboxes.errors import ImageBuildError, ImageError, SandboxError, SandboxNoRoomError
 from rollout_worker.sandboxes.images import context, recipe
 from rollout_worker.sandboxes.images.builder import ImageProgram, find_program
 from rollout_worker.sandboxes.images.registry import RegistryUnreachableError
 from rollout_worker.sandboxes.images.replay import carry_out
 from rollout_worker.sandboxes.images.rootfs import fetch, is_reachable
-from rollout_worker.sandboxes.images.store import Made, Store
+from rollout_worker.sandboxes.images.store import Made, Pause, Store, no_pause
 from rollout_worker.sandboxes.port import (
     TASK_DIRECTORIES,
     BuiltImage,
@@ -51,6 +52,7 @@ from rollout_worker.sandboxes.port import (
 )
 
 ImageChoice = Literal["auto", "host", "pull", "build"]
+ROOM = "waiting for room"
 PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 
 
@@ -103,16 +105,18 @@ async def prepare(
     force_build: bool,
     timeout_s: float,
     choice: ImageChoice,
+    pause: Pause = no_pause,
 ) -> Prepared:
     """Build, fetch or plan what the sandbox begins with; what is there already is used again, unless `force_build`.
 
+    `pause`: entered while it waits for room, or for another one that makes the same.
     `state`: where images are kept; for `bubblewrap`, on the file system of its sandboxes.
     ImageBuildError, ImageBuildTimeoutError, ImagePullError, ImageNotFoundError, ImageError (no room, or `choice` is
     nothing for this provider); SandboxRefusedError of `probe`.
     """
     capabilities = await provider.probe()
     try:
-        prepared = await _prepare(environment, task_directory, provider, state, force_build, timeout_s, choice)
+        prepared = await _prepare(environment, task_directory, provider, state, force_build, timeout_s, choice, pause)
     except DockerfileError as error:
         raise ImageBuildError(error.message) from error
     if capabilities.users or prepared.user in (None, "root", "0"):
@@ -129,6 +133,7 @@ async def _prepare(
     force_build: bool,
     timeout_s: float,
     choice: ImageChoice,
+    pause: Pause,
 ) -> Prepared:
     roots = (await provider.probe()).roots
     directory = task_directory / environment.build if environment.build is not None else None
@@ -138,7 +143,7 @@ async def _prepare(
         environment.memory_mb or usual.memory_mb,
         environment.storage_mb or usual.storage_mb,
     )
-    work = _Work(provider, Store(state), environment.docker_image, directory, force_build, timeout_s, limits)
+    work = _Work(provider, Store(state), environment.docker_image, directory, force_build, timeout_s, limits, pause)
     if isinstance(provider, MakesImages):
         return await work.by_engine(provider, choice)
     if "image" in roots and "rootfs" not in roots:
@@ -153,9 +158,14 @@ async def _prepare(
     return await work.locally(choice)
 
 
-async def replay(prepared: Prepared, sandbox: Sandbox, context_directory: Path, timeout_s: float) -> None:
-    """Do in a new sandbox what is left to do of its image. ImageBuildError, ImageBuildTimeoutError."""
-    await carry_out(prepared.replay, sandbox, context_directory, timeout_s)
+async def replay(
+    prepared: Prepared, sandbox: Sandbox, context_directory: Path, timeout_s: float, *, build_s: float | None = None
+) -> None:
+    """Do in a new sandbox what is left to do of its image, in the `timeout_s` that are left of `build_s`.
+
+    ImageBuildError, ImageBuildTimeoutError.
+    """
+    await carry_out(prepared.replay, sandbox, context_directory, timeout_s, build_s=build_s)
 
 
 def host_remark(provider: str, image: str, why: str = "") -> str:
@@ -180,6 +190,7 @@ class _Work:
     anew: bool
     timeout_s: float
     limits: Limits  # of a sandbox that builds
+    pause: Pause
 
     # An engine, or somebody else's
 
@@ -308,16 +319,16 @@ class _Work:
                 env=prepared.env,
                 directories=TASK_DIRECTORIES,
             )
-            sandbox = await self.provider.create(spec)
+            sandbox = await create(self.provider, spec, self.pause)
             try:
-                await carry_out(prepared.replay, sandbox, directory, timeout_s)
+                await carry_out(prepared.replay, sandbox, directory, timeout_s, build_s=self.timeout_s)
                 await provider.keep_written(sandbox, path / "written")
             finally:
                 await sandbox.destroy()
             return Made(path)
 
         try:
-            made = await self.store.get(key, make, anew=self.anew)
+            made = await self.store.get(key, make, anew=self.anew, pause=self.pause)
         except ImageError:
             raise
         except SandboxError as error:
@@ -328,6 +339,14 @@ class _Work:
 
     def _instructions(self) -> tuple[dockerfile.Instruction, ...]:
         return dockerfile.parse(context.read_dockerfile(_there(self.directory)))
+
+
+async def create(provider: Provider, spec: Spec, pause: Pause) -> Sandbox:
+    """A new sandbox; `pause` is entered while there is no room for it. As `Provider.create`."""
+    with suppress(SandboxNoRoomError):
+        return await provider.create(spec, wait=False)
+    with pause(ROOM):
+        return await provider.create(spec)
 
 
 def _there(directory: Path | None) -> Path:

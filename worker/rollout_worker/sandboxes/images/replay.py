@@ -25,19 +25,25 @@ from rollout_worker.sandboxes.port import Finished, Sandbox
 _SHOWN = 4000
 
 
-async def carry_out(steps: Sequence[Step], sandbox: Sandbox, directory: Path, timeout_s: float) -> None:
-    """All steps, in `timeout_s` together. ImageBuildError, ImageBuildTimeoutError, SandboxGoneError."""
+async def carry_out(
+    steps: Sequence[Step], sandbox: Sandbox, directory: Path, timeout_s: float, *, build_s: float | None = None
+) -> None:
+    """All steps, in `timeout_s` together. `build_s`: what the task gives the whole build, of which that is left.
+
+    ImageBuildError, ImageBuildTimeoutError, SandboxGoneError.
+    """
+    whole = timeout_s if build_s is None else build_s
     until = time.monotonic() + timeout_s
     own = sandbox.spec.directories  # they are there from the beginning
     for step in dropwhile(lambda step: isinstance(step, Directory) and step.path in own, steps):
         left = until - time.monotonic()
         if left <= 0:
-            raise _late(step.line, timeout_s)
+            raise _late(step.line, whole)
         try:
             async with asyncio.timeout(left):
-                await _one(step, sandbox, directory, left)
+                await _one(step, sandbox, directory, left, whole)
         except TimeoutError as error:
-            raise _late(step.line, timeout_s) from error
+            raise _late(step.line, whole) from error
         except SandboxFileError as error:
             raise ImageBuildError(f"Dockerfile, line {step.line}: {error.message}") from error
         except SandboxRefusedError as error:
@@ -51,25 +57,25 @@ def _late(line: int, timeout_s: float) -> ImageBuildTimeoutError:
     )
 
 
-async def _one(step: Step, sandbox: Sandbox, directory: Path, left: float) -> None:
+async def _one(step: Step, sandbox: Sandbox, directory: Path, left: float, whole: float) -> None:
     if isinstance(step, Run):
         who = step.user if sandbox.capabilities.users else None  # `prepare` has told of it
         done = await sandbox.exec(step.argv, env=step.env, cwd=step.cwd, user=who, timeout_s=left)
-        _check(done, step.line, f"RUN {step.text}", left)
+        _check(done, step.line, f"RUN {step.text}", whole)
     elif isinstance(step, Directory):
         done = await sandbox.exec(["mkdir", "-p", step.path], cwd="/", user=_root(sandbox), timeout_s=left)
-        _check(done, step.line, f"the directory {step.path}", left)
+        _check(done, step.line, f"the directory {step.path}", whole)
     else:
-        await _copy(step, sandbox, directory, left)
+        await _copy(step, sandbox, directory, left, whole)
 
 
 def _root(sandbox: Sandbox) -> int | None:
     return 0 if sandbox.capabilities.users else None
 
 
-def _check(done: Finished, line: int, what: str, left: float) -> None:
+def _check(done: Finished, line: int, what: str, whole: float) -> None:
     if done.how == "timed_out":
-        raise _late(line, left)
+        raise _late(line, whole)
     if done.ok:
         return
     how = f"ended with {done.exit_code}" if done.how == "exited" else f"was ended by signal {done.signal}"
@@ -80,7 +86,7 @@ def _check(done: Finished, line: int, what: str, left: float) -> None:
     )
 
 
-async def _copy(step: Copy, sandbox: Sandbox, directory: Path, left: float) -> None:
+async def _copy(step: Copy, sandbox: Sandbox, directory: Path, left: float, whole: float) -> None:
     with contextlib.ExitStack() as stack:
         staged = Path(tempfile.mkdtemp(prefix="rollout-copy-"))
         stack.callback(shutil.rmtree, staged, ignore_errors=True)
@@ -91,10 +97,10 @@ async def _copy(step: Copy, sandbox: Sandbox, directory: Path, left: float) -> N
             name = made[0] if not step.heredocs else "file"
             if is_there.exit_code != 0:
                 await sandbox.upload(staged / name, target)
-                await _own(step, sandbox, [target], left)
+                await _own(step, sandbox, [target], left, whole)
                 return
         await sandbox.upload(staged, target)
-        await _own(step, sandbox, [posixpath.join(target, name) for name in made], left)
+        await _own(step, sandbox, [posixpath.join(target, name) for name in made], left, whole)
 
 
 def _one_file(step: Copy, directory: Path) -> bool:
@@ -116,7 +122,7 @@ def _stage(step: Copy, directory: Path, staged: Path) -> list[str]:
     return made
 
 
-async def _own(step: Copy, sandbox: Sandbox, paths: list[str], left: float) -> None:
+async def _own(step: Copy, sandbox: Sandbox, paths: list[str], left: float, whole: float) -> None:
     """--chown and --chmod."""
     for program, value in (("chown", step.owner), ("chmod", step.mode)):
         if value and paths:
@@ -125,4 +131,4 @@ async def _own(step: Copy, sandbox: Sandbox, paths: list[str], left: float) -> N
                 done = await sandbox.exec(
                     [*argv, "--", *paths[at : at + 500]], cwd="/", user=_root(sandbox), timeout_s=left
                 )
-                _check(done, step.line, f"--{program}={value}", left)
+                _check(done, step.line, f"--{program}={value}", whole)

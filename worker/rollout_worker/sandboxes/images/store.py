@@ -14,6 +14,7 @@ import json
 import os
 import time
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
+from contextlib import AbstractContextManager
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -44,6 +45,14 @@ class Made:
     remarks: tuple[str, ...] = ()
 
 
+Pause = Callable[[str], AbstractContextManager[None]]
+"""Entered while nothing goes on but waiting for others, with what is waited for."""
+
+
+def no_pause(what: str) -> AbstractContextManager[None]:
+    return contextlib.nullcontext()
+
+
 Make = Callable[[Path], Awaitable[Made]]
 """Fills a directory that is empty; the `path` of what it returns is ignored."""
 
@@ -66,9 +75,10 @@ class Store:
             return None
         return Made(path, record["env"], record["workdir"], record["user"], tuple(record["remarks"]))
 
-    async def get(self, key: str, make: Make, *, anew: bool = False) -> Made:
+    async def get(self, key: str, make: Make, *, anew: bool = False, pause: Pause = no_pause) -> Made:
         """What there is, or else what `make` makes; one process makes it, others wait for that.
 
+        `pause`: entered while another one makes it.
         `anew`: make it though it is there, unless it was made since this process began.
         ImageError: no room on the disk, or what `make` raises.
         """
@@ -76,7 +86,7 @@ class Store:
             return found
         try:
             await asyncio.to_thread(self.directory.mkdir, 0o700, True, True)
-            async with self._alone(key):
+            async with self._alone(key, pause):
                 found = await asyncio.to_thread(self.find, key)
                 if found is not None and (not anew or self._is_of_this_run(key)):
                     return found
@@ -118,15 +128,12 @@ class Store:
         making.rename(target)
 
     @contextlib.asynccontextmanager
-    async def _alone(self, key: str) -> AsyncGenerator[None]:
+    async def _alone(self, key: str, pause: Pause) -> AsyncGenerator[None]:
         fd = os.open(self.directory / f"{key}.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         try:
-            while True:
-                try:
-                    fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                    break
-                except BlockingIOError:
-                    await asyncio.sleep(_LOOK_S)
+            if not _is_locked(fd):
+                with pause("waiting for its image, which another trial makes"):
+                    await _locked(fd)
             yield
         finally:
             os.close(fd)
@@ -152,6 +159,21 @@ class Store:
                 path.rename(gone)
                 _remove_quietly(gone)
                 total -= size
+
+
+def _is_locked(fd: int) -> bool:
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
+
+
+async def _locked(fd: int) -> None:
+    while True:
+        await asyncio.sleep(_LOOK_S)
+        if _is_locked(fd):
+            return
 
 
 def _remove_quietly(path: Path) -> None:

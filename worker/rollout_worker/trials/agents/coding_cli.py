@@ -23,6 +23,7 @@ from rollout_worker.trials.agents.cli_usage import Read
 from rollout_worker.trials.agents.coding_clis import Asked, CodingCli
 from rollout_worker.trials.agents.install_cache import InstallCache, default_cache
 from rollout_worker.trials.agents.install_script import install_script, prefix_of
+from rollout_worker.trials.agents.plain import last_words
 from rollout_worker.trials.port import Agent, Place, TrialFault, UsageCount
 
 LOGS = "/logs/agent"
@@ -259,5 +260,5 @@ def _last(finished: Finished) -> str:
         "signalled": f"signal {finished.signal}",
         "timed_out": "out of time",
     }[finished.how]
-    text = finished.stderr.text().strip() or finished.stdout.text().strip()
-    return f"{how}: {text[-800:]}" if text else how
+    text = last_words(finished, 800)
+    return f"{how}: {text}" if text else how

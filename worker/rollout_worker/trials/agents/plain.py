@@ -57,5 +57,13 @@ def check(finished: Finished, what: str, fault: str) -> None:
         else f"was ended by signal {finished.signal}"
     )
     limit = f" (the sandbox's {finished.limit} limit was hit)" if finished.limit else ""
-    last = finished.stderr.text()[-_SHOWN:].strip() or finished.stdout.text()[-_SHOWN:].strip()
+    last = last_words(finished, _SHOWN)
     raise TrialFault(fault, f"{what} {how}{limit}" + (f": {last}" if last else ""))
+
+
+def last_words(finished: Finished, most: int) -> str:
+    """The last line of stderr, or else of stdout, that says something; below it, of several, the last `most` characters
+    as they were printed. Where one line is shown, as in tables, it is the one that says why."""
+    last = finished.stderr.text()[-most:].strip() or finished.stdout.text()[-most:].strip()
+    lines = last.splitlines()
+    return f"{lines[-1].strip()}\n{last}" if len(lines) > 1 else last
