@@ -23,8 +23,9 @@ from rollout.model.item import Failure, NewItem, Outcome
 from rollout.objects.digest import object_id as name_of
 from rollout.workloads.collector import Collector
 from rollout.workloads.commit import CommitEntry
-from rollout.workloads.job.config import JobConfig
+from rollout.workloads.job.config import EnvironmentSection, JobConfig
 from rollout.workloads.job.mending import mend
+from rollout.workloads.job.providers_here import engine_faults
 from rollout.workloads.job.record import TrialRecord
 from rollout.workloads.job.trial import TrialSpec
 from rollout.workloads.job.workload import Job, JobChecked
@@ -212,7 +213,7 @@ def test_variables_that_workers_of_this_machine_lack_are_told_with_all_else(
     (here.path / "d" / "two" / "instruction.md").unlink()
     workload, _ = Job(), None
     settings = JobConfig.model_validate(here.keys)
-    workload.check_host(settings)
+    workload.works_here()
     with pytest.raises(ConfigError, match=r"(?s)agents.0.env: A needs NOBODYS.*instruction.md: no such file"):
         workload.check(settings, Reading(exclude=here.job))
 
@@ -544,3 +545,10 @@ async def test_the_first_interrupt_may_let_work_end_by_itself() -> None:
     with pytest.raises(Interrupted):
         await interrupts.guard(work())
     assert asked == 1
+
+
+def test_an_engine_that_does_not_answer_is_told_before_the_job() -> None:
+    environment = EnvironmentSection(type="docker", provider_config={"host": "unix:///nowhere/docker.sock"})
+    (fault,) = engine_faults(environment)
+    assert fault.startswith("environment.type: no docker engine answers: there is no socket /nowhere/docker.sock")
+    assert "environment: {type: " in fault

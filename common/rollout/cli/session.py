@@ -104,6 +104,8 @@ def run_workload(
         raise ConfigError(f"--name: {name!r} begins with @, which stands for other things: choose another")
     wish = Wish(local=True) if options.local else chosen().wish
     target = find_target(list(options.coordinators), options.tls_dir, wish)
+    if not target.addresses:
+        workload.works_here()
     if options.dry_run:
         return _dry_run(workload, settings, options, [] if target.addresses else workload.host_notes(settings))
     target = place(Path(workload.directory(settings)), target, options)

@@ -19,10 +19,12 @@ from rollout.workloads.commit import CommitEntry
 from rollout.workloads.job.config import JobConfig, asks_engine, environments
 from rollout.workloads.job.datasets import Loaded, load_datasets
 from rollout.workloads.job.engine import SECTION, check_engine_host, check_engine_snapshot, resolve_engine
+from rollout.workloads.job.first_look import beside_datasets, whole_list
 from rollout.workloads.job.follow import carry_over, following
 from rollout.workloads.job.kept import read_kept
 from rollout.workloads.job.mending import mend
 from rollout.workloads.job.plan import Trial, plan
+from rollout.workloads.job.providers_here import engine_faults
 from rollout.workloads.job.record import TrialRecord
 from rollout.workloads.job.result_files import CONFIG, ERRORS, RESULT, STATISTICS, SUMMARY, TRIALS
 from rollout.workloads.job.run_config import (
@@ -35,12 +37,11 @@ from rollout.workloads.job.run_config import (
     run_config,
     set_trials,
 )
-from rollout.workloads.job.templates import unset
 from rollout.workloads.job.trial import TrialSpec
 from rollout.workloads.job.writer import JobWriter
 from rollout.workloads.json_form import JsonObject, lookup
 from rollout.workloads.output import claimed, saved_state, saved_summary
-from rollout.workloads.port import Checked, Fetch, FoundSnapshot, Reading, Tree, Workload
+from rollout.workloads.port import NO_OVERRIDES, Checked, Fetch, FoundSnapshot, Reading, Tree, Workload
 
 _OF_NO_RUN = frozenset({"name", "jobs_dir", "log_level", "metrics"})
 """Keys of job.yaml that change neither what a trial does nor how trials are run: only files that are reckoned anew."""
@@ -94,21 +95,24 @@ class Job(Workload[JobConfig, JobChecked]):
         self._environ: Mapping[str, str] | None = None  # of the workers, where they are started here
         self._told: set[str] = set()
 
+    def load(self, path: Path, overrides: Mapping[str, Any] = NO_OVERRIDES) -> JobConfig:
+        with whole_list(path, self._environ):
+            return super().load(path, overrides)
+
     def directory(self, settings: JobConfig) -> Path:
         return Path(settings.jobs_dir).expanduser() / (settings.name or "job")
 
-    def check_host(self, settings: JobConfig) -> None:
+    def works_here(self) -> None:
         self._environ = os.environ
+
+    def check_host(self, settings: JobConfig) -> None:
         if settings.engine is not None:
             check_engine_host(settings.engine)
 
-    def _unset(self, settings: JobConfig) -> Iterator[str]:
-        if self._environ is not None:
-            for fault in unset(environments(settings), self._environ, lambda place: ""):
-                yield fault.removeprefix(": ")
-
     def check(self, settings: JobConfig, reading: Reading) -> JobChecked:
-        faults, engine = [*self._unset(settings)], None
+        faults, engine = [*beside_datasets(settings, self._environ)], None
+        if self._environ is not None and not _is_over(reading.exclude):
+            faults += engine_faults(settings.environment)
         try:
             if settings.engine is not None and any(asks_engine(agent, settings) for agent in settings.agents):
                 engine = resolve_engine(settings.engine)
