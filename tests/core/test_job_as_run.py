@@ -420,7 +420,7 @@ def test_a_budget_counts_what_earlier_runs_used(here: Here) -> None:
         stored = output.stored_config
         assert stored is not None
         workload.follow(checked, stored, here.job)
-        left = dict(workload.spec(NEXT, checked.config).policies[0].options)["units_out"]
+        limits = dict(workload.spec(NEXT, checked.config).policies[0].options)
     assert left == "400000"
     here.keys["budget"] = {"max_cost_usd": 0.5}
     assert "nothing more starts: budget.max_cost_usd is 0.5, and $0.60 are spent: raise it" in here.run()
@@ -478,7 +478,7 @@ def summary(skipped: int, reason: str = "") -> dict[str, Any]:
 
 
 def test_a_job_that_was_stopped_by_its_infrastructure_is_no_success(here: Here) -> None:
-    stopped = summary(3, "5 of the 6 items so far failed with codes that are limited: fewer than 50 % did not")
+    stopped = summary(3, "5 of 6 trials failed by no fault of an agent (x 5); the limit is 0.5")
     job = Job()
     assert not job.succeeded(stopped) and "the same command runs the trials" in job.outcome(stopped)
     assert job.succeeded(summary(3, "100 tokens were used, of at most 90")) and job.succeeded(summary(0))

@@ -587,4 +587,4 @@ class _Invocation:
         """The second Ctrl-C."""
         if self._embedded is not None:
             self._embedded.kill()
-        self._display.close()
+        self._say_interrupted()

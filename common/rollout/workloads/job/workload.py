@@ -28,6 +28,7 @@ from rollout.workloads.job.providers_here import engine_faults
 from rollout.workloads.job.record import TrialRecord
 from rollout.workloads.job.result_files import CONFIG, ERRORS, RESULT, STATISTICS, SUMMARY, TRIALS
 from rollout.workloads.job.run_config import (
+    NO_FAULT,
     PAUSE_TIMEOUT_MS,
     digest_of,
     item_of,
@@ -219,7 +220,7 @@ class Job(Workload[JobConfig, JobChecked]):
     def succeeded(self, summary: JsonObject) -> bool:
         """Trials that failed are reported; a job that was stopped because too many did so by no fault of an agent did
         not do its work."""
-        return not (summary[self.unit]["skipped"] and _RATE_REASON in summary.get("reason", ""))
+        return not (summary[self.unit]["skipped"] and NO_FAULT in summary.get("reason", ""))
 
     def outcome(self, summary: JsonObject) -> str:
         job = summary["job"]
@@ -285,13 +286,8 @@ class Job(Workload[JobConfig, JobChecked]):
         return json.loads(TrialRecord.decode(data).encode())
 
 
-_STOPPED = (
-    "the job was stopped: too many trials fail by no fault of an agent (infrastructure.min_success_rate). When that is "
-    "mended, the same command runs the trials that were skipped, and --retry-errors TYPE those that failed"
-)
+_STOPPED = "the job was stopped. When what made them fail is mended, the same command runs the trials that were skipped, and --retry-errors TYPE those that failed"
 _TREES = "trees."
-_RATE_REASON = "% did not"
-"""In the reason of the engine's policy `skip_rest`, where it was the rate of success that stopped the run."""
 
 
 def _uri(settings: JobConfig) -> str:
