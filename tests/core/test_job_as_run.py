@@ -421,7 +421,7 @@ def test_a_budget_counts_what_earlier_runs_used(here: Here) -> None:
         assert stored is not None
         workload.follow(checked, stored, here.job)
         limits = dict(workload.spec(NEXT, checked.config).policies[0].options)
-    assert left == "400000"
+    assert (limits["units_out"], limits["used_out"]) == ("1000000", "600000")
     here.keys["budget"] = {"max_cost_usd": 0.5}
     assert "nothing more starts: budget.max_cost_usd is 0.5, and $0.60 are spent: raise it" in here.run()
     assert here.result()["skipped_trials"] == 2

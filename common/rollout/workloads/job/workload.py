@@ -286,7 +286,10 @@ class Job(Workload[JobConfig, JobChecked]):
         return json.loads(TrialRecord.decode(data).encode())
 
 
-_STOPPED = "the job was stopped. When what made them fail is mended, the same command runs the trials that were skipped, and --retry-errors TYPE those that failed"
+_STOPPED = (
+    "the job was stopped. When what made them fail is mended, the same command runs the trials that were skipped, and "
+    "--retry-errors TYPE those that failed"
+)
 _TREES = "trees."
 
 
