@@ -43,17 +43,31 @@ def test_every_fault_of_a_job_file_is_told_before_anything_runs(cli: Cli) -> Non
         {"name": "orakle"},
         SCRIPT | {"label": "c", "env": {"KEY": "${NOT_SET_HERE}"}},
     ]
-    job = write_job(cli, agents=agents, n_attempts=0, datasets=[{"path": "tasks"}], environment={"type": "prozess"})
+    job = write_job(
+        cli,
+        agents=agents,
+        n_attempts=0,
+        datasets=[{"path": "tasks", "task_names": ["x*"]}, {"path": "nowhere"}],
+        environment={"type": "process", "provider_config": {"imag": "pull"}},
+        metrics=[{"type": "custom", "function": "beside:here"}, {"type": "custom", "function": "nowhere_at_all:f"}],
+        retry={"max_attempts": "many"},
+    )
+    (cli.directory / "beside.py").write_text("def here(rewards): return 1")
     done = cli.run("job", "run", job)
     assert done.code == 2, done
     for expected in (
         'agents.0.n_concurent: unknown key; did you mean "n_concurrent"?',
         '"orakle"',
         "n_attempts: must be at least 1, not 0",
-        'there is no provider "prozess"; did you mean "process"?',
+        'retry.max_attempts: must be an integer, not "many"',
+        'environment.provider_config.imag: unknown key; did you mean "image"?',
+        "metrics.1.function: nowhere_at_all:f cannot be imported",
+        "agents.2.env: KEY needs NOT_SET_HERE, which is not set here",
+        'datasets.0: no task of tasks is called "x*"',
+        "datasets.1: nowhere: there is no such directory",
     ):
         assert expected in done.err, (expected, done.err)
-    assert done.err.count(f"{job}:") == 4, done.err
+    assert done.err.count(f"{job}:") == 9, done.err
     assert not list(cli.directory.glob("jobs/job/run-id"))
 
 

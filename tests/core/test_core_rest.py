@@ -49,6 +49,18 @@ def test_units_of_results_and_of_failed_attempts_count_and_the_run_ends_with_wha
     assert [fields["reason"] for fields in w.events("rest_skipped")] == [view.reason]
 
 
+def test_what_was_used_before_the_run_counts_and_money_is_told_in_dollars() -> None:
+    w = limited(units_out=2_500_000, used_out=2_000_000, unit_out="$")
+    a = w.worker("A", credit=1)
+    w.submit(3)
+    w.seal(3)
+    a.start()
+    a.finish(units=(0, 400_000))
+    assert not w.view().skips_rest
+    a.finish(units=(0, 200_000))
+    assert w.view().reason == "$2.60 were used, of at most $2.50"
+
+
 def test_what_a_worker_has_not_begun_is_skipped_and_what_runs_goes_on() -> None:
     w = limited(units_in=1)
     a = w.worker("A", credit=4)
@@ -86,7 +98,7 @@ def test_too_many_items_fail_with_a_code_those_that_are_tried_again_included() -
     assert not w.view().skips_rest, "two of three, and four are asked for"
     a.finish((log, 3), failure=Failure("other", "", retry_after_ms=0))
     a.finish((log, 3), failure=Failure("no_space", "", retryable=False))
-    assert w.view().reason == ("3 of the 4 items so far failed with image_pull or no_space: fewer than 50 % did not")
+    assert w.view().reason == "3 of 4 items failed (image_pull 2, no_space 1); the limit is 50 % that do not"
 
 
 def test_an_item_that_is_done_at_last_counts_as_done() -> None:

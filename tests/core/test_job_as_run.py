@@ -23,8 +23,9 @@ from rollout.model.item import Failure, NewItem, Outcome
 from rollout.objects.digest import object_id as name_of
 from rollout.workloads.collector import Collector
 from rollout.workloads.commit import CommitEntry
-from rollout.workloads.job.config import JobConfig
+from rollout.workloads.job.config import EnvironmentSection, JobConfig
 from rollout.workloads.job.mending import mend
+from rollout.workloads.job.providers_here import engine_faults
 from rollout.workloads.job.record import TrialRecord
 from rollout.workloads.job.trial import TrialSpec
 from rollout.workloads.job.workload import Job, JobChecked
@@ -212,7 +213,7 @@ def test_variables_that_workers_of_this_machine_lack_are_told_with_all_else(
     (here.path / "d" / "two" / "instruction.md").unlink()
     workload, _ = Job(), None
     settings = JobConfig.model_validate(here.keys)
-    workload.check_host(settings)
+    workload.works_here()
     with pytest.raises(ConfigError, match=r"(?s)agents.0.env: A needs NOBODYS.*instruction.md: no such file"):
         workload.check(settings, Reading(exclude=here.job))
 
@@ -433,8 +434,8 @@ def test_a_budget_counts_what_earlier_runs_used(here: Here) -> None:
         stored = output.stored_config
         assert stored is not None
         workload.follow(checked, stored, here.job)
-        left = dict(workload.spec(NEXT, checked.config).policies[0].options)["units_out"]
-    assert left == "400000"
+        limits = dict(workload.spec(NEXT, checked.config).policies[0].options)
+    assert (limits["units_out"], limits["used_out"]) == ("1000000", "600000")
     here.keys["budget"] = {"max_cost_usd": 0.5}
     assert "nothing more starts: budget.max_cost_usd is 0.5, and $0.60 are spent: raise it" in here.run()
     assert here.result()["skipped_trials"] == 2
@@ -491,7 +492,7 @@ def summary(skipped: int, reason: str = "") -> dict[str, Any]:
 
 
 def test_a_job_that_was_stopped_by_its_infrastructure_is_no_success(here: Here) -> None:
-    stopped = summary(3, "5 of the 6 items so far failed with codes that are limited: fewer than 50 % did not")
+    stopped = summary(3, "5 of 6 trials failed by no fault of an agent (x 5); the limit is 0.5")
     job = Job()
     assert not job.succeeded(stopped) and "the same command runs the trials" in job.outcome(stopped)
     assert job.succeeded(summary(3, "100 tokens were used, of at most 90")) and job.succeeded(summary(0))
@@ -568,3 +569,10 @@ async def test_the_first_interrupt_may_let_work_end_by_itself() -> None:
     with pytest.raises(Interrupted):
         await interrupts.guard(work())
     assert asked == 1
+
+
+def test_an_engine_that_does_not_answer_is_told_before_the_job() -> None:
+    environment = EnvironmentSection(type="docker", provider_config={"host": "unix:///nowhere/docker.sock"})
+    (fault,) = engine_faults(environment)
+    assert fault.startswith("environment.type: no docker engine answers: there is no socket /nowhere/docker.sock")
+    assert "environment: {type: " in fault

@@ -33,9 +33,11 @@ class Interrupts:
 
     def _signalled(self) -> None:
         if self._seen:
-            self._at_once()
-            sys.stdout.flush()
-            os._exit(128 + signal.SIGINT)
+            try:
+                self._at_once()
+                sys.stdout.flush()
+            finally:
+                os._exit(128 + signal.SIGINT)
         self._seen = True
         if not self._gently():
             self._asked.set()

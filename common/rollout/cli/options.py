@@ -15,7 +15,7 @@ import typer.main
 
 from rollout.client.contexts import Contexts
 from rollout.client.target import DEFAULT_TLS_DIR, Wish
-from rollout.model.errors import RolloutError
+from rollout.model.errors import ConfigError, RolloutError
 
 CoordinatorOption = Annotated[
     list[str] | None,
@@ -178,3 +178,14 @@ def cluster_options(*, workload: bool) -> list[Any]:
         def look(context: str = of_context, directory: Path | None = of_directory) -> None: ...
 
     return [one for one in typer.main.get_command(carrier).params if one.name != "help"]
+
+
+def one_file(file: Path | None, config: Path | None, example: str) -> Path:
+    """The file that a command was given, by its place or by --config. ConfigError: neither, or both."""
+    if (file is None) == (config is None):
+        raise ConfigError(
+            f"name the file, as `{example}`"
+            if file is None
+            else "FILE and --config name the file twice: give one of them"
+        )
+    return file or config or Path()

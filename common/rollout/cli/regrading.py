@@ -135,7 +135,7 @@ def _holds(path: Path, name: str) -> bool:
 
 
 def _name(job: Path, digest: str) -> str:
-    """Of the directory: that of the last one, if it verifies the same and has not ended, else a new one."""
+    """Of the directory: that of the last one, if it verifies the same and was not completed, else a new one."""
     numbers = [int(found[1]) for path in job.iterdir() if (found := _NAME.fullmatch(path.name))]
     last = max(numbers, default=0)
     if last and _unfinished(job / f"regrade-{last}", digest):
@@ -149,4 +149,4 @@ def _unfinished(directory: Path, digest: str) -> bool:
     except OSError:
         return not any(path.name != _ARCHIVES for path in directory.iterdir())
     same = stored is not None and lookup(stored, "config.input.digest") == digest
-    return same and read_job_directory(directory).state == ""
+    return same and read_job_directory(directory).state in ("", "failed")

@@ -104,6 +104,8 @@ def run_workload(
         raise ConfigError(f"--name: {name!r} begins with @, which stands for other things: choose another")
     wish = Wish(local=True) if options.local else chosen().wish
     target = find_target(list(options.coordinators), options.tls_dir, wish)
+    if not target.addresses:
+        workload.works_here()
     if options.dry_run:
         return _dry_run(workload, settings, options, [] if target.addresses else workload.host_notes(settings))
     target = place(Path(workload.directory(settings)), target, options)
@@ -585,4 +587,4 @@ class _Invocation:
         """The second Ctrl-C."""
         if self._embedded is not None:
             self._embedded.kill()
-        self._display.close()
+        self._say_interrupted()

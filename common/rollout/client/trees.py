@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, cast
@@ -12,6 +13,8 @@ from rollout.workloads.port import Tree
 
 if TYPE_CHECKING:
     from rollout.client.runs import Runs
+
+_TELL_EVERY_S = 2.0
 
 
 async def name_trees(config: JsonObject, trees: Sequence[Tree], report: Callable[[str], None]) -> None:
@@ -30,13 +33,17 @@ async def name_trees(config: JsonObject, trees: Sequence[Tree], report: Callable
 async def upload_trees(
     runs: Runs, run_id: str, config: JsonObject, trees: Sequence[Tree], report: Callable[[str], None]
 ) -> None:
-    """What the cluster lacks of each tree that `config` names. The run must be open. InputError: it is another now."""
-    for one in trees:
+    """What the cluster lacks of each tree that `config` names. The run must be open. `report` hears of it when it takes
+    longer. InputError: a tree is another now."""
+    named = [(one, bytes.fromhex(name)) for one in trees if (name := lookup(config, one.key))]
+    told = time.monotonic()
+    for number, (one, name) in enumerate(named, 1):
 
-        def progress(done: int, total: int, path: Path = one.path) -> None:
-            size = f"{done >> 20} of {total >> 20} MiB" if total >> 20 else f"{-(-total // 1024)} KiB"
-            report(f"uploading {path.name}: {size}")
+        def progress(done: int, total: int, path: Path = one.path, number: int = number) -> None:
+            nonlocal told
+            if time.monotonic() - told > _TELL_EVERY_S:
+                told = time.monotonic()
+                of = f" ({number:,} of {len(named):,} directories)" if len(named) > 1 else ""
+                report(f"uploading {path.name}: {done >> 20} of {total >> 20} MiB{of}")
 
-        name = lookup(config, one.key)
-        if name:
-            await runs.upload_tree(run_id, one.path, progress, files=one.files, expected=bytes.fromhex(name))
+        await runs.upload_tree(run_id, one.path, progress, files=one.files, expected=name)

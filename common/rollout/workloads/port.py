@@ -18,18 +18,22 @@ from __future__ import annotations
 
 import json
 from abc import ABC, abstractmethod
-from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, ClassVar, Generic, Protocol, TypeVar, runtime_checkable
+from types import MappingProxyType
+from typing import Any, ClassVar, Generic, Protocol, TypeVar, cast, runtime_checkable
 
 from pydantic import BaseModel
 
+from rollout.config.load import load_settings
 from rollout.model.item import INVALID, NewItem, Outcome
 from rollout.model.run import Order, RunSpec
 from rollout.workloads.commit import CommitEntry
 from rollout.workloads.json_form import JsonObject, canonical, lookup
 from rollout.workloads.source import InputReport, Line, Source
+
+NO_OVERRIDES: Mapping[str, Any] = MappingProxyType({})
 
 
 @dataclass(frozen=True, slots=True)
@@ -351,6 +355,14 @@ class Workload(ABC, Generic[Settings, Found]):
     def workers(self, settings: Settings) -> int:
         """Workers that an embedded cluster starts."""
         return 1
+
+    def load(self, path: Path, overrides: Mapping[str, Any] = NO_OVERRIDES) -> Settings:
+        """The settings in a file. `overrides`: as in `load_settings`. ConfigError: all that is wrong with it."""
+        return cast("Settings", load_settings(self.settings, path, overrides))
+
+    def works_here(self) -> None:
+        """Its workers are started on this machine, or would be: `load` and `check` then look at what those need."""
+        return
 
     def check_host(self, settings: Settings) -> None:
         """ConfigError when workers that this machine starts could not do the work: a package that is missing, say."""

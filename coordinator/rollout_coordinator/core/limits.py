@@ -15,4 +15,9 @@ class Limits:
     codes: frozenset[str] = frozenset()
     min_percent: int = 0  # of items that must not fail with one of the codes
     after: int = 1  # items before that is looked at
-    named: tuple[str, str] = ("units in", "units out")  # for people
+    named: tuple[str, str] = ("units in", "units out")  # for people; "$" are millionths of a dollar
+    used: tuple[int, int] = (0, 0)  # units in and out, before the run
+    used_ms: int = 0  # running time before the run
+    items: str = "items"  # for people, as the next two
+    fault: str = ""  # what a failure with one of the codes is
+    rate: str = ""  # the setting that is meant by `min_percent`

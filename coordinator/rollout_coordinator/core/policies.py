@@ -10,8 +10,10 @@
   is let go.
 - `skip_rest {units_in: N?, units_out: N?, wall_s: S?, codes: A,B?, min_percent: P?, after: N?}`: what has not begun is
   skipped, and the run completes with what has, once results and failed attempts have used so many units, it has run for
-  S seconds, or of at least N items fewer than P percent do not fail with one of these codes. `unit_in` and `unit_out`:
-  what the units are called.
+  S seconds, or of at least N items fewer than P percent do not fail with one of these codes. `used_in`, `used_out`,
+  `used_s`: what of that was used before the run. For people: `unit_in` and `unit_out`: what the units are called ("$":
+  millionths of a dollar); `items`: what items are; `fault`: how those with one of the codes failed; `rate`: what
+  `min_percent` was given as.
 - `append {on: failed|done, times: N?, limit: M?}`: each such result of an item appends a copy of it at the end of a
   sealed run, up to N copies of copies and M items in all.
 
@@ -62,7 +64,10 @@ _OPTIONS = {
     "stop_early": ("failures", "successes"),
     "end_run": ("on", "state"),
     "keep_objects": ("last", "max_age_s", "from"),
-    "skip_rest": ("units_in", "units_out", "wall_s", "codes", "min_percent", "after", "unit_in", "unit_out"),
+    "skip_rest": (
+        *("units_in", "units_out", "wall_s", "codes", "min_percent", "after"),
+        *("used_in", "used_out", "used_s", "unit_in", "unit_out", "items", "fault", "rate"),
+    ),
     "append": ("on", "times", "limit"),
 }
 
@@ -113,6 +118,11 @@ def _limits(policy: Policy, options: dict[str, str]) -> Limits:
         number(policy, options, "min_percent"),
         max(1, number(policy, options, "after", 1)),
         (options.get("unit_in", "units in"), options.get("unit_out", "units out")),
+        (number(policy, options, "used_in"), number(policy, options, "used_out")),
+        1000 * number(policy, options, "used_s"),
+        options.get("items", "items"),
+        options.get("fault", ""),
+        options.get("rate", ""),
     )
     if bool(codes) != bool(limits.min_percent) or limits.min_percent > 100:
         raise InputError("policy skip_rest: `codes` and `min_percent`, from 1 to 100, go together")

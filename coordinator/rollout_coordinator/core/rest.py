@@ -17,6 +17,7 @@ from rollout_coordinator.core.step import ResultRows
 
 KEY = "rest"
 _NAMED_MAX = 3
+_CENT = 10_000  # in millionths of a dollar
 WRITTEN_EVERY_MS = 10_000
 """So much running time at most is forgotten when the coordinator dies."""
 
@@ -39,10 +40,11 @@ def count_results(log: Log, rows: ResultRows) -> None:
     if limits is None:
         return
     count_units(log, sum(rows.units_in), sum(rows.units_out))
-    bad = sum(
-        1 for i, failure in rows.failures.items()
-        if rows.outcome[i] is Outcome.FAILED and failure.code in limits.codes
-    )  # fmt: skip
+    bad = 0
+    for index, failure in rows.failures.items():
+        if rows.outcome[index] is Outcome.FAILED and failure.code in limits.codes:
+            bad += 1
+            _add_code(log, failure.code, 1)
     ended = sum(1 for outcome in rows.outcome if outcome in (Outcome.DONE, Outcome.FAILED))
     _add(log, "bad", bad)
     _add(log, "good", ended - bad)
@@ -61,6 +63,9 @@ def count_failed(log: Log, before: str, code: str) -> None:
     limits = _watched(log)
     if limits is not None:
         _add(log, "again", (code in limits.codes) - (before in limits.codes))
+        for one, n in ((code, 1), (before, -1)):
+            if one in limits.codes:
+                _add_code(log, one, n)
 
 
 def count_over(log: Log, code: str, n: int) -> None:
@@ -68,6 +73,7 @@ def count_over(log: Log, code: str, n: int) -> None:
     limits = _watched(log)
     if limits is not None and code in limits.codes:
         _add(log, "again", -n)
+        _add_code(log, code, -n)
 
 
 # ---- deciding
@@ -79,18 +85,28 @@ def reached(log: Log) -> str:
     if limits is None or log.run.state in ENDED or why(log):
         return ""
     counts = _counts(log)
-    used = counts.get("units_in", 0), counts.get("units_out", 0)
+    used = (limits.used[0] + counts.get("units_in", 0), limits.used[1] + counts.get("units_out", 0))
     for name, amount, most in zip(limits.named, used, (limits.units_in, limits.units_out), strict=True):
         if most and amount >= most:
-            return f"{amount:,} {name} were used, of at most {most:,}"
-    if limits.wall_ms and counts.get("ran_ms", 0) >= limits.wall_ms:
+            return f"{_amount(amount, name)} were used, of at most {_amount(most, name).removesuffix(f' {name}')}"
+    if limits.wall_ms and limits.used_ms + counts.get("ran_ms", 0) >= limits.wall_ms:
         return f"it has run for {limits.wall_ms // 1000:,} s, the longest it may"
     bad = counts.get("bad", 0) + counts.get("again", 0)
     of = bad + counts.get("good", 0)
     if limits.codes and of >= limits.after and 100 * (of - bad) < limits.min_percent * of:
-        codes = " or ".join(sorted(limits.codes)) if len(limits.codes) <= _NAMED_MAX else "codes that are limited"
-        return f"{bad:,} of the {of:,} items so far failed with {codes}: fewer than {limits.min_percent} % did not"
+        codes = sorted(counts.get("codes", {}).items(), key=lambda pair: -pair[1])
+        seen = [f"{code} {n:,}" for code, n in codes if n > 0]
+        listed = ", ".join(seen[:_NAMED_MAX]) + (", ..." if len(seen) > _NAMED_MAX else "")
+        how = f" {limits.fault}" if limits.fault else ""
+        rate = limits.rate or f"{limits.min_percent} % that do not"
+        return f"{bad:,} of {of:,} {limits.items} failed{how} ({listed}); the limit is {rate}"
     return ""
+
+
+def _amount(units: int, name: str) -> str:
+    if name != "$":
+        return f"{units:,} {name}"
+    return f"${units / 1e6:,.2f}" if units >= _CENT else f"${units / 1e6:.6f}".rstrip("0")
 
 
 def look(state: State) -> None:
@@ -107,7 +123,7 @@ def look(state: State) -> None:
         _add(run.root, "ran_ms", ran_ms)
         if (before + ran_ms) // WRITTEN_EVERY_MS > before // WRITTEN_EVERY_MS:
             touch(state, run.root)
-        if before + ran_ms >= limits.wall_ms:
+        if limits.used_ms + before + ran_ms >= limits.wall_ms:
             state.notes.limited[run.id] = run
 
 
@@ -123,3 +139,8 @@ def _add(log: Log, name: str, n: int) -> None:
     if n:
         counts = _counts(log)
         counts[name] = counts.get(name, 0) + n
+
+
+def _add_code(log: Log, code: str, n: int) -> None:
+    codes = _counts(log).setdefault("codes", {})
+    codes[code] = codes.get(code, 0) + n

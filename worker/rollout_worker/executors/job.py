@@ -165,7 +165,7 @@ class JobExecutor:
             raise AttemptError(f"the job has no agent {spec.agent}", code="bad_payload", retry=False)
         task = await self._task(spec, section, context)
         try:
-            variables = environs(self._job, section, task, os.environ)
+            variables = environs(self._job, section, task, os.environ, agent_works=spec.regrade is None)
         except ValueError as error:
             message = f"{error} (on this worker, in whose environment variables are filled in)"
             raise UnsuitableError(message, code="variable_missing", retry=False) from error

@@ -39,14 +39,16 @@ class Environs:
     hidden: frozenset[str]
 
 
-def environs(job: JobConfig, section: AgentSection, task: Task, environ: Mapping[str, str]) -> Environs:
-    """ValueError names every variable that this process lacks."""
+def environs(
+    job: JobConfig, section: AgentSection, task: Task, environ: Mapping[str, str], *, agent_works: bool = True
+) -> Environs:
+    """ValueError names every variable that this process lacks. `agent_works`: else only verifiers do."""
     verified = not job.verifier.disable
     of_job = job.environment.env
     templates: dict[str, Mapping[str, str]] = {
         "sandbox": {**task.environment.env, **of_job},
-        "agent": section.env,
-        "solution": task.solution_env,
+        "agent": section.env if agent_works else {},
+        "solution": task.solution_env if agent_works else {},
     }
     for index, step in enumerate(task.steps):
         own = step.verifier.environment

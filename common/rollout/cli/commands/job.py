@@ -19,8 +19,11 @@ from rollout.cli.options import (
     ResumeOption,
     TlsDirOption,
     WorkersOption,
+    chosen,
+    one_file,
 )
-from rollout.config.load import load_settings, located
+from rollout.client.target import find_target
+from rollout.config.load import located
 from rollout.model.errors import ConfigError
 from rollout.workloads.job.config import JobConfig
 from rollout.workloads.job.errors import types_of
@@ -78,9 +81,11 @@ def _run(
     from rollout.cli.session import Options, run_workload  # brings grpc
     from rollout.workloads.job.workload import Job
 
-    path = _file(file, config)
-    settings = load_settings(JobConfig, path, {"name": name or None})
+    path = one_file(file, config, "rollout job run job.yaml")
     workload = Job(_types(retry_errors))
+    if not find_target(list(coordinator or ()), tls_dir, chosen().wish).addresses:
+        workload.works_here()
+    settings = workload.load(path, {"name": name or None})
     directory = workload.directory(settings)
     if verb == "resume" and not (directory / "run-id").exists():
         raise ConfigError(f"{directory} holds no job to go on with: `rollout job run {path}` starts it")
@@ -137,16 +142,6 @@ def resume_job(
 
 app.command("tail")(tail)
 job_tools.add_to(app)
-
-
-def _file(file: Path | None, config: Path | None) -> Path:
-    if (file is None) == (config is None):
-        raise ConfigError(
-            "name the job's file, as `rollout job run job.yaml`"
-            if file is None
-            else "FILE and --config name the job twice: give one of them"
-        )
-    return file or config or Path()
 
 
 def _types(text: str) -> list[str]:

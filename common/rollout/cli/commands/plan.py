@@ -8,8 +8,8 @@ from typing import Annotated, Any, cast
 
 import typer
 
-from rollout.cli.options import JsonOption
-from rollout.client.target import DEFAULT_TLS_DIR, ClientSettings, ClientTransport, as_joined
+from rollout.cli.options import JsonOption, chosen, one_file
+from rollout.client.target import DEFAULT_TLS_DIR, ClientSettings, ClientTransport, as_joined, find_target
 from rollout.config.adapters import find_adapter
 from rollout.config.load import load_settings, located, read_values
 from rollout.config.settings import CoordinatorSettings, TransportSection, WorkerSettings
@@ -22,36 +22,38 @@ _WORKER_ONLY = frozenset(WorkerSettings.model_fields) - frozenset(CoordinatorSet
 
 
 def plan(
-    config: Annotated[
-        Path,
-        typer.Option(
-            "--config",
-            metavar="FILE",
+    file: Annotated[
+        Path | None,
+        typer.Argument(
+            metavar="[FILE]",
             help="A workload's configuration, a coordinator's, a worker's, or a client's (rollout.toml).",
+            show_default=False,
         ),
-    ],
+    ] = None,
+    config: Annotated[Path | None, typer.Option("--config", metavar="FILE", help="The same.")] = None,
     json: JsonOption = False,
 ) -> None:
     """Say what a configuration file would do, after checking all of it: keys, values, contradictions, input rows.
 
     Nothing is written and nothing is connected to. --json: `{"kind": ..., "ok": true, "plan": [...]}`.
     """
-    kind = kind_of(config)
+    path = one_file(file, config, "rollout plan rollout.toml")
+    kind = kind_of(path)
     if kind == "coordinator":
-        lines = check_coordinator(config)
+        lines = check_coordinator(path)
     elif kind == "worker":
-        lines = check_worker(config)
+        lines = check_worker(path)
     elif kind == "client":
-        lines = check_client(config)
+        lines = check_client(path)
     else:
-        with located(config):
-            lines = check_workload(kind, config)
+        with located(path):
+            lines = check_workload(kind, path)
     if json:
         from rollout.cli.show import print_json
 
         print_json({"kind": kind, "ok": True, "plan": lines})
         return
-    typer.echo(f"{config}: a valid {kind} configuration")
+    typer.echo(f"{path}: a valid {kind} configuration")
     for line in lines:
         typer.echo(f"  {line}")
 
@@ -114,7 +116,9 @@ def check_workload(name: str, path: Path) -> list[str]:
     from rollout.cli.checking import verdict  # commands start faster without
 
     workload = load(name)
-    settings = load_settings(workload.settings, path)
+    if not find_target([], None, chosen().wish).addresses:
+        workload.works_here()
+    settings = workload.load(path)
     said: set[str] = set()
 
     def tell(text: str) -> None:

@@ -85,6 +85,15 @@ def load_datasets(
     return Loaded(tuple(datasets), tuple(loader.notes), loader.size)
 
 
+def dataset_faults(key: str, section: DatasetSection) -> list[str]:
+    """Whether it is there and its globs find tasks, where that is seen on this machine. `key`: where it stands."""
+    if section.path is None or section.git_url is not None:
+        return []
+    loader = _Loader(TaskUse(verify=True, oracle=False), git.cache_directory(), lambda text: None)
+    loader.places(key, section)
+    return loader.faults
+
+
 def _same_names(datasets: Sequence[Dataset]) -> Iterator[str]:
     seen = set[str]()
     for dataset in datasets:
@@ -105,13 +114,19 @@ class _Loader:
 
     def dataset(self, key: str, section: DatasetSection) -> list[Dataset]:
         """One, or none where there is a fault."""
+        found = self.places(key, section)
+        if found is None:
+            return []
+        return [Dataset(found.name, found.version, self._tasks(key, found.places, section.dialect))]
+
+    def places(self, key: str, section: DatasetSection) -> _Found | None:
+        """With those of its tasks that the globs take; None: there is a fault."""
         try:
             found = self._find(section)
-            places = chosen(found.places, section, found.name)
+            return replace(found, places=tuple(chosen(found.places, section, found.name)))
         except RolloutError as error:
             self.faults += [f"{key}: {fault}" for fault in faults_of(error.message)]
-            return []
-        return [Dataset(found.name, found.version, self._tasks(key, places, section.dialect))]
+            return None
 
     def adhoc(self, sections: Iterable[TaskSection]) -> list[Dataset]:
         places = list[_Place]()

@@ -60,6 +60,9 @@ RENAMED = (
     Renamed(("datasets", "*"), "repo", ("git_url",)),
 )
 
+ORCHESTRATOR = "orchestrator"
+"""Section whose keys stand at the top here; its `type` local is how trials are run, and `kwargs` are of others."""
+
 WITHOUT_EFFECT: tuple[tuple[tuple[str, ...], str], ...] = (
     ((), "quiet"),
     (("environment",), "stream"),
@@ -74,6 +77,7 @@ WITHOUT_EFFECT: tuple[tuple[tuple[str, ...], str], ...] = (
 
 def rename(source: Located) -> Iterator[str]:
     """Put what stands under Harbor's keys under ours, in place; a fault for each pair that disagrees."""
+    yield from _lift(source)
     for section, key in WITHOUT_EFFECT:
         for _, values in _sections(source.values, section, ()):
             values.pop(key, None)
@@ -81,6 +85,27 @@ def rename(source: Located) -> Iterator[str]:
         for place, section in _sections(source.values, renamed.section, ()):
             if renamed.old in section:
                 yield from _move(source, place, section, renamed)
+
+
+def _lift(source: Located) -> Iterator[str]:
+    """The keys of `orchestrator` to the top."""
+    found = source.values.pop(ORCHESTRATOR, None)
+    place = (ORCHESTRATOR,)
+    if found is None:
+        return
+    if not isinstance(found, dict):
+        yield f"{source.where(place)}: {ORCHESTRATOR}: must be keys and values, such as n_concurrent_trials: 4"
+        return
+    keys = cast("dict[str, Any]", found)
+    if keys.pop("type", "local") != "local":
+        yield f"{source.where((*place, 'type'))}: {ORCHESTRATOR}.type: only local is known here"
+    keys.pop("kwargs", None)
+    for key, value in keys.items():
+        if source.values.setdefault(key, value) != value:
+            yield f"{source.where((*place, key))}: {ORCHESTRATOR}.{key}: also stands at the top, and is not the same"
+    for at, line in list(source.lines.items()):
+        if at[:1] == place and len(at) > 1:
+            source.lines.setdefault(at[1:], line)
 
 
 def _sections(values: Any, section: tuple[str, ...], place: Place) -> Iterator[tuple[Place, dict[str, Any]]]:

@@ -6,8 +6,9 @@ import importlib
 import json
 import math
 import subprocess
+import sys
 import tempfile
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, cast
 
@@ -29,19 +30,23 @@ def metric_name(metric: MetricSection) -> str:
     return metric.type if metric.type in _SIMPLE else Path(str(metric.kwargs["script_path"])).stem
 
 
-def check_metrics(metrics: Sequence[MetricSection]) -> None:
-    """ConfigError: a function cannot be imported, a script is not there, or two metrics have one name."""
+def metric_faults(metrics: Sequence[MetricSection]) -> Iterator[str]:
+    """A line for each that cannot be computed: a function that cannot be imported, a script that is not there, a name
+    that another one has."""
     seen = set[str]()
     for index, metric in enumerate(metrics):
         name = metric_name(metric)
         if name in seen:
-            raise ConfigError(f'metrics.{index}: a second metric called "{name}": give it a name of its own')
+            yield f'metrics.{index}: a second metric called "{name}": give it a name of its own'
         seen.add(name)
         if metric.function is not None:
-            _function(metric.function)
+            try:
+                _function(metric.function)
+            except ConfigError as error:
+                yield f"metrics.{index}.function: {error.message}"
         script = metric.kwargs.get("script_path")
         if metric.type == "uv-script" and not Path(str(script)).is_file():
-            raise ConfigError(f"metrics.{index}.kwargs.script_path: {script}: no such file")
+            yield f"metrics.{index}.kwargs.script_path: {script}: no such file"
 
 
 def compute(metric: MetricSection, rewards: Sequence[Rewards | None]) -> dict[str, float]:
@@ -82,15 +87,20 @@ def _finite(name: str, compute: Callable[[], float]) -> float:
 
 
 def _function(path: str) -> Callable[[list[Rewards | None]], Any]:
+    """Of an installed package or a file in the current directory, as an agent's import_path. ConfigError."""
     module, _, name = path.partition(":")
+    here = str(Path.cwd())
+    if here not in sys.path:
+        sys.path.append(here)
     try:
         found: Any = importlib.import_module(module)
         for part in name.split("."):
             found = getattr(found, part)
-    except (ImportError, AttributeError) as error:
-        raise ConfigError(f"metrics: {path} cannot be imported: {error}") from error
+    except Exception as error:  # what is imported is the person's
+        kind = "" if isinstance(error, ImportError | AttributeError) else f"{type(error).__name__}: "
+        raise ConfigError(f"{path} cannot be imported: {kind}{error} (looked for in {here} too)") from error
     if not callable(found):
-        raise ConfigError(f"metrics: {path} is no function")
+        raise ConfigError(f"{path} is no function")
     return found
 
 

@@ -20,6 +20,8 @@ MICRO = 1_000_000
 """Cost is counted in millionths of a US dollar."""
 PAUSE_TIMEOUT_MS = 30 * 86_400_000
 """A trial that runs when nothing more is to start is waited for, whatever it takes."""
+NO_FAULT = "by no fault of an agent"
+"""In the reason of a run of which too many trials failed so."""
 _OF_NO_EXECUTOR = ("worker_lost", "executor_error", "timeout")
 """Codes of failures that no executor raised: of workers and processes."""
 
@@ -68,18 +70,21 @@ def policies(job: JobConfig, used: JsonObject) -> tuple[Policy, ...]:
     budget, infrastructure = job.budget, job.infrastructure
     limits: list[tuple[str, str]] = []
     if budget.max_tokens is not None:
-        limits += [("units_in", str(max(1, budget.max_tokens - used.get("tokens", 0)))), ("unit_in", "tokens")]
+        limits += [("units_in", str(budget.max_tokens)), ("used_in", str(used.get("tokens", 0))), ("unit_in", "tokens")]
     if budget.max_cost_usd is not None:
-        left = ceil(budget.max_cost_usd * MICRO) - used.get("micro_dollars", 0)
-        limits += [("units_out", str(max(1, left))), ("unit_out", "millionths of a US dollar")]
+        limits += [("units_out", str(ceil(budget.max_cost_usd * MICRO))), ("unit_out", "$")]
+        limits.append(("used_out", str(used.get("micro_dollars", 0))))
     if budget.max_wall_time_sec is not None:
-        limits.append(("wall_s", str(max(1, ceil(budget.max_wall_time_sec - used.get("seconds", 0))))))
+        limits += [("wall_s", str(ceil(budget.max_wall_time_sec))), ("used_s", str(int(used.get("seconds", 0))))]
     if infrastructure.min_success_rate > 0:
         codes = [name for name in ERRORS if is_infrastructure(policy_of(name, job.override_error_policy))]
         limits += [
             ("codes", ",".join([*codes, *_OF_NO_EXECUTOR])),
             ("min_percent", str(ceil(infrastructure.min_success_rate * 100))),
             ("after", str(infrastructure.after_trials)),
+            ("items", "trials"),
+            ("fault", NO_FAULT),
+            ("rate", f"infrastructure.min_success_rate {infrastructure.min_success_rate:g}"),
         ]
     return (Policy("skip_rest", tuple(limits)),) if limits else ()
 

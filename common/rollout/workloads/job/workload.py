@@ -20,13 +20,16 @@ from rollout.workloads.commit import CommitEntry
 from rollout.workloads.job.config import JobConfig, asks_engine, environments
 from rollout.workloads.job.datasets import Dataset, Loaded, load_datasets
 from rollout.workloads.job.engine import SECTION, check_engine_host, check_engine_snapshot, resolve_engine
+from rollout.workloads.job.first_look import beside_datasets, whole_list
 from rollout.workloads.job.follow import carry_over, following
 from rollout.workloads.job.kept import read_kept
 from rollout.workloads.job.mending import mend
 from rollout.workloads.job.plan import Trial, plan
+from rollout.workloads.job.providers_here import engine_faults
 from rollout.workloads.job.record import TrialRecord
 from rollout.workloads.job.result_files import CONFIG, ERRORS, RESULT, STATISTICS, SUMMARY, TRIALS
 from rollout.workloads.job.run_config import (
+    NO_FAULT,
     PAUSE_TIMEOUT_MS,
     digest_of,
     item_of,
@@ -36,12 +39,11 @@ from rollout.workloads.job.run_config import (
     run_config,
     set_trials,
 )
-from rollout.workloads.job.templates import unset
 from rollout.workloads.job.trial import TrialSpec
 from rollout.workloads.job.writer import JobWriter
 from rollout.workloads.json_form import JsonObject, lookup
 from rollout.workloads.output import claimed, saved_state, saved_summary
-from rollout.workloads.port import Checked, Fetch, FoundSnapshot, Reading, Tree, Workload
+from rollout.workloads.port import NO_OVERRIDES, Checked, Fetch, FoundSnapshot, Reading, Tree, Workload
 
 _OF_NO_RUN = frozenset({"name", "jobs_dir", "log_level", "metrics"})
 """Keys of job.yaml that change neither what a trial does nor how trials are run: only files that are reckoned anew."""
@@ -96,11 +98,17 @@ class Job(Workload[JobConfig, JobChecked]):
         self._is_here = False  # workers are started here
         self._told: set[str] = set()
 
+    def load(self, path: Path, overrides: Mapping[str, Any] = NO_OVERRIDES) -> JobConfig:
+        with whole_list(path, self._environ):
+            return super().load(path, overrides)
+
     def directory(self, settings: JobConfig) -> Path:
         return Path(settings.jobs_dir).expanduser() / (settings.name or "job")
 
-    def check_host(self, settings: JobConfig) -> None:
+    def works_here(self) -> None:
         self._environ = os.environ
+
+    def check_host(self, settings: JobConfig) -> None:
         if settings.engine is not None:
             check_engine_host(settings.engine)
 
@@ -112,13 +120,10 @@ class Job(Workload[JobConfig, JobChecked]):
         if not self._is_here:
             yield from _openness(settings, "the files of their worker's machine")
 
-    def _unset(self, settings: JobConfig) -> Iterator[str]:
-        if self._environ is not None:
-            for fault in unset(environments(settings), self._environ, lambda place: ""):
-                yield fault.removeprefix(": ")
-
     def check(self, settings: JobConfig, reading: Reading) -> JobChecked:
-        faults, engine = [*self._unset(settings)], None
+        faults, engine = [*beside_datasets(settings, self._environ)], None
+        if self._environ is not None and not _is_over(reading.exclude):
+            faults += engine_faults(settings.environment)
         try:
             if settings.engine is not None and any(asks_engine(agent, settings) for agent in settings.agents):
                 engine = resolve_engine(settings.engine)
@@ -230,7 +235,7 @@ class Job(Workload[JobConfig, JobChecked]):
     def succeeded(self, summary: JsonObject) -> bool:
         """Trials that failed are reported; a job that was stopped because too many did so by no fault of an agent did
         not do its work."""
-        return not (summary[self.unit]["skipped"] and _RATE_REASON in summary.get("reason", ""))
+        return not (summary[self.unit]["skipped"] and NO_FAULT in summary.get("reason", ""))
 
     def outcome(self, summary: JsonObject) -> str:
         job = summary["job"]
@@ -297,12 +302,10 @@ class Job(Workload[JobConfig, JobChecked]):
 
 
 _STOPPED = (
-    "the job was stopped: too many trials fail by no fault of an agent (infrastructure.min_success_rate). When that is "
-    "mended, the same command runs the trials that were skipped, and --retry-errors TYPE those that failed"
+    "the job was stopped. When what made them fail is mended, the same command runs the trials that were skipped, and "
+    "--retry-errors TYPE those that failed"
 )
 _TREES = "trees."
-_RATE_REASON = "% did not"
-"""In the reason of the engine's policy `skip_rest`, where it was the rate of success that stopped the run."""
 
 
 def _uri(settings: JobConfig) -> str:

@@ -1,0 +1,80 @@
+"""Providers of sandboxes as they are installed on this machine: what they say to the settings that a job gives them,
+and whether those that need an engine find one. Loaded by name, since they come with the worker."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+from rollout.config.adapters import load_adapter
+from rollout.model.errors import ConfigError, RolloutError
+from rollout.model.problems import faults_of
+from rollout.workloads.job.config import EnvironmentSection
+
+_GROUP = "rollout.sandboxes"
+_KEY = "provider_config"
+_OF_ENGINES = ("docker", "podman")
+_OTHERS = ("bubblewrap", "docker", "podman")
+"""What is proposed where an engine is missing, if it works."""
+
+
+def settings_faults(environment: EnvironmentSection) -> Iterator[str]:
+    """What is wrong with `provider_config`. Nothing of a provider that this machine lacks: its workers tell."""
+    if ":" in environment.type:
+        return
+    with TemporaryDirectory() as state:
+        try:
+            _made(environment.type, Path(state), environment.provider_config)
+        except ImportError:
+            return
+        except ConfigError as error:
+            told = faults_of(error.message)
+            yield from (f"environment.{fault}" for fault in told if fault.startswith(_KEY))
+
+
+def engine_faults(environment: EnvironmentSection) -> Iterator[str]:
+    """Where no engine answers on this machine, why, and what works instead."""
+    if environment.type not in _OF_ENGINES:
+        return
+    why = _refused(environment.type, environment.provider_config)
+    if why:
+        works = [name for name in _OTHERS if name != environment.type and not _refused(name, {})]
+        yield f"environment.type: {why}{_instead(works)}"
+
+
+def _instead(works: list[str]) -> str:
+    if not works:
+        return (
+            "; no other sandboxes work here either: process has none, for agents that you trust "
+            "(environment: {type: process})"
+        )
+    others = "".join(f", and so does {name}" for name in works[1:])
+    return f"; {works[0]} works here (environment: {{type: {works[0]}}}){others}"
+
+
+def _refused(name: str, config: dict[str, Any]) -> str:
+    """Why the provider cannot work on this machine; "": it can."""
+    with TemporaryDirectory() as state:
+        try:
+            asyncio.run(_open(name, Path(state), config))
+        except ImportError as error:
+            return f"the provider {name} is not installed here: {error}"
+        except RolloutError as error:
+            return error.message
+    return ""
+
+
+async def _open(name: str, state: Path, config: dict[str, Any]) -> None:
+    provider = _made(name, state, config)
+    await provider.open()
+    try:
+        await provider.probe()
+    finally:
+        await provider.close()
+
+
+def _made(name: str, state: Path, config: dict[str, Any]) -> Any:
+    return load_adapter(_GROUP, name, "environment.type")(state, config)
