@@ -59,6 +59,18 @@ def mixed(path: Path, **options: Any) -> Path:
 # ---- the directory
 
 
+def test_trials_of_an_earlier_plan_are_told_and_not_counted(tmp_path: Path, call: Call) -> None:
+    path = mixed(tmp_path / "job")
+    (path / "d/gone/a/1").mkdir(parents=True)
+    gone = record("gone", reward=1.0).result
+    (path / "d/gone/a/1/result.json").write_bytes(gone.to_json())
+    job = read_job_directory(path)
+    assert (len(job.trials), job.earlier, job.notes) == (7, 1, ())
+    assert "job: 1 earlier trial left out" in call("job", "show", "./job")[1]
+    (path / "result.json").unlink()  # as long as nothing says what the plan is, all that is there counts
+    assert len(read_job_directory(path).trials) == 7  # the one that was skipped is not known any more
+
+
 def test_every_planned_trial_is_there_once_with_what_it_came_to(tmp_path: Path) -> None:
     job = read_job_directory(mixed(tmp_path / "nightly"))
     assert (job.name, job.run_id, job.state, job.notes) == ("nightly", RUN_ID, "completed", ())
@@ -351,7 +363,7 @@ def test_what_agents_say_is_text_on_the_page(tmp_path: Path) -> None:
 
 def compared(tmp_path: Path, a: list[TrialRecord], b: list[TrialRecord], *agents: str) -> list[Any]:
     one, other = (read_job_directory(make_job(tmp_path / name, of)) for name, of in (("a", a), ("b", b)))
-    return compare_directories(one, other, agents)
+    return compare_directories(one, other, agents)[0]
 
 
 def test_jobs_are_paired_by_task_and_what_is_in_one_alone_is_told(tmp_path: Path) -> None:
@@ -368,10 +380,10 @@ def test_two_agents_of_one_job_or_of_two(tmp_path: Path) -> None:
     records = [record("t", agent="x", reward=0.0), record("t", agent="y", reward=1.0)]
     job = read_job_directory(make_job(tmp_path / "a", records))
     for agents in ((), ("x", "y")):
-        (found,) = compare_directories(job, job, agents)
+        ((found,), _) = compare_directories(job, job, agents)
         assert (found.comparison.agent_a, found.comparison.difference) == ("x", 1.0)
     other = read_job_directory(make_job(tmp_path / "b", records))
-    (found,) = compare_directories(job, other, ("y", "x"))
+    ((found,), _) = compare_directories(job, other, ("y", "x"))
     assert found.comparison.difference == -1.0
 
 
@@ -383,6 +395,16 @@ def test_each_agent_with_itself_and_the_only_ones_with_each_other(tmp_path: Path
     old, new = [record("t", agent="old", reward=0.0)], [record("t", agent="new", reward=1.0)]
     (only,) = compared(tmp_path / "2", old, new)
     assert (only.comparison.agent_a, only.comparison.agent_b, only.comparison.difference) == ("old", "new", 1.0)
+
+
+def test_an_agent_that_was_not_scored_hinders_no_other(tmp_path: Path, call: Call) -> None:
+    records = [record("t", agent="x", reward=0.0), record("t", agent="y", error="environment_lost")]
+    for name in ("a", "b"):
+        make_job(tmp_path / name, records)
+    found, impossible = compare_directories(*(read_job_directory(tmp_path / name) for name in ("a", "b")))
+    assert [one.comparison.agent_a for one in found] == ["x"]
+    assert impossible == ["y: no task was scored in both (in A 0 were, in B 0)"]
+    assert call("job", "compare", "./a", "./b")[0] == 0
 
 
 @pytest.mark.parametrize(
@@ -404,7 +426,7 @@ def test_jobs_without_an_agent_or_a_task_in_common_are_refused(tmp_path: Path) -
     two = [record("t", agent="x", reward=1.0), record("t", agent="y", reward=1.0)]
     with pytest.raises(ConfigError, match="no agent is in both jobs: a has x, y, b has z"):
         compared(tmp_path / "1", two, [record("t", agent="z", reward=1.0)])
-    with pytest.raises(InputError, match="no scored task in common"):
+    with pytest.raises(InputError, match="a: no task was scored in both"):
         compared(tmp_path / "2", [record("t", reward=1.0)], [record("u", reward=1.0)])
 
 

@@ -41,6 +41,8 @@ def print_overview(job: JobDirectory, found: Overview) -> None:
     say(f"{visible(job.name)}: {_counts(job)}")
     for note in job.notes:
         say(f"warning: {visible(note)}")
+    if job.earlier:
+        say(visible(earlier_left_out(job)))
     if not job.trials:
         return
     say()
@@ -63,6 +65,14 @@ def print_overview(job: JobDirectory, found: Overview) -> None:
     for trial in found.slowest:
         slowest.add_row(visible(trial.label), *_phases(trial))
     print_table(slowest, "no trial has ended")
+
+
+def earlier_left_out(job: JobDirectory) -> str:
+    """What is told of trials that are no part of the job any more."""
+    return (
+        f"{job.name}: {counted(job.earlier, 'earlier trial')} left out: of tasks, agents or attempts that the job does "
+        "not have any more"
+    )
 
 
 def _counts(job: JobDirectory) -> str:

@@ -76,8 +76,9 @@ def show(
 
     --json: `{job, run_id, directory, state, reason, agents: [{agent, dataset, counts, pass_rate, mean_reward,
     pass_at_k, metrics, errors, cost_usd, tokens, versions}], groups (the same by dataset, where there are several),
-    errors: [{type, count, agents, example}], slowest, notes}`; with TRIAL `{job, trial, status, infrastructure, score,
-    result, record, directory, files}`; with --failed a row of `job export` a line. Keys are only ever added.
+    errors: [{type, count, agents, example}], slowest, earlier, notes}`; with TRIAL `{job, trial, status,
+    infrastructure, score, result, record, directory, files}`; with --failed a row of `job export` a line. Keys are only
+    ever added.
     """
     from rollout.cli import show_job
     from rollout.cli.find_job import job_named
@@ -122,11 +123,11 @@ def export(
     The columns are in docs/job.md, the same in .csv, .jsonl and .parquet (which needs pyarrow). The HTML file needs no
     network and no script. A file that is there already is replaced.
 
-    --json: `{job, file, trials, notes}`.
+    --json: `{job, file, trials, earlier, notes}`.
     """
     from rollout.cli.find_job import job_named
     from rollout.cli.show import print_json
-    from rollout.cli.show_job import print_written
+    from rollout.cli.show_job import earlier_left_out, print_written
     from rollout.workloads.job import table
     from rollout.workloads.output import write_atomically
 
@@ -140,6 +141,8 @@ def export(
     with job_named(job, coordinator, tls_dir, tell) as found:
         for note in found.notes:
             tell(f"warning: {note}")
+        if found.earlier:
+            tell(earlier_left_out(found))
         if ending == ".html":
             from rollout.workloads.job.html import html_file
 
@@ -149,8 +152,8 @@ def export(
             data = writers[ending](table.rows(found))
         write_atomically(output, data)
         if json:
-            trials = len(found.trials)
-            print_json({"job": found.name, "file": str(output), "trials": trials, "notes": list(found.notes)})
+            told = {"trials": len(found.trials), "earlier": found.earlier, "notes": list(found.notes)}
+            print_json({"job": found.name, "file": str(output), **told})
         else:
             print_written(output, len(found.trials))
 
@@ -189,7 +192,7 @@ def compare(
 
     from rollout.cli.find_job import job_named
     from rollout.cli.show import print_json
-    from rollout.cli.show_job import print_compared
+    from rollout.cli.show_job import earlier_left_out, print_compared
     from rollout.workloads.job.compare_directories import compare_directories, compared_json
 
     with job_named(a, coordinator, tls_dir, tell) as first:
@@ -197,7 +200,11 @@ def compare(
         with other as second:
             for note in dict.fromkeys((*first.notes, *second.notes)):
                 tell(f"warning: {note}")
-            found = compare_directories(first, second, agent or [])
+            for told in dict.fromkeys(earlier_left_out(one) for one in (first, second) if one.earlier):
+                tell(told)
+            found, impossible = compare_directories(first, second, agent or [])
+            for why in impossible:
+                tell(f"not compared: {why}")
             for one in found:
                 if json:
                     print_json({"job_a": first.name, "job_b": second.name, **compared_json(one)})

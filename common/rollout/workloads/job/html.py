@@ -53,8 +53,8 @@ def _span(value: Estimate | None) -> dict[str, float] | None:
     """Where an interval in [0, 1] stands on a scale of 100; None: there is none to draw."""
     if value is None or value.low is None or value.high is None:
         return None
-    low, high = max(0.0, value.low) * 100, min(1.0, value.high) * 100
-    return {"low": low, "width": max(high - low, 0.5), "mean": min(max(value.mean, 0.0), 1.0) * 100}
+    low, high = value.low * 100, value.high * 100
+    return {"low": low, "width": max(high - low, 0.5), "mean": value.mean * 100}
 
 
 def _trial(job: JobDirectory, trial: KeptTrial, output: Path) -> dict[str, Any]:
