@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 from job_directories import record
 from job_files import make_task
-from rollout.cli.commands.job_tail import fits, of_trials
+from rollout.cli.commands.job_tail import check_wanted, fits, of_trials
 from rollout.cli.commands.logs import Line
 from rollout.cli.interrupt import Interrupted, Interrupts
 from rollout.config.load import load_settings
@@ -28,7 +28,7 @@ from rollout.workloads.job.mending import mend
 from rollout.workloads.job.record import TrialRecord
 from rollout.workloads.job.trial import TrialSpec
 from rollout.workloads.job.workload import Job, JobChecked
-from rollout.workloads.output import OutputDirectory
+from rollout.workloads.output import OutputDirectory, seal
 from rollout.workloads.port import FailedTry, Reading, Running
 
 RUN, NEXT = "01K9ABCDEFGHJKMNPQRSTVWXY0", "01K9ABCDEFGHJKMNPQRSTVWXY1"
@@ -544,3 +544,15 @@ async def test_the_first_interrupt_may_let_work_end_by_itself() -> None:
     with pytest.raises(Interrupted):
         await interrupts.guard(work())
     assert asked == 1
+
+
+def test_a_trial_that_the_job_has_not_is_not_waited_for(tmp_path: Path) -> None:
+    planned = [["00", f"d/hello/mine/{attempt}"] for attempt in (1, 2)]
+    (tmp_path / "config.json").write_text("{}")
+    (tmp_path / ".run.json").write_bytes(seal({"config": {"output": {"planned": planned}}}))
+    for known in ("", "mine", "d/*/mine/2"):
+        check_wanted(str(tmp_path), known)
+    with pytest.raises(ConfigError, match=r'no trial of .* is called "d/helo/mine/1"; near are d/hello/mine/1, '):
+        check_wanted(str(tmp_path), "d/helo/mine/1")
+    with pytest.raises(ConfigError, match=r'"zzz"; it has d/hello/mine/1, d/hello/mine/2$'):
+        check_wanted(str(tmp_path), "zzz")

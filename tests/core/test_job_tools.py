@@ -219,6 +219,17 @@ def test_show_of_the_failed_ones(tmp_path: Path, call: Call) -> None:
     assert "verifier_timeout it was" in call("job", "show", "./job", "--failed")[1]
 
 
+def test_show_of_those_that_did_not_pass(tmp_path: Path, call: Call) -> None:
+    mixed(tmp_path / "job")
+    lines = [json.loads(line) for line in call("job", "show", "./job", "--not-passed", "--json")[1].splitlines()]
+    assert [line["directory"] for line in lines] == ["d/t1/a/2", "d/t2/a/1", "d/t2/a/2", "d/t1/b/2"]
+    (tmp_path / "job/d/t1/a/2/verifier").mkdir()
+    (tmp_path / "job/d/t1/a/2/verifier/stdout.txt").write_text("\n".join(f"line {n}" for n in range(40)))
+    _, text = call("job", "show", "./job", "t1/a/2")
+    assert "verifier/stdout.txt, the end of it:\n  line 28\n" in text and "line 39" in text and "line 27" not in text
+    assert "the end of it" not in call("job", "show", "./job", "t1/a/1")[1]
+
+
 @pytest.mark.parametrize("named", ["nightly", RUN_ID, RUN_ID[-8:], RUN_ID[:20].lower()])
 def test_a_job_is_named_as_a_run_is(tmp_path: Path, call: Call, named: str) -> None:
     mixed(tmp_path / "jobs/nightly")

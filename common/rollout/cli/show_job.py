@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +25,7 @@ from rollout.workloads.job.overview import (
 from rollout.workloads.job.pass_at_k import PASS
 from rollout.workloads.job.regrade import COMPARISON, Regraded, by_agent
 from rollout.workloads.job.results import ZERO_TIME, rfc3339
+from rollout.workloads.job.verdict import tail
 from rollout.workloads.json_form import JsonObject
 
 FILES_SHOWN = 40
@@ -210,6 +211,10 @@ def print_trial(job: JobDirectory, trial: KeptTrial) -> None:
         if result.error is not None:
             say()
             say(f"error {result.error.type}: {visible(result.error.message)}")
+    if job.not_passed(trial) and (lines := list(end_of_output(job, trial))):
+        say()
+        for line in lines:
+            say(line, soft_wrap=True)
     files = trial_files(job, trial)
     if files:
         say()
@@ -217,6 +222,13 @@ def print_trial(job: JobDirectory, trial: KeptTrial) -> None:
         say(visible(path), soft_wrap=True)
     if len(files) > FILES_SHOWN:
         say(f"and {len(files) - FILES_SHOWN:,} more files in {job.path / trial.label}")
+
+
+def end_of_output(job: JobDirectory, trial: KeptTrial) -> Iterator[str]:
+    """The last lines of what explains a trial that did not pass, and of which file they are."""
+    for path, lines in tail(job, trial):
+        yield visible(f"{path}, the end of it:")
+        yield from (f"  {visible(line)}" for line in lines)
 
 
 def _facts(job: JobDirectory, trial: KeptTrial) -> Iterable[tuple[str, str]]:

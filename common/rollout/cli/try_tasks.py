@@ -15,6 +15,7 @@ from rollout.cli.boundary import FAILED, INTERRUPTED, OK
 from rollout.cli.progress import Display, Snapshot, display_for
 from rollout.cli.session import Options, run_workload
 from rollout.cli.show import print_json
+from rollout.cli.show_job import end_of_output
 from rollout.cli.words import counted
 from rollout.config.load import load_settings
 from rollout.config.visible import visible
@@ -24,7 +25,7 @@ from rollout.workloads.job.check_tasks import is_task
 from rollout.workloads.job.config import JobConfig
 from rollout.workloads.job.job_directory import JobDirectory, KeptTrial, read_job_directory
 from rollout.workloads.job.overview import seconds
-from rollout.workloads.job.verdict import Verdict, tail, verdicts
+from rollout.workloads.job.verdict import Verdict, verdicts
 from rollout.workloads.output import RUN_ID
 from rollout.workloads.registered import load
 
@@ -133,10 +134,8 @@ def _print(job: JobDirectory, verdict: Verdict) -> None:
         say(f"  warning: {visible(warning)}")
     for complaint in verdict.complaints:
         say(f"  {visible(complaint.message)}")
-        for path, lines in tail(job, complaint.trial):
-            say(f"  {visible(str(path))}, the end of it:")
-            for line in lines:
-                say(f"    {visible(line)}")
+        for line in end_of_output(job, complaint.trial):
+            say(f"  {line}")
 
 
 def _trial(trial: KeptTrial) -> str:

@@ -9,8 +9,10 @@ import sys
 from collections.abc import Iterable
 from contextlib import suppress
 from dataclasses import dataclass
+from difflib import get_close_matches
 from fnmatch import fnmatchcase
-from typing import TYPE_CHECKING, Annotated
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -23,14 +25,17 @@ from rollout.cli.find_job import directory_of
 from rollout.cli.options import CoordinatorOption, JsonOption, TlsDirOption
 from rollout.client.target import Target
 from rollout.config.visible import visible
+from rollout.model.errors import ConfigError
 from rollout.workloads.json_form import JsonObject
-from rollout.workloads.output import RUN_ID
+from rollout.workloads.output import RUN_ID, claimed
 
 if TYPE_CHECKING:
     from rollout.client import Runs
 
 _PREFIX = re.compile(r"\[(.+?/[0-9]+) ([a-z][^\]]*)\] ?(.*)", re.DOTALL)
 _WILD = frozenset("*?[")
+_NEAR = 5
+"""Labels that are shown to who has named none."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,6 +84,7 @@ def tail(
                 sys.stdout.flush()
 
     async def working() -> None:
+        check_wanted(run, trial)
         target, run_id = await _find(run, places(coordinator, tls_dir, tell))
         while True:
             with suppress(OwnerEndedError):
@@ -95,6 +101,25 @@ async def _find(text: str, where: Places) -> tuple[Target, str]:
     if path is not None and not where.only and (target := cluster_of(path, run_id)) is not None:
         return target, run_id
     return await find_run(where, run_id or text)
+
+
+def _planned_labels(path: Path) -> list[str]:
+    """Of the trials of the job in `path`; empty: it is not known."""
+    stored = claimed(path) or {}
+    planned: Any = stored.get("config", {}).get("output", {}).get("planned", [])
+    return [label for _, label in planned]
+
+
+def check_wanted(run: str, wanted: str) -> None:
+    """ConfigError: the job is on this machine, its plan is known, and no trial of it is called so."""
+    path = directory_of(run, lambda _: None) if wanted else None
+    labels = [] if path is None else _planned_labels(path)
+    if not labels or any(fits(label, wanted) for label in labels):
+        return
+    near = get_close_matches(wanted, labels, n=_NEAR, cutoff=0.3)
+    listed = ", ".join(near or labels[:_NEAR])
+    more = f" and {len(labels) - _NEAR:,} more" if not near and len(labels) > _NEAR else ""
+    raise ConfigError(f'no trial of {run} is called "{wanted}"; {"near are" if near else "it has"} {listed}{more}')
 
 
 def of_trials(lines: Iterable[Line], wanted: str) -> Iterable[TrialLine]:

@@ -65,20 +65,27 @@ def show(
             show_default=False,
         ),
     ] = None,
-    failed: Annotated[bool, typer.Option("--failed", help="The trials that failed, a line each.")] = False,
+    failed: Annotated[
+        bool,
+        typer.Option("--failed", help="The trials that ended with an error and have no valid reward, a line each."),
+    ] = False,
+    not_passed: Annotated[
+        bool, typer.Option("--not-passed", help="The failed ones, and those with a reward below 1, a line each.")
+    ] = False,
     coordinator: CoordinatorOption = None,
     tls_dir: TlsDirOption = None,
     json: JsonOption = False,
 ) -> None:
-    """What a job came to: agents with their rates, pass@k, errors, the slowest trials. With TRIAL: all of one trial.
+    """What a job came to: agents with their rates, pass@k, errors, the slowest trials. With TRIAL: all of one trial,
+    and of one that did not pass the end of the verifier's output, or of what else explains it.
 
     Rates have intervals of 95 %, clustered by task, and are over the scored trials (docs/job.md says which those are).
 
     --json: `{job, run_id, directory, state, reason, agents: [{agent, dataset, counts, pass_rate, mean_reward,
     pass_at_k, metrics, errors, cost_usd, tokens, versions}], groups (the same by dataset, where there are several),
     errors: [{type, count, agents, example}], slowest, earlier, notes}`; with TRIAL `{job, trial, status,
-    infrastructure, score, result, record, directory, files}`; with --failed a row of `job export` a line. Keys are only
-    ever added.
+    infrastructure, score, result, record, directory, files}`; with --failed or --not-passed a row of
+    `job export` a line. Keys are only ever added.
     """
     from rollout.cli import show_job
     from rollout.cli.find_job import job_named
@@ -86,8 +93,8 @@ def show(
     from rollout.workloads.job.overview import overview, overview_json
     from rollout.workloads.job.table import rows
 
-    if failed and trial is not None:
-        raise ConfigError("--failed and TRIAL say different things: give one of them")
+    if failed + not_passed + (trial is not None) > 1:
+        raise ConfigError("--failed, --not-passed and TRIAL say different things: give one of them")
     with job_named(job, coordinator, tls_dir, tell) as found:
         if trial is not None:
             one = found.find(trial)
@@ -95,13 +102,16 @@ def show(
                 print_json(show_job.trial_json(found, one))
             else:
                 show_job.print_trial(found, one)
-        elif failed:
-            chosen = [one for one in found.trials if found.status(one) == "failed"]
+        elif failed or not_passed:
+            chosen = [
+                one for one in found.trials if (found.not_passed(one) if not_passed else found.status(one) == "failed")
+            ]
             if json:
                 for row in rows(found, chosen):
                     print_json(row)
             else:
-                show_job.print_trials(found, chosen, "no trial failed")
+                empty = "no trial that has ended did not pass" if not_passed else "no trial failed"
+                show_job.print_trials(found, chosen, empty)
         elif json:
             print_json(overview_json(found, overview(found)))
         else:

@@ -20,6 +20,7 @@ from rollout.model.errors import ConfigError
 from rollout.workloads.job.aggregate import Overrides, PlannedTrial, is_completed, score
 from rollout.workloads.job.config import JobConfig
 from rollout.workloads.job.errors import is_infrastructure, policy_of
+from rollout.workloads.job.pass_at_k import PASS
 from rollout.workloads.job.record import TrialRecord
 from rollout.workloads.job.result_files import CONFIG, RESULT, STATISTICS, SUMMARY, TRIALS
 from rollout.workloads.job.results import JobResult, TrialResult
@@ -94,6 +95,12 @@ class JobDirectory:
     def score(self, trial: KeptTrial) -> float | None:
         """What it says of its agent; None: nothing."""
         return None if trial.result is None else score(trial.result, self.overrides)
+
+    def not_passed(self, trial: KeptTrial) -> bool:
+        """Whether it has ended without passing: also for a fault that is not its agent's. One that was not to be
+        verified did neither."""
+        score = self.score(trial)
+        return self.status(trial) == "failed" or (score is not None and score < PASS)
 
     def infrastructure(self, trial: KeptTrial) -> bool:
         """Whether it failed by a fault that says nothing about the agent."""
