@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
+import os
 from collections.abc import Callable
 from html.parser import HTMLParser
 from pathlib import Path
@@ -15,7 +16,10 @@ from job_directories import RUN_ID, make_job, record, used
 from rollout.cli.__main__ import app
 from rollout.cli.commands import job_tools
 from rollout.cli.program import command_of
+from rollout.cli.recent import remember_run
+from rollout.client.private import PrivateRun, remember_private_run
 from rollout.model.errors import ConfigError, InputError
+from rollout.model.ids import make_ulid
 from rollout.workloads.job.compare_directories import compare_directories
 from rollout.workloads.job.html import html_file
 from rollout.workloads.job.job_directory import read_job_directory
@@ -241,6 +245,24 @@ def test_a_name_that_two_jobs_have_is_refused(tmp_path: Path, call: Call) -> Non
     mixed(tmp_path / "x/nightly")
     mixed(tmp_path / "y/nightly")
     with pytest.raises(ConfigError, match=r'2 jobs are called "nightly".*x/nightly, y/nightly'):
+        call("job", "show", "nightly")
+
+
+def test_a_job_of_this_directory_comes_before_others_of_the_account(tmp_path: Path, call: Call) -> None:
+    (tmp_path / "here").mkdir()
+    for number, path in enumerate(("here/jobs/nightly", "there/nightly", "elsewhere/nightly")):
+        run_id = make_ulid(number, bytes(10))
+        state = mixed(tmp_path / path, run_id=run_id) / ".rollout"
+        state.mkdir()
+        for file in ("rollout.db", "coordinator.toml"):
+            (state / file).touch()
+        remember_private_run(PrivateRun(run_id, "nightly", state))
+        remember_run(run_id)
+    os.chdir(tmp_path / "here")
+    for named in ("nightly", "@last"):
+        assert json.loads(call("job", "show", named, "--json")[1])["directory"] == "jobs/nightly"
+    os.chdir(tmp_path / "here/jobs/nightly/d")
+    with pytest.raises(ConfigError, match='3 jobs are called "nightly"'):
         call("job", "show", "nightly")
 
 

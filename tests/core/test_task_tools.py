@@ -181,7 +181,7 @@ REWARD = "> /logs/verifier/reward.txt\n"
         ("", "tests/test.sh", f"if true; then\necho 1 {REWARD}", "tests/test.sh:3: syntax error"),
         ("", "solution/solve.sh", "cd /app\r\nls\r\n", "solution/solve.sh:1: ends with a carriage return"),
         ("", "environment/test.sh", "echo 1 > /logs/verifier/reward.txt\n", "environment/test.sh: the same file as"),
-        ('environment.docker_image = "x"', "a", "", "environment/Dockerfile: not built, since"),
+        (OURS + 'environment.docker_image = "x"', "a", "", "environment/Dockerfile: not built, since"),
         ('environment.env = {A = "${B}"}', "a", "", "task.toml: environment.env: A needs B, which is not set here"),
     ],
 )
@@ -201,6 +201,7 @@ def test_what_often_goes_wrong_is_a_warning(tmp_path: Path, toml: str, name: str
         ("", "tests/check.py", "reward.json"),
         (OURS, "tests/test.sh", f"echo 1 {REWARD}exit 0\n"),
         ('environment.env = {A = "${B:-c}"}', "a", ""),
+        ('environment.docker_image = "x"', "environment/Dockerfile", "FROM debian:12\n"),
     ],
 )
 def test_what_may_be_right_is_none(tmp_path: Path, toml: str, name: str, text: str) -> None:
