@@ -376,7 +376,8 @@ def test_a_group_that_gives_no_controllers_is_no_place(tmp_path: Path) -> None:
 
 def test_memory_kills_are_counted(tmp_path: Path) -> None:
     (tmp_path / "memory.events").write_text("low 0\noom 3\noom_kill 2\n")
-    assert cgroups.memory_kills([tmp_path / "none", tmp_path]) == 2
+    assert cgroups.memory_kills(cgroups.memory_events([tmp_path / "none", tmp_path])) == 2
+    assert cgroups.memory_kills(cgroups.memory_events([tmp_path / "none"])) == 0
 
 
 # Providers
@@ -451,6 +452,13 @@ async def test_a_root_of_its_own(tmp_path: Path) -> None:
 
 
 OPEN = Network("public")
+
+
+async def test_names_are_told_of_directories_only(tmp_path: Path) -> None:
+    async with open_process(tmp_path) as provider, await provider.create(Spec(network=OPEN)) as sandbox:
+        await sandbox.exec("mkdir empty full; mkfifo full/pipe; ln -s nowhere full/link; touch file")
+        found = await sandbox.names("empty", "full", "file", "missing")
+    assert {path: sorted(names) for path, names in found.items()} == {"empty": [], "full": ["link", "pipe"]}
 
 
 async def test_sandboxes_wait_for_room_in_order(tmp_path: Path) -> None:

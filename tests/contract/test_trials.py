@@ -19,9 +19,12 @@ import pytest
 import pytest_asyncio
 from job_files import make_task
 from rollout.model.errors import AttemptError
+from rollout.workloads.job.load_task import load_task
 from rollout.workloads.job.record import TrialRecord
 from rollout_worker.executors.port import UnsuitableError
 from rollout_worker.sandboxes.errors import SandboxRefusedError
+from rollout_worker.sandboxes.process import open_process
+from rollout_worker.trials.environment import Images, prepare
 from trial_rig import Rig, job, rig
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
@@ -92,6 +95,14 @@ async def test_the_oracle_passes_and_nobody_fails(each: Bench) -> None:
     task = each.task("true", HELLO, ROLLOUT)
     rewards = {agent: (await each.trials.attempt(task, agent=agent)).rewards for agent in ("oracle", "nop")}
     assert rewards == {"oracle": {"reward": 1.0}, "nop": {"reward": 0.0}}
+
+
+async def test_what_begins_with_this_host_is_planned_once_a_run(tmp_path: Path) -> None:
+    directory = make_task(tmp_path / "task", files={"environment/Dockerfile": "FROM debian:12\nWORKDIR /app\n"})
+    environment, images = load_task(directory).task.environment, Images(tmp_path, False, {})
+    async with open_process(tmp_path / "state") as provider:
+        first = await prepare(environment, directory, provider, images, 60)
+        assert await prepare(environment, directory, provider, images, 60) is first
 
 
 async def test_a_record_says_when_and_what_and_its_files_hold_the_rest(bench: Bench) -> None:
@@ -186,6 +197,11 @@ async def test_what_makes_clearing_impossible_is_the_agents_failure(bench: Bench
     assert record.result.error is not None
     assert (record.result.reward, record.result.error.type) == (0.0, "agent_execution_failed")
     assert "reward.json" in record.result.error.message
+
+
+async def test_a_reward_that_is_a_link_is_followed_in_the_sandbox(bench: Bench) -> None:
+    record = await bench.trial("true", "echo 0.25 > /app/reward; ln -s /app/reward /logs/verifier/reward.txt")
+    assert record.rewards == {"reward": 0.25}
 
 
 async def test_libraries_that_every_program_would_load_are_put_back(bench: Bench) -> None:

@@ -479,3 +479,17 @@ def test_no_file_of_a_bundled_task_is_left_out_of_the_repository() -> None:
         top, "ls-files", "--others", "--ignored", "--exclude-standard", "common/rollout/workloads/job/bundled"
     )
     assert ignored == ""
+
+
+# ---- formats
+
+
+def test_tasks_of_version_1_0_that_look_like_harbors_are_told_once_a_dataset(tmp_path: Path) -> None:
+    for name in ("a", "b"):
+        make_task(tmp_path / "d" / name, 'version = "1.0"\n[metadata]\nauthor_name = "me"\n')
+    section = {"path": str(tmp_path / "d")}
+    (note,) = load(tmp_path, section).notes
+    assert note.startswith('warning: datasets.0: 2 tasks are read as Rollout\'s format because of version = "1.0"')
+    assert "metadata.author_name in a" in note
+    assert load(tmp_path, {**section, "dialect": "rollout"}).notes == ()
+    assert load(tmp_path, {**section, "dialect": "harbor"}).notes == ()

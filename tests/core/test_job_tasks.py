@@ -532,3 +532,21 @@ def test_a_link_inside_the_task_counts_as_what_it_leads_to(tmp_path: Path) -> No
     (two / "tests" / "data").symlink_to("../shared")
     (one / "shared").write_text("x")
     assert checksum(one) == checksum(two)
+
+
+# ---- side services
+
+
+def test_a_service_beside_main_is_a_fault_and_main_alone_is_told(tmp_path: Path) -> None:
+    alone = "services:\n  main:\n    build: .\n"
+    task = make_task(tmp_path / "t", files={"environment/docker-compose.yaml": alone})
+    (note,) = load_task(task).notes
+    assert "docker-compose.yaml: not used" in note
+    (task / "environment/docker-compose.yaml").write_text(f"{alone}  db:\n    image: postgres\n")
+    assert fault(task).startswith("environment/docker-compose.yaml:4: services.db: side services are not supported yet")
+
+
+def test_a_compose_file_takes_the_place_of_no_dockerfile(tmp_path: Path) -> None:
+    compose = {"environment/docker-compose.yaml": "services: {main: {image: debian}}\n"}
+    task = make_task(tmp_path / "t", without=("environment/Dockerfile",), files=compose)
+    assert "there is no environment/Dockerfile" in fault(task)

@@ -54,7 +54,7 @@ class JobExecutor:
         self._job: JobConfig | None = None
         self._provider: Provider | None = None
         self._lacking: UnsuitableError | None = None
-        self._state = Path()
+        self._images = Images(Path(), False, {})
         self._lanes = Lanes()
         self._tasks: dict[tuple[str, ...], Task] = {}
         self._trials: set[asyncio.Task[None]] = set()
@@ -79,10 +79,11 @@ class JobExecutor:
     async def start(self, run: Run, context: Context) -> None:
         """Open the provider, which reaps what a killed process left."""
         self._job = job = JobConfig.model_validate(run.config["job"])
-        self._state = await _state_directory(run, context)
+        state = await _state_directory(run, context)
         environment = job.environment
+        self._images = Images(state, environment.force_build, environment.provider_config)
         try:
-            provider = open_provider(environment.type, self._state, environment.provider_config, key="environment.type")
+            provider = open_provider(environment.type, state, environment.provider_config, key="environment.type")
             await self._open(provider, run)
         except (ConfigError, SandboxError) as error:
             # Another worker may have what this one lacks, so every trial goes back by itself.
@@ -188,7 +189,7 @@ class JobExecutor:
             files=files,
             masks=masks,
             live=Live(spec.label, _printer(attempt), self._job.n_concurrent_trials),
-            images=Images(self._state, self._job.environment.force_build, self._job.environment.provider_config),
+            images=self._images,
             lanes=self._lanes,
             engine=engine,
             progress=lambda phase: context.progress(phase, trial=spec.label, phase=phase, agent=spec.agent),

@@ -120,14 +120,18 @@ def make(place: Place, name: str, *, cpus: float, memory: int, pids: int) -> lis
     return made
 
 
-def memory_kills(groups: Iterable[Path]) -> int:
+def memory_events(groups: Iterable[Path]) -> Path | None:
+    """The file of a group that counts what the kernel ended at its memory limit; None: nobody counts."""
+    files = (group / name for group in groups for name in ("memory.events", "memory.oom_control"))
+    return next((file for file in files if file.exists()), None)
+
+
+def memory_kills(events: Path | None) -> int:
     """Processes that the kernel ended because the group was at its memory limit."""
-    for group in groups:
-        for name in ("memory.events", "memory.oom_control"):
-            for line in _lines(group / name):
-                word, _, count = line.partition(" ")
-                if word == "oom_kill" and count.isdigit():
-                    return int(count)
+    for line in _lines(events) if events is not None else ():
+        word, _, count = line.partition(" ")
+        if word == "oom_kill" and count.isdigit():
+            return int(count)
     return 0
 
 

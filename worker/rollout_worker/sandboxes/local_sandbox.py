@@ -100,6 +100,7 @@ class LocalSandbox(Sandbox):
         self._warden = warden
         self._proxy = proxy
         self._box = Path(claim.box)
+        self._memory_events = cgroups.memory_events(claim.groups)
         self._started = time.monotonic()
         self._ended: float | None = None
         self._stopped = False
@@ -149,7 +150,7 @@ class LocalSandbox(Sandbox):
             "stdout": Capture(keep_bytes, self._output_path(output_dir, self._outputs, "stdout")),
             "stderr": Capture(keep_bytes, self._output_path(output_dir, self._outputs, "stderr")),
         }
-        memory_kills = cgroups.memory_kills(self._claim.groups)
+        memory_kills = cgroups.memory_kills(self._memory_events)
         storage_hit = self._storage_hit
         begun = time.monotonic()
         timed_out = False
@@ -173,7 +174,7 @@ class LocalSandbox(Sandbox):
         limit: Literal["memory", "storage"] | None = None
         if self._storage_hit > storage_hit:
             limit = "storage"
-        elif cgroups.memory_kills(self._claim.groups) > memory_kills:
+        elif cgroups.memory_kills(self._memory_events) > memory_kills:
             limit = "memory"
         return Finished(
             how="timed_out" if timed_out else "signalled" if "signal" in answer else "exited",
@@ -277,6 +278,11 @@ class LocalSandbox(Sandbox):
             raise SandboxFileError(f"{source} did not arrive whole", reason="EIO")
         skipped = [(name, why) for name, why in (result or {}).get("skipped", [])]
         return Transfer(got.files, got.size, (*skipped, *got.skipped))
+
+    async def names(self, *paths: str) -> dict[str, list[str]]:
+        nothing = os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)
+        found = await self._files({"what": "names", "path": "/", "paths": [*map(self._absolute, paths)]}, nothing)
+        return {path: names for path, names in zip(paths, found["names"], strict=True) if names is not None}
 
     async def _both(
         self, work: Callable[[], T], request: dict[str, Any], fd: int

@@ -238,6 +238,13 @@ class Sandbox(ABC):
         have been copied.
         """
 
+    async def names(self, *paths: str) -> dict[str, list[str]] | None:
+        """Of each path that is a directory, the names of what is in it, the first few, whatever it is.
+
+        None: that takes as much as `download` here. It runs no program of the sandbox's.
+        """
+        return None
+
     @abstractmethod
     async def kill(self) -> None:
         """End every process in the sandbox. Files stay, and commands can be run again."""

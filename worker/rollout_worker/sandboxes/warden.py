@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import itertools
 import json
 import os
 import resource
@@ -31,6 +32,7 @@ from rollout_worker.sandboxes import cgroups, kernel, roots, trees
 
 MESSAGE_BYTES = 1 << 16
 KILL_S = 5.0
+NAMES_MAX = 3
 _LIST_BYTES = 1 << 20  # of /etc/passwd and /etc/group, at most
 # By the interpreter and by the keeper.
 _CHANGED_SIGNALS = (
@@ -477,6 +479,19 @@ def _pack(data: int, body: dict[str, Any]) -> dict[str, Any]:
     return {"files": moved.files, "size": moved.size, "skipped": moved.skipped}
 
 
+def _names(data: int, body: dict[str, Any]) -> dict[str, Any]:
+    return {"names": [_names_in(path) for path in body["paths"]]}
+
+
+def _names_in(path: str) -> list[str] | None:
+    """The first few; None: it is no directory, or must not be looked into."""
+    try:
+        with os.scandir(path) as entries:
+            return [entry.name for entry in itertools.islice(entries, NAMES_MAX)]
+    except OSError:
+        return None
+
+
 def _unpack(data: int, body: dict[str, Any]) -> dict[str, Any]:
     with os.fdopen(data, "rb", closefd=False) as stream:
         moved = trees.unpack(stream, body["path"], leave=True)
@@ -484,6 +499,7 @@ def _unpack(data: int, body: dict[str, Any]) -> dict[str, Any]:
 
 
 _FILES: dict[str, Callable[[int, dict[str, Any]], dict[str, Any]]] = {
+    "names": _names,
     "read": _read,
     "write": _replace,
     "pack": _pack,

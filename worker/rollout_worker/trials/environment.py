@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -23,17 +23,35 @@ _LATE_S = 30.0
 
 @dataclass(frozen=True, slots=True)
 class Images:
-    """Where images are kept on this host, and how a job wants them: keys of `environment` in its file."""
+    """Where images are kept on this host, and how a job wants them: keys of `environment` in its file.
+
+    `planned`: by task directory and image, what the run's trials begin with where there is nothing to build or fetch.
+    """
 
     state: Path
     force_build: bool
     provider_config: Mapping[str, Any]
+    planned: dict[tuple[Path, str | None, str | None], Prepared] = field(
+        default_factory=dict[tuple[Path, str | None, str | None], Prepared]
+    )
 
 
 async def prepare(
     environment: Environment, task_directory: Path, provider: Provider, how: Images, build_s: float
 ) -> Prepared:
     """Built, fetched or planned. TrialFault: it cannot be had; SandboxError."""
+    key = task_directory, environment.docker_image, environment.build
+    if key in how.planned:
+        return how.planned[key]
+    prepared = await _prepare(environment, task_directory, provider, how, build_s)
+    if (await provider.probe()).roots.isdisjoint(("rootfs", "image")):  # nothing was made that could go
+        how.planned[key] = prepared
+    return prepared
+
+
+async def _prepare(
+    environment: Environment, task_directory: Path, provider: Provider, how: Images, build_s: float
+) -> Prepared:
     try:
         async with asyncio.timeout(build_s + _LATE_S):
             return await images.prepare(

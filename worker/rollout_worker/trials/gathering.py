@@ -6,7 +6,7 @@ import asyncio
 import json
 import os
 import shutil
-from collections.abc import Iterator, Sequence
+from collections.abc import Awaitable, Callable, Container, Iterator, Sequence
 from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 from pathlib import Path
@@ -28,6 +28,8 @@ OK, MISSING, FAILED, TOO_LARGE = "ok", "missing", "failed", "too_large"
 LOG_BYTES = 64 * MIB
 ARTIFACT_BYTES = 1024 * MIB
 _KEPT_OF_LOG = 4 * MIB
+Look = Callable[[Path | None], Awaitable[None]]
+"""With a copy of a directory that is whole, or None."""
 _OURS = frozenset({"stdout.txt", "stderr.txt"})
 _SHORTEN_S = 120.0
 # Of large files the beginning and the end are kept. What an agent did to these programs harms its own logs only.
@@ -40,10 +42,16 @@ done
 """
 
 
-async def bring_logs(sandbox: Sandbox, source: str, target: Path, masks: Masks) -> list[str]:
+async def empty_of(sandbox: Sandbox, *paths: str) -> frozenset[str]:
+    """Those directories that are known to be empty: there is nothing to copy. SandboxError."""
+    names = await sandbox.names(*paths) or {}
+    return frozenset(path for path, found in names.items() if not found)
+
+
+async def bring_logs(sandbox: Sandbox, source: str, target: Path, masks: Masks, look: Look | None = None) -> list[str]:
     """Copy the directory `source` into `target`, but for stdout.txt and stderr.txt, which are ours; what to remark.
 
-    SandboxError.
+    `look` is called once `source` is here, or is too large, and before anything is changed. SandboxError.
     """
     staged = target.with_name(f".{target.name}.staged")
     remarks = list[str]()
@@ -53,6 +61,9 @@ async def bring_logs(sandbox: Sandbox, source: str, target: Path, masks: Masks) 
         except SandboxFileError as error:
             if error.context.get("reason") != "too_large":
                 return [] if error.context.get("reason") == "ENOENT" else [f"{source} was not kept: {error.message}"]
+            if look is not None:
+                await look(None)
+                look = None
             remarks.append(f"{source} holds more than {LOG_BYTES // MIB} MiB: of large files the middle was left out")
             await asyncio.to_thread(shutil.rmtree, staged, True)
             script = _SHORTEN.format(path=source, kib=_KEPT_OF_LOG >> 10, half=_KEPT_OF_LOG // 2)
@@ -61,6 +72,8 @@ async def bring_logs(sandbox: Sandbox, source: str, target: Path, masks: Masks) 
                 moved = await sandbox.download(source, staged, max_bytes=LOG_BYTES)
             except SandboxFileError as again:
                 return [*remarks, f"{source} was kept in part only: {again.message}"]
+        if look is not None:
+            await look(None if moved.skipped or not staged.is_dir() else staged)
         remarks += [f"{source}/{name} was not kept: {why}" for name, why in moved.skipped[:3]]
     finally:
         await asyncio.to_thread(_take_in, staged, target, masks)
@@ -122,24 +135,30 @@ class Brought:
         )
 
 
-def declared(artifacts: Sequence[Artifact], workdir: str) -> Iterator[Artifact]:
+def declared(artifacts: Sequence[Artifact], workdir: str, empty: Container[str] = ()) -> Iterator[Artifact]:
     """Those that a trial keeps: first what lies in /logs/artifacts, as everywhere; sources are absolute."""
-    yield Artifact(source=ARTIFACTS_DIRECTORY)
+    if ARTIFACTS_DIRECTORY not in empty:
+        yield Artifact(source=ARTIFACTS_DIRECTORY)
     for artifact in artifacts:
         yield artifact.model_copy(update={"source": os.path.normpath(Path(workdir, artifact.source))})
 
 
-async def bring_artifacts(sandbox: Sandbox, workdir: str, artifacts: Sequence[Artifact], target: Path) -> list[Brought]:
-    """Copy each to its destination below `target`, and say in manifest.json where it came from. SandboxError."""
+async def bring_artifacts(
+    sandbox: Sandbox, workdir: str, artifacts: Sequence[Artifact], target: Path, empty: Container[str] = ()
+) -> list[Brought]:
+    """Copy each to its destination below `target`, and say in manifest.json where it came from.
+
+    `empty`: directories that are known to be. SandboxError.
+    """
     brought, room = list[Brought](), ARTIFACT_BYTES
-    for artifact in declared(artifacts, workdir):
+    for artifact in declared(artifacts, workdir, empty):
         one, size = await _bring(sandbox, artifact, target, room)
         room -= size
         if not (artifact.source == ARTIFACTS_DIRECTORY and one.status == MISSING):
             brought.append(one)
     if brought:
         await asyncio.to_thread(_write_manifest, target, brought)
-    else:
+    elif artifacts or ARTIFACTS_DIRECTORY not in empty:
         await asyncio.to_thread(shutil.rmtree, target, True)  # what was made on the way
     return brought
 

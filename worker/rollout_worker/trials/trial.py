@@ -21,7 +21,14 @@ from rollout_worker.trials.agents.plain import NopAgent
 from rollout_worker.trials.clean import mend, preload_of, restore_preload
 from rollout_worker.trials.ending import end
 from rollout_worker.trials.faults import faults
-from rollout_worker.trials.gathering import FAILED, TOO_LARGE, bring_artifacts, bring_logs
+from rollout_worker.trials.gathering import (
+    ARTIFACTS_DIRECTORY,
+    FAILED,
+    TOO_LARGE,
+    bring_artifacts,
+    bring_logs,
+    empty_of,
+)
 from rollout_worker.trials.health import until_healthy
 from rollout_worker.trials.making import LOGS, Made, Wish, make_sandbox
 from rollout_worker.trials.oracle import Oracle
@@ -37,6 +44,7 @@ from rollout_worker.trials.verifying_apart import put_back, verify_apart
 
 log = structlog.get_logger()
 
+AGENT_LOGS = "/logs/agent"
 LATE_S = 5.0
 """A command that runs at the deadline ends with it, and what it printed is kept; then its agent has so much time."""
 
@@ -247,9 +255,12 @@ class Trial:
         if step.verifier.collect and not told.job.verifier.disable:
             await self._collect(step, sandbox)
         with faults("environment_lost", "its logs were copied"):
-            self.outcome.remarks += await bring_logs(sandbox, "/logs/agent", told.directory(step, AGENT), told.masks)
+            empty = await empty_of(sandbox, AGENT_LOGS, ARTIFACTS_DIRECTORY)
+            if AGENT_LOGS not in empty:
+                self.outcome.remarks += await bring_logs(sandbox, AGENT_LOGS, told.directory(step, AGENT), told.masks)
             artifacts = [*step.artifacts, *told.job.artifacts]
-            brought = await bring_artifacts(sandbox, self._workdir, artifacts, told.directory(step, ARTIFACTS))
+            target = told.directory(step, ARTIFACTS)
+            brought = await bring_artifacts(sandbox, self._workdir, artifacts, target, empty)
             failed = [one for one in brought if one.status in (FAILED, TOO_LARGE)]  # one that is missing is no fault
             self.outcome.remarks += [f"artifact {one.source}: {one.message}" for one in failed]
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import stat
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 
 from rollout.workloads.job.rewards import BYTES_MAX, REWARD_JSON, REWARD_TEXT, RewardError, Rewards, read_rewards
 from rollout.workloads.job.task import Step
@@ -56,13 +58,12 @@ async def verify(
             script(f"{TESTS}/test.sh"), env=env, user=user, timeout_s=limit, on_output=streams.feed, cwd=made.workdir
         )
         await sandbox.kill()  # what it left running writes no reward any more
-        try:
-            return await _judge(told, finished, limit, sandbox)
-        finally:
-            remarks += await _logs(told, step, sandbox)
+        files = _RewardFiles(sandbox)
+        remarks += await _logs(told, step, sandbox, files)
+        return await _judge(told, finished, limit, files)
 
 
-async def _judge(told: Told, finished: Finished, limit: float, sandbox: Sandbox) -> Rewards:
+async def _judge(told: Told, finished: Finished, limit: float, files: _RewardFiles) -> Rewards:
     dialect = told.task.dialect
     last = finished.stderr.text()[-_SHOWN:].strip() or finished.stdout.text()[-_SHOWN:].strip()
     said = f": {last}" if last else ""
@@ -76,10 +77,46 @@ async def _judge(told: Told, finished: Finished, limit: float, sandbox: Sandbox)
     if finished.exit_code and dialect.exit_code_counts:
         raise TrialFault("verifier_failed", f"the tests ended with exit code {finished.exit_code}{said}")
     try:
-        return read_rewards(await _file(sandbox, REWARD_JSON), await _file(sandbox, REWARD_TEXT), dialect)
+        return read_rewards(*await files.read(), dialect)
     except RewardError as error:
         ending = f"; the tests ended with exit code {finished.exit_code}{said}" if finished.exit_code else ""
         raise TrialFault(error.type, error.message + ending) from error
+
+
+class _RewardFiles:
+    """Read from the copy of the verifier's logs, where that has them, and else from the sandbox."""
+
+    def __init__(self, sandbox: Sandbox) -> None:
+        self._sandbox = sandbox
+        self._found: tuple[bytes | None, bytes | None] | RewardError | None = None
+
+    async def look(self, copy: Path | None) -> None:
+        """SandboxError."""
+        try:
+            self._found = await self._read(copy, REWARD_JSON), await self._read(copy, REWARD_TEXT)
+        except RewardError as error:
+            self._found = error
+
+    async def read(self) -> tuple[bytes | None, bytes | None]:
+        """None: there is no such file. RewardError, SandboxError."""
+        if self._found is None:  # the logs did not come
+            await self.look(None)
+        assert self._found is not None
+        if isinstance(self._found, RewardError):
+            raise self._found
+        return self._found
+
+    async def _read(self, copy: Path | None, name: str) -> bytes | None:
+        if copy is None:
+            return await _file(self._sandbox, name)
+        path = copy / name
+        try:
+            status = path.lstat()
+        except FileNotFoundError:
+            return None
+        if not stat.S_ISREG(status.st_mode) or status.st_size > BYTES_MAX:
+            return await _file(self._sandbox, name)  # as a link is followed there, and what it says of others
+        return path.read_bytes()
 
 
 async def _file(sandbox: Sandbox, name: str) -> bytes | None:
@@ -94,10 +131,10 @@ async def _file(sandbox: Sandbox, name: str) -> bytes | None:
         raise RewardError("verifier_reward_invalid", f"{name} {what}") from error
 
 
-async def _logs(told: Told, step: Step, sandbox: Sandbox) -> list[str]:
+async def _logs(told: Told, step: Step, sandbox: Sandbox, files: _RewardFiles) -> list[str]:
     """What could not be kept. The reward stands without them."""
     try:
-        return await bring_logs(sandbox, VERIFIER_LOGS, told.directory(step, "verifier"), told.masks)
+        return await bring_logs(sandbox, VERIFIER_LOGS, told.directory(step, "verifier"), told.masks, files.look)
     except SandboxGoneError:
         return [f"{VERIFIER_LOGS} was not kept: the sandbox was lost"]
     except (SandboxError, OSError) as error:

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from rollout.model.errors import ConfigError
 from rollout.model.problems import faults_of
+from rollout.workloads.job.dialect import doubt
 from rollout.workloads.job.load_task import LoadedTask, TaskUse, load_task
 from rollout.workloads.job.names import portable_name, same_name
 from rollout.workloads.job.task_directory import CONFIG
@@ -51,7 +52,8 @@ def check_tasks(paths: Sequence[Path], environ: Mapping[str, str]) -> Iterator[C
     tasks as a whole comes as one of its own, with faults or warnings and no task."""
     for path in paths:
         if is_task(path):
-            yield _checked(path, environ)
+            checked = _checked(path, environ)
+            yield replace(checked, warnings=(*_doubts(path, [checked]), *checked.warnings))
         else:
             yield from _below(path, environ)
 
@@ -83,8 +85,12 @@ def _below(path: Path, environ: Mapping[str, str]) -> Iterator[CheckedTask]:
         yield CheckedTask(path, None, (f"{path}: {why}",), ())
         return
     tasks = [entry for entry in entries if is_task(entry)]
+    doubtful = list[CheckedTask]()
     for task in tasks:
-        yield _checked(task, environ)
+        checked = _checked(task, environ)
+        yield checked
+        if checked.loaded is not None and checked.loaded.harbor_mark:
+            doubtful.append(checked)
     faults, seen = list[str](), dict[str, Path]()
     for task in tasks:
         other = seen.setdefault(same_name(task.name), task)
@@ -97,5 +103,14 @@ def _below(path: Path, environ: Mapping[str, str]) -> Iterator[CheckedTask]:
         for entry in entries
         if entry not in tasks and all((entry / part).is_dir() for part in _PARTS)
     ]
+    warnings += _doubts(path, doubtful)
     if faults or warnings:
         yield CheckedTask(path, None, tuple(faults), tuple(warnings))
+
+
+def _doubts(path: Path, tasks: Sequence[CheckedTask]) -> list[str]:
+    """Once for all `tasks` of which it is doubtful whether they are read in the format that they are of."""
+    marks = [
+        (task.directory.name, task.loaded.harbor_mark) for task in tasks if task.loaded and task.loaded.harbor_mark
+    ]
+    return [doubt(str(path), len(marks), *marks[0])] if marks else []

@@ -7,8 +7,9 @@ means, depends on the version that task.toml names.
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal, cast
 
 DialectName = Literal["rollout", "harbor"]
 NEWEST = (1, 4)
@@ -87,3 +88,32 @@ def version_of(version: str | None, schema_version: str | None) -> tuple[str, Di
         newest = ".".join(map(str, NEWEST))
         raise ValueError(f'"{named}" is newer than {newest}, the newest version that is known here: upgrade rollout')
     return named, ROLLOUT if schema_version is None and number <= (1, 0) else HARBOR
+
+
+_MARKS: Mapping[str, tuple[str, ...]] = {
+    "environment": ("memory_mb", "storage_mb", "allow_internet", "network_mode", "allowed_hosts", "healthcheck"),
+    "metadata": ("author_name", "author_email", "expert_time_estimate_min", "junior_time_estimate_min"),
+    "verifier": ("environment_mode", "environment", "collect", "network_mode"),
+    "agent": ("network_mode", "allowed_hosts"),
+}
+"""Keys, by section, that only tasks written for Harbor have."""
+
+
+def harbor_mark(values: Mapping[str, Any]) -> str:
+    """The first key of a task.toml that only Harbor's tasks have, such as "metadata.author_name"; "": there is none."""
+    for section, keys in _MARKS.items():
+        table = values.get(section)
+        for key in keys if isinstance(table, dict) else ():
+            if key in cast("dict[str, Any]", table):
+                return f"{section}.{key}"
+    return ""
+
+
+def doubt(where: str, count: int, first: str, mark: str) -> str:
+    """What is told of `count` tasks of `where` that say version 1.0 and look like Harbor's. `first`: one of them."""
+    tasks = "1 task is" if count == 1 else f"{count:,} tasks are"
+    return (
+        f'{where}: {tasks} read as Rollout\'s format because of version = "1.0"; {mark} in {first} looks like '
+        "Harbor's, which scores otherwise: say dialect: harbor of the dataset if it is Harbor's (or schema_version = "
+        '"1.0" in task.toml), else dialect: rollout'
+    )

@@ -13,8 +13,9 @@ from rollout.config.load import Located, validated
 from rollout.config.locate import Place
 from rollout.model.errors import ConfigError
 from rollout.model.problems import faults_of, problems
-from rollout.workloads.job.dialect import DIALECTS, DialectName, version_of
-from rollout.workloads.job.task import Task, resolve
+from rollout.workloads.job.compose import check_compose
+from rollout.workloads.job.dialect import DIALECTS, ROLLOUT, DialectName, harbor_mark, version_of
+from rollout.workloads.job.task import ENVIRONMENT, TESTS, Task, resolve
 from rollout.workloads.job.task_directory import CONFIG, SOLUTIONS, missing_files, scan
 from rollout.workloads.job.task_toml import TaskToml
 from rollout.workloads.job.templates import unset
@@ -37,12 +38,14 @@ class TaskUse:
 
 @dataclass(frozen=True, slots=True)
 class LoadedTask:
-    """`size` and `count`: bytes and files of the directory."""
+    """`size` and `count`: bytes and files of the directory. `harbor_mark`: why a task that is read as Rollout's because
+    of its version alone looks like Harbor's; "": it does not."""
 
     task: Task
     notes: tuple[str, ...]
     size: int
     count: int
+    harbor_mark: str = ""
 
 
 def load_task(
@@ -79,10 +82,15 @@ def load_task(
     if use.environ is not None:
         faults += unset(_environments(keys, use), use.environ, source.where)
     faults += missing_files(task, verify=use.verify, oracle=use.oracle)
+    for built_from in (ENVIRONMENT, TESTS):
+        of_compose = check_compose(directory / built_from)
+        faults += of_compose[0]
+        notes += of_compose[1]
     if faults:
         raise ConfigError(problems(dict.fromkeys(faults)))
     task = task.model_copy(update={"checksum": files.checksum, "git_commit_id": git_commit_id})
-    return LoadedTask(task, tuple(notes), files.size, files.count)
+    mark = harbor_mark(source.values) if dialect is None and decided is ROLLOUT else ""
+    return LoadedTask(task, tuple(notes), files.size, files.count, mark)
 
 
 def _source(path: Path, faults: list[str]) -> Located | None:

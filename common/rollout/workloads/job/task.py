@@ -25,8 +25,8 @@ from rollout.workloads.job.task_toml import (
 
 ENVIRONMENT = "environment"
 TESTS = "tests"
-BUILD_FILES = ("Dockerfile", "docker-compose.yaml")
-"""Files from which a sandbox is built."""
+BUILD_FILE = "Dockerfile"
+"""From which a sandbox is built."""
 VerifierMode = Literal["shared", "separate"]
 
 
@@ -225,7 +225,7 @@ def _verifier_environment(
     for level, tests in levels:
         if level.environment and level.environment.docker_image:
             return sandbox.model_copy(update={"docker_image": level.environment.docker_image, "build": None})
-        if any((directory / tests / file).is_file() for file in BUILD_FILES):
+        if (directory / tests / BUILD_FILE).is_file():
             return sandbox.model_copy(update={"docker_image": None, "build": tests})
     return sandbox.model_copy(update={"docker_image": environment.docker_image, "build": environment.build})
 

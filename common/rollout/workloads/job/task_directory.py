@@ -10,7 +10,7 @@ from pathlib import Path
 
 from rollout.objects.digest import hash_file
 from rollout.objects.tree import Tree, TreeFile
-from rollout.workloads.job.task import BUILD_FILES, ENVIRONMENT, Environment, Step, Task
+from rollout.workloads.job.task import BUILD_FILE, ENVIRONMENT, Environment, Step, Task
 
 CONFIG = "task.toml"
 SOLUTIONS = ("solution", "oracle")
@@ -110,7 +110,7 @@ def missing_files(task: Task, *, verify: bool, oracle: bool) -> Iterator[str]:
 
 
 def _environment_faults(environment: Environment, directory: Path) -> Iterator[str]:
-    if environment.build == ENVIRONMENT and not any((directory / ENVIRONMENT / name).is_file() for name in BUILD_FILES):
+    if environment.build == ENVIRONMENT and not (directory / ENVIRONMENT / BUILD_FILE).is_file():
         yield (
             f"{directory}: there is no {ENVIRONMENT}/Dockerfile: add it, or name an image with docker_image under "
             f"[environment] of {CONFIG}"

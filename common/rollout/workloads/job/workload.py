@@ -6,6 +6,7 @@ import asyncio
 import json
 import os
 import re
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -17,7 +18,7 @@ from rollout.model.problems import faults_of, problems
 from rollout.model.run import RunSpec
 from rollout.workloads.commit import CommitEntry
 from rollout.workloads.job.config import JobConfig, asks_engine, environments
-from rollout.workloads.job.datasets import Loaded, load_datasets
+from rollout.workloads.job.datasets import Dataset, Loaded, load_datasets
 from rollout.workloads.job.engine import SECTION, check_engine_host, check_engine_snapshot, resolve_engine
 from rollout.workloads.job.follow import carry_over, following
 from rollout.workloads.job.kept import read_kept
@@ -248,7 +249,7 @@ class Job(Workload[JobConfig, JobChecked]):
             f"{len(checked.trials):,} trials, {settings.n_concurrent_trials} at once",
             f"agents: {', '.join(agent.id for agent in settings.agents)}",
         ]
-        lines += [f"dataset {one.name}: {len(one.tasks)} tasks" for one in checked.loaded.datasets]
+        lines += [f"dataset {one.name}: {len(one.tasks)} tasks, {_formats(one)}" for one in checked.loaded.datasets]
         lines += [
             f"sandboxes: {settings.environment.type}{_ISOLATION.get(settings.environment.type, '')}",
             *self._preview(settings, checked),
@@ -297,6 +298,14 @@ def _uri(settings: JobConfig) -> str:
 def _model_before(settings: JobConfig, reading: Reading) -> str:
     """Of an engine whose model is a snapshot, a run that goes on keeps the one that it began with."""
     return reading.kept.get("model", "") if reading.kept.get("uri") == _uri(settings) else ""
+
+
+def _formats(dataset: Dataset) -> str:
+    """Of its tasks, as they are read: "format harbor", or how many there are of each."""
+    counts = Counter(task.dialect_name for task in dataset.tasks)
+    if len(counts) == 1:
+        return f"format {next(iter(counts))}"
+    return ", ".join(f"{count} of format {name}" for name, count in sorted(counts.items()))
 
 
 _ISOLATION = {"process": ": trials see the files of the worker's host, so only for agents that you trust"}

@@ -9,6 +9,7 @@ import shutil
 import tempfile
 import time
 from collections.abc import Sequence
+from itertools import dropwhile
 from pathlib import Path
 
 from rollout_worker.sandboxes.errors import (
@@ -27,7 +28,8 @@ _SHOWN = 4000
 async def carry_out(steps: Sequence[Step], sandbox: Sandbox, directory: Path, timeout_s: float) -> None:
     """All steps, in `timeout_s` together. ImageBuildError, ImageBuildTimeoutError, SandboxGoneError."""
     until = time.monotonic() + timeout_s
-    for step in steps:
+    own = sandbox.spec.directories  # they are there from the beginning
+    for step in dropwhile(lambda step: isinstance(step, Directory) and step.path in own, steps):
         left = until - time.monotonic()
         if left <= 0:
             raise _late(step.line, timeout_s)

@@ -1,0 +1,36 @@
+"""A task's docker-compose.yaml: services beside the sandbox are not supported yet, and must not be missing silently."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, cast
+
+from rollout.config.load import Located
+from rollout.model.errors import ConfigError
+from rollout.model.problems import faults_of
+from rollout.workloads.job.artifacts import MAIN_SERVICE
+
+_NAMES = ("docker-compose.yaml", "docker-compose.yml", "compose.yaml", "compose.yml")
+
+
+def check_compose(directory: Path) -> tuple[list[str], list[str]]:
+    """(faults, notes) of the file in `directory`, from which a sandbox is built; it need not be there."""
+    path = next((directory / name for name in _NAMES if (directory / name).is_file()), None)
+    if path is None:
+        return [], []
+    try:
+        source = Located.read(path)
+    except ConfigError as error:
+        return list(faults_of(error.message)), []
+    services: Any = source.values.get("services")
+    if not isinstance(services, dict):
+        services = {}
+    others = [name for name in cast("dict[str, Any]", services) if name != MAIN_SERVICE]
+    faults = [
+        f"{source.where(('services', name))}: services.{name}: side services are not supported yet: a task needs "
+        f"{directory.name}/Dockerfile or docker_image alone"
+        for name in others
+    ]
+    if faults:
+        return faults, []
+    return [], [f"{path}: not used: the sandbox is made from {directory.name}/Dockerfile or docker_image alone"]
