@@ -208,6 +208,12 @@ def test_what_may_be_right_is_none(tmp_path: Path, toml: str, name: str, text: s
     assert warnings(make_task(tmp_path / "t", toml, files={name: text})) == []
 
 
+def test_tasks_may_be_checked_as_of_another_format_than_their_version_says(tmp_path: Path) -> None:
+    task = make_task(tmp_path / "t", OURS + 'environment.docker_image = "x"')
+    (found,) = check_tasks([task], {}, "harbor")
+    assert found.to_json()["format"] == "harbor" and found.warnings == ()
+
+
 def test_each_step_has_its_own_tests_and_solution(tmp_path: Path) -> None:
     files = {
         "steps/one/instruction.md": "x",

@@ -23,6 +23,7 @@ from rollout.model.errors import IncompleteError
 from rollout.workloads.job.agent_kinds import NOP, ORACLE
 from rollout.workloads.job.check_tasks import is_task
 from rollout.workloads.job.config import JobConfig
+from rollout.workloads.job.dialect import DialectName
 from rollout.workloads.job.job_directory import JobDirectory, KeptTrial, read_job_directory
 from rollout.workloads.job.overview import seconds
 from rollout.workloads.job.verdict import Verdict, verdicts
@@ -66,10 +67,12 @@ def try_tasks(
     attempts: int,
     concurrency: int,
     output: Path | None,
+    dialect: DialectName | None,
     json: bool,
 ) -> int:
     """The exit code: 0 every task is good, 1 one is not. ConfigError with all faults of the tasks, before anything
     runs. `output` None: a directory that goes when every task is good, or nothing was run."""
+    meant = {"dialect": dialect} if dialect else {}
     keys = {
         "name": NAME,
         "n_attempts": attempts,
@@ -77,13 +80,14 @@ def try_tasks(
         "agents": [{"name": ORACLE}, {"name": NOP}],
         "environment.type": provider,
         "environment.provider_config": dict(provider_config),
-        "tasks": [{"path": str(path)} for path in paths if is_task(path)],
-        "datasets": [{"path": str(path)} for path in paths if not is_task(path)],
+        "tasks": [{"path": str(path), **meant} for path in paths if is_task(path)],
+        "datasets": [{"path": str(path), **meant} for path in paths if not is_task(path)],
     }
     words = ["rollout", "task", "oracle", *map(str, paths), "--provider", provider]
     for key, value in provider_config.items():
         words += ["--provider-config", f"{key}={value if isinstance(value, str) else dumps(value)}"]
     words += ["--attempts", str(attempts), "--concurrency", str(concurrency)]
+    words += ["--dialect", dialect] if dialect else []
     if output is not None:
         return _try(keys, words, output, json=json)
     directory, code = Path(tempfile.mkdtemp(prefix="rollout-oracle-")), FAILED
