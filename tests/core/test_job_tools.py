@@ -381,6 +381,13 @@ def test_the_page_links_to_the_trials_from_wherever_it_lies(tmp_path: Path) -> N
         assert "#" not in link and " " not in link
 
 
+def test_a_remark_is_on_the_page_once_with_the_number_of_its_trials(tmp_path: Path) -> None:
+    records = [record(f"t{n}", reward=1.0, remarks=["image: not isolated"]) for n in range(5)]
+    page = page_of(make_job(tmp_path / "job", records), tmp_path / "x.html")
+    (at,) = (index for index, text in enumerate(page.texts) if text == "image: not isolated")
+    assert page.texts[at + 1 : at + 3] == ["5", "d/t0/a/1, d/t1/a/1, d/t2/a/1, ..."]
+
+
 def test_what_agents_say_is_text_on_the_page(tmp_path: Path) -> None:
     attack = "<script>alert(1)</script>"
     one = record("t", error="agent_execution_failed", remarks=[attack])
