@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from rollout.cli.anywhere import Places, candidates_for_object, candidates_for_run, find_run
 from rollout.cli.asking import once
-from rollout.client.private import PrivateRun, private_runs, remember_private_run
+from rollout.client.private import PrivateRun, private_runs, remember_private_run, states_below
 from rollout.model.errors import NotFoundError
 from rollout.model.ids import make_ulid
 
@@ -50,6 +50,13 @@ def test_the_nearest_of_a_name_comes_first_and_that_there_are_others_is_said(her
     assert found[0] == "one" and len(found) == 2
     assert candidates_for_run(Places(None, False, (Path(),), print), "one")[0].private == Path("one/.rollout")
     assert said == ["note: 2 runs are named 'one'; this is about the nearest"]
+
+
+def test_a_run_of_a_job_is_found_where_the_job_was_started(here: Path) -> None:
+    run_id = run_in(here / "jobs" / "nightly", 1)
+    assert looked(run_id)[0] == looked("nightly")[0] == ["nightly"]
+    (here / "jobs" / ".old" / ".rollout").mkdir(parents=True)
+    assert states_below(Path()) == [Path("jobs/nightly/.rollout")]
 
 
 def test_a_run_is_found_by_its_id_from_anywhere_and_by_no_other_word(here: Path) -> None:

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 from job_directories import record
 from job_files import make_task
-from rollout.cli.commands.job_tail import _text, fits, of_trials, tail
+from rollout.cli.commands.job_tail import _text, check_wanted, fits, of_trials, tail
 from rollout.cli.commands.logs import Line
 from rollout.cli.interrupt import Interrupted, Interrupts
 from rollout.config.load import load_settings
@@ -29,7 +29,7 @@ from rollout.workloads.job.providers_here import engine_faults
 from rollout.workloads.job.record import TrialRecord
 from rollout.workloads.job.trial import TrialSpec
 from rollout.workloads.job.workload import Job, JobChecked
-from rollout.workloads.output import OutputDirectory
+from rollout.workloads.output import OutputDirectory, seal
 from rollout.workloads.port import FailedTry, Reading, Running
 
 RUN, NEXT = "01K9ABCDEFGHJKMNPQRSTVWXY0", "01K9ABCDEFGHJKMNPQRSTVWXY1"
@@ -576,3 +576,15 @@ def test_an_engine_that_does_not_answer_is_told_before_the_job() -> None:
     (fault,) = engine_faults(environment)
     assert fault.startswith("environment.type: no docker engine answers: there is no socket /nowhere/docker.sock")
     assert "environment: {type: " in fault
+
+
+def test_a_trial_that_the_job_has_not_is_not_waited_for(tmp_path: Path) -> None:
+    planned = [["00", f"d/hello/mine/{attempt}"] for attempt in (1, 2)]
+    (tmp_path / "config.json").write_text("{}")
+    (tmp_path / ".run.json").write_bytes(seal({"config": {"output": {"planned": planned}}}))
+    for known in ("", "mine", "d/*/mine/2"):
+        check_wanted(str(tmp_path), known)
+    with pytest.raises(ConfigError, match=r'no trial of .* is called "d/helo/mine/1"; near are d/hello/mine/1, '):
+        check_wanted(str(tmp_path), "d/helo/mine/1")
+    with pytest.raises(ConfigError, match=r'"zzz"; it has d/hello/mine/1, d/hello/mine/2$'):
+        check_wanted(str(tmp_path), "zzz")

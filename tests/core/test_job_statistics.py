@@ -202,6 +202,13 @@ def test_the_coverage_with_one_attempt_a_task_is_right_on_average_over_rates(tas
     assert min(coverage) > 0.92
 
 
+@pytest.mark.parametrize("rewards", [[1.0, 1.0, 0.5], [0.0, 0.0, 0.5]])
+def test_the_interval_of_rewards_within_0_and_1_stays_there(rewards: list[float]) -> None:
+    found = estimate({task: [reward] for task, reward in enumerate(rewards)})
+    assert found is not None and found.low is not None and found.high is not None
+    assert 0 <= found.low < found.mean < found.high <= 1
+
+
 def test_the_coverage_of_the_interval_of_other_rewards() -> None:
     times, covered, naive = 1500, 0, 0
     generator = random.Random(11)
@@ -356,6 +363,24 @@ def test_other_rewards_are_compared_by_signs_and_a_t_interval() -> None:
     assert found.difference == pytest.approx(sum(differences) / 3)
     assert (found.low, found.high) == (pytest.approx(theirs.low), pytest.approx(theirs.high))
     assert found.p_value == 2 / 8
+
+
+@pytest.mark.parametrize("attempts", [1, 2])
+def test_the_other_way_round_is_the_same_with_the_other_sign(attempts: int) -> None:
+    a = {("d", f"t{n}"): [float(n == 0)] * attempts for n in range(3)}
+    b = {("d", f"t{n}"): [1.0] * attempts for n in range(3)}
+    one, other = compare("x", a, "y", b), compare("y", b, "x", a)
+    assert one.low is not None and one.high is not None and other.low is not None and other.high is not None
+    assert (one.difference, one.low, one.high) == pytest.approx((-other.difference, -other.high, -other.low))
+    assert one.p_value == other.p_value
+    assert -1 <= one.low < one.difference < one.high <= 1
+
+
+@pytest.mark.parametrize(("score_a", "score_b"), [(0.0, 1.0), (1.0, 0.0), (0.1, 0.4), (0.5, 0.5)])
+def test_tasks_that_all_differ_alike_have_no_interval(score_a: float, score_b: float) -> None:
+    tasks = [("d", f"t{n}") for n in range(3)]
+    found = compare("x", {task: [score_a] * 2 for task in tasks}, "y", {task: [score_b] * 2 for task in tasks})
+    assert (found.difference, found.low, found.high) == (pytest.approx(score_b - score_a), None, None)
 
 
 def test_several_attempts_of_0_and_1_are_not_compared_as_if_they_were_one() -> None:

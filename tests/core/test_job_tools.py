@@ -17,7 +17,10 @@ from job_directories import RUN_ID, make_job, record, used
 from rollout.cli.__main__ import app
 from rollout.cli.commands import job_tools
 from rollout.cli.program import command_of
+from rollout.cli.recent import remember_run
+from rollout.client.private import PrivateRun, remember_private_run
 from rollout.model.errors import ConfigError, InputError
+from rollout.model.ids import make_ulid
 from rollout.workloads.job.compare_directories import compare_directories
 from rollout.workloads.job.html import html_file
 from rollout.workloads.job.job_directory import read_job_directory
@@ -68,6 +71,18 @@ def test_a_text_in_csv_is_no_formula_and_a_number_stays_one(tmp_path: Path) -> N
 
 
 # ---- the directory
+
+
+def test_trials_of_an_earlier_plan_are_told_and_not_counted(tmp_path: Path, call: Call) -> None:
+    path = mixed(tmp_path / "job")
+    (path / "d/gone/a/1").mkdir(parents=True)
+    gone = record("gone", reward=1.0).result
+    (path / "d/gone/a/1/result.json").write_bytes(gone.to_json())
+    job = read_job_directory(path)
+    assert (len(job.trials), job.earlier, job.notes) == (7, 1, ())
+    assert "job: 1 earlier trial left out" in call("job", "show", "./job")[1]
+    (path / "result.json").unlink()  # as long as nothing says what the plan is, all that is there counts
+    assert len(read_job_directory(path).trials) == 7  # the one that was skipped is not known any more
 
 
 def test_every_planned_trial_is_there_once_with_what_it_came_to(tmp_path: Path) -> None:
@@ -229,6 +244,17 @@ def test_show_of_the_failed_ones(tmp_path: Path, call: Call) -> None:
     assert "verifier_timeout it was" in call("job", "show", "./job", "--failed")[1]
 
 
+def test_show_of_those_that_did_not_pass(tmp_path: Path, call: Call) -> None:
+    mixed(tmp_path / "job")
+    lines = [json.loads(line) for line in call("job", "show", "./job", "--not-passed", "--json")[1].splitlines()]
+    assert [line["directory"] for line in lines] == ["d/t1/a/2", "d/t2/a/1", "d/t2/a/2", "d/t1/b/2"]
+    (tmp_path / "job/d/t1/a/2/verifier").mkdir()
+    (tmp_path / "job/d/t1/a/2/verifier/stdout.txt").write_text("\n".join(f"line {n}" for n in range(40)))
+    _, text = call("job", "show", "./job", "t1/a/2")
+    assert "verifier/stdout.txt, the end of it:\n  line 28\n" in text and "line 39" in text and "line 27" not in text
+    assert "the end of it" not in call("job", "show", "./job", "t1/a/1")[1]
+
+
 @pytest.mark.parametrize("named", ["nightly", RUN_ID, RUN_ID[-8:], RUN_ID[:20].lower()])
 def test_a_job_is_named_as_a_run_is(tmp_path: Path, call: Call, named: str) -> None:
     mixed(tmp_path / "jobs/nightly")
@@ -240,6 +266,24 @@ def test_a_name_that_two_jobs_have_is_refused(tmp_path: Path, call: Call) -> Non
     mixed(tmp_path / "x/nightly")
     mixed(tmp_path / "y/nightly")
     with pytest.raises(ConfigError, match=r'2 jobs are called "nightly".*x/nightly, y/nightly'):
+        call("job", "show", "nightly")
+
+
+def test_a_job_of_this_directory_comes_before_others_of_the_account(tmp_path: Path, call: Call) -> None:
+    (tmp_path / "here").mkdir()
+    for number, path in enumerate(("here/jobs/nightly", "there/nightly", "elsewhere/nightly")):
+        run_id = make_ulid(number, bytes(10))
+        state = mixed(tmp_path / path, run_id=run_id) / ".rollout"
+        state.mkdir()
+        for file in ("rollout.db", "coordinator.toml"):
+            (state / file).touch()
+        remember_private_run(PrivateRun(run_id, "nightly", state))
+        remember_run(run_id)
+    os.chdir(tmp_path / "here")
+    for named in ("nightly", "@last"):
+        assert json.loads(call("job", "show", named, "--json")[1])["directory"] == "jobs/nightly"
+    os.chdir(tmp_path / "here/jobs/nightly/d")
+    with pytest.raises(ConfigError, match='3 jobs are called "nightly"'):
         call("job", "show", "nightly")
 
 
@@ -358,6 +402,13 @@ def test_the_page_links_to_the_trials_from_wherever_it_lies(tmp_path: Path) -> N
         assert "#" not in link and " " not in link
 
 
+def test_a_remark_is_on_the_page_once_with_the_number_of_its_trials(tmp_path: Path) -> None:
+    records = [record(f"t{n}", reward=1.0, remarks=["image: not isolated"]) for n in range(5)]
+    page = page_of(make_job(tmp_path / "job", records), tmp_path / "x.html")
+    (at,) = (index for index, text in enumerate(page.texts) if text == "image: not isolated")
+    assert page.texts[at + 1 : at + 3] == ["5", "d/t0/a/1, d/t1/a/1, d/t2/a/1, ..."]
+
+
 def test_what_agents_say_is_text_on_the_page(tmp_path: Path) -> None:
     attack = "<script>alert(1)</script>"
     one = record("t", error="agent_execution_failed", remarks=[attack])
@@ -373,7 +424,7 @@ def test_what_agents_say_is_text_on_the_page(tmp_path: Path) -> None:
 
 def compared(tmp_path: Path, a: list[TrialRecord], b: list[TrialRecord], *agents: str) -> list[Any]:
     one, other = (read_job_directory(make_job(tmp_path / name, of)) for name, of in (("a", a), ("b", b)))
-    return compare_directories(one, other, agents)
+    return compare_directories(one, other, agents)[0]
 
 
 def test_jobs_are_paired_by_task_and_what_is_in_one_alone_is_told(tmp_path: Path) -> None:
@@ -390,10 +441,10 @@ def test_two_agents_of_one_job_or_of_two(tmp_path: Path) -> None:
     records = [record("t", agent="x", reward=0.0), record("t", agent="y", reward=1.0)]
     job = read_job_directory(make_job(tmp_path / "a", records))
     for agents in ((), ("x", "y")):
-        (found,) = compare_directories(job, job, agents)
+        ((found,), _) = compare_directories(job, job, agents)
         assert (found.comparison.agent_a, found.comparison.difference) == ("x", 1.0)
     other = read_job_directory(make_job(tmp_path / "b", records))
-    (found,) = compare_directories(job, other, ("y", "x"))
+    ((found,), _) = compare_directories(job, other, ("y", "x"))
     assert found.comparison.difference == -1.0
 
 
@@ -405,6 +456,16 @@ def test_each_agent_with_itself_and_the_only_ones_with_each_other(tmp_path: Path
     old, new = [record("t", agent="old", reward=0.0)], [record("t", agent="new", reward=1.0)]
     (only,) = compared(tmp_path / "2", old, new)
     assert (only.comparison.agent_a, only.comparison.agent_b, only.comparison.difference) == ("old", "new", 1.0)
+
+
+def test_an_agent_that_was_not_scored_hinders_no_other(tmp_path: Path, call: Call) -> None:
+    records = [record("t", agent="x", reward=0.0), record("t", agent="y", error="environment_lost")]
+    for name in ("a", "b"):
+        make_job(tmp_path / name, records)
+    found, impossible = compare_directories(*(read_job_directory(tmp_path / name) for name in ("a", "b")))
+    assert [one.comparison.agent_a for one in found] == ["x"]
+    assert impossible == ["y: no task was scored in both (in A 0 were, in B 0)"]
+    assert call("job", "compare", "./a", "./b")[0] == 0
 
 
 @pytest.mark.parametrize(
@@ -426,7 +487,7 @@ def test_jobs_without_an_agent_or_a_task_in_common_are_refused(tmp_path: Path) -
     two = [record("t", agent="x", reward=1.0), record("t", agent="y", reward=1.0)]
     with pytest.raises(ConfigError, match="no agent is in both jobs: a has x, y, b has z"):
         compared(tmp_path / "1", two, [record("t", agent="z", reward=1.0)])
-    with pytest.raises(InputError, match="no scored task in common"):
+    with pytest.raises(InputError, match="a: no task was scored in both"):
         compared(tmp_path / "2", [record("t", reward=1.0)], [record("u", reward=1.0)])
 
 

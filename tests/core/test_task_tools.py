@@ -181,7 +181,7 @@ REWARD = "> /logs/verifier/reward.txt\n"
         ("", "tests/test.sh", f"if true; then\necho 1 {REWARD}", "tests/test.sh:3: syntax error"),
         ("", "solution/solve.sh", "cd /app\r\nls\r\n", "solution/solve.sh:1: ends with a carriage return"),
         ("", "environment/test.sh", "echo 1 > /logs/verifier/reward.txt\n", "environment/test.sh: the same file as"),
-        ('environment.docker_image = "x"', "a", "", "environment/Dockerfile: not built, since"),
+        (OURS + 'environment.docker_image = "x"', "a", "", "environment/Dockerfile: not built, since"),
         ('environment.env = {A = "${B}"}', "a", "", "task.toml: environment.env: A needs B, which is not set here"),
     ],
 )
@@ -201,10 +201,17 @@ def test_what_often_goes_wrong_is_a_warning(tmp_path: Path, toml: str, name: str
         ("", "tests/check.py", "reward.json"),
         (OURS, "tests/test.sh", f"echo 1 {REWARD}exit 0\n"),
         ('environment.env = {A = "${B:-c}"}', "a", ""),
+        ('environment.docker_image = "x"', "environment/Dockerfile", "FROM debian:12\n"),
     ],
 )
 def test_what_may_be_right_is_none(tmp_path: Path, toml: str, name: str, text: str) -> None:
     assert warnings(make_task(tmp_path / "t", toml, files={name: text})) == []
+
+
+def test_tasks_may_be_checked_as_of_another_format_than_their_version_says(tmp_path: Path) -> None:
+    task = make_task(tmp_path / "t", OURS + 'environment.docker_image = "x"')
+    (found,) = check_tasks([task], {}, "harbor")
+    assert found.to_json()["format"] == "harbor" and found.warnings == ()
 
 
 def test_each_step_has_its_own_tests_and_solution(tmp_path: Path) -> None:

@@ -241,7 +241,8 @@ def cluster_of(output: Path, run_id: str) -> Target | None:
 
 def _outputs_below(directory: Path) -> list[Path]:
     with suppress(OSError):
-        return sorted(path.parent for path in directory.glob(f"*/{RUN_ID}"))
+        patterns = (f"*/{RUN_ID}", f"*/*/{RUN_ID}")  # a job's is jobs/NAME
+        return [path.parent for pattern in patterns for path in sorted(directory.glob(pattern))]
     return []
 
 

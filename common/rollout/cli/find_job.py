@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -61,14 +61,22 @@ class _Found:
     run_id: str
     name: str
     path: Path
+    near: bool
+    """Below the current directory."""
 
 
 def _known(text: str) -> Path | None:
-    """The directory of the job `text`, on this machine; None: there is none. ConfigError: there are several."""
+    """The directory of the job `text`, on this machine; None: there is none. Those below the current directory come
+    before all others. ConfigError: there are several, and none comes before the others."""
     first: dict[Path, _Found] = {}
     for one in _jobs():
         first.setdefault(one.path.resolve(), one)
-    jobs = first.values()
+    near = [one for one in first.values() if one.near]
+    return _among(near, text) or _among([one for one in first.values() if not one.near], text)
+
+
+def _among(jobs: Sequence[_Found], text: str) -> Path | None:
+    """As `_known`, of these."""
     if text == LAST:
         of_run = {one.run_id: one.path for one in jobs}
         return next((of_run[run_id] for run_id in recent_runs() if run_id in of_run), None)
@@ -101,16 +109,16 @@ def _jobs() -> Iterator[_Found]:
         with suppress(OSError):
             for path in sorted(Path().glob(f"{pattern}/{RUN_ID}")):
                 if not any(part.startswith(".") for part in path.parts[:-1]):
-                    yield from _job_at(path.parent, "")
+                    yield from _job_at(path.parent, "", near=True)
     for run in reversed(private_runs()):
         output = run.state.parent if run.state.name == STATE_DIR else run.state
-        yield from _job_at(output, run.name)
+        yield from _job_at(output, run.name, near=False)
 
 
-def _job_at(path: Path, name: str) -> Iterator[_Found]:
+def _job_at(path: Path, name: str, *, near: bool) -> Iterator[_Found]:
     with suppress(OSError, ValueError):
         if is_job_directory(path):
-            yield _Found((path / RUN_ID).read_text("ascii").strip(), name or path.resolve().name, path)
+            yield _Found((path / RUN_ID).read_text("ascii").strip(), name or path.resolve().name, path, near)
 
 
 def _fetch(text: str, directory: Path, coordinator: list[str] | None, tls_dir: Path | None, tell: Tell) -> None:

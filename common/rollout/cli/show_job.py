@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +25,7 @@ from rollout.workloads.job.overview import (
 from rollout.workloads.job.pass_at_k import PASS
 from rollout.workloads.job.regrade import COMPARISON, Regraded, by_agent
 from rollout.workloads.job.results import ZERO_TIME, rfc3339
+from rollout.workloads.job.verdict import tail
 from rollout.workloads.json_form import JsonObject
 
 FILES_SHOWN = 40
@@ -41,6 +42,8 @@ def print_overview(job: JobDirectory, found: Overview) -> None:
     say(f"{visible(job.name)}: {_counts(job)}")
     for note in job.notes:
         say(f"warning: {visible(note)}")
+    if job.earlier:
+        say(visible(earlier_left_out(job)))
     if not job.trials:
         return
     say()
@@ -63,6 +66,14 @@ def print_overview(job: JobDirectory, found: Overview) -> None:
     for trial in found.slowest:
         slowest.add_row(visible(trial.label), *_phases(trial))
     print_table(slowest, "no trial has ended")
+
+
+def earlier_left_out(job: JobDirectory) -> str:
+    """What is told of trials that are no part of the job any more."""
+    return (
+        f"{job.name}: {counted(job.earlier, 'earlier trial')} left out: of tasks, agents or attempts that the job does "
+        "not have any more"
+    )
 
 
 def _counts(job: JobDirectory) -> str:
@@ -200,6 +211,10 @@ def print_trial(job: JobDirectory, trial: KeptTrial) -> None:
         if result.error is not None:
             say()
             say(f"error {result.error.type}: {visible(result.error.message)}")
+    if job.not_passed(trial) and (lines := list(end_of_output(job, trial))):
+        say()
+        for line in lines:
+            say(line, soft_wrap=True)
     files = trial_files(job, trial)
     if files:
         say()
@@ -207,6 +222,13 @@ def print_trial(job: JobDirectory, trial: KeptTrial) -> None:
         say(visible(path), soft_wrap=True)
     if len(files) > FILES_SHOWN:
         say(f"and {len(files) - FILES_SHOWN:,} more files in {job.path / trial.label}")
+
+
+def end_of_output(job: JobDirectory, trial: KeptTrial) -> Iterator[str]:
+    """The last lines of what explains a trial that did not pass, and of which file they are."""
+    for path, lines in tail(job, trial):
+        yield visible(f"{path}, the end of it:")
+        yield from (f"  {visible(line)}" for line in lines)
 
 
 def _facts(job: JobDirectory, trial: KeptTrial) -> Iterable[tuple[str, str]]:

@@ -15,6 +15,7 @@ from rollout.cli.boundary import FAILED, INTERRUPTED, OK
 from rollout.cli.progress import Display, Snapshot, display_for
 from rollout.cli.session import Options, run_workload
 from rollout.cli.show import print_json
+from rollout.cli.show_job import end_of_output
 from rollout.cli.words import counted
 from rollout.config.load import load_settings
 from rollout.config.visible import visible
@@ -22,9 +23,10 @@ from rollout.model.errors import IncompleteError
 from rollout.workloads.job.agent_kinds import NOP, ORACLE
 from rollout.workloads.job.check_tasks import is_task
 from rollout.workloads.job.config import JobConfig
+from rollout.workloads.job.dialect import DialectName
 from rollout.workloads.job.job_directory import JobDirectory, KeptTrial, read_job_directory
 from rollout.workloads.job.overview import seconds
-from rollout.workloads.job.verdict import Verdict, tail, verdicts
+from rollout.workloads.job.verdict import Verdict, verdicts
 from rollout.workloads.output import RUN_ID
 from rollout.workloads.registered import load
 
@@ -65,10 +67,12 @@ def try_tasks(
     attempts: int,
     concurrency: int,
     output: Path | None,
+    dialect: DialectName | None,
     json: bool,
 ) -> int:
     """The exit code: 0 every task is good, 1 one is not. ConfigError with all faults of the tasks, before anything
     runs. `output` None: a directory that goes when every task is good, or nothing was run."""
+    meant = {"dialect": dialect} if dialect else {}
     keys = {
         "name": NAME,
         "n_attempts": attempts,
@@ -76,13 +80,14 @@ def try_tasks(
         "agents": [{"name": ORACLE}, {"name": NOP}],
         "environment.type": provider,
         "environment.provider_config": dict(provider_config),
-        "tasks": [{"path": str(path)} for path in paths if is_task(path)],
-        "datasets": [{"path": str(path)} for path in paths if not is_task(path)],
+        "tasks": [{"path": str(path), **meant} for path in paths if is_task(path)],
+        "datasets": [{"path": str(path), **meant} for path in paths if not is_task(path)],
     }
     words = ["rollout", "task", "oracle", *map(str, paths), "--provider", provider]
     for key, value in provider_config.items():
         words += ["--provider-config", f"{key}={value if isinstance(value, str) else dumps(value)}"]
     words += ["--attempts", str(attempts), "--concurrency", str(concurrency)]
+    words += ["--dialect", dialect] if dialect else []
     if output is not None:
         return _try(keys, words, output, json=json)
     directory, code = Path(tempfile.mkdtemp(prefix="rollout-oracle-")), FAILED
@@ -133,10 +138,8 @@ def _print(job: JobDirectory, verdict: Verdict) -> None:
         say(f"  warning: {visible(warning)}")
     for complaint in verdict.complaints:
         say(f"  {visible(complaint.message)}")
-        for path, lines in tail(job, complaint.trial):
-            say(f"  {visible(str(path))}, the end of it:")
-            for line in lines:
-                say(f"    {visible(line)}")
+        for line in end_of_output(job, complaint.trial):
+            say(f"  {line}")
 
 
 def _trial(trial: KeptTrial) -> str:

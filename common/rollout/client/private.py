@@ -92,21 +92,23 @@ def state_of(directory: Path) -> Path | None:
 
 
 def states_below(directory: Path) -> list[Path]:
-    """Of the output directories in `directory`, the one written last first."""
+    """Of the output directories in `directory`, and in directories of these as a job's is, the one written last
+    first."""
     found: list[tuple[float, Path]] = []
-    with suppress(OSError):
-        for child in _directories(directory):
-            state = child / STATE_DIR
+    for child in _directories(directory):
+        for output in (child, *_directories(child)):
+            database = output / STATE_DIR / DATABASE
             with suppress(OSError):
-                if (state / DATABASE).is_file():
-                    found.append(((state / DATABASE).stat().st_mtime, state))
+                if database.is_file():
+                    found.append((database.stat().st_mtime, database.parent))
     return [state for _, state in sorted(found, reverse=True)]
 
 
 def _directories(directory: Path) -> Iterator[Path]:
-    with os.scandir(directory) as entries:
+    """Those in it that are not hidden; none where it cannot be read."""
+    with suppress(OSError), os.scandir(directory) as entries:
         for entry in entries:
-            if entry.is_dir():
+            if not entry.name.startswith(".") and entry.is_dir():
                 yield directory / entry.name
 
 

@@ -9,9 +9,10 @@ import sys
 from collections.abc import Iterable
 from contextlib import suppress
 from dataclasses import dataclass
+from difflib import get_close_matches
 from fnmatch import fnmatchcase
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -26,13 +27,15 @@ from rollout.client.target import Target
 from rollout.config.visible import visible
 from rollout.model.errors import ConfigError
 from rollout.workloads.json_form import JsonObject
-from rollout.workloads.output import RUN_ID
+from rollout.workloads.output import RUN_ID, claimed
 
 if TYPE_CHECKING:
     from rollout.client import Runs
 
 _PREFIX = re.compile(r"\[(.+?/[0-9]+) ([a-z][^\]]*)\] ?(.*)", re.DOTALL)
 _WILD = frozenset("*?[")
+_NEAR = 5
+"""Labels that are shown to who has named none."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,6 +84,7 @@ def tail(
                 sys.stdout.flush()
 
     async def working() -> None:
+        check_wanted(run, trial)
         target, run_id = await _find(run, places(coordinator, tls_dir, tell))
         while True:
             with suppress(OwnerEndedError):
@@ -108,6 +112,25 @@ def _run_of(path: Path) -> str:
             f"{path}: no run of a job has begun there yet (it has no {RUN_ID}). If one is just starting, give this "
             "command again in a few seconds; the directory of a job is <jobs_dir>/<name>"
         ) from None
+
+
+def _planned_labels(path: Path) -> list[str]:
+    """Of the trials of the job in `path`; empty: it is not known."""
+    stored = claimed(path) or {}
+    planned: Any = stored.get("config", {}).get("output", {}).get("planned", [])
+    return [label for _, label in planned]
+
+
+def check_wanted(run: str, wanted: str) -> None:
+    """ConfigError: the job is on this machine, its plan is known, and no trial of it is called so."""
+    path = directory_of(run, lambda _: None) if wanted else None
+    labels = [] if path is None else _planned_labels(path)
+    if not labels or any(fits(label, wanted) for label in labels):
+        return
+    near = get_close_matches(wanted, labels, n=_NEAR, cutoff=0.3)
+    listed = ", ".join(near or labels[:_NEAR])
+    more = f" and {len(labels) - _NEAR:,} more" if not near and len(labels) > _NEAR else ""
+    raise ConfigError(f'no trial of {run} is called "{wanted}"; {"near are" if near else "it has"} {listed}{more}')
 
 
 def of_trials(lines: Iterable[Line], wanted: str) -> Iterable[TrialLine]:

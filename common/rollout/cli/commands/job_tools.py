@@ -65,19 +65,27 @@ def show(
             show_default=False,
         ),
     ] = None,
-    failed: Annotated[bool, typer.Option("--failed", help="The trials that failed, a line each.")] = False,
+    failed: Annotated[
+        bool,
+        typer.Option("--failed", help="The trials that ended with an error and have no valid reward, a line each."),
+    ] = False,
+    not_passed: Annotated[
+        bool, typer.Option("--not-passed", help="The failed ones, and those with a reward below 1, a line each.")
+    ] = False,
     coordinator: CoordinatorOption = None,
     tls_dir: TlsDirOption = None,
     json: JsonOption = False,
 ) -> None:
-    """What a job came to: agents with their rates, pass@k, errors, the slowest trials. With TRIAL: all of one trial.
+    """What a job came to: agents with their rates, pass@k, errors, the slowest trials. With TRIAL: all of one trial,
+    and of one that did not pass the end of the verifier's output, or of what else explains it.
 
     Rates have intervals of 95 %, clustered by task, and are over the scored trials (docs/job.md says which those are).
 
     --json: `{job, run_id, directory, state, reason, agents: [{agent, dataset, counts, pass_rate, mean_reward,
     pass_at_k, metrics, errors, cost_usd, tokens, versions}], groups (the same by dataset, where there are several),
-    errors: [{type, count, agents, example}], slowest, notes}`; with TRIAL `{job, trial, status, infrastructure, score,
-    result, record, directory, files}`; with --failed a row of `job export` a line. Keys are only ever added.
+    errors: [{type, count, agents, example}], slowest, earlier, notes}`; with TRIAL `{job, trial, status,
+    infrastructure, score, result, record, directory, files}`; with --failed or --not-passed a row of
+    `job export` a line. Keys are only ever added.
     """
     from rollout.cli import show_job
     from rollout.cli.find_job import job_named
@@ -85,8 +93,8 @@ def show(
     from rollout.workloads.job.overview import overview, overview_json
     from rollout.workloads.job.table import rows
 
-    if failed and trial is not None:
-        raise ConfigError("--failed and TRIAL say different things: give one of them")
+    if failed + not_passed + (trial is not None) > 1:
+        raise ConfigError("--failed, --not-passed and TRIAL say different things: give one of them")
     with job_named(job, coordinator, tls_dir, tell) as found:
         if trial is not None:
             one = found.find(trial)
@@ -94,13 +102,16 @@ def show(
                 print_json(show_job.trial_json(found, one))
             else:
                 show_job.print_trial(found, one)
-        elif failed:
-            chosen = [one for one in found.trials if found.status(one) == "failed"]
+        elif failed or not_passed:
+            chosen = [
+                one for one in found.trials if (found.not_passed(one) if not_passed else found.status(one) == "failed")
+            ]
             if json:
                 for row in rows(found, chosen):
                     print_json(row)
             else:
-                show_job.print_trials(found, chosen, "no trial failed")
+                empty = "no trial that has ended did not pass" if not_passed else "no trial failed"
+                show_job.print_trials(found, chosen, empty)
         elif json:
             print_json(overview_json(found, overview(found)))
         else:
@@ -122,11 +133,11 @@ def export(
     The columns are in docs/job.md, the same in .csv, .jsonl and .parquet (which needs pyarrow). The HTML file needs no
     network and no script. A file that is there already is replaced.
 
-    --json: `{job, file, trials, notes}`.
+    --json: `{job, file, trials, earlier, notes}`.
     """
     from rollout.cli.find_job import job_named
     from rollout.cli.show import print_json
-    from rollout.cli.show_job import print_written
+    from rollout.cli.show_job import earlier_left_out, print_written
     from rollout.workloads.job import table
     from rollout.workloads.output import write_atomically
 
@@ -140,6 +151,8 @@ def export(
     with job_named(job, coordinator, tls_dir, tell) as found:
         for note in found.notes:
             tell(f"warning: {note}")
+        if found.earlier:
+            tell(earlier_left_out(found))
         if ending == ".html":
             from rollout.workloads.job.html import html_file
 
@@ -149,8 +162,8 @@ def export(
             data = writers[ending](table.rows(found))
         write_atomically(output, data)
         if json:
-            trials = len(found.trials)
-            print_json({"job": found.name, "file": str(output), "trials": trials, "notes": list(found.notes)})
+            told = {"trials": len(found.trials), "earlier": found.earlier, "notes": list(found.notes)}
+            print_json({"job": found.name, "file": str(output), **told})
         else:
             print_written(output, len(found.trials))
 
@@ -189,7 +202,7 @@ def compare(
 
     from rollout.cli.find_job import job_named
     from rollout.cli.show import print_json
-    from rollout.cli.show_job import print_compared
+    from rollout.cli.show_job import earlier_left_out, print_compared
     from rollout.workloads.job.compare_directories import compare_directories, compared_json
 
     with job_named(a, coordinator, tls_dir, tell) as first:
@@ -197,7 +210,11 @@ def compare(
         with other as second:
             for note in dict.fromkeys((*first.notes, *second.notes)):
                 tell(f"warning: {note}")
-            found = compare_directories(first, second, agent or [])
+            for told in dict.fromkeys(earlier_left_out(one) for one in (first, second) if one.earlier):
+                tell(told)
+            found, impossible = compare_directories(first, second, agent or [])
+            for why in impossible:
+                tell(f"not compared: {why}")
             for one in found:
                 if json:
                     print_json({"job_a": first.name, "job_b": second.name, **compared_json(one)})

@@ -21,6 +21,10 @@ app = new_app(help="Tasks of agent evaluation: make, check and try task director
 DirectoriesArgument = Annotated[
     list[Path], typer.Argument(metavar="DIR...", help="Tasks, or directories of tasks.", show_default=False)
 ]
+DialectOption = Annotated[
+    Literal["rollout", "harbor"] | None,
+    typer.Option("--dialect", help="Format of the tasks. Default: the one that the version in task.toml decides."),
+]
 
 
 @app.command("init")
@@ -58,7 +62,7 @@ def init(
 
 
 @app.command("check")
-def check(directories: DirectoriesArgument, json: JsonOption = False) -> None:
+def check(directories: DirectoriesArgument, dialect: DialectOption = None, json: JsonOption = False) -> None:
     """Find everything that is wrong with tasks, without running anything.
 
     Faults are told all at once, most with file and line; an unknown key with the nearest that there is. Warnings are
@@ -75,7 +79,7 @@ def check(directories: DirectoriesArgument, json: JsonOption = False) -> None:
 
     faults: list[str] = []
     warnings = tasks = 0
-    for found in check_tasks(directories, os.environ):
+    for found in check_tasks(directories, os.environ, dialect):
         faults += found.faults
         warnings += len(found.warnings)
         tasks += found.loaded is not None
@@ -113,6 +117,7 @@ def oracle(
             "--output", metavar="DIR", help="Keep the job here. Default: a temporary directory, kept if a task fails."
         ),
     ] = None,
+    dialect: DialectOption = None,
     json: JsonLinesOption = False,
 ) -> None:
     """Try tasks: their solution must pass, and an agent that does nothing must not.
@@ -137,6 +142,7 @@ def oracle(
             attempts=attempts,
             concurrency=concurrency,
             output=output,
+            dialect=dialect,
             json=json,
         )
     )

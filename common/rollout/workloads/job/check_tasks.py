@@ -8,7 +8,7 @@ from pathlib import Path
 
 from rollout.model.errors import ConfigError
 from rollout.model.problems import faults_of
-from rollout.workloads.job.dialect import doubt
+from rollout.workloads.job.dialect import DialectName, doubt
 from rollout.workloads.job.load_task import LoadedTask, TaskUse, load_task
 from rollout.workloads.job.names import portable_name, same_name
 from rollout.workloads.job.task_directory import CONFIG
@@ -47,15 +47,18 @@ class CheckedTask:
         }
 
 
-def check_tasks(paths: Sequence[Path], environ: Mapping[str, str]) -> Iterator[CheckedTask]:
+def check_tasks(
+    paths: Sequence[Path], environ: Mapping[str, str], dialect: DialectName | None = None
+) -> Iterator[CheckedTask]:
     """Each task of `paths`, which are tasks or directories of tasks, one after the other; what concerns a directory of
-    tasks as a whole comes as one of its own, with faults or warnings and no task."""
+    tasks as a whole comes as one of its own, with faults or warnings and no task.
+    `dialect`: as that of `load_task`."""
     for path in paths:
         if is_task(path):
-            checked = _checked(path, environ)
+            checked = _checked(path, environ, dialect)
             yield replace(checked, warnings=(*_doubts(path, [checked]), *checked.warnings))
         else:
-            yield from _below(path, environ)
+            yield from _below(path, environ, dialect)
 
 
 def is_task(path: Path) -> bool:
@@ -63,20 +66,20 @@ def is_task(path: Path) -> bool:
     return any((path / mark).exists() for mark in _MARKS)
 
 
-def _checked(path: Path, environ: Mapping[str, str]) -> CheckedTask:
+def _checked(path: Path, environ: Mapping[str, str], dialect: DialectName | None) -> CheckedTask:
     faults: list[str] = []
     try:
         portable_name(path.resolve().name)
     except ValueError as error:
         faults.append(f"{path}: {error}")
     try:
-        loaded = load_task(path, TaskUse())
+        loaded = load_task(path, TaskUse(), dialect=dialect)
     except ConfigError as error:
         return CheckedTask(path, None, (*faults, *faults_of(error.message)), ())
     return CheckedTask(path, None if faults else loaded, tuple(faults), (*loaded.notes, *review(loaded.task, environ)))
 
 
-def _below(path: Path, environ: Mapping[str, str]) -> Iterator[CheckedTask]:
+def _below(path: Path, environ: Mapping[str, str], dialect: DialectName | None) -> Iterator[CheckedTask]:
     try:
         entries = sorted(entry for entry in path.iterdir() if not entry.name.startswith(".") and entry.is_dir())
     except OSError as error:
@@ -87,7 +90,7 @@ def _below(path: Path, environ: Mapping[str, str]) -> Iterator[CheckedTask]:
     tasks = [entry for entry in entries if is_task(entry)]
     doubtful = list[CheckedTask]()
     for task in tasks:
-        checked = _checked(task, environ)
+        checked = _checked(task, environ, dialect)
         yield checked
         if checked.loaded is not None and checked.loaded.harbor_mark:
             doubtful.append(checked)

@@ -44,8 +44,8 @@ class Comparison:
     """`tasks` were scored in both and are what is compared; `only_a` and `only_b` in one alone. The means and the
     difference are over these tasks, each counted once, however often it was tried.
 
-    `low` and `high` None: fewer than two tasks, or no variation to judge by. `p_exact`: of McNemar's exact test.
-    `discordant`: tasks that A alone and B alone solved, for McNemar's tests.
+    `low` and `high` None: fewer than two tasks, or no variation to judge by, as where all tasks differ alike.
+    `p_exact`: of McNemar's exact test. `discordant`: tasks that A alone and B alone solved, for McNemar's tests.
     """
 
     agent_a: str
@@ -79,7 +79,9 @@ def compare(
     """
     tasks = [task for task in a if a[task] and b.get(task)]
     if not tasks:
-        raise InputError(f"{agent_a} and {agent_b} have no scored task in common")
+        both = agent_a if agent_a == agent_b else f"{agent_a} and {agent_b}"
+        counts = [sum(map(bool, scores.values())) for scores in (a, b)]
+        raise InputError(f"{both}: no task was scored in both (in A {counts[0]:,} were, in B {counts[1]:,})")
     means_a = [mean(a[task]) for task in tasks]
     means_b = [mean(b[task]) for task in tasks]
     differences = [second - first for first, second in zip(means_a, means_b, strict=True)]
@@ -93,10 +95,8 @@ def compare(
     else:
         p_value, exact = sign_flip(differences)
         test = "sign_flip_exact" if exact else "sign_flip_sampled"
-        # A difference of one for each task: no cluster has two. Shifted, lest all of 0 and 1 be taken for a rate.
-        shifted = estimate({task: [one + 2] for task, one in zip(tasks, differences, strict=True)})
-        low = None if shifted is None or shifted.low is None else shifted.low - 2
-        high = None if shifted is None or shifted.high is None else shifted.high - 2
+        rates = all(0 <= score <= 1 for scores in (a, b) for task in tasks for score in scores[task])
+        low, high = _t_interval(differences, 1.0 if rates else math.inf)
     flips = [flip for task in tasks if (flip := _flip(task, a[task], b[task]))]
     return Comparison(
         agent_a=agent_a,
@@ -116,6 +116,17 @@ def compare(
         gained=tuple(flip for flip in flips if flip.b_pass_rate > flip.a_pass_rate),
         lost=tuple(flip for flip in flips if flip.b_pass_rate < flip.a_pass_rate),
     )
+
+
+def _t_interval(differences: Sequence[float], most: float) -> tuple[float | None, float | None]:
+    """Of their mean, within `most` of 0; (None, None): there are fewer than two, or they are all alike."""
+    size = max(map(abs, differences))
+    if max(differences) - min(differences) <= _TIE * size:
+        return None, None
+    found = estimate({index: [one] for index, one in enumerate(differences)}, differences=True)
+    if found is None or found.low is None or found.high is None:
+        return None, None
+    return max(-most, found.low), min(most, found.high)
 
 
 def _flip(task: TaskKey, a: Sequence[float], b: Sequence[float]) -> Flip | None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 
-from rollout.model.errors import ConfigError
+from rollout.model.errors import ConfigError, InputError
 from rollout.workloads.job.aggregate import scores_by_task
 from rollout.workloads.job.compare import Comparison, TaskKey, compare
 from rollout.workloads.job.job_directory import JobDirectory
@@ -25,14 +25,24 @@ class Compared:
     moved: tuple[str, ...]
 
 
-def compare_directories(a: JobDirectory, b: JobDirectory, agents: Sequence[str] = ()) -> list[Compared]:
+def compare_directories(
+    a: JobDirectory, b: JobDirectory, agents: Sequence[str] = ()
+) -> tuple[list[Compared], list[str]]:
     """`agents` empty: each agent of both jobs with itself, and of jobs with one agent each the one with the other; one:
     this agent of both; two: the first of A with the second of B.
 
-    ConfigError: there is no such agent, it is the same as itself, or there is nothing to compare. InputError: no task
-    was scored in both.
+    Besides, what is told of agents that cannot be compared since no task of theirs was scored in both. ConfigError:
+    there is no such agent, it is the same as itself, or there is nothing to compare. InputError: that goes for all.
     """
-    return [_compared(a, one, b, other) for one, other in _pairs(a, b, agents)]
+    found, impossible = list[Compared](), list[str]()
+    for one, other in _pairs(a, b, agents):
+        try:
+            found.append(_compared(a, one, b, other))
+        except InputError as error:
+            impossible.append(error.message)
+    if not found:
+        raise InputError("\n".join(impossible))
+    return found, impossible
 
 
 def _pairs(a: JobDirectory, b: JobDirectory, agents: Sequence[str]) -> list[tuple[str, str]]:

@@ -321,6 +321,9 @@ class TaskSection(Section):
     path: str = Field(min_length=1, description="Task directory, in git_url where that is set.")
     git_url: str | None = Field(default=None, description="Repository in which path lies.")
     git_commit_id: Text | None = Field(default=None, min_length=1, description="Commit, tag or branch of git_url.")
+    dialect: DialectName | None = Field(
+        default=None, description="Its format, where it is not the one that its version decides."
+    )
 
     @field_validator("git_url")
     @classmethod

@@ -44,12 +44,14 @@ class Loaded:
 
 @dataclass(frozen=True, slots=True)
 class _Place:
-    """Of a task. `ours`: it is a file that the person can mend."""
+    """Of a task. `ours`: it is a file that the person can mend. `dialect`: as that of `load_task`, where it is not that
+    of the dataset."""
 
     name: str
     directory: Path
     commit: str | None
     ours: bool
+    dialect: DialectName | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,7 +134,7 @@ class _Loader:
         places = list[_Place]()
         for index, section in enumerate(sections):
             try:
-                places.append(self._single(section))
+                places.append(replace(self._single(section), dialect=section.dialect))
             except RolloutError as error:
                 self.faults.append(f"tasks.{index}: {error.message}")
         return [Dataset(ADHOC, "", self._tasks("tasks", places, None))]
@@ -224,8 +226,9 @@ class _Loader:
                 )
                 continue
             use = self._use if place.ours else replace(self._use, strict=False)
+            meant = place.dialect or dialect
             try:
-                loaded = load_task(place.directory, use, name=place.name, dialect=dialect, git_commit_id=place.commit)
+                loaded = load_task(place.directory, use, name=place.name, dialect=meant, git_commit_id=place.commit)
             except ConfigError as error:
                 self.faults += faults_of(error.message)
                 continue

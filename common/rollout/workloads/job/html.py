@@ -37,6 +37,7 @@ def html_file(job: JobDirectory, output: Path) -> bytes:
         groups=found.groups or found.agents,
         ks=_ks(found),
         trials=[_trial(job, trial, output) for trial in job.trials],
+        remarks=_remarks(job),
         has_tokens=any(one.tokens.n_input or one.tokens.n_output for one in found.agents),
         has_cost=any(one.cost_usd for one in found.agents),
         metrics=list(dict.fromkeys(name for one in (*found.agents, *found.groups) for name in one.metrics)),
@@ -53,8 +54,8 @@ def _span(value: Estimate | None) -> dict[str, float] | None:
     """Where an interval in [0, 1] stands on a scale of 100; None: there is none to draw."""
     if value is None or value.low is None or value.high is None:
         return None
-    low, high = max(0.0, value.low) * 100, min(1.0, value.high) * 100
-    return {"low": low, "width": max(high - low, 0.5), "mean": min(max(value.mean, 0.0), 1.0) * 100}
+    low, high = value.low * 100, value.high * 100
+    return {"low": low, "width": max(high - low, 0.5), "mean": value.mean * 100}
 
 
 def _trial(job: JobDirectory, trial: KeptTrial, output: Path) -> dict[str, Any]:
@@ -67,9 +68,17 @@ def _trial(job: JobDirectory, trial: KeptTrial, output: Path) -> dict[str, Any]:
         "rewards": trial.record.rewards if trial.record is not None else None,
         "error": error.type if error else "",
         "message": error.message[:_MESSAGE_MAX] if error else "",
-        "remarks": trial.record.remarks if trial.record is not None else [],
         "link": _link(job.path / trial.label, output),
     }
+
+
+def _remarks(job: JobDirectory) -> list[tuple[str, list[str]]]:
+    """Each once, and of which trials it was made, the commonest first: many have the same of a whole job."""
+    found: dict[str, list[str]] = {}
+    for trial in job.trials:
+        for remark in dict.fromkeys(trial.record.remarks if trial.record is not None else ()):
+            found.setdefault(remark, []).append(trial.label)
+    return sorted(found.items(), key=lambda one: -len(one[1]))
 
 
 def _link(directory: Path, output: Path) -> str:

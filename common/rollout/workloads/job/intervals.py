@@ -8,12 +8,13 @@ Cluster-robust standard errors, not a cluster bootstrap, for three reasons. They
 runs of one, print the same digits without agreeing on a generator, a seed and a number of draws. With few tasks they
 cover better: the percentile bootstrap of G clusters underestimates the variance by (G - 1)/G and has no t quantile to
 make up for it (Cameron, Gelbach and Miller 2008, Rev. Econ. Stat. 90, 414). And they cost nothing. What they are bad at
-is a rate near 0 or 1, where a symmetric interval leaves [0, 1], and where all trials pass, where its width is 0. So
-rewards that are all 0 or 1 get Wilson's interval with the effective number of trials instead, as for proportions in
-clustered surveys (Korn and Graubard 1998, Survey Methodology 24, 193; Dean and Pagano 2015, J. Surv. Stat. Methodol. 3,
-484). The tests measure the coverage of both: 94 to 96 %. With one attempt at each of few tasks there are so few
-rates that at a single true one the coverage swings between 93 and 97.5 %, as that of any interval does; on average over
-rates it is 95.0 to 95.7 % for 50 to 200 tasks, and 96.7 % for 20.
+is a rate near 0 or 1, where a symmetric interval leaves [0, 1], and where all trials pass, where its width is 0. So an
+interval of values in [0, 1] is cut off there, as no mean of such values lies beyond, and rewards that are all 0 or 1
+get Wilson's interval with the effective number of trials instead, as for proportions in clustered surveys (Korn and
+Graubard 1998, Survey Methodology 24, 193; Dean and Pagano 2015, J. Surv. Stat. Methodol. 3, 484). The tests measure the
+coverage of both: 94 to 96 %. With one attempt at each of few tasks there are so few rates that at a single true one the
+coverage swings between 93 and 97.5 %, as that of any interval does; on average over rates it is 95.0 to 95.7 % for 50
+to 200 tasks, and 96.7 % for 20.
 """
 
 from __future__ import annotations
@@ -51,8 +52,14 @@ def group(values: Iterable[tuple[Hashable, float]]) -> dict[Hashable, list[float
     return groups
 
 
-def estimate(groups: Mapping[Hashable, Sequence[float]], confidence: float = CONFIDENCE) -> Estimate | None:
-    """The mean over all trials of `groups`, rewards by task, and its interval; None: there are no trials."""
+def estimate(
+    groups: Mapping[Hashable, Sequence[float]], confidence: float = CONFIDENCE, *, differences: bool = False
+) -> Estimate | None:
+    """The mean over all trials of `groups`, rewards by task, and its interval; None: there are no trials.
+
+    Rewards that are all within [0, 1] have an interval within [0, 1]; `differences`: they are no rewards, and may be
+    negative.
+    """
     clusters = [list(values) for values in groups.values() if values]
     values = [value for cluster in clusters for value in cluster]
     if not values:
@@ -62,12 +69,15 @@ def estimate(groups: Mapping[Hashable, Sequence[float]], confidence: float = CON
         return Estimate(centre, None, None, None, len(values), len(clusters))
     error = clustered_error(clusters, centre)
     quantile = t_quantile((1 + confidence) / 2, len(clusters) - 1)
-    if all(value in (0.0, 1.0) for value in values):
+    if not differences and all(value in (0.0, 1.0) for value in values):
         low, high = _wilson(centre, error, quantile, [len(cluster) for cluster in clusters])
         return Estimate(centre, low, high, error, len(values), len(clusters))
     if error == 0 or not math.isfinite(error):
         return Estimate(centre, None, None, None, len(values), len(clusters))
-    return Estimate(centre, centre - quantile * error, centre + quantile * error, error, len(values), len(clusters))
+    low, high = centre - quantile * error, centre + quantile * error
+    if not differences and all(0 <= value <= 1 for value in values):
+        low, high = max(0.0, low), min(1.0, high)
+    return Estimate(centre, low, high, error, len(values), len(clusters))
 
 
 def clustered_error(clusters: Sequence[Sequence[float]], centre: float) -> float:

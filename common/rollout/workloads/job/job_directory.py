@@ -1,8 +1,8 @@
 """What a job left in its directory, read back: for every command that looks at results.
 
 Each trial's result is its record, in a line of trials.jsonl, or else the result.json of its directory. result.json of
-the job says which trials were planned: those without a result were skipped, or have not ended. What is damaged is told
-and left out.
+the job says which trials were planned: those without a result were skipped, or have not ended. Directories of trials
+that were taken out of the job since are no part of it. What is damaged is told and left out.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from rollout.model.errors import ConfigError
 from rollout.workloads.job.aggregate import Overrides, PlannedTrial, is_completed, score
 from rollout.workloads.job.config import JobConfig
 from rollout.workloads.job.errors import is_infrastructure, policy_of
+from rollout.workloads.job.pass_at_k import PASS
 from rollout.workloads.job.record import TrialRecord
 from rollout.workloads.job.result_files import CONFIG, RESULT, STATISTICS, SUMMARY, TRIALS
 from rollout.workloads.job.results import JobResult, TrialResult
@@ -64,8 +65,8 @@ class KeptTrial:
 @dataclass(frozen=True, slots=True)
 class JobDirectory:
     """`trials` in the order of the job. `state`: of its run when it ended, such as completed or killed, and the
-    `reason`; "": it has not. `metrics`: by agent and dataset, as stats.json has them. `notes`: what could not be read,
-    and what that means."""
+    `reason`; "": it has not. `earlier`: how many trials are left out that an earlier plan had. `metrics`: by agent and
+    dataset, as stats.json has them. `notes`: what could not be read, and what that means."""
 
     path: Path
     name: str
@@ -75,6 +76,7 @@ class JobDirectory:
     config: JobConfig | None
     result: JobResult | None
     trials: tuple[KeptTrial, ...]
+    earlier: int = 0
     metrics: Mapping[tuple[str, str], Mapping[str, float]] = field(default_factory=dict[tuple[str, str], Any])
     notes: tuple[str, ...] = ()
 
@@ -94,6 +96,12 @@ class JobDirectory:
     def score(self, trial: KeptTrial) -> float | None:
         """What it says of its agent; None: nothing."""
         return None if trial.result is None else score(trial.result, self.overrides)
+
+    def not_passed(self, trial: KeptTrial) -> bool:
+        """Whether it has ended without passing: also for a fault that is not its agent's. One that was not to be
+        verified did neither."""
+        score = self.score(trial)
+        return self.status(trial) == "failed" or (score is not None and score < PASS)
 
     def infrastructure(self, trial: KeptTrial) -> bool:
         """Whether it failed by a fault that says nothing about the agent."""
@@ -151,6 +159,7 @@ def read_job_directory(path: Path) -> JobDirectory:
         config=reader.model(path / CONFIG, JobConfig),
         result=result,
         trials=tuple(reader.trials(result)),
+        earlier=reader.earlier,
         metrics=reader.metrics(),
         notes=tuple(reader.notes),
     )
@@ -168,6 +177,7 @@ class _Reader:
     def __init__(self, path: Path) -> None:
         self._path = path
         self.notes = list[str]()
+        self.earlier = 0
 
     def model(self, path: Path, model: type[Model]) -> Model | None:
         """What the file holds; None: it is not there, or damaged, which is noted."""
@@ -187,20 +197,26 @@ class _Reader:
         self.notes.append(f"{path}: {what}: it is left out")
 
     def trials(self, result: JobResult | None) -> Iterator[KeptTrial]:
+        """Of the present plan: what result.json of the job lists and what has a line; all that is there before
+        result.json is."""
         lines = {_key(line.record.result): line for line in self._lines()}
         results = {key: line.record.result for key, line in lines.items()}
+        listed = result.results if result is not None else []
+        planned = [(one.dataset_name, one.task_name, one.agent_name, one.attempt) for one in listed]
+        known = {*planned, *lines}
         for path in sorted(_result_files(self._path)):
             dataset, task, agent, attempt = path.relative_to(self._path).parts[:4]
             key = dataset, task, agent, int(attempt)
             if key in results:
+                continue
+            if planned and key not in known:
+                self.earlier += 1
                 continue
             found = self.model(path, TrialResult)
             if found is not None and _key(found) != key:
                 self._damaged(path, f"it is of the trial {'/'.join(map(str, _key(found)))}")
             elif found is not None:
                 results[key] = found
-        listed = result.results if result is not None else []
-        planned = [(one.dataset_name, one.task_name, one.agent_name, one.attempt) for one in listed]
         for key in dict.fromkeys([*planned, *results]):
             line = lines.get(key)
             if line is None:

@@ -14,6 +14,7 @@ from rollout.workloads.job.pass_at_k import PassAtK
 from rollout.workloads.json_form import JsonObject
 
 SLOWEST = 5
+EVERY_K_SHOWN_TO = 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,10 +115,12 @@ def _errors(trials: Sequence[KeptTrial]) -> list[ErrorCount]:
 
 
 def shown_ks(found: Sequence[PassAtK]) -> list[PassAtK]:
-    """Those that fit a table: powers of two and the largest; none, where there was one attempt."""
+    """Those that fit a table: all, or of many powers of two and the largest; none, where there was one attempt."""
     largest = found[-1].k if found else 0
     if largest < 2:
         return []
+    if len(found) <= EVERY_K_SHOWN_TO:
+        return list(found)
     return [one for one in found if one.k & (one.k - 1) == 0 or one.k == largest]
 
 
@@ -138,6 +141,7 @@ def overview_json(job: JobDirectory, found: Overview) -> JsonObject:
         "slowest": [
             {"trial": one.label, "total_sec": one.result.durations.total_sec} for one in found.slowest if one.result
         ],
+        "earlier": job.earlier,
         "notes": list(job.notes),
     }
 
@@ -167,8 +171,8 @@ def percent(value: Estimate | None) -> str:
     if value is None:
         return "-"
     interval = ""
-    if value.low is not None and value.high is not None:  # of pass@k it may lead out of what a rate can be
-        interval = f" [{max(value.low, 0.0) * 100:.1f}, {min(value.high, 1.0) * 100:.1f}]"
+    if value.low is not None and value.high is not None:
+        interval = f" [{value.low * 100:.1f}, {value.high * 100:.1f}]"
     return f"{value.mean * 100:.1f} %{interval}"
 
 

@@ -59,6 +59,8 @@ def _image(task: Task) -> Iterator[str]:
     if text is None:
         return
     if task.environment.docker_image is not None:
+        if task.dialect_name == "harbor":
+            return  # there it is what was built from the Dockerfile before, and both are usual
         yield (
             f"{dockerfile}: not built, since {CONFIG} names docker_image {task.environment.docker_image}: remove one "
             "of them"
