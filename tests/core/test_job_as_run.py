@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from job_directories import record
+from job_directories import record, used
 from job_files import make_task
 from rollout.cli.commands.job_tail import _text, check_wanted, fits, of_trials, tail
 from rollout.cli.commands.logs import Line
@@ -122,6 +122,9 @@ class Here:
             collector = Collector(output, run_id, workload.writer(checked.config), total=checked.total, unit="trials")
             items = list(workload.plan(checked, checked.config, 0))[:entries]
             new = [self.entry(seq, item.payload, ends) for seq, item in enumerate(items)]
+            if "skipped" in ends:
+                seq, tries, how = ends["skipped"]
+                new[seq] = entry(seq, items[seq].payload, None, tries=tries, **how)
             asyncio.run(collector.place(new, self.cluster))
             collector.add(new)
             collector.finish(state)
@@ -439,6 +442,37 @@ def test_a_budget_counts_what_earlier_runs_used(here: Here) -> None:
     here.keys["budget"] = {"max_cost_usd": 0.5}
     assert "nothing more starts: budget.max_cost_usd is 0.5, and $0.60 are spent: raise it" in here.run()
     assert here.result()["skipped_trials"] == 2
+
+
+def test_a_budget_counts_trials_that_run_anew(here: Here) -> None:
+    here.keys |= {"budget": {"max_cost_usd": 1.0}}
+    here.run(one={"cost": 0.3, "reward": None, "error": "verifier_failed"}, two={"cost": 0.3})
+    here.run(retry=["verifier_failed"], one={"cost": 0.3})
+    assert json.loads((here.job / "summary.json").read_text())["job"]["cost_usd"] == pytest.approx(0.9)
+    here.keys["n_attempts"] = 2
+    here.run(1, one={"cost": 0.3})
+    here.keys["n_attempts"] = 3
+    assert "$1.20 are spent" in here.run()
+    assert json.loads((here.job / "stats.json").read_text())["spent"]["cost_usd"] == pytest.approx(1.2)
+
+
+def test_tries_of_a_trial_that_was_skipped_are_kept_and_counted(here: Here) -> None:
+    here.keys |= {"budget": {"max_cost_usd": 1.5}}
+    tried = record("one", "a", error="api_overloaded", cost=1.0, usage=used(5, 5, 1.0))
+    here.cluster.tries[0] = [FailedTry(number, "api_overloaded", "busy", tried.encode()) for number in (1, 2)]
+    skipped = {"outcome": Outcome.SKIPPED, "failure": Failure("rest_skipped", "$2 were used")}
+    here.run(skipped=(0, 2, skipped))
+    assert below(here.job / "d/one/a/1") == {
+        f"tries/{number}/{name}" for number in (1, 2) for name in ("result.json", "error.txt")
+    }
+    assert [line["label"] for line in here.lines()] == ["d/two/a/1"]
+    job = json.loads((here.job / "summary.json").read_text())["job"]
+    assert (job["cost_usd"], job["tokens"], job["skipped"]) == (2.0, 20, 1)
+    here.keys |= {"n_attempts": 2, "budget": {"max_cost_usd": 3.0}}
+    here.cluster.tries.clear()
+    here.run(one={"cost": 0.5})
+    assert (here.job / "d/one/a/1/result.json").exists() and len(list((here.job / "d/one/a").glob("1.before-*"))) == 1
+    assert json.loads((here.job / "summary.json").read_text())["job"]["cost_usd"] == 3.0  # two more attempts
 
 
 def test_files_that_were_changed_are_written_anew_with_trials_of_earlier_runs(here: Here) -> None:

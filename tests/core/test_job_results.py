@@ -18,6 +18,7 @@ from rollout.workloads.job.config import MetricSection
 from rollout.workloads.job.errors import PolicyOverride
 from rollout.workloads.job.metrics import compute, metric_faults
 from rollout.workloads.job.results import JobResult, Timestamps, TrialError, TrialResult, rfc3339
+from rollout.workloads.job.spending import Spent
 from rollout.workloads.job.statistics_file import statistics_json
 
 
@@ -238,7 +239,7 @@ def test_statistics_are_of_an_agent_in_a_dataset() -> None:
 def test_stats_json_has_every_rate_with_its_denominator() -> None:
     trials = [trial("t", 1.0), trial("t", 0.0, attempt=2), trial("u", None, "environment_start_failed")]
     metrics = [MetricSection(type="max")]
-    found = json.loads(statistics_json("nightly", job_statistics(trials, {}, metrics)))
+    found = json.loads(statistics_json("nightly", job_statistics(trials, {}, metrics), Spent()))
     assert (found["job_name"], found["confidence"]) == ("nightly", 0.95)
     (group,) = found["groups"]
     assert list(group) == [

@@ -44,14 +44,14 @@ async def prepare(
     key = task_directory, environment.docker_image, environment.build
     if key in how.planned:
         return how.planned[key]
-    prepared = await _prepare(environment, task_directory, provider, how, build_s)
+    prepared = await _prepare(environment, task_directory, provider, how, build_s, waits)
     if (await provider.probe()).roots.isdisjoint(("rootfs", "image")):  # nothing was made that could go
         how.planned[key] = prepared
     return prepared
 
 
 async def _prepare(
-    environment: Environment, task_directory: Path, provider: Provider, how: Images, build_s: float
+    environment: Environment, task_directory: Path, provider: Provider, how: Images, build_s: float, waits: Waits
 ) -> Prepared:
     try:
         async with asyncio.timeout(build_s + _LATE_S) as waits.deadline:

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from rollout.workloads.job.aggregate import Overrides, is_completed, score
 from rollout.workloads.job.pass_at_k import PASS
 from rollout.workloads.job.record import TrialRecord
+from rollout.workloads.job.spending import MICRO, Spent
 from rollout.workloads.json_form import JsonObject
 from rollout.workloads.port import Board, Running
 
@@ -45,8 +46,6 @@ class Tally:
     def __init__(self, labels: Iterable[str], overrides: Overrides) -> None:
         self._overrides = overrides
         self._agents: dict[str, _Agent] = {}
-        self._tokens = 0
-        self._cost = 0.0
         for label in labels:
             self._agents.setdefault(_agent_of(label), _Agent()).trials += 1
 
@@ -59,17 +58,15 @@ class Tally:
             agent.scored += 1
             agent.rewards += value
             agent.passed += value >= PASS
-        self._tokens += record.usage.n_input_tokens + record.usage.n_output_tokens
-        self._cost += result.cost
 
-    def board(self, of_run: Sequence[str], running: Sequence[Running], n_running: int) -> Board:
+    def board(self, of_run: Sequence[str], running: Sequence[Running], n_running: int, spent: Spent) -> Board:
         """`of_run`: labels by seq. `running`: the first of `n_running`."""
         shown = [(of_run[one.seq], one) for one in running if one.seq < len(of_run)]
         among = Counter(_agent_of(label) for label, _ in shown)
         for name, agent in self._agents.items():
             agent.running = among[name] if len(running) >= n_running else None
         agents = {name: agent.to_json() for name, agent in self._agents.items()}
-        tokens, cost = self._tokens, self._cost
+        tokens, cost = spent.tokens, spent.micro_dollars / MICRO
         return Board(
             heads=HEADS,
             rows=tuple(_row(name, counts) for name, counts in agents.items()),

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from math import fsum
 from pathlib import Path
 
 from rollout.workloads.job.config import JobConfig
@@ -12,8 +11,9 @@ from rollout.workloads.job.kept import Kept, read_kept, read_lines, write_kept
 from rollout.workloads.job.placing import aside
 from rollout.workloads.job.plan import Trial
 from rollout.workloads.job.record import record_from
-from rollout.workloads.job.result_files import TRIALS
-from rollout.workloads.job.run_config import MICRO, digest_of
+from rollout.workloads.job.result_files import PLACED, TRIALS
+from rollout.workloads.job.run_config import digest_of
+from rollout.workloads.job.spending import MICRO, Spent, spent_in
 from rollout.workloads.json_form import JsonObject
 
 _SHOWN = 3
@@ -41,14 +41,24 @@ def following(
     before: dict[str, str] = {label: trial for trial, label in output["planned"]}
     now = {trial.label: trial for trial in trials}
     kept = read_kept(directory, output["kept"])
-    final = {**kept, **read_lines(directory)}
-    final = {trial: lines for trial, lines in final.items() if TRIALS in lines}
-    used = _used(final, kept, config)
+    of_run = {trial: lines for trial, lines in read_lines(directory).items() if trial not in kept}
+    final = {trial: lines for trial, lines in (kept | of_run).items() if TRIALS in lines}
+    used = _used(of_run, config)
     changed = [label for label, trial in now.items() if before.get(label, trial.id.hex()) != trial.id.hex()]
     known = set(before.values()) | set(final)
     added = [label for label, trial in now.items() if trial.id.hex() not in known and label not in changed]
     again = [label for label, trial in now.items() if _error_of(final.get(trial.id.hex())) in retry]
-    moved = (*((label, before[label]) for label in changed), *((label, now[label].id.hex()) for label in again))
+    # Of trials that came to no result, what their tries left.
+    tried = [
+        lines[PLACED]["directory"]
+        for trial, lines in of_run.items()
+        if trial not in final and lines[PLACED]["directory"] not in changed
+    ]
+    moved = (
+        *((label, before[label]) for label in changed),
+        *((label, now[label].id.hex()) for label in again),
+        *((label, before[label]) for label in tried),
+    )
     for _, trial in moved:
         final.pop(trial, None)
     left = tuple(trial for trial in trials if trial.id.hex() not in final)
@@ -83,12 +93,12 @@ def _error_of(lines: dict[str, JsonObject] | None) -> str:
     return error["type"] if error else ""
 
 
-def _used(final: Kept, before: Kept, config: JsonObject) -> JsonObject:
-    """`before`: what of it was there before the run of `config`."""
-    records = {trial: record_from(lines[TRIALS]["record"]) for trial, lines in final.items()}
-    tokens = sum(record.usage.n_input_tokens + record.usage.n_output_tokens for record in records.values())
-    cost = fsum(record.result.cost for record in records.values())
-    times = [record.result.timestamps for trial, record in records.items() if trial not in before]
+def _used(of_run: Kept, config: JsonObject) -> JsonObject:
+    """By the run of `config`, whose lines are `of_run`, and all before: what was spent stays so, also where the trial
+    came to no result, or is run anew, or is none of the job's any more."""
+    spent = sum(map(spent_in, of_run.values()), Spent.before(config["used"]))
+    records = [record_from(lines[TRIALS]["record"]) for lines in of_run.values() if TRIALS in lines]
+    times = [record.result.timestamps for record in records]
     seconds = 0.0
     if times:
         seconds = (max(one.ended_at for one in times) - min(one.started_at for one in times)).total_seconds()
@@ -96,8 +106,8 @@ def _used(final: Kept, before: Kept, config: JsonObject) -> JsonObject:
     if limit is not None:  # trials that ran when it was reached were finished
         seconds = min(seconds, max(0.0, limit - config["used"].get("seconds", 0)))
     return {
-        "tokens": tokens,
-        "micro_dollars": round(cost * MICRO),
+        "tokens": spent.tokens,
+        "micro_dollars": spent.micro_dollars,
         "seconds": round(config["used"].get("seconds", 0) + seconds, 3),
     }
 

@@ -13,11 +13,10 @@ from rollout.workloads.job.config import JobConfig, asks_engine
 from rollout.workloads.job.engine import ResolvedEngine
 from rollout.workloads.job.errors import ERRORS, is_infrastructure, policy_of
 from rollout.workloads.job.plan import Trial
+from rollout.workloads.job.spending import MICRO
 from rollout.workloads.job.trial import TrialSpec
 from rollout.workloads.json_form import JsonObject
 
-MICRO = 1_000_000
-"""Cost is counted in millionths of a US dollar."""
 PAUSE_TIMEOUT_MS = 30 * 86_400_000
 """A trial that runs when nothing more is to start is waited for, whatever it takes."""
 NO_FAULT = "by no fault of an agent"

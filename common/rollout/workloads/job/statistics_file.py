@@ -8,13 +8,14 @@ from dataclasses import asdict
 
 from rollout.workloads.job.aggregate import Statistics
 from rollout.workloads.job.intervals import CONFIDENCE
+from rollout.workloads.job.spending import Spent
 from rollout.workloads.json_form import JsonObject
 
 
-def statistics_json(job_name: str, statistics: Mapping[tuple[str, str], Statistics]) -> bytes:
-    """The file. `statistics`: by agent and dataset (`aggregate.job_statistics`)."""
+def statistics_json(job_name: str, statistics: Mapping[tuple[str, str], Statistics], spent: Spent) -> bytes:
+    """The file. `statistics`: by agent and dataset (`aggregate.job_statistics`). `spent`: by all tries."""
     groups = [{"agent": agent, "dataset": dataset, **_group(found)} for (agent, dataset), found in statistics.items()]
-    value = {"job_name": job_name, "confidence": CONFIDENCE, "groups": groups}
+    value = {"job_name": job_name, "confidence": CONFIDENCE, "spent": spent.to_json(), "groups": groups}
     return json.dumps(value, indent=2, ensure_ascii=False, allow_nan=False).encode() + b"\n"
 
 

@@ -21,6 +21,7 @@ from rollout.workloads.job.placing import Part, Placed, clear, place
 from rollout.workloads.job.record import TrialRecord, record_from, record_json
 from rollout.workloads.job.result_files import CONFIG, ERRORS, PLACED, RESULT, STATISTICS, TRIALS, TRIES
 from rollout.workloads.job.results import rfc3339
+from rollout.workloads.job.spending import Spent, spent_by, spent_in
 from rollout.workloads.job.statistics_file import statistics_json
 from rollout.workloads.job.trial import TrialSpec
 from rollout.workloads.json_form import JsonObject, dump_line, timestamp
@@ -49,6 +50,8 @@ class JobWriter:
         self._kept_name: str = output.get("kept", "")
         self._kept: Kept = {}
         self._directory = Path()
+        self._before = Spent.before(config.get("used", {}))
+        self._spent = self._before
         self._seen: dict[str, str] = {}  # of entries, where no plan is known
         self._placed: dict[int, Placed] = {}
         self._lock = threading.Lock()
@@ -79,30 +82,33 @@ class JobWriter:
     async def place(self, entry: CommitEntry, ledger: Ledger) -> str:
         spec = TrialSpec.decode(entry.payload)
         record = record_of(entry, spec)
-        if record is None:
-            return ""
         before: list[FailedTry] = []
-        if entry.tries > 1:
+        if entry.tries > (record is not None):
             before = await ledger.failed_tries(entry.seq)
         parts = [Part(f"{TRIES}/{number}", try_record(one, spec)) for number, one in enumerate(before, 1)]
-        placed, told = await place(self._directory, spec.label, [*parts, Part("", record)], ledger.fetch)
+        if record is not None:
+            parts.append(Part("", record))
+        if not parts:
+            return ""
+        placed, told = await place(self._directory, spec.label, parts, ledger.fetch)
         self._placed[entry.seq] = placed
         return told
 
     def lines(self, entry: CommitEntry) -> Iterator[tuple[str, bytes]]:
         spec = TrialSpec.decode(entry.payload)
         record = record_of(entry, spec)
+        placed = self._placed.pop(entry.seq, None)
+        tries = [part.record for part in placed.parts] if placed is not None else [record] if record is not None else []
         with self._lock:
             self._seen[spec.id] = spec.label
+            self._spent += spent_by(tries)
             if record is not None:
                 self.records[spec.id] = record
                 self._tally.add(record)
-        if record is None:
-            return
-        yield TRIALS, dump_line(_trial_line(spec, record, entry))
-        if entry.outcome is Outcome.FAILED:
-            yield ERRORS, dump_line(_error_line(spec, record, entry))
-        placed = self._placed.pop(entry.seq, None)
+        if record is not None:
+            yield TRIALS, dump_line(_trial_line(spec, record, entry))
+            if entry.outcome is Outcome.FAILED:
+                yield ERRORS, dump_line(_error_line(spec, record, entry))
         if placed is not None:
             yield PLACED, dump_line({"trial": spec.id, **placed.to_json()})
 
@@ -138,7 +144,7 @@ class JobWriter:
                 "skipped": result.skipped_trials,
                 "pass_rate": result.pass_rate,
                 "mean_reward": result.mean_reward,
-                "cost_usd": result.total_cost,
+                **self._spent.to_json(),
                 "errors": dict(errors.most_common()),
             },
         }
@@ -147,7 +153,7 @@ class JobWriter:
 
     def board(self, running: Sequence[Running], n_running: int) -> Board:
         with self._lock:
-            return self._tally.board(self._of_run, running, n_running)
+            return self._tally.board(self._of_run, running, n_running, self._spent)
 
     # ---- over all trials
 
@@ -181,7 +187,7 @@ class JobWriter:
             name, trials, started_at=began, ended_at=max(until, began), cancelled=cancelled, overrides=overrides
         )
         yield CONFIG, json.dumps(self.job.model_dump(mode="json"), indent=2, ensure_ascii=False).encode() + b"\n"
-        yield STATISTICS, statistics_json(name, job_statistics(trials, overrides, self.job.metrics))
+        yield STATISTICS, statistics_json(name, job_statistics(trials, overrides, self.job.metrics), self._spent)
         yield RESULT, result.to_json()
 
     def _times(self, trials: Iterable[PlannedTrial]) -> tuple[datetime, datetime]:
@@ -193,7 +199,9 @@ class JobWriter:
         return min(one.started_at for one in times), max(one.ended_at for one in times)
 
     def _remember(self, kept: Kept) -> None:
+        of_run = (lines for trial, lines in kept.items() if trial not in self._kept)
         with self._lock:
+            self._spent = sum(map(spent_in, of_run), self._before)
             self.records = {
                 trial: record_from(lines[TRIALS]["record"]) for trial, lines in kept.items() if TRIALS in lines
             }
