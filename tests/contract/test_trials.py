@@ -153,6 +153,7 @@ async def test_an_agent_is_told_its_deadline(bench: Bench) -> None:
 async def test_secrets_are_hidden_wherever_they_are_printed(bench: Bench, capsys: pytest.CaptureFixture[str]) -> None:
     record = await bench.trial(
         'echo $TOKEN; printf "${TOKEN%%-*}"; sleep 0.05; echo "-${TOKEN#*-}"; echo "<$TOKEN>" > /logs/agent/log; '
+        "echo x > /logs/agent/of-$TOKEN; mkdir -p /logs/artifacts/$TOKEN; echo y > /logs/artifacts/$TOKEN/a; "
         'echo "it was $TOKEN" >&2; exit 1',
         "env\n" + HALF,
     )
@@ -161,6 +162,8 @@ async def test_secrets_are_hidden_wherever_they_are_printed(bench: Bench, capsys
     assert files["agent/log"] == "<***>\n"
     assert record.result.error is not None
     assert record.result.error.message.endswith("it was ***")
+    assert (files["agent/of-***"], files["artifacts/logs/artifacts/***/a"]) == ("x\n", "y\n")
+    assert not [name for name in files if SECRET in name]
     assert not [name for name, text in files.items() if SECRET in text]
     assert "TOKEN" not in files["verifier/stdout.txt"]
     assert SECRET not in capsys.readouterr().out

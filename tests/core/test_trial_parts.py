@@ -66,6 +66,15 @@ def test_values_are_hidden_however_they_are_cut(seed: int) -> None:
     assert not [value for value in masks.values if value in masked(masks, data)]
 
 
+def test_names_are_hidden_too_and_stay_different(tmp_path: Path) -> None:
+    for name in ("a-secret-one.log", "a-secret-two.log", "in-secret-one/secret-two", "plain"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text(name)
+    Masks(["secret-one", "secret-two"]).names(tmp_path)
+    found = sorted(str(path.relative_to(tmp_path)) for path in tmp_path.rglob("*"))
+    assert found == ["a-***.log", "a-***.log.2", "in-***", "in-***/***", "plain"]
+
+
 def test_what_only_begins_like_a_secret_is_shown(tmp_path: Path) -> None:
     masks = Masks(["secret-one"])
     assert masked(masks, b"secret", b"-o", b"ther secret-on", b"e") == b"secret-other ***"

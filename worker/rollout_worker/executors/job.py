@@ -15,7 +15,7 @@ from rollout.model.errors import AttemptError, ConfigError, InputError
 from rollout.snapshots.tar import pack, unpack
 from rollout.workloads.job.config import ORACLE, AgentSection, JobConfig
 from rollout.workloads.job.load_task import TaskUse, load_task
-from rollout.workloads.job.record import TrialRecord
+from rollout.workloads.job.record import ARTIFACTS, TrialRecord
 from rollout.workloads.job.retries import delay_ms, is_retried
 from rollout.workloads.job.task import Task
 from rollout.workloads.job.trial import TrialSpec
@@ -31,6 +31,7 @@ from rollout_worker.sandboxes.providers import open_provider
 from rollout_worker.trials.agents import make_agent
 from rollout_worker.trials.agents.cluster_engine import ClusterEngine
 from rollout_worker.trials.environment import Images
+from rollout_worker.trials.gathering import MANIFEST
 from rollout_worker.trials.lanes import Lanes
 from rollout_worker.trials.masking import Masks
 from rollout_worker.trials.oracle import Oracle
@@ -228,12 +229,20 @@ class JobExecutor:
 
     async def _store(self, told: Told, context: Context) -> bytes:
         """The object of everything large."""
+        await asyncio.to_thread(_hide_names, told)
         archive = told.files.with_name("files.tar")
         await with_room(
             "the files of a trial cannot be packed", lambda: asyncio.to_thread(pack, told.files, archive), context
         )
         await asyncio.to_thread(trees.remove, str(told.files))
         return await with_room("the files of a trial cannot be stored", lambda: context.put_object(archive), context)
+
+
+def _hide_names(told: Told) -> None:
+    """Once nobody looks for files by the names that the agent gave them."""
+    told.masks.names(told.files)
+    for manifest in told.files.glob(f"**/{ARTIFACTS}/{MANIFEST}"):
+        told.masks.file(manifest)
 
 
 def _agent(told: Told) -> Agent:

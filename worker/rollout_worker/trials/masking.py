@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Iterable, Mapping
 from pathlib import Path
@@ -58,6 +59,24 @@ class Masks:
                 masked.replace(path)
         finally:
             masked.unlink(missing_ok=True)
+
+    def names(self, directory: Path) -> None:
+        """Rename what lies below `directory` where its name holds one of the values; every name stays another.
+
+        Blocking. OSError.
+        """
+        if self.pattern is None:
+            return
+        for root, directories, files in os.walk(directory, topdown=False):
+            for name in (*directories, *files):
+                masked = self.text(name)
+                if masked == name:
+                    continue
+                target, number = Path(root, masked), 1
+                while os.path.lexists(target):
+                    number += 1
+                    target = Path(root, f"{masked}.{number}")
+                Path(root, name).rename(target)
 
 
 class MaskedStream:
