@@ -62,6 +62,18 @@ class Tally:
         self._tokens += record.usage.n_input_tokens + record.usage.n_output_tokens
         self._cost += result.cost
 
+    def agents(self) -> JsonObject:
+        """`trials`, `scored`, `passed` and `mean_reward`, which is None where nothing is scored, by agent."""
+        return {
+            name: {
+                "trials": one.trials,
+                "scored": one.scored,
+                "passed": one.passed,
+                "mean_reward": one.rewards / one.scored if one.scored else None,
+            }
+            for name, one in self._agents.items()
+        }
+
     def board(self, of_run: Sequence[str], running: Sequence[Running], n_running: int) -> Board:
         """`of_run`: labels by seq. `running`: the first of `n_running`."""
         shown = [(of_run[one.seq], one) for one in running if one.seq < len(of_run)]
