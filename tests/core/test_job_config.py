@@ -162,6 +162,16 @@ def test_keys_of_harbor_that_change_no_result_are_read(tmp_path: Path) -> None:
     assert found == changed(tmp_path, log_level="debug")
 
 
+def test_keys_of_harbors_orchestrator_stand_at_the_top(tmp_path: Path) -> None:
+    orchestrator = {"type": "local", "n_concurrent_trials": 2, "retry": {"max_retries": 4}, "quiet": True}
+    found = changed(tmp_path, orchestrator=orchestrator)
+    assert found == changed(tmp_path, n_concurrent_trials=2, retry={"max_attempts": 5})
+    with pytest.raises(ConfigError) as caught:
+        changed(tmp_path, orchestrator={"type": "ray", "n_concurrent_trials": 0})
+    assert "orchestrator.type: only local is known here" in caught.value.message
+    assert "n_concurrent_trials: must be at least 1, not 0" in caught.value.message
+
+
 def test_keys_of_harbor_that_would_change_results_are_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="extra_instructions: unknown key"):
         changed(tmp_path, extra_instructions=["be quick"])

@@ -410,7 +410,7 @@ class WorkloadRun:
         self._display.close()
         files = files_of(self._workload, directory) | {Path(path).name: path for path in made}
         refusal = self._workload.refusal(summary) if status.state == "failed" else ""
-        self._display.event("summary", "" if refusal else self._text(summary, files), **summary, files=files)
+        self._display.event("summary", "" if refusal else self._text(summary, files, directory), **summary, files=files)
         if refusal:
             ended = f"run {short(self.run_id)} has ended; when this is mended, the same command starts another one"
             raise InputError(f"{refusal}\n{ended}")
@@ -422,7 +422,7 @@ class WorkloadRun:
             )
         return OK if status.state == "completed" and self._workload.succeeded(summary) else FAILED
 
-    def _text(self, summary: JsonObject, files: dict[str, str]) -> str:
+    def _text(self, summary: JsonObject, files: dict[str, str], directory: Path) -> str:
         unit, measure, totals = self._workload.unit, self._workload.measure, self._collector.totals
         units = summary[unit]
         measured = (
@@ -437,7 +437,7 @@ class WorkloadRun:
         )
         lines = [f"run {short(summary['run_id'])} {summary['state']}{f' ({reason})' if reason else ''}: {outcome}"]
         invalid, errors = units["invalid"], files.get(ERRORS, "")
-        if failed := units["failed"] - invalid:
+        if failed := self._workload.failed_for_good(summary):
             lines.append(f"warning: {failed:,} {unit} failed for good; why is in {errors}")
         if invalid:
             lines.append(f"{invalid:,} {unit} left out as invalid; what is wrong with them is in {errors}")
@@ -448,4 +448,6 @@ class WorkloadRun:
             how = "cannot begin" if self._workload.over(units["failed"]) else "are unharmed"
             lines.append(f"{left} {unit} {how}: {self._workload.when_mended(summary)}")
         lines.append("files: " + ", ".join(files.values()))
+        if also := self._workload.see_also(directory):
+            lines.append(f"see {also}")
         return "\n".join(lines)

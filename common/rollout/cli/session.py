@@ -555,7 +555,8 @@ class _Invocation:
         outcome = workload.outcome(summary) or (
             f"{units['completed']} {results}, {unsuccessful(units['failed'], units['invalid'])}"
         )
-        return f"run {short(summary['run_id'])} is complete already: {outcome}, in {directory}"
+        first, *others = outcome.split("\n")
+        return "\n".join([f"run {short(summary['run_id'])} is complete already: {first}, in {directory}", *others])
 
     # ---- trouble and interruption
 

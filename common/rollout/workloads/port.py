@@ -456,6 +456,15 @@ class Workload(ABC, Generic[Settings, Found]):
         """What a run with this summary came to, in a line; empty: how many units were completed, and how fast."""
         return ""
 
+    def failed_for_good(self, summary: JsonObject) -> int:
+        """How many units have a line in errors.jsonl and are not invalid."""
+        units = summary[self.unit]
+        return units["failed"] - units["invalid"]
+
+    def see_also(self, directory: Path) -> str:
+        """The command that shows what a run came to whose files are in `directory`; empty: there is none."""
+        return ""
+
     def over(self, failed: int) -> str:
         """Why a run of which `failed` units failed for good can do nothing more; empty: it goes on with the others."""
         return ""

@@ -59,6 +59,18 @@ class Tally:
             agent.rewards += value
             agent.passed += value >= PASS
 
+    def agents(self) -> JsonObject:
+        """`trials`, `scored`, `passed` and `mean_reward`, which is None where nothing is scored, by agent."""
+        return {
+            name: {
+                "trials": one.trials,
+                "scored": one.scored,
+                "passed": one.passed,
+                "mean_reward": one.rewards / one.scored if one.scored else None,
+            }
+            for name, one in self._agents.items()
+        }
+
     def board(self, of_run: Sequence[str], running: Sequence[Running], n_running: int, spent: Spent) -> Board:
         """`of_run`: labels by seq. `running`: the first of `n_running`."""
         shown = [(of_run[one.seq], one) for one in running if one.seq < len(of_run)]

@@ -6,6 +6,7 @@ import asyncio
 import json
 import os
 import re
+import shlex
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -243,12 +244,19 @@ class Job(Workload[JobConfig, JobChecked]):
         infrastructure = f" ({job['infrastructure']} of infrastructure)" if job["infrastructure"] else ""
         skipped = f", {job['skipped']} skipped" if job["skipped"] else ""
         cost = f", ${job['cost_usd']:.2f}" if job["cost_usd"] else ""
+        ended = f"{job['completed']} of {job['trials']} trials completed, {job['failed']} failed"
         return (
-            f"{job['completed']} of {job['trials']} trials completed, {job['failed']} failed{infrastructure}{skipped}; "
-            f"pass rate {job['pass_rate']:.1%}, mean reward {job['mean_reward']:.4g}{cost}"
+            f"{ended}{infrastructure}{skipped}{cost}"
+            + "".join(f"\n{name}: {_came_to(counts)}" for name, counts in job.get("agents", {}).items())
             + (f"\nerrors: {errors}" if errors else "")
             + ("" if self.succeeded(summary) else f"\n{_STOPPED}")
         )
+
+    def failed_for_good(self, summary: JsonObject) -> int:
+        return summary["job"]["failed"]
+
+    def see_also(self, directory: Path) -> str:
+        return f"rollout job show {shlex.quote(str(directory))}"
 
     def remarks(self, entry: CommitEntry) -> Iterator[tuple[str, str, JsonObject]]:
         """What is not as the task wants it, such as an image that was not built, once each."""
@@ -299,6 +307,14 @@ class Job(Workload[JobConfig, JobChecked]):
 
     def item_output(self, data: bytes) -> Any:
         return json.loads(TrialRecord.decode(data).encode())
+
+
+def _came_to(counts: JsonObject) -> str:
+    """Of one agent; no rates where nothing is scored."""
+    trials = f"{counts['trials']:,} trials"
+    if not counts["scored"]:
+        return f"{trials}, none scored"
+    return f"{trials}, {counts['passed']:,} of {counts['scored']:,} passed, mean reward {counts['mean_reward']:.3f}"
 
 
 _STOPPED = (

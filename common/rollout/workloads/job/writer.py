@@ -134,6 +134,9 @@ class JobWriter:
         errors = Counter[str]()
         for found in statistics:
             errors.update(found.errors)
+        tally = Tally((trial for _, trial in self._planned), self.job.override_error_policy)
+        for record in self.records.values():
+            tally.add(record)
         return {
             **summary,
             "job": {
@@ -145,6 +148,7 @@ class JobWriter:
                 "pass_rate": result.pass_rate,
                 "mean_reward": result.mean_reward,
                 **self._spent.to_json(),
+                "agents": tally.agents(),
                 "errors": dict(errors.most_common()),
             },
         }
