@@ -31,10 +31,11 @@ rollout run show E0AD
 **Shell completion** of commands, options, runs and workers, for bash, zsh and fish: `rollout --install-completion`, or
 `rollout --show-completion` to put it where you want. Runs and workers are asked of the cluster, for a second at most.
 
-**Standard output that is closed, full or read by nobody** (`>&-`, `>/dev/full`, `| head`) is told in one sentence on
-standard error, and the exit code is 1. A workload finishes its work all the same: only its progress is lost, the
-results are in its files, and it still ends with 1. A daemon goes on, and so does its log when there is room again. What
-your locale has no letters for is shown with escapes (`\\xe9`); a byte of a file name that is no text, as `\\xff`.
+**Standard output that is closed or full** (`>&-`, `>/dev/full`) is told in one sentence on standard error, and the exit
+code is 1. It is 1 without a word where nobody reads it any more (`| head`). A workload says so, and finishes its work
+all the same: only its progress is lost, the results are in its files, and it still ends with 1. A daemon goes on, and
+so does its log when there is room again. What your locale has no letters for is shown with escapes (`\\xe9`); a byte of
+a file name that is no text, as `\\xff`.
 """
 
 

@@ -36,7 +36,8 @@ def test_output_that_cannot_be_written_is_one_sentence(cli: Cli, command: str, r
         script = f"(sleep 1; {ROLLOUT} {command}; echo $? >code) {redirection}; sleep 0.1; exit $(cat code)"
     done = subprocess.run(["bash", "-c", script], cwd=cli.directory, capture_output=True, text=True, timeout=60)
     assert (done.returncode, done.stdout) == (1, "")
-    assert done.stderr == f"error [output_unwritable]: standard output cannot be written: {words}\n"
+    said = f"error [output_unwritable]: standard output cannot be written: {words}\n"
+    assert done.stderr == ("" if words == "Broken pipe" else said)  # who reads no more needs no reason
 
 
 def test_a_workload_whose_output_is_closed_finishes(cli: Cli) -> None:

@@ -462,7 +462,7 @@ def test_an_agent_that_was_not_scored_hinders_no_other(tmp_path: Path, call: Cal
     records = [record("t", agent="x", reward=0.0), record("t", agent="y", error="environment_lost")]
     for name in ("a", "b"):
         make_job(tmp_path / name, records)
-    found, impossible = compare_directories(*(read_job_directory(tmp_path / name) for name in ("a", "b")))
+    found, impossible = compare_directories(read_job_directory(tmp_path / "a"), read_job_directory(tmp_path / "b"))
     assert [one.comparison.agent_a for one in found] == ["x"]
     assert impossible == ["y: no task was scored in both (in A 0 were, in B 0)"]
     assert call("job", "compare", "./a", "./b")[0] == 0

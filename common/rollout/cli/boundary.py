@@ -106,7 +106,9 @@ def _ended(output: Output, code: int) -> int:
 
 def show(error: RolloutError) -> None:
     """`error [code]: message` on standard error; with --json also `{"error": {code, message, faults}}` on standard
-    output, `faults` being what is wrong, one by one."""
+    output, `faults` being what is wrong, one by one. Of a reader that has gone nothing is said: it knows."""
+    if isinstance(error, OutputError) and error.reader_gone and not debugging():
+        return
     message = redact_text(error.message)
     if debugging():
         traceback.print_exception(error)

@@ -22,9 +22,10 @@ _ESCAPES = "rollout_escapes"
 
 
 class OutputError(RolloutError):
-    """Standard output cannot be written."""
+    """Standard output cannot be written. `reader_gone`: since who read it, as `| head`, has had enough."""
 
     code = "output_unwritable"
+    reader_gone = False
 
 
 class Output:
@@ -78,6 +79,7 @@ class Output:
                     self._give_up()
         assert self._lost is not None
         problem = OutputError(f"standard output cannot be written: {self._lost.strerror or self._lost}")
+        problem.reader_gone = self._lost.errno == errno.EPIPE
         if self._meanwhile is None:
             raise problem
         if not self._told:
