@@ -314,7 +314,7 @@ def _came_to(counts: JsonObject) -> str:
     trials = f"{counts['trials']:,} trials"
     if not counts["scored"]:
         return f"{trials}, none scored"
-    return f"{trials}, {counts['passed']:,} of {counts['scored']:,} passed, mean reward {counts['mean_reward']:.3f}"
+    return f"{trials}, {counts['passed']:,} of {counts['scored']:,} passed, mean reward {counts['mean_reward']:.4g}"
 
 
 _STOPPED = (
