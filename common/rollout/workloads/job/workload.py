@@ -38,6 +38,7 @@ from rollout.workloads.job.run_config import (
 )
 from rollout.workloads.job.templates import unset
 from rollout.workloads.job.trial import TrialSpec
+from rollout.workloads.job.try_agents import try_agents
 from rollout.workloads.job.writer import JobWriter
 from rollout.workloads.json_form import JsonObject, lookup
 from rollout.workloads.output import claimed, saved_state, saved_summary
@@ -119,6 +120,8 @@ class Job(Workload[JobConfig, JobChecked]):
 
     def check(self, settings: JobConfig, reading: Reading) -> JobChecked:
         faults, engine = [*self._unset(settings)], None
+        tried, doubted = try_agents(settings, reading.tell) if self._environ is not None else ([], [])
+        faults += tried
         try:
             if settings.engine is not None and any(asks_engine(agent, settings) for agent in settings.agents):
                 engine = resolve_engine(settings.engine)
@@ -144,6 +147,7 @@ class Job(Workload[JobConfig, JobChecked]):
                 *(engine.notes if engine is not None else ()),
                 *_written_secrets(settings),
                 *self._of_elsewhere(settings),
+                *doubted,
             ),
             snapshots=engine.snapshots if engine is not None else (),
             job=settings,
