@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import re
+import sys
 import time
 from email.utils import formatdate
 from pathlib import Path
@@ -15,9 +16,11 @@ from agent_place import Answered, TestPlace, completion, place, service
 from rollout.config.load import load_settings
 from rollout.workloads.job.agent_kinds import KINDS
 from rollout.workloads.job.config import AgentSection, JobConfig
+from rollout.workloads.job.try_agents import try_agents
 from rollout_worker.trials.agents import make_agent
 from rollout_worker.trials.agents.chat import ChatEndpoint
 from rollout_worker.trials.agents.shell_loop import says_done
+from rollout_worker.trials.agents.try_here import try_agent
 from rollout_worker.trials.port import Place, Reply, TrialFault
 
 DONE = "TASK_COMPLETE"
@@ -391,3 +394,42 @@ async def test_the_agent_of_the_page_works(tmp_path: Path, monkeypatch: pytest.M
     async with place(tmp_path, answers=[Reply("false", "stop", 1, 1), Reply("echo x > f", "stop", 1, 1)]) as here:
         await run(section, here)
         assert await here.sandbox.read_file("/app/f") == b"x\n"
+
+
+# ---- before a job
+
+
+@pytest.mark.parametrize(
+    ("agent", "told"),
+    [
+        ({"import_path": "plug:A", "kwargs": {"depth": 1}}, {}),
+        ({"import_path": "plug:A"}, {"key": "kwargs", "fault": "A does not take them: missing a required argument"}),
+        ({"import_path": "plug:B"}, {"key": "import_path", "fault": "plug:B: plug has no B"}),
+        ({"import_path": "plugs:A"}, {"key": "import_path", "fault": "plugs:A cannot be imported"}),
+        ({"name": "codex"}, {"key": "env", "warning": "codex has no key: add env: {CODEX_API_KEY"}),
+        ({"name": "codex", "env": {"OPENAI_API_KEY": "x"}}, {}),
+        ({"name": "codex", "base_url": "http://localhost:1"}, {}),
+    ],
+)
+def test_what_an_agent_lacks_is_known_without_running_it(
+    agent: dict[str, Any], told: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "plug.py").write_text("class A:\n    def __init__(self, depth): raise SystemExit('made')\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.delitem(sys.modules, "plug", raising=False)
+    found = try_agent(AgentSection.model_validate(agent), {})
+    assert found.keys() == told.keys()
+    assert all(found[key].startswith(text) for key, text in told.items())
+
+
+def test_a_module_that_ends_its_process_is_told_where_it_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "ends.py").write_text("import sys\nsys.exit('no driver')\n")
+    monkeypatch.chdir(tmp_path)
+    agents = [{"name": "nop"}, {"import_path": "ends:A"}]
+    job = JobConfig.model_validate({"name": "j", "agents": agents, "datasets": [{"path": "d"}]})
+    told: list[str] = []
+    faults, warnings = try_agents(job, told.append)
+    assert faults == ["agents.1.import_path: its module ends the process that imports it (1): no driver"]
+    assert (warnings, told) == ([], ["trying agent A"])

@@ -41,6 +41,7 @@ from rollout.workloads.job.run_config import (
     set_trials,
 )
 from rollout.workloads.job.trial import TrialSpec
+from rollout.workloads.job.try_agents import try_agents
 from rollout.workloads.job.writer import JobWriter
 from rollout.workloads.json_form import JsonObject, lookup
 from rollout.workloads.output import claimed, saved_state, saved_summary
@@ -123,8 +124,12 @@ class Job(Workload[JobConfig, JobChecked]):
 
     def check(self, settings: JobConfig, reading: Reading) -> JobChecked:
         faults, engine = [*beside_datasets(settings, self._environ)], None
-        if self._environ is not None and not _is_over(reading.exclude):
-            faults += engine_faults(settings.environment)
+        tried, doubted = [], []
+        if self._environ is not None:
+            tried, doubted = try_agents(settings, reading.tell)
+            if not _is_over(reading.exclude):
+                faults += engine_faults(settings.environment)
+        faults += tried
         try:
             if settings.engine is not None and any(asks_engine(agent, settings) for agent in settings.agents):
                 engine = resolve_engine(settings.engine)
@@ -150,6 +155,7 @@ class Job(Workload[JobConfig, JobChecked]):
                 *(engine.notes if engine is not None else ()),
                 *_written_secrets(settings),
                 *self._of_elsewhere(settings),
+                *doubted,
             ),
             snapshots=engine.snapshots if engine is not None else (),
             job=settings,

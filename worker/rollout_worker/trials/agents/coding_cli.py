@@ -11,6 +11,7 @@ from contextlib import suppress
 from datetime import UTC, datetime
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from typing import Protocol
 
 from blake3 import blake3
 from rollout.workloads.job.agent_kinds import CodingCliKwargs
@@ -34,6 +35,19 @@ _NO_KEY = "none"
 """What stands for the key of a `base_url` that needs none: the programs refuse to start without."""
 
 
+class Asker(Protocol):
+    """What of a place says where a program is to ask."""
+
+    @property
+    def env(self) -> Mapping[str, str]: ...
+
+    @property
+    def model_name(self) -> str | None: ...
+
+    @property
+    def base_url(self) -> str | None: ...
+
+
 class CodingCliAgent(Agent):
     def __init__(self, cli: CodingCli, kwargs: CodingCliKwargs, cache: InstallCache | None = None) -> None:
         self.version = ""
@@ -46,7 +60,7 @@ class CodingCliAgent(Agent):
 
     async def install(self, place: Place) -> None:
         """What the image brings, if it is of the right version; else the bundle; else what was kept; else anew."""
-        self._environment(place)  # a key that is missing is told before minutes go by
+        self.environment(place)  # a key that is missing is told before minutes go by
         if await self._is_there(place):
             return
         if self._kwargs.bundle is not None:
@@ -138,7 +152,7 @@ class CodingCliAgent(Agent):
     # ---- work
 
     async def execute(self, place: Place, instruction: str) -> None:
-        env = self._environment(place)
+        env = self.environment(place)
         log = f"{LOGS}/{self._cli.name}.txt"
         file = f"{self._prefix}/instruction.md"
         try:
@@ -180,7 +194,7 @@ class CodingCliAgent(Agent):
         )
         return "\n".join(one for one in lines if one)
 
-    def _asked(self, place: Place) -> Asked:
+    def _asked(self, place: Asker) -> Asked:
         name = place.model_name or ""
         provider, _, rest = name.partition("/")
         names = self._keys(provider)
@@ -192,7 +206,7 @@ class CodingCliAgent(Agent):
         keys = self._cli.keys
         return keys.get("") or keys.get(provider) or (f"{provider.upper().replace('-', '_')}_API_KEY",)
 
-    def _environment(self, place: Place) -> Mapping[str, str]:
+    def environment(self, place: Asker) -> Mapping[str, str]:
         """Of the program, beside the agent's own. TrialFault: there is no key."""
         asked = self._asked(place)
         env = {**self._cli.env, **self._cli.more_env(asked)}

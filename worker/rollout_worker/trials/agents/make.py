@@ -28,11 +28,11 @@ def make_agent(section: AgentSection) -> Agent:
     """
     if section.execute:
         return BashAgent(section.install, section.execute)
-    if section.import_path is not None:
-        return _made(_imported(section.import_path), section.kwargs, section.import_path)
+    cls = class_of(section)
+    if cls is not None:
+        return _made(cls, section.kwargs, section.import_path or section.name)
     kind = kind_of(section.name)
-    if kind is None:
-        return _made(_registered(section.name), section.kwargs, section.name)
+    assert kind is not None
     if kind.name == ORACLE:
         raise ValueError("the oracle is run by the trial: it needs the task's solution")
     if kind.name == NOP:
@@ -40,6 +40,13 @@ def make_agent(section: AgentSection) -> Agent:
     if kind.name == SHELL_LOOP:
         return ShellLoop(ShellLoopKwargs.model_validate(section.kwargs))
     return CodingCliAgent(CLIS[kind.name], CodingCliKwargs.model_validate(section.kwargs))
+
+
+def class_of(section: AgentSection) -> Any:
+    """The class of an agent that is imported; None: it is bash, or comes with Rollout. TrialFault."""
+    if section.import_path is not None:
+        return _imported(section.import_path)
+    return None if section.execute or kind_of(section.name) is not None else _registered(section.name)
 
 
 def _fault(message: str) -> TrialFault:
