@@ -331,6 +331,12 @@ def test_the_table_is_the_same_in_every_format(tmp_path: Path, call: Call) -> No
     )
 
 
+def test_a_cost_that_nobody_knows_is_missing_and_not_0(tmp_path: Path) -> None:
+    known = record("t1", cost=0.5, usage=used(1, 1, 0.5))
+    job = read_job_directory(make_job(tmp_path / "job", [known, record("t2")]))
+    assert [row["cost_usd"] for row in rows(job)] == [0.5, None]
+
+
 def test_every_column_is_documented() -> None:
     page = (ROOT / "docs/job.md").read_text()
     types = {"text": "text", "integer": "integer", "number": "number", "truth": "true or false"}
