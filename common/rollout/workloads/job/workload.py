@@ -111,10 +111,15 @@ class Job(Workload[JobConfig, JobChecked]):
         if settings.engine is not None:
             check_engine_host(settings.engine)
 
-    def check(self, settings: JobConfig, reading: Reading) -> JobChecked:
-        faults, engine = [*beside_datasets(settings, self._environ)], None
+    def faults_beside(self, settings: JobConfig, reading: Reading) -> list[str]:
+        """Of all but datasets and the model; a job that is over needs no engine."""
+        faults = list(beside_datasets(settings, self._environ))
         if self._environ is not None and not _is_over(reading.exclude):
             faults += engine_faults(settings.environment)
+        return faults
+
+    def check(self, settings: JobConfig, reading: Reading) -> JobChecked:
+        faults, engine = self.faults_beside(settings, reading), None
         try:
             if settings.engine is not None and any(asks_engine(agent, settings) for agent in settings.agents):
                 engine = resolve_engine(settings.engine)
