@@ -14,7 +14,6 @@ from rollout.model.problems import problems
 from rollout.workloads.job.config import JobConfig
 from rollout.workloads.job.datasets import load_datasets
 from rollout.workloads.job.job_directory import JobDirectory, KeptTrial
-from rollout.workloads.job.metrics import metric_faults
 from rollout.workloads.job.plan import plan
 from rollout.workloads.job.run_config import digest_of, item_of, job_json, run_config
 from rollout.workloads.job.workload import Job, JobChecked
@@ -48,7 +47,8 @@ class Regrade(Job):
         self._archives = archives
 
     def check(self, settings: JobConfig, reading: Reading) -> JobChecked:
-        if faults := list(metric_faults(settings.metrics)):
+        no_agent_works = [agent.model_copy(update={"env": {}}) for agent in settings.agents]
+        if faults := self.faults_beside(settings.model_copy(update={"agents": no_agent_works}), reading):
             raise ConfigError(problems(faults))
         loaded = load_datasets(settings, progress=lambda what: reading.tell(f"reading tasks: {what}"))
         files = {label: record.files for label, trial in self._chosen.items() if (record := trial.record) is not None}

@@ -122,13 +122,16 @@ class Job(Workload[JobConfig, JobChecked]):
         if not self._is_here:
             yield from _openness(settings, "the files of their worker's machine")
 
+    def faults_beside(self, settings: JobConfig, reading: Reading) -> list[str]:
+        """Of all but datasets and the model; a job that is over needs no engine."""
+        faults = list(beside_datasets(settings, self._environ))
+        if self._environ is not None and not _is_over(reading.exclude):
+            faults += engine_faults(settings.environment)
+        return faults
+
     def check(self, settings: JobConfig, reading: Reading) -> JobChecked:
-        faults, engine = [*beside_datasets(settings, self._environ)], None
-        tried, doubted = [], []
-        if self._environ is not None:
-            tried, doubted = try_agents(settings, reading.tell)
-            if not _is_over(reading.exclude):
-                faults += engine_faults(settings.environment)
+        faults, engine = self.faults_beside(settings, reading), None
+        tried, doubted = try_agents(settings, reading.tell) if self._environ is not None else ([], [])
         faults += tried
         try:
             if settings.engine is not None and any(asks_engine(agent, settings) for agent in settings.agents):
