@@ -166,7 +166,7 @@ async def bring_artifacts(
 def _write_manifest(target: Path, brought: Sequence[Brought]) -> None:
     target.mkdir(parents=True, exist_ok=True)
     text = json.dumps([one.row() for one in brought], indent=2, ensure_ascii=False)
-    (target / MANIFEST).write_text(text + "\n")
+    (target / MANIFEST).write_text(text + "\n", "utf-8", "backslashreplace")
 
 
 async def _bring(sandbox: Sandbox, artifact: Artifact, target: Path, room: int) -> tuple[Brought, int]:
