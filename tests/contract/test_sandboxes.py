@@ -95,7 +95,7 @@ def test_links_that_stay_inside(link: str, depth: int, inside: bool) -> None:
 def archive(*members: tuple[str, bytes, str]) -> io.BytesIO:
     """(name, type, content or target), after a directory as the top."""
     stream = io.BytesIO()
-    with tarfile.open(fileobj=stream, mode="w|", format=tarfile.PAX_FORMAT) as tar:
+    with tarfile.open(fileobj=stream, mode="w|", format=tarfile.PAX_FORMAT, errors="surrogateescape") as tar:
         for name, kind, content in ((".", tarfile.DIRTYPE, ""), *members):
             member = tarfile.TarInfo(name)
             member.type, member.mode = kind, 0o7777
@@ -117,6 +117,14 @@ def test_hostile_names_are_skipped(tmp_path: Path, name: str) -> None:
     moved = trees.unpack(archive((name, FILE, "x"), ("fine", FILE, "y")), str(tmp_path / "target"), leave=False)
     assert [p.name for p in tmp_path.rglob("*")] == ["target", "fine"]
     assert [skipped for skipped, _ in moved.skipped] == [name]
+
+
+def test_names_that_others_cannot_hold_are_escaped_or_skipped(tmp_path: Path) -> None:
+    bad = os.fsdecode(b"a\xff")
+    stream = archive((f"{bad}/{bad}", FILE, "x"), ("d/" * 100 + "d", FILE, ""), ("/".join(["n" * 200] * 3), FILE, ""))
+    moved = trees.unpack(stream, str(tmp_path / "target"), leave=False)
+    assert [p.name for p in tmp_path.rglob("*")] == ["target", r"a\xff", r"a\xff"]
+    assert len(moved.skipped) == 2
 
 
 def test_nothing_is_written_through_a_link(tmp_path: Path) -> None:

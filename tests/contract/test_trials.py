@@ -320,6 +320,35 @@ async def test_a_failed_try_is_evidence_and_says_whether_and_when_to_try_again(b
 # Long output, odd files
 
 
+async def test_names_that_are_no_text_cost_nobody_the_record(bench: Bench) -> None:
+    record = await bench.trial(
+        r"cd /logs/agent; touch $'f\xff'; mkfifo $'p\xff'; ln -s $'/x\xff' l; cd ../artifacts; mkfifo $'p\xff'; "
+        r"install -m 755 /dev/null $'f\xff'; exit 3"
+    )
+    assert record.result.error is not None
+    assert (record.result.error.type, record.result.reward) == ("agent_execution_failed", 0.5)
+    assert {r"agent/f\xff", r"artifacts/logs/artifacts/f\xff"} <= set(bench.trials.files(record))
+    assert any(r"p\udcff" in remark for remark in record.remarks)
+
+
+HOSTILE = {
+    "deep": 'cd /logs/DIR; python3 -c \'import os; [(os.mkdir("d"), os.chdir("d")) for _ in range(400)]\'; exit 3',
+    "long": 'cd /logs/DIR; python3 -c \'import os; [(os.mkdir(200 * "d"), os.chdir(200 * "d")) for _ in range(40)]\'; '
+    "exit 3",
+    "two of a name": r"cd /logs/DIR; touch 'p\xff'; mkdir $'p\xff'; touch $'p\xff/f'; exit 3",
+}
+
+
+@pytest.mark.parametrize("case", HOSTILE)
+async def test_what_cannot_be_kept_changes_nothing_for_the_trial(bench: Bench, case: str) -> None:
+    agent = HOSTILE[case]
+    both = f"({agent.replace('DIR', 'agent')}); {agent.replace('DIR', 'artifacts')}"
+    record = await bench.trial(both)
+    assert record.result.error is not None
+    assert (record.result.error.type, record.result.reward) == ("agent_execution_failed", 0.5)
+    assert any("/logs/agent" in remark for remark in record.remarks)
+
+
 async def test_output_and_logs_without_end_are_kept_in_part(bench: Bench) -> None:
     record = await bench.trial(
         "head -c 70000000 /dev/zero | tr '\\0' x > /logs/agent/big; echo end >> /logs/agent/big; echo s > /logs/agent/z; "

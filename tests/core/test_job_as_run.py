@@ -313,6 +313,18 @@ def test_a_trial_whose_executor_said_nothing_has_an_error_of_the_table(
     assert line["type"] == expected and failure.message in line["message"]
 
 
+def test_a_record_that_cannot_be_read_is_the_error_of_its_trial_alone(here: Here) -> None:
+    workload, checked = here.check()
+    item = next(workload.plan(checked, checked.config, 0))
+    found = record("one", "a", reward=1.0).model_copy(update={"remarks": ["\udcff"]})
+    unreadable = entry(0, item.payload, found)
+    (_, line), *_ = workload.writer(checked.config).lines(unreadable)
+    error = json.loads(line)["record"]["result"]["error"]
+    assert error["type"] == "internal_error" and "not the record of a trial" in error["message"]
+    assert list(workload.remarks(unreadable)) == []
+    assert TrialRecord.decode(found.well_formed().encode()).remarks == [r"\udcff"]
+
+
 def test_a_tar_of_a_worker_puts_nothing_outside_of_its_trial(here: Here) -> None:
     link = tarfile.TarInfo("agent/link")
     link.type, link.linkname = tarfile.SYMTYPE, "/etc/passwd"

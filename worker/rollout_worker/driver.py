@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import os
-import shutil
 import time
 from collections.abc import Callable, Coroutine
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -35,6 +35,7 @@ from rollout_worker.link import EOF, Link, told_to_stop
 from rollout_worker.processes.child import ChildProcess, Guard, Handlers
 from rollout_worker.processes.guard import clock
 from rollout_worker.processes.memory import MemoryGroups
+from rollout_worker.sandboxes import trees
 from rollout_worker.session import Phase, Session
 from rollout_worker.shipping import Shipper
 from rollout_worker.supply import CallPlugin, Supply
@@ -178,7 +179,8 @@ class Driver:
         # What a machine that lost its power left behind; live daemons of this host refresh theirs.
         for old in self._scratch.parent.iterdir():
             if old.is_dir() and len(old.name) == 26 and old != self._scratch and _age_s(old) > 86400:
-                shutil.rmtree(old, ignore_errors=True)
+                with suppress(OSError):
+                    trees.remove(str(old))
 
     def drain(self, reason: str, budget_s: float) -> None:
         self.event(ev.Drain(reason, budget_s))

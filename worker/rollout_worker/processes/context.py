@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import base64
 import json
-import shutil
 import time
 from collections.abc import AsyncIterator, Callable, Sequence
 from pathlib import Path
@@ -19,6 +18,7 @@ from rollout.wire.v1 import work_pb2
 
 from rollout_worker.executors.port import Attempt, Child
 from rollout_worker.pipe import Kind
+from rollout_worker.sandboxes import trees
 
 SPAWN_BYTES = 800 << 10
 SPAWN_ITEMS = 2048
@@ -91,12 +91,13 @@ class AttemptContext:
         return self._scratch
 
     async def close(self) -> None:
+        """OSError: something is left of its scratch."""
         self.hindered("")
         if self._telling is not None:
             self._telling.cancel()
             self._tell()
         if self._made:
-            await asyncio.to_thread(shutil.rmtree, self._scratch, True)
+            await asyncio.to_thread(trees.remove, str(self._scratch))
 
     def progress(self, note: str, **figures: float | str | None) -> None:
         if self._attempt is None:

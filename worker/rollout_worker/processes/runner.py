@@ -26,6 +26,7 @@ from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Any, cast
 
+import structlog
 from rollout.config.logging import configure, hide, redact_text
 from rollout.config.settings import LoggingSection
 from rollout.model.errors import AttemptError, RolloutError
@@ -39,6 +40,8 @@ from rollout_worker.executors.port import Attempt, Done, Executor, Run, Unsuitab
 from rollout_worker.hosting.lifeline import ask_kernel
 from rollout_worker.pipe import Kind, Pipe
 from rollout_worker.processes.context import AttemptContext, Requests, hindrance
+
+log = structlog.get_logger()
 
 CANCELLED = Failure("cancelled", "cancelled", True)
 NOTHING = Done(b"")
@@ -266,7 +269,10 @@ class Runner:
             done, left = failure_of(error), evidence_of(error)
         except Exception as error:  # noqa: BLE001 - user code: whatever it raises fails its attempt, typed
             done = failure_of(error)
-        await context.close()
+        try:
+            await context.close()
+        except Exception:
+            log.exception("attempt_not_cleaned_up", seq=attempt.key.seq)  # it must not cost the result
         del self._tasks[attempt.key]
         del self._contexts[attempt.key]
         started = self._began.pop(attempt.key, started)  # it may be over before its turn

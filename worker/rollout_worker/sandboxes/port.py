@@ -233,7 +233,9 @@ class Sandbox(ABC):
     async def download(self, source: str, target: Path, *, max_bytes: int = 4096 * MIB) -> Transfer:
         """Copy a file to `target`, or what is in a directory into `target`, whatever the sandbox made of it.
 
-        Nothing outside `target` is written. Links that would lead out of it, pipes, sockets and devices are skipped.
+        Nothing outside `target` is written. Links that would lead out of it, pipes, sockets and devices are skipped, as
+        is what lies 100 levels deep or has a path of more than 512 bytes. Of names that are no UTF-8, those bytes are
+        escaped (`\\xff`).
         SandboxFileError, `too_large` beyond `max_bytes` of file contents and 512 for each entry: then some files may
         have been copied.
         """

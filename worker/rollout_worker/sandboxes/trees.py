@@ -17,6 +17,10 @@ from dataclasses import dataclass, field
 from typing import BinaryIO
 
 SKIPPED_SHOWN = 1000
+DEPTH_MAX = 100
+PATH_BYTES_MAX = 512
+NAME_BYTES_MAX = 255
+"""Of what leaves a sandbox, so that whoever has it can read and remove it, where paths may be short."""
 _CHUNK = 1 << 18
 _MEMBER = tarfile.BLOCKSIZE  # counts for each: millions of empty files are no small tree
 _DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
@@ -138,6 +142,7 @@ def _pack_file(tar: tarfile.TarFile, path: str, name: str, moved: Moved, max_byt
 def unpack(stream: BinaryIO, target: str, *, leave: bool, max_bytes: int | None = None) -> Moved:
     """Make what the stream holds at `target`. With `leave`, links may lead out of it. OSError, TarError, TooLargeError.
 
+    Without `leave`, names that are no UTF-8 are escaped, and what is too deep or has too long a name is skipped.
     Files in the way are replaced, as a whole; links and files in place of directories are errors (ENOTDIR, ELOOP).
     """
     moved = Moved()
@@ -187,9 +192,13 @@ def make_directories(path: str) -> None:
 
 
 def _unpack_member(tar: tarfile.TarFile, member: tarfile.TarInfo, base: int, moved: Moved, leave: bool) -> None:
-    parts = member.name.split("/")
+    name = member.name if leave else _readable(member.name)
+    parts = name.split("/")
     if any(part in ("", ".", "..") for part in parts):
         moved.skip(member.name, "not a path in the tree")
+        return
+    if not leave and _is_too_long(parts):
+        moved.skip(f"{name[:100]}...", "too deep, or too long a name")
         return
     parent = _open_parent(base, parts[:-1])
     try:
@@ -208,6 +217,16 @@ def _unpack_member(tar: tarfile.TarFile, member: tarfile.TarInfo, base: int, mov
             moved.files += 1
     finally:
         os.close(parent)
+
+
+def _readable(name: str) -> str:
+    r"""Bytes that are no UTF-8 as `\xff`."""
+    return name.encode(errors="surrogateescape").decode(errors="backslashreplace")
+
+
+def _is_too_long(parts: list[str]) -> bool:
+    sizes = [len(part.encode()) for part in parts]
+    return len(parts) > DEPTH_MAX or max(sizes) > NAME_BYTES_MAX or sum(sizes) + len(sizes) > PATH_BYTES_MAX
 
 
 def stays_inside(link: str, depth: int) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import json
 import os
 import shutil
@@ -25,6 +26,7 @@ ARTIFACTS_DIRECTORY = "/logs/artifacts"
 MANIFEST = "manifest.json"
 OK, MISSING, FAILED, TOO_LARGE = "ok", "missing", "failed", "too_large"
 """What became of an artifact."""
+NO_ROOM = frozenset({errno.ENOSPC, errno.EDQUOT})
 LOG_BYTES = 64 * MIB
 ARTIFACT_BYTES = 1024 * MIB
 _KEPT_OF_LOG = 4 * MIB
@@ -51,8 +53,16 @@ async def empty_of(sandbox: Sandbox, *paths: str) -> frozenset[str]:
 async def bring_logs(sandbox: Sandbox, source: str, target: Path, masks: Masks, look: Look | None = None) -> list[str]:
     """Copy the directory `source` into `target`, but for stdout.txt and stderr.txt, which are ours; what to remark.
 
-    `look` is called once `source` is here, or is too large, and before anything is changed. SandboxError.
+    `look` is called once `source` is here, or is too large, and before anything is changed. SandboxError; TrialFault:
+    the worker's disk is full.
     """
+    try:
+        return await _bring_logs(sandbox, source, target, masks, look)
+    except OSError as error:
+        return [f"{source} was not kept whole: {_why(error)}"]
+
+
+async def _bring_logs(sandbox: Sandbox, source: str, target: Path, masks: Masks, look: Look | None) -> list[str]:
     staged = target.with_name(f".{target.name}.staged")
     remarks = list[str]()
     try:
@@ -78,6 +88,14 @@ async def bring_logs(sandbox: Sandbox, source: str, target: Path, masks: Masks, 
     finally:
         await asyncio.to_thread(_take_in, staged, target, masks)
     return remarks
+
+
+def _why(error: OSError) -> str:
+    """What a remark says of it: an agent's files may be such that they cannot be kept. TrialFault: it is no such case,
+    but a full disk of the worker, with which no other files can be kept either."""
+    if error.errno in NO_ROOM:
+        raise TrialFault("environment_resource_allocation_failed", f"the worker's disk is full: {error}") from error
+    return f"{type(error).__name__}: {error.strerror or error}"
 
 
 def _take_in(staged: Path, target: Path, masks: Masks) -> None:
@@ -148,11 +166,14 @@ async def bring_artifacts(
 ) -> list[Brought]:
     """Copy each to its destination below `target`, and say in manifest.json where it came from.
 
-    `empty`: directories that are known to be. SandboxError.
+    `empty`: directories that are known to be. SandboxError; TrialFault: the worker's disk is full.
     """
     brought, room = list[Brought](), ARTIFACT_BYTES
     for artifact in declared(artifacts, workdir, empty):
-        one, size = await _bring(sandbox, artifact, target, room)
+        try:
+            one, size = await _bring(sandbox, artifact, target, room)
+        except OSError as error:
+            one, size = replace(_missing(artifact), status=FAILED, message=_why(error)), 0
         room -= size
         if not (artifact.source == ARTIFACTS_DIRECTORY and one.status == MISSING):
             brought.append(one)
@@ -166,15 +187,18 @@ async def bring_artifacts(
 def _write_manifest(target: Path, brought: Sequence[Brought]) -> None:
     target.mkdir(parents=True, exist_ok=True)
     text = json.dumps([one.row() for one in brought], indent=2, ensure_ascii=False)
-    (target / MANIFEST).write_text(text + "\n")
+    (target / MANIFEST).write_text(text + "\n", "utf-8", "backslashreplace")
+
+
+def _missing(artifact: Artifact) -> Brought:
+    return Brought(artifact.source, artifact.destination or artifact.source.lstrip("/"), MISSING)
 
 
 async def _bring(sandbox: Sandbox, artifact: Artifact, target: Path, room: int) -> tuple[Brought, int]:
-    destination = artifact.destination or artifact.source.lstrip("/")
-    missing = Brought(artifact.source, destination, MISSING)
+    missing = _missing(artifact)
     if artifact.service not in (None, MAIN_SERVICE):
         return replace(missing, status=FAILED, message=f"there is no service {artifact.service} here"), 0
-    path = target / destination
+    path = target / missing.destination
     await asyncio.to_thread(_make_way, target, path)
     try:
         moved = await sandbox.download(artifact.source, path, max_bytes=room)

@@ -11,6 +11,7 @@ SHOWN = "***"
 LENGTH_MIN = 6
 """Shorter values are shown: they are found in too much that is no secret."""
 _PIECE = 1 << 20
+_NO_BYTE = re.compile("[\ud800-\udc7f\udd00-\udfff]")  # halves of surrogate pairs that stand for no byte
 _SECRET = re.compile(r"KEY|TOKEN|SECRET|PASSWORD|PASSWD|CREDENTIAL", re.IGNORECASE)
 
 
@@ -38,6 +39,7 @@ class Masks:
     def text(self, text: str) -> str:
         if self.pattern is None:
             return text
+        text = _NO_BYTE.sub("\ufffd", text)
         return self.pattern.sub(SHOWN.encode(), text.encode(errors="surrogateescape")).decode(errors="surrogateescape")
 
     def stream(self) -> MaskedStream:

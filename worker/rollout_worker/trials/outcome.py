@@ -108,7 +108,7 @@ def record_of(told: Told, outcome: Outcome, counted: Counted, files: bytes | Non
         environment_cost_usd=outcome.environment_cost_usd,
         remarks=[told.masks.text(remark) for remark in dict.fromkeys(outcome.remarks)],
         preserved=outcome.preserved,
-    )
+    ).well_formed()
 
 
 def _message(error: TrialFault, masks: Masks) -> str:

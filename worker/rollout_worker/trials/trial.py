@@ -76,7 +76,7 @@ class Trial:
             log.exception("trial_broke", trial=self._told.spec.label)
             told = traceback.format_exc()
             self.outcome.error = TrialFault(INTERNAL_ERROR, f"{type(error).__name__}: {error}")
-            (self._told.files / "exception.txt").write_text(self._told.masks.text(told))
+            (self._told.files / "exception.txt").write_text(self._told.masks.text(told), errors="backslashreplace")
         finally:
             self.outcome.agent_version = self._agent.version
             await to_the_end(self._tear_down(cancelled=cancelled))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from datetime import UTC, datetime, timedelta
 
+from rollout.model.errors import InputError
 from rollout.model.item import Outcome
 from rollout.workloads.commit import CommitEntry
 from rollout.workloads.job.errors import ERRORS, INTERNAL_ERROR
@@ -17,23 +18,31 @@ WORKER_LOST = "environment_lost"
 
 
 def record_of(entry: CommitEntry, spec: TrialSpec) -> TrialRecord | None:
-    """None: the trial did not run. InputError: what its executor left is no record."""
+    """None: the trial did not run. What its executor left may be no record: that is the error of this trial alone."""
     if entry.outcome in (Outcome.CANCELLED, Outcome.SKIPPED):
         return None
+    ended_ms = entry.accepted_ms
+    began_ms = ended_ms - entry.duration_ms
     if entry.data:
-        return TrialRecord.decode(entry.data)
+        return _decoded(entry.data, spec, began_ms, ended_ms)
     why = unsuccessful(entry, "trial")
     lost = entry.failure is not None and entry.failure.worker_lost
-    ended_ms = entry.accepted_ms
-    return _without_record(spec, WORKER_LOST if lost else why.code, why.message, ended_ms - entry.duration_ms, ended_ms)
+    return _without_record(spec, WORKER_LOST if lost else why.code, why.message, began_ms, ended_ms)
 
 
 def try_record(failed: FailedTry, spec: TrialSpec) -> TrialRecord:
     """Of a try that was followed by another."""
     if failed.data:
-        return TrialRecord.decode(failed.data)
+        return _decoded(failed.data, spec, failed.began_ms, failed.ended_ms)
     code = WORKER_LOST if failed.code == "worker_lost" else failed.code
     return _without_record(spec, code, failed.message, failed.began_ms, failed.ended_ms)
+
+
+def _decoded(data: bytes, spec: TrialSpec, began_ms: int, ended_ms: int) -> TrialRecord:
+    try:
+        return TrialRecord.decode(data)
+    except InputError as error:
+        return _without_record(spec, INTERNAL_ERROR, error.message, began_ms, ended_ms)
 
 
 def _without_record(spec: TrialSpec, code: str, message: str, began_ms: int, ended_ms: int) -> TrialRecord:

@@ -6,7 +6,7 @@ It is the data of the item's result, whether the item is done or failed. Everyth
 
 from __future__ import annotations
 
-from typing import Self
+from typing import Any, Self, cast
 
 from pydantic import Field, ValidationError
 
@@ -53,6 +53,10 @@ class TrialRecord(Section):
     remarks: list[str] = Field(default_factory=list[str])
     preserved: str = ""  # name of the sandbox that was left for a person to look at
 
+    def well_formed(self) -> Self:
+        """Without halves of surrogate pairs, which are no text for others: names and words of agents may hold them."""
+        return type(self).model_validate(_well_formed(self.model_dump()))
+
     def encode(self) -> bytes:
         return canonical(self.model_dump(mode="json", exclude_defaults=True))
 
@@ -63,6 +67,16 @@ class TrialRecord(Section):
             return cls.model_validate_json(data)
         except (ValueError, ValidationError) as error:
             raise InputError(f"not the record of a trial: {error}") from error
+
+
+def _well_formed(value: Any) -> Any:
+    if isinstance(value, str):
+        return value.encode(errors="backslashreplace").decode()
+    if isinstance(value, dict):
+        return {_well_formed(key): _well_formed(one) for key, one in cast("dict[Any, Any]", value).items()}
+    if isinstance(value, (list, tuple)):
+        return [_well_formed(one) for one in cast("list[Any]", value)]
+    return value
 
 
 def record_json(record: TrialRecord) -> JsonObject:

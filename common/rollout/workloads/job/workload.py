@@ -25,6 +25,7 @@ from rollout.workloads.job.first_look import beside_datasets, whole_list
 from rollout.workloads.job.follow import carry_over, following
 from rollout.workloads.job.kept import read_kept
 from rollout.workloads.job.mending import mend
+from rollout.workloads.job.outcome import record_of
 from rollout.workloads.job.plan import Trial, plan
 from rollout.workloads.job.providers_here import engine_faults
 from rollout.workloads.job.record import TrialRecord
@@ -271,12 +272,12 @@ class Job(Workload[JobConfig, JobChecked]):
         """What is not as the task wants it, such as an image that was not built, once each."""
         if not entry.data:
             return
-        record = TrialRecord.decode(entry.data)
-        for text in record.remarks:
+        spec = TrialSpec.decode(entry.payload)
+        record = record_of(entry, spec)
+        for text in record.remarks if record is not None else ():
             if text not in self._told:
                 self._told.add(text)
-                label = TrialSpec.decode(entry.payload).label
-                yield "remark", f"note: {label}: {text}", {"trial": label, "text": text}
+                yield "remark", f"note: {spec.label}: {text}", {"trial": spec.label, "text": text}
 
     def describe(self, settings: JobConfig, checked: JobChecked) -> list[str]:
         tasks = sum(len(dataset.tasks) for dataset in checked.loaded.datasets)
