@@ -157,6 +157,16 @@ def test_many_empty_files_are_too_large(tmp_path: Path) -> None:
         trees.unpack(stream, str(tmp_path / "target"), leave=False, max_bytes=10_000)
 
 
+def test_too_many_files_are_given_up_at_once_by_both_sides(tmp_path: Path) -> None:
+    stream = archive(*((f"f{n}", FILE, "") for n in range(30)))
+    with pytest.raises(trees.TooManyError):
+        trees.unpack(stream, str(tmp_path / "target"), leave=False, max_entries=29)
+    (tmp_path / "target" / "f29").touch()
+    with pytest.raises(trees.TooManyError):
+        trees.pack(str(tmp_path / "target"), io.BytesIO(), max_entries=29)
+    assert trees.pack(str(tmp_path / "target"), io.BytesIO(), max_entries=30).files == 30
+
+
 def test_a_file_that_shrinks_while_it_is_packed_keeps_its_place(tmp_path: Path) -> None:
     (tmp_path / "a").write_bytes(b"a" * 10)
     fd = os.open(tmp_path / "a", os.O_RDONLY)

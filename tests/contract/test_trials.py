@@ -331,6 +331,15 @@ async def test_names_that_are_no_text_cost_nobody_the_record(bench: Bench) -> No
     assert any(r"p\udcff" in remark for remark in record.remarks)
 
 
+async def test_of_very_many_files_some_are_kept(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("rollout_worker.trials.gathering.FILES_MAX", 20)
+    record = await bench.trial("cd /logs/agent; touch $(seq 100); cp * /logs/artifacts")
+    assert (record.result.error, record.result.reward) == (None, 0.5)
+    assert "/logs/agent holds more than 20 files and directories: it was kept in part only" in record.remarks
+    kept = [name for name in bench.trials.files(record) if name.startswith("agent/") and name[6:].isdigit()]
+    assert 0 < len(kept) <= 20
+
+
 HOSTILE = {
     "deep": 'cd /logs/DIR; python3 -c \'import os; [(os.mkdir("d"), os.chdir("d")) for _ in range(400)]\'; exit 3',
     "long": 'cd /logs/DIR; python3 -c \'import os; [(os.mkdir(200 * "d"), os.chdir(200 * "d")) for _ in range(40)]\'; '

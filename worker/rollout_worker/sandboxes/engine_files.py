@@ -116,7 +116,7 @@ class EngineFiles:
             if found.kind == "directory":
                 there.add(name)
 
-    async def download(self, source: str, target: Path, max_bytes: int) -> Transfer:
+    async def download(self, source: str, target: Path, max_bytes: int, max_entries: int | None) -> Transfer:
         source, status = await self._real(source)
         if status.kind not in ("directory", "file"):
             raise self._fault(source, "EINVAL")
@@ -127,10 +127,10 @@ class EngineFiles:
             await self._get(source, cast("BinaryIO", raw), 4 * max_bytes + (1 << 20))
             try:
                 return await asyncio.to_thread(
-                    _unpack, cast("BinaryIO", raw), cast("BinaryIO", plain), target, max_bytes
+                    _unpack, cast("BinaryIO", raw), cast("BinaryIO", plain), target, max_bytes, max_entries
                 )
             except trees.TooLargeError as error:
-                raise self._fault(source, "too_large") from error
+                raise self._fault(source, error.reason) from error
             except tarfile.TarError as error:
                 raise SandboxFileError(
                     f"{source} in {self._name} did not arrive whole: {error}", reason="EIO"
@@ -289,7 +289,7 @@ def _below(packed: BinaryIO, archive: BinaryIO, base: str, missing: list[str]) -
     return names
 
 
-def _unpack(raw: BinaryIO, plain: BinaryIO, target: Path, max_bytes: int) -> Transfer:
+def _unpack(raw: BinaryIO, plain: BinaryIO, target: Path, max_bytes: int, max_entries: int | None) -> Transfer:
     """An engine's archive, in the form that `trees` takes: names below the top, hard links as files."""
     with (
         tarfile.open(fileobj=raw, mode="r:", errors="surrogateescape") as tar,
@@ -307,7 +307,7 @@ def _unpack(raw: BinaryIO, plain: BinaryIO, target: Path, max_bytes: int) -> Tra
             member = _renamed(member, name)
             out.addfile(member, content)
     plain.seek(0)
-    moved = trees.unpack(plain, str(target), leave=False, max_bytes=max_bytes)
+    moved = trees.unpack(plain, str(target), leave=False, max_bytes=max_bytes, max_entries=max_entries)
     return Transfer(moved.files, moved.size, tuple(moved.skipped))
 
 

@@ -260,17 +260,19 @@ class LocalSandbox(Sandbox):
             raise fault
         return Transfer(sent.files, sent.size, tuple(sent.skipped)) if sent else Transfer(0, 0)
 
-    async def download(self, source: str, target: Path, *, max_bytes: int = 4096 * MIB) -> Transfer:
+    async def download(
+        self, source: str, target: Path, *, max_bytes: int = 4096 * MIB, max_entries: int | None = None
+    ) -> Transfer:
         reader, writer = pipes.pipe()
 
         def receive() -> trees.Moved | None:
             with os.fdopen(reader, "rb") as stream:
-                moved = _unpack(stream, target, max_bytes)
+                moved = _unpack(stream, target, max_bytes, max_entries)
                 while stream.read(1 << 16):  # what follows the archive's end
                     pass
                 return moved
 
-        request = {"what": "pack", "path": source, "max_bytes": max_bytes}
+        request = {"what": "pack", "path": source, "max_bytes": max_bytes, "max_entries": max_entries}
         (got, result), fault = await self._both(receive, request, writer)
         if fault is not None:
             raise fault
@@ -301,7 +303,7 @@ class LocalSandbox(Sandbox):
         try:
             done = ours.result()
         except trees.TooLargeError as error:
-            raise SandboxFileError(f"{request['path']} is too large", reason="too_large") from error
+            raise SandboxFileError(f"{request['path']} is too large", reason=error.reason) from error
         except tarfile.TarError:
             if fault is None:
                 raise
@@ -400,8 +402,8 @@ class LocalSandbox(Sandbox):
         )
 
 
-def _unpack(stream: BinaryIO, target: Path, max_bytes: int) -> trees.Moved | None:
+def _unpack(stream: BinaryIO, target: Path, max_bytes: int, max_entries: int | None) -> trees.Moved | None:
     try:
-        return trees.unpack(stream, str(target), leave=False, max_bytes=max_bytes)
+        return trees.unpack(stream, str(target), leave=False, max_bytes=max_bytes, max_entries=max_entries)
     except tarfile.ReadError:  # cut off: the other side failed, and says why
         return None

@@ -230,14 +230,16 @@ class Sandbox(ABC):
         """
 
     @abstractmethod
-    async def download(self, source: str, target: Path, *, max_bytes: int = 4096 * MIB) -> Transfer:
+    async def download(
+        self, source: str, target: Path, *, max_bytes: int = 4096 * MIB, max_entries: int | None = None
+    ) -> Transfer:
         """Copy a file to `target`, or what is in a directory into `target`, whatever the sandbox made of it.
 
         Nothing outside `target` is written. Links that would lead out of it, pipes, sockets and devices are skipped, as
         is what lies 100 levels deep or has a path of more than 512 bytes. Of names that are no UTF-8, those bytes are
         escaped (`\\xff`).
-        SandboxFileError, `too_large` beyond `max_bytes` of file contents and 512 for each entry: then some files may
-        have been copied.
+        SandboxFileError, `too_large` beyond `max_bytes` of file contents and 512 for each entry, `too_many` beyond
+        `max_entries` files and directories: then some files may have been copied.
         """
 
     async def names(self, *paths: str) -> dict[str, list[str]] | None:

@@ -71,7 +71,7 @@ class Files:
                 await self._check(target, scripts.unpack(spool, target))
         return Transfer(moved.files, moved.size, tuple(moved.skipped))
 
-    async def download(self, source: str, target: Path, max_bytes: int) -> Transfer:
+    async def download(self, source: str, target: Path, max_bytes: int, max_entries: int | None) -> Transfer:
         with tempfile.TemporaryFile() as file:
             archive = cast(BinaryIO, file)
             async with self._spool() as spool:
@@ -83,9 +83,11 @@ class Files:
                 size, digest = head.decode().split()
                 await self._take(spool, int(size), digest, archive)
             try:
-                return await asyncio.to_thread(_unpack, archive, target, max_bytes, said.decode(errors="replace"))
+                return await asyncio.to_thread(
+                    _unpack, archive, target, (max_bytes, max_entries), said.decode(errors="replace")
+                )
             except trees.TooLargeError as error:
-                raise SandboxFileError(f"{source} is too large", reason="too_large", path=source) from error
+                raise SandboxFileError(f"{source} is too large", reason=error.reason, path=source) from error
 
     async def put(self, path: str, source: BinaryIO) -> int:
         """Send a file; its size."""
@@ -161,7 +163,7 @@ def _place(data: BinaryIO, target: Path, mode: int) -> Transfer:
     return Transfer(moved.files, moved.size)
 
 
-def _unpack(archive: BinaryIO, target: Path, max_bytes: int, said: str) -> Transfer:
+def _unpack(archive: BinaryIO, target: Path, most: tuple[int, int | None], said: str) -> Transfer:
     archive.seek(0)
     with tempfile.TemporaryFile() as file:
         plain = cast(BinaryIO, file)
@@ -170,7 +172,7 @@ def _unpack(archive: BinaryIO, target: Path, max_bytes: int, said: str) -> Trans
         except tarfile.ReadError:  # cut off, since it grew beyond any bound
             raise trees.TooLargeError from None
         plain.seek(0)
-        moved = trees.unpack(plain, str(target), leave=False, max_bytes=max_bytes)
+        moved = trees.unpack(plain, str(target), leave=False, max_bytes=most[0], max_entries=most[1])
     lines = [line for line in said.splitlines() if "socket ignored" not in line]
     return Transfer(moved.files, moved.size, (*moved.skipped, *((".", line) for line in lines)))
 

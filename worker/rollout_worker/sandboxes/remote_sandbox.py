@@ -251,8 +251,10 @@ class RemoteSandbox(Sandbox):
     async def upload(self, source: Path, target: str) -> Transfer:
         return await self._files.upload(source, self._absolute(target))
 
-    async def download(self, source: str, target: Path, *, max_bytes: int = 4096 * MIB) -> Transfer:
-        return await self._files.download(self._absolute(source), target, max_bytes)
+    async def download(
+        self, source: str, target: Path, *, max_bytes: int = 4096 * MIB, max_entries: int | None = None
+    ) -> Transfer:
+        return await self._files.download(self._absolute(source), target, max_bytes, max_entries)
 
     # Its life
 

@@ -29,6 +29,14 @@ _DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 class TooLargeError(Exception):
     """The files hold more than was allowed."""
 
+    reason = "too_large"
+
+
+class TooManyError(TooLargeError):
+    """There are more files and directories than were allowed."""
+
+    reason = "too_many"
+
 
 @dataclass
 class Moved:
@@ -57,7 +65,13 @@ class _Exactly(io.RawIOBase):
         return data
 
 
-def pack(source: str, stream: BinaryIO, max_bytes: int | None = None, form: int = tarfile.PAX_FORMAT) -> Moved:
+def pack(
+    source: str,
+    stream: BinaryIO,
+    max_bytes: int | None = None,
+    form: int = tarfile.PAX_FORMAT,
+    max_entries: int | None = None,
+) -> Moved:
     """Write `source` to the stream; of a link the link, but for `source` itself. OSError, TooLargeError."""
     moved = Moved()
     with tarfile.open(fileobj=stream, mode="w|", format=form, errors="surrogateescape") as tar:
@@ -68,7 +82,11 @@ def pack(source: str, stream: BinaryIO, max_bytes: int | None = None, form: int 
             _pack_file(tar, source, ".", moved, max_bytes, os.O_RDONLY)
             return moved
         tar.addfile(_header(".", top, tarfile.DIRTYPE))
-        for name, path, status in _walk(source, moved):
+        for entries, (name, path, status) in enumerate(_walk(source, moved), 1):
+            if max_entries is not None and entries > max_entries:
+                raise TooManyError
+            if max_bytes is not None and moved.size + entries * _MEMBER > max_bytes:
+                raise TooLargeError
             if stat.S_ISREG(status.st_mode):
                 try:
                     _pack_file(tar, path, name, moved, max_bytes, os.O_RDONLY | os.O_NOFOLLOW)
@@ -139,7 +157,9 @@ def _pack_file(tar: tarfile.TarFile, path: str, name: str, moved: Moved, max_byt
         os.close(fd)
 
 
-def unpack(stream: BinaryIO, target: str, *, leave: bool, max_bytes: int | None = None) -> Moved:
+def unpack(
+    stream: BinaryIO, target: str, *, leave: bool, max_bytes: int | None = None, max_entries: int | None = None
+) -> Moved:
     """Make what the stream holds at `target`. With `leave`, links may lead out of it. OSError, TarError, TooLargeError.
 
     Without `leave`, names that are no UTF-8 are escaped, and what is too deep or has too long a name is skipped.
@@ -151,6 +171,8 @@ def unpack(stream: BinaryIO, target: str, *, leave: bool, max_bytes: int | None 
     try:
         with tarfile.open(fileobj=stream, mode="r|", errors="surrogateescape") as tar:
             for member in tar:
+                if max_entries is not None and members > max_entries:  # the first is the top
+                    raise TooManyError
                 members += 1
                 if max_bytes is not None and moved.size + member.size + members * _MEMBER > max_bytes:
                     raise TooLargeError

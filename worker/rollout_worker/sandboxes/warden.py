@@ -415,8 +415,10 @@ def _serve_files(fds: list[int]) -> NoReturn:
         if body["user"] is not None:
             _become(body["user"])
         result = _FILES[body["what"]](10, body)
-    except trees.TooLargeError:
-        result = {"error": "too_large", "text": f"more than {body['max_bytes']} bytes"}
+    except trees.TooManyError as error:
+        result = {"error": error.reason, "text": f"more than {body['max_entries']} files and directories"}
+    except trees.TooLargeError as error:
+        result = {"error": error.reason, "text": f"more than {body['max_bytes']} bytes"}
     except BrokenPipeError:  # the owner gave up
         os._exit(0)
     except OSError as error:
@@ -475,7 +477,7 @@ def _replace(data: int, body: dict[str, Any]) -> dict[str, Any]:
 
 def _pack(data: int, body: dict[str, Any]) -> dict[str, Any]:
     with os.fdopen(data, "wb", closefd=False) as stream:
-        moved = trees.pack(body["path"], stream, body["max_bytes"])
+        moved = trees.pack(body["path"], stream, body["max_bytes"], max_entries=body["max_entries"])
     return {"files": moved.files, "size": moved.size, "skipped": moved.skipped}
 
 

@@ -28,6 +28,8 @@ OK, MISSING, FAILED, TOO_LARGE = "ok", "missing", "failed", "too_large"
 """What became of an artifact."""
 NO_ROOM = frozenset({errno.ENOSPC, errno.EDQUOT})
 LOG_BYTES = 64 * MIB
+FILES_MAX = 20_000
+"""Files and directories of each directory that is brought out."""
 ARTIFACT_BYTES = 1024 * MIB
 _KEPT_OF_LOG = 4 * MIB
 Look = Callable[[Path | None], Awaitable[None]]
@@ -67,19 +69,22 @@ async def _bring_logs(sandbox: Sandbox, source: str, target: Path, masks: Masks,
     remarks = list[str]()
     try:
         try:
-            moved = await sandbox.download(source, staged, max_bytes=LOG_BYTES)
+            moved = await sandbox.download(source, staged, max_bytes=LOG_BYTES, max_entries=FILES_MAX)
         except SandboxFileError as error:
-            if error.context.get("reason") != "too_large":
-                return [] if error.context.get("reason") == "ENOENT" else [f"{source} was not kept: {error.message}"]
+            reason = error.context.get("reason")
+            if reason not in ("too_large", "too_many"):
+                return [] if reason == "ENOENT" else [f"{source} was not kept: {error.message}"]
             if look is not None:
                 await look(None)
                 look = None
+            if reason == "too_many":
+                return [f"{source} holds more than {FILES_MAX} files and directories: it was kept in part only"]
             remarks.append(f"{source} holds more than {LOG_BYTES // MIB} MiB: of large files the middle was left out")
             await asyncio.to_thread(shutil.rmtree, staged, True)
             script = _SHORTEN.format(path=source, kib=_KEPT_OF_LOG >> 10, half=_KEPT_OF_LOG // 2)
             await sandbox.exec(script, cwd="/", user=admin(sandbox), timeout_s=_SHORTEN_S)
             try:
-                moved = await sandbox.download(source, staged, max_bytes=LOG_BYTES)
+                moved = await sandbox.download(source, staged, max_bytes=LOG_BYTES, max_entries=FILES_MAX)
             except SandboxFileError as again:
                 return [*remarks, f"{source} was kept in part only: {again.message}"]
         if look is not None:
@@ -201,11 +206,13 @@ async def _bring(sandbox: Sandbox, artifact: Artifact, target: Path, room: int) 
     path = target / missing.destination
     await asyncio.to_thread(_make_way, target, path)
     try:
-        moved = await sandbox.download(artifact.source, path, max_bytes=room)
+        moved = await sandbox.download(artifact.source, path, max_bytes=room, max_entries=FILES_MAX)
     except SandboxFileError as error:
         await asyncio.to_thread(trees.remove, str(path))
         reason = str(error.context.get("reason", ""))
-        status = {"ENOENT": MISSING, "ENOTDIR": MISSING, "too_large": TOO_LARGE}.get(reason, FAILED)
+        status = {"ENOENT": MISSING, "ENOTDIR": MISSING, "too_large": TOO_LARGE, "too_many": TOO_LARGE}.get(
+            reason, FAILED
+        )
         return replace(missing, status=status, message=error.message), 0
     executable, removed = await asyncio.to_thread(_look_over, path, artifact.exclude)
     left_out = [*(name for name, _ in moved.skipped), *removed]
