@@ -28,6 +28,8 @@ from rollout_worker.sandboxes.local import LocalProvider
 from rollout_worker.sandboxes.port import Limits, Spec
 from rollout_worker.sandboxes.process import open_process
 from rollout_worker.trials.environment import Images, prepare
+from rollout_worker.trials.times import Times
+from rollout_worker.trials.waits import Waits
 from trial_rig import Rig, job, rig
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
@@ -104,8 +106,9 @@ async def test_what_begins_with_this_host_is_planned_once_a_run(tmp_path: Path) 
     directory = make_task(tmp_path / "task", files={"environment/Dockerfile": "FROM debian:12\nWORKDIR /app\n"})
     environment, images = load_task(directory).task.environment, Images(tmp_path, False, {})
     async with open_process(tmp_path / "state") as provider:
-        first = await prepare(environment, directory, provider, images, 60)
-        assert await prepare(environment, directory, provider, images, 60) is first
+        waits = Waits(Times(), lambda text: None, "")
+        first = await prepare(environment, directory, provider, images, 60, waits)
+        assert await prepare(environment, directory, provider, images, 60, waits) is first
 
 
 async def test_a_record_says_when_and_what_and_its_files_hold_the_rest(bench: Bench) -> None:
