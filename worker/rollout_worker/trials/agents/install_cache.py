@@ -37,14 +37,14 @@ class InstallCache:
         """The file of `key`; None: it was made just now, by `make`, which did what it was for, whether or not a file
         came of it. `make` writes to the path that it is given, and returns whether it did. What it raises is raised."""
         path = self._directory / f"{key}.tar"
+        mine: asyncio.Event | None = None
         if (other := self._being_made.get(path)) is not None:
             await other.wait()
-        if await asyncio.to_thread(self._used, path):
-            return path
-        mine = asyncio.Event() if path not in self._being_made else None
-        if mine is not None:
-            self._being_made[path] = mine
+        else:
+            mine = self._being_made[path] = asyncio.Event()  # before anything is awaited: others are to find it
         try:
+            if await asyncio.to_thread(self._used, path):
+                return path
             scratch = await asyncio.to_thread(self._scratch)
             try:
                 if await make(scratch / "tar"):
