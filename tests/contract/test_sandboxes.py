@@ -5,11 +5,13 @@ from __future__ import annotations
 import asyncio
 import io
 import ipaddress
+import json
 import os
 import re
 import shutil
 import socket
 import subprocess
+import sys
 import tarfile
 import time
 from collections.abc import AsyncIterator
@@ -597,6 +599,25 @@ async def test_the_suite_finds_a_provider_that_lets_links_out(tmp_path: Path, mo
         "exit_code_zero": "passed",
         "downloads_stay_in_their_target": "failed",
     }
+
+
+def test_files_are_served_whatever_the_numbers_of_their_descriptors(tmp_path: Path) -> None:
+    """Those of the data and of the result may lie just where the other is to go."""
+    (tmp_path / "one").write_text("told")
+    request = json.dumps({"what": "read", "path": str(tmp_path / "one"), "user": None, "max_bytes": 9})
+    script = f"""
+import os
+from rollout_worker.sandboxes import warden
+request, data, result = os.pipe(), os.pipe(), os.pipe()
+os.write(request[1], {request!r}.encode()), os.close(request[1])
+os.dup2(data[1], 11), os.dup2(result[1], 10), os.close(data[1]), os.close(result[1])
+if os.fork() == 0:
+    warden._serve_files([request[0], 11, 10])
+os.close(10), os.close(11)
+print(os.read(data[0], 99), os.read(result[0], 99))
+"""
+    said = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60, check=True)
+    assert said.stdout == "b'told' b'{}'\n"
 
 
 def test_providers_by_name(tmp_path: Path) -> None:

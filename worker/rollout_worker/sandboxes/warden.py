@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import fcntl
 import itertools
 import json
 import os
@@ -406,8 +407,10 @@ def _serve_files(fds: list[int]) -> NoReturn:
     """In a child: read or write files as the sandbox sees them. fds: the request, the data, the result."""
     kernel.hide_from_tracers()
     body = json.loads(read_all(fds[0]))
-    for target, fd in enumerate((fds[1], fds[2])):
-        os.dup2(fd, target + 10, inheritable=False)
+    # First above the places that they go to: they may be numbered so that one would overwrite the other there.
+    data, result_end = (fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, 12) for fd in fds[1:3])
+    os.dup2(data, 10, inheritable=False)
+    os.dup2(result_end, 11, inheritable=False)
     os.closerange(3, 10)
     os.closerange(12, 1 << 16)
     result: dict[str, Any]
