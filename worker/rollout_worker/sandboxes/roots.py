@@ -68,11 +68,16 @@ def enter(root: str) -> None:
 
 
 def _bind_entry(entry: os.DirEntry[str], target: str) -> None:
-    if entry.is_symlink():
-        os.symlink(os.readlink(entry.path), target)
-        return
-    _make_point(entry.path, target)
-    kernel.mount(entry.path, target, None, kernel.MS_BIND | kernel.MS_REC)
+    """What others remove from the host's root meanwhile is left out."""
+    try:
+        if entry.is_symlink():
+            os.symlink(os.readlink(entry.path), target)
+            return
+        _make_point(entry.path, target)
+        kernel.mount(entry.path, target, None, kernel.MS_BIND | kernel.MS_REC)
+    except FileNotFoundError:
+        if os.path.lexists(entry.path):
+            raise
 
 
 def _make_point(source: str, target: str) -> None:
