@@ -22,8 +22,6 @@ from rollout.workloads.output import disk_errors, free_name
 from rollout.workloads.port import Fetch
 from rollout.workloads.train.lines import EVALUATIONS, METRICS
 
-Done = TypeVar("Done")
-
 CURVES = "curves.png"
 BASE = "base"
 """Of an adapter, in its directory."""
