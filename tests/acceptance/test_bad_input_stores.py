@@ -106,6 +106,7 @@ def test_a_full_disk_under_the_collector(cli: Cli, tmp_path: Path, small_disk: C
         every_row_once(cli)
 
 
+@pytest.mark.slow
 def test_a_database_that_stops_and_crashes_and_returns(
     cli: Cli, tmp_path: Path, postgres_server: PostgresServer
 ) -> None:

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import psutil
+import pytest
 from acceptance_cli import Cli, until
 
 ROWS = 400
@@ -99,6 +100,7 @@ def test_killed_and_run_again(cli: Cli) -> None:
     assert not cli.left_behind()
 
 
+@pytest.mark.slow
 def test_killed_and_at_once_run_again(cli: Cli) -> None:
     """The next command does not wait for its predecessor's children, and is not in their way."""
     cli.rows(ROWS)
@@ -142,6 +144,7 @@ def test_ctrl_c_twice_ends_at_once(cli: Cli) -> None:
     until(lambda: not cli.left_behind(), "every process to end")
 
 
+@pytest.mark.slow
 def test_children_that_are_killed_come_back(cli: Cli) -> None:
     cli.rows(ROWS)
     config = str(cli.config(backend={"delay_ms": 300, "concurrency": 16}, workers={"count": 2}))

@@ -94,6 +94,7 @@ def test_interrupted_the_run_goes_on(cli: Cli, cluster: Cluster, at: list[str]) 
     assert [row["n"] for row in cli.completions()] == list(range(200))
 
 
+@pytest.mark.slow
 def test_a_killed_run_fails_the_command_and_goes_on_only_when_that_is_asked_for(
     cli: Cli, cluster: Cluster, at: list[str]
 ) -> None:

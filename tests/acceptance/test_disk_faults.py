@@ -29,6 +29,7 @@ def coordinator_of(pid: int) -> int:
     return next(c.pid for c in psutil.Process(pid).children() if "rollout_coordinator" in c.cmdline())
 
 
+@pytest.mark.slow
 def test_an_embedded_run_ends_with_the_cause(cli: Cli) -> None:
     cli.rows(200)
     config = str(cli.config(backend={"delay_ms": 100, "concurrency": 4}))

@@ -88,6 +88,7 @@ def test_what_is_wrong_is_said_with_a_remedy(cli: Cli, cluster: Cluster, tmp_pat
     assert done.code == 1 and 'did you mean "embedded"' in done.out, done
 
 
+@pytest.mark.slow
 def test_of_a_leader_its_standby_and_their_postgres(cli: Cli, tmp_path: Path, postgres_server: PostgresServer) -> None:
     with Cluster(tmp_path / "nodes", postgres_url=postgres_server.url) as cluster:
         cluster.add_coordinator().wait_event("coordinator_ready")

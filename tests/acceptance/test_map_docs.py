@@ -95,6 +95,7 @@ def api() -> Iterator[str]:
     server.server_close()
 
 
+@pytest.mark.slow
 def test_call_an_api_a_few_rows_at_a_time(cli: Cli, api: str) -> None:
     cli.env["API_URL"] = api
     blocks = example(2, cli)
@@ -108,6 +109,7 @@ def test_call_an_api_a_few_rows_at_a_time(cli: Cli, api: str) -> None:
     assert [Api.asked[n] for n in range(40)] == [2 if n % 3 == 0 else 1 for n in range(40)]
 
 
+@pytest.mark.slow
 def test_resize_images_with_a_class_that_loads_once(cli: Cli) -> None:
     blocks = example(3, cli)
     images = cli.directory / "images"

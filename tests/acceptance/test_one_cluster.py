@@ -106,6 +106,7 @@ def test_what_is_joined_is_where_commands_go(cli: Cli, tmp_path: Path) -> None:
         assert unknown.code == 2 and "known: prod" in unknown.err
 
 
+@pytest.mark.slow
 def test_a_private_run_is_looked_at_like_any_other(cli: Cli) -> None:
     cli.rows(100)
     config = str(cli.config(backend={"delay_ms": 800, "concurrency": 4}))

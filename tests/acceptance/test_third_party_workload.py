@@ -44,6 +44,7 @@ def test_it_is_at_most_120_lines() -> None:
     assert sum(len(file.read_text().splitlines()) for file in files) <= 120
 
 
+@pytest.mark.slow
 def test_it_runs_with_progress_goes_on_after_a_kill_and_reports_what_failed(counting: Cli) -> None:
     command = ("count", "run", "--config", "count.toml")
     process = counting.start(*command, "--workers", "2")

@@ -140,7 +140,7 @@ def check_killed(
     return disturbed
 
 
-@pytest.mark.parametrize("kind", ["sft", "dpo"])
+@pytest.mark.parametrize("kind", ["sft", pytest.param("dpo", marks=pytest.mark.slow)])
 def test_killed_anywhere_it_ends_in_the_same_bytes(killing: Cluster, cli: Cli, model: Path, kind: str) -> None:
     """A process that trains, its worker, the coordinator and the command, each in a phase of its own."""
     seed = f"{kind} 1"

@@ -48,6 +48,7 @@ def processes(cli: Cli) -> list[str]:
     ]
 
 
+@pytest.mark.slow
 def test_data_that_cannot_be_used_and_the_same_command_when_it_is_mended(cli: Cli, model: Path) -> None:
     config = configure(cli, model)
     write(cli, [*ROWS[:2], {"prompt": "7", "completion": "9"}], "eval.jsonl")

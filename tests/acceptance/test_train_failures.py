@@ -59,6 +59,7 @@ def jsonl(path: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in path.read_text().splitlines()]
 
 
+@pytest.mark.slow
 def test_a_disk_that_is_full_and_then_a_loss_that_explodes(cli: Cli) -> None:
     """The first snapshot finds no room while the steps behind it already come to a bad end: that end waits for it."""
     keys = {"optimizer.lr": 100, "optimizer.warmup_steps": 60, "optimizer.max_grad_norm": 0, "budget.max_steps": 60}

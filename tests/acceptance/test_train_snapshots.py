@@ -84,6 +84,7 @@ def test_what_is_kept_and_labelled_is_listed(cli: Cli) -> None:
     assert len(table) == 3 and table[0].split() == ["snapshot", "run", "name", "kind", "step", "size", "made", "label"]
 
 
+@pytest.mark.slow
 def test_a_fork_with_the_same_settings_ends_in_the_same_bytes(cli: Cli) -> None:
     """In a cluster of its own, to which the snapshot is brought; the second time it is complete already, and its model
     is made, which was not wanted before."""
@@ -133,6 +134,7 @@ def test_a_snapshot_of_another_cluster_is_served_and_resumed_from_in_any_directo
     assert "over.toml" in over and "step 8 is done, and this run has 8 steps" in over
 
 
+@pytest.mark.slow
 def test_a_changed_metric_is_noticed_and_everything_else_is_equal(cli: Cli) -> None:
     """Of the third segment, to which it is gone from the base model, since two snapshots were let go."""
     shutil.copytree(cli.directory / "first", cli.directory / "changed")

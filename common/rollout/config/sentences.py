@@ -211,6 +211,7 @@ SENTENCES: dict[str, Sentence] = {
     "child_output": _said("process {child}: {text}"),
     "child_output_dropped": _trouble("process {child} prints too much: {lines:line} were dropped", "child"),
     "output_not_shipped": _said("what children of run {run_id} printed is not taken: {error}"),
+    "attempt_not_cleaned_up": _said("what attempt {seq} left is not cleaned up; its result stands: {error}"),
     "guard_lost": _trouble("the process that cleans up after this worker is gone: {error}"),
     "memory_limits": _said("memory is limited by {by}"),
     "memory_group_failed": _trouble("memory cannot be limited with {group}: {error}", "group"),

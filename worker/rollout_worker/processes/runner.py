@@ -271,8 +271,8 @@ class Runner:
             done = failure_of(error)
         try:
             await context.close()
-        except Exception:
-            log.exception("attempt_not_cleaned_up", seq=attempt.key.seq)  # it must not cost the result
+        except Exception as error:  # noqa: BLE001 - of the same user code: it must not cost the result
+            log.warning("attempt_not_cleaned_up", seq=attempt.key.seq, error=f"{type(error).__name__}: {error}")
         del self._tasks[attempt.key]
         del self._contexts[attempt.key]
         started = self._began.pop(attempt.key, started)  # it may be over before its turn
