@@ -28,11 +28,9 @@ def make_agent(section: AgentSection) -> Agent:
     """
     if section.execute:
         return BashAgent(section.install, section.execute)
-    cls = class_of(section)
-    if cls is not None:
-        return _made(cls, section.kwargs, section.import_path or section.name)
-    kind = kind_of(section.name)
-    assert kind is not None
+    kind = kind_of(section.name) if section.import_path is None else None
+    if kind is None:
+        return _made(class_of(section), section.kwargs, section.import_path or section.name)
     if kind.name == ORACLE:
         raise ValueError("the oracle is run by the trial: it needs the task's solution")
     if kind.name == NOP:
