@@ -40,7 +40,7 @@ demo: $(VENV)/.base  ## A tiny model learns on the engine while its worker and t
 	$(BIN)/python smoke/demo.py
 
 test: $(VENV)/.dev lint  ## Unit, contract, integration and acceptance tests.
-	$(BIN)/python -m pytest -n $(TEST_PROCESSES) --dist loadfile --no-loadscope-reorder -m "not slow and not vllm and not podman" $(PYTEST_ARGS)
+	$(BIN)/python -m pytest -n $(TEST_PROCESSES) --dist loadfile --no-loadscope-reorder -m "not slow and not vllm and not podman and not cloud_live" $(PYTEST_ARGS)
 
 lint: $(VENV)/.dev  ## Style, types, import contracts, generated stubs, deployment files.
 	$(MAKE) --no-print-directory -j2 style types types-of-tests

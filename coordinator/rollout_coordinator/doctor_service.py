@@ -15,6 +15,7 @@ from typing import Any
 from rollout.cli.descriptors import open_files_limit
 from rollout.config.settings import CoordinatorSettings
 from rollout.model.errors import StorageError
+from rollout.objects import backend_name
 from rollout.security.roles import caller
 from rollout.storage.port import Storage
 from rollout.wire.v1 import doctor_pb2, doctor_pb2_grpc
@@ -95,7 +96,7 @@ class DoctorService(doctor_pb2_grpc.DoctorServicer):
         places: list[tuple[str, Path]] = []
         if settings.storage.backend == "embedded":
             places.append(("database", Path(settings.storage.embedded.path).expanduser().parent))
-        if (settings.objects.backend or ("postgres" if settings.storage.backend == "postgres" else "fs")) == "fs":
+        if backend_name(settings.objects, settings.storage, settings.cloud) == "fs":
             places.append(("objects", Path(settings.objects.path).expanduser()))
         found: list[doctor_pb2.DiskSpace] = []
         for what, path in places:

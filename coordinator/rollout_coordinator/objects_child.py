@@ -94,6 +94,7 @@ class ObjectsChild:
                 {
                     "objects": objects,
                     "storage": self._settings.storage.model_dump(),
+                    "cloud": self._settings.cloud.model_dump(exclude_unset=True),
                     "transport": self._settings.transport.model_dump(),
                     "incarnation": self._clock.ulid(),
                     "epoch": self._epoch,

@@ -25,6 +25,7 @@ import grpc.aio
 import structlog
 from rollout.cli.descriptors import open_files_limit, raise_open_files
 from rollout.cli.malloc import tune_malloc
+from rollout.config.cloud import CloudSection
 from rollout.config.settings import ObjectsSection, StorageSection, TransportSection
 from rollout.model.errors import ConfigError, RolloutError
 from rollout.objects import open_store
@@ -79,7 +80,8 @@ async def serve(reader: asyncio.StreamReader, write: Callable[[str], object]) ->
     objects = ObjectsSection.model_validate(start["objects"])
     storage = StorageSection.model_validate(start["storage"])
     transport = TransportSection.model_validate(start["transport"])
-    store = open_store(objects, storage)
+    cloud = CloudSection.model_validate(start["cloud"])
+    store = open_store(objects, storage, cloud)
     await store.open()
     service = ObjectsService(store, int(start["epoch"]))
     server: grpc.aio.Server | None = None

@@ -93,7 +93,7 @@ def build(
     ttl = transport.coordinator_failure_timeout_ms / 1000
     ledger = ledger or open_ledger(settings.storage, ttl=ttl)
     storage = open_storage(settings.storage)
-    store = store or open_store(settings.objects, settings.storage)
+    store = store or open_store(settings.objects, settings.storage, settings.cloud)
     incarnation = clock.ulid()
     metrics = Metrics()
     leadership = Leadership()

@@ -14,7 +14,7 @@ from rollout.cli import results
 from rollout.cli.progress import Display
 from rollout.cli.results import ResultsOf, output_section
 from rollout.client.runs import Page
-from rollout.config.settings import Section
+from rollout.config.section import Section
 from rollout.model.errors import ConfigError
 from rollout.model.item import Outcome
 from rollout.wire.v1 import runs_pb2 as pb

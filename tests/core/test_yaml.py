@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from rollout.config.load import load_settings
-from rollout.config.settings import Section
+from rollout.config.section import Section
 from rollout.config.written import Flag, Text
 from rollout.config.yaml import YamlError, parse_yaml
 from rollout.model.errors import ConfigError

@@ -108,7 +108,7 @@ class Worker:
         self._next_id = worker_id
         self._manifests = [*map(Path, settings.plugins), *(plugins or [])]
         self.host = PluginHost(hot_reload=settings.worker.dev_hot_reload)
-        self._secrets = AllowedSecrets(open_secrets(settings.secrets), settings.secrets.allow)
+        self._secrets = AllowedSecrets(open_secrets(settings.secrets, settings.cloud), settings.secrets.allow)
         self._driver: Driver | None = None
         self._credentials: Credentials | None = None
         self._drain: tuple[str, float] | None = None
@@ -134,7 +134,7 @@ class Worker:
     async def run(self) -> int:
         """The exit code: 0 drained, 1 the cluster shut this worker out."""
         settings = self._settings
-        compute = open_compute(settings.compute)
+        compute = open_compute(settings.compute, settings.cloud)
         listen = settings.http.listen_addr
         http = WorkerHttp(listen, self._session, self._certificate_ends) if listen else None
         notice: asyncio.Task[None] | None = None

@@ -17,7 +17,7 @@ from pathlib import Path
 from pydantic import Field
 
 from rollout.config.load import load_settings
-from rollout.config.settings import Section
+from rollout.config.section import Section
 from rollout.model.errors import ConfigError, NotFoundError
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}")

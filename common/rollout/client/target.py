@@ -19,7 +19,8 @@ from pydantic import Field
 from rollout.client.contexts import Context, Contexts
 from rollout.client.private import STATE_DIR, address_of, state_of, states_below
 from rollout.config.load import load_settings, refuse_strangers
-from rollout.config.settings import Section, TransportSection
+from rollout.config.section import Section
+from rollout.config.settings import TransportSection
 from rollout.model.address import parse_address
 from rollout.model.errors import ConfigError
 from rollout.security import files

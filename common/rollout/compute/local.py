@@ -15,13 +15,14 @@ import psutil
 
 from rollout.compute import cgroup
 from rollout.compute.port import Gpu, Host, Preemption
+from rollout.config.cloud import CloudSection
 from rollout.config.settings import ComputeSection
 
 LEAD_S, BUDGET_S = 120.0, 60.0
 _LOOK_EVERY_S = 0.5
 
 
-def open_compute(section: ComputeSection) -> LocalCompute:
+def open_compute(section: ComputeSection, cloud: CloudSection) -> LocalCompute:
     return LocalCompute(Path(section.preemption_file) if section.preemption_file else None)
 
 

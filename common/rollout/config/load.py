@@ -21,7 +21,7 @@ from pydantic import BaseModel, ValidationError
 from rollout.config.environment import annotation_of, section_of, strangers, variables
 from rollout.config.locate import Place, key_lines, parse, syntax_error
 from rollout.config.renamed import Renamed, Renames
-from rollout.config.settings import Section
+from rollout.config.section import Section
 from rollout.config.wording import describe
 from rollout.model.errors import ConfigError, RolloutError
 from rollout.model.problems import problems

@@ -6,35 +6,17 @@ fields are validators here, so `rollout plan` and the daemons share them.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from typing import Annotated, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, PrivateAttr, model_validator
-from pydantic_core import PydanticCustomError
+from pydantic import Field, model_validator
+
+from rollout.config.cloud import WithCloud
+from rollout.config.section import Section
 
 DAY_MS = 86_400_000
 YEAR_S = 365 * 86_400
 Amount = Annotated[float, Field(ge=0, le=1e15)]
 """Of a resource."""
-
-
-class Section(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
-
-    _notes: tuple[str, ...] = PrivateAttr(())
-
-    @property
-    def notes(self) -> tuple[str, ...]:
-        """What the person should know of the file that this was read from."""
-        return self._notes
-
-    def remember(self, notes: Iterable[str]) -> None:
-        self._notes = tuple(notes)
-
-
-def fault_at(key: str, text: str) -> PydanticCustomError:
-    """For validators of a section: what is wrong is told at the place of `key`, below the section."""
-    return PydanticCustomError("value_error", "{text}", {"text": text, "key": key})
 
 
 class EmbeddedStorage(Section):
@@ -121,7 +103,11 @@ class TransportSection(Section):
 
 
 class ObjectsSection(Section):
-    backend: str = Field(default="", description='"fs", "postgres" or a plugin\'s name; default: by storage.backend.')
+    backend: str = Field(
+        default="",
+        description='"fs", "postgres", "s3", "gcs" or a plugin\'s name; default: of the bucket in [cloud], else by '
+        "storage.backend.",
+    )
     path: str = Field(default="./data/object-store", description="Root of the fs store.")
     shared: bool = Field(default=False, description="The fs path is on a file system that every coordinator mounts.")
     listen_addr: str = Field(
@@ -184,7 +170,7 @@ class LoggingSection(Section):
     )
 
 
-class CoordinatorSettings(Section):
+class CoordinatorSettings(WithCloud):
     storage: StorageSection = StorageSection()
     transport: TransportSection = TransportSection()
     objects: ObjectsSection = ObjectsSection()
@@ -218,7 +204,7 @@ class CoordinatorSettings(Section):
         return self
 
 
-class WorkerSettings(Section):
+class WorkerSettings(WithCloud):
     transport: TransportSection = TransportSection()
     objects: ObjectsSection = ObjectsSection()
     http: HttpSection = HttpSection()

@@ -19,6 +19,7 @@ from pathlib import Path
 import structlog
 from blake3 import blake3
 
+from rollout.config.cloud import CloudSection
 from rollout.config.settings import ObjectsSection, StorageSection
 from rollout.model.errors import (
     ConfigError,
@@ -41,7 +42,7 @@ _STALE_TMP_S = 24 * 3600
 _FULL = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
 
 
-def open_store(objects: ObjectsSection, storage: StorageSection) -> FsObjectStore:
+def open_store(objects: ObjectsSection, storage: StorageSection, cloud: CloudSection) -> FsObjectStore:
     return FsObjectStore(Path(objects.path), shared=objects.shared)
 
 

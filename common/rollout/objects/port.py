@@ -1,7 +1,7 @@
 """Content-addressed bytes.
 
 Adapters register under the entry point group `rollout.objects`, as a function
-`open_store(ObjectsSection, StorageSection) -> ObjectStore`.
+`open_store(ObjectsSection, StorageSection, CloudSection) -> ObjectStore`.
 """
 
 from __future__ import annotations

@@ -12,6 +12,7 @@ from typing import Any, cast
 import asyncpg
 from blake3 import blake3
 
+from rollout.config.cloud import CloudSection
 from rollout.config.settings import ObjectsSection, StorageSection
 from rollout.model.errors import (
     ConfigError,
@@ -42,7 +43,7 @@ CREATE TABLE IF NOT EXISTS object_pin (
 """
 
 
-def open_store(objects: ObjectsSection, storage: StorageSection) -> PostgresObjectStore:
+def open_store(objects: ObjectsSection, storage: StorageSection, cloud: CloudSection) -> PostgresObjectStore:
     if not storage.postgres.url:
         raise ConfigError('[objects] backend = "postgres" needs [storage.postgres] url')
     return PostgresObjectStore(storage.postgres.url, pool_size=storage.postgres.pool_size)

@@ -11,7 +11,7 @@ from blake3 import blake3
 from pydantic import ConfigDict, Field, PrivateAttr, field_validator, model_validator
 
 from rollout.config.load import load_settings
-from rollout.config.settings import Section
+from rollout.config.section import Section
 from rollout.model.errors import ConfigError
 
 FILE_NAME = "rollout-plugin.toml"

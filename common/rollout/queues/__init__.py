@@ -1,24 +1,22 @@
-"""Queues with leases, meant as a run's intake, where rows arrive from outside.
-
-A library so far: no command and no configuration key fills a run from a queue yet.
-"""
+"""Queues with leases: a run's intake, where rows arrive from outside, and where its results may go."""
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
-from typing import Any
+from collections.abc import Callable
 
 from rollout.config.adapters import load_adapter
-from rollout.queues.port import Message, Queue
+from rollout.config.cloud import CloudSection
+from rollout.queues.port import Facts, Message, Outgoing, Place, Queue
 from rollout.storage.port import Storage
 
-__all__ = ["Message", "Queue", "open_queue"]
+__all__ = ["Facts", "Message", "Outgoing", "Place", "Queue", "open_queue"]
 
 GROUP = "rollout.queues"
-QueueFactory = Callable[[dict[str, Any], Storage], Awaitable[Queue]]
+QueueFactory = Callable[[Place, CloudSection, Storage | None], Queue]
 
 
-async def open_queue(backend: str, options: dict[str, Any], storage: Storage) -> Queue:
-    """The queue that `backend` names ("local", or an installed package's). ConfigError if there is none."""
-    factory: QueueFactory = load_adapter(GROUP, backend, "queue")
-    return await factory(options, storage)
+def open_queue(backend: str, place: Place, cloud: CloudSection, storage: Storage | None = None) -> Queue:
+    """The queue that `backend` names (sqs, pubsub, local, or an installed package's), not opened yet. ConfigError if
+    there is none. `storage`: what "local" is kept in."""
+    factory: QueueFactory = load_adapter(GROUP, backend, "cloud.provider")
+    return factory(place, cloud, storage)

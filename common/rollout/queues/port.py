@@ -1,31 +1,103 @@
-"""A queue with leases, for rows that arrive from outside; no run takes its items from one yet."""
+"""A queue with leases: where a run's rows arrive from, and where its results may go.
+
+Adapters register under the entry point group `rollout.queues`, as a function
+`open_queue(Place, CloudSection, Storage | None) -> Queue`.
+"""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Protocol
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from types import MappingProxyType
+from typing import Literal, Protocol
+
+NO_ATTRIBUTES: Mapping[str, str] = MappingProxyType({})
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Which queue. `address`: a queue's URL, a subscription (input) or a topic (output), or a local name. `lease_s`: of
+    the configuration."""
+
+    address: str
+    way: Literal["input", "output"] = "input"
+    lease_s: float = 300.0
 
 
 @dataclass(frozen=True, slots=True)
 class Message:
-    id: str  # ULID of the enqueue; order of delivery is the order of these
+    """`id`: the service's, the same at each delivery. `receipt`: of this delivery; a later one has another.
+    `deliveries`: this one included; 0: the service does not tell. `group`: those of one come one after the other."""
+
+    id: str
     body: bytes
-    receipt: str  # of this delivery; a later delivery has another
+    receipt: str
     deliveries: int
+    attributes: Mapping[str, str] = field(default=NO_ATTRIBUTES)
+    group: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Outgoing:
+    """`deduplication`: two that have the same are one to a queue that knows of that, and others carry it as an
+    attribute."""
+
+    body: bytes
+    attributes: Mapping[str, str] = field(default=NO_ATTRIBUTES)
+    group: str = ""
+    deduplication: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Facts:
+    """What a queue can do. Bytes of a message count its attributes. `max_held_s`: from receipt on, however often it is
+    extended. `dead_letter`: where a message goes after `max_deliveries`; empty: nowhere."""
+
+    name: str
+    max_lease_s: float
+    max_held_s: float
+    max_in_flight: int
+    max_message_bytes: int
+    ordered: bool = False
+    exactly_once: bool = False
+    max_deliveries: int | None = None
+    dead_letter: str = ""
 
 
 class Queue(Protocol):
-    async def enqueue(self, bodies: list[bytes]) -> list[str]:
-        """Durable on return."""
+    """Errors: UnavailableError while the service cannot be reached or throttles (after its budget), ConfigError for
+    what a person must mend: no such queue, no permission. Batches of any size: adapters cut them as the service
+    wants."""
+
+    async def open(self) -> None:
+        """Asks the service for `facts`."""
         ...
 
-    async def dequeue(self, limit: int, lease_s: float, wait_s: float = 0.0) -> list[Message]: ...
-
-    async def extend(self, message: Message, lease_s: float) -> bool:
-        """False: the lease was lost."""
-        ...
-
-    async def ack(self, messages: list[Message]) -> None: ...
-    async def nack(self, messages: list[Message]) -> None: ...
-    async def depth(self) -> int: ...
     async def close(self) -> None: ...
+
+    @property
+    def facts(self) -> Facts: ...
+
+    async def enqueue(self, messages: list[Outgoing]) -> list[str]:
+        """Durable on return; their ids. InputError: one is too large for the queue, `context["index"]`."""
+        ...
+
+    async def dequeue(self, limit: int, lease_s: float, wait_s: float = 0.0) -> list[Message]:
+        """At most `limit`; empty where nothing came in `wait_s`."""
+        ...
+
+    async def extend(self, messages: list[Message], lease_s: float) -> list[Message]:
+        """From now on. Those whose lease was lost."""
+        ...
+
+    async def ack(self, messages: list[Message]) -> list[Message]:
+        """For good. Those that may come again: their lease was lost, or the service did not confirm."""
+        ...
+
+    async def nack(self, messages: list[Message]) -> None:
+        """To be delivered again at once, here or elsewhere."""
+        ...
+
+    async def depth(self) -> int | None:
+        """Messages that wait, about; None: the service does not tell."""
+        ...

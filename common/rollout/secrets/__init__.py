@@ -5,15 +5,19 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from rollout.config.adapters import load_adapter
+from rollout.config.cloud import CloudSection
 from rollout.config.settings import SecretsSection
 from rollout.secrets.port import SecretStore
 
 __all__ = ["SecretStore", "open_secrets"]
 
 GROUP = "rollout.secrets"
+NO_CLOUD = CloudSection()
 
 
-def open_secrets(section: SecretsSection) -> SecretStore:
+def open_secrets(section: SecretsSection, cloud: CloudSection = NO_CLOUD) -> SecretStore:
     """The store that `[secrets] backend` names. ConfigError if no installed package provides it."""
-    factory: Callable[[SecretsSection], SecretStore] = load_adapter(GROUP, section.backend, "[secrets] backend")
-    return factory(section)
+    factory: Callable[[SecretsSection, CloudSection], SecretStore] = load_adapter(
+        GROUP, section.backend, "[secrets] backend"
+    )
+    return factory(section, cloud)

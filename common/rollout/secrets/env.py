@@ -6,6 +6,7 @@ import os
 import re
 from collections.abc import Iterable, Mapping
 
+from rollout.config.cloud import CloudSection
 from rollout.config.environment import SECRET_PREFIX as PREFIX
 from rollout.config.settings import SecretsSection
 from rollout.model.errors import ConfigError, UnavailableError
@@ -13,7 +14,7 @@ from rollout.model.errors import ConfigError, UnavailableError
 _NAME = re.compile(r"[A-Za-z][A-Za-z0-9_]*")
 
 
-def open_store(section: SecretsSection) -> EnvSecretStore:
+def open_store(section: SecretsSection, cloud: CloudSection) -> EnvSecretStore:
     return EnvSecretStore(section.allow)
 
 

@@ -6,7 +6,8 @@ from typing import Any, Literal
 
 from pydantic import Field, field_validator
 
-from rollout.config.settings import DAY_MS, Section
+from rollout.config.section import Section
+from rollout.config.settings import DAY_MS
 from rollout.model.item import ItemSpec
 
 ON_BAD_ROW: Any = Field(

@@ -15,6 +15,7 @@ from rollout.config.load import load_settings, located, read_values
 from rollout.config.settings import CoordinatorSettings, TransportSection, WorkerSettings
 from rollout.model.address import parse_address
 from rollout.model.errors import ConfigError, PluginError
+from rollout.objects import backend_name
 from rollout.workloads.registered import entries, load
 
 _COORDINATOR_ONLY = frozenset(CoordinatorSettings.model_fields) - frozenset(WorkerSettings.model_fields)
@@ -136,7 +137,7 @@ def check_coordinator(path: Path) -> list[str]:
     _addresses(transport)
     parse_address(transport.listen_addr, "transport.listen_addr")
     where = storage.embedded.path if storage.backend == "embedded" else "PostgreSQL"
-    objects = settings.objects.backend or ("postgres" if storage.backend == "postgres" else "fs")
+    objects = backend_name(settings.objects, storage, settings.cloud)
     find_adapter("rollout.objects", objects, "objects.backend")
     return [
         f"serves {transport.listen_addr} over mutual TLS with certificates in {transport.tls_dir}",

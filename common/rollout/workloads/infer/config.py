@@ -11,7 +11,9 @@ from typing import Any, Literal, Self
 
 from pydantic import Field, field_validator, model_validator
 
-from rollout.config.settings import DAY_MS, Section
+from rollout.config.cloud import WithCloud
+from rollout.config.section import Section
+from rollout.config.settings import DAY_MS
 from rollout.model.errors import ConfigError
 from rollout.workloads.sections import InputSection, OutputSection, RunSection, WorkersSection
 
@@ -135,7 +137,7 @@ class BackendSection(Section):
     )
 
 
-class InferConfig(Section):
+class InferConfig(WithCloud):
     model: ModelSection
     sampling: SamplingSection = SamplingSection()
     input: InferInput

@@ -14,7 +14,7 @@ from typing import Annotated, Any, cast
 
 from pydantic import AfterValidator, Field, ValidationError
 
-from rollout.config.settings import Section
+from rollout.config.section import Section
 from rollout.config.wording import describe
 from rollout.config.written import Text
 

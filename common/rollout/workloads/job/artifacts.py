@@ -7,7 +7,7 @@ from typing import Annotated, Any, Self
 
 from pydantic import BeforeValidator, Field, field_validator, model_validator
 
-from rollout.config.settings import Section
+from rollout.config.section import Section
 
 MAIN_SERVICE = "main"
 """The service in which the agent works."""

@@ -9,9 +9,10 @@ from typing import Annotated, Any, ClassVar, Literal, Self, cast
 
 from pydantic import AfterValidator, Field, field_validator, model_validator
 
+from rollout.config.cloud import WithCloud
 from rollout.config.load import YAML, Located
 from rollout.config.locate import Place
-from rollout.config.settings import Section
+from rollout.config.section import Section
 from rollout.config.written import Flag, Text
 from rollout.workloads.job.agent_kinds import (
     ENGINE,
@@ -349,7 +350,7 @@ class InfrastructureSection(Section):
     after_trials: int = Field(default=20, ge=1, description="Trials before that is looked at.")
 
 
-class JobConfig(Section):
+class JobConfig(WithCloud):
     in_yaml: ClassVar[bool] = True
 
     name: str | None = Field(

@@ -8,7 +8,7 @@ from typing import Any, Self, cast
 from pydantic import Field, field_validator, model_validator
 
 from rollout.config.adapters import find_adapter
-from rollout.config.settings import Section
+from rollout.config.section import Section
 from rollout.model.errors import ConfigError
 from rollout.model.problems import problems
 from rollout.workloads.infer.config import BackendSection, ModelSection, SamplingSection, check_together, load_schema

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from rollout.config.settings import Section
+from rollout.config.section import Section
 
 Phase = Literal["check", "setup", "install", "execute", "verify", "teardown", "any"]
 Blame = Literal["infrastructure", "api", "agent", "verifier", "job"]

@@ -11,7 +11,7 @@ from typing import Any, TypeVar, cast
 from pydantic import ValidationError
 
 from rollout.config.load import Located, located
-from rollout.config.settings import Section
+from rollout.config.section import Section
 from rollout.model.errors import ConfigError
 from rollout.model.problems import faults_of, problems
 from rollout.workloads.job.config import DatasetSection, Env, EnvironmentSection, JobConfig, MetricSection, environments

@@ -9,7 +9,7 @@ from typing import Literal, Self
 
 from pydantic import field_validator, model_validator
 
-from rollout.config.settings import Section
+from rollout.config.section import Section
 
 NetworkMode = Literal["no-network", "public", "allowlist"]
 _LABEL = re.compile(r"[a-z0-9](?:[a-z0-9-]{0,61}[a-z0-9])?")

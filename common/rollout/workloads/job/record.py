@@ -10,7 +10,7 @@ from typing import Any, Self, cast
 
 from pydantic import Field, ValidationError
 
-from rollout.config.settings import Section
+from rollout.config.section import Section
 from rollout.model.errors import InputError
 from rollout.workloads.job.results import TrialResult
 from rollout.workloads.json_form import JsonObject, canonical

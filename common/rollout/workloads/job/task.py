@@ -7,7 +7,7 @@ from typing import Any, Literal
 
 from pydantic import Field
 
-from rollout.config.settings import Section
+from rollout.config.section import Section
 from rollout.workloads.job.artifacts import Artifact
 from rollout.workloads.job.dialect import DIALECTS, Dialect, DialectName
 from rollout.workloads.job.network import NetworkPolicy

@@ -12,7 +12,7 @@ from typing import Annotated, Any, Literal, Self, cast
 from pydantic import BeforeValidator, Field, field_validator, model_validator
 
 from rollout.config.load import Located
-from rollout.config.settings import Section
+from rollout.config.section import Section
 from rollout.workloads.job.artifacts import MAIN_SERVICE, SERVICE, ArtifactKey
 from rollout.workloads.job.dialect import version_of
 from rollout.workloads.job.names import portable_name, same_name

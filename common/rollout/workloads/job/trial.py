@@ -13,7 +13,7 @@ from typing import Self
 
 from pydantic import Field, ValidationError
 
-from rollout.config.settings import Section
+from rollout.config.section import Section
 from rollout.model.errors import InputError
 from rollout.workloads.job.dialect import DialectName
 from rollout.workloads.json_form import canonical

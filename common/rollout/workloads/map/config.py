@@ -7,7 +7,8 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import BeforeValidator, Field, model_validator
 
-from rollout.config.settings import Section
+from rollout.config.cloud import WithCloud
+from rollout.config.section import Section
 from rollout.workloads.sections import ON_BAD_ROW
 
 _UNITS_S = {"": 1.0, "ms": 0.001, "s": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0, "d": 86400.0}
@@ -95,7 +96,7 @@ class RunSection(Section):
         return self
 
 
-class MapConfig(Section):
+class MapConfig(WithCloud):
     function: FunctionSection
     input: InputSection
     output: OutputSection

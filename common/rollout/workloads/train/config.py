@@ -6,8 +6,9 @@ from typing import Annotated, Any, Literal, Self, cast
 
 from pydantic import BeforeValidator, Field, field_validator, model_validator
 
+from rollout.config.cloud import WithCloud
 from rollout.config.renamed import Renamed
-from rollout.config.settings import Section, fault_at
+from rollout.config.section import Section, fault_at
 from rollout.workloads.sections import WorkersSection
 from rollout.workloads.train.aliases import renamed
 
@@ -409,7 +410,7 @@ class RunSection(Section):
     )
 
 
-class TrainConfig(Section):
+class TrainConfig(WithCloud):
     algorithm: AlgorithmSection
     start: StartSection | None = Field(default=None, description="Go on from the state of another run.")
     snapshots: SnapshotsSection = SnapshotsSection()

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from blake3 import blake3
-from rollout.config.settings import Section
+from rollout.config.section import Section
 from rollout.model.item import NewItem, Outcome
 from rollout.workloads.commit import CommitEntry
 from rollout.workloads.json_form import JsonObject, canonical, dump_line

@@ -1,0 +1,1 @@
+"""The providers: one session each, their errors and retries. SDKs are imported where they are used only."""

@@ -1,0 +1,198 @@
+"""`[cloud]`: one provider's stores, queues and secrets, the same section in every configuration file.
+
+The provider is one key, so a file cannot name two. What belongs to the other provider is a fault of the file. Source:
+the longer form `[cloud.aws.s3]` is read as `[cloud.s3]` (`cloud_keys`).
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from pydantic import Field, field_validator, model_validator
+
+from rollout.config.cloud_keys import short_form
+from rollout.config.section import Section, fault_at
+
+MIB = 1 << 20
+GIB = 1 << 30
+S3_PART_MIN = 5 * MIB
+GCS_CHUNK_UNIT = 256 * 1024
+"""Chunks of a resumable upload are multiples of this: https://cloud.google.com/storage/docs/resumable-uploads."""
+
+Provider = Literal["", "aws", "gcp"]
+Prefix = Annotated[
+    str,
+    Field(default="", description="Put before every key; empty, or ends in a slash (one is added).", max_length=512),
+]
+Snapshot = Annotated[
+    int,
+    Field(default=5 * GIB, ge=MIB, le=10 * GIB, description="Largest object of a snapshot; 10 GiB at most."),
+]
+
+
+def _endpoint(value: str) -> str:
+    value = value.rstrip("/")
+    if value and not value.startswith(("http://", "https://")):
+        raise ValueError("write the scheme too, as in https://minio.example:9000")
+    return value
+
+
+def _slash(value: str) -> str:
+    if value.startswith("/"):
+        raise ValueError("begins with a slash: keys of a bucket do not")
+    return value if not value or value.endswith("/") else value + "/"
+
+
+class S3Section(Section):
+    bucket: str = Field(default="", description="Of objects. Set: they live there, not on the coordinator's disk.")
+    prefix: Prefix = ""
+    endpoint_url: str = Field(default="", description="Of a compatible store: MinIO, Ceph, R2; default: of [cloud].")
+    addressing: Literal["auto", "path", "virtual"] = Field(
+        default="auto", description="bucket.host/key or host/bucket/key; auto: path where there is an endpoint_url."
+    )
+    checksums: Literal["auto", "when_supported", "when_required"] = Field(
+        default="auto", description="auto: when_supported on AWS itself, when_required with an endpoint_url."
+    )
+    conditional_writes: Literal["auto", "on", "off"] = Field(
+        default="auto", description="If-None-Match on writes; auto: asked once whether the store has it."
+    )
+    multipart_chunk_bytes: int = Field(
+        default=16 * MIB, ge=S3_PART_MIN, le=5 * GIB, description="Of a part; S3 takes no less than 5 MiB."
+    )
+    max_snapshot_part_bytes: Snapshot = 5 * GIB
+
+    _url = field_validator("endpoint_url")(_endpoint)
+    _prefix = field_validator("prefix")(_slash)
+
+
+class GcsSection(Section):
+    bucket: str = Field(default="", description="Of objects. Set: they live there, not on the coordinator's disk.")
+    prefix: Prefix = ""
+    endpoint_url: str = Field(default="", description="Of an emulator; default: of [cloud], or Google's.")
+    resumable_chunk_bytes: int = Field(
+        default=16 * MIB, ge=5 * MIB, le=GIB, description="Of a chunk: a multiple of 256 KiB, 5 MiB at least."
+    )
+    max_snapshot_part_bytes: Snapshot = 5 * GIB
+
+    _url = field_validator("endpoint_url")(_endpoint)
+    _prefix = field_validator("prefix")(_slash)
+
+    @field_validator("resumable_chunk_bytes")
+    @classmethod
+    def _multiple(cls, value: int) -> int:
+        if value % GCS_CHUNK_UNIT:
+            raise ValueError(f"must be a multiple of 256 KiB: {value // GCS_CHUNK_UNIT * GCS_CHUNK_UNIT} is one")
+        return value
+
+
+class SqsSection(Section):
+    queue_url: str = Field(default="", description="Of the queue that rows arrive from.")
+    output_queue_url: str = Field(default="", description="Of a queue that results go to as well; default: none.")
+    endpoint_url: str = Field(default="", description="Of an emulator; default: of [cloud], or AWS's.")
+    visibility_timeout_secs: int = Field(
+        default=300, ge=10, le=43_200, description="Of a lease on a message; it is extended while a row is worked on."
+    )
+
+    _url = field_validator("endpoint_url", "queue_url", "output_queue_url")(_endpoint)
+
+
+class PubsubSection(Section):
+    topic: str = Field(
+        default="", description="That `rollout cloud doctor` publishes to, and dead letters are told by."
+    )
+    subscription: str = Field(default="", description="That rows arrive from.")
+    output_topic: str = Field(default="", description="That results go to as well; default: none.")
+    endpoint_url: str = Field(default="", description="Of an emulator; default: of [cloud], or Google's.")
+    ack_deadline_secs: int = Field(
+        default=30, ge=10, le=600, description="Of a lease on a message; it is extended while a row is worked on."
+    )
+
+    _url = field_validator("endpoint_url")(_endpoint)
+
+
+class CloudSecretsSection(Section):
+    allowlist: list[str] = Field(
+        default_factory=list[str],
+        description="Names that may be read. AWS: a name or ARN; GCP: a name, or NAME/versions/N.",
+    )
+    ttl_secs: float = Field(default=300.0, ge=0, le=86_400, description="A value is read again after this time.")
+    endpoint_url: str = Field(default="", description="Of an emulator; default: of [cloud], or the provider's.")
+
+    _url = field_validator("endpoint_url")(_endpoint)
+
+
+_OF = {"aws": ("s3", "sqs", "region"), "gcp": ("gcs", "pubsub", "project")}
+
+
+class CloudSection(Section):
+    provider: Provider = Field(default="", description='"aws" or "gcp"; empty: no cloud.')
+    region: str = Field(default="", description="aws: default: AWS_REGION, or the profile's.")
+    project: str = Field(default="", description="gcp: default: GOOGLE_CLOUD_PROJECT, or the credentials'.")
+    endpoint_url: str = Field(default="", description="Of an emulator, for all services; each may have its own.")
+    s3: S3Section = S3Section()
+    sqs: SqsSection = SqsSection()
+    gcs: GcsSection = GcsSection()
+    pubsub: PubsubSection = PubsubSection()
+    secrets: CloudSecretsSection = CloudSecretsSection()
+
+    _url = field_validator("endpoint_url")(_endpoint)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _short(cls, values: Any) -> Any:
+        return short_form(values)
+
+    @model_validator(mode="after")
+    def _one_provider(self) -> CloudSection:
+        for provider, keys in _OF.items():
+            if provider == self.provider:
+                continue
+            for key in keys:
+                if key in self.model_fields_set and getattr(self, key):
+                    if not self.provider:
+                        raise fault_at(key, f'is of provider = "{provider}": name the provider in [cloud]')
+                    raise fault_at(
+                        key, f'is of provider = "{provider}", but provider = "{self.provider}": a run has one provider'
+                    )
+        return self
+
+    @property
+    def bucket(self) -> str:
+        """Of objects; empty: they do not live in a bucket."""
+        return {"aws": self.s3.bucket, "gcp": self.gcs.bucket}.get(self.provider, "")
+
+    @property
+    def prefix(self) -> str:
+        return self.s3.prefix if self.provider == "aws" else self.gcs.prefix
+
+    @property
+    def queue_backend(self) -> str:
+        """The queue adapter's name; empty: no provider."""
+        return {"aws": "sqs", "gcp": "pubsub"}.get(self.provider, "")
+
+    @property
+    def intake(self) -> str:
+        """The queue that rows arrive from: an SQS URL or a subscription; empty: none."""
+        return {"aws": self.sqs.queue_url, "gcp": self.pubsub.subscription}.get(self.provider, "")
+
+    @property
+    def outlet(self) -> str:
+        """The queue that results go to: an SQS URL or a topic; empty: none."""
+        return {"aws": self.sqs.output_queue_url, "gcp": self.pubsub.output_topic}.get(self.provider, "")
+
+    @property
+    def lease_s(self) -> float:
+        """Of a message."""
+        return float(self.sqs.visibility_timeout_secs if self.provider == "aws" else self.pubsub.ack_deadline_secs)
+
+    @property
+    def place(self) -> str:
+        """Of objects, as a URL for people; empty where they do not live in a bucket."""
+        scheme = {"aws": "s3", "gcp": "gs"}.get(self.provider, "")
+        return f"{scheme}://{self.bucket}/{self.prefix}" if self.bucket else ""
+
+
+class WithCloud(Section):
+    """A configuration file with `[cloud]`."""
+
+    cloud: CloudSection = CloudSection()
