@@ -1,0 +1,80 @@
+"""A bucket as the rest of the product sees it: the object store, inputs and outputs by URL, and the doctor.
+
+Keys are plain text; nothing here knows of content ids. Errors, of every call: StorageUnavailableError while the service
+cannot be reached or throttles, after the budget for retries; ConfigError for what a person must mend (no such bucket,
+another region, no permission, no credentials), with the permission and the key to look at; NotFoundError; ConflictError
+where a condition does not hold.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, AsyncIterator
+from dataclasses import dataclass
+from typing import Protocol
+
+ALWAYS = "*always*"
+ABSENT = "*absent*"
+"""For `when`: only where there is no such key. Anything else is the `version` that must be there."""
+
+
+@dataclass(frozen=True, slots=True)
+class Blob:
+    """`version`: opaque, another for other bytes (S3: the ETag; GCS: the generation)."""
+
+    key: str
+    size: int
+    version: str
+    modified_ms: int
+
+
+class Bucket(Protocol):
+    @property
+    def url(self) -> str:
+        """`s3://name/` or `gs://name/`."""
+        ...
+
+    @property
+    def part_bytes(self) -> int:
+        """Of a part; larger bodies take several requests. A write holds three of them at most."""
+        ...
+
+    async def open(self) -> None:
+        """Checks that the bucket is there and may be used, and what the store can do."""
+        ...
+
+    async def close(self) -> None: ...
+
+    @property
+    def conditional(self) -> bool:
+        """Whether the store keeps to `when`. Where it does not, `ABSENT` and versions are looked at before the write:
+        two writers at once are not kept apart."""
+        ...
+
+    async def head(self, key: str) -> Blob | None: ...
+
+    def read(self, key: str, offset: int = 0, length: int | None = None, *, version: str = "") -> AsyncGenerator[bytes]:
+        """Pieces of at most 512 KiB. A body that breaks is gone on with from where it broke, of the same version:
+        ConflictError where the object has become another. `version`: only of that one."""
+        ...
+
+    async def write(self, key: str, chunks: AsyncIterator[bytes], size: int, *, when: str = ALWAYS) -> Blob:
+        """Durable on return. `chunks` is read once. Nothing of it is left behind after an error, cancellation
+        included: unfinished uploads are aborted. ConflictError: `when` does not hold. InputError: `chunks` had another
+        number of bytes than `size`."""
+        ...
+
+    def list(self, prefix: str, *, after: str = "", delimiter: str = "") -> AsyncGenerator[Blob]:
+        """In order of keys. With a `delimiter`, keys that go on after it are given once, up to it, with size -1."""
+        ...
+
+    async def copy(self, source: Blob, key: str, *, when: str = ALWAYS) -> Blob:
+        """Within the bucket, by the service."""
+        ...
+
+    async def delete(self, key: str, *, version: str = "") -> bool:
+        """False: it was not there. ConflictError: it has another version."""
+        ...
+
+    async def sweep(self, prefix: str, older_than_s: float) -> int:
+        """Aborts unfinished uploads below `prefix` that were begun before; their number."""
+        ...
