@@ -11,6 +11,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, field_validator, model_validator
 
 from rollout.config.cloud_keys import short_form
+from rollout.config.secret_names import value_faults
 from rollout.config.section import Section, fault_at
 
 MIB = 1 << 20
@@ -113,12 +114,20 @@ class PubsubSection(Section):
 class CloudSecretsSection(Section):
     allowlist: list[str] = Field(
         default_factory=list[str],
-        description="Names that may be read. AWS: a name or ARN; GCP: a name, or NAME/versions/N.",
+        description="Names that may be read. AWS: a name or ARN; GCP: a name, or NAME/versions/N. NAME#KEY: of a JSON "
+        "object.",
     )
     ttl_secs: float = Field(default=300.0, ge=0, le=86_400, description="A value is read again after this time.")
     endpoint_url: str = Field(default="", description="Of an emulator; default: of [cloud], or the provider's.")
 
     _url = field_validator("endpoint_url")(_endpoint)
+
+    @field_validator("allowlist")
+    @classmethod
+    def _names(cls, entries: list[str]) -> list[str]:
+        if fault := value_faults(entries):
+            raise ValueError(fault)
+        return entries
 
 
 _OF = {"aws": ("s3", "sqs", "region"), "gcp": ("gcs", "pubsub", "project")}
