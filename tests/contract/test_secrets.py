@@ -232,7 +232,7 @@ def test_two_names_of_one_variable_are_refused() -> None:
 def test_a_value_in_a_list_of_names_is_refused_and_not_shown(tmp_path: Path, section: str, value: str) -> None:
     file = tmp_path / "worker.toml"
     file.write_text(f'{section} = ["rollout/hf-token", "{value}"]\n')
-    with pytest.raises(ConfigError, match=r"worker.toml:\d.*entry 2 looks like the value of a secret") as caught:
+    with pytest.raises(ConfigError, match=r"worker.toml:\d.*looks like the value of a secret") as caught:
         load_settings(WorkerSettings, file)
     assert value not in caught.value.message
 
@@ -245,8 +245,6 @@ def test_which_backend() -> None:
     assert backend_of(SecretsSection()) == "env"
     with pytest.raises(ConfigError, match=r'needs \[cloud\] provider = "gcp"; it is "aws"'):
         backend_of(SecretsSection(backend="gcp"), aws)
-    with pytest.raises(ConfigError, match="name the provider too"):
-        backend_of(SecretsSection(), CloudSection.model_validate({"secrets": {"allowlist": ["a"]}}))
 
 
 async def test_all_secrets_that_cannot_be_read_are_told_at_once() -> None:

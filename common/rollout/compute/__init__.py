@@ -9,13 +9,12 @@ from rollout.compute import local
 from rollout.compute.auto import AutoCompute
 from rollout.compute.port import Compute, Gpu, Host, Preemption
 from rollout.config.adapters import load_adapter
-from rollout.config.cloud import CloudSection
+from rollout.config.cloud import NO_CLOUD, CloudSection
 from rollout.config.settings import ComputeSection
 
 __all__ = ["Compute", "Gpu", "Host", "Preemption", "open_compute"]
 
 GROUP = "rollout.compute"
-NO_CLOUD = CloudSection()
 _OF_PROVIDER = {"aws": "ec2", "gcp": "gce"}
 
 

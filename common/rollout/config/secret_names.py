@@ -13,6 +13,11 @@ SECRET_TEXT = re.compile(
     re.DOTALL,
 )
 """What has the form of a token or of a private key."""
+VALUE = (
+    "looks like the value of a secret, not its name: write names here, take the value out of the file, and replace the "
+    "secret if others could read it"
+)
+"""Said of such an entry, which is not quoted."""
 _RANDOM_MIN = 32  # characters
 _PLAIN = re.compile(r"[A-Za-z0-9+/]+={0,2}")
 _VERSION = re.compile(r"/versions/[^/#]+$")
@@ -36,11 +41,7 @@ def value_faults(entries: list[str]) -> str:
     wrong = [f"entry {number}" for number, entry in enumerate(entries, 1) if is_value(entry)]
     if not wrong:
         return ""
-    which = f"{wrong[0]} looks" if len(wrong) == 1 else f"{', '.join(wrong)} look"
-    return (
-        f"{which} like the value of a secret, not its name: write names here, take the value out of the file, and "
-        "replace the secret if others could read it"
-    )
+    return f"{', '.join(wrong)}: {VALUE}"
 
 
 def variable_of(name: str) -> str:

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from rollout.config.adapters import load_adapter
-from rollout.config.cloud import CloudSection
+from rollout.config.cloud import NO_CLOUD, CloudSection
 from rollout.config.settings import SecretsSection
 from rollout.model.errors import ConfigError
 from rollout.secrets.port import SecretStore, SecretUnsetError
@@ -18,17 +18,14 @@ from rollout.secrets.port import SecretStore, SecretUnsetError
 __all__ = ["SecretStore", "SecretUnsetError", "backend_of", "open_secrets"]
 
 GROUP = "rollout.secrets"
-NO_CLOUD = CloudSection()
 
 
 def backend_of(section: SecretsSection, cloud: CloudSection = NO_CLOUD) -> str:
-    """Its name. ConfigError: a provider's, which is not that of [cloud]; a list that nobody would read."""
+    """Its name. ConfigError: a provider's, which is not that of [cloud]."""
     if section.backend in ("aws", "gcp") and section.backend != cloud.provider:
         there = f'it is "{cloud.provider}"' if cloud.provider else "there is none"
         backend = section.backend
         raise ConfigError(f'[secrets] backend = "{backend}" needs [cloud] provider = "{backend}"; {there}')
-    if cloud.secrets.allowlist and not cloud.provider:
-        raise ConfigError('[cloud.secrets] allowlist: name the provider too, as [cloud] provider = "aws" or "gcp"')
     return section.backend or (cloud.provider if cloud.secrets.allowlist else "") or "env"
 
 
