@@ -95,9 +95,9 @@ class Intake:
         self._began = asyncio.Event()
         self._drained = asyncio.Event()
         self._changed = asyncio.Event()
+        self._indexing = asyncio.Lock()
         self._told: dict[str, float] = {}
         self._depth: int | None = None
-        self._depth_at = -DEPTH_EVERY_S
         self._state: State = "beginning"
 
     # ---- for those who watch
@@ -127,29 +127,40 @@ class Intake:
         self._running = active
         self._changed.set()
 
-    async def depth(self) -> int | None:
-        """Messages that wait in the queue, about; None: that is not known. Asked now and then."""
-        if self._now() - self._depth_at >= DEPTH_EVERY_S:
-            self._depth_at = self._now()
+    def committed(self, count: int) -> None:
+        """As `observe`, of what is known sooner."""
+        self._unfinished = min(self._unfinished, max(0, self._feed.taken - count))
+        self._changed.set()
+
+    @property
+    def depth(self) -> int | None:
+        """Messages that wait in the queue, about; None: that is not known."""
+        return self._depth
+
+    @property
+    def unsure(self) -> int:
+        """Messages whose deletion the service did not confirm: they may come again."""
+        return self._unsure
+
+    async def _measure(self) -> None:
+        while True:
             try:
                 self._depth = await self._queue.depth()
             except RolloutError:
                 self._depth = None
-        return self._depth
+            await asyncio.sleep(DEPTH_EVERY_S)
 
     # ---- the intake
 
     async def run(self, submit: Submit) -> int:
-        """Rows of the run, when it is sealed. Errors of `submit` and of the queue; InputError: a message that is no row,
-        where none is skipped."""
-        jobs: list[asyncio.Task[Any]] = []
+        """Rows of the run, when it is sealed. Errors of `submit` and of the queue; InputError: a message that is no
+        row, where none is skipped."""
+        jobs: list[asyncio.Future[Any]] = []
         try:
-            await self._with_index(self._index.open)
+            await self._indexed(self._index.open)
             submitting = asyncio.ensure_future(submit(self._items, self._durable))
-            keeping = asyncio.create_task(self._keeper.run())
-            working = asyncio.create_task(self._receive_all())
-            settling = asyncio.create_task(self._settle_all())
-            jobs = [submitting, keeping, working, settling]  # type: ignore[list-item]
+            work = (self._keeper.run(), self._receive_all(), self._settle_all(), self._measure())
+            jobs = [submitting, *(asyncio.ensure_future(one) for one in work)]
             waiting = set(jobs)
             while not submitting.done():
                 done, waiting = await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
@@ -161,9 +172,16 @@ class Intake:
             for job in jobs:
                 job.cancel()
             await asyncio.gather(*jobs, return_exceptions=True)
-            await self._give_back(self._feed.withdraw())
-            self._index.close()
+            await self._leave()
             self._state = "ended"
+
+    async def _leave(self) -> None:
+        """However it ended: others get what was not handed on, and what is in the ledger is deleted."""
+        await self._give_back(self._feed.withdraw())
+        with suppress(RolloutError, TimeoutError):  # else it comes again, and is known
+            async with asyncio.timeout(GIVE_BACK_S):
+                await self._delete([held.message for held in self._settled])
+        await asyncio.to_thread(self._index.close)
 
     def _items(self, start: int) -> Iterator[NewItem | None]:
         """Called once, unless the run is sealed."""
@@ -172,14 +190,16 @@ class Intake:
         return self._feed.items()
 
     def _durable(self, count: int) -> None:
-        self._settled.extend(self._feed.durable(count))
+        for held in self._feed.durable(count):
+            held.durable = True
+            self._settled.append(held)
         self._changed.set()
 
     # ---- receiving
 
     async def _receive_all(self) -> None:
         await self._began.wait()
-        await self._catch_up(self._feed.taken)
+        await self._indexed(lambda: None, count=self._feed.taken)
         pause, empty_since = AWAY_S[0], None
         self._state = "receiving"
         while not self.draining:
@@ -237,41 +257,40 @@ class Intake:
 
     async def _sort(self, messages: list[Message]) -> None:
         """What is new goes on, what was taken is deleted again."""
-        size = sum(len(message.body) for message in messages) / len(messages)
-        self._mean_bytes = max(1.0, 0.8 * self._mean_bytes + 0.2 * size, size)
-        fresh, again = await self._known([Held.of(message) for message in messages])
-        conflicts = [held for held in fresh if held.key in self._coming or held.fault]
-        new = [held for held in fresh if not held.fault]
+        mean = sum(len(message.body) for message in messages) / len(messages)
+        self._mean_bytes = max(1.0, mean, 0.8 * self._mean_bytes + 0.2 * mean)
+        received = [Held.of(message) for message in messages]
+        new, again, conflicts = await self._told_apart(received)
         if conflicts:
-            conflicting, once_more = await self._known(conflicts)
-            new += conflicting
-            again += once_more
+            more, once_more, _ = await self._told_apart(conflicts)
+            new, again = [*new, *more], [*again, *once_more]
         self._feed.add(new)
         self._unfinished += len(new)
         await self._delete([held.message for held in again])
 
-    async def _known(self, received: list[Held]) -> tuple[list[Held], list[Held]]:
-        """(those that are new, those that were taken). Of the new ones, some have the id of another: these get the
-        `fault` and a key of their own, and have to be looked up once more."""
-        found = await self._with_index(lambda: self._index.find(held.key for held in received))
-        fresh: list[Held] = []
+    async def _told_apart(self, received: list[Held]) -> tuple[list[Held], list[Held], list[Held]]:
+        """(new ones, those that were taken, those that have the id of another message: to be asked about again)."""
+        coming = {held.key: self._coming.get(held.key) for held in received}  # some are settled meanwhile
+        found = await self._indexed(lambda: self._index.find(coming))
+        new: list[Held] = []
         again: list[Held] = []
+        conflicts: list[Held] = []
         for held in received:
-            other = found.get(held.key) or self._coming.get(held.key)
+            other = found.get(held.key) or self._coming.get(held.key) or coming[held.key]
             if other is None:
                 self._coming[held.key] = held
-                fresh.append(held)
+                new.append(held)
             elif other.body != held.body:
-                held.fault = "a message with this id came before, with another body"
                 held.key = conflict_key_of(held.message.id, held.message.body)
+                held.fault = "a message with this id came before, with another body"
                 self._tell(f"warning: message {held.message.id} came before, with another body: it is no row")
-                fresh.append(held)
-            elif isinstance(other, Held):  # not durable yet: deleted with the delivery that came first
+                conflicts.append(held)
+            elif isinstance(other, Held) and not other.durable:  # it is deleted with the delivery that came first
                 self._keeper.release([other.message])
                 other.message = held.message
             else:
                 again.append(held)
-        return fresh, again
+        return new, again, conflicts
 
     def _lost(self, messages: list[Message], why: Loss) -> None:
         """Theirs is no lease of ours any more: what was not handed on may go elsewhere."""
@@ -285,7 +304,9 @@ class Intake:
             "limit": "a message cannot be held for longer",
         }[why]
         kept = len(messages) - len(gone)
-        also = f"; {kept} of them are on their way into the ledger, and are deleted when they come again" if kept else ""
+        also = (
+            f"; {kept} of them are on their way into the ledger, and are deleted when they come again" if kept else ""
+        )
         self._tell_again("lost", f"the leases of {len(messages)} messages ended: {reason}{also}")
 
     # ---- settling
@@ -310,7 +331,7 @@ class Intake:
         deleting = asyncio.ensure_future(self._delete([held.message for held in settled]))
         try:
             taken = [held.taken for held in settled]
-            await self._with_index(lambda: self._index.add(taken, settled[-1].seq + 1))
+            await self._indexed(lambda: self._index.add(taken, settled[-1].seq + 1))
         finally:
             await deleting
         for held in settled:
@@ -328,7 +349,9 @@ class Intake:
             unsure = await self._queue.ack(batch)
         except UnavailableError as error:
             self._deleting += batch
-            self._tell_again("away", f"the queue cannot be reached: {error.message}; {len(batch)} messages are deleted later")
+            self._tell_again(
+                "away", f"the queue cannot be reached: {error.message}; {len(batch)} messages are deleted later"
+            )
             return
         except BaseException:
             self._deleting += batch
@@ -338,7 +361,8 @@ class Intake:
     # ---- the end
 
     async def _finish(self) -> None:
-        """What was prefetched is given back, what was handed on becomes durable and is deleted; then the run is sealed."""
+        """What was prefetched is given back, what was handed on becomes durable and is deleted; then the run is
+        sealed."""
         self._state = "draining"
         await self._give_back(self._feed.withdraw())
         until = None
@@ -368,21 +392,22 @@ class Intake:
 
     # ---- the index
 
-    async def _with_index(self, do: Callable[[], T]) -> T:
-        """`do`, in a thread. An index that is damaged is read from the ledger again, which knows it all."""
-        for _ in range(_INDEX_TRIES):
-            try:
-                return await asyncio.to_thread(do)
-            except IndexDamagedError as error:
-                self._tell(f"note: {error}; it is made anew from the ledger")
-                await asyncio.to_thread(self._index.open)
-                await self._read_ledger(None)
+    async def _indexed(self, do: Callable[[], T], *, count: int = 0) -> T:
+        """`do`, in a thread, once the index knows `count` rows: an earlier command may have been ended before it did.
+        One that is damaged is made anew from the ledger, which knows them all."""
+        async with self._indexing:
+            damaged = False
+            for _ in range(_INDEX_TRIES):
+                try:
+                    if damaged:
+                        await asyncio.to_thread(self._index.open)
+                    if damaged or self._index.count < count:
+                        await self._read_ledger(None if damaged else count)
+                    return await asyncio.to_thread(do)
+                except IndexDamagedError as error:
+                    damaged = True
+                    self._tell(f"note: {error}; it is made anew from the ledger")
         raise StorageError(f"{NAME} is damaged again and again: another program writes to it, or the disk fails")
-
-    async def _catch_up(self, count: int) -> None:
-        """The ledger has `count` rows: an earlier command was ended before its index knew of all of them."""
-        if self._index.count < count:
-            await self._read_ledger(count)
 
     async def _read_ledger(self, count: int | None) -> None:
         """`count`: rows that are wanted; None: all there are."""
@@ -408,8 +433,3 @@ class Intake:
             self._state = "receiving"
             if self._told.pop("away", None) is not None:
                 self._tell("the queue can be reached again")
-
-    @property
-    def unsure(self) -> int:
-        """Messages whose deletion the service did not confirm: they may come again."""
-        return self._unsure

@@ -110,7 +110,7 @@ class TakenIndex:
                     part = wanted[start : start + _KEYS_AT_ONCE]
                     marks = ",".join("?" * len(part))
                     rows = self._connection().execute(
-                        f"SELECT key, body, seq FROM taken WHERE key IN ({marks})",  # noqa: S608 - question marks
+                        f"SELECT key, body, seq FROM taken WHERE key IN ({marks})",
                         part,
                     )
                     found |= {key: Taken(key, body, seq) for key, body, seq in rows}

@@ -25,13 +25,14 @@ Make = Callable[[Line], NewItem]
 @dataclass(slots=True, eq=False)
 class Held:
     """A message that is not known to be in the ledger yet. `message`: as it was delivered last. `fault`: why it is no
-    row, where that is known before it is looked at. `seq`: once it was handed on."""
+    row, where that is known before it is looked at. `seq`: once it was handed on. `durable`: it is in the ledger."""
 
     message: Message
     key: bytes
     body: bytes
     fault: str = ""
     seq: int = -1
+    durable: bool = False
 
     @classmethod
     def of(cls, message: Message) -> Held:
