@@ -6,13 +6,12 @@ from collections.abc import Callable
 
 from rollout.compute.port import Compute, Gpu, Host, Preemption
 from rollout.config.adapters import load_adapter
-from rollout.config.cloud import CloudSection
+from rollout.config.cloud import NO_CLOUD, CloudSection
 from rollout.config.settings import ComputeSection
 
 __all__ = ["Compute", "Gpu", "Host", "Preemption", "open_compute"]
 
 GROUP = "rollout.compute"
-NO_CLOUD = CloudSection()
 
 
 def open_compute(section: ComputeSection, cloud: CloudSection = NO_CLOUD) -> Compute:

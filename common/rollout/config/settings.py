@@ -11,7 +11,7 @@ from typing import Annotated, Literal
 from pydantic import Field, model_validator
 
 from rollout.config.cloud import WithCloud
-from rollout.config.section import Section
+from rollout.config.section import Section, fault_at
 
 DAY_MS = 86_400_000
 YEAR_S = 365 * 86_400
@@ -189,6 +189,18 @@ class CoordinatorSettings(WithCloud):
         return self
 
     @model_validator(mode="after")
+    def _bucket(self) -> CoordinatorSettings:
+        provider = {"s3": "aws", "gcs": "gcp"}.get(self.objects.backend)
+        if provider and self.cloud.provider != provider:
+            raise fault_at("objects.backend", f'is "{self.objects.backend}": add [cloud] with provider = "{provider}"')
+        if provider and not self.cloud.bucket:
+            raise fault_at(
+                f"cloud.{self.objects.backend}.bucket",
+                f'is missing, and objects.backend is "{self.objects.backend}": name the bucket that objects live in',
+            )
+        return self
+
+    @model_validator(mode="after")
     def _several_coordinators(self) -> CoordinatorSettings:
         if len(self.transport.coordinator_addrs) > 1:
             if self.storage.backend == "embedded":
@@ -199,7 +211,7 @@ class CoordinatorSettings(WithCloud):
             if self.objects.backend == "fs" and not self.objects.shared:
                 raise ValueError(
                     "transport.coordinator_addrs names several coordinators but [objects] is a private fs store: "
-                    'use backend = "postgres", or a path that all mount with shared = true'
+                    'use backend = "postgres", a bucket in [cloud], or a path that all mount with shared = true'
                 )
         return self
 

@@ -5,14 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from rollout.config.adapters import load_adapter
-from rollout.config.cloud import CloudSection
+from rollout.config.cloud import NO_CLOUD, CloudSection
 from rollout.config.settings import SecretsSection
 from rollout.secrets.port import SecretStore
 
 __all__ = ["SecretStore", "open_secrets"]
 
 GROUP = "rollout.secrets"
-NO_CLOUD = CloudSection()
 
 
 def open_secrets(section: SecretsSection, cloud: CloudSection = NO_CLOUD) -> SecretStore:
