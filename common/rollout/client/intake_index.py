@@ -22,7 +22,16 @@ KEY, BODY, WHAT = 12, 10, 10
 """Bytes of an item's id: hash of the message's id, of its body, and of what the item does."""
 
 _FULL = frozenset({sqlite3.SQLITE_FULL})
-_REFUSED = frozenset({sqlite3.SQLITE_IOERR, sqlite3.SQLITE_CANTOPEN, sqlite3.SQLITE_READONLY, sqlite3.SQLITE_PERM})
+_REFUSED = frozenset(
+    {
+        sqlite3.SQLITE_IOERR,
+        sqlite3.SQLITE_CANTOPEN,
+        sqlite3.SQLITE_READONLY,
+        sqlite3.SQLITE_PERM,
+        sqlite3.SQLITE_BUSY,
+        sqlite3.SQLITE_LOCKED,
+    }
+)
 _KEYS_AT_ONCE = 500
 
 
