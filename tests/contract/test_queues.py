@@ -9,10 +9,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from rollout.config.cloud import CloudSection
 from rollout.config.settings import EmbeddedStorage, StorageSection
 from rollout.model.errors import ConfigError, InputError, StateError, StorageFullError
 from rollout.model.ids import is_ulid
-from rollout.queues import Queue, open_queue
+from rollout.queues import Message, Outgoing, Place, Queue, open_queue
 from rollout.queues import local as local_module
 from rollout.queues.local import NAMESPACE, LocalQueue
 from rollout.storage import open_storage
@@ -52,6 +53,10 @@ class MemoryStorage:
         return found[:limit]
 
 
+def out(*bodies: bytes) -> list[Outgoing]:
+    return [Outgoing(body) for body in bodies]
+
+
 class Clock:
     def __init__(self) -> None:
         self.s = 1000.0
@@ -69,11 +74,11 @@ class QueueContract:
     ordered = True
     immediate = True
 
-    async def take(self, queue: Queue, limit: int, lease_s: float = 30.0) -> list[Any]:
+    async def take(self, queue: Queue, limit: int, lease_s: float = 30.0) -> list[Message]:
         return await queue.dequeue(limit, lease_s, 0.0 if self.immediate else 5.0)
 
     async def test_in_and_out(self, queue: Queue) -> None:
-        ids = await queue.enqueue([b"a", b"b", b"c", b""])
+        ids = await queue.enqueue(out(b"a", b"b", b"c", b""))
         assert len(set(ids)) == 4
         got = await self.take(queue, 10)
         assert sorted(m.body for m in got) == [b"", b"a", b"b", b"c"]
@@ -83,14 +88,23 @@ class QueueContract:
         await queue.ack(got)
         assert await queue.dequeue(10, 30.0) == []
 
+    async def test_attributes_and_bytes_arrive_as_they_were(self, queue: Queue) -> None:
+        bodies = [b"\xff\x00\n", "text \u2028 \U0001f600".encode(), b"\x07", b"line\nline\t\r"]
+        await queue.enqueue([Outgoing(body, {"row": str(n), "tenant": "a b"}, "g") for n, body in enumerate(bodies)])
+        got = await self.take(queue, 10)
+        await queue.ack(got)
+        assert sorted((m.attributes["row"], m.attributes["tenant"], m.body) for m in got) == [
+            (str(n), "a b", body) for n, body in enumerate(bodies)
+        ]
+
     async def test_a_leased_message_is_nobody_elses(self, queue: Queue) -> None:
-        await queue.enqueue([b"a", b"b"])
+        await queue.enqueue(out(b"a", b"b"))
         first, second = await self.take(queue, 1), await self.take(queue, 1)
         assert {first[0].body, second[0].body} == {b"a", b"b"}
         assert await queue.dequeue(1, 30.0) == []
 
     async def test_nack_gives_it_back_with_another_receipt(self, queue: Queue) -> None:
-        await queue.enqueue([b"a", b"b", b"c"])
+        await queue.enqueue(out(b"a", b"b", b"c"))
         got = await self.take(queue, 2)
         await queue.nack(got)
         again = await self.take(queue, 3)
@@ -104,17 +118,17 @@ class QueueContract:
     async def test_what_is_not_acknowledged_in_time_comes_again(
         self, queue: Queue, pass_time: Callable[[float], Awaitable[None]]
     ) -> None:
-        await queue.enqueue([b"a"])
+        await queue.enqueue(out(b"a"))
         (first,) = await self.take(queue, 1, 2.0)
         await pass_time(2.5)
         (second,) = await self.take(queue, 1, 30.0)
         assert (second.id, second.deliveries) == (first.id, 2)
-        assert await queue.extend(first, 10) is False
+        assert await queue.extend([first], 10) == [first]
 
     async def test_extend_keeps_it(self, queue: Queue, pass_time: Callable[[float], Awaitable[None]]) -> None:
-        await queue.enqueue([b"a"])
+        await queue.enqueue(out(b"a"))
         (held,) = await self.take(queue, 1, 2.0)
-        assert await queue.extend(held, 60.0) is True
+        assert await queue.extend([held], 60.0) == []
         await pass_time(2.5)
         assert await queue.dequeue(1, 30.0) == []
         await queue.ack([held])
@@ -122,7 +136,7 @@ class QueueContract:
     async def test_waiting_ends_when_something_comes(self, queue: Queue) -> None:
         waiting = asyncio.create_task(queue.dequeue(1, 30.0, 10.0))
         await asyncio.sleep(0)
-        await queue.enqueue([b"a"])
+        await queue.enqueue(out(b"a"))
         assert [m.body for m in await asyncio.wait_for(waiting, 60)] == [b"a"]
 
 
@@ -146,7 +160,7 @@ class TestLocal(QueueContract):
         return pass_time
 
     async def test_expired_ones_come_first_and_in_order(self, queue: LocalQueue, clock: Clock) -> None:
-        await queue.enqueue([b"a", b"b", b"c", b"d"])
+        await queue.enqueue(out(b"a", b"b", b"c", b"d"))
         await queue.dequeue(1, 5)
         await queue.dequeue(2, 1)
         clock.s += 10
@@ -154,7 +168,7 @@ class TestLocal(QueueContract):
         assert [m.body for m in await queue.dequeue(4, 10)] == [b"a", b"b", b"c", b"d"]
 
     async def test_a_lost_lease_acknowledges_nothing(self, queue: LocalQueue, clock: Clock) -> None:
-        await queue.enqueue([b"a"])
+        await queue.enqueue(out(b"a"))
         first = await queue.dequeue(1, 1)
         clock.s += 2
         await queue.ack(first)
@@ -172,7 +186,7 @@ async def local(storage: MemoryStorage, **options: Any) -> LocalQueue:
 async def test_a_restart_replays_in_order_what_was_not_acknowledged() -> None:
     storage = MemoryStorage()
     queue = await local(storage)
-    ids = await queue.enqueue([bytes([i]) for i in range(6)])
+    ids = await queue.enqueue([Outgoing(bytes([i])) for i in range(6)])
     got = await queue.dequeue(3, 60)
     await queue.ack(got[1:2])
     await queue.nack(got[:1])
@@ -184,13 +198,15 @@ async def test_on_the_real_store(tmp_path: Path) -> None:
     section = StorageSection(embedded=EmbeddedStorage(path=str(tmp_path / "rollout.db")))
     storage = open_storage(section)
     await storage.open()
-    queue = await open_queue("local", {}, storage)
-    ids = await queue.enqueue([b"a" * 5000, b"", b"c"])
+    queue = open_queue("local", Place(""), CloudSection(), storage)
+    await queue.open()
+    ids = await queue.enqueue(out(b"a" * 5000, b"", b"c"))
     await queue.ack(await queue.dequeue(1, 60))
     await storage.close()
     storage = open_storage(section)
     await storage.open()
-    again = await open_queue("local", {"hot_messages": 1}, storage)
+    again = LocalQueue(storage, hot=1)
+    await again.open()
     got = await again.dequeue(5, 60)
     assert [(m.id, m.body) for m in got] == [(ids[1], b""), (ids[2], b"c")]
     await again.ack(got)
@@ -202,8 +218,8 @@ async def test_ids_are_ulids_that_grow_even_if_the_clock_goes_back() -> None:
     ids: list[str] = []
     for wall in (5000, 4000, 4000, 9000):
         queue = await local(storage, wall_ms=lambda wall=wall: wall)
-        ids += await queue.enqueue([b"x", b"y"])
-        ids += await queue.enqueue([b"z"])
+        ids += await queue.enqueue(out(b"x", b"y"))
+        ids += await queue.enqueue(out(b"z"))
     assert all(map(is_ulid, ids))
     assert ids == sorted(set(ids))
 
@@ -212,7 +228,7 @@ async def test_a_long_backlog_stays_in_storage(monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setattr(local_module, "_PAGE", 7)
     storage = MemoryStorage()
     queue = await local(storage, hot=10)
-    ids = await queue.enqueue([str(i).encode() for i in range(100)])
+    ids = await queue.enqueue([Outgoing(str(i).encode()) for i in range(100)])
     assert len(queue._hot) == 10
     again = await local(storage, hot=10)
     assert len(again._hot) == 10
@@ -227,11 +243,11 @@ async def test_nothing_shows_before_it_is_durable() -> None:
     queue = await local(storage)
     storage.fail = StorageFullError()
     with pytest.raises(StorageFullError):
-        await queue.enqueue([b"a"])
+        await queue.enqueue(out(b"a"))
     assert await queue.depth() == 0
     assert storage.rows == {}
     storage.fail = None
-    await queue.enqueue([b"b"])
+    await queue.enqueue(out(b"b"))
     got = await queue.dequeue(1, 60)
     storage.fail = StorageFullError()
     with pytest.raises(StorageFullError):
@@ -244,7 +260,7 @@ async def test_nothing_shows_before_it_is_durable() -> None:
 async def test_one_transaction_for_many() -> None:
     storage = MemoryStorage()
     queue = await local(storage)
-    await queue.enqueue([b"x"] * 500)
+    await queue.enqueue(out(*[b"x"] * 500))
     await queue.ack(await queue.dequeue(500, 60))
     assert storage.commits == 2
 
@@ -252,7 +268,7 @@ async def test_one_transaction_for_many() -> None:
 async def test_queues_of_one_store_are_apart() -> None:
     storage = MemoryStorage()
     one, two = await local(storage, name="one"), await local(storage, name="two")
-    await one.enqueue([b"1"])
+    await one.enqueue(out(b"1"))
     assert await two.depth() == 0
     assert next(iter(storage.rows))[0] == NAMESPACE
     with pytest.raises(InputError):
@@ -260,13 +276,27 @@ async def test_queues_of_one_store_are_apart() -> None:
 
 
 async def test_opening_by_name() -> None:
-    storage = MemoryStorage()
-    queue = await open_queue("local", {"name": "rows"}, storage)  # type: ignore[arg-type]
-    await queue.enqueue([b"x"])
+    storage: Any = MemoryStorage()
+    queue = open_queue("local", Place("rows"), CloudSection(), storage)
+    await queue.open()
+    assert queue.facts.name == "rows"
+    await queue.enqueue(out(b"x"))
     await queue.close()
     with pytest.raises(StateError):
-        await queue.enqueue([b"x"])
-    with pytest.raises(InputError, match="no option 'nmae'"):
-        await open_queue("local", {"nmae": "x"}, storage)  # type: ignore[arg-type]
+        await queue.enqueue(out(b"x"))
+    with pytest.raises(ConfigError, match="storage"):
+        open_queue("local", Place("rows"), CloudSection())
     with pytest.raises(ConfigError, match='unknown backend "kafka"; known: local'):
-        await open_queue("kafka", {}, storage)  # type: ignore[arg-type]
+        open_queue("kafka", Place("rows"), CloudSection())
+
+
+async def test_what_is_too_large_stops_all_before_anything_is_stored(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(local_module, "MAX_MESSAGE_BYTES", 100)
+    storage = MemoryStorage()
+    queue = await local(storage)
+    small, large = Outgoing(b"x" * 50), Outgoing(b"x" * 50, {"name": "v" * 50})
+    assert (queue.fits(small), queue.fits(large)) == (True, False)
+    with pytest.raises(InputError) as error:
+        await queue.enqueue([small, large])
+    assert error.value.context == {"index": 1}
+    assert storage.rows == {}

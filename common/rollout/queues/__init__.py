@@ -1,4 +1,4 @@
-"""Queues with leases: a run's intake, where rows arrive from outside, and where its results may go."""
+"""Queues with leases: where a run's rows arrive from outside, and where its results may go. `port` is the contract."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """A queue in the key-value store: durable before it is visible, replayed in order after a restart.
 
-Of each message the id is always in memory (26 bytes), the body only near the head of the queue: the hot deque. What
+Of each message the id is always in memory (26 bytes), the rest only near the head of the queue: the hot deque. What
 lies behind is read from storage in order when the head gets there, so a long backlog does not grow the process.
 """
 
@@ -8,43 +8,45 @@ from __future__ import annotations
 
 import asyncio
 import heapq
+import json
+import math
 import os
+import sys
 import time
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from rollout.model.errors import InputError, StateError
+from rollout.config.cloud import CloudSection
+from rollout.model.errors import ConfigError, InputError, StateError
 from rollout.model.ids import make_ulid
-from rollout.queues.port import Message
+from rollout.queues.port import DEDUPLICATION, Facts, Message, Outgoing, Place
 from rollout.storage.port import Storage
 
 NAMESPACE = "cloudlocal_queue"
 HOT_MESSAGES = 10_000
+MAX_MESSAGE_BYTES = 64 << 20
 _PAGE = 1000
 _CROCKFORD = "0123456789ABCDEFGHJKMNPQRSTVWXYZ"
 
 
-async def open_queue(options: dict[str, Any], storage: Storage) -> LocalQueue:
-    """Options: `name` (default "default"), `hot_messages`. Unknown options are an InputError."""
-    unknown = set(options) - {"name", "hot_messages"}
-    if unknown:
-        raise InputError(f"the local queue has no option {sorted(unknown)[0]!r}; it has name and hot_messages")
-    queue = LocalQueue(storage, name=options.get("name", "default"), hot=options.get("hot_messages", HOT_MESSAGES))
-    await queue.open()
-    return queue
+def open_queue(place: Place, cloud: CloudSection, storage: Storage | None) -> LocalQueue:
+    """`place.address`: the queue's name; empty: "default". ConfigError where there is no storage to keep it in."""
+    if storage is None:
+        raise ConfigError("a local queue is kept in the cluster's storage, and none was given")
+    return LocalQueue(storage, name=place.address or "default")
 
 
 @dataclass(slots=True)
 class _Leased:
-    body: bytes
+    row: bytes
     deadline: float
     receipt: int
 
 
 class LocalQueue:
-    """One process at a time. Stored as `cloudlocal_queue/<name>/<ulid>`.
+    """One process at a time. Stored as `cloudlocal_queue/<name>/<ulid>`. Groups are carried, but block nothing.
 
     `now`: monotonic seconds for leases. `wall_ms` and `entropy` make the ULIDs; ids grow even where the clock does not.
     """
@@ -61,6 +63,13 @@ class LocalQueue:
     ) -> None:
         if not name or "/" in name:
             raise InputError(f"a queue's name must not be empty nor hold a slash, got {name!r}")
+        self.facts = Facts(
+            name=name,
+            max_lease_s=math.inf,
+            max_held_s=math.inf,
+            max_in_flight=sys.maxsize,
+            max_message_bytes=MAX_MESSAGE_BYTES,
+        )
         self._storage = storage
         self._prefix = name + "/"
         self._hot_limit = hot
@@ -94,21 +103,31 @@ class LocalQueue:
             for character in _CROCKFORD:
                 await self._replay(prefix + character)
             return
-        for key, body in rows:
+        for key, row in rows:
             name = key.removeprefix(self._prefix)
             self._cold.append(name)
-            self._keep_hot(name, body)
+            self._keep_hot(name, row)
 
-    async def enqueue(self, bodies: list[bytes]) -> list[str]:
+    def fits(self, message: Outgoing) -> bool:
+        return len(_encode(message)) <= MAX_MESSAGE_BYTES
+
+    async def enqueue(self, messages: list[Outgoing]) -> list[str]:
         self._check_open()
+        rows = [_encode(message) for message in messages]
+        for index, row in enumerate(rows):
+            if len(row) > MAX_MESSAGE_BYTES:
+                raise InputError(
+                    f"a message of {len(row):,} bytes is too large: a local queue takes {MAX_MESSAGE_BYTES:,}",
+                    index=index,
+                )
         async with self._enqueuing:  # so that the order of ids is the order in the queue
-            names = self._make_ids(len(bodies))
+            names = self._make_ids(len(rows))
             async with self._storage.transaction() as tx:
-                for name, body in zip(names, bodies, strict=True):
-                    await tx.put(NAMESPACE, self._prefix + name, body)
-            for name, body in zip(names, bodies, strict=True):
+                for name, row in zip(names, rows, strict=True):
+                    await tx.put(NAMESPACE, self._prefix + name, row)
+            for name, row in zip(names, rows, strict=True):
                 self._cold.append(name)
-                self._keep_hot(name, body)
+                self._keep_hot(name, row)
         self._wake()
         return names
 
@@ -132,21 +151,25 @@ class LocalQueue:
             except TimeoutError:
                 continue
 
-    async def extend(self, message: Message, lease_s: float) -> bool:
+    async def extend(self, messages: list[Message], lease_s: float) -> list[Message]:
         self._expire()
-        held = self._holder(message)
-        if held is None:
-            return False
-        held.deadline = self._now() + lease_s
-        heapq.heappush(self._deadlines, (held.deadline, message.id, held.receipt))
-        return True
+        lost: list[Message] = []
+        for message in messages:
+            held = self._holder(message)
+            if held is None:
+                lost.append(message)
+                continue
+            held.deadline = self._now() + lease_s
+            heapq.heappush(self._deadlines, (held.deadline, message.id, held.receipt))
+        return lost
 
-    async def ack(self, messages: list[Message]) -> None:
-        """For good. A message whose lease was lost meanwhile is somebody else's: it is left alone."""
+    async def ack(self, messages: list[Message]) -> list[Message]:
+        """A message whose lease was lost meanwhile is somebody else's: it is left alone."""
         self._expire()
         mine = [m for m in messages if self._holder(m) is not None]
+        lost = [m for m in messages if self._holder(m) is None]
         if not mine:
-            return
+            return lost
         held = [(m.id, self._leased.pop(m.id)) for m in mine]  # first: no lease may end while they are deleted
         try:
             async with self._storage.transaction() as tx:
@@ -159,6 +182,7 @@ class LocalQueue:
             raise
         for name, _ in held:
             self._deliveries.pop(name, None)
+        return lost
 
     async def nack(self, messages: list[Message]) -> None:
         """To the front, in the order given. Storage is not touched, so a restart replays them too."""
@@ -184,22 +208,22 @@ class LocalQueue:
         while len(names) < limit and (self._front or self._cold):
             names.append(self._front.popleft() if self._front else self._cold.popleft())
         try:
-            bodies = await self._bodies(names)
+            rows = await self._rows(names)
         except BaseException:
             self._front.extendleft(reversed(names))
             raise
         taken: list[Message] = []
-        for name, body in zip(names, bodies, strict=True):
-            if body is None:  # deleted by hand
+        for name, row in zip(names, rows, strict=True):
+            if row is None:  # deleted by hand
                 continue
             self._receipts += 1
             deliveries = self._deliveries[name] = self._deliveries.get(name, 0) + 1
-            held = self._leased[name] = _Leased(body, self._now() + lease_s, self._receipts)
+            held = self._leased[name] = _Leased(row, self._now() + lease_s, self._receipts)
             heapq.heappush(self._deadlines, (held.deadline, name, held.receipt))
-            taken.append(Message(name, body, str(held.receipt), deliveries))
+            taken.append(_decode(row, name, str(held.receipt), deliveries))
         return taken
 
-    async def _bodies(self, names: list[str]) -> list[bytes | None]:
+    async def _rows(self, names: list[str]) -> list[bytes | None]:
         """From memory, and what lies behind the hot deque in one transaction."""
         missing = [name for name in names if name not in self._hot]
         loaded: dict[str, bytes | None] = {}
@@ -223,15 +247,15 @@ class LocalQueue:
     def _give_back(self, name: str, held: _Leased) -> None:
         del self._leased[name]
         self._front.appendleft(name)
-        self._keep_hot(name, held.body)
+        self._keep_hot(name, held.row)
 
     def _holder(self, message: Message) -> _Leased | None:
         held = self._leased.get(message.id)
         return held if held is not None and str(held.receipt) == message.receipt else None
 
-    def _keep_hot(self, name: str, body: bytes) -> None:
+    def _keep_hot(self, name: str, row: bytes) -> None:
         if len(self._hot) < self._hot_limit:
-            self._hot[name] = body
+            self._hot[name] = row
 
     def _make_ids(self, count: int) -> list[str]:
         ms = max(self._wall_ms(), self._last_ms)
@@ -253,6 +277,26 @@ class LocalQueue:
     def _check_open(self) -> None:
         if self._closed:
             raise StateError("the queue is closed")
+
+
+def _encode(message: Outgoing) -> bytes:
+    """A line of JSON, empty where there is nothing to tell, then the body."""
+    attributes = dict(message.attributes)
+    if message.deduplication:
+        attributes[DEDUPLICATION] = message.deduplication
+    head: dict[str, object] = {}
+    if attributes:
+        head["attributes"] = attributes
+    if message.group:
+        head["group"] = message.group
+    line = json.dumps(head, separators=(",", ":")).encode() if head else b""
+    return line + b"\n" + message.body
+
+
+def _decode(row: bytes, name: str, receipt: str, deliveries: int) -> Message:
+    line, _, body = row.partition(b"\n")
+    head: dict[str, Any] = json.loads(line) if line else {}
+    return Message(name, body, receipt, deliveries, head.get("attributes", {}), head.get("group", ""))
 
 
 def _milliseconds(ulid: str) -> int:

@@ -8,10 +8,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from types import MappingProxyType
 from typing import Literal, Protocol
 
-NO_ATTRIBUTES: Mapping[str, str] = MappingProxyType({})
+DEDUPLICATION = "rollout.deduplication"
+"""Attribute that carries `Outgoing.deduplication` through a queue that knows of no such thing."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,7 +33,7 @@ class Message:
     body: bytes
     receipt: str
     deliveries: int
-    attributes: Mapping[str, str] = field(default=NO_ATTRIBUTES)
+    attributes: Mapping[str, str] = field(default_factory=dict[str, str], hash=False)
     group: str = ""
 
 
@@ -43,7 +43,7 @@ class Outgoing:
     attribute."""
 
     body: bytes
-    attributes: Mapping[str, str] = field(default=NO_ATTRIBUTES)
+    attributes: Mapping[str, str] = field(default_factory=dict[str, str], hash=False)
     group: str = ""
     deduplication: str = ""
 
@@ -51,7 +51,9 @@ class Outgoing:
 @dataclass(frozen=True, slots=True)
 class Facts:
     """What a queue can do. Bytes of a message count its attributes. `max_held_s`: from receipt on, however often it is
-    extended. `dead_letter`: where a message goes after `max_deliveries`; empty: nowhere."""
+    extended. `ordered`: those of a group come in order, and a held one blocks those behind it. `exactly_once`: an
+    acknowledgement counts only once the service confirms it. `dead_letter`: where a message goes after
+    `max_deliveries`; empty: nowhere. `remarks`: for people, such as what could not be read and was assumed."""
 
     name: str
     max_lease_s: float
@@ -62,40 +64,50 @@ class Facts:
     exactly_once: bool = False
     max_deliveries: int | None = None
     dead_letter: str = ""
+    remarks: tuple[str, ...] = ()
 
 
 class Queue(Protocol):
     """Errors: UnavailableError while the service cannot be reached or throttles (after its budget), ConfigError for
-    what a person must mend: no such queue, no permission. Batches of any size: adapters cut them as the service
-    wants."""
+    what a person must mend: no such queue, no permission. StateError after `close`. Batches of any size: adapters cut
+    them as the service wants. After an UnavailableError of `extend`, `ack` or `nack` nothing is known of the messages:
+    the whole call may be made again, which does no harm to those that had been done."""
 
     async def open(self) -> None:
         """Asks the service for `facts`."""
         ...
 
-    async def close(self) -> None: ...
+    async def close(self) -> None:
+        """Gives back what was received and not handed out. Leases of what was handed out run on."""
+        ...
 
     @property
     def facts(self) -> Facts: ...
 
+    def fits(self, message: Outgoing) -> bool:
+        """Whether the queue takes it, as it would be encoded."""
+        ...
+
     async def enqueue(self, messages: list[Outgoing]) -> list[str]:
-        """Durable on return; their ids. InputError: one is too large for the queue, `context["index"]`."""
+        """Durable on return; their ids. InputError, before anything is sent: the queue does not take one,
+        `context["index"]`."""
         ...
 
     async def dequeue(self, limit: int, lease_s: float, wait_s: float = 0.0) -> list[Message]:
-        """At most `limit`; empty where nothing came in `wait_s`."""
+        """At most `limit`, each under a lease of `lease_s` from now on; empty where nothing came in `wait_s`. It
+        returns what is there, and does not wait until it has `limit`."""
         ...
 
     async def extend(self, messages: list[Message], lease_s: float) -> list[Message]:
-        """From now on. Those whose lease was lost."""
+        """Their leases end in `lease_s` from now. Returns those whose lease was lost already."""
         ...
 
     async def ack(self, messages: list[Message]) -> list[Message]:
-        """For good. Those that may come again: their lease was lost, or the service did not confirm."""
+        """For good. Returns those that may come again: their lease was lost, or the service did not confirm."""
         ...
 
     async def nack(self, messages: list[Message]) -> None:
-        """To be delivered again at once, here or elsewhere."""
+        """To be delivered again at once, here or elsewhere. A lease that was lost meanwhile is no error."""
         ...
 
     async def depth(self) -> int | None:

@@ -1,0 +1,169 @@
+"""AWS: one session, one long-lived client a service, credentials by the default chain."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import Awaitable, Callable, Mapping
+from contextlib import AsyncExitStack
+from typing import Any, TypeVar
+
+import structlog
+
+from rollout.cloud.aws_errors import EXPIRED, classify, code_of
+from rollout.cloud.missing import need
+from rollout.cloud.retry import Failure, retrying
+from rollout.config.cloud import CloudSection
+from rollout.model.errors import ConfigError, StorageUnavailableError, UnavailableError
+
+log = structlog.get_logger()
+
+T = TypeVar("T")
+CONNECT_TIMEOUT_S = 10.0
+SILENCE_TIMEOUT_S = 60.0
+"""Between two pieces of an answer, not of the whole."""
+CONNECTIONS = 64
+EMULATED_REGION = "us-east-1"
+"""Where an endpoint_url names the service, the region only goes into the signature, and this is what they take."""
+
+
+class Aws:
+    """Calls of all services. Credentials are refreshed by botocore; those that expire for good are looked up anew in
+    the chain, once for each failure. Errors: ConfigError, NotFoundError, ConflictError, InputError with remedies;
+    StorageUnavailableError of S3 and UnavailableError of other services after the budget for retries."""
+
+    def __init__(self, cloud: CloudSection) -> None:
+        self._cloud = cloud
+        self._lock = asyncio.Lock()
+        self._clients: dict[str, Any] = {}
+        self._stack = AsyncExitStack()
+        self._session: Any = None
+        self._renewed = 0
+
+    @property
+    def cloud(self) -> CloudSection:
+        return self._cloud
+
+    def endpoint(self, service: str) -> str:
+        """Of an emulator or a compatible store; empty: AWS's own."""
+        own = {
+            "s3": self._cloud.s3.endpoint_url,
+            "sqs": self._cloud.sqs.endpoint_url,
+            "secretsmanager": self._cloud.secrets.endpoint_url,
+        }.get(service, "")
+        variable = f"AWS_ENDPOINT_URL_{service.upper().replace('SECRETSMANAGER', 'SECRETS_MANAGER')}"
+        environment = os.environ.get(variable) or os.environ.get("AWS_ENDPOINT_URL", "")
+        return own or self._cloud.endpoint_url or environment
+
+    def region(self, service: str = "s3") -> str:
+        """ConfigError: none is set anywhere."""
+        region = self._cloud.region or os.environ.get("AWS_REGION", "")
+        region = region or self._get_session().get_config_variable("region") or ""
+        if not region and self.endpoint(service):
+            region = EMULATED_REGION
+        if not region:
+            raise ConfigError("no AWS region is set: set [cloud] region, or AWS_REGION in the environment")
+        return region
+
+    def _get_session(self) -> Any:
+        if self._session is None:
+            self._session = need("aiobotocore.session", "aws", '[cloud] provider = "aws"').get_session()
+        return self._session
+
+    async def client(self, service: str) -> Any:
+        """aiobotocore's client, for streaming bodies. It lives as long as this object; do not close it."""
+        async with self._lock:
+            found = self._clients.get(service)
+            if found is None:
+                try:
+                    context = self._get_session().create_client(
+                        service,
+                        region_name=self.region(service),
+                        endpoint_url=self.endpoint(service) or None,
+                        config=self._config(service),
+                    )
+                    found = await self._stack.enter_async_context(context)
+                except Exception as e:
+                    failure = classify(e, service, "create_client", {})
+                    if failure is None:
+                        raise
+                    raise failure.error(f"cannot use {service}", UnavailableError) from e
+                self._clients[service] = found
+            return found
+
+    def _config(self, service: str) -> Any:
+        config = need("aiobotocore.config", "aws", '[cloud] provider = "aws"').AioConfig
+        elsewhere = bool(self.endpoint(service))
+        s3 = self._cloud.s3
+        addressing = s3.addressing
+        if addressing == "auto":
+            addressing = "path" if elsewhere else "auto"
+        checksums = s3.checksums
+        if checksums == "auto":  # the default of botocore is refused by several compatible stores
+            checksums = "when_required" if elsewhere else "when_supported"
+        return config(
+            connect_timeout=CONNECT_TIMEOUT_S,
+            read_timeout=SILENCE_TIMEOUT_S,
+            max_pool_connections=CONNECTIONS,
+            retries={"total_max_attempts": 1},  # ours alone: two layers multiply
+            s3={"addressing_style": addressing},
+            request_checksum_calculation=checksums,
+            response_checksum_validation=checksums,
+            user_agent_extra="rollout",
+        )
+
+    async def call(
+        self, service: str, operation: str, *, what: str, budget_s: float = 60.0, **parameters: Any
+    ) -> dict[str, Any]:
+        """`operation` as botocore's method, "put_object". `what`: begins the message of an error."""
+
+        async def attempt(client: Any) -> dict[str, Any]:
+            return await getattr(client, operation)(**parameters)
+
+        return await self.run(service, operation, attempt, what=what, budget_s=budget_s, parameters=parameters)
+
+    async def run(
+        self,
+        service: str,
+        operation: str,
+        attempt: Callable[[Any], Awaitable[T]],
+        *,
+        what: str,
+        budget_s: float = 60.0,
+        parameters: Mapping[str, Any] | None = None,
+    ) -> T:
+        """`attempt(client)`, retried. It may be called several times, at last with a client of newer credentials."""
+        known = self._renewed
+
+        async def once() -> T:
+            nonlocal known
+            client = await self.client(service)
+            try:
+                return await attempt(client)
+            except Exception as e:
+                if code_of(e) not in EXPIRED or known < 0:
+                    raise
+                await self._renew(known)
+                known = -1  # once
+            return await attempt(await self.client(service))
+
+        def kind(error: BaseException) -> Failure | None:
+            return classify(error, service, operation, parameters or {})
+
+        unavailable = StorageUnavailableError if service == "s3" else UnavailableError
+        return await retrying(once, kind, what=what, budget_s=budget_s, unavailable=unavailable)
+
+    async def _renew(self, known: int) -> None:
+        """The chain is asked anew, by a new session; calls under way keep the old clients."""
+        async with self._lock:
+            if self._renewed == known:
+                self._renewed += 1
+                self._session = None
+                self._clients.clear()
+                log.info("cloud_credentials_renewed")
+
+    async def close(self) -> None:
+        async with self._lock:
+            self._clients.clear()
+            stack, self._stack = self._stack, AsyncExitStack()
+            await stack.aclose()

@@ -1,0 +1,180 @@
+"""What AWS and stores like it answer, as failures with remedies."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from email.utils import parsedate_to_datetime
+from typing import Any, cast
+
+from rollout.cloud.retry import Failure
+from rollout.model.errors import ConfigError, StorageError
+
+THROTTLED = frozenset(
+    {
+        "SlowDown", "Throttling", "ThrottlingException", "ThrottledException", "RequestThrottled",
+        "RequestLimitExceeded", "TooManyRequestsException", "RequestThrottledException", "BandwidthLimitExceeded",
+        "PriorRequestNotComplete",
+        "TransactionInProgressException", "ProvisionedThroughputExceededException", "KmsThrottled", "429",
+    }
+)  # fmt: skip
+TRANSIENT = frozenset(
+    {
+        "InternalError", "InternalFailure", "InternalServerError", "InternalServiceError", "ServiceUnavailable",
+        "RequestTimeout", "RequestTimeoutException", "OperationAborted", "BadDigest", "IncompleteBody",
+        "XAmzContentSHA256Mismatch", "XAmzContentChecksumMismatch", "ConditionalRequestConflict", "409",
+    }
+)  # fmt: skip
+EXPIRED = frozenset({"ExpiredToken", "ExpiredTokenException", "RequestExpired", "TokenRefreshRequired"})
+_UNKNOWN_KEY = frozenset(
+    {"InvalidAccessKeyId", "InvalidClientTokenId", "UnrecognizedClientException", "InvalidToken", "AuthFailure"}
+)
+_DENIED = frozenset({"AccessDenied", "AccessDeniedException", "UnauthorizedOperation", "AllAccessDisabled", "403"})
+_ABSENT = frozenset({"NoSuchKey", "NoSuchUpload", "NotFound", "404", "ResourceNotFoundException"})
+_REGION = frozenset({"PermanentRedirect", "TemporaryRedirect", "IllegalLocationConstraintException", "301", "307"})
+_CONDITION = frozenset({"PreconditionFailed", "412"})
+_CLOCK = frozenset({"RequestTimeTooSkewed", "RequestInTheFuture"})
+
+_PERMISSIONS = {
+    ("s3", "head_object"): "s3:GetObject",
+    ("s3", "head_bucket"): "s3:ListBucket",
+    ("s3", "list_objects_v2"): "s3:ListBucket",
+    ("s3", "copy_object"): "s3:GetObject and s3:PutObject",
+    ("s3", "create_multipart_upload"): "s3:PutObject",
+    ("s3", "upload_part"): "s3:PutObject",
+    ("s3", "upload_part_copy"): "s3:GetObject and s3:PutObject",
+    ("s3", "complete_multipart_upload"): "s3:PutObject",
+    ("s3", "list_parts"): "s3:ListMultipartUploadParts",
+    ("s3", "list_multipart_uploads"): "s3:ListBucketMultipartUploads",
+    ("s3", "get_bucket_lifecycle_configuration"): "s3:GetLifecycleConfiguration",
+    ("sqs", "send_message_batch"): "sqs:SendMessage",
+    ("sqs", "delete_message_batch"): "sqs:DeleteMessage",
+    ("sqs", "change_message_visibility_batch"): "sqs:ChangeMessageVisibility",
+}
+_KEYS = {"s3": "[cloud.s3] bucket", "sqs": "[cloud.sqs] queue_url", "secretsmanager": "[cloud.secrets] allowlist"}
+_CHAIN = (
+    "give some through the default chain: AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, AWS_PROFILE, a web identity, or "
+    "the role of the machine (in a container the IMDSv2 hop limit must be 2)"
+)
+
+
+def permission(service: str, operation: str) -> str:
+    """The IAM action that an operation needs: ("s3", "head_object") is s3:GetObject."""
+    camel = "".join(part.capitalize() for part in operation.split("_"))
+    return _PERMISSIONS.get((service, operation), f"{service}:{camel}")
+
+
+def code_of(error: BaseException) -> str:
+    """The service's error code, "NoSuchKey"; its HTTP status for the answer to a HEAD; empty: not of the service."""
+    answer = cast("Mapping[str, Any] | None", getattr(error, "response", None))
+    return str(answer["Error"].get("Code", "")) if isinstance(answer, dict) and "Error" in answer else ""
+
+
+def headers_of(answer: Mapping[str, Any]) -> Mapping[str, str]:
+    return cast("Mapping[str, str]", answer.get("ResponseMetadata", {}).get("HTTPHeaders", {}))
+
+
+def rows(answer: Mapping[str, Any], name: str) -> list[dict[str, Any]]:
+    """Of a list that may be left out."""
+    return cast("list[dict[str, Any]]", answer.get(name) or [])
+
+
+def classify(error: BaseException, service: str, operation: str, parameters: Mapping[str, Any]) -> Failure | None:
+    """None: not an error of AWS, of its SDK, or of the network."""
+    answer = cast("Mapping[str, Any] | None", getattr(error, "response", None))
+    if isinstance(answer, dict) and "Error" in answer:
+        return _answered(cast("Mapping[str, Any]", answer), service, operation, parameters)
+    return _not_answered(error, service)
+
+
+def _answered(answer: Mapping[str, Any], service: str, operation: str, parameters: Mapping[str, Any]) -> Failure:
+    error: Mapping[str, Any] = answer["Error"]
+    headers = headers_of(answer)
+    status = int(answer.get("ResponseMetadata", {}).get("HTTPStatusCode") or 0)
+    code = str(error.get("Code", ""))
+    said = f"{code}: {error.get('Message', '')}".rstrip(": ") if code else f"HTTP {status}"
+    key = _KEYS.get(service, "[cloud]")
+    if code in THROTTLED or status in (429, 503):
+        return Failure("throttled", said, retry_after_s=_retry_after(headers))
+    if code in _CONDITION or status == 412:
+        return Failure("conflict", said, "the object is another than the one that was expected")
+    if code in _CLOCK:
+        return Failure("invalid", said, _clock(headers), raises=ConfigError)
+    if code in TRANSIENT or status >= 500:
+        return Failure("transient", said, retry_after_s=_retry_after(headers))
+    if code in EXPIRED:
+        return Failure("credentials", said, f"the credentials have expired and the chain has no newer ones: {_CHAIN}")
+    if code in _UNKNOWN_KEY or code == "SignatureDoesNotMatch":
+        return Failure("credentials", said, f"AWS does not know these credentials: {_CHAIN}")
+    if code in _REGION or code == "AuthorizationHeaderMalformed":
+        return _region(error, headers, said, key)
+    if code == "NoSuchBucket":
+        remedy = f"there is no such bucket: check [cloud.s3] bucket ({parameters.get('Bucket', '')}), or make it"
+        return Failure("missing", said, remedy, raises=ConfigError)
+    if code in ("QueueDoesNotExist", "AWS.SimpleQueueService.NonExistentQueue"):
+        remedy = "there is no such queue: check [cloud.sqs] queue_url and [cloud] region"
+        return Failure("missing", said, remedy, raises=ConfigError)
+    if code in _DENIED or status == 403:
+        remedy = f"allow {permission(service, operation)} on it for this identity (and check {key})"
+        return Failure("denied", said, remedy)
+    if code in _ABSENT or status == 404:
+        return Failure("missing", said)
+    return Failure(
+        "invalid", said, f"the service refuses {operation}", raises=StorageError if service == "s3" else None
+    )
+
+
+def _retry_after(headers: Mapping[str, str]) -> float | None:
+    value = headers.get("retry-after", "")
+    return float(value) if value.isdigit() else None
+
+
+def _region(error: Mapping[str, Any], headers: Mapping[str, str], said: str, key: str) -> Failure:
+    region = headers.get("x-amz-bucket-region") or str(error.get("Region") or "")
+    where = f"it is in region {region}: set [cloud] region" if region else "it is in another region: set [cloud] region"
+    return Failure("region", said, f"{where} (or check {key})")
+
+
+def _clock(headers: Mapping[str, str]) -> str:
+    theirs = headers.get("date", "")
+    by = ""
+    if theirs:
+        seconds = time.time() - parsedate_to_datetime(theirs).timestamp()
+        by = f" by {abs(seconds):.0f} s ({'ahead' if seconds > 0 else 'behind'})"
+    return f"this machine's clock is wrong{by}: set it, and let NTP (chrony, systemd-timesyncd) keep it"
+
+
+_NAMED = {
+    "NoCredentialsError": ("credentials", f"there are none: {_CHAIN}"),
+    "PartialCredentialsError": ("credentials", f"they are not whole: {_CHAIN}"),
+    "CredentialRetrievalError": ("credentials", f"the chain fails: {_CHAIN}"),
+    "TokenRetrievalError": ("credentials", "log in again: aws sso login"),
+    "SSOTokenLoadError": ("credentials", "log in again: aws sso login"),
+    "UnauthorizedSSOTokenError": ("credentials", "log in again: aws sso login"),
+    "ProfileNotFound": ("credentials", "check AWS_PROFILE and ~/.aws/config"),
+    "InvalidRegionError": ("region", "check [cloud] region"),
+    "ParamValidationError": ("invalid", "check the value in the configuration"),
+    "SSLError": ("invalid", "check the certificate: AWS_CA_BUNDLE names the file of a private authority"),
+}
+_NETWORK = frozenset(
+    {
+        "EndpointConnectionError", "ConnectTimeoutError", "ReadTimeoutError", "ConnectionClosedError",
+        "HTTPClientError",
+        "ProxyConnectionError", "ResponseStreamingError", "IncompleteReadError", "FlexibleChecksumError",
+        "AioReadTimeoutError", "ResponseParserError", "ClientError", "ClientPayloadError", "ClientConnectionError",
+        "ServerDisconnectedError", "SocketTimeoutError", "ServerTimeoutError", "ClientOSError", "ClientConnectorError",
+        "MetadataRetrievalError", "ClientConnectionResetError", "ContentLengthError", "TransferEncodingError",
+    }
+)  # fmt: skip
+"""Of botocore and of aiohttp, which are not imported here."""
+
+
+def _not_answered(error: BaseException, service: str) -> Failure | None:
+    name = type(error).__name__
+    if name in _NAMED:
+        kind, remedy = _NAMED[name]
+        return Failure(cast("Any", kind), str(error), remedy, raises=ConfigError)
+    if name in _NETWORK or isinstance(error, (TimeoutError, ConnectionError)):
+        remedy = f"check the network, endpoint_url and [cloud] region (service {service})"
+        return Failure("transient", str(error) or name, remedy)
+    return None

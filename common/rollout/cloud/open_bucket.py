@@ -1,0 +1,20 @@
+"""The bucket of a URL's scheme and name."""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import Literal
+
+from rollout.cloud.bucket import Bucket
+from rollout.config.cloud import CloudSection
+
+
+def open_bucket(cloud: CloudSection, scheme: Literal["s3", "gs"], name: str) -> Bucket:
+    """Not opened yet. Without a `[cloud]` section, or of the other provider, by the default chain of credentials."""
+    if scheme == "s3":
+        from rollout.cloud.aws import Aws
+        from rollout.cloud.s3_bucket import S3Bucket
+
+        return S3Bucket(Aws(cloud), name, cloud.s3, own_session=True)
+    gcp = import_module("rollout.cloud.gcp").Gcp(cloud)
+    return import_module("rollout.cloud.gcs_bucket").GcsBucket(gcp, name, cloud.gcs)

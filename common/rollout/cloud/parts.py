@@ -1,0 +1,104 @@
+"""A stream cut into parts of one size, in buffers that are used again."""
+
+from __future__ import annotations
+
+import asyncio
+import io
+import time
+from collections.abc import AsyncGenerator, AsyncIterator
+from typing import Any
+
+from rollout.model.errors import InputError
+
+IN_FLIGHT = 2
+BUFFERS = IN_FLIGHT + 1
+"""Parts in memory: those that are sent and the one that is filled."""
+
+
+class Part:
+    """`number` counts from 1. The buffer goes back with `free`."""
+
+    def __init__(self, number: int, buffer: bytearray, length: int, home: asyncio.Queue[bytearray]) -> None:
+        self.number = number
+        self.length = length
+        self._buffer = buffer
+        self._home = home
+
+    @property
+    def data(self) -> memoryview:
+        return memoryview(self._buffer)[: self.length]
+
+    def free(self) -> None:
+        self._home.put_nowait(self._buffer)
+
+
+async def parts_of(chunks: AsyncIterator[bytes], size: int, part_bytes: int) -> AsyncGenerator[Part]:
+    """`size` bytes as parts, the last one shorter; the next one is filled when a buffer is free. InputError: `chunks`
+    had another number of bytes, told before the last part is given."""
+    home: asyncio.Queue[bytearray] = asyncio.Queue()
+    for _ in range(BUFFERS):
+        home.put_nowait(bytearray())  # takes room when it is first filled
+
+    async def fresh() -> bytearray:
+        buffer = await home.get()
+        return buffer or bytearray(min(part_bytes, size))
+
+    buffer, filled, number, seen = await fresh(), 0, 1, 0
+    async for chunk in chunks:
+        seen += len(chunk)
+        if seen > size:
+            raise InputError(f"the body was to have {size} bytes and has more")
+        at = 0
+        while at < len(chunk):
+            if filled == part_bytes:  # only when more comes: the last part is given when all is counted
+                yield Part(number, buffer, filled, home)
+                buffer, filled, number = await fresh(), 0, number + 1
+            taken = min(len(chunk) - at, part_bytes - filled)
+            buffer[filled : filled + taken] = memoryview(chunk)[at : at + taken]
+            filled, at = filled + taken, at + taken
+    if seen != size:
+        raise InputError(f"the body was to have {size} bytes and has {seen}")
+    yield Part(number, buffer, filled, home)
+
+
+class Body(io.BytesIO):
+    """What an HTTP client sends of a buffer, without a copy of the whole. `idle_s`: since it was last read."""
+
+    def __init__(self, data: memoryview | bytes) -> None:
+        super().__init__()
+        self._data = memoryview(data)
+        self._at = 0
+        self._moved = time.monotonic()
+
+    @property
+    def idle_s(self) -> float:
+        return time.monotonic() - self._moved
+
+    @property
+    def sent(self) -> bool:
+        return self._at == len(self._data)
+
+    def read(self, size: int | None = -1, /) -> bytes:
+        end = len(self._data) if size is None or size < 0 else min(len(self._data), self._at + size)
+        found = bytes(self._data[self._at : end])
+        self._at = end
+        self._moved = time.monotonic()
+        return found
+
+    def seek(self, offset: int, whence: int = 0, /) -> int:
+        base = {0: 0, 1: self._at, 2: len(self._data)}[whence]
+        self._at = max(0, min(len(self._data), base + offset))
+        return self._at
+
+    def tell(self) -> int:
+        return self._at
+
+    def getbuffer(self) -> memoryview:
+        return self._data[:]
+
+    def getvalue(self) -> bytes:
+        return bytes(self._data)
+
+    def __iter__(self) -> Any:
+        while piece := self.read(1 << 16):
+            yield piece

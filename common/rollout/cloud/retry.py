@@ -1,0 +1,94 @@
+"""Which failures of a service are worth another try, when, and what is told of the last one."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from typing import Literal, TypeVar
+
+import structlog
+
+from rollout.model.errors import (
+    ConfigError,
+    ConflictError,
+    InputError,
+    NotFoundError,
+    RolloutError,
+    StorageUnavailableError,
+)
+
+log = structlog.get_logger()
+
+T = TypeVar("T")
+Kind = Literal["throttled", "transient", "denied", "credentials", "missing", "conflict", "region", "invalid"]
+
+FIRST_S = {"transient": 0.1, "throttled": 0.5}
+"""Longest wait before the second try. A service that throttles is not helped by one after 0.1 s."""
+LONGEST_S = 20.0
+_ERRORS: dict[Kind, type[RolloutError]] = {
+    "denied": ConfigError,
+    "credentials": ConfigError,
+    "missing": NotFoundError,
+    "conflict": ConflictError,
+    "region": ConfigError,
+    "invalid": InputError,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """`said`: by the service, for people. `remedy`: what to do, with the permission or the key of the configuration.
+    `retry_after_s`: asked for by the service. `raises`: in place of the error that goes with the kind."""
+
+    kind: Kind
+    said: str
+    remedy: str = ""
+    retry_after_s: float | None = None
+    raises: type[RolloutError] | None = None
+
+    @property
+    def again(self) -> bool:
+        return self.kind in ("throttled", "transient")
+
+    def error(self, what: str, unavailable: type[RolloutError] = StorageUnavailableError) -> RolloutError:
+        kind = self.raises or _ERRORS.get(self.kind, unavailable)
+        return kind(f"{what}: {self.said}" + (f"; {self.remedy}" if self.remedy else ""))
+
+
+async def retrying(
+    attempt: Callable[[], Awaitable[T]],
+    classify: Callable[[BaseException], Failure | None],
+    *,
+    what: str,
+    budget_s: float = 60.0,
+    unavailable: type[RolloutError] = StorageUnavailableError,
+) -> T:
+    """What `attempt` returns. What is throttled or transient is tried again, after a random wait below a bound that
+    doubles (full jitter: https://aws.amazon.com/blogs/architecture/exponential-backoff-and-jitter/), or the wait that
+    the service asks for, until `budget_s` after the first failure. `what` begins the message: "s3://bucket/key cannot
+    be read". `unavailable`: raised where the budget is spent. What `classify` does not know is raised as it is.
+    """
+    clock = asyncio.get_running_loop().time
+    deadline: float | None = None
+    tries = 0
+    while True:
+        try:
+            return await attempt()
+        except Exception as e:
+            failure = classify(e)
+            if failure is None:
+                raise
+            tries += 1
+            now = clock()
+            deadline = deadline or now + budget_s
+            bound = min(LONGEST_S, FIRST_S.get(failure.kind, 0.0) * 2 ** min(tries - 1, 16))
+            wait_s = max(failure.retry_after_s or 0.0, random.uniform(0, bound))
+            if not failure.again or now + wait_s > deadline:
+                error = failure.error(what, unavailable)
+                if failure.again:
+                    error.message += f" (tried {tries} {'time' if tries == 1 else 'times'})"
+                raise error from e
+            log.debug("cloud_call_again", what=what, said=failure.said, wait_s=round(wait_s, 3))
+            await asyncio.sleep(wait_s)

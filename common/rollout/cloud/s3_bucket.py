@@ -1,0 +1,245 @@
+"""`Bucket` on S3 and stores like it: MinIO, Ceph, R2."""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import AsyncGenerator, AsyncIterator
+from datetime import datetime
+from email.utils import parsedate_to_datetime
+from typing import Any
+
+import structlog
+
+from rollout.cloud.aws import Aws
+from rollout.cloud.aws_errors import code_of, headers_of, rows
+from rollout.cloud.bucket import ABSENT, ALWAYS, Blob
+from rollout.cloud.parts import Body, parts_of
+from rollout.cloud.s3_probe import Conditions
+from rollout.cloud.s3_read import read_object
+from rollout.cloud.s3_upload import PART_BUDGET_S, TOKEN, Upload, etag, in_parts, new_token, unless_stalled, written
+from rollout.config.cloud import S3Section
+from rollout.model.errors import ConfigError, ConflictError, NotFoundError
+
+log = structlog.get_logger()
+
+COPY_PART = 512 << 20
+"""Of a copy by the service. One request copies 5 GiB at most, and a long one may be cut off."""
+_ONE_COPY_MAX = COPY_PART
+PAGE = 1000
+
+
+class S3Bucket:
+    def __init__(self, aws: Aws, name: str, section: S3Section, *, own_session: bool = False) -> None:
+        """`own_session`: `aws` is closed with the bucket."""
+        self._aws = aws
+        self._name = name
+        self._section = section
+        self._own_session = own_session
+        self._conditions = Conditions(aws, name, section)
+
+    @property
+    def url(self) -> str:
+        return f"s3://{self._name}/"
+
+    @property
+    def part_bytes(self) -> int:
+        return self._section.multipart_chunk_bytes
+
+    @property
+    def conditional(self) -> bool:
+        return self._conditions.kept
+
+    async def open(self) -> None:
+        configured = self._name == self._section.bucket
+        prefix = self._section.prefix if configured else ""
+        try:
+            answer = await self._call("list_objects_v2", "", "cannot be used", Prefix=prefix, MaxKeys=1)
+        except ConfigError:
+            if configured:
+                raise
+            # of a URL: to read one object, or to write, a permission to list is not needed
+            await self._call("get_bucket_location", "", "cannot be used")
+            return
+        headers = headers_of(answer)
+        theirs, ours = headers.get("x-amz-bucket-region", ""), self._aws.region()
+        if theirs and theirs != ours and not self._aws.endpoint("s3"):
+            raise ConfigError(
+                f'{self.url} is in region {theirs}, and the calls go to {ours}: set [cloud] region = "{theirs}"'
+            )
+        if configured:
+            await self._conditions.probe(prefix)
+
+    async def close(self) -> None:
+        if self._own_session:
+            await self._aws.close()
+
+    async def _call(self, operation: str, key: str, failed: str, **parameters: Any) -> dict[str, Any]:
+        if key:
+            parameters["Key"] = key
+        what = f"{self.url}{key} {failed}"
+        return await self._aws.call("s3", operation, what=what, Bucket=self._name, **parameters)
+
+    async def head(self, key: str) -> Blob | None:
+        try:
+            answer = await self._head(key)
+        except NotFoundError:
+            return None
+        return Blob(key, int(answer["ContentLength"]), etag(answer), _ms(answer["LastModified"]))
+
+    async def _head(self, key: str) -> dict[str, Any]:
+        async def attempt(client: Any) -> dict[str, Any]:
+            at = {"Bucket": self._name, "Key": key}
+            try:
+                return await client.head_object(**at)
+            except Exception as e:
+                if code_of(e) not in ("400", "403", "301"):
+                    raise
+            # the answer to a HEAD has no body that says why
+            answer = await client.get_object(**at, Range="bytes=0-0")
+            answer["Body"].close()
+            return await client.head_object(**at)
+
+        return await self._aws.run(
+            "s3", "head_object", attempt, what=f"{self.url}{key} cannot be read", parameters={"Bucket": self._name}
+        )
+
+    def read(self, key: str, offset: int = 0, length: int | None = None, *, version: str = "") -> AsyncGenerator[bytes]:
+        return read_object(self._aws, self._name, key, offset, length, version)
+
+    async def write(self, key: str, chunks: AsyncIterator[bytes], size: int, *, when: str = ALWAYS) -> Blob:
+        condition = await self._condition(key, when)
+        if size > self.part_bytes:
+            upload = Upload(self._aws, self._name, key, condition)
+            answer = await in_parts(upload, size, lambda: upload.send(chunks, size, self.part_bytes))
+            return _blob(key, size, answer)
+        parts = [part async for part in parts_of(chunks, size, max(1, size))]
+        return _blob(key, size, await self._put(key, parts[0].data, condition))
+
+    async def _condition(self, key: str, when: str) -> dict[str, str]:
+        """Of a request, where the store has conditions; else what is there is looked at now. ConflictError."""
+        if when == ALWAYS:
+            return {}
+        if await self._conditions.ask():
+            return {"IfNoneMatch": "*"} if when == ABSENT else {"IfMatch": f'"{when}"'}
+        found = await self.head(key)
+        if (found.version if found else ABSENT) != when:
+            raise ConflictError(f"{self.url}{key} is another object than the one that was expected")
+        return {}
+
+    async def _put(self, key: str, data: memoryview, condition: dict[str, str]) -> dict[str, Any]:
+        """One request. Where an answer was lost, what is there is compared by its token."""
+        token, tries = new_token(), 0
+
+        async def attempt(client: Any) -> dict[str, Any]:
+            nonlocal tries
+            tries += 1
+            body = Body(data)
+            try:
+                call = client.put_object(Bucket=self._name, Key=key, Body=body, Metadata={TOKEN: token}, **condition)
+                return await unless_stalled(call, body)
+            except Exception as e:
+                if tries > 1 and code_of(e) in ("PreconditionFailed", "412"):
+                    found = await written(self._aws, self._name, key, token, len(data))
+                    if found:
+                        return found
+                raise
+
+        what = f"{self.url}{key} cannot be written"
+        return await self._aws.run(
+            "s3", "put_object", attempt, what=what, budget_s=PART_BUDGET_S, parameters={"Bucket": self._name}
+        )
+
+    async def list(self, prefix: str, *, after: str = "", delimiter: str = "") -> AsyncGenerator[Blob]:
+        more: dict[str, Any] = {"StartAfter": after} if after else {}
+        if delimiter:
+            more["Delimiter"] = delimiter
+        while True:
+            page = await self._call(
+                "list_objects_v2", "", f"cannot be listed below {prefix!r}", Prefix=prefix, MaxKeys=PAGE, **more
+            )
+            objects = [
+                Blob(one["Key"], int(one["Size"]), etag(one), _ms(one["LastModified"]))
+                for one in rows(page, "Contents")
+            ]
+            groups = [Blob(one["Prefix"], -1, "", 0) for one in rows(page, "CommonPrefixes")]
+            for blob in heapq.merge(objects, groups, key=lambda one: one.key.encode()):
+                yield blob
+            if not page.get("IsTruncated"):
+                return
+            more = {k: v for k, v in more.items() if k == "Delimiter"}
+            more["ContinuationToken"] = page["NextContinuationToken"]
+
+    async def copy(self, source: Blob, key: str, *, when: str = ALWAYS) -> Blob:
+        condition = await self._condition(key, when)
+        origin = {"Bucket": self._name, "Key": source.key}
+        if source.size and (condition or source.size > _ONE_COPY_MAX):
+            # CopyObject has no condition in most stores; the completion of an upload has
+            upload = Upload(self._aws, self._name, key, condition)
+
+            async def fill() -> None:
+                starts = range(0, source.size, COPY_PART)
+                for number, first in enumerate(starts, 1):
+                    last = min(first + COPY_PART, source.size) - 1
+                    await upload.copy_part(number, origin, source.version, first, last)
+
+            return _blob(key, source.size, await in_parts(upload, source.size, fill))
+        answer = await self._call(
+            "copy_object",
+            key,
+            f"cannot be copied from {source.key}",
+            CopySource=origin,
+            CopySourceIfMatch=f'"{source.version}"',
+        )
+        result = answer["CopyObjectResult"]
+        return Blob(key, source.size, etag(result), _ms(result["LastModified"]))
+
+    async def delete(self, key: str, *, version: str = "") -> bool:
+        found = await self.head(key)
+        if found is None:
+            return False
+        if version and found.version != version:
+            raise ConflictError(f"{self.url}{key} is another object than the one that was to be deleted")
+        condition = {"IfMatch": f'"{version}"'} if version and await self._conditions.ask() else {}
+
+        async def attempt(client: Any) -> dict[str, Any]:
+            try:
+                return await client.delete_object(Bucket=self._name, Key=key, **condition)
+            except Exception as e:
+                if not condition or code_of(e) not in ("NotImplemented", "501"):
+                    raise
+            return await client.delete_object(Bucket=self._name, Key=key)
+
+        try:
+            await self._aws.run("s3", "delete_object", attempt, what=f"{self.url}{key} cannot be deleted")
+        except NotFoundError:
+            return False
+        return True
+
+    async def sweep(self, prefix: str, older_than_s: float) -> int:
+        ended, more = 0, dict[str, Any]()
+        while True:
+            page = await self._call("list_multipart_uploads", "", "cannot be swept", Prefix=prefix, **more)
+            now_ms = _answered_ms(page)
+            for one in rows(page, "Uploads"):
+                if now_ms - _ms(one["Initiated"]) < older_than_s * 1000:
+                    continue
+                upload = Upload(self._aws, self._name, one["Key"], {}, id=one["UploadId"])
+                await upload.abort()
+                ended += 1
+            if not page.get("IsTruncated"):
+                return ended
+            more = {"KeyMarker": page["NextKeyMarker"], "UploadIdMarker": page["NextUploadIdMarker"]}
+
+
+def _blob(key: str, size: int, answer: dict[str, Any]) -> Blob:
+    return Blob(key, size, etag(answer), _answered_ms(answer))
+
+
+def _answered_ms(answer: dict[str, Any]) -> int:
+    """The service's clock, not this machine's."""
+    date = headers_of(answer).get("date", "")
+    return _ms(parsedate_to_datetime(date) if date else datetime.now().astimezone())
+
+
+def _ms(when: datetime) -> int:
+    return int(when.timestamp() * 1000)

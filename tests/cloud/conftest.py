@@ -1,0 +1,20 @@
+"""Emulators of the providers."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+from moto_locked import AwsEmulator, aws_emulator
+
+
+@pytest.fixture(scope="session")
+def aws_server() -> Iterator[AwsEmulator]:
+    with aws_emulator() as emulator:
+        yield emulator
+
+
+@pytest.fixture
+def aws(aws_server: AwsEmulator) -> AwsEmulator:
+    """Names of `bucket()` and `queue()` are fresh: what other tests left there is not in the way."""
+    return aws_server
