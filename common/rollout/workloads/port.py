@@ -62,7 +62,7 @@ class Reading:
     kept: JsonObject = field(default_factory=JsonObject)
     progress: Callable[[int, int], None] | None = None
     tell: Callable[[str], None] = lambda text: None
-    cloud: CloudSection = CloudSection()
+    cloud: CloudSection = field(default_factory=CloudSection)
     own: BucketUrl | None = None
 
     def rows(

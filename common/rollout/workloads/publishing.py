@@ -1,4 +1,4 @@
-"""The files of an output directory in a bucket: what is collected on this machine becomes objects, and nothing else does.
+"""The files of an output directory in a bucket: what is collected on this machine becomes objects.
 
 What was uploaded is recorded in the directory, with the version that the bucket gave it. An object that has another one
 is somebody else's: it is never written over. Each file is written on the condition that what it replaces is what was
@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import secrets
 import time
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import aclosing, suppress
@@ -31,7 +32,7 @@ from rollout.model.errors import (
     RolloutError,
     StateError,
 )
-from rollout.model.ids import is_ulid, new_ulid, short
+from rollout.model.ids import is_ulid, short
 from rollout.workloads.bucket_lock import LIFETIME_S, BucketLock
 from rollout.workloads.bucket_lock import NAME as LOCK
 from rollout.workloads.buckets import Buckets
@@ -70,7 +71,7 @@ class _Record:
         try:
             data = path.read_bytes()
         except FileNotFoundError:
-            return cls(new_ulid())
+            return cls(secrets.token_hex(16))
         except OSError as error:
             raise ConfigError(f"cannot read {path}: {error.strerror or error}") from error
         found = unseal(data)
@@ -112,6 +113,7 @@ class BucketOutput:
         self._told = 0.0
         self._record = _Record("")
         self._adopted = False
+        self._elsewhere: set[str] = set()
         self._lock: BucketLock | None = None
         self._opened: Bucket | None = None
 
@@ -146,6 +148,7 @@ class BucketOutput:
                 f"note: {bucket.url} has no conditional writes: what is there is looked at before each upload, but "
                 "two commands that write at the same moment are not kept apart"
             )
+        self._save()  # the token, before anybody sees it
         lock = BucketLock(bucket, self.url.key + LOCK, self._record.token, self._command)
         await lock.take(self._tell)
         self._lock = lock
@@ -163,7 +166,8 @@ class BucketOutput:
             del self._record.pending[name]
 
     async def _look(self, bucket: Bucket, *, resume: bool, private: bool) -> None:
-        there = {name: await bucket.head(self.url.key + name) for name in {*self._results, *self._record.files}}
+        names = dict.fromkeys((*self._results, *self._record.files))
+        there = {name: await bucket.head(self.url.key + name) for name in names}
         at_home = self._run_id_here()
         run_id = await self._run_id_there(bucket, there.pop(RUN_ID))
         if run_id and run_id != self._record.run_id:
@@ -181,18 +185,35 @@ class BucketOutput:
                 f"is in {self.staging}. To go on with it, add --resume {self._record.run_id}; to start a new run "
                 f"here, move {self.staging} away first, and what is left in {self.url}"
             )
-        strangers = [self.place(name) for name, blob in there.items() if blob is not None and self._is_strange(name, blob)]
+        strangers = [
+            self.place(name)
+            for name, blob in there.items()
+            if blob is not None and await self._is_strange(bucket, name, blob, private=private)
+        ]
         if strangers:
             raise ConfigError(self._strange(strangers))
         for name in [name for name, blob in there.items() if blob is None and name in self._record.files]:
             self._note(f"note: {self.place(name)} was deleted: it is written again")
             del self._record.files[name]
 
-    def _is_strange(self, name: str, blob: Blob) -> bool:
+    async def _is_strange(self, bucket: Bucket, name: str, blob: Blob, *, private: bool) -> bool:
+        """Those that another machine may have uploaded for the same run are none yet: they are compared with what is
+        to be uploaded in their place."""
         known = self._record.files.get(name)
         if known is None:
-            return not self._adopted  # else compared with what is to be uploaded
-        return known.version != blob.version
+            return not self._adopted
+        if known.version == blob.version:
+            return False
+        if not private and await self._goes_on(bucket, name, blob, known):
+            self._elsewhere.add(name)
+            return False
+        return True
+
+    async def _goes_on(self, bucket: Bucket, name: str, blob: Blob, known: _Uploaded) -> bool:
+        """It begins with what was uploaded from here, or is the run's summary."""
+        if name == SUMMARY:
+            return await self._is_summary(bucket, blob)
+        return blob.size >= known.size and await _hash(bucket, blob, known.size) == known.hash
 
     def _strange(self, names: Sequence[str]) -> str:
         one = len(names) == 1
@@ -217,7 +238,7 @@ class BucketOutput:
         text = (await _content(bucket, blob) if blob.size < _PIECE else b"").decode("ascii", "replace").strip()
         if not is_ulid(text):
             raise ConfigError(
-                f"output.dir: {self.place(RUN_ID)} holds {text[:40]!r}, which is no run id: delete it to start a new run"
+                f"output.dir: {self.place(RUN_ID)} holds {text[:40]!r}, which is no run id: delete it to start a run"
             )
         if text == self._record.run_id:  # somebody put it back
             self._record.files[RUN_ID] = _Uploaded(blob.size, blake3(f"{text}\n".encode()).hexdigest(), blob.version)
@@ -297,7 +318,8 @@ class BucketOutput:
         there, known = await bucket.head(key), self._record.files.get(name)
         if there is not None:
             if known is None or known.version != there.version:
-                if not self._adopted or not await self._is_ours(bucket, there, name, path, wanted):
+                compared = self._adopted or name in self._elsewhere
+                if not compared or not await self._is_ours(bucket, there, name, path, wanted):
                     raise ConfigError(self._strange([self.place(name)]))
             elif (known.size, known.hash) == (wanted.size, wanted.hash):
                 came(size)
@@ -314,8 +336,8 @@ class BucketOutput:
             raise OutputChangedError(f"{path} was changed while it was uploaded: run the same command again") from error
         self._record.files[name] = _Uploaded(size, wanted.hash, blob.version)
         del self._record.pending[name]
-        if name == RUN_ID:
-            self._record.run_id = self._run_id_here()
+        if name == RUN_ID and self._record.run_id != (run_id := self._run_id_here()):
+            self._record.run_id, self._record.rows = run_id, 0
         self._save()
         if changed.found:
             raise OutputChangedError(f"{path} was changed while it was uploaded: run the same command again")
@@ -329,13 +351,20 @@ class BucketOutput:
 
     async def _is_ours(self, bucket: Bucket, there: Blob, name: str, path: Path, wanted: _Uploaded) -> bool:
         """Of an object that another machine uploaded for the same run: nothing is lost by what takes its place."""
-        if name == SUMMARY and there.size < _SMALL:
-            with suppress(ValueError):
-                summary: Any = json.loads(await _content(bucket, there))
-                return isinstance(summary, dict) and cast(JsonObject, summary).get("run_id") == self._run_id_here()
+        if name == SUMMARY:
+            return await self._is_summary(bucket, there)
         if there.size > wanted.size:
             return False
         return await _hash(bucket, there) == await asyncio.to_thread(content_hash, path, there.size)
+
+    async def _is_summary(self, bucket: Bucket, there: Blob) -> bool:
+        """Of this run."""
+        if there.size >= _SMALL:
+            return False
+        with suppress(ValueError):
+            summary: Any = json.loads(await _content(bucket, there))
+            return isinstance(summary, dict) and cast(JsonObject, summary).get("run_id") == self._run_id_here()
+        return False
 
     async def _verify(self, names: Sequence[str]) -> None:
         """What is in the bucket is what was uploaded: asked once more, when all is there."""
@@ -351,6 +380,8 @@ class BucketOutput:
             if self._lock is not None and (left := await self._lock.release()):
                 self._note(f"note: {left}")
         finally:
+            if not (self._record.files or self._record.pending or self._run_id_here()):
+                (self.staging / RECORD).unlink(missing_ok=True)
             await self._buckets.close()
 
     # ---- small things
@@ -399,9 +430,10 @@ async def _content(bucket: Bucket, blob: Blob) -> bytes:
         return b"".join([piece async for piece in pieces])
 
 
-async def _hash(bucket: Bucket, blob: Blob) -> str:
+async def _hash(bucket: Bucket, blob: Blob, size: int | None = None) -> str:
+    """Of all of it, or of its first `size` bytes."""
     digest = blake3()
-    async with aclosing(bucket.read(blob.key, version=blob.version)) as pieces:
+    async with aclosing(bucket.read(blob.key, 0, size, version=blob.version)) as pieces:
         async for piece in pieces:
             digest.update(piece)
     return digest.hexdigest()

@@ -31,7 +31,8 @@ _LOOK_S = 0.2
 
 
 def bring_directory(text: str, what: str, cloud: CloudSection, tell: Tell) -> Path | None:
-    """The directory on this machine of a URL; None: `text` is no URL. `what`: its key, for people. Blocking, and not in the thread of an event loop.
+    """The directory on this machine of a URL; None: `text` is no URL. `what`: its key, for people. Blocking, and not in
+    the thread of an event loop.
 
     ConfigError: no such bucket, nothing there, no permission. InputChangedError: it changed meanwhile.
     StorageUnavailableError, StorageError, StorageFullError.

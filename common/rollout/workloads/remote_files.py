@@ -260,7 +260,8 @@ class _Copies:
         self._known = _recorded(directory / _RECORD)
 
     def path(self, file: RemoteFile) -> Path:
-        return self._directory / f"{blake3(f'{file.url}\0{file.blob.version}'.encode()).hexdigest(16)}.object"
+        identity = f"{file.url} {file.blob.version}"
+        return self._directory / f"{blake3(identity.encode()).hexdigest(16)}.object"
 
     def has(self, file: RemoteFile) -> bool:
         """Whether there is a whole one of this version."""

@@ -23,8 +23,8 @@ ON_BAD_ROW: Any = Field(
 
 class InputSection(Section):
     glob: str | list[str] = Field(
-        description="Pattern(s) of JSONL files, plain, .gz or .zst; files are read in sorted order, pattern by pattern. "
-        "Paths, or URLs of objects: s3://bucket/rows/*.jsonl, gs://..."
+        description="Pattern(s) of JSONL files, plain, .gz or .zst; files are read in sorted order, pattern by "
+        "pattern. Paths, or URLs of objects: s3://bucket/rows/*.jsonl, gs://..."
     )
 
     on_bad_row: Literal["error", "skip"] = ON_BAD_ROW

@@ -24,7 +24,9 @@ class ModelSection(Section):
         description="Local directory, s3:// or gs:// URL of one, or Hugging Face name. A directory travels to remote "
         "workers as objects.",
     )
-    tokenizer: str | None = Field(default=None, description="Another tokenizer than the model's: directory, URL or name.")
+    tokenizer: str | None = Field(
+        default=None, description="Another tokenizer than the model's: directory, URL or name."
+    )
     revision: str | None = Field(default=None, description="Branch, tag or commit of a Hugging Face name.")
 
 

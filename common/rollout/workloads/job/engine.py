@@ -73,7 +73,8 @@ class ResolvedEngine:
 
 
 def resolve_engine(engine: EngineSection, bring: Bring = no_bucket) -> ResolvedEngine:
-    """`bring`: of what is in a bucket. ConfigError with everything that is wrong: no such backend, model directory or schema."""
+    """`bring`: of what is in a bucket. ConfigError with everything that is wrong: no such backend, model directory or
+    schema."""
     faults: list[str] = []
     try:
         find_adapter("rollout.backends", engine.backend.kind, "engine.backend.kind")
