@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from importlib import import_module
 from typing import Literal
 
 from rollout.cloud.bucket import Bucket
@@ -16,5 +15,7 @@ def open_bucket(cloud: CloudSection, scheme: Literal["s3", "gs"], name: str) -> 
         from rollout.cloud.s3_bucket import S3Bucket
 
         return S3Bucket(Aws(cloud), name, cloud.s3, own_session=True)
-    gcp = import_module("rollout.cloud.gcp").Gcp(cloud)
-    return import_module("rollout.cloud.gcs_bucket").GcsBucket(gcp, name, cloud.gcs)
+    from rollout.cloud.gcp import Gcp
+    from rollout.cloud.gcs_bucket import GcsBucket
+
+    return GcsBucket(Gcp(cloud), name, cloud.gcs)

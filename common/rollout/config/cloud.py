@@ -1,16 +1,20 @@
 """`[cloud]`: one provider's stores, queues and secrets, the same section in every configuration file.
 
-The provider is one key, so a file cannot name two. What belongs to the other provider is a fault of the file. Source:
-the longer form `[cloud.aws.s3]` is read as `[cloud.s3]` (`cloud_keys`).
+The provider is one key, so a file cannot name two. What belongs to the other provider is a fault of the file
+(`cloud_rules`); the longer form `[cloud.aws.s3]` is read as `[cloud.s3]` (`cloud_keys`).
+
+Every command imports this and few have a `[cloud]`: validators are built when the first one is read (`defer_build`,
+`_Later`), which takes longer than all of the import.
 """
 
 from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import Field, field_validator, model_validator
+from pydantic import ConfigDict, Field, GetCoreSchemaHandler, GetJsonSchemaHandler, field_validator, model_validator
+from pydantic_core import CoreSchema, core_schema
 
-from rollout.config.cloud_keys import short_form
+from rollout.config.cloud_rules import faults, prefix_fault, provider_fault
 from rollout.config.section import Section, fault_at
 
 MIB = 1 << 20
@@ -22,7 +26,7 @@ GCS_CHUNK_UNIT = 256 * 1024
 Provider = Literal["", "aws", "gcp"]
 Prefix = Annotated[
     str,
-    Field(default="", description="Put before every key; empty, or ends in a slash (one is added).", max_length=512),
+    Field(default="", description="Put before every key; empty, or ends in a slash (one is added)."),
 ]
 Snapshot = Annotated[
     int,
@@ -38,12 +42,16 @@ def _endpoint(value: str) -> str:
 
 
 def _slash(value: str) -> str:
-    if value.startswith("/"):
-        raise ValueError("begins with a slash: keys of a bucket do not")
+    if wrong := prefix_fault(value):
+        raise ValueError(wrong)
     return value if not value or value.endswith("/") else value + "/"
 
 
-class S3Section(Section):
+class _Part(Section):
+    model_config = ConfigDict(defer_build=True)
+
+
+class S3Section(_Part):
     bucket: str = Field(default="", description="Of objects. Set: they live there, not on the coordinator's disk.")
     prefix: Prefix = ""
     endpoint_url: str = Field(default="", description="Of a compatible store: MinIO, Ceph, R2; default: of [cloud].")
@@ -65,7 +73,7 @@ class S3Section(Section):
     _prefix = field_validator("prefix")(_slash)
 
 
-class GcsSection(Section):
+class GcsSection(_Part):
     bucket: str = Field(default="", description="Of objects. Set: they live there, not on the coordinator's disk.")
     prefix: Prefix = ""
     endpoint_url: str = Field(default="", description="Of an emulator; default: of [cloud], or Google's.")
@@ -85,7 +93,7 @@ class GcsSection(Section):
         return value
 
 
-class SqsSection(Section):
+class SqsSection(_Part):
     queue_url: str = Field(default="", description="Of the queue that rows arrive from.")
     output_queue_url: str = Field(default="", description="Of a queue that results go to as well; default: none.")
     endpoint_url: str = Field(default="", description="Of an emulator; default: of [cloud], or AWS's.")
@@ -96,7 +104,7 @@ class SqsSection(Section):
     _url = field_validator("endpoint_url", "queue_url", "output_queue_url")(_endpoint)
 
 
-class PubsubSection(Section):
+class PubsubSection(_Part):
     topic: str = Field(
         default="", description="That `rollout cloud doctor` publishes to, and dead letters are told by."
     )
@@ -110,10 +118,11 @@ class PubsubSection(Section):
     _url = field_validator("endpoint_url")(_endpoint)
 
 
-class CloudSecretsSection(Section):
+class CloudSecretsSection(_Part):
     allowlist: list[str] = Field(
         default_factory=list[str],
-        description="Names that may be read. AWS: a name or ARN; GCP: a name, or NAME/versions/N.",
+        description="Names that may be read. AWS: a name or ARN; GCP: a name, or NAME/versions/N. NAME#KEY: of a JSON "
+        "object.",
     )
     ttl_secs: float = Field(default=300.0, ge=0, le=86_400, description="A value is read again after this time.")
     endpoint_url: str = Field(default="", description="Of an emulator; default: of [cloud], or the provider's.")
@@ -121,39 +130,37 @@ class CloudSecretsSection(Section):
     _url = field_validator("endpoint_url")(_endpoint)
 
 
-_OF = {"aws": ("s3", "sqs", "region"), "gcp": ("gcs", "pubsub", "project")}
-
-
-class CloudSection(Section):
+class CloudSection(_Part):
     provider: Provider = Field(default="", description='"aws" or "gcp"; empty: no cloud.')
     region: str = Field(default="", description="aws: default: AWS_REGION, or the profile's.")
     project: str = Field(default="", description="gcp: default: GOOGLE_CLOUD_PROJECT, or the credentials'.")
     endpoint_url: str = Field(default="", description="Of an emulator, for all services; each may have its own.")
-    s3: S3Section = S3Section()
-    sqs: SqsSection = SqsSection()
-    gcs: GcsSection = GcsSection()
-    pubsub: PubsubSection = PubsubSection()
-    secrets: CloudSecretsSection = CloudSecretsSection()
+    s3: S3Section = Field(default_factory=S3Section.model_construct, description="aws: objects.")
+    sqs: SqsSection = Field(
+        default_factory=SqsSection.model_construct, description="aws: rows that arrive, results that leave."
+    )
+    gcs: GcsSection = Field(default_factory=GcsSection.model_construct, description="gcp: objects.")
+    pubsub: PubsubSection = Field(
+        default_factory=PubsubSection.model_construct, description="gcp: rows that arrive, results that leave."
+    )
+    secrets: CloudSecretsSection = Field(
+        default_factory=CloudSecretsSection.model_construct, description="What workers may read."
+    )
 
     _url = field_validator("endpoint_url")(_endpoint)
 
-    @model_validator(mode="before")
+    @field_validator("provider", mode="before")
     @classmethod
-    def _short(cls, values: Any) -> Any:
-        return short_form(values)
+    def _known(cls, value: Any) -> Any:
+        if wrong := provider_fault(value):
+            raise ValueError(wrong)
+        return value
 
     @model_validator(mode="after")
-    def _one_provider(self) -> CloudSection:
-        for provider, keys in _OF.items():
-            if provider == self.provider:
-                continue
-            for key in keys:
-                if key in self.model_fields_set and getattr(self, key):
-                    if not self.provider:
-                        raise fault_at(key, f'is of provider = "{provider}": name the provider in [cloud]')
-                    raise fault_at(
-                        key, f'is of provider = "{provider}", but provider = "{self.provider}": a run has one provider'
-                    )
+    def _rules(self) -> CloudSection:
+        """A file's faults were told by its loader, all at once; this is for sections that are made in code."""
+        for place, text in faults(self.model_dump(exclude_unset=True)):
+            raise fault_at(".".join(map(str, place[1:])), text) if len(place) > 1 else ValueError(text)
         return self
 
     @property
@@ -192,7 +199,30 @@ class CloudSection(Section):
         return f"{scheme}://{self.bucket}/{self.prefix}" if self.bucket else ""
 
 
+NO_CLOUD = CloudSection.model_construct()
+
+
+class _Later:
+    """Validates as `CloudSection` does, whose validator need not be part of that of every configuration file."""
+
+    def __get_pydantic_core_schema__(self, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
+        return core_schema.no_info_plain_validator_function(
+            _validated, serialization=core_schema.plain_serializer_function_ser_schema(_dumped)
+        )
+
+    def __get_pydantic_json_schema__(self, schema: CoreSchema, handler: GetJsonSchemaHandler) -> dict[str, Any]:
+        return {"type": "object", "title": CloudSection.__name__}
+
+
+def _validated(value: Any) -> CloudSection:
+    return value if isinstance(value, CloudSection) else CloudSection.model_validate(value, strict=True)
+
+
+def _dumped(value: CloudSection) -> dict[str, Any]:
+    return value.model_dump(exclude_unset=True)
+
+
 class WithCloud(Section):
     """A configuration file with `[cloud]`."""
 
-    cloud: CloudSection = CloudSection()
+    cloud: Annotated[CloudSection, _Later()] = Field(default_factory=lambda: NO_CLOUD)

@@ -10,7 +10,7 @@ import difflib
 import os
 import re
 import tomllib
-from collections.abc import Callable, Generator, Mapping, Sequence
+from collections.abc import Callable, Collection, Generator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -18,6 +18,8 @@ from typing import Any, TypeVar, cast
 
 from pydantic import BaseModel, ValidationError
 
+from rollout.config.cloud_keys import short_form
+from rollout.config.cloud_rules import faults as cloud_faults
 from rollout.config.environment import annotation_of, section_of, strangers, variables
 from rollout.config.locate import Place, key_lines, parse, syntax_error
 from rollout.config.renamed import Renamed, Renames
@@ -105,7 +107,7 @@ def validated(model: type[Model], source: Located, others: Sequence[str] = ()) -
     """
     if prepare := getattr(model, "prepare", None):
         others = [*cast("Callable[[Located], list[str]]", prepare)(source), *others]
-    names = _renamed(model, source.values)
+    names = _renamed(model, source.values, source.origins)
     try:
         settings = model.model_validate(names.values, strict=True)
     except ValidationError as error:
@@ -117,8 +119,17 @@ def validated(model: type[Model], source: Located, others: Sequence[str] = ()) -
     return settings
 
 
-def _renamed(model: type[BaseModel], values: dict[str, Any]) -> Renamed:
-    return model.renamed(values) if isinstance(model, Renames) else Renamed(values)
+def _renamed(model: type[BaseModel], values: dict[str, Any], overridden: Collection[Place] = ()) -> Renamed:
+    """`overridden`: places whose values are not the file's."""
+    fields = model.model_fields
+    names = model.renamed(values) if isinstance(model, Renames) else Renamed(values)
+    if "cloud" in fields:
+        short_form(names, overridden)
+        cloud = names.values.get("cloud")
+        if isinstance(cloud, dict):
+            found = cloud_faults(cast("dict[str, Any]", cloud))
+            names.faults += [(names.in_file(place), text) for place, text in found]
+    return names
 
 
 @contextmanager
@@ -254,13 +265,14 @@ def _report(model: type[BaseModel], source: Located, names: Renamed, error: Vali
     for entry in error.errors(include_url=False) if error is not None else []:
         missing = entry["type"] == "missing"
         inside = entry.get("ctx", {}).get("key")
-        where = (*entry["loc"], *inside.split(".")) if inside else tuple(entry["loc"])
-        place = names.in_file(_known_part(names.values, where, missing=missing or bool(inside)))
+        own = _known_part(names.values, tuple(entry["loc"]), missing=missing)
+        own = (*own, *inside.split(".")) if inside else own
+        place = names.in_file(own)
         if missing and not source.is_yaml and (section := _section_at(model, place)):
             sections.append(f"{source.where(place)}: section [{place[0]}] is missing: {_to_add(place[0], section)}")
             continue
         if entry["type"] == "extra_forbidden":
-            text = _unknown_key(model, place)
+            text = _unknown_key(model, own)
         else:
             table = "keys and values" if source.is_yaml else "a table, such as [section]"
             text = describe(cast(Mapping[str, Any], entry), ".".join(map(str, place)), table)
@@ -326,6 +338,14 @@ def _unknown_key(model: type[BaseModel], place: Place) -> str:
         return f'unknown key; did you mean "{close[0]}"?'
     if section is model and (owner := _OWNERS.get(key)):
         return f"[{key}] {owner}; the sections valid here are {', '.join(valid)}"
+    below = (
+        [name for name, field in section.model_fields.items() if _has(section_of(field.annotation), key)]
+        if section
+        else []
+    )
+    if below and section is not model:
+        named = ".".join(map(str, place[:-1]))
+        return f"unknown key here; it belongs in {' or '.join(f'[{named}.{name}]' for name in below)}"
     elsewhere = [name for name, field in model.model_fields.items() if _has(section_of(field.annotation), key)]
     if elsewhere:
         return f"unknown key here; it belongs in [{elsewhere[0]}]"

@@ -8,10 +8,11 @@ from __future__ import annotations
 
 from typing import Annotated, Literal
 
-from pydantic import Field, model_validator
+from pydantic import Field, field_validator, model_validator
 
 from rollout.config.cloud import WithCloud
-from rollout.config.section import Section
+from rollout.config.secret_names import value_faults
+from rollout.config.section import Section, fault_at
 
 DAY_MS = 86_400_000
 YEAR_S = 365 * 86_400
@@ -151,16 +152,35 @@ class WorkerSection(Section):
 
 
 class SecretsSection(Section):
-    backend: str = Field(default="env", description="Where secrets come from.")
+    backend: str = Field(
+        default="",
+        description="Where secrets come from; empty: the provider where [cloud.secrets] allows any, else env.",
+    )
     allow: list[str] = Field(
         default_factory=list[str],
-        description="Names that executors' processes may see; env: NAME is read from ROLLOUT_SECRET_NAME.",
+        description="Names that executors' processes may see; env: NAME is read from ROLLOUT_SECRET_NAME. A provider: "
+        "as [cloud.secrets] allowlist, which it adds to.",
     )
+
+    @field_validator("allow")
+    @classmethod
+    def _names(cls, entries: list[str]) -> list[str]:
+        if fault := value_faults(entries):
+            raise ValueError(fault)
+        return entries
 
 
 class ComputeSection(Section):
-    backend: str = Field(default="local", description="Inventory and preemption notice.")
-    preemption_file: str = Field(default="", description="local: notice is given when this file appears.")
+    backend: str = Field(
+        default="",
+        description="Inventory and preemption notice: local, ec2 or gce; empty: that of [cloud] provider where its "
+        "metadata service answers, else local.",
+    )
+    drain_on_rebalance: bool = Field(
+        default=False,
+        description="ec2: drain at a rebalance recommendation already, which may come long before notice.",
+    )
+    preemption_file: str = Field(default="", description="Notice is given when this file appears, too.")
 
 
 class LoggingSection(Section):
@@ -189,6 +209,18 @@ class CoordinatorSettings(WithCloud):
         return self
 
     @model_validator(mode="after")
+    def _bucket(self) -> CoordinatorSettings:
+        provider = {"s3": "aws", "gcs": "gcp"}.get(self.objects.backend)
+        if provider and self.cloud.provider != provider:
+            raise fault_at("objects.backend", f'is "{self.objects.backend}": add [cloud] with provider = "{provider}"')
+        if provider and not self.cloud.bucket:
+            raise fault_at(
+                f"cloud.{self.objects.backend}.bucket",
+                f'is missing, and objects.backend is "{self.objects.backend}": name the bucket that objects live in',
+            )
+        return self
+
+    @model_validator(mode="after")
     def _several_coordinators(self) -> CoordinatorSettings:
         if len(self.transport.coordinator_addrs) > 1:
             if self.storage.backend == "embedded":
@@ -199,7 +231,7 @@ class CoordinatorSettings(WithCloud):
             if self.objects.backend == "fs" and not self.objects.shared:
                 raise ValueError(
                     "transport.coordinator_addrs names several coordinators but [objects] is a private fs store: "
-                    'use backend = "postgres", or a path that all mount with shared = true'
+                    'use backend = "postgres", a bucket in [cloud], or a path that all mount with shared = true'
                 )
         return self
 

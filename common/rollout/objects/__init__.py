@@ -5,14 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from rollout.config.adapters import load_adapter
-from rollout.config.cloud import CloudSection
+from rollout.config.cloud import NO_CLOUD, CloudSection
 from rollout.config.settings import ObjectsSection, StorageSection
 from rollout.objects.port import ObjectMeta, ObjectStore
 
 __all__ = ["ObjectMeta", "ObjectStore", "open_store"]
 
 GROUP = "rollout.objects"
-NO_CLOUD = CloudSection()
 StoreFactory = Callable[[ObjectsSection, StorageSection, CloudSection], ObjectStore]
 
 

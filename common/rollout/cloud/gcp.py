@@ -1,0 +1,228 @@
+"""Google Cloud as its adapters use it: one HTTP session, a token of the default chain, retries, errors with remedies.
+
+Emulators are named by `endpoint_url`, or as in Google's own clients by STORAGE_EMULATOR_HOST and PUBSUB_EMULATOR_HOST.
+A token goes to Google's own hosts only, so never to an emulator.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json as json_codec
+import os
+from collections.abc import AsyncGenerator, Awaitable, Callable, Collection, Mapping
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass
+from typing import Any, Literal, TypeVar
+from urllib.parse import urlencode, urlsplit
+
+from rollout.cloud.gcp_errors import PLAIN, Access, classify, refused
+from rollout.cloud.gcp_token import GcpToken
+from rollout.cloud.missing import need
+from rollout.cloud.retry import retrying
+from rollout.config.cloud import CloudSection
+from rollout.model.errors import ConfigError, RolloutError, StorageUnavailableError
+
+Service = Literal["storage", "pubsub", "secretmanager"]
+CONNECT_S = 10.0
+SILENT_S = 60.0
+"""No byte for this long: the connection is given up. There is no limit for a whole request: a large body takes long."""
+PIECE = 512 * 1024
+T = TypeVar("T")
+_EMULATOR = {"storage": "STORAGE_EMULATOR_HOST", "pubsub": "PUBSUB_EMULATOR_HOST"}
+
+
+@dataclass(frozen=True, slots=True)
+class Response:
+    status: int
+    headers: Mapping[str, str]
+    body: bytes
+
+    def json(self) -> dict[str, Any]:
+        """Empty where there is no body."""
+        return json_codec.loads(self.body) if self.body else {}
+
+
+class Gcp:
+    def __init__(self, cloud: CloudSection) -> None:
+        self._cloud = cloud
+        self._session: Any = None
+        self._token: GcpToken | None = None
+
+    async def close(self) -> None:
+        session, self._session, self._token = self._session, None, None
+        if session is not None:
+            await session.close()
+
+    def endpoint(self, service: Service) -> str:
+        """Without a slash at its end."""
+        own = {
+            "storage": self._cloud.gcs.endpoint_url,
+            "pubsub": self._cloud.pubsub.endpoint_url,
+            "secretmanager": self._cloud.secrets.endpoint_url,
+        }[service]
+        emulator = os.environ.get(_EMULATOR.get(service, ""), "")
+        if emulator and "://" not in emulator:
+            emulator = f"http://{emulator}"
+        return (own or self._cloud.endpoint_url or emulator or f"https://{service}.googleapis.com").rstrip("/")
+
+    async def project(self) -> str:
+        """Of `[cloud] project`, the environment, or the credentials. ConfigError: none of them names one."""
+        named = self._cloud.project or os.environ.get("GOOGLE_CLOUD_PROJECT") or os.environ.get("PUBSUB_PROJECT_ID")
+        if not named:
+            named = await self._credentials().project()
+        if not named:
+            raise ConfigError("no Google project is named; set [cloud] project, or GOOGLE_CLOUD_PROJECT")
+        return named
+
+    async def request(
+        self,
+        method: str,
+        url: str,
+        *,
+        what: str,
+        budget_s: float = 60.0,
+        params: Mapping[str, str] | None = None,
+        headers: Mapping[str, str] | None = None,
+        json: Any = None,
+        data: bytes | None = None,
+        expect: Collection[int] = (200,),
+        access: Access = PLAIN,
+        silent_s: float = SILENT_S,
+        unavailable: type[RolloutError] = StorageUnavailableError,
+    ) -> Response:
+        """The answer with a status of `expect`. What is throttled or breaks is sent again within `budget_s`: the caller
+        sees to it that twice does no harm. `silent_s`: of a server that says nothing, as it may in a hanging read.
+
+        `unavailable`: throttled or unreachable for `budget_s`. ConfigError: credentials, permission.
+        NotFoundError, ConflictError, InputError: as the service says."""
+        sent = dict(headers or {})
+        if json is not None:
+            data = json_codec.dumps(json).encode()
+            sent["Content-Type"] = "application/json"
+
+        async def attempt() -> Response:
+            return await self.once(
+                method, url, params=params, headers=sent, data=data, expect=expect, silent_s=silent_s
+            )
+
+        return await self.retried(attempt, what=what, budget_s=budget_s, access=access, unavailable=unavailable)
+
+    async def retried(
+        self,
+        attempt: Callable[[], Awaitable[T]],
+        *,
+        what: str,
+        budget_s: float = 60.0,
+        access: Access = PLAIN,
+        unavailable: type[RolloutError] = StorageUnavailableError,
+    ) -> T:
+        """For attempts that are more than one request; errors as of `request`."""
+        return await retrying(
+            attempt, lambda e: classify(e, access), what=what, budget_s=budget_s, unavailable=unavailable
+        )
+
+    async def once(
+        self,
+        method: str,
+        url: str,
+        *,
+        params: Mapping[str, str] | None = None,
+        headers: Mapping[str, str] | None = None,
+        data: bytes | memoryview | None = None,
+        expect: Collection[int] = (200,),
+        silent_s: float = SILENT_S,
+    ) -> Response:
+        """One try. Refused, aiohttp.ClientError, OSError (TimeoutError is one)."""
+        own = {"Accept-Encoding": "identity", **(headers or {})}
+        async with self.stream(
+            method, url, params=params, headers=own, data=data, expect=expect, silent_s=silent_s
+        ) as answer:
+            return Response(answer.status, answer.headers, await answer.read())
+
+    @asynccontextmanager
+    async def stream(
+        self,
+        method: str,
+        url: str,
+        *,
+        params: Mapping[str, str] | None = None,
+        headers: Mapping[str, str] | None = None,
+        data: bytes | memoryview | None = None,
+        expect: Collection[int] = (200,),
+        silent_s: float = SILENT_S,
+    ) -> AsyncGenerator[Any]:
+        """As `once`, but an aiohttp.ClientResponse whose body is not read yet."""
+        for last in (False, True):
+            token = await self._credentials().get() if _is_google(url) else ""
+            own = {**(headers or {}), "Authorization": f"Bearer {token}"} if token else dict(headers or {})
+            async with self._sent(method, url, params, own, data, silent_s) as answer:
+                if answer.status in expect:
+                    yield answer
+                    return
+                failed = refused(answer.status, answer.headers, await answer.read())
+            if failed.status != 401 or last or not token:
+                raise failed
+            # Revoked, or its end came while the request was on its way.
+            self._credentials().forget(token)
+
+    @asynccontextmanager
+    async def _sent(
+        self,
+        method: str,
+        url: str,
+        params: Mapping[str, str] | None,
+        headers: dict[str, str],
+        data: bytes | memoryview | None,
+        silent_s: float,
+    ) -> AsyncGenerator[Any]:
+        session, aiohttp, yarl = self._opened(), need("aiohttp", "gcp", _WHY), need("yarl", "gcp", _WHY)
+        # As it is written: keys with %, // or .. are not tidied.
+        target = yarl.URL(f"{url}?{urlencode(params)}" if params else url, encoded=True)
+        timeout = aiohttp.ClientTimeout(total=None, sock_connect=CONNECT_S, sock_read=silent_s)
+        async with AsyncExitStack() as stack:
+            async with asyncio.timeout(None) as limit:
+                body: Any = data
+                if data is not None and len(data) > PIECE:
+                    headers["Content-Length"] = str(len(data))
+                    body = _watched(data, limit, silent_s)
+                answer = await stack.enter_async_context(
+                    session.request(
+                        method,
+                        target,
+                        headers=headers,
+                        data=body,
+                        timeout=timeout,
+                        allow_redirects=False,
+                        read_bufsize=PIECE,
+                    )
+                )
+            yield answer
+
+    def _opened(self) -> Any:
+        if self._session is None:
+            aiohttp = need("aiohttp", "gcp", _WHY)
+            # Bytes as they are stored: a body that aiohttp unpacks has another length than its range.
+            self._session = aiohttp.ClientSession(auto_decompress=False, trust_env=True)
+        return self._session
+
+    def _credentials(self) -> GcpToken:
+        if self._token is None:
+            self._token = GcpToken(self._opened())
+        return self._token
+
+
+_WHY = 'Google Cloud ([cloud] provider = "gcp", gs:// URLs)'
+
+
+async def _watched(data: bytes | memoryview, limit: asyncio.Timeout, silent_s: float) -> AsyncGenerator[memoryview]:
+    """A server that takes nothing for `silent_s` is given up: aiohttp's own limits are for what is read."""
+    view, loop = memoryview(data), asyncio.get_running_loop()
+    for at in range(0, len(view), PIECE):
+        limit.reschedule(loop.time() + silent_s)
+        yield view[at : at + PIECE]
+    limit.reschedule(loop.time() + silent_s)
+
+
+def _is_google(url: str) -> bool:
+    parts = urlsplit(url)
+    return parts.scheme == "https" and (parts.hostname or "").endswith(".googleapis.com")

@@ -1,0 +1,129 @@
+"""What Google's services answer where they refuse, and what a person can do about it.
+
+Form of an error: https://cloud.google.com/apis/design/errors (`error.code`, `error.message`, `error.errors[].reason` or
+`error.status`). Reasons: https://cloud.google.com/storage/docs/json_api/v1/status-codes.
+"""
+
+from __future__ import annotations
+
+import email.utils
+import json
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, cast
+
+from rollout.cloud.retry import Failure
+from rollout.model.errors import ConfigError
+
+MESSAGE_MAX = 600
+LOG_IN = (
+    "log in with `gcloud auth application-default login`, or set GOOGLE_APPLICATION_CREDENTIALS to the key file of a"
+    " service account, or run where a service account is attached (GCE, GKE with workload identity)"
+)
+CLOCK = "check the clock of this machine: Google takes no token that is more than a few minutes off (`timedatectl`)"
+_CERTIFICATE = "SSL_CERT_FILE names the file of a private authority; check endpoint_url too"
+_BUSY = frozenset({"rateLimitExceeded", "userRateLimitExceeded", "RESOURCE_EXHAUSTED", "slowDown"})
+_TRANSIENT = frozenset({408, 500, 502, 504})
+_THROTTLED = frozenset({429, 503})
+
+
+@dataclass(frozen=True, slots=True)
+class Access:
+    """What a call needs, to be named where it is refused: `storage.objects.get`, `roles/storage.objectViewer`, and the
+    configuration key that names what was asked for (`[cloud.gcs] bucket`). `missing`: the remedy where a 404 is a fault
+    of the configuration, as of a bucket or a subscription; empty: it is NotFoundError."""
+
+    permission: str = ""
+    role: str = ""
+    key: str = ""
+    missing: str = ""
+
+
+PLAIN = Access()
+
+
+class Refused(Exception):
+    """An answer of 400 and more that the caller did not expect."""
+
+    def __init__(self, status: int, reason: str, message: str, retry_after_s: float | None = None) -> None:
+        super().__init__(f"{status} {reason}: {message}" if reason else f"{status}: {message}")
+        self.status = status
+        self.reason = reason
+        self.message = message
+        self.retry_after_s = retry_after_s
+
+
+def refused(status: int, headers: Mapping[str, str], body: bytes) -> Refused:
+    """Read from an answer; one that is not JSON (a proxy's page) is quoted."""
+    reason, message = "", body[:MESSAGE_MAX].decode("utf-8", "replace").strip()
+    try:
+        found: Any = json.loads(body)
+    except ValueError:
+        found = None
+    error: Any = cast("dict[str, Any]", found).get("error") if isinstance(found, dict) else None
+    if isinstance(error, dict):
+        fields = cast("dict[str, Any]", error)
+        message = str(fields.get("message") or message)[:MESSAGE_MAX]
+        each = fields.get("errors")
+        first: Any = cast("list[Any]", each)[0] if isinstance(each, list) and each else None
+        reason = str(cast("dict[str, Any]", first).get("reason", "")) if isinstance(first, dict) else ""
+        reason = reason or str(fields.get("status") or "")
+    return Refused(status, reason, message or "no reason given", _retry_after(headers.get("Retry-After")))
+
+
+def _retry_after(value: str | None) -> float | None:
+    """Seconds, from either form of RFC 9110, section 10.2.3."""
+    if not value:
+        return None
+    try:
+        return max(0.0, float(value))
+    except ValueError:
+        pass
+    try:
+        return max(0.0, email.utils.parsedate_to_datetime(value).timestamp() - time.time())
+    except ValueError:
+        return None
+
+
+def classify(e: BaseException, access: Access = PLAIN) -> Failure | None:
+    """None: not an error of a service of Google's, or of the network; it is raised as it is."""
+    if isinstance(e, Refused):
+        return _of_answer(e, access)
+    names = {kind.__name__ for kind in type(e).__mro__ if kind.__module__.startswith("aiohttp.")}  # not imported here
+    if names & {"ClientConnectorCertificateError", "ClientConnectorSSLError"}:
+        return Failure("invalid", str(e), _CERTIFICATE, raises=ConfigError)
+    if names & {"ClientConnectionError", "ClientPayloadError"} or isinstance(e, (TimeoutError, ConnectionError)):
+        return Failure("transient", str(e) or type(e).__name__, "check the network and endpoint_url")
+    return None
+
+
+def _of_answer(e: Refused, access: Access) -> Failure:
+    if e.status in _THROTTLED or e.reason in _BUSY:
+        return Failure("throttled", str(e), retry_after_s=e.retry_after_s)
+    if e.status in _TRANSIENT or e.status > 504:
+        return Failure("transient", str(e), retry_after_s=e.retry_after_s)
+    match e.status:
+        case 401:
+            remedy = f"the credentials are not valid: {LOG_IN}. If they are fresh, {CLOCK}"
+            return Failure("credentials", str(e), remedy)
+        case 403:
+            return Failure("denied", str(e), _grant(e, access))
+        case 404 | 410:
+            return Failure("missing", str(e), access.missing, raises=ConfigError if access.missing else None)
+        case 409 | 412:
+            return Failure("conflict", str(e), "it is another than the one that was expected")
+        case _:
+            return Failure("invalid", str(e), f"look at {access.key}" if access.key else "")
+
+
+def _grant(e: Refused, access: Access) -> str:
+    if e.reason in ("accessNotConfigured", "SERVICE_DISABLED"):
+        return "enable that API in the project: `gcloud services enable SERVICE.googleapis.com`"
+    if "VPC Service Controls" in e.message:
+        return "a service perimeter (VPC Service Controls) does not let this machine in: ask who administers it"
+    if not access.permission:
+        return "the credentials lack a permission for that: see docs/cloud-iam.md"
+    role = f" (it is in {access.role})" if access.role else ""
+    key = f" (and check {access.key})" if access.key else ""
+    return f"grant {access.permission}{role} to the account of the credentials{key}"

@@ -1,0 +1,102 @@
+"""A token of Google's default chain, through gcloud-aio-auth: GOOGLE_APPLICATION_CREDENTIALS (the key file of a service
+account, or workload identity), gcloud's user credentials, the metadata server.
+
+Its own `get` is not used: it hides why a token cannot be had behind five tries of up to a minute each.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import time
+from pathlib import Path
+from typing import Any
+
+from rollout.cloud.gcp_errors import CLOCK, LOG_IN, classify
+from rollout.cloud.missing import need
+from rollout.cloud.retry import Failure, retrying
+from rollout.model.errors import ConfigError
+
+SCOPE = "https://www.googleapis.com/auth/cloud-platform"
+TIMEOUT_S = 10
+BUDGET_S = 30.0
+EARLY_S = 300.0
+"""A token is renewed this long before its end, or after half of a shorter life."""
+_KEY_FILE = "GOOGLE_APPLICATION_CREDENTIALS"
+
+
+class GcpToken:
+    """ConfigError, of every call: no credentials, or credentials that are not valid, with how to log in."""
+
+    def __init__(self, session: Any) -> None:
+        """`session`: an aiohttp.ClientSession, which stays the caller's."""
+        auth = need("gcloud.aio.auth", "gcp", '[cloud] provider = "gcp"')
+        _check_key_file()
+        try:
+            self._source: Any = auth.Token(session=session, scopes=[SCOPE])
+        except (ValueError, KeyError) as e:
+            raise ConfigError(f"Google's credentials cannot be used: {e}; {LOG_IN}") from e
+        self._lock = asyncio.Lock()
+        self._value = ""
+        self._renew_at = 0.0
+
+    async def get(self) -> str:
+        async with self._lock:
+            if not self._value or time.monotonic() >= self._renew_at:
+                await self._renew()
+            return self._value
+
+    def forget(self, value: str) -> None:
+        """`value` was refused: the next call asks for another."""
+        if value == self._value:
+            self._value = ""
+
+    async def project(self) -> str:
+        """Of the credentials; empty: they name none."""
+        found = await retrying(self._source.get_project, _classify, what="the project of Google's credentials")
+        return str(found or "")
+
+    async def _renew(self) -> None:
+        asked = time.monotonic()
+        answer = await retrying(self._refresh, _classify, what="a token of Google", budget_s=BUDGET_S)
+        self._value = str(answer.value)
+        life = float(answer.expires_in)
+        self._renew_at = asked + max(life - EARLY_S, life / 2)
+
+    async def _refresh(self) -> Any:
+        return await self._source.refresh(timeout=TIMEOUT_S)
+
+
+def _check_key_file() -> None:
+    """gcloud-aio-auth takes a file that is not JSON for none, and goes on to the metadata server."""
+    name = os.environ.get(_KEY_FILE)
+    if not name:
+        return
+    try:
+        json.loads(Path(name).read_text("utf-8"))
+    except OSError as e:
+        raise ConfigError(f"{_KEY_FILE} is {name}, which cannot be read: {e.strerror}; {LOG_IN}") from e
+    except ValueError as e:
+        raise ConfigError(f"{_KEY_FILE} is {name}, which is not the JSON of a key: {e}; {LOG_IN}") from e
+
+
+def _classify(e: BaseException) -> Failure | None:
+    said = str(getattr(e, "message", "") or e)[:600] or type(e).__name__
+    if _unresolved(e):
+        said = "there are no Google credentials (no key file, no log-in of gcloud, and no metadata server here)"
+        return Failure("credentials", said, LOG_IN)
+    if any(kind.__name__ == "ClientResponseError" for kind in type(e).__mro__):
+        status = int(getattr(e, "status", 0))
+        if status in (200, 429) or status >= 500:  # 200: the page of a proxy
+            return Failure("throttled" if status in (429, 503) else "transient", said)
+        clock = f". If they are fresh, {CLOCK}" if "JWT" in said or "iat" in said else ""
+        return Failure("credentials", said, f"{LOG_IN}{clock}")
+    if isinstance(e, (KeyError, ValueError)):
+        return Failure("credentials", f"Google's credentials cannot be used: {said}", LOG_IN)
+    return classify(e)
+
+
+def _unresolved(e: BaseException | None) -> bool:
+    """The name of the metadata server is known on Google's machines only."""
+    return e is not None and (type(e).__name__ == "ClientConnectorDNSError" or _unresolved(e.__cause__))

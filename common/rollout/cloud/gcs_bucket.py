@@ -1,0 +1,201 @@
+"""A bucket of Google Cloud Storage, through the JSON API: https://cloud.google.com/storage/docs/json_api/v1."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, AsyncIterator
+from contextlib import aclosing
+from datetime import datetime
+from typing import Any
+from urllib.parse import quote
+from uuid import uuid4
+
+from rollout.cloud.bucket import ABSENT, ALWAYS, Blob
+from rollout.cloud.gcp import Gcp
+from rollout.cloud.gcp_errors import Access
+from rollout.cloud.gcs_read import read_object
+from rollout.cloud.gcs_upload import STAMP, Chunks, Target, upload_chunked, upload_whole
+from rollout.config.cloud import MIB, GcsSection
+from rollout.model.errors import ConfigError, ConflictError, NotFoundError, StorageError
+
+WHOLE_BYTES = 8 * MIB
+"""Up to here a body is one request: a session costs another."""
+PAGE = 1000
+ROLE = "roles/storage.objectAdmin"
+READER = "roles/storage.objectViewer"
+
+
+class GcsBucket:
+    """`gcp` is closed with it."""
+
+    conditional = True
+
+    def __init__(self, gcp: Gcp, name: str, section: GcsSection) -> None:
+        self._gcp = gcp
+        self._name = name
+        self._chunk_bytes = section.resumable_chunk_bytes
+        self._key = "[cloud.gcs] bucket" if section.bucket == name else self.url
+        self._api = f"{gcp.endpoint('storage')}/storage/v1/b/{quote(name, safe='')}"
+        self._uploads = f"{gcp.endpoint('storage')}/upload/storage/v1/b/{quote(name, safe='')}/o"
+
+    @property
+    def url(self) -> str:
+        return f"gs://{self._name}/"
+
+    @property
+    def part_bytes(self) -> int:
+        return self._chunk_bytes
+
+    async def open(self) -> None:
+        """By a list of one object: `storage.buckets.get` is in none of the roles for objects."""
+        await self._page({"maxResults": "1"})
+
+    async def close(self) -> None:
+        await self._gcp.close()
+
+    async def head(self, key: str) -> Blob | None:
+        found = await self._resource(key)
+        return None if found is None else _blob(found)
+
+    async def read(
+        self, key: str, offset: int = 0, length: int | None = None, *, version: str = ""
+    ) -> AsyncGenerator[bytes]:
+        end = None if length is None else offset + length
+        begun = bool(version)
+        pieces = read_object(
+            self._gcp,
+            self._object(key),
+            offset=offset,
+            end=end,
+            generation=version,
+            what=f"{self.url}{key} cannot be read",
+            access=self._access("get", READER),
+        )
+        async with aclosing(pieces):
+            while True:
+                try:
+                    piece = await anext(pieces, None)
+                except NotFoundError as e:
+                    raise await self._not_there(key, changed=begun) from e
+                if piece is None:
+                    return
+                begun = True
+                yield piece
+
+    async def write(self, key: str, chunks: AsyncIterator[bytes], size: int, *, when: str = ALWAYS) -> Blob:
+        what = f"{self.url}{key} cannot be written"
+        params = {"name": key} | _condition(when, "ifGenerationMatch")
+        target = Target(self._uploads, params, uuid4().hex, what, self._bucket_access("create"))
+        taken = Chunks(chunks, size, what)
+        try:
+            if size <= min(WHOLE_BYTES, self._chunk_bytes):
+                made = await upload_whole(self._gcp, target, await taken.take(size))
+            else:
+                made = await upload_chunked(self._gcp, target, taken, size, self._chunk_bytes)
+        except ConflictError:
+            found = None if when == ALWAYS else await self._resource(key)
+            if found is None or found.get("metadata", {}).get(STAMP) != target.stamp:
+                raise
+            made = found
+        blob = _blob(made)
+        if blob.size != size:
+            raise StorageError(f"{what}: {size} bytes were sent, but it has {blob.size}")
+        return blob
+
+    async def list(self, prefix: str, *, after: str = "", delimiter: str = "") -> AsyncGenerator[Blob]:
+        params = {"prefix": prefix, "startOffset": after, "delimiter": delimiter, "maxResults": str(PAGE)}
+        params = {name: value for name, value in params.items() if value}
+        while True:
+            page = await self._page(params)
+            found = [_blob(item) for item in page.get("items", ())]
+            found += [Blob(name, -1, "", 0) for name in page.get("prefixes", ())]
+            for blob in sorted(found, key=lambda blob: blob.key.encode()):
+                if blob.key != after:  # startOffset is the first that is given
+                    yield blob
+            if not page.get("nextPageToken"):
+                return
+            params["pageToken"] = page["nextPageToken"]
+
+    async def copy(self, source: Blob, key: str, *, when: str = ALWAYS) -> Blob:
+        """A large object between two classes of storage takes several calls, each with its own budget."""
+        url = f"{self._object(source.key)}/rewriteTo/b/{quote(self._name, safe='')}/o/{quote(key, safe='')}"
+        params = {"sourceGeneration": source.version} | _condition(when, "ifGenerationMatch")
+        what = f"{self.url}{source.key} cannot be copied to {self.url}{key}"
+        while True:
+            try:
+                answer = await self._gcp.request(
+                    "POST", url, what=what, params=params, data=b"", access=self._access("create")
+                )
+            except NotFoundError as e:
+                raise await self._not_there(source.key, changed=True) from e
+            found = answer.json()
+            if found.get("done", True):
+                return _blob(found["resource"])
+            params["rewriteToken"] = found["rewriteToken"]
+
+    async def delete(self, key: str, *, version: str = "") -> bool:
+        answer = await self._gcp.request(
+            "DELETE",
+            self._object(key),
+            what=f"{self.url}{key} cannot be deleted",
+            params=_condition(version or ALWAYS, "ifGenerationMatch"),
+            expect=(200, 204, 404),
+            access=self._access("delete"),
+        )
+        return answer.status != 404
+
+    async def sweep(self, prefix: str, older_than_s: float) -> int:
+        """Nothing: GCS ends sessions after a week by itself, and has no list of them."""
+        return 0
+
+    def _object(self, key: str) -> str:
+        return f"{self._api}/o/{quote(key, safe='')}"
+
+    async def _page(self, params: dict[str, str]) -> dict[str, Any]:
+        answer = await self._gcp.request(
+            "GET",
+            f"{self._api}/o",
+            what=f"{self.url} cannot be listed",
+            params=params,
+            access=self._bucket_access("list", READER),
+        )
+        return answer.json()
+
+    async def _resource(self, key: str) -> dict[str, Any] | None:
+        answer = await self._gcp.request(
+            "GET",
+            self._object(key),
+            what=f"{self.url}{key} cannot be looked up",
+            expect=(200, 404),
+            access=self._access("get", READER),
+        )
+        if answer.status == 200:
+            return answer.json()
+        if b"bucket does not exist" in answer.body:
+            raise ConfigError(f"{self.url}{key} cannot be looked up: {self._no_bucket}")
+        return None
+
+    async def _not_there(self, key: str, *, changed: bool) -> Exception:
+        """`changed`: it was of a version that was looked for, and may be there as another."""
+        if await self._resource(key) is None or not changed:
+            return NotFoundError(f"{self.url}{key} is not there")
+        return ConflictError(f"{self.url}{key} has become another object")
+
+    def _access(self, verb: str, role: str = ROLE) -> Access:
+        return Access(f"storage.objects.{verb}", role, self._key)
+
+    def _bucket_access(self, verb: str, role: str = ROLE) -> Access:
+        """Of a call that has no object yet: what is not found is the bucket."""
+        return Access(f"storage.objects.{verb}", role, self._key, missing=self._no_bucket)
+
+    @property
+    def _no_bucket(self) -> str:
+        return f"there is no bucket {self._name}, or these credentials may not see it: check {self._key}"
+
+
+def _condition(when: str, name: str) -> dict[str, str]:
+    return {} if when == ALWAYS else {name: "0" if when == ABSENT else when}
+
+
+def _blob(found: dict[str, Any]) -> Blob:
+    made = datetime.fromisoformat(found["timeCreated"]).timestamp()
+    return Blob(found["name"], int(found["size"]), str(found["generation"]), int(made * 1000))

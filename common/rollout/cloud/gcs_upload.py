@@ -1,0 +1,231 @@
+"""Bodies to GCS: small ones in one request, large ones through a resumable session that is driven here.
+
+gcloud-aio-storage's `upload` is not used: after one 503 it sends the whole body again, it closes its caller's stream,
+and its time-outs are of the whole transfer. Protocol: https://cloud.google.com/storage/docs/performing-resumable-uploads.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import hashlib
+import json
+from collections.abc import AsyncIterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+from uuid import uuid4
+
+import structlog
+
+from rollout.cloud.gcp import Gcp, Response
+from rollout.cloud.gcp_errors import Access, Refused
+from rollout.config.cloud import GCS_CHUNK_UNIT
+from rollout.model.errors import InputError, RolloutError, StorageUnavailableError
+
+log = structlog.get_logger()
+
+STAMP = "rollout-write"
+"""Custom metadata, another for each write: a condition that does not hold may be due to this very write, whose answer
+was lost."""
+CONTENT_TYPE = "application/octet-stream"
+CANCELLED = (499, 200, 204, 404, 410)
+STEP_BUDGET_S = 60.0
+CANCEL_S = 10.0
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """`url`: of uploads to the bucket. `params`: the key and the condition. `what` begins messages."""
+
+    url: str
+    params: Mapping[str, str]
+    stamp: str
+    what: str
+    access: Access
+
+
+class Chunks:
+    """The caller's stream in pieces of a fixed length. InputError: it has another number of bytes than it should."""
+
+    def __init__(self, stream: AsyncIterator[bytes], size: int, what: str) -> None:
+        self._stream = stream
+        self._size = size
+        self._what = what
+        self._seen = 0
+        self._rest = memoryview(b"")
+
+    async def take(self, length: int) -> bytearray:
+        """The next `length` bytes. With the last of them the stream must end."""
+        held = bytearray(length)
+        at = 0
+        while at < length:
+            piece = self._rest or memoryview(await self._next())
+            fits = min(len(piece), length - at)
+            held[at : at + fits] = piece[:fits]
+            at, self._rest = at + fits, piece[fits:]
+        if self._seen - len(self._rest) == self._size:
+            if not self._rest:
+                await self._end()
+            if self._rest:
+                raise InputError(f"{self._what}: the body has more than the {self._size} bytes it was said to have")
+        return held
+
+    async def _next(self) -> bytes:
+        piece = await anext(self._stream, None)
+        if piece is None:
+            raise InputError(f"{self._what}: the body ends after {self._seen} of {self._size} bytes")
+        self._seen += len(piece)
+        return piece
+
+    async def _end(self) -> None:
+        async for piece in self._stream:
+            if piece:
+                self._rest = memoryview(piece)
+                return
+
+
+async def upload_whole(gcp: Gcp, target: Target, body: bytearray) -> dict[str, Any]:
+    """One request with the metadata, the hash among it, which the service compares."""
+    boundary = uuid4().hex
+    meta = json.dumps({**_meta(target), "md5Hash": _base64(hashlib.md5(body, usedforsecurity=False))})
+    head = f"--{boundary}\r\nContent-Type: application/json; charset=UTF-8\r\n\r\n{meta}\r\n"
+    head += f"--{boundary}\r\nContent-Type: {CONTENT_TYPE}\r\n\r\n"
+    answer = await gcp.request(
+        "POST",
+        target.url,
+        what=target.what,
+        params={"uploadType": "multipart", **target.params},
+        headers={"Content-Type": f"multipart/related; boundary={boundary}"},
+        data=b"".join((head.encode(), body, f"\r\n--{boundary}--\r\n".encode())),
+        access=target.access,
+    )
+    return answer.json()
+
+
+async def upload_chunked(gcp: Gcp, target: Target, chunks: Chunks, size: int, chunk_bytes: int) -> dict[str, Any]:
+    """One chunk is sent while the next is read. The session is deleted unless it comes to its end."""
+    assert size and chunk_bytes % GCS_CHUNK_UNIT == 0
+    session = await _Session.begin(gcp, target, size)
+    ahead: asyncio.Task[bytearray] | None = None
+    try:
+        chunk = await chunks.take(min(chunk_bytes, size))
+        at = 0
+        while at + len(chunk) < size:
+            ahead = asyncio.create_task(chunks.take(min(chunk_bytes, size - at - len(chunk))))
+            await session.send(chunk, at)
+            at += len(chunk)
+            chunk = await ahead
+        return await session.finish(chunk, at)
+    finally:
+        if ahead is not None and not ahead.done():
+            ahead.cancel()
+            await asyncio.wait([ahead])
+        if not session.finished:
+            await session.cancel()
+
+
+class _Session:
+    def __init__(self, gcp: Gcp, target: Target, uri: str, size: int) -> None:
+        self._gcp = gcp
+        self._target = target
+        self._uri = uri
+        self._size = size
+        self._held = 0
+        """Bytes that the service says it has."""
+        self._doubt = False
+        """An answer is missing: the service is asked what it has."""
+        self._hash = hashlib.md5(usedforsecurity=False)
+        self.finished: dict[str, Any] = {}
+
+    @classmethod
+    async def begin(cls, gcp: Gcp, target: Target, size: int) -> _Session:
+        answer = await gcp.request(
+            "POST",
+            target.url,
+            what=target.what,
+            params={"uploadType": "resumable", **target.params},
+            headers={"X-Upload-Content-Type": CONTENT_TYPE, "X-Upload-Content-Length": str(size)},
+            json=_meta(target),
+            access=target.access,
+        )
+        return cls(gcp, target, answer.headers["Location"], size)
+
+    async def send(self, chunk: bytearray, begin: int) -> None:
+        """`chunk`: the bytes of the whole body from `begin` on. It is held by the service on return."""
+        hashed = asyncio.to_thread(self._hash.update, chunk)
+        _, _ = await asyncio.gather(self._until_held(memoryview(chunk), begin), hashed)
+
+    async def finish(self, chunk: bytearray, begin: int) -> dict[str, Any]:
+        await self.send(chunk, begin)
+        told = self.finished.get("md5Hash")
+        if told and told != _base64(self._hash):
+            raise StorageUnavailableError(
+                f"{self._target.what}: the service has other bytes than those sent; try again"
+            )
+        return self.finished
+
+    async def _until_held(self, chunk: memoryview, begin: int) -> None:
+        async def step() -> None:
+            await self._step(chunk, begin)
+
+        end = begin + len(chunk)
+        while self._held < end or (end == self._size and not self.finished):
+            # Each step that gets on has a budget of its own.
+            await self._gcp.retried(step, what=self._target.what, budget_s=STEP_BUDGET_S, access=self._target.access)
+
+    async def _step(self, chunk: memoryview, begin: int) -> None:
+        before, end = self._held, begin + len(chunk)
+        try:
+            if self._doubt:
+                self._take(await self._put(f"bytes */{self._size}", None))
+                self._doubt = False
+            if self.finished or self._held >= end:
+                return
+            if self._held < begin:
+                raise Refused(410, "", f"the upload session has only {self._held} of {begin} bytes it had taken")
+            self._doubt = True
+            self._take(await self._put(f"bytes {self._held}-{end - 1}/{self._size}", chunk[self._held - begin :]))
+            self._doubt = False
+        except Refused as e:
+            if e.status not in (404, 410):
+                raise
+            raise StorageUnavailableError(f"{self._target.what}: the upload session is gone ({e}); try again") from e
+        if self._held == before or (self._held == self._size and not self.finished):
+            self._doubt = True
+            raise Refused(503, "", f"the upload session stays at {self._held} of {self._size} bytes")
+
+    async def _put(self, content_range: str, data: memoryview | None) -> Response:
+        headers = {"Content-Range": content_range}
+        return await self._gcp.once("PUT", self._uri, headers=headers, data=data or b"", expect=(200, 201, 308))
+
+    def _take(self, answer: Response) -> None:
+        if answer.status == 308:
+            # No Range: nothing has come.
+            _, _, last = answer.headers.get("Range", "bytes=0--1").partition("-")
+            self._held = int(last) + 1
+        else:
+            self.finished, self._held = answer.json(), self._size
+
+    async def cancel(self) -> None:
+        """Left alone it would end after a week."""
+        what = f"{self._target.what}: the unfinished upload is not deleted"
+        try:
+            await self._gcp.request(
+                "DELETE",
+                self._uri,
+                what=what,
+                budget_s=CANCEL_S,
+                data=b"",
+                expect=CANCELLED,
+                access=self._target.access,
+            )
+        except RolloutError as e:
+            log.debug("upload_session_left", said=str(e))
+
+
+def _meta(target: Target) -> dict[str, Any]:
+    return {"contentType": CONTENT_TYPE, "metadata": {STAMP: target.stamp}}
+
+
+def _base64(digest: Any) -> str:
+    return base64.b64encode(digest.digest()).decode()
