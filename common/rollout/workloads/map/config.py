@@ -9,7 +9,7 @@ from pydantic import BeforeValidator, Field, model_validator
 
 from rollout.config.cloud import WithCloud
 from rollout.config.section import Section
-from rollout.workloads.sections import QueuedInput
+from rollout.workloads.sections import OutputPlace, QueuedInput
 
 _UNITS_S = {"": 1.0, "ms": 0.001, "s": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0, "d": 86400.0}
 _UNITS_MIB = {"": 1.0} | {
@@ -52,11 +52,11 @@ class FunctionSection(Section):
 
 
 class InputSection(QueuedInput):
-    glob: str | list[str] = Field(description="JSON Lines: files, globs, or - for standard input.")
+    glob: str | list[str] = Field(description="JSON Lines: files, globs, s3:// or gs:// URLs, or - for standard input.")
 
 
-class OutputSection(Section):
-    dir: str = Field(min_length=1, description="Output directory.")
+class OutputSection(OutputPlace):
+    dir: str = Field(min_length=1, description="Output directory: a path, s3:// or gs:// URL.")
 
 
 class WorkersSection(Section):
