@@ -38,6 +38,7 @@ from rollout.client.runs import Runs, new_ulid
 from rollout.client.snapshots import SHORT, Snapshot, bring_snapshot, keep_names, pin_snapshot
 from rollout.client.target import Target, Wish, connected, find_target, private_target
 from rollout.client.trees import name_trees, upload_trees
+from rollout.config.cloud import NO_CLOUD
 from rollout.model.errors import ConfigError, InputError, NotFoundError, OtherRunError
 from rollout.model.ids import is_ulid, short
 from rollout.wire import event_loop
@@ -439,7 +440,12 @@ class _Invocation:
             return
         self._display.step("starting a coordinator and workers on this machine")
         workers = self._options.workers or self._workload.workers(self._settings)
-        embedded = Embedded(output / STATE_DIR, workers=workers, report=self._display.note)
+        embedded = Embedded(
+            output / STATE_DIR,
+            workers=workers,
+            report=self._display.note,
+            cloud=getattr(self._settings, "cloud", NO_CLOUD),
+        )
         self._embedded = embedded
         self._had_ledger = state_of(output) is not None
         try:
