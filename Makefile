@@ -52,7 +52,8 @@ style: $(VENV)/.dev
 	$(BIN)/python docs/generate.py --check
 	$(BIN)/check-jsonschema --builtin-schema vendor.compose-spec deploy/compose.yaml
 	$(BIN)/hadolint deploy/Dockerfile
-	$(BIN)/kubernetes-validate -k 1.34 --strict --quiet deploy/kubernetes/*.yaml
+	$(BIN)/kubernetes-validate -k 1.34 --strict --quiet deploy/kubernetes/*.yaml deploy/kubernetes/*/*.yaml
+	$(BIN)/python deploy/terraform/check.py
 
 types: $(VENV)/.dev
 	$(BIN)/pyright --pythonpath $(BIN)/python

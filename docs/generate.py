@@ -1,4 +1,5 @@
-"""Writes docs/configuration.md and docs/cli.md from the settings models and the commands themselves.
+"""Writes docs/configuration.md and docs/cli.md from the settings models and the commands themselves, and docs/cloud-iam.md
+from deploy/iam.yaml.
 
 python docs/generate.py           write them
 python docs/generate.py --check   exit 1 if they differ from what is committed, or something has no description
@@ -15,6 +16,7 @@ import typing
 from pathlib import Path
 
 from cli_tasks import ENVIRONMENT, INTRODUCTION, REFERENCE, TASKS
+from iam_page import page as iam_page
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 from rollout.cli.program import command_of
@@ -271,7 +273,8 @@ def main() -> int:
     parser.add_argument("--check", action="store_true")
     check = parser.parse_args().check
     stale = []
-    for path, text in ((HERE / "configuration.md", configuration()), (HERE / "cli.md", cli())):
+    pages = {"configuration.md": configuration(), "cli.md": cli(), "cloud-iam.md": iam_page()}
+    for path, text in ((HERE / name, text) for name, text in pages.items()):
         text = "\n".join(line.rstrip() for line in text.splitlines()).rstrip() + "\n"
         if check and (not path.exists() or path.read_text() != text):
             stale.append(path.name)

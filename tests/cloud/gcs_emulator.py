@@ -10,6 +10,7 @@ from __future__ import annotations
 import io
 import itertools
 import json
+import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -20,6 +21,7 @@ from typing import Any, cast
 from urllib.parse import parse_qs, unquote, urlsplit
 
 from gcp_storage_emulator import server as emulator
+from gcp_storage_emulator.exceptions import Conflict
 from gcp_storage_emulator.handlers import buckets, objects
 from gcp_storage_emulator.storage import Storage
 from rollout.config.cloud import GCS_CHUNK_UNIT, CloudSection
@@ -66,7 +68,8 @@ def failure(status: int, message: str, reason: str = "") -> dict[str, Any]:
 @dataclass
 class Gcs:
     """`calls`: what was asked for, as "GET /storage/v1/b/...". `refuse`: what the next requests that a function of the
-    method and the path says yes to are answered with. `steps`: calls that a copy takes."""
+    method and the path says yes to are answered with. `lose`: requests that are done, but not answered: the connection
+    ends. `cut`: bytes of the next answers with an object's body. `steps`: calls that a copy takes."""
 
     endpoint: str
     storage: Any
@@ -77,6 +80,8 @@ class Gcs:
         default_factory=list[tuple[Callable[[str, str], bool], Answered]]
     )
     steps: int = 1
+    lose: list[Callable[[str, str], bool]] = field(default_factory=list[Callable[[str, str], bool]])
+    cut: list[int] = field(default_factory=list[int])
     _names: Iterator[int] = field(default_factory=lambda: itertools.count(1))
     lock: threading.RLock = field(default_factory=threading.RLock)
 
@@ -95,6 +100,8 @@ class Gcs:
             self.calls.clear()
             self.sessions.clear()
             self.refuse.clear()
+            self.lose.clear()
+            self.cut.clear()
             self.steps = 1
             self.bucket = f"bucket-{next(self._names)}"
             self.make_bucket(self.bucket)
@@ -107,6 +114,14 @@ class Gcs:
 
     def unfinished(self) -> list[str]:
         return [session.key for session in self.sessions.values() if session.finished is None]
+
+
+def _multipart(content_type: str, body: bytes) -> tuple[dict[str, Any], bytes]:
+    """Metadata and content: https://www.rfc-editor.org/rfc/rfc2387."""
+    boundary = b"--" + content_type.partition("boundary=")[2].strip("\"'").encode()
+    _, meta, rest = body.split(boundary, 2)
+    content = rest[: rest.rindex(b"\r\n" + boundary)]
+    return json.loads(meta.partition(b"\r\n\r\n")[2]), content.partition(b"\r\n\r\n")[2]
 
 
 class _Handler(emulator.RequestHandler):
@@ -148,10 +163,13 @@ class _Handler(emulator.RequestHandler):
 
     def _do(self, method: str) -> None:
         body = cast(Any, emulator)._read_raw_data(self) or b""
+        if len(body) < int(self.headers.get("Content-Length", 0)):
+            self._cut(body)
+            return
         del self.headers["Transfer-Encoding"]
         del self.headers["Content-Length"]
         self.headers["Content-Length"] = str(len(body))
-        wire, self.rfile = self.rfile, io.BytesIO(body)
+        (rfile, self.rfile), (wfile, self.wfile) = (self.rfile, io.BytesIO(body)), (self.wfile, io.BytesIO())
         try:
             with self.gcs.lock:
                 self._checked(method, body)
@@ -160,11 +178,31 @@ class _Handler(emulator.RequestHandler):
             self.send_response(e.status)
             for name, value in e.headers.items():
                 self.send_header(name, value)
+            self.send_header("Content-Type", "application/json")
             self.send_header("Content-Length", str(len(e.body)))
             self.end_headers()
             self.wfile.write(e.body)
         finally:
-            self.rfile = wire
+            answer, self.rfile, self.wfile = self.wfile.getbuffer(), rfile, wfile
+        for lost in self.gcs.lose:
+            if lost(method, self.path):
+                self.gcs.lose.remove(lost)
+                self.close_connection = True
+                return
+        if self.gcs.cut and "alt=media" in self.path:
+            self.close_connection = True
+            answer = answer[: self.gcs.cut.pop(0)]
+        self.wfile.write(answer)
+
+    def _cut(self, body: bytes) -> None:
+        """Of a chunk that does not arrive whole GCS keeps what is a multiple of 256 KiB."""
+        self.close_connection = True
+        query = parse_qs(urlsplit(self.path).query)
+        session = self.gcs.sessions.get(query.get("upload_id", [""])[0])
+        begin = self.headers.get("Content-Range", "").removeprefix("bytes ").split("-")[0]
+        with self.gcs.lock:
+            if session is not None and begin == str(session.held):
+                session.chunks.append(body[: len(body) // GCS_CHUNK_UNIT * GCS_CHUNK_UNIT])
 
     def _checked(self, method: str, body: bytes) -> None:
         """What the emulator leaves out; what is left to it returns."""
@@ -240,8 +278,9 @@ class _Handler(emulator.RequestHandler):
         meta: dict[str, Any] = {}
         if query.get("uploadType") == "resumable":
             meta = json.loads(body or b"{}")
-        elif query.get("uploadType") == "multipart" and "name" not in query:
-            raise Answered(400, failure(400, "our own uploads name the object in the query", "required"))
+        content = b""
+        if query.get("uploadType") == "multipart":  # the emulator takes long for large ones
+            meta, content = _multipart(self.headers["Content-Type"], body)
         key = query.get("name") or meta["name"]
         self._held_to(query.get("ifGenerationMatch"), bucket, key)
         if query.get("uploadType") == "resumable":
@@ -249,6 +288,12 @@ class _Handler(emulator.RequestHandler):
             self.gcs.sessions[name] = Session(bucket, key, meta, query.get("ifGenerationMatch"))
             where = f"http://{self.headers['Host']}{UPLOAD}{bucket}/o?uploadType=resumable&upload_id={name}"
             raise Answered(200, headers={"Location": where})
+        if query.get("uploadType") == "multipart":
+            try:
+                made = self._create(Session(bucket, key, meta, None, [content]))
+            except Conflict as e:
+                raise Answered(400, failure(400, str(e), "invalid")) from e
+            raise Answered(200, made)
 
     def _session(self, method: str, name: str, body: bytes) -> None:
         session = self.gcs.sessions.get(name)
@@ -284,7 +329,7 @@ class _Handler(emulator.RequestHandler):
             "application/octet-stream",
             str(len(content)),
             {**session.meta, "name": session.key},
-        )
+        ) | ({"md5Hash": session.meta["md5Hash"]} if "md5Hash" in session.meta else {})
         made = private._checksums(content, made)
         self.storage.create_file(session.bucket, session.key, content, made)
         return made
@@ -304,3 +349,10 @@ def gcs_emulator() -> Iterator[Gcs]:
         finally:
             server.shutdown()
             thread.join()
+
+
+if __name__ == "__main__":
+    with gcs_emulator() as served:
+        served.make_bucket("bench")
+        print(served.endpoint, flush=True)
+        sys.stdin.read()

@@ -26,7 +26,7 @@ PROGRAMS = {
 }
 MANIFESTS = [
     doc
-    for path in sorted((DEPLOY / "kubernetes").glob("*.yaml"))
+    for path in sorted((DEPLOY / "kubernetes").rglob("*.yaml"))
     for doc in yaml.safe_load_all(path.read_text())
     if doc
 ]
@@ -71,7 +71,7 @@ def test_kubernetes_configurations_load(tmp_path: Path) -> None:
             load_settings(CoordinatorSettings, path, environ={"ROLLOUT_TRANSPORT__ADVERTISE_ADDR": "a.example:50051"})
         else:
             load_settings(WorkerSettings, path, environ={})
-    assert len(maps) == 2
+    assert len(maps) == 6
 
 
 TEXTS = sorted(
@@ -133,12 +133,18 @@ def test_units_drain_before_they_are_killed(path: Path) -> None:
 
 
 def test_pods_are_given_longer_than_a_drain_takes() -> None:
-    pods = {
-        doc["metadata"]["name"]: doc["spec"]["template"]["spec"]
-        for doc in MANIFESTS
-        if doc["kind"] in ("Deployment", "StatefulSet")
-    }
-    assert pods["rollout-gpu-worker"]["terminationGracePeriodSeconds"] > WorkerSettings().worker.drain_budget_s
+    """And those on spot nodes no longer than the cloud leaves them: AWS 120 s, GKE 15 of its 30."""
+    for directory, most in (("", 3600), ("eks", 120), ("gke", 15)):
+        found = [
+            doc
+            for path in sorted((DEPLOY / "kubernetes" / directory).glob("2*.yaml"))
+            for doc in yaml.safe_load_all(path.read_text())
+        ]
+        pod = next(doc["spec"]["template"]["spec"] for doc in found if doc["kind"] == "Deployment")
+        (budget,) = re.findall(r"drain_budget_s = (\d+)", next(d["data"]["worker.toml"] for d in found if "data" in d))
+        assert int(budget) < pod["terminationGracePeriodSeconds"] <= most
+        (container,) = pod["containers"]
+        assert bool(directory) == ("preStop" in container.get("lifecycle", {}))
 
 
 def test_an_address_nobody_can_dial_is_refused(tmp_path: Path) -> None:

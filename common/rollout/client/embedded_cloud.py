@@ -32,10 +32,8 @@ def cloud_of(state: Path) -> CloudSection:
 
 
 def secrets_section(cloud: CloudSection) -> dict[str, Any]:
-    """`[secrets]` of its workers: those of the cloud where it has an allowlist, else of the environment."""
-    if cloud.secrets.allowlist:
-        return {"backend": cloud.provider, "allow": list(cloud.secrets.allowlist)}
-    return {"allow": ["HF_TOKEN"]}
+    """`[secrets]` of its workers: what the cloud's allowlist has, else of the environment."""
+    return {} if cloud.secrets.allowlist else {"allow": ["HF_TOKEN"]}
 
 
 def waited_for(event: dict[str, Any]) -> str:

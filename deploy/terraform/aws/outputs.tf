@@ -1,0 +1,29 @@
+output "coordinator_toml" {
+  description = "coordinator.toml of both coordinators; advertise_addr is each one's own, in its environment."
+  value       = local.coordinator_toml
+}
+
+output "worker_toml" {
+  description = "worker.toml, for workers that are started elsewhere."
+  value       = local.worker_toml
+}
+
+output "cloud_toml" {
+  description = "[cloud] for a laptop's batch.toml, map.toml or train.toml."
+  value       = local.cloud_toml
+}
+
+output "coordinator_addrs" {
+  description = "What `rollout join --coordinator` dials, with the port 50052."
+  value       = [for address in local.coordinators : "${address}:50052"]
+}
+
+output "policies" {
+  description = "ARNs of the policies for people."
+  value       = { for role, policy in aws_iam_policy.people : role => policy.arn }
+}
+
+output "dead_letters" {
+  description = "URL of the queue of messages that could not be delivered."
+  value       = aws_sqs_queue.dead.url
+}
