@@ -505,7 +505,12 @@ class _Invocation:
             return
         self._display.step("starting a coordinator and workers on this machine")
         workers = self._options.workers or self._workload.workers(self._settings)
-        embedded = Embedded(output / STATE_DIR, workers=workers, report=self._display.note)
+        embedded = Embedded(
+            output / STATE_DIR,
+            workers=workers,
+            report=self._display.note,
+            cloud=cloud_of(self._settings),
+        )
         self._embedded = embedded
         self._had_ledger = state_of(output) is not None
         try:
