@@ -184,7 +184,8 @@ class WorkloadRun:
             jobs.append(collecting)
             self._collecting = True
         if self._publisher is not None:
-            jobs.append(asyncio.create_task(self._publisher.run()))
+            self._publisher.start()
+            jobs.append(self._publisher.job)
         waiting = set(jobs)
         try:
             while waiting:
