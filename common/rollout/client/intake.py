@@ -103,6 +103,11 @@ class Intake:
     # ---- for those who watch
 
     @property
+    def source(self) -> str:
+        """The queue, as people know it."""
+        return self._queue.facts.name
+
+    @property
     def state(self) -> State:
         return self._state
 
