@@ -45,6 +45,9 @@ DEPTH_EVERY_S = 5.0
 DELETE_S = 60.0
 """A drain tries so long to delete what is in the ledger."""
 GIVE_BACK_S = 10.0
+EMPTY_ANYWAY, EMPTY_ANYWAY_S = 10.0, 60.0
+"""A queue that says that something waits, and gives nothing for so many times the wait, and for so long: others have
+what is before it in its group."""
 _INDEX_TRIES = 3
 
 
@@ -227,10 +230,23 @@ class Intake:
                 await self._sort(messages)
                 continue
             empty_since = asked if empty_since is None else empty_since
-            if self._empty_s and self._now() - empty_since >= self._empty_s:
+            if await self._is_empty(self._now() - empty_since):
                 self._tell(f"nothing has come from the queue for {self._empty_s:g} s: the intake ends")
                 break
         await self._finish()
+
+    async def _is_empty(self, for_s: float) -> bool:
+        """Whether nothing came for as long as the intake waits. A service that is slow gives nothing as well: what it
+        says of its depth counts too, unless that stays so for long."""
+        if not self._empty_s or for_s < self._empty_s:
+            return False
+        if for_s >= max(EMPTY_ANYWAY * self._empty_s, EMPTY_ANYWAY_S):
+            return True
+        try:
+            self._depth = await self._queue.depth()
+        except UnavailableError:
+            return False
+        return not self._depth
 
     async def _receive(self, room: int) -> list[Message]:
         """A drain waits for what was asked for: to break it off would keep messages from everybody for a lease."""
