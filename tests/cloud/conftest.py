@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
 
 import pytest
 from gcs_emulator import Gcs, gcs_emulator
 from moto_locked import AwsEmulator, aws_emulator
+from moto_sqs import Clock, strict_sqs
+from pubsub_emulator import Pubsub, pubsub_emulator, why_not
+from pubsub_fake import FakePubsub, fake_pubsub
 
 
 @pytest.fixture(scope="session")
@@ -32,3 +35,24 @@ def gcs(gcs_server: Gcs) -> Gcs:
     """With an empty bucket."""
     gcs_server.renew()
     return gcs_server
+
+
+@pytest.fixture
+def sqs_clock() -> Iterator[Clock]:
+    with strict_sqs() as clock:
+        yield clock
+
+
+@pytest.fixture(scope="session")
+def pubsub() -> Iterator[Pubsub]:
+    """Google's emulator."""
+    if why_not():
+        pytest.skip(why_not())
+    with pubsub_emulator() as emulator:
+        yield emulator
+
+
+@pytest.fixture
+async def pubsub_fake() -> AsyncIterator[FakePubsub]:
+    async with fake_pubsub() as fake:
+        yield fake
