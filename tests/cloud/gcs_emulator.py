@@ -66,7 +66,8 @@ def failure(status: int, message: str, reason: str = "") -> dict[str, Any]:
 @dataclass
 class Gcs:
     """`calls`: what was asked for, as "GET /storage/v1/b/...". `refuse`: what the next requests that a function of the
-    method and the path says yes to are answered with. `steps`: calls that a copy takes."""
+    method and the path says yes to are answered with. `lose`: requests that are done, but not answered: the connection
+    ends. `cut`: bytes of the next answers with an object's body. `steps`: calls that a copy takes."""
 
     endpoint: str
     storage: Any
@@ -77,6 +78,8 @@ class Gcs:
         default_factory=list[tuple[Callable[[str, str], bool], Answered]]
     )
     steps: int = 1
+    lose: list[Callable[[str, str], bool]] = field(default_factory=list[Callable[[str, str], bool]])
+    cut: list[int] = field(default_factory=list[int])
     _names: Iterator[int] = field(default_factory=lambda: itertools.count(1))
     lock: threading.RLock = field(default_factory=threading.RLock)
 
@@ -95,6 +98,8 @@ class Gcs:
             self.calls.clear()
             self.sessions.clear()
             self.refuse.clear()
+            self.lose.clear()
+            self.cut.clear()
             self.steps = 1
             self.bucket = f"bucket-{next(self._names)}"
             self.make_bucket(self.bucket)
@@ -148,10 +153,13 @@ class _Handler(emulator.RequestHandler):
 
     def _do(self, method: str) -> None:
         body = cast(Any, emulator)._read_raw_data(self) or b""
+        if len(body) < int(self.headers.get("Content-Length", 0)):
+            self._cut(body)
+            return
         del self.headers["Transfer-Encoding"]
         del self.headers["Content-Length"]
         self.headers["Content-Length"] = str(len(body))
-        wire, self.rfile = self.rfile, io.BytesIO(body)
+        (rfile, self.rfile), (wfile, self.wfile) = (self.rfile, io.BytesIO(body)), (self.wfile, io.BytesIO())
         try:
             with self.gcs.lock:
                 self._checked(method, body)
@@ -160,11 +168,31 @@ class _Handler(emulator.RequestHandler):
             self.send_response(e.status)
             for name, value in e.headers.items():
                 self.send_header(name, value)
+            self.send_header("Content-Type", "application/json")
             self.send_header("Content-Length", str(len(e.body)))
             self.end_headers()
             self.wfile.write(e.body)
         finally:
-            self.rfile = wire
+            answer, self.rfile, self.wfile = self.wfile.getbuffer(), rfile, wfile
+        for lost in self.gcs.lose:
+            if lost(method, self.path):
+                self.gcs.lose.remove(lost)
+                self.close_connection = True
+                return
+        if self.gcs.cut and "alt=media" in self.path:
+            self.close_connection = True
+            answer = answer[: self.gcs.cut.pop(0)]
+        self.wfile.write(answer)
+
+    def _cut(self, body: bytes) -> None:
+        """Of a chunk that does not arrive whole GCS keeps what is a multiple of 256 KiB."""
+        self.close_connection = True
+        query = parse_qs(urlsplit(self.path).query)
+        session = self.gcs.sessions.get(query.get("upload_id", [""])[0])
+        begin = self.headers.get("Content-Range", "").removeprefix("bytes ").split("-")[0]
+        with self.gcs.lock:
+            if session is not None and begin == str(session.held):
+                session.chunks.append(body[: len(body) // GCS_CHUNK_UNIT * GCS_CHUNK_UNIT])
 
     def _checked(self, method: str, body: bytes) -> None:
         """What the emulator leaves out; what is left to it returns."""

@@ -84,7 +84,7 @@ def inventory(
     return Inventory(
         capacity=tuple(sorted(capacity.items())),
         roles=tuple(settings.worker.roles),
-        labels=tuple(sorted(settings.worker.labels.items())),
+        labels=tuple(sorted({**dict(host.labels), **settings.worker.labels}.items())),
         plugins=plugins,
         host=socket.gethostname(),
         version=installed_version("rollout-engine"),
@@ -108,7 +108,7 @@ class Worker:
         self._next_id = worker_id
         self._manifests = [*map(Path, settings.plugins), *(plugins or [])]
         self.host = PluginHost(hot_reload=settings.worker.dev_hot_reload)
-        self._secrets = AllowedSecrets(open_secrets(settings.secrets, settings.cloud), settings.secrets.allow)
+        self._secrets = AllowedSecrets(open_secrets(settings.secrets, settings.cloud))
         self._driver: Driver | None = None
         self._credentials: Credentials | None = None
         self._drain: tuple[str, float] | None = None

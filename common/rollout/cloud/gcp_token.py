@@ -86,9 +86,9 @@ def _classify(e: BaseException) -> Failure | None:
     if _unresolved(e):
         said = "there are no Google credentials (no key file, no log-in of gcloud, and no metadata server here)"
         return Failure("credentials", said, LOG_IN)
-    if type(e).__name__ == "ClientResponseError":
+    if any(kind.__name__ == "ClientResponseError" for kind in type(e).__mro__):
         status = int(getattr(e, "status", 0))
-        if status == 429 or status >= 500:
+        if status in (200, 429) or status >= 500:  # 200: the page of a proxy
             return Failure("throttled" if status in (429, 503) else "transient", said)
         clock = f". If they are fresh, {CLOCK}" if "JWT" in said or "iat" in said else ""
         return Failure("credentials", said, f"{LOG_IN}{clock}")

@@ -29,6 +29,7 @@ STAMP = "rollout-write"
 was lost."""
 CONTENT_TYPE = "application/octet-stream"
 CANCELLED = (499, 200, 204, 404, 410)
+STEP_BUDGET_S = 60.0
 CANCEL_S = 10.0
 
 
@@ -170,7 +171,7 @@ class _Session:
         end = begin + len(chunk)
         while self._held < end or (end == self._size and not self.finished):
             # Each step that gets on has a budget of its own.
-            await self._gcp.retried(step, what=self._target.what, access=self._target.access)
+            await self._gcp.retried(step, what=self._target.what, budget_s=STEP_BUDGET_S, access=self._target.access)
 
     async def _step(self, chunk: memoryview, begin: int) -> None:
         before, end = self._held, begin + len(chunk)

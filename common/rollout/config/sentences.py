@@ -201,7 +201,14 @@ SENTENCES: dict[str, Sentence] = {
         "this machine goes away in {lead_s:s}[: {reason}]; the work that it has is given {budget_s:s} to finish"
     ),
     "executor_unavailable": _trouble("executor {executor} cannot be used here: {error}", "executor"),
+    "metadata_unanswered": _trouble("the machine's metadata service does not answer, so no notice is heard: {error}"),
+    "compute_is_local": _said("this machine's cloud is not asked for labels and notices: {why}"),
+    "rebalance_recommended": _said("EC2 recommends to leave this instance: an interruption is likely"),
+    "maintenance_migrates": _said("Compute Engine moves this machine to another host; the work goes on"),
     "secret_not_set": _said("secret {name} is not set: {error}"),
+    "secret_is_stale": _trouble(
+        "secret {name} cannot be read anew, so its value of {age_s:s} ago is used: {error}", "name"
+    ),
     # ---- its processes and engines
     "child_starting": _said("process {child} starts, for {executor} ({kind})"),
     "child_crashed": _said(

@@ -16,6 +16,7 @@ from rollout.config.settings import CoordinatorSettings, TransportSection, Worke
 from rollout.model.address import parse_address
 from rollout.model.errors import ConfigError, PluginError
 from rollout.objects import backend_name
+from rollout.secrets import backend_of
 from rollout.workloads.registered import entries, load
 
 _COORDINATOR_ONLY = frozenset(CoordinatorSettings.model_fields) - frozenset(WorkerSettings.model_fields)
@@ -171,8 +172,8 @@ def check_worker(path: Path) -> list[str]:
             f"{path}: transport.coordinator_addrs is empty and {transport.tls_dir} has not joined a cluster: name the "
             "coordinators, as host:port, or join first"
         )
-    find_adapter("rollout.secrets", settings.secrets.backend, "secrets.backend")
-    find_adapter("rollout.compute", settings.compute.backend, "compute.backend")
+    find_adapter("rollout.secrets", backend_of(settings.secrets, settings.cloud), "secrets.backend")
+    find_adapter("rollout.compute", settings.compute.backend or "local", "compute.backend")
     missing = [manifest for manifest in settings.plugins if not Path(manifest).is_file()]
     if missing:
         raise ConfigError(f"{path}: plugins: no such file: {', '.join(missing)}")
