@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import aclosing, suppress
 from dataclasses import replace
 from pathlib import Path
@@ -32,6 +32,7 @@ from rollout.wire.v1 import runs_pb2 as pb
 from rollout.workloads.collector import Attempts, Collector
 from rollout.workloads.json_form import JsonObject
 from rollout.workloads.port import Board, Checked, Running, Workload
+from rollout.workloads.publishing import BucketOutput
 
 _AGAIN = {"paused": "resume", "interrupted": "continue", "failed": "continue", "killed": "continue"}
 _ENDED_BY_IT = {"interrupted": "was interrupted", "failed": "failed", "killed": "was killed", "paused": "is paused"}
@@ -68,9 +69,16 @@ async def to_its_end(function: Callable[..., T], *arguments: Any, **named: Any) 
     return work.result()
 
 
-def files_of(workload: Workload[Any, Any], directory: Path) -> dict[str, str]:
-    """The result files that are there: name to path."""
-    return {name: str(directory / name) for name in workload.result_files if (directory / name).exists()}
+def files_of(
+    workload: Workload[Any, Any], directory: Path, made: Iterable[str] = (), remote: BucketOutput | None = None
+) -> dict[str, str]:
+    """The result files that are there, and those that were `made` beside them: name to path, or to URL where they are
+    `remote`."""
+    there = [directory / name for name in workload.result_files if (directory / name).exists()]
+    paths = {path.name: path for path in (*there, *map(Path, made))}
+    if remote is None:
+        return {name: str(path) for name, path in paths.items()}
+    return {name: remote.place(path.relative_to(directory).as_posix()) for name, path in paths.items()}
 
 
 def _killed(status: pb.RunStatus) -> str:
@@ -91,6 +99,7 @@ class WorkloadRun:
         collector: Collector,
         display: Display,
         name: str = "",
+        remote: BucketOutput | None = None,
     ) -> None:
         self.total = checked.total
         self.run_id = run_id
@@ -103,6 +112,7 @@ class WorkloadRun:
         self._spec = replace(workload.spec(run_id, config), name=name)
         self._collector = collector
         self._display = display
+        self._remote = remote
         self._rates = Rates()
         self._over = False
         self._asked = asyncio.Event()
@@ -180,6 +190,8 @@ class WorkloadRun:
             made = await self._workload.finished(
                 self._ledger.fetch, self._config, directory, summary, self._display.note
             )
+        if self._remote is not None:
+            await self._remote.publish(self._collector.cursor)
         return self._finish(directory, status, summary, made)
 
     @property
@@ -408,7 +420,7 @@ class WorkloadRun:
 
     def _finish(self, directory: Path, status: pb.RunStatus, summary: JsonObject, made: list[str]) -> int:
         self._display.close()
-        files = files_of(self._workload, directory) | {Path(path).name: path for path in made}
+        files = files_of(self._workload, directory, made, self._remote)
         refusal = self._workload.refusal(summary) if status.state == "failed" else ""
         self._display.event("summary", "" if refusal else self._text(summary, files, directory), **summary, files=files)
         if refusal:

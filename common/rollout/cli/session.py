@@ -43,7 +43,8 @@ from rollout.model.ids import is_ulid, short
 from rollout.wire import event_loop
 from rollout.workloads.json_form import JsonObject, lookup
 from rollout.workloads.output import RUN_ID, OutputDirectory
-from rollout.workloads.port import Checked, Reading, Workload
+from rollout.workloads.port import Checked, Reading, Workload, cloud_of
+from rollout.workloads.publishing import BucketOutput
 from rollout.workloads.resume import (
     collected,
     compare,
@@ -113,7 +114,7 @@ def run_workload(
         if options.detach:
             raise ConfigError("--detach needs a cluster that stays: name it with --coordinator HOST:PORT")
         workload.check_host(settings)
-    keep_going(f"the run goes on, its results are in {workload.directory(settings)}, and the command will end with 1")
+    keep_going(f"the run goes on, its results are in {_place(workload, settings)}, and the command will end with 1")
     display = display or display_for(json=options.json)
     for note in workload.host_notes(settings) if target.private is not None else ():
         display.note(noted(note))
@@ -121,6 +122,11 @@ def run_workload(
         return event_loop.run(_Invocation(workload, settings, options, target, display).run())
     finally:
         display.close()
+
+
+def _place(workload: Workload[Any, Any], settings: BaseModel) -> str:
+    """Of the results, for people."""
+    return str(workload.bucket(settings) or workload.directory(settings))
 
 
 def _dry_run(workload: Workload[Any, Any], settings: BaseModel, options: Options, of_host: list[str]) -> int:
@@ -198,6 +204,7 @@ class _Invocation:
         self._name = ""
         self._known = ""
         self._sources: dict[str, tuple[Target, Snapshot]] = {}
+        self._remote: BucketOutput | None = None
 
     async def run(self) -> int:
         interrupts = Interrupts(self._at_once, lambda: self._run is not None and self._run.finish_running())
@@ -211,24 +218,52 @@ class _Invocation:
     async def _work(self) -> int:
         directory = self._workload.directory(self._settings)
         with OutputDirectory.open(directory, self._options.command()) as output:
-            known = output.check(await self._resume(output))
-            replaced = known if self._options.resume is None else None  # which names the one that goes on
-            without_results = replaced is not None and failed_without_results(self._workload, output, replaced)
-            try:
-                checked = await self._check(output, resumed=known is not None, without_results=without_results)
-            except OtherRunError as error:
-                if known is None or self._options.resume is not None:
-                    raise
-                ended = f"run {short(known)} failed before any of the {self._workload.unit} had a result"
-                self._display.note(f"note: {ended}, and {error.message}: this is another run")
-                output.leave()
-                known = None
-                checked = await self._check(output, resumed=True)  # its input may be at hand in a copy only
-            self._known = known or ""
-            try:
-                return await self._go_on(output, known, checked)
-            finally:
-                checked.close()
+            async with self._published(output):
+                return await self._in_directory(output)
+
+    @asynccontextmanager
+    async def _published(self, output: OutputDirectory) -> AsyncGenerator[None]:
+        """The output's place in a bucket is this command's, if that is where it is."""
+        url = self._workload.bucket(self._settings)
+        if url is None:
+            yield
+            return
+        remote = BucketOutput(
+            url,
+            output.path,
+            cloud_of(self._settings),
+            self._workload.result_files,
+            command=self._options.command(),
+            tell=self._display.step,
+            note=self._note,
+        )
+        self._display.note(f"results are collected in {output.path}, and uploaded to {url} when the run has ended")
+        try:
+            await remote.open(resume=self._options.resume is not None, private=self._target.private is not None)
+            self._remote = remote
+            yield
+        finally:
+            await asyncio.shield(remote.close())
+
+    async def _in_directory(self, output: OutputDirectory) -> int:
+        known = output.check(await self._resume(output))
+        replaced = known if self._options.resume is None else None  # which names the one that goes on
+        without_results = replaced is not None and failed_without_results(self._workload, output, replaced)
+        try:
+            checked = await self._check(output, resumed=known is not None, without_results=without_results)
+        except OtherRunError as error:
+            if known is None or self._options.resume is not None:
+                raise
+            ended = f"run {short(known)} failed before any of the {self._workload.unit} had a result"
+            self._display.note(f"note: {ended}, and {error.message}: this is another run")
+            output.leave()
+            known = None
+            checked = await self._check(output, resumed=True)  # its input may be at hand in a copy only
+        self._known = known or ""
+        try:
+            return await self._go_on(output, known, checked)
+        finally:
+            checked.close()
 
     async def _resume(self, output: OutputDirectory) -> str | None:
         """The id of the run that --resume names; what is not all of one, the directory or the cluster knows."""
@@ -301,6 +336,7 @@ class _Invocation:
             if self._target.private is None:
                 await name_trees(checked.config, [one for one in checked.trees if not one.always], self._display.step)
             output.hand_over(run_id, checked.config, checked.keep)
+            await self._claim_place()
             return await self._carry_out(runs, output, run_id, checked.config, checked, resumed=False)
 
     async def _end(
@@ -329,7 +365,9 @@ class _Invocation:
                 await runs.download(run_id, object_id, path)
 
         made = await self._workload.finished(fetch, config, directory, summary, self._display.note)
-        files = files_of(self._workload, directory) | {Path(path).name: path for path in made}
+        if self._remote is not None:
+            await self._remote.publish(summary[self._workload.unit]["committed"])
+        files = files_of(self._workload, directory, made, self._remote)
         also = f"; made now: {', '.join(made)}" if made else ""
         self._display.event("summary", self._complete_text(summary, directory) + also, **summary, files=files)
         return OK
@@ -388,6 +426,8 @@ class _Invocation:
             without_results=without_results,
             index=output.index_path,
             kept=output.kept,
+            cloud=cloud_of(self._settings),
+            own=self._workload.bucket(self._settings),
             progress=lambda units, size: tell(f"checking the input: {units} rows, {size >> 20} MiB"),
             tell=tell,
         )
@@ -492,9 +532,14 @@ class _Invocation:
             if self._target.private is None:
                 await name_trees(config, [one for one in checked.trees if not one.always], self._display.step)
         output.claim(run_id, config, workload.result_files, checked.keep)
+        await self._claim_place()
         if checked.source is not None:
             await asyncio.to_thread(checked.source.keep)
         return config
+
+    async def _claim_place(self) -> None:
+        if self._remote is not None:
+            await self._remote.claim()
 
     def _gone(self, run_id: str, output: Path) -> str:
         """Why its cluster does not know the run, and how to go on with it if that is possible."""
@@ -522,7 +567,9 @@ class _Invocation:
         collector = await asyncio.to_thread(open_collector, self._workload, output, run_id, config, checked)
         for fault in collector.faults:
             self._display.note(f"note: {fault}; what it should hold is written anew from the ledger")
-        run = WorkloadRun(self._workload, runs, run_id, config, checked, collector, self._display, self._name)
+        run = WorkloadRun(
+            self._workload, runs, run_id, config, checked, collector, self._display, self._name, self._remote
+        )
         self._run = run
         try:
             opening = run.open(resumed=resumed, go_on=chosen().go_on, command=self._command(go_on=True))
@@ -556,7 +603,8 @@ class _Invocation:
             f"{units['completed']} {results}, {unsuccessful(units['failed'], units['invalid'])}"
         )
         first, *others = outcome.split("\n")
-        return "\n".join([f"run {short(summary['run_id'])} is complete already: {first}, in {directory}", *others])
+        place = directory if self._remote is None else self._remote.url
+        return "\n".join([f"run {short(summary['run_id'])} is complete already: {first}, in {place}", *others])
 
     # ---- trouble and interruption
 
@@ -575,6 +623,9 @@ class _Invocation:
         committed = run.committed
         directory = self._workload.directory(self._settings)
         lines = [f"interrupted: {committed} of {run.total} {unit} are in {directory}; nothing is lost"]
+        if self._remote is not None:
+            lines.append(f"{min(committed, self._remote.rows)} of {run.total} {unit} are in {self._remote.url}")
+            lines += [self._remote.lock_text] if self._remote.lock_text else []
         if self._target.private is None:
             how = "is paused" if run.finishing else "goes on"
             submitted = "" if run.submitted >= run.total else f" ({run.submitted} of {run.total} {unit} are submitted)"

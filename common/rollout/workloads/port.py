@@ -21,16 +21,20 @@ from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from types import MappingProxyType
 from typing import Any, ClassVar, Generic, Protocol, TypeVar, cast, runtime_checkable
 
 from pydantic import BaseModel
 
+from rollout.cloud.url import BucketUrl
+from rollout.config.cloud import CloudSection
 from rollout.config.load import load_settings
 from rollout.model.item import INVALID, NewItem, Outcome
 from rollout.model.run import Order, RunSpec
 from rollout.workloads.commit import CommitEntry
 from rollout.workloads.json_form import JsonObject, canonical, lookup
+from rollout.workloads.remote_directory import bring_directory
 from rollout.workloads.source import InputReport, Line, Source
 
 NO_OVERRIDES: Mapping[str, Any] = MappingProxyType({})
@@ -45,7 +49,8 @@ class Reading:
     the hashes of the rows will stay; None: nothing will be submitted. `kept`: what the check of the run put into
     `Checked.keep`; empty where that is not known. `without_results`: the run failed before any unit had a result, so
     OtherRunError is welcome: another run begins in its place. `progress(units, bytes)`, `tell(text)`: called now and
-    then; they raise when the person has asked to stop.
+    then; they raise when the person has asked to stop. `cloud`: how buckets are reached. `own`: the output directory,
+    where that is in a bucket; `exclude` is the one on this machine all the same.
     """
 
     exclude: Path
@@ -57,6 +62,8 @@ class Reading:
     kept: JsonObject = field(default_factory=JsonObject)
     progress: Callable[[int, int], None] | None = None
     tell: Callable[[str], None] = lambda text: None
+    cloud: CloudSection = field(default_factory=CloudSection)
+    own: BucketUrl | None = None
 
     def rows(
         self,
@@ -77,6 +84,10 @@ class Reading:
         source.notes += _left_out(report)
         return source, report
 
+    def directory(self, text: str, key: str) -> Path | None:
+        """A directory in a bucket, on this machine; None: `text` is no URL of one. As `bring_directory`."""
+        return bring_directory(text, key, self.cloud, self.tell)
+
     def open(self, patterns: Sequence[str], key: str = "input.glob") -> Source:
         """The files that match, unread: for those that are not made of lines. InputError."""
         return Source.open(
@@ -87,6 +98,8 @@ class Reading:
             written=self.written,
             tell=self.tell,
             key=key,
+            cloud=self.cloud,
+            own=self.own,
         )
 
 
@@ -352,6 +365,11 @@ class Workload(ABC, Generic[Settings, Found]):
     def directory(self, settings: Settings) -> Path:
         """The output directory."""
 
+    def bucket(self, settings: Settings) -> BucketUrl | None:
+        """Where the files of the output directory are to be, if that is in a bucket; `directory` is then where they are
+        collected on this machine (`rollout.workloads.staging`)."""
+        return None
+
     def workers(self, settings: Settings) -> int:
         """Workers that an embedded cluster starts."""
         return 1
@@ -531,10 +549,24 @@ def check_only(
 
     `tell` hears what is waited for.
     """
-    reading = Reading(exclude=workload.directory(settings), written=workload.result_files, tell=tell)
-    checked = workload.check(settings, reading)
-    checked.close()
+    with TemporaryDirectory(prefix="rollout-input-") as spool:
+        reading = Reading(
+            exclude=workload.directory(settings),
+            written=workload.result_files,
+            spool=Path(spool),
+            tell=tell,
+            cloud=cloud_of(settings),
+            own=workload.bucket(settings),
+        )
+        checked = workload.check(settings, reading)
+        checked.close()
     return checked
+
+
+def cloud_of(settings: BaseModel) -> CloudSection:
+    """[cloud] of a configuration; one without any is reached by the providers' usual chains."""
+    found = getattr(settings, "cloud", None)
+    return found if isinstance(found, CloudSection) else CloudSection()
 
 
 _OUTCOMES = {Outcome.CANCELLED: "cancelled", Outcome.SKIPPED: "skipped", Outcome.FAILED: "failed"}

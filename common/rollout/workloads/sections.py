@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any, Literal
 
 from pydantic import Field, field_validator
 
+from rollout.cloud.url import BucketUrl
 from rollout.config.section import Section
 from rollout.config.settings import DAY_MS
+from rollout.model.errors import ConfigError
 from rollout.model.item import ItemSpec
+from rollout.workloads.staging import output_bucket, staging_directory
 
 ON_BAD_ROW: Any = Field(
     default="error",
@@ -19,7 +23,8 @@ ON_BAD_ROW: Any = Field(
 
 class InputSection(Section):
     glob: str | list[str] = Field(
-        description="Pattern(s) of JSONL files, plain, .gz or .zst; files are read in sorted order, pattern by pattern."
+        description="Pattern(s) of JSONL files, plain, .gz or .zst; files are read in sorted order, pattern by "
+        "pattern. Paths, or URLs of objects: s3://bucket/rows/*.jsonl, gs://..."
     )
 
     on_bad_row: Literal["error", "skip"] = ON_BAD_ROW
@@ -37,8 +42,37 @@ class InputSection(Section):
         return [self.glob] if isinstance(self.glob, str) else list(self.glob)
 
 
-class OutputSection(Section):
-    dir: str = Field(min_length=1, description="Directory of run-id, the result files, errors.jsonl and summary.json.")
+class OutputPlace(Section):
+    """[output]: `dir`, on disk or in a bucket."""
+
+    dir: str = Field(min_length=1)
+
+    @field_validator("dir")
+    @classmethod
+    def _place(cls, value: str) -> str:
+        try:
+            output_bucket(value)
+        except ConfigError as error:
+            raise ValueError(error.message) from error
+        return value
+
+    @property
+    def bucket(self) -> BucketUrl | None:
+        """With a slash at its end; None: `dir` is a path."""
+        return output_bucket(self.dir)
+
+    @property
+    def directory(self) -> Path:
+        """On this machine. ConfigError: this account has none to collect in."""
+        bucket = self.bucket
+        return Path(self.dir) if bucket is None else staging_directory(bucket)
+
+
+class OutputSection(OutputPlace):
+    dir: str = Field(
+        min_length=1,
+        description="Directory of run-id, the result files, errors.jsonl and summary.json: a path, s3:// or gs:// URL.",
+    )
 
 
 class WorkersSection(Section):

@@ -21,9 +21,12 @@ from rollout.workloads.sections import InputSection, OutputSection, RunSection, 
 class ModelSection(Section):
     uri: str = Field(
         min_length=1,
-        description="Local directory, or Hugging Face name. A local directory travels to remote workers as objects.",
+        description="Local directory, s3:// or gs:// URL of one, or Hugging Face name. A directory travels to remote "
+        "workers as objects.",
     )
-    tokenizer: str | None = Field(default=None, description="Another tokenizer than the model's: directory or name.")
+    tokenizer: str | None = Field(
+        default=None, description="Another tokenizer than the model's: directory, URL or name."
+    )
     revision: str | None = Field(default=None, description="Branch, tag or commit of a Hugging Face name.")
 
 

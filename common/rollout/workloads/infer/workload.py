@@ -9,6 +9,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
+from rollout.cloud.url import BucketUrl
 from rollout.config.adapters import find_adapter
 from rollout.model.errors import ConfigError, InputError, RolloutError
 from rollout.model.item import NewItem
@@ -66,7 +67,10 @@ class Infer(Workload[InferConfig, InferChecked]):
     }  # fmt: skip
 
     def directory(self, settings: InferConfig) -> Path:
-        return Path(settings.output.dir)
+        return settings.output.directory
+
+    def bucket(self, settings: InferConfig) -> BucketUrl | None:
+        return settings.output.bucket
 
     def workers(self, settings: InferConfig) -> int:
         return settings.workers.count
@@ -84,7 +88,7 @@ class Infer(Workload[InferConfig, InferChecked]):
         except ConfigError as error:
             faults.append(error)
         try:
-            model = resolve_model(settings)
+            model = resolve_model(settings, reading.directory)
         except ConfigError as error:
             faults.append(error)
         try:

@@ -9,7 +9,7 @@ from pydantic import BeforeValidator, Field, model_validator
 
 from rollout.config.cloud import WithCloud
 from rollout.config.section import Section
-from rollout.workloads.sections import ON_BAD_ROW
+from rollout.workloads.sections import ON_BAD_ROW, OutputPlace
 
 _UNITS_S = {"": 1.0, "ms": 0.001, "s": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0, "d": 86400.0}
 _UNITS_MIB = {"": 1.0} | {
@@ -52,7 +52,7 @@ class FunctionSection(Section):
 
 
 class InputSection(Section):
-    glob: str | list[str] = Field(description="JSON Lines: files, globs, or - for standard input.")
+    glob: str | list[str] = Field(description="JSON Lines: files, globs, s3:// or gs:// URLs, or - for standard input.")
     on_bad_row: Literal["error", "skip"] = ON_BAD_ROW
 
     @property
@@ -60,8 +60,8 @@ class InputSection(Section):
         return [self.glob] if isinstance(self.glob, str) else self.glob
 
 
-class OutputSection(Section):
-    dir: str = Field(min_length=1, description="Output directory.")
+class OutputSection(OutputPlace):
+    dir: str = Field(min_length=1, description="Output directory: a path, s3:// or gs:// URL.")
 
 
 class WorkersSection(Section):

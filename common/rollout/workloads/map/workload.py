@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from rollout.cloud.url import BucketUrl
 from rollout.model.errors import ConfigError, InputError, OtherRunError
 from rollout.model.item import NewItem
 from rollout.model.problems import problems
@@ -48,7 +49,10 @@ class Map(Workload[MapConfig, MapChecked]):
     )
 
     def directory(self, settings: MapConfig) -> Path:
-        return Path(settings.output.dir)
+        return settings.output.directory
+
+    def bucket(self, settings: MapConfig) -> BucketUrl | None:
+        return settings.output.bucket
 
     def workers(self, settings: MapConfig) -> int:
         return settings.workers.count
