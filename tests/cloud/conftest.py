@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Iterator
 
 import pytest
+from api_calls import Calls, recorded
 from gcs_emulator import Gcs, gcs_emulator
 from moto_locked import AwsEmulator, aws_emulator
 from moto_sqs import Clock, strict_sqs
@@ -56,3 +57,10 @@ def pubsub() -> Iterator[Pubsub]:
 async def pubsub_fake() -> AsyncIterator[FakePubsub]:
     async with fake_pubsub() as fake:
         yield fake
+
+
+@pytest.fixture(autouse=True)
+def api_calls() -> Iterator[Calls]:
+    """A call that deploy/iam.yaml has no row for fails the test that makes it."""
+    with recorded() as calls:
+        yield calls

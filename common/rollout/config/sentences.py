@@ -97,6 +97,8 @@ SENTENCES: dict[str, Sentence] = {
     "maintenance_failed": _trouble("cleaning up the database failed: {error}"),
     "kv_listen_lost": _trouble("the database does not report changes any more: {hint}"),
     # ---- its objects
+    "objects_unreachable": _trouble("{place}[ at {endpoint}] does not answer; trying for 60 s", "place"),
+    "objects_unavailable": _trouble("objects cannot be reached: {error}; next try in {retry_in_s:s}"),
     "objects_server_died": _trouble("the objects server ended ({code}); it starts again in {restart_in_s:s}"),
     "objects_server_not_started": _trouble("the objects server does not start: {error}; next try in {retry_in_s:s}"),
     "objects_server_restarted": _said(
@@ -201,7 +203,14 @@ SENTENCES: dict[str, Sentence] = {
         "this machine goes away in {lead_s:s}[: {reason}]; the work that it has is given {budget_s:s} to finish"
     ),
     "executor_unavailable": _trouble("executor {executor} cannot be used here: {error}", "executor"),
+    "metadata_unanswered": _trouble("the machine's metadata service does not answer, so no notice is heard: {error}"),
+    "compute_is_local": _said("this machine's cloud is not asked for labels and notices: {why}"),
+    "rebalance_recommended": _said("EC2 recommends to leave this instance: an interruption is likely"),
+    "maintenance_migrates": _said("Compute Engine moves this machine to another host; the work goes on"),
     "secret_not_set": _said("secret {name} is not set: {error}"),
+    "secret_is_stale": _trouble(
+        "secret {name} cannot be read anew, so its value of {age_s:s} ago is used: {error}", "name"
+    ),
     # ---- its processes and engines
     "child_starting": _said("process {child} starts, for {executor} ({kind})"),
     "child_crashed": _said(
@@ -253,6 +262,15 @@ SENTENCES: dict[str, Sentence] = {
     "plugin_call_error": _trouble("plugin {plugin} failed[ in {method}][ ({reason})]: {error}", "plugin", "method"),
     "plugin_output": _said("plugin {plugin}: {line}"),
     "plugin_output_dropped": _trouble("plugin {plugin} prints too much: lines over {lines_per_s} a second are dropped"),
+    "queue_in_flight_limit": _trouble(
+        "queue {queue} hands out no more: its takers hold {limit} messages, which is its limit; rows that are done make"
+        " room",
+        "queue",
+    ),
+    "queue_not_given_back": _trouble(
+        "messages[ of queue {queue}] that nobody worked on could not be given back: {error}; they come again when their"
+        " lease ends"
+    ),
 }
 
 MARKED = frozenset({"warning", "error", "critical"})

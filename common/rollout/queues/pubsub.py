@@ -67,7 +67,7 @@ class PubsubQueue:
         self._gcp = gcp
         self._now = now
         self._input = place.way == "input"
-        self._key = "[cloud.pubsub] subscription" if self._input else "[cloud.pubsub] output_topic"
+        self._key = "cloud.pubsub.subscription" if self._input else "cloud.pubsub.output_topic"
         self._path = ""
         self._facts: Facts | None = None
         self._deadline_s = 0.0
@@ -84,7 +84,7 @@ class PubsubQueue:
         kind = "subscriptions" if self._input else "topics"
         name = self._place.address
         if not name:
-            raise ConfigError(f"{self._key} is not set: the name of one, or projects/PROJECT/{kind}/NAME")
+            raise ConfigError(f"{self._key}: not set: it is the name of one, or projects/PROJECT/{kind}/NAME")
         if "/" in name and (name.count("/") != 3 or f"/{kind}/" not in name or not name.startswith("projects/")):
             raise ConfigError(f"{self._key}: {name!r} is not of the form projects/PROJECT/{kind}/NAME")
         self._path = name if "/" in name else f"projects/{await self._gcp.project()}/{kind}/{name}"

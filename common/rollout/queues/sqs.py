@@ -38,7 +38,7 @@ _LANES = 8
 _LOST = frozenset({"MessageNotInflight", "ReceiptHandleIsInvalid", "InvalidParameterValue", "InvalidIdFormat"})
 """What a receipt is answered with that is not the present one any more."""
 _DENIED = frozenset({"AccessDenied", "AccessDeniedException", "403"})
-_KEYS = {"input": "[cloud.sqs] queue_url", "output": "[cloud.sqs] output_queue_url"}
+_KEYS = {"input": "cloud.sqs.queue_url", "output": "cloud.sqs.output_queue_url"}
 
 
 def open_queue(place: Place, cloud: CloudSection, storage: Storage | None) -> SqsQueue:
@@ -77,7 +77,9 @@ class SqsQueue:
     async def open(self) -> None:
         url = self._place.address
         if not url:
-            raise ConfigError(f"{self._key} is not set: the queue's URL, https://sqs.REGION.amazonaws.com/ACCOUNT/NAME")
+            raise ConfigError(
+                f"{self._key}: not set: it is the queue's URL, https://sqs.REGION.amazonaws.com/ACCOUNT/NAME"
+            )
         there, here = region_of(url), self._aws.region("sqs")
         if there and there != here:
             raise ConfigError(
