@@ -33,6 +33,7 @@ from rollout_coordinator.core.events import (
     WorkerCredit,
     WorkerGoodbye,
     WorkerHello,
+    WorkerLeaving,
     WorkerProgress,
     WorkerReleased,
     WorkerResults,
@@ -127,6 +128,7 @@ def hello_event(frame: work_pb2.WorkUp, host_id: str, address: str = "") -> Work
         started=_keys(hello.held_started),
         unacknowledged=_keys(hello.unacknowledged),
         draining=hello.draining,
+        preempted=hello.preempted,
         address=address,
     )
 
@@ -162,6 +164,8 @@ def up_event(frame: work_pb2.WorkUp) -> Event:
         return WorkerWaiting(session, Key(body.log, body.seq), body.attempt, body.from_child)
     if kind == "goodbye":
         return WorkerGoodbye(session, frame.goodbye.reason)
+    if kind == "leaving":
+        return WorkerLeaving(session, frame.leaving.reason, frame.leaving.preempted)
     if kind == "hello":
         raise ProtocolError("A stream carries one Hello, as its first frame.")
     raise ProtocolError("A Work frame without a body.")

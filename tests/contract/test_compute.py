@@ -219,5 +219,5 @@ async def test_watching_can_be_stopped() -> None:
 
 
 def test_opening_by_name() -> None:
-    with pytest.raises(ConfigError, match="known: local"):
+    with pytest.raises(ConfigError, match="known: ec2, gce, local"):
         open_compute(ComputeSection(backend="azure"))

@@ -57,7 +57,7 @@ class FakeWorker:
         self.predecessors: dict[ItemKey, tuple[int, int, Any]] = {}
         self.isolated: set[ItemKey] = set()
         self.failures: dict[ItemKey, int] = {}
-        self.draining = False
+        self.draining = self.preempted = False
         self.silent = False
         self.deaf = False  # what it is told to stop, it has not stopped
 
@@ -85,6 +85,7 @@ class FakeWorker:
                 self.keys({k: a for k, a in self.held.items() if k in self.started}),
                 self.keys(self.unacked),
                 self.draining,
+                self.preempted,
             )
         )
 

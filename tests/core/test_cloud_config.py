@@ -71,7 +71,7 @@ multipart_chunk_bytes = 5
 [cloud.gcs]
 bucket = "good-name"
 [cloud.secrets]
-allowlist = ["a b", 3]
+allowlist = ["a*b", 3]
 """
     assert faults(tmp_path, text) == [
         'coordinator.toml:3: cloud.regio: unknown key; did you mean "region"?',
@@ -82,7 +82,7 @@ allowlist = ["a b", 3]
         "coordinator.toml:8: cloud.aws.s3.multipart_chunk_bytes: must be at least 5242880, not 5",
         'coordinator.toml:9: cloud.gcs: [cloud.gcs] is of provider = "gcp", but provider = "aws": a run has one '
         "provider",
-        'coordinator.toml:12: cloud.secrets.allowlist.0: "a b" must be a secret\'s name (letters, digits and /_+=.@-) '
+        'coordinator.toml:12: cloud.secrets.allowlist.0: "a*b" must be a secret\'s name (letters, digits and /_+=.@-) '
         "or its ARN",
         "coordinator.toml:12: cloud.secrets.allowlist.1: must be a string, not 3",
     ]

@@ -13,6 +13,7 @@ import test_core_guards as guards
 import test_core_guards_commit as commit
 import test_core_guards_dispatch as dispatch
 import test_core_items as items
+import test_core_preemption as preemption
 import test_core_quarantine as quarantine
 import test_core_rest as rest
 import test_core_scenarios as scenarios
@@ -48,6 +49,7 @@ CAUGHT_BY: dict[str, Callable[[], object]] = {
     "never_given_is_a_fault": guards.test_an_attempt_that_was_never_given_quarantines_and_costs_nobody_else,
     "attempts_limited": scenarios.test_failures_retry_with_backoff_then_fail,
     "losses_limited": scenarios.test_a_killer_item_is_isolated_and_becomes_a_dead_letter,
+    "preemption_costs_none": preemption.test_nothing_that_is_lost_after_a_notice_counts,
     "lost_is_final": guards.test_what_must_not_run_twice_does_not_after_a_loss,
     "lost_work_runs_again": scenarios.test_a_silent_worker_fails_once_and_its_items_run_elsewhere,
     "retried_elsewhere": evidence.test_the_next_attempt_goes_to_another_worker_that_has_room,

@@ -34,6 +34,7 @@ CAUGHT_BY: dict[str, Callable[[], None]] = {
     "killed_held_until_ended": lambda: (
         guards.test_an_exclusive_attempt_that_the_fence_killed_is_held_until_its_process_has_ended(True)
     ),
+    "notice_told_first": leaving.test_a_notice_is_told_before_anything_that_comes_of_it,
     "drain_waits": leaving.test_a_drain_releases_the_unstarted_finishes_the_rest_and_says_goodbye,
     "attempt_checked": guards.test_what_a_process_says_of_another_attempt_is_ignored,
     "crash_costs_what_ran": processes.test_a_crash_is_a_loss_of_what_ran_and_of_nothing_behind_it,

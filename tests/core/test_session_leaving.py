@@ -87,6 +87,20 @@ def test_a_goodbye_whose_stream_broke_is_said_again() -> None:
     assert not w.tick(1.0)
 
 
+def test_a_notice_is_told_before_anything_that_comes_of_it() -> None:
+    w = Worker()
+    w.assign([0, 1])
+    w.ready()
+    w.flush()
+    frames = w.sent(w.do(ev.Drain("SIGTERM", 30)))
+    assert frames[0].WhichOneof("body") == "leaving" and not frames[0].leaving.preempted
+    frames = w.sent(w.do(ev.Drain("spot", 15, True)))
+    assert (frames[0].leaving.preempted, frames[0].leaving.reason) == (True, "spot")
+    assert not [f for f in w.sent(w.do(ev.Drain("spot", 10, True))) if f.WhichOneof("body") == "leaving"]
+    w.do(ev.StreamDown())
+    assert w.up().preempted
+
+
 def test_a_drain_with_nobody_to_tell_ends_at_once() -> None:
     never = Worker(welcome=False)
     never.up()

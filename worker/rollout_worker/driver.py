@@ -182,8 +182,8 @@ class Driver:
                 with suppress(OSError):
                     trees.remove(str(old))
 
-    def drain(self, reason: str, budget_s: float) -> None:
-        self.event(ev.Drain(reason, budget_s))
+    def drain(self, reason: str, budget_s: float, preempted: bool = False) -> None:
+        self.event(ev.Drain(reason, budget_s, preempted))
 
     # ---- the session
 

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 
 import structlog
 from rollout.config.environment import SECRET_PREFIX
 from rollout.config.logging import hide
 from rollout.config.parent import PARENT_FD
-from rollout.model.errors import UnavailableError
-from rollout.secrets import SecretStore
+from rollout.model.errors import AttemptError, RolloutError
+from rollout.secrets import SecretStore, SecretUnsetError
 
 log = structlog.get_logger()
 
@@ -24,21 +25,29 @@ def child_environment(extra: Mapping[str, str]) -> dict[str, str]:
 class AllowedSecrets:
     """The secrets of the allowlist, for executors' processes. Asked anew for each: one may be set or changed later."""
 
-    def __init__(self, store: SecretStore, names: Iterable[str]) -> None:
+    def __init__(self, store: SecretStore) -> None:
         self._store = store
-        self._names = tuple(names)
 
     async def read(self) -> dict[str, str]:
-        """Those that are set, by name; from now on no log line of this process shows their values."""
+        """Those that are set, by variable; from now on no log line of this process shows their values. AttemptError
+        `secret_not_set` tells of all that should be there and cannot be read: nothing starts without them."""
+        allowed = self._store.allowed
+        values = await asyncio.gather(*map(self._store.get, allowed.values()), return_exceptions=True)
         found: dict[str, str] = {}
-        for name in self._names:
-            try:
-                value = await self._store.get(name)
-            except UnavailableError as error:
-                log.debug("secret_not_set", name=name, error=error.message)
-                continue
-            hide(value)
-            found[name] = value
+        faults: list[RolloutError] = []
+        for (variable, name), value in zip(allowed.items(), values, strict=True):
+            if isinstance(value, str):
+                hide(value)
+                found[variable] = value
+            elif isinstance(value, SecretUnsetError):
+                log.debug("secret_not_set", name=name, error=value.message)
+            elif isinstance(value, RolloutError):
+                faults.append(value)
+            else:
+                raise value
+        if faults:
+            message = "; ".join(fault.message for fault in faults)
+            raise AttemptError(message, code="secret_not_set", retry=all(fault.retryable for fault in faults))
         return found
 
     async def close(self) -> None:

@@ -42,6 +42,8 @@ class Safeguards:
     """An exclusive attempt ends at the fence also when its daemon is stopped or hangs."""
     killed_held_until_ended: bool = True
     """An exclusive attempt runs again elsewhere only when it is over, however long its kill takes."""
+    notice_told_first: bool = True
+    """The coordinator knows that the machine is taken away before anything of it is lost."""
     drain_waits: bool = True
     """The last results are durable when the worker leaves."""
     attempt_checked: bool = True

@@ -129,6 +129,7 @@ class Session:
         self._fenced_at: float | None = None
         self._drain_until: float | None = None
         self._drain_reason = ""
+        self._preempted = False
         self._stopped_all = False
         self._over = False
         # Of the event in hand.
@@ -204,6 +205,7 @@ class Session:
             unacknowledged=keys_to_wire(self.unacknowledged),
             credit=credit_to_wire(self._credit_now()),
             draining=self._drain_until is not None,
+            preempted=self._preempted,
         )
         self._actions.append(ev.Send(work_pb2.WorkUp(hello=hello)))
 
@@ -992,6 +994,11 @@ class Session:
 
     def _drain(self, event: ev.Drain, now: float) -> None:
         until = now + event.budget_s
+        begins, news = self._drain_until is None, event.preempted and not self._preempted
+        self._preempted = self._preempted or event.preempted
+        if (begins or news) and self._safe.notice_told_first:
+            leaving = work_pb2.Leaving(reason=event.reason, preempted=self._preempted)
+            self._send(work_pb2.WorkUp(leaving=leaving), now)
         if self._drain_until is None:
             self._drain_until = until
             fields = {"reason": event.reason, "budget_s": event.budget_s, "held": len(self.held)}

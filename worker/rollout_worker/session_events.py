@@ -137,10 +137,12 @@ class StoreFailed:
 
 @dataclass(slots=True)
 class Drain:
-    """Stop pulling, finish what fits in `budget_s`, leave. Again with 0: at once."""
+    """Stop pulling, finish what fits in `budget_s`, leave. Again with 0: at once. `preempted`: the machine is being
+    taken away."""
 
     reason: str
     budget_s: float
+    preempted: bool = False
 
 
 @dataclass(slots=True)

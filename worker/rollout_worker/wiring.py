@@ -84,7 +84,7 @@ def inventory(
     return Inventory(
         capacity=tuple(sorted(capacity.items())),
         roles=tuple(settings.worker.roles),
-        labels=tuple(sorted(settings.worker.labels.items())),
+        labels=tuple(sorted({**dict(host.labels), **settings.worker.labels}.items())),
         plugins=plugins,
         host=socket.gethostname(),
         version=installed_version("rollout-engine"),
@@ -108,10 +108,10 @@ class Worker:
         self._next_id = worker_id
         self._manifests = [*map(Path, settings.plugins), *(plugins or [])]
         self.host = PluginHost(hot_reload=settings.worker.dev_hot_reload)
-        self._secrets = AllowedSecrets(open_secrets(settings.secrets, settings.cloud), settings.secrets.allow)
+        self._secrets = AllowedSecrets(open_secrets(settings.secrets, settings.cloud))
         self._driver: Driver | None = None
         self._credentials: Credentials | None = None
-        self._drain: tuple[str, float] | None = None
+        self._drain: tuple[str, float, bool] | None = None
         self._waiting: asyncio.Task[Any] | None = None
 
     @property
@@ -124,10 +124,10 @@ class Worker:
     def _certificate_ends(self) -> float:
         return self._credentials.not_after if self._credentials is not None else 0.0
 
-    def drain(self, reason: str, budget_s: float) -> None:
-        self._drain = (reason, budget_s)
+    def drain(self, reason: str, budget_s: float, preempted: bool = False) -> None:
+        self._drain = (reason, budget_s, preempted)
         if self._driver is not None:
-            self._driver.drain(reason, budget_s)
+            self._driver.drain(reason, budget_s, preempted)
         elif self._waiting is not None:
             self._waiting.cancel()
 
@@ -244,4 +244,4 @@ class Worker:
     async def _preemption(self, compute: Compute) -> None:
         notice = await compute.preemption()
         log.warning("preemption_notice", reason=notice.reason, lead_s=notice.lead_s, budget_s=notice.budget_s)
-        self.drain("its machine goes away (preemption)", notice.budget_s)
+        self.drain(f"its machine goes away (preemption): {notice.reason}", notice.budget_s, preempted=True)

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
+from rollout.compute import local
+from rollout.compute.auto import AutoCompute
 from rollout.compute.port import Compute, Gpu, Host, Preemption
 from rollout.config.adapters import load_adapter
 from rollout.config.cloud import NO_CLOUD, CloudSection
@@ -12,11 +15,15 @@ from rollout.config.settings import ComputeSection
 __all__ = ["Compute", "Gpu", "Host", "Preemption", "open_compute"]
 
 GROUP = "rollout.compute"
+_OF_PROVIDER = {"aws": "ec2", "gcp": "gce"}
 
 
 def open_compute(section: ComputeSection, cloud: CloudSection = NO_CLOUD) -> Compute:
-    """What `[compute] backend` names. ConfigError if no installed package provides it."""
-    factory: Callable[[ComputeSection, CloudSection], Compute] = load_adapter(
-        GROUP, section.backend, "[compute] backend"
-    )
-    return factory(section, cloud)
+    """What `[compute] backend` names; empty: that of `[cloud] provider` where its metadata service answers, else the
+    local one. ConfigError if no installed package provides it."""
+    name = section.backend or _OF_PROVIDER.get(cloud.provider, "local")
+    factory: Callable[[ComputeSection, CloudSection], Any] = load_adapter(GROUP, name, "[compute] backend")
+    opened = factory(section, cloud)
+    if section.backend or name == "local":
+        return opened
+    return AutoCompute(opened, local.open_compute(section, cloud))

@@ -24,11 +24,13 @@ class Host:
     cpus: int
     memory_mib: int
     gpus: tuple[Gpu, ...] = ()
+    labels: tuple[tuple[str, str], ...] = ()  # where and what it is, in a cloud
 
 
 @dataclass(frozen=True, slots=True)
 class Preemption:
-    """`lead_s`: seconds the provider promises; `budget_s`: what a drain should aim for (AWS 120/60, GCP 30/15)."""
+    """`lead_s`: seconds the provider promises, or that are left of them; `budget_s`: what a drain should aim for (AWS
+    120/60, GCP 30/15)."""
 
     reason: str
     lead_s: float

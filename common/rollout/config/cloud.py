@@ -121,7 +121,8 @@ class PubsubSection(_Part):
 class CloudSecretsSection(_Part):
     allowlist: list[str] = Field(
         default_factory=list[str],
-        description="Names that may be read. AWS: a name or ARN; GCP: a name, or NAME/versions/N.",
+        description="Names that may be read. AWS: a name or ARN; GCP: a name, or NAME/versions/N. NAME#KEY: of a JSON "
+        "object.",
     )
     ttl_secs: float = Field(default=300.0, ge=0, le=86_400, description="A value is read again after this time.")
     endpoint_url: str = Field(default="", description="Of an emulator; default: of [cloud], or the provider's.")
@@ -170,6 +171,11 @@ class CloudSection(_Part):
     @property
     def prefix(self) -> str:
         return self.s3.prefix if self.provider == "aws" else self.gcs.prefix
+
+    @property
+    def endpoint_of_objects(self) -> str:
+        """Empty: the provider's own."""
+        return (self.s3 if self.provider == "aws" else self.gcs).endpoint_url or self.endpoint_url
 
     @property
     def queue_backend(self) -> str:

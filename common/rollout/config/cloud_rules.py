@@ -11,6 +11,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any, cast
 
 from rollout.config.locate import Place
+from rollout.config.secret_names import VALUE, is_value
 from rollout.config.wording import choices
 
 Fault = tuple[Place, str]
@@ -255,7 +256,9 @@ def _allowlist(values: Mapping[str, Any], provider: str) -> Iterator[Fault]:
     names = cast("list[Any]", allowlist)
     for index, name in enumerate(names):
         place = ("cloud", "secrets", "allowlist", index)
-        if isinstance(name, str) and not re.fullmatch(pattern, name, re.ASCII):
+        if isinstance(name, str) and is_value(name):
+            yield place, VALUE
+        elif isinstance(name, str) and not re.fullmatch(pattern, name.partition("#")[0], re.ASCII):
             yield place, f'"{name[:80]}" must be {_NAMES[provider]}'
         elif isinstance(name, str) and name in names[:index]:
             yield place, f'"{name}" is there twice'

@@ -20,6 +20,7 @@ from structlog.types import EventDict, Processor
 
 from rollout.config.environment import SECRET_PREFIX
 from rollout.config.repeats import Repeats
+from rollout.config.secret_names import SECRET_TEXT
 from rollout.config.settings import LoggingSection
 from rollout.config.terminal import Terminal
 
@@ -29,14 +30,6 @@ _SHORTEST = 6  # characters; hiding shorter values would maim ordinary text
 _hidden_values: set[str] = set()
 _SECRET_KEY = re.compile(
     r"(^|_)(token|secret|password|passwd|api_?key|authorization|private_key|key_pem)$", re.IGNORECASE
-)
-_SECRET_TEXT = re.compile(
-    r"-----BEGIN [A-Z ]*PRIVATE KEY-----.*?(-----END [A-Z ]*PRIVATE KEY-----|$)"
-    r"|\b(hf_|sk-|ghp_|gho_|github_pat_|xox[bp]-)[A-Za-z0-9_-]{16,}"
-    r"|\b(AKIA|ASIA)[A-Z0-9]{16}\b"
-    r"|\brj1\.[a-z]\.[a-z2-7.]{16,}"  # join tokens
-    r"|(?<=[Bb]earer )[A-Za-z0-9._~+/-]{16,}=*",
-    re.DOTALL,
 )
 _URL_PASSWORD = re.compile(r"(?<=://)([^/\s:@]+):[^/\s@]+(?=@)")
 _MAX_DEPTH = 4
@@ -158,7 +151,7 @@ def _clean_text(text: str, secrets: list[str]) -> str:
     for secret in secrets:
         text = text.replace(secret, _HIDDEN)
     text = _URL_PASSWORD.sub(r"\1:" + _HIDDEN, text)
-    return _SECRET_TEXT.sub(_HIDDEN, text)
+    return SECRET_TEXT.sub(_HIDDEN, text)
 
 
 def _dumps(value: Any, **_options: Any) -> str:

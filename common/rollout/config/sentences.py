@@ -97,6 +97,8 @@ SENTENCES: dict[str, Sentence] = {
     "maintenance_failed": _trouble("cleaning up the database failed: {error}"),
     "kv_listen_lost": _trouble("the database does not report changes any more: {hint}"),
     # ---- its objects
+    "objects_unreachable": _trouble("{place}[ at {endpoint}] does not answer; trying for 60 s", "place"),
+    "objects_unavailable": _trouble("objects cannot be reached: {error}; next try in {retry_in_s:s}"),
     "objects_server_died": _trouble("the objects server ended ({code}); it starts again in {restart_in_s:s}"),
     "objects_server_not_started": _trouble("the objects server does not start: {error}; next try in {retry_in_s:s}"),
     "objects_server_restarted": _said(
@@ -108,6 +110,9 @@ SENTENCES: dict[str, Sentence] = {
         "the bucket {bucket} does not keep to conditions on writes: two writers of one key are not kept apart there"
     ),
     "cloud_credentials_renewed": _said("the cloud's credentials had expired; newer ones were looked up"),
+    "cloud_call_again": _trouble("{what} ({said}); tried again in {wait_s:s}", "what"),
+    "cloud_read_resumed": _trouble("reading {key} broke off at byte {at} and goes on there ({said})", "key"),
+    "cloud_part_not_asked": _said(""),
     "cloud_upload_left": _trouble("an unfinished upload to {key} could not be aborted ({error})", "key"),
     "cloud_abort_late": _trouble("an unfinished upload could not be aborted within {deadline_s:s}"),
     "cloud_temporary_left": _trouble("{key} could not be removed; it goes when it is a day old ({error})", "key"),
@@ -212,7 +217,14 @@ SENTENCES: dict[str, Sentence] = {
         "this machine goes away in {lead_s:s}[: {reason}]; the work that it has is given {budget_s:s} to finish"
     ),
     "executor_unavailable": _trouble("executor {executor} cannot be used here: {error}", "executor"),
+    "metadata_unanswered": _trouble("the machine's metadata service does not answer, so no notice is heard: {error}"),
+    "compute_is_local": _said("this machine's cloud is not asked for labels and notices: {why}"),
+    "rebalance_recommended": _said("EC2 recommends to leave this instance: an interruption is likely"),
+    "maintenance_migrates": _said("Compute Engine moves this machine to another host; the work goes on"),
     "secret_not_set": _said("secret {name} is not set: {error}"),
+    "secret_is_stale": _trouble(
+        "secret {name} cannot be read anew, so its value of {age_s:s} ago is used: {error}", "name"
+    ),
     # ---- its processes and engines
     "child_starting": _said("process {child} starts, for {executor} ({kind})"),
     "child_crashed": _said(

@@ -8,9 +8,10 @@ from __future__ import annotations
 
 from typing import Annotated, Literal
 
-from pydantic import Field, model_validator
+from pydantic import Field, field_validator, model_validator
 
 from rollout.config.cloud import WithCloud
+from rollout.config.secret_names import value_faults
 from rollout.config.section import Section, fault_at
 
 DAY_MS = 86_400_000
@@ -151,16 +152,35 @@ class WorkerSection(Section):
 
 
 class SecretsSection(Section):
-    backend: str = Field(default="env", description="Where secrets come from.")
+    backend: str = Field(
+        default="",
+        description="Where secrets come from; empty: the provider where [cloud.secrets] allows any, else env.",
+    )
     allow: list[str] = Field(
         default_factory=list[str],
-        description="Names that executors' processes may see; env: NAME is read from ROLLOUT_SECRET_NAME.",
+        description="Names that executors' processes may see; env: NAME is read from ROLLOUT_SECRET_NAME. A provider: "
+        "as [cloud.secrets] allowlist, which it adds to.",
     )
+
+    @field_validator("allow")
+    @classmethod
+    def _names(cls, entries: list[str]) -> list[str]:
+        if fault := value_faults(entries):
+            raise ValueError(fault)
+        return entries
 
 
 class ComputeSection(Section):
-    backend: str = Field(default="local", description="Inventory and preemption notice.")
-    preemption_file: str = Field(default="", description="local: notice is given when this file appears.")
+    backend: str = Field(
+        default="",
+        description="Inventory and preemption notice: local, ec2 or gce; empty: that of [cloud] provider where its "
+        "metadata service answers, else local.",
+    )
+    drain_on_rebalance: bool = Field(
+        default=False,
+        description="ec2: drain at a rebalance recommendation already, which may come long before notice.",
+    )
+    preemption_file: str = Field(default="", description="Notice is given when this file appears, too.")
 
 
 class LoggingSection(Section):

@@ -9,7 +9,8 @@ from collections.abc import Iterable, Mapping
 from rollout.config.cloud import CloudSection
 from rollout.config.environment import SECRET_PREFIX as PREFIX
 from rollout.config.settings import SecretsSection
-from rollout.model.errors import ConfigError, UnavailableError
+from rollout.model.errors import ConfigError
+from rollout.secrets.port import SecretUnsetError
 
 _NAME = re.compile(r"[A-Za-z][A-Za-z0-9_]*")
 
@@ -30,12 +31,16 @@ class EnvSecretStore:
             if name.upper().startswith(PREFIX):
                 raise ConfigError(f"[secrets] allow: write {name[len(PREFIX) :]!r} without the prefix {PREFIX}")
 
+    @property
+    def allowed(self) -> Mapping[str, str]:
+        return {name: name for name in sorted(self._allow)}
+
     async def get(self, name: str) -> str:
         if name not in self._allow:
             raise ConfigError(f"secret {name!r} is not in the allowlist; add it to [secrets] allow")
         value = self._environ.get(PREFIX + name.upper()) or self._environ.get(PREFIX + name)
         if not value:
-            raise UnavailableError(f"secret {name!r} is allowed but not set; set {PREFIX}{name.upper()}")
+            raise SecretUnsetError(f"secret {name!r} is allowed but not set; set {PREFIX}{name.upper()}")
         return value
 
     async def close(self) -> None:

@@ -2,12 +2,27 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Protocol
+
+from rollout.model.errors import UnavailableError
+
+
+class SecretUnsetError(UnavailableError):
+    """An allowed secret that nobody has set; that may be as intended."""
+
+    code = "secret_not_set"
 
 
 class SecretStore(Protocol):
+    @property
+    def allowed(self) -> Mapping[str, str]:
+        """Names that may be read, by the environment variable in which executors' processes find them."""
+        ...
+
     async def get(self, name: str) -> str:
-        """ConfigError: not on the allowlist. UnavailableError: allowed, but not set (may be provisioned later)."""
+        """ConfigError: not on the allowlist, or it can never be read so. SecretUnsetError: nobody has set it, which
+        may be as intended. UnavailableError: it may be read later. No error quotes a value."""
         ...
 
     async def close(self) -> None: ...

@@ -55,6 +55,7 @@ _HANDLERS: dict[type, Callable[[State, Any], None]] = {
     ev.WorkerHello: hello.hello,
     ev.WorkerGone: workers.gone,
     ev.WorkerGoodbye: workers.goodbye,
+    ev.WorkerLeaving: workers.leaving,
     ev.WorkerBeat: workers.beat,
     ev.WorkerCredit: workers.credit,
     ev.WorkerStarted: results.started,

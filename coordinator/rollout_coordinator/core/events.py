@@ -96,6 +96,7 @@ class WorkerHello:
     started: list[Keys] = field(default_factory=list[Keys])
     unacknowledged: list[Keys] = field(default_factory=list[Keys])
     draining: bool = False
+    preempted: bool = False  # its machine is being taken away
     address: str = ""  # from where it connected
 
 
@@ -110,6 +111,15 @@ class WorkerGone:
 class WorkerGoodbye:
     session: str
     reason: str
+
+
+@dataclass(slots=True)
+class WorkerLeaving:
+    """It drains by itself. `preempted`: since its machine is being taken away."""
+
+    session: str
+    reason: str
+    preempted: bool = False
 
 
 @dataclass(slots=True)
@@ -304,7 +314,7 @@ class Tick:
 
 Event = (
     SubmitOpen | SubmitItems | SubmitSeal | RunCommand | RunDelete | WorkerHello | WorkerGone | WorkerGoodbye
-    | WorkerBeat | WorkerCredit | WorkerStarted | WorkerResults | WorkerReleased | WorkerCauses | WorkerConfirm
-    | WorkerSpawn | WorkerWaiting | WorkerProgress | WorkerCommand | Loaded | IdsLoaded | ResultsLoaded | RunLoaded
-    | Tick
+    | WorkerLeaving | WorkerBeat | WorkerCredit | WorkerStarted | WorkerResults | WorkerReleased | WorkerCauses
+    | WorkerConfirm | WorkerSpawn | WorkerWaiting | WorkerProgress | WorkerCommand | Loaded | IdsLoaded | ResultsLoaded
+    | RunLoaded | Tick
 )  # fmt: skip

@@ -13,6 +13,9 @@ from rollout_coordinator.core.commit import close_in_flight
 from rollout_coordinator.core.state import AttemptBatch, State, Worker
 from rollout_coordinator.core.step import NO_EVIDENCE, Evidence
 
+PREEMPTED = "preempted"
+"""Code of an attempt that ended with a machine that gave notice; it counts against nothing."""
+
 
 def retry_or_fail(
     state: State, batch: AttemptBatch, seq: int, failure: Failure, left: Evidence = NO_EVIDENCE
@@ -20,6 +23,9 @@ def retry_or_fail(
     """The failure that ends the item, or None when the attempt ended here and the item goes on. `left`: its
     evidence."""
     spec = batch.info.spec
+    if taken_away(state, batch) and (failure.worker_lost or failure.retryable):
+        end_attempt(state, batch, seq, AttemptEnd.RELEASED, PREEMPTED, failure.message, left=left)
+        return None
     if failure.worker_lost:
         final = loss_is_final(state, batch)
         if final is None:
@@ -48,8 +54,17 @@ def loss_is_final(state: State, batch: AttemptBatch) -> Failure | None:
     return None
 
 
+def taken_away(state: State, batch: AttemptBatch) -> bool:
+    """Its machine gave notice: whatever goes wrong there is put down to that. One that must not run twice is not."""
+    return batch.worker.preempted and not batch.info.spec.fail_on_worker_lost and state.safe.preemption_costs_none
+
+
 def worker_lost(state: State, batch: AttemptBatch, seq: int, code: str) -> None:
     """A started attempt died with its worker."""
+    if taken_away(state, batch):
+        message = f"the machine of worker {batch.worker.id} was taken away"
+        end_attempt(state, batch, seq, AttemptEnd.RELEASED, PREEMPTED, message)
+        return
     final = loss_is_final(state, batch) if batch.log.run.state not in ENDED else None
     if final is None:
         end_attempt(state, batch, seq, AttemptEnd.WORKER_LOST, code, f"worker {batch.worker.id} was lost")

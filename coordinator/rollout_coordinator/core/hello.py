@@ -52,6 +52,7 @@ def hello(state: State, event: WorkerHello) -> None:
     worker.set_inventory(event.inventory)
     set_credit(worker, event.credit)
     worker.fenced = False
+    worker.preempted = worker.preempted or event.preempted
     worker.reason = ""
     worker.ended_ms = 0
     worker.due_at = state.now.mono

@@ -50,6 +50,8 @@ class Safeguards:
     """An item that keeps failing fails for good."""
     losses_limited: bool = True
     """An item that keeps killing workers ends."""
+    preemption_costs_none: bool = True
+    """What is lost to a machine that gave notice uses up no try of its item."""
     lost_is_final: bool = True
     """An item that must not run twice does not after its worker was lost."""
     lost_work_runs_again: bool = True

@@ -373,8 +373,8 @@ class Worker:
     __slots__ = (
         "address", "batches", "by_run", "bytes", "capacity", "causes", "credit", "credit_runs", "done",
         "drain_argument", "due_at", "ended_ms", "failure_emitted", "fenced", "fits", "given_back", "holds", "host_id",
-        "id", "in_flight", "incoming", "inventory", "kind", "load", "reason", "registered_ms", "replaced", "revoke",
-        "running", "session", "state", "used", "waiting",
+        "id", "in_flight", "incoming", "inventory", "kind", "load", "preempted", "reason", "registered_ms",
+        "replaced", "revoke", "running", "session", "state", "used", "waiting",
     )  # fmt: skip
 
     def __init__(self, incarnation: str, host_id: str, inventory: Inventory, state: WorkerState, now: Now) -> None:
@@ -400,6 +400,7 @@ class Worker:
         self.causes: list[Cause] = []  # what it cannot start
         self.given_back: dict[Requirements, float] = {}  # what it gets none of until then: see results.released
         self.fenced = False
+        self.preempted = False  # its machine is being taken away: what goes wrong there is nobody's fault
         self.failure_emitted = False
         self.set_inventory(inventory)
 

@@ -24,6 +24,7 @@ from rollout_coordinator.core.events import (
     WorkerCredit,
     WorkerGone,
     WorkerGoodbye,
+    WorkerLeaving,
     WorkerProgress,
 )
 from rollout_coordinator.core.failures import reclaim, timed_out
@@ -146,6 +147,14 @@ def goodbye(state: State, event: WorkerGoodbye) -> None:
     write_worker(state, worker)
     fields = {**named(worker), "reason": event.reason, "items": items}
     state.step.sends.append(Emit(names.WORKER_DEREGISTERED, "info", fields))
+
+
+def leaving(state: State, event: WorkerLeaving) -> None:
+    worker = worker_of_session(state, event.session)
+    if worker is None or worker.state not in (WorkerState.READY, WorkerState.DRAINING):
+        return
+    worker.preempted = worker.preempted or event.preempted
+    drain(state, worker, event.reason or "the worker itself asked for it")
 
 
 # ---- what an operator says to it

@@ -19,7 +19,8 @@ from typing import Any
 
 import structlog
 from rollout.config.logging import redact_text
-from rollout.model.errors import ProtocolError
+from rollout.model.errors import AttemptError, ProtocolError
+from rollout.model.item import Failure
 from rollout.wire.v1 import common_pb2, work_pb2
 
 from rollout_worker import session_events as ev
@@ -134,6 +135,9 @@ class ChildProcess:
             reason, code = await self._run()
         except (OSError, ValueError) as error:  # ValueError: a NUL in a variable that the run's configuration sets
             reason, code = f"it could not be started: {error}", ""
+        except AttemptError as error:  # what it needs from outside is not there: told in words, as of one that ran
+            self._handlers.event(ev.ChildFailed(self.number, Failure(error.error_code, error.message, error.retry)))
+            reason, code = error.message, ""
         if self._group is not None:
             self._group.remove()
         self.done.set()

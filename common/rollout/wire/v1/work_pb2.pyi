@@ -8,7 +8,7 @@ from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 DESCRIPTOR: _descriptor.FileDescriptor
 
 class WorkUp(_message.Message):
-    __slots__ = ("epoch", "session", "hello", "credit", "started", "progress", "results", "released", "confirm", "spawn", "waiting", "goodbye", "causes", "then")
+    __slots__ = ("epoch", "session", "hello", "credit", "started", "progress", "results", "released", "confirm", "spawn", "waiting", "goodbye", "causes", "leaving", "then")
     EPOCH_FIELD_NUMBER: _ClassVar[int]
     SESSION_FIELD_NUMBER: _ClassVar[int]
     HELLO_FIELD_NUMBER: _ClassVar[int]
@@ -22,6 +22,7 @@ class WorkUp(_message.Message):
     WAITING_FIELD_NUMBER: _ClassVar[int]
     GOODBYE_FIELD_NUMBER: _ClassVar[int]
     CAUSES_FIELD_NUMBER: _ClassVar[int]
+    LEAVING_FIELD_NUMBER: _ClassVar[int]
     THEN_FIELD_NUMBER: _ClassVar[int]
     epoch: int
     session: str
@@ -36,8 +37,9 @@ class WorkUp(_message.Message):
     waiting: Waiting
     goodbye: Goodbye
     causes: Causes
+    leaving: Leaving
     then: _containers.RepeatedCompositeFieldContainer[WorkUp]
-    def __init__(self, epoch: _Optional[int] = ..., session: _Optional[str] = ..., hello: _Optional[_Union[Hello, _Mapping]] = ..., credit: _Optional[_Union[Credit, _Mapping]] = ..., started: _Optional[_Union[Started, _Mapping]] = ..., progress: _Optional[_Union[Progress, _Mapping]] = ..., results: _Optional[_Union[Results, _Mapping]] = ..., released: _Optional[_Union[Released, _Mapping]] = ..., confirm: _Optional[_Union[Confirm, _Mapping]] = ..., spawn: _Optional[_Union[Spawn, _Mapping]] = ..., waiting: _Optional[_Union[Waiting, _Mapping]] = ..., goodbye: _Optional[_Union[Goodbye, _Mapping]] = ..., causes: _Optional[_Union[Causes, _Mapping]] = ..., then: _Optional[_Iterable[_Union[WorkUp, _Mapping]]] = ...) -> None: ...
+    def __init__(self, epoch: _Optional[int] = ..., session: _Optional[str] = ..., hello: _Optional[_Union[Hello, _Mapping]] = ..., credit: _Optional[_Union[Credit, _Mapping]] = ..., started: _Optional[_Union[Started, _Mapping]] = ..., progress: _Optional[_Union[Progress, _Mapping]] = ..., results: _Optional[_Union[Results, _Mapping]] = ..., released: _Optional[_Union[Released, _Mapping]] = ..., confirm: _Optional[_Union[Confirm, _Mapping]] = ..., spawn: _Optional[_Union[Spawn, _Mapping]] = ..., waiting: _Optional[_Union[Waiting, _Mapping]] = ..., goodbye: _Optional[_Union[Goodbye, _Mapping]] = ..., causes: _Optional[_Union[Causes, _Mapping]] = ..., leaving: _Optional[_Union[Leaving, _Mapping]] = ..., then: _Optional[_Iterable[_Union[WorkUp, _Mapping]]] = ...) -> None: ...
 
 class WorkDown(_message.Message):
     __slots__ = ("epoch", "session", "welcome", "assign", "accepted", "revoke", "cancel", "pause", "children", "resume", "ended", "then")
@@ -68,7 +70,7 @@ class WorkDown(_message.Message):
     def __init__(self, epoch: _Optional[int] = ..., session: _Optional[str] = ..., welcome: _Optional[_Union[Welcome, _Mapping]] = ..., assign: _Optional[_Union[Assign, _Mapping]] = ..., accepted: _Optional[_Union[Accepted, _Mapping]] = ..., revoke: _Optional[_Union[Revoke, _Mapping]] = ..., cancel: _Optional[_Union[Cancel, _Mapping]] = ..., pause: _Optional[_Union[Pause, _Mapping]] = ..., children: _Optional[_Union[ChildResults, _Mapping]] = ..., resume: _Optional[_Union[Resume, _Mapping]] = ..., ended: _Optional[_Union[RunEnded, _Mapping]] = ..., then: _Optional[_Iterable[_Union[WorkDown, _Mapping]]] = ...) -> None: ...
 
 class Hello(_message.Message):
-    __slots__ = ("incarnation", "inventory", "held", "held_started", "unacknowledged", "credit", "draining")
+    __slots__ = ("incarnation", "inventory", "held", "held_started", "unacknowledged", "credit", "draining", "preempted")
     INCARNATION_FIELD_NUMBER: _ClassVar[int]
     INVENTORY_FIELD_NUMBER: _ClassVar[int]
     HELD_FIELD_NUMBER: _ClassVar[int]
@@ -76,6 +78,7 @@ class Hello(_message.Message):
     UNACKNOWLEDGED_FIELD_NUMBER: _ClassVar[int]
     CREDIT_FIELD_NUMBER: _ClassVar[int]
     DRAINING_FIELD_NUMBER: _ClassVar[int]
+    PREEMPTED_FIELD_NUMBER: _ClassVar[int]
     incarnation: str
     inventory: _common_pb2.Inventory
     held: _containers.RepeatedCompositeFieldContainer[_common_pb2.AttemptKeys]
@@ -83,7 +86,8 @@ class Hello(_message.Message):
     unacknowledged: _containers.RepeatedCompositeFieldContainer[_common_pb2.AttemptKeys]
     credit: Credit
     draining: bool
-    def __init__(self, incarnation: _Optional[str] = ..., inventory: _Optional[_Union[_common_pb2.Inventory, _Mapping]] = ..., held: _Optional[_Iterable[_Union[_common_pb2.AttemptKeys, _Mapping]]] = ..., held_started: _Optional[_Iterable[_Union[_common_pb2.AttemptKeys, _Mapping]]] = ..., unacknowledged: _Optional[_Iterable[_Union[_common_pb2.AttemptKeys, _Mapping]]] = ..., credit: _Optional[_Union[Credit, _Mapping]] = ..., draining: bool = ...) -> None: ...
+    preempted: bool
+    def __init__(self, incarnation: _Optional[str] = ..., inventory: _Optional[_Union[_common_pb2.Inventory, _Mapping]] = ..., held: _Optional[_Iterable[_Union[_common_pb2.AttemptKeys, _Mapping]]] = ..., held_started: _Optional[_Iterable[_Union[_common_pb2.AttemptKeys, _Mapping]]] = ..., unacknowledged: _Optional[_Iterable[_Union[_common_pb2.AttemptKeys, _Mapping]]] = ..., credit: _Optional[_Union[Credit, _Mapping]] = ..., draining: bool = ..., preempted: bool = ...) -> None: ...
 
 class Credit(_message.Message):
     __slots__ = ("items", "bytes", "run_items")
@@ -215,6 +219,14 @@ class Goodbye(_message.Message):
     REASON_FIELD_NUMBER: _ClassVar[int]
     reason: str
     def __init__(self, reason: _Optional[str] = ...) -> None: ...
+
+class Leaving(_message.Message):
+    __slots__ = ("reason", "preempted")
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    PREEMPTED_FIELD_NUMBER: _ClassVar[int]
+    reason: str
+    preempted: bool
+    def __init__(self, reason: _Optional[str] = ..., preempted: bool = ...) -> None: ...
 
 class Welcome(_message.Message):
     __slots__ = ("cluster", "keep", "drop", "resend", "accepted", "objects_addr", "max_frame_bytes")
