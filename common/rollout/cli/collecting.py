@@ -322,6 +322,8 @@ class WorkloadRun:
         if page.status is not None:
             self._last = page.status
             await to_its_end(self._collector.flush)
+            if self._remote is not None:
+                self._remote.publish_soon(self._collector.cursor)
             await to_its_end(self._collector.refresh)
             self._display.progress(self._snapshot(page.status, await self._board(page.status)))
             self._tell_skipping(page.status)
