@@ -21,7 +21,7 @@ from rollout.cli.streams import keep_going
 from rollout.cli.tokens import TokenFileOption, TokenOption, find_token
 from rollout.cli.version import version_line
 from rollout.cli.words import told_by
-from rollout.config.load import load_settings
+from rollout.config.load import load_settings, located
 from rollout.config.logging import configure
 from rollout.config.parent import has_parent, watch_parent
 from rollout.config.settings import CoordinatorSettings
@@ -76,7 +76,8 @@ def run(
     configure(settings.logging)
     log.info("configuration_read", path=str(config.resolve()))
     try:
-        code = event_loop.run(_serve(settings))
+        with located(None if has_parent() else config):  # whose file is the one that started it
+            code = event_loop.run(_serve(settings))
     except RolloutError as error:
         log.error("coordinator_failed", code=error.code, error=str(error))
         raise

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import pytest
+from api_calls import Calls, recorded
 from gcs_emulator import Gcs, gcs_emulator
 from moto_locked import AwsEmulator, aws_emulator
 
@@ -32,3 +33,10 @@ def gcs(gcs_server: Gcs) -> Gcs:
     """With an empty bucket."""
     gcs_server.renew()
     return gcs_server
+
+
+@pytest.fixture(autouse=True)
+def api_calls() -> Iterator[Calls]:
+    """A call that deploy/iam.yaml has no row for fails the test that makes it."""
+    with recorded() as calls:
+        yield calls

@@ -173,6 +173,11 @@ class CloudSection(_Part):
         return self.s3.prefix if self.provider == "aws" else self.gcs.prefix
 
     @property
+    def endpoint_of_objects(self) -> str:
+        """Empty: the provider's own."""
+        return (self.s3 if self.provider == "aws" else self.gcs).endpoint_url or self.endpoint_url
+
+    @property
     def queue_backend(self) -> str:
         """The queue adapter's name; empty: no provider."""
         return {"aws": "sqs", "gcp": "pubsub"}.get(self.provider, "")

@@ -97,6 +97,8 @@ SENTENCES: dict[str, Sentence] = {
     "maintenance_failed": _trouble("cleaning up the database failed: {error}"),
     "kv_listen_lost": _trouble("the database does not report changes any more: {hint}"),
     # ---- its objects
+    "objects_unreachable": _trouble("{place}[ at {endpoint}] does not answer; trying for 60 s", "place"),
+    "objects_unavailable": _trouble("objects cannot be reached: {error}; next try in {retry_in_s:s}"),
     "objects_server_died": _trouble("the objects server ended ({code}); it starts again in {restart_in_s:s}"),
     "objects_server_not_started": _trouble("the objects server does not start: {error}; next try in {retry_in_s:s}"),
     "objects_server_restarted": _said(

@@ -40,7 +40,7 @@ from rollout.workloads.json_form import JsonObject
 from rollout.workloads.output import RUN_ID, SUMMARY, seal, unseal, write_atomically
 from rollout.workloads.remote_files import content_hash
 
-RECORD = ".published.json"
+RECORD = ".uploaded.json"
 EVERY_S = 60.0
 """Between two uploads of a run that goes on; at least ten times as long as the last one took."""
 _PIECE = 512 << 10
