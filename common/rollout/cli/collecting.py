@@ -17,6 +17,8 @@ from rollout.cli.run_ledger import RunLedger
 from rollout.cli.show import cannot_start, cause_json, figures_of, waiting
 from rollout.cli.words import first_line, when
 from rollout.client import Page, Runs
+from rollout.client.intake import Intake, Items
+from rollout.client.publish import Publisher
 from rollout.model.errors import (
     IncompleteError,
     InputChangedError,
@@ -24,6 +26,7 @@ from rollout.model.errors import (
     NotFoundError,
     OutputChangedError,
     StateError,
+    UnavailableError,
 )
 from rollout.model.ids import short
 from rollout.model.item import NewItem
@@ -100,8 +103,14 @@ class WorkloadRun:
         display: Display,
         name: str = "",
         remote: BucketOutput | None = None,
+        *,
+        intake: Intake | None = None,
+        publisher: Publisher | None = None,
     ) -> None:
-        self.total = checked.total
+        self._total = checked.total
+        self._intake = intake
+        self._publisher = publisher
+        self._unsent = 0
         self.run_id = run_id
         self.submitted = 0
         self._workload = workload
@@ -122,6 +131,11 @@ class WorkloadRun:
         self._idle_told = False
         self._skipping_told = False
         self._causes_told: dict[tuple[str, str, str], tuple[int, bool]] = {}
+
+    @property
+    def total(self) -> int:
+        """Units of the input; of one that goes on: so far."""
+        return self._total if self._intake is None else max(self.submitted, self._intake.taken)
 
     @property
     def committed(self) -> int:
@@ -145,6 +159,10 @@ class WorkloadRun:
         done = status.done + status.failed
         unit, total = self._workload.unit, self.total
         about = f"going on, {done} of {total} {unit} have their result" if resumed else f"{total} {unit}"
+        if self._intake is not None and status.sealed:
+            about = f"its intake has ended; {done} of the {total} {unit} that came have their result"
+        elif self._intake is not None:
+            about = f"going on, {done} of the {total} {unit} that came so far have their result" if resumed else "open"
         self._display.event(
             "run_opened",
             f"run {short(self.run_id)}: {about}",
@@ -165,6 +183,8 @@ class WorkloadRun:
             collecting = asyncio.create_task(self._collect())
             jobs.append(collecting)
             self._collecting = True
+        if self._publisher is not None:
+            jobs.append(asyncio.create_task(self._publisher.run()))
         waiting = set(jobs)
         try:
             while waiting:
@@ -176,6 +196,8 @@ class WorkloadRun:
                 waiting -= done
                 if submitting.done() if collecting is None else collecting.done():
                     break  # also of a run that was killed, which takes no more rows
+            if self._publisher is not None:
+                self._unsent = await self._publisher.finish(self._collector.cursor)
         finally:
             for job in jobs:
                 job.cancel()
@@ -202,6 +224,8 @@ class WorkloadRun:
     def finish_running(self) -> bool:
         """Start nothing more, wait for what runs, and raise Interrupted then. False: the workload does not do so, or
         there is nothing to wait for."""
+        if self._intake is not None and self._collecting and not self._over:
+            return self._drain(self._intake)
         if not self._workload.finishes_running or not self._collecting or self._over:
             return False
         unit, running = self._workload.unit, self._last.running if self._last is not None else 0
@@ -212,6 +236,20 @@ class WorkloadRun:
             running=running,
         )
         self._asked.set()
+        return True
+
+    def _drain(self, intake: Intake) -> bool:
+        unit, left = self._workload.unit, 0
+        if self._last is not None:
+            status = self._last
+            left = max(0, self.total - status.done - status.failed - status.cancelled - status.skipped)
+        self._display.event(
+            "draining",
+            f"no further message is taken, those that were received ahead are given back, and the {left:,} {unit} that "
+            "are in the run are being finished. Ctrl-C once more leaves at once: the same command goes on with them",
+            unfinished=left,
+        )
+        intake.drain()
         return True
 
     async def _pause_when_asked(self) -> None:
@@ -243,6 +281,8 @@ class WorkloadRun:
                 self._collector.flush()
                 if not self._over:
                     self._collector.refresh("interrupted")
+            if self._publisher is not None:
+                self._publisher.save()
         finally:
             self._collector.close()
 
@@ -250,7 +290,19 @@ class WorkloadRun:
         def progress(durable: int) -> None:
             self.submitted = max(self.submitted, durable)
 
-        count = await self._runs.submit(self._spec, self._items, progress=progress)
+        async def submit(items: Items, settle: Callable[[int], None]) -> int:
+            def durable(count: int) -> None:
+                progress(count)
+                settle(count)
+
+            return await self._runs.submit(self._spec, items, progress=durable)
+
+        if self._intake is None:
+            count = await self._runs.submit(self._spec, self._items, progress=progress)
+        else:
+            count = await self._intake.run(submit)
+            if unsure := self._intake.unsure:
+                self._display.note(f"note: the queue did not confirm that {unsure} messages are deleted")
         self.submitted = max(self.submitted, count)
 
     def _items(self, start: int) -> Iterator[NewItem]:
@@ -276,6 +328,8 @@ class WorkloadRun:
                 status = await self._follow()
                 if status.state not in ENDED:
                     raise Interrupted
+                if self._intake is not None:
+                    self._collector.expect(status.submitted)
                 summary = await to_its_end(
                     self._collector.finish,
                     status.state,
@@ -319,9 +373,15 @@ class WorkloadRun:
             for entry in entries:
                 for name, message, fields in self._workload.remarks(entry):
                     self._display.event(name, message, **fields)
+            if self._intake is not None:
+                self._intake.committed(self._collector.cursor)
         if page.status is not None:
             self._last = page.status
             await to_its_end(self._collector.flush)
+            if self._remote is not None:
+                self._remote.publish_soon(self._collector.cursor)
+            if self._publisher is not None:
+                self._publisher.flushed(self._collector.cursor)
             await to_its_end(self._collector.refresh)
             self._display.progress(self._snapshot(page.status, await self._board(page.status)))
             self._tell_skipping(page.status)
@@ -360,7 +420,8 @@ class WorkloadRun:
                 self._display.event("cause_gone", f"the run goes on: {GONE[about[1]]}", code=about[1])
 
     def _tell_idle(self, status: pb.RunStatus) -> None:
-        if status.running or status.causes or status.state != "running":
+        quiet = self._intake is not None and self._final(status) >= status.submitted
+        if quiet or status.running or status.causes or status.state != "running":
             self._busy_at, self._idle_told = time.monotonic(), False
             return
         idle_s = time.monotonic() - self._busy_at
@@ -395,8 +456,9 @@ class WorkloadRun:
         return self._collector.board(running, status.running)
 
     def _snapshot(self, status: pb.RunStatus, board: Board | None = None) -> Snapshot:
-        final = status.done + status.failed + status.cancelled + status.skipped
+        final = self._final(status)
         per_s, measure_per_s = self._rates.add(final, status.units_out)
+        self._observe(status, per_s)
         state = "pausing" if status.pausing and status.state == "paused" else status.state
         return Snapshot(
             total=self.total,
@@ -409,14 +471,28 @@ class WorkloadRun:
             workers=status.workers,
             per_s=round(per_s, 3),
             measure_per_s=round(measure_per_s, 3),
-            eta_s=eta(self.total - final, per_s, workers=status.workers, state=state),
+            eta_s=None
+            if self._intake is not None
+            else eta(self.total - final, per_s, workers=status.workers, state=state),
             state=state,
             unit=self._workload.unit,
             measure=self._workload.measure,
             note=status.note,
             figures=figures_of(status),
             board=board,
+            intake="" if self._intake is None else self._intake.state,
+            waiting=None if self._intake is None else self._intake.depth,
         )
+
+    def _final(self, status: pb.RunStatus) -> int:
+        """Units that have their result."""
+        return max(self._collector.cursor, status.done + status.failed + status.cancelled + status.skipped)
+
+    def _observe(self, status: pb.RunStatus, per_s: float) -> None:
+        """What the cluster can do is what is taken."""
+        if self._intake is not None:
+            active = status.state == "running"
+            self._intake.observe(final=self._final(status), running=status.running, per_s=per_s, active=active)
 
     def _finish(self, directory: Path, status: pb.RunStatus, summary: JsonObject, made: list[str]) -> int:
         self._display.close()
@@ -431,6 +507,11 @@ class WorkloadRun:
                 f"run {short(self.run_id)} is completed with {self._collector.cursor} of the {self.total} "
                 f"{self._workload.unit} of the input: it was sealed when the input was another. Name another output "
                 "directory to start a new run"
+            )
+        if self._unsent and self._publisher is not None:
+            raise UnavailableError(
+                f"{self._unsent:,} of the {self._collector.cursor:,} results are in {directory}, and not in the output "
+                f"queue: {self._publisher.why or 'it takes them too slowly'}. The same command sends them"
             )
         return OK if status.state == "completed" and self._workload.succeeded(summary) else FAILED
 

@@ -11,7 +11,7 @@ import json
 import shlex
 import threading
 from collections.abc import AsyncGenerator, Coroutine, Sequence
-from contextlib import asynccontextmanager, suppress
+from contextlib import asynccontextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
@@ -32,8 +32,11 @@ from rollout.cli.streams import keep_going
 from rollout.cli.waits import Waits
 from rollout.cli.words import unsuccessful
 from rollout.client.embedded import Embedded
+from rollout.client.intake import Intake
+from rollout.client.intake_queues import Queues, opened
 from rollout.client.origin import authority_of, keep_origin, origin_of
 from rollout.client.private import STATE_DIR, PrivateRun, remember_command, remember_private_run, state_of
+from rollout.client.publish import Publisher, published
 from rollout.client.runs import Runs, new_ulid
 from rollout.client.snapshots import SHORT, Snapshot, bring_snapshot, keep_names, pin_snapshot
 from rollout.client.target import Target, Wish, connected, find_target, private_target
@@ -204,6 +207,7 @@ class _Invocation:
         self._name = ""
         self._known = ""
         self._sources: dict[str, tuple[Target, Snapshot]] = {}
+        self._queues: Queues | None = None
         self._remote: BucketOutput | None = None
 
     async def run(self) -> int:
@@ -237,7 +241,7 @@ class _Invocation:
             tell=self._display.step,
             note=self._note,
         )
-        self._display.note(f"results are collected in {output.path}, and uploaded to {url} when the run has ended")
+        self._display.note(f"results are collected in {output.path}, and uploaded to {url} from there")
         try:
             await remote.open(resume=self._options.resume is not None, private=self._target.private is not None)
             self._remote = remote
@@ -295,6 +299,8 @@ class _Invocation:
                 await self._compare(stored, checked, output)
             if known is not None:
                 summary = await asyncio.to_thread(finished, workload, output, known, stored, checked)
+                if summary is not None and self._owes_results(output, known, summary, checked):
+                    summary = None
                 if summary is not None and not checked.follows:
                     checked.follows = workload.unfinished(summary)
                 if checked.follows:
@@ -303,11 +309,29 @@ class _Invocation:
                     return await self._complete(
                         output.path, known, resumed_config(workload, stored, checked.config), summary
                     )
+        if checked.queue is not None and self._options.detach:
+            raise ConfigError(
+                "--detach: rows that arrive from a queue are taken by this command, for as long as it runs"
+            )
+        async with opened(checked.queue) if checked.queue is not None else nullcontext() as self._queues:
+            for note in self._queues.notes() if self._queues is not None else ():
+                self._display.note(noted(note))
+            return await self._start(output, known, stored, checked)
+
+    async def _start(
+        self, output: OutputDirectory, known: str | None, stored: JsonObject | None, checked: Checked
+    ) -> int:
         patience_s = _PATIENCE_S if known else _FIRST_PATIENCE_S
         async with self._cluster(output.path, patience_s) as runs:
             run_id = known or new_ulid()
             config = await self._unless_failed(self._agree(runs, output, run_id, stored, checked, new=known is None))
             return await self._carry_out(runs, output, run_id, config, checked, resumed=known is not None)
+
+    def _owes_results(self, output: OutputDirectory, run_id: str, summary: JsonObject, checked: Checked) -> bool:
+        """Whether the output queue of a run that is complete lacks some of its results."""
+        if checked.queue is None or not checked.queue.cloud.outlet:
+            return False
+        return published(output.path, run_id) < summary[self._workload.unit]["committed"]
 
     async def _follow(
         self, output: OutputDirectory, known: str, stored: JsonObject, checked: Checked, summary: JsonObject | None
@@ -369,6 +393,8 @@ class _Invocation:
             await self._remote.publish(summary[self._workload.unit]["committed"])
         files = files_of(self._workload, directory, made, self._remote)
         also = f"; made now: {', '.join(made)}" if made else ""
+        if lookup(config, "input.queue"):
+            also += "\nits intake has ended: to take further rows, name another output directory"
         self._display.event("summary", self._complete_text(summary, directory) + also, **summary, files=files)
         return OK
 
@@ -573,7 +599,17 @@ class _Invocation:
         for fault in collector.faults:
             self._display.note(f"note: {fault}; what it should hold is written anew from the ledger")
         run = WorkloadRun(
-            self._workload, runs, run_id, config, checked, collector, self._display, self._name, self._remote
+            self._workload,
+            runs,
+            run_id,
+            config,
+            checked,
+            collector,
+            self._display,
+            self._name,
+            self._remote,
+            intake=self._intake(runs, run_id, config, checked, output),
+            publisher=self._publisher(runs, run_id, config, checked, output),
         )
         self._run = run
         try:
@@ -595,6 +631,38 @@ class _Invocation:
             return await run.carry_out(output.path, failure, detach=detach)
         finally:
             await asyncio.shield(asyncio.to_thread(run.close))
+
+    def _intake(
+        self, runs: Runs, run_id: str, config: JsonObject, checked: Checked, output: OutputDirectory
+    ) -> Intake | None:
+        if checked.queue is None or self._queues is None:
+            return None
+        return Intake(
+            self._queues.input,
+            runs,
+            run_id,
+            self._workload.taker(checked, config),
+            skip=checked.queue.skip,
+            lease_s=checked.queue.cloud.lease_s,
+            stop_when_empty_s=checked.queue.stop_when_empty_s,
+            directory=output.path,
+            tell=self._display.note,
+        )
+
+    def _publisher(
+        self, runs: Runs, run_id: str, config: JsonObject, checked: Checked, output: OutputDirectory
+    ) -> Publisher | None:
+        if self._queues is None or self._queues.output is None:
+            return None
+        return Publisher(
+            self._queues.output,
+            runs,
+            run_id,
+            self._workload.writer(config).lines,
+            directory=output.path,
+            where=str(self._remote.url if self._remote is not None else output.path),
+            tell=self._display.note,
+        )
 
     async def _unless_failed(self, work: Coroutine[Any, Any, T]) -> T:
         """Before results are collected, which looks at it itself: nobody waits for a cluster that has ended."""
@@ -623,6 +691,7 @@ class _Invocation:
             known = self._known
             said = f"interrupted before run {known} was asked for; what it has is safe" if known else _NOTHING_SENT
             lines = [said, f"continue with: {command}"] if known else [said]
+            lines += self._left_lock()
             self._display.event("interrupted", "\n".join(lines), run_id=known, committed=0, command=command)
             return
         committed = run.committed
@@ -630,7 +699,7 @@ class _Invocation:
         lines = [f"interrupted: {committed} of {run.total} {unit} are in {directory}; nothing is lost"]
         if self._remote is not None:
             lines.append(f"{min(committed, self._remote.rows)} of {run.total} {unit} are in {self._remote.url}")
-            lines += [self._remote.lock_text] if self._remote.lock_text else []
+            lines += self._left_lock()
         if self._target.private is None:
             how = "is paused" if run.finishing else "goes on"
             submitted = "" if run.submitted >= run.total else f" ({run.submitted} of {run.total} {unit} are submitted)"
@@ -639,6 +708,11 @@ class _Invocation:
             lines.append(f"run {run_id} {how} at the cluster{submitted}{stop}")
         lines.append(f"continue with: {command}")
         self._display.event("interrupted", "\n".join(lines), run_id=run.run_id, committed=committed, command=command)
+
+    def _left_lock(self) -> list[str]:
+        """Of a command that ends at once."""
+        text = self._remote.lock_text if self._remote is not None else ""
+        return [text] if text else []
 
     def _at_once(self) -> None:
         """The second Ctrl-C."""

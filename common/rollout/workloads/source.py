@@ -93,6 +93,10 @@ class InputReport:
     faults: tuple[str, ...] = ()
 
 
+NO_ROWS = InputReport(0, 0, (), "")
+"""Where rows come from elsewhere."""
+
+
 def json_of(line: Line) -> Any:
     """The JSON value of a line, whatever its type. InputError with file and line."""
     try:

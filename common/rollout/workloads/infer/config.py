@@ -15,7 +15,7 @@ from rollout.config.cloud import WithCloud
 from rollout.config.section import Section
 from rollout.config.settings import DAY_MS
 from rollout.model.errors import ConfigError
-from rollout.workloads.sections import InputSection, OutputSection, RunSection, WorkersSection
+from rollout.workloads.sections import OutputSection, QueuedInput, RunSection, WorkersSection
 
 
 class ModelSection(Section):
@@ -83,7 +83,7 @@ class SamplingSection(Section):
         return self
 
 
-class InferInput(InputSection):
+class InferInput(QueuedInput):
     model_in_rows: Literal["error", "ignore"] = Field(
         default="error",
         description="A `model` in an OpenAI row that is not this run's (its uri, or the last part of that). error: the "
