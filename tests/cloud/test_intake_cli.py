@@ -35,7 +35,7 @@ class Scene:
     def config(self, name: str = "map.toml", output: str = "out", **keys: dict[str, Any]) -> str:
         values: dict[str, dict[str, Any]] = {
             "function": {"name": "scoring:score"},
-            "input": {"queue": True, "stop_when_empty_s": 1},
+            "input": {"queue": True, "stop_when_empty_s": 2},
             "output": {"dir": output},
             "run": {"max_attempts": 1},
             "cloud": {"provider": "aws", "region": REGION, "endpoint_url": self.aws.endpoint},
@@ -190,6 +190,7 @@ def test_two_commands_share_a_queue_but_not_a_directory(scene: Scene) -> None:
     for process in (first, second):
         out, _ = process.communicate(timeout=110)
         assert process.returncode == 0, out
+    assert scene.left() == (0, 0)
     assert sorted(scene.results_of("one") + scene.results_of("two")) == [2 * n for n in range(200)]
 
 

@@ -208,7 +208,7 @@ class Intake:
     async def _receive_all(self) -> None:
         await self._began.wait()
         await self._indexed(lambda: None, count=self._feed.taken)
-        pause, empty_since = AWAY_S[0], None
+        pause, empty_since, last = AWAY_S[0], None, False
         self._state = "receiving"
         while not self.draining:
             if (room := self._room()) <= 0:
@@ -216,7 +216,9 @@ class Intake:
                 continue
             asked = self._now()
             try:
-                messages = await self._receive(room)
+                messages = await self._receive(
+                    room, min(POLL_S, self._empty_s) if self._empty_s and not last else POLL_S
+                )
             except UnavailableError as error:
                 self._state = "away"
                 self._tell_again("away", f"the queue cannot be reached: {error.message}; it is tried again")
@@ -226,13 +228,14 @@ class Intake:
             self._back()
             pause = AWAY_S[0]
             if messages:
-                empty_since = None
+                empty_since, last = None, False
                 await self._sort(messages)
                 continue
-            empty_since = asked if empty_since is None else empty_since
-            if await self._is_empty(self._now() - empty_since):
+            if last:
                 self._tell(f"nothing has come from the queue for {self._empty_s:g} s: the intake ends")
                 break
+            empty_since = asked if empty_since is None else empty_since
+            last = await self._is_empty(self._now() - empty_since)  # one long look, for what is on its way
         await self._finish()
 
     async def _is_empty(self, for_s: float) -> bool:
@@ -248,9 +251,8 @@ class Intake:
             return False
         return not self._depth
 
-    async def _receive(self, room: int) -> list[Message]:
+    async def _receive(self, room: int, wait_s: float) -> list[Message]:
         """A drain waits for what was asked for: to break it off would keep messages from everybody for a lease."""
-        wait_s = min(POLL_S, self._empty_s) if self._empty_s else POLL_S
         asking = asyncio.ensure_future(self._queue.dequeue(room, self._lease_s, wait_s))
         try:
             messages = await asyncio.shield(asking)
