@@ -7,7 +7,6 @@ import os
 from collections.abc import AsyncIterator
 from contextlib import aclosing
 
-from aiobotocore.client import AioBaseClient  # noqa: F401  (the hook's place, so that a change of it is noticed here)
 from api_calls import Calls
 from botocore.exceptions import ConnectionClosedError
 from gcs_emulator import Gcs
