@@ -21,6 +21,7 @@ from rollout.model.errors import RolloutError, StorageError, UnavailableError
 from rollout.model.item import NewItem
 from rollout.queues.keeper import Keeper, Loss
 from rollout.queues.port import Message, Queue
+from rollout.queues.probe import is_probe, pass_on
 from rollout.wire.v1 import runs_pb2 as pb
 
 T = TypeVar("T")
@@ -262,7 +263,17 @@ class Intake:
                 await self._give_back_messages(await asking)
             raise
         self._keeper.hold(messages)
-        return messages
+        return await self._without_probes(messages)
+
+    async def _without_probes(self, messages: list[Message]) -> list[Message]:
+        """Those of a doctor go back to it."""
+        probes = [message for message in messages if is_probe(message)]
+        if not probes:
+            return messages
+        self._keeper.release(probes)
+        with suppress(UnavailableError):
+            await pass_on(self._queue, probes)
+        return [message for message in messages if message not in probes]
 
     def _room(self) -> int:
         if not self._running:
