@@ -36,6 +36,7 @@ from rollout_coordinator.health import Probes
 from rollout_coordinator.leadership import Part
 from rollout_coordinator.lease import LeaseKeeper
 from rollout_coordinator.ledger.port import EventsOf
+from rollout_coordinator.objects_opening import open_objects
 from rollout_coordinator.server import bind_join_server, bind_server
 from rollout_coordinator.upkeep import maintain
 from rollout_coordinator.wiring import Parts, advertised, build_lease, tls_directory
@@ -117,8 +118,11 @@ class Coordinator:
         """Opens stores and ports. ConfigError for what a person must change; waits for a database that is away."""
         p = self._parts
         await p.objects_child.prepare()
-        for opening in (p.ledger.open, p.storage.open, p.store.open):
+        for opening in (p.ledger.open, p.storage.open):
             await self._patiently(opening)
+        await self._patiently(
+            lambda: open_objects(p.store, p.storage, p.settings, self._has_runs), told="objects_unavailable"
+        )
         transport = p.settings.transport
         tls_dir = tls_directory(p.settings)
         authority = Authority.load_or_create(tls_dir, transport.cluster)
@@ -182,8 +186,12 @@ class Coordinator:
                 "is lost for good, give this cluster a new database"
             )
 
-    async def _patiently(self, opening: Callable[[], Awaitable[T]]) -> T:
-        """Tries again while the database is away; `stop` ends the waiting with what the last try said."""
+    async def _has_runs(self) -> bool:
+        return bool(await self._parts.ledger.run_views((), 1))
+
+    async def _patiently(self, opening: Callable[[], Awaitable[T]], told: str = "storage_unreachable") -> T:
+        """Tries again while the database is away; `stop` ends the waiting with what the last try said. `told`: as
+        which event."""
         pause = OPEN_RETRY_S
         while True:
             try:
@@ -191,7 +199,7 @@ class Coordinator:
             except StorageFaultError:
                 raise  # a person must do something first
             except StorageUnavailableError as error:
-                log.warning("storage_unreachable", error=str(error), retry_in_s=pause)
+                log.warning(told, error=str(error), retry_in_s=pause)
                 with contextlib.suppress(TimeoutError):
                     await asyncio.wait_for(self._stop.wait(), pause)
                 if self._stop.is_set():

@@ -10,6 +10,7 @@ from __future__ import annotations
 import io
 import itertools
 import json
+import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -20,6 +21,7 @@ from typing import Any, cast
 from urllib.parse import parse_qs, unquote, urlsplit
 
 from gcp_storage_emulator import server as emulator
+from gcp_storage_emulator.exceptions import Conflict
 from gcp_storage_emulator.handlers import buckets, objects
 from gcp_storage_emulator.storage import Storage
 from rollout.config.cloud import GCS_CHUNK_UNIT, CloudSection
@@ -112,6 +114,14 @@ class Gcs:
 
     def unfinished(self) -> list[str]:
         return [session.key for session in self.sessions.values() if session.finished is None]
+
+
+def _multipart(content_type: str, body: bytes) -> tuple[dict[str, Any], bytes]:
+    """Metadata and content: https://www.rfc-editor.org/rfc/rfc2387."""
+    boundary = b"--" + content_type.partition("boundary=")[2].strip("\"'").encode()
+    _, meta, rest = body.split(boundary, 2)
+    content = rest[: rest.rindex(b"\r\n" + boundary)]
+    return json.loads(meta.partition(b"\r\n\r\n")[2]), content.partition(b"\r\n\r\n")[2]
 
 
 class _Handler(emulator.RequestHandler):
@@ -268,8 +278,9 @@ class _Handler(emulator.RequestHandler):
         meta: dict[str, Any] = {}
         if query.get("uploadType") == "resumable":
             meta = json.loads(body or b"{}")
-        elif query.get("uploadType") == "multipart" and "name" not in query:
-            raise Answered(400, failure(400, "our own uploads name the object in the query", "required"))
+        content = b""
+        if query.get("uploadType") == "multipart":  # the emulator takes long for large ones
+            meta, content = _multipart(self.headers["Content-Type"], body)
         key = query.get("name") or meta["name"]
         self._held_to(query.get("ifGenerationMatch"), bucket, key)
         if query.get("uploadType") == "resumable":
@@ -277,6 +288,12 @@ class _Handler(emulator.RequestHandler):
             self.gcs.sessions[name] = Session(bucket, key, meta, query.get("ifGenerationMatch"))
             where = f"http://{self.headers['Host']}{UPLOAD}{bucket}/o?uploadType=resumable&upload_id={name}"
             raise Answered(200, headers={"Location": where})
+        if query.get("uploadType") == "multipart":
+            try:
+                made = self._create(Session(bucket, key, meta, None, [content]))
+            except Conflict as e:
+                raise Answered(400, failure(400, str(e), "invalid")) from e
+            raise Answered(200, made)
 
     def _session(self, method: str, name: str, body: bytes) -> None:
         session = self.gcs.sessions.get(name)
@@ -312,7 +329,7 @@ class _Handler(emulator.RequestHandler):
             "application/octet-stream",
             str(len(content)),
             {**session.meta, "name": session.key},
-        )
+        ) | ({"md5Hash": session.meta["md5Hash"]} if "md5Hash" in session.meta else {})
         made = private._checksums(content, made)
         self.storage.create_file(session.bucket, session.key, content, made)
         return made
@@ -332,3 +349,10 @@ def gcs_emulator() -> Iterator[Gcs]:
         finally:
             server.shutdown()
             thread.join()
+
+
+if __name__ == "__main__":
+    with gcs_emulator() as served:
+        served.make_bucket("bench")
+        print(served.endpoint, flush=True)
+        sys.stdin.read()

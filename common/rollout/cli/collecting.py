@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import aclosing, suppress
 from dataclasses import replace
 from pathlib import Path
@@ -17,6 +17,8 @@ from rollout.cli.run_ledger import RunLedger
 from rollout.cli.show import cannot_start, cause_json, figures_of, waiting
 from rollout.cli.words import first_line, when
 from rollout.client import Page, Runs
+from rollout.client.intake import Intake, Items
+from rollout.client.publish import Publisher
 from rollout.model.errors import (
     IncompleteError,
     InputChangedError,
@@ -24,6 +26,7 @@ from rollout.model.errors import (
     NotFoundError,
     OutputChangedError,
     StateError,
+    UnavailableError,
 )
 from rollout.model.ids import short
 from rollout.model.item import NewItem
@@ -32,6 +35,7 @@ from rollout.wire.v1 import runs_pb2 as pb
 from rollout.workloads.collector import Attempts, Collector
 from rollout.workloads.json_form import JsonObject
 from rollout.workloads.port import Board, Checked, Running, Workload
+from rollout.workloads.publishing import BucketOutput
 
 _AGAIN = {"paused": "resume", "interrupted": "continue", "failed": "continue", "killed": "continue"}
 _ENDED_BY_IT = {"interrupted": "was interrupted", "failed": "failed", "killed": "was killed", "paused": "is paused"}
@@ -68,9 +72,16 @@ async def to_its_end(function: Callable[..., T], *arguments: Any, **named: Any) 
     return work.result()
 
 
-def files_of(workload: Workload[Any, Any], directory: Path) -> dict[str, str]:
-    """The result files that are there: name to path."""
-    return {name: str(directory / name) for name in workload.result_files if (directory / name).exists()}
+def files_of(
+    workload: Workload[Any, Any], directory: Path, made: Iterable[str] = (), remote: BucketOutput | None = None
+) -> dict[str, str]:
+    """The result files that are there, and those that were `made` beside them: name to path, or to URL where they are
+    `remote`."""
+    there = [directory / name for name in workload.result_files if (directory / name).exists()]
+    paths = {path.name: path for path in (*there, *map(Path, made))}
+    if remote is None:
+        return {name: str(path) for name, path in paths.items()}
+    return {name: remote.place(path.relative_to(directory).as_posix()) for name, path in paths.items()}
 
 
 def _killed(status: pb.RunStatus) -> str:
@@ -91,8 +102,15 @@ class WorkloadRun:
         collector: Collector,
         display: Display,
         name: str = "",
+        remote: BucketOutput | None = None,
+        *,
+        intake: Intake | None = None,
+        publisher: Publisher | None = None,
     ) -> None:
-        self.total = checked.total
+        self._total = checked.total
+        self._intake = intake
+        self._publisher = publisher
+        self._unsent = 0
         self.run_id = run_id
         self.submitted = 0
         self._workload = workload
@@ -103,6 +121,7 @@ class WorkloadRun:
         self._spec = replace(workload.spec(run_id, config), name=name)
         self._collector = collector
         self._display = display
+        self._remote = remote
         self._rates = Rates()
         self._over = False
         self._asked = asyncio.Event()
@@ -112,6 +131,11 @@ class WorkloadRun:
         self._idle_told = False
         self._skipping_told = False
         self._causes_told: dict[tuple[str, str, str], tuple[int, bool]] = {}
+
+    @property
+    def total(self) -> int:
+        """Units of the input; of one that goes on: so far."""
+        return self._total if self._intake is None else max(self.submitted, self._intake.taken)
 
     @property
     def committed(self) -> int:
@@ -135,6 +159,11 @@ class WorkloadRun:
         done = status.done + status.failed
         unit, total = self._workload.unit, self.total
         about = f"going on, {done} of {total} {unit} have their result" if resumed else f"{total} {unit}"
+        if self._intake is not None and status.sealed:
+            about = f"its intake has ended; {done} of the {total} {unit} that came have their result"
+        elif self._intake is not None:
+            so_far = f"going on, {done} of the {total} {unit} that came so far have their result; " if resumed else ""
+            about = f"{so_far}takes {unit} from the queue {self._intake.source}"
         self._display.event(
             "run_opened",
             f"run {short(self.run_id)}: {about}",
@@ -155,6 +184,9 @@ class WorkloadRun:
             collecting = asyncio.create_task(self._collect())
             jobs.append(collecting)
             self._collecting = True
+        if self._publisher is not None:
+            self._publisher.start()
+            jobs.append(self._publisher.job)
         waiting = set(jobs)
         try:
             while waiting:
@@ -166,6 +198,8 @@ class WorkloadRun:
                 waiting -= done
                 if submitting.done() if collecting is None else collecting.done():
                     break  # also of a run that was killed, which takes no more rows
+            if self._publisher is not None:
+                self._unsent = await self._publisher.finish(self._collector.cursor)
         finally:
             for job in jobs:
                 job.cancel()
@@ -180,6 +214,8 @@ class WorkloadRun:
             made = await self._workload.finished(
                 self._ledger.fetch, self._config, directory, summary, self._display.note
             )
+        if self._remote is not None:
+            await self._remote.publish(self._collector.cursor)
         return self._finish(directory, status, summary, made)
 
     @property
@@ -190,6 +226,8 @@ class WorkloadRun:
     def finish_running(self) -> bool:
         """Start nothing more, wait for what runs, and raise Interrupted then. False: the workload does not do so, or
         there is nothing to wait for."""
+        if self._intake is not None and self._collecting and not self._over:
+            return self._drain(self._intake)
         if not self._workload.finishes_running or not self._collecting or self._over:
             return False
         unit, running = self._workload.unit, self._last.running if self._last is not None else 0
@@ -200,6 +238,20 @@ class WorkloadRun:
             running=running,
         )
         self._asked.set()
+        return True
+
+    def _drain(self, intake: Intake) -> bool:
+        unit, left = self._workload.unit, 0
+        if self._last is not None:
+            status = self._last
+            left = max(0, self.total - status.done - status.failed - status.cancelled - status.skipped)
+        self._display.event(
+            "draining",
+            f"no further message is taken, those that were received ahead are given back, and the {left:,} {unit} that "
+            "are in the run are being finished. Ctrl-C once more leaves at once: the same command goes on with them",
+            unfinished=left,
+        )
+        intake.drain()
         return True
 
     async def _pause_when_asked(self) -> None:
@@ -231,6 +283,8 @@ class WorkloadRun:
                 self._collector.flush()
                 if not self._over:
                     self._collector.refresh("interrupted")
+            if self._publisher is not None:
+                self._publisher.save()
         finally:
             self._collector.close()
 
@@ -238,7 +292,19 @@ class WorkloadRun:
         def progress(durable: int) -> None:
             self.submitted = max(self.submitted, durable)
 
-        count = await self._runs.submit(self._spec, self._items, progress=progress)
+        async def submit(items: Items, settle: Callable[[int], None]) -> int:
+            def durable(count: int) -> None:
+                progress(count)
+                settle(count)
+
+            return await self._runs.submit(self._spec, items, progress=durable)
+
+        if self._intake is None:
+            count = await self._runs.submit(self._spec, self._items, progress=progress)
+        else:
+            count = await self._intake.run(submit)
+            if unsure := self._intake.unsure:
+                self._display.note(f"note: the queue did not confirm that {unsure} messages are deleted")
         self.submitted = max(self.submitted, count)
 
     def _items(self, start: int) -> Iterator[NewItem]:
@@ -264,6 +330,8 @@ class WorkloadRun:
                 status = await self._follow()
                 if status.state not in ENDED:
                     raise Interrupted
+                if self._intake is not None:
+                    self._collector.expect(status.submitted)
                 summary = await to_its_end(
                     self._collector.finish,
                     status.state,
@@ -307,9 +375,15 @@ class WorkloadRun:
             for entry in entries:
                 for name, message, fields in self._workload.remarks(entry):
                     self._display.event(name, message, **fields)
+            if self._intake is not None:
+                self._intake.committed(self._collector.cursor)
         if page.status is not None:
             self._last = page.status
             await to_its_end(self._collector.flush)
+            if self._remote is not None:
+                self._remote.publish_soon(self._collector.cursor)
+            if self._publisher is not None:
+                self._publisher.flushed(self._collector.cursor)
             await to_its_end(self._collector.refresh)
             self._display.progress(self._snapshot(page.status, await self._board(page.status)))
             self._tell_skipping(page.status)
@@ -348,7 +422,8 @@ class WorkloadRun:
                 self._display.event("cause_gone", f"the run goes on: {GONE[about[1]]}", code=about[1])
 
     def _tell_idle(self, status: pb.RunStatus) -> None:
-        if status.running or status.causes or status.state != "running":
+        quiet = self._intake is not None and self._final(status) >= status.submitted
+        if quiet or status.running or status.causes or status.state != "running":
             self._busy_at, self._idle_told = time.monotonic(), False
             return
         idle_s = time.monotonic() - self._busy_at
@@ -383,8 +458,9 @@ class WorkloadRun:
         return self._collector.board(running, status.running)
 
     def _snapshot(self, status: pb.RunStatus, board: Board | None = None) -> Snapshot:
-        final = status.done + status.failed + status.cancelled + status.skipped
+        final = self._final(status)
         per_s, measure_per_s = self._rates.add(final, status.units_out)
+        self._observe(status, per_s)
         state = "pausing" if status.pausing and status.state == "paused" else status.state
         return Snapshot(
             total=self.total,
@@ -397,18 +473,32 @@ class WorkloadRun:
             workers=status.workers,
             per_s=round(per_s, 3),
             measure_per_s=round(measure_per_s, 3),
-            eta_s=eta(self.total - final, per_s, workers=status.workers, state=state),
+            eta_s=None
+            if self._intake is not None
+            else eta(self.total - final, per_s, workers=status.workers, state=state),
             state=state,
             unit=self._workload.unit,
             measure=self._workload.measure,
             note=status.note,
             figures=figures_of(status),
             board=board,
+            intake="" if self._intake is None else self._intake.state,
+            waiting=None if self._intake is None else self._intake.depth,
         )
+
+    def _final(self, status: pb.RunStatus) -> int:
+        """Units that have their result."""
+        return max(self._collector.cursor, status.done + status.failed + status.cancelled + status.skipped)
+
+    def _observe(self, status: pb.RunStatus, per_s: float) -> None:
+        """What the cluster can do is what is taken."""
+        if self._intake is not None:
+            active = status.state == "running"
+            self._intake.observe(final=self._final(status), running=status.running, per_s=per_s, active=active)
 
     def _finish(self, directory: Path, status: pb.RunStatus, summary: JsonObject, made: list[str]) -> int:
         self._display.close()
-        files = files_of(self._workload, directory) | {Path(path).name: path for path in made}
+        files = files_of(self._workload, directory, made, self._remote)
         refusal = self._workload.refusal(summary) if status.state == "failed" else ""
         self._display.event("summary", "" if refusal else self._text(summary, files, directory), **summary, files=files)
         if refusal:
@@ -419,6 +509,11 @@ class WorkloadRun:
                 f"run {short(self.run_id)} is completed with {self._collector.cursor} of the {self.total} "
                 f"{self._workload.unit} of the input: it was sealed when the input was another. Name another output "
                 "directory to start a new run"
+            )
+        if self._unsent and self._publisher is not None:
+            raise UnavailableError(
+                f"{self._unsent:,} of the {self._collector.cursor:,} results are in {directory}, and not in the output "
+                f"queue: {self._publisher.why or 'it takes them too slowly'}. The same command sends them"
             )
         return OK if status.state == "completed" and self._workload.succeeded(summary) else FAILED
 

@@ -52,6 +52,10 @@ class Snapshot:
     figures: Mapping[str, Any] = field(default_factory=dict[str, Any])
     board: Board | None = None
     """What the workload wants shown beside; then what single attempts say is in it."""
+    intake: str = ""
+    """What the intake does, of a run whose rows arrive from a queue; then `total` is what has come so far."""
+    waiting: int | None = None
+    """Messages in that queue; None: that is not known."""
 
     @property
     def extent(self) -> tuple[str, int, int]:
@@ -77,6 +81,7 @@ class Snapshot:
             **measured,
             "eta_s": self.eta_s,
             "state": self.state,
+            **({"intake": self.intake, "waiting": self.waiting} if self.intake else {}),
             **({"note": self.note} if self.note else {}),
             **(self.figures if self.board is None else self.board.fields),
         }
@@ -147,6 +152,7 @@ class PlainDisplay(Display):
     def __init__(self, out: TextIO) -> None:
         self._out = out
         self._last = 0.0
+        self._line = ""
 
     def note(self, message: str) -> None:
         self._out.write(visible(message) + "\n")
@@ -162,6 +168,12 @@ class PlainDisplay(Display):
             return
         self._last = now
         unit, done, total = snapshot.extent
+        if snapshot.intake:
+            line = f"{done} of the {total} {unit} that came, {details(snapshot)}"
+            if line != self._line:  # a queue may be empty for days
+                self.note(line)
+            self._line = line
+            return
         share = 100 * done / total if total else 0
         self.note(f"{done}/{total} {unit} ({share:.1f} %), {details(snapshot)}")
 
@@ -271,14 +283,29 @@ def details(snapshot: Snapshot, room: int | None = None) -> str:
     rate = f"{snapshot.per_s:.1f} {snapshot.unit}/s"
     measured = f"{snapshot.measure_per_s:.0f} {snapshot.measure}/s" if snapshot.measure else ""
     eta = "" if snapshot.eta_s is None else f"ETA {duration(snapshot.eta_s)}"
+    queue = _queue(snapshot) if snapshot.intake else ""
     state = f"pausing, {snapshot.running} still running" if snapshot.state == "pausing" else ""
     workers = "no workers" if not snapshot.workers else counted(snapshot.workers, "worker")
     line = "" if snapshot.board is None or room is not None else snapshot.board.line
-    parts = [part for part in (state, rate, measured, eta, failed, workers, line) if part]
+    parts = [part for part in (queue, state, rate, measured, eta, failed, workers, line) if part]
     for least in (measured, workers, rate, failed):
         if room is not None and len(", ".join(parts)) > room and least in parts:
             parts.remove(least)
     return ", ".join(parts)
+
+
+def _queue(snapshot: Snapshot) -> str:
+    left = snapshot.total - snapshot.done - snapshot.failed
+    match snapshot.intake:
+        case "draining":
+            return f"draining: {left:,} being finished"
+        case "ended":
+            return f"{left:,} being finished"
+        case "away":
+            return "the queue cannot be reached"
+        case _:
+            known = "an unknown number" if snapshot.waiting is None else f"{snapshot.waiting:,}"
+            return f"{known} waiting in the queue"
 
 
 def _noted(snapshot: Snapshot, failed: str, room: int | None) -> str:

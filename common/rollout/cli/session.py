@@ -11,7 +11,7 @@ import json
 import shlex
 import threading
 from collections.abc import AsyncGenerator, Coroutine, Sequence
-from contextlib import asynccontextmanager, suppress
+from contextlib import asynccontextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
@@ -32,8 +32,11 @@ from rollout.cli.streams import keep_going
 from rollout.cli.waits import Waits
 from rollout.cli.words import unsuccessful
 from rollout.client.embedded import Embedded
+from rollout.client.intake import Intake
+from rollout.client.intake_queues import Queues, opened
 from rollout.client.origin import authority_of, keep_origin, origin_of
 from rollout.client.private import STATE_DIR, PrivateRun, remember_command, remember_private_run, state_of
+from rollout.client.publish import Publisher, published
 from rollout.client.runs import Runs, new_ulid
 from rollout.client.snapshots import SHORT, Snapshot, bring_snapshot, keep_names, pin_snapshot
 from rollout.client.target import Target, Wish, connected, find_target, private_target
@@ -43,7 +46,8 @@ from rollout.model.ids import is_ulid, short
 from rollout.wire import event_loop
 from rollout.workloads.json_form import JsonObject, lookup
 from rollout.workloads.output import RUN_ID, OutputDirectory
-from rollout.workloads.port import Checked, Reading, Workload
+from rollout.workloads.port import Checked, Reading, Workload, cloud_of
+from rollout.workloads.publishing import BucketOutput
 from rollout.workloads.resume import (
     collected,
     compare,
@@ -113,7 +117,7 @@ def run_workload(
         if options.detach:
             raise ConfigError("--detach needs a cluster that stays: name it with --coordinator HOST:PORT")
         workload.check_host(settings)
-    keep_going(f"the run goes on, its results are in {workload.directory(settings)}, and the command will end with 1")
+    keep_going(f"the run goes on, its results are in {_place(workload, settings)}, and the command will end with 1")
     display = display or display_for(json=options.json)
     for note in workload.host_notes(settings) if target.private is not None else ():
         display.note(noted(note))
@@ -121,6 +125,11 @@ def run_workload(
         return event_loop.run(_Invocation(workload, settings, options, target, display).run())
     finally:
         display.close()
+
+
+def _place(workload: Workload[Any, Any], settings: BaseModel) -> str:
+    """Of the results, for people."""
+    return str(workload.bucket(settings) or workload.directory(settings))
 
 
 def _dry_run(workload: Workload[Any, Any], settings: BaseModel, options: Options, of_host: list[str]) -> int:
@@ -198,6 +207,8 @@ class _Invocation:
         self._name = ""
         self._known = ""
         self._sources: dict[str, tuple[Target, Snapshot]] = {}
+        self._queues: Queues | None = None
+        self._remote: BucketOutput | None = None
 
     async def run(self) -> int:
         interrupts = Interrupts(self._at_once, lambda: self._run is not None and self._run.finish_running())
@@ -211,24 +222,52 @@ class _Invocation:
     async def _work(self) -> int:
         directory = self._workload.directory(self._settings)
         with OutputDirectory.open(directory, self._options.command()) as output:
-            known = output.check(await self._resume(output))
-            replaced = known if self._options.resume is None else None  # which names the one that goes on
-            without_results = replaced is not None and failed_without_results(self._workload, output, replaced)
-            try:
-                checked = await self._check(output, resumed=known is not None, without_results=without_results)
-            except OtherRunError as error:
-                if known is None or self._options.resume is not None:
-                    raise
-                ended = f"run {short(known)} failed before any of the {self._workload.unit} had a result"
-                self._display.note(f"note: {ended}, and {error.message}: this is another run")
-                output.leave()
-                known = None
-                checked = await self._check(output, resumed=True)  # its input may be at hand in a copy only
-            self._known = known or ""
-            try:
-                return await self._go_on(output, known, checked)
-            finally:
-                checked.close()
+            async with self._published(output):
+                return await self._in_directory(output)
+
+    @asynccontextmanager
+    async def _published(self, output: OutputDirectory) -> AsyncGenerator[None]:
+        """The output's place in a bucket is this command's, if that is where it is."""
+        url = self._workload.bucket(self._settings)
+        if url is None:
+            yield
+            return
+        remote = BucketOutput(
+            url,
+            output.path,
+            cloud_of(self._settings),
+            self._workload.result_files,
+            command=self._options.command(),
+            tell=self._display.step,
+            note=self._note,
+        )
+        self._display.note(f"results are collected in {output.path}, and uploaded to {url} from there")
+        try:
+            await remote.open(resume=self._options.resume is not None, private=self._target.private is not None)
+            self._remote = remote
+            yield
+        finally:
+            await asyncio.shield(remote.close())
+
+    async def _in_directory(self, output: OutputDirectory) -> int:
+        known = output.check(await self._resume(output))
+        replaced = known if self._options.resume is None else None  # which names the one that goes on
+        without_results = replaced is not None and failed_without_results(self._workload, output, replaced)
+        try:
+            checked = await self._check(output, resumed=known is not None, without_results=without_results)
+        except OtherRunError as error:
+            if known is None or self._options.resume is not None:
+                raise
+            ended = f"run {short(known)} failed before any of the {self._workload.unit} had a result"
+            self._display.note(f"note: {ended}, and {error.message}: this is another run")
+            output.leave()
+            known = None
+            checked = await self._check(output, resumed=True)  # its input may be at hand in a copy only
+        self._known = known or ""
+        try:
+            return await self._go_on(output, known, checked)
+        finally:
+            checked.close()
 
     async def _resume(self, output: OutputDirectory) -> str | None:
         """The id of the run that --resume names; what is not all of one, the directory or the cluster knows."""
@@ -260,6 +299,8 @@ class _Invocation:
                 await self._compare(stored, checked, output)
             if known is not None:
                 summary = await asyncio.to_thread(finished, workload, output, known, stored, checked)
+                if summary is not None and self._owes_results(output, known, summary, checked):
+                    summary = None
                 if summary is not None and not checked.follows:
                     checked.follows = workload.unfinished(summary)
                 if checked.follows:
@@ -268,11 +309,29 @@ class _Invocation:
                     return await self._complete(
                         output.path, known, resumed_config(workload, stored, checked.config), summary
                     )
+        if checked.queue is not None and self._options.detach:
+            raise ConfigError(
+                "--detach: rows that arrive from a queue are taken by this command, for as long as it runs"
+            )
+        async with opened(checked.queue) if checked.queue is not None else nullcontext() as self._queues:
+            for note in self._queues.notes() if self._queues is not None else ():
+                self._display.note(noted(note))
+            return await self._start(output, known, stored, checked)
+
+    async def _start(
+        self, output: OutputDirectory, known: str | None, stored: JsonObject | None, checked: Checked
+    ) -> int:
         patience_s = _PATIENCE_S if known else _FIRST_PATIENCE_S
         async with self._cluster(output.path, patience_s) as runs:
             run_id = known or new_ulid()
             config = await self._unless_failed(self._agree(runs, output, run_id, stored, checked, new=known is None))
             return await self._carry_out(runs, output, run_id, config, checked, resumed=known is not None)
+
+    def _owes_results(self, output: OutputDirectory, run_id: str, summary: JsonObject, checked: Checked) -> bool:
+        """Whether the output queue of a run that is complete lacks some of its results."""
+        if checked.queue is None or not checked.queue.cloud.outlet:
+            return False
+        return published(output.path, run_id) < summary[self._workload.unit]["committed"]
 
     async def _follow(
         self, output: OutputDirectory, known: str, stored: JsonObject, checked: Checked, summary: JsonObject | None
@@ -301,6 +360,7 @@ class _Invocation:
             if self._target.private is None:
                 await name_trees(checked.config, [one for one in checked.trees if not one.always], self._display.step)
             output.hand_over(run_id, checked.config, checked.keep)
+            await self._claim_place()
             return await self._carry_out(runs, output, run_id, checked.config, checked, resumed=False)
 
     async def _end(
@@ -329,8 +389,12 @@ class _Invocation:
                 await runs.download(run_id, object_id, path)
 
         made = await self._workload.finished(fetch, config, directory, summary, self._display.note)
-        files = files_of(self._workload, directory) | {Path(path).name: path for path in made}
+        if self._remote is not None:
+            await self._remote.publish(summary[self._workload.unit]["committed"])
+        files = files_of(self._workload, directory, made, self._remote)
         also = f"; made now: {', '.join(made)}" if made else ""
+        if lookup(config, "input.queue"):
+            also += "\nits intake has ended: to take further rows, name another output directory"
         self._display.event("summary", self._complete_text(summary, directory) + also, **summary, files=files)
         return OK
 
@@ -388,6 +452,8 @@ class _Invocation:
             without_results=without_results,
             index=output.index_path,
             kept=output.kept,
+            cloud=cloud_of(self._settings),
+            own=self._workload.bucket(self._settings),
             progress=lambda units, size: tell(f"checking the input: {units} rows, {size >> 20} MiB"),
             tell=tell,
         )
@@ -439,7 +505,12 @@ class _Invocation:
             return
         self._display.step("starting a coordinator and workers on this machine")
         workers = self._options.workers or self._workload.workers(self._settings)
-        embedded = Embedded(output / STATE_DIR, workers=workers, report=self._display.note)
+        embedded = Embedded(
+            output / STATE_DIR,
+            workers=workers,
+            report=self._display.note,
+            cloud=cloud_of(self._settings),
+        )
         self._embedded = embedded
         self._had_ledger = state_of(output) is not None
         try:
@@ -492,9 +563,14 @@ class _Invocation:
             if self._target.private is None:
                 await name_trees(config, [one for one in checked.trees if not one.always], self._display.step)
         output.claim(run_id, config, workload.result_files, checked.keep)
+        await self._claim_place()
         if checked.source is not None:
             await asyncio.to_thread(checked.source.keep)
         return config
+
+    async def _claim_place(self) -> None:
+        if self._remote is not None:
+            await self._remote.claim()
 
     def _gone(self, run_id: str, output: Path) -> str:
         """Why its cluster does not know the run, and how to go on with it if that is possible."""
@@ -522,7 +598,19 @@ class _Invocation:
         collector = await asyncio.to_thread(open_collector, self._workload, output, run_id, config, checked)
         for fault in collector.faults:
             self._display.note(f"note: {fault}; what it should hold is written anew from the ledger")
-        run = WorkloadRun(self._workload, runs, run_id, config, checked, collector, self._display, self._name)
+        run = WorkloadRun(
+            self._workload,
+            runs,
+            run_id,
+            config,
+            checked,
+            collector,
+            self._display,
+            self._name,
+            self._remote,
+            intake=self._intake(runs, run_id, config, checked, output),
+            publisher=self._publisher(runs, run_id, config, checked, output),
+        )
         self._run = run
         try:
             opening = run.open(resumed=resumed, go_on=chosen().go_on, command=self._command(go_on=True))
@@ -544,6 +632,38 @@ class _Invocation:
         finally:
             await asyncio.shield(asyncio.to_thread(run.close))
 
+    def _intake(
+        self, runs: Runs, run_id: str, config: JsonObject, checked: Checked, output: OutputDirectory
+    ) -> Intake | None:
+        if checked.queue is None or self._queues is None:
+            return None
+        return Intake(
+            self._queues.input,
+            runs,
+            run_id,
+            self._workload.taker(checked, config),
+            skip=checked.queue.skip,
+            lease_s=checked.queue.cloud.lease_s,
+            stop_when_empty_s=checked.queue.stop_when_empty_s,
+            directory=output.path,
+            tell=self._display.note,
+        )
+
+    def _publisher(
+        self, runs: Runs, run_id: str, config: JsonObject, checked: Checked, output: OutputDirectory
+    ) -> Publisher | None:
+        if self._queues is None or self._queues.output is None:
+            return None
+        return Publisher(
+            self._queues.output,
+            runs,
+            run_id,
+            self._workload.writer(config).lines,
+            directory=output.path,
+            where=str(self._remote.url if self._remote is not None else output.path),
+            tell=self._display.note,
+        )
+
     async def _unless_failed(self, work: Coroutine[Any, Any, T]) -> T:
         """Before results are collected, which looks at it itself: nobody waits for a cluster that has ended."""
         return await (work if self._embedded is None else self._embedded.unless_failed(work))
@@ -556,7 +676,8 @@ class _Invocation:
             f"{units['completed']} {results}, {unsuccessful(units['failed'], units['invalid'])}"
         )
         first, *others = outcome.split("\n")
-        return "\n".join([f"run {short(summary['run_id'])} is complete already: {first}, in {directory}", *others])
+        place = directory if self._remote is None else self._remote.url
+        return "\n".join([f"run {short(summary['run_id'])} is complete already: {first}, in {place}", *others])
 
     # ---- trouble and interruption
 
@@ -570,11 +691,15 @@ class _Invocation:
             known = self._known
             said = f"interrupted before run {known} was asked for; what it has is safe" if known else _NOTHING_SENT
             lines = [said, f"continue with: {command}"] if known else [said]
+            lines += self._left_lock()
             self._display.event("interrupted", "\n".join(lines), run_id=known, committed=0, command=command)
             return
         committed = run.committed
         directory = self._workload.directory(self._settings)
         lines = [f"interrupted: {committed} of {run.total} {unit} are in {directory}; nothing is lost"]
+        if self._remote is not None:
+            lines.append(f"{min(committed, self._remote.rows)} of {run.total} {unit} are in {self._remote.url}")
+            lines += self._left_lock()
         if self._target.private is None:
             how = "is paused" if run.finishing else "goes on"
             submitted = "" if run.submitted >= run.total else f" ({run.submitted} of {run.total} {unit} are submitted)"
@@ -583,6 +708,11 @@ class _Invocation:
             lines.append(f"run {run_id} {how} at the cluster{submitted}{stop}")
         lines.append(f"continue with: {command}")
         self._display.event("interrupted", "\n".join(lines), run_id=run.run_id, committed=committed, command=command)
+
+    def _left_lock(self) -> list[str]:
+        """Of a command that ends at once."""
+        text = self._remote.lock_text if self._remote is not None else ""
+        return [text] if text else []
 
     def _at_once(self) -> None:
         """The second Ctrl-C."""

@@ -23,7 +23,10 @@ from typing import Any, TypeVar
 
 import psutil
 
+from rollout.client.embedded_cloud import cloud_of, cloud_sections, secrets_section, waited_for, write_sections
 from rollout.client.private import OwnerLock, address_of, forget_address, remember_address
+from rollout.cloud.installed import check_installed
+from rollout.config.cloud import NO_CLOUD, CloudSection
 from rollout.config.parent import PARENT_FD
 from rollout.model.errors import ConfigError, RolloutError, StateError, UnavailableError
 from rollout.security.authority import Authority
@@ -49,7 +52,7 @@ _USAGE = 2
 _HOPELESS = ("storage_full", "storage_fault", "storage_damaged")
 """Events of a coordinator that would end in the same way again: a person must do something first."""
 # Sections that say where things are: those of the person's environment belong to another cluster.
-_OURS = ("TRANSPORT", "STORAGE", "OBJECTS", "HTTP", "LOGGING")
+_OURS = ("TRANSPORT", "STORAGE", "OBJECTS", "HTTP", "LOGGING", "CLOUD")
 
 
 class ChildError(RolloutError):
@@ -58,6 +61,8 @@ class ChildError(RolloutError):
     code = "embedded_child"
 
 
+_OF_THE_FILE = ("cloud.", "objects.backend: ")
+"""What a coordinator says of the configuration that it was given begins with a key: it is the person's file."""
 _SAID = re.compile(r"^error \[\w+\]: ")
 WORDS_MAX = 8000
 """Characters of a child's last words: paths may be long, and the reason stands behind them."""
@@ -144,13 +149,20 @@ class Embedded:
     """`start`, then `address`; `failure` is done when it cannot go on; `stop` always.
 
     `directory` must be this process's alone. `report` hears of restarts, and of what is waited for. `lock`: the
-    directory's, where the caller holds it already.
+    directory's, where the caller holds it already. `cloud`: where objects and secrets are; None: where they were.
     """
 
     def __init__(
-        self, directory: Path, *, workers: int, report: Callable[[str], None], lock: OwnerLock | None = None
+        self,
+        directory: Path,
+        *,
+        workers: int,
+        report: Callable[[str], None],
+        lock: OwnerLock | None = None,
+        cloud: CloudSection | None = None,
     ) -> None:
         self.directory = directory.resolve()
+        self._cloud = cloud
         self._cwd = Path.cwd()
         self.tls_dir = self.directory / "tls"
         self.logs = self.directory / "logs"
@@ -174,6 +186,9 @@ class Embedded:
             await asyncio.to_thread(self._bury_predecessor)
             # Workers need not wait for the coordinator to make it.
             await asyncio.to_thread(Authority.load_or_create, self.tls_dir, CLUSTER, tell=False)
+            if self._cloud is None:
+                self._cloud = await asyncio.to_thread(cloud_of, self.directory)
+            check_installed(self._cloud)
             for left in reversed(range(_PORT_TRIES)):
                 try:
                     await self._start_all(f"127.0.0.1:{_free_port()}")
@@ -273,26 +288,30 @@ class Embedded:
         return str(path.relative_to(self._cwd) if path.is_relative_to(self._cwd) else path)
 
     def _coordinator_config(self, listen: str) -> Path:
-        return _write_toml(
+        cloud = self._cloud or NO_CLOUD
+        return write_sections(
             self.directory / "coordinator.toml",
             {
                 "storage": {"backend": "embedded"},
                 "storage.embedded": {"path": self._path("rollout.db")},
                 "transport": {"listen_addr": listen, "tls_dir": self._path("tls")},
-                "objects": {"backend": "fs", "path": self._path("objects")},
+                "objects": {"backend": "" if cloud.bucket else "fs", "path": self._path("objects")},
                 "logging": {"format": "json", "level": "info"},
+                **cloud_sections(cloud),
             },
         )
 
     def _worker(self, number: int) -> Child:
-        config = _write_toml(
+        cloud = self._cloud or NO_CLOUD
+        config = write_sections(
             self.directory / f"worker-{number}.toml",
             {
                 "transport": {"coordinator_addrs": [self.address], "tls_dir": self._path("tls")},
                 "objects": {"cache_dir": self._path("cache")},
                 "worker": {"scratch_dir": self._path(f"scratch/worker-{number}"), "drain_budget_s": DRAIN_S},
-                "secrets": {"allow": ["HF_TOKEN"]},
+                "secrets": secrets_section(cloud),
                 "logging": {"format": "json", "level": "info"},
+                **cloud_sections(cloud),
             },
         )
         return self._child(f"worker-{number}", "rollout_worker", config, _gpus_of(number - 1, self._workers))
@@ -333,12 +352,16 @@ class Embedded:
 
     async def _ready(self, child: Child, offset: int) -> None:
         ended = asyncio.ensure_future(child.ended())
+        told: set[str] = set()
         try:
             deadline = time.monotonic() + READY_S
             while time.monotonic() < deadline:
                 for entry in _events(child.log, offset):
                     if entry.get("event") == "coordinator_ready":
                         return
+                    if entry.get("event") == "objects_unreachable" and not told:
+                        told.add(waited_for(entry))
+                        self._report(waited_for(entry))
                 if ended.done():
                     raise self._fatal(child, ended.result())
                 await asyncio.sleep(_POLL_S)
@@ -353,6 +376,8 @@ class Embedded:
 
     def _fatal(self, child: Child, code: int) -> RolloutError:
         words = child.last_words()
+        if child.name == _COORDINATOR and words.startswith(_OF_THE_FILE):
+            return ConfigError(words)
         return ChildError(
             f"{child.name} of the embedded cluster ended ({_ending(code)})"
             + (f": {words}" if words else "")
@@ -446,15 +471,3 @@ def _events(log: Path, offset: int) -> list[dict[str, Any]]:
 
 def _ending(code: int) -> str:
     return f"signal {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
-
-
-def _write_toml(path: Path, sections: dict[str, dict[str, Any]]) -> Path:
-    lines: list[str] = []
-    for section, values in sections.items():
-        lines.append(f"[{section}]")
-        # A JSON string or list of strings is the same in TOML.
-        lines += [f"{key} = {json.dumps(value)}" for key, value in values.items()]
-    temporary = path.with_suffix(".tmp")
-    temporary.write_text("\n".join(lines) + "\n", "utf-8")
-    temporary.replace(path)
-    return path

@@ -14,6 +14,7 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from typing import Any, Literal, TypeVar
 from urllib.parse import urlencode, urlsplit
+from urllib.request import getproxies
 
 from rollout.cloud.gcp_errors import PLAIN, Access, classify, refused
 from rollout.cloud.gcp_token import GcpToken
@@ -52,6 +53,12 @@ class Gcp:
         session, self._session, self._token = self._session, None, None
         if session is not None:
             await session.close()
+
+    async def log_in(self) -> str:
+        """Where a token came from, for people. ConfigError with how to log in."""
+        credentials = self._credentials()
+        await credentials.get()
+        return credentials.origin
 
     def endpoint(self, service: Service) -> str:
         """Without a slash at its end."""
@@ -201,8 +208,9 @@ class Gcp:
     def _opened(self) -> Any:
         if self._session is None:
             aiohttp = need("aiohttp", "gcp", _WHY)
-            # Bytes as they are stored: a body that aiohttp unpacks has another length than its range.
-            self._session = aiohttp.ClientSession(auto_decompress=False, trust_env=True)
+            # Bytes as they are stored: a body that aiohttp unpacks has another length than its range. With `trust_env`
+            # it reads ~/.netrc at each request.
+            self._session = aiohttp.ClientSession(auto_decompress=False, trust_env=bool(getproxies()))
         return self._session
 
     def _credentials(self) -> GcpToken:

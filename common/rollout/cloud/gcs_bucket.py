@@ -88,7 +88,7 @@ class GcsBucket:
         taken = Chunks(chunks, size, what)
         try:
             if size <= min(WHOLE_BYTES, self._chunk_bytes):
-                made = await upload_whole(self._gcp, target, await taken.take(size))
+                made = await upload_whole(self._gcp, target, [piece async for piece in taken.pieces(size)])
             else:
                 made = await upload_chunked(self._gcp, target, taken, size, self._chunk_bytes)
         except ConflictError:

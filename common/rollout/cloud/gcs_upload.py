@@ -10,7 +10,7 @@ import asyncio
 import base64
 import hashlib
 import json
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 from uuid import uuid4
@@ -29,6 +29,8 @@ STAMP = "rollout-write"
 was lost."""
 CONTENT_TYPE = "application/octet-stream"
 CANCELLED = (499, 200, 204, 404, 410)
+THREAD_BYTES = 64 * 1024
+"""Hashing more than this would hold up the event loop for longer than a thread takes to be asked."""
 STEP_BUDGET_S = 60.0
 CANCEL_S = 10.0
 
@@ -55,20 +57,27 @@ class Chunks:
         self._rest = memoryview(b"")
 
     async def take(self, length: int) -> bytearray:
-        """The next `length` bytes. With the last of them the stream must end."""
+        """The next `length` bytes, copied."""
         held = bytearray(length)
         at = 0
-        while at < length:
+        async for piece in self.pieces(length):
+            held[at : at + len(piece)] = piece
+            at += len(piece)
+        return held
+
+    async def pieces(self, length: int) -> AsyncGenerator[memoryview]:
+        """Of the next `length` bytes. With the last of them the stream must end."""
+        left = length
+        while left:
             piece = self._rest or memoryview(await self._next())
-            fits = min(len(piece), length - at)
-            held[at : at + fits] = piece[:fits]
-            at, self._rest = at + fits, piece[fits:]
+            fits = min(len(piece), left)
+            left, self._rest = left - fits, piece[fits:]
+            yield piece[:fits]
         if self._seen - len(self._rest) == self._size:
             if not self._rest:
                 await self._end()
             if self._rest:
                 raise InputError(f"{self._what}: the body has more than the {self._size} bytes it was said to have")
-        return held
 
     async def _next(self) -> bytes:
         piece = await anext(self._stream, None)
@@ -84,10 +93,10 @@ class Chunks:
                 return
 
 
-async def upload_whole(gcp: Gcp, target: Target, body: bytearray) -> dict[str, Any]:
+async def upload_whole(gcp: Gcp, target: Target, pieces: Sequence[memoryview]) -> dict[str, Any]:
     """One request with the metadata, the hash among it, which the service compares."""
     boundary = uuid4().hex
-    meta = json.dumps({**_meta(target), "md5Hash": _base64(hashlib.md5(body, usedforsecurity=False))})
+    meta = json.dumps({**_meta(target), "md5Hash": await _hashed(pieces)})
     head = f"--{boundary}\r\nContent-Type: application/json; charset=UTF-8\r\n\r\n{meta}\r\n"
     head += f"--{boundary}\r\nContent-Type: {CONTENT_TYPE}\r\n\r\n"
     answer = await gcp.request(
@@ -96,7 +105,7 @@ async def upload_whole(gcp: Gcp, target: Target, body: bytearray) -> dict[str, A
         what=target.what,
         params={"uploadType": "multipart", **target.params},
         headers={"Content-Type": f"multipart/related; boundary={boundary}"},
-        data=b"".join((head.encode(), body, f"\r\n--{boundary}--\r\n".encode())),
+        data=b"".join((head.encode(), *pieces, f"\r\n--{boundary}--\r\n".encode())),
         access=target.access,
     )
     return answer.json()
@@ -152,8 +161,12 @@ class _Session:
 
     async def send(self, chunk: bytearray, begin: int) -> None:
         """`chunk`: the bytes of the whole body from `begin` on. It is held by the service on return."""
-        hashed = asyncio.to_thread(self._hash.update, chunk)
-        _, _ = await asyncio.gather(self._until_held(memoryview(chunk), begin), hashed)
+        hashed = asyncio.to_thread(self._hash_of, [chunk])
+        await asyncio.gather(self._until_held(memoryview(chunk), begin), hashed)
+
+    def _hash_of(self, chunk: list[bytearray]) -> None:
+        """Emptied: a thread holds on to its arguments for a moment longer, which would be one more chunk in memory."""
+        self._hash.update(chunk.pop())
 
     async def finish(self, chunk: bytearray, begin: int) -> dict[str, Any]:
         await self.send(chunk, begin)
@@ -225,6 +238,19 @@ class _Session:
 
 def _meta(target: Target) -> dict[str, Any]:
     return {"contentType": CONTENT_TYPE, "metadata": {STAMP: target.stamp}}
+
+
+async def _hashed(pieces: Sequence[memoryview]) -> str:
+    if sum(map(len, pieces)) <= THREAD_BYTES:
+        return _hash_of(pieces)
+    return await asyncio.to_thread(_hash_of, pieces)
+
+
+def _hash_of(pieces: Sequence[memoryview]) -> str:
+    digest = hashlib.md5(usedforsecurity=False)
+    for piece in pieces:
+        digest.update(piece)
+    return _base64(digest)
 
 
 def _base64(digest: Any) -> str:

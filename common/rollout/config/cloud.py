@@ -9,7 +9,7 @@ Every command imports this and few have a `[cloud]`: validators are built when t
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import ConfigDict, Field, GetCoreSchemaHandler, GetJsonSchemaHandler, field_validator, model_validator
 from pydantic_core import CoreSchema, core_schema
@@ -173,6 +173,11 @@ class CloudSection(_Part):
         return self.s3.prefix if self.provider == "aws" else self.gcs.prefix
 
     @property
+    def endpoint_of_objects(self) -> str:
+        """Empty: the provider's own."""
+        return (self.s3 if self.provider == "aws" else self.gcs).endpoint_url or self.endpoint_url
+
+    @property
     def queue_backend(self) -> str:
         """The queue adapter's name; empty: no provider."""
         return {"aws": "sqs", "gcp": "pubsub"}.get(self.provider, "")
@@ -226,3 +231,10 @@ class WithCloud(Section):
     """A configuration file with `[cloud]`."""
 
     cloud: Annotated[CloudSection, _Later()] = Field(default_factory=lambda: NO_CLOUD)
+
+
+class CloudFile(WithCloud):
+    """Any configuration file, of whose other sections nothing is looked at."""
+
+    model_config = ConfigDict(extra="ignore", defer_build=True)
+    in_yaml: ClassVar[bool] = True

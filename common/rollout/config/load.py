@@ -149,7 +149,9 @@ def located(path: Path | None, model: type[BaseModel] | None = None) -> Generato
 def _with_places(message: str, path: Path, model: type[BaseModel] | None) -> str:
     values, lines = read_values(path)
     keys = {".".join(map(str, place)): line for place, line in lines.items()}
-    names = Renamed({}) if model is None else _renamed(model, values)
+    names = Renamed(values) if model is None else _renamed(model, values)
+    if model is None:
+        short_form(names)
     given = {".".join(map(str, new)): ".".join(map(str, old)) for new, old in names.places.items()}
 
     def place(found: re.Match[str]) -> str:

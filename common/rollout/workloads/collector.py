@@ -79,6 +79,10 @@ class Collector:
         final = totals.done + totals.failed + totals.cancelled + totals.skipped
         return self.cursor == totals.rows == final == self._total
 
+    def expect(self, total: int) -> None:
+        """The input has so many units, which is known only now."""
+        self._total = total
+
     @property
     def summary(self) -> JsonObject | None:
         """What finish() returned to an earlier command, if everything is as it left it."""

@@ -7,14 +7,16 @@ import glob
 import os
 import re
 import stat
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from rollout.cloud.url import BucketUrl
 from rollout.model.errors import InputError
 from rollout.model.problems import problems
 from rollout.workloads.output import RESULT_FILES, RUN_ID
+from rollout.workloads.remote_files import Matches, RemoteFile
 from rollout.workloads.spool import Spool, Stream, descriptor
 
 _ULID_OR_UNKNOWN = re.compile(r"[0-7][0-9A-HJKMNP-TV-Z]{25}|unknown")
@@ -23,7 +25,7 @@ _NAMED_MAX = 5
 
 @dataclass(frozen=True, slots=True)
 class InputFile:
-    """`name` is what people are told, `path` where the bytes are: the copy, of a stream."""
+    """`name` is what people are told, `path` where the bytes are: the copy, of a stream or an object."""
 
     name: str
     path: Path
@@ -35,7 +37,9 @@ class Expansion:
     """What patterns came to. `notes`: what a person should know of it. `key`: of the configuration that holds them."""
 
     key: str = "input.glob"
-    found: dict[object, InputFile | Stream] = field(default_factory=dict[object, InputFile | Stream])
+    found: dict[object, InputFile | Stream | RemoteFile] = field(
+        default_factory=dict[object, InputFile | Stream | RemoteFile]
+    )
     left_out: list[str] = field(default_factory=list[str])
     again: list[str] = field(default_factory=list[str])
     faults: list[str] = field(default_factory=list[str])
@@ -58,17 +62,31 @@ def _shown(names: Sequence[str]) -> str:
     return ", ".join(names[:_NAMED_MAX]) + more
 
 
-def expand(
-    patterns: Sequence[str], *, exclude: Path, written: Iterable[str], spool: Spool, key: str = "input.glob"
-) -> Expansion:
-    """Files and streams in the order of `patterns`. InputError with every pattern that is wrong.
+_NO_OBJECTS: Mapping[str, Matches] = {}
 
-    `exclude`: the run's own output directory. `written`: names of the result files that runs write.
+
+def expand(
+    patterns: Sequence[str],
+    *,
+    exclude: Path,
+    written: Iterable[str],
+    spool: Spool,
+    key: str = "input.glob",
+    remote: Mapping[str, Matches] = _NO_OBJECTS,
+    own: BucketUrl | None = None,
+) -> Expansion:
+    """Files, streams and objects in the order of `patterns`. InputError with every pattern that is wrong.
+
+    `exclude`: the run's own output directory. `written`: names of the result files that runs write. `remote`: what
+    patterns that are URLs came to. `own`: the output, where that is in a bucket.
     """
     names = frozenset(written) | frozenset(RESULT_FILES) | {RUN_ID}
     expansion = Expansion(key)
     for pattern in patterns:
-        _expand_one(expansion, pattern, _Written(exclude, names), spool)
+        if pattern in remote:
+            _add_objects(expansion, pattern, remote[pattern], names, own)
+        else:
+            _expand_one(expansion, pattern, _Written(exclude, names), spool)
     if expansion.faults:
         raise InputError(problems(expansion.faults))
     return expansion
@@ -97,6 +115,33 @@ def _expand_one(expansion: Expansion, pattern: str, written: _Written, spool: Sp
     where = "" if Path(pattern).is_absolute() else f" in the current directory {Path.cwd()}"
     why = f": {len(matches)} were left out, as directories or as what a run writes" if matches else ""
     expansion.faults.append(f"{expansion.key}: no file matches {pattern!r}{where}{why}{_near(pattern)}")
+
+
+def _add_objects(
+    expansion: Expansion, pattern: str, matches: Matches, names: frozenset[str], own: BucketUrl | None
+) -> None:
+    if matches.fault:
+        expansion.faults.append(f"{expansion.key}: {matches.fault}")
+        return
+    usable = 0
+    for file in matches.files:
+        ours = file.directory == own and is_result(file.url.name, names)
+        if ours and not matches.wild:
+            expansion.faults.append(f"{expansion.key}: {file.name} is what this run writes: name another output.dir")
+            usable += 1
+            continue
+        theirs = matches.wild and not _names_it(pattern) and file.directory in matches.runs
+        if ours or (theirs and is_result(file.url.name, names)):
+            expansion.left_out.append(file.name)
+            continue
+        usable += 1
+        if file.url in expansion.found:
+            expansion.again.append(file.name)
+        expansion.found.setdefault(file.url, file)
+    if not usable:
+        expansion.faults.append(
+            f"{expansion.key}: no object matches {pattern!r}: {len(matches.files)} were left out as what a run writes"
+        )
 
 
 _LIKE = 0.75
@@ -163,18 +208,20 @@ class _Written:
         if not real.is_relative_to(self._own):
             return False
         first, *deeper = real.relative_to(self._own).parts
-        return first.startswith(".") or (not deeper and self._is_result(first))
+        return first.startswith(".") or (not deeper and is_result(first, self._names))
 
     def elsewhere(self, real: Path) -> bool:
         parent = real.parent
         if parent not in self._runs:
             self._runs[parent] = (parent / RUN_ID).exists()
-        return self._runs[parent] and self._is_result(real.name)
+        return self._runs[parent] and is_result(real.name, self._names)
 
-    def _is_result(self, name: str) -> bool:
-        if name in self._names:
-            return True
-        # Results of an earlier run that were moved aside: completions.RUN_ID.jsonl
-        stem, _, suffix = name.rpartition(".")
-        stem, _, run = stem.rpartition(".")
-        return bool(_ULID_OR_UNKNOWN.fullmatch(run)) and f"{stem}.{suffix}" in self._names
+
+def is_result(name: str, names: frozenset[str]) -> bool:
+    """Whether a file of that name is what a run writes. `names`: of the files that runs write."""
+    if name in names:
+        return True
+    # Results of an earlier run that were moved aside: completions.RUN_ID.jsonl
+    stem, _, suffix = name.rpartition(".")
+    stem, _, run = stem.rpartition(".")
+    return bool(_ULID_OR_UNKNOWN.fullmatch(run)) and f"{stem}.{suffix}" in names

@@ -6,6 +6,7 @@ import difflib
 import json
 import os
 import re
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,6 +20,15 @@ _COMMIT = re.compile(r"[0-9a-f]{40}")
 _HUB_NAME = re.compile(r"[\w.-]+(/[\w.-]+)?")
 _CHUNK = 1 << 20
 SNAPSHOTS = ("snapshot:", "run:")
+
+
+Bring = Callable[[str, str], "Path | None"]
+"""(what a person wrote, its key): the directory on this machine of a URL; None: it is no URL. ConfigError."""
+
+
+def no_bucket(text: str, what: str) -> Path | None:
+    """In the place of `Bring`, where nothing is brought from buckets."""
+    return None
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,20 +61,22 @@ def refuse_unless_whole_model(run: JsonObject, what: str) -> None:
         )
 
 
-def find_model(uri: str, what: str, revision: str | None = None) -> LocalModel:
-    """`what`: its key, for people. ConfigError when a local directory is missing or holds no model.
+def find_model(uri: str, what: str, revision: str | None = None, bring: Bring = no_bucket) -> LocalModel:
+    """`what`: its key, for people. `bring`: of what is in a bucket. ConfigError when a directory is missing or holds no
+    model.
 
     What a snapshot's name stands for, the cluster knows (`Checked.snapshots`).
     """
     if names_snapshot(uri):
         return LocalModel(uri, "")
-    path = local_directory(uri, what)
+    path = bring(uri, what) or local_directory(uri, what)
     if path is None:
         commit = hub_commit(uri, revision)
         identity = f"hub\0{uri}\0{commit or revision or ''}".encode()
         return LocalModel(uri, blake3(identity).hexdigest(), commit=commit)
     if not (path / "config.json").is_file():
-        raise ConfigError(f"{what}: {path} has no config.json: name the directory that holds the model's files")
+        place = uri if path != Path(uri).expanduser() else path
+        raise ConfigError(f"{what}: {place} has no config.json: name the directory that holds the model's files")
     content, size = tree_digest(path)
     return LocalModel(uri, content.hex(), path, content.hex(), "", size)
 

@@ -21,16 +21,22 @@ from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from types import MappingProxyType
 from typing import Any, ClassVar, Generic, Protocol, TypeVar, cast, runtime_checkable
 
 from pydantic import BaseModel
 
+from rollout.cloud.url import BucketUrl
+from rollout.config.cloud import CloudSection
 from rollout.config.load import load_settings
+from rollout.model.errors import ConfigError
 from rollout.model.item import INVALID, NewItem, Outcome
 from rollout.model.run import Order, RunSpec
 from rollout.workloads.commit import CommitEntry
 from rollout.workloads.json_form import JsonObject, canonical, lookup
+from rollout.workloads.remote_directory import bring_directory
+from rollout.workloads.sections import QueuedInput
 from rollout.workloads.source import InputReport, Line, Source
 
 NO_OVERRIDES: Mapping[str, Any] = MappingProxyType({})
@@ -45,7 +51,8 @@ class Reading:
     the hashes of the rows will stay; None: nothing will be submitted. `kept`: what the check of the run put into
     `Checked.keep`; empty where that is not known. `without_results`: the run failed before any unit had a result, so
     OtherRunError is welcome: another run begins in its place. `progress(units, bytes)`, `tell(text)`: called now and
-    then; they raise when the person has asked to stop.
+    then; they raise when the person has asked to stop. `cloud`: how buckets are reached. `own`: the output directory,
+    where that is in a bucket; `exclude` is the one on this machine all the same.
     """
 
     exclude: Path
@@ -57,6 +64,8 @@ class Reading:
     kept: JsonObject = field(default_factory=JsonObject)
     progress: Callable[[int, int], None] | None = None
     tell: Callable[[str], None] = lambda text: None
+    cloud: CloudSection = field(default_factory=CloudSection)
+    own: BucketUrl | None = None
 
     def rows(
         self,
@@ -77,6 +86,10 @@ class Reading:
         source.notes += _left_out(report)
         return source, report
 
+    def directory(self, text: str, key: str) -> Path | None:
+        """A directory in a bucket, on this machine; None: `text` is no URL of one. As `bring_directory`."""
+        return bring_directory(text, key, self.cloud, self.tell)
+
     def open(self, patterns: Sequence[str], key: str = "input.glob") -> Source:
         """The files that match, unread: for those that are not made of lines. InputError."""
         return Source.open(
@@ -87,6 +100,8 @@ class Reading:
             written=self.written,
             tell=self.tell,
             key=key,
+            cloud=self.cloud,
+            own=self.own,
         )
 
 
@@ -99,6 +114,62 @@ def input_section(patterns: Sequence[str], report: InputReport) -> JsonObject:
         "digest": report.digest,
         "files": [{"path": file.path, "rows": file.rows, "digest": file.digest} for file in report.files],
     }
+
+
+@dataclass(frozen=True, slots=True)
+class QueueInput:
+    """Rows arrive from the queue of `cloud`, and results go to its output queue too, if it has one.
+
+    `skip`: a message that is no row becomes an invalid one; else it ends the intake. `stop_when_empty_s`: the intake
+    ends when nothing has come for so long; 0: only when it is told to.
+    """
+
+    cloud: CloudSection
+    skip: bool
+    stop_when_empty_s: float
+
+    @property
+    def key(self) -> str:
+        """Of the configuration, that names the queue."""
+        return _QUEUE_KEYS[self.cloud.provider][0]
+
+    @property
+    def output_key(self) -> str:
+        return _QUEUE_KEYS[self.cloud.provider][1]
+
+    def section(self) -> JsonObject:
+        """`input` of the run's configuration."""
+        return {"queue": self.cloud.intake}
+
+
+_QUEUE_KEYS = {
+    "aws": ("cloud.sqs.queue_url", "cloud.sqs.output_queue_url"),
+    "gcp": ("cloud.pubsub.subscription", "cloud.pubsub.output_topic"),
+}
+_WHERE_FROM = {
+    "aws": "cloud.sqs.queue_url: is missing, and input.queue = true takes rows from it: add it below [cloud.sqs], as "
+    'queue_url = "https://sqs.REGION.amazonaws.com/ACCOUNT/NAME"',
+    "gcp": "cloud.pubsub.subscription: is missing, and input.queue = true takes rows from it: add it below "
+    '[cloud.pubsub], as subscription = "NAME"',
+    "": 'input.queue: rows arrive from the queue of [cloud], and there is none. Add [cloud] with provider = "aws", and '
+    '[cloud.sqs] with queue_url = "https://sqs..."; or provider = "gcp", and [cloud.pubsub] with subscription = "NAME"',
+}
+
+
+def queue_input(rows: QueuedInput, cloud: CloudSection) -> QueueInput:
+    """ConfigError: `cloud` has no queue that rows could come from."""
+    if not cloud.intake:
+        raise ConfigError(_WHERE_FROM[cloud.provider])
+    return QueueInput(cloud, rows.skips_bad_rows, rows.stop_when_empty_s)
+
+
+def describe_queue(queue: QueueInput) -> list[str]:
+    """Lines of `rollout plan`."""
+    cloud, empty_s = queue.cloud, queue.stop_when_empty_s
+    until = f"until nothing has come for {empty_s:g} s" if empty_s else "until it is stopped (Ctrl-C)"
+    bad = "become lines of errors.jsonl" if queue.skip else "end the intake"
+    lines = [f"takes rows from {cloud.intake}, {until}; messages that are no row {bad}"]
+    return [*lines, f"sends each result to {cloud.outlet} as well"] if cloud.outlet else lines
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,6 +215,8 @@ class Checked:
     `Workload.follow` says what is left for another run in its place; empty: it is that run.
     `snapshots`: keys of tables of the configuration whose `uri` names a snapshot (and whose `step` may say which of a
     run's); `Workload.found` puts `snapshot` and `content_id` there once a cluster has said which one that is.
+    `queue`: where rows arrive from while the run goes on; `total` is then 0, and `Workload.taker` takes the place of
+    `Workload.plan`.
     """
 
     config: JsonObject
@@ -154,6 +227,7 @@ class Checked:
     notes: tuple[str, ...] = ()
     snapshots: tuple[str, ...] = ()
     follows: str = ""
+    queue: QueueInput | None = None
 
     def lines(self, start: int) -> Iterator[Line]:
         """The lines of the input from unit `start` on, once more. InputChangedError where they are others now."""
@@ -352,6 +426,11 @@ class Workload(ABC, Generic[Settings, Found]):
     def directory(self, settings: Settings) -> Path:
         """The output directory."""
 
+    def bucket(self, settings: Settings) -> BucketUrl | None:
+        """Where the files of the output directory are to be, if that is in a bucket; `directory` is then where they are
+        collected on this machine (`rollout.workloads.staging`)."""
+        return None
+
     def workers(self, settings: Settings) -> int:
         """Workers that an embedded cluster starts."""
         return 1
@@ -388,6 +467,12 @@ class Workload(ABC, Generic[Settings, Found]):
         `config` is the run's own, which on resume may be older than `checked.config`. `checked.lines(start)` raises
         InputChangedError where the input is not what was checked.
         """
+
+    def taker(self, checked: Found, config: JsonObject) -> Callable[[Line], NewItem]:
+        """Of rows that arrive from a queue (`Checked.queue`): what makes an item of one, whose `file` names its message
+        and whose `index` is its seq. InputError: it is no row. The item's id tells what it does, not where it stands.
+        Called in a thread."""
+        raise NotImplementedError
 
     def found(self, checked: Found, key: str, snapshot: FoundSnapshot) -> None:
         """What the table `key` of `checked.config` names. ConfigError: it is of no use there."""
@@ -531,10 +616,24 @@ def check_only(
 
     `tell` hears what is waited for.
     """
-    reading = Reading(exclude=workload.directory(settings), written=workload.result_files, tell=tell)
-    checked = workload.check(settings, reading)
-    checked.close()
+    with TemporaryDirectory(prefix="rollout-input-") as spool:
+        reading = Reading(
+            exclude=workload.directory(settings),
+            written=workload.result_files,
+            spool=Path(spool),
+            tell=tell,
+            cloud=cloud_of(settings),
+            own=workload.bucket(settings),
+        )
+        checked = workload.check(settings, reading)
+        checked.close()
     return checked
+
+
+def cloud_of(settings: BaseModel) -> CloudSection:
+    """[cloud] of a configuration; one without any is reached by the providers' usual chains."""
+    found = getattr(settings, "cloud", None)
+    return found if isinstance(found, CloudSection) else CloudSection()
 
 
 _OUTCOMES = {Outcome.CANCELLED: "cancelled", Outcome.SKIPPED: "skipped", Outcome.FAILED: "failed"}

@@ -98,6 +98,8 @@ def finished(
     collector = open_collector(workload, output, run_id, config, checked)
     try:
         summary = collector.summary
+        if summary is not None and checked.queue is not None:
+            collector.expect(summary[workload.unit]["total"])
         completed = summary is not None and summary.get("state") == "completed"
         return summary if completed and collector.complete else None
     finally:

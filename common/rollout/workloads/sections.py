@@ -2,24 +2,29 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from pathlib import Path
+from typing import Any, Literal, Self, cast
 
-from pydantic import Field, field_validator
+from pydantic import Field, field_validator, model_validator
 
-from rollout.config.section import Section
+from rollout.cloud.url import BucketUrl
+from rollout.config.section import Section, fault_at
 from rollout.config.settings import DAY_MS
+from rollout.model.errors import ConfigError
 from rollout.model.item import ItemSpec
+from rollout.workloads.staging import output_bucket, staging_directory
 
 ON_BAD_ROW: Any = Field(
     default="error",
     description="Rows that cannot be used. error: all are told and nothing starts; skip: they go to errors.jsonl as "
-    "invalid_row, and the others run.",
+    "invalid_row, and the others run. Default of rows from a queue: skip.",
 )
 
 
 class InputSection(Section):
     glob: str | list[str] = Field(
-        description="Pattern(s) of JSONL files, plain, .gz or .zst; files are read in sorted order, pattern by pattern."
+        description="Pattern(s) of JSONL files, plain, .gz or .zst; files are read in sorted order, pattern by "
+        "pattern. Paths, or URLs of objects: s3://bucket/rows/*.jsonl, gs://..."
     )
 
     on_bad_row: Literal["error", "skip"] = ON_BAD_ROW
@@ -37,8 +42,79 @@ class InputSection(Section):
         return [self.glob] if isinstance(self.glob, str) else list(self.glob)
 
 
-class OutputSection(Section):
-    dir: str = Field(min_length=1, description="Directory of run-id, the result files, errors.jsonl and summary.json.")
+class QueuedInput(InputSection):
+    """Of a workload whose rows may arrive from a queue."""
+
+    queue: bool = Field(
+        default=False, description="Rows arrive from the queue of [cloud], a message each, and no `glob` is given."
+    )
+    stop_when_empty_s: float = Field(
+        default=0.0,
+        ge=0,
+        le=30 * DAY_MS / 1000,
+        description="queue: the intake ends when nothing has come for so long; 0: only when it is told to (Ctrl-C).",
+    )
+
+    @model_validator(mode="before")
+    @classmethod
+    def _no_files(cls, values: Any) -> Any:
+        given = cast("dict[str, Any]", values) if isinstance(values, dict) else {}
+        return {**given, "glob": []} if given.get("queue") is True and "glob" not in given else cast(Any, values)
+
+    @field_validator("glob")
+    @classmethod
+    def _not_empty(cls, value: str | list[str]) -> str | list[str]:
+        return value if value == [] else super()._not_empty(value)
+
+    @model_validator(mode="after")
+    def _one_source(self) -> Self:
+        if self.queue and self.patterns:
+            raise fault_at("queue", "rows come from a queue or from files, not from both: remove it, or `glob`")
+        if not self.queue and not self.patterns:
+            raise fault_at("glob", "name at least one file or pattern, such as data/prompts/*.jsonl")
+        if self.stop_when_empty_s and not self.queue:
+            raise fault_at("stop_when_empty_s", "is of rows that arrive from a queue: set queue = true")
+        return self
+
+    @property
+    def skips_bad_rows(self) -> bool:
+        """A poisoned message must not stop an intake, unless that is asked for."""
+        if self.queue and "on_bad_row" not in self.model_fields_set:
+            return True
+        return self.on_bad_row == "skip"
+
+
+class OutputPlace(Section):
+    """[output]: `dir`, on disk or in a bucket."""
+
+    dir: str = Field(min_length=1)
+
+    @field_validator("dir")
+    @classmethod
+    def _place(cls, value: str) -> str:
+        try:
+            output_bucket(value)
+        except ConfigError as error:
+            raise ValueError(error.message) from error
+        return value
+
+    @property
+    def bucket(self) -> BucketUrl | None:
+        """With a slash at its end; None: `dir` is a path."""
+        return output_bucket(self.dir)
+
+    @property
+    def directory(self) -> Path:
+        """On this machine. ConfigError: this account has none to collect in."""
+        bucket = self.bucket
+        return Path(self.dir) if bucket is None else staging_directory(bucket)
+
+
+class OutputSection(OutputPlace):
+    dir: str = Field(
+        min_length=1,
+        description="Directory of run-id, the result files, errors.jsonl and summary.json: a path, s3:// or gs:// URL.",
+    )
 
 
 class WorkersSection(Section):

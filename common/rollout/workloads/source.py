@@ -25,10 +25,13 @@ from typing import IO, Any, NoReturn, Self, cast
 from backports.zstd import ZstdError, ZstdFile
 from blake3 import blake3
 
-from rollout.model.errors import InputChangedError, InputError
-from rollout.workloads.input_files import InputFile, expand
+from rollout.cloud.url import BucketUrl, parse_url
+from rollout.config.cloud import CloudSection
+from rollout.model.errors import ConfigError, InputChangedError, InputError
+from rollout.workloads.input_files import Expansion, InputFile, expand
 from rollout.workloads.json_form import parse_json
-from rollout.workloads.output import disk_errors
+from rollout.workloads.output import RUN_ID, disk_errors
+from rollout.workloads.remote_files import Matches, RemoteFile, RemoteFiles
 from rollout.workloads.spool import Spool, Stream, Tell, same_bytes
 
 MAX_LINE = 64 << 20
@@ -36,6 +39,9 @@ MAX_LINE = 64 << 20
 
 FAULTS_MAX = 100
 """Faults that one check reports at most."""
+
+OBJECTS = "objects"
+"""Below the spool: copies of objects, by the key of the configuration that names them."""
 
 _BOM = b"\xef\xbb\xbf"
 _GZIP, _ZSTD = b"\x1f\x8b", b"\x28\xb5\x2f\xfd"
@@ -87,6 +93,10 @@ class InputReport:
     faults: tuple[str, ...] = ()
 
 
+NO_ROWS = InputReport(0, 0, (), "")
+"""Where rows come from elsewhere."""
+
+
 def json_of(line: Line) -> Any:
     """The JSON value of a line, whatever its type. InputError with file and line."""
     try:
@@ -106,8 +116,15 @@ class Source:
     `notes`: what the person should be told of the files that were found.
     """
 
-    def __init__(self, files: Sequence[InputFile], notes: Sequence[str], scratch: tempfile.TemporaryDirectory[str]):
+    def __init__(
+        self,
+        files: Sequence[InputFile],
+        notes: Sequence[str],
+        scratch: tempfile.TemporaryDirectory[str],
+        remote: RemoteFiles | None = None,
+    ):
         self.files = tuple(files)
+        self._remote = remote
         self.notes = tuple(notes)
         self._scratch = scratch
         self._hashes: IO[bytes] | None = None
@@ -126,27 +143,35 @@ class Source:
         written: Iterable[str] = (),
         tell: Tell = lambda _: None,
         key: str = "input.glob",
+        cloud: CloudSection | None = None,
+        own: BucketUrl | None = None,
     ) -> Self:
-        """Expand each pattern, once, and copy what can be read only once. Blocking. InputError with every fault.
+        """Expand each pattern, once, and copy what can be read only once or lies in a bucket. Blocking, and not in the
+        thread of an event loop. InputError with every fault.
 
         `exclude`: the run's output directory; a wildcard never reaches what a run writes, there (`written` and hidden
         files) or beside another `run-id`. `spool`: where copies of streams are kept, so that the same command can go
         on; None: nowhere, they are gone after `close`. `resumed`: the run is known, so a stream need not come again,
         and must be the same if it does. `tell` hears what is waited for, and may raise to stop. `key`: of the
-        configuration, for people.
+        configuration, for people. `cloud`: how buckets are reached. `own`: the output, where that is in a bucket.
         """
         scratch = tempfile.TemporaryDirectory(prefix="rollout-input-")
         try:
             copies = Spool(spool or Path(scratch.name), resumed=resumed and spool is not None, tell=tell)
-            found = expand(patterns, exclude=exclude, written=written, spool=copies, key=key)
-            files = [
-                InputFile(one.name, copies.take(one), spooled=True) if isinstance(one, Stream) else one
-                for one in found.found.values()
-            ]
+            objects = RemoteFiles(cloud or CloudSection(), (spool or Path(scratch.name)) / OBJECTS / key, tell)
+            try:
+                urls = [pattern for pattern in patterns if looks_remote(pattern)]
+                remote: dict[str, Matches] = objects.find(urls, RUN_ID) if urls else {}
+                found = expand(
+                    patterns, exclude=exclude, written=written, spool=copies, key=key, remote=remote, own=own
+                )
+                files = _at_hand(found, copies, objects)
+            finally:
+                objects.close()
         except BaseException:
             scratch.cleanup()
             raise
-        return cls(files, [*found.notes, *copies.notes], scratch)
+        return cls(files, [*found.notes, *copies.notes], scratch, objects)
 
     def close(self) -> None:
         if self._hashes is not None:
@@ -229,8 +254,12 @@ class Source:
         )
 
     def keep(self) -> None:
-        """Put the hashes of what was checked in the place of those of an earlier check, for `first_change`."""
+        """Put the hashes of what was checked in the place of those of an earlier check, for `first_change`.
+
+        InputChangedError: an object is another by now."""
         report, hashes = self._checked()
+        if self._remote is not None:
+            self._remote.verify()
         with disk_errors(self._hashes_path):
             hashes.seek(0, os.SEEK_END)
             hashes.write(json.dumps({"rows": report.rows, "digest": report.digest}).encode())
@@ -325,6 +354,29 @@ class Source:
                         return f"row {index + 1} ({line.where})"
             first += checked.rows
         return f"row {index + 1}"
+
+
+def looks_remote(pattern: str) -> bool:
+    """Whether it is the URL of a bucket, perhaps a wrong one."""
+    try:
+        return parse_url(pattern) is not None
+    except ConfigError:
+        return True
+
+
+def _at_hand(found: Expansion, streams: Spool, objects: RemoteFiles) -> list[InputFile]:
+    """Everything that was found, as files on this machine."""
+    there = [one for one in found.found.values() if isinstance(one, RemoteFile)]
+    copies = dict(zip(there, objects.take(there), strict=True))
+    files: list[InputFile] = []
+    for one in found.found.values():
+        if isinstance(one, Stream):
+            files.append(InputFile(one.name, streams.take(one), spooled=True))
+        elif isinstance(one, RemoteFile):
+            files.append(InputFile(one.name, copies[one], spooled=True))
+        else:
+            files.append(one)
+    return files
 
 
 class UniqueIds:

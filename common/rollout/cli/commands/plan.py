@@ -8,9 +8,12 @@ from typing import Annotated, Any, cast
 
 import typer
 
+from rollout.cli.cloud_lines import objects_line, secrets_line, workload_lines
 from rollout.cli.options import JsonOption, chosen, one_file
 from rollout.client.target import DEFAULT_TLS_DIR, ClientSettings, ClientTransport, as_joined, find_target
+from rollout.cloud.installed import check_installed
 from rollout.config.adapters import find_adapter
+from rollout.config.cloud import NO_CLOUD, CloudSection
 from rollout.config.load import load_settings, located, read_values
 from rollout.config.settings import CoordinatorSettings, TransportSection, WorkerSettings
 from rollout.model.address import parse_address
@@ -118,9 +121,12 @@ def check_workload(name: str, path: Path) -> list[str]:
     from rollout.cli.checking import verdict  # commands start faster without
 
     workload = load(name)
-    if not find_target([], None, chosen().wish).addresses:
+    private = not find_target([], None, chosen().wish).addresses
+    if private:
         workload.works_here()
     settings = workload.load(path)
+    cloud = getattr(settings, "cloud", NO_CLOUD)
+    check_installed(cloud)
     said: set[str] = set()
 
     def tell(text: str) -> None:
@@ -129,7 +135,7 @@ def check_workload(name: str, path: Path) -> list[str]:
             typer.echo(text, err=True)
 
     found = verdict(workload, settings, tell)
-    return [*found.plan, *found.notes]
+    return [*found.plan, *workload_lines(cloud, private=private), *found.notes]
 
 
 def check_coordinator(path: Path) -> list[str]:
@@ -140,14 +146,20 @@ def check_coordinator(path: Path) -> list[str]:
     where = storage.embedded.path if storage.backend == "embedded" else "PostgreSQL"
     objects = backend_name(settings.objects, storage, settings.cloud)
     find_adapter("rollout.objects", objects, "objects.backend")
+    with located(path):
+        check_installed(settings.cloud)
     return [
         f"serves {transport.listen_addr} over mutual TLS with certificates in {transport.tls_dir}",
         f"lets hosts join on {transport.join_addr}" if transport.join_addr else "no host can join (join_addr is empty)",
-        f"keeps its ledger in {where}, objects in {objects}"
-        + (f" ({settings.objects.path})" if objects == "fs" else ""),
+        f"keeps its ledger in {where}, objects in "
+        + (f"fs ({settings.objects.path})" if objects == "fs" else _place(objects, settings.cloud)),
         f"fails a silent worker after {transport.coordinator_failure_timeout_ms / 1000:g} s",
         f"metrics and health on {settings.http.listen_addr}" if settings.http.listen_addr else "no metrics port",
     ]
+
+
+def _place(backend: str, cloud: CloudSection) -> str:
+    return objects_line(cloud) if backend in ("s3", "gcs") else backend
 
 
 def check_client(path: Path) -> list[str]:
@@ -174,6 +186,8 @@ def check_worker(path: Path) -> list[str]:
         )
     find_adapter("rollout.secrets", backend_of(settings.secrets, settings.cloud), "secrets.backend")
     find_adapter("rollout.compute", settings.compute.backend or "local", "compute.backend")
+    with located(path):
+        check_installed(settings.cloud)
     missing = [manifest for manifest in settings.plugins if not Path(manifest).is_file()]
     if missing:
         raise ConfigError(f"{path}: plugins: no such file: {', '.join(missing)}")
@@ -183,6 +197,7 @@ def check_worker(path: Path) -> list[str]:
         f"offers {worker.slots} slots" + (f", roles {', '.join(worker.roles)}" if worker.roles else ""),
         f"keeps up to {settings.objects.cache_max_mib} MiB of objects in {settings.objects.cache_dir}",
         f"plugins: {', '.join(settings.plugins) or 'none'}",
+        *([secrets_line(settings.cloud)] if secrets_line(settings.cloud) else []),
     ]
 
 

@@ -15,15 +15,18 @@ from rollout.config.cloud import WithCloud
 from rollout.config.section import Section
 from rollout.config.settings import DAY_MS
 from rollout.model.errors import ConfigError
-from rollout.workloads.sections import InputSection, OutputSection, RunSection, WorkersSection
+from rollout.workloads.sections import OutputSection, QueuedInput, RunSection, WorkersSection
 
 
 class ModelSection(Section):
     uri: str = Field(
         min_length=1,
-        description="Local directory, or Hugging Face name. A local directory travels to remote workers as objects.",
+        description="Local directory, s3:// or gs:// URL of one, or Hugging Face name. A directory travels to remote "
+        "workers as objects.",
     )
-    tokenizer: str | None = Field(default=None, description="Another tokenizer than the model's: directory or name.")
+    tokenizer: str | None = Field(
+        default=None, description="Another tokenizer than the model's: directory, URL or name."
+    )
     revision: str | None = Field(default=None, description="Branch, tag or commit of a Hugging Face name.")
 
 
@@ -80,7 +83,7 @@ class SamplingSection(Section):
         return self
 
 
-class InferInput(InputSection):
+class InferInput(QueuedInput):
     model_in_rows: Literal["error", "ignore"] = Field(
         default="error",
         description="A `model` in an OpenAI row that is not this run's (its uri, or the last part of that). error: the "

@@ -11,10 +11,12 @@ from blake3 import blake3
 from rollout.workloads.infer.config import BackendSection, ModelSection
 from rollout.workloads.json_form import JsonObject
 from rollout.workloads.local_model import (
+    Bring,
     LocalModel,
     files_json,
     find_model,
     local_directory,
+    no_bucket,
     tree_digest,
     with_tokenizer,
 )
@@ -38,16 +40,17 @@ class NamesModel(Protocol):
     def backend(self) -> BackendSection: ...
 
 
-def resolve_model(config: NamesModel) -> ResolvedModel:
-    """ConfigError when a local directory is missing or holds no model."""
+def resolve_model(config: NamesModel, bring: Bring = no_bucket) -> ResolvedModel:
+    """`bring`: of what is in a bucket. ConfigError when a directory is missing or holds no model."""
     model = config.model
     if config.backend.kind == "mock":
         return ResolvedModel(model.uri, blake3(b"mock\0" + model.uri.encode()).hexdigest())
-    found = find_model(model.uri, "model.uri", model.revision)
+    found = find_model(model.uri, "model.uri", model.revision, bring)
     content = bytes.fromhex(found.content_id)
     tokenizer_path, tokenizer_tree = None, ""
     if model.tokenizer is not None:
-        tokenizer_path = local_directory(model.tokenizer, "model.tokenizer")
+        what = "model.tokenizer"
+        tokenizer_path = bring(model.tokenizer, what) or local_directory(model.tokenizer, what)
         if tokenizer_path:
             tokenizer = tree_digest(tokenizer_path)[0]
             tokenizer_tree = tokenizer.hex()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 
 from rollout.model.item import ItemSpec, NewItem
@@ -15,19 +15,21 @@ from rollout.workloads.infer.request import SCHEMA_VERSION, RowRequest, item_id,
 from rollout.workloads.infer.rows import Row, effective_sampling, request_of, row_of
 from rollout.workloads.invalid import invalid_item
 from rollout.workloads.json_form import JsonObject
-from rollout.workloads.port import input_section
+from rollout.workloads.port import QueueInput, input_section
 from rollout.workloads.sections import RunSection
 from rollout.workloads.source import InputReport, Line
 
 
-def resolve_config(config: InferConfig, report: InputReport, model: ResolvedModel) -> JsonObject:
+def resolve_config(
+    config: InferConfig, report: InputReport, model: ResolvedModel, queue: QueueInput | None = None
+) -> JsonObject:
     """The run's configuration as workers and a later resume need it: files read, defaults written out."""
     return {
         "schema": SCHEMA_VERSION,
         "model": model_json(config.model, model),
         "sampling": sampling_json(effective_sampling(config)),
         "backend": config.backend.model_dump(mode="json"),
-        "input": input_section(config.input.patterns, report),
+        "input": queue.section() if queue else input_section(config.input.patterns, report),
         "output": config.output.model_dump(mode="json"),
         "workers": config.workers.model_dump(mode="json"),
         "run": config.run.model_dump(mode="json"),
@@ -50,6 +52,23 @@ def plan(
             continue
         payload = encode_payload(Payload(row.fields, line.index, line.file, line.line))
         yield NewItem(item_id(model_content_id, request, line.index), payload, specs.of(request, affinity))
+
+
+def taker(
+    config: InferConfig, model_content_id: str, run: RunSection, check: Callable[[Row], object]
+) -> Callable[[Line], NewItem]:
+    """What makes an item of a row that arrives alone: which prompts begin alike is not known of it. `check` raises
+    InputError for what is wrong with it beside its request."""
+    sampling, specs = effective_sampling(config), Specs(config, run)
+
+    def take(line: Line) -> NewItem:
+        row = row_of(line)
+        request = request_of(row, sampling)
+        check(row)
+        payload = encode_payload(Payload(row.fields, line.index, line.file, line.line))
+        return NewItem(item_id(model_content_id, request, 0), payload, specs.of(request, ""))
+
+    return take
 
 
 def _asked(line: Line, sampling: SamplingSection) -> tuple[Row, RowRequest]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import cast
 
@@ -50,22 +51,32 @@ def request_of(row: Row, sampling: SamplingSection) -> RowRequest:
 def check_input(config: InferConfig, reading: Reading) -> tuple[Source, InputReport]:
     """Read and check every row before anything starts. InputError with all that is wrong."""
     sampling, ids, ignored = effective_sampling(config), UniqueIds(), Ignored()
-    names = model_names(config.model.uri) if config.input.model_in_rows == "error" else ()
+    check_model = model_check(config)
 
     def check(line: Line) -> None:
         row = row_of(line)
         request_of(row, sampling)
+        check_model(row)
         if "body" in row.fields:
-            if names and (fault := _another_model(row.fields["body"], names)):
-                fail(line.file, line.line, fault)
             ignored.count(row.fields["body"])
         key = id_key(row.fields)
         if row.fields.get(key) is not None:
             ids.add(line, key, row.fields[key])
 
-    source, report = reading.rows(config.input.patterns, check, skip=config.input.on_bad_row == "skip")
+    source, report = reading.rows(config.input.patterns, check, skip=config.input.skips_bad_rows)
     source.notes += ignored.notes()
     return source, report
+
+
+def model_check(config: InferConfig) -> Callable[[Row], None]:
+    """What raises InputError for a row that is meant for another model."""
+    names = model_names(config.model.uri) if config.input.model_in_rows == "error" else ()
+
+    def check(row: Row) -> None:
+        if names and "body" in row.fields and (fault := _another_model(row.fields["body"], names)):
+            fail(row.line.file, row.line.line, fault)
+
+    return check
 
 
 class Ignored:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
+from rollout.cloud.url import BucketUrl
 from rollout.config.adapters import find_adapter
 from rollout.model.errors import ConfigError, InputError, RolloutError
 from rollout.model.item import NewItem
@@ -17,14 +18,23 @@ from rollout.workloads.infer.config import InferConfig
 from rollout.workloads.infer.lines import COMPLETIONS, ERRORS, OPENAI, InferWriter
 from rollout.workloads.infer.model import ResolvedModel, resolve_model
 from rollout.workloads.infer.payload import Payload, decode_payload
-from rollout.workloads.infer.plan import plan, resolve_config
-from rollout.workloads.infer.rows import check_input
+from rollout.workloads.infer.plan import plan, resolve_config, taker
+from rollout.workloads.infer.rows import check_input, effective_sampling, model_check
 from rollout.workloads.invalid import invalid_of
 from rollout.workloads.json_form import JsonObject
 from rollout.workloads.local_model import model_changes, names_snapshot, refuse_unless_whole_model
-from rollout.workloads.port import Checked, FoundSnapshot, Reading, Tree, Workload
+from rollout.workloads.port import (
+    Checked,
+    FoundSnapshot,
+    QueueInput,
+    Reading,
+    Tree,
+    Workload,
+    describe_queue,
+    queue_input,
+)
 from rollout.workloads.sections import RECORDED, RunSection
-from rollout.workloads.source import InputReport, Source
+from rollout.workloads.source import NO_ROWS, InputReport, Line, Source
 
 _PACKAGE = {"vllm": "vllm", "transformers": "transformers"}
 _GATED = ("meta-llama/", "mistralai/", "google/gemma")
@@ -66,7 +76,10 @@ class Infer(Workload[InferConfig, InferChecked]):
     }  # fmt: skip
 
     def directory(self, settings: InferConfig) -> Path:
-        return Path(settings.output.dir)
+        return settings.output.directory
+
+    def bucket(self, settings: InferConfig) -> BucketUrl | None:
+        return settings.output.bucket
 
     def workers(self, settings: InferConfig) -> int:
         return settings.workers.count
@@ -79,28 +92,34 @@ class Infer(Workload[InferConfig, InferChecked]):
         faults: list[RolloutError] = []
         model: ResolvedModel | None = None
         found: tuple[Source, InputReport] | None = None
+        queue: QueueInput | None = None
         try:
             find_adapter("rollout.backends", settings.backend.kind, "backend.kind")
         except ConfigError as error:
             faults.append(error)
         try:
-            model = resolve_model(settings)
+            model = resolve_model(settings, reading.directory)
         except ConfigError as error:
             faults.append(error)
         try:
-            found = check_input(settings, reading)
+            if settings.input.queue:
+                effective_sampling(settings)
+                queue = queue_input(settings.input, settings.cloud)
+            else:
+                found = check_input(settings, reading)
         except (ConfigError, InputError) as error:
             faults.append(error)
-        if faults or model is None or found is None:
+        if faults or model is None:
             if found is not None:
                 found[0].close()
             raise faults[0] if len(faults) == 1 else ConfigError(problems(fault.message for fault in faults))
-        source, report = found
+        source, report = found or (None, NO_ROWS)
         directories = (("model.manifest", model.path), ("model.tokenizer_manifest", model.tokenizer_path))
         return InferChecked(
-            config=resolve_config(settings, report, model),
+            config=resolve_config(settings, report, model, queue),
             total=report.rows,
             source=source,
+            queue=queue,
             trees=tuple(Tree(key, path) for key, path in directories if path is not None),
             snapshots=("model",) if names_snapshot(settings.model.uri) else (),
             settings=settings,
@@ -115,6 +134,10 @@ class Infer(Workload[InferConfig, InferChecked]):
     def plan(self, checked: InferChecked, config: JsonObject, start: int) -> Iterator[NewItem]:
         run = RunSection.model_validate(config["run"])
         return plan(checked.settings, config["model"]["content_id"], checked.lines(start), run)
+
+    def taker(self, checked: InferChecked, config: JsonObject) -> Callable[[Line], NewItem]:
+        run = RunSection.model_validate(config["run"])
+        return taker(checked.settings, config["model"]["content_id"], run, model_check(checked.settings))
 
     def writer(self, config: JsonObject) -> InferWriter:
         return InferWriter(config)
@@ -132,7 +155,11 @@ class Infer(Workload[InferConfig, InferChecked]):
         report = checked.report
         return [
             f"model {settings.model.uri} on backend {settings.backend.kind}",
-            f"{report.rows - report.invalid} rows in {len(report.files)} file(s) ({report.bytes} bytes)",
+            *(
+                describe_queue(checked.queue)
+                if checked.queue
+                else [f"{report.rows - report.invalid} rows in {len(report.files)} file(s) ({report.bytes} bytes)"]
+            ),
             f"writes completions.jsonl, errors.jsonl and summary.json to {settings.output.dir}",
             f"workers when no coordinator is named: {settings.workers.count}",
         ]

@@ -16,7 +16,7 @@ from rollout.workloads.infer.model import model_json, resolve_model
 from rollout.workloads.infer.request import sampling_json
 from rollout.workloads.infer.workload import Infer, check_package
 from rollout.workloads.json_form import JsonObject
-from rollout.workloads.local_model import names_snapshot, refuse_unless_whole_model, taken_for_hub
+from rollout.workloads.local_model import Bring, names_snapshot, no_bucket, refuse_unless_whole_model, taken_for_hub
 from rollout.workloads.port import FoundSnapshot, Tree
 
 SECTION = "executors.infer"
@@ -72,15 +72,16 @@ class ResolvedEngine:
     notes: tuple[str, ...] = ()
 
 
-def resolve_engine(engine: EngineSection) -> ResolvedEngine:
-    """ConfigError with everything that is wrong: no such backend, model directory or schema."""
+def resolve_engine(engine: EngineSection, bring: Bring = no_bucket) -> ResolvedEngine:
+    """`bring`: of what is in a bucket. ConfigError with everything that is wrong: no such backend, model directory or
+    schema."""
     faults: list[str] = []
     try:
         find_adapter("rollout.backends", engine.backend.kind, "engine.backend.kind")
     except ConfigError as error:
         faults.append(error.message)
     try:
-        model = resolve_model(engine)
+        model = resolve_model(engine, bring)
         schema = load_schema(engine.sampling.json_schema)
     except ConfigError as error:
         raise ConfigError(problems([*faults, _below(error.message)])) from error

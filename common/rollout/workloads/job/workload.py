@@ -136,7 +136,7 @@ class Job(Workload[JobConfig, JobChecked]):
         faults += tried
         try:
             if settings.engine is not None and any(asks_engine(agent, settings) for agent in settings.agents):
-                engine = resolve_engine(settings.engine)
+                engine = resolve_engine(settings.engine, reading.directory)
         except ConfigError as error:
             faults += faults_of(error.message)
         try:

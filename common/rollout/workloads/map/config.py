@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import re
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Any, Self
 
 from pydantic import BeforeValidator, Field, model_validator
 
 from rollout.config.cloud import WithCloud
 from rollout.config.section import Section
-from rollout.workloads.sections import ON_BAD_ROW
+from rollout.workloads.sections import OutputPlace, QueuedInput
 
 _UNITS_S = {"": 1.0, "ms": 0.001, "s": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0, "d": 86400.0}
 _UNITS_MIB = {"": 1.0} | {
@@ -51,17 +51,12 @@ class FunctionSection(Section):
     )
 
 
-class InputSection(Section):
-    glob: str | list[str] = Field(description="JSON Lines: files, globs, or - for standard input.")
-    on_bad_row: Literal["error", "skip"] = ON_BAD_ROW
-
-    @property
-    def patterns(self) -> list[str]:
-        return [self.glob] if isinstance(self.glob, str) else self.glob
+class InputSection(QueuedInput):
+    glob: str | list[str] = Field(description="JSON Lines: files, globs, s3:// or gs:// URLs, or - for standard input.")
 
 
-class OutputSection(Section):
-    dir: str = Field(min_length=1, description="Output directory.")
+class OutputSection(OutputPlace):
+    dir: str = Field(min_length=1, description="Output directory: a path, s3:// or gs:// URL.")
 
 
 class WorkersSection(Section):

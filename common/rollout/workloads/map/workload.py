@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from rollout.cloud.url import BucketUrl
 from rollout.model.errors import ConfigError, InputError, OtherRunError
 from rollout.model.item import NewItem
 from rollout.model.problems import problems
@@ -19,8 +20,17 @@ from rollout.workloads.map.code import Code, differences, find_code, listed
 from rollout.workloads.map.config import MapConfig
 from rollout.workloads.map.lines import ERRORS, RESULTS, SUMMARY, MapWriter
 from rollout.workloads.map.plan import LANES_MAX, Planner, lane_of, map_spec, run_config
-from rollout.workloads.port import Checked, Reading, Tree, Workload, input_section
-from rollout.workloads.source import InputReport, Line, Source, fail, json_of
+from rollout.workloads.port import (
+    Checked,
+    QueueInput,
+    Reading,
+    Tree,
+    Workload,
+    describe_queue,
+    input_section,
+    queue_input,
+)
+from rollout.workloads.source import NO_ROWS, InputReport, Line, Source, fail, json_of
 
 _TREE = "code_tree"
 """Of what is kept of a run: the manifest of its code."""
@@ -28,7 +38,6 @@ _TREE = "code_tree"
 
 @dataclass(kw_only=True)
 class MapChecked(Checked):
-    rows: Source
     invalid: int
     code: Code | None
 
@@ -48,7 +57,10 @@ class Map(Workload[MapConfig, MapChecked]):
     )
 
     def directory(self, settings: MapConfig) -> Path:
-        return Path(settings.output.dir)
+        return settings.output.directory
+
+    def bucket(self, settings: MapConfig) -> BucketUrl | None:
+        return settings.output.bucket
 
     def workers(self, settings: MapConfig) -> int:
         return settings.workers.count
@@ -59,10 +71,17 @@ class Map(Workload[MapConfig, MapChecked]):
         began: ObjectTree | None = None
         lanes = Lanes(settings.run.lane_key)
         found: tuple[Source, InputReport] | None = None
+        queue: QueueInput | None = None
+        if settings.input.queue and settings.run.lane_key:
+            faults.append(
+                "run.lane_key: the lanes of a run are known when it begins, and those of a queue's rows are not"
+            )
         try:
-            skip = settings.input.on_bad_row == "skip"
-            found = reading.rows(settings.input.patterns, lanes.read, skip=skip)
-        except InputError as error:
+            if settings.input.queue:
+                queue = queue_input(settings.input, settings.cloud)
+            else:
+                found = reading.rows(settings.input.patterns, lanes.read, skip=settings.input.skips_bad_rows)
+        except (ConfigError, InputError) as error:
             faults.append(error.message)
         try:
             inputs = [file.path for file in found[0].files] if found else []
@@ -73,29 +92,31 @@ class Map(Workload[MapConfig, MapChecked]):
             code = find_code(settings.function.name, directory, [*inputs, self.directory(settings)], must_be)
         except ConfigError as error:
             faults.append(error.message)
-        if faults or found is None:
+        if faults:
             if found is not None:
                 found[0].close()
             raise ConfigError(problems(faults))
         if began is not None and code is not None and code.tree != began:
-            found[0].close()
+            if found is not None:
+                found[0].close()
             changes = "; ".join(differences(began, code.tree))
             raise OtherRunError(f"the code has changed since the run began ({changes})", changes=changes)
         config = run_config(settings.function.name, code.manifest if code else None, settings.run)
         if lanes.found:
             config["lanes"] = sorted(lanes.found)
-        source, report = found
+        source, report = found or (None, NO_ROWS)
+        rows = queue.section() if queue else input_section(settings.input.patterns, report)
         notes: tuple[str, ...] = ()
         if code and code.new:
             notes = (f"new in the code directory, no part of this run: {listed(code.new, 3)}",)
         return MapChecked(
-            config={**config, "input": input_section(settings.input.patterns, report)},
+            config={**config, "input": rows},
             total=report.rows,
             trees=(Tree("code.manifest", code.directory, always=True, files=code.files),) if code else (),
             source=source,
             keep={_TREE: code.tree.to_bytes().decode()} if code else {},
             notes=notes,
-            rows=source,
+            queue=queue,
             invalid=report.invalid,
             code=code,
         )
@@ -105,11 +126,20 @@ class Map(Workload[MapConfig, MapChecked]):
 
     def plan(self, checked: MapChecked, config: JsonObject, start: int) -> Iterator[NewItem]:
         planner, key = Planner(config), config["run"]["lane_key"]
-        for line in checked.rows.rows(start):
+        for line in checked.lines(start):
             if line.fault:
                 yield invalid_item(line)
                 continue
             yield planner.item(line.index, line.raw, lane_of(json_of(line), key) if key else "")
+
+    def taker(self, checked: MapChecked, config: JsonObject) -> Callable[[Line], NewItem]:
+        planner = Planner(config)
+
+        def take(line: Line) -> NewItem:
+            json_of(line)
+            return planner.item(0, line.raw)
+
+        return take
 
     def writer(self, config: JsonObject) -> MapWriter:
         return MapWriter(config)
@@ -135,7 +165,8 @@ class Map(Workload[MapConfig, MapChecked]):
             limits.append(f"at most {run.concurrency} rows at once{each}")
         return [
             f"function {settings.function.name}; {travels}",
-            f"{checked.total - checked.invalid} rows; {', '.join(limits)}",
+            *(describe_queue(checked.queue) if checked.queue else ()),
+            f"{'' if checked.queue else f'{checked.total - checked.invalid} rows; '}{', '.join(limits)}",
             f"writes {RESULTS}, {ERRORS} and {SUMMARY} to {settings.output.dir}",
             f"workers when no coordinator is named: {settings.workers.count}",
         ]

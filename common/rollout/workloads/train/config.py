@@ -9,7 +9,7 @@ from pydantic import BeforeValidator, Field, field_validator, model_validator
 from rollout.config.cloud import WithCloud
 from rollout.config.renamed import Renamed
 from rollout.config.section import Section, fault_at
-from rollout.workloads.sections import WorkersSection
+from rollout.workloads.sections import OutputPlace, WorkersSection
 from rollout.workloads.train.aliases import renamed
 
 Kind = Literal["sft", "rm", "dpo", "ipo", "kto"]
@@ -39,7 +39,7 @@ class DatasetSection(Section):
         description="jsonl_path: JSON Lines, plain, .gz or .zst; parquet_path; dataset_path: what Dataset.save_to_disk "
         "wrote. Default: parquet_path where the path ends so, else jsonl_path.",
     )
-    path: str | list[str] = Field(description="File(s), pattern(s) or directory.")
+    path: str | list[str] = Field(description="File(s), pattern(s) or directory; or s3:// and gs:// URLs of such.")
     split: str | None = Field(
         default=None, description="dataset_path: of a DatasetDict; default: its only one, or train."
     )
@@ -396,8 +396,11 @@ class SnapshotsSection(Section):
         return None if self.max_age is None else age_s(self.max_age)
 
 
-class OutputSection(Section):
-    dir: str = Field(min_length=1, description="Directory of run-id, metrics.jsonl, curves.png and summary.json.")
+class OutputSection(OutputPlace):
+    dir: str = Field(
+        min_length=1,
+        description="Directory of run-id, metrics.jsonl, curves.png and summary.json: a path, s3:// or gs:// URL.",
+    )
     model: bool = Field(default=False, description="Also write the trained model, or adapter, to DIR/model.")
 
 

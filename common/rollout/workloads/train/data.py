@@ -11,13 +11,13 @@ from typing import Any
 
 from blake3 import blake3
 
-from rollout.model.errors import InputError
+from rollout.model.errors import ConfigError, InputError
 from rollout.model.problems import problems
 from rollout.objects.tree import scan_directory
 from rollout.workloads.input_files import InputFile
 from rollout.workloads.json_form import JsonObject
 from rollout.workloads.port import Reading
-from rollout.workloads.source import FileReport, InputReport, Line, Source, json_of
+from rollout.workloads.source import FileReport, InputReport, Line, Source, json_of, looks_remote
 from rollout.workloads.train.config import DatasetSection, Kind, SftSection, TrainingSection
 from rollout.workloads.train.files import INFO, SPLITS, table_rows
 from rollout.workloads.train.report import BadRows, Place
@@ -200,6 +200,13 @@ def _read_datasets(dataset: DatasetSection, reading: Reading, rows: _Rows, key: 
     faults: list[str] = []
     directories: list[Path] = []
     for pattern in dataset.patterns:
+        if looks_remote(pattern):
+            try:
+                brought = reading.directory(pattern, f"{key}.path")
+                directories.append(_split(brought or Path(pattern), dataset.split, key))
+            except (ConfigError, InputError) as error:
+                faults.append(error.message)
+            continue
         matches = sorted(glob.glob(pattern)) or [pattern]  # noqa: PTH207 - absolute patterns
         for match in matches:
             try:

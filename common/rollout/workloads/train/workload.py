@@ -12,6 +12,7 @@ from typing import Any, cast
 
 from blake3 import blake3
 
+from rollout.cloud.url import BucketUrl
 from rollout.model.errors import ConfigError, InputError, OtherRunError
 from rollout.model.item import NewItem, Outcome
 from rollout.model.problems import problems
@@ -19,6 +20,7 @@ from rollout.model.run import Policy, RunSpec
 from rollout.workloads.commit import CommitEntry
 from rollout.workloads.json_form import JsonObject, short
 from rollout.workloads.local_model import (
+    Bring,
     LocalModel,
     cached_directory,
     files_json,
@@ -118,7 +120,10 @@ class Train(Workload[TrainConfig, TrainChecked]):
     )  # fmt: skip
 
     def directory(self, settings: TrainConfig) -> Path:
-        return Path(settings.output.dir)
+        return settings.output.directory
+
+    def bucket(self, settings: TrainConfig) -> BucketUrl | None:
+        return settings.output.bucket
 
     def workers(self, settings: TrainConfig) -> int:
         return settings.workers.count
@@ -145,7 +150,7 @@ class Train(Workload[TrainConfig, TrainChecked]):
             raise OtherRunError("nothing was trained in it")
         kind, section = settings.algorithm.kind, settings.algorithm.settings
         where, faults = f"algorithm.{kind}", _Faults()
-        models = _find_models(section, where, faults)
+        models = _find_models(section, where, faults, reading.directory)
         found: tuple[Data, Data | None] | None = None
         try:
             found = read_both(kind, section, reading, where)
@@ -337,7 +342,7 @@ def _key_of(checked: TrainChecked, table: str) -> str:
     return f"algorithm.{checked.config['algorithm']['kind']}.{names[table]}"
 
 
-def _find_models(section: TrainingSection, where: str, faults: _Faults) -> _Models | None:
+def _find_models(section: TrainingSection, where: str, faults: _Faults, bring: Bring) -> _Models | None:
     base = section.base_model
     found: dict[str, LocalModel | None] = {"model": None, "reference": None}
     wanted = [("model", base.uri, f"{where}.base_model.uri", base.revision)]
@@ -345,14 +350,15 @@ def _find_models(section: TrainingSection, where: str, faults: _Faults) -> _Mode
         wanted.append(("reference", section.reference, f"{where}.reference", None))
     for name, uri, key, revision in wanted:
         try:
-            found[name] = find_model(uri, key, revision)
+            found[name] = find_model(uri, key, revision, bring)
         except ConfigError as error:
             faults.messages.append(error.message)
     tokenizer: Path | None = None
     template: str | None = None
     try:
         if base.tokenizer is not None:
-            tokenizer = local_directory(base.tokenizer, f"{where}.base_model.tokenizer")
+            what = f"{where}.base_model.tokenizer"
+            tokenizer = bring(base.tokenizer, what) or local_directory(base.tokenizer, what)
     except ConfigError as error:
         faults.messages.append(error.message)
     try:

@@ -1,0 +1,40 @@
+"""`[cloud]` as `rollout plan` tells it: where objects live, which secrets are read, which queues there are."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from rollout.config.cloud import CloudSection
+
+_SECRETS = {"aws": "AWS Secrets Manager", "gcp": "Google Secret Manager"}
+
+
+def objects_line(cloud: CloudSection) -> str:
+    """`s3://bucket/prefix/ (us-west-2)`; empty: they do not live in a bucket."""
+    told = [part for part in (cloud.region or cloud.project, cloud.endpoint_of_objects) if part]
+    return cloud.place + (f" ({', '.join(told)})" if told and cloud.place else "")
+
+
+def secrets_line(cloud: CloudSection) -> str:
+    names = cloud.secrets.allowlist
+    return f"reads {len(names)} of {_SECRETS[cloud.provider]}: {', '.join(names)}" if names else ""
+
+
+def workload_lines(cloud: CloudSection, *, private: bool) -> Iterator[str]:
+    """`private`: a cluster of this command alone, whose coordinator is given this section."""
+    if not cloud.provider:
+        return
+    if not private:
+        yield f"[cloud] {cloud.provider} is for URLs and queues: the cluster itself knows where objects live"
+    elif cloud.place:
+        yield f"objects live in {objects_line(cloud)}, which the coordinator reaches; workers ask it for them"
+    if private and (secrets := secrets_line(cloud)):
+        yield f"secrets: a worker {secrets}"
+    yield from queue_lines(cloud)
+
+
+def queue_lines(cloud: CloudSection) -> Iterator[str]:
+    if cloud.intake:
+        yield f"queue of rows: {cloud.intake} ({cloud.queue_backend}), with [input] queue = true"
+    if cloud.outlet:
+        yield f"queue of results: {cloud.outlet}"

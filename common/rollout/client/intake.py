@@ -1,0 +1,469 @@
+"""Rows from a queue into a run, for as long as they come.
+
+A message is deleted once its item is durable in the ledger, and then at once. One that comes again is found by the hash
+of its id, in the run or on its way there: it is no second row, and is deleted again. What was prefetched when the
+intake ends is given back.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import deque
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Iterator
+from contextlib import aclosing, suppress
+from pathlib import Path
+from typing import Any, Literal, Protocol, TypeVar
+
+from rollout.client.intake_index import NAME, IndexDamagedError, Taken, TakenIndex, conflict_key_of
+from rollout.client.intake_rows import Held, Make, RowFeed
+from rollout.model.errors import RolloutError, StorageError, UnavailableError
+from rollout.model.item import NewItem
+from rollout.queues.keeper import Keeper, Loss
+from rollout.queues.port import Message, Queue
+from rollout.queues.probe import is_probe, pass_on
+from rollout.wire.v1 import runs_pb2 as pb
+
+T = TypeVar("T")
+Items = Callable[[int], Iterable[NewItem | None]]
+Submit = Callable[[Items, Callable[[int], None]], Awaitable[int]]
+State = Literal["beginning", "receiving", "away", "draining", "ended"]
+
+WINDOW_MIN = 64
+"""Rows of the run without a result, at least: the workers' next ones."""
+AHEAD_S = 4.0
+"""Seconds of work that the run has in stock: a status comes every second."""
+BYTES_MAX = 64 << 20
+"""Of messages that were received and not yet handed on."""
+AT_ONCE = 500
+"""Messages asked for in a call, at most."""
+POLL_S = 5.0
+"""So long the service waits for a message: a drain waits as long."""
+AWAY_S = (1.0, 30.0)
+"""Between two tries at a queue that cannot be reached: the first pause, and the longest."""
+TELL_AGAIN_S = 60.0
+DEPTH_EVERY_S = 5.0
+DELETE_S = 60.0
+"""A drain tries so long to delete what is in the ledger."""
+GIVE_BACK_S = 10.0
+EMPTY_ANYWAY, EMPTY_ANYWAY_S = 10.0, 60.0
+"""A queue that says that something waits, and gives nothing for so many times the wait, and for so long: others have
+what is before it in its group."""
+_INDEX_TRIES = 3
+
+
+class Ledger(Protocol):
+    """`rollout.client.Runs`, as far as it is asked."""
+
+    def items(self, run_id: str, which: str = "all", *, from_seq: int = 0) -> AsyncGenerator[pb.ItemsReply, None]: ...
+
+
+class Intake:
+    """`run` until the intake has ended: drained, or empty for long. `observe` what the run does meanwhile.
+
+    `stop_when_empty_s`: 0: never. `lease_s`: of messages. `directory`: where the index of what was taken is kept.
+    `tell` hears what a person should know.
+    """
+
+    def __init__(
+        self,
+        queue: Queue,
+        ledger: Ledger,
+        run_id: str,
+        make: Make,
+        *,
+        skip: bool,
+        lease_s: float,
+        stop_when_empty_s: float,
+        directory: Path,
+        tell: Callable[[str], None],
+        now: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._queue = queue
+        self._ledger = ledger
+        self._run_id = run_id
+        self._feed = RowFeed(make, skip=skip)
+        self._keeper = Keeper(queue, lease_s, self._lost)
+        self._index = TakenIndex(directory / NAME, run_id)
+        self._lease_s = min(lease_s, queue.facts.max_lease_s)
+        self._empty_s = stop_when_empty_s
+        self._tell = tell
+        self._now = now
+        self._coming: dict[bytes, Held] = {}
+        """By key: received, and not known to the index yet."""
+        self._settled: deque[Held] = deque()
+        self._deleting: list[Message] = []
+        self._unsure = 0
+        self._wanted, self._unfinished, self._running = WINDOW_MIN, 0, True
+        self._mean_bytes = 1024.0
+        self._began = asyncio.Event()
+        self._drained = asyncio.Event()
+        self._changed = asyncio.Event()
+        self._indexing = asyncio.Lock()
+        self._told: dict[str, float] = {}
+        self._depth: int | None = None
+        self._state: State = "beginning"
+
+    # ---- for those who watch
+
+    @property
+    def source(self) -> str:
+        """The queue, as people know it."""
+        return self._queue.facts.name
+
+    @property
+    def state(self) -> State:
+        return self._state
+
+    @property
+    def taken(self) -> int:
+        """Rows of the run so far, those included that are on their way there."""
+        return self._feed.taken
+
+    @property
+    def draining(self) -> bool:
+        return self._drained.is_set()
+
+    def drain(self) -> None:
+        """Receive nothing more, and end. Once more is no error."""
+        self._drained.set()
+        self._changed.set()
+
+    def observe(self, *, final: int, running: int, per_s: float, active: bool) -> None:
+        """`final`: rows of the run that have a result; `running`: those at work; `active`: the run takes work."""
+        self._wanted = max(WINDOW_MIN, 2 * running, round(AHEAD_S * per_s))
+        self._unfinished = max(0, self._feed.taken - final)
+        self._running = active
+        self._changed.set()
+
+    def committed(self, count: int) -> None:
+        """As `observe`, of what is known sooner."""
+        self._unfinished = min(self._unfinished, max(0, self._feed.taken - count))
+        self._changed.set()
+
+    @property
+    def depth(self) -> int | None:
+        """Messages that wait in the queue, about; None: that is not known."""
+        return self._depth
+
+    @property
+    def unsure(self) -> int:
+        """Messages whose deletion the service did not confirm: they may come again."""
+        return self._unsure
+
+    async def _measure(self) -> None:
+        while True:
+            try:
+                self._depth = await self._queue.depth()
+            except RolloutError:
+                self._depth = None
+            await asyncio.sleep(DEPTH_EVERY_S)
+
+    # ---- the intake
+
+    async def run(self, submit: Submit) -> int:
+        """Rows of the run, when it is sealed. Errors of `submit` and of the queue; InputError: a message that is no
+        row, where none is skipped."""
+        jobs: list[asyncio.Future[Any]] = []
+        try:
+            await self._indexed(self._index.open)
+            submitting = asyncio.ensure_future(submit(self._items, self._durable))
+            work = (self._keeper.run(), self._receive_all(), self._settle_all(), self._measure())
+            jobs = [submitting, *(asyncio.ensure_future(one) for one in work)]
+            waiting = set(jobs)
+            while not submitting.done():
+                done, waiting = await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
+                for job in done:
+                    job.result()
+            return submitting.result()
+        finally:
+            self._feed.close()
+            for job in jobs:
+                job.cancel()
+            await asyncio.gather(*jobs, return_exceptions=True)
+            await self._leave()
+            self._state = "ended"
+
+    async def _leave(self) -> None:
+        """However it ended: others get what was not handed on, and what is in the ledger is deleted."""
+        await self._give_back(self._feed.withdraw())
+        with suppress(RolloutError, TimeoutError):  # else it comes again, and is known
+            async with asyncio.timeout(GIVE_BACK_S):
+                await self._delete([held.message for held in self._settled])
+        await asyncio.to_thread(self._index.close)
+
+    def _items(self, start: int) -> Iterator[NewItem | None]:
+        """Called once, unless the run is sealed."""
+        self._feed.begin(start)
+        self._began.set()
+        return self._feed.items()
+
+    def _durable(self, count: int) -> None:
+        for held in self._feed.durable(count):
+            held.durable = True
+            self._settled.append(held)
+        self._changed.set()
+
+    # ---- receiving
+
+    async def _receive_all(self) -> None:
+        await self._began.wait()
+        await self._indexed(lambda: None, count=self._feed.taken)
+        pause, empty_since, last = AWAY_S[0], None, False
+        self._state = "receiving"
+        while not self.draining:
+            if (room := self._room()) <= 0:
+                await self._change()
+                continue
+            asked = self._now()
+            try:
+                messages = await self._receive(
+                    room, min(POLL_S, self._empty_s) if self._empty_s and not last else POLL_S
+                )
+            except UnavailableError as error:
+                self._state = "away"
+                self._tell_again("away", f"the queue cannot be reached: {error.message}; it is tried again")
+                await self._change(pause)
+                pause, empty_since = min(2 * pause, AWAY_S[1]), None
+                continue
+            self._back()
+            pause = AWAY_S[0]
+            if messages:
+                empty_since, last = None, False
+                await self._sort(messages)
+                continue
+            if last:
+                self._tell(f"nothing has come from the queue for {self._empty_s:g} s: the intake ends")
+                break
+            empty_since = asked if empty_since is None else empty_since
+            last = await self._is_empty(self._now() - empty_since)  # one long look, for what is on its way
+        await self._finish()
+
+    async def _is_empty(self, for_s: float) -> bool:
+        """Whether nothing came for as long as the intake waits. A service that is slow gives nothing as well: what it
+        says of its depth counts too, unless that stays so for long."""
+        if not self._empty_s or for_s < self._empty_s:
+            return False
+        if for_s >= max(EMPTY_ANYWAY * self._empty_s, EMPTY_ANYWAY_S):
+            return True
+        try:
+            self._depth = await self._queue.depth()
+        except UnavailableError:
+            return False
+        return not self._depth
+
+    async def _receive(self, room: int, wait_s: float) -> list[Message]:
+        """A drain waits for what was asked for: to break it off would keep messages from everybody for a lease."""
+        asking = asyncio.ensure_future(self._queue.dequeue(room, self._lease_s, wait_s))
+        try:
+            messages = await asyncio.shield(asking)
+        except asyncio.CancelledError:
+            asking.cancel()
+            with suppress(asyncio.CancelledError, RolloutError):
+                await self._give_back_messages(await asking)
+            raise
+        self._keeper.hold(messages)
+        return await self._without_probes(messages)
+
+    async def _without_probes(self, messages: list[Message]) -> list[Message]:
+        """Those of a doctor go back to it."""
+        probes = [message for message in messages if is_probe(message)]
+        if not probes:
+            return messages
+        self._keeper.release(probes)
+        with suppress(UnavailableError):
+            await pass_on(self._queue, probes)
+        return [message for message in messages if message not in probes]
+
+    def _room(self) -> int:
+        if not self._running:
+            return 0
+        waiting = self._feed.waiting + self._feed.unsettled
+        by_bytes = int((BYTES_MAX - self._feed.waiting_bytes) / self._mean_bytes)
+        by_flight = self._queue.facts.max_in_flight - self._keeper.held
+        return min(self._wanted - max(self._unfinished, waiting), by_bytes, by_flight, AT_ONCE)
+
+    async def _change(self, at_most_s: float | None = None) -> None:
+        self._changed.clear()
+        with suppress(TimeoutError):
+            async with asyncio.timeout(at_most_s):
+                await self._changed.wait()
+
+    async def _sort(self, messages: list[Message]) -> None:
+        """What is new goes on, what was taken is deleted again."""
+        mean = sum(len(message.body) for message in messages) / len(messages)
+        self._mean_bytes = max(1.0, mean, 0.8 * self._mean_bytes + 0.2 * mean)
+        received = [Held.of(message) for message in messages]
+        new, again, conflicts = await self._told_apart(received)
+        if conflicts:
+            more, once_more, _ = await self._told_apart(conflicts)
+            new, again = [*new, *more], [*again, *once_more]
+        self._feed.add(new)
+        self._unfinished += len(new)
+        await self._delete([held.message for held in again])
+
+    async def _told_apart(self, received: list[Held]) -> tuple[list[Held], list[Held], list[Held]]:
+        """(new ones, those that were taken, those that have the id of another message: to be asked about again)."""
+        coming = {held.key: self._coming.get(held.key) for held in received}  # some are settled meanwhile
+        found = await self._indexed(lambda: self._index.find(coming))
+        new: list[Held] = []
+        again: list[Held] = []
+        conflicts: list[Held] = []
+        for held in received:
+            other = found.get(held.key) or self._coming.get(held.key) or coming[held.key]
+            if other is None:
+                self._coming[held.key] = held
+                new.append(held)
+            elif other.body != held.body:
+                held.key = conflict_key_of(held.message.id, held.message.body)
+                held.fault = "a message with this id came before, with another body"
+                self._tell(f"warning: message {held.message.id} came before, with another body: it is no row")
+                conflicts.append(held)
+            elif isinstance(other, Held) and not other.durable:  # it is deleted with the delivery that came first
+                self._keeper.release([other.message])
+                other.message = held.message
+            else:
+                again.append(held)
+        return new, again, conflicts
+
+    def _lost(self, messages: list[Message], why: Loss) -> None:
+        """Theirs is no lease of ours any more: what was not handed on may go elsewhere."""
+        receipts = {message.receipt for message in messages}
+        gone = self._feed.withdraw(lambda held: held.message.receipt in receipts)
+        for held in gone:
+            self._coming.pop(held.key, None)
+        reason = {
+            "taken": "the queue gave them to somebody else",
+            "outage": "they could not be extended in time",
+            "limit": "a message cannot be held for longer",
+        }[why]
+        kept = len(messages) - len(gone)
+        also = (
+            f"; {kept} of them are on their way into the ledger, and are deleted when they come again" if kept else ""
+        )
+        self._tell_again("lost", f"the leases of {len(messages)} messages ended: {reason}{also}")
+
+    # ---- settling
+
+    async def _settle_all(self) -> None:
+        await self._began.wait()
+        while True:
+            await self._settle()
+            await self._change_of_settled()
+
+    async def _change_of_settled(self) -> None:
+        while not self._settled:
+            await self._change(1.0 if self._deleting else None)
+            if self._deleting and not self._settled:
+                await self._delete([])
+
+    async def _settle(self) -> None:
+        """What is durable is deleted at once, and known to the index."""
+        settled = [self._settled.popleft() for _ in range(len(self._settled))]
+        if not settled:
+            return
+        deleting = asyncio.ensure_future(self._delete([held.message for held in settled]))
+        try:
+            taken = [held.taken for held in settled]
+            await self._indexed(lambda: self._index.add(taken, settled[-1].seq + 1))
+        finally:
+            await deleting
+        for held in settled:
+            if self._coming.get(held.key) is held:
+                del self._coming[held.key]
+
+    async def _delete(self, messages: list[Message]) -> None:
+        """Those that may come again are known, and deleted then."""
+        self._deleting += messages
+        batch, self._deleting = self._deleting, []
+        if not batch:
+            return
+        self._keeper.release(batch)
+        try:
+            unsure = await self._queue.ack(batch)
+        except UnavailableError as error:
+            self._deleting += batch
+            self._tell_again(
+                "away", f"the queue cannot be reached: {error.message}; {len(batch)} messages are deleted later"
+            )
+            return
+        except BaseException:
+            self._deleting += batch
+            raise
+        self._unsure += len(unsure)
+
+    # ---- the end
+
+    async def _finish(self) -> None:
+        """What was prefetched is given back, what was handed on becomes durable and is deleted; then the run is
+        sealed."""
+        self._state = "draining"
+        await self._give_back(self._feed.withdraw())
+        until = None
+        while self._feed.unsettled or self._settled or self._deleting or self._coming:
+            if not self._feed.unsettled:
+                until = self._now() + DELETE_S if until is None else until
+                if self._now() >= until:
+                    raise UnavailableError(
+                        f"{len(self._deleting)} messages are in the ledger, and could not be deleted from the queue: "
+                        "the run stays open, so that they are known when they come again; give the same command again"
+                    )
+            await self._change(0.2)
+        self._feed.end()
+
+    async def _give_back(self, held: list[Held]) -> None:
+        for one in held:
+            self._coming.pop(one.key, None)
+        await self._give_back_messages([one.message for one in held])
+
+    async def _give_back_messages(self, messages: list[Message]) -> None:
+        if not messages:
+            return
+        self._keeper.release(messages)
+        with suppress(RolloutError, TimeoutError):  # else they come again when their leases end
+            async with asyncio.timeout(GIVE_BACK_S):
+                await self._queue.nack(messages)
+
+    # ---- the index
+
+    async def _indexed(self, do: Callable[[], T], *, count: int = 0) -> T:
+        """`do`, in a thread, once the index knows `count` rows: an earlier command may have been ended before it did.
+        One that is damaged is made anew from the ledger, which knows them all."""
+        async with self._indexing:
+            damaged = False
+            for _ in range(_INDEX_TRIES):
+                try:
+                    if damaged:
+                        await asyncio.to_thread(self._index.open)
+                    if damaged or self._index.count < count:
+                        await self._read_ledger(None if damaged else count)
+                    return await asyncio.to_thread(do)
+                except IndexDamagedError as error:
+                    damaged = True
+                    self._tell(f"note: {error}; it is made anew from the ledger")
+        raise StorageError(f"{NAME} is damaged again and again: another program writes to it, or the disk fails")
+
+    async def _read_ledger(self, count: int | None) -> None:
+        """`count`: rows that are wanted; None: all there are."""
+        async with aclosing(self._ledger.items(self._run_id, "all", from_seq=self._index.count)) as pages:
+            async for page in pages:
+                taken = [Taken.of(one.seq, one.id) for one in page.items]
+                known = page.items[-1].seq + 1 if page.items else page.next_seq
+                await asyncio.to_thread(self._index.add, taken, known)
+                if count is not None and known >= count:
+                    break
+
+    # ---- telling
+
+    def _tell_again(self, what: str, text: str) -> None:
+        """At once, and then now and then."""
+        told = self._told.get(what)
+        if told is None or self._now() - told >= TELL_AGAIN_S:
+            self._told[what] = self._now()
+            self._tell(text)
+
+    def _back(self) -> None:
+        if self._state == "away":
+            self._state = "receiving"
+            if self._told.pop("away", None) is not None:
+                self._tell("the queue can be reached again")

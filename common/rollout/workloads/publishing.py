@@ -1,0 +1,512 @@
+"""The files of an output directory in a bucket: what is collected on this machine becomes objects.
+
+What was uploaded is recorded in the directory, with the version that the bucket gave it. An object that has another one
+is somebody else's: it is never written over. Each file is written on the condition that what it replaces is what was
+recorded, so that two runs cannot overwrite each other even where both believe to hold the lock.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import secrets
+import time
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import aclosing, suppress
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any, cast
+
+from blake3 import blake3
+
+from rollout.cloud.bucket import ABSENT, Blob, Bucket
+from rollout.cloud.url import BucketUrl
+from rollout.config.cloud import CloudSection
+from rollout.model.errors import (
+    ConfigError,
+    ConflictError,
+    InputError,
+    NotFoundError,
+    OutputChangedError,
+    RolloutError,
+    StateError,
+)
+from rollout.model.ids import is_ulid, short
+from rollout.workloads.bucket_lock import LIFETIME_S, BucketLock
+from rollout.workloads.bucket_lock import NAME as LOCK
+from rollout.workloads.buckets import BlockingBuckets, Buckets
+from rollout.workloads.json_form import JsonObject
+from rollout.workloads.output import RUN_ID, SUMMARY, seal, unseal, write_atomically
+from rollout.workloads.remote_files import content_hash
+
+RECORD = ".uploaded.json"
+EVERY_S = 60.0
+"""Between two uploads of a run that goes on; at least ten times as long as the last one took."""
+_PIECE = 512 << 10
+_TELL_S = 0.5
+_SMALL = 1 << 20
+
+
+@dataclass(slots=True)
+class _Uploaded:
+    """An object as it was written. `version`: empty while it is not known whether it was."""
+
+    size: int
+    hash: str
+    version: str = ""
+
+
+@dataclass(slots=True)
+class _Record:
+    """What was uploaded from a directory. `token` tells it from all others; `rows`: of the run, in what is there."""
+
+    token: str
+    run_id: str = ""
+    rows: int = 0
+    files: dict[str, _Uploaded] = field(default_factory=dict[str, _Uploaded])
+    pending: dict[str, _Uploaded] = field(default_factory=dict[str, _Uploaded])
+
+    @classmethod
+    def read(cls, path: Path) -> _Record:
+        """That at `path`, or an empty one. ConfigError: it is damaged."""
+        try:
+            data = path.read_bytes()
+        except FileNotFoundError:
+            return cls(secrets.token_hex(16))
+        except OSError as error:
+            raise ConfigError(f"cannot read {path}: {error.strerror or error}") from error
+        found = unseal(data)
+        if found is None:
+            raise ConfigError(f"{path} is damaged: it says what was uploaded. Name another output.dir")
+        kinds = {kind: {name: _Uploaded(**one) for name, one in found[kind].items()} for kind in ("files", "pending")}
+        return cls(found["token"], found["run_id"], found["rows"], **kinds)
+
+    def write(self, path: Path) -> None:
+        write_atomically(path, seal(asdict(self)))
+
+
+class BucketOutput:
+    """`open`, then `claim` once the directory is a run's; `publish_soon` now and then, `publish` at the end; `close`
+    always.
+
+    `staging`: the output directory on this machine, which the caller holds. `results`: names of the files that a run
+    writes. `tell`: hears what is under way; `note`: what a person should know. Every error of `publish` says where the
+    results are.
+    """
+
+    def __init__(
+        self,
+        url: BucketUrl,
+        staging: Path,
+        cloud: CloudSection,
+        results: Sequence[str],
+        *,
+        command: str = "",
+        tell: Callable[[str], None] = lambda _: None,
+        note: Callable[[str], None] = lambda _: None,
+    ) -> None:
+        self.url = url
+        self.staging = staging
+        self._buckets = Buckets(cloud)
+        self._results = tuple(dict.fromkeys((RUN_ID, *results)))
+        self._command = command
+        self._tell = tell
+        self._note = note
+        self._told = 0.0
+        self._record = _Record("")
+        self._adopted = False
+        self._elsewhere: set[str] = set()
+        self._lock: BucketLock | None = None
+        self._opened: Bucket | None = None
+        self._uploading: asyncio.Task[None] | None = None
+        self._next = time.monotonic() + EVERY_S
+
+    @property
+    def rows(self) -> int:
+        """Of the run, in the files in the bucket."""
+        return self._record.rows
+
+    @property
+    def lock_text(self) -> str:
+        """What to say of a lock that this process leaves behind."""
+        if self._lock is None or not self._lock.held:
+            return ""
+        return f"{self._lock.url} counts for {LIFETIME_S:.0f} s more; on this machine the command can be given at once"
+
+    def place(self, name: str) -> str:
+        return f"{self.url}{name}"
+
+    # ---- before anything starts
+
+    async def open(self, *, resume: bool, private: bool) -> None:
+        """The place may be written to, and is this run's or nobody's; the lock is held. ConfigError, StateError.
+
+        A run-id in the bucket of which nothing is known here becomes that of the staging directory, unless the run
+        would need a `private` cluster, whose ledger is on another machine. `resume`: the run was named, so a run-id
+        that was deleted from the bucket is written again.
+        """
+        bucket = self._opened = await self._buckets.of(self.url)
+        self._record = _Record.read(self.staging / RECORD)
+        if not bucket.conditional:
+            self._note(
+                f"note: {bucket.url} has no conditional writes: what is there is looked at before each upload, but "
+                "two commands that write at the same moment are not kept apart"
+            )
+        self._save()  # the token, before anybody sees it
+        lock = BucketLock(bucket, self.url.key + LOCK, self._record.token, self._command)
+        await lock.take(self._tell)
+        self._lock = lock
+        await self._end_uploads(bucket)
+        await self._look(bucket, resume=resume, private=private)
+
+    async def look(self, bucket: Bucket) -> None:
+        """As `open`, without the lock, and nothing is written. Uploads that were not recorded are taken for ours."""
+        self._record = _Record.read(self.staging / RECORD)
+        self._elsewhere.update(self._record.pending)
+        # A run of another machine goes on at a cluster, perhaps: which one it will be is not known here.
+        if self._run_id_here() or await bucket.head(self.url.key + RUN_ID) is None:
+            await self._look(bucket, resume=False, private=False)
+
+    async def _end_uploads(self, bucket: Bucket) -> None:
+        """Of commands that were killed: nobody else writes here, since the lock is held."""
+        for name in self._record.pending or ({} if self._record.files else dict.fromkeys(self._results)):
+            await bucket.sweep(self.url.key + name, 0.0)
+        for name, pending in list(self._record.pending.items()):
+            there = await bucket.head(self.url.key + name)
+            if there is not None and await _holds(bucket, there, pending):
+                self._record.files[name] = _Uploaded(pending.size, pending.hash, there.version)
+            del self._record.pending[name]
+
+    async def _look(self, bucket: Bucket, *, resume: bool, private: bool) -> None:
+        names = dict.fromkeys((*self._results, *self._record.files))
+        there = {name: await bucket.head(self.url.key + name) for name in names}
+        at_home = self._run_id_here()
+        run_id = await self._run_id_there(bucket, there.pop(RUN_ID))
+        if run_id and run_id != self._record.run_id:
+            if at_home and at_home != run_id:
+                raise ConfigError(
+                    f"output.dir: {self.url} belongs to run {short(run_id)}, and {self.staging} on this machine holds "
+                    f"run {short(at_home)} of the same place: name another place, or move one of them away"
+                )
+            if not at_home:
+                self._go_on_elsewhere(run_id, private=private)
+            self._adopted = True
+        if not run_id and RUN_ID in self._record.files and not resume:
+            raise ConfigError(
+                f"output.dir: {self.place(RUN_ID)} was deleted, and run {short(self._record.run_id)} with all it knows "
+                f"is in {self.staging}. To go on with it, add --resume {self._record.run_id}; to start a new run "
+                f"here, move {self.staging} away first, and what is left in {self.url}"
+            )
+        strangers = [
+            self.place(name)
+            for name, blob in there.items()
+            if blob is not None and await self._is_strange(bucket, name, blob, private=private)
+        ]
+        if strangers:
+            raise ConfigError(self._strange(strangers))
+        for name in [name for name, blob in there.items() if blob is None and name in self._record.files]:
+            self._note(f"note: {self.place(name)} was deleted: it is written again")
+            del self._record.files[name]
+
+    async def _is_strange(self, bucket: Bucket, name: str, blob: Blob, *, private: bool) -> bool:
+        """Those that another machine may have uploaded for the same run are none yet: they are compared with what is
+        to be uploaded in their place."""
+        known = self._record.files.get(name)
+        if name in self._elsewhere:
+            return False
+        if known is None:
+            return not self._adopted
+        if known.version == blob.version:
+            return False
+        if not private and await self._goes_on(bucket, name, blob, known):
+            self._elsewhere.add(name)
+            return False
+        return True
+
+    async def _goes_on(self, bucket: Bucket, name: str, blob: Blob, known: _Uploaded) -> bool:
+        """It begins with what was uploaded from here, or is the run's summary."""
+        if name == SUMMARY:
+            return await self._is_summary(bucket, blob)
+        return blob.size >= known.size and await _hash(bucket, blob, known.size) == known.hash
+
+    def _strange(self, names: Sequence[str]) -> str:
+        one = len(names) == 1
+        return (
+            f"output.dir: {', '.join(names)} {'is' if one else 'are'} not what this run uploaded, and "
+            f"{'is' if one else 'are'} not written over: move {'it' if one else 'them'} away and give the same command "
+            f"again, or name another place. What the run has collected is in {self.staging}"
+        )
+
+    def _run_id_here(self) -> str:
+        with suppress(OSError, UnicodeDecodeError):
+            return (self.staging / RUN_ID).read_text("ascii").strip()
+        return ""
+
+    async def _run_id_there(self, bucket: Bucket, blob: Blob | None) -> str:
+        """Empty: there is none. ConfigError: it is none of ours."""
+        if blob is None:
+            return ""
+        known = self._record.files.get(RUN_ID)
+        if known is not None and known.version == blob.version:
+            return self._record.run_id
+        text = (await _content(bucket, blob) if blob.size < _PIECE else b"").decode("ascii", "replace").strip()
+        if not is_ulid(text):
+            raise ConfigError(
+                f"output.dir: {self.place(RUN_ID)} holds {text[:40]!r}, which is no run id: delete it to start a run"
+            )
+        if text == self._record.run_id:  # somebody put it back
+            self._record.files[RUN_ID] = _Uploaded(blob.size, blake3(f"{text}\n".encode()).hexdigest(), blob.version)
+        return text
+
+    def _go_on_elsewhere(self, run_id: str, *, private: bool) -> None:
+        """The run was started on another machine, or its directory here is gone."""
+        if private:
+            raise ConfigError(
+                f"output.dir: {self.url} holds run {short(run_id)}, and this machine knows nothing of it: there is no "
+                f"{self.staging / RUN_ID}. Its ledger is where it was started: give the command there, or, if it runs "
+                "at a cluster, name that (--coordinator HOST:PORT or --context NAME); else name another place"
+            )
+        write_atomically(self.staging / RUN_ID, f"{run_id}\n".encode())
+        self._note(f"note: {self.url} holds run {short(run_id)}, which another machine started: its files are rebuilt")
+
+    # ---- while it goes on
+
+    async def claim(self) -> None:
+        """The place is the run's whose `run-id` is in the staging directory. As `publish`."""
+        await self._with_a_way_on(self._upload([RUN_ID]))
+
+    def publish_soon(self, rows: int) -> None:
+        """The lines that are in the files now are uploaded beside other work, unless that was done a short while ago.
+        `rows`: of the run, in the files, which are flushed. What goes wrong is a note: `publish` meets it again."""
+        if self._uploading is not None or time.monotonic() < self._next:
+            return
+        sizes = {
+            name: (self.staging / name).stat().st_size
+            for name in self._results
+            if name.endswith(".jsonl") and (self.staging / name).exists()
+        }
+        self._uploading = asyncio.ensure_future(self._upload_soon(sizes, rows))
+
+    async def _upload_soon(self, sizes: dict[str, int], rows: int) -> None:
+        began = time.monotonic()
+        try:
+            for name, size in sizes.items():
+                await self._one(self._bucket, name, size, lambda _: None)
+            self._record.rows = rows
+            self._save()
+        except (RolloutError, OSError) as error:
+            why = error.message if isinstance(error, RolloutError) else str(error)
+            self._note(f"warning: nothing was uploaded to {self.url} for now: {why}")
+        finally:
+            ended = time.monotonic()
+            self._next = ended + max(EVERY_S, 10 * (ended - began))
+            self._uploading = None
+
+    async def _stop_uploading(self) -> None:
+        if self._uploading is not None:
+            self._uploading.cancel()
+            await asyncio.gather(self._uploading, return_exceptions=True)
+            self._uploading = None
+
+    async def publish(self, rows: int) -> None:
+        """All files of the staging directory are in the bucket, verified. `rows`: of the run, in the files.
+
+        StateError: the lock was lost; ConfigError: an object is somebody else's. OutputChangedError: a file changed
+        meanwhile. StorageUnavailableError.
+        """
+        await self._stop_uploading()
+        names = await asyncio.to_thread(self._names)
+        await self._with_a_way_on(self._upload(names))
+        await self._with_a_way_on(self._verify(names))
+        self._record.rows = rows
+        self._save()
+
+    async def _with_a_way_on(self, work: Any) -> None:
+        try:
+            await work
+        except RolloutError as error:
+            if str(self.staging) in error.message:
+                raise
+            raise type(error)(
+                f"{error.message}\nwhat is collected is safe in {self.staging}: when this is mended, the same command "
+                f"uploads it to {self.url}",
+                **error.context,
+            ) from error
+
+    def _names(self) -> list[str]:
+        """What a person would find in the directory, the run-id first and the summary at the end."""
+        found: list[str] = []
+        for directory, below, files in os.walk(self.staging):
+            below[:] = [name for name in below if not name.startswith(".")]
+            base = Path(directory).relative_to(self.staging)
+            found += [
+                (base / name).as_posix() for name in files if not name.startswith(".") and not name.endswith(".tmp")
+            ]
+        return sorted(found, key=lambda name: ({RUN_ID: 0, SUMMARY: 2}.get(name, 1), name))
+
+    async def _upload(self, names: Sequence[str]) -> None:
+        bucket = self._bucket
+        sizes = {name: (self.staging / name).stat().st_size for name in names}
+        whole, done = sum(sizes.values()), 0
+
+        def came(count: int) -> None:
+            nonlocal done
+            done += count
+            self._say(f"uploading to {self.url}: {done / (1 << 20):,.1f} of {whole / (1 << 20):,.1f} MiB")
+
+        for name in names:
+            await self._one(bucket, name, sizes[name], came)
+
+    async def _one(self, bucket: Bucket, name: str, size: int, came: Callable[[int], None]) -> None:
+        path, key = self.staging / name, self.url.key + name
+        wanted = _Uploaded(size, await asyncio.to_thread(content_hash, path, size))
+        self._held().check()
+        if not bucket.conditional:
+            await self._same_run(bucket)
+        there, known = await bucket.head(key), self._record.files.get(name)
+        if there is not None:
+            if known is None or known.version != there.version:
+                compared = self._adopted or name in self._elsewhere
+                if not compared or not await self._is_ours(bucket, there, name, path, wanted):
+                    raise ConfigError(self._strange([self.place(name)]))
+            elif (known.size, known.hash) == (wanted.size, wanted.hash):
+                came(size)
+                return
+        self._record.pending[name] = wanted
+        self._save()
+        changed = _Changed(path)
+        try:
+            when = ABSENT if there is None else there.version
+            blob = await bucket.write(key, _chunks(path, wanted, came, changed), size, when=when)
+        except ConflictError as error:
+            raise ConfigError(self._strange([self.place(name)])) from error
+        except InputError as error:
+            raise OutputChangedError(f"{path} was changed while it was uploaded: run the same command again") from error
+        self._record.files[name] = _Uploaded(size, wanted.hash, blob.version)
+        del self._record.pending[name]
+        if name == RUN_ID and self._record.run_id != (run_id := self._run_id_here()):
+            self._record.run_id, self._record.rows = run_id, 0
+        self._save()
+        if changed.found:
+            raise OutputChangedError(f"{path} was changed while it was uploaded: run the same command again")
+
+    async def _same_run(self, bucket: Bucket) -> None:
+        """Where the store does not keep to conditions: the place is still this run's."""
+        there = await bucket.head(self.url.key + RUN_ID)
+        known = self._record.files.get(RUN_ID)
+        if there is not None and (known is None or known.version != there.version) and not self._adopted:
+            raise StateError(f"{self.place(RUN_ID)} was written by another run meanwhile: name another place")
+
+    async def _is_ours(self, bucket: Bucket, there: Blob, name: str, path: Path, wanted: _Uploaded) -> bool:
+        """Of an object that another machine uploaded for the same run: nothing is lost by what takes its place."""
+        if name == SUMMARY:
+            return await self._is_summary(bucket, there)
+        if there.size > wanted.size:
+            return False
+        return await _hash(bucket, there) == await asyncio.to_thread(content_hash, path, there.size)
+
+    async def _is_summary(self, bucket: Bucket, there: Blob) -> bool:
+        """Of this run."""
+        if there.size >= _SMALL:
+            return False
+        with suppress(ValueError):
+            summary: Any = json.loads(await _content(bucket, there))
+            return isinstance(summary, dict) and cast(JsonObject, summary).get("run_id") == self._run_id_here()
+        return False
+
+    async def _verify(self, names: Sequence[str]) -> None:
+        """What is in the bucket is what was uploaded: asked once more, when all is there."""
+        for name in names:
+            there, known = await self._bucket.head(self.url.key + name), self._record.files[name]
+            if there is None or (there.version, there.size) != (known.version, known.size):
+                what = "was deleted" if there is None else "was replaced"
+                raise ConfigError(f"{self.place(name)} {what} by somebody else while the results were uploaded")
+
+    async def close(self) -> None:
+        """The lock is released. Says what is left of it."""
+        await self._stop_uploading()
+        try:
+            if self._lock is not None and (left := await self._lock.release()):
+                self._note(f"note: {left}")
+        finally:
+            unused = not (self._record.files or self._record.pending or self._run_id_here())
+            if self._lock is not None and unused:
+                (self.staging / RECORD).unlink(missing_ok=True)
+            await self._buckets.close()
+
+    # ---- small things
+
+    @property
+    def _bucket(self) -> Bucket:
+        assert self._opened is not None
+        return self._opened
+
+    def _held(self) -> BucketLock:
+        assert self._lock is not None
+        return self._lock
+
+    def _save(self) -> None:
+        self._record.write(self.staging / RECORD)
+
+    def _say(self, text: str) -> None:
+        now = time.monotonic()
+        if now - self._told >= _TELL_S:
+            self._told = now
+            self._tell(text)
+
+
+def looked_at(
+    url: BucketUrl, staging: Path, cloud: CloudSection, results: Sequence[str], tell: Callable[[str], None]
+) -> None:
+    """What a command would refuse of the place, without anything being written. As `BucketOutput.open`. Blocking, and
+    not in the thread of an event loop."""
+
+    async def look(buckets: Buckets) -> None:
+        await BucketOutput(url, staging, cloud, results).look(await buckets.of(url))
+
+    opened = BlockingBuckets(cloud)
+    try:
+        opened.run(look, tell)
+    finally:
+        opened.close()
+
+
+class _Changed:
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.found = False
+
+
+async def _chunks(
+    path: Path, wanted: _Uploaded, came: Callable[[int], None], changed: _Changed
+) -> AsyncIterator[bytes]:
+    """The first bytes of `path`, as many as `wanted` has; fewer where it was cut."""
+    digest, left = blake3(), wanted.size
+    with path.open("rb") as file:
+        while left and (piece := file.read(min(_PIECE, left))):
+            digest.update(piece)
+            left -= len(piece)
+            yield piece
+            came(len(piece))
+    changed.found = digest.hexdigest() != wanted.hash
+
+
+async def _content(bucket: Bucket, blob: Blob) -> bytes:
+    async with aclosing(bucket.read(blob.key, version=blob.version)) as pieces:
+        return b"".join([piece async for piece in pieces])
+
+
+async def _hash(bucket: Bucket, blob: Blob, size: int | None = None) -> str:
+    """Of all of it, or of its first `size` bytes."""
+    digest = blake3()
+    async with aclosing(bucket.read(blob.key, 0, size, version=blob.version)) as pieces:
+        async for piece in pieces:
+            digest.update(piece)
+    return digest.hexdigest()
+
+
+async def _holds(bucket: Bucket, there: Blob, pending: _Uploaded) -> bool:
+    with suppress(ConflictError, NotFoundError):
+        return there.size == pending.size and await _hash(bucket, there) == pending.hash
+    return False

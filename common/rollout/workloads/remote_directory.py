@@ -1,0 +1,134 @@
+"""A directory in a bucket, such as a model, on this machine: brought once, and again only when an object of it changed.
+
+It stays in the account's cache, by URL and by the versions of all that is in it; it may be deleted when nothing runs.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import fcntl
+import os
+import time
+from collections.abc import Generator
+from contextlib import aclosing, contextmanager
+from pathlib import Path
+
+from blake3 import blake3
+
+from rollout.cloud.bucket import Blob
+from rollout.cloud.url import BucketUrl, has_wildcard, parse_url
+from rollout.config.cloud import CloudSection
+from rollout.model.errors import ConfigError, ConflictError, InputChangedError, NotFoundError
+from rollout.workloads.buckets import BlockingBuckets, Buckets
+from rollout.workloads.output import disk_errors
+from rollout.workloads.remote_files import download, together
+from rollout.workloads.spool import Tell
+from rollout.workloads.staging import cache_home
+
+_AT_ONCE = 8
+_TELL_S = 0.5
+_LOOK_S = 0.2
+
+
+def bring_directory(text: str, what: str, cloud: CloudSection, tell: Tell) -> Path | None:
+    """The directory on this machine of a URL; None: `text` is no URL. `what`: its key, for people. Blocking, and not in
+    the thread of an event loop.
+
+    ConfigError: no such bucket, nothing there, no permission. InputChangedError: it changed meanwhile.
+    StorageUnavailableError, StorageError, StorageFullError.
+    """
+    try:
+        url = parse_url(text)
+        if url is None:
+            return None
+        if has_wildcard(url.key) or not url.key.strip("/"):
+            raise ConfigError(f"{text}: name one directory of the bucket, such as {url.at('models/mine')}")
+        buckets = BlockingBuckets(cloud)
+        try:
+            return buckets.run(lambda opened: _bring(opened, url.directory, tell), tell)
+        finally:
+            buckets.close()
+    except (ConfigError, NotFoundError) as error:
+        raise ConfigError(f"{what}: {error.message}") from error
+
+
+async def _bring(buckets: Buckets, url: BucketUrl, tell: Tell) -> Path:
+    bucket = await buckets.of(url)
+    files: list[tuple[str, Blob]] = []
+    async with aclosing(bucket.list(url.key)) as blobs:
+        async for blob in blobs:
+            name = blob.key[len(url.key) :]
+            parts = name.split("/")
+            if not name.endswith("/") and not any(part.startswith(".") for part in parts) and all(parts):
+                files.append((name, blob))  # hidden files are no part of it, nor is ..
+    if not files:
+        raise ConfigError(f"there is nothing below {url}: name the directory that holds the files")
+    about = "".join(f"{name}\0{blob.version}\0{blob.size}\n" for name, blob in files)
+    place = cache_home() / "buckets" / blake3(str(url).encode()).hexdigest(8) / blake3(about.encode()).hexdigest(8)
+    directory = place / url.name
+    if directory.is_dir():
+        return directory
+    with disk_errors(place):
+        place.mkdir(parents=True, exist_ok=True)
+    with (place / ".lock").open("w") as lock:
+        await _locked(lock.fileno(), url, tell)
+        if not directory.is_dir():
+            part = place / f".{url.name}.part"
+            await _download(buckets, url, files, part, tell)
+            with disk_errors(directory):
+                part.rename(directory)
+    return directory
+
+
+async def _locked(fd: int, url: BucketUrl, tell: Tell) -> None:
+    """Two commands do not bring the same twice."""
+    while True:
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            tell(f"waiting for another command, which brings {url}")
+            await asyncio.sleep(_LOOK_S)
+        else:
+            return
+
+
+async def _download(buckets: Buckets, url: BucketUrl, files: list[tuple[str, Blob]], part: Path, tell: Tell) -> None:
+    """Of a command that was stopped, those files that are whole stay."""
+    bucket, slots = await buckets.of(url), asyncio.Semaphore(_AT_ONCE)
+    size, done, told = sum(blob.size for _, blob in files), 0, 0.0
+
+    def came(count: int) -> None:
+        nonlocal done, told
+        done += count
+        if time.monotonic() - told >= _TELL_S:
+            told = time.monotonic()
+            tell(f"copying {url}: {done / (1 << 20):,.1f} of {size / (1 << 20):,.1f} MiB")
+
+    async def one(name: str, blob: Blob) -> None:
+        path = part / name
+        async with slots:
+            if path.is_file() and path.stat().st_size == blob.size:
+                came(blob.size)
+                return
+            with disk_errors(path):
+                path.parent.mkdir(parents=True, exist_ok=True)
+            scratch = path.with_name(f".{path.name}.part")
+            with _gone_unless_whole(scratch, url):
+                await download(bucket, blob, scratch, came)
+                with disk_errors(path):
+                    scratch.replace(path)
+
+    await together([one(name, blob) for name, blob in files])
+
+
+@contextmanager
+def _gone_unless_whole(scratch: Path, url: BucketUrl) -> Generator[None]:
+    try:
+        yield
+    except (ConflictError, NotFoundError) as error:
+        raise InputChangedError(
+            f"{url} changed while it was copied ({error.message}): run the same command again"
+        ) from error
+    finally:
+        if os.path.lexists(scratch):
+            scratch.unlink()

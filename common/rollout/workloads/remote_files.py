@@ -1,0 +1,331 @@
+"""Objects of buckets as input: found by patterns, copied to this machine once, and known by their version after that.
+
+A copy is read as often as need be; what is submitted is what was checked, whatever becomes of the object. The copies of
+a run are recorded in `objects.json` beside them, so that the same command, given again, copies only what changed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import difflib
+import json
+import os
+import time
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import aclosing, suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, cast
+
+from blake3 import blake3
+
+from rollout.cloud.bucket import Blob, Bucket
+from rollout.cloud.url import BucketUrl, has_wildcard, parse_url
+from rollout.config.cloud import CloudSection
+from rollout.model.errors import ConfigError, ConflictError, InputChangedError, InputError, NotFoundError
+from rollout.workloads.buckets import BlockingBuckets, Buckets
+from rollout.workloads.output import disk_errors, write_atomically
+from rollout.workloads.remote_glob import matching
+from rollout.workloads.spool import Tell
+
+_RECORD = "objects.json"
+_AT_ONCE = 8
+_RANGE = 64 << 20
+_PIECE = 1 << 20
+_TELL_S = 0.5
+_BESIDE = 1000
+_LIKE = 0.75
+
+
+@dataclass(frozen=True, slots=True)
+class RemoteFile:
+    url: BucketUrl
+    blob: Blob
+
+    @property
+    def name(self) -> str:
+        return str(self.url)
+
+    @property
+    def directory(self) -> BucketUrl:
+        """What it lies in."""
+        return self.url.at(self.url.key[: self.url.key.rfind("/") + 1])
+
+
+@dataclass(slots=True)
+class Matches:
+    """What a pattern came to. `wild`: it names several, so what runs write is left out of it. `fault`: what is wrong
+    with it; empty: nothing. `runs`: those directories of `files` that have a run-id."""
+
+    files: list[RemoteFile] = field(default_factory=list[RemoteFile])
+    wild: bool = False
+    fault: str = ""
+    runs: set[BucketUrl] = field(default_factory=set[BucketUrl])
+
+
+class RemoteFiles:
+    """`find`, then `take` what of it is wanted, then `close`, always; `verify` after that. Blocking, and not in the
+    thread of an event loop.
+
+    `directory`: of the copies, made when the first is needed. `tell`: as of `Buckets`.
+    """
+
+    def __init__(self, cloud: CloudSection, directory: Path, tell: Tell) -> None:
+        self._cloud = cloud
+        self._buckets = BlockingBuckets(cloud)
+        self._directory = directory
+        self._tell = tell
+        self._taken: list[RemoteFile] = []
+        self._told = 0.0
+
+    def close(self) -> None:
+        self._buckets.close()
+
+    def find(self, patterns: Sequence[str], run_id: str) -> dict[str, Matches]:
+        """By pattern. StorageUnavailableError; everything else that is wrong is a `fault`. `run_id`: the name of the
+        object by which the directory of a run is known."""
+
+        async def all_of_them(buckets: Buckets) -> dict[str, Matches]:
+            return {pattern: await self._find(buckets, pattern, run_id) for pattern in dict.fromkeys(patterns)}
+
+        return self._buckets.run(all_of_them, self._tell)
+
+    def take(self, files: Sequence[RemoteFile]) -> list[Path]:
+        """The copy of each. InputChangedError: it changed since it was found. StorageError, StorageFullError."""
+        if not files:
+            return []
+        self._taken = list(files)
+        return self._buckets.run(lambda buckets: self._take(buckets, files), self._tell)
+
+    def verify(self, quiet: Tell = lambda _: None) -> None:
+        """What was taken is still what its URL names. InputChangedError."""
+        if not self._taken:
+            return
+        buckets = BlockingBuckets(self._cloud)  # perhaps in another thread than before
+        try:
+            buckets.run(self._verify, quiet)
+        finally:
+            buckets.close()
+
+    # ---- finding
+
+    async def _find(self, buckets: Buckets, pattern: str, run_id: str) -> Matches:
+        found = Matches()
+        try:
+            url = parse_url(pattern)
+            assert url is not None
+            if not url.key or url.key.endswith("/"):
+                found.fault = f"{url} names no object: name its files, such as {url}*.jsonl"
+                return found
+            bucket = await buckets.of(url)
+            found.wild = has_wildcard(url.key) and await bucket.head(url.key) is None
+            if found.wild:
+                async with aclosing(matching(bucket, url.key, self._listed(url))) as blobs:
+                    # An empty object that ends with a slash is how some tools show a directory.
+                    keys = {blob.key: blob async for blob in blobs if not blob.key.endswith("/")}
+                found.files = [RemoteFile(url.at(key), keys[key]) for key in sorted(keys)]
+                for place in {file.directory for file in found.files}:
+                    if await bucket.head(place.key + run_id) is not None:
+                        found.runs.add(place)
+            elif (blob := await bucket.head(url.key)) is not None:
+                found.files = [RemoteFile(url, blob)]
+            if not found.files:
+                found.fault = f"no object matches {pattern!r}{await _near(bucket, url)}"
+        except (ConfigError, NotFoundError) as error:
+            found.fault = error.message if pattern in error.message else f"{pattern}: {error.message}"
+        return found
+
+    def _listed(self, url: BucketUrl) -> Callable[[int], None]:
+        return lambda count: self._say(f"listing {url}: {count:,} objects looked at")
+
+    def _say(self, text: str) -> None:
+        now = time.monotonic()
+        if now - self._told >= _TELL_S:
+            self._told = now
+            self._tell(text)
+
+    # ---- copying
+
+    async def _take(self, buckets: Buckets, files: Sequence[RemoteFile]) -> list[Path]:
+        with disk_errors(self._directory):
+            self._directory.mkdir(parents=True, exist_ok=True)
+        copies = _Copies(self._directory)
+        wanted: list[RemoteFile] = []
+        for file in files:
+            if not await asyncio.to_thread(copies.has, file):
+                wanted.append(file)
+        progress = _Progress(len(wanted), sum(file.blob.size for file in wanted), self._say)
+        slots = asyncio.Semaphore(_AT_ONCE)
+
+        async def one(file: RemoteFile) -> None:
+            async with slots:
+                await self._copy(await buckets.of(file.url), file, copies, progress)
+
+        await together([one(file) for file in wanted])
+        copies.save(files)
+        return [copies.path(file) for file in files]
+
+    async def _copy(self, bucket: Bucket, file: RemoteFile, copies: _Copies, progress: _Progress) -> None:
+        part = copies.path(file).with_suffix(".part")
+        try:
+            await download(bucket, file.blob, part, progress.add)
+        except (ConflictError, NotFoundError) as error:
+            part.unlink(missing_ok=True)
+            raise InputChangedError(
+                f"{file.url} changed while it was copied ({error.message}): run the same command again"
+            ) from error
+        except BaseException:
+            with suppress(OSError):
+                part.unlink(missing_ok=True)
+            raise
+        await asyncio.to_thread(copies.keep, file, part)
+
+    async def _verify(self, buckets: Buckets) -> None:
+        slots = asyncio.Semaphore(_AT_ONCE)
+
+        async def one(file: RemoteFile) -> None:
+            async with slots:
+                there = await (await buckets.of(file.url)).head(file.url.key)
+            if there is None or (there.version, there.size) != (file.blob.version, file.blob.size):
+                what = "was deleted" if there is None else "is another object than"
+                raise InputChangedError(
+                    f"{file.url} {what}{' since' if there is None else ' when'} it was checked: put it back as it was "
+                    "and give the same command again, or name another output.dir to start a new run"
+                )
+
+        await together([one(file) for file in self._taken])
+
+
+async def together(works: Sequence[Any]) -> None:
+    """All of them; the first error ends the others, and is raised when they have ended."""
+    tasks = [asyncio.ensure_future(work) for work in works]
+    try:
+        for done in asyncio.as_completed(tasks):
+            await done
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+
+async def download(bucket: Bucket, blob: Blob, path: Path, came: Callable[[int], object]) -> None:
+    """`blob` into the file `path`, durable. `came` hears bytes as they come. ConflictError, NotFoundError: it is no
+    more what it was. InputError: it is shorter than the service said. StorageError, StorageFullError."""
+    with disk_errors(path):
+        fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o644)
+    try:
+        slots = asyncio.Semaphore(_AT_ONCE // 2)
+
+        async def one(start: int) -> None:
+            length, at = min(_RANGE, blob.size - start), start
+            async with slots, aclosing(bucket.read(blob.key, start, length, version=blob.version)) as pieces:
+                async for piece in pieces:
+                    with disk_errors(path):
+                        _write(fd, piece, at)
+                    at += len(piece)
+                    came(len(piece))
+            if at != start + length:
+                raise InputError(f"{bucket.url}{blob.key} gave {at - start} of {length} bytes: run the command again")
+
+        await together([one(start) for start in range(0, blob.size, _RANGE)])
+        with disk_errors(path):
+            await asyncio.to_thread(os.fsync, fd)
+    finally:
+        os.close(fd)
+
+
+def _write(fd: int, piece: bytes, at: int) -> None:
+    done = 0
+    while done < len(piece):
+        done += os.pwrite(fd, piece[done:], at + done)
+
+
+class _Progress:
+    def __init__(self, files: int, size: int, say: Callable[[str], None]) -> None:
+        self._text = f"copying {files} {'files' if files > 1 else 'file'} from buckets"
+        self._size = size
+        self._done = 0
+        self._say = say
+
+    def add(self, count: int) -> None:
+        self._done += count
+        self._say(f"{self._text}: {self._done / (1 << 20):,.1f} of {self._size / (1 << 20):,.1f} MiB")
+
+
+class _Copies:
+    """What is recorded of the copies in a directory: by URL, the version, size and hash of the object."""
+
+    def __init__(self, directory: Path) -> None:
+        self._directory = directory
+        self._known = _recorded(directory / _RECORD)
+
+    def path(self, file: RemoteFile) -> Path:
+        identity = f"{file.url} {file.blob.version}"
+        return self._directory / f"{blake3(identity.encode()).hexdigest(16)}.object"
+
+    def has(self, file: RemoteFile) -> bool:
+        """Whether there is a whole one of this version."""
+        entry = self._known.get(file.name)
+        if not isinstance(entry, list) or cast("list[Any]", entry)[:2] != [file.blob.version, file.blob.size]:
+            return False
+        with suppress(OSError):
+            return content_hash(self.path(file)) == cast("list[Any]", entry)[2]
+        return False
+
+    def keep(self, file: RemoteFile, part: Path) -> None:
+        with disk_errors(part):
+            digest = content_hash(part)
+            part.replace(self.path(file))
+        self._known[file.name] = [file.blob.version, file.blob.size, digest]
+
+    def save(self, files: Sequence[RemoteFile]) -> None:
+        """Only those of `files` stay."""
+        names = {file.name for file in files}
+        self._known = {name: entry for name, entry in self._known.items() if name in names}
+        write_atomically(self._directory / _RECORD, json.dumps(self._known).encode())
+        wanted = {self.path(file).name for file in files}
+        for path in self._directory.glob("*.object"):
+            if path.name not in wanted:
+                with suppress(OSError):
+                    path.unlink()
+
+
+def content_hash(path: Path, size: int | None = None) -> str:
+    """Of a file, or of its first `size` bytes. OSError."""
+    digest, left = blake3(), size
+    with path.open("rb") as file:
+        while piece := file.read(_PIECE if left is None else min(_PIECE, left)):
+            digest.update(piece)
+            left = None if left is None else left - len(piece)
+    return digest.hexdigest()
+
+
+def _recorded(path: Path) -> dict[str, Any]:
+    try:
+        known = json.loads(path.read_text("utf-8"))
+    except (OSError, ValueError):
+        return {}
+    return known if isinstance(known, dict) else {}  # pyright: ignore[reportUnknownVariableType]
+
+
+async def _near(bucket: Bucket, url: BucketUrl) -> str:
+    """Which object was probably meant."""
+    if has_wildcard(url.key):
+        return ": check the path"
+    async for blob in _first(bucket, f"{url.key}/", 1):
+        return f": it is a directory; name its files, such as {url}/*{Path(blob.key).suffix or '.jsonl'}"
+    base = url.key[: url.key.rfind("/") + 1]
+    names = [blob.key[len(base) :] async for blob in _first(bucket, base, _BESIDE)]
+    if not names:
+        return f": there is nothing below {url.at(base)}"
+    near = difflib.get_close_matches(url.key[len(base) :], names, n=1, cutoff=_LIKE)
+    return f"; did you mean {url.at(base + near[0])}?" if near else ": check the path"
+
+
+async def _first(bucket: Bucket, prefix: str, count: int) -> AsyncIterator[Blob]:
+    async with aclosing(bucket.list(prefix, delimiter="/")) as blobs:
+        async for blob in blobs:
+            yield blob
+            count -= 1
+            if not count:
+                return

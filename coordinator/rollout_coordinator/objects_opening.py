@@ -1,0 +1,70 @@
+"""Opens the store of objects: tells at once when it does not answer, and refuses one that is not the ledger's."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, Awaitable, Callable
+from contextlib import asynccontextmanager
+
+import structlog
+from rollout.cloud.installed import check_installed
+from rollout.config.settings import CoordinatorSettings
+from rollout.model.errors import ConfigError
+from rollout.objects import backend_name
+from rollout.objects.place import elsewhere, key_of, place_of, remember, remembered
+from rollout.objects.port import ObjectStore
+from rollout.storage.port import Storage
+
+log = structlog.get_logger()
+
+TELL_AFTER_S = 1.0
+_TELL_EVERY_S = 15.0
+_BUCKETS = {"s3": "cloud.s3.bucket", "gcs": "cloud.gcs.bucket"}
+
+
+async def open_objects(
+    store: ObjectStore, storage: Storage, settings: CoordinatorSettings, has_runs: Callable[[], Awaitable[bool]]
+) -> None:
+    """Opens `store` once `storage` is open. ConfigError, which begins with a key: the ledger's objects are elsewhere,
+    or there is no such bucket, no permission and the like."""
+    check_installed(settings.cloud)
+    place = place_of(settings.objects, settings.storage, settings.cloud)
+    before = await remembered(storage)
+    if before not in ("", place) and await has_runs():
+        raise elsewhere(key_of(settings.objects, settings.cloud), before, place)
+    key = _BUCKETS.get(backend_name(settings.objects, settings.storage, settings.cloud))
+    if key is None:
+        await store.open()
+    else:
+        async with _told(place, settings.cloud.endpoint_of_objects):
+            await _open(store, key)
+    if before != place:  # also after a start that failed: nothing is there yet
+        await remember(storage, place)
+
+
+async def _open(store: ObjectStore, key: str) -> None:
+    try:
+        await store.open()
+    except ConfigError as error:
+        if not error.message.startswith("cloud."):
+            error.message = f"{key}: {error.message}"
+        raise
+
+
+@asynccontextmanager
+async def _told(place: str, endpoint: str) -> AsyncGenerator[None]:
+    """While the service is tried again, which takes a minute."""
+    telling = asyncio.create_task(_tell(place, endpoint))
+    try:
+        yield
+    finally:
+        telling.cancel()
+        await asyncio.gather(telling, return_exceptions=True)
+
+
+async def _tell(place: str, endpoint: str) -> None:
+    waited, pause = 0.0, TELL_AFTER_S
+    while True:
+        await asyncio.sleep(pause)
+        waited, pause = waited + pause, _TELL_EVERY_S
+        log.warning("objects_unreachable", place=place, endpoint=endpoint, waited_s=round(waited))

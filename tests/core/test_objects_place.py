@@ -1,0 +1,101 @@
+"""All objects of a ledger are in one place: another one is refused until somebody says that they were moved."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, cast
+
+import pytest
+from rollout.client.embedded_cloud import cloud_of, cloud_sections, rewrite_cloud, write_sections
+from rollout.config.cloud import CloudSection
+from rollout.config.settings import CoordinatorSettings, ObjectsSection
+from rollout.model.errors import ConfigError
+from rollout.objects.place import remember, remembered
+from rollout.objects.port import ObjectStore
+from rollout.storage.kv_sqlite import SqliteStorage
+from rollout_coordinator.objects_opening import open_objects
+
+
+class Store:
+    def __init__(self, error: Exception | None = None) -> None:
+        self.error = error
+        self.opened = 0
+
+    async def open(self) -> None:
+        if self.error is not None:
+            raise self.error
+        self.opened += 1
+
+
+def settings(bucket: str = "", backend: str = "") -> CoordinatorSettings:
+    cloud = CloudSection(provider="aws", s3=cast(Any, {"bucket": bucket})) if bucket else CloudSection()
+    return CoordinatorSettings(cloud=cloud, objects=ObjectsSection(backend=backend))
+
+
+async def opened(storage: SqliteStorage, given: CoordinatorSettings, store: Store, *, runs: bool = True) -> None:
+    async def has_runs() -> bool:
+        return runs
+
+    await open_objects(cast(ObjectStore, store), storage, given, has_runs)
+
+
+@pytest.fixture
+async def storage(tmp_path: Path) -> Any:
+    storage = SqliteStorage(str(tmp_path / "rollout.db"))
+    await storage.open()
+    yield storage
+    await storage.close()
+
+
+async def test_the_first_place_is_remembered_and_another_refused(storage: SqliteStorage) -> None:
+    await opened(storage, settings("first"), Store())
+    assert await remembered(storage) == "s3://first/"
+    await opened(storage, settings("first"), Store())
+    for other, key in ((settings("second"), "cloud.s3.bucket: "), (settings(), "objects.backend: ")):
+        store = Store()
+        with pytest.raises(ConfigError) as error:
+            await opened(storage, other, store)
+        assert error.value.message.startswith(key)
+        assert (
+            "are in s3://first/" in error.value.message and "rollout-coordinator adopt-objects" in error.value.message
+        )
+        assert not store.opened
+
+
+async def test_a_ledger_without_runs_has_no_place(storage: SqliteStorage) -> None:
+    await opened(storage, settings("first"), Store(), runs=False)
+    await opened(storage, settings("second"), Store(), runs=False)
+    assert await remembered(storage) == "s3://second/"
+
+
+async def test_an_adopted_place_holds(storage: SqliteStorage) -> None:
+    await opened(storage, settings("first"), Store())
+    await remember(storage, "s3://second/")
+    await opened(storage, settings("second"), Store())
+
+
+async def test_a_bucket_that_is_not_there_is_told_by_its_key_and_not_remembered(storage: SqliteStorage) -> None:
+    with pytest.raises(ConfigError) as error:
+        await opened(storage, settings("first"), Store(ConfigError("s3://first/ cannot be used: NoSuchBucket")))
+    assert error.value.message == "cloud.s3.bucket: s3://first/ cannot be used: NoSuchBucket"
+    assert await remembered(storage) == ""
+
+
+def test_what_is_written_for_a_private_cluster_is_read_again(tmp_path: Path) -> None:
+    cloud = CloudSection.model_validate(
+        {
+            "provider": "aws",
+            "region": "us-west-2",
+            "s3": {"bucket": "first", "prefix": 'a "b"'},
+            "secrets": {"allowlist": ["x/y"], "ttl_secs": 5.0},
+        }
+    )
+    write_sections(
+        tmp_path / "coordinator.toml",
+        {"storage": {"backend": "embedded"}, "objects": {"backend": ""}, **cloud_sections(cloud)},
+    )
+    assert cloud_of(tmp_path) == cloud
+    rewrite_cloud(tmp_path, cloud.model_copy(update={"region": "us-east-1"}))
+    assert (cloud_of(tmp_path).region, cloud_of(tmp_path).s3) == ("us-east-1", cloud.s3)
+    assert not cloud_of(tmp_path / "nothing").provider
+    assert cloud_sections(CloudSection()) == {}
