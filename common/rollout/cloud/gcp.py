@@ -61,10 +61,11 @@ class Gcp:
             "pubsub": self._cloud.pubsub.endpoint_url,
             "secretmanager": self._cloud.secrets.endpoint_url,
         }[service]
+        common = "" if self._cloud.provider == "aws" else self._cloud.endpoint_url  # gs:// URLs beside a run on AWS
         emulator = os.environ.get(_EMULATOR.get(service, ""), "")
         if emulator and "://" not in emulator:
             emulator = f"http://{emulator}"
-        return (own or self._cloud.endpoint_url or emulator or f"https://{service}.googleapis.com").rstrip("/")
+        return (own or common or emulator or f"https://{service}.googleapis.com").rstrip("/")
 
     async def project(self) -> str:
         """Of `[cloud] project`, the environment, or the credentials. ConfigError: none of them names one."""
