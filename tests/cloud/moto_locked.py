@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import io
+import itertools
 import os
 import threading
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from datetime import UTC, datetime
 from typing import Any
 
 import boto3
@@ -24,6 +27,10 @@ _OTHERS = (
     "AWS_ENDPOINT_URL_S3",
     "AWS_CONFIG_FILE",
 )
+
+
+_NUMBERS = itertools.count(1)  # what moto holds is of the process, not of a server
+_BEGUN = b"2010-11-10T20:48:33.000Z"
 
 
 class _Quiet(WSGIRequestHandler):
@@ -46,7 +53,6 @@ class AwsEmulator:
 
     endpoint: str
     clients: dict[str, Any] = field(default_factory=dict[str, Any])
-    names: int = 0
 
     def cloud(self, **sections: Any) -> CloudSection:
         given = {"provider": "aws", "region": REGION, "endpoint_url": self.endpoint, **sections}
@@ -72,8 +78,7 @@ class AwsEmulator:
         return self.client("sqs")
 
     def fresh(self, what: str) -> str:
-        self.names += 1
-        return f"{what}-{self.names}"
+        return f"{what}-{next(_NUMBERS)}"
 
     def bucket(self, name: str = "") -> str:
         name = name or self.fresh("bucket")
@@ -110,8 +115,6 @@ def locked(application: Callable[..., Iterable[bytes]]) -> Callable[..., Iterabl
     def app(environ: dict[str, Any], start_response: Any) -> Iterable[bytes]:
         length = environ.get("CONTENT_LENGTH")
         if length:
-            import io
-
             body = environ["wsgi.input"].read(int(length))
             if len(body) < int(length):
                 raise ConnectionError("the request was cut off")
@@ -119,7 +122,10 @@ def locked(application: Callable[..., Iterable[bytes]]) -> Callable[..., Iterabl
         with lock:
             found = application(environ, start_response)
             try:
-                return [b"".join(found)]
+                body = b"".join(found)
+                if "uploads" in environ.get("QUERY_STRING", ""):  # it says that each was begun in 2010
+                    body = body.replace(_BEGUN, datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%S.000Z").encode())
+                return [body]
             finally:
                 close = getattr(found, "close", None)
                 if close is not None:

@@ -124,7 +124,7 @@ async def test_copy(bucket: S3Bucket) -> None:
 async def test_sweep_ends_old_uploads(bucket: S3Bucket, aws: AwsEmulator) -> None:
     for key in ("x/1", "x/2", "y/1"):
         aws.s3.create_multipart_upload(Bucket=name_of(bucket), Key=key)
-    assert await bucket.sweep("x/", 3600 * 24 * 365 * 100) == 0
+    assert await bucket.sweep("x/", 3600) == 0
     assert await bucket.sweep("x/", 0) == 2
     assert aws.unfinished(name_of(bucket)) == ["y/1"]
 

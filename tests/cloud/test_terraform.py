@@ -36,8 +36,8 @@ variable "arns" { type = map(list(string)) }
 locals {
   roles = toset(["coordinator", "worker", "laptop", "operator"])
   values = {
-    aws = { region = "eu-west-1", input_url = "https://sqs.eu-west-1.amazonaws.com/1/in", output_url = "https://sqs.eu-west-1.amazonaws.com/1/out" }
-    gcp = { project = "lab", topic = "in", subscription = "in", output_topic = "out" }
+    aws = { region = "eu-west-1", input_url = "https://sqs.eu-west-1.amazonaws.com/123456789012/in", output_url = "https://sqs.eu-west-1.amazonaws.com/123456789012/out" }
+    gcp = { project = "my-project", topic = "rows", subscription = "rows", output_topic = "results" }
   }
   clouds = { for name, own in local.values : name => templatefile("TERRAFORM/${name}/cloud.toml.tftpl", merge(own, { bucket = "objects", prefix = "runs/", secrets = ["hf-token"] })) }
   boot = { package = "rollout-engine", toml = "# toml", unit = "[Unit]", drain_s = 75, fetch = "fetch", identity = "id" }

@@ -5,6 +5,10 @@ from __future__ import annotations
 from collections.abc import AsyncIterator
 
 import pytest
+from cloud_fixtures import aws as aws
+from cloud_fixtures import aws_server as aws_server
+from cloud_fixtures import gcs as gcs
+from cloud_fixtures import gcs_server as gcs_server
 from ledger_rows import Writer
 from objects_rig import rig as rig
 from rollout.config.settings import StorageSection

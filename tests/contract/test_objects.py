@@ -13,6 +13,9 @@ from pathlib import Path
 
 import asyncpg
 import pytest
+from moto_locked import AwsEmulator
+from rollout.cloud.aws import Aws
+from rollout.cloud.s3_bucket import S3Bucket
 from rollout.config.settings import ObjectsSection, PostgresStorage, StorageSection
 from rollout.model.errors import (
     ConfigError,
@@ -25,9 +28,11 @@ from rollout.model.errors import (
 from rollout.model.item import Blob, Failure, ObjectSlice, Outcome
 from rollout.objects import ObjectStore, backend_name, open_store
 from rollout.objects import fs as fs_module
+from rollout.objects.bucket_store import BucketObjectStore
+from rollout.objects.claims import FilePins
 from rollout.objects.digest import CHUNK, object_id
 from rollout.objects.fs import FsObjectStore
-from rollout.objects.postgres import storage_errors
+from rollout.objects.postgres_pins import storage_errors
 from rollout_coordinator.core.events import ResultGroup, WorkerResults
 from rollout_coordinator.gc import collect_garbage
 from rollout_coordinator.objects_gate import ObjectsGate
@@ -207,6 +212,28 @@ class TestPostgres(StoreContract):
         await store.close()
 
 
+class TestS3(StoreContract):
+    BIG = bytes(range(256)) * 50_000  # 12.8 MB: larger than a part
+
+    @pytest.fixture
+    def clock(self) -> Clock:
+        return Clock()
+
+    @pytest.fixture
+    async def store(self, aws: AwsEmulator, tmp_path: Path, clock: Clock) -> AsyncIterator[ObjectStore]:
+        cloud = aws.cloud(s3={"bucket": aws.bucket(), "prefix": "some/where", "multipart_chunk_bytes": 5 << 20})
+        store = BucketObjectStore(
+            S3Bucket(Aws(cloud), cloud.s3.bucket, cloud.s3, own_session=True),
+            cloud.s3.prefix,
+            FilePins(tmp_path / "pins.db", now_ms=clock),
+        )
+        await store.open()
+        yield store
+        await store.close()
+        assert [key for key in aws.keys(cloud.s3.bucket) if "/cas/" not in key] == []
+        assert aws.unfinished(cloud.s3.bucket) == []
+
+
 @pytest.fixture
 async def fs_store(tmp_path: Path) -> AsyncIterator[FsObjectStore]:
     store = FsObjectStore(tmp_path / "o", reserve_bytes=0)
@@ -330,7 +357,7 @@ def test_backend_follows_the_storage() -> None:
     assert backend_name(ObjectsSection(), postgres) == "postgres"
     assert backend_name(ObjectsSection(backend="fs"), postgres) == "fs"
     assert isinstance(open_store(ObjectsSection(), StorageSection()), FsObjectStore)
-    with pytest.raises(ConfigError, match='unknown backend "tape"; known: fs, postgres'):
+    with pytest.raises(ConfigError, match='unknown backend "tape"; known: fs, gcs, postgres, s3'):
         open_store(ObjectsSection(backend="tape"), StorageSection())
 
 

@@ -10,6 +10,7 @@ import pytest
 from postgres_link import Link, link_to
 from rollout.model.errors import StorageUnavailableError
 from rollout.objects import postgres as objects
+from rollout.objects import postgres_pins
 from rollout.storage.kv_postgres import PostgresStorage
 from rollout.storage.postgres import CommitUnknown, PostgresEngine
 from rollout_coordinator.ledger.port import LeaseRow
@@ -113,7 +114,7 @@ async def test_a_write_that_a_silent_database_takes_half_of_ends(postgres_url: s
 async def test_a_silent_database_is_told_to_who_wants_an_object(
     postgres_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(objects, "COMMAND_TIMEOUT_S", 1.0)
+    monkeypatch.setattr(postgres_pins, "COMMAND_TIMEOUT_S", 1.0)
     async with link_to(postgres_url) as (link, through):
         store = objects.PostgresObjectStore(through, pool_size=2)
         await store.open()

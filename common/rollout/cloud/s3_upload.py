@@ -121,7 +121,9 @@ class Upload:
         """The ETag where the part has arrived after all: its answer may have been lost."""
         try:
             answer = await client.list_parts(**self._at, PartNumberMarker=part.number - 1, MaxParts=1)
-        except Exception as e:  # noqa: BLE001 - then it is sent again, and that call tells what is wrong
+        except Exception as e:
+            if code_of(e) == "NoSuchUpload":
+                raise
             log.debug("cloud_part_not_asked", error=str(e))
             return ""
         for one in rows(answer, "Parts"):

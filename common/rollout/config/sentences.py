@@ -106,6 +106,20 @@ SENTENCES: dict[str, Sentence] = {
     ),
     "objects_collected": _said("removed {objects:object} that nothing needs any more, {bytes:bytes}"),
     "object_missing": _trouble("results name {objects:object} that the store does not have ({first})", "first"),
+    "cloud_conditions_ignored": _said(
+        "the bucket {bucket} does not keep to conditions on writes: two writers of one key are not kept apart there"
+    ),
+    "cloud_credentials_renewed": _said("the cloud's credentials had expired; newer ones were looked up"),
+    "cloud_call_again": _trouble("{what} ({said}); tried again in {wait_s:s}", "what"),
+    "cloud_read_resumed": _trouble("reading {key} broke off at byte {at} and goes on there ({said})", "key"),
+    "cloud_part_not_asked": _said(""),
+    "cloud_upload_left": _trouble("an unfinished upload to {key} could not be aborted ({error})", "key"),
+    "cloud_abort_late": _trouble("an unfinished upload could not be aborted within {deadline_s:s}"),
+    "cloud_temporary_left": _trouble("{key} could not be removed; it goes when it is a day old ({error})", "key"),
+    "cloud_leftovers_removed": _said("removed {count} leftovers of uploads that were cut off from {bucket}"),
+    "cloud_leftovers_not_removed": _trouble(
+        "what uploads that were cut off left in {bucket} was not removed ({error})", "bucket"
+    ),
     "object_corrupt": _trouble("object {object_id} is damaged; it was moved to {moved_to}", "object_id"),
     "object_get_resumed": _said("reading object {object_id} on from {offset:bytes}: {reason}"),
     "objects_retry": _said("asking for objects again, try {attempt}"),

@@ -53,14 +53,17 @@ class PinTable:
             self._db.execute("COMMIT")
 
     def pin(self, object_ids: list[bytes], holder: str, ttl_s: float) -> None:
-        expires = self._now_ms() + int(ttl_s * 1000)
-        rows = [(object_id, holder, expires) for object_id in object_ids]
         with self.exclusive():
-            self._db.executemany(
-                "INSERT INTO pin VALUES (?, ?, ?)"
-                " ON CONFLICT DO UPDATE SET expires_ms = max(expires_ms, excluded.expires_ms)",
-                rows,
-            )
+            self.add_pins(object_ids, holder, ttl_s)
+
+    def add_pins(self, object_ids: list[bytes], holder: str, ttl_s: float) -> None:
+        """Within `exclusive`."""
+        expires = self._now_ms() + int(ttl_s * 1000)
+        self._db.executemany(
+            "INSERT INTO pin VALUES (?, ?, ?)"
+            " ON CONFLICT DO UPDATE SET expires_ms = max(expires_ms, excluded.expires_ms)",
+            [(object_id, holder, expires) for object_id in object_ids],
+        )
 
     def unpin(self, holder: str, object_ids: list[bytes] | None = None) -> None:
         """All that `holder` has pinned, or these."""

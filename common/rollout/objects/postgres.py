@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import tempfile
-import time
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Generator, Sequence
-from contextlib import aclosing, contextmanager
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
+from contextlib import aclosing
 from typing import Any, cast
 
-import asyncpg
 from blake3 import blake3
 
 from rollout.config.cloud import CloudSection
@@ -19,27 +17,28 @@ from rollout.model.errors import (
     NotFoundError,
     ObjectCorruptError,
     StateError,
-    StorageError,
-    StorageFullError,
-    StorageUnavailableError,
 )
 from rollout.objects.digest import check_id
 from rollout.objects.port import ObjectMeta
-from rollout.storage.postgres import CONNECT_TIMEOUT_S, GONE
+from rollout.objects.postgres_pins import (
+    GUARD,
+    PIN_SCHEMA,
+    add_pins,
+    open_pool,
+    pinned_of,
+    remove_pins,
+    storage_errors,
+    wall_ms,
+)
 
 PART = 256 * 1024
 """Bytes of a row. Fixed, since a range read computes its rows from it."""
-COMMAND_TIMEOUT_S = 30.0
-"""A server that says nothing for this long is not there: each statement moves one part at most."""
 _SPOOL_RAM = 8 << 20
-_GUARD = 0x726F626A  # advisory lock of this transaction only: shared to pin, exclusive to delete
 
 _SCHEMA = """
 CREATE TABLE IF NOT EXISTS object (object_id bytea PRIMARY KEY, size bigint NOT NULL, created_ms bigint NOT NULL);
 CREATE TABLE IF NOT EXISTS object_chunk (
   object_id bytea NOT NULL, idx bigint NOT NULL, data bytea NOT NULL, PRIMARY KEY (object_id, idx));
-CREATE TABLE IF NOT EXISTS object_pin (
-  object_id bytea NOT NULL, holder text NOT NULL, expires_ms bigint NOT NULL, PRIMARY KEY (object_id, holder));
 """
 
 
@@ -49,52 +48,18 @@ def open_store(objects: ObjectsSection, storage: StorageSection, cloud: CloudSec
     return PostgresObjectStore(storage.postgres.url, pool_size=storage.postgres.pool_size)
 
 
-def wall_ms() -> int:
-    return time.time_ns() // 1_000_000
-
-
-@contextmanager
-def storage_errors(what: str) -> Generator[None]:
-    """Database and network errors as the typed error a caller can act on."""
-    try:
-        yield
-    except asyncpg.DiskFullError as e:
-        raise StorageFullError(f"{what}: the database's disk is full; free space, then retry") from e
-    except GONE as e:
-        raise StorageUnavailableError(f"{what}: the database cannot be reached ({e})") from e
-    except asyncpg.PostgresError as e:
-        raise StorageError(f"{what}: {e}") from e
-
-
 class PostgresObjectStore:
     """The tables `object`, `object_chunk` and `object_pin`. Works through a transaction-mode pooler."""
 
     def __init__(self, url: str, *, pool_size: int = 8, now_ms: Callable[[], int] = wall_ms) -> None:
-        self._url = url.replace("postgresql+asyncpg://", "postgresql://", 1)
+        self._url = url
         self._pool_size = pool_size
         self._now_ms = now_ms
         self._pool: Any = None
 
     async def open(self) -> None:
         with storage_errors("cannot open the object store"):
-            pool = await cast(Any, asyncpg).create_pool(
-                self._url,
-                min_size=0,
-                max_size=self._pool_size,
-                statement_cache_size=0,
-                timeout=CONNECT_TIMEOUT_S,
-                command_timeout=COMMAND_TIMEOUT_S,
-            )
-            try:
-                async with pool.acquire() as db, db.transaction():
-                    # Two starts at once would otherwise collide on the catalogue, in spite of IF NOT EXISTS.
-                    await db.execute("SELECT pg_advisory_xact_lock($1)", _GUARD + 1)
-                    if await db.fetchval("SELECT to_regclass('object_pin')") is None:
-                        await db.execute(_SCHEMA)
-            except BaseException:
-                pool.terminate()
-                raise
-            self._pool = pool
+            self._pool = await open_pool(self._url, self._pool_size, "object", _SCHEMA + PIN_SCHEMA)
 
     async def close(self) -> None:
         pool, self._pool = self._pool, None
@@ -229,7 +194,7 @@ class PostgresObjectStore:
         """False: it was not there, or somebody has pinned it."""
         with storage_errors(f"object {object_id.hex()[:12]} was not deleted"):
             async with self._acquire() as db, db.transaction():
-                await db.execute("SELECT pg_advisory_xact_lock($1)", _GUARD)
+                await db.execute("SELECT pg_advisory_xact_lock($1)", GUARD)
                 gone = await db.fetchval(
                     "DELETE FROM object o WHERE object_id = $1 AND NOT EXISTS (SELECT 1 FROM object_pin p"
                     " WHERE p.object_id = o.object_id AND p.expires_ms > $2) RETURNING 1",
@@ -241,35 +206,18 @@ class PostgresObjectStore:
         return gone is not None
 
     async def pin(self, object_ids: list[bytes], holder: str, ttl_s: float) -> None:
-        expires = self._now_ms() + int(ttl_s * 1000)
-        ids = sorted({check_id(i) for i in object_ids})  # one order for all, or two pinners deadlock
+        ids = [check_id(i) for i in object_ids]
         with storage_errors("objects were not pinned"):
             async with self._acquire() as db, db.transaction():
-                await db.execute("SELECT pg_advisory_xact_lock_shared($1)", _GUARD)
-                await db.execute(
-                    "INSERT INTO object_pin (object_id, holder, expires_ms)"
-                    " SELECT i, $2, $3 FROM unnest($1::bytea[]) AS i ON CONFLICT (object_id, holder)"
-                    " DO UPDATE SET expires_ms = greatest(object_pin.expires_ms, excluded.expires_ms)",
-                    ids,
-                    holder,
-                    expires,
-                )
+                await db.execute("SELECT pg_advisory_xact_lock_shared($1)", GUARD)
+                await add_pins(db, ids, holder, self._now_ms() + int(ttl_s * 1000))
 
     async def unpin(self, holder: str, object_ids: list[bytes] | None = None) -> None:
         with storage_errors("objects were not unpinned"):
             async with self._acquire() as db:
-                if object_ids is None:
-                    query, given = "holder = $1 OR expires_ms <= $2", self._now_ms()
-                else:
-                    query, given = "holder = $1 AND object_id = ANY($2::bytea[])", object_ids
-                await db.execute(f"DELETE FROM object_pin WHERE {query}", holder, given)
+                await remove_pins(db, holder, object_ids, self._now_ms())
 
     async def pinned(self, object_ids: list[bytes]) -> set[bytes]:
         with storage_errors("objects cannot be read"):
             async with self._acquire() as db:
-                rows = await db.fetch(
-                    "SELECT DISTINCT object_id FROM object_pin WHERE object_id = ANY($1::bytea[]) AND expires_ms > $2",
-                    object_ids,
-                    self._now_ms(),
-                )
-        return {cast(bytes, row["object_id"]) for row in rows}
+                return await pinned_of(db, object_ids, self._now_ms())

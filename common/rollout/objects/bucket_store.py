@@ -1,0 +1,360 @@
+"""Objects in a bucket of any provider: `<prefix>cas/ab/cd/<hex>`, the layout of the fs store.
+
+Nothing is visible under a key before its hash is verified. A small object is gathered, verified and written in one
+request; a large one is hashed on its way to `<prefix>temp/pending-<ulid>`, from where the service copies it to its key.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Coroutine, Iterable, Sequence
+from contextlib import aclosing, suppress
+from typing import Any, TypeVar
+
+import structlog
+from blake3 import blake3
+from ulid import ULID
+
+from rollout.cloud.bucket import ABSENT, Blob, Bucket
+from rollout.model.errors import (
+    ConflictError,
+    NotFoundError,
+    ObjectCorruptError,
+    RolloutError,
+    StorageUnavailableError,
+)
+from rollout.objects.claims import CLAIM_S, Pins
+from rollout.objects.digest import ID_BYTES, check_id
+from rollout.objects.fs import wall_ms
+from rollout.objects.port import ObjectMeta
+
+log = structlog.get_logger()
+
+T = TypeVar("T")
+STALE_S = 86_400.0
+"""What an upload of a process that was killed left behind is removed after this time."""
+DELETE_S = CLAIM_S / 2
+REMOVE_S = 20.0
+RANGE = 8 << 20
+"""Of one request, where a large object is read by several at once."""
+RANGES = 3
+_CALLS = 16
+_PAGE = 500
+_TRIES = 5
+
+
+class BucketObjectStore:
+    """Several processes and hosts may share it, with the same `pins`."""
+
+    def __init__(self, bucket: Bucket, prefix: str, pins: Pins) -> None:
+        self._bucket = bucket
+        self._prefix = prefix
+        self._pins = pins
+        self._sweeping: asyncio.Task[None] | None = None
+        self._left: set[str] = set()
+
+    async def open(self) -> None:
+        await self._bucket.open()
+        try:
+            await self._pins.open()
+        except BaseException:
+            await self._bucket.close()
+            raise
+        self._sweeping = asyncio.create_task(self._sweep())
+
+    async def close(self) -> None:
+        sweeping, self._sweeping = self._sweeping, None
+        if sweeping is not None:
+            sweeping.cancel()
+            await asyncio.gather(sweeping, return_exceptions=True)
+        try:
+            for key in list(self._left):
+                await self._remove_temporary(key)
+        finally:
+            await self._pins.close()
+            await self._bucket.close()
+
+    def key_of(self, object_id: bytes) -> str:
+        name = check_id(object_id).hex()
+        return f"{self._prefix}cas/{name[:2]}/{name[2:4]}/{name}"
+
+    def _absent(self, object_id: bytes) -> NotFoundError:
+        return NotFoundError(f"no object {object_id.hex()} in {self._bucket.url}{self._prefix}")
+
+    # writing
+
+    async def put(self, object_id: bytes, chunks: AsyncIterator[bytes], size: int) -> bool:
+        key = self.key_of(object_id)
+        found = await self._bucket.head(key)
+        if found is not None:
+            await self._pins.settled(object_id)  # what is there may be on its way out
+            found = await self._bucket.head(key)
+        if found is not None and found.size == size:
+            await self._pins.touch(object_id)
+            return False
+        if size > self._bucket.part_bytes:
+            return await self._put_large(object_id, chunks, size)
+        pieces = [piece async for piece in _verified(object_id, chunks, size)]
+        return await self._publish(
+            object_id, size, lambda when: self._bucket.write(key, _again(pieces), size, when=when), found
+        )
+
+    async def _put_large(self, object_id: bytes, chunks: AsyncIterator[bytes], size: int) -> bool:
+        key, temporary = self.key_of(object_id), f"{self._prefix}temp/pending-{ULID()}"
+        self._left.add(temporary)
+        try:
+            pending = await self._bucket.write(temporary, _verified(object_id, chunks, size), size)
+            found = await self._bucket.head(key)
+            return await self._publish(object_id, size, lambda when: self._bucket.copy(pending, key, when=when), found)
+        finally:
+            await _to_its_end(self._remove_temporary(temporary))
+
+    async def _publish(
+        self, object_id: bytes, size: int, write: Callable[[str], Awaitable[Blob]], found: Blob | None
+    ) -> bool:
+        """Under its key, in place of what has another size: a damaged one. False: somebody else was faster."""
+        for _ in range(_TRIES):
+            if found is not None and found.size == size:
+                await self._pins.touch(object_id)
+                return False
+            try:
+                await write(found.version if found else ABSENT)
+                return True
+            except ConflictError:
+                found = await self._bucket.head(self.key_of(object_id))
+        raise StorageUnavailableError(f"object {object_id.hex()[:12]} was not stored: others write it all the time")
+
+    async def _remove_temporary(self, key: str) -> None:
+        """And an upload to it whose beginning was never heard of. What stays is swept when it is a day old."""
+        try:
+            async with asyncio.timeout(REMOVE_S):
+                await self._bucket.delete(key)
+                await self._bucket.sweep(key, 0.0)
+        except (RolloutError, TimeoutError) as e:
+            log.warning("cloud_temporary_left", key=self._bucket.url + key, error=str(e) or "no answer")
+        else:
+            self._left.discard(key)
+
+    async def _sweep(self) -> None:
+        try:
+            removed = 0
+            async with aclosing(self._bucket.list(f"{self._prefix}temp/")) as found:
+                async for blob in found:
+                    if wall_ms() - blob.modified_ms > STALE_S * 1000:
+                        removed += await self._bucket.delete(blob.key)
+            for part in ("temp/", "cas/"):
+                removed += await self._bucket.sweep(self._prefix + part, STALE_S)
+            if removed:
+                log.info("cloud_leftovers_removed", bucket=self._bucket.url, count=removed)
+        except RolloutError as e:
+            log.warning("cloud_leftovers_not_removed", bucket=self._bucket.url, error=str(e))
+
+    # reading
+
+    async def get(self, object_id: bytes, offset: int = 0, length: int | None = None) -> AsyncGenerator[bytes]:
+        key = self.key_of(object_id)
+        blob = await self._bucket.head(key)
+        if blob is None:
+            raise self._absent(object_id)
+        end = blob.size if length is None else min(blob.size, offset + length)
+        if offset >= end and not (offset == 0 and blob.size == 0):
+            return
+        whole = offset == 0 and end == blob.size
+        hasher, at = blake3(), offset
+        async with aclosing(self._ranges(key, offset, end)) as pieces:
+            async for piece in pieces:
+                at += len(piece)
+                if whole:
+                    hasher.update(piece)
+                    if at == end and hasher.digest() != object_id:  # before the last piece leaves
+                        await self._quarantine(object_id, blob)
+                yield piece
+        if (whole and at < end) or (blob.size == 0 and hasher.digest() != object_id):
+            await self._quarantine(object_id, blob)
+
+    async def _ranges(self, key: str, offset: int, end: int) -> AsyncGenerator[bytes]:
+        """[offset, end) in order, read by a few requests at once."""
+        starts = deque(range(offset, end, RANGE))
+        running: deque[asyncio.Task[list[bytes]]] = deque()
+        try:
+            while starts or running:
+                while starts and len(running) < RANGES:
+                    start = starts.popleft()
+                    running.append(asyncio.create_task(self._range(key, start, min(RANGE, end - start))))
+                for piece in await running[0]:
+                    yield piece
+                running.popleft()
+        finally:
+            for task in running:
+                task.cancel()
+            await asyncio.gather(*running, return_exceptions=True)
+
+    async def _range(self, key: str, offset: int, length: int) -> list[bytes]:
+        for again in (True, False):
+            try:
+                async with aclosing(self._bucket.read(key, offset, length)) as pieces:
+                    return [piece async for piece in pieces]
+            except ConflictError as e:  # it was stored anew meanwhile: the same bytes
+                if not again:
+                    raise StorageUnavailableError(f"{self._bucket.url}{key} is written all the time") from e
+        return []
+
+    async def parts(self, object_id: bytes, parts: Sequence[tuple[int, int]]) -> list[bytes]:
+        key = self.key_of(object_id)
+
+        async def one(offset: int, length: int) -> bytes:
+            async with aclosing(self._bucket.read(key, offset, length)) as pieces:
+                return b"".join([piece async for piece in pieces])
+
+        try:
+            return await _bounded([one(offset, length) for offset, length in parts])
+        except NotFoundError:
+            raise self._absent(object_id) from None
+
+    async def _quarantine(self, object_id: bytes, blob: Blob) -> None:
+        """Out of the way, so that the next upload of the true bytes heals the store. It is read once more before:
+        the bytes may have been damaged on the way."""
+        hasher = blake3()
+        async with aclosing(self._ranges(blob.key, 0, blob.size)) as pieces:
+            async for piece in pieces:
+                hasher.update(piece)
+        if hasher.digest() == object_id:
+            raise StorageUnavailableError(f"object {object_id.hex()} was damaged on its way from {self._bucket.url}")
+        away = f"{self._prefix}corrupt/{object_id.hex()}"
+        with suppress(ConflictError, NotFoundError):  # somebody else was faster
+            await self._bucket.copy(blob, away)
+            await self._bucket.delete(blob.key, version=blob.version)
+        moved_to = self._bucket.url + away
+        log.error("object_corrupt", object_id=object_id.hex(), moved_to=moved_to)
+        raise ObjectCorruptError(
+            f"object {object_id.hex()} does not match its id; moved to {moved_to}. A new upload heals it"
+        )
+
+    async def head(self, object_id: bytes) -> ObjectMeta | None:
+        blob = await self._bucket.head(self.key_of(object_id))
+        if blob is None:
+            return None
+        touched = await self._pins.touched([object_id])
+        return ObjectMeta(object_id, blob.size, max(blob.modified_ms, touched.get(object_id, 0)))
+
+    async def has(self, object_ids: list[bytes]) -> list[bool]:
+        found = await _bounded([self._bucket.head(self.key_of(i)) for i in object_ids])
+        return [blob is not None for blob in found]
+
+    async def list(self) -> AsyncGenerator[ObjectMeta]:
+        page: list[tuple[bytes, Blob]] = []
+        async with aclosing(self._bucket.list(f"{self._prefix}cas/")) as blobs:
+            async for blob in blobs:
+                if (object_id := self._id_of(blob.key)) is not None:
+                    page.append((object_id, blob))
+                if len(page) == _PAGE:
+                    for meta in await self._metas(page):
+                        yield meta
+                    page = []
+        for meta in await self._metas(page):
+            yield meta
+
+    def _id_of(self, key: str) -> bytes | None:
+        """None: not an object of ours."""
+        try:
+            object_id = bytes.fromhex(key.rpartition("/")[2])
+        except ValueError:
+            return None
+        return object_id if len(object_id) == ID_BYTES and self.key_of(object_id) == key else None
+
+    async def _metas(self, page: Sequence[tuple[bytes, Blob]]) -> Sequence[ObjectMeta]:
+        touched = await self._pins.touched([i for i, _ in page]) if page else {}
+        return [ObjectMeta(i, blob.size, max(blob.modified_ms, touched.get(i, 0))) for i, blob in page]
+
+    # freeing
+
+    async def delete(self, object_id: bytes) -> bool:
+        """False: it was not there, or somebody has pinned it."""
+        key = self.key_of(object_id)
+        owner = await self._pins.claim(object_id)
+        if not owner:
+            return False
+
+        async def remove() -> bool:
+            # Where it fails, the service may still do it: the claim stays until it ends by itself.
+            try:
+                async with asyncio.timeout(DELETE_S):
+                    gone = await self._bucket.delete(key)
+            except TimeoutError as e:
+                raise StorageUnavailableError(f"{self._bucket.url}{key} was not deleted in {DELETE_S:.0f} s") from e
+            await self._pins.release(object_id, owner)
+            return gone
+
+        return await _to_its_end(remove())
+
+    async def pin(self, object_ids: list[bytes], holder: str, ttl_s: float) -> None:
+        await self._pins.pin(object_ids, holder, ttl_s)
+
+    async def unpin(self, holder: str, object_ids: list[bytes] | None = None) -> None:
+        await self._pins.unpin(holder, object_ids)
+
+    async def pinned(self, object_ids: list[bytes]) -> set[bytes]:
+        return await self._pins.pinned(object_ids)
+
+
+async def _verified(object_id: bytes, chunks: AsyncIterator[bytes], size: int) -> AsyncGenerator[bytes]:
+    """`chunks`, but ObjectCorruptError before the last one where they are not what was promised."""
+    hasher, seen, held = blake3(), 0, b""
+    async for piece in chunks:
+        if held:
+            yield held
+        seen += len(piece)
+        if seen > size:
+            raise ObjectCorruptError(f"the upload said {size} bytes and sent more than {size}")
+        hasher.update(piece)
+        held = piece
+    if seen != size:
+        raise ObjectCorruptError(f"the upload said {size} bytes and sent {seen}")
+    if hasher.digest() != object_id:
+        raise ObjectCorruptError(f"the uploaded bytes hash to {hasher.hexdigest()[:12]}, not to {object_id.hex()[:12]}")
+    if held:
+        yield held
+
+
+async def _again(pieces: Iterable[bytes]) -> AsyncGenerator[bytes]:
+    for piece in pieces:
+        yield piece
+
+
+async def _bounded(jobs: Sequence[Coroutine[Any, Any, T]]) -> list[T]:
+    """The results in order, a few at once; the first failure ends the others."""
+    slots = asyncio.Semaphore(_CALLS)
+
+    async def one(job: Coroutine[Any, Any, T]) -> T:
+        async with slots:
+            return await job
+
+    tasks = [asyncio.ensure_future(one(job)) for job in jobs]
+    try:
+        return await asyncio.gather(*tasks)
+    except BaseException:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        for job in jobs:
+            job.close()  # those that never began
+        raise
+
+
+async def _to_its_end(job: Coroutine[Any, Any, T]) -> T:
+    """Not cut off by cancellation, which is told afterwards."""
+    task = asyncio.ensure_future(job)
+    cancelled = False
+    while not task.done():
+        try:
+            await asyncio.shield(task)
+        except asyncio.CancelledError:
+            if task.cancelled():
+                break
+            cancelled = True
+        except Exception:  # noqa: BLE001 - it is the task's, and raised below
+            break
+    if cancelled:
+        raise asyncio.CancelledError
+    return task.result()

@@ -1,0 +1,192 @@
+"""Pins of a store that has no locks of its own: a bucket. They live in a database, and so do deletions under way.
+
+The deletion of an object is a call over the network, which no transaction can hold. So it is written down first, as a
+claim: claimed, deleted, released. A claim is refused where somebody pins the object; a pin that meets a claim waits
+until it is released, and then finds out whether the object is there. The claim of a process that died ends by itself,
+long after the call it was made for.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Callable
+from pathlib import Path
+from typing import Protocol
+
+from ulid import ULID
+
+from rollout.model.errors import StateError
+from rollout.objects.digest import check_id
+from rollout.objects.fs import make_directory, storage_errors, wall_ms
+from rollout.objects.pins import PinTable
+
+CLAIM_S = 60.0
+"""Of a claim. Twice as long as the deletion it is for may take."""
+TOUCHES_KEPT_S = 30 * 86_400
+"""An object that was put again so long ago is old however one counts."""
+_POLL_S = 0.05
+
+_SCHEMA = """
+CREATE TABLE IF NOT EXISTS claim (object_id BLOB PRIMARY KEY, owner TEXT NOT NULL, expires_ms INTEGER NOT NULL)
+ WITHOUT ROWID;
+CREATE TABLE IF NOT EXISTS touch (object_id BLOB PRIMARY KEY, at_ms INTEGER NOT NULL) WITHOUT ROWID;
+"""
+
+
+class Pins(Protocol):
+    """Of one bucket, shared by all processes that use its objects."""
+
+    async def open(self) -> None: ...
+    async def close(self) -> None: ...
+    async def pin(self, object_ids: list[bytes], holder: str, ttl_s: float) -> None:
+        """Waits while one of them is being deleted."""
+        ...
+
+    async def unpin(self, holder: str, object_ids: list[bytes] | None = None) -> None: ...
+    async def pinned(self, object_ids: list[bytes]) -> set[bytes]: ...
+
+    async def claim(self, object_id: bytes) -> str:
+        """The claim's owner, for `release`. Empty: somebody pins it, or deletes it."""
+        ...
+
+    async def release(self, object_id: bytes, owner: str) -> None:
+        """Nothing where the claim is another's by now."""
+        ...
+
+    async def settled(self, object_id: bytes) -> None:
+        """Returns when nobody is deleting it."""
+        ...
+
+    async def touch(self, object_id: bytes) -> None:
+        """It was put again: its grace before collection begins anew."""
+        ...
+
+    async def touched(self, object_ids: list[bytes]) -> dict[bytes, int]:
+        """When (Unix ms), of those that were."""
+        ...
+
+
+def new_owner() -> str:
+    return str(ULID())
+
+
+async def until(test: Callable[[], bool]) -> None:
+    """Polls `test`, which is called in a thread: what it waits for is done by another process."""
+    while True:
+        if await asyncio.to_thread(test):
+            return
+        await asyncio.sleep(_POLL_S * random.uniform(0.5, 1.5))
+
+
+class ClaimTable(PinTable):
+    """Blocking. One SQLite file beside the ledger; all processes are on one host."""
+
+    def __init__(self, path: Path, *, now_ms: Callable[[], int], claim_s: float) -> None:
+        super().__init__(path, shared=False, now_ms=now_ms)
+        self._claim_ms = int(claim_s * 1000)
+        self._db.executescript(_SCHEMA)
+        with self.exclusive():
+            self._db.execute("DELETE FROM touch WHERE at_ms < ?", (now_ms() - TOUCHES_KEPT_S * 1000,))
+
+    def try_pin(self, object_ids: list[bytes], holder: str, ttl_s: float) -> bool:
+        """False, and nothing is pinned: one of them is being deleted."""
+        with self.exclusive():
+            if self._claimed(object_ids):
+                return False
+            self.add_pins(object_ids, holder, ttl_s)
+            return True
+
+    def claimed(self, object_id: bytes) -> bool:
+        with self._lock:
+            return self._claimed([object_id])
+
+    def _claimed(self, object_ids: list[bytes]) -> bool:
+        live = self._db.execute("SELECT object_id FROM claim WHERE expires_ms > ?", (self._now_ms(),)).fetchall()
+        return not {row[0] for row in live}.isdisjoint(object_ids)
+
+    def claim(self, object_id: bytes) -> str:
+        owner, now = new_owner(), self._now_ms()
+        with self.exclusive():
+            if self._pinned([object_id]) or self._claimed([object_id]):
+                return ""
+            row = (object_id, owner, now + self._claim_ms)
+            self._db.execute("DELETE FROM claim WHERE expires_ms <= ?", (now,))
+            self._db.execute("INSERT INTO claim VALUES (?, ?, ?)", row)
+        return owner
+
+    def release(self, object_id: bytes, owner: str) -> None:
+        with self.exclusive():
+            self._db.execute("DELETE FROM claim WHERE object_id = ? AND owner = ?", (object_id, owner))
+
+    def touch(self, object_id: bytes) -> None:
+        with self.exclusive():
+            self._db.execute("INSERT OR REPLACE INTO touch VALUES (?, ?)", (object_id, self._now_ms()))
+
+    def touched(self, object_ids: list[bytes]) -> dict[bytes, int]:
+        found: dict[bytes, int] = {}
+        with self._lock:
+            for start in range(0, len(object_ids), 500):
+                part = object_ids[start : start + 500]
+                marks = ",".join("?" * len(part))
+                found.update(self._db.execute(f"SELECT object_id, at_ms FROM touch WHERE object_id IN ({marks})", part))
+        return found
+
+
+class FilePins:
+    """`Pins` in a SQLite file."""
+
+    def __init__(self, path: Path, *, now_ms: Callable[[], int] = wall_ms, claim_s: float = CLAIM_S) -> None:
+        self._path = path
+        self._now_ms = now_ms
+        self._claim_s = claim_s
+        self._found: ClaimTable | None = None
+
+    def _open(self) -> ClaimTable:
+        make_directory(self._path.parent, "[storage.embedded] path")
+        with storage_errors(f"cannot use {self._path}"):
+            return ClaimTable(self._path, now_ms=self._now_ms, claim_s=self._claim_s)
+
+    async def open(self) -> None:
+        self._found = await asyncio.to_thread(self._open)
+
+    async def close(self) -> None:
+        table, self._found = self._found, None
+        if table is not None:
+            await asyncio.to_thread(table.close)
+
+    @property
+    def _table(self) -> ClaimTable:
+        if self._found is None:
+            raise StateError("the object store is not open; await open() first")
+        return self._found
+
+    async def pin(self, object_ids: list[bytes], holder: str, ttl_s: float) -> None:
+        ids = [check_id(i) for i in object_ids]
+        with storage_errors("objects were not pinned"):
+            await until(lambda: self._table.try_pin(ids, holder, ttl_s))
+
+    async def unpin(self, holder: str, object_ids: list[bytes] | None = None) -> None:
+        with storage_errors("objects were not unpinned"):
+            await asyncio.to_thread(self._table.unpin, holder, object_ids)
+
+    async def pinned(self, object_ids: list[bytes]) -> set[bytes]:
+        return await asyncio.to_thread(self._table.pinned, object_ids)
+
+    async def claim(self, object_id: bytes) -> str:
+        with storage_errors("an object was not deleted"):
+            return await asyncio.to_thread(self._table.claim, object_id)
+
+    async def release(self, object_id: bytes, owner: str) -> None:
+        with storage_errors("the deletion of an object was not noted"):
+            await asyncio.to_thread(self._table.release, object_id, owner)
+
+    async def settled(self, object_id: bytes) -> None:
+        await until(lambda: not self._table.claimed(object_id))
+
+    async def touch(self, object_id: bytes) -> None:
+        with storage_errors("an object was not kept"):
+            await asyncio.to_thread(self._table.touch, object_id)
+
+    async def touched(self, object_ids: list[bytes]) -> dict[bytes, int]:
+        return await asyncio.to_thread(self._table.touched, object_ids)
