@@ -106,7 +106,7 @@ class Gcs:
             self.bucket = f"bucket-{next(self._names)}"
             self.make_bucket(self.bucket)
 
-    def keys(self, bucket: str = "") -> list[str]:
+    def names(self, bucket: str = "") -> list[str]:
         return sorted(self.storage.objects.get(bucket or self.bucket, {}))
 
     def content(self, key: str) -> bytes:

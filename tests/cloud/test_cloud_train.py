@@ -72,7 +72,7 @@ def s3(aws: AwsEmulator) -> Place:
 
 @pytest.fixture
 def gs(gcs: Gcs) -> Place:
-    return Place(gcs.cloud(prefix="runs/"), gcs.keys, gcs.content, gcs.put)
+    return Place(gcs.cloud(prefix="runs/"), gcs.names, gcs.content, gcs.put)
 
 
 async def pieces(path: Path) -> AsyncIterator[bytes]:

@@ -90,7 +90,7 @@ async def test_a_session_that_is_gone_is_told(bucket: GcsBucket, gcs: Gcs) -> No
     gcs.refuse.append((nth(2), Answered(410, failure(410, "gone", "gone"))))
     with pytest.raises(StorageUnavailableError, match="session is gone"):
         await bucket.write("k", body(), len(BODY))
-    assert gcs.keys() == []
+    assert gcs.names() == []
 
 
 async def test_a_session_that_does_not_get_on_has_an_end(
