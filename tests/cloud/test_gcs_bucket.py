@@ -137,7 +137,7 @@ async def test_lists_in_pages(bucket: GcsBucket, gcs: Gcs, monkeypatch: pytest.M
 
 
 REFUSALS = [
-    (403, failure(403, "x@y lacks storage.objects.create", "forbidden"), "grant storage.objects.create .*objectAdmin"),
+    (403, failure(403, "x@y lacks storage.objects.create", "forbidden"), "grant storage.objects.create.*objectAdmin"),
     (403, failure(403, "not enabled", "accessNotConfigured"), "gcloud services enable"),
     (401, failure(401, "Invalid Credentials", "authError"), "gcloud auth application-default login.*clock"),
     (400, failure(400, "Invalid bucket name", "invalid"), "look at .cloud.gcs. bucket"),
