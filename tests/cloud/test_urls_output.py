@@ -21,7 +21,7 @@ from rollout.model.errors import (
     StateError,
     StorageUnavailableError,
 )
-from rollout.workloads import bucket_lock, buckets
+from rollout.workloads import bucket_lock, buckets, publishing
 from rollout.workloads.bucket_lock import BucketLock
 from rollout.workloads.publishing import BucketOutput
 
@@ -183,7 +183,7 @@ async def test_a_lock_that_a_killed_command_left_is_taken_over_on_its_machine_at
 
 
 async def test_a_lock_that_is_renewed_no_more_is_taken_over(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(bucket_lock, "LIFETIME_S", 0.0)
+    monkeypatch.setattr(bucket_lock, "LIFETIME_S", -1.0)
     monkeypatch.setattr(bucket_lock, "_RENEW_S", 0.02)
     rig.bucket.put(LOCK, b"{}")
     lock = BucketLock(rig.bucket, LOCK, "mine", "")
@@ -193,7 +193,7 @@ async def test_a_lock_that_is_renewed_no_more_is_taken_over(rig: Rig, monkeypatc
 
 
 async def test_a_lock_that_looks_old_and_is_renewed_is_kept(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(bucket_lock, "LIFETIME_S", 0.0)
+    monkeypatch.setattr(bucket_lock, "LIFETIME_S", -1.0)
     monkeypatch.setattr(bucket_lock, "_RENEW_S", 0.05)
     rig.bucket.put(LOCK, b"{}")
     asked = 0
@@ -360,6 +360,39 @@ async def test_progress_of_an_upload_counts_bytes(rig: Rig, monkeypatch: pytest.
     rig.write("completions.jsonl", "x" * (2 << 20))
     await rig.publish()
     assert "uploading to s3://memory/out/: 1.0 of 2.0 MiB" in rig.steps
+
+
+async def test_lines_are_uploaded_while_the_run_goes_on(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(publishing, "EVERY_S", 0.0)
+    rig.path.mkdir()
+    rig.run()
+    (rig.path / "summary.json").unlink()
+    async with rig.opened() as output:
+        await output.claim()
+        output.publish_soon(2)
+        rig.write("completions.jsonl", (rig.path / "completions.jsonl").read_text() + "a third, not")
+        task = output._uploading  # pyright: ignore[reportPrivateUsage]
+        assert task is not None
+        await task
+        assert output.rows == 2 and rig.bucket.body("out/completions.jsonl") == b'{"n": 0}\n{"n": 1}\n'
+        output.publish_soon(3)
+        await output.publish(3)  # it does not get in the way
+        assert output.rows == 3 and rig.bucket.body("out/completions.jsonl").endswith(b"not")
+
+
+async def test_a_machine_that_cannot_reach_the_bucket_keeps_what_it_knows_of_it(rig: Rig) -> None:
+    rig.path.mkdir()
+    rig.run()
+    await rig.publish()
+    (rig.path / "run-id").unlink()
+
+    def fail(what: str, key: str) -> None:
+        raise StorageUnavailableError("s3://memory cannot be reached")
+
+    rig.bucket.before = fail
+    with pytest.raises(StorageUnavailableError):
+        await rig.publish()
+    assert (rig.path / publishing.RECORD).exists()
 
 
 async def test_the_lock_that_is_lost_to_a_conflict_is_looked_at_again(rig: Rig) -> None:

@@ -378,6 +378,8 @@ class WorkloadRun:
         if page.status is not None:
             self._last = page.status
             await to_its_end(self._collector.flush)
+            if self._remote is not None:
+                self._remote.publish_soon(self._collector.cursor)
             if self._publisher is not None:
                 self._publisher.flushed(self._collector.cursor)
             await to_its_end(self._collector.refresh)

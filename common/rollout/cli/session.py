@@ -241,7 +241,7 @@ class _Invocation:
             tell=self._display.step,
             note=self._note,
         )
-        self._display.note(f"results are collected in {output.path}, and uploaded to {url} when the run has ended")
+        self._display.note(f"results are collected in {output.path}, and uploaded to {url} from there")
         try:
             await remote.open(resume=self._options.resume is not None, private=self._target.private is not None)
             self._remote = remote
@@ -691,6 +691,7 @@ class _Invocation:
             known = self._known
             said = f"interrupted before run {known} was asked for; what it has is safe" if known else _NOTHING_SENT
             lines = [said, f"continue with: {command}"] if known else [said]
+            lines += self._left_lock()
             self._display.event("interrupted", "\n".join(lines), run_id=known, committed=0, command=command)
             return
         committed = run.committed
@@ -698,7 +699,7 @@ class _Invocation:
         lines = [f"interrupted: {committed} of {run.total} {unit} are in {directory}; nothing is lost"]
         if self._remote is not None:
             lines.append(f"{min(committed, self._remote.rows)} of {run.total} {unit} are in {self._remote.url}")
-            lines += [self._remote.lock_text] if self._remote.lock_text else []
+            lines += self._left_lock()
         if self._target.private is None:
             how = "is paused" if run.finishing else "goes on"
             submitted = "" if run.submitted >= run.total else f" ({run.submitted} of {run.total} {unit} are submitted)"
@@ -707,6 +708,11 @@ class _Invocation:
             lines.append(f"run {run_id} {how} at the cluster{submitted}{stop}")
         lines.append(f"continue with: {command}")
         self._display.event("interrupted", "\n".join(lines), run_id=run.run_id, committed=committed, command=command)
+
+    def _left_lock(self) -> list[str]:
+        """Of a command that ends at once."""
+        text = self._remote.lock_text if self._remote is not None else ""
+        return [text] if text else []
 
     def _at_once(self) -> None:
         """The second Ctrl-C."""

@@ -276,6 +276,15 @@ SENTENCES: dict[str, Sentence] = {
     "plugin_call_error": _trouble("plugin {plugin} failed[ in {method}][ ({reason})]: {error}", "plugin", "method"),
     "plugin_output": _said("plugin {plugin}: {line}"),
     "plugin_output_dropped": _trouble("plugin {plugin} prints too much: lines over {lines_per_s} a second are dropped"),
+    "queue_in_flight_limit": _trouble(
+        "queue {queue} hands out no more: its takers hold {limit} messages, which is its limit; rows that are done make"
+        " room",
+        "queue",
+    ),
+    "queue_not_given_back": _trouble(
+        "messages[ of queue {queue}] that nobody worked on could not be given back: {error}; they come again when their"
+        " lease ends"
+    ),
 }
 
 MARKED = frozenset({"warning", "error", "critical"})

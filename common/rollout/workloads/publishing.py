@@ -35,12 +35,14 @@ from rollout.model.errors import (
 from rollout.model.ids import is_ulid, short
 from rollout.workloads.bucket_lock import LIFETIME_S, BucketLock
 from rollout.workloads.bucket_lock import NAME as LOCK
-from rollout.workloads.buckets import Buckets
+from rollout.workloads.buckets import BlockingBuckets, Buckets
 from rollout.workloads.json_form import JsonObject
 from rollout.workloads.output import RUN_ID, SUMMARY, seal, unseal, write_atomically
 from rollout.workloads.remote_files import content_hash
 
-RECORD = ".published.json"
+RECORD = ".uploaded.json"
+EVERY_S = 60.0
+"""Between two uploads of a run that goes on; at least ten times as long as the last one took."""
 _PIECE = 512 << 10
 _TELL_S = 0.5
 _SMALL = 1 << 20
@@ -85,7 +87,8 @@ class _Record:
 
 
 class BucketOutput:
-    """`open`, then `claim` once the directory is a run's, `publish` when there is something to upload, `close` always.
+    """`open`, then `claim` once the directory is a run's; `publish_soon` now and then, `publish` at the end; `close`
+    always.
 
     `staging`: the output directory on this machine, which the caller holds. `results`: names of the files that a run
     writes. `tell`: hears what is under way; `note`: what a person should know. Every error of `publish` says where the
@@ -116,6 +119,8 @@ class BucketOutput:
         self._elsewhere: set[str] = set()
         self._lock: BucketLock | None = None
         self._opened: Bucket | None = None
+        self._uploading: asyncio.Task[None] | None = None
+        self._next = time.monotonic() + EVERY_S
 
     @property
     def rows(self) -> int:
@@ -154,6 +159,14 @@ class BucketOutput:
         self._lock = lock
         await self._end_uploads(bucket)
         await self._look(bucket, resume=resume, private=private)
+
+    async def look(self, bucket: Bucket) -> None:
+        """As `open`, without the lock, and nothing is written. Uploads that were not recorded are taken for ours."""
+        self._record = _Record.read(self.staging / RECORD)
+        self._elsewhere.update(self._record.pending)
+        # A run of another machine goes on at a cluster, perhaps: which one it will be is not known here.
+        if self._run_id_here() or await bucket.head(self.url.key + RUN_ID) is None:
+            await self._look(bucket, resume=False, private=False)
 
     async def _end_uploads(self, bucket: Bucket) -> None:
         """Of commands that were killed: nobody else writes here, since the lock is held."""
@@ -200,6 +213,8 @@ class BucketOutput:
         """Those that another machine may have uploaded for the same run are none yet: they are compared with what is
         to be uploaded in their place."""
         known = self._record.files.get(name)
+        if name in self._elsewhere:
+            return False
         if known is None:
             return not self._adopted
         if known.version == blob.version:
@@ -261,12 +276,46 @@ class BucketOutput:
         """The place is the run's whose `run-id` is in the staging directory. As `publish`."""
         await self._with_a_way_on(self._upload([RUN_ID]))
 
+    def publish_soon(self, rows: int) -> None:
+        """The lines that are in the files now are uploaded beside other work, unless that was done a short while ago.
+        `rows`: of the run, in the files, which are flushed. What goes wrong is a note: `publish` meets it again."""
+        if self._uploading is not None or time.monotonic() < self._next:
+            return
+        sizes = {
+            name: (self.staging / name).stat().st_size
+            for name in self._results
+            if name.endswith(".jsonl") and (self.staging / name).exists()
+        }
+        self._uploading = asyncio.ensure_future(self._upload_soon(sizes, rows))
+
+    async def _upload_soon(self, sizes: dict[str, int], rows: int) -> None:
+        began = time.monotonic()
+        try:
+            for name, size in sizes.items():
+                await self._one(self._bucket, name, size, lambda _: None)
+            self._record.rows = rows
+            self._save()
+        except (RolloutError, OSError) as error:
+            why = error.message if isinstance(error, RolloutError) else str(error)
+            self._note(f"warning: nothing was uploaded to {self.url} for now: {why}")
+        finally:
+            ended = time.monotonic()
+            self._next = ended + max(EVERY_S, 10 * (ended - began))
+            self._uploading = None
+
+    async def _stop_uploading(self) -> None:
+        if self._uploading is not None:
+            self._uploading.cancel()
+            await asyncio.gather(self._uploading, return_exceptions=True)
+            self._uploading = None
+
     async def publish(self, rows: int) -> None:
         """All files of the staging directory are in the bucket, verified. `rows`: of the run, in the files.
 
         StateError: the lock was lost; ConfigError: an object is somebody else's. OutputChangedError: a file changed
         meanwhile. StorageUnavailableError.
         """
+        await self._stop_uploading()
         names = await asyncio.to_thread(self._names)
         await self._with_a_way_on(self._upload(names))
         await self._with_a_way_on(self._verify(names))
@@ -376,11 +425,13 @@ class BucketOutput:
 
     async def close(self) -> None:
         """The lock is released. Says what is left of it."""
+        await self._stop_uploading()
         try:
             if self._lock is not None and (left := await self._lock.release()):
                 self._note(f"note: {left}")
         finally:
-            if not (self._record.files or self._record.pending or self._run_id_here()):
+            unused = not (self._record.files or self._record.pending or self._run_id_here())
+            if self._lock is not None and unused:
                 (self.staging / RECORD).unlink(missing_ok=True)
             await self._buckets.close()
 
@@ -403,6 +454,22 @@ class BucketOutput:
         if now - self._told >= _TELL_S:
             self._told = now
             self._tell(text)
+
+
+def looked_at(
+    url: BucketUrl, staging: Path, cloud: CloudSection, results: Sequence[str], tell: Callable[[str], None]
+) -> None:
+    """What a command would refuse of the place, without anything being written. As `BucketOutput.open`. Blocking, and
+    not in the thread of an event loop."""
+
+    async def look(buckets: Buckets) -> None:
+        await BucketOutput(url, staging, cloud, results).look(await buckets.of(url))
+
+    opened = BlockingBuckets(cloud)
+    try:
+        opened.run(look, tell)
+    finally:
+        opened.close()
 
 
 class _Changed:

@@ -1,0 +1,106 @@
+"""The queue: a message is sent, leased for 30 s and acknowledged. Messages of others are given back at once."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import secrets
+from collections.abc import Awaitable
+from contextlib import suppress
+
+from rollout.cli.cloud_doctor.check import Passed
+from rollout.config.cloud import CloudSection
+from rollout.model.errors import RolloutError, UnavailableError
+from rollout.queues import Facts, Outgoing, Place, Queue, open_queue
+
+LEASE_S = 30.0
+WAIT_S = 10.0
+OTHERS_MAX = 20
+"""Messages of others that are looked at: each look counts as a delivery of theirs."""
+TIDY_S = 5.0
+
+
+async def roundtrip(cloud: CloudSection) -> Passed:
+    """UnavailableError, ConfigError: what fails, with the permission that it takes."""
+    source = open_queue(cloud.queue_backend, Place(cloud.intake, "input", LEASE_S), cloud)
+    target = open_queue(cloud.queue_backend, Place(sent_to(cloud), "output", LEASE_S), cloud)
+    try:
+        await _step("open", source.open())
+        await _step("open", target.open())
+        mark = secrets.token_hex(16)
+        body = json.dumps({"rollout_doctor": mark}).encode()
+        outgoing = Outgoing(body, group="rollout-doctor", deduplication=mark)
+        try:
+            await _step("enqueue", target.enqueue([outgoing]))
+            found = await _received(source, body)
+        except BaseException:
+            await asyncio.shield(_taken_back(source, body))
+            raise
+        return Passed(f"{source.facts.name}: {_told(source.facts)}", _advice(source.facts, found))
+    finally:
+        await asyncio.shield(asyncio.gather(source.close(), target.close(), return_exceptions=True))
+
+
+def sent_to(cloud: CloudSection) -> str:
+    """Where what is sent arrives at the subscription that is read."""
+    return cloud.sqs.queue_url if cloud.provider == "aws" else cloud.pubsub.topic
+
+
+async def _taken_back(source: Queue, body: bytes) -> None:
+    """Also after Ctrl-C, and after an error that may have come once the message was there."""
+    with suppress(RolloutError, TimeoutError):
+        async with asyncio.timeout(TIDY_S):
+            await _received(source, body, wait_s=TIDY_S)
+
+
+async def _step(name: str, work: Awaitable[object]) -> None:
+    try:
+        await work
+    except RolloutError as error:
+        error.message = f"{name}: {error.message}"
+        raise
+
+
+async def _received(queue: Queue, body: bytes, wait_s: float = WAIT_S) -> bool:
+    """Whether the message came back. False: there are too many others before it."""
+    others = 0
+    until = asyncio.get_running_loop().time() + wait_s
+    while (left := until - asyncio.get_running_loop().time()) > 0:
+        try:
+            messages = await queue.dequeue(10, LEASE_S, min(left, 2.0))
+        except RolloutError as error:
+            error.message = f"dequeue: {error.message}"
+            raise
+        own = [message for message in messages if message.body == body]
+        strangers = [message for message in messages if message.body != body]
+        if strangers:
+            await _step("nack", queue.nack(strangers))
+        if own:
+            await _step("extend", queue.extend(own, LEASE_S))
+            await _step("ack", queue.ack(own))
+            return True
+        others += len(strangers)
+        if others >= OTHERS_MAX:
+            return False
+    raise UnavailableError(
+        f"dequeue: the message that was sent did not arrive within {wait_s:g} s: do queue and subscription belong "
+        "together, and does another consumer take the messages?"
+    )
+
+
+def _told(facts: Facts) -> str:
+    kind = "first in, first out" if facts.ordered else "unordered"
+    after = f"; to {facts.dead_letter} after {facts.max_deliveries} deliveries" if facts.dead_letter else ""
+    return f"{kind}, leases up to {facts.max_lease_s:g} s{after}"
+
+
+def _advice(facts: Facts, found: bool) -> tuple[str, ...]:
+    said: list[str] = []
+    if not found:
+        said.append(
+            f"the queue holds other messages, and the one that was sent was not among the first {OTHERS_MAX}: it is "
+            'left there ({"rollout_doctor": ...}) and would become a row that is no row; look again on an empty queue'
+        )
+    if not facts.dead_letter:
+        said.append("no dead-letter queue: a message that cannot be read comes again until it is too old; name one")
+    return tuple(said)
