@@ -42,6 +42,7 @@ PARTS = {
     "job": "bench_job",
     "worker": "bench_worker_loss",
     "train": "bench_train",
+    "gcs": "bench_gcs",
     "growth": "bench_growth",
     "simulation": "bench_sim",
     "gpu": "bench_gpu",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import subprocess
 import sys
 import tempfile
 import time
@@ -13,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from cluster import Cluster, write_toml
+from cluster import Cluster, binary, write_toml
 from gcs_emulator import Gcs
 from moto_locked import AwsEmulator
 from rollout.config.cloud import CloudSection
@@ -189,9 +190,13 @@ def test_a_run_that_is_killed_and_moved_ends_in_the_same_bytes(
     calm = cli.run("train", "sft", "--config", configure(cli, "calm"), timeout=200)
     assert calm.code == 0, calm
     first = gs if way == "gcs" else s3
-    quick = {"heartbeat_interval_ms": 250, "worker_self_fence_timeout_ms": 2000, "coordinator_failure_timeout_ms": 2500}
+    quick: dict[str, Any] = {
+        "heartbeat_interval_ms": 250,
+        "worker_self_fence_timeout_ms": 2000,
+        "coordinator_failure_timeout_ms": 2500,
+    }
     with Cluster(directory, transport=quick) as cluster:
-        coordinator = cluster.add_coordinator(**first.sections())
+        coordinator = cluster.add_coordinator(others=None, start=True, **first.sections())
         coordinator.wait_event("coordinator_ready")
         worker = cluster.add_worker()
         process = cli.start("train", "sft", "--config", configure(cli, "out"), *cluster.operator())
@@ -205,6 +210,13 @@ def test_a_run_that_is_killed_and_moved_ends_in_the_same_bytes(
             first.copy_to(gs)
             kept_lines = config.read_text().split("[cloud]")[0]
             config.write_text(kept_lines + write_toml(tmp_path / "cloud.toml", gs.sections()).read_text())
+            subprocess.run(
+                [binary("rollout-coordinator"), "adopt-objects", "--config", str(config)],
+                cwd=config.parent,
+                check=True,
+                capture_output=True,
+                timeout=120,
+            )
         coordinator.start()
         worker.start()
         out, err = process.communicate(timeout=200)

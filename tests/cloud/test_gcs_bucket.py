@@ -194,6 +194,23 @@ async def test_a_token_is_asked_for_once_and_again_where_it_is_refused(
     assert gcs.calls.count("POST /token") == 2
 
 
+async def test_a_good_token_is_kept_while_no_other_can_be_had(
+    bucket: GcsBucket, gcs: Gcs, key_file: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("rollout.cloud.gcp_token.BUDGET_S", 0.2)
+    token(gcs, access_token="one", expires_in=3600)
+    await bucket.head("k")
+    credentials: Any = bucket._gcp._credentials()  # type: ignore[attr-defined]
+    credentials._renew_at = 0.0
+    for _ in range(50):
+        token(gcs, 503)
+    await bucket.head("k")
+    assert gcs.calls.count("POST /token") > 1
+    credentials._renew_at = credentials._ends_at = 0.0
+    with pytest.raises(StorageUnavailableError, match="a token of Google"):
+        await bucket.head("k")
+
+
 async def test_credentials_that_are_not_taken(bucket: GcsBucket, gcs: Gcs, key_file: Path) -> None:
     said = "Invalid JWT: Token must be a short-lived token and in a reasonable timeframe. Check your iat and exp values"
     token(gcs, 400, error="invalid_grant", error_description=said)
