@@ -95,11 +95,11 @@ class Gcp:
         data: bytes | None = None,
         expect: Collection[int] = (200,),
         access: Access = PLAIN,
-        silent_s: float = SILENT_S,
+        silent_s: float = 0.0,
         unavailable: type[RolloutError] = StorageUnavailableError,
     ) -> Response:
         """The answer with a status of `expect`. What is throttled or breaks is sent again within `budget_s`: the caller
-        sees to it that twice does no harm. `silent_s`: of a server that says nothing, as it may in a hanging read.
+        sees to it that twice does no harm. `silent_s`: in place of 60, for an answer that may be a long time in coming.
 
         `unavailable`: throttled or unreachable for `budget_s`. ConfigError: credentials, permission.
         NotFoundError, ConflictError, InputError: as the service says."""
@@ -138,7 +138,7 @@ class Gcp:
         headers: Mapping[str, str] | None = None,
         data: bytes | memoryview | None = None,
         expect: Collection[int] = (200,),
-        silent_s: float = SILENT_S,
+        silent_s: float = 0.0,
     ) -> Response:
         """One try. Refused, aiohttp.ClientError, OSError (TimeoutError is one)."""
         own = {"Accept-Encoding": "identity", **(headers or {})}
@@ -157,7 +157,7 @@ class Gcp:
         headers: Mapping[str, str] | None = None,
         data: bytes | memoryview | None = None,
         expect: Collection[int] = (200,),
-        silent_s: float = SILENT_S,
+        silent_s: float = 0.0,
     ) -> AsyncGenerator[Any]:
         """As `once`, but an aiohttp.ClientResponse whose body is not read yet."""
         for last in (False, True):
@@ -183,6 +183,7 @@ class Gcp:
         data: bytes | memoryview | None,
         silent_s: float,
     ) -> AsyncGenerator[Any]:
+        silent_s = silent_s or SILENT_S
         session, aiohttp, yarl = self._opened(), need("aiohttp", "gcp", _WHY), need("yarl", "gcp", _WHY)
         # As it is written: keys with %, // or .. are not tidied.
         target = yarl.URL(f"{url}?{urlencode(params)}" if params else url, encoded=True)
