@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator
 
 import pytest
 from live import PREFIX, Below, aws_cloud, gcp_cloud, named, unfinished_on_s3
+from queue_contract import PassTime, QueueContract
 from rollout.cloud.open_bucket import open_bucket
 from rollout.config.cloud import CloudSection
 from rollout.config.settings import SecretsSection
+from rollout.queues import Place, Queue, open_queue
 from rollout.secrets import open_secrets
 from test_bucket import (
     PART,
@@ -23,6 +26,7 @@ from test_bucket import (
     test_what_is_not_there,
     test_written_and_read,
 )
+from test_queues_cloud import OnPubsub, both
 
 pytestmark = [pytest.mark.cloud_live, pytest.mark.timeout(600)]
 __all__ = [
@@ -59,6 +63,42 @@ async def rig(request: pytest.FixtureRequest) -> AsyncIterator[Rig]:
     await bucket.close()
     await rig.missing.close()
     assert rig.unfinished() == []
+
+
+async def emptied(queue: Queue) -> None:
+    """Of what a test that failed left there."""
+    while found := await queue.dequeue(10, 30.0, 2.0):
+        await queue.ack(found)
+
+
+class TestSqs(QueueContract):
+    ordered = False
+
+    @pytest.fixture
+    async def queue(self) -> AsyncIterator[Queue]:
+        queue = open_queue("sqs", Place(named("ROLLOUT_LIVE_SQS_QUEUE_URL")), aws_cloud())
+        await queue.open()
+        await emptied(queue)
+        yield queue
+        await queue.close()
+
+    @pytest.fixture
+    def pass_time(self) -> PassTime:
+        return asyncio.sleep
+
+
+class TestPubsub(OnPubsub):
+    @pytest.fixture
+    async def queue(self) -> AsyncIterator[Queue]:
+        subscription, topic = named("ROLLOUT_LIVE_PUBSUB_SUBSCRIPTION"), named("ROLLOUT_LIVE_PUBSUB_TOPIC")
+        source = open_queue("pubsub", Place(subscription), gcp_cloud())
+        async for queue in both(source, open_queue("pubsub", Place(topic, "output"), gcp_cloud())):
+            await emptied(queue)
+            yield queue
+
+    @pytest.fixture
+    def pass_time(self) -> PassTime:
+        return asyncio.sleep
 
 
 async def read_secret(cloud: CloudSection, name: str) -> None:

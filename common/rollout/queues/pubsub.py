@@ -27,6 +27,7 @@ from rollout.model.errors import (
 from rollout.queues.batches import cut, each
 from rollout.queues.port import Facts, Message, Outgoing, Place
 from rollout.queues.pubsub_messages import (
+    MAX_LEASE_S,
     MAX_MESSAGE_BYTES,
     MIN_LEASE_S,
     decode,
@@ -247,4 +248,4 @@ def _list(answer: Mapping[str, Any], key: str) -> list[Any]:
 
 def _whole(lease_s: float) -> int:
     """Pub/Sub takes no lease below ten seconds but in a pull's answer, and 600 at most."""
-    return min(600, max(MIN_LEASE_S, math.ceil(lease_s)))
+    return math.ceil(min(MAX_LEASE_S, max(MIN_LEASE_S, lease_s)))

@@ -16,7 +16,7 @@ from rollout.queues.port import DEDUPLICATION, Facts, Message, Outgoing
 
 MAX_MESSAGE_BYTES = 10_000_000
 MAX_LEASE_S = 600.0
-MIN_LEASE_S = 10
+MIN_LEASE_S = 10.0
 EMPTY = "rollout.empty"
 """Attribute of a message without a body: Pub/Sub takes none that has neither body nor attributes."""
 _DENIED = (
@@ -86,6 +86,7 @@ def subscription_facts(name: str, told: Mapping[str, Any] | None, key: str) -> F
     deliveries = policy.get("maxDeliveryAttempts")
     return Facts(
         name=name,
+        min_lease_s=MIN_LEASE_S,
         max_lease_s=MAX_LEASE_S,
         max_held_s=math.inf,
         max_in_flight=sys.maxsize,
@@ -101,6 +102,7 @@ def subscription_facts(name: str, told: Mapping[str, Any] | None, key: str) -> F
 def topic_facts(name: str, readable: bool) -> Facts:
     return Facts(
         name=name,
+        min_lease_s=MIN_LEASE_S,
         max_lease_s=MAX_LEASE_S,
         max_held_s=math.inf,
         max_in_flight=sys.maxsize,

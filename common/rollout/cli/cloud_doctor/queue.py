@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-import json
-import secrets
 from collections.abc import Awaitable
 from contextlib import suppress
 
 from rollout.cli.cloud_doctor.check import Passed
 from rollout.config.cloud import CloudSection
 from rollout.model.errors import RolloutError, UnavailableError
-from rollout.queues import Facts, Outgoing, Place, Queue, open_queue
+from rollout.queues import Facts, Place, Queue, open_queue
+from rollout.queues.probe import make_probe
 
 LEASE_S = 30.0
 WAIT_S = 10.0
@@ -27,9 +26,8 @@ async def roundtrip(cloud: CloudSection) -> Passed:
     try:
         await _step("open", source.open())
         await _step("open", target.open())
-        mark = secrets.token_hex(16)
-        body = json.dumps({"rollout_doctor": mark}).encode()
-        outgoing = Outgoing(body, group="rollout-doctor", deduplication=mark)
+        outgoing = make_probe()
+        body = outgoing.body
         try:
             await _step("enqueue", target.enqueue([outgoing]))
             found = await _received(source, body)
@@ -99,7 +97,7 @@ def _advice(facts: Facts, found: bool) -> tuple[str, ...]:
     if not found:
         said.append(
             f"the queue holds other messages, and the one that was sent was not among the first {OTHERS_MAX}: it is "
-            'left there ({"rollout_doctor": ...}) and would become a row that is no row; look again on an empty queue'
+            'left there ({"rollout-doctor": ...}), and a run deletes it; look again on an empty queue'
         )
     if not facts.dead_letter:
         said.append("no dead-letter queue: a message that cannot be read comes again until it is too old; name one")
