@@ -17,7 +17,7 @@ PIP := PIP_DISABLE_PIP_VERSION_CHECK=1
 export OMP_NUM_THREADS ?= 1
 export TOKENIZERS_PARALLELISM ?= false
 
-.PHONY: help install demo test lint style types types-of-tests test-vllm test-podman smoke test-slow chaos mutants bench bench-vllm peers protos clean
+.PHONY: help install demo test lint style types types-of-tests test-vllm test-podman test-cloud-live smoke test-slow chaos mutants bench bench-vllm peers protos clean
 
 help:  ## This list.
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/' | expand -t 16
@@ -75,6 +75,9 @@ test-vllm: $(VENV_VLLM)/.done  ## The same acceptance on real vLLM, on the CPU.
 
 test-podman: $(VENV)/.dev  ## Sandboxes on real container engines: podman (as root), and Docker where one answers.
 	$(BIN)/python -m pytest -m podman $(PYTEST_ARGS)
+
+test-cloud-live: $(VENV)/.dev  ## The suites of the cloud on real accounts, as far as ROLLOUT_LIVE_... name them (docs/cloud-testing.md).
+	$(BIN)/python -m pytest tests/cloud tests/contract -m cloud_live -rs $(PYTEST_ARGS)
 
 smoke: $(VENV)/.dev  ## Three workers with plugins, a steal, two kills; then every node in a network namespace, links cut.
 	BIN=$(BIN) smoke/three_nodes.sh

@@ -229,6 +229,18 @@ before what is one, each trouble said once and then now and then (`still, for 20
         ),
     ),
     Task(
+        "Use a cloud provider's account",
+        """
+[cloud.md](cloud.md) begins with a first try.
+
+```
+rollout cloud doctor --provider aws --config train.toml && rollout train sft --config train.toml
+rollout cloud doctor --provider gcp --config infer.toml --without queue --format json
+```
+""",
+        ("rollout cloud doctor", "rollout-coordinator adopt-objects"),
+    ),
+    Task(
         "Clusters and contexts",
         """
 ```

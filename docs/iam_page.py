@@ -17,7 +17,7 @@ HEAD = """\
 
 Written by `python docs/generate.py` from `deploy/iam.yaml`; a test compares that file with the calls which are made under emulation.
 
-Rollout needs no administrator's rights and no keys in files: each process uses the provider's default chain (a role of the instance or pod, `AWS_PROFILE`, `gcloud auth application-default login`) and needs what its role says here. `deploy/terraform` makes these roles.
+Rollout needs no administrator's rights and no keys in files: each process uses the provider's default chain (a role of the instance or pod, `AWS_PROFILE`, `gcloud auth application-default login`) and needs what its role says here. `deploy/terraform` makes these roles. `rollout cloud doctor` tries them.
 
 | role | what it does |
 |---|---|
@@ -34,7 +34,7 @@ One custom role for each resource, granted on that resource, not on the project.
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One call. `who`: role to resource. `unseen`: why no test under emulation makes it; empty: one does."""
+    """One call. `who`: role to resource. `unseen`: why the test that makes all calls does not make it."""
 
     call: str
     needs: tuple[str, ...]

@@ -21,6 +21,7 @@ from rollout.cli.streams import keep_going
 from rollout.cli.tokens import TokenFileOption, TokenOption, find_token
 from rollout.cli.version import version_line
 from rollout.cli.words import told_by
+from rollout.config.cloud import CloudFile
 from rollout.config.load import load_settings, located
 from rollout.config.logging import configure
 from rollout.config.parent import has_parent, watch_parent
@@ -35,6 +36,7 @@ from rollout.security.tokens import check_bounds, create_token
 from rollout.storage import Storage, open_storage
 from rollout.wire import event_loop
 
+from rollout_coordinator.adopting import adopt, settings_of_state
 from rollout_coordinator.core.step import WorkerRow
 from rollout_coordinator.ledger import open_ledger
 from rollout_coordinator.lifecycle import Coordinator, started
@@ -243,6 +245,28 @@ def join(
     """
     joined = asyncio.run(join_cluster(coordinator, find_token(token, token_file), tls_dir, os.uname().nodename))
     typer.echo(joined.told(tls_dir))
+
+
+@app.command("adopt-objects")
+def adopt_objects(
+    config: Config = DEFAULT_CONFIG,
+    state: Annotated[
+        Path | None,
+        typer.Option("--state", metavar="DIR", help="A private cluster's output directory; FILE is its workload's."),
+    ] = None,
+) -> None:
+    """Say that all objects were copied to where FILE puts them: another bucket, prefix or backend.
+
+    Looks whether every object of every run is there, and changes nothing else. Stop the coordinator first.
+    """
+    where = None
+    if state is None:
+        settings = load_settings(CoordinatorSettings, config)
+    else:
+        where, settings = settings_of_state(state, load_settings(CloudFile, config).cloud)
+    configure(settings.logging.model_copy(update={"level": "warning"}), stream=sys.stderr)
+    with located(config):
+        typer.echo(asyncio.run(adopt(settings, where)))
 
 
 @app.command()

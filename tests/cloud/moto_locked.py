@@ -14,6 +14,7 @@ from typing import Any
 
 import boto3
 from moto.moto_server.werkzeug_app import DomainDispatcherApplication, create_backend_app
+from moto_sqs import polling
 from rollout.config.cloud import CloudSection
 from werkzeug.serving import WSGIRequestHandler, make_server
 
@@ -142,7 +143,7 @@ def aws_emulator() -> Iterator[AwsEmulator]:
     server = make_server(
         "127.0.0.1",
         0,
-        locked(DomainDispatcherApplication(create_backend_app)),  # type: ignore[arg-type]
+        polling(locked(DomainDispatcherApplication(create_backend_app))),  # type: ignore[arg-type]
         threaded=True,
         request_handler=_Quiet,
     )

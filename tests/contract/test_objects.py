@@ -16,7 +16,7 @@ import pytest
 from moto_locked import AwsEmulator
 from rollout.cloud.aws import Aws
 from rollout.cloud.s3_bucket import S3Bucket
-from rollout.config.settings import ObjectsSection, PostgresStorage, StorageSection
+from rollout.config.settings import EmbeddedStorage, ObjectsSection, PostgresStorage, StorageSection
 from rollout.model.errors import (
     ConfigError,
     InputError,
@@ -244,11 +244,48 @@ async def fs_store(tmp_path: Path) -> AsyncIterator[FsObjectStore]:
 
 async def test_fs_layout_is_the_documented_one(fs_store: FsObjectStore, tmp_path: Path) -> None:
     name = (await put(fs_store, b"x")).hex()
-    shard = tmp_path / "o" / name[:2] / name[2:4]
+    shard = tmp_path / "o" / "cas" / name[:2] / name[2:4]
     assert sorted(p.name for p in shard.iterdir()) == [name, name + ".meta.json"]
     assert (shard / name).read_bytes() == b"x"
     assert '"size": 1' in (shard / (name + ".meta.json")).read_text()
     assert list((tmp_path / "o" / "tmp").iterdir()) == []
+
+
+async def test_fs_objects_in_the_layout_before_are_moved_at_open(tmp_path: Path) -> None:
+    root = tmp_path / "o"
+    store = FsObjectStore(root)
+    await store.open()
+    names = [await put(store, str(n).encode()) for n in range(40)]
+    await store.close()
+    for shard in (root / "cas").iterdir():
+        shard.rename(root / shard.name)
+    # cut off before, in the middle: some are there already, and one directory is in both places
+    moved, split = names[0].hex(), names[1].hex()
+    (root / moved[:2]).rename(root / "cas" / moved[:2])
+    both = root / "cas" / split[:2] / split[2:4]
+    both.mkdir(parents=True)
+    (root / split[:2] / split[2:4] / f"{split}.meta.json").rename(both / f"{split}.meta.json")
+    again, other = FsObjectStore(root), FsObjectStore(root)
+    await asyncio.gather(again.open(), other.open())
+    assert [await read(again, name) for name in names] == [str(n).encode() for n in range(40)]
+    assert {meta.object_id async for meta in again.list()} == set(names)
+    assert sorted(p.name for p in root.iterdir() if p.is_dir()) == ["cas", "tmp"]
+    await again.close()
+    await other.close()
+
+
+async def test_objects_copied_by_hand_between_stores_are_there(
+    fs_store: FsObjectStore, tmp_path: Path, aws: AwsEmulator
+) -> None:
+    name = await put(fs_store, b"a snapshot")
+    key = str(fs_store.path_of(name).relative_to(tmp_path / "o"))
+    cloud = aws.cloud(s3={"bucket": aws.bucket()})
+    aws.s3.put_object(Bucket=cloud.bucket, Key=key, Body=fs_store.path_of(name).read_bytes())
+    storage = StorageSection(embedded=EmbeddedStorage(path=str(tmp_path / "ledger" / "rollout.db")))
+    store = open_store(ObjectsSection(), storage, cloud)
+    await store.open()
+    assert await read(store, name) == b"a snapshot" and await store.has([name]) == [True]
+    await store.close()
 
 
 async def test_fs_bit_rot_is_reported_and_healed_by_a_new_upload(fs_store: FsObjectStore, tmp_path: Path) -> None:
@@ -295,7 +332,7 @@ async def test_fs_of_a_store_that_is_moved_away_nothing_is_missing(
     fs_store: FsObjectStore, tmp_path: Path, instead: str
 ) -> None:
     name, absent = await put(fs_store, b"here"), object_id(b"absent")
-    root = fs_store.path_of(name).parents[2]
+    root = fs_store.path_of(name).parents[3]
     root.rename(tmp_path / "elsewhere")
     if instead == "a file":
         root.write_text("")

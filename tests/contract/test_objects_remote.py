@@ -183,7 +183,7 @@ async def test_it_gives_up_in_time_when_nobody_answers() -> None:
 async def test_a_store_that_is_away_for_a_moment_costs_nothing(rig: Rig, tmp_path: Path) -> None:
     client = rig.client()
     name = await client.put(b"here")
-    root = rig.store.path_of(name).parents[2]
+    root = rig.store.path_of(name).parents[3]
     root.rename(tmp_path / "elsewhere")
     calls = [
         asyncio.create_task(call)

@@ -1,19 +1,19 @@
-"""One suite for every queue; what only the local one promises is below it."""
+"""The local queue: the suite of every queue (`queue_contract`), and what only this one promises."""
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
+from queue_contract import QueueContract, out
 from rollout.config.cloud import CloudSection
 from rollout.config.settings import EmbeddedStorage, StorageSection
 from rollout.model.errors import ConfigError, InputError, StateError, StorageFullError
 from rollout.model.ids import is_ulid
-from rollout.queues import Message, Outgoing, Place, Queue, open_queue
+from rollout.queues import Outgoing, Place, open_queue
 from rollout.queues import local as local_module
 from rollout.queues.local import NAMESPACE, LocalQueue
 from rollout.storage import open_storage
@@ -53,10 +53,6 @@ class MemoryStorage:
         return found[:limit]
 
 
-def out(*bodies: bytes) -> list[Outgoing]:
-    return [Outgoing(body) for body in bodies]
-
-
 class Clock:
     def __init__(self) -> None:
         self.s = 1000.0
@@ -65,88 +61,16 @@ class Clock:
         return self.s
 
 
-class QueueContract:
-    """Subclass it with fixtures `queue` (empty) and `pass_time(seconds)` for an adapter.
-
-    `ordered` and `immediate` say what a queue service promises beyond at-least-once delivery.
-    """
-
-    ordered = True
-    immediate = True
-
-    async def take(self, queue: Queue, limit: int, lease_s: float = 30.0) -> list[Message]:
-        return await queue.dequeue(limit, lease_s, 0.0 if self.immediate else 5.0)
-
-    async def test_in_and_out(self, queue: Queue) -> None:
-        ids = await queue.enqueue(out(b"a", b"b", b"c", b""))
-        assert len(set(ids)) == 4
-        got = await self.take(queue, 10)
-        assert sorted(m.body for m in got) == [b"", b"a", b"b", b"c"]
-        if self.ordered:
-            assert [m.id for m in got] == ids
-        assert {m.deliveries for m in got} == {1}
-        await queue.ack(got)
-        assert await queue.dequeue(10, 30.0) == []
-
-    async def test_attributes_and_bytes_arrive_as_they_were(self, queue: Queue) -> None:
-        bodies = [b"\xff\x00\n", "text \u2028 \U0001f600".encode(), b"\x07", b"line\nline\t\r"]
-        await queue.enqueue([Outgoing(body, {"row": str(n), "tenant": "a b"}, "g") for n, body in enumerate(bodies)])
-        got = await self.take(queue, 10)
-        await queue.ack(got)
-        assert sorted((m.attributes["row"], m.attributes["tenant"], m.body) for m in got) == [
-            (str(n), "a b", body) for n, body in enumerate(bodies)
-        ]
-
-    async def test_a_leased_message_is_nobody_elses(self, queue: Queue) -> None:
-        await queue.enqueue(out(b"a", b"b"))
-        first, second = await self.take(queue, 1), await self.take(queue, 1)
-        assert {first[0].body, second[0].body} == {b"a", b"b"}
-        assert await queue.dequeue(1, 30.0) == []
-
-    async def test_nack_gives_it_back_with_another_receipt(self, queue: Queue) -> None:
-        await queue.enqueue(out(b"a", b"b", b"c"))
-        got = await self.take(queue, 2)
-        await queue.nack(got)
-        again = await self.take(queue, 3)
-        assert len(again) == 3
-        if self.ordered:
-            assert [m.body for m in again] == [b"a", b"b", b"c"]
-        counts = {m.body: m.deliveries for m in again}
-        assert counts == {b"a": 2, b"b": 2, b"c": 1}
-        assert not {m.receipt for m in got} & {m.receipt for m in again}
-
-    async def test_what_is_not_acknowledged_in_time_comes_again(
-        self, queue: Queue, pass_time: Callable[[float], Awaitable[None]]
-    ) -> None:
-        await queue.enqueue(out(b"a"))
-        (first,) = await self.take(queue, 1, 2.0)
-        await pass_time(2.5)
-        (second,) = await self.take(queue, 1, 30.0)
-        assert (second.id, second.deliveries) == (first.id, 2)
-        assert await queue.extend([first], 10) == [first]
-
-    async def test_extend_keeps_it(self, queue: Queue, pass_time: Callable[[float], Awaitable[None]]) -> None:
-        await queue.enqueue(out(b"a"))
-        (held,) = await self.take(queue, 1, 2.0)
-        assert await queue.extend([held], 60.0) == []
-        await pass_time(2.5)
-        assert await queue.dequeue(1, 30.0) == []
-        await queue.ack([held])
-
-    async def test_waiting_ends_when_something_comes(self, queue: Queue) -> None:
-        waiting = asyncio.create_task(queue.dequeue(1, 30.0, 10.0))
-        await asyncio.sleep(0)
-        await queue.enqueue(out(b"a"))
-        assert [m.body for m in await asyncio.wait_for(waiting, 60)] == [b"a"]
-
-
 class TestLocal(QueueContract):
+    wait_s = 0.0
+
     @pytest.fixture
     def clock(self) -> Clock:
         return Clock()
 
     @pytest.fixture
-    async def queue(self, clock: Clock) -> AsyncIterator[LocalQueue]:
+    async def queue(self, clock: Clock, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[LocalQueue]:
+        monkeypatch.setattr(local_module, "MAX_MESSAGE_BYTES", 1000)
         queue = LocalQueue(MemoryStorage(), now=clock)  # type: ignore[arg-type]
         await queue.open()
         yield queue
@@ -288,15 +212,3 @@ async def test_opening_by_name() -> None:
         open_queue("local", Place("rows"), CloudSection())
     with pytest.raises(ConfigError, match='unknown backend "kafka"; known: local'):
         open_queue("kafka", Place("rows"), CloudSection())
-
-
-async def test_what_is_too_large_stops_all_before_anything_is_stored(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(local_module, "MAX_MESSAGE_BYTES", 100)
-    storage = MemoryStorage()
-    queue = await local(storage)
-    small, large = Outgoing(b"x" * 50), Outgoing(b"x" * 50, {"name": "v" * 50})
-    assert (queue.fits(small), queue.fits(large)) == (True, False)
-    with pytest.raises(InputError) as error:
-        await queue.enqueue([small, large])
-    assert error.value.context == {"index": 1}
-    assert storage.rows == {}

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any, cast
 
 import pytest
-from rollout.client.embedded_cloud import cloud_of, cloud_sections
+from rollout.client.embedded_cloud import cloud_of, cloud_sections, rewrite_cloud, write_sections
 from rollout.config.cloud import CloudSection
 from rollout.config.settings import CoordinatorSettings, ObjectsSection
 from rollout.model.errors import ConfigError
@@ -56,7 +56,9 @@ async def test_the_first_place_is_remembered_and_another_refused(storage: Sqlite
         with pytest.raises(ConfigError) as error:
             await opened(storage, other, store)
         assert error.value.message.startswith(key)
-        assert "are in s3://first/" in error.value.message and "rollout cloud adopt" in error.value.message
+        assert (
+            "are in s3://first/" in error.value.message and "rollout-coordinator adopt-objects" in error.value.message
+        )
         assert not store.opened
 
 
@@ -80,10 +82,6 @@ async def test_a_bucket_that_is_not_there_is_told_by_its_key_and_not_remembered(
 
 
 def test_what_is_written_for_a_private_cluster_is_read_again(tmp_path: Path) -> None:
-    from rollout.client.embedded import (
-        _write_toml,  # pyright: ignore[reportPrivateUsage]
-    )
-
     cloud = CloudSection.model_validate(
         {
             "provider": "aws",
@@ -92,7 +90,12 @@ def test_what_is_written_for_a_private_cluster_is_read_again(tmp_path: Path) -> 
             "secrets": {"allowlist": ["x/y"], "ttl_secs": 5.0},
         }
     )
-    _write_toml(tmp_path / "coordinator.toml", {"storage": {"backend": "embedded"}, **cloud_sections(cloud)})
+    write_sections(
+        tmp_path / "coordinator.toml",
+        {"storage": {"backend": "embedded"}, "objects": {"backend": ""}, **cloud_sections(cloud)},
+    )
     assert cloud_of(tmp_path) == cloud
+    rewrite_cloud(tmp_path, cloud.model_copy(update={"region": "us-east-1"}))
+    assert (cloud_of(tmp_path).region, cloud_of(tmp_path).s3) == ("us-east-1", cloud.s3)
     assert not cloud_of(tmp_path / "nothing").provider
     assert cloud_sections(CloudSection()) == {}

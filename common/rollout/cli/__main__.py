@@ -11,6 +11,7 @@ from typing import NoReturn
 import typer
 
 from rollout.cli.commands import (
+    cloud,
     context,
     doctor,
     events,
@@ -55,6 +56,7 @@ run.app.command("results")(run_results.results)
 app.add_typer(run.app, name="run")
 app.add_typer(item.app, name="item")
 app.add_typer(model.app, name="model")
+app.add_typer(cloud.app, name="cloud")
 app.add_typer(context.app, name="context")
 app.add_typer(snapshot.app, name="snapshot")
 app.add_typer(task.app, name="task")

@@ -19,8 +19,8 @@ if TYPE_CHECKING:
 
 
 _ORDER = (
-    "plan", "run", "item", "logs", "events", "workers", "doctor", "join", "context", "model", "snapshot", "task",
-    "version",
+    "plan", "run", "item", "logs", "events", "workers", "doctor", "join", "context", "cloud", "model", "snapshot",
+    "task", "version",
 )  # fmt: skip
 """As a person comes to need them."""
 

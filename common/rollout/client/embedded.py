@@ -23,7 +23,7 @@ from typing import Any, TypeVar
 
 import psutil
 
-from rollout.client.embedded_cloud import cloud_of, cloud_sections, secrets_section, waited_for
+from rollout.client.embedded_cloud import cloud_of, cloud_sections, secrets_section, waited_for, write_sections
 from rollout.client.private import OwnerLock, address_of, forget_address, remember_address
 from rollout.cloud.installed import check_installed
 from rollout.config.cloud import NO_CLOUD, CloudSection
@@ -289,7 +289,7 @@ class Embedded:
 
     def _coordinator_config(self, listen: str) -> Path:
         cloud = self._cloud or NO_CLOUD
-        return _write_toml(
+        return write_sections(
             self.directory / "coordinator.toml",
             {
                 "storage": {"backend": "embedded"},
@@ -303,7 +303,7 @@ class Embedded:
 
     def _worker(self, number: int) -> Child:
         cloud = self._cloud or NO_CLOUD
-        config = _write_toml(
+        config = write_sections(
             self.directory / f"worker-{number}.toml",
             {
                 "transport": {"coordinator_addrs": [self.address], "tls_dir": self._path("tls")},
@@ -471,15 +471,3 @@ def _events(log: Path, offset: int) -> list[dict[str, Any]]:
 
 def _ending(code: int) -> str:
     return f"signal {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
-
-
-def _write_toml(path: Path, sections: dict[str, dict[str, Any]]) -> Path:
-    lines: list[str] = []
-    for section, values in sections.items():
-        lines.append(f"[{section}]")
-        # A JSON string or list of strings is the same in TOML.
-        lines += [f"{key} = {json.dumps(value)}" for key, value in values.items()]
-    temporary = path.with_suffix(".tmp")
-    temporary.write_text("\n".join(lines) + "\n", "utf-8")
-    temporary.replace(path)
-    return path

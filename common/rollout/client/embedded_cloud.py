@@ -3,11 +3,12 @@ commands that are not told."""
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
 from rollout.config.cloud import NO_CLOUD, CloudSection
-from rollout.config.load import load_settings
+from rollout.config.load import load_settings, read_values
 from rollout.config.settings import CoordinatorSettings
 
 COORDINATOR_FILE = "coordinator.toml"
@@ -29,6 +30,31 @@ def cloud_of(state: Path) -> CloudSection:
     """Of the private cluster in `state`; none where there is no such cluster yet."""
     path = state / COORDINATOR_FILE
     return load_settings(CoordinatorSettings, path, environ={}).cloud if path.is_file() else NO_CLOUD
+
+
+def rewrite_cloud(state: Path, cloud: CloudSection) -> None:
+    """In the coordinator's file of the private cluster in `state`."""
+    values, _ = read_values(state / COORDINATOR_FILE)
+    sections: dict[str, dict[str, Any]] = {}
+    for name, section in values.items():
+        if name != "cloud":
+            sections[name] = {key: value for key, value in section.items() if not isinstance(value, dict)}
+            sections |= {f"{name}.{key}": value for key, value in section.items() if isinstance(value, dict)}
+    sections["objects"]["backend"] = "" if cloud.bucket else "fs"
+    write_sections(state / COORDINATOR_FILE, sections | cloud_sections(cloud))
+
+
+def write_sections(path: Path, sections: dict[str, dict[str, Any]]) -> Path:
+    """As TOML, whole or not at all."""
+    lines: list[str] = []
+    for section, values in sections.items():
+        lines.append(f"[{section}]")
+        # A JSON string or list of strings is the same in TOML.
+        lines += [f"{key} = {json.dumps(value)}" for key, value in values.items()]
+    temporary = path.with_suffix(".tmp")
+    temporary.write_text("\n".join(lines) + "\n", "utf-8")
+    temporary.replace(path)
+    return path
 
 
 def secrets_section(cloud: CloudSection) -> dict[str, Any]:

@@ -54,6 +54,12 @@ class Gcp:
         if session is not None:
             await session.close()
 
+    async def log_in(self) -> str:
+        """Where a token came from, for people. ConfigError with how to log in."""
+        credentials = self._credentials()
+        await credentials.get()
+        return credentials.origin
+
     def endpoint(self, service: Service) -> str:
         """Without a slash at its end."""
         own = {

@@ -41,6 +41,14 @@ class GcpToken:
         self._value = ""
         self._renew_at = 0.0
 
+    @property
+    def origin(self) -> str:
+        """For people: a service account, gcloud's log-in, or the metadata server."""
+        kind = getattr(self._source.token_type, "value", "") or "unknown credentials"
+        service: dict[str, Any] = getattr(self._source, "service_data", None) or {}
+        account = str(service.get("client_email", ""))
+        return f"{kind.replace('_', ' ')} {account}".strip()
+
     async def get(self) -> str:
         async with self._lock:
             if not self._value or time.monotonic() >= self._renew_at:

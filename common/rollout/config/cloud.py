@@ -9,7 +9,7 @@ Every command imports this and few have a `[cloud]`: validators are built when t
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import ConfigDict, Field, GetCoreSchemaHandler, GetJsonSchemaHandler, field_validator, model_validator
 from pydantic_core import CoreSchema, core_schema
@@ -231,3 +231,10 @@ class WithCloud(Section):
     """A configuration file with `[cloud]`."""
 
     cloud: Annotated[CloudSection, _Later()] = Field(default_factory=lambda: NO_CLOUD)
+
+
+class CloudFile(WithCloud):
+    """Any configuration file, of whose other sections nothing is looked at."""
+
+    model_config = ConfigDict(extra="ignore", defer_build=True)
+    in_yaml: ClassVar[bool] = True

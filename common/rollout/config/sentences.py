@@ -216,6 +216,10 @@ SENTENCES: dict[str, Sentence] = {
     "preemption_notice": _said(
         "this machine goes away in {lead_s:s}[: {reason}]; the work that it has is given {budget_s:s} to finish"
     ),
+    "handed_over": _said("the state at step {step} is handed over to another worker"),
+    "hand_over_taken": _said("goes on from step {step}, which another worker handed over"),
+    "hand_over_ignored": _said("what another worker handed over at step {step} is not used: {error}"),
+    "hand_over_failed": _said("the steps so far cannot be handed over: {error}"),
     "executor_unavailable": _trouble("executor {executor} cannot be used here: {error}", "executor"),
     "metadata_unanswered": _trouble("the machine's metadata service does not answer, so no notice is heard: {error}"),
     "compute_is_local": _said("this machine's cloud is not asked for labels and notices: {why}"),
@@ -276,6 +280,15 @@ SENTENCES: dict[str, Sentence] = {
     "plugin_call_error": _trouble("plugin {plugin} failed[ in {method}][ ({reason})]: {error}", "plugin", "method"),
     "plugin_output": _said("plugin {plugin}: {line}"),
     "plugin_output_dropped": _trouble("plugin {plugin} prints too much: lines over {lines_per_s} a second are dropped"),
+    "queue_in_flight_limit": _trouble(
+        "queue {queue} hands out no more: its takers hold {limit} messages, which is its limit; rows that are done make"
+        " room",
+        "queue",
+    ),
+    "queue_not_given_back": _trouble(
+        "messages[ of queue {queue}] that nobody worked on could not be given back: {error}; they come again when their"
+        " lease ends"
+    ),
 }
 
 MARKED = frozenset({"warning", "error", "critical"})

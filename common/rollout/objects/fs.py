@@ -1,4 +1,4 @@
-"""Objects as files: `ab/cd/<hex>` with a `.meta.json` sibling, each made visible by one rename."""
+"""Objects as files: `cas/ab/cd/<hex>` with a `.meta.json` sibling, each made visible by one rename."""
 
 from __future__ import annotations
 
@@ -31,6 +31,7 @@ from rollout.model.errors import (
     StorageUnavailableError,
 )
 from rollout.objects.digest import CHUNK, check_id
+from rollout.objects.fs_layout import CAS, move_old_layout
 from rollout.objects.pins import PinTable
 from rollout.objects.port import ObjectMeta
 
@@ -129,6 +130,7 @@ class FsObjectStore:
         make_directory(tmp, "[objects] path")
         with storage_errors(f"cannot use the object store {self._root}"):
             self._pins = PinTable(self._root / "pins.db", shared=self._shared, now_ms=self._now_ms)
+            move_old_layout(self._root)
             for left in tmp.iterdir():  # of uploads that a crash cut off
                 if left.stat().st_mtime < time.time() - _STALE_TMP_S:
                     left.unlink(missing_ok=True)
@@ -169,7 +171,7 @@ class FsObjectStore:
 
     def path_of(self, object_id: bytes) -> Path:
         name = check_id(object_id).hex()
-        return self._root / name[:2] / name[2:4] / name
+        return self._root / CAS / name[:2] / name[2:4] / name
 
     # writing
 
@@ -242,8 +244,8 @@ class FsObjectStore:
         shard = path.parent
         if not shard.exists():
             shard.mkdir(parents=True, exist_ok=True)
-            fsync_dir(self._root)
-            fsync_dir(shard.parent)
+            for directory in (self._root, self._root / CAS, shard.parent):
+                fsync_dir(directory)
         meta = self._root / "tmp" / uuid.uuid4().hex
         try:
             with meta.open("x") as record:
@@ -331,7 +333,7 @@ class FsObjectStore:
 
     def _list_shard(self, first: str) -> list[ObjectMeta]:
         found: list[ObjectMeta] = []
-        for path in sorted(self._root.glob(f"{first}/??/{'?' * 64}")):
+        for path in sorted((self._root / CAS).glob(f"{first}/??/{'?' * 64}")):
             if meta := self._head(bytes.fromhex(path.name)):
                 found.append(meta)
         return found

@@ -40,7 +40,8 @@ def elsewhere(key: str, before: str, now: str) -> ConfigError:
     """What a coordinator says that was started with another place than its ledger's."""
     return ConfigError(
         f"{key}: the objects of this ledger are in {shown(before)}, and this configuration names {shown(now)}: "
-        f"correct the configuration; or, once all of them were copied, say so: rollout cloud adopt --config FILE"
+        "correct the configuration; or, once all of them were copied, say so: "
+        "rollout-coordinator adopt-objects --config FILE"
     )
 
 

@@ -137,7 +137,9 @@ class LocalQueue:
         while True:
             if taken := await self._take(limit, lease_s):
                 return taken
-            if limit > 0 and (self._front or self._cold):
+            if limit <= 0:
+                return []
+            if self._front or self._cold:
                 continue
             left = until - self._now()
             if left <= 0 or self._closed:

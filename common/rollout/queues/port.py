@@ -64,6 +64,7 @@ class Facts:
     exactly_once: bool = False
     max_deliveries: int | None = None
     dead_letter: str = ""
+    min_lease_s: float = 0.0
     remarks: tuple[str, ...] = ()
 
 

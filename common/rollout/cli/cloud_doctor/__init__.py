@@ -1,0 +1,1 @@
+"""What `rollout cloud doctor` looks at, a file for each subject."""

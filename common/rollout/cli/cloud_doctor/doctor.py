@@ -1,0 +1,170 @@
+"""The seven checks of an account, put together from its `[cloud]`."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Collection
+from contextlib import suppress
+from functools import partial
+from pathlib import Path
+from typing import Protocol, cast
+
+from rollout.cli.cloud_doctor import queue, stores
+from rollout.cli.cloud_doctor.account import Account, account_of
+from rollout.cli.cloud_doctor.check import NAMES, Check, Outcome, Passed, Reached, run_checks
+from rollout.cli.cloud_doctor.reach import reachability
+from rollout.compute import Compute, Preemption, open_compute
+from rollout.config.cloud import CloudSection
+from rollout.config.settings import ComputeSection, SecretsSection
+from rollout.model.errors import ConfigError, RolloutError, UnavailableError
+from rollout.secrets import open_secrets
+
+NOTICE_S = 1.0
+LARGE_LIMIT_S = 120.0
+
+
+async def examine(cloud: CloudSection, without: Collection[str], tell: Callable[[Outcome], None]) -> list[Outcome]:
+    """`without`: checks that are left out. Outcomes in the order of `NAMES`."""
+    account = account_of(cloud)
+    try:
+        reached = Reached()
+        return await run_checks(checks_of(cloud, account, wanted_of(without), reached), reached, tell)
+    finally:
+        await asyncio.shield(account.close())
+
+
+def wanted_of(without: Collection[str]) -> list[str]:
+    """Without a store there is nothing to put 64 MiB into."""
+    left_out = {*without, *(["content_id_roundtrip"] if "object_store" in without else [])}
+    return [name for name in NAMES if name not in left_out]
+
+
+def checks_of(cloud: CloudSection, account: Account, names: list[str], reached: Reached) -> list[Check]:
+    services = services_of(cloud, account, names)
+    made = {
+        "reachability": Check("reachability", partial(_reachability, account, services, reached)),
+        "auth": Check("auth", partial(_auth, account, services)),
+        "object_store": Check("object_store", partial(_object_store, cloud, account), account.store),
+        "queue": Check("queue", partial(_queue, cloud), account.queue),
+        "secret_store": Check("secret_store", partial(_secret_store, cloud), account.secrets),
+        "compute_hint": Check("compute_hint", partial(_compute_hint, cloud, account.compute)),
+        "content_id_roundtrip": Check(
+            "content_id_roundtrip", partial(_content_id, cloud, account), account.store, LARGE_LIMIT_S
+        ),
+    }
+    return [made[name] for name in names]
+
+
+def services_of(cloud: CloudSection, account: Account, names: list[str]) -> set[str]:
+    """That the checks ask: those that are left out and those that are not configured are none of them."""
+    used = {
+        account.store: bool(cloud.bucket) and bool({"object_store", "content_id_roundtrip"} & set(names)),
+        account.queue: bool(cloud.intake) and "queue" in names,
+        account.secrets: bool(cloud.secrets.allowlist) and "secret_store" in names,
+    }
+    return {service for service, asked in used.items() if asked}
+
+
+async def _reachability(account: Account, services: set[str], reached: Reached) -> Passed:
+    endpoints = account.endpoints(services)
+    if not endpoints:
+        return Passed("nothing is configured that is reached by the network")
+    return await reachability(endpoints, reached)
+
+
+async def _auth(account: Account, services: set[str]) -> Passed:
+    return Passed(await account.authenticate(services))
+
+
+def _bucket_needed(cloud: CloudSection) -> None:
+    if not cloud.bucket:
+        key = "[cloud.s3]" if cloud.provider == "aws" else "[cloud.gcs]"
+        raise ConfigError(
+            f"no bucket is configured: set {key} bucket, or, where objects do not live in one, give "
+            "--without object_store"
+        )
+
+
+async def _object_store(cloud: CloudSection, account: Account) -> Passed:
+    _bucket_needed(cloud)
+    bucket = account.bucket()
+    try:
+        passed = await stores.roundtrip(bucket, cloud.prefix)
+        return Passed(passed.detail, passed.advice + await account.advice())
+    finally:
+        await asyncio.shield(bucket.close())
+
+
+async def _content_id(cloud: CloudSection, account: Account) -> Passed:
+    _bucket_needed(cloud)
+    bucket = account.bucket()
+    try:
+        return await stores.content_id(bucket, cloud.prefix)
+    finally:
+        await asyncio.shield(bucket.close())
+
+
+async def _queue(cloud: CloudSection) -> Passed:
+    if not cloud.intake:
+        key = "[cloud.sqs] queue_url" if cloud.provider == "aws" else "[cloud.pubsub] subscription"
+        raise ConfigError(f"no queue is configured: set {key}, or, where rows come from files, give --without queue")
+    if cloud.provider == "gcp" and not cloud.pubsub.topic:
+        raise ConfigError(
+            "there is no topic to send a message to: set [cloud.pubsub] topic to that of the subscription"
+        )
+    return await queue.roundtrip(cloud)
+
+
+async def _secret_store(cloud: CloudSection) -> Passed:
+    names = cloud.secrets.allowlist
+    if not names:
+        raise ConfigError(
+            "the allowlist is empty: name secrets in [cloud.secrets] allowlist, or, where none are used, give "
+            "--without secret_store"
+        )
+    store = open_secrets(SecretsSection(backend=cloud.provider), cloud)
+    try:
+        found = await asyncio.gather(*(store.get(name) for name in names), return_exceptions=True)
+    finally:
+        await asyncio.shield(store.close())
+    failed = [one for one in found if isinstance(one, BaseException)]
+    if not failed:
+        return Passed(f"{len(names)} of {len(names)} read")
+    if not isinstance(failed[0], RolloutError):
+        raise failed[0]
+    more = f" (and {len(failed) - 1} more of {len(names)})" if len(failed) > 1 else ""
+    raise UnavailableError(f"{failed[0].message}{more}")
+
+
+class _CloudCompute(Compute, Protocol):
+    async def why_silent(self) -> str: ...
+
+
+async def _compute_hint(cloud: CloudSection, backend: str) -> Passed:
+    there = cast(_CloudCompute, open_compute(ComputeSection(backend=backend), cloud))
+    try:
+        if why := await there.why_silent():
+            if "hop limit" in why and await asyncio.to_thread(_on_ec2):
+                raise ConfigError(why)
+            return Passed(f"this is no machine of the provider's, so no notice comes here ({why.partition(':')[0]})")
+        host = await there.inventory()
+        notice = await _notice(there)
+    finally:
+        await asyncio.shield(there.close())
+    kind = dict(host.labels).get("instance_type", "")
+    gpus = f", {len(host.gpus)} GPUs" if host.gpus else ""
+    return Passed(f"{kind} {host.cpus} CPUs{gpus}; {notice.reason if notice else 'no notice'}".strip())
+
+
+async def _notice(compute: Compute) -> Preemption | None:
+    with suppress(TimeoutError):
+        async with asyncio.timeout(NOTICE_S):
+            return await compute.preemption()
+    return None
+
+
+def _on_ec2() -> bool:
+    """By the firmware, which containers see too."""
+    with suppress(OSError):
+        return Path("/sys/class/dmi/id/sys_vendor").read_text(errors="replace").startswith("Amazon EC2")
+    return False

@@ -1,0 +1,98 @@
+"""`rollout cloud`: the account that `[cloud]` names."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from enum import StrEnum
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from rollout.cli.boundary import FAILED, OK
+from rollout.cli.program import new_app
+from rollout.cloud.installed import check_installed
+from rollout.config.cloud import CloudFile, CloudSection
+from rollout.config.load import load_settings, located, read_values
+from rollout.model.errors import ConfigError
+
+app = new_app(help="The account of a cloud provider that [cloud] names.")
+
+
+class Provider(StrEnum):
+    aws = "aws"
+    gcp = "gcp"
+
+
+class Format(StrEnum):
+    human = "human"
+    json = "json"
+
+
+class Part(StrEnum):
+    """As `cloud_doctor.check.NAMES`, which is not imported for help."""
+
+    reachability = "reachability"
+    auth = "auth"
+    object_store = "object_store"
+    queue = "queue"
+    secret_store = "secret_store"
+    compute_hint = "compute_hint"
+    content_id_roundtrip = "content_id_roundtrip"
+
+
+@app.callback()
+def _group() -> None:  # pyright: ignore[reportUnusedFunction]
+    """The account of a cloud provider that [cloud] names."""
+
+
+@app.command("doctor")
+def doctor(
+    provider: Annotated[Provider, typer.Option("--provider", help="Must be that of the file.")],
+    config: Annotated[Path, typer.Option("--config", metavar="FILE", help="Any file with [cloud].")],
+    format: Annotated[Format, typer.Option("--format", help="For people, or for programs.")] = Format.human,
+    without: Annotated[
+        list[Part] | None,
+        typer.Option("--without", metavar="CHECK", help="Leave a check out: what it looks at is not used; repeatable."),
+    ] = None,
+) -> None:
+    """Try what a run needs of the account, before the run: network, credentials, bucket, queue, secrets, machine.
+
+    Seven checks in this order: reachability, auth, object_store, queue, secret_store, compute_hint,
+    content_id_roundtrip (64 MiB). Each failure says what to do. What is written is taken away again.
+    Exit 0: all pass; 1: one fails; 2: the file or the options are wrong.
+
+    --format json: `{"checks": [{"name", "status", "latency_ms", "error"}], "summary": {...}}`; a check that passes has
+    no `error`.
+    """
+    cloud = cloud_of_file(config, provider.value)
+    from rollout.cli.cloud_doctor.doctor import examine  # commands start faster without
+    from rollout.cli.cloud_doctor.report import as_json, show, show_summary
+
+    began = time.perf_counter()
+    for_people = format is Format.human
+    found = asyncio.run(examine(cloud, [one.value for one in without or ()], show if for_people else lambda _: None))
+    total_ms = round((time.perf_counter() - began) * 1000)
+    if for_people:
+        show_summary(found, total_ms)
+    else:
+        from rollout.cli.show import print_json
+
+        print_json(as_json(found, total_ms))
+    raise typer.Exit(OK if all(one.ok for one in found) else FAILED)
+
+
+def cloud_of_file(path: Path, provider: str) -> CloudSection:
+    """Its [cloud]. ConfigError: there is none, it is another provider's, or packages are missing."""
+    cloud = load_settings(CloudFile, path).cloud
+    if not cloud.provider:
+        read_values(path)
+        raise ConfigError(f'{path}: there is no [cloud] section: add one with provider = "{provider}"')
+    with located(path):
+        if cloud.provider != provider:
+            raise ConfigError(
+                f'cloud.provider: is "{cloud.provider}", and --provider is {provider}: give --provider {cloud.provider}'
+            )
+        check_installed(cloud)
+    return cloud

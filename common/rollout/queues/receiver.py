@@ -1,0 +1,173 @@
+"""Receive calls of a queue service, several in flight while messages come.
+
+A call is never broken off while the queue is open: the service may have put messages under a lease already, and nobody
+would know of them. What such a call brings goes to the next one who asks, or back.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+
+import structlog
+
+from rollout.model.errors import RolloutError
+from rollout.queues.port import Message, Queue
+
+log = structlog.get_logger()
+
+SHORTEST_WAIT_S = 1.0
+"""For a call that is on its way, also where nobody wants to wait."""
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """What one call asks for. `calls`: that are in flight, with it. `wait_s`: until something comes."""
+
+    size: int
+    lease_s: float
+    wait_s: float
+    calls: int
+
+
+@dataclass(frozen=True, slots=True)
+class Arrived:
+    """`at`: monotonic seconds. `lease_s`: that it was asked for with."""
+
+    message: Message
+    at: float
+    lease_s: float
+
+
+class Receiver:
+    """`batch`: messages that one call brings at most. `enough`: the share of what was asked for that tells of more to
+    come: another call is added then. `give_back`: what arrives after the last one who asked went away."""
+
+    def __init__(
+        self,
+        receive: Callable[[Call], Awaitable[list[Message]]],
+        give_back: Callable[[list[Message]], Awaitable[object]],
+        *,
+        batch: int,
+        most_calls: int,
+        enough: float,
+        now: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._receive = receive
+        self._give_back = give_back
+        self._batch = batch
+        self._most_calls = most_calls
+        self._enough = enough
+        self._now = now
+        self._calls: dict[asyncio.Task[list[Message]], Call] = {}
+        self._wanted = 1
+        self._arrived: list[Arrived] = []
+        self._asked = 0
+        self._giving_back: set[asyncio.Task[None]] = set()
+
+    async def take(self, limit: int, lease_s: float, wait_s: float) -> list[Arrived]:
+        """At most `limit`. Errors of a call are raised once nothing is left to hand out."""
+        self._asked += 1
+        now = self._now()
+        until, latest = now + wait_s, now + max(wait_s, SHORTEST_WAIT_S)
+        ended = False
+        while limit > 0:
+            ended |= self._harvest()
+            if self._arrived:
+                taken, self._arrived = self._arrived[:limit], self._arrived[limit:]
+                return taken
+            now = self._now()
+            if now >= latest or (ended and now >= until):
+                break
+            self._start(limit, lease_s, max(0.0, until - now))
+            try:
+                await asyncio.wait(self._calls, timeout=latest - now, return_when=asyncio.FIRST_COMPLETED)
+            except asyncio.CancelledError:
+                self._leave()
+                raise
+        return []
+
+    def put_back(self, arrived: list[Arrived]) -> None:
+        """Taken, and not handed out."""
+        self._arrived = arrived + self._arrived
+
+    async def end(self) -> list[Message]:
+        """Breaks off what is in flight; what has arrived and was not handed out."""
+        for task in (*self._calls, *self._giving_back):
+            task.cancel()
+        await asyncio.gather(*self._giving_back, return_exceptions=True)
+        ended = await asyncio.gather(*self._calls, return_exceptions=True)
+        late = [message for got in ended if not isinstance(got, BaseException) for message in got]
+        left = [arrived.message for arrived in self._arrived] + late
+        self._calls.clear()
+        self._arrived.clear()
+        return left
+
+    def _start(self, limit: int, lease_s: float, wait_s: float) -> None:
+        room = limit - sum(call.size for call in self._calls.values())
+        while len(self._calls) < self._wanted and room > 0:
+            size = min(self._batch, room)
+            call = Call(size, lease_s, wait_s, len(self._calls) + 1)
+            self._calls[asyncio.ensure_future(self._receive(call))] = call
+            room -= size
+
+    def _harvest(self) -> bool:
+        """Takes over what ended calls brought; whether any had ended."""
+        done = [task for task in self._calls if task.done()]
+        failed: list[asyncio.Task[list[Message]]] = []
+        for task in done:
+            if task.cancelled() or task.exception() is not None:
+                failed.append(task)
+                continue
+            call, got = self._calls.pop(task), task.result()
+            self._arrived += [Arrived(message, self._now(), call.lease_s) for message in got]
+            if not got:
+                self._wanted = 1
+            elif len(got) >= self._enough * call.size:
+                self._wanted = min(2 * self._wanted, self._most_calls)
+            else:
+                self._wanted = max(1, self._wanted // 2)
+        if failed and not self._arrived:
+            for task in failed:
+                del self._calls[task]
+            self._wanted = 1
+            failed[0].result()
+        return bool(done)
+
+    def _leave(self) -> None:
+        if self._calls:
+            task = asyncio.ensure_future(self._give_back_unless_asked(self._asked))
+            self._giving_back.add(task)
+            task.add_done_callback(self._giving_back.discard)
+
+    async def _give_back_unless_asked(self, asked: int) -> None:
+        await asyncio.wait(self._calls)
+        if asked != self._asked:
+            return
+        try:
+            self._harvest()
+            left, self._arrived = self._arrived, []
+            if left:
+                await self._give_back([arrived.message for arrived in left])
+        except RolloutError as e:
+            log.warning("queue_not_given_back", error=str(e))
+
+
+async def fresh(
+    queue: Queue, receiver: Receiver, taken: list[Arrived], lease_s: float, now: float, own_lease_s: float | None = None
+) -> list[Message]:
+    """Those of `taken` that are still ours, under a lease of `lease_s`: what waited for a while, or was received with
+    another lease, is extended. `own_lease_s`: that the service gives, whatever was asked for."""
+    again = [
+        arrived.message
+        for arrived in taken
+        if now - arrived.at > lease_s / 10 or (own_lease_s or arrived.lease_s) != lease_s
+    ]
+    try:
+        lost = await queue.extend(again, lease_s) if again else []
+    except BaseException:
+        receiver.put_back(taken)
+        raise
+    return [arrived.message for arrived in taken if arrived.message not in lost]

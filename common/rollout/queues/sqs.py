@@ -1,0 +1,260 @@
+"""Amazon SQS, standard and FIFO.
+
+Ten messages a call, several calls at a time; what fails of a batch is tried again alone.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import time
+import uuid
+import zlib
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import structlog
+
+from rollout.cloud.aws import Aws
+from rollout.cloud.aws_errors import code_of
+from rollout.config.cloud import CloudSection
+from rollout.model.errors import ConfigError, InputError, NotFoundError, RolloutError, StateError
+from rollout.queues.batches import cut, each
+from rollout.queues.port import Facts, Message, Outgoing, Place
+from rollout.queues.receiver import Call, Receiver, fresh
+from rollout.queues.sqs_messages import Encoded, decode, encode, fifo_id
+from rollout.queues.sqs_policy import OLD_MAX_BYTES, facts_of, region_of
+from rollout.storage.port import Storage
+
+log = structlog.get_logger()
+
+BATCH = 10
+LONGEST_POLL_S = 20
+MAX_CALLS = 16
+OPEN_BUDGET_S = 15.0
+DEFAULT_GROUP = "rollout"
+_LANES = 8
+_LOST = frozenset({"MessageNotInflight", "ReceiptHandleIsInvalid", "InvalidParameterValue", "InvalidIdFormat"})
+"""What a receipt is answered with that is not the present one any more."""
+_DENIED = frozenset({"AccessDenied", "AccessDeniedException", "403"})
+_KEYS = {"input": "cloud.sqs.queue_url", "output": "cloud.sqs.output_queue_url"}
+
+
+def open_queue(place: Place, cloud: CloudSection, storage: Storage | None) -> SqsQueue:
+    """`place.address`: the queue's URL."""
+    return SqsQueue(place, Aws(cloud))
+
+
+@dataclass(frozen=True, slots=True)
+class _Entry:
+    """Of a batch; `fields` are those of the call for one, too."""
+
+    index: int
+    fields: dict[str, Any]
+    size: int = 0
+
+
+class SqsQueue:
+    """`aws` is closed with it."""
+
+    def __init__(self, place: Place, aws: Aws, *, now: Callable[[], float] = time.monotonic) -> None:
+        self._place = place
+        self._aws = aws
+        self._now = now
+        self._key = _KEYS[place.way]
+        self._facts: Facts | None = None
+        self._receiver = Receiver(self._receive, self.nack, batch=BATCH, most_calls=MAX_CALLS, enough=0.5, now=now)
+        self._closed = False
+        self._full_told = False
+
+    @property
+    def facts(self) -> Facts:
+        if self._facts is None:
+            raise StateError("the queue is not open")
+        return self._facts
+
+    async def open(self) -> None:
+        url = self._place.address
+        if not url:
+            raise ConfigError(
+                f"{self._key}: not set: it is the queue's URL, https://sqs.REGION.amazonaws.com/ACCOUNT/NAME"
+            )
+        there, here = region_of(url), self._aws.region("sqs")
+        if there and there != here:
+            raise ConfigError(
+                f"{self._key}: the queue is in {there}, but the region in use is {here}: set [cloud] region ="
+                f' "{there}", or name a queue of {here}'
+            )
+        try:
+            answer = await self._call("get_queue_attributes", "read", budget_s=OPEN_BUDGET_S, AttributeNames=["All"])
+            self._facts = facts_of(url, answer.get("Attributes") or {})
+        except ConfigError as e:
+            if code_of(e.__cause__ or e) not in _DENIED:
+                raise
+            self._facts = facts_of(url, None)
+
+    async def close(self) -> None:
+        if self._closed:
+            return
+        self._closed = True
+        try:
+            if left := await self._receiver.end():
+                await self._change(left, 0, 5.0)
+        except RolloutError as e:
+            log.warning("queue_not_given_back", queue=self._place.address, error=str(e))
+        finally:
+            await self._aws.close()
+
+    def fits(self, message: Outgoing) -> bool:
+        try:
+            return encode(message, fifo=self.facts.ordered).size <= self.facts.max_message_bytes
+        except InputError:
+            return False
+
+    async def enqueue(self, messages: list[Outgoing]) -> list[str]:
+        """A FIFO queue is sent those of a group one batch after the other; those without a group are of one."""
+        self._check_open()
+        fifo, most = self.facts.ordered, self.facts.max_message_bytes
+        lanes: dict[int, list[_Entry]] = {}
+        for index, message in enumerate(messages):
+            encoded = encode(message, fifo=fifo, index=index)
+            if encoded.size > most:
+                raise InputError(
+                    f"a message of {encoded.size:,} bytes is too large: queue {self.facts.name} takes {most:,}",
+                    index=index,
+                )
+            lane = zlib.crc32(message.group.encode("utf-8", "surrogatepass")) % _LANES if fifo else 0
+            fields = _outgoing(message, encoded, fifo=fifo)
+            lanes.setdefault(lane, []).append(_Entry(index, fields, encoded.size))
+        ids: dict[int, str] = {}
+
+        async def send(batches: list[list[_Entry]]) -> None:
+            for batch in batches:
+                ids.update(await self._send(batch))
+
+        cuts = [cut(lane, BATCH, lambda entry: entry.size, max(most, OLD_MAX_BYTES)) for lane in lanes.values()]
+        await each(cuts if fifo else [[batch] for lane in cuts for batch in lane], send)
+        return [ids[index] for index in range(len(messages))]
+
+    async def _send(self, batch: list[_Entry]) -> dict[int, str]:
+        answer = await self._batch("send_message_batch", "sent to", batch)
+        ids = {int(done["Id"]): str(done["MessageId"]) for done in _list(answer, "Successful")}
+        for entry in batch:  # in order: of a FIFO queue
+            if entry.index not in ids:
+                sent = await self._call("send_message", "sent to", **entry.fields)
+                ids[entry.index] = str(sent["MessageId"])
+        return ids
+
+    async def dequeue(self, limit: int, lease_s: float, wait_s: float = 0.0) -> list[Message]:
+        """One long poll while the queue is empty; up to 16 short ones at a time while they come back with messages."""
+        self._check_open()
+        taken = await self._receiver.take(limit, lease_s, wait_s)
+        return await fresh(self, self._receiver, taken, lease_s, self._now())
+
+    async def _receive(self, call: Call) -> list[Message]:
+        poll_s = 0 if call.calls > 1 else min(LONGEST_POLL_S, math.ceil(call.wait_s))
+        more: dict[str, Any] = {"ReceiveRequestAttemptId": uuid.uuid4().hex} if self.facts.ordered else {}
+        try:
+            answer = await self._call(
+                "receive_message",
+                "received from",
+                MaxNumberOfMessages=call.size,
+                VisibilityTimeout=_whole(call.lease_s),
+                WaitTimeSeconds=poll_s,
+                MessageSystemAttributeNames=["ApproximateReceiveCount", "MessageGroupId"],
+                MessageAttributeNames=["All"],
+                **more,
+            )
+        except ConfigError as e:
+            if code_of(e.__cause__ or e) not in ("OverLimit", "AWS.SimpleQueueService.OverLimit"):
+                raise
+            if not self._full_told:
+                log.warning("queue_in_flight_limit", queue=self._place.address, limit=self.facts.max_in_flight)
+                self._full_told = True
+            await asyncio.sleep(min(1.0, poll_s))
+            return []
+        return [decode(raw) for raw in _list(answer, "Messages")]
+
+    async def extend(self, messages: list[Message], lease_s: float) -> list[Message]:
+        self._check_open()
+        return await self._change(messages, _whole(lease_s), max(2.0, min(60.0, lease_s / 4)))
+
+    async def nack(self, messages: list[Message]) -> None:
+        self._check_open()
+        await self._change(messages, 0, 60.0)
+
+    async def _change(self, messages: list[Message], timeout_s: int, budget_s: float) -> list[Message]:
+        return await self._settle("change_message_visibility", messages, budget_s, VisibilityTimeout=timeout_s)
+
+    async def ack(self, messages: list[Message]) -> list[Message]:
+        self._check_open()
+        return await self._settle("delete_message", messages, 60.0)
+
+    async def _settle(self, operation: str, messages: list[Message], budget_s: float, **fields: Any) -> list[Message]:
+        """`operation` on every message, in batches; those whose receipt is not the present one any more."""
+        what = "acknowledged on" if operation == "delete_message" else "extended or given back on"
+
+        async def settle(batch: list[_Entry]) -> list[int]:
+            answer = await self._batch(f"{operation}_batch", what, batch, budget_s)
+            done = {int(entry["Id"]) for entry in _list(answer, "Successful")}
+            lost = [int(entry["Id"]) for entry in _list(answer, "Failed") if str(entry.get("Code", "")) in _LOST]
+            for entry in [entry for entry in batch if entry.index not in done and entry.index not in lost]:
+                try:
+                    await self._call(operation, what, budget_s=budget_s, **entry.fields)
+                except ConfigError as e:
+                    if code_of(e.__cause__ or e) not in _LOST:
+                        raise
+                    lost.append(entry.index)
+            return lost
+
+        entries = [_Entry(n, {"ReceiptHandle": m.receipt, **fields}) for n, m in enumerate(messages)]
+        lost = await each(cut(entries, BATCH), settle)
+        return [messages[index] for indices in lost for index in sorted(indices)]
+
+    async def depth(self) -> int | None:
+        self._check_open()
+        if self.facts.remarks:
+            return None
+        answer = await self._call("get_queue_attributes", "read", AttributeNames=["ApproximateNumberOfMessages"])
+        return int(answer["Attributes"]["ApproximateNumberOfMessages"])
+
+    async def _batch(self, operation: str, what: str, batch: list[_Entry], budget_s: float = 60.0) -> dict[str, Any]:
+        entries = [{"Id": str(entry.index), **entry.fields} for entry in batch]
+        return await self._call(operation, what, budget_s=budget_s, Entries=entries)
+
+    async def _call(self, operation: str, what: str, budget_s: float = 60.0, **parameters: Any) -> dict[str, Any]:
+        url = self._place.address
+        try:
+            return await self._aws.call(
+                "sqs", operation, what=f"{url} cannot be {what}", budget_s=budget_s, QueueUrl=url, **parameters
+            )
+        except (InputError, NotFoundError) as e:
+            # Nothing that a row could mend: it is the queue.
+            raise ConfigError(f"{e.message}; look at {self._key}") from e.__cause__
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise StateError("the queue is closed")
+
+
+def _outgoing(message: Outgoing, encoded: Encoded, *, fifo: bool) -> dict[str, Any]:
+    fields: dict[str, Any] = {"MessageBody": encoded.body}
+    if encoded.attributes:
+        fields["MessageAttributes"] = {
+            name: {"DataType": "String", "StringValue": value} for name, value in encoded.attributes.items()
+        }
+    if fifo:
+        fields["MessageGroupId"] = fifo_id(message.group or DEFAULT_GROUP)
+        # Made before the first call: one that is sent again after an outage is no second message.
+        fields["MessageDeduplicationId"] = fifo_id(message.deduplication or uuid.uuid4().hex)
+    return fields
+
+
+def _list(answer: dict[str, Any], key: str) -> list[dict[str, Any]]:
+    """Absent where it is empty."""
+    return answer.get(key) or []
+
+
+def _whole(seconds: float) -> int:
+    return max(0, min(43_200, math.ceil(seconds)))

@@ -1,0 +1,61 @@
+"""What a queue of SQS says of itself: `GetQueueAttributes`, as facts; and where its URL says it is."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping
+from typing import Any, cast
+from urllib.parse import urlsplit
+
+from rollout.queues.port import Facts
+
+MAX_HELD_S = 43_200.0
+"""Twelve hours, from receipt on: API_ChangeMessageVisibility."""
+IN_FLIGHT = 120_000
+FIFO_IN_FLIGHT = 20_000
+"""Beyond it a FIFO queue returns nothing, and says nothing. AWS has raised it since for some queues."""
+OLD_MAX_BYTES = 262_144
+"""What every queue takes; since 2025 it may be 1 MiB."""
+_DENIED = (
+    "sqs:GetQueueAttributes is not allowed: where its dead letters go is not known, and messages are taken to be"
+    f" {OLD_MAX_BYTES:,} bytes at most"
+)
+_HOST = re.compile(r"(?:sqs|sqs-fips|queue)\.([a-z0-9-]+)\.(?:vpce\.)?amazonaws\.com(?:\.cn)?$")
+_OLD_HOST = re.compile(r"([a-z0-9-]+)\.queue\.amazonaws\.com(?:\.cn)?$")
+
+
+def facts_of(url: str, attributes: Mapping[str, str] | None) -> Facts:
+    """`attributes`: None where they may not be read."""
+    told = attributes or {}
+    fifo = url.endswith(".fifo") or told.get("FifoQueue") == "true"
+    policy = _policy(told.get("RedrivePolicy", ""))
+    deliveries = str(policy.get("maxReceiveCount", ""))
+    return Facts(
+        name=url.rsplit("/", 1)[-1],
+        max_lease_s=MAX_HELD_S,
+        max_held_s=MAX_HELD_S,
+        max_in_flight=FIFO_IN_FLIGHT if fifo else IN_FLIGHT,
+        max_message_bytes=int(told.get("MaximumMessageSize") or OLD_MAX_BYTES),
+        ordered=fifo,
+        max_deliveries=int(deliveries) if deliveries.isdigit() else None,
+        dead_letter=str(policy.get("deadLetterTargetArn", "")).rsplit(":", 1)[-1],
+        remarks=(_DENIED,) if attributes is None else (),
+    )
+
+
+def region_of(url: str) -> str:
+    """Of a queue's URL; empty: its host names none."""
+    host = urlsplit(url).hostname or ""
+    if host == "queue.amazonaws.com":
+        return "us-east-1"
+    found = _HOST.search(host) or _OLD_HOST.search(host)
+    return found[1] if found else ""
+
+
+def _policy(text: str) -> Mapping[str, Any]:
+    try:
+        found: Any = json.loads(text) if text else {}
+    except ValueError:
+        return {}
+    return cast("Mapping[str, Any]", found) if isinstance(found, dict) else {}

@@ -1,0 +1,74 @@
+"""The objects of a ledger were moved by a person: seen that all of them are there, the new place is remembered."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from rollout.client.embedded_cloud import COORDINATOR_FILE, rewrite_cloud
+from rollout.client.private import DATABASE, state_of
+from rollout.config.cloud import CloudSection
+from rollout.config.load import load_settings
+from rollout.config.settings import CoordinatorSettings
+from rollout.model.errors import ConfigError
+from rollout.objects import open_store
+from rollout.objects.place import place_of, remember, remembered, shown
+from rollout.objects.port import ObjectStore
+from rollout.storage import open_storage
+
+from rollout_coordinator.ledger import Ledger, open_ledger
+
+RUNS_MAX = 1_000_000
+_BATCH = 500
+_NAMED = 3
+"""Objects that are missing, of which so many are named."""
+
+
+def settings_of_state(directory: Path, cloud: CloudSection) -> tuple[Path, CoordinatorSettings]:
+    """The private cluster in `directory`, with another [cloud]. ConfigError: there is none."""
+    state = state_of(directory)
+    if state is None:
+        raise ConfigError(f"--state: there is no private cluster in {directory} ({DATABASE} and {COORDINATOR_FILE})")
+    settings = load_settings(CoordinatorSettings, state / COORDINATOR_FILE, environ={})
+    objects = settings.objects.model_copy(update={"backend": "" if cloud.bucket else "fs"})
+    return state, settings.model_copy(update={"cloud": cloud, "objects": objects})
+
+
+async def adopt(settings: CoordinatorSettings, state: Path | None = None) -> str:
+    """What was done, for people. ConfigError: objects are missing there."""
+    place = place_of(settings.objects, settings.storage, settings.cloud)
+    storage = open_storage(settings.storage)
+    ledger = open_ledger(settings.storage)
+    store = open_store(settings.objects, settings.storage, settings.cloud)
+    await storage.open()
+    try:
+        await ledger.open()
+        await store.open()
+        before = await remembered(storage)
+        if before == place:
+            return f"the objects of this ledger are in {shown(place)} already"
+        count = await _check(ledger, store, place)
+        await remember(storage, place)
+        if state is not None:
+            rewrite_cloud(state, settings.cloud)
+    finally:
+        for closing in (store.close, ledger.close, storage.close):
+            await closing()
+    return f"all {count} objects are there: from now on they are in {shown(place)}, not in {shown(before or 'fs')}"
+
+
+async def _check(ledger: Ledger, store: ObjectStore, place: str) -> int:
+    seen: set[bytes] = set()
+    for run in await ledger.run_views((), RUNS_MAX):
+        seen |= await ledger.run_objects(run.spec.run_id)
+    ids = sorted(seen)
+    missing: list[bytes] = []
+    for at in range(0, len(ids), _BATCH):
+        part = ids[at : at + _BATCH]
+        missing += [one for one, there in zip(part, await store.has(part), strict=True) if not there]
+    if missing:
+        named = ", ".join(one.hex() for one in missing[:_NAMED])
+        raise ConfigError(
+            f"{len(missing)} of {len(ids)} objects of this ledger are not in {shown(place)} ({named}"
+            f"{', ...' if len(missing) > _NAMED else ''}): copy all of cas/ first, keys as they are"
+        )
+    return len(ids)
