@@ -35,6 +35,8 @@ async def judge(scene: Scene, report: Report, exclusive: Exclusive) -> None:
     for batch in batches:
         found += await asyncio.to_thread(check_files, Expected(batch.output, batch.rows, POISON), ledger)
     found += exclusive.judge(report.faults)
+    if world.bucket is not None:
+        found += await world.bucket.judge()
     failures = _worker_failures(world)
     windows = [Window(f.at, f.at + max(f.held_s, f.settled_s), f.blames) for f in report.faults]
     found += unexplained(failures, windows, _killed_incarnations(world, report.faults), FAILURE_GRACE_S)
@@ -45,6 +47,8 @@ async def judge(scene: Scene, report: Report, exclusive: Exclusive) -> None:
         evidence = pickle.dumps((ledger, leaders, writers))
         await asyncio.to_thread((world.root / "judged.pickle").write_bytes, evidence)
     report.totals = _totals(scene, ledger, batches) | {"worker_failed": len(failures)} | exclusive.totals()
+    if world.bucket is not None:
+        report.totals["objects"] = world.bucket.objects
 
 
 def _worker_failures(world: World) -> list[tuple[float, str, str]]:
