@@ -34,6 +34,10 @@ TOKEN = "rollout-upload"
 """Metadata key: which write an object is of."""
 
 
+class InterferedError(StorageUnavailableError):
+    """Somebody else wrote to the key at the same time; the upload is to be begun anew."""
+
+
 def new_token() -> str:
     return str(ULID())
 
@@ -165,7 +169,7 @@ class Upload:
             except Exception as e:
                 code = code_of(e)
                 if code == "ConditionalRequestConflict":
-                    raise StorageUnavailableError(f"{what}: somebody else wrote there meanwhile; write it again") from e
+                    raise InterferedError(f"{what}: somebody else wrote there meanwhile; write it again") from e
                 if code in ("NoSuchUpload", "404", "PreconditionFailed", "412"):
                     if found := await self._ours(size):
                         return found
