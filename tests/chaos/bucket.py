@@ -1,4 +1,4 @@
-"""The bucket of a campaign in the cloud: moto, which answers one request at a time, behind a link that faults strike.
+"""The bucket and the queues of a campaign in the cloud: moto, one request at a time, behind a link that faults strike.
 
 What is judged is read from moto itself, by boto3, which shares no code with the engine.
 """
@@ -6,12 +6,14 @@ What is judged is read from moto itself, by boto3, which shares no code with the
 from __future__ import annotations
 
 import asyncio
+import json
 import random
 from contextlib import ExitStack
 from typing import Any
 
 from blake3 import blake3
 from moto_locked import REGION, aws_emulator
+from moto_sqs import strict_sqs
 
 from chaos.links import Front, Link
 
@@ -28,10 +30,11 @@ class BucketUnderTest:
         self.objects = 0
 
     async def open(self) -> None:
+        self._stack.enter_context(strict_sqs())
         self._emulator = self._stack.enter_context(aws_emulator())
         self._name = self._emulator.bucket()
         host, _, port = self._emulator.endpoint.removeprefix("http://").rpartition(":")
-        self._front = await Front("bucket", (host, int(port)), lambda *_: "coordinators", self._dice).open()
+        self._front = await Front("bucket", (host, int(port)), lambda *_: "everyone", self._dice).open()
 
     @property
     def links(self) -> list[Link]:
@@ -39,9 +42,30 @@ class BucketUnderTest:
         return list(self._front.links.values())
 
     def sections(self) -> dict[str, dict[str, Any]]:
+        """Of a coordinator."""
+        return {"cloud": self._cloud(), "cloud.s3": {"bucket": self._name, "prefix": PREFIX}}
+
+    def _cloud(self) -> dict[str, Any]:
         assert self._front is not None, "open() first"
-        cloud = {"provider": "aws", "region": REGION, "endpoint_url": f"http://{self._front.address}"}
-        return {"cloud": cloud, "cloud.s3": {"bucket": self._name, "prefix": PREFIX}}
+        return {"provider": "aws", "region": REGION, "endpoint_url": f"http://{self._front.address}"}
+
+    def queue_of(self, rows: list[dict[str, Any]]) -> str:
+        """The URL of a new queue that holds `rows`, a message each."""
+        url = self._emulator.queue(VisibilityTimeout="30")
+        for start in range(0, len(rows), 10):
+            entries = [{"Id": str(row["n"]), "MessageBody": json.dumps(row)} for row in rows[start : start + 10]]
+            assert not self._emulator.sqs.send_message_batch(QueueUrl=url, Entries=entries).get("Failed")
+        return url
+
+    def intake(self, queue_url: str, lease_s: int) -> dict[str, dict[str, Any]]:
+        """Sections of a batch that takes its rows from there."""
+        return {"cloud": self._cloud(), "cloud.sqs": {"queue_url": queue_url, "visibility_timeout_secs": lease_s}}
+
+    def left(self, queue_url: str) -> int:
+        """Messages that wait or are leased."""
+        names = ["ApproximateNumberOfMessages", "ApproximateNumberOfMessagesNotVisible"]
+        found = self._emulator.sqs.get_queue_attributes(QueueUrl=queue_url, AttributeNames=names)["Attributes"]
+        return sum(int(found[name]) for name in names)
 
     async def judge(self) -> list[str]:
         """Objections: uploads that nobody ended, keys that are none of ours, bytes that are not what their key says."""

@@ -2,7 +2,7 @@
 
     python tests/chaos/campaign.py [--faults 24] [--database sqlite|postgres|both|cloud] [--seed S] [--json] [--record]
 
-A coordinator (on PostgreSQL a standby too; `cloud` is PostgreSQL with objects on an emulated S3), three workers, two people with batch after batch, and a run of exclusive
+A coordinator (on PostgreSQL a standby too; `cloud` is PostgreSQL with objects on S3 and rows from SQS, emulated), three workers, two people with batch after batch, and a run of exclusive
 rows that never ends. Faults of every kind
 strike in an order that the seed decides, each while work is in flight there; now and then the next one strikes before
 the last is over. The seed decides kinds, targets and durations, not how the processes race. Ends with 1, and keeps
@@ -33,7 +33,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "smoke"))
 from results_page import write_section
 
 from chaos import record
-from chaos.clients import FLAVOURS, Client, Flavour
+from chaos.clients import FLAVOURS, FROM_QUEUE, Client, Flavour
 from chaos.exclusive import Exclusive
 from chaos.faults import KINDS
 from chaos.faults.fault import Scene
@@ -47,10 +47,10 @@ WORKERS = 3
 
 
 def mixes(database: str) -> tuple[tuple[Flavour, ...], ...]:
-    """Of each client; with a bucket there is always one whose rows are objects."""
+    """Of each client; in the cloud the second one takes its rows from queues."""
     in_order, some_fail, as_objects = FLAVOURS
     if database == "cloud":
-        return (as_objects,), (some_fail, as_objects)
+        return (as_objects, some_fail), (FROM_QUEUE,)
     return (in_order, as_objects), (some_fail, in_order)
 
 
