@@ -233,7 +233,7 @@ class _Session:
                 access=self._target.access,
             )
         except RolloutError as e:
-            log.debug("upload_session_left", said=str(e))
+            log.warning("cloud_upload_left", key=self._target.params["name"], error=str(e))
 
 
 def _meta(target: Target) -> dict[str, Any]:
