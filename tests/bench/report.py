@@ -39,6 +39,7 @@ PARTS = {
     "map": "bench_map",
     "printing": "bench_printing",
     "sandboxes": "bench_sandboxes",
+    "s3": "bench_s3",
     "job": "bench_job",
     "worker": "bench_worker_loss",
     "train": "bench_train",
