@@ -37,6 +37,7 @@ PARTS = {
     "restart": "bench_restart",
     "failover": "bench_failover",
     "map": "bench_map",
+    "queue": "bench_queue",
     "printing": "bench_printing",
     "sandboxes": "bench_sandboxes",
     "job": "bench_job",
