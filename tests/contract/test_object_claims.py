@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from contextlib import aclosing
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -36,6 +37,10 @@ class Slow(MemoryBucket):
     def __init__(self) -> None:
         super().__init__()
         self.begun, self.go = asyncio.Event(), asyncio.Event()
+
+    def age(self, seconds: int) -> None:
+        for key, (body, blob) in self.objects.items():
+            self.objects[key] = body, replace(blob, modified_ms=blob.modified_ms - seconds * 1000)
 
     async def delete(self, key: str, *, version: str = "") -> bool:
         self.begun.set()

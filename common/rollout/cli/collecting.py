@@ -162,7 +162,8 @@ class WorkloadRun:
         if self._intake is not None and status.sealed:
             about = f"its intake has ended; {done} of the {total} {unit} that came have their result"
         elif self._intake is not None:
-            about = f"going on, {done} of the {total} {unit} that came so far have their result" if resumed else "open"
+            so_far = f"going on, {done} of the {total} {unit} that came so far have their result; " if resumed else ""
+            about = f"{so_far}takes {unit} from the queue {self._intake.source}"
         self._display.event(
             "run_opened",
             f"run {short(self.run_id)}: {about}",
@@ -184,7 +185,8 @@ class WorkloadRun:
             jobs.append(collecting)
             self._collecting = True
         if self._publisher is not None:
-            jobs.append(asyncio.create_task(self._publisher.run()))
+            self._publisher.start()
+            jobs.append(self._publisher.job)
         waiting = set(jobs)
         try:
             while waiting:

@@ -46,6 +46,9 @@ DEPTH_EVERY_S = 5.0
 DELETE_S = 60.0
 """A drain tries so long to delete what is in the ledger."""
 GIVE_BACK_S = 10.0
+EMPTY_ANYWAY, EMPTY_ANYWAY_S = 10.0, 60.0
+"""A queue that says that something waits, and gives nothing for so many times the wait, and for so long: others have
+what is before it in its group."""
 _INDEX_TRIES = 3
 
 
@@ -102,6 +105,11 @@ class Intake:
         self._state: State = "beginning"
 
     # ---- for those who watch
+
+    @property
+    def source(self) -> str:
+        """The queue, as people know it."""
+        return self._queue.facts.name
 
     @property
     def state(self) -> State:
@@ -201,7 +209,7 @@ class Intake:
     async def _receive_all(self) -> None:
         await self._began.wait()
         await self._indexed(lambda: None, count=self._feed.taken)
-        pause, empty_since = AWAY_S[0], None
+        pause, empty_since, last = AWAY_S[0], None, False
         self._state = "receiving"
         while not self.draining:
             if (room := self._room()) <= 0:
@@ -209,7 +217,9 @@ class Intake:
                 continue
             asked = self._now()
             try:
-                messages = await self._receive(room)
+                messages = await self._receive(
+                    room, min(POLL_S, self._empty_s) if self._empty_s and not last else POLL_S
+                )
             except UnavailableError as error:
                 self._state = "away"
                 self._tell_again("away", f"the queue cannot be reached: {error.message}; it is tried again")
@@ -219,18 +229,31 @@ class Intake:
             self._back()
             pause = AWAY_S[0]
             if messages:
-                empty_since = None
+                empty_since, last = None, False
                 await self._sort(messages)
                 continue
-            empty_since = asked if empty_since is None else empty_since
-            if self._empty_s and self._now() - empty_since >= self._empty_s:
+            if last:
                 self._tell(f"nothing has come from the queue for {self._empty_s:g} s: the intake ends")
                 break
+            empty_since = asked if empty_since is None else empty_since
+            last = await self._is_empty(self._now() - empty_since)  # one long look, for what is on its way
         await self._finish()
 
-    async def _receive(self, room: int) -> list[Message]:
+    async def _is_empty(self, for_s: float) -> bool:
+        """Whether nothing came for as long as the intake waits. A service that is slow gives nothing as well: what it
+        says of its depth counts too, unless that stays so for long."""
+        if not self._empty_s or for_s < self._empty_s:
+            return False
+        if for_s >= max(EMPTY_ANYWAY * self._empty_s, EMPTY_ANYWAY_S):
+            return True
+        try:
+            self._depth = await self._queue.depth()
+        except UnavailableError:
+            return False
+        return not self._depth
+
+    async def _receive(self, room: int, wait_s: float) -> list[Message]:
         """A drain waits for what was asked for: to break it off would keep messages from everybody for a lease."""
-        wait_s = min(POLL_S, self._empty_s) if self._empty_s else POLL_S
         asking = asyncio.ensure_future(self._queue.dequeue(room, self._lease_s, wait_s))
         try:
             messages = await asyncio.shield(asking)

@@ -65,5 +65,6 @@ async def opened(wanted: QueueInput) -> AsyncGenerator[Queues]:
 def _at(key: str, error: RolloutError) -> RolloutError:
     """At the place of the key that names the queue, unless it says another."""
     if isinstance(error, ConfigError | InputError | NotFoundError) and not error.message.startswith("cloud."):
-        error.message = f"{key}: {error.message}"
+        section, _, name = key.rpartition(".")
+        error.message = f"{key}: {error.message.removeprefix(f'[{section}] {name}: ')}"
     return error

@@ -48,7 +48,7 @@ def published(directory: Path, run_id: str) -> int:
 
 
 class Publisher:
-    """`run` in a task; `flushed` as files are written; `finish` when the run has ended, `save` always.
+    """`start`, and `job` is its task; `flushed` as files are written; `finish` when the run has ended, `save` always.
 
     `where`: of the result files, for messages that are too large to be sent. `tell` hears what a person should know.
     """
@@ -82,6 +82,7 @@ class Publisher:
         self._told_at = 0.0
         self._why = ""
         self._sent_at = now()
+        self._job: asyncio.Task[None] | None = None
 
     def flushed(self, count: int) -> None:
         """The files have `count` results for good."""
@@ -89,8 +90,16 @@ class Publisher:
             self._flushed = count
             self._moved.set()
 
-    async def run(self) -> None:
-        """To the end of the run's commit log."""
+    def start(self) -> None:
+        self._job = asyncio.create_task(self._run())
+
+    @property
+    def job(self) -> asyncio.Task[None]:
+        """It ends with the run's commit log. What it raises is for whoever awaits it."""
+        assert self._job is not None, "start() first"
+        return self._job
+
+    async def _run(self) -> None:
         async with aclosing(self._log.watch(self._run_id, self.cursor, payloads=True)) as pages:
             async for page in pages:
                 for start in range(0, len(page.entries), AT_ONCE):
@@ -101,6 +110,8 @@ class Publisher:
         self.flushed(count)
         self._sent_at = self._now()
         while self.cursor < count and self._now() - self._sent_at < budget_s:
+            if self.job.done():
+                self.job.result()
             self._moved.clear()
             try:
                 async with asyncio.timeout(0.5):

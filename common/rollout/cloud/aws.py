@@ -6,6 +6,7 @@ import asyncio
 import os
 from collections.abc import Awaitable, Callable, Mapping
 from contextlib import AsyncExitStack
+from functools import cache
 from typing import Any, TypeVar
 
 import structlog
@@ -25,6 +26,12 @@ SILENCE_TIMEOUT_S = 60.0
 CONNECTIONS = 64
 EMULATED_REGION = "us-east-1"
 """Where an endpoint_url names the service, the region only goes into the signature, and this is what they take."""
+
+
+@cache
+def _loader(data_path: str | None) -> Any:
+    """Of the models of services, which take half a second to read."""
+    return need("botocore.loaders", "aws", '[cloud] provider = "aws"').create_loader(data_path)
 
 
 class Aws:
@@ -68,6 +75,7 @@ class Aws:
     def _get_session(self) -> Any:
         if self._session is None:
             self._session = need("aiobotocore.session", "aws", '[cloud] provider = "aws"').get_session()
+            self._session.register_component("data_loader", _loader(self._session.get_config_variable("data_path")))
         return self._session
 
     async def client(self, service: str) -> Any:

@@ -16,7 +16,17 @@ from rollout.cloud.bucket import ABSENT, ALWAYS, Blob
 from rollout.cloud.parts import Body, parts_of
 from rollout.cloud.s3_probe import Conditions
 from rollout.cloud.s3_read import read_object
-from rollout.cloud.s3_upload import PART_BUDGET_S, TOKEN, Upload, etag, in_parts, new_token, unless_stalled, written
+from rollout.cloud.s3_upload import (
+    PART_BUDGET_S,
+    TOKEN,
+    InterferedError,
+    Upload,
+    etag,
+    in_parts,
+    new_token,
+    unless_stalled,
+    written,
+)
 from rollout.config.cloud import S3Section
 from rollout.model.errors import ConfigError, ConflictError, NotFoundError
 
@@ -25,6 +35,8 @@ log = structlog.get_logger()
 COPY_PART = 512 << 20
 """Of a copy by the service. One request copies 5 GiB at most, and a long one may be cut off."""
 _ONE_COPY_MAX = COPY_PART
+COPY_TRIES = 5
+"""Where somebody else writes to the key at the same time: S3 asks to begin anew."""
 PAGE = 1000
 
 
@@ -128,17 +140,16 @@ class S3Bucket:
 
     async def _put(self, key: str, data: memoryview, condition: dict[str, str]) -> dict[str, Any]:
         """One request. Where an answer was lost, what is there is compared by its token."""
-        token, tries = new_token(), 0
+        token = new_token()
 
         async def attempt(client: Any) -> dict[str, Any]:
-            nonlocal tries
-            tries += 1
             body = Body(data)
             try:
                 call = client.put_object(Bucket=self._name, Key=key, Body=body, Metadata={TOKEN: token}, **condition)
                 return await unless_stalled(call, body)
             except Exception as e:
-                if tries > 1 and code_of(e) in ("PreconditionFailed", "412"):
+                # aiohttp sends a PUT again by itself where a connection that was kept is closed: this may be the second
+                if condition and code_of(e) in ("PreconditionFailed", "412"):
                     found = await written(self._aws, self._name, key, token, len(data))
                     if found:
                         return found
@@ -173,16 +184,7 @@ class S3Bucket:
         condition = await self._condition(key, when)
         origin = {"Bucket": self._name, "Key": source.key}
         if source.size and (condition or source.size > _ONE_COPY_MAX):
-            # CopyObject has no condition in most stores; the completion of an upload has
-            upload = Upload(self._aws, self._name, key, condition)
-
-            async def fill() -> None:
-                starts = range(0, source.size, COPY_PART)
-                for number, first in enumerate(starts, 1):
-                    last = min(first + COPY_PART, source.size) - 1
-                    await upload.copy_part(number, origin, source.version, first, last)
-
-            return _blob(key, source.size, await in_parts(upload, source.size, fill))
+            return await self._copy_in_parts(source, key, condition)
         answer = await self._call(
             "copy_object",
             key,
@@ -192,6 +194,25 @@ class S3Bucket:
         )
         result = answer["CopyObjectResult"]
         return Blob(key, source.size, etag(result), _ms(result["LastModified"]))
+
+    async def _copy_in_parts(self, source: Blob, key: str, condition: dict[str, str]) -> Blob:
+        """Also a small one: CopyObject has no condition in most stores; the completion of an upload has."""
+        origin = {"Bucket": self._name, "Key": source.key}
+        tries = 0
+        while True:
+            tries += 1
+            upload = Upload(self._aws, self._name, key, condition)
+
+            async def fill(upload: Upload = upload) -> None:
+                for number, first in enumerate(range(0, source.size, COPY_PART), 1):
+                    last = min(first + COPY_PART, source.size) - 1
+                    await upload.copy_part(number, origin, source.version, first, last)
+
+            try:
+                return _blob(key, source.size, await in_parts(upload, source.size, fill))
+            except InterferedError:
+                if tries == COPY_TRIES:
+                    raise
 
     async def delete(self, key: str, *, version: str = "") -> bool:
         found = await self.head(key)

@@ -19,6 +19,7 @@ from ulid import ULID
 from rollout.cloud.aws import Aws
 from rollout.cloud.aws_errors import code_of, rows
 from rollout.cloud.parts import IN_FLIGHT, Body, Part, parts_of
+from rollout.cloud.shielded import shielded
 from rollout.model.errors import NotFoundError, RolloutError, StorageUnavailableError
 
 log = structlog.get_logger()
@@ -32,6 +33,10 @@ STALL_S = 60.0
 ABORT_S = 20.0
 TOKEN = "rollout-upload"
 """Metadata key: which write an object is of."""
+
+
+class InterferedError(StorageUnavailableError):
+    """Somebody else wrote to the key at the same time; the upload is to be begun anew."""
 
 
 def new_token() -> str:
@@ -165,7 +170,7 @@ class Upload:
             except Exception as e:
                 code = code_of(e)
                 if code == "ConditionalRequestConflict":
-                    raise StorageUnavailableError(f"{what}: somebody else wrote there meanwhile; write it again") from e
+                    raise InterferedError(f"{what}: somebody else wrote there meanwhile; write it again") from e
                 if code in ("NoSuchUpload", "404", "PreconditionFailed", "412"):
                     if found := await self._ours(size):
                         return found
@@ -223,16 +228,6 @@ async def _end(beginning: asyncio.Future[None], upload: Upload) -> None:
         await beginning
     if upload.id:
         await upload.abort()
-
-
-async def shielded(work: Awaitable[None], deadline_s: float) -> None:
-    """To its end, though the task that waits is cancelled again meanwhile; not longer than `deadline_s`."""
-    task = asyncio.ensure_future(asyncio.wait_for(work, deadline_s))
-    while not task.done():
-        with suppress(asyncio.CancelledError, TimeoutError):
-            await asyncio.shield(task)
-    if not task.cancelled() and isinstance(task.exception(), TimeoutError):
-        log.warning("cloud_abort_late", deadline_s=deadline_s)
 
 
 async def unless_stalled(call: Awaitable[dict[str, Any]], body: Body) -> dict[str, Any]:
