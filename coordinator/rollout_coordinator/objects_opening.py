@@ -47,8 +47,14 @@ async def _open(store: ObjectStore, key: str) -> None:
         await store.open()
     except ConfigError as error:
         if not error.message.startswith("cloud."):
-            error.message = f"{key}: {error.message}"
+            error.message = f"{_key_of(error.message, key)}: {error.message}"
         raise
+
+
+def _key_of(message: str, bucket: str) -> str:
+    if "set [cloud] region" in message:
+        return "cloud.region"
+    return "cloud.provider" if "credentials" in message else bucket
 
 
 @asynccontextmanager

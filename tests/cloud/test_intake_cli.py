@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import json
 import signal
 import subprocess
@@ -12,6 +13,7 @@ from typing import Any
 import pytest
 from acceptance_cli import Cli, until
 from moto_locked import REGION, AwsEmulator
+from pubsub_emulator import PROJECT, Pubsub
 
 SCORING = """
 import pathlib, time
@@ -180,7 +182,8 @@ def test_however_a_command_ends_the_next_one_goes_on_and_no_row_is_there_twice(s
 
 @pytest.mark.slow
 def test_two_commands_share_a_queue_but_not_a_directory(scene: Scene) -> None:
-    scene.config("map.toml", "one"), scene.config("other.toml", "two")
+    for name, output in (("map.toml", "one"), ("other.toml", "two")):
+        scene.config(name, output)
     scene.put(*({"n": n} for n in range(200)))
     first = scene.start()
     second = scene.cli.start("map", "--config", "other.toml", "--local", together=True)
@@ -215,7 +218,7 @@ def test_what_is_wrong_is_told_at_its_place_before_anything_starts(
     scene: Scene, keys: dict[str, Any], told: list[str]
 ) -> None:
     missing = f"{scene.aws.endpoint}/123456789012/no-such-queue"
-    given = {
+    given: dict[str, Any] = {
         section: {
             key: value.replace("MISSING", missing) if isinstance(value, str) else value for key, value in values.items()
         }
@@ -228,3 +231,23 @@ def test_what_is_wrong_is_told_at_its_place_before_anything_starts(
         assert text in found.err
     assert found.err.count("map.toml:") >= len(told), found.err
     assert not (scene.directory / "out").exists()
+
+
+@pytest.mark.slow
+def test_rows_come_from_pubsub_and_results_go_to_a_topic(scene: Scene, pubsub: Pubsub) -> None:
+    topic, subscription = pubsub.pair(ackDeadlineSeconds=10)
+    output, results = pubsub.pair()
+    rows = [{"data": base64.b64encode(json.dumps({"n": n}).encode()).decode()} for n in range(20)]
+    pubsub.call("POST", f"topics/{topic}:publish", {"messages": [*rows, {"data": "bm8gSlNPTg=="}]})
+    keys = {"topic": topic, "subscription": subscription, "output_topic": output, "endpoint_url": pubsub.endpoint}
+    text = (scene.directory / scene.config(cloud={"provider": "gcp", "project": PROJECT})).read_text()
+    text = text.partition("[cloud]")[0] + f'[cloud]\nprovider = "gcp"\nproject = "{PROJECT}"\n[cloud.pubsub]\n'
+    (scene.directory / "map.toml").write_text(text + "".join(f'{key} = "{value}"\n' for key, value in keys.items()))
+    found = scene.cli.run("map", "--config", "map.toml", "--local")
+    assert found.code == 0, found.out + found.err
+    assert scene.results_of() == [2 * n for n in range(20)] and len(scene.lines("errors.jsonl")) == 1
+    sent: set[int] = set()
+    while len(sent) < 21:
+        for one in pubsub.call("POST", f"subscriptions/{results}:pull", {"maxMessages": 50})["receivedMessages"]:
+            sent.add(int(one["message"]["attributes"]["seq"]))
+    assert sent == set(range(21))

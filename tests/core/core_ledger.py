@@ -83,6 +83,9 @@ class FakeLedger:
                 self.kept[r.log, r.seq[i]] = (*self.kept.get((r.log, r.seq[i]), ()), *objects)
         for log, seq in w.let_go:
             del self.kept[log, seq]
+        for log, seq, attempt in w.let_go_of_attempts:
+            gone = self.attempts[log, seq, attempt].left.keeps
+            self.kept[log, seq] = tuple(one for one in self.kept[log, seq] if one not in gone)
         for log, seq, _ in w.prune:
             attempt, _, data, failure = self.results[log][seq]
             self.results[log][seq] = (attempt, Outcome.SKIPPED, data, failure)

@@ -101,6 +101,17 @@ def test_a_notice_is_told_before_anything_that_comes_of_it() -> None:
     assert w.up().preempted
 
 
+def test_processes_are_told_how_long_there_is_after_what_has_not_begun_was_asked_back() -> None:
+    w = Worker()
+    w.assign([0])
+    w.ready()
+    actions = w.do(ev.Drain("spot", 15, True))
+    assert [(a.child, a.budget_s) for a in of(actions, ev.LeaveIn)] == [(1, 15)]
+    assert not of(w.do(ev.Drain("SIGTERM", 60)), ev.LeaveIn), "that is no sooner"
+    assert [a.budget_s for a in of(w.do(ev.Drain("spot", 5, True)), ev.LeaveIn)] == [5]
+    assert not of(w.do(ev.Drain("again", 0)), ev.LeaveIn)
+
+
 def test_a_drain_with_nobody_to_tell_ends_at_once() -> None:
     never = Worker(welcome=False)
     never.up()

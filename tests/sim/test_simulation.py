@@ -31,6 +31,7 @@ UNREACHED = {
     ("item", "running", "revoke"): "a worker does not give up what it said it had begun; tests/core",
     ("worker", "ready", "fault"): "honest workers break no protocol; tests/fuzz, tests/core",
     ("worker", "draining", "fault"): "as above",
+    ("worker", "ready", "goodbye"): "a worker says that it leaves before it goes; tests/core",
 }
 RARE = {
     ("item", "assigned", "retry"): "the start was lost and the failure was not",

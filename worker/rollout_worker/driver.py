@@ -287,6 +287,11 @@ class Driver:
         if child is not None:
             child.recall(action.keys)
 
+    def _do_leave(self, action: ev.LeaveIn) -> None:
+        child = self._children.get(action.child)
+        if child is not None:
+            child.leave(action.budget_s)
+
     def _do_children(self, action: ev.PassChildren) -> None:
         child = self._children.get(action.child)
         if child is not None:
@@ -392,6 +397,7 @@ class Driver:
         ev.Deliver: _do_deliver,
         ev.CancelIn: _do_cancel,
         ev.RecallIn: _do_recall,
+        ev.LeaveIn: _do_leave,
         ev.PassChildren: _do_children,
         ev.ResumeIn: _do_resume,
         ev.Fetch: _do_fetch,

@@ -22,6 +22,7 @@ class Kind(IntEnum):
     REPLY = 6  # JSON {id, value | error}
     STOP = 7
     RECALL = 8  # AttemptKeys: give back those that have not begun
+    LEAVE = 9  # JSON {budget_s}
     # child to daemon
     READY = 20  # JSON {width}
     FAILED = 21  # JSON {code, message, retryable}

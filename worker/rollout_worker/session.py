@@ -1008,7 +1008,10 @@ class Session:
             for held in [h for h in self.held.values() if h.state in UNSTARTED]:
                 self._give_up(held.key, "drain", now)
             self._release_behind("", "drain")
-        self._drain_until = min(self._drain_until, until)
+        if until <= self._drain_until:
+            self._drain_until = until
+            in_use = [child for child in self.place.children.values() if child.in_hand]
+            self._actions += [ev.LeaveIn(child.id, event.budget_s) for child in in_use if event.budget_s > 0]
 
     def _drain_step(self, now: float) -> None:
         assert self._drain_until is not None

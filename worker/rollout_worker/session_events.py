@@ -215,6 +215,14 @@ class RecallIn:
 
 
 @dataclass(slots=True)
+class LeaveIn:
+    """This worker leaves in `budget_s` seconds: what it runs may hand over what it has done."""
+
+    child: int
+    budget_s: float
+
+
+@dataclass(slots=True)
 class PassChildren:
     """Results of a parent's children, to the process that runs it."""
 
@@ -265,6 +273,6 @@ class Exit:
 
 
 Action = (
-    Send | StartChild | StopChild | KillAt | Deliver | CancelIn | RecallIn | PassChildren | ResumeIn | Fetch | Store
-    | DropStream | Emit | Exit
+    Send | StartChild | StopChild | KillAt | Deliver | CancelIn | RecallIn | LeaveIn | PassChildren | ResumeIn | Fetch
+    | Store | DropStream | Emit | Exit
 )  # fmt: skip

@@ -216,6 +216,10 @@ SENTENCES: dict[str, Sentence] = {
     "preemption_notice": _said(
         "this machine goes away in {lead_s:s}[: {reason}]; the work that it has is given {budget_s:s} to finish"
     ),
+    "handed_over": _said("the state at step {step} is handed over to another worker"),
+    "hand_over_taken": _said("goes on from step {step}, which another worker handed over"),
+    "hand_over_ignored": _said("what another worker handed over at step {step} is not used: {error}"),
+    "hand_over_failed": _said("the steps so far cannot be handed over: {error}"),
     "executor_unavailable": _trouble("executor {executor} cannot be used here: {error}", "executor"),
     "metadata_unanswered": _trouble("the machine's metadata service does not answer, so no notice is heard: {error}"),
     "compute_is_local": _said("this machine's cloud is not asked for labels and notices: {why}"),

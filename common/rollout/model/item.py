@@ -40,6 +40,11 @@ class AttemptEnd(StrEnum):
     STALE = "stale"
 
 
+HANDED_OVER = "handed_over"
+"""Error code of an attempt that was given back in the middle: its evidence is what the next attempt goes on from. It
+is no failure."""
+HANDED_OVER_MAX = 1024
+"""Bytes of that; what is larger is in the objects that it names."""
 INVALID = "invalid_row"
 """Error code of an item that stands for a row that cannot be used, where its run goes on without it."""
 

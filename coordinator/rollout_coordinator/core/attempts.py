@@ -221,6 +221,9 @@ def end(state: State, batch: AttemptBatch, seqs: list[int], cause: str) -> None:
         worker.given_back.clear()  # a parent: what it held there is free
     if run.limits is not None and cause in _FINAL:
         rest.count_over(log, batch.failed_by, n)
+    if "handed_over" in log.extra and cause in _FINAL:
+        for seq in seqs:
+            kept.settle(state, log, seq)
     if info.lane.blocked:
         queues.unblock(info.lane.blocked)
     if info.spec.chain:

@@ -13,6 +13,7 @@ from rollout.model.item import Blob
 from rollout.model.run import RunState
 from rollout.model.worker import WorkerState
 
+from rollout_coordinator.core import kept
 from rollout_coordinator.core.attempts import open_batch
 from rollout_coordinator.core.capacity import UNLIMITED, free_credit, has_enough, idle, parents_full, strict_room, takes
 from rollout_coordinator.core.chains import may_run, predecessor
@@ -394,6 +395,8 @@ def give(
     group.specs += [info.spec] * n
     if history.losses >= state.settings.isolate_after_losses:
         group.isolate.append(at)
+    if history.attempts and "handed_over" in log.extra:
+        group.handed_over.update((at + i, data) for i, seq in enumerate(seqs) if (data := kept.handed_over(log, seq)))
     if history.failures:
         group.failures.update(dict.fromkeys(range(at, at + n), history.failures))
     if queue.chain is not None:

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from rollout.model.item import AttemptEnd, Failure, Outcome
+from rollout.model.item import HANDED_OVER, HANDED_OVER_MAX, AttemptEnd, Failure, Outcome
 from rollout.model.run import ENDED
 
-from rollout_coordinator.core import rest
+from rollout_coordinator.core import kept, rest
 from rollout_coordinator.core.attempts import end_attempt, open_seqs
 from rollout_coordinator.core.commit import close_in_flight
 from rollout_coordinator.core.state import AttemptBatch, State, Worker
@@ -23,6 +23,12 @@ def retry_or_fail(
     """The failure that ends the item, or None when the attempt ended here and the item goes on. `left`: its
     evidence."""
     spec = batch.info.spec
+    if failure.code == HANDED_OVER:
+        message = "it was given back in the middle; another goes on from there"
+        if isinstance(left.data, bytes) and _can_go_on(batch, seq, left):
+            kept.hand_over(state, batch.log, seq, batch.attempt, left.data)
+        end_attempt(state, batch, seq, AttemptEnd.RELEASED, HANDED_OVER, message, left=left)
+        return None
     if taken_away(state, batch) and (failure.worker_lost or failure.retryable):
         end_attempt(state, batch, seq, AttemptEnd.RELEASED, PREEMPTED, failure.message, left=left)
         return None
@@ -52,6 +58,12 @@ def loss_is_final(state: State, batch: AttemptBatch) -> Failure | None:
         lost = batch.losses + 1
         return Failure("dead_letter", f"{lost} workers or engine processes died while they ran it.", False, True)
     return None
+
+
+def _can_go_on(batch: AttemptBatch, seq: int, left: Evidence) -> bool:
+    """Not one that went with its predecessor, earlier in the same message."""
+    is_current = batch.log.flight.get(seq) is batch and batch.log.run.state not in ENDED
+    return is_current and 0 < len(left.data) <= HANDED_OVER_MAX
 
 
 def taken_away(state: State, batch: AttemptBatch) -> bool:

@@ -155,6 +155,8 @@ class PostgresLedger:
             )
         for log, seq in writes.let_go:
             await _execute(db, queries.LET_GO, log=log, seq=seq)
+        for log, seq, attempt in writes.let_go_of_attempts:
+            await _execute(db, queries.LET_GO_OF_ATTEMPT, log=log, seq=seq, attempt=attempt)
         retired = [*writes.retired, *dead_batches]
         if retired:
             await _execute(db, queries.RETIRE_MANY, batches=retired)

@@ -162,6 +162,7 @@ UPDATE kept SET let_go = 1 WHERE seq = :seq
    AND log IN (SELECT log FROM log WHERE run_id = :run_id AND parent_log = 0)
 """
 LET_GO = "UPDATE kept SET let_go = 1 WHERE log = :log AND seq = :seq"
+LET_GO_OF_ATTEMPT = f"{LET_GO} AND attempt = :attempt"
 TO_FREE = """
 SELECT kept.log, kept.seq, kept.object_id, COALESCE(attempt.worker, result.worker, '')
   FROM kept LEFT JOIN result ON result.log = kept.log AND result.seq = kept.seq

@@ -112,6 +112,9 @@ class SqliteLedger:
             db.executemany(queries.PRUNE, pruned)
         if writes.let_go:
             db.executemany(queries.LET_GO, [{"log": log, "seq": seq} for log, seq in writes.let_go])
+        if writes.let_go_of_attempts:
+            named = [{"log": log, "seq": seq, "attempt": attempt} for log, seq, attempt in writes.let_go_of_attempts]
+            db.executemany(queries.LET_GO_OF_ATTEMPT, named)
         retired = [*writes.retired, *dead_batches]
         if retired:
             db.execute(queries.RETIRE_JSON, {"batches": json.dumps(retired)})

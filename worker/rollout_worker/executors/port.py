@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, ClassVar, Literal, Protocol, TypeVar, cast
 
 from rollout.model.errors import AttemptError
-from rollout.model.item import Blob, Failure, ItemSpec, Key, NewItem, Outcome
+from rollout.model.item import HANDED_OVER, Blob, Failure, ItemSpec, Key, NewItem, Outcome
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,6 +76,7 @@ class Attempt:
     predecessor: bytes | None = None  # result of the chain's previous item
     isolate: bool = False
     failures: int = 0  # attempts at it that failed before; at `spec.max_attempts - 1` this one is the last
+    handed_over: bytes = b""  # `data` of the last HandOverError of an attempt at it; it may be ignored
 
 
 @dataclass(slots=True)
@@ -95,6 +96,15 @@ class UnsuitableError(AttemptError):
 
     `retry`: this worker may be able to by itself, later. When no worker is left that may, the run ends with the cause.
     """
+
+
+class HandOverError(AttemptError):
+    """The worker leaves, and the next attempt, elsewhere, may go on from `data` (HANDED_OVER_MAX bytes at most) and the
+    objects `keeps`, which stay for it. It costs no try."""
+
+    def __init__(self, data: bytes, keeps: tuple[bytes, ...] = ()) -> None:
+        message = "the worker leaves; what it did so far is handed over"
+        super().__init__(message, code=HANDED_OVER, data=data, keeps=keeps)
 
 
 @dataclass(frozen=True, slots=True)
@@ -188,5 +198,7 @@ class Executor(Protocol):
     # Optional, for `slot`: `ahead`, as above, of what the process has in hand anyway: an executor with its own queue
     # need not wait for the next row, nor the worker for each result. With it `take_back(keys) -> list[Key]`: those of
     # `keys` that it has not begun and will not; they are cancelled then, and only they.
+    # Optional: `leave(budget_s: float) -> None`: the worker leaves in so many seconds, or sooner if it is called again;
+    # what cannot end by then may raise HandOverError.
     # Optional: `run_many(attempts: list[Attempt]) -> list[Done | None]`, synchronous, for attempts so short that a task
     # each would cost more than the work. None: this one goes through `run`. It must not wait and must not raise.

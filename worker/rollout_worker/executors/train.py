@@ -19,6 +19,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import ClassVar, Literal
 
+import structlog
 from blake3 import blake3
 from rollout.model.errors import AttemptError, ObjectCorruptError
 from rollout.model.item import Key, Outcome
@@ -29,14 +30,35 @@ from rollout.workloads.train.segment import Result, Segment, encode_results
 
 from rollout_worker.backends.training.determinism import environment
 from rollout_worker.executors import train_room
-from rollout_worker.executors.port import Attempt, Context, Done, Run, UnsuitableError
+from rollout_worker.executors.port import Attempt, Context, Done, HandOverError, Run, UnsuitableError
+from rollout_worker.executors.train_leaving import Leaving, encode, is_part, taken_over
 from rollout_worker.executors.train_pace import Pace, evaluation_figures, figures, line
 from rollout_worker.executors.train_ranks import Ranks
 from rollout_worker.executors.train_room import with_room
 from rollout_worker.executors.trees import changed_directory, host_directory, locate_model, shared_tree
 
+log = structlog.get_logger()
+
 HUNG_S, HUNG_STEPS = 1800.0, 50.0
 """No step for so long, and for as long as so many steps take: the processes hang, and are killed."""
+
+
+@dataclass(slots=True)
+class Steps:
+    """Of a segment. `before`: what it began on. `result`: so far. `directory`: where the state is being written, and
+    `writing`: when it is. `leave`: the file that ends them before their time."""
+
+    segment: Segment
+    before: Result
+    result: Result
+    directory: Path
+    leave: Path | None
+    writing: asyncio.Task[JsonObject] | None = None
+    staged_at: float = 0.0
+
+    @property
+    def left(self) -> int:
+        return min(self.segment.first + self.segment.steps, self.result.steps) - self.result.step
 
 
 @dataclass(slots=True)
@@ -67,6 +89,8 @@ class TrainExecutor:
         self._given_back: set[Key] = set()
         self._over = asyncio.Event()  # of the attempt that had the turn last
         self._over.set()
+        self._leaving = Leaving()
+        self._under_way: Steps | None = None
 
     @classmethod
     def engine_key(cls, run: Run) -> str:
@@ -101,6 +125,15 @@ class TrainExecutor:
         self._given_back.update(found)
         return found
 
+    def leave(self, budget_s: float) -> None:
+        self._leaving.begin(budget_s)
+        self._decide()
+
+    def _decide(self) -> None:
+        steps = self._under_way
+        if steps is not None:
+            self._leaving.decide(steps.leave, steps.left, self._pace.step_s)
+
     async def run(self, attempt: Attempt, context: Context) -> Done:
         over = asyncio.Event()
         try:
@@ -133,13 +166,15 @@ class TrainExecutor:
                     return await self._prepare(context)
                 if segment.op == "verify":
                     return await self._verify(segment, context)
-                result, directory, writing = await self._train(segment, attempt, context)
+                steps = await self._train(segment, attempt, context)
             finally:
                 self._turn.release()
-            if writing is None:
-                done = Done(result.encode(), outcome=Outcome.SKIPPED)
+            if steps.writing is None:
+                done = Done(steps.result.encode(), outcome=Outcome.SKIPPED)
+            elif is_part(segment, steps.result):
+                raise await self._hand_over(steps, before, context)
             else:
-                done = await self._store(segment, result, directory, writing, context)
+                done = await self._store(steps, context)
             await before.wait()
             return done
         except asyncio.CancelledError:
@@ -203,10 +238,8 @@ class TrainExecutor:
 
     # ---- steps
 
-    async def _train(
-        self, segment: Segment, attempt: Attempt, context: Context
-    ) -> tuple[Result, Path, asyncio.Task[JsonObject] | None]:
-        """The result so far, where the state is being written, and when it is; None: there was nothing to do."""
+    async def _train(self, segment: Segment, attempt: Attempt, context: Context) -> Steps:
+        """Without `writing`: there was nothing to do."""
         here = self._state
         if attempt.predecessor:
             before = segment.begins_with(Result.decode(attempt.predecessor))
@@ -218,7 +251,8 @@ class TrainExecutor:
         if before is None:
             raise AttemptError("what the segment before leaves is not here", code="state_elsewhere")
         if before.stopped or (before.steps and segment.first >= before.steps):
-            return replace(before, stopped=True, metrics=[], evaluations=[]), Path(), None
+            nothing = replace(before, stopped=True, metrics=[], evaluations=[])
+            return Steps(segment, before, nothing, Path(), None)
         if before.step != segment.first:
             raise AttemptError(
                 f"the state at step {segment.first} is not there: the segment that leads to it failed, and the last "
@@ -226,10 +260,25 @@ class TrainExecutor:
                 code="segment_missing",
                 retry=False,
             )
-        if here is None or not here.built or here.step != segment.first:
+        leave = context.scratch / "leave"
+        part = await self._taken_over(attempt, segment, before, context)
+        if part is None and (here is None or not here.built or here.step != segment.first):
             await self._stand_at(before, context)
         self._state = None
-        return await self._steps(segment, before, context)
+        return await self._steps(segment, before, context, part, leave)
+
+    async def _taken_over(self, attempt: Attempt, segment: Segment, before: Result, context: Context) -> Result | None:
+        """How far an attempt before this one got, whose state the processes have now; None: as if there were none."""
+        part = await taken_over(attempt, segment, before, context)
+        if part is not None:
+            try:
+                await self._stand_at(part, context)
+            except AttemptError as error:
+                log.info("hand_over_ignored", step=part.step, error=error.message)
+                await self._throw_away()
+                return None
+            log.info("hand_over_taken", step=part.step, first=segment.first)
+        return part
 
     async def _stand_at(self, before: Result, context: Context) -> None:
         """The processes, with the state that `before` left. UnsuitableError: not on this worker."""
@@ -375,12 +424,15 @@ class TrainExecutor:
             ) from error
 
     async def _steps(
-        self, segment: Segment, before: Result, context: Context
-    ) -> tuple[Result, Path, asyncio.Task[JsonObject]]:
+        self, segment: Segment, before: Result, context: Context, part: Result | None = None, leave: Path | None = None
+    ) -> Steps:
+        """`part`: of these steps, those that were done elsewhere. `leave`: see Steps."""
         assert self._run is not None and self._ranks is not None
-        config, ranks = self._run.config, self._ranks
+        config, ranks, from_here = self._run.config, self._ranks, part or before
+        metrics, evaluations = (list(part.metrics), list(part.evaluations)) if part is not None else ([], [])
         result = replace(
-            before, steps=self._built["steps"], metrics=[], evaluations=[], report={}, snapshot="", size=0, weights="",
+            from_here, steps=self._built["steps"], metrics=metrics, evaluations=evaluations, report={}, snapshot="",
+            size=0, weights="",
             fingerprint=self._built["fingerprint"], algorithm=_kind(self._run), parts={},
             model={"parameters": self._built["parameters"], "trained": self._built["trained"]},
         )  # fmt: skip
@@ -393,15 +445,17 @@ class TrainExecutor:
         staged: asyncio.Future[int] = asyncio.get_running_loop().create_future()
         if self._pace.step_s is None:
             self._pace.begin(time.monotonic())
-            context.progress(f"step {segment.first + 1}/{result.steps} is under way")
+            context.progress(f"step {from_here.step + 1}/{result.steps} is under way")
+        steps = self._under_way = Steps(segment, before, result, directory, leave)
+        self._decide()
 
         async def follow() -> JsonObject:
             done: JsonObject = {}
             stepping = True
             answers = ranks.command(
                 lambda: max(HUNG_S, HUNG_STEPS * (self._pace.step_s or 0.0)) if stepping else None,
-                op="run", first=segment.first, steps=segment.steps, directory=str(directory), manifest=manifest,
-                stopping=before.stopping,
+                op="run", first=from_here.step, steps=segment.first + segment.steps - from_here.step,
+                directory=str(directory), manifest=manifest, stopping=from_here.stopping, leave=str(leave or ""),
             )  # fmt: skip
             try:
                 async for answer in answers:
@@ -413,6 +467,7 @@ class TrainExecutor:
                         train_room.tell("the snapshot cannot be written", answer["full"], train_room.DISK_FULL, context)
                     else:
                         self._take(answer, result, context)
+                        self._decide()
             except BaseException as error:
                 if not staged.done():
                     staged.set_exception(error)
@@ -428,8 +483,11 @@ class TrainExecutor:
             writing.cancel()
             await asyncio.wait([writing])
             raise
-        self._state = State(result.step, result)
-        return result, directory, writing
+        finally:
+            self._under_way = None
+        self._state = State(result.step, result) if not is_part(segment, result) else None
+        steps.writing, steps.staged_at = writing, time.monotonic()
+        return steps
 
     def _take(self, answer: JsonObject, result: Result, context: Context) -> None:
         """Of a step, or of an evaluation, which may be under way."""
@@ -437,6 +495,7 @@ class TrainExecutor:
         if "step" in answer:
             metrics = answer["step"]
             result.metrics.append(metrics)
+            result.step = int(metrics["step"])
             self._pace.add(int(metrics["tokens"]), time.monotonic())
             # What depends on the host's speed is shown and not kept: metrics are the same bytes wherever it ran.
             shown = self._shown = figures(metrics | answer.get("speed", {}), result.steps, self._pace)
@@ -450,21 +509,38 @@ class TrainExecutor:
             self._shown |= evaluation_figures(result.stopping)
             context.progress(line(self._shown), **self._shown)
 
-    async def _store(
-        self, segment: Segment, result: Result, directory: Path, writing: asyncio.Task[JsonObject], context: Context
-    ) -> Done:
+    async def _store(self, steps: Steps, context: Context) -> Done:
+        result, writing = steps.result, steps.writing
+        assert writing is not None
         try:
             done = await asyncio.shield(writing)
         except BaseException:
             writing.cancel()
             raise
         archive, what = context.scratch / "state.tar", f"the snapshot of step {result.step}"
-        packed = await self._pack(what, directory, archive, context)
+        packed = await self._pack(what, steps.directory, archive, context)
         final = self._final(result, packed, done)
         if await self._put(what, archive, context) != packed.id:
             raise AttemptError("the snapshot changed while it was stored", code="object_corrupt")
+        self._leaving.stored(time.monotonic() - steps.staged_at)
         result.snapshot = final.snapshot
         return Done(final.encode(), units_out=_tokens(final), keeps=(packed.id,))
+
+    async def _hand_over(self, steps: Steps, before: asyncio.Event, context: Context) -> HandOverError:
+        """Where it cannot be stored, the attempt waits to be taken back when the worker leaves: that costs nothing."""
+        context.progress(f"step {steps.result.step}/{steps.result.steps} is handed over: the worker leaves")
+        try:
+            part = await self._store(steps, context)
+            path = context.scratch / "part"
+            path.write_bytes(part.data)
+            result_id = await self._put("what was done so far", path, context)
+            await before.wait()  # its snapshot has its name then
+        except AttemptError as error:
+            log.warning("hand_over_failed", error=error.message)
+            await asyncio.Event().wait()
+            raise
+        log.info("handed_over", step=steps.result.step)
+        return HandOverError(encode(result_id, steps.before), (*part.keeps, result_id))
 
     def _final(self, result: Result, packed: Packed, done: JsonObject) -> Result:
         """What the ledger gets to know of a segment whose state is packed."""
@@ -485,8 +561,9 @@ class TrainExecutor:
         await self._stand_at(before, context)
         directory, archive = context.scratch / "state", context.scratch / "state.tar"
         for first, steps in segment.through:
-            result, _, writing = await self._steps(Segment("segment", first, steps), before, context)
-            done = await writing
+            found_steps = await self._steps(Segment("segment", first, steps), before, context)
+            assert found_steps.writing is not None
+            done, result = await found_steps.writing, found_steps.result
             packed = await self._pack(f"the state of step {result.step}", directory, archive, context)
             before = self._final(result, packed, done)
             found.append(before)

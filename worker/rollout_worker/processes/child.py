@@ -285,6 +285,9 @@ class ChildProcess:
         for message in by_log.values():
             self._send(Kind.RECALL, message.SerializeToString())
 
+    def leave(self, budget_s: float) -> None:
+        self._send(Kind.LEAVE, json.dumps({"budget_s": budget_s}).encode())
+
     def pass_children(self, results: work_pb2.ChildResults) -> None:
         self._send(Kind.CHILDREN, results.SerializeToString())
 

@@ -143,6 +143,10 @@ class Runner:
             self._cancel(common_pb2.AttemptKeys.FromString(body))
         elif kind == Kind.RECALL:
             self._give_back(common_pb2.AttemptKeys.FromString(body))
+        elif kind == Kind.LEAVE:
+            leave: Any = getattr(self._executor, "leave", None)
+            if leave is not None:
+                leave(float(json.loads(body)["budget_s"]))
         elif kind == Kind.RESUME:
             message = work_pb2.Resume.FromString(body)
             self._in_order(self._resume(Key(message.log, message.seq)))
@@ -208,6 +212,8 @@ class Runner:
             attempts[i].isolate = True
         for i, failures in group.failures.items():
             attempts[i].failures = failures
+        for i, data in group.handed_over.items():
+            attempts[i].handed_over = data
         if self._run_many is not None:
             attempts = self._fast(attempts)
         self._pending.extend(attempts)

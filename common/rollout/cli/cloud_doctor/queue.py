@@ -22,10 +22,13 @@ TIDY_S = 5.0
 async def roundtrip(cloud: CloudSection) -> Passed:
     """UnavailableError, ConfigError: what fails, with the permission that it takes."""
     source = open_queue(cloud.queue_backend, Place(cloud.intake, "input", LEASE_S), cloud)
-    target = open_queue(cloud.queue_backend, Place(sent_to(cloud), "output", LEASE_S), cloud)
+    target = source
+    if cloud.provider == "gcp":
+        target = open_queue(cloud.queue_backend, Place(cloud.pubsub.topic, "output", LEASE_S), cloud)
     try:
         await _step("open", source.open())
-        await _step("open", target.open())
+        if target is not source:
+            await _step("open the topic", target.open())
         outgoing = make_probe()
         body = outgoing.body
         try:
@@ -37,11 +40,6 @@ async def roundtrip(cloud: CloudSection) -> Passed:
         return Passed(f"{source.facts.name}: {_told(source.facts)}", _advice(source.facts, found))
     finally:
         await asyncio.shield(asyncio.gather(source.close(), target.close(), return_exceptions=True))
-
-
-def sent_to(cloud: CloudSection) -> str:
-    """Where what is sent arrives at the subscription that is read."""
-    return cloud.sqs.queue_url if cloud.provider == "aws" else cloud.pubsub.topic
 
 
 async def _taken_back(source: Queue, body: bytes) -> None:

@@ -176,6 +176,8 @@ class Rank:
                 self._say(evaluation={"step": step, **found}, stopping=stopping, ends=ends)
                 if ends:
                     break
+            if command.get("leave") and trainer.agreed(Path(command["leave"]).exists()):
+                break
         captured = trainer.capture(command["manifest"])
         self._say(under_way="")
         self._wait()  # of the segment before: two states at most are in memory

@@ -315,6 +315,12 @@ class Trainer:
             retry=False,
         )
 
+    def agreed(self, wish: bool) -> bool:
+        """On every rank at once: whether one of them wishes it."""
+        if self.world == 1:
+            return wish
+        return bool(self._all_reduce(torch.tensor([float(wish)])).item())
+
     # ---- evaluation
 
     def evaluate(self) -> dict[str, float] | None:
