@@ -78,6 +78,24 @@ async def test_a_store_that_ignores_conditions_is_noticed(aws: AwsEmulator) -> N
         await bucket.close()
 
 
+async def test_a_bucket_of_a_url_needs_no_permission_to_list(aws: AwsEmulator) -> None:
+    name = aws.bucket()
+    aws.s3.put_object(Bucket=name, Key="k", Body=b"1")
+    async with fault_proxy(aws.endpoint) as proxy:
+        refusal = b"<Error><Code>AccessDenied</Code></Error>"
+        proxy.add(r"list-type=2|\?location", status=403, body=refusal, times=1000)
+        cloud = aws.cloud(endpoint_url=proxy.url, s3={"bucket": "another"})
+        bucket = S3Bucket(Aws(cloud), name, cloud.s3, own_session=True)
+        await bucket.open()
+        assert b"".join([piece async for piece in bucket.read("k")]) == b"1"
+        await bucket.close()
+        own = aws.cloud(endpoint_url=proxy.url, s3={"bucket": name})
+        configured = S3Bucket(Aws(own), name, own.s3, own_session=True)
+        with pytest.raises(ConfigError, match=r"allow s3:ListBucket.*\[cloud.s3\] bucket"):
+            await configured.open()
+        await configured.close()
+
+
 @pytest.mark.parametrize("mode", ["when_supported", "when_required"])
 async def test_checksums(aws: AwsEmulator, mode: str) -> None:
     name = aws.bucket()

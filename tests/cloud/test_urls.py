@@ -7,7 +7,6 @@ import json
 import signal
 from collections.abc import Iterator
 from pathlib import Path
-from urllib.request import Request, urlopen
 
 import pytest
 from acceptance_cli import Cli, until
@@ -163,14 +162,12 @@ def test_a_deleted_run_id_and_a_strange_object_are_refused(cli: Cli, aws: AwsEmu
 def test_a_batch_from_gs_into_gs(cli: Cli, gcs: Gcs) -> None:
     cli.env["STORAGE_EMULATOR_HOST"] = gcs.endpoint
     place = f"gs://{gcs.bucket}"
-    url = f"{gcs.endpoint}/upload/storage/v1/b/{gcs.bucket}/o?uploadType=media&name=rows/a.jsonl"
-    with urlopen(Request(url, rows(0, 20), method="POST")):
-        pass
+    gcs.put("rows/a.jsonl", rows(0, 20))
     cli.config(input={"glob": f"{place}/rows/*.jsonl"}, output={"dir": f"{place}/out"})
     done = cli.run("infer", "batch", "--config", "batch.toml")
     assert done.code == 0, done
     names = ["completions.jsonl", "errors.jsonl", "run-id", "summary.json"]
-    assert gcs.keys() == [*(f"out/{name}" for name in names), "rows/a.jsonl"]
+    assert gcs.names() == [*(f"out/{name}" for name in names), "rows/a.jsonl"]
     assert gcs.content("out/completions.jsonl").count(b"\n") == 20
     again = cli.run("infer", "batch", "--config", "batch.toml")
     assert again.code == 0 and f"20 completions, 0 failed, in {place}/out/" in again.out
