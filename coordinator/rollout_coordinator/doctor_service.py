@@ -16,6 +16,7 @@ from rollout.cli.descriptors import open_files_limit
 from rollout.config.settings import CoordinatorSettings
 from rollout.model.errors import StorageError
 from rollout.objects import backend_name
+from rollout.objects.place import place_of
 from rollout.security.roles import caller
 from rollout.storage.port import Storage
 from rollout.wire.v1 import doctor_pb2, doctor_pb2_grpc
@@ -76,8 +77,14 @@ class DoctorService(doctor_pb2_grpc.DoctorServicer):
             open_files=await asyncio.to_thread(lambda: sum(1 for _ in os.scandir(DESCRIPTORS))),
             open_files_limit=min(open_files_limit(), (1 << 32) - 1),
             certificate_ends_ms=int(self.certificate_ends() * 1000),
+            objects=self._objects(),
             disks=await asyncio.to_thread(self._disks),
         )
+
+    def _objects(self) -> str:
+        settings = self._settings
+        place, at = place_of(settings.objects, settings.storage, settings.cloud), settings.cloud.endpoint_of_objects
+        return f"{place} at {at}" if "://" in place and at else place
 
     async def _storage_latency(self) -> tuple[float, str]:
         """Seconds of one read, 0 with why when it failed."""

@@ -19,6 +19,8 @@ log = structlog.get_logger()
 
 TELL_AFTER_S = 1.0
 _TELL_EVERY_S = 15.0
+_CREDENTIALS = ("the default chain", "gcloud auth", "aws sso login", "AWS_PROFILE")
+"""In the remedies of credentials."""
 _BUCKETS = {"s3": "cloud.s3.bucket", "gcs": "cloud.gcs.bucket"}
 
 
@@ -54,7 +56,7 @@ async def _open(store: ObjectStore, key: str) -> None:
 def _key_of(message: str, bucket: str) -> str:
     if "set [cloud] region" in message:
         return "cloud.region"
-    return "cloud.provider" if "credentials" in message else bucket
+    return "cloud.provider" if any(words in message for words in _CREDENTIALS) else bucket
 
 
 @asynccontextmanager

@@ -1,8 +1,8 @@
 """Real processes, random faults while rows run, an independent checker: `make chaos`.
 
-    python tests/chaos/campaign.py [--faults 24] [--database sqlite|postgres|both] [--seed S] [--json] [--record]
+    python tests/chaos/campaign.py [--faults 24] [--database sqlite|postgres|both|cloud] [--seed S] [--json] [--record]
 
-A coordinator (on PostgreSQL a standby too), three workers, two people with batch after batch, and a run of exclusive
+A coordinator (on PostgreSQL a standby too; `cloud` is PostgreSQL with objects on S3 and rows from SQS, emulated), three workers, two people with batch after batch, and a run of exclusive
 rows that never ends. Faults of every kind
 strike in an order that the seed decides, each while work is in flight there; now and then the next one strikes before
 the last is over. The seed decides kinds, targets and durations, not how the processes race. Ends with 1, and keeps
@@ -27,12 +27,13 @@ from pathlib import Path
 from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "cloud"))
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "smoke"))
 
 from results_page import write_section
 
 from chaos import record
-from chaos.clients import FLAVOURS, Client
+from chaos.clients import FLAVOURS, FROM_QUEUE, Client, Flavour
 from chaos.exclusive import Exclusive
 from chaos.faults import KINDS
 from chaos.faults.fault import Scene
@@ -45,6 +46,14 @@ from chaos.world import World
 WORKERS = 3
 
 
+def mixes(database: str) -> tuple[tuple[Flavour, ...], ...]:
+    """Of each client; in the cloud the second one takes its rows from queues."""
+    in_order, some_fail, as_objects = FLAVOURS
+    if database == "cloud":
+        return (as_objects, some_fail), (FROM_QUEUE,)
+    return (in_order, as_objects), (some_fail, in_order)
+
+
 class Campaign:
     """One database, one cluster, one plan."""
 
@@ -53,7 +62,7 @@ class Campaign:
         self.world = World(database, root, workers=WORKERS, dice=random.Random(seed + 1), say=say)
         self.clients = [
             Client(f"client-{n + 1}", self.world, list(flavours), random.Random(seed + 10 + n))
-            for n, flavours in enumerate(((FLAVOURS[0], FLAVOURS[2]), (FLAVOURS[1], FLAVOURS[0])))
+            for n, flavours in enumerate(mixes(database))
         ]
         self._exclusive = Exclusive(self.world)
         self.watcher = Watcher(self.world, self.clients)
@@ -144,7 +153,7 @@ async def main_task(args: argparse.Namespace, say: Any) -> list[Report]:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--faults", type=int, default=0, help=f"per database; default {record.PER_KIND} of each kind")
-    parser.add_argument("--database", choices=("sqlite", "postgres", "both"), default="both")
+    parser.add_argument("--database", choices=("sqlite", "postgres", "both", "cloud"), default="both")
     parser.add_argument("--seed", type=int, default=None, help="default: a fresh one, which is printed")
     parser.add_argument("--minutes", type=float, default=120.0, help="no further fault after so long")
     parser.add_argument("--together", action="store_true", help="both databases at the same time")

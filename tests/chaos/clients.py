@@ -14,6 +14,7 @@ from typing import Any
 
 from cluster import binary, write_toml
 
+from chaos.bucket import BucketUnderTest
 from chaos.world import MARK, World
 
 POISON = "poison"
@@ -39,6 +40,7 @@ class Flavour:
     order: str
     letters: int = 20
     poisoned: int = 0
+    queue: bool = False
 
 
 FLAVOURS = (
@@ -46,6 +48,9 @@ FLAVOURS = (
     Flavour("as they finish, some fail", 1200, "arrival", poisoned=3),
     Flavour("as objects", 300, "schedule", letters=6000),
 )
+FROM_QUEUE = Flavour("from a queue", 400, "arrival", queue=True)
+LEASE_S, EMPTY_S = 10, 30
+"""What a killed client had leased comes again long before its successor takes the queue for empty."""
 
 
 @dataclass
@@ -58,6 +63,7 @@ class Batch:
     finished: bool = False
     starts: int = 0
     codes: list[int] = field(default_factory=list[int])
+    queue_url: str = ""
     claims: list[dict[str, Any]] = field(default_factory=list[dict[str, Any]])  # summaries seen while it ran
 
     @property
@@ -70,27 +76,36 @@ class Batch:
         return path.read_text().strip() if path.exists() else ""
 
 
-def make_batch(directory: Path, flavour: Flavour, dice: random.Random) -> Batch:
+def make_batch(directory: Path, flavour: Flavour, dice: random.Random, bucket: BucketUnderTest | None = None) -> Batch:
     poisoned = set(dice.sample(range(flavour.rows // 2), flavour.poisoned))
     rows: list[dict[str, Any]] = []
     for n in range(flavour.rows):
         word = "".join(dice.choices("abcdefghijklmnopqrstuvwxyz", k=flavour.letters))
         rows.append({"prompt": f"{POISON if n in poisoned else 'row'} {n} {word}", "n": n})
     directory.mkdir(parents=True)
-    (directory / "in.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    source: dict[str, Any] = {"glob": str(directory / "in.jsonl")}
+    queue_url, cloud = "", dict[str, dict[str, Any]]()
+    if flavour.queue:
+        assert bucket is not None, "rows from a queue need the cloud"
+        source = {"queue": True, "stop_when_empty_s": EMPTY_S}
+        queue_url = bucket.queue_of(rows)
+        cloud = bucket.intake(queue_url, LEASE_S)
+    else:
+        (directory / "in.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     write_toml(
         directory / "batch.toml",
         {
             "model": {"uri": "mock"},
             "sampling": {"temperature": 0.0},
             "backend": BACKEND,
-            "input": {"glob": str(directory / "in.jsonl")},
+            "input": source,
             "output": {"dir": str(directory / "out")},
             # Whoever loses a row to so many killed workers has found a fault of ours, not a deadly row.
             "run": {"order": flavour.order, "max_attempts": MAX_ATTEMPTS, "max_worker_lost": 50},
-        },
+        }
+        | cloud,
     )
-    return Batch(directory, flavour, rows)
+    return Batch(directory, flavour, rows, queue_url=queue_url)
 
 
 class Client:
@@ -126,7 +141,7 @@ class Client:
             number = len(self.batches)
             flavour = self._flavours[number % len(self._flavours)]
             directory = self._world.root / self.name / f"batch-{number + 1}"
-            batch = await asyncio.to_thread(make_batch, directory, flavour, self._dice)
+            batch = await asyncio.to_thread(make_batch, directory, flavour, self._dice, self._world.bucket)
             self.batches.append(batch)
             await self._finish(batch)
 

@@ -89,7 +89,11 @@ SHOWN = [0, 1, 3, 4, 5, 6]
 
 
 def _database(reports: list[dict[str, Any]]) -> list[str]:
-    name = {"sqlite": "SQLite, one coordinator", "postgres": "PostgreSQL, leader and standby"}[reports[0]["database"]]
+    name = {
+        "sqlite": "SQLite, one coordinator",
+        "postgres": "PostgreSQL, leader and standby",
+        "cloud": "PostgreSQL and S3 (emulated), leader and standby",
+    }[reports[0]["database"]]
     together = {"faults": [fault for report in reports for fault in report["faults"]]}
     counted = sum(1 for fault in together["faults"] if fault["counted"])
     minutes = ", ".join(f"{report['seconds'] / 60:.0f} minutes with seed {report['seed']}" for report in reports)

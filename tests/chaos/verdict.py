@@ -8,7 +8,7 @@ from typing import Any
 
 from chaos.checker.audit import check_audit
 from chaos.checker.failures import Window, unexplained
-from chaos.checker.files import Expected, check_files
+from chaos.checker.files import Expected, check_files, check_taken
 from chaos.checker.ledger import Ledger, check_ledger, load
 from chaos.clients import POISON, Batch
 from chaos.exclusive import Exclusive
@@ -33,8 +33,17 @@ async def judge(scene: Scene, report: Report, exclusive: Exclusive) -> None:
     batches = [batch for client in scene.clients for batch in client.batches]
     found += [*check_ledger(ledger), *check_audit(ledger, leaders, writers)]
     for batch in batches:
-        found += await asyncio.to_thread(check_files, Expected(batch.output, batch.rows, POISON), ledger)
+        check = check_taken if batch.queue_url else check_files
+        found += await asyncio.to_thread(check, Expected(batch.output, batch.rows, POISON), ledger)
+        if (
+            world.bucket is not None
+            and batch.queue_url
+            and (left := await asyncio.to_thread(world.bucket.left, batch.queue_url))
+        ):
+            found.append(f"{batch.output}: {left} messages are still in the queue")
     found += exclusive.judge(report.faults)
+    if world.bucket is not None:
+        found += await world.bucket.judge()
     failures = _worker_failures(world)
     windows = [Window(f.at, f.at + max(f.held_s, f.settled_s), f.blames) for f in report.faults]
     found += unexplained(failures, windows, _killed_incarnations(world, report.faults), FAILURE_GRACE_S)
@@ -45,6 +54,8 @@ async def judge(scene: Scene, report: Report, exclusive: Exclusive) -> None:
         evidence = pickle.dumps((ledger, leaders, writers))
         await asyncio.to_thread((world.root / "judged.pickle").write_bytes, evidence)
     report.totals = _totals(scene, ledger, batches) | {"worker_failed": len(failures)} | exclusive.totals()
+    if world.bucket is not None:
+        report.totals["objects"] = world.bucket.objects
 
 
 def _worker_failures(world: World) -> list[tuple[float, str, str]]:

@@ -23,6 +23,7 @@ from cluster import Cluster, Node
 from postgres import PostgresServer
 
 from chaos.audit import statements
+from chaos.bucket import BucketUnderTest
 from chaos.ledger_reader import AwayError, PostgresReader, Reader, SqliteReader
 from chaos.links import Front, opener
 
@@ -100,6 +101,7 @@ class World:
         self.root = root
         self.mark = uuid.uuid4().hex
         self.server: PostgresServer | None = None
+        self.bucket: BucketUnderTest | None = BucketUnderTest(dice) if database == "cloud" else None
         self.database_down = False
         self.coordinators: list[Daemon] = []
         self.workers: list[Daemon] = []
@@ -140,7 +142,9 @@ class World:
     # ---- start
 
     async def start(self) -> None:
-        if self.database == "postgres":
+        if self.bucket is not None:
+            await self.bucket.open()
+        if self.database in ("postgres", "cloud"):
             await self._blocking(self._start_server)
             assert self.server is not None
             self._reader = PostgresReader(self.server.url)
@@ -186,7 +190,7 @@ class World:
             self.database_fronts[name] = front
             url = f"postgresql://{self.server.user}@{front.address}/postgres"
             sections = {"storage": {"backend": "postgres"}, "storage.postgres": {"url": url}}
-            sections["objects"] = {"backend": "postgres"}
+            sections |= self.bucket.sections() if self.bucket else {"objects": {"backend": "postgres"}}
         others = self._cluster.addresses or None
         node = await self._blocking(self._cluster.add_coordinator, others=others, start=False, **sections)
         host, _, port = self._cluster.addresses[-1].rpartition(":")
@@ -313,6 +317,8 @@ class World:
                 daemon.node.process.wait()
         for front in [*self.fronts.values(), *self.database_fronts.values()]:
             await front.close()
+        if self.bucket is not None:
+            await self.bucket.close()
         if self.server is not None:
             with contextlib.suppress(AwayError, OSError):
                 await asyncio.to_thread(self._end_server)

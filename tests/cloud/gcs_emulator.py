@@ -106,11 +106,18 @@ class Gcs:
             self.bucket = f"bucket-{next(self._names)}"
             self.make_bucket(self.bucket)
 
-    def keys(self, bucket: str = "") -> list[str]:
+    def names(self, bucket: str = "") -> list[str]:
         return sorted(self.storage.objects.get(bucket or self.bucket, {}))
 
     def content(self, key: str) -> bytes:
         return self.storage.get_file(self.bucket, key)
+
+    def put(self, key: str, content: bytes) -> None:
+        """As another client would."""
+        private = cast(Any, objects)
+        kind = "application/octet-stream"
+        made = private._make_object_resource(self.endpoint, self.bucket, key, kind, str(len(content)))
+        self.storage.create_file(self.bucket, key, content, private._checksums(content, made))
 
     def unfinished(self) -> list[str]:
         return [session.key for session in self.sessions.values() if session.finished is None]

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 from typing import Any
@@ -77,7 +79,6 @@ async def test_a_missing_bucket(tmp_path: Path, aws: AwsEmulator) -> None:
 
 
 async def test_a_missing_bucket_of_gcs(tmp_path: Path, gcs: Gcs) -> None:
-    pytest.importorskip("rollout.objects.gcs")
     said = await started(tmp_path, gcs.cloud(bucket="nobody-made-this"))
     assert said.startswith("cloud.gcs.bucket: ") and "there is no bucket nobody-made-this" in said
 
@@ -132,7 +133,6 @@ async def test_bytes_that_do_not_match_their_id(
     if provider == "aws":
         cloud = aws.cloud(s3={"bucket": aws.bucket()})
     else:
-        pytest.importorskip("rollout.objects.gcs")
         gcs: Gcs = request.getfixturevalue("gcs")
         cloud = gcs.cloud()
     storage = StorageSection.model_validate({"embedded": {"path": str(tmp_path / "rollout.db")}})
@@ -198,3 +198,17 @@ def test_plan_shows_where_everything_is(tmp_path: Path, aws: AwsEmulator) -> Non
         + "".join(f"{key} = {json.dumps(value)}\n" for key, value in sections.items())
     )
     assert any(f"objects in s3://abc/runs/ ({REGION})" in line for line in check_coordinator(path))
+
+
+@pytest.mark.slow
+def test_a_command_says_where_its_file_names_a_bucket_that_is_not_there(tmp_path: Path, aws: AwsEmulator) -> None:
+    (tmp_path / "in.jsonl").write_text('{"prompt": "a"}\n')
+    (tmp_path / "infer.toml").write_text(
+        '[model]\nuri = "mock"\n[backend]\nkind = "mock"\n[input]\nglob = "in.jsonl"\n[output]\ndir = "out"\n'
+        f'[cloud]\nprovider = "aws"\nregion = "{REGION}"\nendpoint_url = "{aws.endpoint}"\n'
+        '[cloud.aws.s3]\nbucket = "nobody-made-this"\n'
+    )
+    command = [sys.executable, "-m", "rollout.cli", "infer", "batch", "--config", "infer.toml", "--local"]
+    run = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=100)
+    assert run.returncode == 2, run.stderr
+    assert "error [config_invalid]: infer.toml:14: cloud.aws.s3.bucket: s3://nobody-made-this/" in run.stderr

@@ -90,7 +90,7 @@ async def test_a_session_that_is_gone_is_told(bucket: GcsBucket, gcs: Gcs) -> No
     gcs.refuse.append((nth(2), Answered(410, failure(410, "gone", "gone"))))
     with pytest.raises(StorageUnavailableError, match="session is gone"):
         await bucket.write("k", body(), len(BODY))
-    assert gcs.keys() == []
+    assert gcs.names() == []
 
 
 async def test_a_session_that_does_not_get_on_has_an_end(
@@ -137,7 +137,7 @@ async def test_lists_in_pages(bucket: GcsBucket, gcs: Gcs, monkeypatch: pytest.M
 
 
 REFUSALS = [
-    (403, failure(403, "x@y lacks storage.objects.create", "forbidden"), "grant storage.objects.create .*objectAdmin"),
+    (403, failure(403, "x@y lacks storage.objects.create", "forbidden"), "grant storage.objects.create.*objectAdmin"),
     (403, failure(403, "not enabled", "accessNotConfigured"), "gcloud services enable"),
     (401, failure(401, "Invalid Credentials", "authError"), "gcloud auth application-default login.*clock"),
     (400, failure(400, "Invalid bucket name", "invalid"), "look at .cloud.gcs. bucket"),
@@ -192,6 +192,23 @@ async def test_a_token_is_asked_for_once_and_again_where_it_is_refused(
     gcs.refuse.append((lambda method, path: path.endswith("/k"), Answered(401, failure(401, "expired", "authError"))))
     await bucket.head("k")
     assert gcs.calls.count("POST /token") == 2
+
+
+async def test_a_good_token_is_kept_while_no_other_can_be_had(
+    bucket: GcsBucket, gcs: Gcs, key_file: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("rollout.cloud.gcp_token.BUDGET_S", 0.2)
+    token(gcs, access_token="one", expires_in=3600)
+    await bucket.head("k")
+    credentials: Any = bucket._gcp._credentials()  # type: ignore[attr-defined]
+    credentials._renew_at = 0.0
+    for _ in range(50):
+        token(gcs, 503)
+    await bucket.head("k")
+    assert gcs.calls.count("POST /token") > 1
+    credentials._renew_at = credentials._ends_at = 0.0
+    with pytest.raises(StorageUnavailableError, match="a token of Google"):
+        await bucket.head("k")
 
 
 async def test_credentials_that_are_not_taken(bucket: GcsBucket, gcs: Gcs, key_file: Path) -> None:

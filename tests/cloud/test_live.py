@@ -11,7 +11,7 @@ from queue_contract import PassTime, QueueContract
 from rollout.cloud.open_bucket import open_bucket
 from rollout.config.cloud import CloudSection
 from rollout.config.settings import SecretsSection
-from rollout.queues import Place, Queue, open_queue
+from rollout.queues import Message, Place, Queue, open_queue
 from rollout.secrets import open_secrets
 from test_bucket import (
     PART,
@@ -65,10 +65,24 @@ async def rig(request: pytest.FixtureRequest) -> AsyncIterator[Rig]:
     assert rig.unfinished() == []
 
 
-async def emptied(queue: Queue) -> None:
-    """Of what a test that failed left there."""
-    while found := await queue.dequeue(10, 30.0, 2.0):
-        await queue.ack(found)
+async def tidied(queue: Queue, tidy: Queue) -> AsyncIterator[Queue]:
+    """`queue`, which is the same for all tests. What one was given is acknowledged after it, by `tidy`: a lease that is
+    left would end in the middle of another test."""
+    given: dict[str, Message] = {}
+    dequeue = queue.dequeue
+
+    async def noted(limit: int, lease_s: float, wait_s: float = 0.0) -> list[Message]:
+        found = await dequeue(limit, lease_s, wait_s)
+        given.update({message.id: message for message in found})
+        return found
+
+    queue.dequeue = noted  # type: ignore[method-assign]
+    await tidy.open()
+    yield queue
+    await tidy.ack(list(given.values()))
+    while found := await tidy.dequeue(10, 30.0, 2.0):
+        await tidy.ack(found)
+    await tidy.close()
 
 
 class TestSqs(QueueContract):
@@ -76,10 +90,11 @@ class TestSqs(QueueContract):
 
     @pytest.fixture
     async def queue(self) -> AsyncIterator[Queue]:
-        queue = open_queue("sqs", Place(named("ROLLOUT_LIVE_SQS_QUEUE_URL")), aws_cloud())
+        place = Place(named("ROLLOUT_LIVE_SQS_QUEUE_URL"))
+        queue = open_queue("sqs", place, aws_cloud())
         await queue.open()
-        await emptied(queue)
-        yield queue
+        async for one in tidied(queue, open_queue("sqs", place, aws_cloud())):
+            yield one
         await queue.close()
 
     @pytest.fixture
@@ -93,8 +108,8 @@ class TestPubsub(OnPubsub):
         subscription, topic = named("ROLLOUT_LIVE_PUBSUB_SUBSCRIPTION"), named("ROLLOUT_LIVE_PUBSUB_TOPIC")
         source = open_queue("pubsub", Place(subscription), gcp_cloud())
         async for queue in both(source, open_queue("pubsub", Place(topic, "output"), gcp_cloud())):
-            await emptied(queue)
-            yield queue
+            async for one in tidied(queue, open_queue("pubsub", Place(subscription), gcp_cloud())):
+                yield one
 
     @pytest.fixture
     def pass_time(self) -> PassTime:

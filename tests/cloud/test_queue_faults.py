@@ -15,7 +15,8 @@ from moto_locked import REGION, AwsEmulator
 from moto_sqs import Clock
 from pubsub_fake import FakePubsub
 from rollout.cloud.aws import Aws
-from rollout.model.errors import ConfigError, InputError
+from rollout.config.cloud import CloudSection
+from rollout.model.errors import ConfigError, InputError, UnavailableError
 from rollout.queues import Message, Outgoing, Place
 from rollout.queues.pubsub import PubsubQueue
 from rollout.queues.pubsub import open_queue as open_pubsub
@@ -185,6 +186,19 @@ async def test_a_queue_of_another_region_is_told_before_any_call(
         await queue.open()
     assert faulty.made == []
     await queue.close()
+
+
+async def test_a_region_that_there_is_not(monkeypatch: pytest.MonkeyPatch, aws: AwsEmulator) -> None:
+    async def call(*given: Any, **more: Any) -> Any:
+        raise UnavailableError("Could not connect to the endpoint URL")
+
+    monkeypatch.setattr(Aws, "call", call)
+    for region, error in (("us-wset-2", ConfigError), ("us-west-2", UnavailableError)):
+        cloud = CloudSection.model_validate({"provider": "aws", "region": region})
+        queue = open_queue(Place(f"https://sqs.{region}.amazonaws.com/1/q"), cloud, None)
+        with pytest.raises(error, match="did you mean" if error is ConfigError else "connect"):
+            await queue.open()
+        await queue.close()
 
 
 async def test_messages_of_others_arrive_as_they_are(aws: AwsEmulator, sqs: SqsQueue) -> None:

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 from acceptance_cli import Cli, until
+from gcs_emulator import Gcs
 from moto_locked import REGION, AwsEmulator
 
 
@@ -119,6 +120,10 @@ def test_a_killed_batch_goes_on_and_ends_in_the_bucket(cli: Cli, aws: AwsEmulato
     assert done.code == 0, done
     assert completions(aws, bucket) == [f"row {n}" for n in range(300)]
     assert "out/.rollout-lock" not in aws.keys(bucket, "out/")
+    shown = cli.run("run", "list", "--dir", f"s3://{bucket}/out")
+    assert shown.code == 0 and "completed" in shown.out
+    refused = cli.run("run", "results", "@last", "--output", f"s3://{bucket}/again")
+    assert refused.code == 2 and "this command writes to a directory" in refused.err
 
 
 @pytest.mark.slow
@@ -151,6 +156,21 @@ def test_a_deleted_run_id_and_a_strange_object_are_refused(cli: Cli, aws: AwsEmu
     done = cli.run("infer", "batch", "--config", "batch.toml")
     assert done.code == 0 and "out/errors.jsonl was deleted: it is written again" in done.out
     assert aws.body(bucket, "out/errors.jsonl") == b""
+
+
+@pytest.mark.slow
+def test_a_batch_from_gs_into_gs(cli: Cli, gcs: Gcs) -> None:
+    cli.env["STORAGE_EMULATOR_HOST"] = gcs.endpoint
+    place = f"gs://{gcs.bucket}"
+    gcs.put("rows/a.jsonl", rows(0, 20))
+    cli.config(input={"glob": f"{place}/rows/*.jsonl"}, output={"dir": f"{place}/out"})
+    done = cli.run("infer", "batch", "--config", "batch.toml")
+    assert done.code == 0, done
+    names = ["completions.jsonl", "errors.jsonl", "run-id", "summary.json"]
+    assert gcs.names() == [*(f"out/{name}" for name in names), "rows/a.jsonl"]
+    assert gcs.content("out/completions.jsonl").count(b"\n") == 20
+    again = cli.run("infer", "batch", "--config", "batch.toml")
+    assert again.code == 0 and f"20 completions, 0 failed, in {place}/out/" in again.out
 
 
 @pytest.mark.slow

@@ -147,7 +147,7 @@ def test_an_object_that_changes_after_the_check_is_told(
         else:
             bucket.put("a.jsonl", becomes)
         with pytest.raises(InputChangedError, match=r"s3://memory/a\.jsonl (is another object|was deleted)"):
-            source.keep()
+            source.verify_objects()
 
 
 def test_everything_that_is_wrong_is_told_at_once(store: MemoryStore, bucket: MemoryBucket, tmp_path: Path) -> None:

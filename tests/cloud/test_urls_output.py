@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 from memory_bucket import MemoryBucket, MemoryStore
+from moto_locked import AwsEmulator
 from rollout.cloud.url import BucketUrl
 from rollout.config.cloud import CloudSection
 from rollout.model.errors import (
@@ -360,6 +361,45 @@ async def test_progress_of_an_upload_counts_bytes(rig: Rig, monkeypatch: pytest.
     rig.write("completions.jsonl", "x" * (2 << 20))
     await rig.publish()
     assert "uploading to s3://memory/out/: 1.0 of 2.0 MiB" in rig.steps
+
+
+async def test_a_stop_is_heard_while_a_file_is_uploaded(rig: Rig) -> None:
+    rig.path.mkdir()
+    rig.run()
+    rig.write("completions.jsonl", "x" * (4 << 20))
+    reached = asyncio.Event()
+    head = rig.bucket.head
+
+    async def stalled(key: str, chunks: AsyncIterator[bytes], size: int, *, when: str = "") -> object:
+        async for _ in chunks:
+            reached.set()
+            await asyncio.Event().wait()
+        return await head(key)
+
+    async with rig.opened() as output:
+        await output.claim()
+        write, rig.bucket.write = rig.bucket.write, stalled  # type: ignore[method-assign, assignment]
+        publishing_it = asyncio.ensure_future(output.publish(2))
+        await reached.wait()
+        publishing_it.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await publishing_it
+        rig.bucket.write = write  # type: ignore[method-assign]
+        assert output.rows == 0
+    assert sorted(rig.bucket.objects) == ["out/run-id"]  # and no lock
+
+
+async def test_what_a_killed_command_left_of_an_upload_is_aborted(aws: AwsEmulator, tmp_path: Path) -> None:
+    bucket = aws.bucket()
+    for key in ("out/completions.jsonl", "out/deeper/completions.jsonl"):
+        aws.s3.create_multipart_upload(Bucket=bucket, Key=key)
+    output = BucketOutput(BucketUrl("s3", bucket, "out/"), tmp_path, aws.cloud(), ("completions.jsonl",))
+    try:
+        await output.open(resume=False, private=True)
+    finally:
+        await output.close()
+    assert aws.unfinished(bucket) == ["out/deeper/completions.jsonl"]  # of another run, perhaps
+    assert aws.keys(bucket) == [] and list(tmp_path.iterdir()) == []
 
 
 async def test_lines_are_uploaded_while_the_run_goes_on(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -13,8 +13,11 @@ from pathlib import Path
 
 import asyncpg
 import pytest
+from gcs_emulator import Gcs
 from moto_locked import AwsEmulator
 from rollout.cloud.aws import Aws
+from rollout.cloud.gcp import Gcp
+from rollout.cloud.gcs_bucket import GcsBucket
 from rollout.cloud.s3_bucket import S3Bucket
 from rollout.config.settings import EmbeddedStorage, ObjectsSection, PostgresStorage, StorageSection
 from rollout.model.errors import (
@@ -232,6 +235,24 @@ class TestS3(StoreContract):
         await store.close()
         assert [key for key in aws.keys(cloud.s3.bucket) if "/cas/" not in key] == []
         assert aws.unfinished(cloud.s3.bucket) == []
+
+
+class TestGcs(StoreContract):
+    BIG = TestS3.BIG
+
+    @pytest.fixture
+    def clock(self) -> Clock:
+        return Clock()
+
+    @pytest.fixture
+    async def store(self, gcs: Gcs, tmp_path: Path, clock: Clock) -> AsyncIterator[ObjectStore]:
+        cloud = gcs.cloud(prefix="some/where", resumable_chunk_bytes=5 << 20)
+        bucket = GcsBucket(Gcp(cloud), cloud.bucket, cloud.gcs)
+        store = BucketObjectStore(bucket, cloud.gcs.prefix, FilePins(tmp_path / "pins.db", now_ms=clock))
+        await store.open()
+        yield store
+        await store.close()
+        assert all("/cas/" in key for key in gcs.names()) and gcs.unfinished() == []
 
 
 @pytest.fixture

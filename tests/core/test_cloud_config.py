@@ -11,6 +11,7 @@ from rollout.config.cloud import CloudSection
 from rollout.config.load import load_settings
 from rollout.config.settings import CoordinatorSettings, WorkerSettings
 from rollout.model.errors import ConfigError
+from rollout.workloads.train.config import TrainConfig
 
 
 def read(tmp_path: Path, text: str, environ: dict[str, str] | None = None) -> CloudSection:
@@ -154,3 +155,10 @@ def test_a_worker_reads_it_too(tmp_path: Path) -> None:
     path = tmp_path / "worker.toml"
     path.write_text(EXAMPLE)
     assert load_settings(WorkerSettings, path, environ={}).cloud.secrets.allowlist == ["rollout/hf-token"]
+
+
+@pytest.mark.parametrize("provider", ["aws", "gcp"])
+def test_the_examples_of_the_docs_can_be_read(provider: str) -> None:
+    path = Path(__file__).parents[2] / "docs" / "examples" / f"sft-tiny-{provider}.toml"
+    cloud = load_settings(TrainConfig, path, environ={}).cloud
+    assert (cloud.provider, cloud.bucket, cloud.prefix) == (provider, "rollout-snapshots-prod", "sft-tiny/")

@@ -11,11 +11,11 @@ from rollout_coordinator.core.events import WorkerLeaving
 ONE, TWO, LAST = bytes(32), bytes([1]) * 32, bytes([2]) * 32
 
 
-def begun(**spec: int) -> tuple[World, FakeWorker, tuple[int, int]]:
+def begun(max_worker_lost: int = 1) -> tuple[World, FakeWorker, tuple[int, int]]:
     w = World()
     a = w.worker("A")
     w.open()
-    w.submit(1, specs=ItemSpec(max_attempts=1, **spec))
+    w.submit(1, specs=ItemSpec(max_attempts=1, max_worker_lost=max_worker_lost))
     w.seal(1)
     key = (w.root(), 0)
     a.start(key)

@@ -20,6 +20,8 @@ from rollout_worker.executors.train_ranks import Ranks
 from training_jobs import settings_of, tokens
 from training_rig import make_small
 
+pytestmark = pytest.mark.timeout(400)
+
 STEPS = 24
 Decide = Callable[[train_leaving.Leaving, Path | None, int, float | None], None]
 

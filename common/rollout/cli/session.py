@@ -562,6 +562,8 @@ class _Invocation:
             config = checked.config
             if self._target.private is None:
                 await name_trees(config, [one for one in checked.trees if not one.always], self._display.step)
+        if checked.source is not None:
+            await asyncio.to_thread(checked.source.verify_objects)  # before the directory is the run's
         output.claim(run_id, config, workload.result_files, checked.keep)
         await self._claim_place()
         if checked.source is not None:

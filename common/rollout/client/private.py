@@ -38,8 +38,12 @@ class Command:
         line = self.line if "--continue" in self.line.split() else f"{self.line} --continue"
         return Command(line, self.cwd)
 
+    @property
+    def is_of_here(self) -> bool:
+        return self.cwd == _cwd()
+
     def __str__(self) -> str:
-        return self.line if self.cwd == _cwd() else f"{self.line}   (in {self.cwd})"
+        return self.line if self.is_of_here else f"{self.line}   (in {self.cwd})"
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,13 +17,14 @@ from typing import TYPE_CHECKING, Literal
 from pydantic import Field
 
 from rollout.client.contexts import Context, Contexts
-from rollout.client.private import STATE_DIR, address_of, state_of, states_below
+from rollout.client.private import STATE_DIR, address_of, command_of, private_runs, state_of, states_below
 from rollout.config.load import load_settings, refuse_strangers
 from rollout.config.section import Section
 from rollout.config.settings import TransportSection
 from rollout.model.address import parse_address
 from rollout.model.errors import ConfigError
 from rollout.security import files
+from rollout.workloads.staging import is_staging, output_bucket, staging_directory
 
 if TYPE_CHECKING:
     from rollout.client.runs import Runs, Trouble
@@ -212,13 +213,31 @@ def context_target(name: str, context: Context, why: str) -> Target:
 
 def _private(directory: Path) -> Target:
     """Of `--dir`."""
-    state = state_of(directory.expanduser())
+    state = state_of(_on_this_machine(directory))
     if state is None:
         raise ConfigError(
             f"--dir {directory}: no private cluster has run there: name the output directory of a command that ran "
             f"without a cluster (it holds {STATE_DIR})"
         )
     return replace(private_target(state, "--dir"), by="option")
+
+
+def _staged_from_here() -> list[Path]:
+    """State directories of commands that were given in this directory, and whose output is in a bucket; the newest
+    first."""
+    states = dict.fromkeys(run.state for run in reversed(private_runs()))
+    staged = [state for state in states if is_staging(state.parent)]
+    return [state for state in staged if (command := command_of(state)) is not None and command.is_of_here]
+
+
+def _on_this_machine(directory: Path) -> Path:
+    """Of an output in a bucket, where its results are collected. ConfigError."""
+    for scheme in ("s3", "gs"):
+        if str(directory).startswith(f"{scheme}:/"):  # a path has no double slash
+            bucket = output_bucket(f"{scheme}://{str(directory).removeprefix(f'{scheme}:').lstrip('/')}")
+            if bucket is not None:
+                return staging_directory(bucket)
+    return directory.expanduser()
 
 
 def private_target(state: Path, why: str = "") -> Target:
@@ -261,7 +280,7 @@ def need_target(coordinators: list[str] | None, tls_dir: Path | None, wish: Wish
         return private_target(here, "this directory")
     if target.addresses or target.private is not None:
         return target
-    below = states_below(Path())
+    below = [*states_below(Path()), *_staged_from_here()]
     if len(below) == 1:
         return private_target(below[0])
     if below:

@@ -70,6 +70,11 @@ def code_of(error: BaseException) -> str:
     return str(answer["Error"].get("Code", "")) if isinstance(answer, dict) and "Error" in answer else ""
 
 
+def denied(error: BaseException) -> bool:
+    """Whether what was raised for it says that a permission is missing."""
+    return error.__cause__ is not None and code_of(error.__cause__) in _DENIED
+
+
 def headers_of(answer: Mapping[str, Any]) -> Mapping[str, str]:
     return cast("Mapping[str, str]", answer.get("ResponseMetadata", {}).get("HTTPHeaders", {}))
 

@@ -67,10 +67,11 @@ class Gcp:
             "pubsub": self._cloud.pubsub.endpoint_url,
             "secretmanager": self._cloud.secrets.endpoint_url,
         }[service]
+        common = "" if self._cloud.provider == "aws" else self._cloud.endpoint_url  # gs:// URLs beside a run on AWS
         emulator = os.environ.get(_EMULATOR.get(service, ""), "")
         if emulator and "://" not in emulator:
             emulator = f"http://{emulator}"
-        return (own or self._cloud.endpoint_url or emulator or f"https://{service}.googleapis.com").rstrip("/")
+        return (own or common or emulator or f"https://{service}.googleapis.com").rstrip("/")
 
     async def project(self) -> str:
         """Of `[cloud] project`, the environment, or the credentials. ConfigError: none of them names one."""
@@ -94,11 +95,11 @@ class Gcp:
         data: bytes | None = None,
         expect: Collection[int] = (200,),
         access: Access = PLAIN,
-        silent_s: float = SILENT_S,
+        silent_s: float = 0.0,
         unavailable: type[RolloutError] = StorageUnavailableError,
     ) -> Response:
         """The answer with a status of `expect`. What is throttled or breaks is sent again within `budget_s`: the caller
-        sees to it that twice does no harm. `silent_s`: of a server that says nothing, as it may in a hanging read.
+        sees to it that twice does no harm. `silent_s`: in place of 60, for an answer that may be a long time in coming.
 
         `unavailable`: throttled or unreachable for `budget_s`. ConfigError: credentials, permission.
         NotFoundError, ConflictError, InputError: as the service says."""
@@ -137,7 +138,7 @@ class Gcp:
         headers: Mapping[str, str] | None = None,
         data: bytes | memoryview | None = None,
         expect: Collection[int] = (200,),
-        silent_s: float = SILENT_S,
+        silent_s: float = 0.0,
     ) -> Response:
         """One try. Refused, aiohttp.ClientError, OSError (TimeoutError is one)."""
         own = {"Accept-Encoding": "identity", **(headers or {})}
@@ -156,7 +157,7 @@ class Gcp:
         headers: Mapping[str, str] | None = None,
         data: bytes | memoryview | None = None,
         expect: Collection[int] = (200,),
-        silent_s: float = SILENT_S,
+        silent_s: float = 0.0,
     ) -> AsyncGenerator[Any]:
         """As `once`, but an aiohttp.ClientResponse whose body is not read yet."""
         for last in (False, True):
@@ -182,6 +183,7 @@ class Gcp:
         data: bytes | memoryview | None,
         silent_s: float,
     ) -> AsyncGenerator[Any]:
+        silent_s = silent_s or SILENT_S
         session, aiohttp, yarl = self._opened(), need("aiohttp", "gcp", _WHY), need("yarl", "gcp", _WHY)
         # As it is written: keys with %, // or .. are not tidied.
         target = yarl.URL(f"{url}?{urlencode(params)}" if params else url, encoded=True)

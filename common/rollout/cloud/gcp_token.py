@@ -16,13 +16,15 @@ from typing import Any
 from rollout.cloud.gcp_errors import CLOCK, LOG_IN, classify
 from rollout.cloud.missing import need
 from rollout.cloud.retry import Failure, retrying
-from rollout.model.errors import ConfigError
+from rollout.model.errors import ConfigError, StorageUnavailableError
 
 SCOPE = "https://www.googleapis.com/auth/cloud-platform"
 TIMEOUT_S = 10
 BUDGET_S = 30.0
 EARLY_S = 300.0
 """A token is renewed this long before its end, or after half of a shorter life."""
+AGAIN_S = 30.0
+"""Where that fails while the old one is good."""
 _KEY_FILE = "GOOGLE_APPLICATION_CREDENTIALS"
 
 
@@ -40,6 +42,7 @@ class GcpToken:
         self._lock = asyncio.Lock()
         self._value = ""
         self._renew_at = 0.0
+        self._ends_at = 0.0
 
     @property
     def origin(self) -> str:
@@ -51,8 +54,14 @@ class GcpToken:
 
     async def get(self) -> str:
         async with self._lock:
-            if not self._value or time.monotonic() >= self._renew_at:
-                await self._renew()
+            now = time.monotonic()
+            if not self._value or now >= self._renew_at:
+                try:
+                    await self._renew()
+                except StorageUnavailableError:
+                    if not self._value or now >= self._ends_at:
+                        raise
+                    self._renew_at = now + AGAIN_S
             return self._value
 
     def forget(self, value: str) -> None:
@@ -70,6 +79,7 @@ class GcpToken:
         answer = await retrying(self._refresh, _classify, what="a token of Google", budget_s=BUDGET_S)
         self._value = str(answer.value)
         life = float(answer.expires_in)
+        self._ends_at = asked + life
         self._renew_at = asked + max(life - EARLY_S, life / 2)
 
     async def _refresh(self) -> Any:

@@ -84,7 +84,7 @@ class GcsBucket:
     async def write(self, key: str, chunks: AsyncIterator[bytes], size: int, *, when: str = ALWAYS) -> Blob:
         what = f"{self.url}{key} cannot be written"
         params = {"name": key} | _condition(when, "ifGenerationMatch")
-        target = Target(self._uploads, params, uuid4().hex, what, self._bucket_access("create"))
+        target = Target(self._uploads, params, uuid4().hex, what, self._bucket_access(_writing(when)))
         taken = Chunks(chunks, size, what)
         try:
             if size <= min(WHOLE_BYTES, self._chunk_bytes):
@@ -190,6 +190,11 @@ class GcsBucket:
     @property
     def _no_bucket(self) -> str:
         return f"there is no bucket {self._name}, or these credentials may not see it: check {self._key}"
+
+
+def _writing(when: str) -> str:
+    """To write over an object takes the permission to delete it."""
+    return "create" if when == ABSENT else "create, and to write over one storage.objects.delete"
 
 
 def _condition(when: str, name: str) -> dict[str, str]:

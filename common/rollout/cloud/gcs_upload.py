@@ -11,6 +11,7 @@ import base64
 import hashlib
 import json
 from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 from uuid import uuid4
@@ -19,6 +20,7 @@ import structlog
 
 from rollout.cloud.gcp import Gcp, Response
 from rollout.cloud.gcp_errors import Access, Refused
+from rollout.cloud.shielded import shielded
 from rollout.config.cloud import GCS_CHUNK_UNIT
 from rollout.model.errors import InputError, RolloutError, StorageUnavailableError
 
@@ -112,9 +114,19 @@ async def upload_whole(gcp: Gcp, target: Target, pieces: Sequence[memoryview]) -
 
 
 async def upload_chunked(gcp: Gcp, target: Target, chunks: Chunks, size: int, chunk_bytes: int) -> dict[str, Any]:
-    """One chunk is sent while the next is read. The session is deleted unless it comes to its end."""
+    """The session is deleted unless it comes to its end, also where this is cancelled."""
     assert size and chunk_bytes % GCS_CHUNK_UNIT == 0
-    session = await _Session.begin(gcp, target, size)
+    beginning = asyncio.ensure_future(_Session.begin(gcp, target, size))
+    try:
+        session = await asyncio.shield(beginning)  # cancelled in between, nobody would know where it is
+        return await _fill(session, chunks, size, chunk_bytes)
+    except BaseException:
+        await shielded(_end(beginning), CANCEL_S)
+        raise
+
+
+async def _fill(session: _Session, chunks: Chunks, size: int, chunk_bytes: int) -> dict[str, Any]:
+    """One chunk is sent while the next is read."""
     ahead: asyncio.Task[bytearray] | None = None
     try:
         chunk = await chunks.take(min(chunk_bytes, size))
@@ -126,9 +138,14 @@ async def upload_chunked(gcp: Gcp, target: Target, chunks: Chunks, size: int, ch
             chunk = await ahead
         return await session.finish(chunk, at)
     finally:
-        if ahead is not None and not ahead.done():
+        if ahead is not None:
             ahead.cancel()
-            await asyncio.wait([ahead])
+            await asyncio.gather(ahead, return_exceptions=True)
+
+
+async def _end(beginning: asyncio.Future[_Session]) -> None:
+    with suppress(RolloutError):
+        session = await beginning
         if not session.finished:
             await session.cancel()
 
@@ -233,7 +250,7 @@ class _Session:
                 access=self._target.access,
             )
         except RolloutError as e:
-            log.debug("upload_session_left", said=str(e))
+            log.warning("cloud_upload_left", key=self._target.params["name"], error=str(e))
 
 
 def _meta(target: Target) -> dict[str, Any]:

@@ -11,7 +11,7 @@ from typing import Any
 import structlog
 
 from rollout.cloud.aws import Aws
-from rollout.cloud.aws_errors import code_of, headers_of, rows
+from rollout.cloud.aws_errors import code_of, denied, headers_of, rows
 from rollout.cloud.bucket import ABSENT, ALWAYS, Blob
 from rollout.cloud.parts import Body, parts_of
 from rollout.cloud.s3_probe import Conditions
@@ -35,6 +35,7 @@ log = structlog.get_logger()
 COPY_PART = 512 << 20
 """Of a copy by the service. One request copies 5 GiB at most, and a long one may be cut off."""
 _ONE_COPY_MAX = COPY_PART
+SMALL = 64 << 10
 COPY_TRIES = 5
 """Where somebody else writes to the key at the same time: S3 asks to begin anew."""
 PAGE = 1000
@@ -66,11 +67,15 @@ class S3Bucket:
         prefix = self._section.prefix if configured else ""
         try:
             answer = await self._call("list_objects_v2", "", "cannot be used", Prefix=prefix, MaxKeys=1)
-        except ConfigError:
-            if configured:
+        except ConfigError as e:
+            if configured or not denied(e):
                 raise
-            # of a URL: to read one object, or to write, a permission to list is not needed
-            await self._call("get_bucket_location", "", "cannot be used")
+            # of a URL: to read one object, or to write one, neither permission is needed
+            try:
+                await self._call("get_bucket_location", "", "cannot be used")
+            except ConfigError as e:
+                if not denied(e):
+                    raise
             return
         headers = headers_of(answer)
         theirs, ours = headers.get("x-amz-bucket-region", ""), self._aws.region()
@@ -143,10 +148,11 @@ class S3Bucket:
         token = new_token()
 
         async def attempt(client: Any) -> dict[str, Any]:
-            body = Body(data)
+            # of plain bytes botocore sends no "Expect: 100-continue", whose answer costs a round trip
+            body = Body(data) if len(data) > SMALL else bytes(data)
+            call = client.put_object(Bucket=self._name, Key=key, Body=body, Metadata={TOKEN: token}, **condition)
             try:
-                call = client.put_object(Bucket=self._name, Key=key, Body=body, Metadata={TOKEN: token}, **condition)
-                return await unless_stalled(call, body)
+                return await (unless_stalled(call, body) if isinstance(body, Body) else call)
             except Exception as e:
                 # aiohttp sends a PUT again by itself where a connection that was kept is closed: this may be the second
                 if condition and code_of(e) in ("PreconditionFailed", "412"):

@@ -19,6 +19,7 @@ from ulid import ULID
 from rollout.cloud.aws import Aws
 from rollout.cloud.aws_errors import code_of, rows
 from rollout.cloud.parts import IN_FLIGHT, Body, Part, parts_of
+from rollout.cloud.shielded import shielded
 from rollout.model.errors import NotFoundError, RolloutError, StorageUnavailableError
 
 log = structlog.get_logger()
@@ -227,16 +228,6 @@ async def _end(beginning: asyncio.Future[None], upload: Upload) -> None:
         await beginning
     if upload.id:
         await upload.abort()
-
-
-async def shielded(work: Awaitable[None], deadline_s: float) -> None:
-    """To its end, though the task that waits is cancelled again meanwhile; not longer than `deadline_s`."""
-    task = asyncio.ensure_future(asyncio.wait_for(work, deadline_s))
-    while not task.done():
-        with suppress(asyncio.CancelledError, TimeoutError):
-            await asyncio.shield(task)
-    if not task.cancelled() and isinstance(task.exception(), TimeoutError):
-        log.warning("cloud_abort_late", deadline_s=deadline_s)
 
 
 async def unless_stalled(call: Awaitable[dict[str, Any]], body: Body) -> dict[str, Any]:

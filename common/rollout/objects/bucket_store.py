@@ -87,8 +87,7 @@ class BucketObjectStore:
     async def put(self, object_id: bytes, chunks: AsyncIterator[bytes], size: int) -> bool:
         key = self.key_of(object_id)
         found = await self._bucket.head(key)
-        if found is not None:
-            await self._pins.settled(object_id)  # what is there may be on its way out
+        if found is not None and await self._pins.settled(object_id):  # it was on its way out
             found = await self._bucket.head(key)
         if found is not None and found.size == size:
             await self._pins.touch(object_id)

@@ -54,8 +54,8 @@ class Pins(Protocol):
         """Nothing where the claim is another's by now."""
         ...
 
-    async def settled(self, object_id: bytes) -> None:
-        """Returns when nobody is deleting it."""
+    async def settled(self, object_id: bytes) -> bool:
+        """Returns when nobody is deleting it. True: somebody was."""
         ...
 
     async def touch(self, object_id: bytes) -> None:
@@ -71,11 +71,13 @@ def new_owner() -> str:
     return str(ULID())
 
 
-async def until(test: Callable[[], bool]) -> None:
-    """Polls `test`, which is called in a thread: what it waits for is done by another process."""
+async def until(test: Callable[[], bool]) -> bool:
+    """Polls `test`, in a thread: what it waits for is done by another process. Whether it had to wait."""
+    waited = False
     while True:
         if await asyncio.to_thread(test):
-            return
+            return waited
+        waited = True
         await asyncio.sleep(_POLL_S * random.uniform(0.5, 1.5))
 
 
@@ -181,8 +183,8 @@ class FilePins:
         with storage_errors("the deletion of an object was not noted"):
             await asyncio.to_thread(self._table.release, object_id, owner)
 
-    async def settled(self, object_id: bytes) -> None:
-        await until(lambda: not self._table.claimed(object_id))
+    async def settled(self, object_id: bytes) -> bool:
+        return await until(lambda: not self._table.claimed(object_id))
 
     async def touch(self, object_id: bytes) -> None:
         with storage_errors("an object was not kept"):

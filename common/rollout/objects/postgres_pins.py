@@ -172,12 +172,14 @@ class PostgresPins:
             async with self._acquire() as db:
                 await db.execute("DELETE FROM object_claim WHERE object_id = $1 AND owner = $2", object_id, owner)
 
-    async def settled(self, object_id: bytes) -> None:
+    async def settled(self, object_id: bytes) -> bool:
+        waited = False
         with storage_errors("pins cannot be read"):
             while True:
                 async with self._acquire() as db:
                     if not await db.fetchval(_CLAIMED, [object_id]):
-                        return
+                        return waited
+                waited = True
                 await _pause()
 
     async def touch(self, object_id: bytes) -> None:

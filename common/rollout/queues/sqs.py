@@ -18,8 +18,9 @@ import structlog
 
 from rollout.cloud.aws import Aws
 from rollout.cloud.aws_errors import code_of
+from rollout.cloud.aws_regions import unknown_region
 from rollout.config.cloud import CloudSection
-from rollout.model.errors import ConfigError, InputError, NotFoundError, RolloutError, StateError
+from rollout.model.errors import ConfigError, InputError, NotFoundError, RolloutError, StateError, UnavailableError
 from rollout.queues.batches import cut, each
 from rollout.queues.port import Facts, Message, Outgoing, Place
 from rollout.queues.receiver import Call, Receiver, fresh
@@ -93,6 +94,10 @@ class SqsQueue:
             if code_of(e.__cause__ or e) not in _DENIED:
                 raise
             self._facts = facts_of(url, None)
+        except UnavailableError as e:
+            if unknown := None if self._aws.endpoint("sqs") else unknown_region("sqs", here, "cloud.region"):
+                raise unknown from e
+            raise
 
     async def close(self) -> None:
         if self._closed:

@@ -42,6 +42,8 @@ SUMMARY = "summary.json"
 RESULT_FILES = ("completions.jsonl", "results.jsonl", "errors.jsonl", "openai.jsonl", SUMMARY)
 """What the workloads of this package write."""
 _LOCK = ".lock"
+_BUCKETS = ("s3:/", "gs:/")
+"""How a path begins that was a URL."""
 _REPLACES = "replaces"
 _FULL = (errno.ENOSPC, errno.EDQUOT)
 _PIECE = 4 << 20
@@ -140,6 +142,8 @@ class OutputDirectory:
 
         `command`: what this process was called with, for the person whose other command is refused."""
         path = Path(directory).expanduser()
+        if str(path).startswith(_BUCKETS):
+            raise ConfigError(f"output.dir: {path} is in a bucket, and this command writes to a directory: name one")
         try:
             made = not path.exists()  # which a name that is too long has no answer to
             path.mkdir(parents=True, exist_ok=True)

@@ -253,13 +253,15 @@ class Source:
             total, total_bytes, tuple(reports), whole.hexdigest(), faults.rows, tuple(f.message for f in faults.first)
         )
 
-    def keep(self) -> None:
-        """Put the hashes of what was checked in the place of those of an earlier check, for `first_change`.
-
-        InputChangedError: an object is another by now."""
-        report, hashes = self._checked()
+    def verify_objects(self) -> None:
+        """The objects that were copied are still what their URLs name. Blocking, in no thread of an event loop.
+        InputChangedError."""
         if self._remote is not None:
             self._remote.verify()
+
+    def keep(self) -> None:
+        """Put the hashes of what was checked in the place of those of an earlier check, for `first_change`."""
+        report, hashes = self._checked()
         with disk_errors(self._hashes_path):
             hashes.seek(0, os.SEEK_END)
             hashes.write(json.dumps({"rows": report.rows, "digest": report.digest}).encode())

@@ -7,6 +7,7 @@ that the next command finds the run, and the ledger of its private cluster, agai
 from __future__ import annotations
 
 import os
+from contextlib import suppress
 from pathlib import Path
 
 from blake3 import blake3
@@ -15,6 +16,7 @@ from rollout.cloud.url import BucketUrl, has_wildcard, parse_url
 from rollout.model.errors import ConfigError
 
 _DIGITS = 12
+_OUTPUTS = "outputs"
 
 
 def state_home() -> Path:
@@ -48,4 +50,11 @@ def staging_directory(place: BucketUrl) -> Path:
         raise ConfigError(
             f"output.dir: {place}: this account has no home to collect results in: set XDG_STATE_HOME to a directory"
         ) from error
-    return home / "outputs" / blake3(str(place).encode()).hexdigest()[:_DIGITS] / place.name
+    return home / _OUTPUTS / blake3(str(place).encode()).hexdigest()[:_DIGITS] / place.name
+
+
+def is_staging(directory: Path) -> bool:
+    """Whether it is that of some output in a bucket."""
+    with suppress(RuntimeError, OSError):
+        return directory.resolve().is_relative_to((state_home() / _OUTPUTS).resolve())
+    return False

@@ -48,6 +48,28 @@ def check_files(expected: Expected, ledger: Ledger) -> list[str]:
     return [f"{expected.directory}: {objection}" for objection in found]
 
 
+def check_taken(expected: Expected, ledger: Ledger) -> list[str]:
+    """Of rows from a queue, in whatever order they came: each once in the ledger, and once in the files, as it was."""
+    run_id = (expected.directory / "run-id").read_text().strip()
+    run = next((row for row in ledger.runs if row[0] == run_id), None)
+    if run is None:
+        return [f"{expected.directory}: run {run_id} is not in the ledger"]
+    found: list[str] = []
+    lines = _lines(expected.directory / "completions.jsonl", found)
+    failed = _lines(expected.directory / "errors.jsonl", found)
+    times = Counter(line["n"] for line in lines)
+    prompts = {row["n"]: row["prompt"] for row in expected.rows}
+    in_ledger = sum(1 for row in ledger.results if row[0] == run[1])
+    if in_ledger != len(expected.rows):
+        found.append(f"{len(expected.rows)} messages were sent, the ledger has {in_ledger} results")
+    found += brief((f"line {line} failed" for line in failed), "failures")
+    found += brief((f"row {n} is there {k} times" for n, k in times.items() if k > 1), "rows more than once")
+    found += brief((f"row {n} is nowhere" for n in prompts if n not in times), "rows missing")
+    wrong = (line["n"] for line in lines if line["completion"] != f"MOCK:{prompts.get(line['n'])}")
+    found += brief((f"row {n} has another row's completion" for n in wrong), "content")
+    return [f"{expected.directory}: {objection}" for objection in found]
+
+
 def _lines(path: Path, found: list[str]) -> list[dict[str, Any]]:
     data = path.read_bytes() if path.exists() else b""
     if data and not data.endswith(b"\n"):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from chaos.faults.bucket import CutBucket, ResetBucket, SlowBucket
 from chaos.faults.client import KillClient
 from chaos.faults.coordinator import CutCoordinator, KillLeader, KillStandby, StopCoordinator, StopLeader
 from chaos.faults.database import CutDatabase, KillDatabase
@@ -36,4 +37,9 @@ KINDS: dict[str, dict[str, type[Fault]]] = {
         "slow links": Slow,
         "client killed": KillClient,
     },
+}
+KINDS["cloud"] = KINDS["postgres"] | {
+    "bucket cut off": CutBucket,
+    "slow bucket": SlowBucket,
+    "bucket's connections reset": ResetBucket,
 }

@@ -40,7 +40,8 @@ def plan(
 ) -> None:
     """Say what a configuration file would do, after checking all of it: keys, values, contradictions, input rows.
 
-    Nothing is written and nothing is connected to. --json: `{"kind": ..., "ok": true, "plan": [...]}`.
+    Nothing is written, and no cluster is connected to; input in buckets is read.
+    --json: `{"kind": ..., "ok": true, "plan": [...]}`.
     """
     path = one_file(file, config, "rollout plan rollout.toml")
     kind = kind_of(path)

@@ -191,6 +191,8 @@ def _of_coordinator(answer: _Answer, version: str, at: str) -> list[Finding]:
         slow = reply.storage_ms > STORAGE_SLOW_MS
         remedy = "every answer waits for it: look at the disk, or the way to the database"
         found.append(warning(f"database {at}", text, remedy) if slow else ok(f"database {at}", text))
+    if reply.objects:
+        found.append(ok(f"objects {at}", f"in {reply.objects}"))
     found += [space_of(f"disk {at} ({disk.what})", disk.path, disk.free, disk.total) for disk in reply.disks]
     found.append(_open_files(reply, at))
     left = reply.certificate_ends_ms / 1000 - reply.now_ms / 1000

@@ -13,7 +13,7 @@ class ExamineRequest(_message.Message):
     def __init__(self, epoch: _Optional[int] = ...) -> None: ...
 
 class ExamineReply(_message.Message):
-    __slots__ = ("epoch", "part", "leader", "trouble", "host", "version", "python", "now_ms", "started_ms", "storage", "storage_ms", "join_addr", "objects_addr", "coordinators", "open_files", "open_files_limit", "certificate_ends_ms", "disks")
+    __slots__ = ("epoch", "part", "leader", "trouble", "host", "version", "python", "now_ms", "started_ms", "storage", "storage_ms", "join_addr", "objects_addr", "coordinators", "open_files", "open_files_limit", "certificate_ends_ms", "disks", "objects")
     EPOCH_FIELD_NUMBER: _ClassVar[int]
     PART_FIELD_NUMBER: _ClassVar[int]
     LEADER_FIELD_NUMBER: _ClassVar[int]
@@ -32,6 +32,7 @@ class ExamineReply(_message.Message):
     OPEN_FILES_LIMIT_FIELD_NUMBER: _ClassVar[int]
     CERTIFICATE_ENDS_MS_FIELD_NUMBER: _ClassVar[int]
     DISKS_FIELD_NUMBER: _ClassVar[int]
+    OBJECTS_FIELD_NUMBER: _ClassVar[int]
     epoch: int
     part: str
     leader: str
@@ -50,7 +51,8 @@ class ExamineReply(_message.Message):
     open_files_limit: int
     certificate_ends_ms: int
     disks: _containers.RepeatedCompositeFieldContainer[DiskSpace]
-    def __init__(self, epoch: _Optional[int] = ..., part: _Optional[str] = ..., leader: _Optional[str] = ..., trouble: _Optional[str] = ..., host: _Optional[str] = ..., version: _Optional[str] = ..., python: _Optional[str] = ..., now_ms: _Optional[int] = ..., started_ms: _Optional[int] = ..., storage: _Optional[str] = ..., storage_ms: _Optional[float] = ..., join_addr: _Optional[str] = ..., objects_addr: _Optional[str] = ..., coordinators: _Optional[_Iterable[str]] = ..., open_files: _Optional[int] = ..., open_files_limit: _Optional[int] = ..., certificate_ends_ms: _Optional[int] = ..., disks: _Optional[_Iterable[_Union[DiskSpace, _Mapping]]] = ...) -> None: ...
+    objects: str
+    def __init__(self, epoch: _Optional[int] = ..., part: _Optional[str] = ..., leader: _Optional[str] = ..., trouble: _Optional[str] = ..., host: _Optional[str] = ..., version: _Optional[str] = ..., python: _Optional[str] = ..., now_ms: _Optional[int] = ..., started_ms: _Optional[int] = ..., storage: _Optional[str] = ..., storage_ms: _Optional[float] = ..., join_addr: _Optional[str] = ..., objects_addr: _Optional[str] = ..., coordinators: _Optional[_Iterable[str]] = ..., open_files: _Optional[int] = ..., open_files_limit: _Optional[int] = ..., certificate_ends_ms: _Optional[int] = ..., disks: _Optional[_Iterable[_Union[DiskSpace, _Mapping]]] = ..., objects: _Optional[str] = ...) -> None: ...
 
 class DiskSpace(_message.Message):
     __slots__ = ("what", "path", "free", "total")
