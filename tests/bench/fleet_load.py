@@ -164,6 +164,9 @@ class Engine:
         self._event(ev.ChildResults(self._number, group_to_wire(held.log, [result])))
         self._pump()
 
+    def leave(self, budget_s: float) -> None:
+        """Nothing here can be handed over."""
+
     def recall(self, keys: list[AttemptKey]) -> None:
         back = [held.key for held in self._queue if held.key in keys]
         self._queue = deque(held for held in self._queue if held.key not in back)
