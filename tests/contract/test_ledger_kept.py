@@ -9,9 +9,10 @@ from pathlib import Path
 import pytest
 from ledger_rows import RUN, WORKER, Writer, result_rows
 from rollout.model.errors import FencedError
+from rollout.model.item import HANDED_OVER, AttemptEnd
 from rollout.objects.digest import object_id
 from rollout.objects.fs import FsObjectStore
-from rollout_coordinator.core.step import Writes
+from rollout_coordinator.core.step import AttemptRow, Evidence, Writes
 from rollout_coordinator.freeing import free_let_go
 from rollout_coordinator.ledger import Ledger
 
@@ -37,6 +38,22 @@ async def test_they_are_listed_and_referred_to_until_they_are_let_go(writer: Wri
     assert rows == [(1, 0, ONE, WORKER), (1, 2, TWO, WORKER), (1, 2, THREE, WORKER)]
     await ledger.freed(writer.fence.epoch, rows[:1])
     assert await ledger.to_free(10) == rows[1:] and await ledger.to_free(1) == rows[1:2]
+
+
+async def test_what_one_attempt_handed_over_is_let_go_alone(writer: Writer, ledger: Ledger) -> None:
+    await writer.run(1)
+    rows = [
+        AttemptRow(1, 0, n, WORKER, AttemptEnd.RELEASED, HANDED_OVER, "", 1, left=Evidence(b"so far", (one,)))
+        for n, one in ((1, ONE), (2, TWO))
+    ]
+    await writer.commit(Writes(attempts=rows))
+    assert await ledger.kept(RUN) == [(0, ONE, 1), (0, TWO, 2)]
+    await writer.commit(Writes(let_go_of_attempts=[(1, 0, 1)]))
+    assert await ledger.kept(RUN) == [(0, TWO, 2)]
+    # The result names what was handed over last: it is kept for that.
+    result = dataclasses.replace(result_rows([0]), keeps={0: (TWO, THREE)})
+    await writer.commit(Writes(results=[result], let_go_of_attempts=[(1, 0, 2)]))
+    assert await ledger.kept(RUN) == [(0, TWO, 0), (0, THREE, 0)]
 
 
 async def test_who_leads_no_longer_lets_nothing_go(writer: Writer, ledger: Ledger) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from pathlib import Path
+from typing import Any
 
 import pytest
 from rollout.config.cloud import CloudSection
@@ -15,7 +16,11 @@ from rollout.model.errors import AttemptError, ConfigError, NotFoundError, Rollo
 from rollout.secrets import backend_of, open_secrets
 from rollout.secrets.cloud import RETRY_S, STALE_S, CloudSecretStore
 from rollout.secrets.env import EnvSecretStore
+from rollout_worker import session_events as ev
+from rollout_worker.attempts import Plan
 from rollout_worker.environment import AllowedSecrets, child_environment
+from rollout_worker.executors.port import Run
+from rollout_worker.processes.child import ChildProcess, Handlers
 
 
 async def test_allowed_and_set() -> None:
@@ -256,3 +261,19 @@ async def test_all_secrets_that_cannot_be_read_are_told_at_once() -> None:
     assert (caught.value.error_code, caught.value.retry) == ("secret_not_set", True)
     service.values |= {"bad": b"x", "other": b"y"}
     assert await secrets.read() == {"GOOD": "sesame-one", "BAD": "x", "OTHER": "y"}
+
+
+async def test_a_process_that_lacks_its_secrets_does_not_start_and_says_why(tmp_path: Path) -> None:
+    """As a cause: the attempts that wait for it go back and pay nothing."""
+    told: list[ev.Event] = []
+    service = Service()
+    service.error = ConfigError("'token' cannot be read: allow secretsmanager:GetSecretValue")
+    secrets = AllowedSecrets(service.store("token"))
+    unused: Any = None
+    plan = Plan(Run("R", "map", {}), "slot", "k")
+    handlers = Handlers(told.append, unused, secrets.read)
+    await ChildProcess(ev.StartChild(1, plan), tmp_path, tmp_path, unused, handlers).run()
+    failed, ended = told
+    assert isinstance(failed, ev.ChildFailed) and isinstance(ended, ev.ChildEnded)
+    assert (failed.failure.code, failed.failure.retryable) == ("secret_not_set", False)
+    assert "secretsmanager:GetSecretValue" in failed.failure.message
