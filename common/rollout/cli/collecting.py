@@ -245,10 +245,13 @@ class WorkloadRun:
         if self._last is not None:
             status = self._last
             left = max(0, self.total - status.done - status.failed - status.cancelled - status.skipped)
+        doing = f"the {left:,} {unit} that are in the run are being finished"
+        if self._last is not None and self._last.state != "running":
+            doing = f"the run is {self._last.state}: `rollout run resume {short(self.run_id)}` finishes what is in it"
         self._display.event(
             "draining",
-            f"no further message is taken, those that were received ahead are given back, and the {left:,} {unit} that "
-            "are in the run are being finished. Ctrl-C once more leaves at once: the same command goes on with them",
+            f"no further message is taken, those that were received ahead are given back, and {doing}. Ctrl-C once "
+            "more leaves at once: the same command goes on with them",
             unfinished=left,
         )
         intake.drain()
