@@ -19,6 +19,7 @@ import grpc
 import grpc.aio
 from blake3 import blake3
 from rollout.client.runs import new_ulid
+from rollout.config.cloud import CloudSection
 from rollout.config.settings import ObjectsSection, StorageSection
 from rollout.objects.fs import open_store
 from rollout.security.credentials import Credentials
@@ -41,7 +42,7 @@ class Store:
     """Put: a stream of chunks, durable when it is answered. Get: what is put meanwhile, object by object."""
 
     def __init__(self, path: Path) -> None:
-        self._store = open_store(ObjectsSection(backend="fs", path=str(path)), StorageSection())
+        self._store = open_store(ObjectsSection(backend="fs", path=str(path)), StorageSection(), CloudSection())
         self._stored: asyncio.Queue[bytes | None] = asyncio.Queue()
 
     async def open(self) -> None:

@@ -213,7 +213,7 @@ async def test_gcs(gcs: Gcs) -> None:
     cloud = gcs.cloud(bucket=name)
     found = await examine(cloud, ["queue", "secret_store"], lambda _: None)
     assert {one.name: one.error for one in found if not one.ok} == {}
-    assert not gcs.keys(name) and not gcs.unfinished()
+    assert not gcs.names(name) and not gcs.unfinished()
 
 
 async def test_pubsub(pubsub: Pubsub) -> None:
