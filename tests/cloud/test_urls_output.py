@@ -283,7 +283,7 @@ async def test_a_command_that_is_stopped_while_it_takes_the_lock_leaves_none(rig
 
 
 async def test_without_conditional_writes_that_is_said_and_another_run_is_noticed(rig: Rig) -> None:
-    rig.bucket.conditional = False
+    rig.bucket.has_conditions = False
     rig.path.mkdir()
     rig.run()
     async with rig.opened() as output:
