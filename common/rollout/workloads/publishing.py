@@ -153,14 +153,14 @@ class BucketOutput:
         """
         bucket = self._opened = await self._buckets.of(self.url)
         self._record = _Record.read(self.staging / RECORD)
+        self._save()  # the token, before anybody sees it
+        self._lock = BucketLock(bucket, self.url.key + LOCK, self._record.token, self._command)
+        await self._lock.take(self._tell)
         if not await bucket.conditional(self.url.key):
             self._note(
                 f"note: {bucket.url} has no conditional writes: what is there is looked at before each upload, but "
                 "two commands that write at the same moment are not kept apart"
             )
-        self._save()  # the token, before anybody sees it
-        self._lock = BucketLock(bucket, self.url.key + LOCK, self._record.token, self._command)
-        await self._lock.take(self._tell)
         await self._end_uploads(bucket)
         await self._look(bucket, resume=resume, private=private)
 
@@ -314,8 +314,7 @@ class BucketOutput:
         if not (self._adopted or name in self._elsewhere):
             return False
         there, known = await self._bucket.head(self.url.key + name), self._record.files.get(name)
-        theirs = there is not None and (known is None or known.version != there.version)
-        return theirs and there.size > size
+        return there is not None and there.size > size and (known is None or known.version != there.version)
 
     async def _stop_uploading(self) -> None:
         if self._uploading is not None:
