@@ -61,9 +61,8 @@ class Below:
     def part_bytes(self) -> int:
         return self._bucket.part_bytes
 
-    @property
-    def conditional(self) -> bool:
-        return self._bucket.conditional
+    async def conditional(self, beside: str) -> bool:
+        return await self._bucket.conditional(self.prefix + beside)
 
     async def open(self) -> None:
         await self._bucket.open()
@@ -101,5 +100,5 @@ class Below:
     async def delete(self, key: str, *, version: str = "") -> bool:
         return await self._bucket.delete(self.prefix + key, version=version)
 
-    async def sweep(self, prefix: str, older_than_s: float) -> int:
-        return await self._bucket.sweep(self.prefix + prefix, older_than_s)
+    async def sweep(self, prefix: str, older_than_s: float, *, exact: bool = False) -> int:
+        return await self._bucket.sweep(self.prefix + prefix, older_than_s, exact=exact)

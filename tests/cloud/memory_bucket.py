@@ -21,7 +21,7 @@ class MemoryBucket:
 
     name: str = "memory"
     objects: dict[str, tuple[bytes, Blob]] = field(default_factory=dict[str, tuple[bytes, Blob]])
-    conditional: bool = True
+    has_conditions: bool = True
     part_bytes: int = 1 << 20
     before: Callable[[str, str], None] = lambda what, key: None
     asked: list[tuple[str, str]] = field(default_factory=list[tuple[str, str]])
@@ -37,6 +37,9 @@ class MemoryBucket:
 
     async def close(self) -> None:
         return
+
+    async def conditional(self, beside: str) -> bool:
+        return self.has_conditions
 
     def put(self, key: str, body: bytes) -> Blob:
         """As somebody else does."""
@@ -111,7 +114,7 @@ class MemoryBucket:
         del self.objects[key]
         return True
 
-    async def sweep(self, prefix: str, older_than_s: float) -> int:
+    async def sweep(self, prefix: str, older_than_s: float, *, exact: bool = False) -> int:
         self.swept.append(prefix)
         return 0
 

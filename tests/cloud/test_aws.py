@@ -63,19 +63,43 @@ async def test_an_endpoint_that_is_not_there(aws: AwsEmulator) -> None:
     await session.close()
 
 
-async def test_a_store_that_ignores_conditions_is_noticed(aws: AwsEmulator) -> None:
+@pytest.mark.parametrize("ignored", ["^P.* if-none-match", "^P.* if-match", "^POST if-none-match"])
+async def test_a_store_that_ignores_conditions_is_noticed(aws: AwsEmulator, ignored: str) -> None:
     name = aws.bucket()
     async with fault_proxy(aws.endpoint) as proxy:
-        proxy.add("^P", without=("if-none-match",), times=1000)
+        pattern, header = ignored.split()
+        proxy.add(pattern, without=(header,), times=1000)
         cloud = aws.cloud(endpoint_url=proxy.url, s3={"bucket": name})
         bucket = S3Bucket(Aws(cloud), name, cloud.s3, own_session=True)
         await bucket.open()
-        assert not bucket.conditional and aws.keys(name) == []
+        assert await bucket.conditional("k") is False
+        assert aws.keys(name) == aws.unfinished(name) == []
         await bucket.write("k", one(b"1"), 1, when=ABSENT)
         with pytest.raises(ConflictError):
             await bucket.write("k", one(b"2"), 1, when=ABSENT)
         assert aws.body(name, "k") == b"1"
         await bucket.close()
+
+
+async def test_conditions_are_asked_beside_the_key_and_without_the_permission_to_delete(aws: AwsEmulator) -> None:
+    name = aws.bucket()
+    async with fault_proxy(aws.endpoint) as proxy:
+        proxy.add(
+            r"^(PUT|POST) /[^/]+/(?!out/)", status=403, body=b"<Error><Code>AccessDenied</Code></Error>", times=99
+        )
+        proxy.add(r"^DELETE", status=403, body=b"<Error><Code>AccessDenied</Code></Error>", times=99)
+        cloud = aws.cloud(endpoint_url=proxy.url, s3={"bucket": name, "prefix": "other/"})
+        bucket = S3Bucket(Aws(cloud), name, cloud.s3, own_session=True)
+        await bucket.open()
+        assert proxy.lines("^P") == []
+        await bucket.write("out/k", one(b"1"), 1, when=ABSENT)
+        assert aws.body(name, "out/k") == b"1"
+        await bucket.close()
+
+
+async def test_aws_is_not_asked_for_conditions() -> None:
+    cloud = CloudSection.model_validate({"provider": "aws", "region": "eu-central-1", "s3": {"bucket": "abc"}})
+    assert await S3Bucket(Aws(cloud), "abc", cloud.s3).conditional("k") is True
 
 
 async def test_a_bucket_of_a_url_needs_no_permission_to_list(aws: AwsEmulator) -> None:

@@ -226,7 +226,7 @@ async def test_a_run_whose_lock_was_taken_writes_nothing_more(rig: Rig, monkeypa
 
 
 async def test_without_conditional_writes_that_is_said_and_another_run_is_noticed(rig: Rig) -> None:
-    rig.bucket.conditional = False
+    rig.bucket.has_conditions = False
     rig.path.mkdir()
     rig.run()
     async with rig.opened() as output:

@@ -44,10 +44,10 @@ class Bucket(Protocol):
 
     async def close(self) -> None: ...
 
-    @property
-    def conditional(self) -> bool:
+    async def conditional(self, beside: str) -> bool:
         """Whether the store keeps to `when`. Where it does not, `ABSENT` and versions are looked at before the write:
-        two writers at once are not kept apart."""
+        two writers at once are not kept apart. A store of which that is not known is asked, once, with an object next
+        to the key `beside`."""
         ...
 
     async def head(self, key: str) -> Blob | None: ...
@@ -75,6 +75,7 @@ class Bucket(Protocol):
         """False: it was not there. ConflictError: it has another version."""
         ...
 
-    async def sweep(self, prefix: str, older_than_s: float) -> int:
-        """Aborts unfinished uploads below `prefix` that were begun before; their number."""
+    async def sweep(self, prefix: str, older_than_s: float, *, exact: bool = False) -> int:
+        """Aborts unfinished uploads to keys that begin with `prefix`, or with `exact` to that key alone; their number.
+        `older_than_s`: only those that were begun so long ago; 0: all."""
         ...

@@ -27,8 +27,6 @@ READER = "roles/storage.objectViewer"
 class GcsBucket:
     """`gcp` is closed with it."""
 
-    conditional = True
-
     def __init__(self, gcp: Gcp, name: str, section: GcsSection) -> None:
         self._gcp = gcp
         self._name = name
@@ -51,6 +49,9 @@ class GcsBucket:
 
     async def close(self) -> None:
         await self._gcp.close()
+
+    async def conditional(self, beside: str) -> bool:
+        return True
 
     async def head(self, key: str) -> Blob | None:
         found = await self._resource(key)
@@ -143,7 +144,7 @@ class GcsBucket:
         )
         return answer.status != 404
 
-    async def sweep(self, prefix: str, older_than_s: float) -> int:
+    async def sweep(self, prefix: str, older_than_s: float, *, exact: bool = False) -> int:
         """Nothing: GCS ends sessions after a week by itself, and has no list of them."""
         return 0
 

@@ -58,10 +58,6 @@ class S3Bucket:
     def part_bytes(self) -> int:
         return self._section.multipart_chunk_bytes
 
-    @property
-    def conditional(self) -> bool:
-        return self._conditions.kept
-
     async def open(self) -> None:
         configured = self._name == self._section.bucket
         prefix = self._section.prefix if configured else ""
@@ -83,12 +79,13 @@ class S3Bucket:
             raise ConfigError(
                 f'{self.url} is in region {theirs}, and the calls go to {ours}: set [cloud] region = "{theirs}"'
             )
-        if configured:
-            await self._conditions.probe(prefix)
 
     async def close(self) -> None:
         if self._own_session:
             await self._aws.close()
+
+    async def conditional(self, beside: str) -> bool:
+        return await self._conditions.ask(beside)
 
     async def _call(self, operation: str, key: str, failed: str, **parameters: Any) -> dict[str, Any]:
         if key:
@@ -136,7 +133,7 @@ class S3Bucket:
         """Of a request, where the store has conditions; else what is there is looked at now. ConflictError."""
         if when == ALWAYS:
             return {}
-        if await self._conditions.ask():
+        if await self._conditions.ask(key):
             return {"IfNoneMatch": "*"} if when == ABSENT else {"IfMatch": f'"{when}"'}
         found = await self.head(key)
         if (found.version if found else ABSENT) != when:
@@ -226,7 +223,7 @@ class S3Bucket:
             return False
         if version and found.version != version:
             raise ConflictError(f"{self.url}{key} is another object than the one that was to be deleted")
-        condition = {"IfMatch": f'"{version}"'} if version and await self._conditions.ask() else {}
+        condition = {"IfMatch": f'"{version}"'} if version and await self._conditions.ask(key) else {}
 
         async def attempt(client: Any) -> dict[str, Any]:
             try:
@@ -242,13 +239,16 @@ class S3Bucket:
             return False
         return True
 
-    async def sweep(self, prefix: str, older_than_s: float) -> int:
+    async def sweep(self, prefix: str, older_than_s: float, *, exact: bool = False) -> int:
         ended, more = 0, dict[str, Any]()
         while True:
             page = await self._call("list_multipart_uploads", "", "cannot be swept", Prefix=prefix, **more)
             now_ms = _answered_ms(page)
             for one in rows(page, "Uploads"):
-                if now_ms - _ms(one["Initiated"]) < older_than_s * 1000:
+                if exact and one["Key"] != prefix:
+                    continue
+                # its date is in whole seconds, and may be rounded up
+                if older_than_s > 0 and now_ms - _ms(one["Initiated"]) < older_than_s * 1000:
                     continue
                 upload = Upload(self._aws, self._name, one["Key"], {}, id=one["UploadId"])
                 await upload.abort()

@@ -1,60 +1,76 @@
-"""Whether a store keeps to conditions on writes. AWS, MinIO since 2024 and R2 do; others ignore the header."""
+"""Whether a store keeps to conditions on writes. AWS, MinIO since 2024 and R2 do; others ignore the header, or heed it
+in some calls only."""
 
 from __future__ import annotations
 
 import asyncio
+from collections.abc import AsyncIterator, Awaitable
 from typing import Any
 
 import structlog
 
 from rollout.cloud.aws import Aws
-from rollout.cloud.s3_upload import new_token
+from rollout.cloud.s3_upload import MIB, Upload, in_parts, new_token
 from rollout.config.cloud import S3Section
 from rollout.model.errors import ConflictError, RolloutError
 
 log = structlog.get_logger()
 
+ANOTHER_ETAG = '"00000000000000000000000000000000"'
+
 
 class Conditions:
-    """`[cloud.s3] conditional_writes`; auto: asked once, with an object of one byte that is deleted again."""
+    """`[cloud.s3] conditional_writes`; auto: AWS has them, any other store is asked once, with an object of one byte
+    that is deleted again."""
 
     def __init__(self, aws: Aws, bucket: str, section: S3Section) -> None:
         self._aws = aws
         self._bucket = bucket
-        self._prefix = section.prefix if bucket == section.bucket else ""
         self._known: bool | None = {"on": True, "off": False}.get(section.conditional_writes)
         self._lock = asyncio.Lock()
 
-    @property
-    def kept(self) -> bool:
-        """False also before the store was asked."""
-        return bool(self._known)
-
-    async def probe(self, prefix: str) -> None:
-        self._prefix = prefix
-        await self.ask()
-
-    async def ask(self) -> bool:
+    async def ask(self, beside: str) -> bool:
+        """`beside`: a key that is to be written; who may write it may write next to it."""
         async with self._lock:
             if self._known is None:
-                self._known = await self._asked()
+                self._known = not self._aws.endpoint("s3") or await self._asked(beside.rpartition("/")[0])
                 if not self._known:
                     log.warning("cloud_conditions_ignored", bucket=self._bucket)
             return self._known
 
-    async def _asked(self) -> bool:
-        key = f"{self._prefix}temp/conditions-{new_token()}"
-        what = f"s3://{self._bucket}/{key} cannot be written"
+    async def _asked(self, directory: str) -> bool:
+        key = f"{directory}/" if directory else ""
+        key += f".rollout-conditions-{new_token()}"
+        name = f"s3://{self._bucket}/{key}"
         at: dict[str, Any] = {"Bucket": self._bucket, "Key": key}
+        why = "which shows whether the store keeps to conditions; [cloud.s3] conditional_writes says it without"
+        what = f"{name} cannot be written ({why})"
+        await self._aws.call("s3", "put_object", what=what, **at, Body=b"1")
         try:
-            await self._aws.call("s3", "put_object", what=what, **at, Body=b"1")
-            try:
-                await self._aws.call("s3", "put_object", what=what, **at, Body=b"2", IfNoneMatch="*")
-            except ConflictError:
-                return True
-            except RolloutError as e:
-                if "NotImplemented" not in str(e):
-                    raise
-            return False
+            for header, value in (("IfNoneMatch", "*"), ("IfMatch", ANOTHER_ETAG)):
+                more: dict[str, Any] = {**at, header: value}
+                if not await _refused(self._aws.call("s3", "put_object", what=what, Body=b"2", **more)):
+                    return False
+            upload = Upload(self._aws, self._bucket, key, {"IfNoneMatch": "*"})
+            return await _refused(in_parts(upload, 1, lambda: upload.send(_byte(), 1, MIB)))
         finally:
-            await self._aws.call("s3", "delete_object", what=f"s3://{self._bucket}/{key} cannot be deleted", **at)
+            try:
+                await self._aws.call("s3", "delete_object", what=f"{name} cannot be deleted", **at)
+            except RolloutError as e:
+                log.warning("cloud_probe_left", key=name, error=str(e))
+
+
+async def _refused(call: Awaitable[Any]) -> bool:
+    """For its condition, which does not hold."""
+    try:
+        await call
+    except ConflictError:
+        return True
+    except RolloutError as e:
+        if "NotImplemented" not in str(e):
+            raise
+    return False
+
+
+async def _byte() -> AsyncIterator[bytes]:
+    yield b"2"

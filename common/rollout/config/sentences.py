@@ -115,6 +115,7 @@ SENTENCES: dict[str, Sentence] = {
     "cloud_part_not_asked": _said(""),
     "cloud_upload_left": _trouble("an unfinished upload to {key} could not be aborted ({error})", "key"),
     "cloud_abort_late": _trouble("an unfinished upload could not be aborted within {deadline_s:s}"),
+    "cloud_probe_left": _trouble("{key}, one byte that may be deleted, could not be removed ({error})", "key"),
     "cloud_temporary_left": _trouble("{key} could not be removed; it goes when it is a day old ({error})", "key"),
     "cloud_leftovers_removed": _said("removed {count} leftovers of uploads that were cut off from {bucket}"),
     "cloud_leftovers_not_removed": _trouble(

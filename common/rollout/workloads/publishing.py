@@ -148,7 +148,7 @@ class BucketOutput:
         """
         bucket = self._opened = await self._buckets.of(self.url)
         self._record = _Record.read(self.staging / RECORD)
-        if not bucket.conditional:
+        if not await bucket.conditional(self.url.key):
             self._note(
                 f"note: {bucket.url} has no conditional writes: what is there is looked at before each upload, but "
                 "two commands that write at the same moment are not kept apart"
@@ -171,7 +171,7 @@ class BucketOutput:
     async def _end_uploads(self, bucket: Bucket) -> None:
         """Of commands that were killed: nobody else writes here, since the lock is held."""
         for name in self._record.pending or ({} if self._record.files else dict.fromkeys(self._results)):
-            await bucket.sweep(self.url.key + name, 0.0)
+            await bucket.sweep(self.url.key + name, 0.0, exact=True)
         for name, pending in list(self._record.pending.items()):
             there = await bucket.head(self.url.key + name)
             if there is not None and await _holds(bucket, there, pending):
@@ -362,7 +362,7 @@ class BucketOutput:
         path, key = self.staging / name, self.url.key + name
         wanted = _Uploaded(size, await asyncio.to_thread(content_hash, path, size))
         self._held().check()
-        if not bucket.conditional:
+        if not await bucket.conditional(self.url.key):
             await self._same_run(bucket)
         there, known = await bucket.head(key), self._record.files.get(name)
         if there is not None:

@@ -40,7 +40,7 @@ NO_CONDITIONS = (
 
 
 async def _keeps_conditions(bucket: Bucket, key: str) -> bool:
-    if not bucket.conditional:
+    if not await bucket.conditional(key):
         return False
     try:
         await bucket.write(key, _once(b"another"), 7, when=ABSENT)
